@@ -1,0 +1,169 @@
+"""Operations of our own in MXNet's dependency engine.
+
+An operation names the arrays that it reads and the arrays that it writes; the engine starts it
+when they are ready and holds back whatever depends on it until it is completed, from any thread
+and at any later time. This is what lets a gradient leave when it is ready and a layer start when
+its own weights have arrived, without a thread that waits.
+
+Read off MXNet 1.9.1: `include/mxnet/c_api.h` (MXEnginePushAsyncND), `include/mxnet/engine.h`
+(CallbackOnComplete), `src/engine/threaded_engine.cc` (OnCompleteStatic).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import logging
+from typing import Callable, Dict, Optional, Sequence
+
+import numpy as np
+from mxnet.base import _LIB, check_call
+from mxnet.ndarray import NDArray
+
+_log = logging.getLogger(__name__)
+
+
+class _OnComplete(ctypes.Structure):
+    _fields_ = [
+        ("callback", ctypes.c_void_p),
+        ("engine", ctypes.c_void_p),
+        ("param", ctypes.c_void_p),
+    ]
+
+
+class _Context(ctypes.Structure):
+    _fields_ = [("dev_type", ctypes.c_int), ("dev_id", ctypes.c_int)]
+
+
+_AsyncFunction = ctypes.CFUNCTYPE(
+    None, ctypes.c_void_p, ctypes.POINTER(_OnComplete), ctypes.c_void_p
+)
+_CompleteFunction = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
+_CPU = _Context(1, 0)
+
+
+class Operation:
+    """One operation that the engine has started and that waits for `complete`.
+
+    Any thread may complete it, exactly once.
+    """
+
+    __slots__ = ("_callback", "_engine", "_param")
+
+    def __init__(self, on_complete: _OnComplete) -> None:
+        self._callback = on_complete.callback
+        self._engine = on_complete.engine
+        self._param = on_complete.param
+
+    def complete(self, error: Optional[BaseException] = None) -> None:
+        """Lets everything that depends on the written arrays go on.
+
+        With `error`, whoever waits for one of the arrays gets an `mxnet.base.MXNetError` with
+        its message instead of a value.
+        """
+        handle = None if error is None else _native_error(str(error))
+        _CompleteFunction(self._callback)(
+            self._engine, self._param, None if handle is None else ctypes.addressof(handle)
+        )
+
+
+# The engine calls one C function for every operation; the parameter tells which one is meant.
+_starts: Dict[int, Callable[[Operation], None]] = {}
+_tickets = itertools.count(1)
+
+
+@_AsyncFunction
+def _start(_run_context: int, on_complete: ctypes._Pointer, ticket: int) -> None:
+    operation = Operation(on_complete.contents)
+    start = _starts.pop(ticket)
+    try:
+        start(operation)
+    except BaseException as error:  # noqa: BLE001  a C caller: nobody above could catch it
+        _log.exception("an engine operation of p3kv failed to start")
+        operation.complete(error)
+
+
+def push(
+    start: Callable[[Operation], None],
+    reads: Sequence[NDArray],
+    writes: Sequence[NDArray],
+    name: bytes = b"p3kv",
+) -> None:
+    """Has the engine call `start(operation)` when all of `reads` and `writes` are ready.
+
+    Returns at once. `start` runs in a thread of the engine and must not block; it, or whoever
+    it hands the operation to, completes it later. An array may stand in only one of the lists,
+    and the caller keeps all of them alive until then.
+    """
+    ticket = next(_tickets)
+    _starts[ticket] = start
+    check_call(
+        _LIB.MXEnginePushAsyncND(
+            _start,
+            ctypes.c_void_p(ticket),
+            None,
+            ctypes.byref(_CPU),
+            _handles(reads),
+            len(reads),
+            _handles(writes),
+            len(writes),
+            None,
+            0,
+            name,
+            False,
+        )
+    )
+
+
+def _handles(arrays: Sequence[NDArray]) -> ctypes.Array:
+    return (ctypes.c_void_p * len(arrays))(*[array.handle.value for array in arrays])
+
+
+def view(array: NDArray) -> np.ndarray:
+    """The memory of a CPU array as a flat numpy array that shares it.
+
+    Call it inside a started operation that reads or writes `array`, and use the result until
+    that operation is completed: the engine may move the memory between operations.
+
+    oneDNN keeps weights that inference has used in a blocked layout, and reorders them back in
+    an operation of its own, which may come after ours; so the layout is put right here first.
+    """
+    _reorder_to_default(array)
+    pointer = ctypes.c_void_p()
+    check_call(_LIB.MXNDArrayGetData(array.handle, ctypes.byref(pointer)))
+    dtype = np.dtype(array.dtype)
+    size_bytes = array.size * dtype.itemsize
+    if size_bytes == 0:
+        return np.empty(0, dtype)
+    raw = (ctypes.c_char * size_bytes).from_address(pointer.value or 0)
+    return np.frombuffer(raw, dtype)
+
+
+def _bind_reorder() -> Callable[[NDArray], None]:
+    try:
+        function = getattr(_LIB, "_ZN5mxnet7NDArray5Chunk15Reorder2DefaultEv")  # noqa: B009
+    except AttributeError:  # a build without oneDNN never changes a layout
+        return lambda array: None
+    function.argtypes = [ctypes.c_void_p]
+    function.restype = None
+
+    def reorder(array: NDArray) -> None:
+        # The chunk is what the first member of an NDArray, a shared pointer, points to.
+        function(ctypes.cast(array.handle, ctypes.POINTER(ctypes.c_void_p))[0])
+
+    return reorder
+
+
+_reorder_to_default = _bind_reorder()
+_RUNTIME_ERROR_BYTES = 64
+
+
+def _native_error(message: str) -> ctypes.Array:
+    """A `dmlc::Error`, which adds nothing to `std::runtime_error`, in memory of our own."""
+    libstdcpp = ctypes.CDLL("libstdc++.so.6")
+    construct = libstdcpp["_ZNSt13runtime_errorC1EPKc"]
+    construct.argtypes = [ctypes.c_void_p, ctypes.c_char_p]
+    construct.restype = None
+    error = ctypes.create_string_buffer(_RUNTIME_ERROR_BYTES)
+    construct(ctypes.addressof(error), message.encode())
+    return error

@@ -1,0 +1,3 @@
+"""The version of the package, also carried by every handshake."""
+
+VERSION = "0.1.0"
