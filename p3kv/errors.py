@@ -4,9 +4,19 @@ Every message says what was wrong, where (role, rank, key, round as far as they 
 what the reader can do about it.
 """
 
+from __future__ import annotations
+
+from typing import Optional
+
 
 class P3Error(RuntimeError):
     """Base of all errors of p3kv."""
+
+    role: Optional[str] = None
+    """Role of the process that ended the job; None where the error is this process's own."""
+    rank: Optional[int] = None
+    """Its rank, and the round that it had reached, as far as they are known."""
+    round: Optional[int] = None
 
 
 class ConfigError(P3Error):

@@ -1,0 +1,1 @@
+"""Messages, framing and connections: how processes talk, whatever they say."""

@@ -1,0 +1,152 @@
+"""One TCP connection between a worker and a server."""
+
+from __future__ import annotations
+
+import errno
+import socket
+from typing import Callable, List, Optional, Tuple
+
+from p3kv.errors import ProtocolError
+from p3kv.wire.framing import FrameReader, FrameWriter, Place
+from p3kv.wire.messages import Header
+
+_DEAD_IDLE_S = 8
+"""A host that vanishes without a word is noticed after about this time."""
+_WAKE_BYTES = 64 * 1024
+"""More than this is not waited for: the sender may need the room."""
+_DEAD_SENDING_S = 20
+"""The same while bytes are under way; longer, since a peer that is only busy takes none."""
+
+
+class Connection:
+    """Frames in both directions over a non-blocking socket, driven by a `Loop`.
+
+    `on_frame(connection, header, payload)` is called for every complete frame, and
+    `on_lost(connection, reason)` once, when the peer is gone or broke the protocol.
+    """
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        place: Callable[[Connection, Header], Optional[memoryview]],
+        on_frame: Callable[[Connection, Header, Optional[memoryview]], None],
+        on_lost: Callable[[Connection, str], None],
+        send_buffer_bytes: int,
+    ) -> None:
+        _prepare(sock, send_buffer_bytes)
+        self._socket = sock
+        self._on_frame = on_frame
+        self._on_lost = on_lost
+        placed: Place = lambda header: place(self, header)  # noqa: E731
+        self._reader = FrameReader(placed)
+        self._lost = False
+        self._wake_bytes = 1
+        self.descriptor = sock.fileno()
+        self.writer = FrameWriter()
+        self.blocked = False
+        """The kernel takes no more for now."""
+        self.peer: Optional[int] = None
+        """Rank of the peer, once it has shown that it belongs to the job."""
+
+    def receive(self) -> None:
+        """Reads what has arrived, once; the loop comes back while there is more."""
+        try:
+            count = self._socket.recvmsg_into(self._reader.buffers())[0]
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError as error:
+            self._lose(_translated(error))
+            return
+        if count == 0:
+            self._lose("it closed the connection")
+            return
+        try:
+            for header, payload in self._reader.received(count):
+                self._on_frame(self, header, payload)
+        except ProtocolError as error:
+            self._lose(str(error))
+            return
+        self._wake_for(min(max(1, self._reader.missing_bytes), _WAKE_BYTES))
+
+    def _wake_for(self, wake_bytes: int) -> None:
+        """Has the kernel report the socket as readable from `wake_bytes` on, or at its end.
+
+        A slice arrives in dozens of packets; a turn of the loop for each would cost more than
+        everything else.
+        """
+        if wake_bytes != self._wake_bytes and not self._lost:
+            self._wake_bytes = wake_bytes
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, wake_bytes)
+
+    def send(self) -> None:
+        """Writes once; sets `blocked` when the kernel does not take everything."""
+        buffers = self.writer.buffers()
+        try:
+            count = self._socket.sendmsg(buffers)
+        except (BlockingIOError, InterruptedError):
+            self.blocked = True
+            return
+        except OSError as error:
+            self.blocked = True
+            self._lose(_translated(error))
+            return
+        self.writer.sent(count)
+        self.blocked = len(buffers) > 0
+
+    def close_socket(self) -> None:
+        """Closes the socket; no callback comes after it. May be called twice."""
+        self._lost = True
+        self.blocked = True
+        self._socket.close()
+
+    def _lose(self, reason: str) -> None:
+        if not self._lost:
+            self._lost = True
+            self._on_lost(self, reason)
+
+
+def connect(address: Tuple[str, int], timeout_s: float) -> socket.socket:
+    """A blocking socket connected to `address`; OSError when that fails."""
+    return socket.create_connection(address, timeout=timeout_s)
+
+
+def listen(host: str) -> socket.socket:
+    """A non-blocking socket listening on a free port of `host`; OSError when that fails."""
+    listener = socket.create_server((host, 0), backlog=512)
+    listener.setblocking(False)
+    return listener
+
+
+def accept(listener: socket.socket) -> List[socket.socket]:
+    """All connections that wait on `listener` now, as far as there are descriptors for them."""
+    accepted = []
+    while True:
+        try:
+            accepted.append(listener.accept()[0])
+        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+            return accepted
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE):
+                raise
+            # The others wait until some of those here are closed.
+            return accepted
+
+
+def _prepare(sock: socket.socket, send_buffer_bytes: int) -> None:
+    sock.setblocking(False)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    # Whatever the kernel holds can't be overtaken any more, so it gets to hold little.
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer_bytes)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _DEAD_SENDING_S * 1000)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _DEAD_IDLE_S // 2)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _DEAD_IDLE_S // 2)
+
+
+def _translated(error: OSError) -> str:
+    if isinstance(error, (ConnectionResetError, BrokenPipeError)):
+        return "its connection was reset"
+    if isinstance(error, TimeoutError):
+        return "nothing is heard from its host any more"
+    return f"its connection failed: {error.strerror or error}"

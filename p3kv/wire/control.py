@@ -1,0 +1,286 @@
+"""A node's line to the scheduler: small messages over ZeroMQ, in a thread of its own."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+import time
+from collections import deque
+from contextlib import suppress
+from typing import Any, Callable, Deque, Dict, Optional, Tuple, Type, TypeVar
+
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from p3kv.config import Launch
+from p3kv.errors import P3Error, PeerLostError, ProtocolError, RendezvousError
+from p3kv.version import VERSION
+from p3kv.wire.first_contact import EVENTS, FirstContact
+from p3kv.wire.messages import (
+    PROTOCOL_VERSION,
+    UNKNOWN,
+    Abort,
+    Failure,
+    FromScheduler,
+    Hello,
+    Refused,
+    ReportFailure,
+    ToScheduler,
+    Welcomed,
+    decode,
+    encode,
+)
+
+_log = logging.getLogger(__name__)
+
+HEARTBEAT_EVERY_MS = 2000
+HEARTBEAT_TIMEOUT_MS = 6000
+_LINGER_MS = 3000
+"""What was sent last is worth waiting for: a Bye, or the reason why the job ends."""
+_PATIENCE_S = 1.0
+"""Between a loss that a node sees itself and the scheduler's word on who is to blame."""
+
+M = TypeVar("M")
+
+
+class ControlClient:
+    """Speaks with the scheduler for this process.
+
+    `on_failure(error)` is called once, from this client's thread, when the job can't go on;
+    `known_round()`, from there too, says how far this process has come, or UNKNOWN.
+    Messages whose type is in `handlers` go there (in this client's thread); any other is the
+    answer to a `request`. All methods may be called from any thread.
+    """
+
+    def __init__(
+        self,
+        launch: Launch,
+        listen_address: Tuple[str, int],
+        handlers: Dict[type, Callable[[Any], None]],
+        on_failure: Callable[[P3Error], None],
+        known_round: Callable[[], int],
+    ) -> None:
+        self._launch = launch
+        self._handlers = handlers
+        self._on_failure = on_failure
+        self._known_round = known_round
+        self._created_at = time.monotonic()
+        self._contact = FirstContact(f"{launch.root_host}:{launch.root_port}")
+        self._outbox: Deque[bytes] = deque()
+        self._answers: Deque[Any] = deque()
+        self._changed = threading.Condition()
+        self._requesting = threading.Lock()
+        self._error: Optional[P3Error] = None
+        self._welcomed = False
+        self._given_up = False
+        """Nobody reads any more what is left to send."""
+        self._suspicion: Optional[Tuple[float, P3Error]] = None
+        self._closing = False
+        self._wake_reader, self._wake_writer = socket.socketpair()
+        self._thread = threading.Thread(target=self._run, name="p3kv-control", daemon=True)
+        self.send(
+            Hello(
+                protocol=PROTOCOL_VERSION,
+                version=VERSION,
+                job=launch.job,
+                role=launch.role,
+                rank_wish=launch.rank_wish,
+                host=listen_address[0],
+                port=listen_address[1],
+                pid=os.getpid(),
+            )
+        )
+        self._thread.start()
+
+    def send(self, message: ToScheduler) -> None:
+        """Sends a message; returns at once."""
+        self._outbox.append(encode(message))
+        self._wake()
+
+    def wait_until_welcome(self, timeout_s: float) -> None:
+        """Returns once the scheduler has answered; RendezvousError if it has not done so
+        `timeout_s` after this object was made."""
+        deadline = self._created_at + timeout_s
+        with self._changed:
+            while not self._welcomed:
+                self._raise_error()
+                left_s = deadline - time.monotonic()
+                if left_s <= 0:
+                    self._given_up = True
+                    self._error = self._contact.silence(timeout_s)
+                    raise self._error
+                self._changed.wait(left_s)
+
+    def wait_for(self, expected: Type[M], waiting_for: Optional[str] = None) -> M:
+        """The next answer, which must be of the type `expected`.
+
+        Waits as long as the job is alive, and logs what it waits for every ten seconds.
+        Raises the job's failure.
+        """
+        with self._changed:
+            while not self._answers:
+                self._raise_error()
+                if not self._changed.wait(10.0) and waiting_for:
+                    _log.warning("still waiting for %s", waiting_for)
+            answer = self._answers.popleft()
+        if not isinstance(answer, expected):
+            raise ProtocolError(
+                f"the scheduler answered {type(answer).__name__} where {expected} was expected"
+            )
+        return answer
+
+    def request(
+        self, message: ToScheduler, expected: Any, waiting_for: Optional[str] = None
+    ) -> Any:
+        """Sends a message and waits for its answer, as `wait_for` does."""
+        with self._requesting:
+            self.send(message)
+            return self.wait_for(expected, waiting_for)
+
+    def suspect(self, failure: Failure) -> None:
+        """Reports a loss seen here; it is believed unless the scheduler soon knows better.
+
+        Several processes see a loss, and then each other's end; the scheduler says once for
+        all which came first.
+        """
+        self.send(ReportFailure(failure))
+        if self._suspicion is None:
+            self._suspicion = (time.monotonic() + _PATIENCE_S, failure.to_error())
+            self._wake()
+
+    def close(self) -> None:
+        """Sends what is waiting and ends the thread; may be called twice."""
+        self._closing = True
+        self._wake()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(timeout=5.0)
+
+    def _wake(self) -> None:
+        with suppress(OSError):  # closed: nobody waits any more
+            self._wake_writer.send(b"\0")
+
+    def _raise_error(self) -> None:
+        if self._error is not None:
+            raise self._error
+        if self._closing:
+            raise PeerLostError("the connection to the scheduler is closed")
+
+    def _fail(self, error: P3Error) -> None:
+        with self._changed:
+            if self._error is not None:
+                return
+            self._error = error
+            self._changed.notify_all()
+        self._on_failure(error)
+
+    def _run(self) -> None:
+        context = zmq.Context()
+        dealer = context.socket(zmq.DEALER)
+        dealer.setsockopt(zmq.IPV6, 1)
+        dealer.setsockopt(zmq.RECONNECT_IVL, 50)
+        dealer.setsockopt(zmq.RECONNECT_IVL_MAX, 500)
+        dealer.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_EVERY_MS)
+        dealer.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
+        monitor = dealer.get_monitor_socket(EVENTS)
+        try:
+            dealer.connect(f"tcp://{self._launch.root_host}:{self._launch.root_port}")
+            self._serve(dealer, monitor)
+        except (zmq.ZMQError, P3Error) as error:
+            self._given_up = True
+            self._fail(error if isinstance(error, P3Error) else RendezvousError(str(error)))
+        finally:
+            dealer.disable_monitor()
+            monitor.close()
+            dealer.close(0 if self._given_up else _LINGER_MS)
+            context.term()
+            self._wake_reader.close()
+            self._wake_writer.close()
+
+    def _serve(self, dealer: zmq.Socket, monitor: zmq.Socket) -> None:
+        poller = zmq.Poller()
+        for readable in (dealer, monitor, self._wake_reader):
+            poller.register(readable, zmq.POLLIN)
+        while True:
+            closing = self._closing
+            while self._outbox:
+                dealer.send(self._outbox.popleft())
+            if closing:
+                return
+            ready = dict(poller.poll(self._timeout_ms()))
+            if self._wake_reader.fileno() in ready:
+                self._wake_reader.recv(4096)
+            if dealer in ready:
+                self._receive(self._decoded(dealer.recv()))
+            if monitor in ready:
+                self._notice(recv_monitor_message(monitor)["event"])
+            self._check_clock()
+
+    def _timeout_ms(self) -> Optional[int]:
+        deadlines = [] if self._suspicion is None else [self._suspicion[0]]
+        if self._contact.deadline is not None and self._undecided():
+            deadlines.append(self._contact.deadline)
+        if not deadlines:
+            return None
+        return max(0, int((min(deadlines) - time.monotonic()) * 1000) + 1)
+
+    def _undecided(self) -> bool:
+        """Whether the scheduler has not answered yet, and may still."""
+        return not self._welcomed and self._error is None
+
+    def _check_clock(self) -> None:
+        now = time.monotonic()
+        if self._suspicion is not None and now >= self._suspicion[0]:
+            self._fail(self._suspicion[1])
+            self._suspicion = None
+        deadline = self._contact.deadline
+        if deadline is not None and now >= deadline and self._undecided():
+            self._fail(self._contact.no_answer())
+
+    def _decoded(self, data: bytes) -> FromScheduler:
+        try:
+            message: FromScheduler = decode(data, FromScheduler)
+        except ProtocolError as error:
+            if self._undecided():
+                raise self._contact.foreign() from error
+            raise
+        return message
+
+    def _notice(self, event: int) -> None:
+        if self._undecided():
+            error = self._contact.event(event)
+            if error is not None:
+                self._given_up = True
+                self._fail(error)
+        elif event == zmq.EVENT_DISCONNECTED:
+            self._given_up = True
+            self._scheduler_lost()
+
+    def _receive(self, message: FromScheduler) -> None:
+        if isinstance(message, Abort):
+            self._suspicion = None
+            self._fail(message.failure.to_error())
+        elif isinstance(message, Refused):
+            self._fail(RendezvousError(message.reason))
+        elif isinstance(message, Welcomed):
+            with self._changed:
+                self._welcomed = True
+                self._changed.notify_all()
+        elif type(message) in self._handlers:
+            self._handlers[type(message)](message)
+        else:
+            with self._changed:
+                self._answers.append(message)
+                self._changed.notify_all()
+
+    def _scheduler_lost(self) -> None:
+        if self._welcomed and self._error is None and not self._closing:
+            failure = Failure(
+                "its process ended, or its host can't be reached any more; see its own output "
+                "for why.",
+                "scheduler",
+                UNKNOWN,
+                self._known_round(),
+            )
+            self._fail(failure.to_error())

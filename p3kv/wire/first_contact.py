@@ -1,0 +1,88 @@
+"""What a process learns of whoever listens at the scheduler's address, until it is welcomed.
+
+Another program may hold the port, or MXNet's own scheduler may run there because mxnet was
+imported first. What the connection shows tells these apart, so that the user need not guess.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Optional
+
+import zmq
+
+from p3kv.errors import RendezvousError
+
+EVENTS = (
+    zmq.EVENT_CONNECTED | zmq.EVENT_CLOSED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+)
+"""What the monitor must be asked for."""
+
+_ANSWER_S = 3.0
+"""A scheduler that listens answers at once; longer than this only a foreign program is silent."""
+_OTHER_PORT = (
+    "Another program holds the port: choose another DMLC_PS_ROOT_PORT ('p3kv launch' finds a free "
+    "one), or end that program."
+)
+_MXNET_FIRST = (
+    "If the launcher starts this script in every role, 'import p3kv' must be its first import: "
+    "where 'import mxnet' comes first, MXNet's own scheduler and servers run instead. 'p3kv run "
+    "script.py' does it for a script that can't change."
+)
+
+
+class FirstContact:
+    """Reads a ZeroMQ monitor's events. Belongs to one thread, but for `silence`."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._connected = False
+        self._handshaken_at: Optional[float] = None
+
+    @property
+    def deadline(self) -> Optional[float]:
+        """When, on the monotonic clock, whoever listens must have answered."""
+        return None if self._handshaken_at is None else self._handshaken_at + _ANSWER_S
+
+    def event(self, event: int) -> Optional[RendezvousError]:
+        """Takes note of an event; returns the error when it shows that nobody will answer."""
+        if event == zmq.EVENT_CONNECTED:
+            self._connected = True
+        elif event == zmq.EVENT_CLOSED:
+            self._connected = False
+        elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            self._handshaken_at = time.monotonic()
+        elif event == zmq.EVENT_DISCONNECTED and self._handshaken_at is not None:
+            return RendezvousError(
+                f"what listened at {self._address} ended the connection instead of answering. If "
+                f"it was the scheduler, see its own output for why it ended. {_MXNET_FIRST}"
+            )
+        return None
+
+    def no_answer(self) -> RendezvousError:
+        """The error when `deadline` has passed."""
+        return RendezvousError(
+            f"what listens at {self._address} does not answer as a p3kv scheduler does, though "
+            f"it speaks ZeroMQ; install the same p3kv everywhere. {_MXNET_FIRST}"
+        )
+
+    def foreign(self) -> RendezvousError:
+        """The error when what was received is no message of the scheduler's."""
+        return RendezvousError(
+            f"what listens at {self._address} is no p3kv scheduler: it speaks another protocol. "
+            f"{_OTHER_PORT}"
+        )
+
+    def silence(self, waited_s: float) -> RendezvousError:
+        """The error when the rendezvous has taken too long."""
+        start = f"no p3kv scheduler answered at {self._address} within {waited_s:g} s"
+        if self._connected:
+            return RendezvousError(
+                f"{start}: what listens there accepts connections and says nothing that a "
+                f"scheduler says. {_OTHER_PORT}"
+            )
+        return RendezvousError(
+            f"{start}: nothing listens there. Start the scheduler process, or see its own output "
+            "for why it ended; DMLC_PS_ROOT_URI and DMLC_PS_ROOT_PORT must be those of its host, "
+            f"and P3KV_RENDEZVOUS_TIMEOUT_S lets others wait longer for it. {_MXNET_FIRST}"
+        )

@@ -1,0 +1,166 @@
+"""Data frames to and from a stream of bytes, without any input or output.
+
+The reader says where the next bytes should go, so that a slice's elements land in their place
+with no copy; the writer says which bytes come next, deciding at the last moment which frame is
+the most urgent.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Callable, Deque, Iterator, List, Optional, Tuple
+
+from p3kv.wire.messages import HEADER_BYTES, Header, unpack_header
+from p3kv.wire.queue import PriorityQueue
+
+_READ_AHEAD_BYTES = 16 * 1024
+_BATCH_BYTES = 16 * 1024
+_MAX_BUFFERS = 256
+
+Place = Callable[[Header], Optional[memoryview]]
+"""Where a frame's payload goes: `payload_bytes` of writable memory, None if there are none.
+Raises ProtocolError for a frame that must not come."""
+
+Frame = Tuple[Header, Optional[memoryview]]
+"""A complete frame: its header, and its payload where `Place` wanted it."""
+
+
+class FrameReader:
+    """Turns received bytes into frames.
+
+    Bytes are received into `buffers()`: first what is missing of the current payload, then a
+    small read-ahead, in which further headers and small payloads are found.
+    """
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self._ahead = memoryview(bytearray(_READ_AHEAD_BYTES))
+        self._ahead_start = 0
+        self._ahead_end = 0
+        self._header: Optional[Header] = None
+        self._payload: Optional[memoryview] = None
+        self._missing: memoryview = self._ahead[:0]
+
+    def buffers(self) -> List[memoryview]:
+        """Where the next received bytes go, in this order."""
+        held = self._ahead_end - self._ahead_start
+        if self._ahead_start:
+            self._ahead[:held] = self._ahead[self._ahead_start : self._ahead_end]
+            self._ahead_start, self._ahead_end = 0, held
+        free = self._ahead[self._ahead_end :]
+        return [self._missing, free] if len(self._missing) else [free]
+
+    @property
+    def missing_bytes(self) -> int:
+        """What is missing of the current payload; 0 between payloads."""
+        return len(self._missing)
+
+    def received(self, count: int) -> Iterator[Frame]:
+        """Takes note of `count` bytes in `buffers()`; gives the frames that are complete now.
+
+        A frame is given before the next one is placed, since it may say where that goes. Raises
+        what `place` raises.
+        """
+        direct = min(count, len(self._missing))
+        self._missing = self._missing[direct:]
+        self._ahead_end += count - direct
+        while not len(self._missing):
+            if self._header is not None:
+                frame = (self._header, self._payload)
+                self._header = self._payload = None
+                yield frame
+            if self._ahead_end - self._ahead_start < HEADER_BYTES:
+                break
+            self._header = unpack_header(self._ahead, self._ahead_start)
+            self._ahead_start += HEADER_BYTES
+            self._payload = self._place(self._header)
+            self._missing = self._ahead[:0] if self._payload is None else self._payload
+            self._fill_from_ahead()
+
+    def _fill_from_ahead(self) -> None:
+        count = min(len(self._missing), self._ahead_end - self._ahead_start)
+        if count:
+            self._missing[:count] = self._ahead[self._ahead_start : self._ahead_start + count]
+            self._missing = self._missing[count:]
+            self._ahead_start += count
+
+
+class _Outgoing:
+    __slots__ = ("header", "on_sent", "payload")
+
+    def __init__(
+        self,
+        header: bytes,
+        payload: Optional[memoryview],
+        on_sent: Optional[Callable[[], None]],
+    ) -> None:
+        self.header = header
+        self.payload = payload
+        self.on_sent = on_sent
+
+
+class FrameWriter:
+    """Turns queued frames into bytes to send, the most urgent frame first.
+
+    A frame that has begun is finished; until then nothing overtakes it. Small frames go
+    together, so that a thousand tiny tensors do not cost a thousand system calls.
+    """
+
+    def __init__(self) -> None:
+        self._queue: PriorityQueue[_Outgoing] = PriorityQueue()
+        self._buffers: Deque[memoryview] = deque()
+        self._begun: Deque[Tuple[int, _Outgoing]] = deque()
+        self._begun_bytes = 0
+        self._sent_bytes = 0
+
+    def push(
+        self,
+        priority: int,
+        header: bytes,
+        payload: Optional[memoryview] = None,
+        on_sent: Optional[Callable[[], None]] = None,
+    ) -> None:
+        """Queues a frame. `payload` must stay as it is until `on_sent` is called."""
+        self._queue.push(priority, _Outgoing(header, payload, on_sent))
+
+    def __bool__(self) -> bool:
+        return bool(self._buffers) or len(self._queue) > 0
+
+    def top_priority(self) -> int:
+        """Priority of the frame that would begin next; a begun one is beyond comparison."""
+        return 2**31 if self._buffers else self._queue.top_priority()
+
+    def buffers(self) -> Deque[memoryview]:
+        """The next bytes to send; empty when there are none."""
+        if not self._buffers:
+            self._begin_frames()
+        return self._buffers
+
+    def sent(self, count: int) -> None:
+        """Takes note that the first `count` bytes of `buffers()` are sent."""
+        self._sent_bytes += count
+        buffers = self._buffers
+        while count:
+            first = buffers[0]
+            if count < len(first):
+                buffers[0] = first[count:]
+                break
+            count -= len(first)
+            buffers.popleft()
+        while self._begun and self._begun[0][0] <= self._sent_bytes:
+            frame = self._begun.popleft()[1]
+            if frame.on_sent is not None:
+                frame.on_sent()
+
+    def _begin_frames(self) -> None:
+        batch_bytes = 0
+        while len(self._queue) and batch_bytes < _BATCH_BYTES and len(self._buffers) < _MAX_BUFFERS:
+            frame = self._queue.pop()
+            self._buffers.append(memoryview(frame.header))
+            frame_bytes = len(frame.header)
+            if frame.payload is not None and len(frame.payload):
+                self._buffers.append(frame.payload)
+                frame_bytes += len(frame.payload)
+            batch_bytes += frame_bytes
+            self._begun_bytes += frame_bytes
+            self._begun.append((self._begun_bytes, frame))

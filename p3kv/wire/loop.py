@@ -1,0 +1,157 @@
+"""The event loop of a process: one thread, its sockets, its timers."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import select
+import socket
+import time
+from collections import deque
+from contextlib import suppress
+from typing import Any, Callable, Deque, Dict, List, Tuple
+
+from p3kv.wire.connection import Connection
+
+
+class Loop:
+    """Reads and writes connections, always the most urgent frame first.
+
+    Everything but `call_soon` belongs to the thread that calls `run`.
+    """
+
+    def __init__(self) -> None:
+        self._epoll = select.epoll()
+        self._wake_reader, self._wake_writer = socket.socketpair()
+        self._wake_reader.setblocking(False)
+        self._wake_writer.setblocking(False)
+        self._epoll.register(self._wake_reader.fileno(), select.EPOLLIN)
+        self._readers: Dict[int, Callable[[], None]] = {
+            self._wake_reader.fileno(): self._drain_wake
+        }
+        self._connections: Dict[int, Connection] = {}
+        self._inbox: Deque[Tuple[Callable[..., None], Tuple[Any, ...]]] = deque()
+        self._timers: List[Tuple[float, int, Callable[[], None]]] = []
+        self._timer_numbers = itertools.count()
+        self._asleep = False
+        self._running = False
+
+    def call_soon(self, function: Callable[..., None], *arguments: Any) -> None:
+        """Has the loop's thread call `function`; from any thread, in order of the calls."""
+        self._inbox.append((function, arguments))
+        if self._asleep:
+            with suppress(OSError):  # wake-ups are waiting already, or the loop is closed
+                self._wake_writer.send(b"\0")
+
+    def call_later(self, delay_s: float, function: Callable[[], None]) -> None:
+        """Calls `function` in `delay_s` seconds."""
+        deadline = time.monotonic() + delay_s
+        heapq.heappush(self._timers, (deadline, next(self._timer_numbers), function))
+
+    def add_reader(self, descriptor: int, ready: Callable[[], None]) -> None:
+        """Calls `ready` whenever there is something to read, until `remove_reader`."""
+        self._readers[descriptor] = ready
+        self._epoll.register(descriptor, select.EPOLLIN)
+
+    def remove_reader(self, descriptor: int) -> None:
+        """Undoes `add_reader`."""
+        if self._readers.pop(descriptor, None) is not None:
+            self._epoll.unregister(descriptor)
+
+    def add_connection(self, connection: Connection) -> None:
+        """Serves `connection` until it is lost or closed."""
+        self._connections[connection.descriptor] = connection
+        self._epoll.register(connection.descriptor, select.EPOLLIN)
+
+    def remove_connection(self, connection: Connection) -> None:
+        """Stops serving `connection`, and closes it."""
+        if self._connections.pop(connection.descriptor, None) is not None:
+            self._epoll.unregister(connection.descriptor)
+        connection.close_socket()
+
+    def run(self, work: Callable[[], bool] = lambda: False) -> None:
+        """Serves everything until `stop`.
+
+        `work` is called between the events and does one piece of work; it returns whether
+        there is more, in which case the loop looks for events without waiting for them.
+        """
+        self._running = True
+        while self._running:
+            self._call_inbox()
+            more_work = work()
+            self._send()
+            if not self._running:
+                break
+            looked_at = time.monotonic()
+            for descriptor, events in self._epoll.poll(self._timeout(more_work)):
+                self._serve(descriptor, events)
+            self._asleep = False
+            self._call_timers(looked_at)
+
+    def stop(self) -> None:
+        """Ends `run` after the current turn."""
+        self._running = False
+
+    def close(self) -> None:
+        """Closes all sockets; may be called twice."""
+        for connection in list(self._connections.values()):
+            self.remove_connection(connection)
+        if not self._epoll.closed:
+            self._epoll.close()
+        self._wake_reader.close()
+        self._wake_writer.close()
+
+    def _timeout(self, more_work: bool) -> float:
+        if more_work:
+            return 0
+        self._asleep = True
+        # Whoever calls from now on sends a wake-up; whoever called before is seen here.
+        if self._inbox:
+            return 0
+        if self._timers:
+            return max(0.0, self._timers[0][0] - time.monotonic())
+        return -1
+
+    def _serve(self, descriptor: int, events: int) -> None:
+        connection = self._connections.get(descriptor)
+        if connection is None:
+            ready = self._readers.get(descriptor)
+            if ready is not None:
+                ready()
+            return
+        if events & select.EPOLLOUT:
+            self._epoll.modify(descriptor, select.EPOLLIN)
+            connection.blocked = False
+        if events & ~select.EPOLLOUT:
+            connection.receive()
+
+    def _send(self) -> None:
+        """Writes until every connection is out of frames or full, the most urgent frame first."""
+        ready = [c for c in self._connections.values() if not c.blocked and c.writer]
+        while ready:
+            best = ready[0]
+            if len(ready) > 1:
+                best = max(ready, key=lambda connection: connection.writer.top_priority())
+            best.send()
+            if best.blocked:
+                if best.descriptor in self._connections:
+                    self._epoll.modify(best.descriptor, select.EPOLLIN | select.EPOLLOUT)
+                ready.remove(best)
+            elif not best.writer:
+                ready.remove(best)
+
+    def _call_inbox(self) -> None:
+        for _ in range(len(self._inbox)):
+            function, arguments = self._inbox.popleft()
+            function(*arguments)
+
+    def _call_timers(self, looked_at: float) -> None:
+        """Calls what was due when the loop looked for events: after a piece of work that took
+        long, a peer is not late whose words are there already."""
+        while self._timers and self._timers[0][0] <= looked_at:
+            heapq.heappop(self._timers)[2]()
+
+    def _drain_wake(self) -> None:
+        with suppress(BlockingIOError):
+            while self._wake_reader.recv(4096):
+                pass

@@ -1,0 +1,326 @@
+"""Everything that processes say to each other, declared once.
+
+Data frames, between workers and servers over TCP, have a fixed little-endian header and a
+payload: a slice's elements, or one of the messages below. Control messages go through the
+scheduler over ZeroMQ. Messages are MessagePack, typed and validated by msgspec on arrival;
+nothing that arrives can name code to run.
+"""
+
+from __future__ import annotations
+
+import struct
+from enum import IntEnum
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple, Union
+
+import msgspec
+
+from p3kv import errors
+from p3kv.errors import P3Error, ProtocolError
+
+PROTOCOL_VERSION = 1
+MAGIC = 0x564B3350
+"""'P3KV' in the first four bytes that a little-endian reader finds in a hello's key field."""
+
+MAX_HELLO_BYTES = 4096
+MAX_MESSAGE_BYTES = 64 * 1024 * 1024
+MAX_TO_SCHEDULER_BYTES = 1024 * 1024
+"""The scheduler reads from anybody, and nobody has much to tell it."""
+URGENT = 2**31 - 1
+"""Priority of frames that are no slices: small, and others depend on them."""
+
+INITIAL_ROUND = 0
+"""The round in which worker rank 0 alone gives a key its initial value."""
+
+
+class Kind(IntEnum):
+    """What a data frame is."""
+
+    HELLO = 1
+    """First frame of a worker's connection; payload DataHello."""
+    WELCOME = 2
+    """The server's answer to it; no payload."""
+    KEY = 3
+    """A worker tells a server about a key, before its first slice; payload KeyLayout."""
+    OPTIMIZER = 4
+    """Worker rank 0 hands over optimizer settings; `step` says from when; payload as the front
+    end made it."""
+    PUSH = 5
+    """A worker's slice for a round; payload elements."""
+    PULL = 6
+    """A worker asks for a slice's value of `round` or later; no payload."""
+    UPDATED = 7
+    """A slice's value after a round, to the workers that asked for it with their push."""
+    PULLED = 8
+    """A slice's value, the answer to PULL."""
+    BYE = 9
+    """The sender is done and sends nothing more."""
+    ORDER = 10
+    """Worker rank 0 tells the forward order, and every server hands it on to all workers, before
+    the results of the round in which it was learned; payload ForwardOrder."""
+
+
+WANTS_RESULT = 1
+"""Flag of PUSH: send the round's result here when it is complete."""
+
+
+class Header(NamedTuple):
+    """The header of a data frame. A tuple, not a dataclass: one is made for every slice."""
+
+    kind: int
+    flags: int
+    rank: int
+    key: int
+    slice: int
+    round: int
+    step: int
+    priority: int
+    payload_bytes: int
+
+
+_LAYOUT = struct.Struct("<BBHIIIIiI")
+HEADER_BYTES = _LAYOUT.size
+
+
+def pack_header(
+    kind: int,
+    rank: int,
+    key: int = 0,
+    slice: int = 0,
+    round: int = 0,
+    step: int = 0,
+    priority: int = URGENT,
+    payload_bytes: int = 0,
+    flags: int = 0,
+) -> bytes:
+    """The bytes of a header; struct.error if a number does not fit its field."""
+    return _LAYOUT.pack(kind, flags, rank, key, slice, round, step, priority, payload_bytes)
+
+
+def unpack_header(buffer: memoryview, offset: int) -> Header:
+    """Reads the header at `offset`, of which all bytes must be there."""
+    return Header._make(_LAYOUT.unpack_from(buffer, offset))
+
+
+def urgency(round: int, priority: int) -> int:
+    """The priority of a slice in a queue: older rounds first, then the forward order.
+
+    The paper orders by layer alone. Then a worker that is one iteration ahead fills its links
+    with first layers that nobody can use yet, while the last layers of the worker behind, which
+    everybody waits for, stand in line.
+    """
+    return priority - (round << 32)
+
+
+class Message(msgspec.Struct, frozen=True, tag=True):
+    """Base of the messages that travel as MessagePack."""
+
+
+Key = Union[int, str]
+
+
+UNKNOWN = -1
+"""A rank or round that is not known (yet)."""
+
+
+class Failure(Message, frozen=True):
+    """Why the job ends: the same words in every process."""
+
+    reason: str
+    """Whole sentences: what was wrong and what the user can do."""
+    role: str
+    """Role and rank of the process that the failure is about."""
+    rank: int
+    round: int = UNKNOWN
+    error: str = "PeerLostError"
+    """Name of the class in p3kv.errors to raise."""
+
+    def to_error(self) -> P3Error:
+        """The exception that tells the user."""
+        who = self.role if self.rank == UNKNOWN else f"{self.role} {self.rank}"
+        when = "" if self.round == UNKNOWN else f" (round {self.round})"
+        kind = getattr(errors, self.error, None)
+        if not (isinstance(kind, type) and issubclass(kind, P3Error)):
+            kind = P3Error
+        error = kind(f"{who}{when}: {self.reason}")
+        error.role = self.role
+        error.rank = None if self.rank == UNKNOWN else self.rank
+        error.round = None if self.round == UNKNOWN else self.round
+        return error
+
+
+# On data connections.
+
+
+class DataHello(Message, frozen=True):
+    """A worker's first words to a server."""
+
+    token: bytes
+    """What the scheduler gave to the members of this job only."""
+    rank: int
+    deterministic: bool
+
+
+class KeyLayout(Message, frozen=True):
+    """What a server must know of a key to keep its slices."""
+
+    key_id: int
+    key: Key
+    size_elems: int
+    dtype: str
+    slice_size: int
+
+    def slice_length(self, index: int) -> int:
+        """Elements of slice `index`; ProtocolError if there is no such slice."""
+        length = min(self.slice_size, self.size_elems - index * self.slice_size)
+        if length <= 0:
+            raise ProtocolError(f"key {self.key!r} has no slice {index}")
+        return length
+
+
+class ForwardOrder(Message, frozen=True):
+    """The order in which the forward pass needs the keys, the first layer's first."""
+
+    key_ids: List[int]
+
+
+# From a node to the scheduler.
+
+
+class Hello(Message, frozen=True):
+    """A process asks to be part of the job."""
+
+    protocol: int
+    version: str
+    job: str
+    role: str
+    rank_wish: Optional[int]
+    host: str
+    port: int
+    """Where a server listens; 0 for a worker."""
+    pid: int
+
+
+class Ready(Message, frozen=True):
+    """A worker's store was created, with these settings."""
+
+    slice_size: int
+    deterministic: bool
+
+
+class DeclareKey(Message, frozen=True):
+    """A worker declares a key."""
+
+    key: Key
+    shape: Tuple[int, ...]
+    dtype: str
+
+
+class BarrierReached(Message, frozen=True):
+    """A worker waits for all workers."""
+
+
+class ReportFailure(Message, frozen=True):
+    """A node says that the job cannot go on."""
+
+    failure: Failure
+
+
+class Bye(Message, frozen=True):
+    """A node ends in order."""
+
+
+# From the scheduler to a node.
+
+
+class Refused(Message, frozen=True):
+    """The process can't be part of the job."""
+
+    reason: str
+
+
+class Welcomed(Message, frozen=True):
+    """The scheduler has taken note of the process and waits for the others."""
+
+
+class Roster(Message, frozen=True):
+    """Everybody has arrived; who you are and where the servers are."""
+
+    rank: int
+    token: bytes
+    servers: List[Tuple[str, int]]
+    workers: List[str]
+    """Host and process id of each worker, by rank, for messages."""
+
+
+class Agreed(Message, frozen=True):
+    """Every worker's store has been created; these settings hold."""
+
+    slice_size: int
+    deterministic: bool
+
+
+class KeyDeclared(Message, frozen=True):
+    """The answer to DeclareKey."""
+
+    key_id: int
+    first_server: int
+
+
+class KeyRefused(Message, frozen=True):
+    """The answer to a DeclareKey that contradicts another worker's."""
+
+    reason: str
+
+
+class BarrierPassed(Message, frozen=True):
+    """All workers have reached the barrier."""
+
+
+class Abort(Message, frozen=True):
+    """The job ends because of this."""
+
+    failure: Failure
+
+
+class Finished(Message, frozen=True):
+    """All workers are done: servers may end."""
+
+
+ToScheduler = Union[Hello, Ready, DeclareKey, BarrierReached, ReportFailure, Bye]
+FromScheduler = Union[
+    Refused,
+    Welcomed,
+    Roster,
+    Agreed,
+    KeyDeclared,
+    KeyRefused,
+    BarrierPassed,
+    Abort,
+    Finished,
+]
+
+_encoder = msgspec.msgpack.Encoder()
+_decoders: Dict[Any, msgspec.msgpack.Decoder] = {}
+
+
+def encode(message: Any) -> bytes:
+    """The message as MessagePack."""
+    return _encoder.encode(message)
+
+
+def decode(data: Union[bytes, memoryview], expected: Any) -> Any:
+    """Reads a message of the expected type (or union of types).
+
+    Raises ProtocolError for anything else, and for more than MAX_MESSAGE_BYTES.
+    """
+    if len(data) > MAX_MESSAGE_BYTES:
+        raise ProtocolError(
+            f"a message has {len(data)} bytes; at most {MAX_MESSAGE_BYTES} are allowed"
+        )
+    decoder = _decoders.get(expected)
+    if decoder is None:
+        decoder = _decoders[expected] = msgspec.msgpack.Decoder(expected)
+    try:
+        return decoder.decode(data)
+    except msgspec.MsgspecError as error:
+        raise ProtocolError(f"a message is not what the protocol allows: {error}") from error

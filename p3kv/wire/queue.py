@@ -1,0 +1,43 @@
+"""A priority queue that keeps the order of arrival among equals."""
+
+from __future__ import annotations
+
+import heapq
+from typing import Generic, List, Tuple, TypeVar
+
+T = TypeVar("T")
+
+
+class PriorityQueue(Generic[T]):
+    """Gives the item with the largest priority first, the oldest among equals.
+
+    Not thread-safe: a queue belongs to one event loop.
+    """
+
+    __slots__ = ("_arrivals", "_heap")
+
+    def __init__(self) -> None:
+        self._heap: List[Tuple[int, int, T]] = []
+        self._arrivals = 0
+
+    def push(self, priority: int, item: T) -> None:
+        """Adds an item."""
+        self._arrivals += 1
+        heapq.heappush(self._heap, (-priority, self._arrivals, item))
+
+    def pop(self) -> T:
+        """Takes the first item; IndexError when there is none."""
+        return heapq.heappop(self._heap)[2]
+
+    def top_priority(self) -> int:
+        """The priority of the item that `pop` would give; IndexError when there is none."""
+        return -self._heap[0][0]
+
+    def clear(self) -> List[T]:
+        """Empties the queue and returns what was in it, in no particular order."""
+        items = [item for _, _, item in self._heap]
+        self._heap = []
+        return items
+
+    def __len__(self) -> int:
+        return len(self._heap)

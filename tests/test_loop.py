@@ -1,0 +1,124 @@
+"""The event loop: calls, timers and sockets in one thread, and who counts as late."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from typing import Iterator, List
+
+import pytest
+
+from p3kv.wire.loop import Loop
+
+DEADLINE_S = 10.0
+
+
+@pytest.fixture
+def loop() -> Iterator[Loop]:
+    made = Loop()
+    # A loop that nobody stops would hang the test.
+    made.call_later(DEADLINE_S, made.stop)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def pair() -> Iterator[List[socket.socket]]:
+    ends = list(socket.socketpair())
+    yield ends
+    for end in ends:
+        end.close()
+
+
+def test_calls_from_other_threads_come_in_order_and_wake_the_loop(loop: Loop) -> None:
+    seen: List[int] = []
+
+    def call() -> None:
+        for number in range(1000):
+            loop.call_soon(seen.append, number)
+        loop.call_soon(loop.stop)
+
+    caller = threading.Timer(0.05, call)
+    caller.start()
+    start = time.monotonic()
+    loop.run()
+    caller.join()
+    assert seen == list(range(1000))
+    assert time.monotonic() - start < DEADLINE_S / 2
+
+
+def test_timers_come_in_order_of_their_times_and_then_of_the_calls(loop: Loop) -> None:
+    seen: List[str] = []
+    loop.call_later(0.04, lambda: seen.append("second"))
+    loop.call_later(0.02, lambda: seen.append("first"))
+    loop.call_later(0.04, lambda: seen.append("third"))
+    loop.call_later(0.06, loop.stop)
+    start = time.monotonic()
+    loop.run()
+    assert seen == ["first", "second", "third"]
+    assert 0.06 <= time.monotonic() - start < DEADLINE_S / 2
+
+
+def test_a_loop_with_work_serves_its_sockets_and_timers_as_well(
+    loop: Loop, pair: List[socket.socket]
+) -> None:
+    seen = set()
+    pieces = 0
+
+    def work() -> bool:
+        nonlocal pieces
+        pieces += 1
+        return True
+
+    def read() -> None:
+        seen.add(pair[0].recv(10))
+        loop.remove_reader(pair[0].fileno())
+
+    loop.add_reader(pair[0].fileno(), read)
+    loop.call_later(0.02, lambda: seen.add(b"timer"))
+    loop.call_later(0.05, loop.stop)
+    pair[1].send(b"word")
+    loop.run(work)
+    assert seen == {b"word", b"timer"}
+    assert pieces > 1
+
+
+def test_words_that_came_in_time_are_heard_before_a_timer_says_they_did_not(
+    loop: Loop, pair: List[socket.socket]
+) -> None:
+    """Also when the loop itself was busy for longer than the patience."""
+    seen: List[str] = []
+
+    def read() -> None:
+        pair[0].recv(10)
+        seen.append("heard")
+
+    def busy() -> None:
+        pair[1].send(b"in time")
+        time.sleep(0.1)
+
+    loop.add_reader(pair[0].fileno(), read)
+    loop.call_later(0.05, lambda: seen.append("late"))
+    loop.call_later(0.06, loop.stop)
+    loop.call_soon(busy)
+    loop.run()
+    assert seen == ["heard", "late"]
+
+
+def test_a_reader_that_is_removed_is_not_called(loop: Loop, pair: List[socket.socket]) -> None:
+    seen: List[bytes] = []
+    loop.add_reader(pair[0].fileno(), lambda: seen.append(pair[0].recv(10)))
+    loop.remove_reader(pair[0].fileno())
+    loop.remove_reader(pair[0].fileno())
+    pair[1].send(b"word")
+    loop.call_later(0.02, loop.stop)
+    loop.run()
+    assert seen == []
+
+
+def test_a_loop_may_be_closed_twice_and_called_afterwards() -> None:
+    loop = Loop()
+    loop.close()
+    loop.close()
+    loop.call_soon(print, "nobody hears it")

@@ -1,0 +1,237 @@
+"""What processes say to each other: it arrives as it was sent, and nothing else is believed."""
+
+from __future__ import annotations
+
+import struct
+import typing
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from p3kv import errors
+from p3kv.errors import P3Error, ProtocolError
+from p3kv.wire import messages
+from p3kv.wire.messages import (
+    HEADER_BYTES,
+    MAX_MESSAGE_BYTES,
+    DataHello,
+    DeclareKey,
+    Failure,
+    FromScheduler,
+    Header,
+    Hello,
+    KeyLayout,
+    Kind,
+    ToScheduler,
+    decode,
+    encode,
+    pack_header,
+    unpack_header,
+)
+
+bytes_ = st.integers(0, 2**8 - 1)
+shorts = st.integers(0, 2**16 - 1)
+words = st.integers(0, 2**32 - 1)
+priorities = st.integers(-(2**31), 2**31 - 1)
+headers = st.builds(Header, bytes_, bytes_, shorts, words, words, words, words, priorities, words)
+
+
+def packed(header: Header) -> bytes:
+    return pack_header(**header._asdict())
+
+
+def instances(union: Any) -> Any:
+    """A strategy for all messages of a union, each made from its declared field types."""
+    kinds = typing.get_args(union)
+    return st.one_of([st.builds(kind, **fields(kind)) for kind in kinds])
+
+
+def fields(kind: Any) -> dict:
+    types = typing.get_type_hints(kind)
+    return {f.name: values(types[f.name]) for f in msgspec.structs.fields(kind)}
+
+
+def values(kind: Any) -> Any:
+    arguments = typing.get_args(kind)
+    origin = typing.get_origin(kind)
+    if isinstance(kind, type) and issubclass(kind, messages.Message):
+        return st.builds(kind, **fields(kind))
+    if origin is typing.Union:
+        return st.one_of([values(argument) for argument in arguments])
+    if origin is tuple and arguments[-1] is Ellipsis:
+        return st.lists(values(arguments[0]), max_size=4).map(tuple)
+    if origin is tuple:
+        return st.tuples(*[values(argument) for argument in arguments])
+    if origin is list:
+        return st.lists(values(arguments[0]), max_size=4)
+    plain = {
+        int: st.integers(-(2**63), 2**64 - 1),
+        str: st.text(max_size=20),
+        bool: st.booleans(),
+        bytes: st.binary(max_size=20),
+        type(None): st.none(),
+    }
+    return plain[kind]
+
+
+@given(headers, st.integers(0, 40))
+def test_a_header_arrives_as_it_was_sent_wherever_it_lies(header: Header, offset: int) -> None:
+    data = bytes(offset) + packed(header) + b"more"
+    assert unpack_header(memoryview(data), offset) == header
+
+
+@given(headers)
+def test_all_headers_have_the_same_size(header: Header) -> None:
+    assert len(packed(header)) == HEADER_BYTES
+
+
+def test_headers_are_little_endian_and_begin_with_their_kind() -> None:
+    data = pack_header(Kind.PUSH, rank=0x0102, key=0x03040506)
+    assert data[:8] == bytes([5, 0, 0x02, 0x01, 0x06, 0x05, 0x04, 0x03])
+
+
+def test_a_hello_shows_the_magic_word() -> None:
+    data = pack_header(Kind.HELLO, 0, key=messages.MAGIC)
+    assert b"P3KV" in data
+
+
+@pytest.mark.parametrize("field", ["rank", "key", "slice", "round", "step", "payload_bytes"])
+@pytest.mark.parametrize("value", [-1, 2**32])
+def test_a_number_that_does_not_fit_its_field_is_an_error_not_another_number(
+    field: str, value: int
+) -> None:
+    with pytest.raises(struct.error):
+        pack_header(**{"kind": Kind.PUSH, "rank": 0, field: value})
+
+
+@given(instances(ToScheduler))
+def test_what_nodes_say_arrives_as_it_was_said(message: Any) -> None:
+    arrived = decode(encode(message), ToScheduler)
+    assert type(arrived) is type(message)
+    assert arrived == message
+
+
+@given(instances(FromScheduler))
+def test_what_the_scheduler_says_arrives_as_it_was_said(message: Any) -> None:
+    arrived = decode(memoryview(encode(message)), FromScheduler)
+    assert type(arrived) is type(message)
+    assert arrived == message
+
+
+@given(instances(typing.Union[DataHello, KeyLayout]))
+def test_what_travels_in_frames_arrives_as_it_was_said(message: Any) -> None:
+    assert decode(encode(message), type(message)) == message
+
+
+@given(st.binary(max_size=200), st.sampled_from([ToScheduler, FromScheduler, DataHello, KeyLayout]))
+def test_garbage_is_a_protocol_error_and_nothing_else(data: bytes, expected: Any) -> None:
+    try:
+        message = decode(data, expected)
+    except ProtocolError:
+        return
+    # What is accepted after all is a message: it says the same when it is sent again.
+    assert decode(encode(message), expected) == message
+
+
+@given(instances(ToScheduler), st.data())
+def test_a_message_that_was_cut_short_is_a_protocol_error(message: Any, data: Any) -> None:
+    whole = encode(message)
+    length = data.draw(st.integers(0, len(whole) - 1))
+    with pytest.raises(ProtocolError):
+        decode(whole[:length], ToScheduler)
+
+
+@given(instances(ToScheduler), st.binary(min_size=1, max_size=5))
+def test_a_message_with_something_behind_it_is_a_protocol_error(message: Any, more: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        decode(encode(message) + more, ToScheduler)
+
+
+@given(instances(FromScheduler))
+def test_a_message_of_the_other_direction_is_a_protocol_error(message: Any) -> None:
+    names = {kind.__name__ for kind in typing.get_args(ToScheduler)}
+    if type(message).__name__ not in names:
+        with pytest.raises(ProtocolError):
+            decode(encode(message), ToScheduler)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"type": "DeclareKey", "key": 1.5, "shape": [2], "dtype": "float32"},
+        {"type": "DeclareKey", "key": "w", "shape": "2", "dtype": "float32"},
+        {"type": "DeclareKey", "key": "w", "shape": [2]},
+        {"type": "DeclareKey", "key": "w", "shape": [None], "dtype": "float32"},
+        {"type": "os.system", "key": "w", "shape": [2], "dtype": "float32"},
+    ],
+    ids=["key", "shape", "missing", "extent", "name"],
+)
+def test_a_field_of_another_type_is_a_protocol_error(wrong: dict) -> None:
+    with pytest.raises(ProtocolError):
+        decode(msgspec.msgpack.encode(wrong), ToScheduler)
+
+
+class _Long(bytes):
+    """As long as it says, with nothing in it: the cap must be seen before anything is read."""
+
+    def __len__(self) -> int:
+        return MAX_MESSAGE_BYTES + 1
+
+
+def test_a_message_over_the_cap_is_refused_before_it_is_read() -> None:
+    with pytest.raises(ProtocolError, match=str(MAX_MESSAGE_BYTES)):
+        decode(_Long(encode(DeclareKey("w", (2,), "float32"))), ToScheduler)
+
+
+def test_nothing_that_arrives_is_ever_unpickled() -> None:
+    package = Path(messages.__file__).parent.parent
+    for source in package.rglob("*.py"):
+        assert "import pickle" not in source.read_text(), source
+
+
+def test_a_hello_carries_the_version_of_the_protocol_and_of_the_package() -> None:
+    names = [field.name for field in msgspec.structs.fields(Hello)]
+    assert names[:2] == ["protocol", "version"]
+
+
+def test_messages_cannot_be_changed_after_they_were_made() -> None:
+    with pytest.raises(AttributeError):
+        DeclareKey("w", (2,), "float32").key = "v"  # type: ignore[misc]
+
+
+@given(st.integers(1, 3000), st.integers(1, 700), st.integers(0, 5000))
+def test_the_length_of_a_slice_follows_from_the_layout(
+    size: int, slice_size: int, index: int
+) -> None:
+    layout = KeyLayout(0, "w", size, "float32", slice_size)
+    expected = len(range(size)[index * slice_size : (index + 1) * slice_size])
+    if expected:
+        assert layout.slice_length(index) == expected
+    else:
+        with pytest.raises(ProtocolError, match="no slice"):
+            layout.slice_length(index)
+
+
+CLASSES = [c for c in vars(errors).values() if isinstance(c, type) and issubclass(c, P3Error)]
+
+
+@pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)
+def test_a_failure_raises_the_error_it_names_and_says_who_and_when(kind: type) -> None:
+    error = Failure("it stopped.", "worker", 3, 17, kind.__name__).to_error()
+    assert type(error) is kind
+    assert str(error) == "worker 3 (round 17): it stopped."
+
+
+def test_a_failure_says_nothing_of_what_is_not_known() -> None:
+    assert str(Failure("it stopped.", "scheduler", messages.UNKNOWN).to_error()) == (
+        "scheduler: it stopped."
+    )
+
+
+@pytest.mark.parametrize("name", ["SystemExit", "annotations", "__file__", "KeyError", ""])
+def test_a_failure_raises_nothing_but_errors_of_p3kv(name: str) -> None:
+    assert type(Failure("it stopped.", "worker", 0, error=name).to_error()) is P3Error
