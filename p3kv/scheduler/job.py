@@ -1,0 +1,337 @@
+"""What the scheduler knows and decides, without any input or output."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass, field
+from typing import Dict, List, Optional, Set, Tuple
+
+import msgspec
+
+from p3kv.slicing import num_slices
+from p3kv.wire.messages import (
+    PROTOCOL_VERSION,
+    UNKNOWN,
+    Abort,
+    Agreed,
+    BarrierPassed,
+    BarrierReached,
+    Bye,
+    DeclareKey,
+    Failure,
+    Finished,
+    FromScheduler,
+    Hello,
+    Key,
+    KeyDeclared,
+    KeyRefused,
+    Ready,
+    Refused,
+    ReportFailure,
+    Roster,
+    ToScheduler,
+    Welcomed,
+)
+
+Replies = List[Tuple[bytes, FromScheduler]]
+"""Messages to send, each with the identity of the node that gets it."""
+
+
+@dataclass
+class Node:
+    """A process that belongs to the job."""
+
+    identity: bytes
+    hello: Hello
+    arrival: int
+    rank: int = UNKNOWN
+    ready: Optional[Ready] = None
+    at_barrier: bool = False
+    gone: bool = False
+
+    def name(self) -> str:
+        """How messages call this node."""
+        rank = "" if self.rank == UNKNOWN else f" {self.rank}"
+        return f"{self.hello.role}{rank} ({self.hello.host}, process {self.hello.pid})"
+
+
+@dataclass
+class _DeclaredKey:
+    key_id: int
+    first_server: int
+    message: DeclareKey
+    ranks: Set[int] = field(default_factory=set)
+
+
+class Job:
+    """The state of one job: `handle` takes a message and returns what to send.
+
+    Ranks go by the nodes' wishes, then by arrival. `failure` is set once and says why the job
+    ends; `ended` is true when nobody is left.
+    """
+
+    def __init__(self, name: str, num_workers: int, num_servers: int) -> None:
+        self.failure: Optional[Failure] = None
+        self._name = name
+        self._wanted = {"worker": num_workers, "server": num_servers}
+        self._nodes: Dict[bytes, Node] = {}
+        self._keys: Dict[Key, _DeclaredKey] = {}
+        self._slices_placed = 0
+        self._assembled = False
+        self._token = secrets.token_bytes(16)
+
+    @property
+    def assembled(self) -> bool:
+        """Whether everybody has arrived."""
+        return self._assembled
+
+    @property
+    def ended(self) -> bool:
+        """Whether nobody is left that the scheduler should wait for."""
+        everybody_came = self._assembled or self.failure is not None
+        return everybody_came and all(node.gone for node in self._nodes.values())
+
+    def node(self, identity: bytes) -> Optional[Node]:
+        """The node with this identity, if it belongs to the job."""
+        return self._nodes.get(identity)
+
+    def handle(self, identity: bytes, message: ToScheduler) -> Replies:
+        """Takes a message; returns what to send, and to whom."""
+        if isinstance(message, Hello):
+            return self._hello(identity, message)
+        node = self._nodes.get(identity)
+        if node is None:
+            return [(identity, Refused("say Hello first"))]
+        if isinstance(message, Bye):
+            return self._bye(node)
+        if isinstance(message, ReportFailure):
+            failure = message.failure
+            if failure.rank == UNKNOWN:
+                failure = msgspec.structs.replace(failure, rank=self._rank(node))
+            return self.fail(failure)
+        if self.failure is not None:
+            return [(identity, Abort(self.failure))]
+        if node.hello.role != "worker" or isinstance(message, Ready) == (node.ready is not None):
+            reason = f"it sent {type(message).__name__} out of turn ({node.name()})."
+            rank = self._rank(node)
+            return self.fail(Failure(reason, node.hello.role, rank, error="ProtocolError"))
+        if isinstance(message, Ready):
+            return self._ready(node, message)
+        if isinstance(message, DeclareKey):
+            return self._declare(node, message)
+        assert isinstance(message, BarrierReached)
+        return self._barrier(node)
+
+    def fail(self, failure: Failure) -> Replies:
+        """Ends the job because of `failure`, unless it ends for another reason already."""
+        if self.failure is None:
+            self.failure = failure
+        return [(n.identity, Abort(self.failure)) for n in self._nodes.values() if not n.gone]
+
+    def lost(self, node: Node) -> Replies:
+        """Takes note that a node's connection ended without a Bye."""
+        if node.gone:
+            return []
+        node.gone = True
+        return self.fail(
+            Failure(
+                f"the process ended without a word ({node.name()}). See its own output for why; "
+                "a signal such as that of the kernel's out-of-memory killer leaves none.",
+                node.hello.role,
+                self._rank(node),
+            )
+        )
+
+    def nobody_else_came(self, waited_s: float) -> Replies:
+        """Ends the job because some did not arrive."""
+        counts = []
+        for role, wanted in self._wanted.items():
+            ranks = ", ".join(map(str, self._missing(role)))
+            missing = f" ({role} {ranks} missing)" if ranks else ""
+            counts.append(f"{len(self._role(role))} of {wanted} {role}s arrived{missing}")
+        failure = Failure(
+            f"{' and '.join(counts)}, and nobody else came for {waited_s:g} s. Start as many "
+            "processes as DMLC_NUM_WORKER and DMLC_NUM_SERVER say, look at the output of those "
+            "that are missing, or let the others wait longer with P3KV_RENDEZVOUS_TIMEOUT_S.",
+            "scheduler",
+            UNKNOWN,
+            error="RendezvousError",
+        )
+        return self.fail(failure)
+
+    def _role(self, role: str) -> List[Node]:
+        nodes = [node for node in self._nodes.values() if node.hello.role == role]
+        return sorted(nodes, key=lambda node: node.rank)
+
+    def _missing(self, role: str) -> List[int]:
+        """Ranks that nobody has wished for, if all who came have a wish; else nobody can tell."""
+        came = [self._rank(node) for node in self._role(role)]
+        if not came or UNKNOWN in came or len(set(came)) < len(came):
+            return []
+        return [rank for rank in range(self._wanted[role]) if rank not in came]
+
+    def _rank(self, node: Node) -> int:
+        """The node's rank; while ranks are not given yet, the one that it wishes for."""
+        wish = node.hello.rank_wish
+        if node.rank == UNKNOWN and wish is not None and 0 <= wish < self._wanted[node.hello.role]:
+            return wish
+        return node.rank
+
+    def _hello(self, identity: bytes, hello: Hello) -> Replies:
+        reason = None
+        if hello.protocol != PROTOCOL_VERSION:
+            reason = (
+                f"this job speaks protocol {PROTOCOL_VERSION}, the {hello.role} at {hello.host} "
+                f"speaks {hello.protocol} (p3kv {hello.version}); install the same p3kv everywhere"
+            )
+        elif hello.job != self._name:
+            reason = (
+                f"the scheduler at this address runs job '{self._name}', not '{hello.job}'; "
+                "give each job a port of its own (DMLC_PS_ROOT_PORT) and all its processes the "
+                "same P3KV_JOB, DMLC_NUM_WORKER and DMLC_NUM_SERVER"
+            )
+        elif hello.role not in self._wanted:
+            reason = f"there is no role '{hello.role}'"
+        elif identity in self._nodes:
+            reason = "this process has said Hello before"
+        elif len(self._role(hello.role)) >= self._wanted[hello.role]:
+            reason = (
+                f"all {self._wanted[hello.role]} {hello.role}s of the job have arrived already; "
+                "is a process of an earlier run still there, or is the number too small?"
+            )
+        if reason is not None:
+            return [(identity, Refused(reason))]
+        self._nodes[identity] = Node(identity, hello, arrival=len(self._nodes))
+        replies: Replies = [(identity, Welcomed())]
+        if self.failure is not None:
+            return [*replies, (identity, Abort(self.failure))]
+        if all(len(self._role(role)) == wanted for role, wanted in self._wanted.items()):
+            replies += self._assemble()
+        if self._over:
+            replies += self._finish()
+        return replies
+
+    def _assemble(self) -> Replies:
+        self._assembled = True
+        for role in self._wanted:
+            nodes = self._role(role)
+            nodes.sort(key=lambda n: (n.hello.rank_wish is None, n.hello.rank_wish or 0, n.arrival))
+            for rank, node in enumerate(nodes):
+                node.rank = rank
+        servers = [(node.hello.host, node.hello.port) for node in self._role("server")]
+        workers = [node.name() for node in self._role("worker")]
+        return [
+            (node.identity, Roster(node.rank, self._token, servers, workers))
+            for node in self._nodes.values()
+        ]
+
+    def _ready(self, node: Node, message: Ready) -> Replies:
+        node.ready = message
+        workers = self._role("worker")
+        for other in workers:
+            if other.ready is not None and other.ready != message:
+                return self.fail(
+                    Failure(
+                        f"{node.name()} has {message}, {other.name()} has {other.ready}; set "
+                        "p3kv.configure or the P3KV_* variables the same on all workers.",
+                        "worker",
+                        node.rank,
+                        error="ConfigError",
+                    )
+                )
+        if not all(worker.ready is not None for worker in workers):
+            return self._check_nobody_is_missed()
+        agreed = Agreed(message.slice_size, message.deterministic)
+        return [(worker.identity, agreed) for worker in workers]
+
+    def _declare(self, node: Node, message: DeclareKey) -> Replies:
+        declared = self._keys.get(message.key)
+        if declared is None:
+            declared = self._place(node, message)
+        if node.rank in declared.ranks:
+            return self._refuse_key(
+                node, f"key {message.key!r} was declared before by worker {node.rank}"
+            )
+        first = declared.message
+        if first != message:
+            other = min(declared.ranks)
+            reason = (
+                f"workers disagree on key {message.key!r}: worker {other} has shape "
+                f"{first.shape} and dtype {first.dtype}, worker {node.rank} has shape "
+                f"{message.shape} and dtype {message.dtype}. All workers must build the same "
+                "model with the same parameter names."
+            )
+            return self._refuse_key(node, reason)
+        declared.ranks.add(node.rank)
+        return [(node.identity, KeyDeclared(declared.key_id, declared.first_server))]
+
+    def _place(self, node: Node, message: DeclareKey) -> _DeclaredKey:
+        assert node.ready is not None
+        declared = _DeclaredKey(
+            key_id=len(self._keys),
+            first_server=self._slices_placed % self._wanted["server"],
+            message=message,
+        )
+        size_elems = 1
+        for extent in message.shape:
+            size_elems *= extent
+        self._slices_placed += num_slices(size_elems, node.ready.slice_size)
+        self._keys[message.key] = declared
+        return declared
+
+    def _refuse_key(self, node: Node, reason: str) -> Replies:
+        failure = Failure(reason, "worker", node.rank, error="KeyMismatchError")
+        return [(node.identity, KeyRefused(reason)), *self.fail(failure)]
+
+    def _barrier(self, node: Node) -> Replies:
+        node.at_barrier = True
+        workers = self._role("worker")
+        if not all(worker.at_barrier for worker in workers):
+            return self._check_nobody_is_missed()
+        for worker in workers:
+            worker.at_barrier = False
+        return [(worker.identity, BarrierPassed()) for worker in workers]
+
+    def _bye(self, node: Node) -> Replies:
+        node.gone = True
+        if self.failure is not None:
+            return []
+        if self._over:
+            return self._finish()
+        workers = self._role("worker")
+        others_need_it = node.ready is None and any(w.ready is not None for w in workers)
+        if node.hello.role == "server" or others_need_it:
+            return self._left_early(node)
+        return self._check_nobody_is_missed()
+
+    @property
+    def _over(self) -> bool:
+        """Whether all workers have come and gone."""
+        return self._assembled and all(worker.gone for worker in self._role("worker"))
+
+    def _finish(self) -> Replies:
+        """Lets the servers go."""
+        return [(s.identity, Finished()) for s in self._role("server") if not s.gone]
+
+    def _left_early(self, node: Node) -> Replies:
+        return self.fail(
+            Failure(
+                f"the process ended while others still needed it ({node.name()}). Each "
+                "process must stay until all workers are done, and each worker must create its "
+                "store and reach as many barriers as the others; its own output may say more.",
+                node.hello.role,
+                self._rank(node),
+            )
+        )
+
+    def _check_nobody_is_missed(self) -> Replies:
+        """A worker may end before the others, but not while they wait for it."""
+        workers = self._role("worker")
+        starting = any(w.ready is not None for w in workers) and any(
+            w.ready is None for w in workers
+        )
+        waiting = starting or any(w.at_barrier for w in workers)
+        for worker in workers:
+            if waiting and worker.gone and not (starting and worker.ready is not None):
+                return self._left_early(worker)
+        return []

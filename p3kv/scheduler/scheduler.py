@@ -1,0 +1,188 @@
+"""The scheduler process: a ZeroMQ router around the `Job`."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from contextlib import suppress
+from typing import Dict, List, Optional, Set, Tuple
+
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from p3kv.config import Launch, Settings
+from p3kv.errors import ConfigError, P3Error, ProtocolError
+from p3kv.scheduler.job import Job, Node, Replies
+from p3kv.wire.control import HEARTBEAT_EVERY_MS, HEARTBEAT_TIMEOUT_MS
+from p3kv.wire.messages import MAX_TO_SCHEDULER_BYTES, Failure, ToScheduler, decode, encode
+from p3kv.wire.refusals import Refusals
+
+_log = logging.getLogger(__name__)
+
+_LINGER_MS = 1000
+_BLAME_PATIENCE_S = 0.5
+"""A lost node's peers know more of it than the scheduler: its round, above all."""
+_FAREWELL_S = 3.0
+"""How long a failed job's nodes get to say Bye."""
+
+
+def run_scheduler(launch: Launch, settings: Settings) -> None:
+    """Serves one job to its end; raises the job's failure.
+
+    Raises ConfigError when the port is taken.
+    """
+    context = zmq.Context()
+    router = context.socket(zmq.ROUTER)
+    # Before anybody can connect, so that no connection goes unnoticed.
+    monitor = router.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
+    try:
+        _bind(router, launch)
+        _Scheduler(launch, settings, router, monitor).serve()
+    finally:
+        router.disable_monitor()
+        monitor.close()
+        router.close()
+        context.term()
+
+
+def _bind(router: zmq.Socket, launch: Launch) -> None:
+    router.setsockopt(zmq.LINGER, _LINGER_MS)
+    router.setsockopt(zmq.IPV6, 1)
+    router.setsockopt(zmq.MAXMSGSIZE, MAX_TO_SCHEDULER_BYTES)
+    router.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_EVERY_MS)
+    router.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
+    if launch.scheduler_fd is not None:
+        router.setsockopt(zmq.USE_FD, launch.scheduler_fd)
+    address = f"{launch.root_host}:{launch.root_port}"
+    try:
+        router.bind(f"tcp://{address}")
+    except zmq.ZMQError as error:
+        if error.errno == zmq.EADDRINUSE:
+            raise ConfigError(
+                f"the scheduler's port is in use: {address}. Choose another "
+                "DMLC_PS_ROOT_PORT ('p3kv launch' finds a free one), or end the process that "
+                "holds it, perhaps the scheduler of an earlier run."
+            ) from error
+        raise ConfigError(
+            f"the scheduler can't listen at {address}: {error}. DMLC_PS_ROOT_URI must be an "
+            "address of the host on which the scheduler runs."
+        ) from error
+
+
+class _Scheduler:
+    def __init__(
+        self, launch: Launch, settings: Settings, router: zmq.Socket, monitor: zmq.Socket
+    ) -> None:
+        self._job = Job(launch.job, launch.num_workers, launch.num_servers)
+        self._timeout_s = settings.rendezvous_timeout_s
+        self._router = router
+        self._monitor = monitor
+        self._refusals = Refusals(_log)
+        self._last_arrival = time.monotonic()
+        self._cause_fd = launch.cause_fd
+        self._nodes_by_descriptor: Dict[int, bytes] = {}
+        self._open_descriptors: Set[int] = set()
+        self._lost: List[Tuple[float, Node]] = []
+        self._farewell_deadline: Optional[float] = None
+
+    def serve(self) -> None:
+        poller = zmq.Poller()
+        poller.register(self._router, zmq.POLLIN)
+        poller.register(self._monitor, zmq.POLLIN)
+        while not self._over():
+            ready = dict(poller.poll(self._timeout_ms()))
+            if self._router in ready:
+                self._receive()
+            if self._monitor in ready:
+                self._notice_connections()
+            self._check_clock()
+        if self._job.failure is not None:
+            raise self._job.failure.to_error()
+
+    def _over(self) -> bool:
+        if self._job.ended:
+            return True
+        deadline = self._farewell_deadline
+        return deadline is not None and time.monotonic() >= deadline
+
+    def _timeout_ms(self) -> Optional[int]:
+        deadlines = [at for at, _ in self._lost]
+        if self._farewell_deadline is not None:
+            deadlines.append(self._farewell_deadline)
+        elif not self._job.assembled:
+            deadlines.append(self._last_arrival + self._timeout_s)
+        if not deadlines:
+            return None
+        return max(0, int((min(deadlines) - time.monotonic()) * 1000) + 1)
+
+    def _notice_connections(self) -> None:
+        while self._monitor.poll(0):
+            message = recv_monitor_message(self._monitor)
+            descriptor = int(message["value"])
+            if message["event"] == zmq.EVENT_ACCEPTED:
+                self._open_descriptors.add(descriptor)
+            else:
+                self._open_descriptors.discard(descriptor)
+                self._disconnected(self._nodes_by_descriptor.pop(descriptor, None))
+
+    def _receive(self) -> None:
+        frames = self._router.recv_multipart(copy=False)
+        identity = frames[0].bytes
+        try:
+            if len(frames) != 2:
+                raise ProtocolError(f"a message has {len(frames)} parts instead of 2")
+            message: ToScheduler = decode(frames[1].buffer, ToScheduler)
+        except ProtocolError as error:
+            # A stranger: it gets no answer and does no harm.
+            self._refusals.note(str(error))
+            return
+        known = self._job.node(identity) is not None
+        self._send(self._job.handle(identity, message))
+        node = self._job.node(identity)
+        if not known and node is not None:
+            self._last_arrival = time.monotonic()
+            _log.info("here is %s", node.name())
+            self._arrived(identity, frames[1].get(zmq.SRCFD))
+
+    def _arrived(self, identity: bytes, descriptor: int) -> None:
+        """Takes note of a node's connection.
+
+        A descriptor's number is used again at once, so what the monitor still has to tell of
+        earlier connections comes first: it must not be taken for the end of this one.
+        """
+        self._notice_connections()
+        if descriptor in self._open_descriptors:
+            self._nodes_by_descriptor[descriptor] = identity
+        else:
+            self._disconnected(identity)
+
+    def _disconnected(self, identity: Optional[bytes]) -> None:
+        node = None if identity is None else self._job.node(identity)
+        if node is not None and not node.gone:
+            self._lost.append((time.monotonic() + _BLAME_PATIENCE_S, node))
+
+    def _check_clock(self) -> None:
+        now = time.monotonic()
+        for entry in [entry for entry in self._lost if entry[0] <= now]:
+            self._lost.remove(entry)
+            self._send(self._job.lost(entry[1]))
+        arriving = not self._job.assembled and self._job.failure is None
+        if arriving and now >= self._last_arrival + self._timeout_s:
+            self._send(self._job.nobody_else_came(self._timeout_s))
+        if self._job.failure is not None and self._farewell_deadline is None:
+            self._farewell_deadline = now + _FAREWELL_S
+            self._tell_launcher(self._job.failure)
+
+    def _tell_launcher(self, failure: Failure) -> None:
+        """Names the process that made the others fail; of one that never came nothing is known."""
+        if self._cause_fd is not None and failure.role != "scheduler":
+            with suppress(OSError):  # the launcher is gone
+                os.write(self._cause_fd, f"{failure.role} {failure.rank}\n".encode())
+
+    def _send(self, replies: Replies) -> None:
+        for identity, message in replies:
+            try:
+                self._router.send_multipart([identity, encode(message)])
+            except zmq.ZMQError as error:
+                raise P3Error(f"the scheduler can't send: {error}") from error

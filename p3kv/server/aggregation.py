@@ -1,0 +1,171 @@
+"""Sums of the workers' slices by round, and the values that come of them.
+
+Nothing here knows of sockets: pushes go in, values to send come out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Dict, List, Optional, Set
+
+import numpy as np
+
+from p3kv.errors import ProtocolError
+from p3kv.server.buffers import Buffer, BufferPool
+from p3kv.server.optimizer import SliceOptimizer
+from p3kv.wire.messages import INITIAL_ROUND, KeyLayout
+
+
+@dataclass
+class Round:
+    """What has arrived of one slice in one round."""
+
+    arrived: Set[int] = field(default_factory=set)
+    wanting: List[int] = field(default_factory=list)
+    """Ranks that asked for the result with their push."""
+    total: Optional[Buffer] = None
+    by_rank: Dict[int, Buffer] = field(default_factory=dict)
+    """The pushes themselves, kept until all are in; only in deterministic mode."""
+    step: int = 0
+    priority: int = 0
+    stalled: bool = False
+    """Seen open by the last check for rounds that do not end."""
+
+
+@dataclass
+class Result:
+    """A slice's new value and who gets it."""
+
+    value: Buffer
+    round: int
+    priority: int
+    wanting: List[int]
+
+
+class SliceState:
+    """One slice on its server: its value, and the rounds that are not complete yet."""
+
+    def __init__(self, layout: KeyLayout, index: int, length: int) -> None:
+        self.layout = layout
+        self.index = index
+        self.length = length
+        self.dtype = np.dtype(layout.dtype)
+        self.value: Optional[Buffer] = None
+        self.round = INITIAL_ROUND - 1
+        """The last round whose result the value is."""
+        self.open_rounds: Dict[int, Round] = {}
+
+    def name(self) -> str:
+        """How messages call this slice."""
+        return f"key {self.layout.key!r}, slice {self.index}"
+
+
+class Aggregator:
+    """Adds pushes to their round's sum, and ends rounds in order.
+
+    A round is complete when every worker's push is in, counted by rank: a push that comes twice
+    or after its round is an error, never a number added twice. In deterministic mode sums go in
+    rank order; otherwise in order of arrival, with the first push becoming the sum without a
+    copy.
+    """
+
+    def __init__(self, num_workers: int, pool: BufferPool, deterministic: bool = False) -> None:
+        self._num_workers = num_workers
+        self._pool = pool
+        self.deterministic = deterministic
+        self.optimizer: Optional[SliceOptimizer] = None
+        """Without one, a round's sum is its value."""
+
+    def push(
+        self,
+        state: SliceState,
+        rank: int,
+        round: int,
+        gradient: Buffer,
+        wants_result: bool,
+        priority: int,
+        step: int,
+    ) -> List[Result]:
+        """Takes a worker's slice, and owns `gradient` from now on.
+
+        Returns the results of the rounds that this completes, usually none or one. Raises
+        ProtocolError for a push that can't be right.
+        """
+        self._check(state, rank, round)
+        current = state.open_rounds.setdefault(round, Round())
+        current.arrived.add(rank)
+        if wants_result:
+            current.wanting.append(rank)
+        if rank == 0:
+            current.step = step
+        current.priority = priority
+        self._add(current, rank, gradient)
+        results = []
+        while self._complete(state):
+            results.append(self._end_round(state))
+        return results
+
+    def missing(self, state: SliceState, round: int) -> List[int]:
+        """Ranks whose push for an open round has not come."""
+        if round == INITIAL_ROUND:
+            return [0]
+        arrived = state.open_rounds[round].arrived
+        return [rank for rank in range(self._num_workers) if rank not in arrived]
+
+    def _check(self, state: SliceState, rank: int, round: int) -> None:
+        if round == INITIAL_ROUND and rank != 0:
+            raise ProtocolError(f"worker {rank} sent an initial value of {state.name()}")
+        open_round = state.open_rounds.get(round)
+        if round <= state.round or (open_round is not None and rank in open_round.arrived):
+            raise ProtocolError(f"worker {rank} pushed {state.name()} twice in round {round}")
+
+    def _add(self, current: Round, rank: int, gradient: Buffer) -> None:
+        if self.deterministic:
+            current.by_rank[rank] = gradient
+        elif current.total is None:
+            current.total = gradient
+        else:
+            np.add(current.total.array, gradient.array, out=current.total.array)
+            gradient.retire()
+
+    def _complete(self, state: SliceState) -> bool:
+        following = state.open_rounds.get(state.round + 1)
+        if following is None:
+            return False
+        needed = 1 if state.round + 1 == INITIAL_ROUND else self._num_workers
+        return len(following.arrived) == needed
+
+    def _end_round(self, state: SliceState) -> Result:
+        state.round += 1
+        ended = state.open_rounds.pop(state.round)
+        total = self._total(ended)
+        if state.round == INITIAL_ROUND or self.optimizer is None:
+            if state.value is not None:
+                state.value.retire()
+            state.value = total
+        else:
+            assert state.value is not None
+            if state.value.sending:
+                # A worker that does not wait for its results is behind: it gets the old value.
+                state.value = self._copy(state.value)
+            self.optimizer.update(
+                state.layout, state.index, state.value.array, total.array, ended.step
+            )
+            total.retire()
+        return Result(state.value, state.round, ended.priority, ended.wanting)
+
+    def _total(self, ended: Round) -> Buffer:
+        if ended.total is not None:
+            return ended.total
+        buffers = [ended.by_rank[rank] for rank in sorted(ended.by_rank)]
+        total = buffers[0]
+        for gradient in buffers[1:]:
+            np.add(total.array, gradient.array, out=total.array)
+            gradient.retire()
+        return total
+
+    def _copy(self, value: Buffer) -> Buffer:
+        copy = self._pool.get(len(value.array), value.array.dtype)
+        copy.array[:] = value.array
+        value.retire()
+        return copy

@@ -1,0 +1,38 @@
+"""What a server asks of an optimizer, whatever framework it comes from."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Callable
+
+import numpy as np
+
+from p3kv.wire.messages import KeyLayout
+
+
+class SliceOptimizer(ABC):
+    """Updates weights slice by slice, with state of its own for each slice.
+
+    Belongs to one thread.
+    """
+
+    @abstractmethod
+    def configure(self, from_step: int, settings: bytes) -> None:
+        """Takes settings, as the worker's front end wrote them, that hold from a step on.
+
+        Raises ProtocolError for settings that it can't read.
+        """
+
+    @abstractmethod
+    def update(
+        self, layout: KeyLayout, index: int, weight: np.ndarray, total: np.ndarray, step: int
+    ) -> None:
+        """Updates `weight` in place with `total`, the sum of all workers' gradients.
+
+        Both are flat and of the key's dtype; the caller owns them and may reuse them afterwards.
+        `step` counts the job's updates as worker rank 0 has seen them, 1 for the first.
+        """
+
+
+MakeOptimizer = Callable[[], SliceOptimizer]
+"""Makes the optimizer when worker rank 0 hands one over; until then sums are left as they are."""

@@ -1,0 +1,394 @@
+"""The server process: connections, the priority queue, and the consumer behind it.
+
+One thread does everything. Between the sockets' events it takes the most urgent frame from the
+queue, adds it to its round's sum and, when the round is complete, updates the slice and queues
+its value to every worker that wants it (P3 section 4.2).
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+from functools import partial
+from typing import Dict, List, Optional, Tuple
+from weakref import ref
+
+from p3kv.config import Launch, Settings
+from p3kv.errors import ConfigError, P3Error, ProtocolError
+from p3kv.server.aggregation import Aggregator, Result, SliceState
+from p3kv.server.buffers import Buffer, BufferPool
+from p3kv.server.optimizer import MakeOptimizer
+from p3kv.server.strangers import HANDSHAKE_S, Strangers
+from p3kv.trace import Tracer, now_ns
+from p3kv.wire import messages
+from p3kv.wire.address import own_address
+from p3kv.wire.connection import Connection, accept, listen
+from p3kv.wire.control import ControlClient
+from p3kv.wire.loop import Loop
+from p3kv.wire.messages import (
+    INITIAL_ROUND,
+    UNKNOWN,
+    Bye,
+    Failure,
+    Finished,
+    Header,
+    KeyLayout,
+    Kind,
+    Roster,
+    decode,
+    pack_header,
+    urgency,
+)
+from p3kv.wire.queue import PriorityQueue
+
+_log = logging.getLogger(__name__)
+
+_STALL_S = 10.0
+
+
+def run_server(launch: Launch, settings: Settings, make_optimizer: MakeOptimizer) -> None:
+    """Serves one job to its end; raises the job's failure.
+
+    Raises ConfigError when this host does not have the address that it is to listen on.
+    """
+    address = own_address(launch)
+    try:
+        listener = listen(address)
+    except OSError as error:
+        raise ConfigError(
+            f"a server can't listen at {address}: {error.strerror or error}. DMLC_NODE_HOST must "
+            "be an address of the server's own host; DMLC_INTERFACE chooses one by the "
+            "interface's name."
+        ) from error
+    server = _Server(launch, settings, make_optimizer, listener)
+    try:
+        server.serve()
+    finally:
+        server.close()
+
+
+class _Server:
+    def __init__(
+        self,
+        launch: Launch,
+        settings: Settings,
+        make_optimizer: MakeOptimizer,
+        listener: socket.socket,
+    ) -> None:
+        self._settings = settings
+        self._make_optimizer = make_optimizer
+        self._num_workers = launch.num_workers
+        self._listener = listener
+        self._loop = Loop()
+        self._pool = BufferPool()
+        self._aggregator = Aggregator(launch.num_workers, self._pool)
+        self._queue: PriorityQueue[Tuple[Connection, Header, Optional[Buffer]]] = PriorityQueue()
+        self._layouts: Dict[int, KeyLayout] = {}
+        self._slices: Dict[Tuple[int, int], SliceState] = {}
+        self._pulls: Dict[Tuple[int, int], List[Tuple[Connection, Header]]] = {}
+        self._landing: Dict[Connection, Buffer] = {}
+        self._strangers: Optional[Strangers] = None
+        self._workers: Dict[int, Connection] = {}
+        self._done: Dict[int, int] = {}
+        self._last_round: Dict[int, int] = {}
+        self._order: Optional[memoryview] = None
+        self._failure: Optional[P3Error] = None
+        self._control = ControlClient(
+            launch,
+            listener.getsockname()[:2],
+            {
+                Roster: lambda message: self._loop.call_soon(self._join, message),
+                Finished: lambda message: self._loop.call_soon(self._loop.stop),
+            },
+            on_failure=lambda error: self._loop.call_soon(self._fail, error),
+            known_round=self._known_round,
+        )
+        self._timeout_s = settings.rendezvous_timeout_s
+        self._rank = UNKNOWN
+        self._tracer = Tracer(None, "server")
+
+    def serve(self) -> None:
+        """Runs until the job is finished; raises its failure."""
+        self._control.wait_until_welcome(self._timeout_s)
+        self._loop.run(self._consume)
+        self._tracer.write()
+        if self._failure is not None:
+            raise self._failure
+        self._control.send(Bye())
+
+    def close(self) -> None:
+        """Ends the control thread and closes all sockets."""
+        self._control.send(Bye())
+        self._control.close()
+        self._loop.close()
+        self._listener.close()
+
+    # Who is there.
+
+    def _join(self, roster: Roster) -> None:
+        self._rank = roster.rank
+        self._strangers = Strangers(roster.token, self._num_workers)
+        self._tracer = Tracer(self._settings.trace, f"server {roster.rank}")
+        self._loop.add_reader(self._listener.fileno(), self._accept)
+        self._loop.call_later(_STALL_S, self._report_stalls)
+        self._accept()
+
+    def _accept(self) -> None:
+        assert self._strangers is not None
+        for sock in accept(self._listener):
+            connection = Connection(
+                sock, self._place, self._on_frame, self._on_lost, self._settings.send_buffer_bytes
+            )
+            self._loop.add_connection(connection)
+            self._loop.call_later(HANDSHAKE_S, partial(self._check_shown, ref(connection)))
+            oldest = self._strangers.add(connection)
+            if oldest is not None:
+                self._on_lost(oldest, "too many newer ones did not say hello either")
+
+    def _check_shown(self, waiting: ref[Connection]) -> None:
+        connection = waiting()
+        if connection is not None and self._strangers and connection in self._strangers:
+            self._on_lost(connection, f"it did not say hello within {HANDSHAKE_S:g} s")
+
+    def _welcome(self, connection: Connection, payload: memoryview) -> None:
+        assert self._strangers is not None
+        hello = self._strangers.admit(connection, payload, self._workers)
+        self._workers[hello.rank] = connection
+        _log.info("worker %d is connected", hello.rank)
+        self._aggregator.deterministic = hello.deterministic
+        connection.writer.push(messages.URGENT, pack_header(Kind.WELCOME, self._rank))
+        self._tell_order(connection)
+
+    def _tell_order(self, connection: Connection) -> None:
+        """Hands worker rank 0's forward order on, if it is known."""
+        if self._order is not None:
+            header = pack_header(Kind.ORDER, self._rank, payload_bytes=len(self._order))
+            connection.writer.push(messages.URGENT, header, self._order)
+
+    def _on_lost(self, connection: Connection, reason: str) -> None:
+        self._loop.remove_connection(connection)
+        stranger = self._strangers is not None and self._strangers.refuse(connection, reason)
+        if not stranger and connection.peer is not None and connection.peer not in self._done:
+            self._suspect_worker(connection.peer, f"it was lost: {reason}. See its own output.")
+
+    def _suspect_worker(self, rank: int, reason: str) -> None:
+        round_ = self._last_round.get(rank, UNKNOWN)
+        self._control.suspect(Failure(reason, "worker", rank, round_))
+
+    def _known_round(self) -> int:
+        newest = max(list(self._last_round.values()), default=INITIAL_ROUND)
+        return newest if newest > INITIAL_ROUND else UNKNOWN
+
+    def _fail(self, error: P3Error) -> None:
+        if self._failure is None:
+            self._failure = error
+        self._loop.stop()
+
+    def _fail_here(self, reason: str, round_: int) -> None:
+        self._control.suspect(Failure(reason, "server", self._rank, round_, "P3Error"))
+
+    # What arrives.
+
+    def _place(self, connection: Connection, header: Header) -> Optional[memoryview]:
+        """Where a frame's payload goes; ProtocolError for a frame that must not come."""
+        if connection.peer is None:
+            assert self._strangers is not None
+            return self._strangers.place(connection, header)
+        if header.rank != connection.peer:
+            raise ProtocolError(f"worker {connection.peer} sent a frame of worker {header.rank}")
+        if header.kind == Kind.PUSH:
+            state = self._slice(header)
+            if header.payload_bytes != state.length * state.dtype.itemsize:
+                raise ProtocolError(
+                    f"worker {header.rank} sent {header.payload_bytes} bytes for {state.name()} "
+                    f"of {state.length} {state.dtype} elements"
+                )
+            buffer = self._pool.get(state.length, state.dtype)
+            self._landing[connection] = buffer
+            return buffer.bytes
+        told_by_rank_0 = header.kind in (Kind.OPTIMIZER, Kind.ORDER) and header.rank == 0
+        if header.kind == Kind.KEY or told_by_rank_0:
+            if header.payload_bytes > messages.MAX_MESSAGE_BYTES:
+                raise ProtocolError(f"a message of {header.payload_bytes} bytes is too long")
+            return memoryview(bytearray(header.payload_bytes))
+        if header.kind in (Kind.PULL, Kind.BYE) and header.payload_bytes == 0:
+            return None
+        raise ProtocolError(
+            f"worker {header.rank} sent a frame of kind {header.kind} with "
+            f"{header.payload_bytes} bytes, which must not come"
+        )
+
+    def _slice(self, header: Header) -> SliceState:
+        state = self._slices.get((header.key, header.slice))
+        if state is None:
+            layout = self._layouts.get(header.key)
+            if layout is None:
+                raise ProtocolError(f"worker {header.rank} pushed key {header.key}, unknown here")
+            length = layout.slice_length(header.slice)
+            state = SliceState(layout, header.slice, length)
+            self._slices[header.key, header.slice] = state
+        return state
+
+    def _on_frame(
+        self, connection: Connection, header: Header, payload: Optional[memoryview]
+    ) -> None:
+        if header.kind == Kind.PUSH:
+            self._last_round[header.rank] = max(
+                header.round, self._last_round.get(header.rank, INITIAL_ROUND)
+            )
+            gradient = self._landing.pop(connection)
+            self._queue.push(urgency(header.round, header.priority), (connection, header, gradient))
+        elif header.kind == Kind.PULL:
+            self._queue.push(urgency(header.round, header.priority), (connection, header, None))
+        elif header.kind == Kind.KEY:
+            assert payload is not None
+            layout: KeyLayout = decode(payload, KeyLayout)
+            if self._layouts.setdefault(layout.key_id, layout) != layout:
+                raise ProtocolError(f"worker {header.rank} has another layout: {layout}")
+        elif header.kind == Kind.OPTIMIZER:
+            assert payload is not None
+            self._configure_optimizer(header, bytes(payload))
+        elif header.kind == Kind.ORDER:
+            assert payload is not None
+            self._order = payload
+            for worker in self._workers.values():
+                self._tell_order(worker)
+        elif header.kind == Kind.HELLO:
+            assert payload is not None
+            self._welcome(connection, payload)
+        else:
+            self._done[header.rank] = self._last_round.get(header.rank, INITIAL_ROUND)
+            _log.info("worker %d is done after round %d", header.rank, self._done[header.rank])
+            self._check_departed()
+
+    def _configure_optimizer(self, header: Header, settings: bytes) -> None:
+        try:
+            if self._aggregator.optimizer is None:
+                self._aggregator.optimizer = self._make_optimizer()
+            self._aggregator.optimizer.configure(header.step, settings)
+        except ProtocolError:
+            raise
+        except Exception as error:  # noqa: BLE001  MXNet's or the optimizer's own
+            _log.exception("the optimizer can't be set up")
+            self._fail_here(f"the optimizer can't be set up: {error}", UNKNOWN)
+
+    # What is done with it.
+
+    def _consume(self) -> bool:
+        """Handles the most urgent frame; returns whether there are more."""
+        if not len(self._queue):
+            return False
+        connection, header, gradient = self._queue.pop()
+        if gradient is None:
+            self._pull(connection, header)
+        else:
+            self._push(connection, header, gradient)
+        return len(self._queue) > 0
+
+    def _push(self, connection: Connection, header: Header, gradient: Buffer) -> None:
+        state = self._slice(header)
+        start_ns = now_ns() if self._tracer.enabled else 0
+        try:
+            results = self._aggregator.push(
+                state,
+                header.rank,
+                header.round,
+                gradient,
+                bool(header.flags & messages.WANTS_RESULT),
+                header.priority,
+                header.step,
+            )
+        except ProtocolError as error:
+            self._on_lost(connection, str(error))
+            return
+        except Exception as error:  # noqa: BLE001  the optimizer's own
+            _log.exception("the optimizer failed")
+            self._fail_here(f"the optimizer failed on {state.name()}: {error}", header.round)
+            return
+        for result in results:
+            self._broadcast(state, header.key, result)
+        if self._tracer.enabled:
+            self._tracer.span(
+                "consume", str(state.layout.key), start_ns, now_ns(),
+                slice=state.index, round=header.round, worker=header.rank, ended=len(results),
+            )  # fmt: skip
+        if not results and self._done:
+            self._check_departed()
+
+    def _broadcast(self, state: SliceState, key_id: int, result: Result) -> None:
+        """Queues a new value to the workers that want it; none of them has to ask."""
+        for rank in result.wanting:
+            self._send_value(
+                Kind.UPDATED, self._workers[rank], state, result.value, key_id, result.priority
+            )
+        waiting = self._pulls.pop((key_id, state.index), [])
+        for connection, header in waiting:
+            self._pull(connection, header)
+
+    def _pull(self, connection: Connection, header: Header) -> None:
+        place = (header.key, header.slice)
+        state = self._slices.get(place)
+        if state is None or state.value is None or state.round < header.round:
+            self._pulls.setdefault(place, []).append((connection, header))
+        else:
+            self._send_value(
+                Kind.PULLED, connection, state, state.value, header.key, header.priority
+            )
+
+    def _send_value(
+        self,
+        kind: Kind,
+        connection: Connection,
+        state: SliceState,
+        value: Buffer,
+        key_id: int,
+        priority: int,
+    ) -> None:
+        header = pack_header(
+            kind,
+            self._rank,
+            key=key_id,
+            slice=state.index,
+            round=state.round,
+            priority=priority,
+            payload_bytes=len(value.bytes),
+        )
+        value.begin_send()
+        connection.writer.push(urgency(state.round, priority), header, value.bytes, value.end_send)
+
+    # What does not arrive.
+
+    def _check_departed(self) -> None:
+        """Ends the job when somebody waits for a worker that has left."""
+        for state in self._slices.values():
+            for round_ in state.open_rounds:
+                for rank in self._aggregator.missing(state, round_):
+                    if rank in self._done:
+                        self._suspect_worker(
+                            rank,
+                            f"it ended in order, but {_ranks(state.open_rounds[round_].arrived)} "
+                            f"went on to round {round_} of {state.name()}. All workers must make "
+                            "the same number of steps: give each the same number of batches.",
+                        )
+                        return
+
+    def _report_stalls(self) -> None:
+        for state in self._slices.values():
+            for round_, current in state.open_rounds.items():
+                missing = self._aggregator.missing(state, round_)
+                if current.stalled and missing:
+                    _log.warning(
+                        "%s waits for %s in round %d; %s pushed it more than %g s ago",
+                        state.name(), _ranks(missing), round_, _ranks(current.arrived), _STALL_S,
+                    )  # fmt: skip
+                    self._loop.call_later(_STALL_S, self._report_stalls)
+                    return
+        for state in self._slices.values():
+            for current in state.open_rounds.values():
+                current.stalled = True
+        self._loop.call_later(_STALL_S, self._report_stalls)
+
+
+def _ranks(ranks: object) -> str:
+    numbers = sorted(ranks)  # type: ignore[call-overload]
+    return ("worker " if len(numbers) == 1 else "workers ") + ", ".join(map(str, numbers))

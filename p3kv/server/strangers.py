@@ -1,0 +1,78 @@
+"""Connections that have not shown yet that they belong to the job."""
+
+from __future__ import annotations
+
+import hmac
+import logging
+from typing import Container, Dict, Optional
+
+from p3kv.errors import ProtocolError
+from p3kv.wire.connection import Connection
+from p3kv.wire.messages import (
+    MAGIC,
+    MAX_HELLO_BYTES,
+    PROTOCOL_VERSION,
+    DataHello,
+    Header,
+    Kind,
+    decode,
+)
+from p3kv.wire.refusals import Refusals
+
+HANDSHAKE_S = 5.0
+"""How long a connection may stay without a whole hello."""
+_MAX_STRANGERS = 128
+"""Connections that may be open without having said hello; a worker says it at once."""
+
+_log = logging.getLogger(__name__)
+
+
+class Strangers:
+    """Lets in who knows the job's token and is a worker that is not there yet."""
+
+    def __init__(self, token: bytes, num_workers: int) -> None:
+        self._token = token
+        self._num_workers = num_workers
+        self._hellos: Dict[Connection, bytearray] = {}
+        self._refusals = Refusals(_log)
+
+    def add(self, connection: Connection) -> Optional[Connection]:
+        """Takes a new connection; returns the oldest one, to refuse, if there are too many."""
+        self._hellos[connection] = bytearray(MAX_HELLO_BYTES)
+        return next(iter(self._hellos)) if len(self._hellos) > _MAX_STRANGERS else None
+
+    def __contains__(self, connection: Connection) -> bool:
+        return connection in self._hellos
+
+    def place(self, connection: Connection, header: Header) -> memoryview:
+        """Where the hello goes; ProtocolError for anything else."""
+        if header.kind != Kind.HELLO or header.key != MAGIC:
+            raise ProtocolError("what it sent is not p3kv's protocol")
+        if header.slice != PROTOCOL_VERSION:
+            raise ProtocolError(
+                f"it speaks protocol {header.slice}, this server {PROTOCOL_VERSION}; "
+                "install the same p3kv everywhere"
+            )
+        if header.payload_bytes > MAX_HELLO_BYTES:
+            raise ProtocolError(f"its hello has {header.payload_bytes} bytes")
+        return memoryview(self._hellos[connection])[: header.payload_bytes]
+
+    def admit(
+        self, connection: Connection, payload: memoryview, taken: Container[int]
+    ) -> DataHello:
+        """Makes a worker of a stranger; ProtocolError if it is none of this job."""
+        hello: DataHello = decode(payload, DataHello)
+        if not hmac.compare_digest(hello.token, self._token):
+            raise ProtocolError("it does not belong to this job")
+        if not 0 <= hello.rank < self._num_workers or hello.rank in taken:
+            raise ProtocolError(f"it says to be worker {hello.rank}, which can't be")
+        del self._hellos[connection]
+        connection.peer = hello.rank
+        return hello
+
+    def refuse(self, connection: Connection, reason: str) -> bool:
+        """Forgets a connection that ended here; False if it is no stranger."""
+        if self._hellos.pop(connection, None) is None:
+            return False
+        self._refusals.note(reason)
+        return True

@@ -1,0 +1,172 @@
+"""Slices to the servers and back: what the worker's thread does for every gradient."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Callable, Dict, Mapping, Optional, Sequence
+
+from p3kv.errors import ProtocolError
+from p3kv.trace import Tracer, now_ns
+from p3kv.wire.connection import Connection
+from p3kv.wire.messages import (
+    INITIAL_ROUND,
+    WANTS_RESULT,
+    Header,
+    Kind,
+    pack_header,
+    urgency,
+)
+from p3kv.worker.transfers import InProgress, Transfer
+
+
+class Exchange:
+    """Sends and receives the slices of this worker's transfers.
+
+    Belongs to the worker's thread, but for `counts`, which anybody may read.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        servers: Mapping[int, Connection],
+        tracer: Tracer,
+        priorities: bool,
+    ) -> None:
+        self.round = INITIAL_ROUND
+        """The last round in which a transfer began."""
+        self.counts = {
+            "bytes_sent": 0,
+            "bytes_received": 0,
+            "slices_sent": 0,
+            "slices_received": 0,
+        }
+        self._rank = rank
+        self._servers = servers
+        self._tracer = tracer
+        self._priorities = priorities
+        self._positions: Dict[int, int] = {}
+        self._in_progress = InProgress()
+
+    def set_order(self, key_ids: Sequence[int]) -> None:
+        """Sends from now on in the order of these keys."""
+        self._positions = {key_id: position for position, key_id in enumerate(key_ids)}
+
+    @property
+    def order(self) -> Sequence[int]:
+        """The ids of the keys in the order that is in force; from any thread."""
+        return list(self._positions)
+
+    def begin(self, transfer: Transfer) -> None:
+        """Queues all slices of a transfer, or the requests for them."""
+        if not transfer.key.slices:
+            transfer.done(None)
+            return
+        priority = self._priority(transfer)
+        self.round = max(self.round, transfer.round)
+        if transfer.source is None:
+            self._in_progress.add_pull(transfer)
+            self._send_requests(transfer, priority)
+            return
+        if transfer.target is None:
+            self._in_progress.add_push(transfer)
+        else:
+            self._in_progress.add_update(transfer)
+        self._send_slices(transfer, transfer.source, priority)
+
+    def place(self, header: Header) -> memoryview:
+        """Where a slice from a server goes; ProtocolError if nobody waits for it."""
+        transfer = self._expecting(header)
+        if transfer is None or header.slice >= len(transfer.key.slices):
+            raise ProtocolError(
+                f"it sent a frame of kind {header.kind} for key {header.key}, slice "
+                f"{header.slice}, round {header.round}, which nobody waits for"
+            )
+        assert transfer.target is not None
+        place = transfer.part(transfer.target, transfer.key.slices[header.slice])
+        if len(place) != header.payload_bytes:
+            raise ProtocolError(
+                f"it sent {header.payload_bytes} bytes for a slice of {len(place)} bytes"
+            )
+        return place
+
+    def received(self, header: Header) -> None:
+        """Takes note that a slice is in its place; the last one completes its transfer."""
+        transfer = self._expecting(header)
+        assert transfer is not None
+        self.counts["slices_received"] += 1
+        self.counts["bytes_received"] += header.payload_bytes
+        if self._tracer.enabled:
+            self._tracer.instant(
+                "receive", str(transfer.key.key),
+                slice=header.slice, round=header.round, priority=header.priority,
+            )  # fmt: skip
+        transfer.missing -= 1
+        if header.kind == Kind.PULLED:
+            self._in_progress.end_pull_slice(header.key, header.slice)
+        elif transfer.missing == 0:
+            self._in_progress.end_update(transfer)
+        if transfer.missing == 0:
+            transfer.done(None)
+
+    def fail(self, error: BaseException) -> None:
+        """Ends all transfers with an error."""
+        for transfer in self._in_progress.clear():
+            transfer.done(error)
+
+    def _priority(self, transfer: Transfer) -> int:
+        if not self._priorities:
+            return 0
+        position = self._positions.get(transfer.key.key_id)
+        return transfer.priority if position is None else -position
+
+    def _send_requests(self, transfer: Transfer, priority: int) -> None:
+        for piece in transfer.key.slices:
+            header = pack_header(
+                Kind.PULL, self._rank, key=transfer.key.key_id, slice=piece.index,
+                round=transfer.round, priority=priority,
+            )  # fmt: skip
+            self._servers[piece.server].writer.push(urgency(transfer.round, priority), header)
+
+    def _send_slices(self, transfer: Transfer, source: memoryview, priority: int) -> None:
+        key = transfer.key
+        flags = 0 if transfer.target is None else WANTS_RESULT
+        urgent = urgency(transfer.round, priority)
+        for piece in key.slices:
+            payload = transfer.part(source, piece)
+            header = pack_header(
+                Kind.PUSH, self._rank, key=key.key_id, slice=piece.index, round=transfer.round,
+                step=transfer.step, priority=priority, payload_bytes=len(payload), flags=flags,
+            )  # fmt: skip
+            on_sent = self._on_sent(transfer, piece.index, priority)
+            self._servers[piece.server].writer.push(urgent, header, payload, on_sent)
+        self.counts["slices_sent"] += len(key.slices)
+        self.counts["bytes_sent"] += len(source)
+
+    def _on_sent(
+        self, transfer: Transfer, index: int, priority: int
+    ) -> Optional[Callable[[], None]]:
+        """What to do when a slice has left: nothing, where its result will be received."""
+        if self._tracer.enabled:
+            return partial(self._trace_sent, transfer, index, priority, now_ns())
+        return partial(self._left, transfer) if transfer.target is None else None
+
+    def _trace_sent(self, transfer: Transfer, index: int, priority: int, queued_ns: int) -> None:
+        self._tracer.span(
+            "send", str(transfer.key.key), queued_ns, now_ns(),
+            slice=index, round=transfer.round, priority=priority,
+        )  # fmt: skip
+        if transfer.target is None:
+            self._left(transfer)
+
+    def _left(self, transfer: Transfer) -> None:
+        transfer.missing -= 1
+        if transfer.missing == 0:
+            self._in_progress.end_push(transfer)
+            transfer.done(None)
+
+    def _expecting(self, header: Header) -> Optional[Transfer]:
+        if header.kind == Kind.UPDATED:
+            return self._in_progress.update(header.key, header.round)
+        if header.kind == Kind.PULLED:
+            return self._in_progress.pull(header.key, header.slice)
+        return None

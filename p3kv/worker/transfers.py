@@ -1,0 +1,127 @@
+"""Keys as a worker knows them, and what is under way for them."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Callable, Deque, Dict, List, Optional, Set, Tuple
+
+import numpy as np
+
+from p3kv.slicing import Slice
+from p3kv.wire.messages import INITIAL_ROUND, Key
+
+Done = Callable[[Optional[BaseException]], None]
+"""Called once, from the worker's thread, when a transfer is complete or can't be any more."""
+
+
+class WorkerKey:
+    """A declared key: its slices and its round, which belongs to the thread that pushes."""
+
+    def __init__(
+        self,
+        key_id: int,
+        key: Key,
+        shape: Tuple[int, ...],
+        dtype: str,
+        slices: Tuple[Slice, ...],
+    ) -> None:
+        self.key_id = key_id
+        self.key = key
+        self.shape = shape
+        self.dtype = dtype
+        self.item_bytes = np.dtype(dtype).itemsize
+        self.slices = slices
+        self.round = INITIAL_ROUND
+        """The last round that this worker has pushed."""
+
+
+class Transfer:
+    """The slices of one key on their way, out of `source` or into `target` or both.
+
+    Both are flat byte views that must stay as they are until `done` is called.
+    """
+
+    __slots__ = ("done", "key", "missing", "priority", "round", "source", "step", "target")
+
+    def __init__(
+        self,
+        key: WorkerKey,
+        round: int,
+        priority: int,
+        source: Optional[memoryview],
+        target: Optional[memoryview],
+        done: Done,
+        step: int = 0,
+    ) -> None:
+        self.key = key
+        self.round = round
+        self.priority = priority
+        self.source = source
+        self.target = target
+        self.done = done
+        self.step = step
+        self.missing = len(key.slices)
+        """Slices that have not arrived (or, without a target, not left)."""
+
+    def part(self, view: memoryview, piece: Slice) -> memoryview:
+        """The bytes of one slice in `source` or `target`."""
+        item_bytes = self.key.item_bytes
+        start = piece.offset * item_bytes
+        return view[start : start + piece.length * item_bytes]
+
+
+class InProgress:
+    """Transfers that are not done: those that wait for slices are found by what arrives.
+
+    Belongs to the worker's thread.
+    """
+
+    def __init__(self) -> None:
+        self._pushes: Set[Transfer] = set()
+        self._updates: Dict[Tuple[int, int], Transfer] = {}
+        self._pulls: Dict[Tuple[int, int], Deque[Transfer]] = {}
+
+    def add_push(self, transfer: Transfer) -> None:
+        """Keeps a transfer that expects nothing, until its slices have left."""
+        self._pushes.add(transfer)
+
+    def end_push(self, transfer: Transfer) -> None:
+        """Undoes `add_push`."""
+        self._pushes.remove(transfer)
+
+    def add_update(self, transfer: Transfer) -> None:
+        """Expects the results of the round that the transfer pushed."""
+        self._updates[transfer.key.key_id, transfer.round] = transfer
+
+    def add_pull(self, transfer: Transfer) -> None:
+        """Expects each of the key's slices once, in order of the requests."""
+        for piece in transfer.key.slices:
+            self._pulls.setdefault((transfer.key.key_id, piece.index), deque()).append(transfer)
+
+    def update(self, key_id: int, round: int) -> Optional[Transfer]:
+        """The transfer that expects a result of this round."""
+        return self._updates.get((key_id, round))
+
+    def end_update(self, transfer: Transfer) -> None:
+        """Expects nothing more for a transfer given to `add_update`."""
+        del self._updates[transfer.key.key_id, transfer.round]
+
+    def pull(self, key_id: int, index: int) -> Optional[Transfer]:
+        """The oldest transfer that expects an answer for this slice."""
+        waiting = self._pulls.get((key_id, index))
+        return waiting[0] if waiting else None
+
+    def end_pull_slice(self, key_id: int, index: int) -> None:
+        """Takes note that the oldest request for this slice is answered."""
+        waiting = self._pulls[key_id, index]
+        waiting.popleft()
+        if not waiting:
+            del self._pulls[key_id, index]
+
+    def clear(self) -> List[Transfer]:
+        """Forgets all transfers and returns them, each once."""
+        transfers = self._pushes.union(self._updates.values(), *self._pulls.values())
+        self._pushes.clear()
+        self._updates.clear()
+        self._pulls.clear()
+        return list(transfers)

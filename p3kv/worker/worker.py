@@ -1,0 +1,407 @@
+"""A worker's side of the job: it knows keys, bytes and rounds, and no framework.
+
+Its thread owns the connections to the servers; `exchange` says what it does with each gradient.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
+
+import numpy as np
+
+from p3kv.config import Launch, Settings, apply_verbosity
+from p3kv.errors import (
+    ClosedError,
+    KeyMismatchError,
+    P3Error,
+    ProtocolError,
+)
+from p3kv.slicing import cut
+from p3kv.trace import Tracer
+from p3kv.wire import messages
+from p3kv.wire.address import own_address
+from p3kv.wire.connection import Connection, connect
+from p3kv.wire.control import ControlClient
+from p3kv.wire.loop import Loop
+from p3kv.wire.messages import (
+    INITIAL_ROUND,
+    UNKNOWN,
+    Agreed,
+    BarrierPassed,
+    BarrierReached,
+    Bye,
+    DataHello,
+    DeclareKey,
+    Failure,
+    ForwardOrder,
+    Header,
+    Key,
+    KeyDeclared,
+    KeyLayout,
+    KeyRefused,
+    Kind,
+    Ready,
+    ReportFailure,
+    Roster,
+    decode,
+    encode,
+    pack_header,
+)
+from p3kv.worker.exchange import Exchange
+from p3kv.worker.transfers import Done, Transfer, WorkerKey
+
+_log = logging.getLogger(__name__)
+
+_CONNECT_S = 5.0
+_WELCOME_S = 60.0
+"""Servers import MXNet when worker 0 hands over the optimizer, and answer nobody meanwhile."""
+_CLOSE_S = 10.0
+
+
+class Worker:
+    """This process's part in the job.
+
+    Creating it tells the scheduler that the process is there; `start` joins the job. Transfers
+    may be begun from any thread; the other methods belong to the thread that uses the store.
+    All raise the job's failure once there is one.
+    """
+
+    def __init__(self, launch: Launch) -> None:
+        self.rank = UNKNOWN
+        self.num_workers = launch.num_workers
+        self.num_servers = launch.num_servers
+        self.settings = Settings()
+        self.tracer = Tracer(None, "worker")
+        self._loop = Loop()
+        self._thread = threading.Thread(target=self._run, name="p3kv-worker", daemon=True)
+        self._servers: Dict[int, Connection] = {}
+        self._exchange = Exchange(UNKNOWN, self._servers, self.tracer, True)
+        self._keys: Dict[Key, WorkerKey] = {}
+        self._keys_by_id: Dict[int, WorkerKey] = {}
+        self._failure: Optional[P3Error] = None
+        self._state_changed = threading.Condition()
+        self._welcomed_by: Set[int] = set()
+        self._started = False
+        self._closed = False
+        self._byes_left = 0
+        self._control = ControlClient(
+            launch,
+            (own_address(launch), 0),
+            {},
+            on_failure=lambda error: self._loop.call_soon(self._fail, error),
+            known_round=self._known_round,
+        )
+        os.register_at_fork(after_in_child=self._leave_to_parent)
+
+    # Joining and leaving.
+
+    def start(self, settings: Settings) -> None:
+        """Joins the job: waits for all workers' stores, then connects to the servers.
+
+        Raises RendezvousError when some process does not come, ConfigError when workers have
+        different settings.
+        """
+        self.settings = settings
+        apply_verbosity(settings)
+        self._control.wait_until_welcome(settings.rendezvous_timeout_s)
+        roster = self._control.wait_for(Roster, "all processes to start")
+        self.rank = roster.rank
+        self.tracer = Tracer(settings.trace, f"worker {self.rank}")
+        self._exchange = Exchange(self.rank, self._servers, self.tracer, settings.priorities)
+        ready = Ready(settings.slice_size, settings.deterministic)
+        self._control.request(ready, Agreed, "all workers to create their store")
+        hello = encode(DataHello(roster.token, self.rank, settings.deterministic))
+        for server, address in enumerate(roster.servers):
+            self._connect(server, address, hello)
+        self._thread.start()
+        self._started = True
+        deadline = time.monotonic() + _WELCOME_S
+        with self._state_changed:
+            while len(self._welcomed_by) < len(roster.servers):
+                self.check()
+                left_s = deadline - time.monotonic()
+                if left_s <= 0:
+                    raise self._not_welcomed(roster)
+                self._state_changed.wait(left_s)
+
+    def close(self) -> None:
+        """Leaves the job in order; all transfers must be done. May be called twice."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._started and self._failure is None:
+            deadline = time.monotonic() + _CLOSE_S
+            self._byes_left = len(self._servers)
+            self._loop.call_soon(self._say_bye)
+            with self._state_changed:
+                while self._byes_left and self._failure is None:
+                    left_s = deadline - time.monotonic()
+                    if left_s <= 0 or not self._state_changed.wait(left_s):
+                        break
+        self._shut_down()
+
+    def abort(self, reason: str) -> None:
+        """Leaves the job because this process can't go on; everybody is told the reason."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._failure is None:
+            failure = Failure(reason, "worker", self.rank, self._known_round(), "P3Error")
+            self._control.send(ReportFailure(failure))
+            # The reason is on its way before anybody can see this process's connections end.
+            self._control.close()
+            self._loop.call_soon(self._fail, failure.to_error())
+        self._shut_down()
+
+    def check(self) -> None:
+        """Raises the job's failure, if there is one, or ClosedError."""
+        if self._failure is not None:
+            raise self._failure
+        if self._closed:
+            raise ClosedError("the p3 store is closed")
+
+    # Keys and what all agree on.
+
+    def declare(self, key: Key, shape: Sequence[int], dtype: str) -> WorkerKey:
+        """Makes a key known to the job; all workers declare it with the same shape and dtype.
+
+        Raises KeyMismatchError if they do not, and the other workers learn it too.
+        """
+        self.check()
+        answer = self._control.request(
+            DeclareKey(key, tuple(shape), dtype), (KeyDeclared, KeyRefused)
+        )
+        if isinstance(answer, KeyRefused):
+            raise KeyMismatchError(answer.reason)
+        size_elems = int(np.prod(shape, dtype=np.int64))
+        slices = cut(size_elems, self.settings.slice_size, answer.first_server, self.num_servers)
+        worker_key = WorkerKey(answer.key_id, key, tuple(shape), dtype, slices)
+        self._keys[key] = worker_key
+        self._keys_by_id[answer.key_id] = worker_key
+        # Every worker tells, on its own connection: its slices may arrive before another's words.
+        layout = KeyLayout(answer.key_id, key, size_elems, dtype, self.settings.slice_size)
+        self._loop.call_soon(
+            self._tell_servers, Kind.KEY, encode(layout), 0, {s.server for s in slices}
+        )
+        return worker_key
+
+    def key(self, key: Key) -> WorkerKey:
+        """The declared key; KeyMismatchError if there is none."""
+        try:
+            return self._keys[key]
+        except KeyError:
+            known = ", ".join(repr(k) for k in list(self._keys)[:10]) or "none"
+            raise KeyMismatchError(
+                f"key {key!r} is unknown on worker {self.rank}; initialise it with "
+                f"kv.init or kv.broadcast first. Known keys: {known}"
+            ) from None
+
+    def __contains__(self, key: Key) -> bool:
+        return key in self._keys
+
+    def publish_order(self, keys: Sequence[Key]) -> None:
+        """Worker rank 0 tells everybody the forward order, the first layer's key first.
+
+        The servers hand it on before the result of any slice that is pushed later: where a round
+        needs the results of the one before, all workers send it in the same order.
+        """
+        order = ForwardOrder([self._keys[key].key_id for key in keys])
+        self._loop.call_soon(self._tell_servers, Kind.ORDER, encode(order), 0, set(self._servers))
+
+    def set_optimizer(self, from_step: int, settings: bytes) -> None:
+        """Worker rank 0 hands the servers optimizer settings that hold from a step on.
+
+        They go before every slice pushed later, so nothing waits for them.
+        """
+        self.check()
+        self._loop.call_soon(
+            self._tell_servers, Kind.OPTIMIZER, settings, from_step, set(self._servers)
+        )
+
+    def barrier(self) -> None:
+        """Waits until every worker is here."""
+        self.check()
+        self._control.request(BarrierReached(), BarrierPassed, "all workers to reach a barrier")
+
+    @property
+    def forward_order(self) -> List[Key]:
+        """The keys in the order in which the forward pass needs them, as far as it is known."""
+        known = [key_id for key_id in self._exchange.order if key_id in self._keys_by_id]
+        return [self._keys_by_id[key_id].key for key_id in known]
+
+    # Transfers: from any thread, begun at once, ended by a call of `done`.
+
+    def push_pull(
+        self,
+        key: WorkerKey,
+        round: int,
+        step: int,
+        priority: int,
+        source: memoryview,
+        target: memoryview,
+        done: Done,
+    ) -> None:
+        """Sends `source` for a round and receives the round's result into `target`."""
+        transfer = Transfer(key, round, priority, source, target, done, step)
+        self._loop.call_soon(self._begin, transfer)
+
+    def push(
+        self,
+        key: WorkerKey,
+        round: int,
+        step: int,
+        priority: int,
+        source: memoryview,
+        done: Done,
+    ) -> None:
+        """Sends `source` for a round; done when the kernel has taken it all."""
+        transfer = Transfer(key, round, priority, source, None, done, step)
+        self._loop.call_soon(self._begin, transfer)
+
+    def pull(
+        self, key: WorkerKey, round: int, priority: int, target: memoryview, done: Done
+    ) -> None:
+        """Receives the key's value of `round` or a later one into `target`."""
+        transfer = Transfer(key, round, priority, None, target, done)
+        self._loop.call_soon(self._begin, transfer)
+
+    def stats(self) -> Dict[str, int]:
+        """What this worker has sent and received: slices, and their bytes without headers."""
+        return dict(self._exchange.counts)
+
+    # The worker's thread.
+
+    def _run(self) -> None:
+        try:
+            self._loop.run()
+        except Exception as error:
+            _log.exception("the worker's thread failed")
+            reason = f"p3kv failed in the worker: {error!r}"
+            self._control.send(ReportFailure(Failure(reason, "worker", self.rank)))
+            self._fail(P3Error(reason))
+            raise
+
+    def _connect(self, server: int, address: Tuple[str, int], hello: bytes) -> None:
+        where = f"{address[0]}:{address[1]}"
+        try:
+            sock = connect(address, _CONNECT_S)
+        except OSError as error:
+            failure = Failure(
+                f"worker {self.rank} can't connect to it at {where}: {error.strerror or error}. "
+                "Is the address reachable from here? DMLC_INTERFACE or DMLC_NODE_HOST, set for "
+                "the server, choose another.",
+                "server",
+                server,
+            )
+            self._control.send(ReportFailure(failure))
+            raise failure.to_error() from error
+        connection = Connection(
+            sock, self._place, self._on_frame, self._on_lost, self.settings.send_buffer_bytes
+        )
+        connection.peer = server
+        header = pack_header(
+            Kind.HELLO,
+            self.rank,
+            key=messages.MAGIC,
+            slice=messages.PROTOCOL_VERSION,
+            payload_bytes=len(hello),
+        )
+        connection.writer.push(messages.URGENT, header, memoryview(hello))
+        self._servers[server] = connection
+        self._loop.add_connection(connection)
+
+    def _not_welcomed(self, roster: Roster) -> P3Error:
+        server = next(s for s in range(len(roster.servers)) if s not in self._welcomed_by)
+        host, port = roster.servers[server]
+        failure = Failure(
+            f"it did not answer worker {self.rank} at {host}:{port} within {_WELCOME_S:g} s. Does "
+            "its process still run, and is the address its own? DMLC_INTERFACE or "
+            "DMLC_NODE_HOST, set for the server, choose another.",
+            "server",
+            server,
+        )
+        self._control.send(ReportFailure(failure))
+        return failure.to_error()
+
+    def _begin(self, transfer: Transfer) -> None:
+        if self._failure is None:
+            self._exchange.begin(transfer)
+        else:
+            transfer.done(self._failure)
+
+    def _place(self, connection: Connection, header: Header) -> Optional[memoryview]:
+        if header.kind == Kind.WELCOME and header.payload_bytes == 0:
+            if header.rank != connection.peer:
+                raise ProtocolError(f"it says to be server {header.rank}")
+            return None
+        if header.kind == Kind.ORDER and header.payload_bytes <= messages.MAX_MESSAGE_BYTES:
+            return memoryview(bytearray(header.payload_bytes))
+        return self._exchange.place(header)
+
+    def _on_frame(
+        self, connection: Connection, header: Header, payload: Optional[memoryview]
+    ) -> None:
+        if header.kind == Kind.WELCOME:
+            with self._state_changed:
+                self._welcomed_by.add(header.rank)
+                self._state_changed.notify_all()
+        elif header.kind == Kind.ORDER:
+            assert payload is not None
+            order: ForwardOrder = decode(payload, ForwardOrder)
+            self._exchange.set_order(order.key_ids)
+            _log.info("the forward order is known: %d keys", len(order.key_ids))
+        else:
+            self._exchange.received(header)
+
+    def _on_lost(self, connection: Connection, reason: str) -> None:
+        self._loop.remove_connection(connection)
+        if not self._closed and connection.peer is not None:
+            reason = f"it was lost: {reason}. See its own output for why."
+            self._control.suspect(Failure(reason, "server", connection.peer, self._known_round()))
+
+    def _fail(self, error: P3Error) -> None:
+        with self._state_changed:
+            if self._failure is None:
+                self._failure = error
+            self._state_changed.notify_all()
+        # Nothing is read from or written to the arrays once their operations are completed.
+        for connection in self._servers.values():
+            self._loop.remove_connection(connection)
+        self._exchange.fail(error)
+
+    def _tell_servers(self, kind: Kind, payload: bytes, step: int, servers: Any) -> None:
+        header = pack_header(kind, self.rank, step=step, payload_bytes=len(payload))
+        for server in servers:
+            self._servers[server].writer.push(messages.URGENT, header, memoryview(payload))
+
+    def _say_bye(self) -> None:
+        for connection in self._servers.values():
+            header = pack_header(Kind.BYE, self.rank)
+            connection.writer.push(messages.URGENT, header, None, self._said_bye)
+
+    def _said_bye(self) -> None:
+        with self._state_changed:
+            self._byes_left -= 1
+            self._state_changed.notify_all()
+
+    def _known_round(self) -> int:
+        round_ = self._exchange.round
+        return round_ if round_ > INITIAL_ROUND else UNKNOWN
+
+    def _shut_down(self) -> None:
+        self._control.send(Bye())
+        self._control.close()
+        self._loop.call_soon(self._loop.stop)
+        if self._started:
+            self._thread.join(timeout=_CLOSE_S)
+        self._loop.close()
+        self.tracer.write()
+
+    def _leave_to_parent(self) -> None:
+        """In a forked child: lets go of the connections, so that they end with the parent."""
+        for connection in self._servers.values():
+            connection.close_socket()
