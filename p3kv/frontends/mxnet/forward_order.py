@@ -1,0 +1,182 @@
+"""The order in which the forward pass needs the parameters.
+
+MXNet tells a store nothing of it: gluon's Trainer sorts parameters by name. Two things give it
+away. Gluon reads `Parameter.data` in forward order, a hybridized block in the order of its
+graph's inputs; a tied parameter counts where it is read first. Where nothing is read like this,
+gradients become ready in the reverse of the forward order, unless the script waits for them
+before it pushes, when all are ready at once and their order tells nothing.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from typing import Any, Callable, Dict, Iterable, List, MutableMapping
+
+from mxnet import autograd, gluon
+from mxnet.ndarray import NDArray
+
+from p3kv.wire.messages import Key
+
+_LEAST_OVERTAKEN = 1 / 3
+"""Of all pairs of gradients: what a handful of engine threads does to the order, and more."""
+
+
+class ForwardReads:
+    """Notes the order in which gluon parameters are first read while autograd records."""
+
+    def __init__(self) -> None:
+        self._reads: MutableMapping[gluon.Parameter, None] = weakref.WeakKeyDictionary()
+        self._unpatched: Any = None
+
+    def start(self) -> None:
+        """Begins to take note; costs a call for each read until `stop`."""
+        unpatched = self._unpatched = gluon.Parameter.data
+
+        def data(parameter: gluon.Parameter, ctx: Any = None) -> NDArray:
+            if parameter not in self._reads and autograd.is_recording():
+                self._reads[parameter] = None
+            return unpatched(parameter, ctx)
+
+        data.__doc__ = unpatched.__doc__
+        gluon.Parameter.data = data
+
+    def stop(self) -> None:
+        """Leaves gluon as it was and forgets everything; may be called twice."""
+        if self._unpatched is not None:
+            gluon.Parameter.data = self._unpatched
+            self._unpatched = None
+        self._reads.clear()
+
+    def order(self, keys_by_array: Dict[int, Key]) -> List[Key]:
+        """Keys in the order of their first reads.
+
+        `keys_by_array` gives the key for the `id` of each array that the store was initialised
+        with; parameters of other stores are left out.
+        """
+        order: Dict[Key, None] = {}
+        for parameter in list(self._reads):
+            for array in parameter._data or ():
+                key = keys_by_array.get(id(array))
+                if key is not None:
+                    order.setdefault(key)
+        return list(order)
+
+
+FORWARD_READS = ForwardReads()
+"""The first forward pass comes before the store, so reads are noted from the import on."""
+
+
+class ReadyOrder:
+    """The order in which the gradients of the first round become ready."""
+
+    def __init__(self) -> None:
+        self._pushed: Dict[Key, int] = {}
+        self._ready: Dict[Key, None] = {}
+        self.pushing = True
+        """Whether the first round goes on."""
+
+    def pushed(self, key: Key) -> None:
+        """Takes note of a key's first push."""
+        if self.pushing:
+            self._pushed.setdefault(key, len(self._pushed))
+
+    def ready(self, key: Key) -> None:
+        """Takes note that a pushed gradient is ready."""
+        if key in self._pushed:
+            self._ready.setdefault(key)
+
+    def end_pushing(self) -> None:
+        """Says that the first round has no further keys."""
+        self.pushing = False
+
+    def complete(self, num_keys: int) -> bool:
+        """Whether all gradients of the round are ready, of at most `num_keys` keys."""
+        no_more = not self.pushing or len(self._pushed) == num_keys
+        return no_more and len(self._ready) == len(self._pushed)
+
+    def forward_order(self) -> List[Key]:
+        """The reverse of the order of becoming ready; empty if that tells nothing.
+
+        Gradients that were ready when they were pushed come in the order of the pushes, since
+        the engine keeps it. Of those that backward makes, many overtake others pushed before
+        them. Where next to none does, the order of the pushes is all that can be seen.
+        """
+        places = [self._pushed[key] for key in self._ready]
+        overtaken = sum(
+            later < earlier for i, earlier in enumerate(places) for later in places[i + 1 :]
+        )
+        pairs = len(places) * (len(places) - 1) // 2
+        if overtaken <= _LEAST_OVERTAKEN * pairs:
+            return []
+        return list(self._ready)[::-1]
+
+
+class OrderLearner:
+    """Learns the forward order in the first round and publishes it, once.
+
+    `publish(order)` gets all declared keys: those whose place is unknown come last. It is called
+    before the first slice of the first step, or while the last gradient of that step is about to
+    leave. `ready` may be called from any thread, the rest belongs to the store's user.
+    """
+
+    def __init__(self, publish: Callable[[List[Key]], None]) -> None:
+        self._publish = publish
+        self._lock = threading.Lock()
+        self._learning = True
+        self._declared: Dict[Key, None] = {}
+        self._keys_by_array: Dict[int, Key] = {}
+        self._arrays: List[NDArray] = []
+        self._ready_order = ReadyOrder()
+
+    def stop(self) -> None:
+        """Learns nothing any more; may be called twice."""
+        self._learning = False
+        self._keys_by_array.clear()
+        self._arrays.clear()
+        FORWARD_READS.stop()
+
+    def declared(self, key: Key, arrays: Iterable[NDArray]) -> None:
+        """Takes note of a key and the arrays that hold its value on this worker."""
+        with self._lock:
+            if self._learning:
+                self._declared[key] = None
+                for array in arrays:
+                    self._keys_by_array[id(array)] = key
+                    self._arrays.append(array)  # nobody else gets its id while it is kept
+
+    def begin_step(self, step: int) -> None:
+        """Says that a step begins, before its first push; the first one is 1."""
+        with self._lock:
+            if not self._learning:
+                return
+            if step == 1:
+                self._learned(FORWARD_READS.order(self._keys_by_array))
+            else:
+                self._ready_order.end_pushing()
+                self._look()
+
+    def pushed(self, key: Key) -> None:
+        """Takes note that a key is pushed, before its gradient is ready."""
+        with self._lock:
+            if self._learning:
+                self._ready_order.pushed(key)
+
+    def ready(self, key: Key) -> None:
+        """Takes note that a pushed gradient is ready, before it leaves."""
+        with self._lock:
+            if self._learning:
+                self._ready_order.ready(key)
+                self._look()
+
+    def _look(self) -> None:
+        if self._ready_order.complete(len(self._declared)):
+            self._learned(self._ready_order.forward_order())
+            if not self._ready_order.pushing:
+                self.stop()
+
+    def _learned(self, order: List[Key]) -> None:
+        if order:
+            self.stop()
+            # A dict keeps the first place of each key: those not learned come last.
+            self._publish(list(dict.fromkeys([*order, *self._declared])))

@@ -1,0 +1,432 @@
+"""The store that MXNet's users see."""
+
+from __future__ import annotations
+
+import atexit
+import operator
+from contextlib import suppress
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple, Union
+
+import mxnet as mx
+import numpy as np
+from mxnet.kvstore import KVStoreBase
+from mxnet.ndarray import NDArray
+
+from p3kv import config
+from p3kv.errors import KeyMismatchError, NotSupportedError
+from p3kv.frontends.mxnet import engine, optimizer_settings
+from p3kv.frontends.mxnet.forward_order import OrderLearner
+from p3kv.wire.messages import INITIAL_ROUND, Key
+from p3kv.worker import this_process
+from p3kv.worker.transfers import WorkerKey
+
+Arrays = Union[NDArray, Sequence[NDArray]]
+
+_CPU_KINDS = ("cpu", "cpu_pinned", "cpu_shared")
+_DTYPES = ("float32", "float64")
+
+
+class P3(KVStoreBase):
+    """MXNet's distributed KVStore with priority-based parameter propagation (P3, SysML'19).
+
+    Every call returns at once: it pushes an operation into MXNet's engine, which starts when
+    the gradient is ready and holds back whatever needs the weight until its new value is there.
+    What a call can't do is raised by it or, when the job fails later, by whoever waits for a
+    weight (as `mxnet.base.MXNetError` with the reason) and by every call from then on.
+
+    Values are dense float32 or float64 arrays; where several are given, one for each device,
+    they are summed before they are sent. To be used from one thread.
+    """
+
+    _instance: Optional[P3] = None
+
+    def __init__(self) -> None:
+        if P3._instance is not None:
+            raise NotSupportedError(
+                "this process has a p3 store already, and more than one is not built yet. Create "
+                "it once with mx.kv.create('p3') and pass that object as kvstore=."
+            )
+        self._worker = this_process.worker()
+        self._worker.start(config.settle())
+        P3._instance = self
+        self._staging: Dict[Key, NDArray] = {}
+        self._checked: Dict[Key, Tuple[NDArray, NDArray]] = {}
+        self._order = OrderLearner(self._worker.publish_order)
+        if self.rank != 0:
+            self._order.stop()  # rank 0 decides, and everybody uses the same
+        self._optimizer: Optional[mx.optimizer.Optimizer] = None
+        self._settings = b""
+        self._updates: Dict[Key, int] = {}
+        self._step = 0
+        self._optimizer_since = 0
+        atexit.register(_finish)
+
+    # What MXNet asks about the store.
+
+    @property
+    def type(self) -> str:
+        """'dist_sync_p3', whichever name it was created by: MXNet looks for 'dist' and '_sync'."""
+        return "dist_sync_p3"
+
+    @property
+    def rank(self) -> int:
+        """Rank of this worker, from 0."""
+        return self._worker.rank
+
+    @property
+    def num_workers(self) -> int:
+        """Number of workers in the job."""
+        return self._worker.num_workers
+
+    @staticmethod
+    def is_capable(capability: str) -> bool:
+        """Whether the store has a capability: 'optimizer', to update weights on the servers."""
+        if capability.lower() == KVStoreBase.OPTIMIZER:
+            return True
+        raise NotSupportedError(f"MXNet asks for '{capability}', which p3kv does not know")
+
+    @property
+    def forward_order(self) -> List[Key]:
+        """Keys in the order in which the forward pass needs them, the most urgent first.
+
+        Empty until it is learned; the same on all workers.
+        """
+        return self._worker.forward_order
+
+    def stats(self) -> Dict[str, int]:
+        """bytes_sent, bytes_received, slices_sent, slices_received of this worker so far."""
+        return self._worker.stats()
+
+    # Values.
+
+    def init(self, key: Union[Key, Sequence[Key]], value: Any) -> None:
+        """Declares keys on all workers; worker rank 0's values are the initial ones."""
+        for one_key, values in _pairs(key, value):
+            first = _listed(values)[0]
+            worker_key = self._declare(one_key, first)
+            self._order.declared(one_key, [first])
+            if self.rank == 0:
+                self._push_initial(worker_key, first)
+
+    def broadcast(
+        self, key: Union[Key, Sequence[Key]], value: Any, out: Any, priority: int = 0
+    ) -> None:
+        """Declares keys and gives worker rank 0's `value` to `out` on all workers."""
+        priority = _priority(priority)
+        for one_key, values, outs in _pairs(key, value, out):
+            first, targets = _listed(values)[0], _listed(outs)
+            worker_key = self._declare(one_key, first)
+            self._order.declared(one_key, targets)
+            if self.rank == 0:
+                self._push_initial(worker_key, first)
+                for target in targets:
+                    if target is not first:
+                        first.copyto(target)
+            else:
+                self._pull(worker_key, targets, priority)
+
+    def pushpull(
+        self, key: Union[Key, Sequence[Key]], value: Any, out: Any = None, priority: int = 0
+    ) -> None:
+        """Pushes gradients and receives the round's result into `out` (by default `value`):
+        the updated weight if the store has an optimizer, or else the sum over the workers.
+
+        `priority`, a whole number of 32 bits, holds until the forward order is learned; larger
+        goes first.
+        """
+        priority = _priority(priority)
+        for one_key, values, outs in _pairs(key, value, value if out is None else out):
+            worker_key = self._worker.key(one_key)
+            sources, targets = _listed(values), _listed(outs)
+            self._check(worker_key, sources[0], targets[0])
+            source = self._reduced(worker_key, sources)
+            target = self._landing_place(worker_key, targets)
+            round_, step = self._next_round(worker_key)
+            self._exchange(worker_key, round_, step, priority, source, target)
+            _spread(target, targets)
+
+    def push(self, key: Union[Key, Sequence[Key]], value: Any, priority: int = 0) -> None:
+        """Pushes gradients; the result stays on the servers until `pull`."""
+        priority = _priority(priority)
+        for one_key, values in _pairs(key, value):
+            worker_key = self._worker.key(one_key)
+            sources = _listed(values)
+            self._check(worker_key, sources[0], sources[0])
+            source = self._reduced(worker_key, sources)
+            round_, step = self._next_round(worker_key)
+            self._send(worker_key, round_, step, priority, source)
+
+    def pull(
+        self,
+        key: Union[Key, Sequence[Key]],
+        out: Any = None,
+        priority: int = 0,
+        ignore_sparse: bool = True,
+    ) -> None:
+        """Receives values into `out`, this worker's last push included."""
+        if out is None:
+            raise TypeError("pull needs out=, the arrays to write into")
+        priority = _priority(priority)
+        for one_key, outs in _pairs(key, out):
+            worker_key = self._worker.key(one_key)
+            targets = _listed(outs)
+            self._check(worker_key, targets[0], targets[0])
+            self._pull(worker_key, targets, priority)
+
+    # The optimizer.
+
+    def set_optimizer(self, optimizer: mx.optimizer.Optimizer) -> None:
+        """Has the servers update weights with worker rank 0's optimizer from now on.
+
+        It begins with fresh states and counts, also where another one was set before. Later
+        changes to it, such as `trainer.set_learning_rate`, hold from the next step on.
+        Raises NotSupportedError for an optimizer that can't run slice by slice.
+        """
+        settings = optimizer_settings.to_bytes(optimizer, self._step)
+        self._optimizer = optimizer
+        self._updates.clear()
+        self._optimizer_since = self._step
+        self._hand_over(settings, self._step + 1)
+
+    # What MXNet's store has and this one does not.
+
+    def set_gradient_compression(self, compression_params: Any) -> None:
+        """Not built yet."""
+        raise NotSupportedError(
+            f"gradient compression ({compression_params}) is not built yet; leave "
+            "compression_params out, or use kvstore='dist_sync'"
+        )
+
+    def row_sparse_pull(
+        self, key: Any, out: Any = None, priority: int = 0, row_ids: Any = None
+    ) -> None:
+        """Not built yet."""
+        raise NotSupportedError(
+            "row_sparse_pull is not built yet; use dense parameters, or kvstore='dist_sync'"
+        )
+
+    def save_optimizer_states(self, fname: str, dump_optimizer: bool = False) -> None:
+        """Not built yet."""
+        raise NotSupportedError(
+            "optimizer states on the servers can't be saved yet; with update_on_kvstore=False "
+            "they are on the workers, and trainer.save_states works"
+        )
+
+    def load_optimizer_states(self, fname: str) -> None:
+        """Not built yet."""
+        raise NotSupportedError(
+            "optimizer states on the servers can't be loaded yet; with update_on_kvstore=False "
+            "they are on the workers, and trainer.load_states works"
+        )
+
+    def _send_command_to_servers(self, head: int, body: str) -> None:
+        raise NotSupportedError(f"commands to servers (head {head}) are not built yet")
+
+    def _barrier(self) -> None:
+        """Waits for all workers, as MXNet's stores do."""
+        self._worker.barrier()
+
+    # How it is done.
+
+    def _declare(self, key: Key, array: NDArray) -> WorkerKey:
+        if key in self._worker:
+            raise KeyMismatchError(
+                f"key {key!r} was initialised before on worker {self.rank}; initialise each key "
+                "once. Each Trainer counts its keys from 0: give all parameters to one Trainer"
+            )
+        _check_kind(key, array)
+        return self._worker.declare(key, array.shape, np.dtype(array.dtype).name)
+
+    def _check(self, worker_key: WorkerKey, source: NDArray, target: NDArray) -> None:
+        """Arrays must be what was declared; the same ones come again every step."""
+        checked = self._checked.get(worker_key.key)
+        if checked is not None and checked[0] is source and checked[1] is target:
+            self._worker.check()
+            return
+        self._worker.check()
+        for array in (source, target):
+            _check_kind(worker_key.key, array)
+            dtype = np.dtype(array.dtype).name
+            if tuple(array.shape) != worker_key.shape or dtype != worker_key.dtype:
+                raise KeyMismatchError(
+                    f"key {worker_key.key!r} was initialised with shape {worker_key.shape} and "
+                    f"dtype {worker_key.dtype}; worker {self.rank} now gives an array of shape "
+                    f"{tuple(array.shape)} and dtype {dtype}"
+                )
+        self._checked[worker_key.key] = (source, target)
+
+    def _next_round(self, worker_key: WorkerKey) -> Tuple[int, int]:
+        """Counts a push: the key's round, and the step that an optimizer would count."""
+        worker_key.round += 1
+        updates = self._updates[worker_key.key] = self._updates.get(worker_key.key, 0) + 1
+        if self._optimizer_since + updates > self._step:
+            self._step += 1
+            self._begin_step()
+        self._order.pushed(worker_key.key)
+        return worker_key.round, self._step
+
+    def _begin_step(self) -> None:
+        """Once a step, before its first slice: rank 0 tells what it has learned and changed."""
+        self._order.begin_step(self._step)
+        optimizer = self._optimizer
+        if optimizer is not None:
+            # MXNet counts where it updates; schedulers go by this count, and live here.
+            since = self._optimizer_since
+            optimizer.num_update = optimizer.begin_num_update + self._step - since
+            settings = optimizer_settings.to_bytes(optimizer, since)
+            if settings != self._settings:
+                self._hand_over(settings, self._step)
+
+    def _hand_over(self, settings: bytes, from_step: int) -> None:
+        self._settings = settings
+        if self.rank == 0:
+            self._worker.set_optimizer(from_step, settings)
+
+    def _exchange(
+        self,
+        worker_key: WorkerKey,
+        round_: int,
+        step: int,
+        priority: int,
+        source: NDArray,
+        target: NDArray,
+    ) -> None:
+        worker = self._worker
+
+        def start(operation: engine.Operation) -> None:
+            self._order.ready(worker_key.key)
+            worker.push_pull(
+                worker_key,
+                round_,
+                step,
+                priority,
+                _bytes(source),
+                _bytes(target),
+                _done(operation, source, target),
+            )
+
+        reads = [] if source is target else [source]
+        engine.push(start, reads, [target], b"p3kv_pushpull")
+
+    def _send(
+        self, worker_key: WorkerKey, round_: int, step: int, priority: int, source: NDArray
+    ) -> None:
+        worker = self._worker
+
+        def start(operation: engine.Operation) -> None:
+            if round_ != INITIAL_ROUND:
+                self._order.ready(worker_key.key)
+            done = _done(operation, source)
+            worker.push(worker_key, round_, step, priority, _bytes(source), done)
+
+        engine.push(start, [source], [], b"p3kv_push")
+
+    def _push_initial(self, worker_key: WorkerKey, value: NDArray) -> None:
+        self._send(worker_key, INITIAL_ROUND, 0, 0, self._reduced(worker_key, [value]))
+
+    def _pull(self, worker_key: WorkerKey, targets: List[NDArray], priority: int) -> None:
+        worker, round_ = self._worker, worker_key.round
+        target = self._landing_place(worker_key, targets)
+
+        def start(operation: engine.Operation) -> None:
+            worker.pull(worker_key, round_, priority, _bytes(target), _done(operation, target))
+
+        engine.push(start, [], [target], b"p3kv_pull")
+        _spread(target, targets)
+
+    def _reduced(self, worker_key: WorkerKey, arrays: List[NDArray]) -> NDArray:
+        """One array in CPU memory with the sum of `arrays`, one for each device."""
+        if len(arrays) == 1 and _on_cpu(arrays[0]):
+            return arrays[0]
+        staging = self._staging_array(worker_key, arrays[0])
+        if len(arrays) == 1:
+            arrays[0].copyto(staging)
+        else:
+            local = [array.as_in_context(staging.context) for array in arrays]
+            mx.nd.add_n(*local, out=staging)
+        return staging
+
+    def _landing_place(self, worker_key: WorkerKey, arrays: List[NDArray]) -> NDArray:
+        """The first of `arrays` that is in CPU memory, or an array there."""
+        for array in arrays:
+            if _on_cpu(array):
+                return array
+        return self._staging_array(worker_key, arrays[0])
+
+    def _staging_array(self, worker_key: WorkerKey, like: NDArray) -> NDArray:
+        staging = self._staging.get(worker_key.key)
+        if staging is None:
+            context = mx.cpu() if _on_cpu(like) else mx.cpu_pinned(like.context.device_id)
+            staging = mx.nd.empty(worker_key.shape, context, worker_key.dtype)
+            self._staging[worker_key.key] = staging
+        return staging
+
+
+def _pairs(keys: Any, *values: Any) -> Iterator[Tuple[Any, ...]]:
+    """Each key with its values, whether one key is given or a list of keys."""
+    if not isinstance(keys, (list, tuple)):
+        yield (keys, *values)
+        return
+    for value in values:
+        if len(value) != len(keys):
+            raise ValueError(f"{len(keys)} keys are given with {len(value)} values")
+    yield from zip(keys, *values)
+
+
+def _priority(priority: int) -> int:
+    if not -(2**31) <= operator.index(priority) < 2**31:
+        raise ValueError(f"priority is {priority}; it must be a whole number of 32 bits")
+    return int(priority)
+
+
+def _listed(arrays: Arrays) -> List[NDArray]:
+    return [arrays] if isinstance(arrays, NDArray) else list(arrays)
+
+
+def _on_cpu(array: NDArray) -> bool:
+    return array.context.device_type in _CPU_KINDS
+
+
+def _spread(value: NDArray, targets: List[NDArray]) -> None:
+    for target in targets:
+        if target is not value:
+            value.copyto(target)
+
+
+def _bytes(array: NDArray) -> memoryview:
+    return engine.view(array).data.cast("B")
+
+
+def _done(operation: engine.Operation, *arrays: NDArray) -> Any:
+    """Completes the operation, and keeps its arrays until then."""
+
+    def done(error: Optional[BaseException], _arrays: Tuple[NDArray, ...] = arrays) -> None:
+        operation.complete(error)
+
+    return done
+
+
+def _check_kind(key: Key, array: NDArray) -> None:
+    if not isinstance(key, (int, str)):
+        raise KeyMismatchError(f"key {key!r} is a {type(key).__name__}; use an int or a str")
+    if not isinstance(array, NDArray):
+        raise TypeError(f"key {key!r}: expected an NDArray, got {type(array).__name__}")
+    if array.stype != "default":
+        raise NotSupportedError(
+            f"key {key!r} is a sparse array ({array.stype}), which is not built yet; use dense "
+            "parameters and gradients, or kvstore='dist_sync'"
+        )
+    dtype = np.dtype(array.dtype).name
+    if dtype not in _DTYPES:
+        raise NotSupportedError(
+            f"key {key!r} has dtype {dtype}, which is not built yet; use {' or '.join(_DTYPES)}"
+        )
+
+
+def _finish() -> None:
+    """Before MXNet's engine ends: what is under way is completed, or given up if it can't be."""
+    if this_process.script_failed():
+        this_process.leave()
+    with suppress(mx.base.MXNetError):  # whoever waited for one of these arrays has seen it
+        mx.nd.waitall()
+    this_process.leave()

@@ -1,0 +1,140 @@
+"""Optimizers as plain data: what arrives is the same optimizer, and nothing but an optimizer."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import msgspec
+import mxnet as mx
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from p3kv.errors import NotSupportedError, ProtocolError
+from p3kv.frontends.mxnet import optimizer_settings
+from p3kv.frontends.mxnet.optimizer_settings import from_bytes, to_bytes
+from p3kv.frontends.mxnet.server_optimizer import MXNetOptimizer
+from p3kv.wire.messages import KeyLayout, decode, encode
+from tests.jobs import SCRIPTS
+
+sys.path.insert(0, str(SCRIPTS))
+import optimizers
+
+# What a server counts itself, and what never leaves the worker.
+OWN = set(optimizer_settings._NOT_SENT)
+
+
+def plain(value: Any) -> Any:
+    """Attributes without the difference between tuples and lists."""
+    return list(value) if isinstance(value, tuple) else value
+
+
+@pytest.mark.parametrize("name", list(optimizers.OPTIMIZERS))
+def test_an_optimizer_arrives_with_all_its_attributes(name: str) -> None:
+    sent = optimizers.made(name)
+    arrived, since_step = from_bytes(to_bytes(sent, 5))
+    assert since_step == 5
+    assert type(arrived) is type(sent)
+    assert vars(arrived).keys() == vars(sent).keys()
+    for attribute in vars(sent).keys() - OWN:
+        assert plain(getattr(arrived, attribute)) == plain(getattr(sent, attribute)), attribute
+    assert arrived.num_update == sent.begin_num_update
+
+
+@pytest.mark.parametrize("name", list(optimizers.SCHEDULERS))
+def test_a_scheduler_s_rate_for_the_update_arrives(name: str) -> None:
+    make = optimizers.SCHEDULERS[name]
+    sent, alone = optimizers.made("sgd", lr_scheduler=make()), make()
+    for update in range(1, 12):
+        sent.num_update = update
+        arrived = from_bytes(to_bytes(sent, 0))[0]
+        assert arrived.lr_scheduler is None
+        assert arrived.learning_rate == alone(update)
+
+
+def test_equal_settings_give_equal_bytes_and_others_give_others() -> None:
+    first, second = (optimizers.made("adam") for _ in range(2))
+    assert to_bytes(first, 0) == to_bytes(second, 0)
+    # Counting updates is no change of settings.
+    first._update_count(3)
+    assert to_bytes(first, 0) == to_bytes(second, 0)
+    assert to_bytes(first, 1) != to_bytes(second, 0)
+    first.set_learning_rate(0.25)
+    assert to_bytes(first, 0) != to_bytes(second, 0)
+
+
+@pytest.mark.parametrize("rate", [np.float64(0.25), np.float32(0.25), np.int64(2), 1])
+def test_numbers_of_numpy_are_numbers(rate: Any) -> None:
+    sent = optimizers.made("sgd")
+    sent.set_learning_rate(rate)
+    assert from_bytes(to_bytes(sent, 0))[0].lr == rate
+
+
+def test_what_is_no_plain_value_is_refused_where_it_is() -> None:
+    sent = optimizers.made("sgd")
+    sent.hook = print
+    with pytest.raises(NotSupportedError, match=r"SGD\.hook is a builtin"):
+        to_bytes(sent, 0)
+
+
+@given(st.binary(max_size=100))
+def test_garbage_is_a_protocol_error(data: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        from_bytes(data)
+
+
+@pytest.mark.parametrize("name", ["LAMB", "Optimizer", "create", "os", "__class__", ""])
+def test_nothing_but_the_known_optimizers_is_built(name: str) -> None:
+    settings = decode(to_bytes(optimizers.made("sgd"), 0), optimizer_settings.OptimizerSettings)
+    with pytest.raises(ProtocolError, match="no optimizer"):
+        from_bytes(encode(msgspec.structs.replace(settings, name=name)))
+
+
+LAYOUT = KeyLayout(0, 3, 10, "float32", 4)
+
+
+def updated(optimizer: MXNetOptimizer, step: int, index: int = 0) -> float:
+    """How far a step of gradient 1 moves a weight."""
+    weight, total = np.zeros(4, np.float32), np.ones(4, np.float32)
+    optimizer.update(LAYOUT, index, weight, total, step)
+    assert (weight == weight[0]).all()
+    return float(-weight[0])
+
+
+def of_rate(rate: float) -> bytes:
+    return to_bytes(mx.optimizer.SGD(learning_rate=rate, wd=0), 0)
+
+
+def test_settings_hold_from_their_step_until_the_next_ones_whenever_a_slice_comes() -> None:
+    """A worker that does not wait announces settings while slices of old steps are on the way."""
+    optimizer = MXNetOptimizer()
+    for from_step, rate in ((1, 1.0), (3, 0.5), (4, 0.25)):
+        optimizer.configure(from_step, of_rate(rate))
+    assert [updated(optimizer, step) for step in (4, 1, 2, 3, 9)] == [0.25, 1, 1, 0.5, 0.25]
+    assert [updated(optimizer, step, index=1) for step in (2, 3)] == [1, 0.5]
+
+
+def test_settings_for_a_step_that_has_others_already_replace_them() -> None:
+    optimizer = MXNetOptimizer()
+    optimizer.configure(1, of_rate(1.0))
+    optimizer.configure(1, of_rate(2.0))
+    assert updated(optimizer, 1) == 2
+
+
+def test_settings_for_the_past_and_updates_before_any_are_protocol_errors() -> None:
+    optimizer = MXNetOptimizer()
+    optimizer.configure(3, of_rate(1.0))
+    with pytest.raises(ProtocolError, match="past step 2"):
+        optimizer.configure(2, of_rate(1.0))
+    with pytest.raises(ProtocolError, match="no optimizer settings hold for step 2"):
+        updated(optimizer, 2)
+
+
+def test_many_settings_do_not_pile_up() -> None:
+    optimizer = MXNetOptimizer()
+    for step in range(1, 4200):
+        optimizer.configure(step, of_rate(1.0))
+    assert len(optimizer._optimizers) == len(optimizer._from_steps) <= 4096
+    assert updated(optimizer, 4199) == 1
