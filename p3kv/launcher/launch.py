@@ -1,0 +1,77 @@
+"""`launch`: a whole job on this machine in one call."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import sys
+from typing import BinaryIO, Iterator, Mapping, Sequence
+
+from p3kv.launcher.parts import HOST, job_parts
+from p3kv.launcher.supervisor import Graces, Launcher
+
+_BACKLOG = 1024
+
+
+def launch(
+    command: Sequence[str],
+    num_workers: int,
+    num_servers: int,
+    *,
+    root_port: int = 0,
+    env: Mapping[str, str] | None = None,
+    out: BinaryIO | None = None,
+    err: BinaryIO | None = None,
+    graces: Graces | None = None,
+) -> int:
+    """Runs `command` as `num_workers` workers with a scheduler and `num_servers` servers.
+
+    Returns 0 when every process ended well, else the exit code of the first one that failed, as a
+    shell would give it (128 + signal for a process killed by a signal, 127 for a command that does
+    not exist). `root_port` 0 takes a free port; `env` None passes this process's environment on.
+    What the processes print goes line by line to `out` and `err`, by default this process's
+    standard output and error.
+
+    Call it in the main thread if Ctrl-C and SIGTERM shall end the job: Python gives signals to no
+    other thread.
+    """
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((HOST, root_port))
+            listener.listen(_BACKLOG)
+        except OSError as error:
+            stream = err if err is not None else sys.stderr.buffer
+            message = f"p3kv launch: port {root_port} of {HOST} is not free: {error.strerror}\n"
+            stream.write(message.encode())
+            stream.flush()
+            return 1
+        with _pipe() as (cause_reader, cause_writer):
+            parts = job_parts(
+                command,
+                num_workers,
+                num_servers,
+                port=listener.getsockname()[1],
+                scheduler_fd=listener.fileno(),
+                cause_fd=cause_writer.fileno(),
+                env=os.environ if env is None else env,
+            )
+            # Once the scheduler has the listener it must be the only one: with a second copy here,
+            # connections to a dead scheduler would be accepted and never answered.
+            launcher = Launcher(
+                parts,
+                out=out,
+                err=err,
+                graces=graces,
+                on_started=listener.close,
+                cause_fd=cause_reader.fileno(),
+            )
+            return launcher.run()
+
+
+@contextlib.contextmanager
+def _pipe() -> Iterator[tuple[BinaryIO, BinaryIO]]:
+    read_fd, write_fd = os.pipe()
+    with open(read_fd, "rb") as reader, open(write_fd, "wb") as writer:
+        yield reader, writer

@@ -1,0 +1,88 @@
+"""What a job on one machine is made of: commands and environments, nothing started yet."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+from dataclasses import dataclass
+from typing import Mapping, Sequence
+
+HOST = "127.0.0.1"
+
+# Set for one role only: an old value from the launcher's own environment would mislead the others.
+_SET_PER_PART = ("DMLC_WORKER_ID", "DMLC_SERVER_ID", "P3KV_SCHEDULER_FD", "P3KV_CAUSE_FD")
+
+
+@dataclass(frozen=True)
+class Part:
+    """One process of a job, not yet started.
+
+    `name` is what people read ("worker 0"). A part with `serves_workers` has nothing to do once
+    the others have ended and is expected to end by itself then. `pass_fds` are open descriptors
+    that the process inherits under the same numbers.
+    """
+
+    name: str
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    serves_workers: bool = False
+    pass_fds: tuple[int, ...] = ()
+
+
+def job_parts(
+    command: Sequence[str],
+    num_workers: int,
+    num_servers: int,
+    *,
+    port: int,
+    scheduler_fd: int,
+    cause_fd: int,
+    env: Mapping[str, str],
+) -> list[Part]:
+    """Returns a scheduler, `num_servers` servers and `num_workers` workers that run `command`.
+
+    `scheduler_fd` is a socket that listens on `port` already; the scheduler inherits it, so nobody
+    can take the port in between. Into `cause_fd`, a pipe that it inherits too, it writes who made
+    the job fail ("worker 1"). `env` reaches every part whole; only the variables that describe
+    the job are set on top of it.
+    """
+    shared = {key: value for key, value in env.items() if key not in _SET_PER_PART}
+    shared.update(
+        DMLC_PS_ROOT_URI=HOST,
+        DMLC_PS_ROOT_PORT=str(port),
+        DMLC_NUM_WORKER=str(num_workers),
+        DMLC_NUM_SERVER=str(num_servers),
+        P3KV_JOB=secrets.token_hex(16),
+    )
+    # Python keeps what it prints back when it prints to a pipe, as it does here.
+    shared.setdefault("PYTHONUNBUFFERED", "1")
+    # Each worker's operators would use a thread for every core, and idle ones spin.
+    cores = len(os.sched_getaffinity(0))
+    shared.setdefault("OMP_NUM_THREADS", str(max(1, cores // num_workers)))
+
+    def environment(role: str, **more: str) -> dict[str, str]:
+        return {**shared, "DMLC_ROLE": role, **more}
+
+    serve = (sys.executable, "-m", "p3kv")
+    scheduler = Part(
+        "scheduler",
+        serve,
+        environment("scheduler", P3KV_SCHEDULER_FD=str(scheduler_fd), P3KV_CAUSE_FD=str(cause_fd)),
+        serves_workers=True,
+        pass_fds=(scheduler_fd, cause_fd),
+    )
+    servers = [
+        Part(
+            f"server {rank}",
+            serve,
+            environment("server", DMLC_SERVER_ID=str(rank)),
+            serves_workers=True,
+        )
+        for rank in range(num_servers)
+    ]
+    workers = [
+        Part(f"worker {rank}", tuple(command), environment("worker", DMLC_WORKER_ID=str(rank)))
+        for rank in range(num_workers)
+    ]
+    return [scheduler, *servers, *workers]

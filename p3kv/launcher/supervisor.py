@@ -1,0 +1,307 @@
+"""Starting a job's parts, watching them, and leaving nothing behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from typing import BinaryIO, Callable, Iterator, NamedTuple, Sequence, Union
+
+from p3kv.launcher.guardian import Guardian, group_is_alive, signal_group
+from p3kv.launcher.output import Forwarder, Screen
+from p3kv.launcher.parts import Part
+from p3kv.launcher.process import RunningPart, signal_name
+
+_NOT_FOUND, _NOT_EXECUTABLE = 127, 126
+_CAUSE_BYTES = 4096
+_GROUP_POLL_S = 0.05
+_STORELESS = "; does every worker import p3kv?"
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@dataclass(frozen=True)
+class Graces:
+    """How long the launcher waits, in seconds, before it goes on to the next measure.
+
+    `others_s`: after a part failed, for the others to end by themselves; the store tells them the
+    cause, and their own messages are worth having. `serving_s`: after the workers ended well, for
+    the parts that serve them. `term_s`: between SIGTERM and SIGKILL. `kill_s`: for the kernel to
+    remove what was killed.
+    """
+
+    others_s: float = 9.0
+    serving_s: float = 10.0
+    term_s: float = 5.0
+    kill_s: float = 5.0
+
+
+class _Verdict(NamedTuple):
+    code: int
+    sentence: str
+    part: str = ""  # The one whose own end it is about.
+
+
+class _Ended(NamedTuple):
+    number: int
+
+
+class _Signalled(NamedTuple):
+    signum: int
+
+
+_Event = Union[_Ended, _Signalled]
+
+
+class Launcher:
+    """Runs parts as one job: all of them, or none.
+
+    `run` may be called once, in the main thread if signals shall end the job. `out` and `err` are
+    where the parts' output goes; `on_started` is called when every part has its descriptors.
+
+    `cause_fd` is the reading end of a pipe into which a part may write the name of the part whose
+    failure made the others fail. Python takes longer to end after an exception than the store
+    takes to tell everybody, so the first process to end is often not the first that failed.
+    """
+
+    def __init__(
+        self,
+        parts: Sequence[Part],
+        *,
+        out: BinaryIO | None = None,
+        err: BinaryIO | None = None,
+        graces: Graces | None = None,
+        on_started: Callable[[], None] = lambda: None,
+        cause_fd: int | None = None,
+    ) -> None:
+        self._parts = list(parts)
+        self._graces = graces or Graces()
+        self._on_started = on_started
+        self._cause_fd = cause_fd
+        # SimpleQueue's put may interrupt its own get, as a signal handler does.
+        self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
+        self._screen = Screen(out or sys.stdout.buffer, err or sys.stderr.buffer)
+        # The process whose reader is gone gets SIGPIPE; so does the job.
+        self._forwarder = Forwarder(
+            self._screen, lambda: self._events.put(_Signalled(signal.SIGPIPE))
+        )
+        self._guardian = Guardian(self._graces.term_s)
+        self._running: list[RunningPart] = []
+        self._verdict: _Verdict | None = None
+        self._term_at_s: float | None = None
+        self._is_terminating = False
+        self._ended_by_us: list[str] = []
+
+    def run(self) -> int:
+        """Starts the parts and returns when all have ended: 0, or the first failure's exit code.
+
+        Nothing that a part has started in its process group is left then, and a line on `err` says
+        which part failed first and how.
+        """
+        try:
+            with self._signals_as_events():
+                if self._check_commands() and self._start():
+                    self._on_started()
+                self._watch()
+        finally:
+            # Only an error in the launcher itself leaves something to end here.
+            for running in self._running:
+                if not running.is_over:
+                    signal_group(running.group, signal.SIGKILL)
+            self._guardian.close()
+            self._forwarder.close()
+        verdict = self._final_verdict()
+        if verdict is None:
+            return 0
+        ended = f"; ended {', '.join(self._ended_by_us)}" if self._ended_by_us else ""
+        self._screen.say(f"p3kv launch: {verdict.sentence}{ended}")
+        return verdict.code
+
+    @contextlib.contextmanager
+    def _signals_as_events(self) -> Iterator[None]:
+        def on_signal(signum: int, frame: object) -> None:
+            self._events.put(_Signalled(signum))
+
+        before = {}
+        if threading.current_thread() is threading.main_thread():
+            for signum in _SIGNALS:
+                # Who starts a program with a signal ignored (nohup, a shell's &) means it.
+                if signal.getsignal(signum) is not signal.SIG_IGN:
+                    before[signum] = signal.signal(signum, on_signal)
+        try:
+            yield
+        finally:
+            for signum, handler in before.items():
+                signal.signal(signum, handler)
+
+    # ---- starting
+
+    def _check_commands(self) -> bool:
+        for part in self._parts:
+            path = part.env.get("PATH", os.defpath)
+            if shutil.which(part.argv[0], path=path) is None:
+                exists = os.path.isfile(part.argv[0])
+                problem = "is not executable" if exists else "was not found"
+                code = _NOT_EXECUTABLE if exists else _NOT_FOUND
+                self._verdict = _Verdict(
+                    code, f"cannot start {part.name}: the command '{part.argv[0]}' {problem}"
+                )
+                return False
+        return True
+
+    def _start(self) -> bool:
+        self._guardian.start()
+        width = max(len(part.name) for part in self._parts)
+        for colour, part in enumerate(self._parts):
+            try:
+                process = subprocess.Popen(
+                    part.argv,
+                    env=dict(part.env),
+                    pass_fds=part.pass_fds,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    bufsize=0,
+                    start_new_session=True,
+                    preexec_fn=self._guardian.announce,
+                )
+            except OSError as error:
+                code = _NOT_FOUND if isinstance(error, FileNotFoundError) else _NOT_EXECUTABLE
+                self._verdict = _Verdict(
+                    code, f"cannot start {part.name}: '{part.argv[0]}': {error.strerror}"
+                )
+                self._set_term_at(0.0)
+                break
+            self._running.append(RunningPart(part, process))
+            assert process.stdout is not None and process.stderr is not None
+            name = part.name.ljust(width)
+            self._forwarder.add(process.stdout, False, name, colour)
+            self._forwarder.add(process.stderr, True, name, colour)
+        # Threads come after the last fork: a child must not inherit a lock that one of them holds.
+        self._forwarder.start()
+        for index, running in enumerate(self._running):
+            threading.Thread(
+                target=self._report_end,
+                args=(index, running),
+                name=f"p3kv-launch-watch-{running.part.name}",
+                daemon=True,
+            ).start()
+        return self._verdict is None
+
+    def _report_end(self, index: int, running: RunningPart) -> None:
+        # A blocking wait for each process: of two that end close together, the first is reported
+        # first, which looking at all of them every now and then could not tell.
+        running.wait_unreaped()
+        self._events.put(_Ended(index))
+
+    # ---- watching
+
+    def _watch(self) -> None:
+        while not all(running.is_over for running in self._running):
+            try:
+                event: _Event | None = self._events.get(timeout=self._timeout_s())
+            except queue.Empty:
+                event = None
+            if isinstance(event, _Ended):
+                self._on_end(self._running[event.number])
+            elif isinstance(event, _Signalled):
+                self._on_signal(event.signum)
+            self._take_due_measures()
+
+    def _timeout_s(self) -> float | None:
+        going = [running for running in self._running if not running.is_over]
+        due_s = [running.due_s for running in going if running.due_s is not None]
+        if self._term_at_s is not None and not self._is_terminating:
+            due_s.append(self._term_at_s)
+        timeouts_s = [max(0.0, at_s - time.monotonic()) for at_s in due_s]
+        if any(running.code is not None for running in going):
+            # What a leader left behind is not our child: look for its end.
+            timeouts_s.append(_GROUP_POLL_S)
+        return min(timeouts_s) if timeouts_s else None
+
+    def _on_end(self, running: RunningPart) -> None:
+        # What a part leaves behind in its group ends with it. The signal comes before `reap`: until
+        # then the group's number cannot be anybody else's.
+        running.terminate(self._graces.term_s)
+        running.reap()
+        if running.code != 0:
+            if self._verdict is None:
+                self._verdict = _failure(running)
+                if self._workers_ended_well():
+                    hint = f"{self._verdict.sentence}, after the workers ended well{_STORELESS}"
+                    self._verdict = self._verdict._replace(sentence=hint)
+                self._set_term_at(self._graces.others_s)
+        elif self._workers_ended_well():
+            self._set_term_at(self._graces.serving_s)
+
+    def _on_signal(self, signum: int) -> None:
+        if self._verdict is None:
+            self._verdict = _Verdict(128 + signum, f"stopped by {signal_name(signum)}")
+        if self._is_terminating:
+            # Asked a second time while the parts take their time to end.
+            for running in self._running:
+                running.hurry()
+        self._set_term_at(0.0)
+
+    def _workers_ended_well(self) -> bool:
+        return all(one.code == 0 for one in self._running if not one.part.serves_workers)
+
+    def _set_term_at(self, delay_s: float) -> None:
+        at_s = time.monotonic() + delay_s
+        self._term_at_s = at_s if self._term_at_s is None else min(at_s, self._term_at_s)
+
+    def _take_due_measures(self) -> None:
+        now_s = time.monotonic()
+        if self._term_at_s is not None and now_s >= self._term_at_s and not self._is_terminating:
+            self._is_terminating = True
+            left = [running for running in self._running if running.code is None]
+            self._ended_by_us = [running.part.name for running in left]
+            if left and self._verdict is None:
+                self._verdict = _Verdict(
+                    1,
+                    "the workers ended well, but what serves them still waited "
+                    f"{self._graces.serving_s:g} s later{_STORELESS}",
+                )
+            # Workers first: they would complain of the end of what serves them.
+            for running in sorted(left, key=lambda one: one.part.serves_workers):
+                running.terminate(self._graces.term_s)
+        for running in self._running:
+            if running.is_over:
+                continue
+            running.take_due_measure(now_s, self._graces.kill_s)
+            if running.is_over:
+                name = running.part.name
+                self._screen.say(f"p3kv launch: {name} (process group {running.group}) stays")
+            elif running.code is not None and not group_is_alive(running.group):
+                running.is_over = True
+                # From now on the number may become anybody's.
+                self._guardian.forget(running.group)
+
+    def _final_verdict(self) -> _Verdict | None:
+        if self._verdict is None or not self._verdict.part or self._cause_fd is None:
+            return self._verdict
+        os.set_blocking(self._cause_fd, False)
+        try:
+            cause = os.read(self._cause_fd, _CAUSE_BYTES).decode().partition("\n")[0]
+        except BlockingIOError:
+            return self._verdict
+        for running in self._running:
+            # One that did not fail by itself has no exit code of its own to give.
+            if running.part.name == cause and cause not in self._ended_by_us:
+                if running.code:
+                    return _failure(running)
+                left = f"{cause} left first, with exit code 0, while others needed it"
+                return self._verdict._replace(sentence=left)
+        return self._verdict
+
+
+def _failure(running: RunningPart) -> _Verdict:
+    name = running.part.name
+    assert running.code is not None
+    return _Verdict(running.code, f"{name} failed first: {running.how}", name)

@@ -1,0 +1,93 @@
+"""What this process is in its job: the one place where the roles are put together."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import sys
+from typing import Optional
+
+from p3kv import config
+from p3kv.config import Launch
+from p3kv.errors import ConfigError, P3Error
+from p3kv.server.optimizer import SliceOptimizer
+from p3kv.worker import this_process
+
+_log = logging.getLogger("p3kv")
+
+
+def take_over() -> None:
+    """Makes this process what its launcher wants it to be.
+
+    A scheduler or server serves its job here and ends the process. A worker tells the scheduler
+    that it is there and goes on; so does, doing nothing, a process that no launcher started.
+    """
+    if multiprocessing.current_process().name != "MainProcess":
+        return  # a data loader's helper, say, which has inherited the environment
+    launch = _launch()
+    if launch is None:
+        return
+    if launch.role == "worker":
+        _join(launch)
+    else:
+        sys.exit(_serve(launch))
+
+
+def _launch() -> Optional[Launch]:
+    try:
+        return Launch.from_environment()
+    except ConfigError as error:
+        sys.exit(f"p3kv: {error}")
+
+
+def _join(launch: Launch) -> None:
+    _start_logging("worker")
+    try:
+        this_process.join(launch)
+    except P3Error as error:
+        sys.exit(f"p3kv: {error}")
+
+
+def _serve(launch: Launch) -> int:
+    _start_logging(launch.role)
+    if "mxnet" in sys.modules:
+        _log.error(
+            "mxnet was imported before p3kv in a process with DMLC_ROLE=%s. Make 'import p3kv' "
+            "the script's first import, or start it with 'p3kv run script.py', so that p3kv "
+            "takes the role over before MXNet's native %s does.",
+            launch.role,
+            launch.role,
+        )
+        return 1
+    try:
+        settings = config.current()
+        config.apply_verbosity(settings)
+        if launch.role == "scheduler":
+            from p3kv.scheduler.scheduler import run_scheduler
+
+            run_scheduler(launch, settings)
+        else:
+            from p3kv.server.server import run_server
+
+            run_server(launch, settings, _make_mxnet_optimizer)
+    except P3Error as error:
+        _log.error("%s", error)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+def _make_mxnet_optimizer() -> SliceOptimizer:
+    config.prepare_for_server_optimizer()
+    from p3kv.frontends.mxnet.server_optimizer import MXNetOptimizer
+
+    return MXNetOptimizer()
+
+
+def _start_logging(role: str) -> None:
+    """Warnings of ours reach the user, whatever the script does with logging."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter(f"p3kv {role}: %(message)s"))
+    _log.addHandler(handler)
+    _log.propagate = False

@@ -1,0 +1,175 @@
+"""Imports run one way only, frameworks stop at their front end, settings are read in one place."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Dict, Iterator, List, NamedTuple, Set
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "p3kv"
+
+GROUND = {"p3kv.errors", "p3kv.config", "p3kv.trace", "p3kv.version"}
+MIDDLE = {"p3kv.wire", "p3kv.slicing"}
+MAY_IMPORT: Dict[str, Set[str]] = {
+    "p3kv.errors": set(),
+    "p3kv.version": set(),
+    "p3kv.trace": set(),
+    "p3kv.config": {"p3kv.errors"},
+    "p3kv.slicing": GROUND,
+    "p3kv.wire": GROUND,
+    "p3kv.worker": GROUND | MIDDLE,
+    "p3kv.server": GROUND | MIDDLE,
+    "p3kv.scheduler": GROUND | MIDDLE,
+    # What a front end hands over to a server is declared there.
+    "p3kv.roles": GROUND | {"p3kv.worker", "p3kv.server.optimizer"},
+    "p3kv.frontends": GROUND | {"p3kv.wire.messages", "p3kv.worker", "p3kv.server.optimizer"},
+    "p3kv.launcher": GROUND,
+    "p3kv.cli": GROUND | {"p3kv.launcher"},
+    "p3kv": GROUND | {"p3kv.roles", "p3kv.frontends"},
+    "p3kv.__main__": {"p3kv.cli"},
+}
+"""Each room, and what its modules may import beside each other, also inside functions."""
+
+COMPOSITION_ROOT = "p3kv.roles"
+"""Puts the roles together, and may import any of them inside a function, when it is known which
+one this process is."""
+
+FRAMEWORKS = {"mxnet": "p3kv.frontends.mxnet"}
+HANDS_ON_THE_ENVIRONMENT = {"p3kv.launcher.launch"}
+"""Gives its own environment to the processes it starts, whole, and reads nothing in it."""
+
+
+class Import(NamedTuple):
+    """What a module imports, and whether only when a function is called."""
+
+    what: str
+    in_function: bool
+
+
+def modules() -> Dict[str, Path]:
+    """All modules of the package by name."""
+    found = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+MODULES = modules()
+
+
+def imports(module: str) -> Iterator[Import]:
+    """Everything that a module imports, as full names of modules."""
+    yield from _imports(ast.parse(MODULES[module].read_text()), False)
+
+
+def _imports(node: ast.AST, in_function: bool) -> Iterator[Import]:
+    if isinstance(node, ast.Import):
+        for alias in node.names:
+            yield Import(alias.name, in_function)
+    elif isinstance(node, ast.ImportFrom):
+        assert node.level == 0, "imports are absolute"
+        for alias in node.names:
+            # `from p3kv import config` imports a module, `from p3kv.config import Settings` not.
+            full = f"{node.module}.{alias.name}"
+            yield Import(full if full in MODULES else str(node.module), in_function)
+    within = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
+    for child in ast.iter_child_nodes(node):
+        yield from _imports(child, in_function or within)
+
+
+def is_in(module: str, room: str) -> bool:
+    return module == room or (room != "p3kv" and module.startswith(room + "."))
+
+
+def room_of(module: str) -> str:
+    rooms = [room for room in MAY_IMPORT if is_in(module, room)]
+    assert rooms, f"{module} is in no room; say in MAY_IMPORT what it may import"
+    return max(rooms, key=len)
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_imports_run_downwards_only(module: str) -> None:
+    room = room_of(module)
+    for imported in imports(module):
+        if not imported.what.startswith("p3kv"):
+            continue
+        if module == COMPOSITION_ROOT and imported.in_function:
+            continue
+        allowed = [room, *MAY_IMPORT[room]]
+        assert any(is_in(imported.what, other) for other in allowed), (
+            f"{module} imports {imported.what}, which is not below it"
+        )
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    graph = {
+        module: {i.what for i in imports(module) if i.what in MODULES and not i.in_function}
+        for module in MODULES
+    }
+    done: Set[str] = set()
+
+    def visit(module: str, above: List[str]) -> None:
+        assert module not in above, " imports ".join([*above, module])
+        if module not in done:
+            for imported in sorted(graph[module]):
+                # A package hands on names of its own modules; they do not need it for that.
+                if not module.startswith(imported + "."):
+                    visit(imported, [*above, module])
+            done.add(module)
+
+    for module in graph:
+        visit(module, [])
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_a_framework_is_imported_by_its_front_end_alone(module: str) -> None:
+    for imported in imports(module):
+        front_end = FRAMEWORKS.get(imported.what.partition(".")[0])
+        assert front_end is None or is_in(module, front_end), f"{module} imports {imported.what}"
+
+
+def test_importing_anything_but_a_front_end_imports_no_framework() -> None:
+    names = [m for m in MODULES if not any(is_in(m, f) for f in FRAMEWORKS.values())]
+    program = (
+        "import importlib, sys\n"
+        f"for name in {names}:\n"
+        "    importlib.import_module(name)\n"
+        f"    found = [f for f in {list(FRAMEWORKS)} if f in sys.modules]\n"
+        "    assert not found, (name, found)\n"
+    )
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("DMLC_", "P3KV_"))}
+    result = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**env, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=60,
+        text=True,
+    )
+    assert result.returncode == 0, result.stdout
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_the_environment_is_read_in_config_alone(module: str) -> None:
+    if module == "p3kv.config" or module in HANDS_ON_THE_ENVIRONMENT:
+        return
+    for node in ast.walk(ast.parse(MODULES[module].read_text())):
+        name = node.attr if isinstance(node, ast.Attribute) else None
+        name = node.name if isinstance(node, ast.alias) else name
+        assert name not in ("environ", "environb", "getenv", "putenv"), (
+            f"{module}, line {getattr(node, 'lineno', '?')}: settings belong into p3kv.config"
+        )
+
+
+def test_all_of_p3kv_is_looked_at() -> None:
+    assert {"p3kv", "p3kv.wire.framing", "p3kv.frontends.mxnet.store"} <= set(MODULES)
+    stored = {i for module in MODULES for i in imports(module)}
+    assert Import("p3kv.server.server", True) in stored
+    assert Import("mxnet", False) in stored
