@@ -1,0 +1,414 @@
+"""A throttled cluster on one Linux machine: hosts are network namespaces joined by one bridge.
+
+Each host has one link to the bridge, limited in both directions. The bridge has a namespace of its
+own, so the machine's own interfaces, addresses and routes are neither used nor changed. Needs root
+and the tools `ip` and `tc`; `missing_requirements` says what is not there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ipaddress
+import os
+import queue
+import secrets
+import signal
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Iterable, Mapping, NamedTuple, Sequence
+
+from .netns import (
+    CleanupGuard,
+    ClusterError,
+    InterfaceCounters,
+    in_namespace,
+    measure_goodput,
+    run_tool,
+    set_congestion_control,
+    tool_path,
+)
+from .throttle import Bucket, DeviceLimit, bucket
+
+MTU_BYTES = 1500
+MAX_HOSTS = 1000  # a Linux bridge has 1,024 ports at most
+# TCP payload in an Ethernet frame, with time stamps: what is left of a link's rate.
+PAYLOAD_SHARE = (MTU_BYTES - 52) / (MTU_BYTES + 14)
+_NETWORK = ipaddress.ip_network("10.77.0.0/16")
+_UNLIMITED_PACKET_BYTES = 65536
+_END_TIMEOUT_S = 3.0
+
+# Ends what runs in the namespaces "$@" and removes them, and with them all that is inside.
+_REMOVE = """
+for attempt in 1 2 3 4 5 6 7 8 9 10; do
+  inside=$(for namespace; do ip netns pids "$namespace" 2>/dev/null; done)
+  [ -n "$inside" ] || break
+  case $attempt in
+    1) kill -s TERM $inside 2>/dev/null ;;
+    [6-9]) kill -s KILL $inside 2>/dev/null ;;
+  esac
+  sleep 0.2
+done
+status=0
+for namespace; do
+  [ ! -e "/var/run/netns/$namespace" ] || ip netns del "$namespace" || status=1
+done
+exit $status
+"""
+
+
+class LinkGoodput(NamedTuple):
+    """TCP payload that went from one host to the next, and the slower of the two limits passed."""
+
+    sender: str
+    receiver: str
+    mbit_s: float
+    limit_mbit_s: float | None
+
+    @property
+    def expected_mbit_s(self) -> float | None:
+        """What the limit leaves for payload; None without a limit."""
+        return None if self.limit_mbit_s is None else self.limit_mbit_s * PAYLOAD_SHARE
+
+
+class Host:
+    """One host of a `Cluster`: a namespace with one address and one interface besides loopback."""
+
+    def __init__(self, index: int, namespace: str, interface: str) -> None:
+        self.index = index
+        self.name = f"host{index}"
+        self.namespace = namespace
+        self.interface = interface
+        self.address = str(_NETWORK[index + 1])
+        self.rate_mbit_s: float | None = None
+        self._processes: list[tuple[subprocess.Popen[Any], bool]] = []
+        self._burst_bytes = 0
+        self._handle = 0
+
+    def popen(
+        self,
+        argv: Sequence[str],
+        env: Mapping[str, str] | None = None,
+        start_new_session: bool = True,
+        **popen_kwargs: Any,
+    ) -> subprocess.Popen[Any]:
+        """Start `argv` inside the host; takes what `subprocess.Popen` takes.
+
+        The returned process is `argv` itself (same pid), so signals reach it. A command that does
+        not exist ends with status 255 and a message. What still runs when the cluster is removed
+        gets SIGTERM, and SIGKILL 3 s later; with `start_new_session` that goes to its whole
+        process group.
+        """
+        ip = tool_path("ip")
+        assert ip is not None, "a cluster exists, so ip does"
+        process = subprocess.Popen(
+            [ip, "netns", "exec", self.namespace, *argv],
+            env=env,
+            start_new_session=start_new_session,
+            **popen_kwargs,
+        )
+        self._processes.append((process, start_new_session))
+        return process
+
+    def _limit_command(self, limit: Bucket | None) -> str:
+        """For `tc`, with a place for the device."""
+        burst_bytes = 0 if limit is None else limit.burst_bytes
+        if burst_bytes < self._burst_bytes:
+            # A new handle makes a new queue. In the old one, a packet larger than the new burst
+            # would wait for ever and hold up all behind it.
+            self._handle += 1
+        self._burst_bytes = burst_bytes
+        if limit is None:
+            return "qdisc del dev {} root"
+        return f"qdisc replace dev {{}} root handle {self._handle % 0x7000 + 1:x}: {limit}"
+
+    def _signal_processes(self, number: int) -> list[subprocess.Popen[Any]]:
+        running = [(p, is_leader) for p, is_leader in self._processes if p.poll() is None]
+        for process, is_leader in running:
+            with contextlib.suppress(ProcessLookupError):
+                (os.killpg if is_leader else os.kill)(process.pid, number)
+        return [process for process, _ in running]
+
+
+class Cluster:
+    """`host_count` hosts, each behind a link of `rate_mbit_s` (None: unlimited), while entered.
+
+    Rates are Mbit/s of Ethernet frames at MTU 1500. TCP in the hosts uses `congestion_control`,
+    whatever the machine's default. Everything is removed on leaving, and by a small guard process
+    when this process ends in any other way. One thread makes, changes and removes a cluster;
+    counters may be read from any. Raises ClusterError, with nothing left behind.
+    """
+
+    def __init__(
+        self,
+        host_count: int,
+        rate_mbit_s: float | None = None,
+        congestion_control: str = "cubic",
+    ) -> None:
+        if not 1 <= host_count <= MAX_HOSTS:
+            raise ClusterError(f"{host_count} hosts: a cluster has 1 to {MAX_HOSTS}")
+        # Unique among live processes and among clusters of one process; names of interfaces, of
+        # which this is one, have 15 characters at most.
+        self.name = f"p3-{os.getpid():x}{secrets.token_hex(3)}"
+        self.congestion_control = congestion_control
+        self.hosts = [Host(i, f"{self.name}-{i}", self.name) for i in range(host_count)]
+        self._switch = f"{self.name}-switch"
+        self._rate_mbit_s = rate_mbit_s
+        self._guard: CleanupGuard | None = None
+        self._counters: dict[str, InterfaceCounters] = {}
+
+    def __enter__(self) -> Cluster:
+        if self._guard is not None:
+            raise ClusterError(f"the cluster {self.name} was entered before: make another")
+        problem = _missing_tools()
+        if problem is not None:
+            raise ClusterError(problem)
+        namespaces = [self._switch, *(host.namespace for host in self.hosts)]
+        self._guard = CleanupGuard(_REMOVE, *namespaces)
+        try:
+            self._batch("ip", None, [f"netns add {namespace}" for namespace in namespaces])
+            set_congestion_control(namespaces[1:], self.congestion_control)
+            for namespace in namespaces:
+                in_namespace(namespace, _disable_ipv6)
+            self._batch("ip", self._switch, self._switch_commands())
+            for host in self.hosts:
+                self._batch("ip", host.namespace, self._host_commands(host))
+            if self._rate_mbit_s is not None:
+                self.set_rate(self._rate_mbit_s)
+            for host in self.hosts:
+                self._counters[host.name] = InterfaceCounters(host.namespace, host.interface)
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the processes that still run and remove the cluster; may be called twice."""
+        if self._guard is None:
+            return
+        try:
+            self._end_processes()
+        finally:
+            for counters in self._counters.values():
+                counters.close()
+            self._counters.clear()
+            self._guard.release()
+
+    def set_rate(self, rate_mbit_s: float | None, host: Host | None = None) -> None:
+        """Limit the link of `host`, or all links, in both directions; None removes the limit.
+
+        Connections live on and follow at once. A smaller burst or no limit loses what waits in the
+        link's queue.
+        """
+        limit = None if rate_mbit_s is None else bucket(rate_mbit_s)
+        hosts = self.hosts if host is None else [host]
+        # A link that had no limit has no qdisc of ours that could be deleted.
+        hosts = [host for host in hosts if limit is not None or host.rate_mbit_s is not None]
+        # First what senders make, then what links take. The flush makes living connections look.
+        packet_bytes = _UNLIMITED_PACKET_BYTES if limit is None else limit.packet_bytes
+        for host in hosts:
+            resize = f"link set dev {host.interface} gso_max_size {packet_bytes}"
+            self._batch("ip", host.namespace, [resize, "route flush cache"])
+        changes = [host._limit_command(limit) for host in hosts]
+        ports = [f"port{host.index}" for host in hosts]
+        self._batch("tc", self._switch, map(str.format, changes, ports))
+        for host, change in zip(hosts, changes):
+            self._batch("tc", host.namespace, [change.format(host.interface)])
+            host.rate_mbit_s = rate_mbit_s
+
+    def goodput(self, seconds: float = 0.5, at_once: bool = False) -> list[LinkGoodput]:
+        """Measure the TCP payload rate from each host to the next, the last to the first.
+
+        So each link is measured in both directions, for `seconds` each time after a short warm-up:
+        one after the other, or all at the same time when `at_once`. One host gives an empty list.
+        """
+        if len(self.hosts) == 1:
+            return []
+        pairs = list(zip(self.hosts, [*self.hosts[1:], self.hosts[0]]))
+
+        def measure(pair: tuple[Host, Host]) -> LinkGoodput:
+            sender, receiver = pair
+            mbit_s = measure_goodput(
+                sender.namespace, receiver.namespace, receiver.address, seconds
+            )
+            limits = [h.rate_mbit_s for h in pair if h.rate_mbit_s is not None]
+            return LinkGoodput(sender.name, receiver.name, mbit_s, min(limits, default=None))
+
+        with ThreadPoolExecutor(len(pairs) if at_once else 1) as pool:
+            return list(pool.map(measure, pairs))
+
+    def interface_counters(self, host: Host) -> tuple[int, int]:
+        """(received, sent) bytes of the host's link so far, as the host sees them.
+
+        Costs some 10 microseconds. See `InterfaceCounters` for what the bytes include. Raises
+        ClusterError when the cluster is not there.
+        """
+        if host.name not in self._counters:
+            raise ClusterError(f"the cluster {self.name} is not there: count while it is entered")
+        return self._counters[host.name].read()
+
+    def _batch(self, tool: str, namespace: str | None, commands: Iterable[str]) -> None:
+        assert self._guard is not None, "only while entered"
+        place = [] if namespace is None else ["-n", namespace]
+        text = "".join(command + "\n" for command in commands)
+        run_tool(tool, *place, "-batch", "-", stdin=text, pass_fds=(self._guard.fileno(),))
+
+    def _switch_commands(self) -> list[str]:
+        commands = [f"link add name bridge mtu {MTU_BYTES} type bridge", "link set bridge up"]
+        for host in self.hosts:
+            port = f"port{host.index}"
+            commands += [
+                f"link add name {port} mtu {MTU_BYTES} type veth "
+                f"peer name {host.interface} mtu {MTU_BYTES} netns {host.namespace}",
+                f"link set {port} master bridge up",
+            ]
+        return commands
+
+    def _host_commands(self, host: Host) -> list[str]:
+        return [
+            "link set lo up",
+            f"addr add {host.address}/{_NETWORK.prefixlen} dev {host.interface}",
+            f"link set {host.interface} up",
+        ]
+
+    def _end_processes(self) -> None:
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            deadline = time.monotonic() + _END_TIMEOUT_S
+            for process in [p for host in self.hosts for p in host._signal_processes(number)]:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(max(0.0, deadline - time.monotonic()))
+
+
+def missing_requirements() -> str | None:
+    """A sentence that says why no cluster can be made here, or None when one was just made."""
+    problem = _missing_tools()
+    if problem is not None:
+        return problem
+    try:
+        with Cluster(1, rate_mbit_s=100):
+            return None
+    except ClusterError as error:
+        return f"this machine cannot make a throttled cluster: {error}"
+
+
+def _missing_tools() -> str | None:
+    if not sys.platform.startswith("linux"):
+        return "a throttled cluster needs Linux: it is made of network namespaces"
+    if os.geteuid() != 0:
+        return "a throttled cluster needs root: run this with sudo"
+    for tool in ("ip", "tc"):
+        if tool_path(tool) is None:
+            return f"a throttled cluster needs the command {tool!r}: install the package iproute2"
+    return None
+
+
+def _disable_ipv6() -> None:
+    # Neighbour discovery would send packets over links that should be idle.
+    for scope in ("all", "default"):
+        with contextlib.suppress(FileNotFoundError):  # a kernel without IPv6
+            Path(f"/proc/sys/net/ipv6/conf/{scope}/disable_ipv6").write_text("1")
+
+
+def _print_goodput(cluster: Cluster, seconds: float, at_once: bool) -> None:
+    print(f"TCP payload in Mbit/s, {cluster.congestion_control}:")
+    for link in cluster.goodput(seconds, at_once):
+        expected = link.expected_mbit_s
+        share = (
+            "no limit" if expected is None else f"{link.mbit_s / expected:.1%} of {expected:.1f}"
+        )
+        print(f"  {link.sender} -> {link.receiver}  {link.mbit_s:10.1f}  {share}", flush=True)
+
+
+def _check(options: argparse.Namespace) -> int:
+    with Cluster(options.hosts, options.rate, options.congestion_control) as cluster:
+        _print_goodput(cluster, options.seconds, options.at_once)
+    return 0
+
+
+def _run(options: argparse.Namespace) -> int:
+    with Cluster(options.hosts, options.rate, options.congestion_control) as cluster:
+        _print_goodput(cluster, options.seconds, options.at_once)
+        addresses = ",".join(host.address for host in cluster.hosts)
+        ended: queue.Queue[int] = queue.Queue()
+        for host in cluster.hosts:
+            env = {**os.environ, "P3_HOST_INDEX": str(host.index), "P3_HOST_ADDRESSES": addresses}
+            process = host.popen(options.command, env=env)
+            wait = threading.Thread(target=lambda p=process: ended.put(p.wait()), daemon=True)
+            wait.start()
+        # The first failure ends the run: the others would wait for the one that failed.
+        return next((code for code in (ended.get() for _ in cluster.hosts) if code != 0), 0)
+
+
+def _limit(options: argparse.Namespace) -> int:
+    with DeviceLimit(options.device, options.rate):
+        print(f"{options.device} sends at most {options.rate} Mbit/s", flush=True)
+        if options.command:
+            return subprocess.run(options.command).returncode
+        print("Ctrl-C ends the limit", flush=True)
+        threading.Event().wait()
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m scripts.cluster", description=__doc__)
+    actions = parser.add_subparsers(dest="action", required=True)
+    check = actions.add_parser("check", help="make a cluster, measure its links, remove it")
+    run = actions.add_parser(
+        "run",
+        help="make a cluster, measure its links, run a command on every host, remove it",
+        epilog="The command finds P3_HOST_INDEX and P3_HOST_ADDRESSES (commas between) in its "
+        "environment. The first that fails ends the others.",
+    )
+    for made in (check, run):
+        made.add_argument("--hosts", type=int, default=4)
+        made.add_argument("--rate", type=float, metavar="MBIT_S", help="default: no limit")
+        made.add_argument("--congestion-control", default="cubic", metavar="NAME")
+        made.add_argument("--seconds", type=float, default=0.5, help="to measure each link for")
+        made.add_argument("--at-once", action="store_true", help="measure all links at a time")
+    limit = actions.add_parser(
+        "limit", help="limit what a real interface sends, until Ctrl-C or the command's end"
+    )
+    limit.add_argument("device")
+    limit.add_argument("rate", type=float, metavar="MBIT_S")
+    run.set_defaults(act=_run)
+    check.set_defaults(act=_check)
+    limit.set_defaults(act=_limit)
+    return parser
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the command line `arguments` and return the exit status."""
+    # Everything behind the first `--` is the command, with options that are not ours to read.
+    cut = arguments.index("--") if "--" in arguments else len(arguments)
+    parser = _parser()
+    options = parser.parse_args(arguments[:cut])
+    options.command = list(arguments[cut + 1 :])
+    if options.action == "run" and not options.command:
+        parser.error("run needs a command, behind --")
+    if options.action == "check" and options.command:
+        parser.error("check runs no command")
+    try:
+        code = options.act(options)
+    except ClusterError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    return 128 - code if code < 0 else code  # as a shell reports a process that a signal ended
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
