@@ -1,0 +1,1 @@
+"""Experiments: models, bounds, simulation, and what reproduces the paper's figures."""

@@ -1,0 +1,189 @@
+"""What measured figures make of their runs: medians, spreads, flags, and one look for each system.
+
+Runs are records as `experiments.campaign` keeps them.
+"""
+
+from __future__ import annotations
+
+import statistics
+from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence
+
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from experiments import output
+from experiments.models import load
+from experiments.records import Records
+
+CARRIED = 0.98
+"""The efficiency without a limit from which on a machine carries a configuration."""
+
+EMULATED = "Computation is emulated by timed operations; arrays, stores and traffic are real."
+
+TITLES = {
+    "resnet50": "ResNet-50",
+    "inception_v3": "Inception-v3",
+    "vgg19": "VGG-19",
+    "sockeye": "Sockeye",
+    "three_layers": "three layers",
+}
+
+
+class Look(NamedTuple):
+    """How one system is drawn in all figures. Okabe and Ito's colours, as in `output`."""
+
+    colour: str
+    marker: str
+
+
+LOOKS = {
+    "dist_sync_apart": Look(output.COLOURS["baseline"], "s"),
+    "dist_sync": Look("#CC79A7", "D"),
+    "mxnet_p3": Look("#009E73", "^"),
+    "slicing": Look(output.COLOURS["slicing"], "v"),
+    "p3kv": Look(output.COLOURS["p3"], "o"),
+}
+
+
+class Spread(NamedTuple):
+    """Median, least and greatest value of several."""
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread:
+        return cls(statistics.median(values), min(values), max(values))
+
+
+def select(runs: Iterable[Mapping[str, Any]], **fields: Any) -> List[Mapping[str, Any]]:
+    """Returns the runs that came to their end and have these values."""
+    return [
+        run
+        for run in runs
+        if "iteration_s" in run and all(run[name] == value for name, value in fields.items())
+    ]
+
+
+def iteration_s(runs: Sequence[Mapping[str, Any]]) -> Spread:
+    """The time of an iteration, of one run at least: over repetitions, of each one's median."""
+    return Spread.of([statistics.median(run["iteration_s"]) for run in runs])
+
+
+def throughput(seconds: Spread, samples: float) -> Spread:
+    """Samples a second, of `samples` in an iteration."""
+    return Spread(samples / seconds.median, samples / seconds.high, samples / seconds.low)
+
+
+def samples(model: str, hosts: int) -> int:
+    """What all hosts together process in an iteration."""
+    return load(model).batch_size * hosts
+
+
+def unlimited(runs: Iterable[Mapping[str, Any]], **fields: Any) -> Dict[str, float]:
+    """By system: efficiency, C by the time of an iteration, where links had no limit."""
+    found = select(runs, rate_mbit_s=None, **fields)
+    efficiencies = {}
+    for system in LOOKS:
+        of = [run for run in found if run["system"] == system]
+        if of:
+            efficiencies[system] = round(of[0]["compute_s"] / iteration_s(of).median, 4)
+    return efficiencies
+
+
+def limited(efficiencies: Mapping[str, float]) -> bool:
+    """Whether it is this machine, and not the network, that slows a configuration."""
+    return any(value < CARRIED for value in efficiencies.values())
+
+
+def unlimited_text(efficiencies: Mapping[str, float]) -> str:
+    """What `unlimited` found, for a plot or a table."""
+    if not efficiencies:
+        return "not measured without a limit"
+    values = ", ".join(f"{system} {value:.3f}" for system, value in efficiencies.items())
+    if limited(efficiencies):
+        return f"limited by this machine:\nefficiency without a limit: {values}"
+    return f"efficiency without a limit: {values}"
+
+
+def remarks(runs: Iterable[Mapping[str, Any]], links: Iterable[Mapping[str, Any]]) -> List[str]:
+    """Returns sentences on what went wrong while measuring; none when nothing did."""
+    said = []
+    for run in runs:
+        if not run.get("failures"):
+            continue
+        rate = "no limit" if run["rate_mbit_s"] is None else f"{run['rate_mbit_s']:g} Mbit/s"
+        where = f"{run['system']}, {run['model']}, {run['hosts']} hosts, {rate}"
+        if "iteration_s" in run:
+            said.append(f"succeeded at the second attempt only: {where}")
+        else:
+            said.append(f"failed: {where}: {last_line(run['failures'][-1])}")
+    latest = {(check["hosts"], check["rate_mbit_s"]): check for check in links}
+    said += [
+        f"links {check['most_off']:.1%} off what they should carry: {hosts} hosts, {rate:g} Mbit/s"
+        for (hosts, rate), check in latest.items()
+        if check["flagged"]
+    ]
+    return said
+
+
+def foot(figure: Figure, said: Sequence[str]) -> None:
+    """Writes below a figure that computation is emulated, and how many remarks there are."""
+    text = EMULATED
+    if said:
+        text += f" {len(said)} remark{'s' * (len(said) > 1)} on runs or links: see the numbers."
+    figure.supxlabel(text, fontsize=7, color="#555555")
+
+
+def draw_spread(
+    axis: Axes,
+    system: str,
+    places: Sequence[float],
+    values: Sequence[Spread],
+    line: str = "-",
+    label: Optional[str] = None,
+) -> None:
+    """Draws medians as a system's markers, with bars from the least to the greatest value."""
+    look = LOOKS[system]
+    axis.errorbar(
+        places,
+        [value.median for value in values],
+        yerr=[
+            [value.median - value.low for value in values],
+            [value.high - value.median for value in values],
+        ],
+        color=look.colour,
+        marker=look.marker,
+        markersize=4,
+        linewidth=1.2,
+        linestyle=line,
+        capsize=2.5,
+        label=label,
+    )
+
+
+def legend(axes: Iterable[Axes], into: Axes, **how: Any) -> None:
+    """Puts what any of the axes labels into one legend."""
+    handles: Dict[str, Any] = {}
+    for axis in axes:
+        for handle, label in zip(*axis.get_legend_handles_labels()):
+            handles.setdefault(label, handle)
+    how = {"fontsize": 7, "framealpha": 0.9, **how}
+    into.legend(handles.values(), handles.keys(), **how)
+
+
+def finish(records: Records, figure: Figure) -> None:
+    """Writes the figure beside its numbers, and prints remarks and where both are."""
+    for said in remarks(records.runs, records.links):
+        print(said)
+    picture = records.path.with_suffix(".png")
+    figure.savefig(picture)
+    plt.close(figure)
+    print(f"{records.path}\n{picture}")
+
+
+def last_line(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else "without a word"

@@ -1,0 +1,70 @@
+"""One worker of a measured run: trains an emulated model over a real store.
+
+Started by `experiments.measure` in a worker's role; prints a JSON line when the measured
+iterations begin and one, with the results, when they end.
+"""
+
+import os
+import sys
+
+# The emulator uses p3kv's engine operations under every store; the role is p3kv's only if its
+# store is meant. As in any script, p3kv comes before mxnet.
+_ours = sys.argv[2] in ("slicing", "p3kv")
+_role = os.environ["DMLC_ROLE"] if _ours else os.environ.pop("DMLC_ROLE")
+import p3kv  # noqa: E402, F401
+
+os.environ["DMLC_ROLE"] = _role
+
+import argparse  # noqa: E402
+import json  # noqa: E402
+import resource  # noqa: E402
+
+import mxnet as mx  # noqa: E402
+
+from experiments.emulator import EmulatedModel  # noqa: E402
+from experiments.models import load  # noqa: E402
+from experiments.systems import SYSTEMS  # noqa: E402
+
+
+def main() -> None:
+    """Runs the iterations that the command line asks for."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model")
+    parser.add_argument("system", choices=SYSTEMS)
+    parser.add_argument("--dilation", type=float, default=1.0)
+    parser.add_argument("--warm-up", type=int, default=2)
+    parser.add_argument("--iterations", type=int, default=5)
+    parser.add_argument("--spans", action="store_true")
+    options = parser.parse_args()
+    system = SYSTEMS[options.system]
+    store = mx.kv.create(system.store)
+    if system.update_on_kvstore:
+        store.set_optimizer(mx.optimizer.create("sgd", learning_rate=0.1))
+    model = EmulatedModel(
+        load(options.model),
+        dilation=options.dilation,
+        update_on_kvstore=system.update_on_kvstore,
+        apart=system.apart,
+    )
+    model.broadcast(store)
+    model.run(store, options.warm_up)
+    say(event="begin", rank=store.rank)
+    model.run(store, options.iterations)
+    say(
+        event="end",
+        rank=store.rank,
+        iteration_s=model.iteration_s[options.warm_up :],
+        compute_s=model.compute_s,
+        max_rss_kib=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
+        spans=[span._asdict() for span in model.spans] if options.spans else [],
+    )
+    mx.nd.waitall()
+    model.close()
+
+
+def say(**facts: object) -> None:
+    """Tells the measuring process, whole lines only."""
+    os.write(1, (json.dumps(facts) + "\n").encode())
+
+
+main()

@@ -1,0 +1,200 @@
+"""A model in training whose computation is emulated and whose arrays and store are real.
+
+Each layer's forward and backward pass is an operation in MXNet's engine that reads the layer's
+weights, takes the stated time and, going backward, writes its gradients. A store sees what it
+sees under gluon: the same arrays, keys, calls and priorities, and gradients that become ready
+one after the other while earlier layers still compute.
+"""
+
+from __future__ import annotations
+
+import statistics
+from typing import Any, Dict, List, Sequence
+
+import mxnet as mx
+from mxnet.ndarray import NDArray
+
+from experiments.models import Model
+from experiments.stream import Span, Stream
+from p3kv.frontends.mxnet import engine
+
+_ITERATIONS_AHEAD = 2
+
+
+class EmulatedModel:
+    """One worker's copy of a model: real weights and gradients, emulated computation.
+
+    `dilation` multiplies every compute time. `gradient` fills the gradients once: they are
+    constant, so an iteration costs the emulation nothing for them. It is zero by default, because
+    a store that returns sums in the gradients would multiply anything else in each iteration.
+
+    `update_on_kvstore` and `apart` say how gradients are exchanged: as gluon's Trainer of MXNet
+    1.9.1 does (`pushpull`), or as the paper's baseline does, push and pull apart. Without
+    `update_on_kvstore` the sum comes back in the gradient and an operation that reads it and
+    writes the weight stands for the optimizer, at no cost.
+
+    Use it from one thread; `close` when done.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        dilation: float = 1.0,
+        gradient: float = 0.0,
+        update_on_kvstore: bool = True,
+        apart: bool = False,
+        stall_s: float = 60.0,
+    ) -> None:
+        self.model = model
+        self.dilation = dilation
+        self.weights: Dict[int, NDArray] = {}
+        self.gradients: Dict[int, NDArray] = {}
+        # What a script reads as the loss: ready when the forward pass is complete.
+        self.loss = mx.nd.zeros((1,))
+        self._update_on_kvstore = update_on_kvstore
+        self._apart = apart
+        self._stall_s = stall_s
+        for key, parameter in enumerate(model.parameters):
+            self.weights[key] = mx.nd.zeros(parameter.shape)
+        keys = model.keys
+        self._layer_keys = [
+            [keys[parameter.name] for parameter in layer.parameters] for layer in model.layers
+        ]
+        for key in sorted(key for layer in self._layer_keys for key in layer):
+            self.gradients[key] = mx.nd.full(self.weights[key].shape, gradient)
+        mx.nd.waitall()
+        self._stream = Stream()
+        self._last_of: List[int] = []
+
+    @property
+    def spans(self) -> Sequence[Span]:
+        """What the emulated accelerator has done so far, in order."""
+        return self._stream.spans
+
+    @property
+    def compute_s(self) -> float:
+        """C: one iteration's computation, dilated."""
+        return self.model.compute_s * self.dilation
+
+    def broadcast(self, kv: Any) -> None:
+        """Gives every array its first value, trained or not, as the Trainer does."""
+        for key, weight in self.weights.items():
+            kv.broadcast(key, weight, [weight])
+        mx.nd.waitall()
+
+    def forward(self) -> None:
+        """Pushes the forward pass of one iteration and returns at once."""
+        last = len(self._layer_keys) - 1
+        for index, seconds in enumerate(self.model.forward_s):
+            reads = [self.weights[key] for key in self._layer_keys[index]]
+            self._submit(index, "forward", seconds, reads, [self.loss] if index == last else [])
+
+    def backward(self) -> None:
+        """Pushes the backward pass of one iteration and returns at once."""
+        for index, seconds in reversed(list(enumerate(self.model.backward_s))):
+            keys = self._layer_keys[index]
+            reads = [self.weights[key] for key in keys]
+            last = self._submit(
+                index, "backward", seconds, reads, [self.gradients[key] for key in keys]
+            )
+        self._last_of.append(last)
+
+    def exchange(self, kv: Any) -> None:
+        """Gives all gradients to the store, in the order of the keys, and returns at once."""
+        for key, gradient in self.gradients.items():
+            out = self.weights[key] if self._update_on_kvstore else gradient
+            if self._apart:
+                kv.push(key, gradient, priority=-key)
+                kv.pull(key, out=out, priority=-key)
+            elif self._update_on_kvstore:
+                kv.pushpull(key, [gradient], out=[out], priority=-key)
+            else:
+                kv.pushpull(key, [gradient], priority=-key)
+        if not self._update_on_kvstore:
+            for key, gradient in self.gradients.items():
+                engine.push(engine.Operation.complete, [gradient], [self.weights[key]], b"update")
+
+    def iteration(self, kv: Any) -> None:
+        """Pushes one iteration, and waits only until the one before the last is complete.
+
+        The wait is what keeps a script from running ahead of its accelerator without end; there
+        is no barrier inside an iteration.
+        """
+        if len(self._last_of) >= _ITERATIONS_AHEAD:
+            self._stream.wait(self._last_of[-_ITERATIONS_AHEAD], self._stall_s)
+        self.forward()
+        self.backward()
+        self.exchange(kv)
+
+    def run(self, kv: Any, iterations: int) -> List[float]:
+        """Runs `iterations` more, waits for their computation, and returns all times so far."""
+        for _ in range(iterations):
+            self.iteration(kv)
+        self.wait()
+        return self.iteration_s
+
+    def wait(self) -> None:
+        """Waits until all computation that was pushed is complete.
+
+        Raises `TimeoutError` when a layer has waited too long for its weights.
+        """
+        if self._last_of:
+            self._stream.wait(self._last_of[-1], self._stall_s)
+
+    @property
+    def iteration_s(self) -> List[float]:
+        """The time of each complete iteration: from one end of the backward pass to the next.
+
+        The first begins with the first forward operation.
+        """
+        spans = self.spans
+        ends = [
+            spans[n - 1].end_ns + spans[n - 1].late_ns for n in self._last_of if n <= len(spans)
+        ]
+        begins = [spans[0].start_ns, *ends] if spans else []
+        return [(end - begin) / 1e9 for begin, end in zip(begins, ends)]
+
+    def efficiency(self, warm_up: int = 2) -> float:
+        """C by the median iteration after `warm_up` iterations; 1.0 when nothing is waited for."""
+        return self.compute_s / statistics.median(self.iteration_s[warm_up:])
+
+    def close(self) -> None:
+        """Ends the emulation; may be called twice. Pushed operations end without their delays."""
+        self._stream.close()
+
+    def _submit(
+        self,
+        index: int,
+        phase: str,
+        seconds: float,
+        reads: Sequence[NDArray],
+        writes: Sequence[NDArray],
+    ) -> int:
+        return self._stream.submit(
+            self.model.layers[index].name,
+            phase,
+            len(self._last_of),
+            seconds * self.dilation,
+            reads,
+            writes,
+        )
+
+
+class NullStore:
+    """A store that does nothing: with it, an iteration takes its computation's time."""
+
+    type = "null"
+    rank = 0
+    num_workers = 1
+
+    def broadcast(self, key: int, value: NDArray, out: Any, priority: int = 0) -> None:
+        pass
+
+    def push(self, key: int, value: Any, priority: int = 0) -> None:
+        pass
+
+    def pull(self, key: int, out: Any = None, priority: int = 0) -> None:
+        pass
+
+    def pushpull(self, key: int, value: Any, out: Any = None, priority: int = 0) -> None:
+        pass

@@ -1,0 +1,104 @@
+"""The command line that the measured figures share."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import sys
+from pathlib import Path
+from typing import Iterator, Optional, Sequence, Tuple
+
+from experiments import output
+from experiments.campaign import DILATION, Campaign
+from experiments.records import Records
+from scripts.cluster import missing_requirements
+
+
+def parser(description: str, models: Sequence[str]) -> argparse.ArgumentParser:
+    """Returns a parser with what every measured figure takes; `models` are those of the figure."""
+    made = output.arguments(description)
+    made.add_argument(
+        "--quick", action="store_true", help="a few minutes, into files of their own name"
+    )
+    made.add_argument(
+        "--models", nargs="+", choices=DILATION, metavar="MODEL",
+        help=f"of {', '.join(DILATION)}; default: {' '.join(models)}",
+    )  # fmt: skip
+    made.add_argument("--repetitions", type=_count, metavar="N", help="default: 3, quick: 1")
+    made.add_argument(
+        "--iterations", type=_count, metavar="N", help="measured in each run; default: 5, quick: 3"
+    )
+    made.add_argument(
+        "--warm-up", type=_count, default=2, metavar="N",
+        help="iterations before these; default: %(default)s",
+    )  # fmt: skip
+    made.add_argument(
+        "--dilation", nargs="+", type=_dilation, default=[], metavar="[MODEL=]D",
+        help="stretch computation on four hosts, and divide bandwidths, by D; default: "
+        + " ".join(f"{name}={DILATION[name]:g}" for name in models),
+    )  # fmt: skip
+    made.add_argument("--congestion-control", default="cubic", metavar="NAME")
+    made.add_argument("--retry", action="store_true", help="measure again what has failed")
+    made.add_argument("--draw", action="store_true", help="measure nothing, draw what is there")
+    return made
+
+
+def parse(
+    made: argparse.ArgumentParser,
+    argv: Optional[Sequence[str]],
+    models: Sequence[str],
+    quick_models: Sequence[str] = ("resnet50",),
+) -> argparse.Namespace:
+    """Returns the options with all defaults in; `dilation` is a dictionary by model."""
+    options = made.parse_args(argv)
+    options.models = options.models or list(quick_models if options.quick else models)
+    options.repetitions = options.repetitions or (1 if options.quick else 3)
+    options.iterations = options.iterations or (3 if options.quick else 5)
+    given = dict(options.dilation)
+    options.dilation = {
+        name: given.get(name, given.get("", default)) for name, default in DILATION.items()
+    }
+    return options
+
+
+def numbers_path(options: argparse.Namespace, figure: str) -> Path:
+    """Where a figure's numbers are kept; what `--quick` measures stays apart from full runs."""
+    return Path(options.output) / f"{figure}{'-quick' if options.quick else ''}.json"
+
+
+@contextlib.contextmanager
+def measuring(records: Records, options: argparse.Namespace) -> Iterator[Campaign]:
+    """Gives a campaign into `records`.
+
+    Ends the program with a sentence where there can be none, and on Ctrl-C: all runs but the
+    current one are kept.
+    """
+    problem = missing_requirements()
+    if problem is not None:
+        raise SystemExit(f"{os.path.basename(sys.argv[0])}: {problem}")
+    try:
+        with Campaign(records, options.congestion_control, options.warm_up) as campaign:
+            yield campaign
+    except KeyboardInterrupt:
+        raise SystemExit("interrupted: the same command goes on from here") from None
+
+
+def _count(text: str) -> int:
+    if not text.isdigit() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive whole number")
+    return int(text)
+
+
+def _dilation(text: str) -> Tuple[str, float]:
+    """A model's name, or none for all, and a number."""
+    name, _, number = text.rpartition("=")
+    if name not in ("", *DILATION):
+        raise argparse.ArgumentTypeError(f"there is no model {name!r}")
+    try:
+        value = float(number)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{number!r} is not a positive number")
+    return name, value

@@ -1,0 +1,97 @@
+"""What a simulated store sends: how arrays are cut, placed on servers and put in order."""
+
+from __future__ import annotations
+
+from typing import List, NamedTuple, Optional, Sequence, Tuple
+
+from experiments.graph import FLOAT32_BYTES
+from experiments.models import Model
+
+
+class Policy(NamedTuple):
+    """How gradients are cut, ordered and answered.
+
+    `slice_elems`: the largest message. None sends whole arrays, of which those of more than
+    `split_elems` are split evenly over all servers, as MXNet's KVStore does
+    (MXNET_KVSTORE_BIGARRAY_BOUND).
+    `priority`: the earliest layer first, in both directions and at the server; else first in,
+    first out.
+    `oldest_round_first`: among priorities, what belongs to an earlier iteration goes before
+    everything of a later one. The paper ranks by layer alone. Then a worker that lags behind
+    starves: the last layers that it still waits for have the lowest priority of all, and the
+    others, an iteration ahead, fill the links with early layers that nobody can use before the
+    one behind has caught up.
+    `even_servers`: each slice in forward order goes to the server that has the fewest bytes so
+    far. The paper goes round robin, which counts a slice of a bias like a full one.
+    `pulls`: an update is sent only when all of its array is updated and the worker, told so,
+    has asked for it (what P3 section 4.2 removes); else each message is answered at once.
+    """
+
+    slice_elems: Optional[int]
+    priority: bool
+    pulls: bool
+    oldest_round_first: bool = False
+    even_servers: bool = False
+    split_elems: int = 1_000_000
+
+
+# The three systems of the paper's figure 7, and this project's.
+BASELINE = Policy(slice_elems=None, priority=False, pulls=True)
+SLICING = Policy(slice_elems=50_000, priority=False, pulls=False)
+P3 = Policy(slice_elems=50_000, priority=True, pulls=False)
+P3KV = P3._replace(oldest_round_first=True, even_servers=True)
+
+
+class Workload(NamedTuple):
+    """What is trained: by layer, its arrays as (key, elements), and its forward and backward time.
+
+    Keys matter to the placement of whole arrays only.
+    """
+
+    arrays: Sequence[Sequence[Tuple[int, int]]]
+    forward_s: Sequence[float]
+    backward_s: Sequence[float]
+
+    @classmethod
+    def of(cls, model: Model) -> Workload:
+        keys = model.keys
+        arrays = [
+            [(keys[parameter.name], parameter.elems) for parameter in layer.parameters]
+            for layer in model.layers
+        ]
+        return cls(arrays, model.forward_s, model.backward_s)
+
+
+class Message(NamedTuple):
+    """A slice or a whole array: what is sent at once. `array` counts them in forward order."""
+
+    layer: int
+    array: int
+    server: int
+    size_bytes: float
+
+
+def cut(workload: Workload, policy: Policy, servers: int) -> List[Message]:
+    """Returns the messages of one iteration in each direction, in forward order."""
+    messages: List[Message] = []
+    filled_elems = [0.0] * servers
+    arrays = [(layer, *array) for layer, of in enumerate(workload.arrays) for array in of]
+    for array, (layer, key, elems) in enumerate(arrays):
+        # As MXNet places whole arrays: kvstore_dist.h, EncodeDefaultKey.
+        sizes: List[float] = [elems]
+        first = key * 9973
+        if policy.slice_elems is not None:
+            sizes = [policy.slice_elems] * (elems // policy.slice_elems)
+            if elems % policy.slice_elems:
+                sizes.append(elems % policy.slice_elems)
+            first = len(messages)  # round robin goes on from array to array
+        elif elems > policy.split_elems:
+            sizes = [elems / servers] * servers
+            first = 0
+        for index, size in enumerate(sizes):
+            server = (first + index) % servers
+            if policy.even_servers:
+                server = filled_elems.index(min(filled_elems))
+            filled_elems[server] += size
+            messages.append(Message(layer, array, server, size * FLOAT32_BYTES))
+    return messages

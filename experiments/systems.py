@@ -1,0 +1,41 @@
+"""The stores that are compared: how their processes start and what their workers call."""
+
+from __future__ import annotations
+
+import sys
+from typing import Dict, List, NamedTuple
+
+
+class System(NamedTuple):
+    """A store and the way it is used.
+
+    `store` is what `mx.kv.create` gets. MXNet's own servers start when mxnet is imported in a
+    server's role, p3kv's when p3kv is.
+    """
+
+    title: str
+    store: str
+    environment: Dict[str, str]
+    update_on_kvstore: bool = True
+    apart: bool = False
+
+    @property
+    def role_command(self) -> List[str]:
+        """What a scheduler or server runs."""
+        module = "p3kv" if self.store == "p3" else "mxnet"
+        return [sys.executable, "-c", f"import {module}"]
+
+
+SYSTEMS = {
+    "dist_sync": System("MXNet dist_sync", "dist_sync", {}),
+    "dist_sync_apart": System("MXNet dist_sync, push and pull apart", "dist_sync", {}, apart=True),
+    # It updates on the workers only, and P3 launchers of MXNet set this mark: its best setting.
+    "mxnet_p3": System(
+        "MXNet's shipped P3",
+        "dist_sync",
+        {"DMLC_PS_VAN_TYPE": "p3", "DMLC_PS_WATER_MARK": "10"},
+        update_on_kvstore=False,
+    ),
+    "slicing": System("p3kv, slicing only", "p3", {"P3KV_PRIORITIES": "0"}),
+    "p3kv": System("p3kv", "p3", {}),
+}
