@@ -1,0 +1,98 @@
+"""However a job ends, nothing of it is left: no process, no port, no file."""
+
+from __future__ import annotations
+
+import errno
+import signal
+import socket
+import time
+from pathlib import Path
+from typing import List
+
+import psutil
+import pytest
+
+from tests.jobs import TrainingJob, connections_of, eventually, held_port
+
+PROMISED_S = 10.0
+
+
+class Room:
+    """Folders of its own for all that a job may write to, and a look at what it leaves."""
+
+    def __init__(self, path: Path) -> None:
+        self.markers = path / "markers"
+        self._written = [path / name for name in ("cwd", "home", "tmp")]
+        for folder in (self.markers, *self._written):
+            folder.mkdir(parents=True)
+        self._ports: List[int] = []
+
+    def job(self, root_port: int = 0) -> TrainingJob:
+        cwd, home, tmp = self._written
+        return TrainingJob(
+            self.markers, workers=2, servers=2, root_port=root_port, cwd=cwd, HOME=home, TMPDIR=tmp
+        )
+
+    def note_ports(self, job: TrainingJob) -> None:
+        """Remembers where the scheduler and the servers listen."""
+        parts = job.parts()
+        assert len(parts) == 5
+        for part in parts.values():
+            self._ports += [port for port, _ in connections_of(part.pid, psutil.CONN_LISTEN)]
+        assert len(self._ports) == 3
+
+    def assert_empty(self) -> None:
+        assert processes_with(str(self.markers)) == []
+        for port in self._ports:
+            with socket.socket() as probe:
+                assert probe.connect_ex(("127.0.0.1", port)) == errno.ECONNREFUSED
+        assert [file for folder in self._written for file in folder.rglob("*")] == []
+
+
+def processes_with(mark: str) -> List[psutil.Process]:
+    """Running processes that have inherited a job's mark, whoever their parent is by now."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            marked = process.environ().get("P3KV_TEST_MARK") == mark
+            if marked and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+    return found
+
+
+def test_two_runs_one_after_the_other_on_the_same_port_leave_nothing(tmp_path: Path) -> None:
+    with held_port() as holder:
+        for name in ("first", "second"):
+            room = Room(tmp_path / name)
+            with room.job(root_port=holder.getsockname()[1]) as job:
+                job.wait_until_training()
+                room.note_ports(job)
+                assert len(processes_with(job.mark)) >= 6
+                job.stop()
+                result = job.result(PROMISED_S)
+            assert result.code == 0, result.output
+            room.assert_empty()
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_signal_to_the_launcher_in_mid_training_leaves_nothing_after_10_s(
+    tmp_path: Path, signum: signal.Signals
+) -> None:
+    room = Room(tmp_path)
+    with room.job() as job:
+        job.wait_until_training()
+        room.note_ports(job)
+        job.launcher.send_signal(signum)
+        start = time.monotonic()
+        result = job.result(PROMISED_S)
+        # A launcher that was killed can't wait for its processes; another process ends them.
+        eventually(lambda: not processes_with(job.mark), timeout_s=PROMISED_S)
+        print(f"nothing is left {time.monotonic() - start:.1f} s after {signum.name}")
+        assert time.monotonic() - start < PROMISED_S
+    assert result.code == (-signum if signum == signal.SIGKILL else 128 + signum)
+    if signum != signal.SIGKILL:
+        assert f"p3kv launch: stopped by {signum.name}" in result.output
+        assert "Traceback" not in result.output
+    room.assert_empty()

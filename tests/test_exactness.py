@@ -1,0 +1,91 @@
+"""The weights after 50 steps are those of synchronous SGD."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Dict
+
+import numpy as np
+import pytest
+
+from tests.jobs import SCRIPTS, run_job
+
+sys.path.insert(0, str(SCRIPTS))
+import exact_model
+import mxnet as mx
+from mxnet import gluon
+
+
+def joined_batches(name: str) -> Dict[str, np.ndarray]:
+    """One process, the whole batch at once, MXNet's own Trainer without a store."""
+    net = exact_model.network()
+    trainer = gluon.Trainer(net.collect_params(), name, exact_model.OPTIMIZERS[name], kvstore=None)
+    for step in range(exact_model.STEPS):
+        exact_model.backward(net, *exact_model.part(step, 0, 1))
+        trainer.step(exact_model.BATCH)
+    return exact_model.weights(net)
+
+
+def summed_in_rank_order(name: str, num_workers: int) -> Dict[str, np.ndarray]:
+    """One process that takes the workers' batches one after the other, and sums in numpy."""
+    net = exact_model.network()
+    parameters = [p for _, p in sorted(net.collect_params().items())]
+    optimizer = mx.optimizer.create(
+        name, rescale_grad=1 / exact_model.BATCH, **exact_model.OPTIMIZERS[name]
+    )
+    updater = mx.optimizer.get_updater(optimizer)
+    for step in range(exact_model.STEPS):
+        totals: list = []
+        for rank in range(num_workers):
+            exact_model.backward(net, *exact_model.part(step, rank, num_workers))
+            gradients = [p.grad().asnumpy() for p in parameters]
+            totals = gradients if not totals else [t + g for t, g in zip(totals, gradients)]
+        for index, (parameter, total) in enumerate(zip(parameters, totals)):
+            updater(index, mx.nd.array(total), parameter.data())
+    return exact_model.weights(net)
+
+
+def trained(
+    tmp_path: Path,
+    name: str,
+    update_on_kvstore: bool,
+    workers: int,
+    servers: int,
+    **settings: object,
+) -> Dict[str, np.ndarray]:
+    path = tmp_path / "weights.npz"
+    result = run_job(
+        "exact.py",
+        [path, name, int(update_on_kvstore)],
+        workers,
+        servers,
+        P3KV_SLICE_SIZE=exact_model.SLICE_SIZE,
+        **settings,
+    )
+    assert result.code == 0, result.output
+    return dict(np.load(path))
+
+
+@pytest.mark.parametrize("update_on_kvstore", [True, False], ids=["servers", "workers"])
+@pytest.mark.parametrize("name", ["sgd", "adam"])
+@pytest.mark.parametrize("servers", [1, 2, 3])
+@pytest.mark.parametrize("workers", [1, 2, 4])
+def test_weights_equal_one_process_on_the_joined_batches(
+    tmp_path: Path, workers: int, servers: int, name: str, update_on_kvstore: bool
+) -> None:
+    weights = trained(tmp_path, name, update_on_kvstore, workers, servers)
+    expected = joined_batches(name)
+    assert weights.keys() == expected.keys()
+    for key, value in expected.items():
+        np.testing.assert_allclose(weights[key], value, rtol=1e-4, atol=2e-5, err_msg=key)
+
+
+@pytest.mark.parametrize("update_on_kvstore", [True, False], ids=["servers", "workers"])
+@pytest.mark.parametrize("name", ["sgd", "adam"])
+def test_deterministic_mode_equals_sums_in_rank_order_bit_for_bit(
+    tmp_path: Path, name: str, update_on_kvstore: bool
+) -> None:
+    weights = trained(tmp_path, name, update_on_kvstore, 4, 3, P3KV_DETERMINISTIC=1)
+    for key, value in summed_in_rank_order(name, 4).items():
+        np.testing.assert_array_equal(weights[key], value, err_msg=key)

@@ -1,0 +1,102 @@
+"""The store as MXNet's users meet it: KVStore's calls, gluon's Trainer, Module, optimizers.
+
+Each worker script checks itself against a computation of its own, bit for bit, and many checks
+share one job, whose start is what takes the time.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Callable, Dict, Sequence, Tuple
+
+import pytest
+
+from tests.jobs import SCRIPTS, run_job
+
+sys.path.insert(0, str(SCRIPTS))
+import module
+import optimizers
+import store_api
+import trainer
+
+SERVERS = 2
+
+
+class Checked:
+    """What a job of checks has left: its output, and the names that each worker has passed."""
+
+    def __init__(self, folder: Path, script: str, arguments: Sequence[str], workers: int,
+                 slice_size: int, **settings: object) -> None:  # fmt: skip
+        result = run_job(
+            script, [folder, *arguments], workers, SERVERS, P3KV_SLICE_SIZE=slice_size, **settings
+        )
+        self._output = result.output
+        self._code = result.code
+        self._passed = [
+            path.read_text().split() if path.exists() else []
+            for path in (folder / f"rank{rank}" for rank in range(workers))
+        ]
+
+    def passed(self, check: str) -> None:
+        """Fails, with the job's output, unless all workers have passed."""
+        assert all(check in passed for passed in self._passed), self._output
+
+    def ended_well(self) -> None:
+        """Fails unless the job ended in order."""
+        assert self._code == 0, self._output
+
+
+Run = Callable[..., Checked]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Runs a job of checks, the same one only once."""
+    jobs: Dict[Tuple, Checked] = {}
+
+    def run_once(
+        script: str, *arguments: str, workers: int = 2, slice_size: int = 500, **settings: object
+    ) -> Checked:
+        job = (script, arguments, *sorted(settings.items()))
+        if job not in jobs:
+            folder = tmp_path_factory.mktemp("checks")
+            jobs[job] = Checked(folder, script, arguments, workers, slice_size, **settings)
+        return jobs[job]
+
+    return run_once
+
+
+def names(checks: Sequence[Callable]) -> list:
+    return [check.__name__ for check in checks]
+
+
+@pytest.mark.parametrize("check", [*names(store_api.CHECKS), "ended_well"])
+def test_kvstore_calls(run: Run, check: str) -> None:
+    look(run("store_api.py", slice_size=5000), check)
+
+
+@pytest.mark.parametrize("check", [*names(optimizers.CHECKS), "ended_well"])
+def test_servers_update_as_mxnet_s_updater_does(run: Run, check: str) -> None:
+    look(run("optimizers.py", workers=1, slice_size=100), check)
+
+
+@pytest.mark.parametrize("check", [*trainer.CHECKS["servers"], "ended_well"])
+def test_trainer_that_updates_on_servers(run: Run, check: str) -> None:
+    look(run("trainer.py", "servers"), check)
+
+
+@pytest.mark.parametrize("check", [*trainer.CHECKS["workers"], "ended_well"])
+def test_trainer_that_updates_on_workers(run: Run, check: str) -> None:
+    look(run("trainer.py", "workers"), check)
+
+
+@pytest.mark.parametrize("check", [*module.CHECKS, "ended_well"])
+@pytest.mark.parametrize("update_on_kvstore", [1, 0], ids=["servers", "workers"])
+@pytest.mark.parametrize("name", ["p3", "dist_sync_p3"])
+def test_module(run: Run, name: str, update_on_kvstore: int, check: str) -> None:
+    look(run("module.py", name, MXNET_UPDATE_ON_KVSTORE=update_on_kvstore), check)
+
+
+def look(job: Checked, check: str) -> None:
+    job.ended_well() if check == "ended_well" else job.passed(check)

@@ -1,0 +1,271 @@
+"""Whoever does not belong to a job gets nothing from it and can't disturb it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Dict, List
+
+import psutil
+import zmq
+
+from p3kv.version import VERSION
+from p3kv.wire import messages
+from p3kv.wire.messages import (
+    MAX_HELLO_BYTES,
+    PROTOCOL_VERSION,
+    Bye,
+    DataHello,
+    Failure,
+    Hello,
+    Kind,
+    Ready,
+    Refused,
+    ReportFailure,
+    decode,
+    encode,
+    pack_header,
+)
+from tests.jobs import (
+    SCRIPTS,
+    TrainingJob,
+    connections_of,
+    end,
+    eventually,
+    held_port,
+    results,
+    start_role,
+)
+
+REFUSED_S = 10.0
+HTTP = b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nAccept: */*\r\n\r\n"
+NOISE = bytes(range(1, 256)) * 8
+
+
+def port_of(part: psutil.Process) -> int:
+    """The only port on which a process listens."""
+    eventually(lambda: len(connections_of(part.pid, psutil.CONN_LISTEN)) == 1)
+    port: int = connections_of(part.pid, psutil.CONN_LISTEN)[0][0]
+    return port
+
+
+def knock(port: int, words: bytes) -> socket.socket:
+    """Connects, says something and stays."""
+    stranger = socket.create_connection(("127.0.0.1", port), timeout=REFUSED_S)
+    stranger.sendall(words)
+    return stranger
+
+
+# The servers' ports.
+
+
+def hello(payload: bytes, key: int = messages.MAGIC, version: int = PROTOCOL_VERSION) -> bytes:
+    header = pack_header(Kind.HELLO, 0, key=key, slice=version, payload_bytes=len(payload))
+    return header + payload
+
+
+def huge(kind: Kind) -> bytes:
+    return pack_header(kind, 0, key=messages.MAGIC, slice=PROTOCOL_VERSION, payload_bytes=2**32 - 1)
+
+
+FALSE_HELLO = encode(DataHello(b"0123456789abcdef", 0, False))
+TO_A_SERVER = {
+    "an HTTP request": HTTP,
+    "noise": NOISE,
+    "silence": b"",
+    "half a hello": hello(FALSE_HELLO)[:20],
+    "a hello without its payload": hello(FALSE_HELLO)[:-1],
+    "a hello of another version": hello(FALSE_HELLO, version=PROTOCOL_VERSION + 1),
+    "a hello of another protocol": hello(FALSE_HELLO, key=messages.MAGIC + 1),
+    "a hello with a wrong token": hello(FALSE_HELLO),
+    "a hello with an empty token": hello(encode(DataHello(b"", 0, False))),
+    "a hello that can't be read": hello(b"\x00" * 40),
+    "a huge hello": huge(Kind.HELLO),
+    "a hello that is a little too long": hello(b"\xc0" * (MAX_HELLO_BYTES + 1)),
+    "a huge slice": huge(Kind.PUSH),
+    "a slice without a hello": pack_header(Kind.PUSH, 0, round=1, payload_bytes=4) + b"\x00" * 4,
+    "an optimizer without a hello": pack_header(Kind.OPTIMIZER, 0, payload_bytes=1) + b"\x80",
+    "a goodbye without a hello": pack_header(Kind.BYE, 1),
+}
+
+
+def told_before_the_end(stranger: socket.socket) -> bytes:
+    """What a stranger is told until its peer ends the connection; fails if it does not."""
+    told = b""
+    with suppress(ConnectionResetError):
+        while True:
+            received = stranger.recv(4096)
+            if not received:
+                break
+            told += received
+    return told
+
+
+# The scheduler's port.
+
+ZMTP_GREETING = b"\xff" + b"\x00" * 8 + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\x00") + b"\x00" * 32
+ZMTP_READY = b"\x04\x1c\x05READY\x0bSocket-Type\x00\x00\x00\x06DEALER"
+TO_THE_SCHEDULER = {
+    "an HTTP request": HTTP,
+    "noise": NOISE,
+    "silence": b"",
+    "half a greeting": ZMTP_GREETING[:11],
+    "a greeting and noise": ZMTP_GREETING + NOISE,
+    "a huge message": ZMTP_GREETING + ZMTP_READY + b"\x02" + struct.pack(">Q", 2**62),
+    "a rather large message": ZMTP_GREETING + ZMTP_READY + b"\x02" + struct.pack(">Q", 2**24),
+}
+
+
+def false_hello(**changes: object) -> Hello:
+    fields = {
+        "protocol": PROTOCOL_VERSION,
+        "version": VERSION,
+        "job": "another job",
+        "role": "worker",
+        "rank_wish": 0,
+        "host": "127.0.0.1",
+        "port": 0,
+        "pid": os.getpid(),
+    }
+    return Hello(**{**fields, **changes})  # type: ignore[arg-type]
+
+
+def ask_the_scheduler(port: int, job: str) -> Dict[str, List[bytes]]:
+    """What strangers that speak ZeroMQ are answered; each asks on a connection of its own."""
+    end_of_job = Failure("the job shall end", "worker", 0)
+    questions = {
+        "noise": [NOISE],
+        "nothing": [b""],
+        "many parts": [b"a", b"b", b"c"],
+        "a message of no kind": [b"\x81\xa4type\xa5Nobody"],
+        "ready without a hello": [encode(Ready(7, True))],
+        "a failure without a hello": [encode(ReportFailure(end_of_job))],
+        "a goodbye without a hello": [encode(Bye())],
+        "another job's worker": [encode(false_hello())],
+        "another version": [encode(false_hello(job=job, protocol=PROTOCOL_VERSION + 1))],
+        "another role": [encode(false_hello(job=job, role="boss"))],
+        "one worker too many": [encode(false_hello(job=job))],
+    }
+    answers = {}
+    context = zmq.Context()
+    try:
+        dealers = {}
+        for name, question in questions.items():
+            dealers[name] = context.socket(zmq.DEALER)
+            dealers[name].linger = 0
+            dealers[name].connect(f"tcp://127.0.0.1:{port}")
+            dealers[name].send_multipart(question)
+        for name, dealer in dealers.items():
+            answers[name] = dealer.recv_multipart() if dealer.poll(1000) else []
+    finally:
+        context.destroy()
+    return answers
+
+
+def start_intruders(port: int, job: str) -> Dict[str, subprocess.Popen]:
+    """Workers of p3kv that the job does not have."""
+    join = [sys.executable, str(SCRIPTS / "join.py")]
+    return {
+        "wrong job": start_role("worker", join, port, 2, 2, P3KV_JOB="another job"),
+        "worker 2": start_role("worker", join, port, 2, 2, P3KV_JOB=job),
+    }
+
+
+def test_training_goes_on_to_the_right_result_while_strangers_knock(tmp_path: Path) -> None:
+    with TrainingJob(tmp_path, workers=2, servers=2) as job:
+        job.wait_until_training()
+        parts = job.parts()
+        place = parts["scheduler"].environ()
+        data_ports = [port_of(parts[name]) for name in ("server 0", "server 1")]
+        start = time.monotonic()
+        to_servers = {
+            (name, port): knock(port, words)
+            for name, words in TO_A_SERVER.items()
+            for port in data_ports
+        }
+        scheduler_port = int(place["DMLC_PS_ROOT_PORT"])
+        to_scheduler = {
+            name: knock(scheduler_port, words) for name, words in TO_THE_SCHEDULER.items()
+        }
+        intruders = start_intruders(scheduler_port, place["P3KV_JOB"])
+
+        answers = ask_the_scheduler(scheduler_port, place["P3KV_JOB"])
+        for name in ("noise", "nothing", "many parts", "a message of no kind"):
+            assert answers[name] == [], name
+        for name, words in {
+            "ready without a hello": "say Hello first",
+            "a failure without a hello": "say Hello first",
+            "a goodbye without a hello": "say Hello first",
+            "another job's worker": "not 'another job'",
+            "another version": "install the same p3kv everywhere",
+            "another role": "no role 'boss'",
+            "one worker too many": "all 2 workers of the job have arrived already",
+        }.items():
+            assert words in decode(answers[name][0], Refused).reason
+
+        for stranger in to_servers.values():
+            assert told_before_the_end(stranger) == b""
+        for name in ("a huge message", "a rather large message"):
+            told_before_the_end(to_scheduler[name])
+        assert time.monotonic() - start < REFUSED_S
+        refused = results(intruders, start, REFUSED_S)
+        assert "not 'another job'" in refused["wrong job"].output
+        assert "all 2 workers of the job have arrived" in refused["worker 2"].output
+        assert {result.code for result in refused.values()} == {1}
+
+        crowd = [knock(data_ports[0], b"") for _ in range(300)]
+        assert job.launcher.poll() is None, job.output()
+        for stranger in (*to_servers.values(), *to_scheduler.values(), *crowd):
+            stranger.close()
+        job.stop()
+        result = job.result(timeout_s=REFUSED_S)
+    assert result.code == 0, result.output
+    for rank in range(2):
+        assert "all weights are right" in result.said_by(f"worker {rank}")
+    for name in ("server 0", "server 1"):
+        assert "refused a stranger" in result.said_by(name)
+
+
+def test_a_job_comes_together_while_strangers_come_and_go() -> None:
+    join = [sys.executable, str(SCRIPTS / "join.py")]
+    done = threading.Event()
+    knocks = []
+
+    def come_and_go(port: int, words: bytes) -> None:
+        while not done.wait(0.001):
+            with suppress(OSError):
+                knock(port, words).close()
+                knocks.append(words)
+
+    with held_port() as holder:
+        port = holder.getsockname()[1]
+        strangers = [
+            threading.Thread(target=come_and_go, args=(port, words))
+            for words in TO_THE_SCHEDULER.values()
+        ]
+        for stranger in strangers:
+            stranger.start()
+        start = time.monotonic()
+        processes = {
+            f"{role} {rank}": start_role(role, join, port, workers=3, servers=3)
+            for role, count in (("scheduler", 1), ("server", 3), ("worker", 3))
+            for rank in range(count)
+        }
+        try:
+            ended = results(processes, start, timeout_s=2 * REFUSED_S)
+        finally:
+            done.set()
+            for stranger in strangers:
+                stranger.join()
+            for process in processes.values():
+                end(process)
+    assert knocks
+    for name, result in ended.items():
+        assert result.code == 0, f"{name}: {result.output}"

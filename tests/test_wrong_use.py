@@ -1,0 +1,411 @@
+"""Whoever uses p3kv wrongly is told soon, where he looks, and what to do about it."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import sys
+import threading
+import time
+from contextlib import ExitStack, suppress
+from typing import Any, Dict, Iterator, List
+
+import pytest
+import zmq
+
+import p3kv
+from p3kv.config import Launch, Settings
+from p3kv.errors import ConfigError
+from tests.jobs import (
+    SCRIPTS,
+    JobResult,
+    end,
+    environment,
+    held_port,
+    output_of,
+    results,
+    run,
+    run_job,
+    start_role,
+)
+
+PROMISED_S = 10.0
+JOIN = [sys.executable, str(SCRIPTS / "join.py")]
+WEB_ANSWER = b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n" + b"<html>Bad</html>\n" * 40
+PLACE = {
+    "DMLC_ROLE": "worker",
+    "DMLC_PS_ROOT_URI": "127.0.0.1",
+    "DMLC_PS_ROOT_PORT": "9000",
+    "DMLC_NUM_WORKER": "2",
+    "DMLC_NUM_SERVER": "1",
+}
+
+
+# Settings.
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "wish"),
+    [
+        ("P3KV_SLICE_SIZE", "abc", "a whole number"),
+        ("P3KV_SLICE_SIZE", "2.5", "a whole number"),
+        ("P3KV_SLICE_SIZE", "0", "a whole number from 1 to"),
+        ("P3KV_SLICE_SIZE", "-4", "a whole number from 1 to"),
+        ("P3KV_SLICE_SIZE", "99999999999", "a whole number from 1 to"),
+        ("MXNET_KVSTORE_SLICE_THRESHOLD", "many", "a whole number"),
+        ("P3KV_RENDEZVOUS_TIMEOUT_S", "0", "a number from 0.1 to"),
+        ("P3KV_RENDEZVOUS_TIMEOUT_S", "nan", "a number from 0.1 to"),
+        ("P3KV_RENDEZVOUS_TIMEOUT_S", "inf", "a number from 0.1 to"),
+        ("P3KV_SEND_BUFFER_BYTES", "100", "a whole number from 4096 to"),
+        ("P3KV_DETERMINISTIC", "perhaps", "1 or 0"),
+        ("P3KV_PRIORITIES", "yes!", "1 or 0"),
+    ],
+)
+def test_a_wrong_value_of_a_setting_is_named_with_what_it_may_be(
+    name: str, value: str, wish: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Settings.from_environment({name: value})
+    for word in (name, value, f"it must be {wish}"):
+        assert word in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ({"slice_sise": 3}, ["'slice_sise'", "slice_size", "deterministic"]),
+        ({"slice_size": "3"}, ["slice_size", "'3'", "a whole number from 1 to"]),
+        ({"slice_size": True}, ["slice_size", "True", "a whole number from 1 to"]),
+        ({"deterministic": 1}, ["deterministic", "True or False"]),
+    ],
+)
+def test_a_wrong_setting_in_code_is_named_and_changes_nothing(
+    setting: Dict[str, Any], words: List[str]
+) -> None:
+    before = p3kv.config.current()
+    with pytest.raises(ConfigError) as caught:
+        p3kv.configure(**setting)
+    assert all(word in str(caught.value) for word in words), caught.value
+    assert p3kv.config.current() == before
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"DMLC_ROLE": "boss"}, ["DMLC_ROLE is 'boss'", "scheduler, server, worker"]),
+        ({"DMLC_PS_ROOT_URI": None}, ["DMLC_PS_ROOT_URI is not set", "p3kv launch"]),
+        ({"DMLC_PS_ROOT_PORT": None}, ["DMLC_PS_ROOT_PORT is not set", "p3kv launch"]),
+        ({"DMLC_NUM_WORKER": None}, ["DMLC_NUM_WORKER is not set", "p3kv launch"]),
+        ({"DMLC_NUM_SERVER": ""}, ["DMLC_NUM_SERVER is not set", "p3kv launch"]),
+        ({"DMLC_PS_ROOT_PORT": "70000"}, ["DMLC_PS_ROOT_PORT is '70000'", "from 1 to 65535"]),
+        ({"DMLC_NUM_WORKER": "two"}, ["DMLC_NUM_WORKER is 'two'", "a number from 1"]),
+        ({"DMLC_NUM_SERVER": "0"}, ["DMLC_NUM_SERVER is '0'", "a number from 1"]),
+        ({"DMLC_WORKER_ID": "first"}, ["DMLC_WORKER_ID is 'first'", "a whole number"]),
+    ],
+)
+def test_a_wrong_place_in_the_job_is_named_with_the_remedy(
+    changes: Dict[str, Any], words: List[str]
+) -> None:
+    environ = {k: v for k, v in {**PLACE, **changes}.items() if v is not None}
+    with pytest.raises(ConfigError) as caught:
+        Launch.from_environment(environ)
+    assert all(word in str(caught.value) for word in words), caught.value
+
+
+# Processes that learn at once.
+
+
+@pytest.fixture(scope="module")
+def at_once() -> Dict[str, JobResult]:
+    """Processes that are told as soon as they have started, all at the same time."""
+    code = [sys.executable, "-c", "import p3kv; print('imported')"]
+    late = [
+        sys.executable,
+        "-c",
+        "import os; role = os.environ.pop('DMLC_ROLE'); import mxnet\n"
+        "os.environ['DMLC_ROLE'] = role; import p3kv",
+    ]
+    start = time.monotonic()
+    with held_port() as port, socket.create_server(("127.0.0.1", 0)) as taken:
+        free_port, taken_port = port.getsockname()[1], taken.getsockname()[1]
+        processes = {
+            "wrong role": start_role("boss", code, free_port),
+            "missing variable": start_role("server", code, free_port, DMLC_NUM_SERVER=""),
+            "wrong setting": start_role("server", code, free_port, P3KV_SLICE_SIZE="abc"),
+            "wrong interface": start_role("worker", code, free_port, DMLC_INTERFACE="p3kv9"),
+            "address of another host": start_role(
+                "server", code, free_port, DMLC_NODE_HOST="203.0.113.1"
+            ),
+            "unknown host": start_role("worker", code, free_port, root="no-such-host.invalid"),
+            "port in use": start_role("scheduler", code, taken_port),
+            "mxnet first in a server": start_role("server", late, free_port),
+            "mxnet first in a scheduler": start_role("scheduler", late, free_port),
+        }
+        return results(processes, start, timeout_s=PROMISED_S)
+
+
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
+        ("wrong role", ["p3kv: DMLC_ROLE is 'boss'", "scheduler, server, worker"]),
+        ("missing variable", ["p3kv: DMLC_NUM_SERVER is not set", "p3kv launch"]),
+        ("wrong setting", ["p3kv server: P3KV_SLICE_SIZE is 'abc'", "a whole number"]),
+        ("wrong interface", ["DMLC_INTERFACE is 'p3kv9'", "This host has", "lo"]),
+        ("address of another host", ["can't listen at 203.0.113.1", "DMLC_NODE_HOST"]),
+        ("unknown host", ["no-such-host.invalid", "DMLC_PS_ROOT_URI"]),
+        ("port in use", ["port is in use: 127.0.0.1:", "DMLC_PS_ROOT_PORT", "p3kv launch"]),
+        (
+            "mxnet first in a server",
+            ["mxnet was imported before p3kv", "first import", "p3kv run"],
+        ),
+        ("mxnet first in a scheduler", ["mxnet was imported before p3kv", "first import"]),
+    ],
+)
+def test_a_process_that_can_not_take_its_place_says_why_and_fails(
+    at_once: Dict[str, JobResult], case: str, words: List[str]
+) -> None:
+    said = at_once[case].output
+    assert all(word in said for word in words), said
+    assert "Traceback" not in said
+    assert at_once[case].code == 1
+
+
+# Processes that wait for others in vain.
+
+
+class ForeignServer:
+    """A TCP server that is not p3kv's: it sends everybody the same bytes, and reads nothing."""
+
+    def __init__(self, answer: bytes) -> None:
+        self._answer = answer
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._peers: List[socket.socket] = []
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+
+    def __enter__(self) -> int:
+        self._thread.start()
+        port: int = self._listener.getsockname()[1]
+        return port
+
+    def __exit__(self, *_: object) -> None:
+        # Closing alone would not wake the thread.
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._thread.join(timeout=5.0)
+        for sock in (self._listener, *self._peers):
+            sock.close()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                peer = self._listener.accept()[0]
+            except OSError:
+                return
+            self._peers.append(peer)
+            with suppress(OSError):  # it has hung up
+                peer.sendall(self._answer)
+
+
+@pytest.fixture(scope="module")
+def in_vain() -> Iterator[Dict[str, JobResult]]:
+    """Jobs that can't come together, all at the same time, since they mostly wait."""
+    with ExitStack() as stack:
+
+        def port() -> int:
+            number: int = stack.enter_context(held_port()).getsockname()[1]
+            return number
+
+        too_few_workers, too_few_servers, empty = port(), port(), port()
+        silent, ssh, web = (
+            stack.enter_context(ForeignServer(answer))
+            for answer in (b"", b"SSH-2.0-OpenSSH_9.6\r\n", WEB_ANSWER)
+        )
+        router = stack.enter_context(zmq.Context()).socket(zmq.ROUTER)
+        mute = router.bind_to_random_port("tcp://127.0.0.1")
+        start = time.monotonic()
+        processes = {
+            "too few workers: scheduler": start_role("scheduler", JOIN, too_few_workers, workers=3),
+            "too few workers: server": start_role("server", JOIN, too_few_workers, workers=3),
+            "too few workers: worker": start_role(
+                "worker", JOIN, too_few_workers, workers=3, DMLC_WORKER_ID=1
+            ),
+            "too few servers: scheduler": start_role("scheduler", JOIN, too_few_servers, servers=2),
+            "too few servers: server": start_role("server", JOIN, too_few_servers, servers=2),
+            "too few servers: worker": start_role("worker", JOIN, too_few_servers, servers=2),
+            "no scheduler: server": start_role("server", JOIN, empty),
+            "no scheduler: worker": start_role("worker", JOIN, empty),
+            "a silent server: worker": start_role("worker", JOIN, silent),
+            "an SSH server: worker": start_role("worker", JOIN, ssh),
+            "a web server: worker": start_role("worker", JOIN, web),
+            "a web server: server": start_role("server", JOIN, web),
+            "a mute ZeroMQ server: worker": start_role("worker", JOIN, mute),
+        }
+        try:
+            yield results(processes, start, timeout_s=3 * PROMISED_S)
+        finally:
+            router.close()
+
+
+OTHER_PORT = ["at 127.0.0.1:", "Another program holds the port", "DMLC_PS_ROOT_PORT", "p3kv launch"]
+IN_VAIN = {
+    "too few workers": [
+        "1 of 3 workers arrived (worker 0, 2 missing)", "1 of 1 servers arrived",
+        "DMLC_NUM_WORKER", "P3KV_RENDEZVOUS_TIMEOUT_S",
+    ],
+    "too few servers": [
+        "1 of 1 workers arrived", "1 of 2 servers arrived", "DMLC_NUM_SERVER", "output of those",
+    ],
+    "no scheduler": [
+        "no p3kv scheduler answered at 127.0.0.1:", "nothing listens there",
+        "DMLC_PS_ROOT_URI", "Start the scheduler", "'import p3kv' must be its first import",
+    ],
+    "a silent server": ["no p3kv scheduler answered", *OTHER_PORT],
+    "an SSH server": ["no p3kv scheduler answered", *OTHER_PORT],
+    "a web server": ["is no p3kv scheduler", *OTHER_PORT],
+    "a mute ZeroMQ server": [
+        "does not answer as a p3kv scheduler does", "the same p3kv everywhere",
+        "'import p3kv' must be its first import",
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("reason", IN_VAIN)
+def test_whoever_waits_in_vain_ends_within_10_s_and_says_for_whom(
+    in_vain: Dict[str, JobResult], reason: str
+) -> None:
+    waiting = {case: result for case, result in in_vain.items() if case.startswith(reason)}
+    assert waiting
+    for case, result in waiting.items():
+        print(f"{case}: {result.seconds:.1f} s")
+        for word in IN_VAIN[reason]:
+            assert word in result.output, f"{case}: {result.output}"
+        assert result.code == 1
+        assert result.seconds < PROMISED_S
+
+
+def test_native_processes_that_an_early_import_of_mxnet_starts_are_recognised_by_the_worker() -> (
+    None
+):
+    command = [sys.executable, str(SCRIPTS / "mxnet_first.py")]
+    with held_port() as port:
+        number = port.getsockname()[1]
+        start = time.monotonic()
+        native = [start_role(role, command, number) for role in ("scheduler", "server")]
+        worker = start_role("worker", command, number)
+        try:
+            said = output_of(worker, PROMISED_S)
+            took_s = time.monotonic() - start
+        finally:
+            for process in (worker, *native):
+                end(process)
+                process.communicate()
+    print(f"told after {took_s:.1f} s")
+    assert said is not None, f"the worker was told nothing within {PROMISED_S:g} s"
+    for word in ("RendezvousError", "'import p3kv' must be its first import", "p3kv run"):
+        assert word in said
+    assert worker.returncode == 1
+
+
+# What a running script does wrong.
+
+
+@pytest.fixture(scope="module")
+def refusals(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Any]:
+    """How a worker was refused each thing that it tried."""
+    path = tmp_path_factory.mktemp("refusals") / "refusals.json"
+    result = run_job("refusals.py", [path])
+    assert result.code == 0, result.output
+    found: Dict[str, Any] = json.loads(path.read_text())
+    return found
+
+
+DENSE = ["NotSupportedError", "sparse", "use dense parameters"]
+UNKNOWN_KEY = ["KeyMismatchError", "key 'nobody' is unknown on worker 0", "kv.init"]
+ON_THE_WORKERS = ["NotSupportedError", "update_on_kvstore=False"]
+REFUSALS = {
+    "a second store": ["NotSupportedError", "Create it once", "kvstore="],
+    "configure too late": ["ConfigError", "before the first mx.kv.create('p3')"],
+    "push of an unknown key": UNKNOWN_KEY,
+    "pull of an unknown key": UNKNOWN_KEY,
+    "pushpull of an unknown key": UNKNOWN_KEY,
+    "init of a known key": ["KeyMismatchError", "'known' was initialised before", "once"],
+    "init of float16": ["NotSupportedError", "'half'", "float16", "use float32 or float64"],
+    "init of int32": ["NotSupportedError", "'counts'", "int32", "use float32 or float64"],
+    "init of a sparse array": [*DENSE, "'sparse'", "row_sparse"],
+    "pushpull of a sparse array": [*DENSE, "'known'", "row_sparse"],
+    "pushpull of another shape": ["KeyMismatchError", "'known'", "(3,)", "(4,)"],
+    "pushpull of another dtype": ["KeyMismatchError", "'known'", "float32", "float64"],
+    "row_sparse_pull": ["NotSupportedError", "row_sparse_pull", "use dense parameters"],
+    "sparse gradients": [*DENSE, "embedding0_weight", "sparse_grad=False"],
+    "sparse weights": [*DENSE, "weight"],
+    "compression": ["NotSupportedError", "compression", "leave compression_params out"],
+    "compression by the Trainer": ["NotSupportedError", "leave compression_params out"],
+    "an optimizer for whole tensors": [*ON_THE_WORKERS, "LAMB"],
+    "save_states": [*ON_THE_WORKERS, "saved"],
+    "load_states": [*ON_THE_WORKERS, "loaded"],
+    "a command to servers": ["NotSupportedError", "commands to servers"],
+    "another Trainer's keys": ["KeyMismatchError", "key 0", "one Trainer"],
+}  # fmt: skip
+
+
+def test_every_refusal_that_was_tried_is_expected(refusals: Dict[str, Any]) -> None:
+    assert refusals.keys() == REFUSALS.keys()
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_a_wrong_call_is_refused_at_once_with_the_remedy(
+    refusals: Dict[str, Any], name: str
+) -> None:
+    assert refusals[name] is not None, "it was ignored"
+    error, message, seconds = refusals[name]
+    for word in REFUSALS[name]:
+        assert word in f"{error}: {message}"
+    assert seconds < PROMISED_S
+
+
+def test_the_store_outside_a_launch_says_how_to_start_the_script() -> None:
+    environ = {k: v for k, v in environment().items() if not k.startswith("DMLC_")}
+    command = [sys.executable, "-m", "p3kv", "run", str(SCRIPTS / "unaware.py")]
+    result = run(command, environ, timeout_s=PROMISED_S)
+    assert "ConfigError: kvstore='p3' needs servers and a scheduler" in result.output
+    assert "p3kv launch -n 2 -s 2 -- python train.py" in result.output
+    assert result.code == 1
+
+
+def test_workers_that_disagree_on_a_key_all_learn_which_and_how() -> None:
+    result = run_job("disagree.py", workers=3, servers=1)
+    for rank in range(3):
+        said = result.said_by(f"worker {rank}")
+        learned = re.search(r"learned within ([0-9.]+) s: (.*)", said)
+        assert learned, result.output
+        assert float(learned[1]) < PROMISED_S
+        for word in (
+            "key 'embedding'", "worker 1 has shape (3, 4) and dtype float64",
+            "has shape (4, 3) and dtype float32", "same model",
+        ):  # fmt: skip
+            assert word in learned[2], said
+    for part in ("server 0", "scheduler"):
+        assert "workers disagree on key 'embedding'" in result.said_by(part)
+    assert result.code == 1
+
+
+def test_workers_with_different_settings_all_learn_which() -> None:
+    with held_port() as port:
+        number = port.getsockname()[1]
+        start = time.monotonic()
+        processes = {
+            "scheduler": start_role("scheduler", JOIN, number, workers=2),
+            "server": start_role("server", JOIN, number, workers=2),
+            **{
+                f"worker {rank}": start_role(
+                    "worker", JOIN, number, workers=2,
+                    DMLC_WORKER_ID=rank, P3KV_SLICE_SIZE=100 + rank,
+                )
+                for rank in range(2)
+            },
+        }  # fmt: skip
+        ended = results(processes, start, timeout_s=PROMISED_S)
+    for name, result in ended.items():
+        for word in ("slice_size=100", "slice_size=101", "the same on all workers"):
+            assert word in result.output, f"{name} said {result.output}"
+        assert result.code == 1

@@ -1,0 +1,35 @@
+"""Runs a list of checks in one job and notes which have passed, so that they share its start."""
+
+from pathlib import Path
+from typing import Callable, Sequence
+
+import mxnet as mx
+import numpy as np
+
+Check = Callable[[mx.kvstore.KVStoreBase], None]
+
+
+def run(checks: Sequence[Check], store: mx.kvstore.KVStoreBase, folder: str) -> None:
+    """Runs `checks` one after the other; what fails ends the job.
+
+    Leaves their names in a file of this worker's.
+    """
+    with open(Path(folder) / f"rank{store.rank}", "w") as passed:
+        for check in checks:
+            check(store)
+            mx.nd.waitall()
+            passed.write(f"{check.__name__}\n")
+            passed.flush()
+
+
+def random(shape: tuple, *seeds: int, dtype: str = "float32") -> np.ndarray:
+    """Normal numbers that everybody draws alike who has the same seeds."""
+    return np.random.RandomState([*seeds, 1]).standard_normal(shape).astype(dtype)
+
+
+def equal(array: mx.nd.NDArray, expected: np.ndarray) -> None:
+    """Bit for bit, shape and dtype included."""
+    actual = array.asnumpy()
+    assert actual.shape == expected.shape, (actual.shape, expected.shape)
+    assert actual.dtype == expected.dtype, (actual.dtype, expected.dtype)
+    np.testing.assert_array_equal(actual, expected)

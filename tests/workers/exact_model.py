@@ -1,0 +1,57 @@
+"""The network, data and steps that jobs and the single process train alike."""
+
+import mxnet as mx
+import numpy as np
+from mxnet import autograd, gluon
+
+STEPS = 50
+BATCH = 16
+SLICE_SIZE = 500
+INPUTS = 50
+# With slices of 500 elements: a weight of many slices, one of exactly one, and small biases.
+_UNITS = (120, 40, 10)
+_TAIL = 50
+OPTIMIZERS = {
+    "sgd": {"learning_rate": 0.05, "momentum": 0.9, "wd": 1e-3},
+    "adam": {"learning_rate": 0.003, "wd": 1e-3},
+}
+
+
+def network() -> gluon.nn.HybridSequential:
+    """The network with its initial weights, the same in every process."""
+    mx.random.seed(7)
+    net = gluon.nn.HybridSequential(prefix="exact_")
+    with net.name_scope():
+        inputs = INPUTS
+        for units in (*_UNITS, _TAIL, 3):
+            net.add(gluon.nn.Dense(units, activation="tanh", in_units=inputs))
+            inputs = units
+    net.initialize(mx.init.Xavier())
+    net.hybridize()
+    return net
+
+
+def part(step: int, rank: int, num_workers: int) -> tuple:
+    """The rows of a step's batch that belong to a worker."""
+    generator = np.random.RandomState(step)
+    x = generator.standard_normal((BATCH, INPUTS)).astype(np.float32)
+    y = generator.standard_normal((BATCH, 3)).astype(np.float32)
+    rows = slice(rank * BATCH // num_workers, (rank + 1) * BATCH // num_workers)
+    return mx.nd.array(x[rows]), mx.nd.array(y[rows])
+
+
+def backward(net: gluon.Block, x: mx.nd.NDArray, y: mx.nd.NDArray) -> None:
+    """Leaves the gradients of the summed loss in the network."""
+    with autograd.record():
+        loss = gluon.loss.L2Loss()(net(x), y).sum()
+    loss.backward()
+
+
+def weights(net: gluon.Block) -> dict:
+    """All weights as numpy arrays."""
+    return {name: p.data().asnumpy() for name, p in net.collect_params().items()}
+
+
+def save(net: gluon.Block, path: str) -> None:
+    """Writes all weights to a file."""
+    np.savez(path, **weights(net))

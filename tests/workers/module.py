@@ -1,0 +1,140 @@
+"""Module.fit, and beside it the same steps by executors, without a store: equal bit for bit.
+
+Arguments: the folder for the names of the checks that pass, and the store's name. The environment
+says with MXNET_UPDATE_ON_KVSTORE who updates.
+"""
+
+import p3kv  # noqa: F401, I001
+import os
+import sys
+from typing import Dict, List, Union
+
+import mxnet as mx
+import numpy as np
+from checks import run
+from mxnet.kvstore import KVStoreBase
+
+EPOCHS = 2
+BATCHES = 3
+BATCH = 8
+SGD = {"learning_rate": 0.3, "momentum": 0.9, "wd": 0.05}
+DATA = (16, 6, 6)
+Weights = Dict[str, np.ndarray]
+CHECKS = ["fit_by_name", "fit_with_the_store_on_two_devices"]
+
+
+def symbol(prefix: str) -> mx.sym.Symbol:
+    x = mx.sym.Variable("data")
+    x = mx.sym.Convolution(x, kernel=(3, 3), num_filter=32, name=f"{prefix}_conv")
+    x = mx.sym.FullyConnected(mx.sym.tanh(x), num_hidden=20, name=f"{prefix}_hidden")
+    x = mx.sym.FullyConnected(mx.sym.tanh(x), num_hidden=4, name=f"{prefix}_last")
+    return mx.sym.SoftmaxOutput(x, name="softmax")
+
+
+def data(rank: int) -> mx.io.NDArrayIter:
+    generator = np.random.RandomState(rank)
+    x = generator.standard_normal((BATCHES * BATCH, *DATA)).astype(np.float32)
+    y = generator.randint(0, 4, BATCHES * BATCH)
+    return mx.io.NDArrayIter(x, y, BATCH)
+
+
+def initial(prefix: str) -> Weights:
+    shapes, _, _ = symbol(prefix).infer_shape(data=(BATCH, *DATA))
+    names = symbol(prefix).list_arguments()
+    generator = np.random.RandomState(7)
+    return {
+        name: (0.2 * generator.standard_normal(shape)).astype(np.float32)
+        for name, shape in zip(names, shapes)
+        if name.startswith(prefix)
+    }
+
+
+def alone(prefix: str, num_workers: int, num_devices: int, fixed: List[str]) -> Weights:
+    """The weights after all epochs, with all parts of a batch one after the other."""
+    graph = symbol(prefix)
+    share = BATCH // num_devices
+    executor = graph.simple_bind(mx.cpu(), data=(share, *DATA))
+    weights = {name: mx.nd.array(value) for name, value in initial(prefix).items()}
+    trained = [name for name in weights if name not in fixed]
+    optimizer = mx.optimizer.create(
+        "sgd", sym=graph, param_idx2name=dict(enumerate(trained)),
+        rescale_grad=1 / (BATCH * num_workers), **SGD,
+    )  # fmt: skip
+    updater = mx.optimizer.get_updater(optimizer)
+    batches = [list(data(rank)) for rank in range(num_workers)]
+    for _ in range(EPOCHS):
+        for number in range(BATCHES):
+            executor.copy_params_from(weights)
+            totals = {}
+            for rank in range(num_workers):
+                of_rank: Weights = {}
+                batch = batches[rank][number]
+                for device in range(num_devices):
+                    rows = slice(device * share, (device + 1) * share)
+                    executor.forward(
+                        is_train=True, data=batch.data[0][rows], softmax_label=batch.label[0][rows]
+                    )
+                    executor.backward()
+                    for name in trained:
+                        gradient = executor.grad_dict[name].asnumpy()
+                        of_rank[name] = of_rank[name] + gradient if device else gradient
+                for name in trained:
+                    totals[name] = totals[name] + of_rank[name] if rank else of_rank[name]
+            for index, name in enumerate(trained):
+                updater(index, mx.nd.array(totals[name]), weights[name])
+    return {name: value.asnumpy() for name, value in weights.items()}
+
+
+def fit(
+    prefix: str, store: Union[str, KVStoreBase], rank: int, devices: List[mx.Context],
+    fixed: List[str],
+) -> mx.mod.Module:  # fmt: skip
+    module = mx.mod.Module(symbol(prefix), context=devices, fixed_param_names=fixed)
+    iterator = data(rank)
+    module.fit(
+        iterator,
+        eval_data=data(99),  # an epoch ends with inference, which leaves its layout in weights
+        kvstore=store,
+        num_epoch=EPOCHS,
+        optimizer="sgd",
+        optimizer_params=SGD,
+        arg_params={name: mx.nd.array(value) for name, value in initial(prefix).items()},
+        aux_params={},
+    )
+    return module
+
+
+def compare(module: mx.mod.Module, expected: Weights) -> None:
+    weights = module.get_params()[0]
+    assert weights.keys() == expected.keys()
+    for name, value in weights.items():
+        np.testing.assert_array_equal(value.asnumpy(), expected[name], err_msg=name)
+
+
+class Fits:
+    """One store: created by Module from its name, then handed to another Module."""
+
+    def __init__(self, name: str) -> None:
+        self.on_servers = os.environ["MXNET_UPDATE_ON_KVSTORE"] == "1"
+        self._rank = int(os.environ["DMLC_WORKER_ID"])
+        fixed = ["name_hidden_bias"]
+        self._first = fit("name", name, self._rank, [mx.cpu()], fixed)
+        self._fixed = fixed
+        self.store = self._first._kvstore
+        assert self.store.rank == self._rank
+
+    def fit_by_name(self, store: KVStoreBase) -> None:
+        assert store.type == "dist_sync_p3"
+        assert self._first._update_on_kvstore is self.on_servers
+        compare(self._first, alone("name", store.num_workers, 1, self._fixed))
+
+    def fit_with_the_store_on_two_devices(self, store: KVStoreBase) -> None:
+        module = fit("object", store, store.rank, [mx.cpu(0), mx.cpu(1)], [])
+        assert module._kvstore is store
+        assert module._update_on_kvstore is self.on_servers
+        compare(module, alone("object", store.num_workers, 2, []))
+
+
+if __name__ == "__main__":
+    fits = Fits(sys.argv[2])
+    run([getattr(fits, name) for name in CHECKS], fits.store, sys.argv[1])

@@ -1,0 +1,80 @@
+"""Uses the store wrongly in many ways; each must be refused at once, by name.
+
+Argument: a file that gets, for each way, the error's class, its message and the seconds it took.
+"""
+
+import p3kv  # noqa: I001
+import json
+import sys
+import time
+from typing import Any, Callable
+
+import mxnet as mx
+from mxnet import autograd, gluon
+
+refusals = {}
+
+
+def refused(name: str, call: Callable[..., Any], *arguments: Any, **more: Any) -> None:
+    """Notes how a call is refused; an answer of None says that it was not."""
+    start = time.monotonic()
+    answer = None
+    try:
+        call(*arguments, **more)
+        mx.nd.waitall()
+    except Exception as error:  # noqa: BLE001  whatever it is, the test judges it
+        answer = (type(error).__name__, str(error), time.monotonic() - start)
+    refusals[name] = answer
+
+
+def step(net: gluon.Block, x: mx.nd.NDArray, optimizer: str = "sgd", **more: Any) -> gluon.Trainer:
+    """One step of a new Trainer; returns it."""
+    trainer = gluon.Trainer(net.collect_params(), optimizer, {"learning_rate": 0.1}, **more)
+    with autograd.record():
+        loss = net(x).sum()
+    loss.backward()
+    trainer.step(1)
+    return trainer
+
+
+store = mx.kv.create("p3")
+dense = gluon.nn.Dense(3, in_units=2)
+dense.initialize()
+x = mx.nd.ones((1, 2))
+one = mx.nd.ones(3)
+sparse = mx.nd.ones((4, 2)).tostype("row_sparse")
+
+refused("a second store", mx.kv.create, "p3")
+refused("configure too late", p3kv.configure, slice_size=7)
+for call in ("push", "pull", "pushpull"):
+    refused(f"{call} of an unknown key", getattr(store, call), "nobody", one)
+refused("init of a sparse array", store.init, "sparse", sparse)
+refused("init of float16", store.init, "half", mx.nd.ones(3, dtype="float16"))
+refused("init of int32", store.init, "counts", mx.nd.ones(3, dtype="int32"))
+store.init("known", one)
+refused("init of a known key", store.init, "known", one)
+refused("pushpull of a sparse array", store.pushpull, "known", sparse)
+refused("pushpull of another shape", store.pushpull, "known", mx.nd.ones(4))
+refused("pushpull of another dtype", store.pushpull, "known", mx.nd.ones(3, dtype="float64"))
+refused("row_sparse_pull", store.row_sparse_pull, "known", out=sparse, row_ids=mx.nd.array([1]))
+refused("compression", store.set_gradient_compression, {"type": "2bit", "threshold": 0.5})
+refused(
+    "compression by the Trainer", step, dense, x, kvstore=store,
+    compression_params={"type": "2bit", "threshold": 0.5},
+)  # fmt: skip
+refused("an optimizer for whole tensors", step, dense, x, "lamb", kvstore=store)
+refused("a command to servers", store._send_command_to_servers, 0, "profile")
+
+trainer = step(dense, x, kvstore=store)
+refused("save_states", trainer.save_states, sys.argv[1] + ".states")
+refused("load_states", trainer.load_states, sys.argv[1] + ".states")
+embedding = gluon.nn.Embedding(4, 2, sparse_grad=True)
+embedding.initialize()
+refused("sparse gradients", step, embedding, mx.nd.array([1, 2]), kvstore=store)
+rows = gluon.Parameter("rows", shape=(4, 2), stype="row_sparse", grad_stype="row_sparse")
+rows.initialize()
+refused("sparse weights", gluon.Trainer([rows], "sgd", kvstore=store).step, 1)
+refused("another Trainer's keys", step, dense, x, kvstore=store)
+
+with open(sys.argv[1], "w") as file:
+    json.dump(refusals, file)
