@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import operator
 from contextlib import suppress
-from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
 
 import mxnet as mx
 import numpy as np
@@ -15,15 +15,11 @@ from mxnet.ndarray import NDArray
 from p3kv import config
 from p3kv.errors import KeyMismatchError, NotSupportedError
 from p3kv.frontends.mxnet import engine, optimizer_settings
+from p3kv.frontends.mxnet.arrays import Staging, check_kind, listed, pairs, spread
 from p3kv.frontends.mxnet.forward_order import OrderLearner
 from p3kv.wire.messages import INITIAL_ROUND, Key
 from p3kv.worker import this_process
 from p3kv.worker.transfers import WorkerKey
-
-Arrays = Union[NDArray, Sequence[NDArray]]
-
-_CPU_KINDS = ("cpu", "cpu_pinned", "cpu_shared")
-_DTYPES = ("float32", "float64")
 
 
 class P3(KVStoreBase):
@@ -49,7 +45,7 @@ class P3(KVStoreBase):
         self._worker = this_process.worker()
         self._worker.start(config.settle())
         P3._instance = self
-        self._staging: Dict[Key, NDArray] = {}
+        self._staging = Staging()
         self._checked: Dict[Key, Tuple[NDArray, NDArray]] = {}
         self._order = OrderLearner(self._worker.publish_order)
         if self.rank != 0:
@@ -101,8 +97,8 @@ class P3(KVStoreBase):
 
     def init(self, key: Union[Key, Sequence[Key]], value: Any) -> None:
         """Declares keys on all workers; worker rank 0's values are the initial ones."""
-        for one_key, values in _pairs(key, value):
-            first = _listed(values)[0]
+        for one_key, values in pairs(key, value):
+            first = listed(values)[0]
             worker_key = self._declare(one_key, first)
             self._order.declared(one_key, [first])
             if self.rank == 0:
@@ -113,8 +109,8 @@ class P3(KVStoreBase):
     ) -> None:
         """Declares keys and gives worker rank 0's `value` to `out` on all workers."""
         priority = _priority(priority)
-        for one_key, values, outs in _pairs(key, value, out):
-            first, targets = _listed(values)[0], _listed(outs)
+        for one_key, values, outs in pairs(key, value, out):
+            first, targets = listed(values)[0], listed(outs)
             worker_key = self._declare(one_key, first)
             self._order.declared(one_key, targets)
             if self.rank == 0:
@@ -135,24 +131,24 @@ class P3(KVStoreBase):
         goes first.
         """
         priority = _priority(priority)
-        for one_key, values, outs in _pairs(key, value, value if out is None else out):
+        for one_key, values, outs in pairs(key, value, value if out is None else out):
             worker_key = self._worker.key(one_key)
-            sources, targets = _listed(values), _listed(outs)
+            sources, targets = listed(values), listed(outs)
             self._check(worker_key, sources[0], targets[0])
-            source = self._reduced(worker_key, sources)
-            target = self._landing_place(worker_key, targets)
+            source = self._staging.reduced(worker_key, sources)
+            target = self._staging.landing_place(worker_key, targets)
             round_, step = self._next_round(worker_key)
             self._exchange(worker_key, round_, step, priority, source, target)
-            _spread(target, targets)
+            spread(target, targets)
 
     def push(self, key: Union[Key, Sequence[Key]], value: Any, priority: int = 0) -> None:
         """Pushes gradients; the result stays on the servers until `pull`."""
         priority = _priority(priority)
-        for one_key, values in _pairs(key, value):
+        for one_key, values in pairs(key, value):
             worker_key = self._worker.key(one_key)
-            sources = _listed(values)
+            sources = listed(values)
             self._check(worker_key, sources[0], sources[0])
-            source = self._reduced(worker_key, sources)
+            source = self._staging.reduced(worker_key, sources)
             round_, step = self._next_round(worker_key)
             self._send(worker_key, round_, step, priority, source)
 
@@ -167,9 +163,9 @@ class P3(KVStoreBase):
         if out is None:
             raise TypeError("pull needs out=, the arrays to write into")
         priority = _priority(priority)
-        for one_key, outs in _pairs(key, out):
+        for one_key, outs in pairs(key, out):
             worker_key = self._worker.key(one_key)
-            targets = _listed(outs)
+            targets = listed(outs)
             self._check(worker_key, targets[0], targets[0])
             self._pull(worker_key, targets, priority)
 
@@ -234,7 +230,7 @@ class P3(KVStoreBase):
                 f"key {key!r} was initialised before on worker {self.rank}; initialise each key "
                 "once. Each Trainer counts its keys from 0: give all parameters to one Trainer"
             )
-        _check_kind(key, array)
+        check_kind(key, array)
         return self._worker.declare(key, array.shape, np.dtype(array.dtype).name)
 
     def _check(self, worker_key: WorkerKey, source: NDArray, target: NDArray) -> None:
@@ -245,7 +241,7 @@ class P3(KVStoreBase):
             return
         self._worker.check()
         for array in (source, target):
-            _check_kind(worker_key.key, array)
+            check_kind(worker_key.key, array)
             dtype = np.dtype(array.dtype).name
             if tuple(array.shape) != worker_key.shape or dtype != worker_key.dtype:
                 raise KeyMismatchError(
@@ -322,75 +318,23 @@ class P3(KVStoreBase):
         engine.push(start, [source], [], b"p3kv_push")
 
     def _push_initial(self, worker_key: WorkerKey, value: NDArray) -> None:
-        self._send(worker_key, INITIAL_ROUND, 0, 0, self._reduced(worker_key, [value]))
+        self._send(worker_key, INITIAL_ROUND, 0, 0, self._staging.reduced(worker_key, [value]))
 
     def _pull(self, worker_key: WorkerKey, targets: List[NDArray], priority: int) -> None:
         worker, round_ = self._worker, worker_key.round
-        target = self._landing_place(worker_key, targets)
+        target = self._staging.landing_place(worker_key, targets)
 
         def start(operation: engine.Operation) -> None:
             worker.pull(worker_key, round_, priority, _bytes(target), _done(operation, target))
 
         engine.push(start, [], [target], b"p3kv_pull")
-        _spread(target, targets)
-
-    def _reduced(self, worker_key: WorkerKey, arrays: List[NDArray]) -> NDArray:
-        """One array in CPU memory with the sum of `arrays`, one for each device."""
-        if len(arrays) == 1 and _on_cpu(arrays[0]):
-            return arrays[0]
-        staging = self._staging_array(worker_key, arrays[0])
-        if len(arrays) == 1:
-            arrays[0].copyto(staging)
-        else:
-            local = [array.as_in_context(staging.context) for array in arrays]
-            mx.nd.add_n(*local, out=staging)
-        return staging
-
-    def _landing_place(self, worker_key: WorkerKey, arrays: List[NDArray]) -> NDArray:
-        """The first of `arrays` that is in CPU memory, or an array there."""
-        for array in arrays:
-            if _on_cpu(array):
-                return array
-        return self._staging_array(worker_key, arrays[0])
-
-    def _staging_array(self, worker_key: WorkerKey, like: NDArray) -> NDArray:
-        staging = self._staging.get(worker_key.key)
-        if staging is None:
-            context = mx.cpu() if _on_cpu(like) else mx.cpu_pinned(like.context.device_id)
-            staging = mx.nd.empty(worker_key.shape, context, worker_key.dtype)
-            self._staging[worker_key.key] = staging
-        return staging
-
-
-def _pairs(keys: Any, *values: Any) -> Iterator[Tuple[Any, ...]]:
-    """Each key with its values, whether one key is given or a list of keys."""
-    if not isinstance(keys, (list, tuple)):
-        yield (keys, *values)
-        return
-    for value in values:
-        if len(value) != len(keys):
-            raise ValueError(f"{len(keys)} keys are given with {len(value)} values")
-    yield from zip(keys, *values)
+        spread(target, targets)
 
 
 def _priority(priority: int) -> int:
     if not -(2**31) <= operator.index(priority) < 2**31:
         raise ValueError(f"priority is {priority}; it must be a whole number of 32 bits")
     return int(priority)
-
-
-def _listed(arrays: Arrays) -> List[NDArray]:
-    return [arrays] if isinstance(arrays, NDArray) else list(arrays)
-
-
-def _on_cpu(array: NDArray) -> bool:
-    return array.context.device_type in _CPU_KINDS
-
-
-def _spread(value: NDArray, targets: List[NDArray]) -> None:
-    for target in targets:
-        if target is not value:
-            value.copyto(target)
 
 
 def _bytes(array: NDArray) -> memoryview:
@@ -404,23 +348,6 @@ def _done(operation: engine.Operation, *arrays: NDArray) -> Any:
         operation.complete(error)
 
     return done
-
-
-def _check_kind(key: Key, array: NDArray) -> None:
-    if not isinstance(key, (int, str)):
-        raise KeyMismatchError(f"key {key!r} is a {type(key).__name__}; use an int or a str")
-    if not isinstance(array, NDArray):
-        raise TypeError(f"key {key!r}: expected an NDArray, got {type(array).__name__}")
-    if array.stype != "default":
-        raise NotSupportedError(
-            f"key {key!r} is a sparse array ({array.stype}), which is not built yet; use dense "
-            "parameters and gradients, or kvstore='dist_sync'"
-        )
-    dtype = np.dtype(array.dtype).name
-    if dtype not in _DTYPES:
-        raise NotSupportedError(
-            f"key {key!r} has dtype {dtype}, which is not built yet; use {' or '.join(_DTYPES)}"
-        )
 
 
 def _finish() -> None:
