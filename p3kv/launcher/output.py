@@ -129,8 +129,16 @@ class Screen:
 
     def _write(self, to_err: bool, data: bytes) -> None:
         stream = self._streams[to_err]
-        stream.write(data)
-        stream.flush()
+        try:
+            stream.write(data)
+            stream.flush()
+        except BrokenPipeError:
+            # What is still buffered has to go somewhere, or Python's own last flush fails and
+            # the process ends with its code instead of ours.
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, stream.fileno())
+            os.close(nowhere)
+            raise
 
 
 class _Source(NamedTuple):
