@@ -52,17 +52,17 @@ class Records:
 
     def begin(self, description: Mapping[str, Any]) -> int:
         """Notes that measuring goes on, and on what; returns the machine's place in `machines`."""
-        session = {
+        start = {
             "begun": time.strftime("%Y-%m-%d %H:%M:%S %z"),
             "load_average_before": [round(load, 2) for load in os.getloadavg()],
         }
-        known = [{**machine, "sessions": None} for machine in self.machines]
-        wanted = {**description, "sessions": None}
+        known = [{**machine, "starts": None} for machine in self.machines]
+        wanted = {**description, "starts": None}
         if wanted not in known:
             known.append(wanted)
-            self.machines.append({**description, "sessions": []})
+            self.machines.append({**description, "starts": []})
         place = known.index(wanted)
-        self.machines[place]["sessions"].append(session)
+        self.machines[place]["starts"].append(start)
         self._write()
         return place
 

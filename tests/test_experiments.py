@@ -69,7 +69,7 @@ def test_the_smallest_figure_is_measured_resumed_and_drawn(tmp_path, monkeypatch
         assert min(run["iteration_s"]) > 0.98 * compute_s
         assert run["compute_s"] == pytest.approx(compute_s)
     (described,) = document["machines"]
-    assert len(described["sessions"]) == 2
+    assert len(described["starts"]) == 2
     assert {"cpu", "cores", "memory_gib", "kernel", "python", "mxnet", "p3kv", "git_commit",
             "congestion_control"} <= set(described)  # fmt: skip
     checked = {check["rate_mbit_s"]: check for check in document["links"]}
@@ -161,7 +161,7 @@ def test_another_commit_gets_its_own_place(tmp_path):
     two = {**one, "git_commit": "2"}
     assert [records.begin(each) for each in (one, two, one)] == [0, 1, 0]
     kept = Records(records.path, {}).machines
-    assert [len(each["sessions"]) for each in kept] == [2, 1]
+    assert [len(each["starts"]) for each in kept] == [2, 1]
 
 
 # What is made of recorded numbers
