@@ -12,8 +12,6 @@ from p3kv.wire.messages import Header
 
 _DEAD_IDLE_S = 8
 """A host that vanishes without a word is noticed after about this time."""
-_WAKE_BYTES = 64 * 1024
-"""More than this is not waited for: the sender may need the room."""
 _DEAD_SENDING_S = 20
 """The same while bytes are under way; longer, since a peer that is only busy takes none."""
 
@@ -40,7 +38,6 @@ class Connection:
         placed: Place = lambda header: place(self, header)  # noqa: E731
         self._reader = FrameReader(placed)
         self._lost = False
-        self._wake_bytes = 1
         self.descriptor = sock.fileno()
         self.writer = FrameWriter()
         self.blocked = False
@@ -65,18 +62,6 @@ class Connection:
                 self._on_frame(self, header, payload)
         except ProtocolError as error:
             self._lose(str(error))
-            return
-        self._wake_for(min(max(1, self._reader.missing_bytes), _WAKE_BYTES))
-
-    def _wake_for(self, wake_bytes: int) -> None:
-        """Has the kernel report the socket as readable from `wake_bytes` on, or at its end.
-
-        A slice arrives in dozens of packets; a turn of the loop for each would cost more than
-        everything else.
-        """
-        if wake_bytes != self._wake_bytes and not self._lost:
-            self._wake_bytes = wake_bytes
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, wake_bytes)
 
     def send(self) -> None:
         """Writes once; sets `blocked` when the kernel does not take everything."""

@@ -50,11 +50,6 @@ class FrameReader:
         free = self._ahead[self._ahead_end :]
         return [self._missing, free] if len(self._missing) else [free]
 
-    @property
-    def missing_bytes(self) -> int:
-        """What is missing of the current payload; 0 between payloads."""
-        return len(self._missing)
-
     def received(self, count: int) -> Iterator[Frame]:
         """Takes note of `count` bytes in `buffers()`; gives the frames that are complete now.
 
