@@ -16,7 +16,7 @@ from p3kv.errors import (
     RendezvousError,
 )
 from p3kv.scheduler.job import Job, Replies
-from p3kv.slicing import cut
+from p3kv.slicing import cut, loads_with
 from p3kv.version import VERSION
 from p3kv.wire.messages import (
     PROTOCOL_VERSION,
@@ -268,19 +268,18 @@ def test_a_key_has_one_number_and_place_whoever_declares_it_first(
     job = running(workers=2, servers=servers)
     order = data.draw(st.permutations([(r, k) for r in range(2) for k in range(len(sizes))]))
     answers: Dict[int, List[KeyDeclared]] = {}
-    placed: List[int] = []
+    loads = [0] * servers
     for rank, key in order:
         replies = job.handle(worker(rank), DeclareKey(key, (sizes[key],), "float32"))
         ((receiver, answer),) = replies
         assert receiver == worker(rank)
         assert isinstance(answer, KeyDeclared)
         if key not in answers:
-            placed += [s.server for s in cut(sizes[key], SLICE_SIZE, answer.first_server, servers)]
+            assert answer.loads_elems == loads
+            loads = loads_with(loads, cut(sizes[key], SLICE_SIZE, loads))
         answers.setdefault(key, []).append(answer)
     assert all(len(both) == 2 and both[0] == both[1] for both in answers.values())
     assert sorted(both[0].key_id for both in answers.values()) == list(range(len(sizes)))
-    # Slices of all keys together go round robin over the servers.
-    assert placed == [number % servers for number in range(len(placed))]
 
 
 @pytest.mark.parametrize(

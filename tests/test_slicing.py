@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from typing import List
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p3kv.slicing import cut, num_slices
+from p3kv.slicing import cut, loads_with
 
 sizes = st.integers(0, 5000)
 slice_sizes = st.integers(1, 700)
-servers = st.integers(1, 9)
+servers = st.lists(st.integers(0, 10_000), min_size=1, max_size=9)
 
 
-@given(sizes, slice_sizes, st.integers(0, 8), servers)
-def test_slices_cover_a_tensor_exactly_once(
-    size: int, slice_size: int, first_server: int, num_servers: int
-) -> None:
-    slices = cut(size, slice_size, first_server, num_servers)
+@given(sizes, slice_sizes, servers)
+def test_slices_cover_a_tensor_exactly_once(size: int, slice_size: int, loads: List[int]) -> None:
+    slices = cut(size, slice_size, loads)
     elements = [e for s in slices for e in range(s.offset, s.offset + s.length)]
     assert elements == list(range(size))
     assert [s.index for s in slices] == list(range(len(slices)))
@@ -26,27 +24,29 @@ def test_slices_cover_a_tensor_exactly_once(
 
 @given(sizes, slice_sizes)
 def test_only_the_last_slice_is_short_and_none_is_empty(size: int, slice_size: int) -> None:
-    lengths = [s.length for s in cut(size, slice_size, 0, 2)]
+    lengths = [s.length for s in cut(size, slice_size, [0, 0])]
     assert all(length == slice_size for length in lengths[:-1])
     assert all(1 <= length <= slice_size for length in lengths[-1:])
 
 
 @given(sizes, slice_sizes, servers)
-def test_the_number_of_slices_is_known_without_cutting(
-    size: int, slice_size: int, num_servers: int
-) -> None:
-    assert num_slices(size, slice_size) == len(cut(size, slice_size, 0, num_servers))
+def test_loads_count_every_element_once(size: int, slice_size: int, loads: List[int]) -> None:
+    after = loads_with(loads, cut(size, slice_size, loads))
+    assert sum(after) == sum(loads) + size
+    assert all(now >= before for now, before in zip(after, loads))
 
 
-@given(st.lists(sizes, max_size=12), slice_sizes, servers)
-def test_keys_one_after_the_other_go_round_robin_and_no_server_gets_two_slices_more(
-    key_sizes: list, slice_size: int, num_servers: int
+@given(st.lists(sizes, max_size=12), slice_sizes, st.integers(1, 9))
+def test_after_any_keys_no_server_has_a_slice_more_than_another(
+    key_sizes: List[int], slice_size: int, num_servers: int
 ) -> None:
-    placed: list = []
+    loads = [0] * num_servers
     for size in key_sizes:
-        first_server = len(placed) % num_servers
-        placed += [s.server for s in cut(size, slice_size, first_server, num_servers)]
-    assert placed == [number % num_servers for number in range(len(placed))]
-    load = Counter(placed)
-    loads = [load[server] for server in range(num_servers)]
-    assert max(loads) - min(loads) <= 1
+        loads = loads_with(loads, cut(size, slice_size, loads))
+        assert max(loads) - min(loads) <= slice_size
+
+
+@given(st.integers(0, 50), st.integers(1, 9))
+def test_full_slices_go_round_robin(count: int, num_servers: int) -> None:
+    slices = cut(count * 10, 10, [0] * num_servers)
+    assert [s.server for s in slices] == [index % num_servers for index in range(count)]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 from dataclasses import dataclass, field
 from typing import Dict, List, Optional, Set, Tuple
 
 import msgspec
 
-from p3kv.slicing import num_slices
+from p3kv.slicing import cut, loads_with
 from p3kv.wire.messages import (
     PROTOCOL_VERSION,
     UNKNOWN,
@@ -58,7 +59,8 @@ class Node:
 @dataclass
 class _DeclaredKey:
     key_id: int
-    first_server: int
+    loads_elems: List[int]
+    """What each server has before this key."""
     message: DeclareKey
     ranks: Set[int] = field(default_factory=set)
 
@@ -76,7 +78,7 @@ class Job:
         self._wanted = {"worker": num_workers, "server": num_servers}
         self._nodes: Dict[bytes, Node] = {}
         self._keys: Dict[Key, _DeclaredKey] = {}
-        self._slices_placed = 0
+        self._loads_elems = [0] * num_servers
         self._assembled = False
         self._token = secrets.token_bytes(16)
 
@@ -263,19 +265,17 @@ class Job:
             )
             return self._refuse_key(node, reason)
         declared.ranks.add(node.rank)
-        return [(node.identity, KeyDeclared(declared.key_id, declared.first_server))]
+        return [(node.identity, KeyDeclared(declared.key_id, declared.loads_elems))]
 
     def _place(self, node: Node, message: DeclareKey) -> _DeclaredKey:
         assert node.ready is not None
         declared = _DeclaredKey(
             key_id=len(self._keys),
-            first_server=self._slices_placed % self._wanted["server"],
+            loads_elems=self._loads_elems,
             message=message,
         )
-        size_elems = 1
-        for extent in message.shape:
-            size_elems *= extent
-        self._slices_placed += num_slices(size_elems, node.ready.slice_size)
+        slices = cut(math.prod(message.shape), node.ready.slice_size, self._loads_elems)
+        self._loads_elems = loads_with(self._loads_elems, slices)
         self._keys[message.key] = declared
         return declared
 

@@ -263,7 +263,8 @@ class KeyDeclared(Message, frozen=True):
     """The answer to DeclareKey."""
 
     key_id: int
-    first_server: int
+    loads_elems: List[int]
+    """What each server keeps of the keys declared before: the key's slices are placed by it."""
 
 
 class KeyRefused(Message, frozen=True):

@@ -178,7 +178,7 @@ class Worker:
         if isinstance(answer, KeyRefused):
             raise KeyMismatchError(answer.reason)
         size_elems = int(np.prod(shape, dtype=np.int64))
-        slices = cut(size_elems, self.settings.slice_size, answer.first_server, self.num_servers)
+        slices = cut(size_elems, self.settings.slice_size, answer.loads_elems)
         worker_key = WorkerKey(answer.key_id, key, tuple(shape), dtype, slices)
         self._keys[key] = worker_key
         self._keys_by_id[answer.key_id] = worker_key
