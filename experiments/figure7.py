@@ -22,7 +22,7 @@ from experiments.models import MODELS, load
 from experiments.records import Records
 from experiments.systems import SYSTEMS
 
-RATIOS = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 4.0)
+RATIOS = (0.25, 0.5, 1.0, 2.0, 4.0)
 PAPER_GAINS = {"resnet50": 0.26, "inception_v3": 0.18, "vgg19": 0.66, "sockeye": 0.38}
 """What P3 section 5.2 reports as the greatest speed-up over its baseline."""
 

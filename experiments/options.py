@@ -27,8 +27,9 @@ def parser(description: str, models: Sequence[str]) -> argparse.ArgumentParser:
     )  # fmt: skip
     made.add_argument("--repetitions", type=_count, metavar="N", help="default: 3, quick: 1")
     made.add_argument(
-        "--iterations", type=_count, metavar="N", help="measured in each run; default: 5, quick: 3"
-    )
+        "--iterations", type=_count, default=3, metavar="N",
+        help="measured in each run; default: %(default)s",
+    )  # fmt: skip
     made.add_argument(
         "--warm-up", type=_count, default=2, metavar="N",
         help="iterations before these; default: %(default)s",
@@ -54,7 +55,6 @@ def parse(
     options = made.parse_args(argv)
     options.models = options.models or list(quick_models if options.quick else models)
     options.repetitions = options.repetitions or (1 if options.quick else 3)
-    options.iterations = options.iterations or (3 if options.quick else 5)
     given = dict(options.dilation)
     options.dilation = {
         name: given.get(name, given.get("", default)) for name, default in DILATION.items()
