@@ -5,11 +5,13 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from typing import Iterator, List
+from typing import Iterator, List, Tuple
 
 import pytest
 
+from p3kv.wire.connection import Connection
 from p3kv.wire.loop import Loop
+from p3kv.wire.messages import Kind, pack_header
 
 DEADLINE_S = 10.0
 
@@ -115,6 +117,38 @@ def test_a_reader_that_is_removed_is_not_called(loop: Loop, pair: List[socket.so
     loop.call_later(0.02, loop.stop)
     loop.run()
     assert seen == []
+
+
+def _connected(loop: Loop) -> Tuple[Connection, socket.socket]:
+    """A connection that `loop` serves, and the socket of a peer that never reads."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    near = socket.create_connection(listener.getsockname())
+    far = listener.accept()[0]
+    listener.close()
+    connection = Connection(near, lambda *_: None, lambda *_: None, lambda *_: None, 8192)
+    loop.add_connection(connection)
+    return connection, far
+
+
+def _queue(connection: Connection, priority: int, size_bytes: int) -> None:
+    header = pack_header(Kind.PUSH, 0, payload_bytes=size_bytes)
+    connection.writer.push(priority, header, memoryview(bytes(size_bytes)))
+
+
+def test_what_overtakes_a_more_urgent_frame_on_a_full_connection_is_counted(loop: Loop) -> None:
+    (full, far), (free, other_far) = _connected(loop), _connected(loop)
+    header_bytes = len(pack_header(Kind.PUSH, 0))
+    _queue(full, 9, 64 << 20)  # more than the kernel takes on both sides
+    _queue(full, 8, 100)
+    loop.call_later(0.05, lambda: _queue(free, 8, 1000))  # as urgent: overtakes nothing
+    loop.call_later(0.10, lambda: _queue(free, 7, 2000))
+    loop.call_later(0.15, lambda: _queue(free, 9, 3000))
+    loop.call_later(0.20, loop.stop)
+    loop.run()
+    assert full.blocked and not free.writer
+    assert (loop.inversions.frames, loop.inversions.bytes) == (1, header_bytes + 2000)
+    far.close()
+    other_far.close()
 
 
 def test_a_loop_may_be_closed_twice_and_called_afterwards() -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import socket
 from functools import partial
-from typing import Dict, List, Optional, Tuple
+from typing import Dict, List, Optional, Sequence, Tuple
 from weakref import ref
 
 from p3kv.config import Launch, Settings
@@ -112,6 +112,11 @@ class _Server:
         self._control.wait_until_welcome(self._timeout_s)
         self._loop.run(self._consume)
         self._tracer.write()
+        inversions = self._loop.inversions
+        _log.info(
+            "%d values (%d bytes) left while a more urgent one waited for a full connection",
+            inversions.frames, inversions.bytes,
+        )  # fmt: skip
         if self._failure is not None:
             raise self._failure
         self._control.send(Bye())
@@ -317,10 +322,8 @@ class _Server:
 
     def _broadcast(self, state: SliceState, key_id: int, result: Result) -> None:
         """Queues a new value to the workers that want it; none of them has to ask."""
-        for rank in result.wanting:
-            self._send_value(
-                Kind.UPDATED, self._workers[rank], state, result.value, key_id, result.priority
-            )
+        workers = [self._workers[rank] for rank in result.wanting]
+        self._send_value(Kind.UPDATED, workers, state, result.value, key_id, result.priority)
         waiting = self._pulls.pop((key_id, state.index), [])
         for connection, header in waiting:
             self._pull(connection, header)
@@ -332,13 +335,13 @@ class _Server:
             self._pulls.setdefault(place, []).append((connection, header))
         else:
             self._send_value(
-                Kind.PULLED, connection, state, state.value, header.key, header.priority
+                Kind.PULLED, [connection], state, state.value, header.key, header.priority
             )
 
     def _send_value(
         self,
         kind: Kind,
-        connection: Connection,
+        connections: Sequence[Connection],
         state: SliceState,
         value: Buffer,
         key_id: int,
@@ -353,8 +356,10 @@ class _Server:
             priority=priority,
             payload_bytes=len(value.bytes),
         )
-        value.begin_send()
-        connection.writer.push(urgency(state.round, priority), header, value.bytes, value.end_send)
+        urgent = urgency(state.round, priority)
+        for connection in connections:
+            value.begin_send()
+            connection.writer.push(urgent, header, value.bytes, value.end_send)
 
     # What does not arrive.
 

@@ -105,8 +105,10 @@ class FrameWriter:
         self._queue: PriorityQueue[_Outgoing] = PriorityQueue()
         self._buffers: Deque[memoryview] = deque()
         self._begun: Deque[Tuple[int, _Outgoing]] = deque()
-        self._begun_bytes = 0
         self._sent_bytes = 0
+        self.begun_frames = 0
+        self.begun_bytes = 0
+        """Frames that have begun, and their bytes: nothing overtakes them any more."""
 
     def push(
         self,
@@ -124,6 +126,10 @@ class FrameWriter:
     def top_priority(self) -> int:
         """Priority of the frame that would begin next; a begun one is beyond comparison."""
         return 2**31 if self._buffers else self._queue.top_priority()
+
+    def waiting_priority(self) -> Optional[int]:
+        """Priority of the most urgent frame that has not begun; None if there is none."""
+        return self._queue.top_priority() if len(self._queue) else None
 
     def buffers(self) -> Deque[memoryview]:
         """The next bytes to send; empty when there are none."""
@@ -157,5 +163,6 @@ class FrameWriter:
                 self._buffers.append(frame.payload)
                 frame_bytes += len(frame.payload)
             batch_bytes += frame_bytes
-            self._begun_bytes += frame_bytes
-            self._begun.append((self._begun_bytes, frame))
+            self.begun_frames += 1
+            self.begun_bytes += frame_bytes
+            self._begun.append((self.begun_bytes, frame))

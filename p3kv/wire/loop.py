@@ -9,9 +9,18 @@ import socket
 import time
 from collections import deque
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, Callable, Deque, Dict, List, Tuple
 
 from p3kv.wire.connection import Connection
+
+
+@dataclass
+class Inversions:
+    """Frames that began while a more urgent one waited for a connection that was full."""
+
+    frames: int = 0
+    bytes: int = 0
 
 
 class Loop:
@@ -35,6 +44,7 @@ class Loop:
         self._timer_numbers = itertools.count()
         self._asleep = False
         self._running = False
+        self.inversions = Inversions()
 
     def call_soon(self, function: Callable[..., None], *arguments: Any) -> None:
         """Has the loop's thread call `function`; from any thread, in order of the calls."""
@@ -132,13 +142,28 @@ class Loop:
             best = ready[0]
             if len(ready) > 1:
                 best = max(ready, key=lambda connection: connection.writer.top_priority())
-            best.send()
+            self._send_on(best)
             if best.blocked:
                 if best.descriptor in self._connections:
                     self._epoll.modify(best.descriptor, select.EPOLLIN | select.EPOLLOUT)
                 ready.remove(best)
             elif not best.writer:
                 ready.remove(best)
+
+    def _send_on(self, connection: Connection) -> None:
+        """Writes once, and counts what so overtakes something more urgent elsewhere."""
+        writer = connection.writer
+        priority = writer.waiting_priority()
+        frames, begun = writer.begun_frames, writer.begun_bytes
+        connection.send()
+        if writer.begun_frames == frames or priority is None:
+            return
+        for other in self._connections.values():
+            waiting = other.writer.waiting_priority() if other.blocked else None
+            if waiting is not None and waiting > priority:
+                self.inversions.frames += writer.begun_frames - frames
+                self.inversions.bytes += writer.begun_bytes - begun
+                return
 
     def _call_inbox(self) -> None:
         for _ in range(len(self._inbox)):

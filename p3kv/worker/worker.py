@@ -270,8 +270,17 @@ class Worker:
         self._loop.call_soon(self._begin, transfer)
 
     def stats(self) -> Dict[str, int]:
-        """What this worker has sent and received: slices, and their bytes without headers."""
-        return dict(self._exchange.counts)
+        """What this worker has sent and received: slices, and their bytes without headers.
+
+        Inversions are slices, and their bytes, that left while a more urgent one waited for a
+        connection that was full.
+        """
+        inversions = self._loop.inversions
+        return {
+            **self._exchange.counts,
+            "inversions": inversions.frames,
+            "inversion_bytes": inversions.bytes,
+        }
 
     # The worker's thread.
 

@@ -90,7 +90,11 @@ class P3(KVStoreBase):
         return self._worker.forward_order
 
     def stats(self) -> Dict[str, int]:
-        """bytes_sent, bytes_received, slices_sent, slices_received of this worker so far."""
+        """What this worker has done so far.
+
+        bytes_sent, bytes_received, slices_sent, slices_received; and inversions, inversion_bytes:
+        slices that left while a more urgent one waited for a connection that was full.
+        """
         return self._worker.stats()
 
     # Values.
