@@ -17,7 +17,8 @@ from typing import Any, Dict, NamedTuple, Optional, Sequence, Set, Tuple, Type
 from tqdm import tqdm
 
 from experiments import bound, machine
-from experiments.measure import RunFailed, measure
+from experiments.job import RunFailed
+from experiments.measure import measure
 from experiments.models import load
 from experiments.records import Records
 from scripts.cluster import Cluster

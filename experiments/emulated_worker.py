@@ -1,6 +1,6 @@
 """One worker of a measured run: trains an emulated model over a real store.
 
-Started by `experiments.measure` in a worker's role; prints a JSON line when the measured
+Started by `experiments.job` in a worker's role; prints a JSON line when the measured
 iterations begin and one, with the results, when they end.
 """
 
@@ -18,6 +18,7 @@ os.environ["DMLC_ROLE"] = _role
 import argparse  # noqa: E402
 import json  # noqa: E402
 import resource  # noqa: E402
+from pathlib import Path  # noqa: E402
 
 import mxnet as mx  # noqa: E402
 
@@ -37,15 +38,16 @@ def main() -> None:
     parser.add_argument("--spans", action="store_true")
     options = parser.parse_args()
     system = SYSTEMS[options.system]
-    store = mx.kv.create(system.store)
-    if system.update_on_kvstore:
-        store.set_optimizer(mx.optimizer.create("sgd", learning_rate=0.1))
     model = EmulatedModel(
         load(options.model),
         dilation=options.dilation,
         update_on_kvstore=system.update_on_kvstore,
         apart=system.apart,
     )
+    arrays_rss_kib = rss_kib()
+    store = mx.kv.create(system.store)
+    if system.update_on_kvstore:
+        store.set_optimizer(mx.optimizer.create("sgd", learning_rate=0.1))
     model.broadcast(store)
     model.run(store, options.warm_up)
     say(event="begin", rank=store.rank)
@@ -55,11 +57,18 @@ def main() -> None:
         rank=store.rank,
         iteration_s=model.iteration_s[options.warm_up :],
         compute_s=model.compute_s,
+        arrays_rss_kib=arrays_rss_kib,
         max_rss_kib=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
         spans=[span._asdict() for span in model.spans] if options.spans else [],
     )
     mx.nd.waitall()
     model.close()
+
+
+def rss_kib() -> int:
+    """The memory that this process holds now."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize() // 1024
 
 
 def say(**facts: object) -> None:

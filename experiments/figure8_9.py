@@ -19,7 +19,8 @@ from tqdm import tqdm
 
 from experiments import bound, curves, machine, options, output, traffic
 from experiments.campaign import DILATION
-from experiments.measure import RunFailed, measure
+from experiments.job import RunFailed
+from experiments.measure import measure
 from experiments.models import load
 from experiments.records import Records
 from experiments.traffic import IDLE_SHARE, PERIOD_S, Sampler

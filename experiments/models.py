@@ -145,6 +145,23 @@ def _example(name: str, units: Sequence[int]) -> Model:
     )
 
 
+def _at_once(name: str, of: Model) -> Model:
+    """A model of one layer: all gradients are ready at once, and all weights waited for.
+
+    It computes next to nothing, so that an iteration takes as long as synchronising does.
+    """
+    parameters = tuple(parameter for layer in of.layers for parameter in layer.parameters)
+    layer = Layer("everything", parameters, flops=1.0)
+    return of._replace(name=name, compute_s=0.003, layers=(layer,))
+
+
+def _thousand_tensors() -> Model:
+    """1,000 arrays of 256 elements: what each array costs, whatever its size."""
+    arrays = tuple(Parameter(f"array{number:04}", (256,)) for number in range(1000))
+    layer = Layer("everything", arrays, flops=1.0)
+    return Model("thousand_tensors", 32, 0.003, (layer,), arrays)
+
+
 _BUILDERS: Dict[str, Callable[[], Model]] = {
     "resnet50": _resnet50,
     "inception_v3": _inception_v3,
@@ -153,6 +170,9 @@ _BUILDERS: Dict[str, Callable[[], Model]] = {
     "three_layers": _three_layers,
     "equal_layers": lambda: _example("equal_layers", (500, 1500, 500, 1500)),
     "heavy_middle": lambda: _example("heavy_middle", (500, 1500, 1500, 500)),
+    "resnet50_at_once": lambda: _at_once("resnet50_at_once", load("resnet50")),
+    "vgg19_at_once": lambda: _at_once("vgg19_at_once", load("vgg19")),
+    "thousand_tensors": _thousand_tensors,
 }
 MODELS = ("resnet50", "inception_v3", "vgg19", "sockeye")
 """The models of the paper's evaluation."""

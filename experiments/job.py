@@ -1,0 +1,228 @@
+"""A job on a throttled cluster: the processes of one system, what they say and what they use."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any, ContextManager, Dict, List, Mapping, NamedTuple, Optional, Sequence
+
+from experiments.systems import System
+from scripts.cluster import Cluster, Host
+
+_CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
+_ROOT = Path(__file__).parent.parent
+_END_S = 20.0
+
+
+class RunFailed(RuntimeError):
+    """A job did not come to its end; carries what its processes printed."""
+
+
+class Finished(NamedTuple):
+    """What a job's workers told at their end, and what all its processes used."""
+
+    ends: List[Dict[str, Any]]
+    cpu_s: float
+    """Processor time of all processes while the workers measured."""
+    server_rss_kib: int
+    """The most memory that a server has held."""
+
+
+def run_job(
+    cluster: Cluster,
+    system: System,
+    worker: Sequence[str],
+    timeout_s: float,
+    settings: Mapping[str, object],
+    during: Optional[ContextManager[object]] = None,
+) -> Finished:
+    """Runs `system` on all hosts of `cluster`, each a server and a worker that runs a module.
+
+    `worker` is the module and its arguments. Each worker prints a line of JSON with the event
+    "begin" when what is measured begins, and one with the event "end", and its results, when that
+    ends. `during` is entered when all have begun and left when the first has ended, in threads of
+    this function's own. p3kv's ranks are the hosts' numbers, so that its traces tell who shares a
+    link. `settings` are environment variables for all processes. Raises RunFailed when a process
+    fails or the job takes more than `timeout_s` seconds; nothing is left running either way.
+    """
+    job = _Job(cluster, system, {name: str(value) for name, value in settings.items()}, during)
+    try:
+        job.start([sys.executable, "-m", *worker])
+        ends = job.wait(time.monotonic() + timeout_s)
+    finally:
+        job.end()
+    return Finished(ends, job.cpu_s, job.server_rss_kib)
+
+
+class _Job:
+    """The processes, and what they say."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        system: System,
+        settings: Dict[str, str],
+        during: Optional[ContextManager[object]],
+    ) -> None:
+        self.cpu_s = 0.0
+        self.server_rss_kib = 0
+        self._cluster = cluster
+        self._system = system
+        self._settings = settings
+        self._during = during
+        self._measured = contextlib.ExitStack()
+        self._processes: List[subprocess.Popen] = []
+        self._servers: List[subprocess.Popen] = []
+        self._workers: List[subprocess.Popen] = []
+        self._threads: List[threading.Thread] = []
+        self._outputs: List[List[str]] = []
+        self._changed = threading.Condition()
+        self._begun: List[Dict[str, Any]] = []
+        self._ended: List[Dict[str, Any]] = []
+        self._cpu_begin_s = 0.0
+
+    def start(self, worker_command: List[str]) -> None:
+        """Starts a scheduler on the first host, and a server and a worker on each."""
+        hosts = self._cluster.hosts
+        port = _free_port()
+        self._start(hosts[0], "scheduler", port, self._system.role_command)
+        for host in hosts:
+            self._servers.append(self._start(host, "server", port, self._system.role_command))
+        for host in hosts:
+            self._workers.append(self._start(host, "worker", port, worker_command))
+
+    def wait(self, deadline: float) -> List[Dict[str, Any]]:
+        """Returns the workers' results when all are in."""
+        count = len(self._workers)
+        with self._changed:
+            while len(self._ended) < count:
+                left_s = deadline - time.monotonic()
+                failed = [p for p in self._processes if p.poll() not in (None, 0)]
+                if failed or left_s <= 0:
+                    break
+                self._changed.wait(min(left_s, 0.5))
+        if len(self._ended) < count:
+            for process in failed or self._processes:
+                process.kill()
+            self._join()
+            said = "\n".join(line for lines in self._outputs for line in lines)
+            raise RunFailed(f"{self._system.title} did not come to its end:\n{said}")
+        end = time.monotonic() + _END_S
+        for process in self._processes:
+            try:
+                process.wait(max(0.0, end - time.monotonic()))
+            except subprocess.TimeoutExpired as error:
+                raise RunFailed(f"{self._system.title}: a process did not end") from error
+        self._join()
+        return list(self._ended)
+
+    def end(self) -> None:
+        """Ends what still runs."""
+        for process in self._processes:
+            if process.poll() is None:
+                process.kill()
+        for process in self._processes:
+            process.wait()
+        self._join()
+        self._measured.close()
+
+    def _start(self, host: Host, role: str, port: int, command: List[str]) -> subprocess.Popen:
+        count = len(self._cluster.hosts)
+        env = {
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": str(_ROOT),
+            "DMLC_ROLE": role,
+            "DMLC_PS_ROOT_URI": self._cluster.hosts[0].address,
+            "DMLC_PS_ROOT_PORT": str(port),
+            "DMLC_NUM_WORKER": str(count),
+            "DMLC_NUM_SERVER": str(count),
+            "DMLC_NODE_HOST": host.address,
+            f"DMLC_{role.upper()}_ID": str(host.index),
+            **self._system.environment,
+            **self._settings,
+        }
+        process = host.popen(
+            command,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            cwd=str(_ROOT),
+        )
+        self._processes.append(process)
+        lines: List[str] = []
+        self._outputs.append(lines)
+        reader = threading.Thread(target=self._read, args=(process, lines), daemon=True)
+        reader.start()
+        self._threads.append(reader)
+        return process
+
+    def _read(self, process: subprocess.Popen, lines: List[str]) -> None:
+        assert process.stdout is not None
+        for raw in process.stdout:
+            line = raw.decode(errors="replace").rstrip()
+            try:
+                facts = json.loads(line) if line.startswith('{"event"') else None
+            except ValueError:
+                facts = None
+            if facts is None:
+                lines.append(line)
+                continue
+            with self._changed:
+                self._take(facts)
+                self._changed.notify_all()
+
+    def _take(self, facts: Dict[str, Any]) -> None:
+        count = len(self._cluster.hosts)
+        if facts["event"] == "begin":
+            self._begun.append(facts)
+            if len(self._begun) == count:
+                self._cpu_begin_s = self._cpu_now_s()
+                if self._during is not None:
+                    self._measured.enter_context(self._during)
+        else:
+            if not self._ended:
+                self.cpu_s = self._cpu_now_s() - self._cpu_begin_s
+                self.server_rss_kib = max(_peak_rss_kib(server) for server in self._servers)
+                self._measured.close()
+            self._ended.append(facts)
+
+    def _cpu_now_s(self) -> float:
+        total = 0
+        for process in self._processes:
+            try:
+                stat = Path(f"/proc/{process.pid}/stat").read_text()
+            except OSError:
+                continue
+            fields = stat.rpartition(")")[2].split()
+            total += int(fields[11]) + int(fields[12])
+        return total / _CLOCK_TICKS
+
+    def _join(self) -> None:
+        for thread in self._threads:
+            thread.join(timeout=5.0)
+
+
+def _free_port() -> int:
+    """A port for the scheduler: free here, and the hosts' namespaces are new and empty."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _peak_rss_kib(process: subprocess.Popen) -> int:
+    """The most memory that the process has held; 0 when it has ended."""
+    try:
+        status = Path(f"/proc/{process.pid}/status").read_text()
+    except OSError:
+        return 0
+    peaks = [line.split()[1] for line in status.splitlines() if line.startswith("VmHWM:")]
+    return int(peaks[0]) if peaks else 0
