@@ -31,16 +31,17 @@ _RANGES = {
 class Settings:
     """How p3kv works. Worker rank 0's values of the first two hold for the whole job."""
 
-    slice_size: int = 50_000
-    """Most elements in a slice; P3 section 5.6 found 50,000 best."""
+    slice_size: Optional[int] = None
+    """Most elements in a slice; None has the workers measure the network when they start."""
     deterministic: bool = False
     """Sum in rank order, so that a run repeats bit for bit with three workers or more, too."""
     priorities: bool = True
     """False sends slices first in, first out: slicing alone, to compare with."""
     rendezvous_timeout_s: float = 7.0
     """How long a process waits without anybody new arriving before it gives up."""
-    send_buffer_bytes: int = 64 * 1024
-    """What the kernel may hold of a connection's unsent data, where no priority reaches it."""
+    send_buffer_bytes: Optional[int] = None
+    """What the kernel may hold of a connection's unsent data, where no priority reaches it; None
+    goes by the size of slices."""
     trace: Optional[str] = None
     """A folder in which every process leaves its trace; none is recorded without it."""
     verbose: int = 0
@@ -56,9 +57,9 @@ class Settings:
             wanted = "" if isinstance(value, bool) else "True or False"
         elif name in _RANGES:
             lowest, highest = _RANGES[name]
-            fits = isinstance(value, (type(default), int)) and not isinstance(value, bool)
-            if not fits or not lowest <= value <= highest:
-                wanted = f"{_kind(default)} from {lowest} to {highest}"
+            fits = isinstance(value, (type(lowest), int)) and not isinstance(value, bool)
+            if value is not default and (not fits or not lowest <= value <= highest):
+                wanted = f"{_kind(lowest)} from {lowest} to {highest}"
         if wanted:
             raise ConfigError(f"{name} (P3KV_{name.upper()}) is {value!r}; it must be {wanted}")
 
@@ -70,18 +71,18 @@ class Settings:
         """
         return cls(
             slice_size=_number(
-                environ,
-                ("P3KV_SLICE_SIZE", "MXNET_KVSTORE_SLICE_THRESHOLD"),
-                cls.slice_size,
+                environ, ("P3KV_SLICE_SIZE", "MXNET_KVSTORE_SLICE_THRESHOLD"), int, cls.slice_size
             ),
             deterministic=_flag(environ, "P3KV_DETERMINISTIC", cls.deterministic),
             priorities=_flag(environ, "P3KV_PRIORITIES", cls.priorities),
             rendezvous_timeout_s=_number(
-                environ, ("P3KV_RENDEZVOUS_TIMEOUT_S",), cls.rendezvous_timeout_s
+                environ, ("P3KV_RENDEZVOUS_TIMEOUT_S",), float, cls.rendezvous_timeout_s
             ),
-            send_buffer_bytes=_number(environ, ("P3KV_SEND_BUFFER_BYTES",), cls.send_buffer_bytes),
+            send_buffer_bytes=_number(
+                environ, ("P3KV_SEND_BUFFER_BYTES",), int, cls.send_buffer_bytes
+            ),
             trace=environ.get("P3KV_TRACE") or None,
-            verbose=_number(environ, ("P3KV_VERBOSE", "PS_VERBOSE"), cls.verbose),
+            verbose=_number(environ, ("P3KV_VERBOSE", "PS_VERBOSE"), int, cls.verbose),
         )
 
 
@@ -241,19 +242,19 @@ def _optional_number(environ: Mapping[str, str], name: str) -> Optional[int]:
         raise ConfigError(f"{name} is '{text}'; it must be a whole number") from None
 
 
-def _number(environ: Mapping[str, str], names: Tuple[str, ...], default: Any) -> Any:
+def _number(environ: Mapping[str, str], names: Tuple[str, ...], kind: Any, default: Any) -> Any:
     for name in names:
         text = environ.get(name)
         if text:
             try:
-                return type(default)(text)
+                return kind(text)
             except ValueError:
-                raise ConfigError(f"{name} is '{text}'; it must be {_kind(default)}") from None
+                raise ConfigError(f"{name} is '{text}'; it must be {_kind(kind())}") from None
     return default
 
 
-def _kind(default: Any) -> str:
-    return "a whole number" if isinstance(default, int) else "a number"
+def _kind(example: Any) -> str:
+    return "a whole number" if isinstance(example, int) else "a number"
 
 
 def _flag(environ: Mapping[str, str], name: str, default: bool) -> bool:

@@ -32,10 +32,13 @@ from p3kv.wire.messages import (
     Hello,
     KeyDeclared,
     KeyRefused,
+    Measured,
     Ready,
     Refused,
     ReportFailure,
     Roster,
+    SliceSize,
+    ToScheduler,
     Welcomed,
 )
 
@@ -241,6 +244,54 @@ def test_settings_hold_when_all_workers_have_them() -> None:
         worker(0): Agreed(SLICE_SIZE, True),
         worker(1): Agreed(SLICE_SIZE, True),
     }
+
+
+def measuring(workers: int = 2) -> Job:
+    job = assembled(workers)
+    for rank in range(workers):
+        job.handle(worker(rank), Ready(None, False))
+    return job
+
+
+def test_the_slowest_worker_decides_how_large_slices_are() -> None:
+    job = measuring()
+    assert job.handle(worker(1), Measured(1e9)) == []
+    replies = job.handle(worker(0), Measured(60e6))
+    assert of(replies, SliceSize) == {worker(rank): SliceSize(50_000) for rank in range(2)}
+    ((_, answer),) = job.handle(worker(0), DeclareKey("w", (120_000,), "float32"))
+    assert answer.loads_elems == [0, 0]
+    ((_, answer),) = job.handle(worker(0), DeclareKey("v", (1,), "float32"))
+    assert answer.loads_elems == [70_000, 50_000]
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        DeclareKey("w", (2,), "float32"),
+        Measured(float("nan")),
+        Measured(float("inf")),
+        Measured(-1.0),
+    ],
+)
+def test_nothing_else_comes_before_all_have_measured(message: ToScheduler) -> None:
+    job = measuring()
+    aborted(job.handle(worker(0), message), type(message).__name__, ProtocolError)
+
+
+def test_nobody_measures_twice_or_where_slices_have_a_size() -> None:
+    job = measuring()
+    job.handle(worker(0), Measured(1e6))
+    aborted(job.handle(worker(0), Measured(1e6)), "Measured out of turn", ProtocolError)
+    aborted(running().handle(worker(0), Measured(1e6)), "Measured out of turn", ProtocolError)
+
+
+@pytest.mark.parametrize("leaves_first", [True, False])
+def test_a_worker_that_leaves_while_others_measure_is_missed(leaves_first: bool) -> None:
+    job = measuring()
+    replies: Replies = []
+    for message, rank in sorted([(0, 1), (1, 0)], reverse=not leaves_first):
+        replies = job.handle(worker(rank), Measured(1e6) if message else Bye())
+    aborted(replies, "worker 1", PeerLostError)
 
 
 @pytest.mark.parametrize("other", [Ready(SLICE_SIZE + 1, False), Ready(SLICE_SIZE, True)])

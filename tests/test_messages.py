@@ -70,6 +70,7 @@ def values(kind: Any) -> Any:
         return st.lists(values(arguments[0]), max_size=4)
     plain = {
         int: st.integers(-(2**63), 2**64 - 1),
+        float: st.floats(allow_nan=False),
         str: st.text(max_size=20),
         bool: st.booleans(),
         bytes: st.binary(max_size=20),

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import List
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p3kv.slicing import cut, loads_with
+from p3kv.slicing import credit_bytes, cut, loads_with, slice_size_for
+from p3kv.slicing.size import FEWEST_ELEMS, MOST_ELEMS
 
 sizes = st.integers(0, 5000)
 slice_sizes = st.integers(1, 700)
@@ -50,3 +52,22 @@ def test_after_any_keys_no_server_has_a_slice_more_than_another(
 def test_full_slices_go_round_robin(count: int, num_servers: int) -> None:
     slices = cut(count * 10, 10, [0] * num_servers)
     assert [s.server for s in slices] == [index % num_servers for index in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("rate_mbit_s", "elems"),
+    [(1, 25_000), (100, 25_000), (450, 50_000), (1000, 100_000), (2000, 200_000), (1e6, 400_000)],
+)
+def test_slices_take_about_as_long_on_every_network(rate_mbit_s: float, elems: int) -> None:
+    assert slice_size_for(rate_mbit_s * 1e6 / 8) == elems
+
+
+@given(st.floats(0, 1e12), st.floats(0, 1e12))
+def test_a_faster_network_never_gets_smaller_slices(one: float, other: float) -> None:
+    slower, faster = sorted((one, other))
+    assert FEWEST_ELEMS <= slice_size_for(slower) <= slice_size_for(faster) <= MOST_ELEMS
+
+
+@given(st.integers(1, 2**28))
+def test_the_kernel_holds_less_than_a_slice_of_each_connection_or_little(slice_size: int) -> None:
+    assert 96 * 1024 <= credit_bytes(slice_size) <= max(96 * 1024, slice_size * 4)

@@ -9,7 +9,7 @@ from typing import Dict, List, Optional, Set, Tuple
 
 import msgspec
 
-from p3kv.slicing import cut, loads_with
+from p3kv.slicing import cut, loads_with, slice_size_for
 from p3kv.wire.messages import (
     PROTOCOL_VERSION,
     UNKNOWN,
@@ -26,10 +26,12 @@ from p3kv.wire.messages import (
     Key,
     KeyDeclared,
     KeyRefused,
+    Measured,
     Ready,
     Refused,
     ReportFailure,
     Roster,
+    SliceSize,
     ToScheduler,
     Welcomed,
 )
@@ -47,6 +49,7 @@ class Node:
     arrival: int
     rank: int = UNKNOWN
     ready: Optional[Ready] = None
+    rate_bytes_s: Optional[float] = None
     at_barrier: bool = False
     gone: bool = False
 
@@ -78,6 +81,7 @@ class Job:
         self._wanted = {"worker": num_workers, "server": num_servers}
         self._nodes: Dict[bytes, Node] = {}
         self._keys: Dict[Key, _DeclaredKey] = {}
+        self._slice_size: Optional[int] = None
         self._loads_elems = [0] * num_servers
         self._assembled = False
         self._token = secrets.token_bytes(16)
@@ -113,12 +117,14 @@ class Job:
             return self.fail(failure)
         if self.failure is not None:
             return [(identity, Abort(self.failure))]
-        if node.hello.role != "worker" or isinstance(message, Ready) == (node.ready is not None):
+        if not self._in_turn(node, message):
             reason = f"it sent {type(message).__name__} out of turn ({node.name()})."
             rank = self._rank(node)
             return self.fail(Failure(reason, node.hello.role, rank, error="ProtocolError"))
         if isinstance(message, Ready):
             return self._ready(node, message)
+        if isinstance(message, Measured):
+            return self._measured(node, message)
         if isinstance(message, DeclareKey):
             return self._declare(node, message)
         assert isinstance(message, BarrierReached)
@@ -160,6 +166,15 @@ class Job:
             error="RendezvousError",
         )
         return self.fail(failure)
+
+    def _in_turn(self, node: Node, message: ToScheduler) -> bool:
+        """Whether the node may send such a message now."""
+        if node.hello.role != "worker" or isinstance(message, Ready) == (node.ready is not None):
+            return False
+        if isinstance(message, Measured):
+            first = self._slice_size is None and node.rate_bytes_s is None
+            return first and 0 <= message.rate_bytes_s < math.inf
+        return not isinstance(message, DeclareKey) or self._slice_size is not None
 
     def _role(self, role: str) -> List[Node]:
         nodes = [node for node in self._nodes.values() if node.hello.role == role]
@@ -243,13 +258,24 @@ class Job:
                 )
         if not all(worker.ready is not None for worker in workers):
             return self._check_nobody_is_missed()
+        self._slice_size = message.slice_size
         agreed = Agreed(message.slice_size, message.deterministic)
         return [(worker.identity, agreed) for worker in workers]
+
+    def _measured(self, node: Node, message: Measured) -> Replies:
+        node.rate_bytes_s = message.rate_bytes_s
+        workers = self._role("worker")
+        rates = [w.rate_bytes_s for w in workers if w.rate_bytes_s is not None]
+        if len(rates) < len(workers):
+            return self._check_nobody_is_missed()
+        # Everybody waits for the slowest.
+        self._slice_size = slice_size_for(min(rates))
+        return [(worker.identity, SliceSize(self._slice_size)) for worker in workers]
 
     def _declare(self, node: Node, message: DeclareKey) -> Replies:
         declared = self._keys.get(message.key)
         if declared is None:
-            declared = self._place(node, message)
+            declared = self._place(message)
         if node.rank in declared.ranks:
             return self._refuse_key(
                 node, f"key {message.key!r} was declared before by worker {node.rank}"
@@ -267,14 +293,14 @@ class Job:
         declared.ranks.add(node.rank)
         return [(node.identity, KeyDeclared(declared.key_id, declared.loads_elems))]
 
-    def _place(self, node: Node, message: DeclareKey) -> _DeclaredKey:
-        assert node.ready is not None
+    def _place(self, message: DeclareKey) -> _DeclaredKey:
+        assert self._slice_size is not None
         declared = _DeclaredKey(
             key_id=len(self._keys),
             loads_elems=self._loads_elems,
             message=message,
         )
-        slices = cut(math.prod(message.shape), node.ready.slice_size, self._loads_elems)
+        slices = cut(math.prod(message.shape), self._slice_size, self._loads_elems)
         self._loads_elems = loads_with(self._loads_elems, slices)
         self._keys[message.key] = declared
         return declared
@@ -330,7 +356,8 @@ class Job:
         starting = any(w.ready is not None for w in workers) and any(
             w.ready is None for w in workers
         )
-        waiting = starting or any(w.at_barrier for w in workers)
+        measuring = self._slice_size is None and any(w.rate_bytes_s is not None for w in workers)
+        waiting = starting or measuring or any(w.at_barrier for w in workers)
         for worker in workers:
             if waiting and worker.gone and not (starting and worker.ready is not None):
                 return self._left_early(worker)

@@ -19,6 +19,7 @@ from p3kv.server.aggregation import Aggregator, Result, SliceState
 from p3kv.server.buffers import Buffer, BufferPool
 from p3kv.server.optimizer import MakeOptimizer
 from p3kv.server.strangers import HANDSHAKE_S, Strangers
+from p3kv.slicing import credit_bytes
 from p3kv.trace import Tracer, now_ns
 from p3kv.wire import messages
 from p3kv.wire.address import own_address
@@ -91,6 +92,7 @@ class _Server:
         self._workers: Dict[int, Connection] = {}
         self._done: Dict[int, int] = {}
         self._last_round: Dict[int, int] = {}
+        self._scratch = memoryview(bytearray(messages.MAX_PROBE_BYTES))
         self._order: Optional[memoryview] = None
         self._failure: Optional[P3Error] = None
         self._control = ControlClient(
@@ -216,6 +218,8 @@ class _Server:
             if header.payload_bytes > messages.MAX_MESSAGE_BYTES:
                 raise ProtocolError(f"a message of {header.payload_bytes} bytes is too long")
             return memoryview(bytearray(header.payload_bytes))
+        if header.kind == Kind.PROBE and header.payload_bytes <= messages.MAX_PROBE_BYTES:
+            return self._scratch[: header.payload_bytes]
         if header.kind in (Kind.PULL, Kind.BYE) and header.payload_bytes == 0:
             return None
         raise ProtocolError(
@@ -250,6 +254,12 @@ class _Server:
             layout: KeyLayout = decode(payload, KeyLayout)
             if self._layouts.setdefault(layout.key_id, layout) != layout:
                 raise ProtocolError(f"worker {header.rank} has another layout: {layout}")
+            if self._settings.send_buffer_bytes is None:
+                connection.hold_at_most(credit_bytes(layout.slice_size))
+        elif header.kind == Kind.PROBE:
+            assert payload is not None
+            answer = pack_header(Kind.PROBE, self._rank, payload_bytes=len(payload))
+            connection.writer.push(messages.URGENT, answer, payload)
         elif header.kind == Kind.OPTIMIZER:
             assert payload is not None
             self._configure_optimizer(header, bytes(payload))

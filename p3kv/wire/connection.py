@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import socket
+from contextlib import suppress
 from typing import Callable, List, Optional, Tuple
 
 from p3kv.errors import ProtocolError
@@ -29,9 +30,10 @@ class Connection:
         place: Callable[[Connection, Header], Optional[memoryview]],
         on_frame: Callable[[Connection, Header, Optional[memoryview]], None],
         on_lost: Callable[[Connection, str], None],
-        send_buffer_bytes: int,
+        send_buffer_bytes: Optional[int],
     ) -> None:
-        _prepare(sock, send_buffer_bytes)
+        """`send_buffer_bytes`: what the kernel may hold; None until `hold_at_most` says it."""
+        _prepare(sock)
         self._socket = sock
         self._on_frame = on_frame
         self._on_lost = on_lost
@@ -39,6 +41,8 @@ class Connection:
         self._reader = FrameReader(placed)
         self._lost = False
         self.descriptor = sock.fileno()
+        if send_buffer_bytes is not None:
+            self.hold_at_most(send_buffer_bytes)
         self.writer = FrameWriter()
         self.blocked = False
         """The kernel takes no more for now."""
@@ -77,6 +81,14 @@ class Connection:
             return
         self.writer.sent(count)
         self.blocked = len(buffers) > 0
+
+    def hold_at_most(self, size_bytes: int) -> None:
+        """Has the kernel hold no more than this of what is to be sent; from any thread.
+
+        What it holds can't be overtaken any more, so that should be little.
+        """
+        with suppress(OSError):  # the connection may be closed already
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, size_bytes)
 
     def close_socket(self) -> None:
         """Closes the socket; no callback comes after it. May be called twice."""
@@ -117,11 +129,9 @@ def accept(listener: socket.socket) -> List[socket.socket]:
             return accepted
 
 
-def _prepare(sock: socket.socket, send_buffer_bytes: int) -> None:
+def _prepare(sock: socket.socket) -> None:
     sock.setblocking(False)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    # Whatever the kernel holds can't be overtaken any more, so it gets to hold little.
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer_bytes)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _DEAD_SENDING_S * 1000)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _DEAD_IDLE_S // 2)

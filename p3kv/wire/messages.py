@@ -22,6 +22,7 @@ MAGIC = 0x564B3350
 """'P3KV' in the first four bytes that a little-endian reader finds in a hello's key field."""
 
 MAX_HELLO_BYTES = 4096
+MAX_PROBE_BYTES = 64 * 1024
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 MAX_TO_SCHEDULER_BYTES = 1024 * 1024
 """The scheduler reads from anybody, and nobody has much to tell it."""
@@ -57,6 +58,8 @@ class Kind(IntEnum):
     ORDER = 10
     """Worker rank 0 tells the forward order, and every server hands it on to all workers, before
     the results of the round in which it was learned; payload ForwardOrder."""
+    PROBE = 11
+    """A worker measures the network; the server sends as many bytes back, whatever they are."""
 
 
 WANTS_RESULT = 1
@@ -203,8 +206,15 @@ class Hello(Message, frozen=True):
 class Ready(Message, frozen=True):
     """A worker's store was created, with these settings."""
 
-    slice_size: int
+    slice_size: Optional[int]
+    """None: by the network's rate, as all workers will have measured it."""
     deterministic: bool
+
+
+class Measured(Message, frozen=True):
+    """A worker has measured the rate at which it can send."""
+
+    rate_bytes_s: float
 
 
 class DeclareKey(Message, frozen=True):
@@ -255,8 +265,15 @@ class Roster(Message, frozen=True):
 class Agreed(Message, frozen=True):
     """Every worker's store has been created; these settings hold."""
 
-    slice_size: int
+    slice_size: Optional[int]
+    """None: workers measure the network now."""
     deterministic: bool
+
+
+class SliceSize(Message, frozen=True):
+    """All workers have measured; slices have at most this many elements."""
+
+    slice_size: int
 
 
 class KeyDeclared(Message, frozen=True):
@@ -287,12 +304,13 @@ class Finished(Message, frozen=True):
     """All workers are done: servers may end."""
 
 
-ToScheduler = Union[Hello, Ready, DeclareKey, BarrierReached, ReportFailure, Bye]
+ToScheduler = Union[Hello, Ready, Measured, DeclareKey, BarrierReached, ReportFailure, Bye]
 FromScheduler = Union[
     Refused,
     Welcomed,
     Roster,
     Agreed,
+    SliceSize,
     KeyDeclared,
     KeyRefused,
     BarrierPassed,

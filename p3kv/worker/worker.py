@@ -20,7 +20,7 @@ from p3kv.errors import (
     P3Error,
     ProtocolError,
 )
-from p3kv.slicing import cut
+from p3kv.slicing import credit_bytes, cut
 from p3kv.trace import Tracer
 from p3kv.wire import messages
 from p3kv.wire.address import own_address
@@ -44,14 +44,17 @@ from p3kv.wire.messages import (
     KeyLayout,
     KeyRefused,
     Kind,
+    Measured,
     Ready,
     ReportFailure,
     Roster,
+    SliceSize,
     decode,
     encode,
     pack_header,
 )
 from p3kv.worker.exchange import Exchange
+from p3kv.worker.probe import Probe
 from p3kv.worker.transfers import Done, Transfer, WorkerKey
 
 _log = logging.getLogger(__name__)
@@ -80,6 +83,9 @@ class Worker:
         self._thread = threading.Thread(target=self._run, name="p3kv-worker", daemon=True)
         self._servers: Dict[int, Connection] = {}
         self._exchange = Exchange(UNKNOWN, self._servers, self.tracer, True)
+        self._probe: Optional[Probe] = None
+        self._rate_bytes_s: Optional[float] = None
+        self._slice_size = 0
         self._keys: Dict[Key, WorkerKey] = {}
         self._keys_by_id: Dict[int, WorkerKey] = {}
         self._failure: Optional[P3Error] = None
@@ -119,6 +125,13 @@ class Worker:
             self._connect(server, address, hello)
         self._thread.start()
         self._started = True
+        self._wait_for_welcome(roster)
+        self._slice_size = settings.slice_size or self._measured_slice_size()
+        if settings.send_buffer_bytes is None:
+            for connection in self._servers.values():
+                connection.hold_at_most(credit_bytes(self._slice_size))
+
+    def _wait_for_welcome(self, roster: Roster) -> None:
         deadline = time.monotonic() + _WELCOME_S
         with self._state_changed:
             while len(self._welcomed_by) < len(roster.servers):
@@ -127,6 +140,23 @@ class Worker:
                 if left_s <= 0:
                     raise self._not_welcomed(roster)
                 self._state_changed.wait(left_s)
+
+    def _measured_slice_size(self) -> int:
+        """Measures the network together with all workers."""
+        self._probe = Probe(self.rank, self._servers, self._probed)
+        self._loop.call_soon(self._probe.begin)
+        with self._state_changed:
+            while self._rate_bytes_s is None:
+                self.check()
+                self._state_changed.wait()
+        answer = self._control.request(
+            Measured(self._rate_bytes_s), SliceSize, "all workers to measure the network"
+        )
+        _log.info(
+            "slices have %d elements: %.0f MB/s leave this worker",
+            answer.slice_size, self._rate_bytes_s / 1e6,
+        )  # fmt: skip
+        return int(answer.slice_size)
 
     def close(self) -> None:
         """Leaves the job in order; all transfers must be done. May be called twice."""
@@ -178,12 +208,12 @@ class Worker:
         if isinstance(answer, KeyRefused):
             raise KeyMismatchError(answer.reason)
         size_elems = int(np.prod(shape, dtype=np.int64))
-        slices = cut(size_elems, self.settings.slice_size, answer.loads_elems)
+        slices = cut(size_elems, self._slice_size, answer.loads_elems)
         worker_key = WorkerKey(answer.key_id, key, tuple(shape), dtype, slices)
         self._keys[key] = worker_key
         self._keys_by_id[answer.key_id] = worker_key
         # Every worker tells, on its own connection: its slices may arrive before another's words.
-        layout = KeyLayout(answer.key_id, key, size_elems, dtype, self.settings.slice_size)
+        layout = KeyLayout(answer.key_id, key, size_elems, dtype, self._slice_size)
         self._loop.call_soon(
             self._tell_servers, Kind.KEY, encode(layout), 0, {s.server for s in slices}
         )
@@ -347,6 +377,8 @@ class Worker:
             if header.rank != connection.peer:
                 raise ProtocolError(f"it says to be server {header.rank}")
             return None
+        if header.kind == Kind.PROBE and self._probe is not None:
+            return self._probe.place(header)
         if header.kind == Kind.ORDER and header.payload_bytes <= messages.MAX_MESSAGE_BYTES:
             return memoryview(bytearray(header.payload_bytes))
         return self._exchange.place(header)
@@ -358,6 +390,9 @@ class Worker:
             with self._state_changed:
                 self._welcomed_by.add(header.rank)
                 self._state_changed.notify_all()
+        elif header.kind == Kind.PROBE:
+            assert self._probe is not None
+            self._probe.received(connection)
         elif header.kind == Kind.ORDER:
             assert payload is not None
             order: ForwardOrder = decode(payload, ForwardOrder)
@@ -365,6 +400,11 @@ class Worker:
             _log.info("the forward order is known: %d keys", len(order.key_ids))
         else:
             self._exchange.received(header)
+
+    def _probed(self, rate_bytes_s: float) -> None:
+        with self._state_changed:
+            self._rate_bytes_s = rate_bytes_s
+            self._state_changed.notify_all()
 
     def _on_lost(self, connection: Connection, reason: str) -> None:
         self._loop.remove_connection(connection)

@@ -1,0 +1,72 @@
+"""How fast this worker's slices will travel, measured before the first key."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from typing import Callable, Dict, Mapping, Optional
+
+from p3kv.errors import ProtocolError
+from p3kv.wire import messages
+from p3kv.wire.connection import Connection
+from p3kv.wire.messages import Header, Kind, pack_header
+
+_SETTLE_S, _MEASURE_S = 0.05, 0.2
+_FRAMES_AHEAD = 4
+_NOTHING = memoryview(bytes(messages.MAX_PROBE_BYTES))
+
+
+class Probe:
+    """Has all servers send back what they get, for a moment, and counts it.
+
+    All workers do so at the same time, so that links are shared as they will be in training.
+    Belongs to the worker's thread.
+    """
+
+    def __init__(
+        self, rank: int, servers: Mapping[int, Connection], done: Callable[[float], None]
+    ) -> None:
+        """Calls `done` with the rate in bytes a second when nothing is under way any more."""
+        self._scratch = memoryview(bytearray(messages.MAX_PROBE_BYTES))
+        self._header = pack_header(Kind.PROBE, rank, payload_bytes=len(_NOTHING))
+        self._servers = servers
+        self._done = done
+        self._began_s: Optional[float] = None
+        self._under_way = 0
+        self._counted_bytes: Dict[Connection, int] = {}
+
+    def begin(self) -> None:
+        """Queues the first frames."""
+        for connection in self._servers.values():
+            self._counted_bytes[connection] = 0
+            for _ in range(_FRAMES_AHEAD):
+                self._send(connection)
+
+    def place(self, header: Header) -> memoryview:
+        """Where a frame's bytes go that nobody reads; ProtocolError for one that was not sent."""
+        if header.payload_bytes != len(self._scratch) or not self._under_way:
+            raise ProtocolError(f"it sent {header.payload_bytes} bytes back that nobody sent")
+        return self._scratch
+
+    def received(self, connection: Connection) -> None:
+        """Takes note of a frame that is back, and sends another one while it is time."""
+        self._under_way -= 1
+        now_s = time.monotonic()
+        if self._began_s is None:
+            self._began_s = now_s
+        elapsed_s = now_s - self._began_s
+        if elapsed_s < _SETTLE_S + _MEASURE_S:
+            if elapsed_s >= _SETTLE_S:
+                self._counted_bytes[connection] += len(_NOTHING)
+            self._send(connection)
+        if self._under_way == 0:
+            self._done(self._rate_bytes_s())
+
+    def _send(self, connection: Connection) -> None:
+        self._under_way += 1
+        connection.writer.push(messages.URGENT, self._header, _NOTHING)
+
+    def _rate_bytes_s(self) -> float:
+        # The median: what a server on this worker's own host gets does not pass the network.
+        typical = statistics.median(self._counted_bytes.values())
+        return typical * len(self._servers) / _MEASURE_S
