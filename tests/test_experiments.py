@@ -78,7 +78,7 @@ def test_the_smallest_figure_is_measured_resumed_and_drawn(tmp_path, monkeypatch
     row = document["summary"][0]
     assert set(row["unlimited_efficiency"]) == {"dist_sync", "p3kv"}
     assert set(row["speed_ups"]) == {"dist_sync"}
-    assert row["over_bound"][0]["ratio"] == pytest.approx(1, abs=0.01)
+    assert row["by_rate"][0]["ratio"] == pytest.approx(1, abs=0.01)
     _assert_is_picture(tmp_path / "figure7.png")
     assert "Speed-up of p3kv" in capsys.readouterr().out
 
