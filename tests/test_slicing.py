@@ -70,4 +70,4 @@ def test_a_faster_network_never_gets_smaller_slices(one: float, other: float) ->
 
 @given(st.integers(1, 2**28))
 def test_the_kernel_holds_less_than_a_slice_of_each_connection_or_little(slice_size: int) -> None:
-    assert 64 * 1024 <= credit_bytes(slice_size) <= max(64 * 1024, slice_size * 4)
+    assert 96 * 1024 <= credit_bytes(slice_size) <= max(96 * 1024, slice_size * 4)
