@@ -19,7 +19,7 @@ from p3kv.server.aggregation import Aggregator, Result, SliceState
 from p3kv.server.buffers import Buffer, BufferPool
 from p3kv.server.optimizer import MakeOptimizer
 from p3kv.server.strangers import HANDSHAKE_S, Strangers
-from p3kv.slicing import credit_bytes
+from p3kv.slicing import LEAST_CREDIT_BYTES, credit_bytes
 from p3kv.trace import Tracer, now_ns
 from p3kv.wire import messages
 from p3kv.wire.address import own_address
@@ -144,7 +144,11 @@ class _Server:
         assert self._strangers is not None
         for sock in accept(self._listener):
             connection = Connection(
-                sock, self._place, self._on_frame, self._on_lost, self._settings.send_buffer_bytes
+                sock,
+                self._place,
+                self._on_frame,
+                self._on_lost,
+                self._settings.send_buffer_bytes or LEAST_CREDIT_BYTES,
             )
             self._loop.add_connection(connection)
             self._loop.call_later(HANDSHAKE_S, partial(self._check_shown, ref(connection)))

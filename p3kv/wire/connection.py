@@ -30,9 +30,9 @@ class Connection:
         place: Callable[[Connection, Header], Optional[memoryview]],
         on_frame: Callable[[Connection, Header, Optional[memoryview]], None],
         on_lost: Callable[[Connection, str], None],
-        send_buffer_bytes: Optional[int],
+        send_buffer_bytes: int,
     ) -> None:
-        """`send_buffer_bytes`: what the kernel may hold; None until `hold_at_most` says it."""
+        """`send_buffer_bytes`: what the kernel may hold, until `hold_at_most` says otherwise."""
         _prepare(sock)
         self._socket = sock
         self._on_frame = on_frame
@@ -41,8 +41,7 @@ class Connection:
         self._reader = FrameReader(placed)
         self._lost = False
         self.descriptor = sock.fileno()
-        if send_buffer_bytes is not None:
-            self.hold_at_most(send_buffer_bytes)
+        self.hold_at_most(send_buffer_bytes)
         self.writer = FrameWriter()
         self.blocked = False
         """The kernel takes no more for now."""

@@ -12,7 +12,7 @@ from p3kv.wire.connection import Connection
 from p3kv.wire.messages import Header, Kind, pack_header
 
 _SETTLE_S, _MEASURE_S = 0.05, 0.2
-_FRAMES_AHEAD = 4
+_FRAMES_AHEAD = 2
 _NOTHING = memoryview(bytes(messages.MAX_PROBE_BYTES))
 
 

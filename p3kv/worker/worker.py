@@ -20,7 +20,7 @@ from p3kv.errors import (
     P3Error,
     ProtocolError,
 )
-from p3kv.slicing import credit_bytes, cut
+from p3kv.slicing import LEAST_CREDIT_BYTES, credit_bytes, cut
 from p3kv.trace import Tracer
 from p3kv.wire import messages
 from p3kv.wire.address import own_address
@@ -339,7 +339,11 @@ class Worker:
             self._control.send(ReportFailure(failure))
             raise failure.to_error() from error
         connection = Connection(
-            sock, self._place, self._on_frame, self._on_lost, self.settings.send_buffer_bytes
+            sock,
+            self._place,
+            self._on_frame,
+            self._on_lost,
+            self.settings.send_buffer_bytes or LEAST_CREDIT_BYTES,
         )
         connection.peer = server
         header = pack_header(
