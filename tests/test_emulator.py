@@ -65,12 +65,17 @@ def test_without_a_network_an_iteration_takes_its_stated_time(emulate):
     store = NullStore()
     model.broadcast(store)
     model.run(store, 1)
-    cpu_s, started_s = time.process_time(), time.perf_counter()
-    model.run(store, 8)
-    wall_s, cpu_s = time.perf_counter() - started_s, time.process_time() - cpu_s
-    assert wall_s / 8 == pytest.approx(0.305, rel=0.02)
+    walls_s = []
+    cpu_s = time.process_time()
+    for _ in range(4):
+        started_s = time.perf_counter()
+        model.run(store, 4)
+        walls_s.append(time.perf_counter() - started_s)
+    cpu_s = time.process_time() - cpu_s
+    # The best of them: on a busy machine others only ever add time.
+    assert min(walls_s) / 4 == pytest.approx(0.305, rel=0.02)
     assert model.efficiency() == pytest.approx(1.0, abs=0.02)
-    assert cpu_s < 0.2 * wall_s
+    assert cpu_s < 0.2 * sum(walls_s)
 
 
 def test_operations_end_on_time(emulate):
