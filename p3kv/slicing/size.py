@@ -8,7 +8,7 @@ FEWEST_ELEMS, MOST_ELEMS = 25_000, 400_000
 _WIRE_S = 0.0035
 _ELEM_BYTES = 4
 LEAST_CREDIT_BYTES = 96 * 1024
-"""With less, a slow link is idle at times: at 175 Mb/s, 64 KiB cost a tenth of the throughput."""
+"""With much less, a connection that waits for others in a link's queue leaves its own link idle."""
 
 
 def slice_size_for(rate_bytes_s: float) -> int:
