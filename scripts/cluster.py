@@ -1,7 +1,9 @@
-"""A throttled cluster on one Linux machine: hosts are network namespaces joined by one bridge.
+"""A throttled cluster on one Linux machine: hosts are network namespaces joined by one switch.
 
-Each host has one link to the bridge, limited in both directions. The bridge has a namespace of its
-own, so the machine's own interfaces, addresses and routes are neither used nor changed. Needs root
+Each host has one link to the switch, limited in both directions. The switch has a namespace of its
+own, so the machine's own interfaces, addresses and routes are neither used nor changed. It routes:
+through a bridge, a sender's TCP in the same kernel still counts what waits behind the switch as in
+its own queue and holds back (TCP small queues), which no sender on a real network can. Needs root
 and the tools `ip` and `tc`; `missing_requirements` says what is not there.
 """
 
@@ -36,10 +38,11 @@ from .netns import (
 from .throttle import Bucket, DeviceLimit, bucket
 
 MTU_BYTES = 1500
-MAX_HOSTS = 1000  # a Linux bridge has 1,024 ports at most
+MAX_HOSTS = 1000
 # TCP payload in an Ethernet frame, with time stamps: what is left of a link's rate.
 PAYLOAD_SHARE = (MTU_BYTES - 52) / (MTU_BYTES + 14)
 _NETWORK = ipaddress.ip_network("10.77.0.0/16")
+_SWITCH_ADDRESS = str(_NETWORK[-2])
 _UNLIMITED_PACKET_BYTES = 65536
 _END_TIMEOUT_S = 3.0
 
@@ -175,6 +178,7 @@ class Cluster:
             set_congestion_control(namespaces[1:], self.congestion_control)
             for namespace in namespaces:
                 in_namespace(namespace, _disable_ipv6)
+            in_namespace(self._switch, _enable_forwarding)
             self._batch("ip", self._switch, self._switch_commands())
             for host in self.hosts:
                 self._batch("ip", host.namespace, self._host_commands(host))
@@ -267,21 +271,23 @@ class Cluster:
         run_tool(tool, *place, "-batch", "-", stdin=text, pass_fds=(self._guard.fileno(),))
 
     def _switch_commands(self) -> list[str]:
-        commands = [f"link add name bridge mtu {MTU_BYTES} type bridge", "link set bridge up"]
+        commands = []
         for host in self.hosts:
             port = f"port{host.index}"
             commands += [
                 f"link add name {port} mtu {MTU_BYTES} type veth "
                 f"peer name {host.interface} mtu {MTU_BYTES} netns {host.namespace}",
-                f"link set {port} master bridge up",
+                f"addr add {_SWITCH_ADDRESS} peer {host.address} dev {port}",
+                f"link set {port} up",
             ]
         return commands
 
     def _host_commands(self, host: Host) -> list[str]:
         return [
             "link set lo up",
-            f"addr add {host.address}/{_NETWORK.prefixlen} dev {host.interface}",
+            f"addr add {host.address} peer {_SWITCH_ADDRESS} dev {host.interface}",
             f"link set {host.interface} up",
+            f"route add {_NETWORK} via {_SWITCH_ADDRESS}",
         ]
 
     def _end_processes(self) -> None:
@@ -320,6 +326,10 @@ def _disable_ipv6() -> None:
     for scope in ("all", "default"):
         with contextlib.suppress(FileNotFoundError):  # a kernel without IPv6
             Path(f"/proc/sys/net/ipv6/conf/{scope}/disable_ipv6").write_text("1")
+
+
+def _enable_forwarding() -> None:
+    Path("/proc/sys/net/ipv4/ip_forward").write_text("1")
 
 
 def _print_goodput(cluster: Cluster, seconds: float, at_once: bool) -> None:
