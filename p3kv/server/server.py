@@ -10,16 +10,17 @@ from __future__ import annotations
 import logging
 import socket
 from functools import partial
-from typing import Dict, List, Optional, Sequence, Tuple
+from typing import Dict, List, Optional, Tuple
 from weakref import ref
 
 from p3kv.config import Launch, Settings
 from p3kv.errors import ConfigError, P3Error, ProtocolError
 from p3kv.server.aggregation import Aggregator, Result, SliceState
+from p3kv.server.broadcasts import Broadcasts
 from p3kv.server.buffers import Buffer, BufferPool
 from p3kv.server.optimizer import MakeOptimizer
 from p3kv.server.strangers import HANDSHAKE_S, Strangers
-from p3kv.slicing import LEAST_CREDIT_BYTES, credit_bytes
+from p3kv.slicing import LEAST_CREDIT_BYTES, credit_bytes, lead_bytes
 from p3kv.trace import Tracer, now_ns
 from p3kv.wire import messages
 from p3kv.wire.address import own_address
@@ -85,6 +86,7 @@ class _Server:
         self._aggregator = Aggregator(launch.num_workers, self._pool)
         self._queue: PriorityQueue[Tuple[Connection, Header, Optional[Buffer]]] = PriorityQueue()
         self._layouts: Dict[int, KeyLayout] = {}
+        self._broadcasts = Broadcasts()
         self._slices: Dict[Tuple[int, int], SliceState] = {}
         self._pulls: Dict[Tuple[int, int], List[Tuple[Connection, Header]]] = {}
         self._landing: Dict[Connection, Buffer] = {}
@@ -178,6 +180,7 @@ class _Server:
 
     def _on_lost(self, connection: Connection, reason: str) -> None:
         self._loop.remove_connection(connection)
+        self._broadcasts.forget(connection)
         stranger = self._strangers is not None and self._strangers.refuse(connection, reason)
         if not stranger and connection.peer is not None and connection.peer not in self._done:
             self._suspect_worker(connection.peer, f"it was lost: {reason}. See its own output.")
@@ -258,6 +261,7 @@ class _Server:
             layout: KeyLayout = decode(payload, KeyLayout)
             if self._layouts.setdefault(layout.key_id, layout) != layout:
                 raise ProtocolError(f"worker {header.rank} has another layout: {layout}")
+            self._broadcasts.lead_bytes = lead_bytes(layout.slice_size)
             if self._settings.send_buffer_bytes is None:
                 connection.hold_at_most(credit_bytes(layout.slice_size))
         elif header.kind == Kind.PROBE:
@@ -336,8 +340,12 @@ class _Server:
 
     def _broadcast(self, state: SliceState, key_id: int, result: Result) -> None:
         """Queues a new value to the workers that want it; none of them has to ask."""
-        workers = [self._workers[rank] for rank in result.wanting]
-        self._send_value(Kind.UPDATED, workers, state, result.value, key_id, result.priority)
+        self._broadcasts.send(
+            urgency(state.round, result.priority),
+            self._value_header(Kind.UPDATED, state, key_id, result.priority),
+            result.value,
+            [self._workers[rank] for rank in result.wanting],
+        )
         waiting = self._pulls.pop((key_id, state.index), [])
         for connection, header in waiting:
             self._pull(connection, header)
@@ -348,32 +356,25 @@ class _Server:
         if state is None or state.value is None or state.round < header.round:
             self._pulls.setdefault(place, []).append((connection, header))
         else:
-            self._send_value(
-                Kind.PULLED, [connection], state, state.value, header.key, header.priority
+            state.value.begin_send()
+            connection.writer.push(
+                urgency(state.round, header.priority),
+                self._value_header(Kind.PULLED, state, header.key, header.priority),
+                state.value.bytes,
+                state.value.end_send,
             )
 
-    def _send_value(
-        self,
-        kind: Kind,
-        connections: Sequence[Connection],
-        state: SliceState,
-        value: Buffer,
-        key_id: int,
-        priority: int,
-    ) -> None:
-        header = pack_header(
+    def _value_header(self, kind: Kind, state: SliceState, key_id: int, priority: int) -> bytes:
+        assert state.value is not None
+        return pack_header(
             kind,
             self._rank,
             key=key_id,
             slice=state.index,
             round=state.round,
             priority=priority,
-            payload_bytes=len(value.bytes),
+            payload_bytes=len(state.value.bytes),
         )
-        urgent = urgency(state.round, priority)
-        for connection in connections:
-            value.begin_send()
-            connection.writer.push(urgent, header, value.bytes, value.end_send)
 
     # What does not arrive.
 

@@ -7,6 +7,7 @@ import math
 FEWEST_ELEMS, MOST_ELEMS = 25_000, 400_000
 _WIRE_S = 0.0035
 _ELEM_BYTES = 4
+_LEAD_SLICES = 4
 LEAST_CREDIT_BYTES = 96 * 1024
 """With much less, a connection that waits for others in a link's queue leaves its own link idle."""
 
@@ -27,3 +28,8 @@ def slice_size_for(rate_bytes_s: float) -> int:
 def credit_bytes(slice_size: int) -> int:
     """How much of each connection the kernel may hold: no priority reaches what it holds."""
     return max(LEAST_CREDIT_BYTES, slice_size * _ELEM_BYTES // 3)
+
+
+def lead_bytes(slice_size: int) -> int:
+    """How far one worker may be ahead of another in taking new values from a server."""
+    return _LEAD_SLICES * slice_size * _ELEM_BYTES

@@ -39,7 +39,8 @@ class Connection:
         self._on_lost = on_lost
         placed: Place = lambda header: place(self, header)  # noqa: E731
         self._reader = FrameReader(placed)
-        self._lost = False
+        self.closed = False
+        """Lost, or closed here: nothing is sent or received any more."""
         self.descriptor = sock.fileno()
         self.hold_at_most(send_buffer_bytes)
         self.writer = FrameWriter()
@@ -91,13 +92,13 @@ class Connection:
 
     def close_socket(self) -> None:
         """Closes the socket; no callback comes after it. May be called twice."""
-        self._lost = True
+        self.closed = True
         self.blocked = True
         self._socket.close()
 
     def _lose(self, reason: str) -> None:
-        if not self._lost:
-            self._lost = True
+        if not self.closed:
+            self.closed = True
             self._on_lost(self, reason)
 
 

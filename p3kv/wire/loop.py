@@ -137,7 +137,11 @@ class Loop:
 
     def _send(self) -> None:
         """Writes until every connection is out of frames or full, the most urgent frame first."""
-        ready = [c for c in self._connections.values() if not c.blocked and c.writer]
+        # What is sent may bring new frames, also to connections that were out of them.
+        while ready := [c for c in self._connections.values() if not c.blocked and c.writer]:
+            self._send_all(ready)
+
+    def _send_all(self, ready: List[Connection]) -> None:
         while ready:
             best = ready[0]
             if len(ready) > 1:
