@@ -89,3 +89,11 @@ def test_deterministic_mode_equals_sums_in_rank_order_bit_for_bit(
     weights = trained(tmp_path, name, update_on_kvstore, 4, 3, P3KV_DETERMINISTIC=1)
     for key, value in summed_in_rank_order(name, 4).items():
         np.testing.assert_array_equal(weights[key], value, err_msg=key)
+
+
+def test_deterministic_mode_is_exact_in_the_engine_that_people_debug_with(tmp_path: Path) -> None:
+    """It runs an operation where it is pushed: a push returns when its round has ended."""
+    settings = {"P3KV_DETERMINISTIC": 1, "MXNET_ENGINE_TYPE": "NaiveEngine"}
+    weights = trained(tmp_path, "adam", True, 2, 2, **settings)
+    for key, value in summed_in_rank_order("adam", 2).items():
+        np.testing.assert_array_equal(weights[key], value, err_msg=key)

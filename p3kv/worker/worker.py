@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import threading
 import time
-from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
+from typing import Any, Dict, List, Optional, Sequence
 
 import numpy as np
 
@@ -18,23 +19,20 @@ from p3kv.errors import (
     ClosedError,
     KeyMismatchError,
     P3Error,
-    ProtocolError,
 )
-from p3kv.slicing import LEAST_CREDIT_BYTES, credit_bytes, cut
+from p3kv.slicing import cut
 from p3kv.trace import Tracer
 from p3kv.wire import messages
 from p3kv.wire.address import own_address
-from p3kv.wire.connection import Connection, connect
+from p3kv.wire.connection import Connection
 from p3kv.wire.control import ControlClient
 from p3kv.wire.loop import Loop
 from p3kv.wire.messages import (
     INITIAL_ROUND,
     UNKNOWN,
-    Agreed,
     BarrierPassed,
     BarrierReached,
     Bye,
-    DataHello,
     DeclareKey,
     Failure,
     ForwardOrder,
@@ -44,24 +42,18 @@ from p3kv.wire.messages import (
     KeyLayout,
     KeyRefused,
     Kind,
-    Measured,
-    Ready,
     ReportFailure,
     Roster,
-    SliceSize,
     decode,
     encode,
     pack_header,
 )
 from p3kv.worker.exchange import Exchange
-from p3kv.worker.probe import Probe
+from p3kv.worker.joining import Joining
 from p3kv.worker.transfers import Done, Transfer, WorkerKey
 
 _log = logging.getLogger(__name__)
 
-_CONNECT_S = 5.0
-_WELCOME_S = 60.0
-"""Servers import MXNet when worker 0 hands over the optimizer, and answer nobody meanwhile."""
 _CLOSE_S = 10.0
 
 
@@ -83,14 +75,12 @@ class Worker:
         self._thread = threading.Thread(target=self._run, name="p3kv-worker", daemon=True)
         self._servers: Dict[int, Connection] = {}
         self._exchange = Exchange(UNKNOWN, self._servers, self.tracer, True)
-        self._probe: Optional[Probe] = None
-        self._rate_bytes_s: Optional[float] = None
+        self._joining: Optional[Joining] = None
         self._slice_size = 0
         self._keys: Dict[Key, WorkerKey] = {}
         self._keys_by_id: Dict[int, WorkerKey] = {}
         self._failure: Optional[P3Error] = None
         self._state_changed = threading.Condition()
-        self._welcomed_by: Set[int] = set()
         self._started = False
         self._closed = False
         self._byes_left = 0
@@ -118,45 +108,13 @@ class Worker:
         self.rank = roster.rank
         self.tracer = Tracer(settings.trace, f"worker {self.rank}")
         self._exchange = Exchange(self.rank, self._servers, self.tracer, settings.priorities)
-        ready = Ready(settings.slice_size, settings.deterministic)
-        self._control.request(ready, Agreed, "all workers to create their store")
-        hello = encode(DataHello(roster.token, self.rank, settings.deterministic))
-        for server, address in enumerate(roster.servers):
-            self._connect(server, address, hello)
+        self._joining = Joining(
+            self._control, self._loop, settings, roster, self.check, self._state_changed
+        )
+        self._servers.update(self._joining.connect(self._connection))
         self._thread.start()
         self._started = True
-        self._wait_for_welcome(roster)
-        self._slice_size = settings.slice_size or self._measured_slice_size()
-        if settings.send_buffer_bytes is None:
-            for connection in self._servers.values():
-                connection.hold_at_most(credit_bytes(self._slice_size))
-
-    def _wait_for_welcome(self, roster: Roster) -> None:
-        deadline = time.monotonic() + _WELCOME_S
-        with self._state_changed:
-            while len(self._welcomed_by) < len(roster.servers):
-                self.check()
-                left_s = deadline - time.monotonic()
-                if left_s <= 0:
-                    raise self._not_welcomed(roster)
-                self._state_changed.wait(left_s)
-
-    def _measured_slice_size(self) -> int:
-        """Measures the network together with all workers."""
-        self._probe = Probe(self.rank, self._servers, self._probed)
-        self._loop.call_soon(self._probe.begin)
-        with self._state_changed:
-            while self._rate_bytes_s is None:
-                self.check()
-                self._state_changed.wait()
-        answer = self._control.request(
-            Measured(self._rate_bytes_s), SliceSize, "all workers to measure the network"
-        )
-        _log.info(
-            "slices have %d elements: %.0f MB/s leave this worker",
-            answer.slice_size, self._rate_bytes_s / 1e6,
-        )  # fmt: skip
-        return int(answer.slice_size)
+        self._slice_size = self._joining.slice_size()
 
     def close(self) -> None:
         """Leaves the job in order; all transfers must be done. May be called twice."""
@@ -324,51 +282,8 @@ class Worker:
             self._fail(P3Error(reason))
             raise
 
-    def _connect(self, server: int, address: Tuple[str, int], hello: bytes) -> None:
-        where = f"{address[0]}:{address[1]}"
-        try:
-            sock = connect(address, _CONNECT_S)
-        except OSError as error:
-            failure = Failure(
-                f"worker {self.rank} can't connect to it at {where}: {error.strerror or error}. "
-                "Is the address reachable from here? DMLC_INTERFACE or DMLC_NODE_HOST, set for "
-                "the server, choose another.",
-                "server",
-                server,
-            )
-            self._control.send(ReportFailure(failure))
-            raise failure.to_error() from error
-        connection = Connection(
-            sock,
-            self._place,
-            self._on_frame,
-            self._on_lost,
-            self.settings.send_buffer_bytes or LEAST_CREDIT_BYTES,
-        )
-        connection.peer = server
-        header = pack_header(
-            Kind.HELLO,
-            self.rank,
-            key=messages.MAGIC,
-            slice=messages.PROTOCOL_VERSION,
-            payload_bytes=len(hello),
-        )
-        connection.writer.push(messages.URGENT, header, memoryview(hello))
-        self._servers[server] = connection
-        self._loop.add_connection(connection)
-
-    def _not_welcomed(self, roster: Roster) -> P3Error:
-        server = next(s for s in range(len(roster.servers)) if s not in self._welcomed_by)
-        host, port = roster.servers[server]
-        failure = Failure(
-            f"it did not answer worker {self.rank} at {host}:{port} within {_WELCOME_S:g} s. Does "
-            "its process still run, and is the address its own? DMLC_INTERFACE or "
-            "DMLC_NODE_HOST, set for the server, choose another.",
-            "server",
-            server,
-        )
-        self._control.send(ReportFailure(failure))
-        return failure.to_error()
+    def _connection(self, sock: socket.socket, send_buffer_bytes: int) -> Connection:
+        return Connection(sock, self._place, self._on_frame, self._on_lost, send_buffer_bytes)
 
     def _begin(self, transfer: Transfer) -> None:
         if self._failure is None:
@@ -377,12 +292,8 @@ class Worker:
             transfer.done(self._failure)
 
     def _place(self, connection: Connection, header: Header) -> Optional[memoryview]:
-        if header.kind == Kind.WELCOME and header.payload_bytes == 0:
-            if header.rank != connection.peer:
-                raise ProtocolError(f"it says to be server {header.rank}")
-            return None
-        if header.kind == Kind.PROBE and self._probe is not None:
-            return self._probe.place(header)
+        if header.kind in Joining.KINDS and self._joining is not None:
+            return self._joining.place(connection, header)
         if header.kind == Kind.ORDER and header.payload_bytes <= messages.MAX_MESSAGE_BYTES:
             return memoryview(bytearray(header.payload_bytes))
         return self._exchange.place(header)
@@ -390,13 +301,9 @@ class Worker:
     def _on_frame(
         self, connection: Connection, header: Header, payload: Optional[memoryview]
     ) -> None:
-        if header.kind == Kind.WELCOME:
-            with self._state_changed:
-                self._welcomed_by.add(header.rank)
-                self._state_changed.notify_all()
-        elif header.kind == Kind.PROBE:
-            assert self._probe is not None
-            self._probe.received(connection)
+        if header.kind in Joining.KINDS:
+            assert self._joining is not None
+            self._joining.received(connection, header)
         elif header.kind == Kind.ORDER:
             assert payload is not None
             order: ForwardOrder = decode(payload, ForwardOrder)
@@ -404,11 +311,6 @@ class Worker:
             _log.info("the forward order is known: %d keys", len(order.key_ids))
         else:
             self._exchange.received(header)
-
-    def _probed(self, rate_bytes_s: float) -> None:
-        with self._state_changed:
-            self._rate_bytes_s = rate_bytes_s
-            self._state_changed.notify_all()
 
     def _on_lost(self, connection: Connection, reason: str) -> None:
         self._loop.remove_connection(connection)
