@@ -4,19 +4,15 @@ Started by `experiments.job` in a worker's role; prints a JSON line when the mea
 iterations begin and one, with the results, when they end.
 """
 
-import os
 import sys
 
-# The emulator uses p3kv's engine operations under every store; the role is p3kv's only if its
-# store is meant. As in any script, p3kv comes before mxnet.
-_ours = sys.argv[2] in ("slicing", "p3kv")
-_role = os.environ["DMLC_ROLE"] if _ours else os.environ.pop("DMLC_ROLE")
-import p3kv  # noqa: E402, F401
+from experiments.systems import SYSTEMS, import_p3kv
 
-os.environ["DMLC_ROLE"] = _role
+import_p3kv(SYSTEMS[sys.argv[2]])
 
 import argparse  # noqa: E402
 import json  # noqa: E402
+import os  # noqa: E402
 import resource  # noqa: E402
 from pathlib import Path  # noqa: E402
 
@@ -24,7 +20,6 @@ import mxnet as mx  # noqa: E402
 
 from experiments.emulator import EmulatedModel  # noqa: E402
 from experiments.models import load  # noqa: E402
-from experiments.systems import SYSTEMS  # noqa: E402
 
 
 def main() -> None:

@@ -28,13 +28,15 @@ HOSTS = 4
 REPETITIONS = 3
 PEER = "dist_sync"
 COMPARED = (PEER, "p3kv")
+STEPS = {"pending_step_s": "while backward goes on", "ready_step_s": "gradients are ready"}
 _ABOUT = {
     "what": "synchronising without a limit on the links: all gradients are ready at once, and all "
     "weights are waited for",
     "units": "iteration_s: the slowest worker's, one value for each round; cpu_s: processor time "
     "of all processes in these rounds; worker_rss_kib, server_rss_kib: the most memory that one "
     "held; arrays_rss_kib: a worker's with its arrays and no store; idle_server_rss_kib: a "
-    "server's without slices; step_s: what Trainer.step took of the script's time",
+    "server's without slices; pending_step_s, ready_step_s: what Trainer.step took of the script's "
+    "time on one host while backward went on, and with all gradients ready",
 }
 
 
@@ -72,7 +74,7 @@ def run_steps(cluster: Cluster, system: str) -> Dict[str, Any]:
         "system": system,
         "hosts": len(cluster.hosts),
         "parameters": job.ends[0]["parameters"],
-        "step_s": [round(seconds, 6) for seconds in job.ends[0]["step_s"]],
+        **{name: [round(seconds, 6) for seconds in job.ends[0][name]] for name in STEPS},
     }
 
 
@@ -109,15 +111,15 @@ def report(runs: Sequence[Mapping[str, Any]]) -> str:
     lines += [
         "A worker's beyond weights and gradients, a server's beyond its part of weights and sums.",
         "",
-        f"{'Trainer.step':20}{'':12}{'median':>10}{'slowest':>10}  us a parameter",
+        f"{'Trainer.step':24}{'':12}{'median':>10}{'slowest':>10}  us a parameter",
     ]
-    for system in COMPARED:
-        steps = [run for run in runs if "step_s" in run and run["system"] == system]
-        times_us = [1e6 * s / run["parameters"] for run in steps for s in run["step_s"]]
-        if times_us:
-            lines.append(
-                f"{'resnet50':20}{system:12}{statistics.median(times_us):>10.1f}{max(times_us):>10.1f}"
-            )
+    for name, title in STEPS.items():
+        for system in COMPARED:
+            steps = [run for run in runs if name in run and run["system"] == system]
+            times_us = [1e6 * s / run["parameters"] for run in steps for s in run[name]]
+            if times_us:
+                median, slowest = statistics.median(times_us), max(times_us)
+                lines.append(f"{title:24}{system:12}{median:>10.1f}{slowest:>10.1f}")
     return "\n".join(lines)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import os
 import sys
 from typing import Dict, List, NamedTuple
 
@@ -39,3 +41,15 @@ SYSTEMS = {
     "slicing": System("p3kv, slicing only", "p3", {"P3KV_PRIORITIES": "0"}),
     "p3kv": System("p3kv", "p3", {}),
 }
+
+
+def import_p3kv(system: System) -> None:
+    """Imports p3kv in a worker of `system`, before mxnet, as in any script.
+
+    Its engine operations serve under every store; only where its own is meant is it told its role.
+    """
+    role = os.environ.pop("DMLC_ROLE")
+    if system.store == "p3":
+        os.environ["DMLC_ROLE"] = role
+    importlib.import_module("p3kv")
+    os.environ["DMLC_ROLE"] = role
