@@ -46,6 +46,8 @@ from p3kv.wire.queue import PriorityQueue
 _log = logging.getLogger(__name__)
 
 _STALL_S = 10.0
+_MOST_WAITING_BYTES = 48 << 20
+"""Pushes that have landed and wait: enough to choose from, little beside the weights."""
 
 
 def run_server(launch: Launch, settings: Settings, make_optimizer: MakeOptimizer) -> None:
@@ -85,6 +87,7 @@ class _Server:
         self._pool = BufferPool()
         self._aggregator = Aggregator(launch.num_workers, self._pool)
         self._queue: PriorityQueue[Tuple[Connection, Header, Optional[Buffer]]] = PriorityQueue()
+        self._waiting_bytes = 0
         self._layouts: Dict[int, KeyLayout] = {}
         self._broadcasts = Broadcasts()
         self._slices: Dict[Tuple[int, int], SliceState] = {}
@@ -253,6 +256,7 @@ class _Server:
                 header.round, self._last_round.get(header.rank, INITIAL_ROUND)
             )
             gradient = self._landing.pop(connection)
+            self._waiting_bytes += len(gradient.bytes)
             self._queue.push(urgency(header.round, header.priority), (connection, header, gradient))
         elif header.kind == Kind.PULL:
             self._queue.push(urgency(header.round, header.priority), (connection, header, None))
@@ -298,14 +302,19 @@ class _Server:
     # What is done with it.
 
     def _consume(self) -> bool:
-        """Handles the most urgent frame; returns whether there are more."""
-        if not len(self._queue):
-            return False
-        connection, header, gradient = self._queue.pop()
-        if gradient is None:
-            self._pull(connection, header)
-        else:
-            self._push(connection, header, gradient)
+        """Handles the most urgent frame, and more if too much waits; returns whether some is left.
+
+        All connections may have brought something since the last time.
+        """
+        while len(self._queue):
+            connection, header, gradient = self._queue.pop()
+            if gradient is None:
+                self._pull(connection, header)
+            else:
+                self._waiting_bytes -= len(gradient.bytes)
+                self._push(connection, header, gradient)
+            if self._waiting_bytes <= _MOST_WAITING_BYTES:
+                break
         return len(self._queue) > 0
 
     def _push(self, connection: Connection, header: Header, gradient: Buffer) -> None:
