@@ -38,7 +38,7 @@ from .netns import (
 from .throttle import Bucket, DeviceLimit, bucket
 
 MTU_BYTES = 1500
-MAX_HOSTS = 1000
+MAX_HOSTS = 1000  # more were never tried
 # TCP payload in an Ethernet frame, with time stamps: what is left of a link's rate.
 PAYLOAD_SHARE = (MTU_BYTES - 52) / (MTU_BYTES + 14)
 _NETWORK = ipaddress.ip_network("10.77.0.0/16")
