@@ -21,6 +21,7 @@ from experiments.job import RunFailed
 from experiments.measure import measure
 from experiments.models import load
 from experiments.records import Records
+from experiments.systems import SYSTEMS
 from scripts.cluster import Cluster
 
 DILATION = {
@@ -44,6 +45,10 @@ _IDENTITY = (
     "warm_up", "iterations", "repetition",
 )  # fmt: skip
 _ATTEMPTS = 2
+_HOST_BYTES = 350_000_000
+"""A worker and a server before they hold any array."""
+_SERVER_COPIES = 3
+"""How often all servers together hold the model's bytes: weights, sums, what arrives."""
 _REASON_CHARACTERS = 2000
 _ROOT = Path(__file__).parent.parent
 
@@ -180,7 +185,7 @@ class Campaign:
     def _measured(self, run: _Planned, expected_s: float) -> Dict[str, Any]:
         """Runs it, twice if need be, and returns its record."""
         record = {**self._identity(run), "machine": self._machine}
-        problem = _lacks_memory(run.point)
+        problem = _lacks_memory(run)
         if problem is not None:
             tqdm.write(f"not measured: {run}: {problem}")
             return {**record, "failures": [problem]}
@@ -295,10 +300,10 @@ def _expected_s(at: Point, warm_up: int) -> float:
     return start_s + (warm_up + at.iterations) * iteration_s
 
 
-def _lacks_memory(at: Point) -> Optional[str]:
-    """Says so when the point's processes would not fit: the kernel would kill some other one."""
-    # A worker: weights, gradients, what MXNet's own stores copy. A server: its part, some times.
-    need = at.hosts * (0.35e9 + 3 * load(at.model).size_bytes) + 3 * load(at.model).size_bytes
+def _lacks_memory(run: _Planned) -> Optional[str]:
+    """Says so when the run's processes would not fit: the kernel would kill some other one."""
+    copies = run.point.hosts * SYSTEMS[run.system].worker_copies + _SERVER_COPIES
+    need = run.point.hosts * _HOST_BYTES + copies * load(run.point.model).size_bytes
     have = machine.available_bytes()
     if need <= have:
         return None

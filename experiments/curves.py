@@ -6,6 +6,7 @@ Runs are records as `experiments.campaign` keeps them.
 from __future__ import annotations
 
 import statistics
+import textwrap
 from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence
 
 import matplotlib.pyplot as plt
@@ -18,6 +19,8 @@ from experiments.records import Records
 
 CARRIED = 0.98
 """The efficiency without a limit from which on a machine carries a configuration."""
+
+_FOOT_CHARACTERS_PER_INCH = 19
 
 EMULATED = "Computation is emulated by timed operations; arrays, stores and traffic are real."
 
@@ -134,7 +137,8 @@ def foot(figure: Figure, said: Sequence[str]) -> None:
     text = EMULATED
     if said:
         text += f" {len(said)} remark{'s' * (len(said) > 1)} on runs or links: see the numbers."
-    figure.supxlabel(text, fontsize=7, color="#555555")
+    lines = textwrap.fill(text, int(_FOOT_CHARACTERS_PER_INCH * figure.get_figwidth()))
+    figure.supxlabel(lines, fontsize=7, color="#555555")
 
 
 def draw_spread(

@@ -13,11 +13,15 @@ class System(NamedTuple):
 
     `store` is what `mx.kv.create` gets. MXNet's own servers start when mxnet is imported in a
     server's role, p3kv's when p3kv is.
+
+    `worker_copies` is how often a worker holds the model's bytes, as measured with VGG-19: weights
+    and gradients, and what the store copies of them.
     """
 
     title: str
     store: str
     environment: Dict[str, str]
+    worker_copies: int = 4
     update_on_kvstore: bool = True
     apart: bool = False
 
@@ -38,8 +42,8 @@ SYSTEMS = {
         {"DMLC_PS_VAN_TYPE": "p3", "DMLC_PS_WATER_MARK": "10"},
         update_on_kvstore=False,
     ),
-    "slicing": System("p3kv, slicing only", "p3", {"P3KV_PRIORITIES": "0"}),
-    "p3kv": System("p3kv", "p3", {}),
+    "slicing": System("p3kv, slicing only", "p3", {"P3KV_PRIORITIES": "0"}, 2),
+    "p3kv": System("p3kv", "p3", {}, 2),
 }
 
 

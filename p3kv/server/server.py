@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import logging
 import socket
-from functools import partial
 from typing import Dict, List, Optional, Tuple
-from weakref import ref
 
 from p3kv.config import Launch, Settings
 from p3kv.errors import ConfigError, P3Error, ProtocolError
@@ -19,16 +17,15 @@ from p3kv.server.aggregation import Aggregator, Result, SliceState
 from p3kv.server.broadcasts import Broadcasts
 from p3kv.server.buffers import Buffer, BufferPool
 from p3kv.server.optimizer import MakeOptimizer
-from p3kv.server.strangers import HANDSHAKE_S, Strangers
+from p3kv.server.workers import Workers
 from p3kv.slicing import LEAST_CREDIT_BYTES, credit_bytes, lead_bytes
 from p3kv.trace import Tracer, now_ns
 from p3kv.wire import messages
 from p3kv.wire.address import own_address
-from p3kv.wire.connection import Connection, accept, listen
+from p3kv.wire.connection import Connection, listen
 from p3kv.wire.control import ControlClient
 from p3kv.wire.loop import Loop
 from p3kv.wire.messages import (
-    INITIAL_ROUND,
     UNKNOWN,
     Bye,
     Failure,
@@ -81,7 +78,6 @@ class _Server:
     ) -> None:
         self._settings = settings
         self._make_optimizer = make_optimizer
-        self._num_workers = launch.num_workers
         self._listener = listener
         self._loop = Loop()
         self._pool = BufferPool()
@@ -93,13 +89,13 @@ class _Server:
         self._slices: Dict[Tuple[int, int], SliceState] = {}
         self._pulls: Dict[Tuple[int, int], List[Tuple[Connection, Header]]] = {}
         self._landing: Dict[Connection, Buffer] = {}
-        self._strangers: Optional[Strangers] = None
-        self._workers: Dict[int, Connection] = {}
-        self._done: Dict[int, int] = {}
-        self._last_round: Dict[int, int] = {}
         self._scratch = memoryview(bytearray(messages.MAX_PROBE_BYTES))
         self._order: Optional[memoryview] = None
         self._failure: Optional[P3Error] = None
+        self._workers = Workers(
+            launch.num_workers, self._loop, listener, self._connection,
+            suspect=lambda failure: self._control.suspect(failure),
+        )  # fmt: skip
         self._control = ControlClient(
             launch,
             listener.getsockname()[:2],
@@ -108,7 +104,7 @@ class _Server:
                 Finished: lambda message: self._loop.call_soon(self._loop.stop),
             },
             on_failure=lambda error: self._loop.call_soon(self._fail, error),
-            known_round=self._known_round,
+            known_round=self._workers.known_round,
         )
         self._timeout_s = settings.rendezvous_timeout_s
         self._rank = UNKNOWN
@@ -139,38 +135,21 @@ class _Server:
 
     def _join(self, roster: Roster) -> None:
         self._rank = roster.rank
-        self._strangers = Strangers(roster.token, self._num_workers)
         self._tracer = Tracer(self._settings.trace, f"server {roster.rank}")
-        self._loop.add_reader(self._listener.fileno(), self._accept)
         self._loop.call_later(_STALL_S, self._report_stalls)
-        self._accept()
+        self._workers.let_in(roster.token)
 
-    def _accept(self) -> None:
-        assert self._strangers is not None
-        for sock in accept(self._listener):
-            connection = Connection(
-                sock,
-                self._place,
-                self._on_frame,
-                self._on_lost,
-                self._settings.send_buffer_bytes or LEAST_CREDIT_BYTES,
-            )
-            self._loop.add_connection(connection)
-            self._loop.call_later(HANDSHAKE_S, partial(self._check_shown, ref(connection)))
-            oldest = self._strangers.add(connection)
-            if oldest is not None:
-                self._on_lost(oldest, "too many newer ones did not say hello either")
-
-    def _check_shown(self, waiting: ref[Connection]) -> None:
-        connection = waiting()
-        if connection is not None and self._strangers and connection in self._strangers:
-            self._on_lost(connection, f"it did not say hello within {HANDSHAKE_S:g} s")
+    def _connection(self, sock: socket.socket) -> Connection:
+        return Connection(
+            sock,
+            self._place,
+            self._on_frame,
+            self._on_lost,
+            self._settings.send_buffer_bytes or LEAST_CREDIT_BYTES,
+        )
 
     def _welcome(self, connection: Connection, payload: memoryview) -> None:
-        assert self._strangers is not None
-        hello = self._strangers.admit(connection, payload, self._workers)
-        self._workers[hello.rank] = connection
-        _log.info("worker %d is connected", hello.rank)
+        hello = self._workers.admit(connection, payload)
         self._aggregator.deterministic = hello.deterministic
         connection.writer.push(messages.URGENT, pack_header(Kind.WELCOME, self._rank))
         self._tell_order(connection)
@@ -182,19 +161,8 @@ class _Server:
             connection.writer.push(messages.URGENT, header, self._order)
 
     def _on_lost(self, connection: Connection, reason: str) -> None:
-        self._loop.remove_connection(connection)
+        self._workers.lose(connection, reason)
         self._broadcasts.forget(connection)
-        stranger = self._strangers is not None and self._strangers.refuse(connection, reason)
-        if not stranger and connection.peer is not None and connection.peer not in self._done:
-            self._suspect_worker(connection.peer, f"it was lost: {reason}. See its own output.")
-
-    def _suspect_worker(self, rank: int, reason: str) -> None:
-        round_ = self._last_round.get(rank, UNKNOWN)
-        self._control.suspect(Failure(reason, "worker", rank, round_))
-
-    def _known_round(self) -> int:
-        newest = max(list(self._last_round.values()), default=INITIAL_ROUND)
-        return newest if newest > INITIAL_ROUND else UNKNOWN
 
     def _fail(self, error: P3Error) -> None:
         if self._failure is None:
@@ -209,8 +177,7 @@ class _Server:
     def _place(self, connection: Connection, header: Header) -> Optional[memoryview]:
         """Where a frame's payload goes; ProtocolError for a frame that must not come."""
         if connection.peer is None:
-            assert self._strangers is not None
-            return self._strangers.place(connection, header)
+            return self._workers.place_hello(connection, header)
         if header.rank != connection.peer:
             raise ProtocolError(f"worker {connection.peer} sent a frame of worker {header.rank}")
         if header.kind == Kind.PUSH:
@@ -252,9 +219,7 @@ class _Server:
         self, connection: Connection, header: Header, payload: Optional[memoryview]
     ) -> None:
         if header.kind == Kind.PUSH:
-            self._last_round[header.rank] = max(
-                header.round, self._last_round.get(header.rank, INITIAL_ROUND)
-            )
+            self._workers.pushed(header.rank, header.round)
             gradient = self._landing.pop(connection)
             self._waiting_bytes += len(gradient.bytes)
             self._queue.push(urgency(header.round, header.priority), (connection, header, gradient))
@@ -278,14 +243,13 @@ class _Server:
         elif header.kind == Kind.ORDER:
             assert payload is not None
             self._order = payload
-            for worker in self._workers.values():
+            for worker in self._workers.connections.values():
                 self._tell_order(worker)
         elif header.kind == Kind.HELLO:
             assert payload is not None
             self._welcome(connection, payload)
         else:
-            self._done[header.rank] = self._last_round.get(header.rank, INITIAL_ROUND)
-            _log.info("worker %d is done after round %d", header.rank, self._done[header.rank])
+            self._workers.end(header.rank)
             self._check_departed()
 
     def _configure_optimizer(self, header: Header, settings: bytes) -> None:
@@ -344,7 +308,7 @@ class _Server:
                 "consume", str(state.layout.key), start_ns, now_ns(),
                 slice=state.index, round=header.round, worker=header.rank, ended=len(results),
             )  # fmt: skip
-        if not results and self._done:
+        if not results and self._workers.done:
             self._check_departed()
 
     def _broadcast(self, state: SliceState, key_id: int, result: Result) -> None:
@@ -353,7 +317,7 @@ class _Server:
             urgency(state.round, result.priority),
             self._value_header(Kind.UPDATED, state, key_id, result.priority),
             result.value,
-            [self._workers[rank] for rank in result.wanting],
+            [self._workers.connections[rank] for rank in result.wanting],
         )
         waiting = self._pulls.pop((key_id, state.index), [])
         for connection, header in waiting:
@@ -392,8 +356,8 @@ class _Server:
         for state in self._slices.values():
             for round_ in state.open_rounds:
                 for rank in self._aggregator.missing(state, round_):
-                    if rank in self._done:
-                        self._suspect_worker(
+                    if rank in self._workers.done:
+                        self._workers.suspect(
                             rank,
                             f"it ended in order, but {_ranks(state.open_rounds[round_].arrived)} "
                             f"went on to round {round_} of {state.name()}. All workers must make "

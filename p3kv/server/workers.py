@@ -1,0 +1,105 @@
+"""The workers of a server: who is let in, how far each one is, who is lost or done."""
+
+from __future__ import annotations
+
+import logging
+import socket
+from functools import partial
+from typing import Callable, Dict, Optional, Set
+from weakref import ref
+
+from p3kv.server.strangers import HANDSHAKE_S, Strangers
+from p3kv.wire.connection import Connection, accept
+from p3kv.wire.loop import Loop
+from p3kv.wire.messages import INITIAL_ROUND, UNKNOWN, DataHello, Failure, Header
+
+_log = logging.getLogger(__name__)
+
+
+class Workers:
+    """The connections of this job's workers, by rank, once they have shown what they are.
+
+    Belongs to the server's thread.
+    """
+
+    def __init__(
+        self,
+        num_workers: int,
+        loop: Loop,
+        listener: socket.socket,
+        connection: Callable[[socket.socket], Connection],
+        suspect: Callable[[Failure], None],
+    ) -> None:
+        """`connection` is made of every socket that comes; `suspect` is told who is lost."""
+        self.connections: Dict[int, Connection] = {}
+        self.done: Set[int] = set()
+        """Ranks of those that have said that they send nothing more."""
+        self._num_workers = num_workers
+        self._loop = loop
+        self._listener = listener
+        self._connection = connection
+        self._suspect = suspect
+        self._strangers: Optional[Strangers] = None
+        self._last_round: Dict[int, int] = {}
+
+    def let_in(self, token: bytes) -> None:
+        """Accepts connections from now on, and as workers those that know the job's token."""
+        self._strangers = Strangers(token, self._num_workers)
+        self._loop.add_reader(self._listener.fileno(), self._accept)
+        self._accept()
+
+    def place_hello(self, connection: Connection, header: Header) -> memoryview:
+        """Where a stranger's hello goes; ProtocolError for anything else that it sends."""
+        assert self._strangers is not None
+        return self._strangers.place(connection, header)
+
+    def admit(self, connection: Connection, payload: memoryview) -> DataHello:
+        """Makes a worker of a stranger; ProtocolError if it is none of this job."""
+        assert self._strangers is not None
+        hello = self._strangers.admit(connection, payload, self.connections)
+        self.connections[hello.rank] = connection
+        _log.info("worker %d is connected", hello.rank)
+        return hello
+
+    def pushed(self, rank: int, round: int) -> None:
+        """Takes note of how far a worker is."""
+        self._last_round[rank] = max(round, self._last_round.get(rank, INITIAL_ROUND))
+
+    def end(self, rank: int) -> None:
+        """Takes note that a worker is done."""
+        self.done.add(rank)
+        _log.info(
+            "worker %d is done after round %d", rank, self._last_round.get(rank, INITIAL_ROUND)
+        )
+
+    def lose(self, connection: Connection, reason: str) -> None:
+        """Closes a connection; it ends the job if a worker that is not done was behind it."""
+        self._loop.remove_connection(connection)
+        stranger = self._strangers is not None and self._strangers.refuse(connection, reason)
+        if not stranger and connection.peer is not None and connection.peer not in self.done:
+            self.suspect(connection.peer, f"it was lost: {reason}. See its own output.")
+
+    def suspect(self, rank: int, reason: str) -> None:
+        """Reports that the job can't go on because of a worker."""
+        round_ = self._last_round.get(rank, UNKNOWN)
+        self._suspect(Failure(reason, "worker", rank, round_))
+
+    def known_round(self) -> int:
+        """The newest round that any of them has pushed for; from any thread."""
+        newest = max(list(self._last_round.values()), default=INITIAL_ROUND)
+        return newest if newest > INITIAL_ROUND else UNKNOWN
+
+    def _accept(self) -> None:
+        assert self._strangers is not None
+        for sock in accept(self._listener):
+            connection = self._connection(sock)
+            self._loop.add_connection(connection)
+            self._loop.call_later(HANDSHAKE_S, partial(self._check_shown, ref(connection)))
+            oldest = self._strangers.add(connection)
+            if oldest is not None:
+                self.lose(oldest, "too many newer ones did not say hello either")
+
+    def _check_shown(self, waiting: ref[Connection]) -> None:
+        connection = waiting()
+        if connection is not None and self._strangers and connection in self._strangers:
+            self.lose(connection, f"it did not say hello within {HANDSHAKE_S:g} s")
