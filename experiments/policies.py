@@ -6,6 +6,7 @@ from typing import List, NamedTuple, Optional, Sequence, Tuple
 
 from experiments.graph import FLOAT32_BYTES
 from experiments.models import Model
+from p3kv import slicing
 
 
 class Policy(NamedTuple):
@@ -21,8 +22,8 @@ class Policy(NamedTuple):
     starves: the last layers that it still waits for have the lowest priority of all, and the
     others, an iteration ahead, fill the links with early layers that nobody can use before the
     one behind has caught up.
-    `even_servers`: each slice in forward order goes to the server that has the fewest bytes so
-    far. The paper goes round robin, which counts a slice of a bias like a full one.
+    `even_servers`: each slice goes to the server that has the fewest bytes so far, as in p3kv. The
+    paper's go round robin, which counts one of a bias like a full one.
     `pulls`: an update is sent only when all of its array is updated and the worker, told so,
     has asked for it (what P3 section 4.2 removes); else each message is answered at once.
     """
@@ -74,9 +75,16 @@ class Message(NamedTuple):
 def cut(workload: Workload, policy: Policy, servers: int) -> List[Message]:
     """Returns the messages of one iteration in each direction, in forward order."""
     messages: List[Message] = []
-    filled_elems = [0.0] * servers
+    filled_elems = [0] * servers
     arrays = [(layer, *array) for layer, of in enumerate(workload.arrays) for array in of]
     for array, (layer, key, elems) in enumerate(arrays):
+        if policy.even_servers and policy.slice_elems is not None:
+            runs = slicing.place(elems, policy.slice_elems, filled_elems)
+            filled_elems = slicing.loads_with(filled_elems, runs)
+            for piece in slicing.cut(runs, policy.slice_elems):
+                size_bytes = piece.length * FLOAT32_BYTES
+                messages.append(Message(layer, array, piece.server, size_bytes))
+            continue
         # As MXNet places whole arrays: kvstore_dist.h, EncodeDefaultKey.
         sizes: List[float] = [elems]
         first = key * 9973
@@ -90,8 +98,5 @@ def cut(workload: Workload, policy: Policy, servers: int) -> List[Message]:
             first = 0
         for index, size in enumerate(sizes):
             server = (first + index) % servers
-            if policy.even_servers:
-                server = filled_elems.index(min(filled_elems))
-            filled_elems[server] += size
             messages.append(Message(layer, array, server, size * FLOAT32_BYTES))
     return messages

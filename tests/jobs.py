@@ -13,9 +13,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Callable, Dict, List, Mapping, Optional, Sequence, Type
+from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Type
 
 import psutil
+
+from scripts.cluster import Cluster
 
 SCRIPTS = Path(__file__).parent / "workers"
 ROOT = Path(__file__).parent.parent
@@ -98,6 +100,35 @@ def end(process: subprocess.Popen, patience_s: float = 10.0) -> None:
         except subprocess.TimeoutExpired:
             continue
         return
+
+
+def start_on(
+    cluster: Cluster, script: str, arguments: Sequence[object] = (), **settings: object
+) -> List[Tuple[str, subprocess.Popen]]:
+    """Starts a job with a worker and a server on each of the cluster's hosts; their roles, too.
+
+    The first host has the scheduler as well.
+    """
+    serve = [sys.executable, "-c", "import p3kv"]
+    work = [sys.executable, str(SCRIPTS / script), *map(str, arguments)]
+    hosts = cluster.hosts
+    started = []
+    for host in hosts:
+        for role in ("server", "worker", *(["scheduler"] if host is hosts[0] else [])):
+            env = environment(
+                DMLC_ROLE=role, DMLC_PS_ROOT_URI=hosts[0].address, DMLC_PS_ROOT_PORT=9000,
+                DMLC_NUM_WORKER=len(hosts), DMLC_NUM_SERVER=len(hosts),
+                DMLC_NODE_HOST=host.address, **settings,
+            )  # fmt: skip
+            process = host.popen(
+                work if role == "worker" else serve,
+                env=env,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+            started.append((role, process))
+    return started
 
 
 def start_role(

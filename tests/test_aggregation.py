@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, List, Set, Tuple
+from typing import Dict, List, Mapping, Set, Tuple
 
 import numpy as np
 import pytest
@@ -59,6 +59,11 @@ class Subtracting(SliceOptimizer):
         self.calls.append((str(layout.key), index, step))
         weight -= total
 
+    def regroup(
+        self, layout: KeyLayout, before: Mapping[int, int], after: Mapping[int, int]
+    ) -> None:
+        raise AssertionError("it has no states")
+
 
 class Server:
     """An aggregator with one slice, as a server uses it."""
@@ -66,7 +71,7 @@ class Server:
     def __init__(self, num_workers: int, deterministic: bool = False, initial: bool = True) -> None:
         self.pool = CountingPool()
         self.aggregator = Aggregator(num_workers, self.pool, deterministic)
-        self.state = SliceState(KeyLayout(0, "w", LENGTH, "float32", 50_000), 0, LENGTH)
+        self.state = SliceState(KeyLayout(0, "w", "float32", [(0, LENGTH)]), 0, LENGTH)
         if initial:
             self.push(0, INITIAL_ROUND, INITIAL, wants=False)
 

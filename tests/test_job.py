@@ -16,7 +16,7 @@ from p3kv.errors import (
     RendezvousError,
 )
 from p3kv.scheduler.job import Job, Replies
-from p3kv.slicing import cut, loads_with
+from p3kv.slicing import loads_with, place
 from p3kv.version import VERSION
 from p3kv.wire.messages import (
     PROTOCOL_VERSION,
@@ -33,6 +33,7 @@ from p3kv.wire.messages import (
     KeyDeclared,
     KeyRefused,
     Measured,
+    NewSliceSize,
     Ready,
     Refused,
     ReportFailure,
@@ -259,9 +260,30 @@ def test_the_slowest_worker_decides_how_large_slices_are() -> None:
     replies = job.handle(worker(0), Measured(60e6))
     assert of(replies, SliceSize) == {worker(rank): SliceSize(50_000) for rank in range(2)}
     ((_, answer),) = job.handle(worker(0), DeclareKey("w", (120_000,), "float32"))
-    assert answer.loads_elems == [0, 0]
-    ((_, answer),) = job.handle(worker(0), DeclareKey("v", (1,), "float32"))
-    assert answer.loads_elems == [70_000, 50_000]
+    assert answer.runs == [(0, 70_000), (1, 50_000)]
+    ((_, answer),) = job.handle(worker(0), DeclareKey("v", (120_001,), "float32"))
+    assert answer.runs == [(1, 70_001), (0, 50_000)]
+    ((_, answer),) = job.handle(worker(0), DeclareKey("u", (1,), "float32"))
+    assert answer.runs == [(0, 1)]
+
+
+def test_slices_follow_the_slowest_worker_when_the_network_changes_much() -> None:
+    job = measuring()
+    for rank, rate in ((0, 100e6), (1, 60e6)):
+        job.handle(worker(rank), Measured(rate))
+    assert job.handle(worker(0), Measured(500e6)) == []  # the other one is as slow as before
+    assert job.handle(worker(1), Measured(40e6)) == []
+    assert job.handle(worker(1), Measured(120e6)) == []  # twice the size: not worth it
+    assert job.handle(worker(1), Measured(300e6)) == [(worker(0), NewSliceSize(200_000))]
+    assert job.handle(worker(1), Measured(150e6)) == []
+    assert job.handle(worker(0), Measured(1e6)) == [(worker(0), NewSliceSize(25_000))]
+
+
+def test_a_size_that_was_set_is_not_measured_later_either() -> None:
+    job = running(workers=2)
+    replies = job.handle(worker(0), Measured(1e9))
+    ((_, abort), *_) = replies
+    assert isinstance(abort, Abort) and "Measured out of turn" in abort.failure.reason
 
 
 @pytest.mark.parametrize(
@@ -326,8 +348,8 @@ def test_a_key_has_one_number_and_place_whoever_declares_it_first(
         assert receiver == worker(rank)
         assert isinstance(answer, KeyDeclared)
         if key not in answers:
-            assert answer.loads_elems == loads
-            loads = loads_with(loads, cut(sizes[key], SLICE_SIZE, loads))
+            assert answer.runs == place(sizes[key], SLICE_SIZE, loads)
+            loads = loads_with(loads, answer.runs)
         answers.setdefault(key, []).append(answer)
     assert all(len(both) == 2 and both[0] == both[1] for both in answers.values())
     assert sorted(both[0].key_id for both in answers.values()) == list(range(len(sizes)))

@@ -204,19 +204,6 @@ def test_messages_cannot_be_changed_after_they_were_made() -> None:
         DeclareKey("w", (2,), "float32").key = "v"  # type: ignore[misc]
 
 
-@given(st.integers(1, 3000), st.integers(1, 700), st.integers(0, 5000))
-def test_the_length_of_a_slice_follows_from_the_layout(
-    size: int, slice_size: int, index: int
-) -> None:
-    layout = KeyLayout(0, "w", size, "float32", slice_size)
-    expected = len(range(size)[index * slice_size : (index + 1) * slice_size])
-    if expected:
-        assert layout.slice_length(index) == expected
-    else:
-        with pytest.raises(ProtocolError, match="no slice"):
-            layout.slice_length(index)
-
-
 CLASSES = [c for c in vars(errors).values() if isinstance(c, type) and issubclass(c, P3Error)]
 
 

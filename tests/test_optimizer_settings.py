@@ -92,7 +92,7 @@ def test_nothing_but_the_known_optimizers_is_built(name: str) -> None:
         from_bytes(encode(msgspec.structs.replace(settings, name=name)))
 
 
-LAYOUT = KeyLayout(0, 3, 10, "float32", 4)
+LAYOUT = KeyLayout(0, 3, "float32", [(0, 10)])
 
 
 def updated(optimizer: MXNetOptimizer, step: int, index: int = 0) -> float:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 
 import pytest
 
 from p3kv.slicing import slice_size_for
 from p3kv.slicing.size import FEWEST_ELEMS
 from scripts.cluster import Cluster, missing_requirements
-from tests.jobs import SCRIPTS, environment, run_job
+from tests.jobs import run_job, start_on
 
 _SAID = re.compile(r"slices have (\d+) elements: (\d+) MB/s leave this worker")
 
@@ -37,28 +35,8 @@ def test_a_size_that_is_set_is_not_measured() -> None:
 
 @pytest.mark.skipif(missing_requirements() is not None, reason=str(missing_requirements()))
 def test_a_server_on_the_same_host_does_not_hide_a_slow_link() -> None:
-    roles = {
-        "scheduler": [sys.executable, "-c", "import p3kv"],
-        "server": [sys.executable, "-c", "import p3kv"],
-        "worker": [sys.executable, str(SCRIPTS / "join.py")],
-    }
     with Cluster(2, 10.0) as cluster:
-        started = []
-        for host in cluster.hosts:
-            for role in ("server", "worker", *(["scheduler"] if host.index == 0 else [])):
-                env = environment(
-                    DMLC_ROLE=role, DMLC_PS_ROOT_URI=cluster.hosts[0].address,
-                    DMLC_PS_ROOT_PORT=9000, DMLC_NUM_WORKER=2, DMLC_NUM_SERVER=2,
-                    DMLC_NODE_HOST=host.address, P3KV_VERBOSE=1,
-                )  # fmt: skip
-                process = host.popen(
-                    roles[role],
-                    env=env,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.STDOUT,
-                    text=True,
-                )
-                started.append((role, process))
+        started = start_on(cluster, "join.py", P3KV_VERBOSE=1)
         outputs = [(role, process.communicate(timeout=30)[0]) for role, process in started]
     said = [_SAID.search(output) for role, output in outputs if role == "worker"]
     assert [match[1] for match in said if match] == [str(FEWEST_ELEMS)] * 2, outputs

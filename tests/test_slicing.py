@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import List
+import math
+from typing import Dict, List
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from p3kv.slicing import credit_bytes, cut, loads_with, slice_size_for
+from p3kv.errors import ProtocolError
+from p3kv.slicing import SliceSizes, credit_bytes, cut, loads_with, place, slice_size_for
 from p3kv.slicing.size import FEWEST_ELEMS, MOST_ELEMS
 
 sizes = st.integers(0, 5000)
@@ -16,26 +19,42 @@ slice_sizes = st.integers(1, 700)
 servers = st.lists(st.integers(0, 10_000), min_size=1, max_size=9)
 
 
-@given(sizes, slice_sizes, servers)
-def test_slices_cover_a_tensor_exactly_once(size: int, slice_size: int, loads: List[int]) -> None:
-    slices = cut(size, slice_size, loads)
-    elements = [e for s in slices for e in range(s.offset, s.offset + s.length)]
-    assert elements == list(range(size))
-    assert [s.index for s in slices] == list(range(len(slices)))
+@given(sizes, slice_sizes, servers, slice_sizes)
+def test_slices_cover_a_tensor_exactly_once_whatever_their_size(
+    size: int, slice_size: int, loads: List[int], later_size: int
+) -> None:
+    runs = place(size, slice_size, loads)
+    owners = {}
+    for elems in (slice_size, later_size):
+        slices = cut(runs, elems)
+        assert [s.index for s in slices] == list(range(len(slices)))
+        assert all(1 <= s.length <= elems for s in slices)
+        covered = {e: s.server for s in slices for e in range(s.offset, s.offset + s.length)}
+        assert sum(s.length for s in slices) == len(covered) == size
+        # Where an element is kept does not change.
+        owners = owners or covered
+        assert covered == owners
 
 
-@given(sizes, slice_sizes)
-def test_only_the_last_slice_is_short_and_none_is_empty(size: int, slice_size: int) -> None:
-    lengths = [s.length for s in cut(size, slice_size, [0, 0])]
-    assert all(length == slice_size for length in lengths[:-1])
-    assert all(1 <= length <= slice_size for length in lengths[-1:])
+@given(sizes, slice_sizes, slice_sizes, servers)
+def test_a_servers_slices_are_one_run_in_order(
+    size: int, slice_size: int, later_size: int, loads: List[int]
+) -> None:
+    slices = cut(place(size, slice_size, loads), later_size)
+    for server in range(len(loads)):
+        mine = [s for s in slices if s.server == server]
+        ends = [s.offset + s.length for s in mine]
+        assert [s.offset for s in mine[1:]] == ends[:-1]
 
 
 @given(sizes, slice_sizes, servers)
 def test_loads_count_every_element_once(size: int, slice_size: int, loads: List[int]) -> None:
-    after = loads_with(loads, cut(size, slice_size, loads))
-    assert sum(after) == sum(loads) + size
-    assert all(now >= before for now, before in zip(after, loads))
+    runs = place(size, slice_size, loads)
+    after = loads_with(loads, runs)
+    kept = [0] * len(loads)
+    for piece in cut(runs, slice_size):
+        kept[piece.server] += piece.length
+    assert after == [before + more for before, more in zip(loads, kept)]
 
 
 @given(st.lists(sizes, max_size=12), slice_sizes, st.integers(1, 9))
@@ -44,14 +63,51 @@ def test_after_any_keys_no_server_has_a_slice_more_than_another(
 ) -> None:
     loads = [0] * num_servers
     for size in key_sizes:
-        loads = loads_with(loads, cut(size, slice_size, loads))
+        loads = loads_with(loads, place(size, slice_size, loads))
         assert max(loads) - min(loads) <= slice_size
 
 
 @given(st.integers(0, 50), st.integers(1, 9))
-def test_full_slices_go_round_robin(count: int, num_servers: int) -> None:
-    slices = cut(count * 10, 10, [0] * num_servers)
-    assert [s.server for s in slices] == [index % num_servers for index in range(count)]
+def test_slices_go_from_server_to_server_in_turn(count: int, num_servers: int) -> None:
+    runs = place(count * 10 * num_servers, 10, [0] * num_servers)
+    slices = cut(runs, 10)
+    assert [s.server for s in slices] == [i % num_servers for i in range(count * num_servers)]
+
+
+class Sizes(RuleBasedStateMachine):
+    """A table of sizes beside what was said."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes = SliceSizes()
+        self.said: Dict[int, int] = {}
+
+    @rule(from_round=st.integers(0, 9), size=st.integers(1, 3))
+    def say(self, from_round: int, size: int) -> None:
+        last = max(self.said, default=-1)
+        if from_round > last:
+            assert self.sizes.set(from_round, size)
+            self.said[from_round] = size
+        elif self.said.get(from_round) == size:
+            assert not self.sizes.set(from_round, size)
+        else:
+            with pytest.raises(ProtocolError, match="agreed on"):
+                self.sizes.set(from_round, size)
+
+    @invariant()
+    def every_round_has_the_size_said_last(self) -> None:
+        generations = [self.sizes.generation(round_) for round_ in range(12)]
+        assert generations == sorted(generations)
+        for round_, generation in enumerate(generations):
+            before = [r for r in self.said if r <= round_]
+            assert generation == len(before) - 1
+            if before:
+                assert self.sizes.size(generation) == self.said[max(before)]
+                assert round_ <= self.sizes.last_round(generation)
+                assert self.sizes.last_round(generation) + 1 in {*self.said, math.inf}
+
+
+test_sizes_hold_from_their_round_on = Sizes.TestCase
 
 
 @pytest.mark.parametrize(

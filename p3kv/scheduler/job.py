@@ -9,7 +9,7 @@ from typing import Dict, List, Optional, Set, Tuple
 
 import msgspec
 
-from p3kv.slicing import cut, loads_with, slice_size_for
+from p3kv.slicing import Run, loads_with, place, slice_size_for
 from p3kv.wire.messages import (
     PROTOCOL_VERSION,
     UNKNOWN,
@@ -27,6 +27,7 @@ from p3kv.wire.messages import (
     KeyDeclared,
     KeyRefused,
     Measured,
+    NewSliceSize,
     Ready,
     Refused,
     ReportFailure,
@@ -38,6 +39,10 @@ from p3kv.wire.messages import (
 
 Replies = List[Tuple[bytes, FromScheduler]]
 """Messages to send, each with the identity of the node that gets it."""
+
+
+_WORTH_A_CHANGE = 4
+"""Another size of slices is worth its trouble from this factor on: half or twice is as good."""
 
 
 @dataclass
@@ -62,8 +67,7 @@ class Node:
 @dataclass
 class _DeclaredKey:
     key_id: int
-    loads_elems: List[int]
-    """What each server has before this key."""
+    runs: List[Run]
     message: DeclareKey
     ranks: Set[int] = field(default_factory=set)
 
@@ -172,8 +176,8 @@ class Job:
         if node.hello.role != "worker" or isinstance(message, Ready) == (node.ready is not None):
             return False
         if isinstance(message, Measured):
-            first = self._slice_size is None and node.rate_bytes_s is None
-            return first and 0 <= message.rate_bytes_s < math.inf
+            in_turn = (self._slice_size is None) == (node.rate_bytes_s is None)
+            return in_turn and 0 <= message.rate_bytes_s < math.inf
         return not isinstance(message, DeclareKey) or self._slice_size is not None
 
     def _role(self, role: str) -> List[Node]:
@@ -269,8 +273,14 @@ class Job:
         if len(rates) < len(workers):
             return self._check_nobody_is_missed()
         # Everybody waits for the slowest.
-        self._slice_size = slice_size_for(min(rates))
-        return [(worker.identity, SliceSize(self._slice_size)) for worker in workers]
+        slice_size = slice_size_for(min(rates))
+        if self._slice_size is None:
+            self._slice_size = slice_size
+            return [(worker.identity, SliceSize(slice_size)) for worker in workers]
+        if max(slice_size / self._slice_size, self._slice_size / slice_size) < _WORTH_A_CHANGE:
+            return []
+        self._slice_size = slice_size
+        return [(workers[0].identity, NewSliceSize(slice_size))]
 
     def _declare(self, node: Node, message: DeclareKey) -> Replies:
         declared = self._keys.get(message.key)
@@ -291,17 +301,13 @@ class Job:
             )
             return self._refuse_key(node, reason)
         declared.ranks.add(node.rank)
-        return [(node.identity, KeyDeclared(declared.key_id, declared.loads_elems))]
+        return [(node.identity, KeyDeclared(declared.key_id, declared.runs))]
 
     def _place(self, message: DeclareKey) -> _DeclaredKey:
         assert self._slice_size is not None
-        declared = _DeclaredKey(
-            key_id=len(self._keys),
-            loads_elems=self._loads_elems,
-            message=message,
-        )
-        slices = cut(math.prod(message.shape), self._slice_size, self._loads_elems)
-        self._loads_elems = loads_with(self._loads_elems, slices)
+        runs = place(math.prod(message.shape), self._slice_size, self._loads_elems)
+        self._loads_elems = loads_with(self._loads_elems, runs)
+        declared = _DeclaredKey(len(self._keys), runs, message)
         self._keys[message.key] = declared
         return declared
 

@@ -100,6 +100,10 @@ class Aggregator:
             current.step = step
         current.priority = priority
         self._add(current, rank, gradient)
+        return self.end_rounds(state)
+
+    def end_rounds(self, state: SliceState) -> List[Result]:
+        """Ends the rounds of a slice that are complete, and returns their results."""
         results = []
         while self._complete(state):
             results.append(self._end_round(state))

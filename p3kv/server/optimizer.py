@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Callable
+from typing import Callable, Mapping
 
 import numpy as np
 
@@ -31,6 +31,15 @@ class SliceOptimizer(ABC):
 
         Both are flat and of the key's dtype; the caller owns them and may reuse them afterwards.
         `step` counts the job's updates as worker rank 0 has seen them, 1 for the first.
+        """
+
+    @abstractmethod
+    def regroup(
+        self, layout: KeyLayout, before: Mapping[int, int], after: Mapping[int, int]
+    ) -> None:
+        """Cuts the states of a key's slices anew, between two updates of the whole key.
+
+        `before` and `after` are the slices' lengths by index, in the order of their elements.
         """
 
 

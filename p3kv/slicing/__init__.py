@@ -1,14 +1,23 @@
 """Tensors cut into slices, and the slices' place on the servers."""
 
-from p3kv.slicing.size import LEAST_CREDIT_BYTES, credit_bytes, lead_bytes, slice_size_for
-from p3kv.slicing.slices import Slice, cut, loads_with
+from p3kv.slicing.size import (
+    LEAST_CREDIT_BYTES,
+    SliceSizes,
+    credit_bytes,
+    lead_bytes,
+    slice_size_for,
+)
+from p3kv.slicing.slices import Run, Slice, cut, loads_with, place
 
 __all__ = [
     "LEAST_CREDIT_BYTES",
+    "Run",
     "Slice",
+    "SliceSizes",
     "credit_bytes",
     "cut",
     "lead_bytes",
     "loads_with",
+    "place",
     "slice_size_for",
 ]

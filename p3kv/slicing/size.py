@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
+from typing import List
+
+from p3kv.errors import ProtocolError
 
 FEWEST_ELEMS, MOST_ELEMS = 25_000, 400_000
 _WIRE_S = 0.0035
@@ -33,3 +37,49 @@ def credit_bytes(slice_size: int) -> int:
 def lead_bytes(slice_size: int) -> int:
     """How far one worker may be ahead of another in taking new values from a server."""
     return _LEAD_SLICES * slice_size * _ELEM_BYTES
+
+
+class SliceSizes:
+    """How large slices are in every round: the same on all workers and servers.
+
+    A generation is a run of rounds in which the size does not change; they count from 0.
+    """
+
+    def __init__(self) -> None:
+        self._from_rounds: List[int] = []
+        self._sizes: List[int] = []
+        self._newest_from: float = math.inf
+
+    def set(self, from_round: int, slice_size: int) -> bool:
+        """Has slices be of this size from a round on; False if that is known.
+
+        Raises ProtocolError when it contradicts what was said before.
+        """
+        if self._from_rounds and from_round <= self._from_rounds[-1]:
+            if (from_round, slice_size) in zip(self._from_rounds, self._sizes):
+                return False
+            raise ProtocolError(
+                f"it wants slices of {slice_size} elements from round {from_round} on, where "
+                f"{self._sizes[-1]} are agreed on from round {self._from_rounds[-1]} on"
+            )
+        self._from_rounds.append(from_round)
+        self._sizes.append(slice_size)
+        self._newest_from = from_round
+        return True
+
+    def generation(self, round: int) -> int:
+        """The generation of a round; -1 before the first."""
+        # Asked for every slice, and nearly always of the last one.
+        if round >= self._newest_from:
+            return len(self._sizes) - 1
+        return bisect_right(self._from_rounds, round) - 1
+
+    def last_round(self, generation: int) -> float:
+        """The last round of a generation; infinite while no other size is agreed on."""
+        if generation + 1 == len(self._from_rounds):
+            return math.inf
+        return self._from_rounds[generation + 1] - 1
+
+    def size(self, generation: int) -> int:
+        """The size of a generation's slices."""
+        return self._sizes[generation]

@@ -67,20 +67,21 @@ class Connection:
         except ProtocolError as error:
             self._lose(str(error))
 
-    def send(self) -> None:
-        """Writes once; sets `blocked` when the kernel does not take everything."""
+    def send(self) -> int:
+        """Writes once, and returns how many bytes; sets `blocked` when the kernel is full."""
         buffers = self.writer.buffers()
         try:
             count = self._socket.sendmsg(buffers)
         except (BlockingIOError, InterruptedError):
             self.blocked = True
-            return
+            return 0
         except OSError as error:
             self.blocked = True
             self._lose(_translated(error))
-            return
+            return 0
         self.writer.sent(count)
         self.blocked = len(buffers) > 0
+        return count
 
     def hold_at_most(self, size_bytes: int) -> None:
         """Has the kernel hold no more than this of what is to be sent; from any thread.

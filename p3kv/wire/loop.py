@@ -10,7 +10,7 @@ import time
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Callable, Deque, Dict, List, Tuple
+from typing import Any, Callable, Deque, Dict, List, Optional, Set, Tuple
 
 from p3kv.wire.connection import Connection
 
@@ -21,6 +21,14 @@ class Inversions:
 
     frames: int = 0
     bytes: int = 0
+
+
+@dataclass
+class Drain:
+    """What the network has taken while the kernel held all that it may of some connection."""
+
+    bytes: int = 0
+    seconds: float = 0.0
 
 
 class Loop:
@@ -44,7 +52,11 @@ class Loop:
         self._timer_numbers = itertools.count()
         self._asleep = False
         self._running = False
+        self._drained: Set[Connection] = set()
+        """Those that have been full, and into which nothing was written since."""
+        self._full_since: Optional[float] = None
         self.inversions = Inversions()
+        self.drain = Drain()
 
     def call_soon(self, function: Callable[..., None], *arguments: Any) -> None:
         """Has the loop's thread call `function`; from any thread, in order of the calls."""
@@ -132,6 +144,7 @@ class Loop:
         if events & select.EPOLLOUT:
             self._epoll.modify(descriptor, select.EPOLLIN)
             connection.blocked = False
+            self._drained.add(connection)
         if events & ~select.EPOLLOUT:
             connection.receive()
 
@@ -140,6 +153,12 @@ class Loop:
         # What is sent may bring new frames, also to connections that were out of them.
         while ready := [c for c in self._connections.values() if not c.blocked and c.writer]:
             self._send_all(ready)
+        self._drained.clear()
+        now = time.monotonic()
+        if self._full_since is not None:
+            self.drain.seconds += now - self._full_since
+        full = any(connection.blocked for connection in self._connections.values())
+        self._full_since = now if full else None
 
     def _send_all(self, ready: List[Connection]) -> None:
         while ready:
@@ -159,7 +178,9 @@ class Loop:
         writer = connection.writer
         priority = writer.waiting_priority()
         frames, begun = writer.begun_frames, writer.begun_bytes
-        connection.send()
+        count = connection.send()
+        if connection in self._drained:
+            self.drain.bytes += count
         if writer.begun_frames == frames or priority is None:
             return
         for other in self._connections.values():

@@ -17,7 +17,7 @@ import msgspec
 from p3kv import errors
 from p3kv.errors import P3Error, ProtocolError
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 MAGIC = 0x564B3350
 """'P3KV' in the first four bytes that a little-endian reader finds in a hello's key field."""
 
@@ -48,11 +48,11 @@ class Kind(IntEnum):
     PUSH = 5
     """A worker's slice for a round; payload elements."""
     PULL = 6
-    """A worker asks for a slice's value of `round` or later; no payload."""
+    """A worker asks for a key's value of `round` or later; `step` is the request's number."""
     UPDATED = 7
     """A slice's value after a round, to the workers that asked for it with their push."""
     PULLED = 8
-    """A slice's value, the answer to PULL."""
+    """A slice's value, part of the answer to PULL, with the request's number."""
     BYE = 9
     """The sender is done and sends nothing more."""
     ORDER = 10
@@ -60,6 +60,10 @@ class Kind(IntEnum):
     the results of the round in which it was learned; payload ForwardOrder."""
     PROBE = 11
     """A worker measures the network; the server sends as many bytes back, whatever they are."""
+    SLICES = 12
+    """From `round` on, slices have at most `slice` elements. Every worker says so before its first
+    slice; when the size changes, worker rank 0 does before its slices of the round before, and
+    the server hands it on to all."""
 
 
 WANTS_RESULT = 1
@@ -168,16 +172,9 @@ class KeyLayout(Message, frozen=True):
 
     key_id: int
     key: Key
-    size_elems: int
     dtype: str
-    slice_size: int
-
-    def slice_length(self, index: int) -> int:
-        """Elements of slice `index`; ProtocolError if there is no such slice."""
-        length = min(self.slice_size, self.size_elems - index * self.slice_size)
-        if length <= 0:
-            raise ProtocolError(f"key {self.key!r} has no slice {index}")
-        return length
+    runs: List[Tuple[int, int]]
+    """How many of its elements each server keeps, as `p3kv.slicing.place` has chosen."""
 
 
 class ForwardOrder(Message, frozen=True):
@@ -212,7 +209,7 @@ class Ready(Message, frozen=True):
 
 
 class Measured(Message, frozen=True):
-    """A worker has measured the rate at which it can send."""
+    """A worker has measured the rate at which it can send; again whenever that changes much."""
 
     rate_bytes_s: float
 
@@ -276,12 +273,18 @@ class SliceSize(Message, frozen=True):
     slice_size: int
 
 
+class NewSliceSize(Message, frozen=True):
+    """Worker rank 0 is to have slices of this size from a coming round on."""
+
+    slice_size: int
+
+
 class KeyDeclared(Message, frozen=True):
     """The answer to DeclareKey."""
 
     key_id: int
-    loads_elems: List[int]
-    """What each server keeps of the keys declared before: the key's slices are placed by it."""
+    runs: List[Tuple[int, int]]
+    """How many of its elements each server keeps, as `p3kv.slicing.place` has chosen."""
 
 
 class KeyRefused(Message, frozen=True):
@@ -311,6 +314,7 @@ FromScheduler = Union[
     Roster,
     Agreed,
     SliceSize,
+    NewSliceSize,
     KeyDeclared,
     KeyRefused,
     BarrierPassed,

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Callable, Dict, Mapping, Optional, Sequence
+from typing import Callable, Dict, Mapping, Optional, Sequence, Tuple
 
 from p3kv.errors import ProtocolError
+from p3kv.slicing import Slice, SliceSizes
 from p3kv.trace import Tracer, now_ns
 from p3kv.wire.connection import Connection
 from p3kv.wire.messages import (
@@ -16,7 +17,7 @@ from p3kv.wire.messages import (
     pack_header,
     urgency,
 )
-from p3kv.worker.transfers import InProgress, Transfer
+from p3kv.worker.transfers import InProgress, Transfer, WorkerKey
 
 
 class Exchange:
@@ -29,9 +30,14 @@ class Exchange:
         self,
         rank: int,
         servers: Mapping[int, Connection],
+        sizes: SliceSizes,
         tracer: Tracer,
         priorities: bool,
+        on_round: Callable[[int, bool], None],
     ) -> None:
+        """`on_round` is called when the first transfer of a round begins, before it is sent,
+        and told whether so far no key was pushed before the result of its last round was here.
+        """
         self.round = INITIAL_ROUND
         """The last round in which a transfer began."""
         self.counts = {
@@ -42,10 +48,13 @@ class Exchange:
         }
         self._rank = rank
         self._servers = servers
+        self._sizes = sizes
         self._tracer = tracer
         self._priorities = priorities
+        self._on_round = on_round
         self._positions: Dict[int, int] = {}
         self._in_progress = InProgress()
+        self._waits_for_results = True
 
     def set_order(self, key_ids: Sequence[int]) -> None:
         """Sends from now on in the order of these keys."""
@@ -58,31 +67,36 @@ class Exchange:
 
     def begin(self, transfer: Transfer) -> None:
         """Queues all slices of a transfer, or the requests for them."""
-        if not transfer.key.slices:
+        if transfer.key.size_elems == 0:
             transfer.done(None)
             return
         priority = self._priority(transfer)
-        self.round = max(self.round, transfer.round)
         if transfer.source is None:
-            self._in_progress.add_pull(transfer)
             self._send_requests(transfer, priority)
             return
+        if transfer.round > self.round:
+            self.round = transfer.round
+            self._on_round(self.round, self._waits_for_results)
         if transfer.target is None:
             self._in_progress.add_push(transfer)
+            self._waits_for_results &= transfer.round == INITIAL_ROUND
         else:
+            before = self._in_progress.update(transfer.key.key_id, transfer.round - 1)
+            self._waits_for_results &= before is None
             self._in_progress.add_update(transfer)
         self._send_slices(transfer, transfer.source, priority)
 
     def place(self, header: Header) -> memoryview:
         """Where a slice from a server goes; ProtocolError if nobody waits for it."""
         transfer = self._expecting(header)
-        if transfer is None or header.slice >= len(transfer.key.slices):
+        slices = () if transfer is None else self._slices(transfer.key, header.round)
+        if transfer is None or header.slice >= len(slices):
             raise ProtocolError(
                 f"it sent a frame of kind {header.kind} for key {header.key}, slice "
                 f"{header.slice}, round {header.round}, which nobody waits for"
             )
         assert transfer.target is not None
-        place = transfer.part(transfer.target, transfer.key.slices[header.slice])
+        place = transfer.part(transfer.target, slices[header.slice])
         if len(place) != header.payload_bytes:
             raise ProtocolError(
                 f"it sent {header.payload_bytes} bytes for a slice of {len(place)} bytes"
@@ -100,12 +114,12 @@ class Exchange:
                 "receive", str(transfer.key.key),
                 slice=header.slice, round=header.round, priority=header.priority,
             )  # fmt: skip
-        transfer.missing -= 1
-        if header.kind == Kind.PULLED:
-            self._in_progress.end_pull_slice(header.key, header.slice)
-        elif transfer.missing == 0:
-            self._in_progress.end_update(transfer)
-        if transfer.missing == 0:
+        transfer.missing_elems -= header.payload_bytes // transfer.key.item_bytes
+        if transfer.missing_elems == 0:
+            if header.kind == Kind.PULLED:
+                self._in_progress.end_pull(header.step)
+            else:
+                self._in_progress.end_update(transfer)
             transfer.done(None)
 
     def fail(self, error: BaseException) -> None:
@@ -120,47 +134,48 @@ class Exchange:
         return transfer.priority if position is None else -position
 
     def _send_requests(self, transfer: Transfer, priority: int) -> None:
-        for piece in transfer.key.slices:
-            header = pack_header(
-                Kind.PULL, self._rank, key=transfer.key.key_id, slice=piece.index,
-                round=transfer.round, priority=priority,
-            )  # fmt: skip
-            self._servers[piece.server].writer.push(urgency(transfer.round, priority), header)
+        header = pack_header(
+            Kind.PULL, self._rank, key=transfer.key.key_id, round=transfer.round,
+            step=self._in_progress.add_pull(transfer), priority=priority,
+        )  # fmt: skip
+        for server, _ in transfer.key.runs:
+            self._servers[server].writer.push(urgency(transfer.round, priority), header)
 
     def _send_slices(self, transfer: Transfer, source: memoryview, priority: int) -> None:
         key = transfer.key
         flags = 0 if transfer.target is None else WANTS_RESULT
         urgent = urgency(transfer.round, priority)
-        for piece in key.slices:
+        slices = self._slices(key, transfer.round)
+        for piece in slices:
             payload = transfer.part(source, piece)
             header = pack_header(
                 Kind.PUSH, self._rank, key=key.key_id, slice=piece.index, round=transfer.round,
                 step=transfer.step, priority=priority, payload_bytes=len(payload), flags=flags,
             )  # fmt: skip
-            on_sent = self._on_sent(transfer, piece.index, priority)
+            on_sent = self._on_sent(transfer, piece, priority)
             self._servers[piece.server].writer.push(urgent, header, payload, on_sent)
-        self.counts["slices_sent"] += len(key.slices)
+        self.counts["slices_sent"] += len(slices)
         self.counts["bytes_sent"] += len(source)
 
     def _on_sent(
-        self, transfer: Transfer, index: int, priority: int
+        self, transfer: Transfer, piece: Slice, priority: int
     ) -> Optional[Callable[[], None]]:
         """What to do when a slice has left: nothing, where its result will be received."""
         if self._tracer.enabled:
-            return partial(self._trace_sent, transfer, index, priority, now_ns())
-        return partial(self._left, transfer) if transfer.target is None else None
+            return partial(self._trace_sent, transfer, piece, priority, now_ns())
+        return partial(self._left, transfer, piece) if transfer.target is None else None
 
-    def _trace_sent(self, transfer: Transfer, index: int, priority: int, queued_ns: int) -> None:
+    def _trace_sent(self, transfer: Transfer, piece: Slice, priority: int, queued_ns: int) -> None:
         self._tracer.span(
             "send", str(transfer.key.key), queued_ns, now_ns(),
-            slice=index, round=transfer.round, priority=priority,
+            slice=piece.index, round=transfer.round, priority=priority,
         )  # fmt: skip
         if transfer.target is None:
-            self._left(transfer)
+            self._left(transfer, piece)
 
-    def _left(self, transfer: Transfer) -> None:
-        transfer.missing -= 1
-        if transfer.missing == 0:
+    def _left(self, transfer: Transfer, piece: Slice) -> None:
+        transfer.missing_elems -= piece.length
+        if transfer.missing_elems == 0:
             self._in_progress.end_push(transfer)
             transfer.done(None)
 
@@ -168,5 +183,8 @@ class Exchange:
         if header.kind == Kind.UPDATED:
             return self._in_progress.update(header.key, header.round)
         if header.kind == Kind.PULLED:
-            return self._in_progress.pull(header.key, header.slice)
+            return self._in_progress.pull(header.step)
         return None
+
+    def _slices(self, key: WorkerKey, round: int) -> Tuple[Slice, ...]:
+        return key.slices(self._sizes.size(self._sizes.generation(round)))

@@ -9,7 +9,7 @@ from typing import Callable, Dict, Optional, Set
 
 from p3kv.config import Settings
 from p3kv.errors import P3Error, ProtocolError
-from p3kv.slicing import LEAST_CREDIT_BYTES, credit_bytes
+from p3kv.slicing import LEAST_CREDIT_BYTES
 from p3kv.wire import messages
 from p3kv.wire.connection import Connection, connect
 from p3kv.wire.control import ControlClient
@@ -108,11 +108,7 @@ class Joining:
         server does not answer, and the job's failure.
         """
         self._wait_for_welcome()
-        slice_size = self._settings.slice_size or self._measured_slice_size()
-        if self._settings.send_buffer_bytes is None:
-            for connection in self._servers.values():
-                connection.hold_at_most(credit_bytes(slice_size))
-        return slice_size
+        return self._settings.slice_size or self._measured_slice_size()
 
     def place(self, connection: Connection, header: Header) -> Optional[memoryview]:
         """Where a frame's payload goes; ProtocolError for one that must not come."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections import deque
-from typing import Callable, Deque, Dict, List, Optional, Set, Tuple
+import itertools
+from typing import Callable, Dict, List, Optional, Sequence, Set, Tuple
 
 import numpy as np
 
-from p3kv.slicing import Slice
+from p3kv.slicing import Run, Slice, cut
 from p3kv.wire.messages import INITIAL_ROUND, Key
 
 Done = Callable[[Optional[BaseException]], None]
@@ -15,7 +15,7 @@ Done = Callable[[Optional[BaseException]], None]
 
 
 class WorkerKey:
-    """A declared key: its slices and its round, which belongs to the thread that pushes."""
+    """A declared key: its place, and its round, which belongs to the thread that pushes."""
 
     def __init__(
         self,
@@ -23,16 +23,26 @@ class WorkerKey:
         key: Key,
         shape: Tuple[int, ...],
         dtype: str,
-        slices: Tuple[Slice, ...],
+        runs: Sequence[Run],
     ) -> None:
         self.key_id = key_id
         self.key = key
         self.shape = shape
         self.dtype = dtype
         self.item_bytes = np.dtype(dtype).itemsize
-        self.slices = slices
+        self.size_elems = int(np.prod(shape, dtype=np.int64))
+        self.runs = runs
         self.round = INITIAL_ROUND
         """The last round that this worker has pushed."""
+        self._slices: Dict[int, Tuple[Slice, ...]] = {}
+
+    def slices(self, slice_size: int) -> Tuple[Slice, ...]:
+        """The key's slices of this size, by index. Belongs to the worker's thread."""
+        slices = self._slices.get(slice_size)
+        if slices is None:
+            slices = cut(self.runs, slice_size)
+            self._slices[slice_size] = slices
+        return slices
 
 
 class Transfer:
@@ -41,7 +51,7 @@ class Transfer:
     Both are flat byte views that must stay as they are until `done` is called.
     """
 
-    __slots__ = ("done", "key", "missing", "priority", "round", "source", "step", "target")
+    __slots__ = ("done", "key", "missing_elems", "priority", "round", "source", "step", "target")
 
     def __init__(
         self,
@@ -60,8 +70,8 @@ class Transfer:
         self.target = target
         self.done = done
         self.step = step
-        self.missing = len(key.slices)
-        """Slices that have not arrived (or, without a target, not left)."""
+        self.missing_elems = key.size_elems
+        """What has not arrived (or, without a target, not left)."""
 
     def part(self, view: memoryview, piece: Slice) -> memoryview:
         """The bytes of one slice in `source` or `target`."""
@@ -79,7 +89,8 @@ class InProgress:
     def __init__(self) -> None:
         self._pushes: Set[Transfer] = set()
         self._updates: Dict[Tuple[int, int], Transfer] = {}
-        self._pulls: Dict[Tuple[int, int], Deque[Transfer]] = {}
+        self._pulls: Dict[int, Transfer] = {}
+        self._requests = itertools.count()
 
     def add_push(self, transfer: Transfer) -> None:
         """Keeps a transfer that expects nothing, until its slices have left."""
@@ -93,10 +104,11 @@ class InProgress:
         """Expects the results of the round that the transfer pushed."""
         self._updates[transfer.key.key_id, transfer.round] = transfer
 
-    def add_pull(self, transfer: Transfer) -> None:
-        """Expects each of the key's slices once, in order of the requests."""
-        for piece in transfer.key.slices:
-            self._pulls.setdefault((transfer.key.key_id, piece.index), deque()).append(transfer)
+    def add_pull(self, transfer: Transfer) -> int:
+        """Expects the key's value; returns the number of the request."""
+        request = next(self._requests) % 2**32  # as its field in a header
+        self._pulls[request] = transfer
+        return request
 
     def update(self, key_id: int, round: int) -> Optional[Transfer]:
         """The transfer that expects a result of this round."""
@@ -106,21 +118,17 @@ class InProgress:
         """Expects nothing more for a transfer given to `add_update`."""
         del self._updates[transfer.key.key_id, transfer.round]
 
-    def pull(self, key_id: int, index: int) -> Optional[Transfer]:
-        """The oldest transfer that expects an answer for this slice."""
-        waiting = self._pulls.get((key_id, index))
-        return waiting[0] if waiting else None
+    def pull(self, request: int) -> Optional[Transfer]:
+        """The transfer that expects the answer to a request."""
+        return self._pulls.get(request)
 
-    def end_pull_slice(self, key_id: int, index: int) -> None:
-        """Takes note that the oldest request for this slice is answered."""
-        waiting = self._pulls[key_id, index]
-        waiting.popleft()
-        if not waiting:
-            del self._pulls[key_id, index]
+    def end_pull(self, request: int) -> None:
+        """Expects nothing more for a request."""
+        del self._pulls[request]
 
     def clear(self) -> List[Transfer]:
         """Forgets all transfers and returns them, each once."""
-        transfers = self._pushes.union(self._updates.values(), *self._pulls.values())
+        transfers = self._pushes.union(self._updates.values(), self._pulls.values())
         self._pushes.clear()
         self._updates.clear()
         self._pulls.clear()

@@ -12,15 +12,13 @@ import threading
 import time
 from typing import Any, Dict, List, Optional, Sequence
 
-import numpy as np
-
 from p3kv.config import Launch, Settings, apply_verbosity
 from p3kv.errors import (
     ClosedError,
     KeyMismatchError,
     P3Error,
 )
-from p3kv.slicing import cut
+from p3kv.slicing import SliceSizes
 from p3kv.trace import Tracer
 from p3kv.wire import messages
 from p3kv.wire.address import own_address
@@ -42,6 +40,8 @@ from p3kv.wire.messages import (
     KeyLayout,
     KeyRefused,
     Kind,
+    Measured,
+    NewSliceSize,
     ReportFailure,
     Roster,
     decode,
@@ -51,6 +51,7 @@ from p3kv.wire.messages import (
 from p3kv.worker.exchange import Exchange
 from p3kv.worker.joining import Joining
 from p3kv.worker.transfers import Done, Transfer, WorkerKey
+from p3kv.worker.tuning import Tuning
 
 _log = logging.getLogger(__name__)
 
@@ -74,9 +75,8 @@ class Worker:
         self._loop = Loop()
         self._thread = threading.Thread(target=self._run, name="p3kv-worker", daemon=True)
         self._servers: Dict[int, Connection] = {}
-        self._exchange = Exchange(UNKNOWN, self._servers, self.tracer, True)
+        self._put_together()
         self._joining: Optional[Joining] = None
-        self._slice_size = 0
         self._keys: Dict[Key, WorkerKey] = {}
         self._keys_by_id: Dict[int, WorkerKey] = {}
         self._failure: Optional[P3Error] = None
@@ -87,7 +87,11 @@ class Worker:
         self._control = ControlClient(
             launch,
             (own_address(launch), 0),
-            {},
+            {
+                NewSliceSize: lambda message: self._loop.call_soon(
+                    self._tuning.want, message.slice_size
+                )
+            },
             on_failure=lambda error: self._loop.call_soon(self._fail, error),
             known_round=self._known_round,
         )
@@ -107,14 +111,15 @@ class Worker:
         roster = self._control.wait_for(Roster, "all processes to start")
         self.rank = roster.rank
         self.tracer = Tracer(settings.trace, f"worker {self.rank}")
-        self._exchange = Exchange(self.rank, self._servers, self.tracer, settings.priorities)
+        self._put_together()
         self._joining = Joining(
             self._control, self._loop, settings, roster, self.check, self._state_changed
         )
         self._servers.update(self._joining.connect(self._connection))
         self._thread.start()
         self._started = True
-        self._slice_size = self._joining.slice_size()
+        slice_size = self._joining.slice_size()
+        self._loop.call_soon(self._tuning.announce, INITIAL_ROUND, slice_size)
 
     def close(self) -> None:
         """Leaves the job in order; all transfers must be done. May be called twice."""
@@ -152,6 +157,18 @@ class Worker:
         if self._closed:
             raise ClosedError("the p3 store is closed")
 
+    def _put_together(self) -> None:
+        """Makes what needs rank and settings; nothing is sent before both are known."""
+        sizes = SliceSizes()
+        self._tuning = Tuning(
+            self.rank, self._servers, sizes, self.settings, self._loop.drain,
+            report=lambda rate_bytes_s: self._control.send(Measured(rate_bytes_s)),
+        )  # fmt: skip
+        self._exchange = Exchange(
+            self.rank, self._servers, sizes, self.tracer, self.settings.priorities,
+            on_round=self._tuning.begin_round,
+        )  # fmt: skip
+
     # Keys and what all agree on.
 
     def declare(self, key: Key, shape: Sequence[int], dtype: str) -> WorkerKey:
@@ -165,16 +182,13 @@ class Worker:
         )
         if isinstance(answer, KeyRefused):
             raise KeyMismatchError(answer.reason)
-        size_elems = int(np.prod(shape, dtype=np.int64))
-        slices = cut(size_elems, self._slice_size, answer.loads_elems)
-        worker_key = WorkerKey(answer.key_id, key, tuple(shape), dtype, slices)
+        worker_key = WorkerKey(answer.key_id, key, tuple(shape), dtype, answer.runs)
         self._keys[key] = worker_key
         self._keys_by_id[answer.key_id] = worker_key
         # Every worker tells, on its own connection: its slices may arrive before another's words.
-        layout = KeyLayout(answer.key_id, key, size_elems, dtype, self._slice_size)
-        self._loop.call_soon(
-            self._tell_servers, Kind.KEY, encode(layout), 0, {s.server for s in slices}
-        )
+        layout = encode(KeyLayout(answer.key_id, key, dtype, answer.runs))
+        servers = [server for server, _ in answer.runs]
+        self._loop.call_soon(self._tell_servers, Kind.KEY, layout, 0, servers)
         return worker_key
 
     def key(self, key: Key) -> WorkerKey:
@@ -294,6 +308,8 @@ class Worker:
     def _place(self, connection: Connection, header: Header) -> Optional[memoryview]:
         if header.kind in Joining.KINDS and self._joining is not None:
             return self._joining.place(connection, header)
+        if header.kind == Kind.SLICES and header.payload_bytes == 0 and header.slice > 0:
+            return None
         if header.kind == Kind.ORDER and header.payload_bytes <= messages.MAX_MESSAGE_BYTES:
             return memoryview(bytearray(header.payload_bytes))
         return self._exchange.place(header)
@@ -309,6 +325,8 @@ class Worker:
             order: ForwardOrder = decode(payload, ForwardOrder)
             self._exchange.set_order(order.key_ids)
             _log.info("the forward order is known: %d keys", len(order.key_ids))
+        elif header.kind == Kind.SLICES:
+            self._tuning.announced(header.round, header.slice)
         else:
             self._exchange.received(header)
 

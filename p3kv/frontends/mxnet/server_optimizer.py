@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from typing import Any, Dict, List, Tuple
+from itertools import accumulate
+from typing import Any, Dict, List, Mapping, Sequence, Tuple
 
 import mxnet as mx
 import numpy as np
@@ -64,6 +65,20 @@ class MXNetOptimizer(SliceOptimizer):
         weight_array.wait_to_read()
         slice_state.updates += 1
 
+    def regroup(
+        self, layout: KeyLayout, before: Mapping[int, int], after: Mapping[int, int]
+    ) -> None:
+        # They would keep the memory of slices that there are no more.
+        self._arrays.clear()
+        old = [self._states.pop((layout.key_id, index), None) for index in before]
+        known = [state for state in old if state is not None]
+        if known:
+            states = _cut_anew([state.state for state in known], list(after.values()))
+            for index, state in zip(after, states):
+                anew = _SliceState(state, known[0].since_step)
+                anew.updates = known[0].updates
+                self._states[layout.key_id, index] = anew
+
     def _at(self, step: int) -> Tuple[mx.optimizer.Optimizer, int]:
         position = bisect_right(self._from_steps, step)
         if position == 0:
@@ -79,3 +94,15 @@ class MXNetOptimizer(SliceOptimizer):
             array.flags.writeable = True  # from_numpy forbids writing, which is our job
             shared = self._arrays[address] = (array, wrapped)
         return shared[1]
+
+
+def _cut_anew(states: Sequence[Any], lengths: Sequence[int]) -> List[Any]:
+    """Joins the states of slices, each an array, several or none, and cuts them to `lengths`."""
+    if states[0] is None:
+        return [None] * len(lengths)
+    if isinstance(states[0], (list, tuple)):
+        parts = [_cut_anew(part, lengths) for part in zip(*states)]
+        return [type(states[0])(part) for part in zip(*parts)]
+    joined = np.concatenate([state.asnumpy() for state in states])
+    pieces = np.split(joined, list(accumulate(lengths))[:-1])
+    return [mx.nd.array(piece, dtype=piece.dtype) for piece in pieces]

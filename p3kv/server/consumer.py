@@ -1,0 +1,249 @@
+"""What a server does with what arrives: the paper's second queue, and the consumer behind it.
+
+The most urgent frame is taken from the queue and added to its round's sum; when the round is
+complete, the slice is updated, and its value queued to every worker that wants it (P3 section
+4.2).
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Callable, Dict, Iterator, List, Optional, Tuple
+
+from p3kv.errors import ProtocolError
+from p3kv.server.aggregation import Aggregator, Result, SliceState
+from p3kv.server.broadcasts import Broadcasts
+from p3kv.server.buffers import Buffer, BufferPool
+from p3kv.server.keys import ServerKey
+from p3kv.server.workers import Workers
+from p3kv.slicing import SliceSizes, lead_bytes
+from p3kv.trace import Tracer, now_ns
+from p3kv.wire import messages
+from p3kv.wire.connection import Connection
+from p3kv.wire.messages import (
+    INITIAL_ROUND,
+    UNKNOWN,
+    Header,
+    KeyLayout,
+    Kind,
+    pack_header,
+    urgency,
+)
+from p3kv.wire.queue import PriorityQueue
+
+_log = logging.getLogger(__name__)
+
+STALL_S = 10.0
+"""How often to look for rounds that do not end."""
+_MOST_WAITING_BYTES = 48 << 20
+"""Pushes that have landed and wait: enough to choose from, little beside the weights."""
+
+
+class Consumer:
+    """Sums, updates and sends back, slice by slice, the most urgent first.
+
+    Belongs to the server's thread.
+    """
+
+    def __init__(
+        self,
+        num_workers: int,
+        workers: Workers,
+        on_lost: Callable[[Connection, str], None],
+        fail: Callable[[str, int], None],
+    ) -> None:
+        """`on_lost` ends a connection that broke the protocol; `fail` the job, in a round."""
+        self.rank = UNKNOWN
+        self.tracer = Tracer(None, "server")
+        self.broadcasts = Broadcasts()
+        self._pool = BufferPool()
+        self.aggregator = Aggregator(num_workers, self._pool)
+        self._workers = workers
+        self._on_lost = on_lost
+        self._fail = fail
+        self._queue: PriorityQueue[Tuple[Connection, Header, Optional[Buffer]]] = PriorityQueue()
+        self._waiting_bytes = 0
+        self._sizes = SliceSizes()
+        self._keys: Dict[int, ServerKey] = {}
+        self._pulls: Dict[SliceState, List[Tuple[Connection, Header]]] = {}
+
+    # What workers say of their slices.
+
+    def set_slice_size(self, from_round: int, slice_size: int) -> bool:
+        """Expects slices of this size from a round on; False if that is known.
+
+        Raises ProtocolError when it contradicts what was said before.
+        """
+        self.broadcasts.lead_bytes = lead_bytes(slice_size)
+        return self._sizes.set(from_round, slice_size)
+
+    def declare(self, layout: KeyLayout) -> None:
+        """Keeps a key from now on; ProtocolError when it contradicts what was said before."""
+        if self._sizes.generation(INITIAL_ROUND) < 0:
+            raise ProtocolError("it has not said how large slices are")
+        key = ServerKey(layout, self.rank, self._sizes)
+        if self._keys.setdefault(layout.key_id, key).layout != layout:
+            raise ProtocolError(f"it has another layout: {layout}")
+
+    def buffer(self, header: Header) -> Buffer:
+        """Where a push goes; ProtocolError for one that can't be right."""
+        state = self._key(header).state(header.round, header.slice)
+        if header.payload_bytes != state.length * state.dtype.itemsize:
+            raise ProtocolError(
+                f"it sent {header.payload_bytes} bytes for {state.name()} of {state.length} "
+                f"{state.dtype} elements"
+            )
+        return self._pool.get(state.length, state.dtype)
+
+    def add(self, connection: Connection, header: Header, gradient: Optional[Buffer]) -> None:
+        """Queues a push, with what it brought, or a request."""
+        if gradient is not None:
+            self._workers.pushed(header.rank, header.round)
+            self._waiting_bytes += len(gradient.bytes)
+        self._queue.push(urgency(header.round, header.priority), (connection, header, gradient))
+
+    # What is done with it.
+
+    def consume(self) -> bool:
+        """Handles the most urgent frame, and more if too much waits; returns whether some is left.
+
+        All connections may have brought something since the last time.
+        """
+        while len(self._queue):
+            connection, header, gradient = self._queue.pop()
+            if gradient is None:
+                self._pull(connection, header)
+            else:
+                self._waiting_bytes -= len(gradient.bytes)
+                self._push(connection, header, gradient)
+            if self._waiting_bytes <= _MOST_WAITING_BYTES:
+                break
+        return len(self._queue) > 0
+
+    def _push(self, connection: Connection, header: Header, gradient: Buffer) -> None:
+        start_ns = now_ns() if self.tracer.enabled else 0
+        try:
+            key = self._key(header)
+            state = key.state(header.round, header.slice)
+            results = self.aggregator.push(
+                state,
+                header.rank,
+                header.round,
+                gradient,
+                bool(header.flags & messages.WANTS_RESULT),
+                header.priority,
+                header.step,
+            )
+        except ProtocolError as error:
+            self._on_lost(connection, str(error))
+            return
+        except Exception as error:  # noqa: BLE001  the optimizer's own
+            _log.exception("the optimizer failed")
+            self._fail(f"the optimizer failed on {state.name()}: {error}", header.round)
+            return
+        for result in results:
+            self._broadcast(state, result)
+        if results:
+            for other in key.hand_over(self._pool, self.aggregator.optimizer):
+                for result in self.aggregator.end_rounds(other):
+                    self._broadcast(other, result)
+        if self.tracer.enabled:
+            self.tracer.span(
+                "consume", str(state.layout.key), start_ns, now_ns(),
+                slice=state.index, round=header.round, worker=header.rank, ended=len(results),
+            )  # fmt: skip
+        if not results and self._workers.done:
+            self.check_departed()
+
+    def _broadcast(self, state: SliceState, result: Result) -> None:
+        """Queues a new value to the workers that want it; none of them has to ask."""
+        self.broadcasts.send(
+            urgency(state.round, result.priority),
+            self._value_header(Kind.UPDATED, state, result.priority),
+            result.value,
+            [self._workers.connections[rank] for rank in result.wanting],
+        )
+        for connection, header in self._pulls.pop(state, []):
+            self._answer(state, connection, header)
+
+    def _pull(self, connection: Connection, header: Header) -> None:
+        try:
+            states = self._key(header).states(header.round)
+        except ProtocolError as error:
+            self._on_lost(connection, str(error))
+            return
+        for state in states:
+            self._answer(state, connection, header)
+
+    def _answer(self, state: SliceState, connection: Connection, header: Header) -> None:
+        """Sends a slice's value to a worker that has asked, as soon as it is new enough."""
+        if state.value is None or state.round < header.round:
+            self._pulls.setdefault(state, []).append((connection, header))
+        else:
+            state.value.begin_send()
+            connection.writer.push(
+                urgency(state.round, header.priority),
+                self._value_header(Kind.PULLED, state, header.priority, header.step),
+                state.value.bytes,
+                state.value.end_send,
+            )
+
+    def _value_header(
+        self, kind: Kind, state: SliceState, priority: int, request: int = 0
+    ) -> bytes:
+        assert state.value is not None
+        return pack_header(
+            kind,
+            self.rank,
+            key=state.layout.key_id,
+            slice=state.index,
+            round=state.round,
+            step=request,
+            priority=priority,
+            payload_bytes=len(state.value.bytes),
+        )
+
+    # What does not arrive.
+
+    def check_departed(self) -> None:
+        """Ends the job when somebody waits for a worker that has left."""
+        for state in self._states():
+            for round_ in state.open_rounds:
+                for rank in self.aggregator.missing(state, round_):
+                    if rank in self._workers.done:
+                        self._workers.suspect(
+                            rank,
+                            f"it ended in order, but {_ranks(state.open_rounds[round_].arrived)} "
+                            f"went on to round {round_} of {state.name()}. All workers must make "
+                            "the same number of steps: give each the same number of batches.",
+                        )
+                        return
+
+    def report_stalls(self) -> None:
+        """Warns of a round that was open the last time already."""
+        for state in self._states():
+            for round_, current in state.open_rounds.items():
+                missing = self.aggregator.missing(state, round_)
+                if current.stalled and missing:
+                    _log.warning(
+                        "%s waits for %s in round %d; %s pushed it more than %g s ago",
+                        state.name(), _ranks(missing), round_, _ranks(current.arrived), STALL_S,
+                    )  # fmt: skip
+                    return
+        for state in self._states():
+            for current in state.open_rounds.values():
+                current.stalled = True
+
+    def _states(self) -> Iterator[SliceState]:
+        return (state for key in self._keys.values() for state in key.all_states())
+
+    def _key(self, header: Header) -> ServerKey:
+        key = self._keys.get(header.key)
+        if key is None:
+            raise ProtocolError(f"worker {header.rank} speaks of key {header.key}, unknown here")
+        return key
+
+
+def _ranks(ranks: object) -> str:
+    numbers = sorted(ranks)  # type: ignore[call-overload]
+    return ("worker " if len(numbers) == 1 else "workers ") + ", ".join(map(str, numbers))

@@ -1,0 +1,110 @@
+"""What a server keeps of a key, whatever the size of slices at the time."""
+
+from __future__ import annotations
+
+import math
+from typing import Dict, Iterable, Iterator, List, Optional
+
+import numpy as np
+
+from p3kv.errors import ProtocolError
+from p3kv.server.aggregation import SliceState
+from p3kv.server.buffers import BufferPool
+from p3kv.server.optimizer import SliceOptimizer
+from p3kv.slicing import SliceSizes, cut
+from p3kv.wire.messages import KeyLayout
+
+
+class ServerKey:
+    """The states of a key's slices on one server.
+
+    Where slices are to have another size from a round on, there are states for that round and
+    those before it; the former have no value until the latter are complete and hand theirs over.
+    """
+
+    def __init__(self, layout: KeyLayout, rank: int, sizes: SliceSizes) -> None:
+        self.layout = layout
+        self._rank = rank
+        self._sizes = sizes
+        self._generation = 0
+        """The generation of slices that have the values."""
+        self._states: Dict[int, Dict[int, SliceState]] = {}
+
+    def state(self, round: int, index: int) -> SliceState:
+        """The slice that a push for a round is for; ProtocolError if there is none here."""
+        generation = self._sizes.generation(round)
+        states = self._states.get(generation)
+        if states is None and generation >= self._generation:
+            states = self._of(generation)
+        state = states.get(index) if states is not None else None
+        if state is None:
+            raise ProtocolError(
+                f"key {self.layout.key!r} has no slice {index} for round {round} on this server"
+            )
+        return state
+
+    def states(self, round: int) -> Iterable[SliceState]:
+        """The slices whose values will be those of a round, or are those of a later one."""
+        return self._of(max(self._generation, self._sizes.generation(round))).values()
+
+    def all_states(self) -> Iterator[SliceState]:
+        """Those of coming sizes, too."""
+        return (state for states in self._states.values() for state in states.values())
+
+    def hand_over(
+        self, pool: BufferPool, optimizer: Optional[SliceOptimizer]
+    ) -> Iterable[SliceState]:
+        """When all slices have ended the last round of their size, others take their place.
+
+        Returns these, with their values; their complete rounds are still to be ended. Empty if it
+        is not time.
+        """
+        last_round = self._sizes.last_round(self._generation)
+        if last_round == math.inf:
+            return ()
+        before = self._of(self._generation)
+        if any(state.round < last_round for state in before.values()):
+            return ()
+        del self._states[self._generation]
+        self._generation += 1
+        after = self._of(self._generation)
+        values = np.concatenate([_value(state) for state in before.values()])
+        for state, value in zip(after.values(), _split(values, after.values())):
+            state.value = pool.get(state.length, state.dtype)
+            state.value.array[:] = value
+            state.round = int(last_round)
+        for state in before.values():
+            if state.value is not None:
+                state.value.retire()
+        # Nothing has the lengths of before again.
+        pool.clear()
+        if optimizer is not None:
+            optimizer.regroup(
+                self.layout,
+                {index: state.length for index, state in before.items()},
+                {index: state.length for index, state in after.items()},
+            )
+        return after.values()
+
+    def _of(self, generation: int) -> Dict[int, SliceState]:
+        """By index, in the order of their elements."""
+        states = self._states.get(generation)
+        if states is None:
+            layout = self.layout
+            slices = cut(layout.runs, self._sizes.size(generation))
+            states = self._states[generation] = {
+                piece.index: SliceState(layout, piece.index, piece.length)
+                for piece in slices
+                if piece.server == self._rank
+            }
+        return states
+
+
+def _value(state: SliceState) -> np.ndarray:
+    assert state.value is not None
+    return state.value.array
+
+
+def _split(values: np.ndarray, states: Iterable[SliceState]) -> List[np.ndarray]:
+    ends = np.cumsum([state.length for state in states])
+    return list(np.split(values, ends[:-1]))

@@ -1,0 +1,191 @@
+"""Slices of another size from a round on: values, sums and optimizer states go on bit for bit."""
+
+from __future__ import annotations
+
+import sys
+from typing import Dict, List, Mapping, Tuple
+
+import mxnet as mx
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from p3kv.errors import ProtocolError
+from p3kv.frontends.mxnet.optimizer_settings import to_bytes
+from p3kv.frontends.mxnet.server_optimizer import MXNetOptimizer
+from p3kv.server.aggregation import Aggregator
+from p3kv.server.buffers import BufferPool
+from p3kv.server.keys import ServerKey
+from p3kv.server.optimizer import SliceOptimizer
+from p3kv.slicing import Run, SliceSizes, cut
+from p3kv.wire.messages import INITIAL_ROUND, KeyLayout
+from tests.jobs import SCRIPTS
+
+sys.path.insert(0, str(SCRIPTS))
+import optimizers
+
+SIZE = 101
+RANK = 1
+
+
+class Momentum(SliceOptimizer):
+    """What a state of a slice's own is good for, in four lines."""
+
+    def __init__(self) -> None:
+        self.states: Dict[int, np.ndarray] = {}
+
+    def configure(self, from_step: int, settings: bytes) -> None:
+        raise AssertionError("whoever sums does not configure")
+
+    def update(
+        self, layout: KeyLayout, index: int, weight: np.ndarray, total: np.ndarray, step: int
+    ) -> None:
+        state = self.states.setdefault(index, np.zeros_like(weight))
+        state *= 0.5
+        state += total
+        weight -= state
+
+    def regroup(
+        self, layout: KeyLayout, before: Mapping[int, int], after: Mapping[int, int]
+    ) -> None:
+        none = {index: np.zeros(length, np.float32) for index, length in before.items()}
+        joined = np.concatenate([self.states.pop(index, none[index]) for index in before])
+        assert not self.states
+        ends = np.cumsum(list(after.values()))
+        self.states = dict(zip(after, np.split(joined, ends[:-1])))
+
+
+class Server:
+    """One server's part of one key, as its consumer uses it."""
+
+    def __init__(self, optimizer: SliceOptimizer, runs: List[Run], workers: int) -> None:
+        self.sizes = SliceSizes()
+        self.key = ServerKey(KeyLayout(0, "w", "float32", runs), RANK, self.sizes)
+        self.aggregator = Aggregator(workers, BufferPool())
+        self.aggregator.optimizer = optimizer
+        self.pool = BufferPool()
+        self.results: Dict[int, np.ndarray] = {}
+
+    def push(self, rank: int, round: int, gradient: np.ndarray) -> None:
+        """Pushes a whole tensor for a round, slice by slice."""
+        layout = self.key.layout
+        size = self.sizes.size(self.sizes.generation(round))
+        for piece in cut(layout.runs, size):
+            if piece.server == RANK:
+                state = self.key.state(round, piece.index)
+                buffer = self.pool.get(piece.length, state.dtype)
+                buffer.array[:] = gradient[piece.offset : piece.offset + piece.length]
+                ended = [
+                    (state, result)
+                    for result in self.aggregator.push(
+                        state, rank, round, buffer, True, 0, max(round, 1)
+                    )
+                ]
+                if ended:
+                    for other in self.key.hand_over(self.pool, self.aggregator.optimizer):
+                        ended += [(other, r) for r in self.aggregator.end_rounds(other)]
+                for state, result in ended:
+                    self._note(state.index, result.round, result.value.array)
+
+    def _note(self, index: int, round: int, value: np.ndarray) -> None:
+        layout = self.key.layout
+        size = self.sizes.size(self.sizes.generation(round))
+        piece = cut(layout.runs, size)[index]
+        whole = self.results.setdefault(round, np.full(SIZE, np.nan, np.float32))
+        whole[piece.offset : piece.offset + piece.length] = value
+
+
+def mine(runs: List[Run], values: np.ndarray) -> np.ndarray:
+    """What the server with `RANK` keeps of a tensor."""
+    kept = [piece for piece in cut(runs, SIZE) if piece.server == RANK]
+    return np.concatenate([values[piece.offset : piece.offset + piece.length] for piece in kept])
+
+
+def tensor(*seed: int) -> np.ndarray:
+    return np.random.RandomState([*seed, 7]).standard_normal(SIZE).astype(np.float32)
+
+
+@st.composite
+def sizes_by_round(draw: st.DrawFn) -> List[Tuple[int, int]]:
+    rounds = sorted(draw(st.sets(st.integers(1, 8), max_size=4)))
+    return [(round_, draw(st.integers(1, SIZE))) for round_ in [INITIAL_ROUND, *rounds]]
+
+
+@given(
+    sizes_by_round(),
+    st.sampled_from([[(1, 101)], [(1, 51), (0, 50)], [(2, 1), (1, 70), (0, 30)]]),
+    st.booleans(),
+)
+@settings(max_examples=60, deadline=None)
+def test_values_do_not_depend_on_the_sizes_of_slices(
+    table: List[Tuple[int, int]], runs: List[Run], announced_late: bool
+) -> None:
+    server = Server(Momentum(), runs, workers=2)
+    weight, state = tensor(0), np.zeros(SIZE, np.float32)
+    if not announced_late:
+        for entry in table:
+            server.sizes.set(*entry)
+    for round_ in range(INITIAL_ROUND, 10):
+        if announced_late:
+            # As in a job: before any slice of the round that is the last of its size.
+            for entry in table:
+                if entry[0] in (INITIAL_ROUND, round_ + 1):
+                    server.sizes.set(*entry)
+        if round_ == INITIAL_ROUND:
+            server.push(0, round_, weight)
+        else:
+            gradients = [tensor(rank, round_) for rank in range(2)]
+            for rank, gradient in enumerate(gradients):
+                server.push(rank, round_, gradient)
+            state = state * np.float32(0.5) + (gradients[0] + gradients[1])
+            weight = weight - state
+        result = server.results[round_]
+        np.testing.assert_array_equal(mine(runs, result), mine(runs, weight))
+
+
+def test_slices_of_a_coming_size_wait_for_the_last_round_of_the_size_before() -> None:
+    server = Server(Momentum(), [(RANK, SIZE)], workers=1)
+    server.sizes.set(INITIAL_ROUND, 40)
+    server.sizes.set(2, 7)
+    gradients = [tensor(round_) for round_ in range(4)]
+    server.push(0, INITIAL_ROUND, gradients[0])
+    server.push(0, 2, gradients[2])
+    assert set(server.results) == {INITIAL_ROUND}
+    server.push(0, 1, gradients[1])
+    assert set(server.results) == {INITIAL_ROUND, 1, 2}
+    half = np.float32(0.5)
+    after_1 = gradients[0] - gradients[1]
+    np.testing.assert_array_equal(server.results[1], after_1)
+    np.testing.assert_array_equal(server.results[2], after_1 - (gradients[1] * half + gradients[2]))
+    server.push(0, 3, gradients[3])
+    assert not np.isnan(server.results[3]).any()
+
+
+def test_a_push_for_a_round_of_an_earlier_size_is_refused() -> None:
+    server = Server(Momentum(), [(RANK, SIZE)], workers=1)
+    server.sizes.set(INITIAL_ROUND, 40)
+    server.sizes.set(2, 7)
+    for round_ in range(3):
+        server.push(0, round_, tensor(round_))
+    with pytest.raises(ProtocolError, match="no slice 0 for round 1"):
+        server.key.state(1, 0)
+    with pytest.raises(ProtocolError, match="no slice 99 for round 3"):
+        server.key.state(3, 99)
+
+
+@pytest.mark.parametrize("name", list(optimizers.OPTIMIZERS))
+def test_states_of_mxnet_s_optimizers_are_cut_anew(name: str) -> None:
+    made, beside = optimizers.made(name), optimizers.made(name)
+    optimizer = MXNetOptimizer()
+    optimizer.configure(1, to_bytes(made, 1))
+    updater = mx.optimizer.get_updater(beside)
+    server = Server(optimizer, [(RANK, SIZE)], workers=1)
+    for entry in ((INITIAL_ROUND, 30), (3, 11), (4, 101), (6, 50)):
+        server.sizes.set(*entry)
+    weight = mx.nd.array(tensor(0))
+    server.push(0, INITIAL_ROUND, tensor(0))
+    for round_ in range(1, 8):
+        server.push(0, round_, tensor(round_))
+        updater("w", mx.nd.array(tensor(round_)), weight)
+        np.testing.assert_array_equal(server.results[round_], weight.asnumpy())

@@ -1,0 +1,108 @@
+"""The size of slices follows the network while a job trains, and changes no number."""
+
+from __future__ import annotations
+
+import subprocess
+from typing import List, Tuple
+
+import pytest
+
+from p3kv.config import Settings
+from p3kv.slicing import SliceSizes
+from p3kv.wire.loop import Drain
+from p3kv.wire.messages import INITIAL_ROUND
+from p3kv.worker.tuning import Tuning
+from scripts.cluster import Cluster, missing_requirements
+from tests.jobs import start_on
+
+MB = 1_000_000
+CALM_ROUNDS = 4
+"""How many rounds `tests/workers/retuned.py` makes before the network changes."""
+
+
+class Tuned:
+    """A worker's tuning without servers, and what it says."""
+
+    def __init__(self, **settings: int) -> None:
+        self.drain = Drain()
+        self.sizes = SliceSizes()
+        self.reports: List[float] = []
+        self.tuning = Tuning(
+            0, {}, self.sizes, Settings(**settings), self.drain, self.reports.append
+        )
+        self.tuning.announce(INITIAL_ROUND, 100_000)
+        self.round = INITIAL_ROUND
+
+    def rounds(self, count: int, rate_bytes_s: float, seconds: float = 0.5) -> None:
+        for _ in range(count):
+            self.drain.bytes += int(rate_bytes_s * seconds)
+            self.drain.seconds += seconds
+            self.next_round()
+
+    def next_round(self, may_change: bool = True) -> None:
+        self.round += 1
+        self.tuning.begin_round(self.round, may_change)
+
+    @property
+    def size(self) -> int:
+        return self.sizes.size(self.sizes.generation(self.round))
+
+
+def test_a_rate_is_told_when_most_of_some_rounds_have_it_and_again_when_it_changes() -> None:
+    tuned = Tuned()
+    tuned.rounds(4, 10 * MB)
+    assert tuned.reports == []
+    tuned.rounds(10, 10 * MB)
+    assert tuned.reports == pytest.approx([10 * MB])
+    tuned.rounds(2, 300 * MB)
+    tuned.rounds(3, 10 * MB)
+    assert len(tuned.reports) == 1  # a disturbance
+    tuned.rounds(5, 300 * MB)
+    assert tuned.reports == pytest.approx([10 * MB, 300 * MB])
+
+
+def test_rounds_that_do_not_wait_for_the_network_say_nothing_of_it() -> None:
+    tuned = Tuned()
+    tuned.rounds(10, 10 * MB, seconds=0.001)
+    tuned.rounds(10, 0.1 * MB)
+    assert tuned.reports == []
+
+
+def test_another_size_holds_from_the_next_round_on() -> None:
+    tuned = Tuned()
+    tuned.rounds(3, 10 * MB)
+    tuned.tuning.want(25_000)
+    tuned.next_round()
+    assert tuned.size == 100_000
+    tuned.next_round()
+    assert tuned.size == 25_000
+
+
+def test_sizes_do_not_change_where_workers_do_not_wait_for_results() -> None:
+    tuned = Tuned()
+    tuned.tuning.want(25_000)
+    for _ in range(3):
+        tuned.next_round(may_change=False)
+    assert tuned.size == 100_000
+
+
+def test_a_size_that_is_set_stays() -> None:
+    tuned = Tuned(slice_size=100_000)
+    tuned.rounds(20, 1 * MB)
+    assert tuned.reports == []
+
+
+@pytest.mark.skipif(missing_requirements() is not None, reason=str(missing_requirements()))
+def test_slices_become_small_when_the_network_becomes_slow() -> None:
+    with Cluster(2, None) as cluster:
+        started: List[Tuple[str, subprocess.Popen]] = start_on(
+            cluster, "retuned.py", [CALM_ROUNDS], P3KV_VERBOSE=1
+        )
+        first = next(process for role, process in started if role == "worker")
+        assert first.stdout is not None
+        for line in first.stdout:
+            if line.startswith(f"round {CALM_ROUNDS}"):
+                cluster.set_rate(50.0)
+        outputs = [(role, process.communicate(timeout=60)[0]) for role, process in started]
+    codes = [process.returncode for _, process in started]
+    assert codes == [0] * len(started), outputs
