@@ -257,7 +257,7 @@ def measuring(workers: int = 2) -> Job:
 def test_the_slowest_worker_decides_how_large_slices_are() -> None:
     job = measuring()
     assert job.handle(worker(1), Measured(1e9)) == []
-    replies = job.handle(worker(0), Measured(60e6))
+    replies = job.handle(worker(0), Measured(105e6))
     assert of(replies, SliceSize) == {worker(rank): SliceSize(50_000) for rank in range(2)}
     ((_, answer),) = job.handle(worker(0), DeclareKey("w", (120_000,), "float32"))
     assert answer.runs == [(0, 70_000), (1, 50_000)]
@@ -269,13 +269,13 @@ def test_the_slowest_worker_decides_how_large_slices_are() -> None:
 
 def test_slices_follow_the_slowest_worker_when_the_network_changes_much() -> None:
     job = measuring()
-    for rank, rate in ((0, 100e6), (1, 60e6)):
+    for rank, rate in ((0, 180e6), (1, 105e6)):
         job.handle(worker(rank), Measured(rate))
-    assert job.handle(worker(0), Measured(500e6)) == []  # the other one is as slow as before
-    assert job.handle(worker(1), Measured(40e6)) == []
-    assert job.handle(worker(1), Measured(120e6)) == []  # twice the size: not worth it
-    assert job.handle(worker(1), Measured(300e6)) == [(worker(0), NewSliceSize(200_000))]
-    assert job.handle(worker(1), Measured(150e6)) == []
+    assert job.handle(worker(0), Measured(900e6)) == []  # the other one is as slow as before
+    assert job.handle(worker(1), Measured(70e6)) == []
+    assert job.handle(worker(1), Measured(210e6)) == []  # twice the size: not worth it
+    assert job.handle(worker(1), Measured(525e6)) == [(worker(0), NewSliceSize(200_000))]
+    assert job.handle(worker(1), Measured(262e6)) == []
     assert job.handle(worker(0), Measured(1e6)) == [(worker(0), NewSliceSize(25_000))]
 
 

@@ -112,7 +112,7 @@ test_sizes_hold_from_their_round_on = Sizes.TestCase
 
 @pytest.mark.parametrize(
     ("rate_mbit_s", "elems"),
-    [(1, 25_000), (100, 25_000), (450, 50_000), (1000, 100_000), (2000, 200_000), (1e6, 400_000)],
+    [(1, 25_000), (500, 25_000), (1000, 50_000), (2000, 100_000), (4000, 200_000), (1e6, 400_000)],
 )
 def test_slices_take_about_as_long_on_every_network(rate_mbit_s: float, elems: int) -> None:
     assert slice_size_for(rate_mbit_s * 1e6 / 8) == elems

@@ -17,7 +17,7 @@ from tests.jobs import start_on
 
 MB = 1_000_000
 CALM_ROUNDS = 4
-"""How many rounds `tests/workers/retuned.py` makes before the network changes."""
+"""How many rounds are made before the network changes."""
 
 
 class Tuned:
@@ -96,7 +96,7 @@ def test_a_size_that_is_set_stays() -> None:
 def test_slices_become_small_when_the_network_becomes_slow() -> None:
     with Cluster(2, None) as cluster:
         started: List[Tuple[str, subprocess.Popen]] = start_on(
-            cluster, "retuned.py", [CALM_ROUNDS], P3KV_VERBOSE=1
+            cluster, "retuned.py", P3KV_VERBOSE=1
         )
         first = next(process for role, process in started if role == "worker")
         assert first.stdout is not None

@@ -9,7 +9,7 @@ from typing import List
 from p3kv.errors import ProtocolError
 
 FEWEST_ELEMS, MOST_ELEMS = 25_000, 400_000
-_WIRE_S = 0.0035
+_WIRE_S = 0.002
 _ELEM_BYTES = 4
 _LEAD_SLICES = 4
 LEAST_CREDIT_BYTES = 96 * 1024
@@ -21,8 +21,8 @@ def slice_size_for(rate_bytes_s: float) -> int:
 
     A slice that is being sent is not overtaken, so it should take little time; each costs
     processor time, whatever its size, so it should not be smaller than that. P3 section 5.6 found
-    50,000 elements best on its network. Only powers of two times the fewest: measuring again gives
-    the same size.
+    50,000 elements best on its network; `experiments/figure12.py` measures it here. Only powers of
+    two times the fewest: measuring again gives the same size.
     """
     steps = math.log2(max(rate_bytes_s, 1.0) * _WIRE_S / _ELEM_BYTES / FEWEST_ELEMS)
     most = int(math.log2(MOST_ELEMS / FEWEST_ELEMS))
