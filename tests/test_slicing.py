@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from p3kv.errors import ProtocolError
-from p3kv.slicing import SliceSizes, credit_bytes, cut, loads_with, place, slice_size_for
+from p3kv.slicing import (
+    SliceSizes,
+    credit_bytes,
+    cut,
+    lead_bytes,
+    loads_with,
+    place,
+    slice_size_for,
+)
 from p3kv.slicing.size import FEWEST_ELEMS, MOST_ELEMS
 
 sizes = st.integers(0, 5000)
@@ -124,6 +132,16 @@ def test_a_faster_network_never_gets_smaller_slices(one: float, other: float) ->
     assert FEWEST_ELEMS <= slice_size_for(slower) <= slice_size_for(faster) <= MOST_ELEMS
 
 
-@given(st.integers(1, 2**28))
-def test_the_kernel_holds_less_than_a_slice_of_each_connection_or_little(slice_size: int) -> None:
-    assert 96 * 1024 <= credit_bytes(slice_size) <= max(96 * 1024, slice_size * 4)
+@given(st.integers(1, 2**28), st.integers(1, 16))
+def test_the_kernel_holds_less_than_a_slice_of_each_connection_or_little(
+    slice_size: int, peers: int
+) -> None:
+    least, most = 24 * 1024, max(96 * 1024, slice_size * 4)
+    assert least <= credit_bytes(slice_size, peers) <= most
+
+
+@given(st.integers(1, 2**28), st.integers(4, 200))
+def test_many_peers_share_what_may_be_under_way(slice_size: int, peers: int) -> None:
+    together = peers * credit_bytes(slice_size, peers)
+    assert together <= max(4 * credit_bytes(slice_size, 4), peers * 16 * 1024)
+    assert peers * lead_bytes(slice_size, peers) <= 4 * lead_bytes(slice_size, 4)

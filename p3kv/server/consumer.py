@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from typing import Callable, Dict, Iterator, List, Optional, Tuple
 
+from p3kv.config import Launch
 from p3kv.errors import ProtocolError
 from p3kv.server.aggregation import Aggregator, Result, SliceState
 from p3kv.server.broadcasts import Broadcasts
@@ -47,7 +48,7 @@ class Consumer:
 
     def __init__(
         self,
-        num_workers: int,
+        launch: Launch,
         workers: Workers,
         on_lost: Callable[[Connection, str], None],
         fail: Callable[[str, int], None],
@@ -57,7 +58,8 @@ class Consumer:
         self.tracer = Tracer(None, "server")
         self.broadcasts = Broadcasts()
         self._pool = BufferPool()
-        self.aggregator = Aggregator(num_workers, self._pool)
+        self.aggregator = Aggregator(launch.num_workers, self._pool)
+        self._num_servers = launch.num_servers
         self._workers = workers
         self._on_lost = on_lost
         self._fail = fail
@@ -74,7 +76,7 @@ class Consumer:
 
         Raises ProtocolError when it contradicts what was said before.
         """
-        self.broadcasts.lead_bytes = lead_bytes(slice_size)
+        self.broadcasts.lead_bytes = lead_bytes(slice_size, self._num_servers)
         return self._sizes.set(from_round, slice_size)
 
     def declare(self, layout: KeyLayout) -> None:

@@ -69,6 +69,7 @@ class _Server:
         listener: socket.socket,
     ) -> None:
         self._settings = settings
+        self._num_workers = launch.num_workers
         self._make_optimizer = make_optimizer
         self._listener = listener
         self._loop = Loop()
@@ -80,7 +81,7 @@ class _Server:
             launch.num_workers, self._loop, listener, self._connection,
             suspect=lambda failure: self._control.suspect(failure),
         )  # fmt: skip
-        self._consumer = Consumer(launch.num_workers, self._workers, self._on_lost, self._fail_here)
+        self._consumer = Consumer(launch, self._workers, self._on_lost, self._fail_here)
         self._control = ControlClient(
             launch,
             listener.getsockname()[:2],
@@ -224,7 +225,7 @@ class _Server:
         is_new = self._consumer.set_slice_size(header.round, header.slice)
         for worker in self._workers.connections.values():
             if self._settings.send_buffer_bytes is None:
-                worker.hold_at_most(credit_bytes(header.slice))
+                worker.hold_at_most(credit_bytes(header.slice, self._num_workers))
             if is_new and header.round > INITIAL_ROUND:
                 news = pack_header(Kind.SLICES, self._rank, slice=header.slice, round=header.round)
                 worker.writer.push(messages.URGENT, news)

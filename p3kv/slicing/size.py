@@ -12,8 +12,11 @@ FEWEST_ELEMS, MOST_ELEMS = 25_000, 400_000
 _WIRE_S = 0.002
 _ELEM_BYTES = 4
 _LEAD_SLICES = 4
+_SHARING = 4
+"""From so many peers on, what may be under way is for all of them together: they share a link."""
 LEAST_CREDIT_BYTES = 96 * 1024
 """With much less, a connection that waits for others in a link's queue leaves its own link idle."""
+_LEAST_SHARE_BYTES = 16 * 1024
 
 
 def slice_size_for(rate_bytes_s: float) -> int:
@@ -29,14 +32,15 @@ def slice_size_for(rate_bytes_s: float) -> int:
     return FEWEST_ELEMS * 2 ** min(most, max(0, round(steps)))
 
 
-def credit_bytes(slice_size: int) -> int:
-    """How much of each connection the kernel may hold: no priority reaches what it holds."""
-    return max(LEAST_CREDIT_BYTES, slice_size * _ELEM_BYTES // 3)
+def credit_bytes(slice_size: int, peers: int) -> int:
+    """How much of each connection to `peers` the kernel may hold: no priority reaches that."""
+    alone = max(LEAST_CREDIT_BYTES, slice_size * _ELEM_BYTES // 3)
+    return max(_LEAST_SHARE_BYTES, alone * _SHARING // max(_SHARING, peers))
 
 
-def lead_bytes(slice_size: int) -> int:
-    """How far one worker may be ahead of another in taking new values from a server."""
-    return _LEAD_SLICES * slice_size * _ELEM_BYTES
+def lead_bytes(slice_size: int, servers: int) -> int:
+    """How far one worker may be ahead of another in taking new values from each server."""
+    return _LEAD_SLICES * slice_size * _ELEM_BYTES * _SHARING // max(_SHARING, servers)
 
 
 class SliceSizes:

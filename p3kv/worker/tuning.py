@@ -82,7 +82,7 @@ class Tuning:
             return
         if self._settings.send_buffer_bytes is None:
             for connection in self._servers.values():
-                connection.hold_at_most(credit_bytes(slice_size))
+                connection.hold_at_most(credit_bytes(slice_size, len(self._servers)))
         if from_round > INITIAL_ROUND:
             _log.info("slices have %d elements from round %d on", slice_size, from_round)
 
