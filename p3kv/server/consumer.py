@@ -76,8 +76,10 @@ class Consumer:
 
         Raises ProtocolError when it contradicts what was said before.
         """
-        self.broadcasts.lead_bytes = lead_bytes(slice_size, self._num_servers)
-        return self._sizes.set(from_round, slice_size)
+        is_new = self._sizes.set(from_round, slice_size)
+        if is_new:
+            self.broadcasts.lead_bytes = lead_bytes(slice_size, self._num_servers)
+        return is_new
 
     def declare(self, layout: KeyLayout) -> None:
         """Keeps a key from now on; ProtocolError when it contradicts what was said before."""
