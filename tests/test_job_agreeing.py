@@ -1,0 +1,245 @@
+"""What the processes of a job agree on: settings, sizes of slices, keys, barriers."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from p3kv.errors import ConfigError, KeyMismatchError, PeerLostError, ProtocolError
+from p3kv.scheduler.job import Job, Replies
+from p3kv.slicing import loads_with, place
+from p3kv.wire.messages import (
+    Abort,
+    Agreed,
+    BarrierPassed,
+    BarrierReached,
+    Bye,
+    DeclareKey,
+    KeyDeclared,
+    KeyRefused,
+    Measured,
+    NewSliceSize,
+    Ready,
+    SliceSize,
+    ToScheduler,
+)
+from tests.scheduled import SLICE_SIZE, aborted, assembled, of, running, server, to, worker
+
+# Agreeing on settings.
+
+
+def test_settings_hold_when_all_workers_have_them() -> None:
+    job = assembled()
+    assert job.handle(worker(1), Ready(SLICE_SIZE, True)) == []
+    replies = job.handle(worker(0), Ready(SLICE_SIZE, True))
+    assert of(replies, Agreed) == {
+        worker(0): Agreed(SLICE_SIZE, True),
+        worker(1): Agreed(SLICE_SIZE, True),
+    }
+
+
+def measuring(workers: int = 2) -> Job:
+    job = assembled(workers)
+    for rank in range(workers):
+        job.handle(worker(rank), Ready(None, False))
+    return job
+
+
+def test_the_slowest_worker_decides_how_large_slices_are() -> None:
+    job = measuring()
+    assert job.handle(worker(1), Measured(1e9)) == []
+    replies = job.handle(worker(0), Measured(105e6))
+    assert of(replies, SliceSize) == {worker(rank): SliceSize(50_000) for rank in range(2)}
+    ((_, answer),) = job.handle(worker(0), DeclareKey("w", (120_000,), "float32"))
+    assert answer.runs == [(0, 70_000), (1, 50_000)]
+    ((_, answer),) = job.handle(worker(0), DeclareKey("v", (120_001,), "float32"))
+    assert answer.runs == [(1, 70_001), (0, 50_000)]
+    ((_, answer),) = job.handle(worker(0), DeclareKey("u", (1,), "float32"))
+    assert answer.runs == [(0, 1)]
+
+
+def test_slices_follow_the_slowest_worker_when_the_network_changes_much() -> None:
+    job = measuring()
+    for rank, rate in ((0, 180e6), (1, 105e6)):
+        job.handle(worker(rank), Measured(rate))
+    assert job.handle(worker(0), Measured(900e6)) == []  # the other one is as slow as before
+    assert job.handle(worker(1), Measured(70e6)) == []
+    assert job.handle(worker(1), Measured(210e6)) == []  # twice the size: not worth it
+    assert job.handle(worker(1), Measured(525e6)) == [(worker(0), NewSliceSize(200_000))]
+    assert job.handle(worker(1), Measured(262e6)) == []
+    assert job.handle(worker(0), Measured(1e6)) == [(worker(0), NewSliceSize(25_000))]
+
+
+def test_a_size_that_was_set_is_not_measured_later_either() -> None:
+    job = running(workers=2)
+    replies = job.handle(worker(0), Measured(1e9))
+    ((_, abort), *_) = replies
+    assert isinstance(abort, Abort) and "Measured out of turn" in abort.failure.reason
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        DeclareKey("w", (2,), "float32"),
+        Measured(float("nan")),
+        Measured(float("inf")),
+        Measured(-1.0),
+    ],
+)
+def test_nothing_else_comes_before_all_have_measured(message: ToScheduler) -> None:
+    job = measuring()
+    aborted(job.handle(worker(0), message), type(message).__name__, ProtocolError)
+
+
+def test_nobody_measures_twice_or_where_slices_have_a_size() -> None:
+    job = measuring()
+    job.handle(worker(0), Measured(1e6))
+    aborted(job.handle(worker(0), Measured(1e6)), "Measured out of turn", ProtocolError)
+    aborted(running().handle(worker(0), Measured(1e6)), "Measured out of turn", ProtocolError)
+
+
+@pytest.mark.parametrize("leaves_first", [True, False])
+def test_a_worker_that_leaves_while_others_measure_is_missed(leaves_first: bool) -> None:
+    job = measuring()
+    replies: Replies = []
+    for message, rank in sorted([(0, 1), (1, 0)], reverse=not leaves_first):
+        replies = job.handle(worker(rank), Measured(1e6) if message else Bye())
+    aborted(replies, "worker 1", PeerLostError)
+
+
+@pytest.mark.parametrize("other", [Ready(SLICE_SIZE + 1, False), Ready(SLICE_SIZE, True)])
+@pytest.mark.parametrize(("first", "second"), [(0, 1), (1, 0)])
+def test_workers_with_different_settings_end_the_job(other: Ready, first: int, second: int) -> None:
+    job = assembled()
+    job.handle(worker(first), Ready(SLICE_SIZE, False))
+    failure = aborted(job.handle(worker(second), other), "set p3kv.configure", ConfigError)
+    assert "worker 0" in failure.reason
+    assert "worker 1" in failure.reason
+
+
+# Keys.
+
+
+@given(
+    st.lists(st.integers(0, 1000), min_size=1, max_size=8),
+    st.integers(1, 4),
+    st.data(),
+)
+@settings(max_examples=60)
+def test_a_key_has_one_number_and_place_whoever_declares_it_first(
+    sizes: List[int], servers: int, data: st.DataObject
+) -> None:
+    job = running(workers=2, servers=servers)
+    order = data.draw(st.permutations([(r, k) for r in range(2) for k in range(len(sizes))]))
+    answers: Dict[int, List[KeyDeclared]] = {}
+    loads = [0] * servers
+    for rank, key in order:
+        replies = job.handle(worker(rank), DeclareKey(key, (sizes[key],), "float32"))
+        ((receiver, answer),) = replies
+        assert receiver == worker(rank)
+        assert isinstance(answer, KeyDeclared)
+        if key not in answers:
+            assert answer.runs == place(sizes[key], SLICE_SIZE, loads)
+            loads = loads_with(loads, answer.runs)
+        answers.setdefault(key, []).append(answer)
+    assert all(len(both) == 2 and both[0] == both[1] for both in answers.values())
+    assert sorted(both[0].key_id for both in answers.values()) == list(range(len(sizes)))
+
+
+@pytest.mark.parametrize(
+    ("other", "word"),
+    [
+        (DeclareKey("w", (3, 2), "float32"), "(3, 2)"),
+        (DeclareKey("w", (6,), "float32"), "(6,)"),
+        (DeclareKey("w", (2, 3), "float64"), "float64"),
+    ],
+    ids=["shape", "rank", "dtype"],
+)
+def test_workers_that_disagree_on_a_key_are_both_named_and_the_job_ends(
+    other: DeclareKey, word: str
+) -> None:
+    job = running()
+    job.handle(worker(0), DeclareKey("w", (2, 3), "float32"))
+    replies = job.handle(worker(1), other)
+    assert isinstance(to(replies, worker(1))[0], KeyRefused)
+    failure = aborted(replies, "workers disagree on key 'w'", KeyMismatchError)
+    for text in ("worker 0", "worker 1", "(2, 3)", "float32", word):
+        assert text in failure.reason
+    assert set(of(replies, Abort)) == {worker(0), worker(1), server(0), server(1)}
+
+
+def test_a_number_and_its_text_are_two_keys() -> None:
+    job = running(workers=1)
+    ids = []
+    for key in (3, "3"):
+        ((_, answer),) = job.handle(worker(0), DeclareKey(key, (2,), "float32"))
+        assert isinstance(answer, KeyDeclared)
+        ids.append(answer.key_id)
+    assert ids[0] != ids[1]
+
+
+def test_a_worker_that_declares_a_key_twice_is_refused() -> None:
+    job = running()
+    job.handle(worker(0), DeclareKey("w", (2,), "float32"))
+    replies = job.handle(worker(0), DeclareKey("w", (2,), "float32"))
+    assert isinstance(to(replies, worker(0))[0], KeyRefused)
+    aborted(replies, "key 'w' was declared before by worker 0", KeyMismatchError)
+
+
+# Barriers.
+
+
+@given(st.lists(st.permutations([0, 1, 2]), min_size=1, max_size=4))
+def test_a_barrier_opens_for_all_when_the_last_one_comes_again_and_again(
+    orders: List[List[int]],
+) -> None:
+    job = running(workers=3)
+    for order in orders:
+        for rank in order[:-1]:
+            assert job.handle(worker(rank), BarrierReached()) == []
+        passed = of(job.handle(worker(order[-1]), BarrierReached()), BarrierPassed)
+        assert set(passed) == {worker(0), worker(1), worker(2)}
+
+
+@pytest.mark.parametrize("bye_first", [True, False], ids=["bye first", "barrier first"])
+def test_a_barrier_that_one_has_left_for_ever_ends_the_job(bye_first: bool) -> None:
+    job = running()
+    events = [(worker(1), Bye()), (worker(0), BarrierReached())]
+    replies: Replies = []
+    for identity, message in events if bye_first else events[::-1]:
+        assert replies == []
+        replies = job.handle(identity, message)
+    failure = aborted(replies, "ended while others still needed it", PeerLostError)
+    assert (failure.role, failure.rank) == ("worker", 1)
+
+
+# Out of turn.
+
+
+@pytest.mark.parametrize("ready", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize(
+    ("identity", "message"),
+    [
+        (server(0), Ready(SLICE_SIZE, False)),
+        (server(0), DeclareKey("w", (2,), "float32")),
+        (server(0), BarrierReached()),
+        (worker(1), DeclareKey("w", (2,), "float32")),
+        (worker(1), BarrierReached()),
+        (worker(1), Ready(SLICE_SIZE, False)),
+    ],
+    ids=lambda value: value.decode() if isinstance(value, bytes) else type(value).__name__,
+)
+def test_what_comes_out_of_turn_ends_the_job_and_not_the_scheduler(
+    identity: bytes, message: Any, ready: bool
+) -> None:
+    job = running() if ready else assembled()
+    in_turn = identity == worker(1) and ready == (not isinstance(message, Ready))
+    replies = job.handle(identity, message)
+    if in_turn:
+        assert job.failure is None
+    else:
+        failure = aborted(replies, f"sent {type(message).__name__} out of turn", ProtocolError)
+        assert f"{failure.role} {failure.rank}".encode() == identity

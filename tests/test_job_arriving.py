@@ -1,0 +1,150 @@
+"""How processes become a job: who is let in, which ranks they get, who is missed."""
+
+from __future__ import annotations
+
+from typing import Any, List, Optional, Tuple
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from p3kv.errors import RendezvousError
+from p3kv.scheduler.job import Job, Replies
+from p3kv.wire.messages import (
+    PROTOCOL_VERSION,
+    Abort,
+    BarrierReached,
+    Bye,
+    DeclareKey,
+    Failure,
+    Hello,
+    Ready,
+    Refused,
+    ReportFailure,
+    Roster,
+    Welcomed,
+)
+from tests.scheduled import NAME, SLICE_SIZE, aborted, assembled, hello, of, running, to, worker
+
+
+@given(st.permutations([None, None, None, 0, 1, 5, 5, 7]))
+def test_ranks_go_by_wish_then_by_arrival(wishes: List[Optional[int]]) -> None:
+    job = Job(NAME, len(wishes), 1)
+    job.handle(b"server", hello("server"))
+    replies: Replies = []
+    for number, wish in enumerate(wishes):
+        assert not job.assembled
+        replies = job.handle(b"%d" % number, hello("worker", wish))
+    rosters = of(replies, Roster)
+    order = sorted(range(len(wishes)), key=lambda n: (wishes[n] is None, wishes[n] or 0, n))
+    assert [rosters[b"%d" % number].rank for number in order] == list(range(len(wishes)))
+
+
+@given(st.permutations([("server", 0), ("server", 1), ("worker", 0), ("worker", 1), ("worker", 2)]))
+def test_everybody_gets_the_same_roster_when_the_last_one_arrives(
+    arrivals: List[Tuple[str, int]],
+) -> None:
+    job = Job(NAME, 3, 2)
+    replies: Replies = []
+    for number, (role, wish) in enumerate(arrivals):
+        assert of(replies, Roster) == {}
+        identity = f"{role} {wish}".encode()
+        replies = job.handle(identity, hello(role, wish, port=4000 + wish, pid=number))
+        assert to(replies, identity)[0] == Welcomed()
+    rosters = of(replies, Roster)
+    assert len(rosters) == 5
+    assert {roster.token for roster in rosters.values()} == {rosters[worker(0)].token}
+    for role, wish in arrivals:
+        roster = rosters[f"{role} {wish}".encode()]
+        assert roster.rank == wish
+        assert roster.servers == [("10.0.0.7", 4000), ("10.0.0.7", 4001)]
+        assert len(roster.workers) == 3
+
+
+def test_every_job_has_a_token_of_its_own() -> None:
+    tokens = set()
+    for _ in range(3):
+        job = Job(NAME, 1, 1)
+        job.handle(b"s", hello("server"))
+        tokens.add(of(job.handle(b"w", hello("worker")), Roster)[b"w"].token)
+    assert len(tokens) == 3
+    assert all(len(token) >= 16 for token in tokens)
+
+
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        (hello("worker", protocol=PROTOCOL_VERSION + 1, version="9.9"), "p3kv 9.9"),
+        (hello("worker", job="another"), "not 'another'"),
+        (hello("scheduler"), "no role 'scheduler'"),
+        (hello("observer"), "no role 'observer'"),
+    ],
+    ids=["protocol", "job", "scheduler", "role"],
+)
+def test_who_does_not_belong_to_the_job_is_refused_with_the_reason(
+    message: Hello, reason: str
+) -> None:
+    job = Job(NAME, 1, 1)
+    ((receiver, refused),) = job.handle(b"x", message)
+    assert receiver == b"x"
+    assert isinstance(refused, Refused)
+    assert reason in refused.reason
+    # It leaves no trace: the job goes on without it.
+    assert job.node(b"x") is None
+    assert job.failure is None
+    job.handle(b"s", hello("server"))
+    assert len(of(job.handle(b"w", hello("worker")), Roster)) == 2
+
+
+@pytest.mark.parametrize("role", ["worker", "server"])
+def test_one_more_than_wanted_is_refused(role: str) -> None:
+    job = assembled()
+    ((_, refused),) = job.handle(b"x", hello(role))
+    assert isinstance(refused, Refused)
+    assert f"all 2 {role}s of the job have arrived already" in refused.reason
+
+
+def test_a_second_hello_of_a_process_is_refused() -> None:
+    job = Job(NAME, 2, 1)
+    job.handle(b"w", hello("worker"))
+    ((_, refused),) = job.handle(b"w", hello("worker"))
+    assert isinstance(refused, Refused)
+    assert "before" in refused.reason
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Ready(SLICE_SIZE, False),
+        DeclareKey("w", (2,), "float32"),
+        BarrierReached(),
+        Bye(),
+        ReportFailure(Failure("no", "worker", 0)),
+    ],
+    ids=lambda message: type(message).__name__,
+)
+def test_who_has_not_said_hello_can_do_nothing(message: Any) -> None:
+    job = running()
+    ((receiver, refused),) = job.handle(b"stranger", message)
+    assert receiver == b"stranger"
+    assert isinstance(refused, Refused)
+    assert job.failure is None
+
+
+def test_the_missing_are_counted_when_nobody_else_comes() -> None:
+    job = Job(NAME, 3, 2)
+    job.handle(b"s", hello("server"))
+    job.handle(b"w", hello("worker"))
+    replies = job.nobody_else_came(8.0)
+    failure = aborted(replies, "1 of 3 workers arrived and 1 of 2 servers arrived", RendezvousError)
+    assert "for 8 s" in failure.reason
+    assert set(of(replies, Abort)) == {b"s", b"w"}
+
+
+def test_who_comes_to_a_failed_job_is_told_why_it_failed() -> None:
+    job = Job(NAME, 2, 1)
+    job.handle(b"w", hello("worker"))
+    job.nobody_else_came(8.0)
+    replies = job.handle(b"late", hello("worker"))
+    assert to(replies, b"late")[0] == Welcomed()
+    assert to(replies, b"late")[1] == Abort(job.failure)
