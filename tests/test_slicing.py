@@ -13,12 +13,13 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from p3kv.errors import ProtocolError
 from p3kv.slicing import (
     SliceSizes,
-    credit_bytes,
     cut,
+    gradient_credit_bytes,
     lead_bytes,
     loads_with,
     place,
     slice_size_for,
+    value_credit_bytes,
 )
 from p3kv.slicing.size import FEWEST_ELEMS, MOST_ELEMS
 
@@ -137,11 +138,22 @@ def test_the_kernel_holds_less_than_a_slice_of_each_connection_or_little(
     slice_size: int, peers: int
 ) -> None:
     least, most = 24 * 1024, max(96 * 1024, slice_size * 4)
-    assert least <= credit_bytes(slice_size, peers) <= most
+    assert least <= gradient_credit_bytes(slice_size, peers) <= most
 
 
 @given(st.integers(1, 2**28), st.integers(4, 200))
 def test_many_peers_share_what_may_be_under_way(slice_size: int, peers: int) -> None:
-    together = peers * credit_bytes(slice_size, peers)
-    assert together <= max(4 * credit_bytes(slice_size, 4), peers * 16 * 1024)
+    together = peers * gradient_credit_bytes(slice_size, peers)
+    assert together <= max(4 * gradient_credit_bytes(slice_size, 4), peers * 16 * 1024)
     assert peers * lead_bytes(slice_size, peers) <= 4 * lead_bytes(slice_size, 4)
+
+
+@given(st.integers(1, 2**28), st.integers(1, 200))
+def test_values_get_more_of_a_link_than_gradients_where_peers_are_few(
+    slice_size: int, peers: int
+) -> None:
+    gradients, values = (
+        credit(slice_size, peers) for credit in (gradient_credit_bytes, value_credit_bytes)
+    )
+    assert gradients <= values <= 3 * gradients
+    assert (values == 3 * gradients) == (peers <= 4)

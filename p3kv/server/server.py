@@ -15,7 +15,7 @@ from p3kv.server.buffers import Buffer
 from p3kv.server.consumer import STALL_S, Consumer
 from p3kv.server.optimizer import MakeOptimizer
 from p3kv.server.workers import Workers
-from p3kv.slicing import LEAST_CREDIT_BYTES, credit_bytes
+from p3kv.slicing import LEAST_CREDIT_BYTES, value_credit_bytes
 from p3kv.trace import Tracer
 from p3kv.wire import messages
 from p3kv.wire.address import own_address
@@ -225,7 +225,7 @@ class _Server:
         is_new = self._consumer.set_slice_size(header.round, header.slice)
         for worker in self._workers.connections.values():
             if self._settings.send_buffer_bytes is None:
-                worker.hold_at_most(credit_bytes(header.slice, self._num_workers))
+                worker.hold_at_most(value_credit_bytes(header.slice, self._num_workers))
             if is_new and header.round > INITIAL_ROUND:
                 news = pack_header(Kind.SLICES, self._rank, slice=header.slice, round=header.round)
                 worker.writer.push(messages.URGENT, news)

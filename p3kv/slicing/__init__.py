@@ -3,9 +3,10 @@
 from p3kv.slicing.size import (
     LEAST_CREDIT_BYTES,
     SliceSizes,
-    credit_bytes,
+    gradient_credit_bytes,
     lead_bytes,
     slice_size_for,
+    value_credit_bytes,
 )
 from p3kv.slicing.slices import Run, Slice, cut, loads_with, place
 
@@ -14,10 +15,11 @@ __all__ = [
     "Run",
     "Slice",
     "SliceSizes",
-    "credit_bytes",
     "cut",
+    "gradient_credit_bytes",
     "lead_bytes",
     "loads_with",
     "place",
     "slice_size_for",
+    "value_credit_bytes",
 ]

@@ -17,6 +17,8 @@ _SHARING = 4
 LEAST_CREDIT_BYTES = 96 * 1024
 """With much less, a connection that waits for others in a link's queue leaves its own link idle."""
 _LEAST_SHARE_BYTES = 16 * 1024
+_VALUES_FIRST = 3
+"""How much more of a link a host's new values get than its gradients, where peers are few."""
 
 
 def slice_size_for(rate_bytes_s: float) -> int:
@@ -32,10 +34,25 @@ def slice_size_for(rate_bytes_s: float) -> int:
     return FEWEST_ELEMS * 2 ** min(most, max(0, round(steps)))
 
 
-def credit_bytes(slice_size: int, peers: int) -> int:
-    """How much of each connection to `peers` the kernel may hold: no priority reaches that."""
+def gradient_credit_bytes(slice_size: int, peers: int) -> int:
+    """How much of each connection to `peers` servers a worker's kernel may hold.
+
+    No priority reaches that.
+    """
     alone = max(LEAST_CREDIT_BYTES, slice_size * _ELEM_BYTES // 3)
     return max(_LEAST_SHARE_BYTES, alone * _SHARING // max(_SHARING, peers))
+
+
+def value_credit_bytes(slice_size: int, peers: int) -> int:
+    """How much of each connection to `peers` workers a server's kernel may hold.
+
+    Connections share a link in proportion to what they have in its queue, and a host's new values
+    are more urgent than its gradients, which are of later layers. With equal parts, a host whose
+    gradients were gone sooner had values left when all others' links were idle. Of many peers,
+    what more there is in the queues costs as much as it gains.
+    """
+    more = max(1.0, _VALUES_FIRST * _SHARING / max(_SHARING, peers))
+    return int(more * gradient_credit_bytes(slice_size, peers))
 
 
 def lead_bytes(slice_size: int, servers: int) -> int:

@@ -13,8 +13,9 @@ from p3kv.wire.messages import Header
 
 _DEAD_IDLE_S = 8
 """A host that vanishes without a word is noticed after about this time."""
-_DEAD_SENDING_S = 20
-"""The same while bytes are under way; longer, since a peer that is only busy takes none."""
+_DEAD_SENDING_S = 60
+"""The same while bytes are under way; longer, since a peer that is only busy takes none: a server
+that imports MXNet from a slow disk, say. The scheduler misses a whole host sooner."""
 
 
 class Connection:

@@ -8,7 +8,7 @@ from collections import deque
 from typing import Callable, Deque, Mapping, Optional
 
 from p3kv.config import Settings
-from p3kv.slicing import SliceSizes, credit_bytes, slice_size_for
+from p3kv.slicing import SliceSizes, gradient_credit_bytes, slice_size_for
 from p3kv.wire import messages
 from p3kv.wire.connection import Connection
 from p3kv.wire.loop import Drain
@@ -82,7 +82,7 @@ class Tuning:
             return
         if self._settings.send_buffer_bytes is None:
             for connection in self._servers.values():
-                connection.hold_at_most(credit_bytes(slice_size, len(self._servers)))
+                connection.hold_at_most(gradient_credit_bytes(slice_size, len(self._servers)))
         if from_round > INITIAL_ROUND:
             _log.info("slices have %d elements from round %d on", slice_size, from_round)
 
