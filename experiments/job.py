@@ -114,7 +114,8 @@ class _Job:
             self._join()
             said = "\n".join(line for lines in self._outputs for line in lines)
             raise RunFailed(f"{self._system.title} did not come to its end:\n{said}")
-        end = time.monotonic() + _END_S
+        # What the last iteration has pushed is still on its way: for many seconds on a slow link.
+        end = max(deadline, time.monotonic() + _END_S)
         for process in self._processes:
             try:
                 process.wait(max(0.0, end - time.monotonic()))
