@@ -79,7 +79,7 @@ def measure(records: Records, campaign: Campaign, chosen: argparse.Namespace) ->
                 print(f"{model}: this machine does not carry {hosts} hosts: {why}")
                 break
             points.append(setup.point(hosts, True, chosen.systems, chosen.iterations))
-    campaign.measure(points, chosen.repetitions, chosen.retry)
+    campaign.measure(points, chosen.repetitions or 1, chosen.retry)
 
 
 def _why_not_carried(runs: Iterable[Mapping[str, Any]], setup: Setup, hosts: int) -> Optional[str]:

@@ -200,7 +200,7 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
         with options.measuring(records, chosen) as campaign:
             # Small slices cost processor time: once without a limit shows whether it is there.
             campaign.measure(points(chosen, None), 1, chosen.retry)
-            campaign.measure(points(chosen, chosen.ratio), chosen.repetitions, chosen.retry)
+            campaign.measure(points(chosen, chosen.ratio), chosen.repetitions or 1, chosen.retry)
     if not curves.select(records.runs):
         raise SystemExit(f"there is nothing to draw in {records.path}")
     records.summary = summarize(records)

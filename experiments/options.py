@@ -15,8 +15,13 @@ from experiments.records import Records
 from scripts.cluster import missing_requirements
 
 
-def parser(description: str, models: Sequence[str]) -> argparse.ArgumentParser:
-    """Returns a parser with what every measured figure takes; `models` are those of the figure."""
+def parser(
+    description: str, models: Sequence[str], repetitions: str = "1"
+) -> argparse.ArgumentParser:
+    """Returns a parser with what every measured figure takes.
+
+    `models` are those of the figure; `repetitions` says how often it runs everything unless told.
+    """
     made = output.arguments(description)
     made.add_argument(
         "--quick", action="store_true", help="a few minutes, into files of their own name"
@@ -25,7 +30,9 @@ def parser(description: str, models: Sequence[str]) -> argparse.ArgumentParser:
         "--models", nargs="+", choices=DILATION, metavar="MODEL",
         help=f"of {', '.join(DILATION)}; default: {' '.join(models)}",
     )  # fmt: skip
-    made.add_argument("--repetitions", type=_count, metavar="N", help="default: 3, quick: 1")
+    made.add_argument(
+        "--repetitions", type=_count, metavar="N", help=f"of each run; default: {repetitions}"
+    )  # fmt: skip
     made.add_argument(
         "--iterations", type=_count, default=3, metavar="N",
         help="measured in each run; default: %(default)s",
@@ -51,10 +58,9 @@ def parse(
     models: Sequence[str],
     quick_models: Sequence[str] = ("resnet50",),
 ) -> argparse.Namespace:
-    """Returns the options with all defaults in; `dilation` is a dictionary by model."""
+    """Returns the options with all defaults in but `repetitions`; `dilation` is by model."""
     options = made.parse_args(argv)
     options.models = options.models or list(quick_models if options.quick else models)
-    options.repetitions = options.repetitions or (1 if options.quick else 3)
     given = dict(options.dilation)
     options.dilation = {
         name: given.get(name, given.get("", default)) for name, default in DILATION.items()

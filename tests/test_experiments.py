@@ -120,10 +120,10 @@ def test_what_goes_wrong_is_kept_and_measured_again_when_asked(tmp_path, monkeyp
 def test_quick_runs_stay_apart_and_defaults_are_stated():
     parser = options.parser("a figure", ("resnet50", "vgg19"))
     full = options.parse(parser, ["--dilation", "2", "vgg19=3"], ("resnet50", "vgg19"))
-    assert (full.models, full.repetitions, full.iterations) == (["resnet50", "vgg19"], 3, 3)
+    assert (full.models, full.repetitions, full.iterations) == (["resnet50", "vgg19"], None, 3)
     assert (full.dilation["resnet50"], full.dilation["vgg19"]) == (2.0, 3.0)
     quick = options.parse(parser, ["--quick"], ("resnet50", "vgg19"))
-    assert (quick.models, quick.repetitions, quick.iterations) == (["resnet50"], 1, 3)
+    assert (quick.models, quick.iterations) == (["resnet50"], 3)
     assert quick.dilation == campaign.DILATION
     paths = [options.numbers_path(chosen, "figure7").name for chosen in (full, quick)]
     assert paths == ["figure7.json", "figure7-quick.json"]
