@@ -24,7 +24,7 @@ def test_all_workers_agree_on_the_size_for_the_slowest(workers: int, servers: in
     slowest_mb_s = min(int(match[2]) for match in said if match)
     # What is said is rounded.
     assert len(sizes) == 1
-    assert sizes <= {slice_size_for((slowest_mb_s + off) * 1e6) for off in (-0.5, 0.5)}
+    assert sizes <= {slice_size_for((slowest_mb_s + off) * 1e6, servers) for off in (-0.5, 0.5)}
 
 
 def test_a_size_that_is_set_is_not_measured() -> None:

@@ -273,7 +273,7 @@ class Job:
         if len(rates) < len(workers):
             return self._check_nobody_is_missed()
         # Everybody waits for the slowest.
-        slice_size = slice_size_for(min(rates))
+        slice_size = slice_size_for(min(rates), self._wanted["server"])
         if self._slice_size is None:
             self._slice_size = slice_size
             return [(worker.identity, SliceSize(slice_size)) for worker in workers]

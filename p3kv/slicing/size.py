@@ -9,6 +9,7 @@ from typing import List
 from p3kv.errors import ProtocolError
 
 FEWEST_ELEMS, MOST_ELEMS = 25_000, 400_000
+_MANY_SERVERS = 8
 _WIRE_S = 0.002
 _ELEM_BYTES = 4
 _LEAD_SLICES = 4
@@ -16,22 +17,25 @@ _SHARING = 4
 """From so many peers on, what may be under way is for all of them together: they share a link."""
 LEAST_CREDIT_BYTES = 96 * 1024
 """With much less, a connection that waits for others in a link's queue leaves its own link idle."""
+_LEAST_VALUE_CREDIT_BYTES = 3 * LEAST_CREDIT_BYTES
 _LEAST_SHARE_BYTES = 16 * 1024
-_VALUES_FIRST = 3
-"""How much more of a link a host's new values get than its gradients, where peers are few."""
 
 
-def slice_size_for(rate_bytes_s: float) -> int:
-    """The elements of a slice where every worker sends at this rate.
+def slice_size_for(rate_bytes_s: float, servers: int) -> int:
+    """The elements of a slice where every worker sends to so many servers, together at this rate.
 
     A slice that is being sent is not overtaken, so it should take little time; each costs
     processor time, whatever its size, so it should not be smaller than that. P3 section 5.6 found
     50,000 elements best on its network; `experiments/figure12.py` measures it here. Only powers of
     two times the fewest: measuring again gives the same size.
+
+    A server's link carries each slice to all workers, and while it carries one more than the
+    others' do, they are idle: with many hosts that would be long, so slices are smaller.
     """
     steps = math.log2(max(rate_bytes_s, 1.0) * _WIRE_S / _ELEM_BYTES / FEWEST_ELEMS)
     most = int(math.log2(MOST_ELEMS / FEWEST_ELEMS))
-    return FEWEST_ELEMS * 2 ** min(most, max(0, round(steps)))
+    of_few = FEWEST_ELEMS * 2 ** min(most, max(0, round(steps)))
+    return of_few * _MANY_SERVERS // max(_MANY_SERVERS, servers)
 
 
 def gradient_credit_bytes(slice_size: int, peers: int) -> int:
@@ -39,8 +43,7 @@ def gradient_credit_bytes(slice_size: int, peers: int) -> int:
 
     No priority reaches that.
     """
-    alone = max(LEAST_CREDIT_BYTES, slice_size * _ELEM_BYTES // 3)
-    return max(_LEAST_SHARE_BYTES, alone * _SHARING // max(_SHARING, peers))
+    return _shared(max(LEAST_CREDIT_BYTES, slice_size * _ELEM_BYTES // 2), peers)
 
 
 def value_credit_bytes(slice_size: int, peers: int) -> int:
@@ -51,13 +54,18 @@ def value_credit_bytes(slice_size: int, peers: int) -> int:
     gradients were gone sooner had values left when all others' links were idle. Of many peers,
     what more there is in the queues costs as much as it gains.
     """
-    more = max(1.0, _VALUES_FIRST * _SHARING / max(_SHARING, peers))
-    return int(more * gradient_credit_bytes(slice_size, peers))
+    alone = max(_LEAST_VALUE_CREDIT_BYTES, slice_size * _ELEM_BYTES)
+    return max(gradient_credit_bytes(slice_size, peers), _shared(_shared(alone, peers), peers))
 
 
 def lead_bytes(slice_size: int, servers: int) -> int:
     """How far one worker may be ahead of another in taking new values from each server."""
     return _LEAD_SLICES * slice_size * _ELEM_BYTES * _SHARING // max(_SHARING, servers)
+
+
+def _shared(alone_bytes: int, peers: int) -> int:
+    """What each of `peers` connections gets of what one of a few would have."""
+    return max(_LEAST_SHARE_BYTES, alone_bytes * _SHARING // max(_SHARING, peers))
 
 
 class SliceSizes:

@@ -94,6 +94,7 @@ class Tuning:
             return
         self._rates.append(count / seconds)
         rate_bytes_s = statistics.median(self._rates)
-        if len(self._rates) == _ROUNDS and slice_size_for(rate_bytes_s) != self._reported:
-            self._reported = slice_size_for(rate_bytes_s)
+        slice_size = slice_size_for(rate_bytes_s, len(self._servers))
+        if len(self._rates) == _ROUNDS and slice_size != self._reported:
+            self._reported = slice_size
             self._report(rate_bytes_s)
