@@ -55,6 +55,7 @@ def value_credit_bytes(slice_size: int, peers: int) -> int:
     what more there is in the queues costs as much as it gains.
     """
     alone = max(_LEAST_VALUE_CREDIT_BYTES, slice_size * _ELEM_BYTES)
+    # Shared twice: the more peers, the closer to what gradients get, and never below it.
     return max(gradient_credit_bytes(slice_size, peers), _shared(_shared(alone, peers), peers))
 
 
