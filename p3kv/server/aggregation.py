@@ -91,8 +91,7 @@ class Aggregator:
         Returns the results of the rounds that this completes, usually none or one. Raises
         ProtocolError for a push that can't be right.
         """
-        self._check(state, rank, round)
-        current = state.open_rounds.setdefault(round, Round())
+        current = self._open_round(state, rank, round)
         current.arrived.add(rank)
         if wants_result:
             current.wanting.append(rank)
@@ -116,12 +115,16 @@ class Aggregator:
         arrived = state.open_rounds[round].arrived
         return [rank for rank in range(self._num_workers) if rank not in arrived]
 
-    def _check(self, state: SliceState, rank: int, round: int) -> None:
+    def _open_round(self, state: SliceState, rank: int, round: int) -> Round:
+        """The round that a worker's push is for; ProtocolError for one that can't be right."""
         if round == INITIAL_ROUND and rank != 0:
             raise ProtocolError(f"worker {rank} sent an initial value of {state.name()}")
-        open_round = state.open_rounds.get(round)
-        if round <= state.round or (open_round is not None and rank in open_round.arrived):
+        current = state.open_rounds.get(round)
+        if round <= state.round or (current is not None and rank in current.arrived):
             raise ProtocolError(f"worker {rank} pushed {state.name()} twice in round {round}")
+        if current is None:
+            current = state.open_rounds[round] = Round()
+        return current
 
     def _add(self, current: Round, rank: int, gradient: Buffer) -> None:
         if self.deterministic:

@@ -13,10 +13,11 @@ class Buffer:
     A buffer goes back to its pool when it is retired and no frame is being sent from it.
     """
 
-    __slots__ = ("_pool", "_retired", "_sends", "array", "bytes")
+    __slots__ = ("_pool", "_retired", "_sends", "array", "bytes", "kind")
 
     def __init__(self, pool: BufferPool, length: int, dtype: np.dtype) -> None:
         self._pool = pool
+        self.kind = (length, dtype.str)
         self.array = np.empty(length, dtype)
         self.bytes = self.array.data.cast("B")
         self._retired = False
@@ -71,5 +72,4 @@ class BufferPool:
 
     def put(self, buffer: Buffer) -> None:
         """Takes back a buffer that nobody uses."""
-        key = (len(buffer.array), buffer.array.dtype.str)
-        self._free.setdefault(key, []).append(buffer)
+        self._free.setdefault(buffer.kind, []).append(buffer)

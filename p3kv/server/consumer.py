@@ -22,6 +22,7 @@ from p3kv.trace import Tracer, now_ns
 from p3kv.wire import messages
 from p3kv.wire.connection import Connection
 from p3kv.wire.messages import (
+    HEADER_BYTES,
     INITIAL_ROUND,
     UNKNOWN,
     Header,
@@ -38,6 +39,9 @@ STALL_S = 10.0
 """How often to look for rounds that do not end."""
 _MOST_WAITING_BYTES = 48 << 20
 """Pushes that have landed and wait: enough to choose from, little beside the weights."""
+_TOGETHER_BYTES = 16 * 1024
+"""Frames handled before sockets are looked at again: one slice, or what came together and may
+leave together of many tiny tensors."""
 
 
 class Consumer:
@@ -109,18 +113,21 @@ class Consumer:
     # What is done with it.
 
     def consume(self) -> bool:
-        """Handles the most urgent frame, and more if too much waits; returns whether some is left.
+        """Handles the most urgent frame, and more if they are tiny or too much waits.
 
-        All connections may have brought something since the last time.
+        Returns whether some is left. All connections may have brought something since the last
+        time.
         """
+        handled_bytes = 0
         while len(self._queue):
             connection, header, gradient = self._queue.pop()
+            handled_bytes += HEADER_BYTES + header.payload_bytes
             if gradient is None:
                 self._pull(connection, header)
             else:
                 self._waiting_bytes -= len(gradient.bytes)
                 self._push(connection, header, gradient)
-            if self._waiting_bytes <= _MOST_WAITING_BYTES:
+            if handled_bytes >= _TOGETHER_BYTES and self._waiting_bytes <= _MOST_WAITING_BYTES:
                 break
         return len(self._queue) > 0
 

@@ -12,11 +12,11 @@ Read off MXNet 1.9.1: `include/mxnet/c_api.h` (MXEnginePushAsyncND), `include/mx
 from __future__ import annotations
 
 import ctypes
+import functools
 import itertools
 import logging
 from typing import Callable, Dict, Optional, Sequence
 
-import numpy as np
 from mxnet.base import _LIB, check_call
 from mxnet.ndarray import NDArray
 
@@ -62,10 +62,13 @@ class Operation:
         its message instead of a value.
         """
         handle = None if error is None else _native_error(str(error))
-        _CompleteFunction(self._callback)(
+        _completing(self._callback)(
             self._engine, self._param, None if handle is None else ctypes.addressof(handle)
         )
 
+
+# An engine has one such function for all operations.
+_completing = functools.lru_cache(maxsize=None)(_CompleteFunction)
 
 # The engine calls one C function for every operation; the parameter tells which one is meant.
 _starts: Dict[int, Callable[[Operation], None]] = {}
@@ -119,8 +122,8 @@ def _handles(arrays: Sequence[NDArray]) -> ctypes.Array:
     return (ctypes.c_void_p * len(arrays))(*[array.handle.value for array in arrays])
 
 
-def view(array: NDArray) -> np.ndarray:
-    """The memory of a CPU array as a flat numpy array that shares it.
+def memory(array: NDArray, size_bytes: int) -> memoryview:
+    """The memory of a CPU array of `size_bytes` bytes, which a caller for every slice knows.
 
     Call it inside a started operation that reads or writes `array`, and use the result until
     that operation is completed: the engine may move the memory between operations.
@@ -131,12 +134,13 @@ def view(array: NDArray) -> np.ndarray:
     _reorder_to_default(array)
     pointer = ctypes.c_void_p()
     check_call(_LIB.MXNDArrayGetData(array.handle, ctypes.byref(pointer)))
-    dtype = np.dtype(array.dtype)
-    size_bytes = array.size * dtype.itemsize
-    if size_bytes == 0:
-        return np.empty(0, dtype)
-    raw = (ctypes.c_char * size_bytes).from_address(pointer.value or 0)
-    return np.frombuffer(raw, dtype)
+    return _memoryview(pointer, size_bytes, _WRITABLE) if size_bytes else memoryview(b"")
+
+
+_memoryview = ctypes.pythonapi.PyMemoryView_FromMemory
+_memoryview.argtypes = [ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int]
+_memoryview.restype = ctypes.py_object
+_WRITABLE = 0x200  # PyBUF_WRITE
 
 
 def _bind_reorder() -> Callable[[NDArray], None]:

@@ -300,8 +300,8 @@ class P3(KVStoreBase):
                 round_,
                 step,
                 priority,
-                _bytes(source),
-                _bytes(target),
+                _bytes(worker_key, source),
+                _bytes(worker_key, target),
                 _done(operation, source, target),
             )
 
@@ -317,7 +317,7 @@ class P3(KVStoreBase):
             if round_ != INITIAL_ROUND:
                 self._order.ready(worker_key.key)
             done = _done(operation, source)
-            worker.push(worker_key, round_, step, priority, _bytes(source), done)
+            worker.push(worker_key, round_, step, priority, _bytes(worker_key, source), done)
 
         engine.push(start, [source], [], b"p3kv_push")
 
@@ -329,7 +329,9 @@ class P3(KVStoreBase):
         target = self._staging.landing_place(worker_key, targets)
 
         def start(operation: engine.Operation) -> None:
-            worker.pull(worker_key, round_, priority, _bytes(target), _done(operation, target))
+            worker.pull(
+                worker_key, round_, priority, _bytes(worker_key, target), _done(operation, target)
+            )
 
         engine.push(start, [], [target], b"p3kv_pull")
         spread(target, targets)
@@ -341,8 +343,8 @@ def _priority(priority: int) -> int:
     return int(priority)
 
 
-def _bytes(array: NDArray) -> memoryview:
-    return engine.view(array).data.cast("B")
+def _bytes(worker_key: WorkerKey, array: NDArray) -> memoryview:
+    return engine.memory(array, worker_key.size_elems * worker_key.item_bytes)
 
 
 def _done(operation: engine.Operation, *arrays: NDArray) -> Any:
