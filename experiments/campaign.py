@@ -22,6 +22,7 @@ from experiments.measure import measure
 from experiments.models import load
 from experiments.records import Records
 from experiments.systems import SYSTEMS
+from experiments.traffic import HostTraffic
 from scripts.cluster import Cluster
 
 DILATION = {
@@ -119,14 +120,22 @@ class _Planned(NamedTuple):
 class Campaign:
     """Measures points into `records`, while entered: the clusters that it makes live as long.
 
+    With `traffic` each run's record also has what went in and out of the first host, as
+    `experiments.traffic.HostTraffic` tells it; no point may be without a limit then.
+
     For one thread. Raises what a cluster raises when it can't be made or its links are dead; a run
     that fails is tried once more, then kept with its reasons, and the others go on.
     """
 
     def __init__(
-        self, records: Records, congestion_control: str = "cubic", warm_up: int = 2
+        self,
+        records: Records,
+        congestion_control: str = "cubic",
+        warm_up: int = 2,
+        traffic: bool = False,
     ) -> None:
         self._records = records
+        self._traffic = traffic
         self._congestion_control = congestion_control
         self._warm_up = warm_up
         self._open = contextlib.ExitStack()
@@ -194,6 +203,7 @@ class Campaign:
         settings: Dict[str, Any] = dict(run.point.settings)
         for _ in range(_ATTEMPTS):
             began_s = time.monotonic()
+            traffic = HostTraffic(cluster) if self._traffic else None
             try:
                 result = measure(
                     cluster,
@@ -203,6 +213,7 @@ class Campaign:
                     warm_up=self._warm_up,
                     iterations=run.point.iterations,
                     timeout_s=120 + 3 * expected_s,
+                    during=traffic,
                     **settings,
                 )
             except RunFailed as error:
@@ -215,6 +226,7 @@ class Campaign:
                 cpu_s=round(result.cpu_s, 2),
                 worker_rss_kib=result.worker_rss_kib,
                 took_s=round(time.monotonic() - began_s, 1),
+                **(traffic.record() if traffic is not None else {}),
             )
             break
         return {**record, "failures": failures} if failures else record

@@ -74,8 +74,10 @@ def numbers_path(options: argparse.Namespace, figure: str) -> Path:
 
 
 @contextlib.contextmanager
-def measuring(records: Records, options: argparse.Namespace) -> Iterator[Campaign]:
-    """Gives a campaign into `records`.
+def measuring(
+    records: Records, options: argparse.Namespace, traffic: bool = False
+) -> Iterator[Campaign]:
+    """Gives a campaign into `records`; `traffic` is the campaign's.
 
     Ends the program with a sentence where there can be none, and on Ctrl-C: all runs but the
     current one are kept.
@@ -84,7 +86,7 @@ def measuring(records: Records, options: argparse.Namespace) -> Iterator[Campaig
     if problem is not None:
         raise SystemExit(f"{os.path.basename(sys.argv[0])}: {problem}")
     try:
-        with Campaign(records, options.congestion_control, options.warm_up) as campaign:
+        with Campaign(records, options.congestion_control, options.warm_up, traffic) as campaign:
             yield campaign
     except KeyboardInterrupt:
         raise SystemExit("interrupted: the same command goes on from here") from None

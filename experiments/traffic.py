@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import statistics
 import threading
 import time
 from types import TracebackType
-from typing import Callable, List, NamedTuple, Optional, Sequence, Tuple, Type
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, Type
 
 import numpy as np
+
+from scripts.cluster import Cluster
 
 PERIOD_S = 0.01
 """P3 section 5.1 measures every 10 ms."""
@@ -79,6 +82,36 @@ class Sampler:
                 self._ending.wait((deadline_ns - time.monotonic_ns()) / 1e9)
         except Exception as error:  # noqa: BLE001  raised by `samples`
             self._failure = error
+
+
+class HostTraffic(Sampler):
+    """Traffic of a cluster's first host while it is entered; its link has a limit."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        super().__init__(lambda: cluster.interface_counters(cluster.hosts[0]))
+        link_mbit_s = cluster.hosts[0].rate_mbit_s
+        assert link_mbit_s is not None, "what is idle is told by what the link could carry"
+        self._link_mbit_s = link_mbit_s
+
+    def record(self) -> Dict[str, Any]:
+        """Rates of all periods, what of them is idle and used, and how many samples were late.
+
+        Raises what reading the counters has raised, and ValueError for less than one period.
+        """
+        samples = self.samples()
+        found = binned(samples)
+        directions = (("in", found.inbound_mbit_s), ("out", found.outbound_mbit_s))
+        return {
+            "late_samples": round(late_share(samples), 4),
+            "idle": {
+                way: round(idle_fraction(rates, self._link_mbit_s), 4) for way, rates in directions
+            },
+            "used": {
+                way: round(statistics.mean(rates) / self._link_mbit_s, 4)
+                for way, rates in directions
+            },
+            **found._asdict(),
+        }
 
 
 def binned(samples: Sequence[Sample], period_s: float = PERIOD_S) -> Traffic:
