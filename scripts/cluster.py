@@ -23,8 +23,9 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Iterable, Mapping, NamedTuple, Sequence
+from typing import Iterable, NamedTuple, Sequence
 
+from .host import Host
 from .netns import (
     CleanupGuard,
     ClusterError,
@@ -35,7 +36,7 @@ from .netns import (
     set_congestion_control,
     tool_path,
 )
-from .throttle import Bucket, DeviceLimit, bucket
+from .throttle import DeviceLimit, bucket
 
 MTU_BYTES = 1500
 MAX_HOSTS = 1000  # more were never tried
@@ -79,65 +80,6 @@ class LinkGoodput(NamedTuple):
         return None if self.limit_mbit_s is None else self.limit_mbit_s * PAYLOAD_SHARE
 
 
-class Host:
-    """One host of a `Cluster`: a namespace with one address and one interface besides loopback."""
-
-    def __init__(self, index: int, namespace: str, interface: str) -> None:
-        self.index = index
-        self.name = f"host{index}"
-        self.namespace = namespace
-        self.interface = interface
-        self.address = str(_NETWORK[index + 1])
-        self.rate_mbit_s: float | None = None
-        self._processes: list[tuple[subprocess.Popen[Any], bool]] = []
-        self._burst_bytes = 0
-        self._handle = 0
-
-    def popen(
-        self,
-        argv: Sequence[str],
-        env: Mapping[str, str] | None = None,
-        start_new_session: bool = True,
-        **popen_kwargs: Any,
-    ) -> subprocess.Popen[Any]:
-        """Start `argv` inside the host; takes what `subprocess.Popen` takes.
-
-        The returned process is `argv` itself (same pid), so signals reach it. A command that does
-        not exist ends with status 255 and a message. What still runs when the cluster is removed
-        gets SIGTERM, and SIGKILL 3 s later; with `start_new_session` that goes to its whole
-        process group.
-        """
-        ip = tool_path("ip")
-        assert ip is not None, "a cluster exists, so ip does"
-        process = subprocess.Popen(
-            [ip, "netns", "exec", self.namespace, *argv],
-            env=env,
-            start_new_session=start_new_session,
-            **popen_kwargs,
-        )
-        self._processes.append((process, start_new_session))
-        return process
-
-    def _limit_command(self, limit: Bucket | None) -> str:
-        """For `tc`, with a place for the device."""
-        burst_bytes = 0 if limit is None else limit.burst_bytes
-        if burst_bytes < self._burst_bytes:
-            # A new handle makes a new queue. In the old one, a packet larger than the new burst
-            # would wait for ever and hold up all behind it.
-            self._handle += 1
-        self._burst_bytes = burst_bytes
-        if limit is None:
-            return "qdisc del dev {} root"
-        return f"qdisc replace dev {{}} root handle {self._handle % 0x7000 + 1:x}: {limit}"
-
-    def _signal_processes(self, number: int) -> list[subprocess.Popen[Any]]:
-        running = [(p, is_leader) for p, is_leader in self._processes if p.poll() is None]
-        for process, is_leader in running:
-            with contextlib.suppress(ProcessLookupError):
-                (os.killpg if is_leader else os.kill)(process.pid, number)
-        return [process for process, _ in running]
-
-
 class Cluster:
     """`host_count` hosts, each behind a link of `rate_mbit_s` (None: unlimited), while entered.
 
@@ -159,7 +101,9 @@ class Cluster:
         # which this is one, have 15 characters at most.
         self.name = f"p3-{os.getpid():x}{secrets.token_hex(3)}"
         self.congestion_control = congestion_control
-        self.hosts = [Host(i, f"{self.name}-{i}", self.name) for i in range(host_count)]
+        self.hosts = [
+            Host(i, f"{self.name}-{i}", self.name, str(_NETWORK[i + 1])) for i in range(host_count)
+        ]
         self._switch = f"{self.name}-switch"
         self._rate_mbit_s = rate_mbit_s
         self._guard: CleanupGuard | None = None
@@ -226,7 +170,7 @@ class Cluster:
         for host in hosts:
             resize = f"link set dev {host.interface} gso_max_size {packet_bytes}"
             self._batch("ip", host.namespace, [resize, "route flush cache"])
-        changes = [host._limit_command(limit) for host in hosts]
+        changes = [host.limit_command(limit) for host in hosts]
         ports = [f"port{host.index}" for host in hosts]
         self._batch("tc", self._switch, map(str.format, changes, ports))
         for host, change in zip(hosts, changes):
@@ -293,7 +237,7 @@ class Cluster:
     def _end_processes(self) -> None:
         for number in (signal.SIGTERM, signal.SIGKILL):
             deadline = time.monotonic() + _END_TIMEOUT_S
-            for process in [p for host in self.hosts for p in host._signal_processes(number)]:
+            for process in [p for host in self.hosts for p in host.signal_processes(number)]:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(max(0.0, deadline - time.monotonic()))
 

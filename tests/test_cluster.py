@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import socket
@@ -16,7 +15,8 @@ import pytest
 
 from scripts.cluster import Cluster, ClusterError, LinkGoodput, main, missing_requirements
 from scripts.netns import CleanupGuard, in_namespace, measure_goodput, run_tool
-from scripts.throttle import bucket
+from tests.jobs import eventually
+from tests.links import assert_reaches
 
 ROOT = Path(__file__).resolve().parent.parent
 DEADLINE_S = 15.0
@@ -29,28 +29,11 @@ def _namespaces(name):
     return [line for line in run_tool("ip", "netns", "list").splitlines() if name in line]
 
 
-def _eventually(condition):
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.02)
-
-
 def _is_alive(pid):
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
-
-
-def _assert_reaches(measure, rate_mbit_s, excess=1.05):
-    """`measure` gives links; a busy machine slows who measures, but nothing may exceed the rate."""
-    for _attempt in range(5):
-        shares = [link.mbit_s / (rate_mbit_s * 0.957) for link in measure()]
-        assert max(shares) <= excess
-        if min(shares) >= 0.95:
-            return
-    raise AssertionError(f"the last of five attempts gave {shares} of the rate")
 
 
 def _python(*arguments, **kwargs):
@@ -85,14 +68,6 @@ def test_an_impossible_rate_is_refused_and_leaves_nothing(rate_mbit_s):
     assert _namespaces(cluster.name) == []
 
 
-@pytest.mark.parametrize("rate_mbit_s", [0.1, 1, 10, 100, 1000, 100000])
-def test_a_bucket_holds_whole_packets_and_five_ms_at_most(rate_mbit_s):
-    limit = bucket(rate_mbit_s)
-    assert 1514 < limit.packet_bytes < limit.burst_bytes < limit.queue_bytes
-    assert limit.burst_bytes <= max(16384, rate_mbit_s * 1e6 / 8 * 0.005)
-    assert limit.burst_bytes <= 131072
-
-
 def test_each_link_carries_its_rate_both_ways():
     with Cluster(3, 200) as cluster:
         links = cluster.goodput(0.1)
@@ -101,8 +76,8 @@ def test_each_link_carries_its_rate_both_ways():
             ("host1", "host2"),
             ("host2", "host0"),
         ]
-        _assert_reaches(lambda: cluster.goodput(0.5), 200)
-        _assert_reaches(lambda: cluster.goodput(0.5, at_once=True), 200)
+        assert_reaches(lambda: cluster.goodput(0.5), 200)
+        assert_reaches(lambda: cluster.goodput(0.5, at_once=True), 200)
 
 
 def test_a_short_flow_after_a_pause_does_not_exceed_the_rate():
@@ -143,10 +118,10 @@ def test_the_rate_changes_under_a_living_connection():
         flow = pool.submit(
             measure_goodput, sender.namespace, receiver.namespace, receiver.address, 2.0
         )
-        _eventually(lambda: received_mbit_s(0.2) > 30)
+        eventually(lambda: received_mbit_s(0.2) > 30)
         assert received_mbit_s(0.5) < 55
         cluster.set_rate(100)
-        _eventually(lambda: received_mbit_s(0.2) > 70)
+        eventually(lambda: received_mbit_s(0.2) > 70)
         assert received_mbit_s(0.5) < 110
         flow.result()
 
@@ -171,7 +146,7 @@ def test_one_host_can_be_slower_and_limits_can_go():
         cluster.set_rate(20, cluster.hosts[1])
         assert [link.limit_mbit_s for link in cluster.goodput(0.1)] == [20, 20]
         # Loss at the slower port makes the payload come in lumps.
-        _assert_reaches(lambda: cluster.goodput(0.6), 20, excess=1.2)
+        assert_reaches(lambda: cluster.goodput(0.6), 20, excess=1.2)
         cluster.set_rate(None)
         assert min(link.mbit_s for link in cluster.goodput(0.2)) > 300
         cluster.set_rate(None)
@@ -219,8 +194,8 @@ def test_an_unknown_congestion_control_leaves_no_half_made_cluster():
 def test_two_clusters_with_the_same_addresses_do_not_meet():
     with Cluster(2, 20) as slow, Cluster(2, 40) as fast:
         assert slow.hosts[0].address == fast.hosts[0].address
-        _assert_reaches(lambda: slow.goodput(0.4), 20)
-        _assert_reaches(lambda: fast.goodput(0.4), 40)
+        assert_reaches(lambda: slow.goodput(0.4), 20)
+        assert_reaches(lambda: fast.goodput(0.4), 40)
     assert _namespaces(slow.name) == _namespaces(fast.name) == []
 
 
@@ -306,7 +281,7 @@ def test_a_signal_to_the_holder_removes_cluster_and_processes(number):
         holder.send_signal(number)
         holder.communicate(timeout=DEADLINE_S)
     assert holder.returncode != 0
-    _eventually(lambda: not _namespaces(name) and not _is_alive(int(child)))
+    eventually(lambda: not _namespaces(name) and not _is_alive(int(child)))
 
 
 _INTERRUPTED = """
@@ -327,7 +302,7 @@ def test_a_half_made_cluster_is_removed(number):
     with _python("-c", _INTERRUPTED, str(int(number))) as holder:
         output, _ = holder.communicate(timeout=DEADLINE_S)
     assert holder.returncode != 0
-    _eventually(lambda: not _namespaces(output.strip()))
+    eventually(lambda: not _namespaces(output.strip()))
 
 
 def test_a_guard_waits_for_whoever_still_makes_something(tmp_path):
@@ -366,97 +341,6 @@ def test_the_first_host_that_fails_ends_the_others(capfd):
     begin = time.monotonic()
     assert main(["run", "--hosts=2", "--seconds=0.1", "--", "sh", "-c", script]) == 7
     assert time.monotonic() - begin < DEADLINE_S
-
-
-@pytest.fixture
-def place():
-    """A host with an unlimited link, whose interface stands for a real one."""
-    with Cluster(2) as cluster:
-        yield cluster
-
-
-def _limit(cluster, *arguments, device=None):
-    host = cluster.hosts[0]
-    return host.popen(
-        [sys.executable, "-m", "scripts.cluster", "limit", device or host.interface, *arguments],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
-
-
-def _qdisc(cluster):
-    host = cluster.hosts[0]
-    return run_tool("tc", "-n", host.namespace, "qdisc", "show", "dev", host.interface)
-
-
-def _set_qdisc(cluster, words):
-    host = cluster.hosts[0]
-    place = ["-n", host.namespace, "qdisc", "replace", "dev", host.interface, "root"]
-    run_tool("tc", *place, *words.split())
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_a_device_is_limited_until_a_signal(place, number):
-    before = _qdisc(place)
-    with _limit(place, "50") as limit:
-        assert "50" in limit.stdout.readline()
-        assert "rate 50Mbit" in _qdisc(place)
-        limit.send_signal(number)
-        limit.communicate(timeout=DEADLINE_S)
-    _eventually(lambda: _qdisc(place) == before)
-
-
-@pytest.mark.parametrize("words", ["", "handle 9: tbf rate 70mbit burst 40k latency 20ms"])
-def test_a_device_gets_back_the_qdisc_it_had(place, words):
-    if words:
-        _set_qdisc(place, words)
-    before = _qdisc(place)
-    command = ["tc", "qdisc", "show", "dev", place.hosts[0].interface]
-    with _limit(place, "50", "--", *command) as limit:
-        output, errors = limit.communicate(timeout=DEADLINE_S)
-    assert (limit.returncode, errors) == (0, "")
-    assert "rate 50Mbit" in output
-    assert _qdisc(place) == before
-
-
-def test_a_limited_device_sends_at_the_rate(place):
-    with _limit(place, "50") as limit:
-        limit.stdout.readline()
-        sender, receiver = place.hosts
-        ends = (sender.namespace, receiver.namespace, receiver.address, 0.4)
-        _assert_reaches(lambda: [LinkGoodput("", "", measure_goodput(*ends), 50)], 50)
-        limit.send_signal(signal.SIGINT)
-        limit.communicate(timeout=DEADLINE_S)
-    assert limit.returncode == 128 + signal.SIGINT
-
-
-def test_a_limit_passes_on_how_its_command_ended(place):
-    with _limit(place, "50", "--", "sh", "-c", "exit 9") as limit:
-        limit.communicate(timeout=DEADLINE_S)
-    assert limit.returncode == 9
-
-
-@pytest.mark.parametrize(
-    "words", ["htb default 10", "handle 7033: tbf rate 9mbit burst 9k limit 90k"]
-)
-def test_a_qdisc_that_could_not_be_put_back_is_left_alone(place, words):
-    _set_qdisc(place, words)
-    before = _qdisc(place)
-    with _limit(place, "50", "--", "true") as limit:
-        _, errors = limit.communicate(timeout=DEADLINE_S)
-    assert limit.returncode == 1
-    assert "remove it first with 'tc qdisc del dev" in errors
-    assert _qdisc(place) == before
-
-
-def test_a_device_that_does_not_exist_is_refused(place):
-    with _limit(place, "50", device="nonesuch") as limit:
-        _, errors = limit.communicate(timeout=DEADLINE_S)
-    assert limit.returncode == 1
-    assert "no interface 'nonesuch': there are lo, " in errors
 
 
 def test_an_unlimited_link_expects_nothing():

@@ -20,6 +20,7 @@ import pytest
 
 from p3kv.launcher import Graces, Launcher, Part, job_parts, launch
 from p3kv.launcher.output import LineSplitter, Screen, Text
+from tests.jobs import eventually
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 DEADLINE_S = 20.0
@@ -47,13 +48,6 @@ class Job:
         self.took_s = time.monotonic() - start_s
         self.out, self.err = out.getvalue().decode(), err.getvalue().decode()
         self.last_line = self.err.splitlines()[-1] if self.err else ""
-
-
-def eventually(condition):
-    deadline_s = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline_s, "it did not happen in time"
-        time.sleep(0.02)
 
 
 def is_running(pid):
