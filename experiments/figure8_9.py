@@ -96,12 +96,12 @@ def draw(runs: Sequence[Mapping[str, Any]], said: Sequence[str] = ()) -> Figure:
     for place, name in enumerate(models):
         of = {run["system"]: run for run in runs if run["model"] == name}
         median_s = max(statistics.median(run["iteration_s"]) for run in of.values())
-        longest_s = max(len(run["inbound_mbit_s"]) for run in of.values()) * PERIOD_S
+        shortest_s = min(len(run["inbound_mbit_s"]) for run in of.values()) * PERIOD_S
         for axis, (system, called), number in zip(axes[:, place], PANELS, "89"):
             if system not in of:
                 axis.remove()
                 continue
-            _draw_run(axis, of[system], min(_SHOWN_ITERATIONS * median_s, longest_s))
+            _draw_run(axis, of[system], min(_SHOWN_ITERATIONS * median_s, shortest_s))
             idle, used = of[system]["idle"], of[system]["used"]
             axis.set_title(
                 f"{number} ({string.ascii_lowercase[place]}) {curves.TITLES[name]}, {called}\n"
