@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import string
+import textwrap
 from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 import matplotlib.pyplot as plt
@@ -67,30 +68,31 @@ class Setup(NamedTuple):
 
 
 def measure(records: Records, campaign: Campaign, chosen: argparse.Namespace) -> None:
-    """Measures as many hosts as the machine carries, which runs without a limit show."""
+    """Measures as many hosts as the machine has room for, first without a limit on the links.
+
+    These runs show which of them it carries; what it does not is flagged.
+    """
     points = []
     for model in chosen.models:
         setup = Setup(model, chosen.dilation[model], chosen.congestion_control, chosen.ratio)
         for hosts in sorted(chosen.hosts):
             free = setup.point(hosts, False, UNLIMITED_SYSTEMS, chosen.iterations)
             campaign.measure([free], 1, chosen.retry)
-            why = _why_not_carried(records.runs, setup, hosts)
+            why = _why_failed(records.runs, setup, hosts)
             if why is not None:
-                print(f"{model}: this machine does not carry {hosts} hosts: {why}")
+                print(f"{model}: this machine has no room for {hosts} hosts: {why}")
                 break
             points.append(setup.point(hosts, True, chosen.systems, chosen.iterations))
     campaign.measure(points, chosen.repetitions or 1, chosen.retry)
 
 
-def _why_not_carried(runs: Iterable[Mapping[str, Any]], setup: Setup, hosts: int) -> Optional[str]:
-    of = [run for run in runs if run["hosts"] == hosts and _belongs(run, setup)]
-    for run in of:
-        if run["rate_mbit_s"] is None and "iteration_s" not in run:
+def _why_failed(runs: Iterable[Mapping[str, Any]], setup: Setup, hosts: int) -> Optional[str]:
+    """Why a run without a limit has failed; None when none has."""
+    for run in runs:
+        free = run["hosts"] == hosts and run["rate_mbit_s"] is None and _belongs(run, setup)
+        if free and "iteration_s" not in run:
             return curves.last_line(run["failures"][-1])
-    efficiencies = curves.unlimited(of)
-    if not curves.limited(efficiencies):
-        return None
-    return curves.unlimited_text(efficiencies).splitlines()[-1]
+    return None
 
 
 def setups(runs: Iterable[Mapping[str, Any]], ratio: float) -> List[Setup]:
@@ -134,7 +136,7 @@ def summarize(
     for setup in setups(records.runs, ratio):
         of = [run for run in records.runs if _belongs(run, setup)]
         every = sorted({run["hosts"] for run in of} | set(simulated_hosts))
-        stops = ((hosts, _why_not_carried(of, setup, hosts)) for hosts in every)
+        stops = ((hosts, _why_failed(of, setup, hosts)) for hosts in every)
         sizes = [
             _summarize_size([run for run in of if run["hosts"] == hosts], setup, hosts)
             for hosts in every
@@ -201,7 +203,7 @@ def table_text(table: Sequence[Mapping[str, Any]]) -> str:
             " linear scaling, measured (simulated)"
         )
         if not any(size["measured"] for size in row["sizes"]):
-            lines.append(_stop_text(row["stops"]))
+            lines += _too_small_for(row)
             continue
         systems = [
             name for name in curves.LOOKS if any(name in s["measured"] for s in row["sizes"])
@@ -224,14 +226,24 @@ def table_text(table: Sequence[Mapping[str, Any]]) -> str:
             "[speed-up of p3kv]"
             + ("" if paper is None else f"; the paper's over its baseline, 8 hosts: {paper:+.0%}")
         )
-        lines.append(_stop_text(row["stops"]))
+        lines += _too_small_for(row) or ["this machine carried all measured sizes"]
     return "\n".join(lines)
 
 
-def _stop_text(stops: Optional[Mapping[str, Any]]) -> str:
-    if stops is None:
-        return "this machine carried all measured sizes"
-    return f"this machine does not carry {stops['hosts']} hosts:\n{stops['why']}"
+def _too_small_for(row: Mapping[str, Any]) -> List[str]:
+    """What this machine is too small for, in words."""
+    said = []
+    for size in filter(_limited, row["sizes"]):
+        efficiencies = curves.unlimited_text(size["unlimited_efficiency"]).replace("\n", " ")
+        said.append(f"{size['hosts']} hosts {efficiencies}")
+    stops = row["stops"]
+    if stops is not None:
+        said.append(f"{stops['hosts']} hosts have no room on this machine: {stops['why']}")
+    return said
+
+
+def _limited(size: Mapping[str, Any]) -> bool:
+    return bool(size["measured"]) and curves.limited(size["unlimited_efficiency"])
 
 
 def draw(table: Sequence[Mapping[str, Any]], said: Sequence[str]) -> Figure:
@@ -265,11 +277,10 @@ def draw(table: Sequence[Mapping[str, Any]], said: Sequence[str]) -> Figure:
         below.xaxis.set_minor_locator(NullLocator())
         below.set_xlim(row["sizes"][0]["hosts"] / 1.3, row["sizes"][-1]["hosts"] * 1.3)
         below.set_xlabel("hosts")
-        if row["stops"] is not None:
-            below.text(
-                0.03, 0.03, _stop_text(row["stops"]), transform=below.transAxes, fontsize=7,
-                color=output.COLOURS["emphasis"],
-            )  # fmt: skip
+        below.text(
+            0.03, 0.03, "\n".join(textwrap.fill(said, 60) for said in _too_small_for(row)),
+            transform=below.transAxes, fontsize=7, color=output.COLOURS["emphasis"],
+        )  # fmt: skip
     axes[0].set_ylabel("samples/s, all hosts, dilation undone")
     axes[1].set_ylabel("part of linear scaling")
     # A row of its own: lines that rise from corner to corner leave no room for it.

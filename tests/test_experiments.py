@@ -277,7 +277,7 @@ def test_all_of_a_file_is_drawn(hand_made):
     _assert_is_picture(hand_made.path.with_suffix(".png"))
 
 
-def test_figure_10_undoes_the_dilation_and_says_where_the_machine_stops(tmp_path):
+def test_figure_10_undoes_the_dilation_and_says_what_the_machine_is_too_small_for(tmp_path):
     setup = figure10.Setup("resnet50", 4.0, "cubic", 1.0)
     records = Records(tmp_path / "figure10.json", {})
     for hosts, free_s in ((2, 2.45), (4, 4.95), (8, 10.9)):
@@ -286,10 +286,14 @@ def test_figure_10_undoes_the_dilation_and_says_where_the_machine_stops(tmp_path
         for system, factor in (("p3kv", 1.25), ("dist_sync", 1.5)):
             how = {"hosts": hosts, "dilation": dilation}
             records.add_run(_run(system, None, free_s, **how))
-            if hosts < 8:
-                records.add_run(_run(system, rate, 1.22 * dilation * factor, **how))
+            records.add_run(_run(system, rate, 1.22 * dilation * factor, **how))
+    full = _run("p3kv", None, 1.0, hosts=16, dilation=16.0)
+    del full["iteration_s"]
+    records.add_run({**full, "failures": ["needs about 99 GB of memory"]})
     (row,) = figure10.summarize(records, [2, 4, 8, 16])
-    assert row["stops"]["hosts"] == 8 and "0.895" in row["stops"]["why"]
+    limited, no_room = figure10.table_text([row]).splitlines()[-2:]
+    assert limited.startswith("8 hosts limited by this machine") and "0.895" in limited
+    assert no_room.startswith("16 hosts have no room") and no_room.endswith("99 GB of memory")
     by_hosts = {size["hosts"]: size for size in row["sizes"]}
     assert by_hosts[4]["linear"] == pytest.approx(128 / 1.22, abs=0.01)
     assert by_hosts[4]["measured"]["p3kv"]["median"] == pytest.approx(128 / 1.22 / 1.25)
