@@ -144,7 +144,7 @@ def draw(table: Sequence[Mapping[str, Any]], said: Sequence[str]) -> Figure:
     )
     for letter, axis, row in zip(string.ascii_lowercase, axes.flat, table):
         _draw_setup(axis, letter, row)
-    axes[0, 0].legend(loc="lower center", fontsize=7)
+    curves.legend(axes.flat, axes[0, 0], loc="lower center")
     curves.foot(figure, said)
     return figure
 
