@@ -68,7 +68,7 @@ class Setup(NamedTuple):
 
 
 def measure(records: Records, campaign: Campaign, chosen: argparse.Namespace) -> None:
-    """Measures as many hosts as the machine has room for, first without a limit on the links.
+    """Measures as many hosts as run on the machine, first without a limit on the links.
 
     These runs show which of them it carries; what it does not is flagged.
     """
@@ -80,7 +80,7 @@ def measure(records: Records, campaign: Campaign, chosen: argparse.Namespace) ->
             campaign.measure([free], 1, chosen.retry)
             why = _why_failed(records.runs, setup, hosts)
             if why is not None:
-                print(f"{model}: this machine has no room for {hosts} hosts: {why}")
+                print(f"{model}: {hosts} hosts do not run on this machine: {why}")
                 break
             points.append(setup.point(hosts, True, chosen.systems, chosen.iterations))
     campaign.measure(points, chosen.repetitions or 1, chosen.retry)
@@ -238,7 +238,7 @@ def _too_small_for(row: Mapping[str, Any]) -> List[str]:
         said.append(f"{size['hosts']} hosts {efficiencies}")
     stops = row["stops"]
     if stops is not None:
-        said.append(f"{stops['hosts']} hosts have no room on this machine: {stops['why']}")
+        said.append(f"{stops['hosts']} hosts do not run on this machine: {stops['why']}")
     return said
 
 

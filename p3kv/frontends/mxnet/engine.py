@@ -123,7 +123,7 @@ def _handles(arrays: Sequence[NDArray]) -> ctypes.Array:
 
 
 def memory(array: NDArray, size_bytes: int) -> memoryview:
-    """The memory of a CPU array of `size_bytes` bytes, which a caller for every slice knows.
+    """The memory of a CPU array of `size_bytes` bytes; to ask MXNet for them would take longer.
 
     Call it inside a started operation that reads or writes `array`, and use the result until
     that operation is completed: the engine may move the memory between operations.
