@@ -9,6 +9,7 @@ before it pushes, when all are ready at once and their order tells nothing.
 
 from __future__ import annotations
 
+import logging
 import threading
 import weakref
 from typing import Any, Callable, Dict, Iterable, List, MutableMapping
@@ -18,8 +19,14 @@ from mxnet.ndarray import NDArray
 
 from p3kv.wire.messages import Key
 
+_log = logging.getLogger(__name__)
+
+_AFAR = 8
+"""Places in the order of the pushes. Threads of the engine start neighbours in any order, and of
+those that are farther apart only the few that a thread has just held up."""
 _LEAST_OVERTAKEN = 1 / 3
-"""Of all pairs of gradients: what a handful of engine threads does to the order, and more."""
+"""Of all gradients. With 1 to 8 engine threads on two cores, idle or busy, it was at most 0.22 of
+10 to 400 that were all ready when they were pushed."""
 
 
 class ForwardReads:
@@ -99,15 +106,16 @@ class ReadyOrder:
         """The reverse of the order of becoming ready; empty if that tells nothing.
 
         Gradients that were ready when they were pushed come in the order of the pushes, since
-        the engine keeps it. Of those that backward makes, many overtake others pushed before
-        them. Where next to none does, the order of the pushes is all that can be seen.
+        the engine keeps it. Of those that backward makes, many are overtaken by others that were
+        pushed long after them, unless pushes follow backward: then nothing can be seen.
         """
-        places = [self._pushed[key] for key in self._ready]
-        overtaken = sum(
-            later < earlier for i, earlier in enumerate(places) for later in places[i + 1 :]
-        )
-        pairs = len(places) * (len(places) - 1) // 2
-        if overtaken <= _LEAST_OVERTAKEN * pairs:
+        afar = min(_AFAR, len(self._pushed) / 2)
+        overtaken, newest = 0, -1
+        for key in self._ready:
+            place = self._pushed[key]
+            overtaken += newest - place >= afar
+            newest = max(newest, place)
+        if overtaken < _LEAST_OVERTAKEN * len(self._pushed):
             return []
         return list(self._ready)[::-1]
 
@@ -172,8 +180,9 @@ class OrderLearner:
     def _look(self) -> None:
         if self._ready_order.complete(len(self._declared)):
             self._learned(self._ready_order.forward_order())
-            if not self._ready_order.pushing:
+            if self._learning and not self._ready_order.pushing:
                 self.stop()
+                _log.info("nothing tells the forward order: the priorities of the calls hold")
 
     def _learned(self, order: List[Key]) -> None:
         if order:
