@@ -70,7 +70,7 @@ def test_slices_follow_the_slowest_worker_when_the_network_changes_much() -> Non
     assert job.handle(worker(1), Measured(210e6)) == []  # twice the size: not worth it
     assert job.handle(worker(1), Measured(525e6)) == [(worker(0), NewSliceSize(200_000))]
     assert job.handle(worker(1), Measured(262e6)) == []
-    assert job.handle(worker(0), Measured(1e6)) == [(worker(0), NewSliceSize(25_000))]
+    assert job.handle(worker(0), Measured(1e6)) == [(worker(0), NewSliceSize(12_500))]
 
 
 def test_a_size_that_was_set_is_not_measured_later_either() -> None:

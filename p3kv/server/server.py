@@ -15,7 +15,7 @@ from p3kv.server.buffers import Buffer
 from p3kv.server.consumer import STALL_S, Consumer
 from p3kv.server.optimizer import MakeOptimizer
 from p3kv.server.workers import Workers
-from p3kv.slicing import LEAST_CREDIT_BYTES, value_credit_bytes
+from p3kv.slicing import CREDIT_BYTES, value_credit_bytes
 from p3kv.trace import Tracer
 from p3kv.wire import messages
 from p3kv.wire.address import own_address
@@ -135,7 +135,7 @@ class _Server:
             self._place,
             self._on_frame,
             self._on_lost,
-            self._settings.send_buffer_bytes or LEAST_CREDIT_BYTES,
+            self._settings.send_buffer_bytes or CREDIT_BYTES,
         )
 
     def _welcome(self, connection: Connection, payload: memoryview) -> None:

@@ -1,7 +1,7 @@
 """Tensors cut into slices, and the slices' place on the servers."""
 
 from p3kv.slicing.size import (
-    LEAST_CREDIT_BYTES,
+    CREDIT_BYTES,
     SliceSizes,
     gradient_credit_bytes,
     lead_bytes,
@@ -11,7 +11,7 @@ from p3kv.slicing.size import (
 from p3kv.slicing.slices import Run, Slice, cut, loads_with, place
 
 __all__ = [
-    "LEAST_CREDIT_BYTES",
+    "CREDIT_BYTES",
     "Run",
     "Slice",
     "SliceSizes",

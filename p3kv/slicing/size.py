@@ -8,17 +8,17 @@ from typing import List
 
 from p3kv.errors import ProtocolError
 
-FEWEST_ELEMS, MOST_ELEMS = 25_000, 400_000
+FEWEST_ELEMS, MOST_ELEMS = 12_500, 400_000
 _MANY_SERVERS = 8
 _WIRE_S = 0.002
 _ELEM_BYTES = 4
 _LEAD_SLICES = 4
 _SHARING = 4
 """From so many peers on, what may be under way is for all of them together: they share a link."""
-LEAST_CREDIT_BYTES = 96 * 1024
+CREDIT_BYTES = 96 * 1024
 """With much less, a connection that waits for others in a link's queue leaves its own link idle."""
-_LEAST_VALUE_CREDIT_BYTES = 3 * LEAST_CREDIT_BYTES
-_LEAST_SHARE_BYTES = 16 * 1024
+_VALUE_CREDITS = 3
+_LEAST_SHARE_BYTES = 8 * 1024
 
 
 def slice_size_for(rate_bytes_s: float, servers: int) -> int:
@@ -35,7 +35,7 @@ def slice_size_for(rate_bytes_s: float, servers: int) -> int:
     steps = math.log2(max(rate_bytes_s, 1.0) * _WIRE_S / _ELEM_BYTES / FEWEST_ELEMS)
     most = int(math.log2(MOST_ELEMS / FEWEST_ELEMS))
     of_few = FEWEST_ELEMS * 2 ** min(most, max(0, round(steps)))
-    return of_few * _MANY_SERVERS // max(_MANY_SERVERS, servers)
+    return max(FEWEST_ELEMS, of_few * _MANY_SERVERS // max(_MANY_SERVERS, servers))
 
 
 def gradient_credit_bytes(slice_size: int, peers: int) -> int:
@@ -43,7 +43,7 @@ def gradient_credit_bytes(slice_size: int, peers: int) -> int:
 
     No priority reaches that.
     """
-    return _shared(max(LEAST_CREDIT_BYTES, slice_size * _ELEM_BYTES // 2), peers)
+    return _shared(max(_least_credit_bytes(slice_size), slice_size * _ELEM_BYTES // 2), peers)
 
 
 def value_credit_bytes(slice_size: int, peers: int) -> int:
@@ -54,7 +54,7 @@ def value_credit_bytes(slice_size: int, peers: int) -> int:
     gradients were gone sooner had values left when all others' links were idle. Of many peers,
     what more there is in the queues costs as much as it gains.
     """
-    alone = max(_LEAST_VALUE_CREDIT_BYTES, slice_size * _ELEM_BYTES)
+    alone = max(_VALUE_CREDITS * _least_credit_bytes(slice_size), slice_size * _ELEM_BYTES)
     # Shared twice: the more peers, the closer to what gradients get, and never below it.
     return max(gradient_credit_bytes(slice_size, peers), _shared(_shared(alone, peers), peers))
 
@@ -62,6 +62,12 @@ def value_credit_bytes(slice_size: int, peers: int) -> int:
 def lead_bytes(slice_size: int, servers: int) -> int:
     """How far one worker may be ahead of another in taking new values from each server."""
     return _LEAD_SLICES * slice_size * _ELEM_BYTES * _SHARING // max(_SHARING, servers)
+
+
+def _least_credit_bytes(slice_size: int) -> int:
+    """Less where slices are small, since links are slow: what waits there waits long, and is lost
+    where a switch has no room for it."""
+    return min(CREDIT_BYTES, max(FEWEST_ELEMS, slice_size) * _ELEM_BYTES)
 
 
 def _shared(alone_bytes: int, peers: int) -> int:

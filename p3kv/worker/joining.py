@@ -9,7 +9,7 @@ from typing import Callable, Dict, Optional, Set
 
 from p3kv.config import Settings
 from p3kv.errors import P3Error, ProtocolError
-from p3kv.slicing import LEAST_CREDIT_BYTES
+from p3kv.slicing import CREDIT_BYTES
 from p3kv.wire import messages
 from p3kv.wire.connection import Connection, connect
 from p3kv.wire.control import ControlClient
@@ -94,7 +94,7 @@ class Joining:
                     f"{error.strerror or error}. Is the address reachable from here? "
                     "DMLC_INTERFACE or DMLC_NODE_HOST, set for the server, choose another.",
                 ) from error
-            connection = make(sock, settings.send_buffer_bytes or LEAST_CREDIT_BYTES)
+            connection = make(sock, settings.send_buffer_bytes or CREDIT_BYTES)
             connection.peer = server
             connection.writer.push(messages.URGENT, header, hello)
             self._servers[server] = connection
