@@ -161,10 +161,9 @@ def test_many_peers_share_what_may_be_under_way(slice_size: int, peers: int) -> 
 
 
 @given(st.floats(100e6, 100e9), st.integers(2, 16))
-def test_what_all_kernels_hold_for_a_link_takes_it_50_ms_at_most(
-    rate_bit_s: float, hosts: int
-) -> None:
-    """More would be lost where it waits: a switch's port has no larger queue."""
+def test_all_credits_for_a_link_take_it_50_ms_at_most(rate_bit_s: float, hosts: int) -> None:
+    """Much more would be lost where it waits, in the queue of a switch's port. The kernel goes by
+    what buffers occupy, and takes a write of up to 64 KiB whole, so that it may hold more."""
     slice_size = slice_size_for(rate_bit_s / 8, hosts)
     credits_bytes = (c(slice_size, hosts) for c in (gradient_credit_bytes, value_credit_bytes))
     assert (hosts - 1) * sum(credits_bytes) <= 0.05 * rate_bit_s / 8
