@@ -35,7 +35,8 @@ def slice_size_for(rate_bytes_s: float, servers: int) -> int:
     steps = math.log2(max(rate_bytes_s, 1.0) * _WIRE_S / _ELEM_BYTES / FEWEST_ELEMS)
     most = int(math.log2(MOST_ELEMS / FEWEST_ELEMS))
     of_few = FEWEST_ELEMS * 2 ** min(most, max(0, round(steps)))
-    return max(FEWEST_ELEMS, of_few * _MANY_SERVERS // max(_MANY_SERVERS, servers))
+    of_all = _MANY_SERVERS * max(of_few, 2 * FEWEST_ELEMS)
+    return min(of_few, of_all // max(_MANY_SERVERS, servers))
 
 
 def gradient_credit_bytes(slice_size: int, peers: int) -> int:

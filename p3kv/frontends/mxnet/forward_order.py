@@ -25,8 +25,7 @@ _AFAR = 8
 """Places in the order of the pushes. Threads of the engine start neighbours in any order, and of
 those that are farther apart only the few that a thread has just held up."""
 _LEAST_OVERTAKEN = 1 / 3
-"""Of all gradients. With 1 to 8 engine threads on two cores, idle or busy, it was at most 0.22 of
-10 to 400 that were all ready when they were pushed."""
+"""Of all gradients: more than up to eight threads of the engine hold up where all were ready."""
 
 
 class ForwardReads:
