@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import socket
+import random
 import subprocess
 import sys
 import threading
@@ -91,7 +91,7 @@ class _Job:
     def start(self, worker_command: List[str]) -> None:
         """Starts a scheduler on the first host, and a server and a worker on each."""
         hosts = self._cluster.hosts
-        port = _free_port()
+        port = _scheduler_port()
         self._start(hosts[0], "scheduler", port, self._system.role_command)
         for host in hosts:
             self._servers.append(self._start(host, "server", port, self._system.role_command))
@@ -212,11 +212,10 @@ class _Job:
             thread.join(timeout=5.0)
 
 
-def _free_port() -> int:
-    """A port for the scheduler: free here, and the hosts' namespaces are new and empty."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def _scheduler_port() -> int:
+    """A port that is free in a host's namespace, which nobody else uses, and stays so: below those
+    that the kernel gives to who asks for any."""
+    return random.randrange(10_000, 32_768)
 
 
 def _peak_rss_kib(process: subprocess.Popen) -> int:

@@ -7,7 +7,7 @@ import contextlib
 import os
 import sys
 from pathlib import Path
-from typing import Iterator, Optional, Sequence, Tuple
+from typing import Any, Iterator, Mapping, Optional, Sequence, Tuple
 
 from experiments import output
 from experiments.campaign import DILATION, Campaign
@@ -16,11 +16,15 @@ from scripts.cluster import missing_requirements
 
 
 def parser(
-    description: str, models: Sequence[str], repetitions: str = "1"
+    description: str,
+    models: Sequence[str],
+    repetitions: str = "1",
+    dilation: Mapping[str, float] = DILATION,
 ) -> argparse.ArgumentParser:
     """Returns a parser with what every measured figure takes.
 
-    `models` are those of the figure; `repetitions` says how often it runs everything unless told.
+    `models` are those of the figure; `repetitions` and `dilation`, by model, are what it does
+    unless told.
     """
     made = output.arguments(description)
     made.add_argument(
@@ -42,9 +46,10 @@ def parser(
         help="iterations before these; default: %(default)s",
     )  # fmt: skip
     made.add_argument(
-        "--dilation", nargs="+", type=_dilation, default=[], metavar="[MODEL=]D",
+        "--dilation", nargs="+", type=_dilation, action=_ByModel, default=dilation,
+        metavar="[MODEL=]D",
         help="stretch computation on four hosts, and divide bandwidths, by D; default: "
-        + " ".join(f"{name}={DILATION[name]:g}" for name in models),
+        + " ".join(f"{name}={dilation[name]:g}" for name in models),
     )  # fmt: skip
     made.add_argument("--congestion-control", default="cubic", metavar="NAME")
     made.add_argument("--retry", action="store_true", help="measure again what has failed")
@@ -61,10 +66,6 @@ def parse(
     """Returns the options with all defaults in but `repetitions`; `dilation` is by model."""
     options = made.parse_args(argv)
     options.models = options.models or list(quick_models if options.quick else models)
-    given = dict(options.dilation)
-    options.dilation = {
-        name: given.get(name, given.get("", default)) for name, default in DILATION.items()
-    }
     return options
 
 
@@ -96,6 +97,18 @@ def _count(text: str) -> int:
     if not text.isdigit() or int(text) == 0:
         raise argparse.ArgumentTypeError(f"{text!r} is not a positive whole number")
     return int(text)
+
+
+class _ByModel(argparse.Action):
+    """Puts what is given by model, or for all of them, over the default."""
+
+    def __call__(
+        self, made: Any, options: argparse.Namespace, values: Any, option: Optional[str] = None
+    ) -> None:
+        given = dict(values)
+        for_all = given.get("")
+        by_model = {name: given.get(name, for_all or usual) for name, usual in self.default.items()}
+        setattr(options, self.dest, by_model)
 
 
 def _dilation(text: str) -> Tuple[str, float]:

@@ -9,6 +9,8 @@ from p3kv.server.buffers import Buffer
 from p3kv.wire.connection import Connection
 from p3kv.wire.queue import PriorityQueue
 
+_LEAD_SHARE = 0.25
+
 
 class _Broadcast:
     __slots__ = ("header", "urgency", "value", "waiting")
@@ -29,11 +31,16 @@ class Broadcasts:
     has taken all but `lead_bytes` of what went before. A worker that had its weights sooner would
     push its next gradients sooner, over the links that still bring the last weights to another
     one. That one falls behind further, and everybody waits for it in the next round.
+
+    Where much waits, a quarter of it may go ahead, too: else this server's link is idle for the
+    sake of one worker's, and at the end of the round everybody waits for this server. By then
+    nothing waits here any more, so that all workers have the last value at about the same time.
     """
 
     def __init__(self) -> None:
         self.lead_bytes = 0
         self._queue: PriorityQueue[_Broadcast] = PriorityQueue()
+        self._queued_bytes = 0
         self._under_way: Set[_Broadcast] = set()
         self._under_way_bytes = 0
 
@@ -46,6 +53,7 @@ class Broadcasts:
             for _ in broadcast.waiting:
                 value.begin_send()
             self._queue.push(urgency, broadcast)
+            self._queued_bytes += len(value.bytes)
             self._hand_over()
 
     def forget(self, connection: Connection) -> None:
@@ -56,8 +64,9 @@ class Broadcasts:
         self._hand_over()
 
     def _hand_over(self) -> None:
-        while len(self._queue) and self._under_way_bytes <= self.lead_bytes:
+        while len(self._queue) and self._under_way_bytes <= self._allowed_bytes():
             broadcast = self._queue.pop()
+            self._queued_bytes -= len(broadcast.value.bytes)
             self._under_way.add(broadcast)
             self._under_way_bytes += len(broadcast.value.bytes)
             for connection in list(broadcast.waiting):
@@ -70,6 +79,9 @@ class Broadcasts:
                         broadcast.value.bytes,
                         partial(self._sent, broadcast, connection),
                     )
+
+    def _allowed_bytes(self) -> float:
+        return self.lead_bytes + _LEAD_SHARE * self._queued_bytes
 
     def _sent(self, broadcast: _Broadcast, connection: Connection) -> None:
         self._taken(broadcast, connection)
