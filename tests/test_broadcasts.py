@@ -15,7 +15,7 @@ from p3kv.wire.loop import Loop
 from p3kv.wire.messages import Kind, pack_header, unpack_header
 
 VALUE_BYTES = 1 << 20
-LEAD_VALUES = 3
+LEAD_VALUES, MOST_LEAD_VALUES = 3, 8
 HEADER = pack_header(Kind.UPDATED, 0, payload_bytes=VALUE_BYTES)
 FRAME_BYTES = len(HEADER) + VALUE_BYTES
 
@@ -30,7 +30,7 @@ def loop() -> Iterator[Loop]:
 @pytest.fixture
 def broadcasts() -> Broadcasts:
     made = Broadcasts()
-    made.lead_bytes = LEAD_VALUES * VALUE_BYTES
+    made.set_lead(LEAD_VALUES * VALUE_BYTES, MOST_LEAD_VALUES * VALUE_BYTES)
     return made
 
 
@@ -67,18 +67,24 @@ def _run(loop: Loop, far: socket.socket) -> bytes:
     return bytes(received)
 
 
-def test_no_worker_is_ahead_of_another_by_more_than_the_lead_and_a_part_of_what_waits(
-    loop: Loop, broadcasts: Broadcasts
+@pytest.mark.parametrize(
+    "count, ahead",
+    [
+        (4, 4),
+        (20, LEAD_VALUES + 13 // 4 + 1),  # a quarter of the 13 that wait
+        (60, MOST_LEAD_VALUES + 1),
+    ],
+)
+def test_no_worker_is_ahead_of_another_by_more_than_the_lead(
+    loop: Loop, broadcasts: Broadcasts, count: int, ahead: int
 ) -> None:
     (reading, near), (idle, far) = _worker(loop), _worker(loop)
-    values = _values(20)
-    for number, value in enumerate(values):
+    for number, value in enumerate(_values(count)):
         broadcasts.send(-number, HEADER, value, [reading, idle])
-    # A lead of 3, and a quarter of the 13 that wait; one more, because a value is never divided.
-    ahead_bytes = (LEAD_VALUES + 13 // 4 + 1) * FRAME_BYTES
-    assert len(_run(loop, near)) == ahead_bytes
+    # One value more than the lead, because a value is never divided.
+    assert len(_run(loop, near)) == ahead * FRAME_BYTES
     behind_bytes = len(_run(loop, far))
-    assert ahead_bytes < behind_bytes <= 2 * ahead_bytes
+    assert min(count, ahead + 1) * FRAME_BYTES <= behind_bytes <= 2 * ahead * FRAME_BYTES
     near.close()
     far.close()
 

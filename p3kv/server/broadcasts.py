@@ -9,7 +9,7 @@ from p3kv.server.buffers import Buffer
 from p3kv.wire.connection import Connection
 from p3kv.wire.queue import PriorityQueue
 
-_LEAD_SHARE = 0.25
+_LEAD_OF_WAITING = 0.25
 
 
 class _Broadcast:
@@ -28,21 +28,28 @@ class Broadcasts:
     """Hands new values to the connections of the workers, the most urgent first.
 
     A value goes to all its workers or waits here: it goes when the worker that is furthest behind
-    has taken all but `lead_bytes` of what went before. A worker that had its weights sooner would
-    push its next gradients sooner, over the links that still bring the last weights to another
-    one. That one falls behind further, and everybody waits for it in the next round.
+    has taken all but the lead of what went before. A worker that had its weights sooner would push
+    its next gradients sooner, over the links that still bring the last weights to another one.
+    That one falls behind further, and everybody waits for it in the next round.
 
-    Where much waits, a quarter of it may go ahead, too: else this server's link is idle for the
-    sake of one worker's, and at the end of the round everybody waits for this server. By then
-    nothing waits here any more, so that all workers have the last value at about the same time.
+    Where much waits, the lead is longer: else this server's link is idle for the sake of one
+    worker's, and at the end of the round everybody waits for this server. By then nothing waits
+    here any more, so that all workers have the last value at about the same time. It has an end,
+    since much waits at every server when one worker has fallen behind.
     """
 
     def __init__(self) -> None:
-        self.lead_bytes = 0
+        self._least_lead_bytes = 0
+        self._most_lead_bytes = 0
         self._queue: PriorityQueue[_Broadcast] = PriorityQueue()
         self._queued_bytes = 0
         self._under_way: Set[_Broadcast] = set()
         self._under_way_bytes = 0
+
+    def set_lead(self, least_bytes: int, most_bytes: int) -> None:
+        """How far one worker may be ahead of another: the least when nothing waits here."""
+        self._least_lead_bytes = least_bytes
+        self._most_lead_bytes = most_bytes
 
     def send(
         self, urgency: int, header: bytes, value: Buffer, connections: Iterable[Connection]
@@ -64,7 +71,7 @@ class Broadcasts:
         self._hand_over()
 
     def _hand_over(self) -> None:
-        while len(self._queue) and self._under_way_bytes <= self._allowed_bytes():
+        while len(self._queue) and self._under_way_bytes <= self._lead_bytes():
             broadcast = self._queue.pop()
             self._queued_bytes -= len(broadcast.value.bytes)
             self._under_way.add(broadcast)
@@ -80,8 +87,9 @@ class Broadcasts:
                         partial(self._sent, broadcast, connection),
                     )
 
-    def _allowed_bytes(self) -> float:
-        return self.lead_bytes + _LEAD_SHARE * self._queued_bytes
+    def _lead_bytes(self) -> float:
+        wanted_bytes = self._least_lead_bytes + _LEAD_OF_WAITING * self._queued_bytes
+        return min(wanted_bytes, self._most_lead_bytes)
 
     def _sent(self, broadcast: _Broadcast, connection: Connection) -> None:
         self._taken(broadcast, connection)

@@ -82,7 +82,8 @@ class Consumer:
         """
         is_new = self._sizes.set(from_round, slice_size)
         if is_new:
-            self.broadcasts.lead_bytes = lead_bytes(slice_size, self._num_servers)
+            least_bytes = lead_bytes(slice_size, self._num_servers)
+            self.broadcasts.set_lead(least_bytes, most_bytes=lead_bytes(slice_size, 1))
         return is_new
 
     def declare(self, layout: KeyLayout) -> None:

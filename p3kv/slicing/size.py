@@ -61,7 +61,8 @@ def value_credit_bytes(slice_size: int, peers: int) -> int:
 
 
 def lead_bytes(slice_size: int, servers: int) -> int:
-    """How far one worker may be ahead of another in taking new values from each server."""
+    """How far one worker may be ahead of another in taking new values from each of the servers,
+    as long as none of these is behind."""
     return _LEAD_SLICES * slice_size * _ELEM_BYTES * _SHARING // max(_SHARING, servers)
 
 
