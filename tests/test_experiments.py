@@ -125,6 +125,10 @@ def test_quick_runs_stay_apart_and_defaults_are_stated():
     quick = options.parse(parser, ["--quick"], ("resnet50", "vgg19"))
     assert (quick.models, quick.iterations) == (["resnet50"], 3)
     assert quick.dilation == campaign.DILATION
+    slower = options.parser("a figure", ("resnet50", "vgg19"), dilation={"resnet50": 3, "vgg19": 1})
+    assert options.parse(slower, [], ("resnet50",)).dilation == {"resnet50": 3, "vgg19": 1}
+    given = options.parse(slower, ["--dilation", "vgg19=2"], ("resnet50",))
+    assert given.dilation == {"resnet50": 3, "vgg19": 2}
     paths = [options.numbers_path(chosen, "figure7").name for chosen in (full, quick)]
     assert paths == ["figure7.json", "figure7-quick.json"]
 
