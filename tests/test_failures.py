@@ -21,6 +21,7 @@ from tests.jobs import (
     eventually,
     held_port,
     results,
+    run_job,
     start_role,
 )
 
@@ -120,3 +121,13 @@ def test_a_worker_that_makes_fewer_steps_than_the_others_is_named_with_the_remed
         assert "give each the same number of batches" in said
     assert result.code == code
     assert f"p3kv launch: {verdict}" in result.output
+
+
+def test_a_worker_that_can_t_begin_to_send_fails_and_everybody_learns_why() -> None:
+    result = run_job("no_memory.py", workers=2, servers=1)
+    print(f"all ended after {result.seconds:.1f} s")
+    reason = "Failed to allocate CPU Memory"
+    for name in ("worker 0", "worker 1", "server 0", "scheduler"):
+        said = result.said_by(name)
+        assert re.search(f"worker 1: p3kv failed in the worker: .*{reason}", said), result.output
+    assert "p3kv launch: worker 1 failed first: exit code 1" in result.output

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import statistics
 import threading
 import time
 from typing import Iterator, List, Tuple
@@ -48,6 +49,64 @@ def test_calls_from_other_threads_come_in_order_and_wake_the_loop(loop: Loop) ->
     caller.join()
     assert seen == list(range(1000))
     assert time.monotonic() - start < DEADLINE_S / 2
+
+
+def test_calls_together_wait_for_those_that_follow_closely(loop: Loop) -> None:
+    made: List[int] = []
+    made_at_first: List[int] = []  # how many were made when the loop called the first one
+
+    def call() -> None:
+        for _ in range(20):
+            made.clear()
+            loop.call_together(lambda: made_at_first.append(len(made)))
+            for number in range(100):
+                loop.call_together(int)
+                made.append(number)
+            time.sleep(0.02)
+        loop.call_soon(loop.stop)
+
+    caller = threading.Timer(0.05, call)
+    caller.start()
+    loop.run()
+    caller.join()
+    # The machine may stop the caller between two calls, but not in most of its bursts.
+    assert statistics.median(made_at_first) == 100
+
+
+def test_calls_together_keep_their_place_among_all_calls(loop: Loop) -> None:
+    seen: List[int] = []
+
+    def call() -> None:
+        for number in range(1000):
+            (loop.call_together if number % 3 else loop.call_soon)(seen.append, number)
+        loop.call_soon(loop.stop)
+
+    caller = threading.Timer(0.05, call)
+    caller.start()
+    loop.run()
+    caller.join()
+    assert seen == list(range(1000))
+
+
+def test_calls_together_that_never_end_wait_for_some_milliseconds_only(loop: Loop) -> None:
+    waited_s: List[float] = []
+    stopped = threading.Event()
+
+    def called(made: float) -> None:
+        waited_s.append(time.monotonic() - made)
+
+    def call() -> None:
+        while not stopped.is_set():
+            loop.call_together(called, time.monotonic())
+            time.sleep(0.0001)
+
+    caller = threading.Thread(target=call)
+    loop.call_later(0.5, loop.stop)
+    caller.start()
+    loop.run()
+    stopped.set()
+    caller.join()
+    assert statistics.median(waited_s) < 0.05
 
 
 def test_timers_come_in_order_of_their_times_and_then_of_the_calls(loop: Loop) -> None:

@@ -14,6 +14,13 @@ from typing import Any, Callable, Deque, Dict, List, Optional, Set, Tuple
 
 from p3kv.wire.connection import Connection
 
+_GATHER_S = 0.01
+_PAUSE_S = 0.0005
+"""A script makes several calls together in this time."""
+_FIRST_PAUSE_S = 0.00001
+"""The operating system makes some 60 us of it: enough for a second call, and all that one that
+stays alone has to wait."""
+
 
 @dataclass
 class Inversions:
@@ -50,6 +57,9 @@ class Loop:
         self._inbox: Deque[Tuple[Callable[..., None], Tuple[Any, ...]]] = deque()
         self._timers: List[Tuple[float, int, Callable[[], None]]] = []
         self._timer_numbers = itertools.count()
+        self._together = 0
+        self._gathered = 0
+        """How many calls of `call_together` there were, and were when the loop last looked."""
         self._asleep = False
         self._running = False
         self._drained: Set[Connection] = set()
@@ -64,6 +74,12 @@ class Loop:
         if self._asleep:
             with suppress(OSError):  # wake-ups are waiting already, or the loop is closed
                 self._wake_writer.send(b"\0")
+
+    def call_together(self, function: Callable[..., None], *arguments: Any) -> None:
+        """As `call_soon`, but lets who calls finish first: while more such calls come, all wait,
+        and the loop with them, for some milliseconds at most."""
+        self._together += 1
+        self.call_soon(function, *arguments)
 
     def call_later(self, delay_s: float, function: Callable[[], None]) -> None:
         """Calls `function` in `delay_s` seconds."""
@@ -99,6 +115,7 @@ class Loop:
         """
         self._running = True
         while self._running:
+            self._gather()
             self._call_inbox()
             more_work = work()
             self._send()
@@ -189,6 +206,17 @@ class Loop:
                 self.inversions.frames += writer.begun_frames - frames
                 self.inversions.bytes += writer.begun_bytes - begun
                 return
+
+    def _gather(self) -> None:
+        """Leaves Python's lock to whoever makes calls together, until no more come."""
+        if self._together == self._gathered:
+            return
+        pause_s, deadline = _FIRST_PAUSE_S, time.monotonic() + _GATHER_S
+        while self._together != self._gathered and time.monotonic() < deadline:
+            self._gathered = self._together
+            time.sleep(pause_s)
+            pause_s = _PAUSE_S
+        self._gathered = self._together
 
     def _call_inbox(self) -> None:
         for _ in range(len(self._inbox)):

@@ -10,7 +10,7 @@ import os
 import socket
 import threading
 import time
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any, Callable, Dict, List, Optional, Sequence
 
 from p3kv.config import Launch, Settings, apply_verbosity
 from p3kv.errors import (
@@ -79,8 +79,11 @@ class Worker:
         self._joining: Optional[Joining] = None
         self._keys: Dict[Key, WorkerKey] = {}
         self._keys_by_id: Dict[int, WorkerKey] = {}
+        self._not_begun: List[Done] = []
+        """Of transfers that could not be made: they end with the job."""
         self._failure: Optional[P3Error] = None
         self._state_changed = threading.Condition()
+        self._script = threading.get_ident()
         self._started = False
         self._closed = False
         self._byes_left = 0
@@ -235,41 +238,15 @@ class Worker:
         known = [key_id for key_id in self._exchange.order if key_id in self._keys_by_id]
         return [self._keys_by_id[key_id].key for key_id in known]
 
-    # Transfers: from any thread, begun at once, ended by a call of `done`.
+    def begin(self, make: Callable[[Done], Transfer], done: Done) -> None:
+        """Has the worker's thread begin the transfer `make(done)`; from any thread.
 
-    def push_pull(
-        self,
-        key: WorkerKey,
-        round: int,
-        step: int,
-        priority: int,
-        source: memoryview,
-        target: memoryview,
-        done: Done,
-    ) -> None:
-        """Sends `source` for a round and receives the round's result into `target`."""
-        transfer = Transfer(key, round, priority, source, target, done, step)
-        self._loop.call_soon(self._begin, transfer)
-
-    def push(
-        self,
-        key: WorkerKey,
-        round: int,
-        step: int,
-        priority: int,
-        source: memoryview,
-        done: Done,
-    ) -> None:
-        """Sends `source` for a round; done when the kernel has taken it all."""
-        transfer = Transfer(key, round, priority, source, None, done, step)
-        self._loop.call_soon(self._begin, transfer)
-
-    def pull(
-        self, key: WorkerKey, round: int, priority: int, target: memoryview, done: Done
-    ) -> None:
-        """Receives the key's value of `round` or a later one into `target`."""
-        transfer = Transfer(key, round, priority, None, target, done)
-        self._loop.call_soon(self._begin, transfer)
+        What the script's thread begins was ready when it was pushed, so more comes at once: until
+        it has, the script needs Python's lock more than the worker's thread does.
+        """
+        from_script = threading.get_ident() == self._script
+        call = self._loop.call_together if from_script else self._loop.call_soon
+        call(self._begin, make, done)
 
     def stats(self) -> Dict[str, int]:
         """What this worker has sent and received: slices, and their bytes without headers.
@@ -287,23 +264,35 @@ class Worker:
     # The worker's thread.
 
     def _run(self) -> None:
-        try:
-            self._loop.run()
-        except Exception as error:
-            _log.exception("the worker's thread failed")
-            reason = f"p3kv failed in the worker: {error!r}"
-            self._control.send(ReportFailure(Failure(reason, "worker", self.rank)))
-            self._fail(P3Error(reason))
-            raise
+        ended = False
+        while not ended:
+            try:
+                self._loop.run()
+                ended = True
+            except Exception as error:  # noqa: BLE001  what begins later has to end, too
+                self._fail(self._give_up(error))
+
+    def _give_up(self, error: Exception) -> P3Error:
+        """Tells everybody why; once they know, the job's failure ends what is under way here."""
+        _log.error("the worker's thread failed", exc_info=error)
+        failure = Failure(f"p3kv failed in the worker: {error!r}", "worker", self.rank)
+        self._control.suspect(failure)
+        return failure.to_error()
 
     def _connection(self, sock: socket.socket, send_buffer_bytes: int) -> Connection:
         return Connection(sock, self._place, self._on_frame, self._on_lost, send_buffer_bytes)
 
-    def _begin(self, transfer: Transfer) -> None:
-        if self._failure is None:
-            self._exchange.begin(transfer)
+    def _begin(self, make: Callable[[Done], Transfer], done: Done) -> None:
+        if self._failure is not None:
+            done(self._failure)
+            return
+        try:
+            transfer = make(done)
+        except Exception as error:  # noqa: BLE001  everybody has to learn it
+            self._not_begun.append(done)
+            self._give_up(error)
         else:
-            transfer.done(self._failure)
+            self._exchange.begin(transfer)
 
     def _place(self, connection: Connection, header: Header) -> Optional[memoryview]:
         if header.kind in Joining.KINDS and self._joining is not None:
@@ -345,6 +334,8 @@ class Worker:
         for connection in self._servers.values():
             self._loop.remove_connection(connection)
         self._exchange.fail(error)
+        while self._not_begun:
+            self._not_begun.pop()(error)
 
     def _tell_servers(self, kind: Kind, payload: bytes, step: int, servers: Any) -> None:
         header = pack_header(kind, self.rank, step=step, payload_bytes=len(payload))

@@ -65,10 +65,15 @@ class Staging:
 
     def __init__(self) -> None:
         self._arrays: Dict[Key, NDArray] = {}
+        self._sources: Dict[Key, NDArray] = {}
+        self._targets: Dict[Key, NDArray] = {}
+        """Those in CPU memory that were used last: to ask MXNet where an array is takes long."""
 
     def reduced(self, worker_key: WorkerKey, arrays: List[NDArray]) -> NDArray:
         """One array in CPU memory with the sum of `arrays`, one for each device."""
-        if len(arrays) == 1 and _on_cpu(arrays[0]):
+        key = worker_key.key
+        if len(arrays) == 1 and (self._sources.get(key) is arrays[0] or _on_cpu(arrays[0])):
+            self._sources[key] = arrays[0]
             return arrays[0]
         staging = self._array(worker_key, arrays[0])
         if len(arrays) == 1:
@@ -80,8 +85,10 @@ class Staging:
 
     def landing_place(self, worker_key: WorkerKey, arrays: List[NDArray]) -> NDArray:
         """The first of `arrays` that is in CPU memory, or an array there."""
+        key = worker_key.key
         for array in arrays:
-            if _on_cpu(array):
+            if self._targets.get(key) is array or _on_cpu(array):
+                self._targets[key] = array
                 return array
         return self._array(worker_key, arrays[0])
 

@@ -15,7 +15,7 @@ import ctypes
 import functools
 import itertools
 import logging
-from typing import Callable, Dict, Optional, Sequence
+from typing import Callable, Dict, Optional, Sequence, Tuple
 
 from mxnet.base import _LIB, check_call
 from mxnet.ndarray import NDArray
@@ -40,17 +40,23 @@ _AsyncFunction = ctypes.CFUNCTYPE(
 )
 _CompleteFunction = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
 _CPU = _Context(1, 0)
+_ASYNC = ctypes.c_int(4)
+"""FnProperty::kAsync: it returns at once, so that no thread need be woken to call it."""
+
+
+_Arrays = Tuple[Sequence[NDArray], Sequence[NDArray]]
 
 
 class Operation:
     """One operation that the engine has started and that waits for `complete`.
 
-    Any thread may complete it, exactly once.
+    Any thread may complete it, exactly once. Its arrays are kept until then.
     """
 
-    __slots__ = ("_callback", "_engine", "_param")
+    __slots__ = ("_arrays", "_callback", "_engine", "_param")
 
-    def __init__(self, on_complete: _OnComplete) -> None:
+    def __init__(self, on_complete: _OnComplete, arrays: _Arrays) -> None:
+        self._arrays = arrays
         self._callback = on_complete.callback
         self._engine = on_complete.engine
         self._param = on_complete.param
@@ -71,14 +77,14 @@ class Operation:
 _completing = functools.lru_cache(maxsize=None)(_CompleteFunction)
 
 # The engine calls one C function for every operation; the parameter tells which one is meant.
-_starts: Dict[int, Callable[[Operation], None]] = {}
+_starts: Dict[int, Tuple[Callable[[Operation], None], _Arrays]] = {}
 _tickets = itertools.count(1)
 
 
 @_AsyncFunction
 def _start(_run_context: int, on_complete: ctypes._Pointer, ticket: int) -> None:
-    operation = Operation(on_complete.contents)
-    start = _starts.pop(ticket)
+    start, arrays = _starts.pop(ticket)
+    operation = Operation(on_complete.contents, arrays)
     try:
         start(operation)
     except BaseException as error:  # noqa: BLE001  a C caller: nobody above could catch it
@@ -94,12 +100,12 @@ def push(
 ) -> None:
     """Has the engine call `start(operation)` when all of `reads` and `writes` are ready.
 
-    Returns at once. `start` runs in a thread of the engine and must not block; it, or whoever
-    it hands the operation to, completes it later. An array may stand in only one of the lists,
-    and the caller keeps all of them alive until then.
+    Returns at once. `start` runs in a thread of the engine, or in this one before `push` returns
+    where all are ready, and must not block; it, or whoever it hands the operation to, completes
+    it later. An array may stand in only one of the lists.
     """
     ticket = next(_tickets)
-    _starts[ticket] = start
+    _starts[ticket] = (start, (reads, writes))
     check_call(
         _LIB.MXEnginePushAsyncND(
             _start,
@@ -110,7 +116,7 @@ def push(
             len(reads),
             _handles(writes),
             len(writes),
-            None,
+            ctypes.byref(_ASYNC),
             0,
             name,
             False,
@@ -125,7 +131,7 @@ def _handles(arrays: Sequence[NDArray]) -> ctypes.Array:
 def memory(array: NDArray, size_bytes: int) -> memoryview:
     """The memory of a CPU array of `size_bytes` bytes; to ask MXNet for them would take longer.
 
-    Call it inside a started operation that reads or writes `array`, and use the result until
+    Call it while an operation that reads or writes `array` is started, and use the result until
     that operation is completed: the engine may move the memory between operations.
 
     oneDNN keeps weights that inference has used in a blocked layout, and reorders them back in

@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import operator
 from contextlib import suppress
-from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 
 import mxnet as mx
 import numpy as np
@@ -19,7 +19,7 @@ from p3kv.frontends.mxnet.arrays import Staging, check_kind, listed, pairs, spre
 from p3kv.frontends.mxnet.forward_order import OrderLearner
 from p3kv.wire.messages import INITIAL_ROUND, Key
 from p3kv.worker import this_process
-from p3kv.worker.transfers import WorkerKey
+from p3kv.worker.transfers import Done, Transfer, WorkerKey
 
 
 class P3(KVStoreBase):
@@ -291,50 +291,53 @@ class P3(KVStoreBase):
         source: NDArray,
         target: NDArray,
     ) -> None:
-        worker = self._worker
-
-        def start(operation: engine.Operation) -> None:
-            self._order.ready(worker_key.key)
-            worker.push_pull(
-                worker_key,
-                round_,
-                step,
-                priority,
-                _bytes(worker_key, source),
-                _bytes(worker_key, target),
-                _done(operation, source, target),
-            )
+        def transfer(done: Done) -> Transfer:
+            memory = _bytes(worker_key, source), _bytes(worker_key, target)
+            return Transfer(worker_key, round_, priority, *memory, done, step)
 
         reads = [] if source is target else [source]
-        engine.push(start, reads, [target], b"p3kv_pushpull")
+        self._when_ready(transfer, reads, [target], b"p3kv_pushpull", worker_key.key)
 
     def _send(
         self, worker_key: WorkerKey, round_: int, step: int, priority: int, source: NDArray
     ) -> None:
-        worker = self._worker
+        def transfer(done: Done) -> Transfer:
+            memory = _bytes(worker_key, source), None
+            return Transfer(worker_key, round_, priority, *memory, done, step)
 
-        def start(operation: engine.Operation) -> None:
-            if round_ != INITIAL_ROUND:
-                self._order.ready(worker_key.key)
-            done = _done(operation, source)
-            worker.push(worker_key, round_, step, priority, _bytes(worker_key, source), done)
-
-        engine.push(start, [source], [], b"p3kv_push")
+        gradient_of = None if round_ == INITIAL_ROUND else worker_key.key
+        self._when_ready(transfer, [source], [], b"p3kv_push", gradient_of)
 
     def _push_initial(self, worker_key: WorkerKey, value: NDArray) -> None:
         self._send(worker_key, INITIAL_ROUND, 0, 0, self._staging.reduced(worker_key, [value]))
 
     def _pull(self, worker_key: WorkerKey, targets: List[NDArray], priority: int) -> None:
-        worker, round_ = self._worker, worker_key.round
+        round_ = worker_key.round
         target = self._staging.landing_place(worker_key, targets)
 
-        def start(operation: engine.Operation) -> None:
-            worker.pull(
-                worker_key, round_, priority, _bytes(worker_key, target), _done(operation, target)
-            )
+        def transfer(done: Done) -> Transfer:
+            memory = None, _bytes(worker_key, target)
+            return Transfer(worker_key, round_, priority, *memory, done)
 
-        engine.push(start, [], [target], b"p3kv_pull")
+        self._when_ready(transfer, [], [target], b"p3kv_pull")
         spread(target, targets)
+
+    def _when_ready(
+        self,
+        transfer: Callable[[Done], Transfer],
+        reads: List[NDArray],
+        writes: List[NDArray],
+        name: bytes,
+        gradient_of: Optional[Key] = None,
+    ) -> None:
+        """Has the worker begin a transfer when its arrays are ready."""
+
+        def start(operation: engine.Operation) -> None:
+            if gradient_of is not None:
+                self._order.ready(gradient_of)
+            self._worker.begin(transfer, operation.complete)
+
+        engine.push(start, reads, writes, name)
 
 
 def _priority(priority: int) -> int:
@@ -345,15 +348,6 @@ def _priority(priority: int) -> int:
 
 def _bytes(worker_key: WorkerKey, array: NDArray) -> memoryview:
     return engine.memory(array, worker_key.size_elems * worker_key.item_bytes)
-
-
-def _done(operation: engine.Operation, *arrays: NDArray) -> Any:
-    """Completes the operation, and keeps its arrays until then."""
-
-    def done(error: Optional[BaseException], _arrays: Tuple[NDArray, ...] = arrays) -> None:
-        operation.complete(error)
-
-    return done
 
 
 def _finish() -> None:
