@@ -21,7 +21,7 @@ from p3kv.slicing import (
     slice_size_for,
     value_credit_bytes,
 )
-from p3kv.slicing.size import FEWEST_ELEMS, MOST_ELEMS
+from p3kv.slicing.size import SIZES_ELEMS
 
 sizes = st.integers(0, 5000)
 slice_sizes = st.integers(1, 700)
@@ -126,7 +126,7 @@ test_sizes_hold_from_their_round_on = Sizes.TestCase
         (200, 12_500),
         (500, 25_000),
         (1000, 50_000),
-        (2000, 100_000),
+        (2500, 200_000),
         (4000, 200_000),
         (1e6, 400_000),
     ],
@@ -138,7 +138,13 @@ def test_slices_take_about_as_long_on_every_network(rate_mbit_s: float, elems: i
 @given(st.floats(0, 1e12), st.floats(0, 1e12))
 def test_a_faster_network_never_gets_smaller_slices(one: float, other: float) -> None:
     slower, faster = (slice_size_for(rate, servers=4) for rate in sorted((one, other)))
-    assert FEWEST_ELEMS <= slower <= faster <= MOST_ELEMS
+    assert SIZES_ELEMS[0] <= slower <= faster <= SIZES_ELEMS[-1]
+
+
+@given(st.floats(0.8, 1.25))
+def test_usual_links_get_the_same_size_however_they_are_measured(off: float) -> None:
+    assert slice_size_for(off * 125e6, servers=4) == 50_000
+    assert slice_size_for(off * 312.5e6, servers=4) == 200_000
 
 
 @given(st.floats(0, 1e12), st.integers(8, 200))

@@ -53,6 +53,7 @@ def test_a_rate_is_told_when_most_of_some_rounds_have_it_and_again_when_it_chang
     tuned.rounds(4, 10 * MB)
     assert tuned.reports == []
     tuned.rounds(10, 10 * MB)
+    tuned.rounds(5, 12 * MB)
     assert tuned.reports == pytest.approx([10 * MB])
     tuned.rounds(2, 300 * MB)
     tuned.rounds(3, 10 * MB)

@@ -43,6 +43,9 @@ Replies = List[Tuple[bytes, FromScheduler]]
 
 _WORTH_A_CHANGE = 4
 """Another size of slices is worth its trouble from this factor on: half or twice is as good."""
+_MISMEASURED = 1.4
+"""It must be worth it also where the network was this factor faster or slower than measured, or the
+size could change again and again."""
 
 
 @dataclass
@@ -277,8 +280,10 @@ class Job:
         if self._slice_size is None:
             self._slice_size = slice_size
             return [(worker.identity, SliceSize(slice_size)) for worker in workers]
-        if max(slice_size / self._slice_size, self._slice_size / slice_size) < _WORTH_A_CHANGE:
-            return []
+        for off in (_MISMEASURED, 1 / _MISMEASURED):
+            perhaps = slice_size_for(off * min(rates), self._wanted["server"])
+            if max(perhaps / self._slice_size, self._slice_size / perhaps) < _WORTH_A_CHANGE:
+                return []
         self._slice_size = slice_size
         return [(workers[0].identity, NewSliceSize(slice_size))]
 

@@ -8,7 +8,8 @@ from typing import List
 
 from p3kv.errors import ProtocolError
 
-FEWEST_ELEMS, MOST_ELEMS = 12_500, 400_000
+SIZES_ELEMS = (12_500, 25_000, 50_000, 200_000, 400_000)
+FEWEST_ELEMS = SIZES_ELEMS[0]
 _MANY_SERVERS = 8
 _WIRE_S = 0.002
 _ELEM_BYTES = 4
@@ -26,15 +27,16 @@ def slice_size_for(rate_bytes_s: float, servers: int) -> int:
 
     A slice that is being sent is not overtaken, so it should take little time; each costs
     processor time, whatever its size, so it should not be smaller than that. P3 section 5.6 found
-    50,000 elements best on its network; `experiments/figure12.py` measures it here. Only powers of
-    two times the fewest: measuring again gives the same size.
+    50,000 elements best on its network; `experiments/figure12.py` measures it here. Only a few
+    sizes: measuring again gives the same one. There is none between those for links of 1 and of
+    2.5 Gbit/s: what seems to be one is a fast network whose hosts are busy, and fewer slices make
+    them less so.
 
     A server's link carries each slice to all workers, and while it carries one more than the
     others' do, they are idle: with many hosts that would be long, so slices are smaller.
     """
-    steps = math.log2(max(rate_bytes_s, 1.0) * _WIRE_S / _ELEM_BYTES / FEWEST_ELEMS)
-    most = int(math.log2(MOST_ELEMS / FEWEST_ELEMS))
-    of_few = FEWEST_ELEMS * 2 ** min(most, max(0, round(steps)))
+    ideal = max(rate_bytes_s, 1.0) * _WIRE_S / _ELEM_BYTES
+    of_few = min(SIZES_ELEMS, key=lambda elems: abs(math.log(elems / ideal)))
     of_all = _MANY_SERVERS * max(of_few, 2 * FEWEST_ELEMS)
     return min(of_few, of_all // max(_MANY_SERVERS, servers))
 

@@ -8,7 +8,7 @@ from collections import deque
 from typing import Callable, Deque, Mapping, Optional
 
 from p3kv.config import Settings
-from p3kv.slicing import SliceSizes, gradient_credit_bytes, slice_size_for
+from p3kv.slicing import SliceSizes, gradient_credit_bytes
 from p3kv.wire import messages
 from p3kv.wire.connection import Connection
 from p3kv.wire.loop import Drain
@@ -18,6 +18,8 @@ _ROUNDS = 5
 """What is told is the median of so many rounds: one that was disturbed changes nothing."""
 _LEAST_S, _LEAST_BYTES = 0.02, 256 << 10
 """Rounds in which the network was waited for less say nothing about it."""
+_NEWS = 1.25
+"""A rate is told again when it has changed by this factor."""
 
 _log = logging.getLogger(__name__)
 
@@ -48,7 +50,7 @@ class Tuning:
         self._report = report
         self._seen = Drain()
         self._rates: Deque[float] = deque(maxlen=_ROUNDS)
-        self._reported: Optional[int] = None
+        self._told_bytes_s = 0.0
         self._wanted: Optional[int] = None
 
     def want(self, slice_size: int) -> None:
@@ -94,7 +96,7 @@ class Tuning:
             return
         self._rates.append(count / seconds)
         rate_bytes_s = statistics.median(self._rates)
-        slice_size = slice_size_for(rate_bytes_s, len(self._servers))
-        if len(self._rates) == _ROUNDS and slice_size != self._reported:
-            self._reported = slice_size
+        told = self._told_bytes_s
+        if len(self._rates) == _ROUNDS and not told / _NEWS < rate_bytes_s < told * _NEWS:
+            self._told_bytes_s = rate_bytes_s
             self._report(rate_bytes_s)
