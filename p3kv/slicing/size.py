@@ -8,7 +8,10 @@ from typing import List
 
 from p3kv.errors import ProtocolError
 
-SIZES_ELEMS = (12_500, 25_000, 50_000, 200_000, 400_000)
+SIZES_ELEMS = (12_500, 25_000, 50_000, 200_000, 200_000, 400_000)
+"""For a rate at which the first takes `_WIRE_S`, and for twice as much each. More than a link of
+1 Gbit/s carries and less than one of 2.5 is what busy hosts get out of a faster one: with fewer
+slices they are less busy."""
 FEWEST_ELEMS = SIZES_ELEMS[0]
 _MANY_SERVERS = 8
 _WIRE_S = 0.002
@@ -28,15 +31,13 @@ def slice_size_for(rate_bytes_s: float, servers: int) -> int:
     A slice that is being sent is not overtaken, so it should take little time; each costs
     processor time, whatever its size, so it should not be smaller than that. P3 section 5.6 found
     50,000 elements best on its network; `experiments/figure12.py` measures it here. Only a few
-    sizes: measuring again gives the same one. There is none between those for links of 1 and of
-    2.5 Gbit/s: what seems to be one is a fast network whose hosts are busy, and fewer slices make
-    them less so.
+    sizes: measuring again gives the same one.
 
     A server's link carries each slice to all workers, and while it carries one more than the
     others' do, they are idle: with many hosts that would be long, so slices are smaller.
     """
-    ideal = max(rate_bytes_s, 1.0) * _WIRE_S / _ELEM_BYTES
-    of_few = min(SIZES_ELEMS, key=lambda elems: abs(math.log(elems / ideal)))
+    steps = round(math.log2(max(rate_bytes_s, 1.0) * _WIRE_S / _ELEM_BYTES / FEWEST_ELEMS))
+    of_few = SIZES_ELEMS[min(max(0, steps), len(SIZES_ELEMS) - 1)]
     of_all = _MANY_SERVERS * max(of_few, 2 * FEWEST_ELEMS)
     return min(of_few, of_all // max(_MANY_SERVERS, servers))
 
