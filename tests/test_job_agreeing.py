@@ -69,6 +69,7 @@ def test_slices_follow_the_slowest_worker_when_the_network_changes_much() -> Non
     assert job.handle(worker(1), Measured(70e6)) == []
     assert job.handle(worker(1), Measured(195e6)) == []  # it may be less
     assert job.handle(worker(1), Measured(525e6)) == [(worker(0), NewSliceSize(200_000))]
+    assert job.handle(worker(1), Measured(900e6)) == []  # twice the size: not worth it
     assert job.handle(worker(1), Measured(105e6)) == []  # it may be more
     assert job.handle(worker(0), Measured(1e6)) == [(worker(0), NewSliceSize(12_500))]
 

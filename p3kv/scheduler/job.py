@@ -42,7 +42,8 @@ Replies = List[Tuple[bytes, FromScheduler]]
 
 
 _WORTH_A_CHANGE = 4
-"""Another size of slices is worth its trouble from this factor on: half or twice is as good."""
+"""Another size of slices is worth its trouble from this factor on: half or twice is as good on a
+link."""
 _MISMEASURED = 1.4
 """It must be worth it also where the network was this factor faster or slower than measured, or the
 size could change again and again."""

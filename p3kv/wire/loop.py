@@ -41,7 +41,7 @@ class Drain:
 class Loop:
     """Reads and writes connections, always the most urgent frame first.
 
-    Everything but `call_soon` belongs to the thread that calls `run`.
+    Everything but `call_soon` and `call_together` belongs to the thread that calls `run`.
     """
 
     def __init__(self) -> None:

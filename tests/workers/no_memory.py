@@ -13,7 +13,6 @@ SPARE_BYTES = 32 * 2**20
 store = mx.kv.create("p3")
 weight = mx.nd.zeros(LARGE)
 store.init("weight", weight)
-store.init("small", mx.nd.zeros(3))
 mx.nd.waitall()
 
 gradient = mx.nd.ones(LARGE)

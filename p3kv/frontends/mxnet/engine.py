@@ -43,7 +43,6 @@ _CPU = _Context(1, 0)
 _ASYNC = ctypes.c_int(4)
 """FnProperty::kAsync: it returns at once, so that no thread need be woken to call it."""
 
-
 _Arrays = Tuple[Sequence[NDArray], Sequence[NDArray]]
 
 
