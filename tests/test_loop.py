@@ -6,6 +6,7 @@ import socket
 import statistics
 import threading
 import time
+from functools import partial
 from typing import Iterator, List, Tuple
 
 import pytest
@@ -208,6 +209,27 @@ def test_what_overtakes_a_more_urgent_frame_on_a_full_connection_is_counted(loop
     assert (loop.inversions.frames, loop.inversions.bytes) == (1, header_bytes + 2000)
     far.close()
     other_far.close()
+
+
+def test_of_frames_as_urgent_that_goes_whose_connection_has_sent_nothing_for_longest(
+    loop: Loop,
+) -> None:
+    connections, sockets = zip(*(_connected(loop) for _ in range(3)))
+    order: List[int] = []
+
+    def queue(*numbers: int) -> None:
+        for number in numbers:
+            header = pack_header(Kind.PUSH, 0)
+            connections[number].writer.push(0, header, None, partial(order.append, number))
+
+    loop.call_soon(queue, 2, 1, 0)
+    loop.call_later(0.05, partial(queue, 0))
+    loop.call_later(0.10, partial(queue, 0, 1, 2))
+    loop.call_later(0.15, loop.stop)
+    loop.run()
+    assert order == [0, 1, 2, 0, 1, 2, 0]
+    for far in sockets:
+        far.close()
 
 
 def test_a_loop_may_be_closed_twice_and_called_afterwards() -> None:
