@@ -15,7 +15,6 @@ from p3kv.slicing import (
     SliceSizes,
     cut,
     gradient_credit_bytes,
-    lead_bytes,
     loads_with,
     place,
     slice_size_for,
@@ -170,7 +169,6 @@ def test_many_peers_share_what_may_be_under_way(slice_size: int, peers: int) -> 
     for credit_bytes in (gradient_credit_bytes, value_credit_bytes):
         together = peers * credit_bytes(slice_size, peers)
         assert together <= max(4 * credit_bytes(slice_size, 4), peers * 8 * 1024)
-    assert peers * lead_bytes(slice_size, peers) <= 4 * lead_bytes(slice_size, 4)
 
 
 @given(st.floats(100e6, 100e9), st.integers(2, 16))

@@ -13,11 +13,10 @@ from typing import Callable, Dict, Iterator, List, Optional, Tuple
 from p3kv.config import Launch
 from p3kv.errors import ProtocolError
 from p3kv.server.aggregation import Aggregator, Result, SliceState
-from p3kv.server.broadcasts import Broadcasts
 from p3kv.server.buffers import Buffer, BufferPool
 from p3kv.server.keys import ServerKey
 from p3kv.server.workers import Workers
-from p3kv.slicing import SliceSizes, lead_bytes
+from p3kv.slicing import SliceSizes
 from p3kv.trace import Tracer, now_ns
 from p3kv.wire import messages
 from p3kv.wire.connection import Connection
@@ -60,10 +59,8 @@ class Consumer:
         """`on_lost` ends a connection that broke the protocol; `fail` the job, in a round."""
         self.rank = UNKNOWN
         self.tracer = Tracer(None, "server")
-        self.broadcasts = Broadcasts()
         self._pool = BufferPool()
         self.aggregator = Aggregator(launch.num_workers, self._pool)
-        self._num_servers = launch.num_servers
         self._workers = workers
         self._on_lost = on_lost
         self._fail = fail
@@ -80,11 +77,7 @@ class Consumer:
 
         Raises ProtocolError when it contradicts what was said before.
         """
-        is_new = self._sizes.set(from_round, slice_size)
-        if is_new:
-            least_bytes = lead_bytes(slice_size, self._num_servers)
-            self.broadcasts.set_lead(least_bytes, most_bytes=lead_bytes(slice_size, 1))
-        return is_new
+        return self._sizes.set(from_round, slice_size)
 
     def declare(self, layout: KeyLayout) -> None:
         """Keeps a key from now on; ProtocolError when it contradicts what was said before."""
@@ -169,14 +162,12 @@ class Consumer:
 
     def _broadcast(self, state: SliceState, result: Result) -> None:
         """Queues a new value to the workers that want it; none of them has to ask."""
-        self.broadcasts.send(
-            urgency(state.round, result.priority),
-            self._value_header(Kind.UPDATED, state, result.priority),
-            result.value,
-            [self._workers.connections[rank] for rank in result.wanting],
-        )
-        for connection, header in self._pulls.pop(state, []):
-            self._answer(state, connection, header)
+        urgent = urgency(state.round, result.priority)
+        header = self._value_header(Kind.UPDATED, state, result.priority)
+        for rank in result.wanting:
+            self._send(self._workers.connections[rank], urgent, header, result.value)
+        for connection, request in self._pulls.pop(state, []):
+            self._answer(state, connection, request)
 
     def _pull(self, connection: Connection, header: Header) -> None:
         try:
@@ -192,13 +183,17 @@ class Consumer:
         if state.value is None or state.round < header.round:
             self._pulls.setdefault(state, []).append((connection, header))
         else:
-            state.value.begin_send()
-            connection.writer.push(
+            self._send(
+                connection,
                 urgency(state.round, header.priority),
                 self._value_header(Kind.PULLED, state, header.priority, header.step),
-                state.value.bytes,
-                state.value.end_send,
+                state.value,
             )
+
+    def _send(self, connection: Connection, urgent: int, header: bytes, value: Buffer) -> None:
+        if not connection.closed:
+            value.begin_send()
+            connection.writer.push(urgent, header, value.bytes, value.end_send)
 
     def _value_header(
         self, kind: Kind, state: SliceState, priority: int, request: int = 0

@@ -38,6 +38,8 @@ from p3kv.wire.messages import (
 
 _log = logging.getLogger(__name__)
 
+_WITHOUT_PAYLOAD = (Kind.PULL, Kind.SLICES, Kind.OPEN, Kind.BYE)
+
 
 def run_server(launch: Launch, settings: Settings, make_optimizer: MakeOptimizer) -> None:
     """Serves one job to its end; raises the job's failure.
@@ -76,6 +78,7 @@ class _Server:
         self._landing: Dict[Connection, Buffer] = {}
         self._scratch = memoryview(bytearray(messages.MAX_PROBE_BYTES))
         self._order: Optional[memoryview] = None
+        self._open_round = UNKNOWN
         self._failure: Optional[P3Error] = None
         self._workers = Workers(
             launch.num_workers, self._loop, listener, self._connection,
@@ -152,7 +155,6 @@ class _Server:
 
     def _on_lost(self, connection: Connection, reason: str) -> None:
         self._workers.lose(connection, reason)
-        self._consumer.broadcasts.forget(connection)
 
     def _fail(self, error: P3Error) -> None:
         if self._failure is None:
@@ -181,7 +183,7 @@ class _Server:
             return memoryview(bytearray(header.payload_bytes))
         if header.kind == Kind.PROBE and header.payload_bytes <= messages.MAX_PROBE_BYTES:
             return self._scratch[: header.payload_bytes]
-        if header.kind in (Kind.PULL, Kind.SLICES, Kind.BYE) and header.payload_bytes == 0:
+        if header.payload_bytes == 0 and header.kind in _WITHOUT_PAYLOAD:
             return None
         raise ProtocolError(
             f"worker {header.rank} sent a frame of kind {header.kind} with "
@@ -200,6 +202,9 @@ class _Server:
             self._consumer.declare(decode(payload, KeyLayout))
         elif header.kind == Kind.SLICES:
             self._set_slice_size(header)
+        elif header.kind == Kind.OPEN:
+            self._workers.neighbour(header.rank, header.round)
+            self._tell_open()
         elif header.kind == Kind.PROBE:
             assert payload is not None
             answer = pack_header(Kind.PROBE, self._rank, payload_bytes=len(payload))
@@ -217,6 +222,7 @@ class _Server:
             self._welcome(connection, payload)
         else:
             self._workers.end(header.rank)
+            self._tell_open()
             self._consumer.check_departed()
 
     def _set_slice_size(self, header: Header) -> None:
@@ -228,6 +234,14 @@ class _Server:
                 worker.hold_at_most(value_credit_bytes(header.slice, self._num_workers))
             if is_new and header.round > INITIAL_ROUND:
                 news = pack_header(Kind.SLICES, self._rank, slice=header.slice, round=header.round)
+                worker.writer.push(messages.URGENT, news)
+
+    def _tell_open(self) -> None:
+        """Tells everybody from which round on pushes meet no older values on this host's link."""
+        if self._workers.open_round > self._open_round:
+            self._open_round = self._workers.open_round
+            news = pack_header(Kind.OPEN, self._rank, round=self._open_round)
+            for worker in self._workers.connections.values():
                 worker.writer.push(messages.URGENT, news)
 
     def _configure_optimizer(self, header: Header, settings: bytes) -> None:

@@ -11,7 +11,14 @@ from weakref import ref
 from p3kv.server.strangers import HANDSHAKE_S, Strangers
 from p3kv.wire.connection import Connection, accept
 from p3kv.wire.loop import Loop
-from p3kv.wire.messages import INITIAL_ROUND, UNKNOWN, DataHello, Failure, Header
+from p3kv.wire.messages import (
+    INITIAL_ROUND,
+    LAST_ROUND,
+    UNKNOWN,
+    DataHello,
+    Failure,
+    Header,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -41,6 +48,8 @@ class Workers:
         self._suspect = suspect
         self._strangers: Optional[Strangers] = None
         self._last_round: Dict[int, int] = {}
+        self._neighbours: Dict[int, int] = {}
+        """Workers of this host, and the rounds before which they wait for no values."""
 
     def let_in(self, token: bytes) -> None:
         """Accepts connections from now on, and as workers those that know the job's token."""
@@ -65,9 +74,21 @@ class Workers:
         """Takes note of how far a worker is."""
         self._last_round[rank] = max(round, self._last_round.get(rank, INITIAL_ROUND))
 
+    def neighbour(self, rank: int, round: int) -> None:
+        """Takes note that a worker of this host waits for no values of the rounds before."""
+        self._neighbours[rank] = round
+
+    @property
+    def open_round(self) -> int:
+        """The last round before which no worker of this host waits for values, as far as it says
+        when it does; UNKNOWN if none ever did."""
+        return min(self._neighbours.values(), default=UNKNOWN)
+
     def end(self, rank: int) -> None:
         """Takes note that a worker is done."""
         self.done.add(rank)
+        if rank in self._neighbours:
+            self._neighbours[rank] = LAST_ROUND
         _log.info(
             "worker %d is done after round %d", rank, self._last_round.get(rank, INITIAL_ROUND)
         )

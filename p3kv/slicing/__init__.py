@@ -4,7 +4,6 @@ from p3kv.slicing.size import (
     CREDIT_BYTES,
     SliceSizes,
     gradient_credit_bytes,
-    lead_bytes,
     slice_size_for,
     value_credit_bytes,
 )
@@ -17,7 +16,6 @@ __all__ = [
     "SliceSizes",
     "cut",
     "gradient_credit_bytes",
-    "lead_bytes",
     "loads_with",
     "place",
     "slice_size_for",

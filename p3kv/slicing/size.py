@@ -16,7 +16,6 @@ FEWEST_ELEMS = SIZES_ELEMS[0]
 _MANY_SERVERS = 8
 _WIRE_S = 0.002
 _ELEM_BYTES = 4
-_LEAD_SLICES = 4
 _SHARING = 4
 """From so many peers on, what may be under way is for all of them together: they share a link."""
 CREDIT_BYTES = 96 * 1024
@@ -61,12 +60,6 @@ def value_credit_bytes(slice_size: int, peers: int) -> int:
     alone = max(_VALUE_CREDITS * _least_credit_bytes(slice_size), slice_size * _ELEM_BYTES)
     # Shared twice: the more peers, the closer to what gradients get, and never below it.
     return max(gradient_credit_bytes(slice_size, peers), _shared(_shared(alone, peers), peers))
-
-
-def lead_bytes(slice_size: int, servers: int) -> int:
-    """How far one worker may be ahead of another in taking new values from each of the servers,
-    as long as none of these is behind."""
-    return _LEAD_SLICES * slice_size * _ELEM_BYTES * _SHARING // max(_SHARING, servers)
 
 
 def _least_credit_bytes(slice_size: int) -> int:

@@ -17,7 +17,7 @@ import msgspec
 from p3kv import errors
 from p3kv.errors import P3Error, ProtocolError
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 MAGIC = 0x564B3350
 """'P3KV' in the first four bytes that a little-endian reader finds in a hello's key field."""
 
@@ -31,6 +31,8 @@ URGENT = 2**31 - 1
 
 INITIAL_ROUND = 0
 """The round in which worker rank 0 alone gives a key its initial value."""
+LAST_ROUND = 2**32 - 1
+"""No header can name a later one."""
 
 
 class Kind(IntEnum):
@@ -64,6 +66,9 @@ class Kind(IntEnum):
     """From `round` on, slices have at most `slice` elements. Every worker says so before its first
     slice; when the size changes, worker rank 0 does before its slices of the round before, and
     the server hands it on to all."""
+    OPEN = 13
+    """A worker tells the servers of its host that it waits for no values of the rounds before
+    `round`, and each tells all workers when all those of its host do not."""
 
 
 WANTS_RESULT = 1

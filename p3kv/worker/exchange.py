@@ -17,6 +17,7 @@ from p3kv.wire.messages import (
     pack_header,
     urgency,
 )
+from p3kv.worker.gates import Gates
 from p3kv.worker.transfers import InProgress, Transfer, WorkerKey
 
 
@@ -30,6 +31,7 @@ class Exchange:
         self,
         rank: int,
         servers: Mapping[int, Connection],
+        gates: Gates,
         sizes: SliceSizes,
         tracer: Tracer,
         priorities: bool,
@@ -48,6 +50,7 @@ class Exchange:
         }
         self._rank = rank
         self._servers = servers
+        self._gates = gates
         self._sizes = sizes
         self._tracer = tracer
         self._priorities = priorities
@@ -55,6 +58,9 @@ class Exchange:
         self._positions: Dict[int, int] = {}
         self._in_progress = InProgress()
         self._waits_for_results = True
+        self._begun = 0
+        self._begun_before = 0
+        """How many transfers began in this round, and did in the one before."""
 
     def set_order(self, key_ids: Sequence[int]) -> None:
         """Sends from now on in the order of these keys."""
@@ -76,7 +82,10 @@ class Exchange:
             return
         if transfer.round > self.round:
             self.round = transfer.round
+            self._begun_before, self._begun = self._begun, 0
             self._on_round(self.round, self._waits_for_results)
+            self._gates.tell(self.round)
+        self._begun += 1
         if transfer.target is None:
             self._in_progress.add_push(transfer)
             self._waits_for_results &= transfer.round == INITIAL_ROUND
@@ -120,6 +129,8 @@ class Exchange:
                 self._in_progress.end_pull(header.step)
             else:
                 self._in_progress.end_update(transfer)
+            if self._begun >= self._begun_before and not self._in_progress.waits_for_values:
+                self._gates.tell(self.round + 1)
             transfer.done(None)
 
     def fail(self, error: BaseException) -> None:
@@ -153,7 +164,7 @@ class Exchange:
                 step=transfer.step, priority=priority, payload_bytes=len(payload), flags=flags,
             )  # fmt: skip
             on_sent = self._on_sent(transfer, piece, priority)
-            self._servers[piece.server].writer.push(urgent, header, payload, on_sent)
+            self._gates.push(piece.server, transfer.round, urgent, header, payload, on_sent)
         self.counts["slices_sent"] += len(slices)
         self.counts["bytes_sent"] += len(source)
 

@@ -126,6 +126,11 @@ class InProgress:
         """Expects nothing more for a request."""
         del self._pulls[request]
 
+    @property
+    def waits_for_values(self) -> bool:
+        """Whether any value is still to come."""
+        return bool(self._updates or self._pulls)
+
     def clear(self) -> List[Transfer]:
         """Forgets all transfers and returns them, each once."""
         transfers = self._pushes.union(self._updates.values(), self._pulls.values())

@@ -49,6 +49,7 @@ from p3kv.wire.messages import (
     pack_header,
 )
 from p3kv.worker.exchange import Exchange
+from p3kv.worker.gates import Gates
 from p3kv.worker.joining import Joining
 from p3kv.worker.transfers import Done, Transfer, WorkerKey
 from p3kv.worker.tuning import Tuning
@@ -75,6 +76,7 @@ class Worker:
         self._loop = Loop()
         self._thread = threading.Thread(target=self._run, name="p3kv-worker", daemon=True)
         self._servers: Dict[int, Connection] = {}
+        self._address = own_address(launch)
         self._put_together()
         self._joining: Optional[Joining] = None
         self._keys: Dict[Key, WorkerKey] = {}
@@ -89,7 +91,7 @@ class Worker:
         self._byes_left = 0
         self._control = ControlClient(
             launch,
-            (own_address(launch), 0),
+            (self._address, 0),
             {
                 NewSliceSize: lambda message: self._loop.call_soon(
                     self._tuning.want, message.slice_size
@@ -114,7 +116,7 @@ class Worker:
         roster = self._control.wait_for(Roster, "all processes to start")
         self.rank = roster.rank
         self.tracer = Tracer(settings.trace, f"worker {self.rank}")
-        self._put_together()
+        self._put_together(self._servers_here(roster))
         self._joining = Joining(
             self._control, self._loop, settings, roster, self.check, self._state_changed
         )
@@ -160,15 +162,22 @@ class Worker:
         if self._closed:
             raise ClosedError("the p3 store is closed")
 
-    def _put_together(self) -> None:
-        """Makes what needs rank and settings; nothing is sent before both are known."""
+    def _servers_here(self, roster: Roster) -> List[int]:
+        """Ranks of the servers of this host; none where all are, since no link matters there."""
+        here = [rank for rank, (host, _) in enumerate(roster.servers) if host == self._address]
+        return here if len(here) < len(roster.servers) else []
+
+    def _put_together(self, servers_here: Sequence[int] = ()) -> None:
+        """Makes what needs rank, settings and the others' addresses; nothing is sent before all
+        are known."""
         sizes = SliceSizes()
         self._tuning = Tuning(
             self.rank, self._servers, sizes, self.settings, self._loop.drain,
             report=lambda rate_bytes_s: self._control.send(Measured(rate_bytes_s)),
         )  # fmt: skip
+        self._gates = Gates(self.rank, self._servers, servers_here, self._loop.call_later)
         self._exchange = Exchange(
-            self.rank, self._servers, sizes, self.tracer, self.settings.priorities,
+            self.rank, self._servers, self._gates, sizes, self.tracer, self.settings.priorities,
             on_round=self._tuning.begin_round,
         )  # fmt: skip
 
@@ -299,6 +308,8 @@ class Worker:
             return self._joining.place(connection, header)
         if header.kind == Kind.SLICES and header.payload_bytes == 0 and header.slice > 0:
             return None
+        if header.kind == Kind.OPEN and header.payload_bytes == 0:
+            return None
         if header.kind == Kind.ORDER and header.payload_bytes <= messages.MAX_MESSAGE_BYTES:
             return memoryview(bytearray(header.payload_bytes))
         return self._exchange.place(header)
@@ -316,6 +327,8 @@ class Worker:
             _log.info("the forward order is known: %d keys", len(order.key_ids))
         elif header.kind == Kind.SLICES:
             self._tuning.announced(header.round, header.slice)
+        elif header.kind == Kind.OPEN:
+            self._gates.opened(header.rank, header.round)
         else:
             self._exchange.received(header)
 

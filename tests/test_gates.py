@@ -1,0 +1,133 @@
+"""Next gradients wait while a server's host still gets old values, and never for long."""
+
+from __future__ import annotations
+
+import socket
+import time
+from typing import Dict, Iterator, List, NoReturn
+
+import pytest
+
+from p3kv.server.workers import Workers
+from p3kv.wire.connection import Connection
+from p3kv.wire.loop import Loop
+from p3kv.wire.messages import HEADER_BYTES, LAST_ROUND, UNKNOWN, Kind, pack_header, unpack_header
+from p3kv.worker.gates import Gates
+
+HERE, THERE = 0, 1
+RANK = 5
+
+
+class Servers:
+    """A worker's connections to a server of its own host and another one, and their far ends."""
+
+    def __init__(self) -> None:
+        self.loop = Loop()
+        self.connections: Dict[int, Connection] = {}
+        self._far: Dict[int, socket.socket] = {}
+        for server in (HERE, THERE):
+            with socket.create_server(("127.0.0.1", 0)) as listener:
+                near = socket.create_connection(listener.getsockname())
+                self._far[server] = listener.accept()[0]
+            self._far[server].setblocking(False)
+            connection = Connection(near, lambda *_: None, lambda *_: None, lambda *_: None, 65536)
+            self.connections[server] = connection
+            self.loop.add_connection(connection)
+        self.gates = Gates(RANK, self.connections, [HERE], self.loop.call_later)
+
+    def push(self, server: int, *rounds: int) -> None:
+        for round_ in rounds:
+            frame = pack_header(Kind.PUSH, RANK, round=round_)
+            self.gates.push(server, round_, -round_, frame, None, None)
+
+    def gets(self, server: int, within_s: float = 0.02) -> List[int]:
+        """The rounds of what a server gets, in this order; all of one kind."""
+        self.loop.call_later(within_s, self.loop.stop)
+        self.loop.run()
+        try:
+            data = memoryview(self._far[server].recv(65536))
+        except BlockingIOError:
+            return []
+        return [unpack_header(data, at).round for at in range(0, len(data), HEADER_BYTES)]
+
+    def close(self) -> None:
+        self.loop.close()
+        for far in self._far.values():
+            far.close()
+
+
+@pytest.fixture
+def servers() -> Iterator[Servers]:
+    made = Servers()
+    yield made
+    made.close()
+
+
+def test_a_server_that_says_nothing_is_open(servers: Servers) -> None:
+    servers.push(THERE, 1, 2)
+    assert servers.gets(THERE) == [1, 2]
+
+
+def test_rounds_wait_until_their_server_is_open_for_them(servers: Servers) -> None:
+    servers.gates.opened(THERE, 3)
+    servers.push(THERE, 3, 4, 5, 4)
+    assert servers.gets(THERE) == [3]
+    servers.gates.opened(THERE, 4)
+    assert servers.gets(THERE) == [4, 4]
+    servers.push(THERE, 4)
+    servers.gates.opened(THERE, LAST_ROUND)
+    servers.push(THERE, 6)
+    assert servers.gets(THERE) == [4, 5, 6]
+
+
+def test_words_that_are_overtaken_close_nothing(servers: Servers) -> None:
+    servers.gates.opened(THERE, 4)
+    servers.gates.opened(THERE, 2)
+    servers.push(THERE, 4)
+    assert servers.gets(THERE) == [4]
+
+
+def test_no_link_leads_to_a_server_of_the_same_host(servers: Servers) -> None:
+    servers.gates.opened(HERE, 1)
+    servers.push(HERE, 2)
+    assert servers.gets(HERE) == [2]
+
+
+def test_a_gate_that_stays_closed_opens_after_a_second(servers: Servers) -> None:
+    servers.gates.opened(THERE, 1)
+    start = time.monotonic()
+    servers.push(THERE, 2)
+    got: List[int] = []
+    while not got and time.monotonic() - start < 5:
+        got = servers.gets(THERE)
+    assert got == [2]
+    assert 0.9 < time.monotonic() - start < 3
+    servers.push(THERE, 2, 3)
+    assert servers.gets(THERE) == [2]
+
+
+def test_a_worker_tells_the_servers_of_its_host_once(servers: Servers) -> None:
+    for round_ in (1, 2, 2, 1, 3):
+        servers.gates.tell(round_)
+    assert servers.gets(HERE) == [1, 2, 3]
+    assert servers.gets(THERE) == []
+
+
+def unused(*_: object) -> NoReturn:
+    raise AssertionError("nobody connects, and nobody is lost")
+
+
+def test_a_server_is_open_when_all_workers_of_its_host_are(servers: Servers) -> None:
+    with socket.socket() as listener:
+        workers = Workers(3, servers.loop, listener, unused, unused)
+        assert workers.open_round == UNKNOWN
+        workers.neighbour(2, 7)
+        workers.neighbour(0, 6)
+        assert workers.open_round == 6
+        workers.neighbour(0, 8)
+        assert workers.open_round == 7
+        workers.end(1)  # of another host
+        workers.end(2)
+        assert workers.open_round == 8
+        workers.end(0)
+        assert workers.open_round == LAST_ROUND
