@@ -11,11 +11,20 @@ import pytest
 from p3kv.server.workers import Workers
 from p3kv.wire.connection import Connection
 from p3kv.wire.loop import Loop
-from p3kv.wire.messages import HEADER_BYTES, LAST_ROUND, UNKNOWN, Kind, pack_header, unpack_header
+from p3kv.wire.messages import (
+    HEADER_BYTES,
+    INITIAL_ROUND,
+    LAST_ROUND,
+    UNKNOWN,
+    Kind,
+    pack_header,
+    unpack_header,
+)
 from p3kv.worker.gates import Gates
 
 HERE, THERE = 0, 1
 RANK = 5
+MANY, FEW = 4 << 20, 1000
 
 
 class Servers:
@@ -34,21 +43,24 @@ class Servers:
             self.connections[server] = connection
             self.loop.add_connection(connection)
         self.gates = Gates(RANK, self.connections, [HERE], self.loop.call_later)
+        self.gates.begin(INITIAL_ROUND, MANY)
 
     def push(self, server: int, *rounds: int) -> None:
         for round_ in rounds:
+            self.gates.begin(round_, MANY)
             frame = pack_header(Kind.PUSH, RANK, round=round_)
             self.gates.push(server, round_, -round_, frame, None, None)
 
-    def gets(self, server: int, within_s: float = 0.02) -> List[int]:
-        """The rounds of what a server gets, in this order; all of one kind."""
-        self.loop.call_later(within_s, self.loop.stop)
+    def gets(self, server: int, kind: Kind = Kind.PUSH) -> List[int]:
+        """The rounds of what a server gets of this kind, in this order."""
+        self.loop.call_later(0.02, self.loop.stop)
         self.loop.run()
         try:
             data = memoryview(self._far[server].recv(65536))
         except BlockingIOError:
             return []
-        return [unpack_header(data, at).round for at in range(0, len(data), HEADER_BYTES)]
+        headers = [unpack_header(data, at) for at in range(0, len(data), HEADER_BYTES)]
+        return [header.round for header in headers if header.kind == kind]
 
     def close(self) -> None:
         self.loop.close()
@@ -107,10 +119,32 @@ def test_a_gate_that_stays_closed_opens_after_a_second(servers: Servers) -> None
 
 
 def test_a_worker_tells_the_servers_of_its_host_once(servers: Servers) -> None:
-    for round_ in (1, 2, 2, 1, 3):
-        servers.gates.tell(round_)
-    assert servers.gets(HERE) == [1, 2, 3]
+    servers.gates.begin(1, MANY)  # whatever it still waits for, it goes on
+    servers.gates.begin(1, MANY)
+    assert servers.gets(HERE, Kind.OPEN) == [1]
+    servers.gates.rest()
+    assert servers.gets(HERE, Kind.OPEN) == [2]
+    servers.gates.rest()
+    servers.gates.begin(2, MANY)
+    assert servers.gets(HERE, Kind.OPEN) == []
+    servers.gates.rest()  # before the rest of the round has begun
+    assert servers.gets(HERE, Kind.OPEN) == []
+    servers.gates.begin(2, MANY)
+    servers.gates.rest()
+    assert servers.gets(HERE, Kind.OPEN) == [3]
+    assert servers.gets(THERE, Kind.OPEN) == []
+
+
+def test_there_are_no_gates_after_a_round_with_few_values(servers: Servers) -> None:
+    servers.gates.opened(THERE, 1)
+    servers.gates.begin(2, FEW)
+    servers.push(THERE, 3)
+    assert servers.gets(THERE) == [3]
+    assert servers.gets(HERE, Kind.OPEN) == [2]
+    servers.push(THERE, 4)
     assert servers.gets(THERE) == []
+    servers.gates.opened(THERE, 4)
+    assert servers.gets(THERE) == [4]
 
 
 def unused(*_: object) -> NoReturn:

@@ -58,9 +58,6 @@ class Exchange:
         self._positions: Dict[int, int] = {}
         self._in_progress = InProgress()
         self._waits_for_results = True
-        self._begun = 0
-        self._begun_before = 0
-        """How many transfers began in this round, and did in the one before."""
 
     def set_order(self, key_ids: Sequence[int]) -> None:
         """Sends from now on in the order of these keys."""
@@ -82,10 +79,8 @@ class Exchange:
             return
         if transfer.round > self.round:
             self.round = transfer.round
-            self._begun_before, self._begun = self._begun, 0
             self._on_round(self.round, self._waits_for_results)
-            self._gates.tell(self.round)
-        self._begun += 1
+        self._gates.begin(transfer.round, len(transfer.source))
         if transfer.target is None:
             self._in_progress.add_push(transfer)
             self._waits_for_results &= transfer.round == INITIAL_ROUND
@@ -129,8 +124,8 @@ class Exchange:
                 self._in_progress.end_pull(header.step)
             else:
                 self._in_progress.end_update(transfer)
-            if self._begun >= self._begun_before and not self._in_progress.waits_for_values:
-                self._gates.tell(self.round + 1)
+            if not self._in_progress.waits_for_values:
+                self._gates.rest()
             transfer.done(None)
 
     def fail(self, error: BaseException) -> None:
