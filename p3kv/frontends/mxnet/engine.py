@@ -124,7 +124,7 @@ def push(
 
 
 def _handles(arrays: Sequence[NDArray]) -> Any:
-    if len(arrays) == 1:  # nearly always, and so it takes a third of the time
+    if len(arrays) == 1:  # nearly always: there is no array to build
         return ctypes.byref(arrays[0].handle)
     return (ctypes.c_void_p * len(arrays))(*[array.handle.value for array in arrays])
 
