@@ -19,5 +19,5 @@ def test_rounds_take_no_longer_while_the_script_computes() -> None:
     assert all(process.returncode == 0 for _, process in started), outputs
     for said in (output for role, output in outputs if role == "worker"):
         seconds = json.loads(said.splitlines()[-1])
-        # With Python's own switch interval, four times as long.
+        # With Python's own switch interval, several times as long.
         assert median(seconds["busy"]) < 1.5 * median(seconds["calm"]), seconds
