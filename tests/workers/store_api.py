@@ -173,6 +173,58 @@ def a_device_that_is_not_the_first_is_enough(store: KVStoreBase) -> None:
     equal(value, np.full(SMALL, 3, np.float32))
 
 
+def arrays_of_mx_np_are_summed_over_devices_too(store: KVStoreBase) -> None:
+    with mx.util.np_shape(True):
+        store.init("np", mx.np.zeros(SMALL))
+        values = [mx.np.ones(SMALL, ctx=device) * (store.rank + 1) for device in DEVICES]
+        outs = [mx.np.zeros(SMALL, ctx=device) for device in DEVICES]
+        store.pushpull("np", values, out=outs)
+        for out, device in zip(outs, DEVICES):
+            assert out.context == device
+            equal(out, np.full(SMALL, 6, np.float32))
+
+
+def a_key_that_stands_in_a_call_twice_is_summed_once(store: KVStoreBase) -> None:
+    store.init(["twice", "once"], [mx.nd.zeros(SMALL), mx.nd.zeros(SMALL)])
+    one, two, other = mx.nd.full(SMALL, 1), mx.nd.full(SMALL, 2), mx.nd.full(SMALL, 7)
+    store.push(["twice", "once", "twice"], [one, other, two])
+    outs = [mx.nd.zeros(SMALL) for _ in range(3)]
+    store.pull(["twice", "once", "twice"], out=outs)
+    for out, each in zip(outs, (3, 7, 3)):
+        equal(out, np.full(SMALL, WORKERS * each, np.float32))
+    store.pushpull(["twice", "twice"], [one, two], out=outs[:2])
+    for out in outs[:2]:
+        equal(out, np.full(SMALL, WORKERS * 3, np.float32))
+    with pytest.raises(KeyMismatchError, match="'new' is to be initialised twice"):
+        store.init(["new", "new"], [one, two])
+
+
+def nothing_is_written_into_an_array_that_is_no_fit(store: KVStoreBase) -> None:
+    """Its memory would end before the value does, and other arrays' memory would be next."""
+    for out in (mx.nd.zeros((16,)), mx.nd.zeros((4000,), dtype="float16")):
+        for outs in (out, [mx.nd.zeros((4000,)), out]):
+            with pytest.raises((KeyMismatchError, NotSupportedError)):
+                store.broadcast("fits", mx.nd.ones((4000,)), out=outs)
+            equal(out, np.zeros(out.shape, out.dtype))
+    store.broadcast("fits", mx.nd.ones((4000,)), out=mx.nd.zeros((4000,)))
+    store.init("fits beside", mx.nd.zeros((4000,)))
+    for out in (mx.nd.zeros((16,)), mx.nd.zeros((4000,), dtype="float64")):
+        for outs in (out, [mx.nd.zeros((4000,)), out], [out, mx.nd.zeros((4000,))]):
+            with pytest.raises(KeyMismatchError, match="shape"):
+                store.pull("fits", out=outs)
+            with pytest.raises(KeyMismatchError, match="shape"):
+                store.pushpull("fits", mx.nd.ones((4000,)), out=outs)
+            # Of several keys none is pushed where one is refused.
+            with pytest.raises(KeyMismatchError, match="shape"):
+                value = mx.nd.ones((4000,))
+                store.pushpull(["fits beside", "fits"], [value, value], out=[value, outs])
+        equal(out, np.zeros(out.shape, out.dtype))
+    for key in ("fits", "fits beside"):
+        value = mx.nd.ones((4000,))
+        store.pushpull(key, value)
+        equal(value, np.full((4000,), WORKERS, np.float32))
+
+
 def a_worker_may_push_before_another_knows_the_key(store: KVStoreBase) -> None:
     value = mine(store, BIG)
     if store.rank != 0:
@@ -331,6 +383,9 @@ CHECKS = [
     pushpull_takes_lists_of_keys,
     devices_are_summed_and_all_get_the_result,
     a_device_that_is_not_the_first_is_enough,
+    arrays_of_mx_np_are_summed_over_devices_too,
+    a_key_that_stands_in_a_call_twice_is_summed_once,
+    nothing_is_written_into_an_array_that_is_no_fit,
     a_worker_may_push_before_another_knows_the_key,
     several_pushes_may_come_before_a_pull,
     several_pulls_may_be_under_way_at_once,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterator, List, Sequence, Tuple, Union
+import operator
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import mxnet as mx
 import numpy as np
@@ -15,28 +16,51 @@ from p3kv.worker.transfers import WorkerKey
 _CPU_KINDS = ("cpu", "cpu_pinned", "cpu_shared")
 _DTYPES = ("float32", "float64")
 
+Arrays = Union[NDArray, Sequence[NDArray]]
+"""What a caller gives for a key: an array, or one for each device."""
 
-def pairs(keys: Any, *values: Any) -> Iterator[Tuple[Any, ...]]:
-    """Each key with its values, whether one key is given or a list of keys."""
+
+def by_key(keys: Any, *arrays: Any) -> Iterator[Tuple[Any, ...]]:
+    """Each key once, with a list of its arrays for each of `arrays`.
+
+    One key may be given with its arrays, or a list of keys with a list of theirs. As in MXNet, the
+    arrays of a key that stands in the list several times count as arrays of several devices.
+    Raises ValueError where the lists have different lengths or a key has no array.
+    """
     if not isinstance(keys, (list, tuple)):
-        yield (keys, *values)
+        yield (keys, *map(_listed, arrays))
         return
-    for value in values:
-        if len(value) != len(keys):
-            raise ValueError(f"{len(keys)} keys are given with {len(value)} values")
-    yield from zip(keys, *values)
+    grouped: Dict[Key, Tuple[List[NDArray], ...]] = {}
+    for one in arrays:
+        if len(one) != len(keys):
+            raise ValueError(f"{len(keys)} keys are given with {len(one)} values")
+    for key, *values in zip(keys, *arrays):
+        lists = grouped.setdefault(key, tuple([] for _ in values))
+        for already, value in zip(lists, values):
+            already += _listed(value)
+    for key, lists in grouped.items():
+        yield (key, *lists)
 
 
-def listed(arrays: Union[NDArray, Sequence[NDArray]]) -> List[NDArray]:
-    """The arrays, also where only one is given."""
-    return [arrays] if isinstance(arrays, NDArray) else list(arrays)
+def check_distinct(keys: Any) -> None:
+    """Raises KeyMismatchError where a key stands in a list twice."""
+    if isinstance(keys, (list, tuple)) and len(set(keys)) < len(keys):
+        twice = next(key for number, key in enumerate(keys) if key in keys[:number])
+        raise KeyMismatchError(f"key {twice!r} is to be initialised twice in one call")
 
 
-def spread(value: NDArray, targets: List[NDArray]) -> None:
+def _listed(arrays: Arrays) -> List[NDArray]:
+    listed = [arrays] if isinstance(arrays, NDArray) else list(arrays)
+    if not listed:
+        raise ValueError("a key is given with an empty list of arrays")
+    return listed
+
+
+def spread(value: NDArray, targets: Sequence[NDArray]) -> None:
     """Copies a value to all targets but itself."""
     for target in targets:
         if target is not value:
-            value.copyto(target)
+            _classic(value).copyto(_classic(target))
 
 
 def check_kind(key: Key, array: NDArray) -> None:
@@ -57,49 +81,90 @@ def check_kind(key: Key, array: NDArray) -> None:
         )
 
 
-class Staging:
-    """Arrays in CPU memory for values that are on other devices, or on several.
+def check_fit(key: Key, shape: Tuple[int, ...], dtype: str, arrays: Sequence[NDArray]) -> None:
+    """Raises KeyMismatchError where one of `arrays` has another shape or dtype than the key."""
+    for array in arrays:
+        check_kind(key, array)
+        its_shape, its_dtype = tuple(array.shape), np.dtype(array.dtype).name
+        if its_shape != shape or its_dtype != dtype:
+            raise KeyMismatchError(
+                f"key {key!r} is initialised with shape {shape} and dtype {dtype}; this worker "
+                f"gives an array of shape {its_shape} and dtype {its_dtype}"
+            )
 
-    A single array in CPU memory is used as it is.
+
+class Staging:
+    """The arrays in CPU memory out of which values are sent and into which they are received.
+
+    A single array in CPU memory is used as it is; where there are several, or one on another
+    device, an array of this object's stands in for them. Every array whose memory is taken comes
+    from here, and here its shape, its dtype and its device are checked.
     """
 
     def __init__(self) -> None:
-        self._arrays: Dict[Key, NDArray] = {}
-        self._sources: Dict[Key, NDArray] = {}
-        self._targets: Dict[Key, NDArray] = {}
-        """Those in CPU memory that were used last: to ask MXNet where an array is takes long."""
+        self._stand_ins: Dict[Key, NDArray] = {}
+        self._sources: Dict[Key, _Checked] = {}
+        self._targets: Dict[Key, _Checked] = {}
+        """The arrays that were checked last: the same come again in every step, and to ask MXNet
+        what an array is takes long."""
 
-    def reduced(self, worker_key: WorkerKey, arrays: List[NDArray]) -> NDArray:
-        """One array in CPU memory with the sum of `arrays`, one for each device."""
-        key = worker_key.key
-        if len(arrays) == 1 and (self._sources.get(key) is arrays[0] or _on_cpu(arrays[0])):
-            self._sources[key] = arrays[0]
-            return arrays[0]
-        staging = self._array(worker_key, arrays[0])
-        if len(arrays) == 1:
-            arrays[0].copyto(staging)
+    def source(self, key: WorkerKey, arrays: Sequence[NDArray]) -> NDArray:
+        """One array in CPU memory with the sum of `arrays`, one for each device.
+
+        Raises KeyMismatchError for an array that is not what the key was declared with.
+        """
+        checked = _checked(self._sources, key, arrays)
+        if len(arrays) == 1 and checked.on_cpu is not None:
+            return checked.on_cpu
+        stand_in = self._stand_in(key, arrays[0])
+        local = [_classic(array).as_in_context(stand_in.context) for array in arrays]
+        if len(local) == 1:
+            local[0].copyto(stand_in)
         else:
-            local = [array.as_in_context(staging.context) for array in arrays]
-            mx.nd.add_n(*local, out=staging)
-        return staging
+            mx.nd.add_n(*local, out=stand_in)
+        return stand_in
 
-    def landing_place(self, worker_key: WorkerKey, arrays: List[NDArray]) -> NDArray:
-        """The first of `arrays` that is in CPU memory, or an array there."""
-        key = worker_key.key
-        for array in arrays:
-            if self._targets.get(key) is array or _on_cpu(array):
-                self._targets[key] = array
-                return array
-        return self._array(worker_key, arrays[0])
+    def target(self, key: WorkerKey, arrays: Sequence[NDArray]) -> NDArray:
+        """The first of `arrays` that is in CPU memory, or an array there; `spread` does the rest.
 
-    def _array(self, worker_key: WorkerKey, like: NDArray) -> NDArray:
-        staging = self._arrays.get(worker_key.key)
-        if staging is None:
+        Raises KeyMismatchError for an array that is not what the key was declared with.
+        """
+        on_cpu = _checked(self._targets, key, arrays).on_cpu
+        return self._stand_in(key, arrays[0]) if on_cpu is None else on_cpu
+
+    def _stand_in(self, key: WorkerKey, like: NDArray) -> NDArray:
+        stand_in = self._stand_ins.get(key.key)
+        if stand_in is None:
             context = mx.cpu() if _on_cpu(like) else mx.cpu_pinned(like.context.device_id)
-            staging = mx.nd.empty(worker_key.shape, context, worker_key.dtype)
-            self._arrays[worker_key.key] = staging
-        return staging
+            stand_in = mx.nd.empty(key.shape, context, key.dtype)
+            self._stand_ins[key.key] = stand_in
+        return stand_in
+
+
+class _Checked(NamedTuple):
+    arrays: Tuple[NDArray, ...]
+    on_cpu: Optional[NDArray]
+    """The first of them that is in CPU memory."""
+
+
+def _checked(known: Dict[Key, _Checked], key: WorkerKey, arrays: Sequence[NDArray]) -> _Checked:
+    last = known.get(key.key)
+    if last is not None and _same(last.arrays, arrays):
+        return last
+    check_fit(key.key, key.shape, key.dtype, arrays)
+    on_cpu = next((array for array in arrays if _on_cpu(array)), None)
+    checked = known[key.key] = _Checked(tuple(arrays), on_cpu)
+    return checked
+
+
+def _same(one: Sequence[NDArray], other: Sequence[NDArray]) -> bool:
+    return len(one) == len(other) and all(map(operator.is_, one, other))
 
 
 def _on_cpu(array: NDArray) -> bool:
     return array.context.device_type in _CPU_KINDS
+
+
+def _classic(array: NDArray) -> NDArray:
+    """The same array as an `mx.nd` one: operators of `mx.nd` take no `mx.np` arrays."""
+    return array if type(array) is NDArray else array.as_nd_ndarray()

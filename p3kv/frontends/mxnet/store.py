@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import operator
 from contextlib import suppress
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple, Union
 
 import mxnet as mx
 import numpy as np
@@ -15,7 +15,14 @@ from mxnet.ndarray import NDArray
 from p3kv import config
 from p3kv.errors import KeyMismatchError, NotSupportedError
 from p3kv.frontends.mxnet import engine, optimizer_settings
-from p3kv.frontends.mxnet.arrays import Staging, check_kind, listed, pairs, spread
+from p3kv.frontends.mxnet.arrays import (
+    Staging,
+    by_key,
+    check_distinct,
+    check_fit,
+    check_kind,
+    spread,
+)
 from p3kv.frontends.mxnet.forward_order import OrderLearner
 from p3kv.wire.messages import INITIAL_ROUND, Key
 from p3kv.worker import this_process
@@ -49,7 +56,6 @@ class P3(KVStoreBase):
         self._worker.start(config.settle())
         P3._instance = self
         self._staging = Staging()
-        self._checked: Dict[Key, Tuple[NDArray, NDArray]] = {}
         self._order = OrderLearner(self._worker.publish_order)
         if self.rank != 0:
             self._order.stop()  # rank 0 decides, and everybody uses the same
@@ -104,8 +110,8 @@ class P3(KVStoreBase):
 
     def init(self, key: Union[Key, Sequence[Key]], value: Any) -> None:
         """Declares keys on all workers; worker rank 0's values are the initial ones."""
-        for one_key, values in pairs(key, value):
-            first = listed(values)[0]
+        check_distinct(key)
+        for one_key, (first, *_) in by_key(key, value):
             worker_key = self._declare(one_key, first)
             self._order.declared(one_key, [first])
             if self.rank == 0:
@@ -116,17 +122,17 @@ class P3(KVStoreBase):
     ) -> None:
         """Declares keys and gives worker rank 0's `value` to `out` on all workers."""
         priority = _priority(priority)
-        for one_key, values, outs in pairs(key, value, out):
-            first, targets = listed(values)[0], listed(outs)
-            worker_key = self._declare(one_key, first)
+        check_distinct(key)
+        for one_key, (first, *_), targets in by_key(key, value, out):
+            worker_key = self._declare(one_key, first, targets)
             self._order.declared(one_key, targets)
             if self.rank == 0:
                 self._push_initial(worker_key, first)
-                for target in targets:
-                    if target is not first:
-                        first.copyto(target)
+                spread(first, targets)
             else:
-                self._pull(worker_key, targets, priority)
+                target = self._staging.target(worker_key, targets)
+                self._pull(worker_key, target, priority)
+                spread(target, targets)
 
     def pushpull(
         self, key: Union[Key, Sequence[Key]], value: Any, out: Any = None, priority: int = 0
@@ -138,24 +144,28 @@ class P3(KVStoreBase):
         goes first.
         """
         priority = _priority(priority)
-        for one_key, values, outs in pairs(key, value, value if out is None else out):
-            worker_key = self._worker.key(one_key)
-            sources, targets = listed(values), listed(outs)
-            self._check(worker_key, sources[0], targets[0])
-            source = self._staging.reduced(worker_key, sources)
-            target = self._staging.landing_place(worker_key, targets)
+        exchanges = [
+            (
+                worker_key,
+                self._staging.source(worker_key, values),
+                self._staging.target(worker_key, outs),
+                outs,
+            )
+            for worker_key, values, outs in self._known(key, value, value if out is None else out)
+        ]
+        for worker_key, source, target, outs in exchanges:
             round_, step = self._next_round(worker_key)
             self._exchange(worker_key, round_, step, priority, source, target)
-            spread(target, targets)
+            spread(target, outs)
 
     def push(self, key: Union[Key, Sequence[Key]], value: Any, priority: int = 0) -> None:
         """Pushes gradients; the result stays on the servers until `pull`."""
         priority = _priority(priority)
-        for one_key, values in pairs(key, value):
-            worker_key = self._worker.key(one_key)
-            sources = listed(values)
-            self._check(worker_key, sources[0], sources[0])
-            source = self._staging.reduced(worker_key, sources)
+        pushes = [
+            (worker_key, self._staging.source(worker_key, values))
+            for worker_key, values in self._known(key, value)
+        ]
+        for worker_key, source in pushes:
             round_, step = self._next_round(worker_key)
             self._send(worker_key, round_, step, priority, source)
 
@@ -170,11 +180,13 @@ class P3(KVStoreBase):
         if out is None:
             raise TypeError("pull needs out=, the arrays to write into")
         priority = _priority(priority)
-        for one_key, outs in pairs(key, out):
-            worker_key = self._worker.key(one_key)
-            targets = listed(outs)
-            self._check(worker_key, targets[0], targets[0])
-            self._pull(worker_key, targets, priority)
+        pulls = [
+            (worker_key, self._staging.target(worker_key, outs), outs)
+            for worker_key, outs in self._known(key, out)
+        ]
+        for worker_key, target, outs in pulls:
+            self._pull(worker_key, target, priority)
+            spread(target, outs)
 
     # The optimizer.
 
@@ -231,32 +243,23 @@ class P3(KVStoreBase):
 
     # How it is done.
 
-    def _declare(self, key: Key, array: NDArray) -> WorkerKey:
+    def _declare(self, key: Key, value: NDArray, outs: Sequence[NDArray] = ()) -> WorkerKey:
         if key in self._worker:
             raise KeyMismatchError(
                 f"key {key!r} was initialised before on worker {self.rank}; initialise each key "
                 "once. Each Trainer counts its keys from 0: give all parameters to one Trainer"
             )
-        check_kind(key, array)
-        return self._worker.declare(key, array.shape, np.dtype(array.dtype).name)
+        check_kind(key, value)
+        shape, dtype = tuple(value.shape), np.dtype(value.dtype).name
+        # Before anybody hears of the key: a call that is refused changes nothing.
+        check_fit(key, shape, dtype, outs)
+        return self._worker.declare(key, shape, dtype)
 
-    def _check(self, worker_key: WorkerKey, source: NDArray, target: NDArray) -> None:
-        """Arrays must be what was declared; the same ones come again every step."""
-        checked = self._checked.get(worker_key.key)
-        if checked is not None and checked[0] is source and checked[1] is target:
-            self._worker.check()
-            return
+    def _known(self, keys: Any, *arrays: Any) -> Iterator[Tuple[Any, ...]]:
+        """Declared keys with their arrays, as `by_key` gives them; raises the job's failure."""
         self._worker.check()
-        for array in (source, target):
-            check_kind(worker_key.key, array)
-            dtype = np.dtype(array.dtype).name
-            if tuple(array.shape) != worker_key.shape or dtype != worker_key.dtype:
-                raise KeyMismatchError(
-                    f"key {worker_key.key!r} was initialised with shape {worker_key.shape} and "
-                    f"dtype {worker_key.dtype}; worker {self.rank} now gives an array of shape "
-                    f"{tuple(array.shape)} and dtype {dtype}"
-                )
-        self._checked[worker_key.key] = (source, target)
+        for key, *lists in by_key(keys, *arrays):
+            yield (self._worker.key(key), *lists)
 
     def _next_round(self, worker_key: WorkerKey) -> Tuple[int, int]:
         """Counts a push: the key's round, and the step that an optimizer would count."""
@@ -312,18 +315,16 @@ class P3(KVStoreBase):
         self._when_ready(transfer, [source], [], b"p3kv_push", gradient_of)
 
     def _push_initial(self, worker_key: WorkerKey, value: NDArray) -> None:
-        self._send(worker_key, INITIAL_ROUND, 0, 0, self._staging.reduced(worker_key, [value]))
+        self._send(worker_key, INITIAL_ROUND, 0, 0, self._staging.source(worker_key, [value]))
 
-    def _pull(self, worker_key: WorkerKey, targets: List[NDArray], priority: int) -> None:
+    def _pull(self, worker_key: WorkerKey, target: NDArray, priority: int) -> None:
         round_ = worker_key.round
-        target = self._staging.landing_place(worker_key, targets)
 
         def transfer(done: Done) -> Transfer:
             memory = None, _bytes(worker_key, target)
             return Transfer(worker_key, round_, priority, *memory, done)
 
         self._when_ready(transfer, [], [target], b"p3kv_pull")
-        spread(target, targets)
 
     def _when_ready(
         self,
