@@ -37,18 +37,19 @@ def worker() -> Worker:
     return _worker
 
 
-def script_failed() -> bool:
-    """Whether the process ends because its script raised an exception."""
-    return getattr(sys, "last_value", None) is not None
-
-
-def leave() -> None:
-    """At the end of the process: in order, or telling all why the script failed."""
+def give_up_if_script_failed() -> None:
+    """At the end of the process: where its script failed, tells all why, and ends what is under
+    way with an error; what begins until `leave` ends with it, too."""
     assert _worker is not None
-    if script_failed():
+    if getattr(sys, "last_value", None) is not None:
         error = f"{type(sys.last_value).__name__}: {sys.last_value}"
         if len(error) > _MAX_REASON_CHARS:
             error = f"{error[:_MAX_REASON_CHARS]} ... (its own output has the rest)"
         _worker.abort(f"its script ended with {error}")
-    else:
-        _worker.close()
+
+
+def leave() -> None:
+    """At the end of the process: leaves the job."""
+    give_up_if_script_failed()
+    assert _worker is not None
+    _worker.close()

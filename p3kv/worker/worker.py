@@ -131,8 +131,23 @@ class Worker:
         slice_size = self._joining.slice_size()
         self._loop.call_soon(self._tuning.announce, INITIAL_ROUND, slice_size)
 
+    def abort(self, reason: str) -> None:
+        """Gives up because this process can't go on; everybody is told the reason.
+
+        What is under way here ends with an error, and so does what begins until `close`.
+        """
+        if self._failure is None and not self._closed:
+            failure = Failure(reason, "worker", self.rank, self._known_round(), "P3Error")
+            self._control.send(ReportFailure(failure))
+            # The reason is on its way before anybody can see this process's connections end.
+            self._control.close()
+            self._loop.call_soon(self._fail, failure.to_error())
+
     def close(self) -> None:
-        """Leaves the job in order; all transfers must be done. May be called twice."""
+        """Leaves the job, in order where it has not failed; all transfers must be done.
+
+        May be called twice.
+        """
         if self._closed:
             return
         self._closed = True
@@ -145,19 +160,6 @@ class Worker:
                     left_s = deadline - time.monotonic()
                     if left_s <= 0 or not self._state_changed.wait(left_s):
                         break
-        self._shut_down()
-
-    def abort(self, reason: str) -> None:
-        """Leaves the job because this process can't go on; everybody is told the reason."""
-        if self._closed:
-            return
-        self._closed = True
-        if self._failure is None:
-            failure = Failure(reason, "worker", self.rank, self._known_round(), "P3Error")
-            self._control.send(ReportFailure(failure))
-            # The reason is on its way before anybody can see this process's connections end.
-            self._control.close()
-            self._loop.call_soon(self._fail, failure.to_error())
         self._shut_down()
 
     def check(self) -> None:
@@ -385,5 +387,14 @@ class Worker:
 
     def _leave_to_parent(self) -> None:
         """In a forked child: lets go of the connections, so that they end with the parent."""
+        self._closed = True
+        self._failure = ClosedError(
+            f"this process was forked from {_name(self.rank)}, which goes on using the p3 store; "
+            "a child can't"
+        )
         for connection in self._servers.values():
             connection.close_socket()
+
+
+def _name(rank: int) -> str:
+    return "a worker" if rank == UNKNOWN else f"worker {rank}"

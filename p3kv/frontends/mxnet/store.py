@@ -355,9 +355,12 @@ def _bytes(worker_key: WorkerKey, array: NDArray) -> memoryview:
 
 
 def _finish() -> None:
-    """Before MXNet's engine ends: what is under way is completed, or given up if it can't be."""
-    if this_process.script_failed():
-        this_process.leave()
+    """Before MXNet's engine ends: what is under way is completed, or given up if it can't be.
+
+    The worker's thread goes on until all is done: an operation that the engine starts when nobody
+    completes it any more would never end, and neither would the process.
+    """
+    this_process.give_up_if_script_failed()
     with suppress(mx.base.MXNetError):  # whoever waited for one of these arrays has seen it
         mx.nd.waitall()
     this_process.leave()
