@@ -23,6 +23,7 @@ from p3kv.frontends.mxnet.arrays import (
     check_kind,
     spread,
 )
+from p3kv.frontends.mxnet.forks import complete_before_forks
 from p3kv.frontends.mxnet.forward_order import OrderLearner
 from p3kv.wire.messages import INITIAL_ROUND, Key
 from p3kv.worker import this_process
@@ -64,6 +65,7 @@ class P3(KVStoreBase):
         self._updates: Dict[Key, int] = {}
         self._step = 0
         self._optimizer_since = 0
+        complete_before_forks()
         atexit.register(_finish)
 
     # What MXNet asks about the store.
