@@ -23,6 +23,7 @@ _RANGES = {
     "slice_size": (1, 2**28),
     "rendezvous_timeout_s": (0.1, 86_400.0),
     "send_buffer_bytes": (4096, 2**30),
+    "switch_interval_s": (0.0, 1.0),
     "verbose": (0, 9),
 }
 
@@ -42,6 +43,10 @@ class Settings:
     send_buffer_bytes: Optional[int] = None
     """What the kernel may hold of a connection's unsent data, where no priority reaches it; None
     goes by the size of slices."""
+    switch_interval_s: float = 0.0001
+    """Python's switch interval in this process from the store's creation to its end, where it was
+    longer: how long a script that computes in Python holds the GIL when the network thread wants
+    it. 0 leaves it alone."""
     trace: Optional[str] = None
     """A folder in which every process leaves its trace; none is recorded without it."""
     verbose: int = 0
@@ -80,6 +85,9 @@ class Settings:
             ),
             send_buffer_bytes=_number(
                 environ, ("P3KV_SEND_BUFFER_BYTES",), int, cls.send_buffer_bytes
+            ),
+            switch_interval_s=_number(
+                environ, ("P3KV_SWITCH_INTERVAL_S",), float, cls.switch_interval_s
             ),
             trace=environ.get("P3KV_TRACE") or None,
             verbose=_number(environ, ("P3KV_VERBOSE", "PS_VERBOSE"), int, cls.verbose),

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import multiprocessing
+import os
 import sys
-from typing import Optional
+import tempfile
+from typing import Iterator, Optional
 
 from p3kv import config
 from p3kv.config import Launch
@@ -80,9 +83,27 @@ def _serve(launch: Launch) -> int:
 
 def _make_mxnet_optimizer() -> SliceOptimizer:
     config.prepare_for_server_optimizer()
-    from p3kv.frontends.mxnet.server_optimizer import MXNetOptimizer
+    with _stderr_without(b"MXNet start using engine"):
+        from p3kv.frontends.mxnet.server_optimizer import MXNetOptimizer
 
-    return MXNetOptimizer()
+        return MXNetOptimizer()
+
+
+@contextlib.contextmanager
+def _stderr_without(unwanted: bytes) -> Iterator[None]:
+    """Leaves lines out that a library writes to this process's standard error by itself."""
+    sys.stderr.flush()
+    shown = os.dup(2)
+    with tempfile.TemporaryFile() as written:
+        os.dup2(written.fileno(), 2)
+        try:
+            yield
+        finally:
+            sys.stderr.flush()
+            os.dup2(shown, 2)
+            os.close(shown)
+            written.seek(0)
+            os.write(2, b"".join(line for line in written if unwanted not in line))
 
 
 def _start_logging(role: str) -> None:

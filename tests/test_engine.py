@@ -8,6 +8,7 @@ from typing import List
 import mxnet as mx
 import pytest
 
+from p3kv.errors import NotSupportedError
 from p3kv.frontends.mxnet import engine
 
 DEADLINE_S = 30.0
@@ -60,3 +61,11 @@ def test_who_waits_for_an_array_gets_the_error_of_its_operation() -> None:
     engine.push(fails, [], [array])
     with pytest.raises(mx.base.MXNetError, match="there is no way on"):
         array.wait_to_read()
+
+
+def test_a_build_with_blocked_layouts_and_no_way_back_is_refused() -> None:
+    class Library:
+        """A build that does not export what puts a layout right."""
+
+    with pytest.raises(NotSupportedError, match="wrong order"):
+        engine._bind_reorder(Library())

@@ -44,4 +44,5 @@ class SliceOptimizer(ABC):
 
 
 MakeOptimizer = Callable[[], SliceOptimizer]
-"""Makes the optimizer when worker rank 0 hands one over; until then sums are left as they are."""
+"""Makes the optimizer; until worker rank 0 hands settings over, sums are left as they are. Raises
+ImportError where its framework is missing."""

@@ -13,7 +13,7 @@ from p3kv.config import Launch, Settings
 from p3kv.errors import ConfigError, P3Error, ProtocolError
 from p3kv.server.buffers import Buffer
 from p3kv.server.consumer import STALL_S, Consumer
-from p3kv.server.optimizer import MakeOptimizer
+from p3kv.server.optimizer import MakeOptimizer, SliceOptimizer
 from p3kv.server.workers import Workers
 from p3kv.slicing import CREDIT_BYTES, value_credit_bytes
 from p3kv.trace import Tracer
@@ -78,6 +78,8 @@ class _Server:
         self._landing: Dict[Connection, Buffer] = {}
         self._scratch = memoryview(bytearray(messages.MAX_PROBE_BYTES))
         self._order: Optional[memoryview] = None
+        self._optimizer: Optional[SliceOptimizer] = None
+        """Made early; the aggregator gets it when a worker hands settings over."""
         self._open_round = UNKNOWN
         self._failure: Optional[P3Error] = None
         self._workers = Workers(
@@ -127,6 +129,16 @@ class _Server:
         self._consumer.tracer = Tracer(self._settings.trace, f"server {roster.rank}")
         self._look_for_stalls()
         self._workers.let_in(roster.token)
+        self._get_optimizer_ready()
+
+    def _get_optimizer_ready(self) -> None:
+        """Imports what it needs while the workers build their models: it takes seconds, for which
+        the first step would wait otherwise."""
+        try:
+            self._optimizer = self._make_optimizer()
+        except ImportError as error:
+            # Optimizers may run on the workers, and then this host needs no framework.
+            _log.info("this server can't run optimizers: %s", error)
 
     def _look_for_stalls(self) -> None:
         self._consumer.report_stalls()
@@ -246,10 +258,10 @@ class _Server:
 
     def _configure_optimizer(self, header: Header, settings: bytes) -> None:
         try:
-            aggregator = self._consumer.aggregator
-            if aggregator.optimizer is None:
-                aggregator.optimizer = self._make_optimizer()
-            aggregator.optimizer.configure(header.step, settings)
+            if self._optimizer is None:
+                self._optimizer = self._make_optimizer()
+            self._optimizer.configure(header.step, settings)
+            self._consumer.aggregator.optimizer = self._optimizer
         except ProtocolError:
             raise
         except Exception as error:  # noqa: BLE001  MXNet's or the optimizer's own

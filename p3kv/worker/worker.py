@@ -6,6 +6,7 @@ Its thread owns the connections to the servers; `exchange` says what it does wit
 from __future__ import annotations
 
 import logging
+import math
 import os
 import socket
 import sys
@@ -58,9 +59,6 @@ from p3kv.worker.tuning import Tuning
 _log = logging.getLogger(__name__)
 
 _CLOSE_S = 10.0
-_SWITCH_S = 0.0001
-"""How long a script that computes in Python keeps its lock from a thread that wants it. With
-Python's own 5 ms, links are idle most of the time."""
 
 
 class Worker:
@@ -93,6 +91,7 @@ class Worker:
         self._started = False
         self._closed = False
         self._byes_left = 0
+        self._switch_interval_before_s: Optional[float] = None
         self._control = ControlClient(
             launch,
             (self._address, 0),
@@ -125,7 +124,7 @@ class Worker:
             self._control, self._loop, settings, roster, self.check, self._state_changed
         )
         self._servers.update(self._joining.connect(self._connection))
-        sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_S))
+        self._lower_switch_interval()
         self._thread.start()
         self._started = True
         slice_size = self._joining.slice_size()
@@ -168,6 +167,20 @@ class Worker:
             raise self._failure
         if self._closed:
             raise ClosedError("the p3 store is closed")
+
+    def _lower_switch_interval(self) -> None:
+        """With Python's own 5 ms, a script that computes in Python leaves links idle most of the
+        time, since this worker's thread waits so long for the GIL at every event."""
+        wish_s, before_s = self.settings.switch_interval_s, sys.getswitchinterval()
+        if 0 < wish_s < before_s:
+            sys.setswitchinterval(wish_s)
+            self._switch_interval_before_s = before_s
+
+    def _restore_switch_interval(self) -> None:
+        """Unless somebody else has set another one meanwhile."""
+        ours_s, before_s = self.settings.switch_interval_s, self._switch_interval_before_s
+        if before_s is not None and math.isclose(sys.getswitchinterval(), ours_s, abs_tol=1e-6):
+            sys.setswitchinterval(before_s)
 
     def _servers_here(self, roster: Roster) -> List[int]:
         """Ranks of the servers of this host; none where all are, since no link matters there."""
@@ -383,6 +396,7 @@ class Worker:
         if self._started:
             self._thread.join(timeout=_CLOSE_S)
         self._loop.close()
+        self._restore_switch_interval()
         self.tracer.write()
 
     def _leave_to_parent(self) -> None:

@@ -3,7 +3,7 @@
 Arguments: `all` where both workers fork, `one` where only worker 1 does.
 """
 
-import p3kv  # noqa: F401, I001
+import p3kv  # noqa: I001
 import multiprocessing
 import os
 import subprocess

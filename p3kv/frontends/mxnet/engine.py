@@ -17,8 +17,11 @@ import itertools
 import logging
 from typing import Any, Callable, Dict, Optional, Sequence, Tuple
 
+from mxnet import runtime
 from mxnet.base import _LIB, check_call
 from mxnet.ndarray import NDArray
+
+from p3kv.errors import NotSupportedError
 
 _log = logging.getLogger(__name__)
 
@@ -150,10 +153,24 @@ _memoryview.restype = ctypes.py_object
 _WRITABLE = 0x200  # PyBUF_WRITE
 
 
-def _bind_reorder() -> Callable[[NDArray], None]:
-    try:
-        function = getattr(_LIB, "_ZN5mxnet7NDArray5Chunk15Reorder2DefaultEv")  # noqa: B009
-    except AttributeError:  # a build without oneDNN never changes a layout
+_REORDER = "_ZN5mxnet7NDArray5Chunk15Reorder2DefaultEv"
+_ONEDNN = ("MKLDNN", "ONEDNN")
+"""What MXNet calls the feature, in 1.9.1 and later."""
+
+
+def _bind_reorder(library: Any = _LIB) -> Callable[[NDArray], None]:
+    """What puts an array's layout right; nothing in a build without oneDNN, which never changes
+    one. Raises NotSupportedError for a build that does and can't be asked to undo it."""
+    function = getattr(library, _REORDER, None)
+    if function is None:
+        features = runtime.Features()
+        if any(name in features and features.is_enabled(name) for name in _ONEDNN):
+            raise NotSupportedError(
+                "this build of MXNet has oneDNN, but not the function with which p3kv gets "
+                f"weights out of oneDNN's layouts ({_REORDER}); they would be sent in the wrong "
+                "order. Install a build of MXNet 1.9.1 that p3kv names in its extras, such as "
+                "'p3kv[cpu]'."
+            )
         return lambda array: None
     function.argtypes = [ctypes.c_void_p]
     function.restype = None

@@ -41,8 +41,9 @@ class P3(KVStoreBase):
     Values are dense float32 or float64 arrays; where several are given, one for each device,
     they are summed before they are sent. To be used from one thread.
 
-    Creating it lowers `sys.setswitchinterval` to 0.1 ms, so that a script that computes in Python
-    keeps no gradient waiting.
+    Creating it lowers `sys.setswitchinterval` to 0.1 ms until the process ends, so that a script
+    that computes in Python keeps no gradient waiting; the setting `switch_interval_s` chooses
+    another one, and 0 leaves Python's.
     """
 
     _instance: Optional[P3] = None
