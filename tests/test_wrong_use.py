@@ -363,13 +363,39 @@ def test_a_wrong_call_is_refused_at_once_with_the_remedy(
     assert seconds < PROMISED_S
 
 
-def test_the_store_outside_a_launch_says_how_to_start_the_script() -> None:
+def test_the_store_outside_a_launch_trains_in_its_process_alone_and_says_so() -> None:
     environ = {k: v for k, v in environment().items() if not k.startswith("DMLC_")}
-    command = [sys.executable, "-m", "p3kv", "run", str(SCRIPTS / "unaware.py")]
-    result = run(command, environ, timeout_s=PROMISED_S)
-    assert "ConfigError: kvstore='p3' needs servers and a scheduler" in result.output
+    result = run([sys.executable, str(SCRIPTS / "alone.py")], environ, timeout_s=60.0)
+    assert result.code == 0, result.output
+    assert "all weights are right" in result.output
+    assert "trains in this process alone" in result.output
     assert "p3kv launch -n 2 -s 2 -- python train.py" in result.output
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("dist_sync", ["ConfigError: kvstore='dist_sync' is MXNet's own", "Write kvstore='p3'"]),
+        ("p33", ["ConfigError: MXNet has no kvstore 'p33'", "did you mean 'p3'?"]),
+    ],
+)
+def test_a_store_that_can_not_work_in_a_job_is_refused(name: str, words: List[str]) -> None:
+    result = run_job("other_store.py", [name], workers=2)
+    for word in words:
+        assert word in result.said_by("worker 0"), result.output
+        assert word in result.said_by("worker 1"), result.output
     assert result.code == 1
+
+
+@pytest.mark.parametrize("name", ["device", "none"])
+def test_workers_that_train_each_alone_say_so(name: str) -> None:
+    result = run_job("other_store.py", [name], workers=2)
+    for rank in range(2):
+        said = result.said_by(f"worker {rank}")
+        assert said.count("this worker trains alone") == 1, result.output
+        assert "Write kvstore='p3'" in said
+        assert "trained" in said
+    assert result.code == 0, result.output
 
 
 def test_workers_that_disagree_on_a_key_all_learn_which_and_how() -> None:

@@ -88,7 +88,8 @@ class Worker:
         self._failure: Optional[P3Error] = None
         self._state_changed = threading.Condition()
         self._script = threading.get_ident()
-        self._started = False
+        self.started = False
+        """Whether this process has a store that has joined the job."""
         self._closed = False
         self._byes_left = 0
         self._switch_interval_before_s: Optional[float] = None
@@ -126,7 +127,7 @@ class Worker:
         self._servers.update(self._joining.connect(self._connection))
         self._lower_switch_interval()
         self._thread.start()
-        self._started = True
+        self.started = True
         slice_size = self._joining.slice_size()
         self._loop.call_soon(self._tuning.announce, INITIAL_ROUND, slice_size)
 
@@ -150,7 +151,7 @@ class Worker:
         if self._closed:
             return
         self._closed = True
-        if self._started and self._failure is None:
+        if self.started and self._failure is None:
             deadline = time.monotonic() + _CLOSE_S
             self._byes_left = len(self._servers)
             self._loop.call_soon(self._say_bye)
@@ -160,6 +161,11 @@ class Worker:
                     if left_s <= 0 or not self._state_changed.wait(left_s):
                         break
         self._shut_down()
+
+    @property
+    def usable(self) -> bool:
+        """Whether the job has not failed, and this process has not left it."""
+        return self._failure is None and not self._closed
 
     def check(self) -> None:
         """Raises the job's failure, if there is one, or ClosedError."""
@@ -393,7 +399,7 @@ class Worker:
         self._control.send(Bye())
         self._control.close()
         self._loop.call_soon(self._loop.stop)
-        if self._started:
+        if self.started:
             self._thread.join(timeout=_CLOSE_S)
         self._loop.close()
         self._restore_switch_interval()

@@ -1,18 +1,28 @@
-"""Makes MXNet know the store, and use it where it would silently use none."""
+"""Makes MXNet know the store, and use it where it would silently use none or another one."""
 
 from __future__ import annotations
 
-from typing import Any, Mapping, Tuple
+import difflib
+import logging
+from typing import Any, Mapping, Optional, Tuple
 
 import mxnet as mx
 from mxnet.kvstore import KVStoreBase
 
 from p3kv import config
-from p3kv.errors import NotSupportedError
+from p3kv.errors import ConfigError, NotSupportedError
+from p3kv.frontends.mxnet.alone import Alone
 from p3kv.frontends.mxnet.forward_order import FORWARD_READS
 from p3kv.frontends.mxnet.store import P3
+from p3kv.worker import this_process
+
+_log = logging.getLogger("p3kv")
 
 _NAMES = ("p3", "dist_sync_p3")
+_LOCAL = (
+    "local", "local_update_cpu", "local_allreduce_cpu", "device", "local_allreduce_device", "nccl"
+)  # fmt: skip
+"""MXNet's own stores of one process. Any other name without 'dist' gives 'local', in silence."""
 
 
 def register() -> None:
@@ -22,7 +32,9 @@ def register() -> None:
     lacks 'dist'; the modules that call it have bound it by value.
     """
     for name in _NAMES:
-        KVStoreBase.kv_registry[name] = P3
+        KVStoreBase.kv_registry[name] = _create
+    for module in (mx.kvstore, mx.kvstore.base):
+        module.create = _checked(module.create)
     for module in (mx.model, mx.gluon.trainer, mx.module.module):
         module._create_kvstore = _mended(module._create_kvstore)
     for module in (mx.model, mx.gluon.trainer):
@@ -30,12 +42,27 @@ def register() -> None:
     FORWARD_READS.start()
 
 
+def _create() -> KVStoreBase:
+    return P3() if this_process.belongs_to_a_job() else Alone()
+
+
+def _checked(create: Any) -> Any:
+    def checked(name: str = "local") -> KVStoreBase:
+        _check_name(name)
+        return create(name)
+
+    checked.__doc__ = create.__doc__
+    return checked
+
+
 def _mended(create_kvstore: Any) -> Any:
     def create(kvstore: Any, num_device: int, arg_params: Any) -> Tuple[Any, bool]:
         if not _is_ours(kvstore):
+            _check_name(kvstore)
             return create_kvstore(kvstore, num_device, arg_params)
-        _refuse_sparse(arg_params)
         store = mx.kv.create(kvstore) if isinstance(kvstore, str) else kvstore
+        if isinstance(store, P3):
+            _refuse_sparse(arg_params)
         return store, config.update_on_kvstore_default()
 
     return create
@@ -44,6 +71,7 @@ def _mended(create_kvstore: Any) -> Any:
 def _mended_for_sparse(create_sparse_kvstore: Any) -> Any:
     def create(kvstore: Any) -> Tuple[Any, bool]:
         if not _is_ours(kvstore):
+            _check_name(kvstore)
             return create_sparse_kvstore(kvstore)
         raise _not_supported("a parameter's weight is sparse (row_sparse)")
 
@@ -51,7 +79,32 @@ def _mended_for_sparse(create_sparse_kvstore: Any) -> Any:
 
 
 def _is_ours(kvstore: Any) -> bool:
-    return isinstance(kvstore, P3) or (isinstance(kvstore, str) and kvstore.lower() in _NAMES)
+    return isinstance(kvstore, (P3, Alone)) or (
+        isinstance(kvstore, str) and kvstore.lower() in _NAMES
+    )
+
+
+def _check_name(kvstore: Optional[Any]) -> None:
+    """Says what another store than p3 means here.
+
+    `kvstore` is a name, None for no store or a store. Raises ConfigError for a name that MXNet
+    does not know, and in a p3kv job for its own distributed stores, which would wait for ever.
+    """
+    name = kvstore.lower() if isinstance(kvstore, str) else None
+    if name in _NAMES:
+        return
+    if name is not None and "dist" in name:
+        if this_process.belongs_to_a_job():
+            raise ConfigError(
+                f"kvstore='{kvstore}' is MXNet's own store, and the servers of this job are "
+                "p3kv's. Write kvstore='p3', or start the job without p3kv."
+            )
+    elif name is not None and name not in (*_LOCAL, *KVStoreBase.kv_registry):
+        nearest = difflib.get_close_matches(name, (*_NAMES, *_LOCAL, "dist_sync", "dist_async"), 1)
+        hint = f"; did you mean '{nearest[0]}'?" if nearest else ""
+        raise ConfigError(f"MXNet has no kvstore '{kvstore}' and would use 'local'{hint}")
+    elif name is not None or kvstore is None:
+        this_process.trains_alone(f"with kvstore={kvstore!r}")
 
 
 def _refuse_sparse(arrays: Mapping[str, mx.nd.NDArray]) -> None:
