@@ -35,6 +35,7 @@ from p3kv.wire.messages import (
     SliceSize,
     ToScheduler,
     Welcomed,
+    called,
 )
 
 Replies = List[Tuple[bytes, FromScheduler]]
@@ -294,20 +295,21 @@ class Job:
             declared = self._place(message)
         if node.rank in declared.ranks:
             return self._refuse_key(
-                node, f"key {message.key!r} was declared before by worker {node.rank}"
+                node,
+                f"{called(message.key, message.name)} was declared before by worker {node.rank}",
             )
         first = declared.message
-        if first != message:
+        if (first.shape, first.dtype) != (message.shape, message.dtype):
             other = min(declared.ranks)
             reason = (
-                f"workers disagree on key {message.key!r}: worker {other} has shape "
+                f"workers disagree on {called(message.key, first.name)}: worker {other} has shape "
                 f"{first.shape} and dtype {first.dtype}, worker {node.rank} has shape "
                 f"{message.shape} and dtype {message.dtype}. All workers must build the same "
                 "model with the same parameter names."
             )
             return self._refuse_key(node, reason)
         declared.ranks.add(node.rank)
-        return [(node.identity, KeyDeclared(declared.key_id, declared.runs))]
+        return [(node.identity, KeyDeclared(declared.key_id, declared.runs, first.name))]
 
     def _place(self, message: DeclareKey) -> _DeclaredKey:
         assert self._slice_size is not None

@@ -13,7 +13,7 @@ import numpy as np
 from p3kv.errors import ProtocolError
 from p3kv.server.buffers import Buffer, BufferPool
 from p3kv.server.optimizer import SliceOptimizer
-from p3kv.wire.messages import INITIAL_ROUND, KeyLayout
+from p3kv.wire.messages import INITIAL_ROUND, KeyLayout, called
 
 
 @dataclass
@@ -57,7 +57,7 @@ class SliceState:
 
     def name(self) -> str:
         """How messages call this slice."""
-        return f"key {self.layout.key!r}, slice {self.index}"
+        return f"{called(self.layout.key, self.layout.name)}, slice {self.index}"
 
 
 class Aggregator:

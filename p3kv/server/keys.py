@@ -12,7 +12,7 @@ from p3kv.server.aggregation import SliceState
 from p3kv.server.buffers import BufferPool
 from p3kv.server.optimizer import SliceOptimizer
 from p3kv.slicing import SliceSizes, cut
-from p3kv.wire.messages import KeyLayout
+from p3kv.wire.messages import KeyLayout, called
 
 
 class ServerKey:
@@ -39,7 +39,8 @@ class ServerKey:
         state = states.get(index) if states is not None else None
         if state is None:
             raise ProtocolError(
-                f"key {self.layout.key!r} has no slice {index} for round {round} on this server"
+                f"{called(self.layout.key, self.layout.name)} has no slice {index} for round "
+                f"{round} on this server"
             )
         return state
 

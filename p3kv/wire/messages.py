@@ -130,6 +130,11 @@ class Message(msgspec.Struct, frozen=True, tag=True):
 Key = Union[int, str]
 
 
+def called(key: Key, name: Optional[str]) -> str:
+    """How messages to users call a key: by the parameter's name, too, where it is known."""
+    return f"key {key!r}" if name is None or name == key else f"parameter '{name}' (key {key!r})"
+
+
 UNKNOWN = -1
 """A rank or round that is not known (yet)."""
 
@@ -180,6 +185,8 @@ class KeyLayout(Message, frozen=True):
     dtype: str
     runs: List[Tuple[int, int]]
     """How many of its elements each server keeps, as `p3kv.slicing.place` has chosen."""
+    name: Optional[str] = None
+    """What the user calls the parameter, where the front end knows."""
 
 
 class ForwardOrder(Message, frozen=True):
@@ -225,6 +232,8 @@ class DeclareKey(Message, frozen=True):
     key: Key
     shape: Tuple[int, ...]
     dtype: str
+    name: Optional[str] = None
+    """What the user calls the parameter, where the front end knows; workers may differ."""
 
 
 class BarrierReached(Message, frozen=True):
@@ -290,6 +299,8 @@ class KeyDeclared(Message, frozen=True):
     key_id: int
     runs: List[Tuple[int, int]]
     """How many of its elements each server keeps, as `p3kv.slicing.place` has chosen."""
+    name: Optional[str] = None
+    """What all call the parameter: its name on the worker that was the first to declare it."""
 
 
 class KeyRefused(Message, frozen=True):

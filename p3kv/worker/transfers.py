@@ -8,7 +8,7 @@ from typing import Callable, Dict, List, Optional, Sequence, Set, Tuple
 import numpy as np
 
 from p3kv.slicing import Run, Slice, cut
-from p3kv.wire.messages import INITIAL_ROUND, Key
+from p3kv.wire.messages import INITIAL_ROUND, Key, called
 
 Done = Callable[[Optional[BaseException]], None]
 """Called once, from the worker's thread, when a transfer is complete or can't be any more."""
@@ -24,9 +24,12 @@ class WorkerKey:
         shape: Tuple[int, ...],
         dtype: str,
         runs: Sequence[Run],
+        name: Optional[str] = None,
     ) -> None:
         self.key_id = key_id
         self.key = key
+        self.called = called(key, name)
+        """How messages to users call it."""
         self.shape = shape
         self.dtype = dtype
         self.item_bytes = np.dtype(dtype).itemsize

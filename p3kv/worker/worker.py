@@ -209,22 +209,26 @@ class Worker:
 
     # Keys and what all agree on.
 
-    def declare(self, key: Key, shape: Sequence[int], dtype: str) -> WorkerKey:
+    def declare(
+        self, key: Key, shape: Sequence[int], dtype: str, name: Optional[str] = None
+    ) -> WorkerKey:
         """Makes a key known to the job; all workers declare it with the same shape and dtype.
+
+        `name` is what the user calls the parameter, for messages.
 
         Raises KeyMismatchError if they do not, and the other workers learn it too.
         """
         self.check()
         answer = self._control.request(
-            DeclareKey(key, tuple(shape), dtype), (KeyDeclared, KeyRefused)
+            DeclareKey(key, tuple(shape), dtype, name), (KeyDeclared, KeyRefused)
         )
         if isinstance(answer, KeyRefused):
             raise KeyMismatchError(answer.reason)
-        worker_key = WorkerKey(answer.key_id, key, tuple(shape), dtype, answer.runs)
+        worker_key = WorkerKey(answer.key_id, key, tuple(shape), dtype, answer.runs, answer.name)
         self._keys[key] = worker_key
         self._keys_by_id[answer.key_id] = worker_key
         # Every worker tells, on its own connection: its slices may arrive before another's words.
-        layout = encode(KeyLayout(answer.key_id, key, dtype, answer.runs))
+        layout = encode(KeyLayout(answer.key_id, key, dtype, answer.runs, answer.name))
         servers = [server for server, _ in answer.runs]
         self._loop.call_soon(self._tell_servers, Kind.KEY, layout, 0, servers)
         return worker_key

@@ -81,14 +81,16 @@ def check_kind(key: Key, array: NDArray) -> None:
         )
 
 
-def check_fit(key: Key, shape: Tuple[int, ...], dtype: str, arrays: Sequence[NDArray]) -> None:
+def check_fit(
+    key: Key, called: str, shape: Tuple[int, ...], dtype: str, arrays: Sequence[NDArray]
+) -> None:
     """Raises KeyMismatchError where one of `arrays` has another shape or dtype than the key."""
     for array in arrays:
         check_kind(key, array)
         its_shape, its_dtype = tuple(array.shape), np.dtype(array.dtype).name
         if its_shape != shape or its_dtype != dtype:
             raise KeyMismatchError(
-                f"key {key!r} is initialised with shape {shape} and dtype {dtype}; this worker "
+                f"{called} is initialised with shape {shape} and dtype {dtype}; this worker "
                 f"gives an array of shape {its_shape} and dtype {its_dtype}"
             )
 
@@ -151,7 +153,7 @@ def _checked(known: Dict[Key, _Checked], key: WorkerKey, arrays: Sequence[NDArra
     last = known.get(key.key)
     if last is not None and _same(last.arrays, arrays):
         return last
-    check_fit(key.key, key.shape, key.dtype, arrays)
+    check_fit(key.key, key.called, key.shape, key.dtype, arrays)
     on_cpu = next((array for array in arrays if _on_cpu(array)), None)
     checked = known[key.key] = _Checked(tuple(arrays), on_cpu)
     return checked

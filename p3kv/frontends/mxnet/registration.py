@@ -63,6 +63,8 @@ def _mended(create_kvstore: Any) -> Any:
         store = mx.kv.create(kvstore) if isinstance(kvstore, str) else kvstore
         if isinstance(store, P3):
             _refuse_sparse(arg_params)
+            # Gluon's Trainer uses a parameter's place as its key, Module its name.
+            store.name_keys(dict(enumerate(arg_params or ())))
         return store, config.update_on_kvstore_default()
 
     return create

@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import operator
 from contextlib import suppress
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
 
 import mxnet as mx
 import numpy as np
@@ -25,7 +25,7 @@ from p3kv.frontends.mxnet.arrays import (
 )
 from p3kv.frontends.mxnet.forks import complete_before_forks
 from p3kv.frontends.mxnet.forward_order import OrderLearner
-from p3kv.wire.messages import INITIAL_ROUND, Key
+from p3kv.wire.messages import INITIAL_ROUND, Key, called
 from p3kv.worker import this_process
 from p3kv.worker.transfers import Done, Transfer, WorkerKey
 
@@ -58,6 +58,7 @@ class P3(KVStoreBase):
         self._worker.start(config.settle())
         P3._instance = self
         self._staging = Staging()
+        self._names: Mapping[Key, str] = {}
         self._order = OrderLearner(self._worker.publish_order)
         if self.rank != 0:
             self._order.stop()  # rank 0 decides, and everybody uses the same
@@ -110,6 +111,10 @@ class P3(KVStoreBase):
         return self._worker.stats()
 
     # Values.
+
+    def name_keys(self, names: Mapping[Key, str]) -> None:
+        """Says what the user calls the parameters behind keys that are still to be declared."""
+        self._names = {**self._names, **names}
 
     def init(self, key: Union[Key, Sequence[Key]], value: Any) -> None:
         """Declares keys on all workers; worker rank 0's values are the initial ones."""
@@ -247,16 +252,18 @@ class P3(KVStoreBase):
     # How it is done.
 
     def _declare(self, key: Key, value: NDArray, outs: Sequence[NDArray] = ()) -> WorkerKey:
+        name = self._names.get(key)
         if key in self._worker:
             raise KeyMismatchError(
-                f"key {key!r} was initialised before on worker {self.rank}; initialise each key "
-                "once. Each Trainer counts its keys from 0: give all parameters to one Trainer"
+                f"{called(key, name)} was initialised before on worker {self.rank}; initialise "
+                "each key once. Each Trainer counts its keys from 0: give all parameters to one "
+                "Trainer"
             )
         check_kind(key, value)
         shape, dtype = tuple(value.shape), np.dtype(value.dtype).name
         # Before anybody hears of the key: a call that is refused changes nothing.
-        check_fit(key, shape, dtype, outs)
-        return self._worker.declare(key, shape, dtype)
+        check_fit(key, called(key, name), shape, dtype, outs)
+        return self._worker.declare(key, shape, dtype, name)
 
     def _known(self, keys: Any, *arrays: Any) -> Iterator[Tuple[Any, ...]]:
         """Declared keys with their arrays, as `by_key` gives them; raises the job's failure."""
