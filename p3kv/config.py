@@ -19,8 +19,9 @@ _WORDS = {
     **dict.fromkeys(("1", "true", "yes", "on"), True),
     **dict.fromkeys(("0", "false", "no", "off"), False),
 }
+MAX_SLICE_ELEMS = 2**28
 _RANGES = {
-    "slice_size": (1, 2**28),
+    "slice_size": (1, MAX_SLICE_ELEMS),
     "rendezvous_timeout_s": (0.1, 86_400.0),
     "send_buffer_bytes": (4096, 2**30),
     "switch_interval_s": (0.0, 1.0),

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p3kv import errors
+from p3kv.config import MAX_SLICE_ELEMS, ROLES
 from p3kv.errors import P3Error, ProtocolError
 from p3kv.wire import messages
 from p3kv.wire.messages import (
@@ -21,6 +22,7 @@ from p3kv.wire.messages import (
     DataHello,
     DeclareKey,
     Failure,
+    ForwardOrder,
     FromScheduler,
     Header,
     Hello,
@@ -50,9 +52,29 @@ def instances(union: Any) -> Any:
     return st.one_of([st.builds(kind, **fields(kind)) for kind in kinds])
 
 
+ranks = st.integers(0, messages.MAX_RANK)
+slice_sizes = st.integers(1, MAX_SLICE_ELEMS)
+ALLOWED: dict = {
+    "role": st.sampled_from(ROLES),
+    "round": st.integers(messages.UNKNOWN, messages.LAST_ROUND),
+    "key_id": words,
+    "dtype": st.sampled_from(messages.DTYPES),
+    "runs": st.dictionaries(ranks, st.integers(1, 2**30), max_size=4).map(
+        lambda runs: list(runs.items())
+    ),
+    "shape": st.lists(st.integers(0, 1000), max_size=3).map(tuple),
+    "token": st.binary(min_size=messages.TOKEN_BYTES, max_size=messages.TOKEN_BYTES),
+    "port": shorts,
+    "rank": ranks,
+    "slice_size": slice_sizes,
+}
+"""Values of the fields that can't have just any."""
+
+
 def fields(kind: Any) -> dict:
     types = typing.get_type_hints(kind)
-    return {f.name: values(types[f.name]) for f in msgspec.structs.fields(kind)}
+    names = [field.name for field in msgspec.structs.fields(kind)]
+    return {name: ALLOWED.get(name, values(types[name])) for name in names}
 
 
 def values(kind: Any) -> Any:
@@ -128,7 +150,50 @@ def test_what_travels_in_frames_arrives_as_it_was_said(message: Any) -> None:
     assert decode(encode(message), type(message)) == message
 
 
-@given(st.binary(max_size=200), st.sampled_from([ToScheduler, FromScheduler, DataHello, KeyLayout]))
+RECEIVED = [ToScheduler, FromScheduler, DataHello, KeyLayout, ForwardOrder]
+KINDS = {
+    kind.__name__
+    for union in RECEIVED
+    for kind in (typing.get_args(union) or (union,))
+}  # fmt: skip
+NAMES = {
+    field.name
+    for union in RECEIVED
+    for kind in (typing.get_args(union) or (union,))
+    for field in msgspec.structs.fields(kind)
+}  # fmt: skip
+anything = st.recursive(
+    st.one_of(
+        st.none(), st.booleans(), st.floats(allow_nan=False), st.text(max_size=5),
+        st.binary(max_size=20), st.integers(-(2**63), 2**64 - 1),
+        st.sampled_from(messages.DTYPES + ROLES),
+    ),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
+    max_leaves=8,
+)  # fmt: skip
+likely = st.builds(
+    lambda kind, more: msgspec.msgpack.encode({"type": kind, **more}),
+    st.sampled_from(sorted(KINDS)),
+    st.dictionaries(st.sampled_from(sorted(NAMES)), anything, max_size=len(NAMES)),
+)
+"""What looks like a message and has anything in its fields."""
+
+
+def broken(data: bytes, at: int, by: bytes) -> bytes:
+    """Some bytes replaced by others."""
+    at %= len(data)
+    return data[:at] + by + data[at + len(by) :]
+
+
+@given(
+    st.one_of(
+        st.binary(max_size=200),
+        likely,
+        st.builds(broken, likely, st.integers(0, 1000), st.binary(min_size=1, max_size=8)),
+        st.builds(lambda start, depth: start + b"\x91" * depth, likely, st.integers(0, 5000)),
+    ),
+    st.sampled_from(RECEIVED),
+)
 def test_garbage_is_a_protocol_error_and_nothing_else(data: bytes, expected: Any) -> None:
     try:
         message = decode(data, expected)
@@ -174,6 +239,50 @@ def test_a_message_of_the_other_direction_is_a_protocol_error(message: Any) -> N
 def test_a_field_of_another_type_is_a_protocol_error(wrong: dict) -> None:
     with pytest.raises(ProtocolError):
         decode(msgspec.msgpack.encode(wrong), ToScheduler)
+
+
+KEY = {"key": "w", "dtype": "float32"}
+LAYOUT = {"type": "KeyLayout", "key_id": 0, **KEY}
+DECLARED = {"type": "DeclareKey", **KEY}
+HELLO = {
+    "type": "Hello", "protocol": 1, "version": "", "job": "", "role": "worker", "rank_wish": None,
+    "host": "", "pid": 1,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("wrong", "expected"),
+    [
+        ({**DECLARED, "shape": [2**62, 2**62]}, ToScheduler),
+        ({**DECLARED, "shape": [2**32, 2**32]}, ToScheduler),  # 0 in 64 bits
+        ({**DECLARED, "shape": [2**40]}, ToScheduler),
+        ({**DECLARED, "shape": [-2, -2]}, ToScheduler),
+        ({**DECLARED, "shape": [1] * 33}, ToScheduler),
+        ({**DECLARED, "shape": [2], "dtype": "nonsense"}, ToScheduler),
+        ({**DECLARED, "shape": [2], "dtype": "O"}, ToScheduler),
+        ({**HELLO, "port": 2**16}, ToScheduler),
+        ({**HELLO, "port": 1, "host": "h" * 256}, ToScheduler),
+        ({"type": "Ready", "slice_size": 0, "deterministic": False}, ToScheduler),
+        ({"type": "Ready", "slice_size": 2**28 + 1, "deterministic": False}, ToScheduler),
+        ({"type": "NewSliceSize", "slice_size": 0}, FromScheduler),
+        ({"type": "SliceSize", "slice_size": -1}, FromScheduler),
+        ({"type": "Agreed", "slice_size": 2**32, "deterministic": True}, FromScheduler),
+        ({"type": "KeyDeclared", "key_id": -1, "runs": []}, FromScheduler),
+        ({"type": "KeyDeclared", "key_id": 1, "runs": [[0, 0]]}, FromScheduler),
+        ({"type": "Roster", "rank": 0, "token": b"", "servers": [], "workers": []}, FromScheduler),
+        ({**LAYOUT, "runs": [[0, 2**40]]}, KeyLayout),
+        ({**LAYOUT, "runs": [[0, 2], [0, 2]]}, KeyLayout),
+        ({**LAYOUT, "runs": [[-1, 2]]}, KeyLayout),
+        ({**LAYOUT, "runs": [[2**16, 2]]}, KeyLayout),
+        ({**LAYOUT, "runs": [[0, -2]]}, KeyLayout),
+    ],
+    ids=str,
+)
+def test_a_number_that_nobody_can_compute_with_is_a_protocol_error(
+    wrong: dict, expected: Any
+) -> None:
+    with pytest.raises(ProtocolError):
+        decode(msgspec.msgpack.encode(wrong), expected)
 
 
 class _Long(bytes):

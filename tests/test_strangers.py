@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Dict, List
 
+import msgspec
 import psutil
 import zmq
 
@@ -75,7 +76,16 @@ def huge(kind: Kind) -> bytes:
     return pack_header(kind, 0, key=messages.MAGIC, slice=PROTOCOL_VERSION, payload_bytes=2**32 - 1)
 
 
-FALSE_HELLO = encode(DataHello(b"0123456789abcdef", 0, False))
+NO_TEXT = b"\x81\xa4type\xa5\xff\xff\xff\xff\xff"
+
+
+def nested(kind: str) -> bytes:
+    """A message with an unknown field that no reader can follow to its end."""
+    return b"\x82\xa4type" + msgspec.msgpack.encode(kind) + b"\xa4more" + b"\x91" * 3500
+
+
+WRONG_TOKEN = b"0123456789abcdef"
+FALSE_HELLO = WRONG_TOKEN + encode(DataHello(0, False))
 TO_A_SERVER = {
     "an HTTP request": HTTP,
     "noise": NOISE,
@@ -85,8 +95,13 @@ TO_A_SERVER = {
     "a hello of another version": hello(FALSE_HELLO, version=PROTOCOL_VERSION + 1),
     "a hello of another protocol": hello(FALSE_HELLO, key=messages.MAGIC + 1),
     "a hello with a wrong token": hello(FALSE_HELLO),
-    "a hello with an empty token": hello(encode(DataHello(b"", 0, False))),
+    "a hello with an empty token": hello(encode(DataHello(0, False))),
+    "a hello without anything": hello(b""),
     "a hello that can't be read": hello(b"\x00" * 40),
+    "a hello without a token whose text is none": hello(NO_TEXT),
+    "a hello whose text is none": hello(WRONG_TOKEN + NO_TEXT),
+    "a nested hello without a token": hello(nested("DataHello")),
+    "a nested hello": hello(WRONG_TOKEN + nested("DataHello")),
     "a huge hello": huge(Kind.HELLO),
     "a hello that is a little too long": hello(b"\xc0" * (MAX_HELLO_BYTES + 1)),
     "a huge slice": huge(Kind.PUSH),
@@ -123,6 +138,11 @@ TO_THE_SCHEDULER = {
 }
 
 
+UNANSWERED = (
+    "noise", "nothing", "many parts", "no text", "a nested hello", "a message of no kind",
+)  # fmt: skip
+
+
 def false_hello(**changes: object) -> Hello:
     fields = {
         "protocol": PROTOCOL_VERSION,
@@ -144,6 +164,8 @@ def ask_the_scheduler(port: int, job: str) -> Dict[str, List[bytes]]:
         "noise": [NOISE],
         "nothing": [b""],
         "many parts": [b"a", b"b", b"c"],
+        "no text": [NO_TEXT],
+        "a nested hello": [nested("Hello")],
         "a message of no kind": [b"\x81\xa4type\xa5Nobody"],
         "ready without a hello": [encode(Ready(7, True))],
         "a failure without a hello": [encode(ReportFailure(end_of_job))],
@@ -197,18 +219,19 @@ def test_training_goes_on_to_the_right_result_while_strangers_knock(tmp_path: Pa
         intruders = start_intruders(scheduler_port, place["P3KV_JOB"])
 
         answers = ask_the_scheduler(scheduler_port, place["P3KV_JOB"])
-        for name in ("noise", "nothing", "many parts", "a message of no kind"):
+        for name in UNANSWERED:
             assert answers[name] == [], name
         for name, words in {
             "ready without a hello": "say Hello first",
             "a failure without a hello": "say Hello first",
             "a goodbye without a hello": "say Hello first",
-            "another job's worker": "not 'another job'",
+            "another job's worker": "runs another job",
             "another version": "install the same p3kv everywhere",
             "another role": "no role 'boss'",
             "one worker too many": "all 2 workers of the job have arrived already",
         }.items():
             assert words in decode(answers[name][0], Refused).reason
+            assert place["P3KV_JOB"].encode() not in answers[name][0]
 
         for stranger in to_servers.values():
             assert told_before_the_end(stranger) == b""
@@ -216,8 +239,9 @@ def test_training_goes_on_to_the_right_result_while_strangers_knock(tmp_path: Pa
             told_before_the_end(to_scheduler[name])
         assert time.monotonic() - start < REFUSED_S
         refused = results(intruders, start, REFUSED_S)
-        assert "not 'another job'" in refused["wrong job"].output
+        assert "runs another job" in refused["wrong job"].output
         assert "all 2 workers of the job have arrived" in refused["worker 2"].output
+        assert place["P3KV_JOB"] not in "".join(result.output for result in refused.values())
         assert {result.code for result in refused.values()} == {1}
 
         crowd = [knock(data_ports[0], b"") for _ in range(300)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 import math
 import secrets
 from dataclasses import dataclass, field
@@ -9,9 +10,11 @@ from typing import Dict, List, Optional, Set, Tuple
 
 import msgspec
 
-from p3kv.slicing import Run, loads_with, place, slice_size_for
+from p3kv.errors import ProtocolError
+from p3kv.slicing import Run, check_count, loads_with, place, slice_size_for
 from p3kv.wire.messages import (
     PROTOCOL_VERSION,
+    TOKEN_BYTES,
     UNKNOWN,
     Abort,
     Agreed,
@@ -93,7 +96,7 @@ class Job:
         self._slice_size: Optional[int] = None
         self._loads_elems = [0] * num_servers
         self._assembled = False
-        self._token = secrets.token_bytes(16)
+        self._token = secrets.token_bytes(TOKEN_BYTES)
 
     @property
     def assembled(self) -> bool:
@@ -144,6 +147,11 @@ class Job:
         if self.failure is None:
             self.failure = failure
         return [(n.identity, Abort(self.failure)) for n in self._nodes.values() if not n.gone]
+
+    def wrong_words(self, node: Node, error: ProtocolError) -> Replies:
+        """Ends the job because a node sent what is no message of the protocol."""
+        reason = f"{error} ({node.name()})"
+        return self.fail(Failure(reason, node.hello.role, self._rank(node), error="ProtocolError"))
 
     def lost(self, node: Node) -> Replies:
         """Takes note that a node's connection ended without a Bye."""
@@ -210,11 +218,12 @@ class Job:
                 f"this job speaks protocol {PROTOCOL_VERSION}, the {hello.role} at {hello.host} "
                 f"speaks {hello.protocol} (p3kv {hello.version}); install the same p3kv everywhere"
             )
-        elif hello.job != self._name:
+        elif not hmac.compare_digest(_as_bytes(hello.job), _as_bytes(self._name)):
+            # Whoever knows a job's name gets its token: names are never told.
             reason = (
-                f"the scheduler at this address runs job '{self._name}', not '{hello.job}'; "
-                "give each job a port of its own (DMLC_PS_ROOT_PORT) and all its processes the "
-                "same P3KV_JOB, DMLC_NUM_WORKER and DMLC_NUM_SERVER"
+                "the scheduler at this address runs another job; give each job a port of its own "
+                "(DMLC_PS_ROOT_PORT) and all its processes the same P3KV_JOB, DMLC_NUM_WORKER and "
+                "DMLC_NUM_SERVER"
             )
         elif hello.role not in self._wanted:
             reason = f"there is no role '{hello.role}'"
@@ -292,7 +301,10 @@ class Job:
     def _declare(self, node: Node, message: DeclareKey) -> Replies:
         declared = self._keys.get(message.key)
         if declared is None:
-            declared = self._place(message)
+            try:
+                declared = self._place(message)
+            except ProtocolError as error:
+                return self._refuse_key(node, f"key {message.key!r}: {error}")
         if node.rank in declared.ranks:
             return self._refuse_key(
                 node,
@@ -313,6 +325,7 @@ class Job:
 
     def _place(self, message: DeclareKey) -> _DeclaredKey:
         assert self._slice_size is not None
+        check_count([(0, math.prod(message.shape))], self._slice_size)
         runs = place(math.prod(message.shape), self._slice_size, self._loads_elems)
         self._loads_elems = loads_with(self._loads_elems, runs)
         declared = _DeclaredKey(len(self._keys), runs, message)
@@ -376,3 +389,8 @@ class Job:
             if waiting and worker.gone and not (starting and worker.ready is not None):
                 return self._left_early(worker)
         return []
+
+
+def _as_bytes(name: str) -> bytes:
+    """For a comparison whose time tells nothing; a name from the environment may be no text."""
+    return name.encode(errors="surrogateescape")

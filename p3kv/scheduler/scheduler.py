@@ -134,8 +134,7 @@ class _Scheduler:
                 raise ProtocolError(f"a message has {len(frames)} parts instead of 2")
             message: ToScheduler = decode(frames[1].buffer, ToScheduler)
         except ProtocolError as error:
-            # A stranger: it gets no answer and does no harm.
-            self._refusals.note(str(error))
+            self._misunderstood(identity, frames[-1], error)
             return
         known = self._job.node(identity) is not None
         self._send(self._job.handle(identity, message))
@@ -144,6 +143,19 @@ class _Scheduler:
             self._last_arrival = time.monotonic()
             _log.info("here is %s", node.name())
             self._arrived(identity, frames[1].get(zmq.SRCFD))
+
+    def _misunderstood(self, identity: bytes, frame: zmq.Frame, error: ProtocolError) -> None:
+        node = self._job.node(identity)
+        if node is not None and not node.gone:
+            self._send(self._job.wrong_words(node, error))
+            return
+        # A stranger: it gets no answer and does no harm.
+        self._refusals.note(
+            f"a process at {_address(frame)} speaks ZeroMQ, but not as p3kv does. Perhaps it is a "
+            "worker of this job with MXNet's own store: 'import p3kv' must be the first import of "
+            "every worker's script (or start it with 'p3kv run'), and the store must be "
+            f"kvstore='p3', not 'dist_sync' or another one. ({error})"
+        )
 
     def _arrived(self, identity: bytes, descriptor: int) -> None:
         """Takes note of a node's connection.
@@ -186,3 +198,11 @@ class _Scheduler:
                 self._router.send_multipart([identity, encode(message)])
             except zmq.ZMQError as error:
                 raise P3Error(f"the scheduler can't send: {error}") from error
+
+
+def _address(frame: zmq.Frame) -> str:
+    """Where a message came from, as far as ZeroMQ tells."""
+    try:
+        return str(frame.get("Peer-Address"))
+    except zmq.ZMQError:
+        return "an unknown address"

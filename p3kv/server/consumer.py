@@ -16,7 +16,7 @@ from p3kv.server.aggregation import Aggregator, Result, SliceState
 from p3kv.server.buffers import Buffer, BufferPool
 from p3kv.server.keys import ServerKey
 from p3kv.server.workers import Workers
-from p3kv.slicing import SliceSizes
+from p3kv.slicing import SliceSizes, check_count
 from p3kv.trace import Tracer, now_ns
 from p3kv.wire import messages
 from p3kv.wire.connection import Connection
@@ -75,14 +75,20 @@ class Consumer:
     def set_slice_size(self, from_round: int, slice_size: int) -> bool:
         """Expects slices of this size from a round on; False if that is known.
 
-        Raises ProtocolError when it contradicts what was said before.
+        Raises ProtocolError when it contradicts what was said before, and when a key would have
+        too many slices.
         """
+        for key in self._keys.values():
+            check_count(key.layout.runs, slice_size)
         return self._sizes.set(from_round, slice_size)
 
     def declare(self, layout: KeyLayout) -> None:
         """Keeps a key from now on; ProtocolError when it contradicts what was said before."""
         if self._sizes.generation(INITIAL_ROUND) < 0:
             raise ProtocolError("it has not said how large slices are")
+        if self.rank not in dict(layout.runs):
+            raise ProtocolError(f"server {self.rank} keeps nothing of key {layout.key!r}")
+        check_count(layout.runs, self._sizes.smallest)
         key = ServerKey(layout, self.rank, self._sizes)
         if self._keys.setdefault(layout.key_id, key).layout != layout:
             raise ProtocolError(f"it has another layout: {layout}")

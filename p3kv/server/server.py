@@ -28,6 +28,7 @@ from p3kv.wire.messages import (
     Bye,
     Failure,
     Finished,
+    ForwardOrder,
     Header,
     KeyLayout,
     Kind,
@@ -226,6 +227,7 @@ class _Server:
             self._configure_optimizer(header, bytes(payload))
         elif header.kind == Kind.ORDER:
             assert payload is not None
+            decode(payload, ForwardOrder)  # or all workers would blame this server for it
             self._order = payload
             for worker in self._workers.connections.values():
                 self._tell_order(worker)
@@ -238,7 +240,8 @@ class _Server:
             self._consumer.check_departed()
 
     def _set_slice_size(self, header: Header) -> None:
-        if header.slice == 0 or (header.round > INITIAL_ROUND and header.rank != 0):
+        messages.check_slice_size(header.slice)
+        if header.round > INITIAL_ROUND and header.rank != 0:
             raise ProtocolError(f"worker {header.rank} wants slices of {header.slice} elements")
         is_new = self._consumer.set_slice_size(header.round, header.slice)
         for worker in self._workers.connections.values():

@@ -12,6 +12,7 @@ from p3kv.wire.messages import (
     MAGIC,
     MAX_HELLO_BYTES,
     PROTOCOL_VERSION,
+    TOKEN_BYTES,
     DataHello,
     Header,
     Kind,
@@ -61,9 +62,9 @@ class Strangers:
         self, connection: Connection, payload: memoryview, taken: Container[int]
     ) -> DataHello:
         """Makes a worker of a stranger; ProtocolError if it is none of this job."""
-        hello: DataHello = decode(payload, DataHello)
-        if not hmac.compare_digest(hello.token, self._token):
+        if not hmac.compare_digest(payload[:TOKEN_BYTES], self._token):
             raise ProtocolError("it does not belong to this job")
+        hello: DataHello = decode(payload[TOKEN_BYTES:], DataHello)
         if not 0 <= hello.rank < self._num_workers or hello.rank in taken:
             raise ProtocolError(f"it says to be worker {hello.rank}, which can't be")
         del self._hellos[connection]

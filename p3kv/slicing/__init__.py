@@ -7,13 +7,14 @@ from p3kv.slicing.size import (
     slice_size_for,
     value_credit_bytes,
 )
-from p3kv.slicing.slices import Run, Slice, cut, loads_with, place
+from p3kv.slicing.slices import Run, Slice, check_count, cut, loads_with, place
 
 __all__ = [
     "CREDIT_BYTES",
     "Run",
     "Slice",
     "SliceSizes",
+    "check_count",
     "cut",
     "gradient_credit_bytes",
     "loads_with",

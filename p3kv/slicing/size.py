@@ -114,6 +114,11 @@ class SliceSizes:
             return math.inf
         return self._from_rounds[generation + 1] - 1
 
+    @property
+    def smallest(self) -> int:
+        """The smallest size of all generations; ValueError before the first."""
+        return min(self._sizes)
+
     def size(self, generation: int) -> int:
         """The size of a generation's slices."""
         return self._sizes[generation]

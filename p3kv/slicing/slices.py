@@ -7,6 +7,11 @@ import itertools
 from dataclasses import dataclass
 from typing import Dict, List, Sequence, Tuple
 
+from p3kv.errors import ProtocolError
+
+MAX_KEY_SLICES = 2**20
+"""Slices of a key: more take seconds to cut, and a gigabyte."""
+
 Run = Tuple[int, int]
 """The rank of a server, and how many elements of a tensor it keeps. A tensor's runs follow each
 other, and each server has one at most."""
@@ -56,6 +61,16 @@ def cut(runs: Sequence[Run], slice_size: int) -> Tuple[Slice, ...]:
                 slices.append(Slice(len(slices), offsets[place], length, runs[place][0]))
                 offsets[place] += length
     return tuple(slices)
+
+
+def check_count(runs: Sequence[Run], slice_size: int) -> None:
+    """Raises ProtocolError where `cut` would give more slices than MAX_KEY_SLICES."""
+    count = sum(-(-length // slice_size) for _, length in runs)
+    if count > MAX_KEY_SLICES:
+        raise ProtocolError(
+            f"a tensor would be cut into {count} slices of {slice_size} elements; at most "
+            f"{MAX_KEY_SLICES} are allowed. Set a larger P3KV_SLICE_SIZE."
+        )
 
 
 def loads_with(loads_elems: Sequence[int], runs: Sequence[Run]) -> List[int]:

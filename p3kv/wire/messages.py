@@ -8,6 +8,7 @@ nothing that arrives can name code to run.
 
 from __future__ import annotations
 
+import math
 import struct
 from enum import IntEnum
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple, Union
@@ -15,17 +16,26 @@ from typing import Any, Dict, List, NamedTuple, Optional, Tuple, Union
 import msgspec
 
 from p3kv import errors
+from p3kv.config import MAX_SLICE_ELEMS, ROLES
 from p3kv.errors import P3Error, ProtocolError
 
 PROTOCOL_VERSION = 3
 MAGIC = 0x564B3350
 """'P3KV' in the first four bytes that a little-endian reader finds in a hello's key field."""
 
+TOKEN_BYTES = 16
+"""The job's token stands in front of a data hello's MessagePack, as it is: nothing that comes from
+somebody without it is decoded."""
 MAX_HELLO_BYTES = 4096
 MAX_PROBE_BYTES = 64 * 1024
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 MAX_TO_SCHEDULER_BYTES = 1024 * 1024
 """The scheduler reads from anybody, and nobody has much to tell it."""
+MAX_KEY_ELEMS = 2**36
+"""Elements of a key's tensor: a quarter of a terabyte of float32."""
+MAX_DIMENSIONS = 32
+MAX_HOST_CHARS = 255
+DTYPES = ("float32", "float64")
 URGENT = 2**31 - 1
 """Priority of frames that are no slices: small, and others depend on them."""
 
@@ -33,13 +43,14 @@ INITIAL_ROUND = 0
 """The round in which worker rank 0 alone gives a key its initial value."""
 LAST_ROUND = 2**32 - 1
 """No header can name a later one."""
+MAX_RANK = 2**16 - 1
 
 
 class Kind(IntEnum):
     """What a data frame is."""
 
     HELLO = 1
-    """First frame of a worker's connection; payload DataHello."""
+    """First frame of a worker's connection; payload the job's token, then DataHello."""
     WELCOME = 2
     """The server's answer to it; no payload."""
     KEY = 3
@@ -124,10 +135,47 @@ def urgency(round: int, priority: int) -> int:
 
 
 class Message(msgspec.Struct, frozen=True, tag=True):
-    """Base of the messages that travel as MessagePack."""
+    """Base of the messages that travel as MessagePack.
+
+    Those whose numbers somebody computes with have a `__post_init__` that raises ProtocolError for
+    values that can't be: so they are checked on arrival, before anything is done with them.
+    """
+
+
+def _check(allowed: bool, what: object) -> None:
+    if not allowed:
+        raise ProtocolError(f"a message is not what the protocol allows: {what}")
+
+
+def _check_number(what: str, number: Optional[int], lowest: int, highest: int) -> None:
+    allowed = number is None or lowest <= number <= highest
+    _check(allowed, f"{what} is {number}, and must be from {lowest} to {highest}")
+
+
+def check_slice_size(slice_size: Optional[int]) -> None:
+    """Raises ProtocolError for a size that slices can't have; None is one that is not set."""
+    _check_number("the most elements in a slice", slice_size, 1, MAX_SLICE_ELEMS)
 
 
 Key = Union[int, str]
+MAX_KEY_ID = 2**32 - 1
+
+
+def _check_dtype(key: Key, dtype: str) -> None:
+    _check(dtype in DTYPES, f"key {key!r} has dtype {dtype!r}; it must be {' or '.join(DTYPES)}")
+
+
+def _check_runs(key: object, runs: List[Tuple[int, int]]) -> None:
+    servers = {server for server, _ in runs}
+    _check(len(servers) == len(runs), f"key {key!r} has several runs on a server")
+    for server, length in runs:
+        _check_number("a rank", server, 0, MAX_RANK)
+        _check(length > 0, f"key {key!r} has {length} elements on server {server}")
+    _check_elems(key, sum(length for _, length in runs))
+
+
+def _check_elems(key: object, elems: int) -> None:
+    _check(elems <= MAX_KEY_ELEMS, f"key {key!r} has {elems} elements; at most {MAX_KEY_ELEMS} may")
 
 
 def called(key: Key, name: Optional[str]) -> str:
@@ -151,6 +199,11 @@ class Failure(Message, frozen=True):
     error: str = "PeerLostError"
     """Name of the class in p3kv.errors to raise."""
 
+    def __post_init__(self) -> None:
+        _check(self.role in ROLES, f"a failure of the role {self.role!r}")
+        _check_number("a rank", self.rank, UNKNOWN, MAX_RANK)
+        _check_number("a round", self.round, UNKNOWN, LAST_ROUND)
+
     def to_error(self) -> P3Error:
         """The exception that tells the user."""
         who = self.role if self.rank == UNKNOWN else f"{self.role} {self.rank}"
@@ -169,10 +222,8 @@ class Failure(Message, frozen=True):
 
 
 class DataHello(Message, frozen=True):
-    """A worker's first words to a server."""
+    """A worker's first words to a server, after the job's token."""
 
-    token: bytes
-    """What the scheduler gave to the members of this job only."""
     rank: int
     deterministic: bool
 
@@ -187,6 +238,11 @@ class KeyLayout(Message, frozen=True):
     """How many of its elements each server keeps, as `p3kv.slicing.place` has chosen."""
     name: Optional[str] = None
     """What the user calls the parameter, where the front end knows."""
+
+    def __post_init__(self) -> None:
+        _check_number("a key's id", self.key_id, 0, MAX_KEY_ID)
+        _check_dtype(self.key, self.dtype)
+        _check_runs(self.key, self.runs)
 
 
 class ForwardOrder(Message, frozen=True):
@@ -211,6 +267,10 @@ class Hello(Message, frozen=True):
     """Where a server listens; 0 for a worker."""
     pid: int
 
+    def __post_init__(self) -> None:
+        _check_number("a port", self.port, 0, 2**16 - 1)
+        _check(len(self.host) <= MAX_HOST_CHARS, "a host's name is too long")
+
 
 class Ready(Message, frozen=True):
     """A worker's store was created, with these settings."""
@@ -218,6 +278,9 @@ class Ready(Message, frozen=True):
     slice_size: Optional[int]
     """None: by the network's rate, as all workers will have measured it."""
     deterministic: bool
+
+    def __post_init__(self) -> None:
+        check_slice_size(self.slice_size)
 
 
 class Measured(Message, frozen=True):
@@ -234,6 +297,14 @@ class DeclareKey(Message, frozen=True):
     dtype: str
     name: Optional[str] = None
     """What the user calls the parameter, where the front end knows; workers may differ."""
+
+    def __post_init__(self) -> None:
+        _check_dtype(self.key, self.dtype)
+        _check(len(self.shape) <= MAX_DIMENSIONS, f"key {self.key!r} has too many dimensions")
+        extents = f"key {self.key!r} has the shape {self.shape}"
+        _check(all(extent >= 0 for extent in self.shape), extents)
+        # Without numpy's arithmetic, whose products of large numbers are small ones.
+        _check_elems(self.key, math.prod(self.shape))
 
 
 class BarrierReached(Message, frozen=True):
@@ -272,6 +343,10 @@ class Roster(Message, frozen=True):
     workers: List[str]
     """Host and process id of each worker, by rank, for messages."""
 
+    def __post_init__(self) -> None:
+        _check_number("a rank", self.rank, 0, MAX_RANK)
+        _check(len(self.token) == TOKEN_BYTES, f"a token has {len(self.token)} bytes")
+
 
 class Agreed(Message, frozen=True):
     """Every worker's store has been created; these settings hold."""
@@ -280,17 +355,26 @@ class Agreed(Message, frozen=True):
     """None: workers measure the network now."""
     deterministic: bool
 
+    def __post_init__(self) -> None:
+        check_slice_size(self.slice_size)
+
 
 class SliceSize(Message, frozen=True):
     """All workers have measured; slices have at most this many elements."""
 
     slice_size: int
 
+    def __post_init__(self) -> None:
+        check_slice_size(self.slice_size)
+
 
 class NewSliceSize(Message, frozen=True):
     """Worker rank 0 is to have slices of this size from a coming round on."""
 
     slice_size: int
+
+    def __post_init__(self) -> None:
+        check_slice_size(self.slice_size)
 
 
 class KeyDeclared(Message, frozen=True):
@@ -301,6 +385,10 @@ class KeyDeclared(Message, frozen=True):
     """How many of its elements each server keeps, as `p3kv.slicing.place` has chosen."""
     name: Optional[str] = None
     """What all call the parameter: its name on the worker that was the first to declare it."""
+
+    def __post_init__(self) -> None:
+        _check_number("a key's id", self.key_id, 0, MAX_KEY_ID)
+        _check_runs(self.key_id, self.runs)
 
 
 class KeyRefused(Message, frozen=True):
@@ -361,5 +449,6 @@ def decode(data: Union[bytes, memoryview], expected: Any) -> Any:
         decoder = _decoders[expected] = msgspec.msgpack.Decoder(expected)
     try:
         return decoder.decode(data)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, ValueError, RecursionError, OverflowError) as error:
+        # Not only msgspec's own: text that is no UTF-8, say, is a ValueError.
         raise ProtocolError(f"a message is not what the protocol allows: {error}") from error

@@ -76,7 +76,9 @@ class Joining:
         settings, roster = self._settings, self._roster
         ready = Ready(settings.slice_size, settings.deterministic)
         self._control.request(ready, Agreed, "all workers to create their store")
-        hello = memoryview(encode(DataHello(roster.token, roster.rank, settings.deterministic)))
+        hello = memoryview(
+            roster.token + encode(DataHello(roster.rank, settings.deterministic))
+        )
         header = pack_header(
             Kind.HELLO,
             roster.rank,

@@ -19,6 +19,7 @@ from p3kv.errors import (
     ClosedError,
     KeyMismatchError,
     P3Error,
+    ProtocolError,
 )
 from p3kv.slicing import SliceSizes
 from p3kv.trace import Tracer
@@ -334,9 +335,12 @@ class Worker:
             self._exchange.begin(transfer)
 
     def _place(self, connection: Connection, header: Header) -> Optional[memoryview]:
+        if header.rank != connection.peer:
+            raise ProtocolError(f"it sent a frame of server {header.rank}")
         if header.kind in Joining.KINDS and self._joining is not None:
             return self._joining.place(connection, header)
-        if header.kind == Kind.SLICES and header.payload_bytes == 0 and header.slice > 0:
+        if header.kind == Kind.SLICES and header.payload_bytes == 0:
+            messages.check_slice_size(header.slice)
             return None
         if header.kind == Kind.OPEN and header.payload_bytes == 0:
             return None

@@ -1,0 +1,257 @@
+"""A member of the job that says what the protocol does not allow: it is named with the reason."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from typing import Any, Callable, Dict, List, Tuple
+
+import msgspec
+import zmq
+
+from p3kv.version import VERSION
+from p3kv.wire.messages import (
+    HEADER_BYTES,
+    INITIAL_ROUND,
+    MAGIC,
+    PROTOCOL_VERSION,
+    TOKEN_BYTES,
+    Abort,
+    Agreed,
+    Bye,
+    DataHello,
+    Failure,
+    FromScheduler,
+    Hello,
+    Kind,
+    Ready,
+    ReportFailure,
+    Roster,
+    ToScheduler,
+    Welcomed,
+    decode,
+    encode,
+    pack_header,
+    unpack_header,
+)
+from tests.jobs import SCRIPTS, end, held_port, output_of, start_role
+
+TOLD_S = 5.0
+JOIN = [sys.executable, str(SCRIPTS / "join.py")]
+TOKEN = bytes(range(TOKEN_BYTES))
+NO_TEXT = b"\x81\xa4type\xa5\xff\xff\xff\xff\xff"
+
+
+def nested(kind: str) -> bytes:
+    """A message with an unknown field that no reader can follow to its end."""
+    return msgspec.msgpack.encode({"type": kind, "more": 0})[:-1] + b"\x91" * 3500
+
+
+def raw(kind: str, **fields: object) -> bytes:
+    """A message with any values in it."""
+    return msgspec.msgpack.encode({"type": kind, **fields})
+
+
+# What workers say to a server.
+
+SLICE_SIZE = 100
+
+
+def frame(kind: Kind, rank: int, payload: bytes = b"", **fields: int) -> bytes:
+    return pack_header(kind, rank, payload_bytes=len(payload), **fields) + payload
+
+
+def slices(rank: int, size: int = SLICE_SIZE, round: int = INITIAL_ROUND) -> bytes:
+    return frame(Kind.SLICES, rank, slice=size, round=round)
+
+
+def key(rank: int, **changes: object) -> bytes:
+    """Slices have a size, and a key of the worker's own is made known, with changes."""
+    fields = {"key_id": rank, "key": rank, "dtype": "float32", "runs": [(0, 250)], **changes}
+    return slices(rank) + frame(Kind.KEY, rank, raw("KeyLayout", **fields))
+
+
+TO_A_SERVER: Dict[str, Tuple[Callable[[int], bytes], str]] = {
+    "an order that is none": (lambda rank: frame(Kind.ORDER, rank, NO_TEXT), "not what the prot"),
+    "a key without text": (lambda rank: frame(Kind.KEY, rank, NO_TEXT), "not what the protocol"),
+    "a nested key": (
+        lambda rank: slices(rank) + frame(Kind.KEY, rank, nested("KeyLayout")),
+        "not what the protocol",
+    ),
+    "a dtype": (lambda rank: key(rank, dtype="nonsense"), "dtype 'nonsense'"),
+    "an object's dtype": (lambda rank: key(rank, dtype="O"), "dtype 'O'"),
+    "too many elements": (lambda rank: key(rank, runs=[(0, 2**40)]), "at most"),
+    "too many slices": (lambda rank: key(rank, runs=[(0, 2**32)]), "42949673 slices"),
+    "too many runs": (lambda rank: key(rank, runs=[(0, 1)] * 2), "runs"),
+    "fewer than no elements": (lambda rank: key(rank, runs=[(0, -5)]), "-5 elements"),
+    "another server's key": (lambda rank: key(rank, runs=[(1, 250)]), "server 0 keeps nothing"),
+    "a huge key id": (lambda rank: key(rank, key_id=2**40), str(2**40)),
+    "slices of 2^32-1 elements": (lambda rank: slices(rank, 2**32 - 1), "a slice is 4294967295,"),
+    "slices of no elements": (lambda rank: slices(rank, 0), "a slice is 0,"),
+    "a slice that is not there": (
+        lambda rank: key(rank) + frame(Kind.PUSH, rank, bytes(4), key=rank, slice=3, round=1),
+        "no slice 3",
+    ),
+    "a slice of another size": (
+        lambda rank: key(rank) + frame(Kind.PUSH, rank, bytes(4), key=rank, round=1),
+        "4 bytes",
+    ),
+    "a slice of a key that is not there": (
+        lambda rank: frame(Kind.PUSH, rank, bytes(4), key=2**32 - 1, round=1),
+        "unknown here",
+    ),
+    "a kind that is none": (
+        lambda rank: pack_header(255, rank, payload_bytes=2**32 - 1),
+        "kind 255",
+    ),
+    "another worker's slice": (lambda rank: slices(rank + 1), "a frame of worker"),
+}  # fmt: skip
+OF_RANK_0 = ("an order that is none",)
+"""What nobody else may say at all."""
+
+
+class Place:
+    """The scheduler's place, taken by a test that hears what one real server reports."""
+
+    def __init__(self, workers: int) -> None:
+        self._context = zmq.Context()
+        self._router = self._context.socket(zmq.ROUTER)
+        self._router.linger = 0
+        port = self._router.bind_to_random_port("tcp://127.0.0.1")
+        self.server = start_role("server", JOIN, port, workers=workers)
+        self._workers = workers
+        self.identity = b""
+
+    def welcome(self) -> Tuple[str, int]:
+        """Lets the server in; returns where it listens."""
+        hello = self.hear()
+        assert isinstance(hello, Hello)
+        address = (hello.host, hello.port)
+        names = [f"worker {rank}" for rank in range(self._workers)]
+        for message in (Welcomed(), Roster(0, TOKEN, [address], names)):
+            self.say(message)
+        return address
+
+    def say(self, message: Any) -> None:
+        self._router.send_multipart([self.identity, encode(message)])
+
+    def hear(self) -> Any:
+        assert self._router.poll(TOLD_S * 1000), "the server says nothing"
+        self.identity, message = self._router.recv_multipart()
+        return decode(message, ToScheduler)
+
+    def close(self) -> None:
+        self._context.destroy()
+        end(self.server)
+
+
+def hello(rank: int, token: bytes = TOKEN) -> bytes:
+    payload = token + encode(DataHello(rank, False))
+    return frame(Kind.HELLO, rank, payload, key=MAGIC, slice=PROTOCOL_VERSION)
+
+
+def test_a_server_says_what_each_worker_said_wrongly_and_ends_its_connection() -> None:
+    names = sorted(TO_A_SERVER, key=lambda name: name not in OF_RANK_0)
+    place = Place(len(names))
+    workers: List[socket.socket] = []
+    try:
+        address = place.welcome()
+        for rank in range(len(names)):
+            workers.append(socket.create_connection(address, timeout=TOLD_S))
+            workers[rank].sendall(hello(rank))
+            answer = workers[rank].recv(HEADER_BYTES, socket.MSG_WAITALL)
+            assert unpack_header(memoryview(answer), 0).kind == Kind.WELCOME
+        for rank, name in enumerate(names):
+            workers[rank].sendall(TO_A_SERVER[name][0](rank))
+        told: Dict[int, str] = {}
+        while len(told) < len(names):
+            report = place.hear()
+            assert isinstance(report, ReportFailure), report
+            told[report.failure.rank] = report.failure.reason
+        for rank, name in enumerate(names):
+            assert TO_A_SERVER[name][1] in told[rank], f"{name}: {told[rank]}"
+        place.say(Abort(Failure("the test is done.", "worker", 0)))
+        output = output_of(place.server, TOLD_S)
+        assert output is not None and "Traceback" not in output, output
+        assert place.server.returncode == 1
+    finally:
+        for worker in workers:
+            worker.close()
+        place.close()
+
+
+# What a worker says to the scheduler.
+
+
+def declared(**changes: object) -> bytes:
+    return raw("DeclareKey", **{"key": "w", "shape": [2], "dtype": "float32", **changes})
+
+
+TO_THE_SCHEDULER = {
+    "no text": (NO_TEXT, "not what the protocol allows"),
+    "nested": (nested("DeclareKey"), "not what the protocol allows"),
+    "a dtype": (declared(dtype="nonsense"), "dtype 'nonsense'"),
+    "a shape that overflows": (declared(shape=[2**62, 2**62]), "at most"),
+    "negative extents": (declared(shape=[-2, -2]), "(-2, -2)"),
+    "a layout of 2^40 elements": (declared(shape=[2**40]), "at most"),
+    "too many slices": (declared(shape=[2**34]), "171798692 slices"),
+}
+
+
+def member(context: zmq.Context, port: int, role: str) -> zmq.Socket:
+    """A process of the job, as far as the scheduler can tell."""
+    dealer = context.socket(zmq.DEALER)
+    dealer.linger = 0
+    dealer.connect(f"tcp://127.0.0.1:{port}")
+    job = f"127.0.0.1:{port}/1w1s"
+    dealer.send(
+        encode(Hello(PROTOCOL_VERSION, VERSION, job, role, 0, "127.0.0.1", 4000, os.getpid()))
+    )
+    return dealer
+
+
+def told(dealer: zmq.Socket, kind: type) -> Any:
+    """The next message of a kind."""
+    deadline = time.monotonic() + TOLD_S
+    while dealer.poll(max(0.0, deadline - time.monotonic()) * 1000):
+        message = decode(dealer.recv(), FromScheduler)
+        if isinstance(message, kind):
+            return message
+    raise AssertionError(f"no {kind.__name__} came")
+
+
+def test_the_scheduler_ends_the_job_for_a_worker_that_says_something_wrong() -> None:
+    context = zmq.Context()
+    schedulers: List[subprocess.Popen] = []
+    try:
+        ports = {}
+        for name in TO_THE_SCHEDULER:
+            with held_port() as holder:
+                ports[name] = holder.getsockname()[1]
+                schedulers.append(start_role("scheduler", JOIN, ports[name]))
+        members = {
+            name: [member(context, port, role) for role in ("server", "worker")]
+            for name, port in ports.items()
+        }
+        for name, (words, reason) in TO_THE_SCHEDULER.items():
+            server, worker = members[name]
+            told(worker, Roster)
+            worker.send(encode(Ready(SLICE_SIZE, False)))
+            told(worker, Agreed)
+            worker.send(words)
+            failure = told(server, Abort).failure
+            assert (failure.role, failure.rank) == ("worker", 0), f"{name}: {failure}"
+            assert reason in failure.reason, f"{name}: {failure}"
+            for dealer in members[name]:
+                dealer.send(encode(Bye()))
+        for scheduler in schedulers:
+            output = output_of(scheduler, TOLD_S)
+            assert output is not None and "Traceback" not in output, output
+            assert scheduler.returncode == 1
+    finally:
+        context.destroy()
+        for scheduler in schedulers:
+            end(scheduler)
