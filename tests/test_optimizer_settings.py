@@ -92,6 +92,31 @@ def test_nothing_but_the_known_optimizers_is_built(name: str) -> None:
         from_bytes(encode(msgspec.structs.replace(settings, name=name)))
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"momentum": "much"},
+        {"begin_num_update": None},
+        {"idx2name": 3},
+        {"update": 1},
+        {"__class__": "SGD"},
+        {"create_state": None},
+    ],
+    ids=str,
+)
+def test_attributes_with_which_no_update_can_run_are_protocol_errors(changes: dict) -> None:
+    settings = decode(to_bytes(optimizers.made("sgd"), 0), optimizer_settings.OptimizerSettings)
+    attributes = {**settings.attributes, **changes}
+    with pytest.raises(ProtocolError, match=next(iter(changes))):
+        from_bytes(encode(msgspec.structs.replace(settings, attributes=attributes)))
+
+
+def test_attributes_that_are_missing_are_a_protocol_error() -> None:
+    settings = decode(to_bytes(optimizers.made("sgd"), 0), optimizer_settings.OptimizerSettings)
+    with pytest.raises(ProtocolError, match=r"SGD\.\w+ is None"):
+        from_bytes(encode(msgspec.structs.replace(settings, attributes={})))
+
+
 LAYOUT = KeyLayout(0, 3, "float32", [(0, 10)])
 
 

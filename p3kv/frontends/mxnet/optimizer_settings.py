@@ -85,6 +85,7 @@ def from_bytes(data: bytes) -> Tuple[mx.optimizer.Optimizer, int]:
     if settings.name not in _ELEMENTWISE:
         raise ProtocolError(f"'{settings.name}' is no optimizer that a server runs")
     kind = getattr(mx.optimizer, settings.name)
+    _check_attributes(kind, settings.attributes)
     optimizer = kind.__new__(kind)
     vars(optimizer).update(settings.attributes)
     optimizer.lr = settings.rate
@@ -98,6 +99,20 @@ def from_bytes(data: bytes) -> Tuple[mx.optimizer.Optimizer, int]:
         for key, lr_mult, wd_mult in settings.multipliers
     }
     return optimizer, settings.since_step
+
+
+def _check_attributes(kind: Any, attributes: Dict[str, Any]) -> None:
+    """Raises ProtocolError for attributes with which an update would fail or be another one."""
+    for name in attributes:
+        if hasattr(kind, name):
+            raise ProtocolError(f"{kind.__name__}.{name} is no attribute that travels")
+    for name, usual in vars(kind()).items():
+        if name in _NOT_SENT:
+            continue
+        value = attributes.get(name)
+        kinds = type(usual) if isinstance(usual, dict) else (int, float)
+        if not isinstance(value, kinds) and not (usual is None and name in attributes):
+            raise ProtocolError(f"{kind.__name__}.{name} is {value!r}")
 
 
 def _plain(value: Any, where: str) -> Any:
