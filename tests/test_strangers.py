@@ -9,9 +9,10 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from contextlib import suppress
 from pathlib import Path
-from typing import Dict, List
+from typing import Deque, Dict, List
 
 import msgspec
 import psutil
@@ -20,8 +21,10 @@ import zmq
 from p3kv.version import VERSION
 from p3kv.wire import messages
 from p3kv.wire.messages import (
+    HEADER_BYTES,
     MAX_HELLO_BYTES,
     PROTOCOL_VERSION,
+    Abort,
     Bye,
     DataHello,
     Failure,
@@ -41,9 +44,12 @@ from tests.jobs import (
     end,
     eventually,
     held_port,
+    output_of,
     results,
     start_role,
 )
+from tests.served import Served
+from tests.served import hello as hello_of_a_worker
 
 REFUSED_S = 10.0
 HTTP = b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nAccept: */*\r\n\r\n"
@@ -291,5 +297,92 @@ def test_a_job_comes_together_while_strangers_come_and_go() -> None:
             for process in processes.values():
                 end(process)
     assert knocks
+    for name, result in ended.items():
+        assert result.code == 0, f"{name}: {result.output}"
+
+
+def processor_time_s(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)
+
+
+def test_a_server_without_descriptors_rests_and_lets_workers_in_when_it_has_some_again() -> None:
+    served = Served(workers=1)
+    crowd: List[socket.socket] = []
+    try:
+        port = served.welcome()[1]
+        server = psutil.Process(served.server.pid)
+        highest = server.rlimit(psutil.RLIMIT_NOFILE)[1]
+        server.rlimit(psutil.RLIMIT_NOFILE, (server.num_fds() + 5, highest))
+        crowd = [knock(port, b"") for _ in range(20)]
+        eventually(lambda: len(connections_of(server.pid, psutil.CONN_ESTABLISHED)) >= 5)
+        busy_s, waited_s = processor_time_s(server), 1.5
+        time.sleep(waited_s)
+        busy_s = processor_time_s(server) - busy_s
+        assert busy_s < waited_s / 4, f"{busy_s} s of {waited_s} s"
+        worker = knock(port, hello_of_a_worker(0))
+        for stranger in crowd:
+            stranger.close()
+        crowd.append(worker)
+        assert len(worker.recv(HEADER_BYTES, socket.MSG_WAITALL)) == HEADER_BYTES
+        served.say(Abort(Failure("the test is done.", "worker", 0)))
+        output = output_of(served.server, REFUSED_S)
+    finally:
+        for stranger in crowd:
+            stranger.close()
+        served.close()
+    assert output is not None and output.count("no room for more connections") == 1, output
+
+
+MOST_FLOODING = 100_000
+
+
+def flood(ports: List[int], done: threading.Event, counts: List[int]) -> None:
+    """Makes connections that say nothing as fast as it can, and keeps the last few hundred."""
+    kept: Deque[socket.socket] = deque()
+    while not done.is_set() and counts[0] < MOST_FLOODING:
+        for port in ports:
+            stranger = socket.socket()
+            stranger.setblocking(False)
+            # Nobody has to remember a connection that is reset.
+            stranger.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            stranger.connect_ex(("127.0.0.1", port))
+            kept.append(stranger)
+            counts[0] += 1
+        while len(kept) > 400:
+            kept.popleft().close()
+    for stranger in kept:
+        stranger.close()
+
+
+def test_workers_find_their_way_through_thousands_of_silent_connections() -> None:
+    join = [sys.executable, str(SCRIPTS / "join.py")]
+    done = threading.Event()
+    with held_port() as holder:
+        port = holder.getsockname()[1]
+        start = time.monotonic()
+        processes = {
+            name: start_role(name.split()[0], join, port, workers=3, servers=2)
+            for name in ("scheduler", "server 0", "server 1")
+        }
+        counts = [0]
+        strangers: List[threading.Thread] = []
+        try:
+            parts = [psutil.Process(processes[name].pid) for name in ("server 0", "server 1")]
+            ports = [port_of(part) for part in parts]
+            strangers = [threading.Thread(target=flood, args=(ports, done, counts))]
+            for stranger in strangers:
+                stranger.start()
+            eventually(lambda: counts[0] > 2000)
+            for rank in range(3):
+                processes[f"worker {rank}"] = start_role("worker", join, port, 3, 2)
+            ended = results(processes, start, timeout_s=4 * REFUSED_S)
+        finally:
+            done.set()
+            for stranger in strangers:
+                stranger.join()
+            for process in processes.values():
+                end(process)
+    print(f"{counts[0]} strangers, {time.monotonic() - start:.1f} s")
     for name, result in ended.items():
         assert result.code == 0, f"{name}: {result.output}"

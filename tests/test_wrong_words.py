@@ -16,13 +16,10 @@ from p3kv.version import VERSION
 from p3kv.wire.messages import (
     HEADER_BYTES,
     INITIAL_ROUND,
-    MAGIC,
     PROTOCOL_VERSION,
-    TOKEN_BYTES,
     Abort,
     Agreed,
     Bye,
-    DataHello,
     Failure,
     FromScheduler,
     Hello,
@@ -30,18 +27,15 @@ from p3kv.wire.messages import (
     Ready,
     ReportFailure,
     Roster,
-    ToScheduler,
-    Welcomed,
     decode,
     encode,
     pack_header,
     unpack_header,
 )
 from tests.jobs import SCRIPTS, end, held_port, output_of, start_role
+from tests.served import TOLD_S, Served, frame, hello
 
-TOLD_S = 5.0
 JOIN = [sys.executable, str(SCRIPTS / "join.py")]
-TOKEN = bytes(range(TOKEN_BYTES))
 NO_TEXT = b"\x81\xa4type\xa5\xff\xff\xff\xff\xff"
 
 
@@ -58,10 +52,6 @@ def raw(kind: str, **fields: object) -> bytes:
 # What workers say to a server.
 
 SLICE_SIZE = 100
-
-
-def frame(kind: Kind, rank: int, payload: bytes = b"", **fields: int) -> bytes:
-    return pack_header(kind, rank, payload_bytes=len(payload), **fields) + payload
 
 
 def slices(rank: int, size: int = SLICE_SIZE, round: int = INITIAL_ROUND) -> bytes:
@@ -113,52 +103,12 @@ OF_RANK_0 = ("an order that is none",)
 """What nobody else may say at all."""
 
 
-class Place:
-    """The scheduler's place, taken by a test that hears what one real server reports."""
-
-    def __init__(self, workers: int) -> None:
-        self._context = zmq.Context()
-        self._router = self._context.socket(zmq.ROUTER)
-        self._router.linger = 0
-        port = self._router.bind_to_random_port("tcp://127.0.0.1")
-        self.server = start_role("server", JOIN, port, workers=workers)
-        self._workers = workers
-        self.identity = b""
-
-    def welcome(self) -> Tuple[str, int]:
-        """Lets the server in; returns where it listens."""
-        hello = self.hear()
-        assert isinstance(hello, Hello)
-        address = (hello.host, hello.port)
-        names = [f"worker {rank}" for rank in range(self._workers)]
-        for message in (Welcomed(), Roster(0, TOKEN, [address], names)):
-            self.say(message)
-        return address
-
-    def say(self, message: Any) -> None:
-        self._router.send_multipart([self.identity, encode(message)])
-
-    def hear(self) -> Any:
-        assert self._router.poll(TOLD_S * 1000), "the server says nothing"
-        self.identity, message = self._router.recv_multipart()
-        return decode(message, ToScheduler)
-
-    def close(self) -> None:
-        self._context.destroy()
-        end(self.server)
-
-
-def hello(rank: int, token: bytes = TOKEN) -> bytes:
-    payload = token + encode(DataHello(rank, False))
-    return frame(Kind.HELLO, rank, payload, key=MAGIC, slice=PROTOCOL_VERSION)
-
-
 def test_a_server_says_what_each_worker_said_wrongly_and_ends_its_connection() -> None:
     names = sorted(TO_A_SERVER, key=lambda name: name not in OF_RANK_0)
-    place = Place(len(names))
+    served = Served(len(names))
     workers: List[socket.socket] = []
     try:
-        address = place.welcome()
+        address = served.welcome()
         for rank in range(len(names)):
             workers.append(socket.create_connection(address, timeout=TOLD_S))
             workers[rank].sendall(hello(rank))
@@ -168,19 +118,19 @@ def test_a_server_says_what_each_worker_said_wrongly_and_ends_its_connection() -
             workers[rank].sendall(TO_A_SERVER[name][0](rank))
         told: Dict[int, str] = {}
         while len(told) < len(names):
-            report = place.hear()
+            report = served.hear()
             assert isinstance(report, ReportFailure), report
             told[report.failure.rank] = report.failure.reason
         for rank, name in enumerate(names):
             assert TO_A_SERVER[name][1] in told[rank], f"{name}: {told[rank]}"
-        place.say(Abort(Failure("the test is done.", "worker", 0)))
-        output = output_of(place.server, TOLD_S)
+        served.say(Abort(Failure("the test is done.", "worker", 0)))
+        output = output_of(served.server, TOLD_S)
         assert output is not None and "Traceback" not in output, output
-        assert place.server.returncode == 1
+        assert served.server.returncode == 1
     finally:
         for worker in workers:
             worker.close()
-        place.close()
+        served.close()
 
 
 # What a worker says to the scheduler.

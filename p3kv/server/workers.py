@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import socket
 from functools import partial
+from resource import RLIMIT_NOFILE, getrlimit
 from typing import Callable, Dict, Optional, Set
 from weakref import ref
 
@@ -21,6 +22,10 @@ from p3kv.wire.messages import (
 )
 
 _log = logging.getLogger(__name__)
+
+_ACCEPT_TOGETHER = 64
+_ACCEPT_AGAIN_S = 1.0
+"""When to look again, where there was no room for a connection."""
 
 
 class Workers:
@@ -47,6 +52,7 @@ class Workers:
         self._connection = connection
         self._suspect = suspect
         self._strangers: Optional[Strangers] = None
+        self._warned = False
         self._last_round: Dict[int, int] = {}
         self._neighbours: Dict[int, int] = {}
         """Workers of this host, and the rounds before which they wait for no values."""
@@ -54,8 +60,10 @@ class Workers:
     def let_in(self, token: bytes) -> None:
         """Accepts connections from now on, and as workers those that know the job's token."""
         self._strangers = Strangers(token, self._num_workers)
+        self._listen()
+
+    def _listen(self) -> None:
         self._loop.add_reader(self._listener.fileno(), self._accept)
-        self._accept()
 
     def place_hello(self, connection: Connection, header: Header) -> memoryview:
         """Where a stranger's hello goes; ProtocolError for anything else that it sends."""
@@ -112,13 +120,35 @@ class Workers:
 
     def _accept(self) -> None:
         assert self._strangers is not None
-        for sock in accept(self._listener):
+        accepted, no_room = accept(self._listener, _ACCEPT_TOGETHER)
+        for sock in accepted:
             connection = self._connection(sock)
             self._loop.add_connection(connection)
             self._loop.call_later(HANDSHAKE_S, partial(self._check_shown, ref(connection)))
             oldest = self._strangers.add(connection)
             if oldest is not None:
-                self.lose(oldest, "too many newer ones did not say hello either")
+                self._hear_or_lose(self._strangers, oldest)
+        if no_room:
+            self._pause_accepting()
+
+    def _hear_or_lose(self, strangers: Strangers, oldest: Connection) -> None:
+        """Makes room for newer connections; a hello may wait to be read, and belong to a worker."""
+        oldest.receive()
+        if oldest in strangers:
+            self.lose(oldest, "too many newer ones did not say hello either")
+
+    def _pause_accepting(self) -> None:
+        """Leaves the connections that wait alone for a while; they would wake the loop for ever."""
+        self._loop.remove_reader(self._listener.fileno())
+        self._loop.call_later(_ACCEPT_AGAIN_S, self._listen)
+        if not self._warned:
+            self._warned = True
+            _log.warning(
+                "the system has no room for more connections, and tries again every %g s. Raise "
+                "the limit of open files ('ulimit -n', here %d): a server needs one for every "
+                "worker, and some more.",
+                _ACCEPT_AGAIN_S, getrlimit(RLIMIT_NOFILE)[0],
+            )  # fmt: skip
 
     def _check_shown(self, waiting: ref[Connection]) -> None:
         connection = waiting()

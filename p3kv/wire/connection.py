@@ -18,6 +18,15 @@ _DEAD_SENDING_S = 60
 that imports MXNet from a slow disk, say. The scheduler misses a whole host sooner."""
 
 
+_NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+_LOST_BEFORE = (
+    errno.ECONNABORTED, errno.EPERM, errno.EPROTO, errno.ENETDOWN, errno.ENETUNREACH,
+    errno.ENOPROTOOPT, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENONET, errno.EOPNOTSUPP,
+)  # fmt: skip
+"""What Linux says of a connection that has ended before it was accepted, or that a firewall did
+not let in; see accept(2)."""
+
+
 class Connection:
     """Frames in both directions over a non-blocking socket, driven by a `Loop`.
 
@@ -104,9 +113,22 @@ class Connection:
             self._on_lost(self, reason)
 
 
-def connect(address: Tuple[str, int], timeout_s: float) -> socket.socket:
-    """A blocking socket connected to `address`; OSError when that fails."""
-    return socket.create_connection(address, timeout=timeout_s)
+def connect(address: Tuple[str, int], timeout_s: float, first_words: bytes) -> socket.socket:
+    """A blocking socket connected to `address`, on which `first_words` were sent.
+
+    They go before anything else is done: who accepts connections from anybody keeps those that
+    say nothing only as long as there are few. OSError when that fails.
+    """
+    try:
+        sock = socket.create_connection(address, timeout=timeout_s)
+    except ValueError as error:  # a name or port that no address can have
+        raise OSError(str(error)) from error
+    try:
+        sock.sendall(first_words)
+    except OSError:
+        sock.close()
+        raise
+    return sock
 
 
 def listen(host: str) -> socket.socket:
@@ -116,19 +138,24 @@ def listen(host: str) -> socket.socket:
     return listener
 
 
-def accept(listener: socket.socket) -> List[socket.socket]:
-    """All connections that wait on `listener` now, as far as there are descriptors for them."""
-    accepted = []
-    while True:
+def accept(listener: socket.socket, most: int) -> Tuple[List[socket.socket], bool]:
+    """Connections that wait on `listener` now, and whether the system has no room for another.
+
+    Not more than `most`: who makes connections as fast as they are accepted would keep the caller
+    from everything else. Without room, the others wait until something here is closed.
+    """
+    accepted: List[socket.socket] = []
+    while len(accepted) < most:
         try:
             accepted.append(listener.accept()[0])
-        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-            return accepted
+        except (BlockingIOError, InterruptedError):
+            break
         except OSError as error:
-            if error.errno not in (errno.EMFILE, errno.ENFILE):
+            if error.errno in _NO_ROOM:
+                return accepted, True
+            if error.errno not in _LOST_BEFORE:
                 raise
-            # The others wait until some of those here are closed.
-            return accepted
+    return accepted, False
 
 
 def _prepare(sock: socket.socket) -> None:

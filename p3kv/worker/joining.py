@@ -68,7 +68,7 @@ class Joining:
         self._rate_bytes_s: Optional[float] = None
 
     def connect(self, make: Callable[..., Connection]) -> Dict[int, Connection]:
-        """Returns the connections to all servers, by rank, with a hello under way on each.
+        """Returns the connections to all servers, by rank, with a hello sent on each.
 
         `make` takes a socket and the bytes that the kernel may hold. Raises ConfigError when
         workers have different settings, P3Error when a server can't be reached.
@@ -76,9 +76,7 @@ class Joining:
         settings, roster = self._settings, self._roster
         ready = Ready(settings.slice_size, settings.deterministic)
         self._control.request(ready, Agreed, "all workers to create their store")
-        hello = memoryview(
-            roster.token + encode(DataHello(roster.rank, settings.deterministic))
-        )
+        hello = roster.token + encode(DataHello(roster.rank, settings.deterministic))
         header = pack_header(
             Kind.HELLO,
             roster.rank,
@@ -88,7 +86,7 @@ class Joining:
         )
         for server, address in enumerate(roster.servers):
             try:
-                sock = connect(address, _CONNECT_S)
+                sock = connect(address, _CONNECT_S, header + hello)
             except OSError as error:
                 raise self._blame(
                     server,
@@ -98,7 +96,6 @@ class Joining:
                 ) from error
             connection = make(sock, settings.send_buffer_bytes or CREDIT_BYTES)
             connection.peer = server
-            connection.writer.push(messages.URGENT, header, hello)
             self._servers[server] = connection
             self._loop.add_connection(connection)
         return self._servers

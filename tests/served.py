@@ -1,0 +1,74 @@
+"""One real server, with a test in the place of the scheduler and of the workers."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, Tuple
+
+import zmq
+
+from p3kv.wire.messages import (
+    MAGIC,
+    PROTOCOL_VERSION,
+    TOKEN_BYTES,
+    DataHello,
+    Hello,
+    Kind,
+    Roster,
+    ToScheduler,
+    Welcomed,
+    decode,
+    encode,
+    pack_header,
+)
+from tests.jobs import SCRIPTS, end, start_role
+
+TOLD_S = 5.0
+TOKEN = bytes(range(TOKEN_BYTES))
+
+
+def frame(kind: Kind, rank: int, payload: bytes = b"", **fields: int) -> bytes:
+    """A frame on a data connection."""
+    return pack_header(kind, rank, payload_bytes=len(payload), **fields) + payload
+
+
+def hello(rank: int) -> bytes:
+    """What makes a worker of a connection."""
+    payload = TOKEN + encode(DataHello(rank, False))
+    return frame(Kind.HELLO, rank, payload, key=MAGIC, slice=PROTOCOL_VERSION)
+
+
+class Served:
+    """A server that takes the test for its scheduler, and so for its workers what the test says."""
+
+    def __init__(self, workers: int) -> None:
+        self._context = zmq.Context()
+        self._router = self._context.socket(zmq.ROUTER)
+        self._router.linger = 0
+        serve = [sys.executable, str(SCRIPTS / "join.py")]
+        port = self._router.bind_to_random_port("tcp://127.0.0.1")
+        self.server = start_role("server", serve, port, workers=workers)
+        self._workers = workers
+        self.identity = b""
+
+    def welcome(self) -> Tuple[str, int]:
+        """Lets the server in; returns where it listens."""
+        hello = self.hear()
+        assert isinstance(hello, Hello)
+        address = (hello.host, hello.port)
+        names = [f"worker {rank}" for rank in range(self._workers)]
+        for message in (Welcomed(), Roster(0, TOKEN, [address], names)):
+            self.say(message)
+        return address
+
+    def say(self, message: Any) -> None:
+        self._router.send_multipart([self.identity, encode(message)])
+
+    def hear(self) -> Any:
+        assert self._router.poll(TOLD_S * 1000), "the server says nothing"
+        self.identity, message = self._router.recv_multipart()
+        return decode(message, ToScheduler)
+
+    def close(self) -> None:
+        self._context.destroy()
+        end(self.server)
