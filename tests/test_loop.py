@@ -237,3 +237,35 @@ def test_a_loop_may_be_closed_twice_and_called_afterwards() -> None:
     loop.close()
     loop.close()
     loop.call_soon(print, "nobody hears it")
+
+
+def test_a_closed_loop_runs_no_more() -> None:
+    loop = Loop()
+    loop.close()
+    loop.run()
+
+
+def test_a_loop_that_is_closed_while_it_runs_ends_without_an_error() -> None:
+    loop = Loop()
+    busy, closed = threading.Event(), threading.Event()
+    errors: List[BaseException] = []
+
+    def call() -> None:
+        busy.set()
+        closed.wait(DEADLINE_S)
+
+    def run() -> None:
+        try:
+            loop.run()
+        except BaseException as error:  # noqa: BLE001  a thread's is nobody's
+            errors.append(error)
+
+    runner = threading.Thread(target=run)
+    loop.call_soon(call)
+    runner.start()
+    assert busy.wait(DEADLINE_S)
+    loop.close()
+    closed.set()
+    runner.join(DEADLINE_S)
+    assert not runner.is_alive()
+    assert errors == []

@@ -113,7 +113,7 @@ class Loop:
         `work` is called between the events and does one piece of work; it returns whether
         there is more, in which case the loop looks for events without waiting for them.
         """
-        self._running = True
+        self._running = not self._epoll.closed
         while self._running:
             self._gather()
             self._call_inbox()
@@ -132,7 +132,8 @@ class Loop:
         self._running = False
 
     def close(self) -> None:
-        """Closes all sockets; may be called twice."""
+        """Closes all sockets and ends `run`; may be called twice."""
+        self._running = False
         for connection in list(self._connections.values()):
             self.remove_connection(connection)
         if not self._epoll.closed:
