@@ -12,10 +12,12 @@ import time
 from collections import deque
 from contextlib import suppress
 from pathlib import Path
+from select import select
 from typing import Deque, Dict, List
 
 import msgspec
 import psutil
+import pytest
 import zmq
 
 from p3kv.version import VERSION
@@ -297,6 +299,32 @@ def test_a_job_comes_together_while_strangers_come_and_go() -> None:
             for process in processes.values():
                 end(process)
     assert knocks
+    for name, result in ended.items():
+        assert result.code == 0, f"{name}: {result.output}"
+
+
+@pytest.mark.parametrize("kind", ["dist_sync", "dist_sync_p3"])
+def test_a_worker_with_mxnet_s_own_store_is_named_and_does_no_harm(kind: str) -> None:
+    join = [sys.executable, str(SCRIPTS / "join.py")]
+    foreign = [sys.executable, "-c", f"import mxnet as mx; mx.kv.create({kind!r})"]
+    with held_port() as holder:
+        port = holder.getsockname()[1]
+        start = time.monotonic()
+        processes = {"scheduler": start_role("scheduler", join, port, P3KV_RENDEZVOUS_TIMEOUT_S=30)}
+        stranger = start_role("worker", foreign, port)
+        try:
+            said = processes["scheduler"].stdout
+            assert said is not None and select([said], [], [], 2 * REFUSED_S)[0]
+            warning = said.readline()
+            processes["server"] = start_role("server", join, port)
+            processes["worker"] = start_role("worker", join, port)
+            ended = results(processes, start, timeout_s=4 * REFUSED_S)
+        finally:
+            for process in (stranger, *processes.values()):
+                end(process)
+            stranger.communicate()
+    for words in ("on 127.0.0.1", "MXNet's own store", "'import p3kv'", "kvstore='p3'"):
+        assert words in warning
     for name, result in ended.items():
         assert result.code == 0, f"{name}: {result.output}"
 

@@ -20,6 +20,8 @@ from p3kv.wire.refusals import Refusals
 
 _log = logging.getLogger(__name__)
 
+_IPV4 = "::ffff:"
+
 _LINGER_MS = 1000
 _BLAME_PATIENCE_S = 0.5
 """A lost node's peers know more of it than the scheduler: its round, above all."""
@@ -151,10 +153,10 @@ class _Scheduler:
             return
         # A stranger: it gets no answer and does no harm.
         self._refusals.note(
-            f"a process at {_address(frame)} speaks ZeroMQ, but not as p3kv does. Perhaps it is a "
-            "worker of this job with MXNet's own store: 'import p3kv' must be the first import of "
-            "every worker's script (or start it with 'p3kv run'), and the store must be "
-            f"kvstore='p3', not 'dist_sync' or another one. ({error})"
+            f"a process on {_address(frame)} speaks another protocol over ZeroMQ, very likely that "
+            "of MXNet's own store. If it is a worker of this job, its script must 'import p3kv' "
+            "first (or be started with 'p3kv run'), and use kvstore='p3', not 'dist_sync' or "
+            f"another one. ({error})"
         )
 
     def _arrived(self, identity: bytes, descriptor: int) -> None:
@@ -203,6 +205,8 @@ class _Scheduler:
 def _address(frame: zmq.Frame) -> str:
     """Where a message came from, as far as ZeroMQ tells."""
     try:
-        return str(frame.get("Peer-Address"))
+        address = str(frame.get("Peer-Address"))
     except zmq.ZMQError:
-        return "an unknown address"
+        return "an unknown host"
+    # Of a socket for both kinds, that is how IPv4's addresses look.
+    return address[len(_IPV4) :] if address.startswith(_IPV4) else address
