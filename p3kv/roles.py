@@ -13,7 +13,7 @@ from typing import Iterator, Optional
 from p3kv import config
 from p3kv.config import Launch
 from p3kv.errors import ConfigError, P3Error
-from p3kv.server.optimizer import SliceOptimizer
+from p3kv.server.optimizer import MakeOptimizer, SliceOptimizer
 from p3kv.worker import this_process
 
 _log = logging.getLogger("p3kv")
@@ -72,7 +72,7 @@ def _serve(launch: Launch) -> int:
         else:
             from p3kv.server.server import run_server
 
-            run_server(launch, settings, _make_mxnet_optimizer)
+            run_server(launch, settings, _MakeMXNetOptimizer())
     except P3Error as error:
         _log.error("%s", error)
         return 1
@@ -81,12 +81,20 @@ def _serve(launch: Launch) -> int:
     return 0
 
 
-def _make_mxnet_optimizer() -> SliceOptimizer:
-    config.prepare_for_server_optimizer()
-    with _stderr_without(b"MXNet start using engine"):
+class _MakeMXNetOptimizer(MakeOptimizer):
+    def __call__(self) -> SliceOptimizer:
+        self.import_framework()
         from p3kv.frontends.mxnet.server_optimizer import MXNetOptimizer
 
         return MXNetOptimizer()
+
+    def import_framework(self) -> None:
+        # Nothing of p3kv: the main thread serves inside its import, and holds the lock of that.
+        config.prepare_for_server_optimizer()
+        with _stderr_without(b"MXNet start using engine"):
+            import mxnet
+
+            mxnet.nd.waitall()  # its engine starts now, not with the first slice
 
 
 @contextlib.contextmanager

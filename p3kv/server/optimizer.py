@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Callable, Mapping
+from typing import Mapping
 
 import numpy as np
 
@@ -43,6 +43,16 @@ class SliceOptimizer(ABC):
         """
 
 
-MakeOptimizer = Callable[[], SliceOptimizer]
-"""Makes the optimizer; until worker rank 0 hands settings over, sums are left as they are. Raises
-ImportError where its framework is missing."""
+class MakeOptimizer(ABC):
+    """Makes the optimizer when worker rank 0 hands one over; until then sums are left as they are.
+
+    Both raise ImportError where the framework is missing.
+    """
+
+    @abstractmethod
+    def __call__(self) -> SliceOptimizer:
+        """Makes it; belongs to the server's thread."""
+
+    @abstractmethod
+    def import_framework(self) -> None:
+        """Imports beforehand what takes long; may be called from any thread."""

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import logging
 import socket
+from concurrent.futures import ThreadPoolExecutor
 from typing import Dict, Optional
 
 from p3kv.config import Launch, Settings
 from p3kv.errors import ConfigError, P3Error, ProtocolError
 from p3kv.server.buffers import Buffer
 from p3kv.server.consumer import STALL_S, Consumer
-from p3kv.server.optimizer import MakeOptimizer, SliceOptimizer
+from p3kv.server.optimizer import MakeOptimizer
 from p3kv.server.workers import Workers
 from p3kv.slicing import CREDIT_BYTES, value_credit_bytes
 from p3kv.trace import Tracer
@@ -79,8 +80,8 @@ class _Server:
         self._landing: Dict[Connection, Buffer] = {}
         self._scratch = memoryview(bytearray(messages.MAX_PROBE_BYTES))
         self._order: Optional[memoryview] = None
-        self._optimizer: Optional[SliceOptimizer] = None
-        """Made early; the aggregator gets it when a worker hands settings over."""
+        self._import_thread = ThreadPoolExecutor(1, "p3kv-import")
+        self._serving = False
         self._open_round = UNKNOWN
         self._failure: Optional[P3Error] = None
         self._workers = Workers(
@@ -121,6 +122,7 @@ class _Server:
         self._control.close()
         self._loop.close()
         self._listener.close()
+        self._import_thread.shutdown()  # an import that is cut short says so
 
     # Who is there.
 
@@ -133,13 +135,19 @@ class _Server:
         self._get_optimizer_ready()
 
     def _get_optimizer_ready(self) -> None:
-        """Imports what it needs while the workers build their models: it takes seconds, for which
-        the first step would wait otherwise."""
-        try:
-            self._optimizer = self._make_optimizer()
-        except ImportError as error:
-            # Optimizers may run on the workers, and then this host needs no framework.
-            _log.info("this server can't run optimizers: %s", error)
+        """Imports its framework while the workers build their models: it takes seconds, for which
+        the first step would wait otherwise.
+
+        In a thread of its own, since who connects meanwhile has to be looked at.
+        """
+        imported = self._import_thread.submit(self._make_optimizer.import_framework)
+        imported.add_done_callback(lambda _: self._loop.call_soon(self._begin_to_serve))
+
+    def _begin_to_serve(self) -> None:
+        """Not before: workers measure the network as soon as they are welcome."""
+        self._serving = True
+        for connection in self._workers.connections.values():
+            self._say_welcome(connection)
 
     def _look_for_stalls(self) -> None:
         self._consumer.report_stalls()
@@ -157,6 +165,10 @@ class _Server:
     def _welcome(self, connection: Connection, payload: memoryview) -> None:
         hello = self._workers.admit(connection, payload)
         self._consumer.aggregator.deterministic = hello.deterministic
+        if self._serving:
+            self._say_welcome(connection)
+
+    def _say_welcome(self, connection: Connection) -> None:
         connection.writer.push(messages.URGENT, pack_header(Kind.WELCOME, self._rank))
         self._tell_order(connection)
 
@@ -261,10 +273,10 @@ class _Server:
 
     def _configure_optimizer(self, header: Header, settings: bytes) -> None:
         try:
-            if self._optimizer is None:
-                self._optimizer = self._make_optimizer()
-            self._optimizer.configure(header.step, settings)
-            self._consumer.aggregator.optimizer = self._optimizer
+            aggregator = self._consumer.aggregator
+            if aggregator.optimizer is None:
+                aggregator.optimizer = self._make_optimizer()
+            aggregator.optimizer.configure(header.step, settings)
         except ProtocolError:
             raise
         except Exception as error:  # noqa: BLE001  MXNet's or the optimizer's own

@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 
 _CONNECT_S = 5.0
 _WELCOME_S = 60.0
-"""Servers import what optimizers need when the job has assembled, and answer nobody meanwhile."""
+"""Servers import what optimizers need when the job has assembled, and welcome nobody before."""
 
 
 class Joining:

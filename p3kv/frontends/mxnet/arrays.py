@@ -10,11 +10,10 @@ import numpy as np
 from mxnet.ndarray import NDArray
 
 from p3kv.errors import KeyMismatchError, NotSupportedError
-from p3kv.wire.messages import Key
+from p3kv.wire.messages import DTYPES, Key
 from p3kv.worker.transfers import WorkerKey
 
 _CPU_KINDS = ("cpu", "cpu_pinned", "cpu_shared")
-_DTYPES = ("float32", "float64")
 
 Arrays = Union[NDArray, Sequence[NDArray]]
 """What a caller gives for a key: an array, or one for each device."""
@@ -75,9 +74,9 @@ def check_kind(key: Key, array: NDArray) -> None:
             "parameters and gradients, or kvstore='dist_sync'"
         )
     dtype = np.dtype(array.dtype).name
-    if dtype not in _DTYPES:
+    if dtype not in DTYPES:
         raise NotSupportedError(
-            f"key {key!r} has dtype {dtype}, which is not built yet; use {' or '.join(_DTYPES)}"
+            f"key {key!r} has dtype {dtype}, which is not built yet; use {' or '.join(DTYPES)}"
         )
 
 

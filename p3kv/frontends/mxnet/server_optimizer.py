@@ -40,7 +40,6 @@ class MXNetOptimizer(SliceOptimizer):
         self._optimizers: List[Tuple[mx.optimizer.Optimizer, int]] = []
         self._states: Dict[Tuple[int, int], _SliceState] = {}
         self._arrays: Dict[int, Tuple[np.ndarray, mx.nd.NDArray]] = {}
-        mx.nd.waitall()  # MXNet's engine starts now, not with the first slice
 
     def configure(self, from_step: int, settings: bytes) -> None:
         if self._from_steps and from_step < self._from_steps[-1]:
