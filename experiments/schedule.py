@@ -6,7 +6,6 @@ same bars, so they can be drawn one above the other.
 
 from __future__ import annotations
 
-import json
 import statistics
 from itertools import groupby
 from pathlib import Path
@@ -18,6 +17,7 @@ from experiments.measure import Run
 from experiments.models import Model
 from experiments.policies import Policy, Workload
 from experiments.simulator import Event, simulate
+from p3kv.trace import read_trace
 
 ACCELERATOR = "accelerator"
 ROWS = (ACCELERATOR, "gradients out", "parameters out", "gradients in", "parameters in")
@@ -244,5 +244,5 @@ def _events(folder: Path, role: str) -> Iterator[Tuple[int, Dict[str, Any]]]:
     """Every event in the traces of `role`, with the rank of its process."""
     for path in sorted(folder.glob(f"{role}-*.json")):
         rank = int(path.stem.rpartition("-")[2])
-        for event in json.loads(path.read_text(encoding="utf-8"))["traceEvents"]:
+        for event in read_trace(path):
             yield rank, event

@@ -17,6 +17,7 @@ from experiments.models import load
 from experiments.schedule import ACCELERATOR, Bar
 from experiments.schedule_figure import Case, Example
 from experiments.traffic import Sample, Sampler
+from p3kv.trace import Tracer
 from scripts.cluster import missing_requirements
 
 _PROBLEM = missing_requirements()
@@ -187,14 +188,10 @@ def test_delays_are_measured_and_one_of_the_iterations_shown():
 
 
 def _trace(folder: Path, process: str, events: List[Tuple[Any, ...]]) -> None:
-    text = {
-        "traceEvents": [
-            {"cat": category, "name": key, "ts": start * 1e6, "dur": (end - start) * 1e6,
-             "args": {"round": 1, **details}}
-            for category, key, start, end, details in events
-        ]
-    }  # fmt: skip
-    (folder / f"{process}.json").write_text(json.dumps(text))
+    tracer = Tracer(str(folder), process)
+    for category, key, start, end, details in events:
+        tracer.span(category, key, int(start * 1e9), int(end * 1e9), **{"round": 1, **details})
+    tracer.close()
 
 
 def test_a_trace_shows_what_passed_the_link_and_since_when_it_could(tmp_path):

@@ -17,6 +17,7 @@ from mxnet import autograd, gluon
 
 from p3kv.frontends.mxnet import forward_order
 from p3kv.frontends.mxnet.forward_order import ForwardReads, OrderLearner
+from p3kv.trace import read_trace
 from p3kv.wire.messages import Key
 from tests.jobs import SCRIPTS, run_job
 
@@ -60,7 +61,7 @@ class Learned:
 
 
 def sent(path: Path) -> List[Dict[str, Any]]:
-    events = json.loads(path.read_text())["traceEvents"]
+    events = read_trace(path)
     return [{"key": int(e["name"]), **e["args"]} for e in events if e["cat"] == "send"]
 
 

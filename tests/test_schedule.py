@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any, Dict, List
 
 import pytest
 
 from experiments.measure import Run, measure
+from p3kv.trace import read_trace
 from scripts.cluster import Cluster, missing_requirements
 
 _PROBLEM = missing_requirements()
@@ -32,8 +32,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 def events(folder: Path, category: str) -> List[Dict[str, Any]]:
     """What worker 0 recorded in a category, times in microseconds."""
-    trace = json.loads((folder / "worker-0.json").read_text())
-    return [event for event in trace["traceEvents"] if event["cat"] == category]
+    found = read_trace(folder / "worker-0.json")
+    return [event for event in found if event["cat"] == category]
 
 
 def computing(run: Run, phase: str) -> List[Dict[str, Any]]:

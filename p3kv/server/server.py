@@ -106,7 +106,6 @@ class _Server:
         """Runs until the job is finished; raises its failure."""
         self._control.wait_until_welcome(self._timeout_s)
         self._loop.run(self._consumer.consume)
-        self._consumer.tracer.write()
         inversions = self._loop.inversions
         _log.info(
             "%d values (%d bytes) left while a more urgent one waited for a full connection",
@@ -117,7 +116,8 @@ class _Server:
         self._control.send(Bye())
 
     def close(self) -> None:
-        """Ends the control thread and closes all sockets."""
+        """Ends the trace and the control thread, and closes all sockets."""
+        self._consumer.tracer.close()
         self._control.send(Bye())
         self._control.close()
         self._loop.close()

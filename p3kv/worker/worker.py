@@ -411,7 +411,7 @@ class Worker:
             self._thread.join(timeout=_CLOSE_S)
         self._loop.close()
         self._restore_switch_interval()
-        self.tracer.write()
+        self.tracer.close()
 
     def _leave_to_parent(self) -> None:
         """In a forked child: lets go of the connections, so that they end with the parent."""

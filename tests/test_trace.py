@@ -1,0 +1,186 @@
+"""A trace is there however its process ends, and what goes wrong with it harms nobody."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import resource
+import signal
+import threading
+from pathlib import Path
+from typing import Iterator, List
+
+import pytest
+
+from p3kv import trace
+from p3kv.trace import Tracer, read_trace
+from tests.jobs import TrainingJob, eventually, run_job
+
+TOGETHER = trace._EVENTS_TOGETHER
+ENDS_S = 20.0
+
+
+class Warnings(logging.Handler):
+    """What was warned of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.said: List[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.said.append(record.getMessage())
+
+
+@pytest.fixture
+def warnings() -> Iterator[List[str]]:
+    handler = Warnings()
+    logger = logging.getLogger("p3kv.trace")
+    logger.addHandler(handler)
+    yield handler.said
+    logger.removeHandler(handler)
+
+
+def record(tracer: Tracer, count: int, first: int = 0) -> None:
+    for number in range(first, first + count):
+        tracer.span("send", "key", number, number + 1, slice=number)
+
+
+def slices(path: Path) -> List[int]:
+    return [event["args"]["slice"] for event in read_trace(path)]
+
+
+def test_spans_are_read_as_they_were_recorded(tmp_path: Path) -> None:
+    tracer = Tracer(str(tmp_path / "new" / "folder"), "worker 3")
+    tracer.span("send", 'dense0\n"weight"', 5_000, 7_500, slice=1, priority=-2)
+    tracer.instant("receive", "w")
+    tracer.close()
+    tracer.close()
+    path = tmp_path / "new" / "folder" / "worker-3.json"
+    span, instant = read_trace(path)
+    assert span == {
+        "name": "dense0\n\"weight\"", "cat": "send", "ph": "X", "ts": 5.0, "dur": 2.5,
+        "pid": "worker 3", "tid": "send", "args": {"slice": 1, "priority": -2},
+    }  # fmt: skip
+    assert instant["dur"] == 0
+    # For other readers it is a whole JSON array.
+    assert json.loads(path.read_text()) == [span, instant]
+
+
+def test_a_trace_without_spans_is_one(tmp_path: Path) -> None:
+    Tracer(str(tmp_path), "server 0").close()
+    assert read_trace(tmp_path / "server-0.json") == []
+    assert json.loads((tmp_path / "server-0.json").read_text()) == []
+
+
+def test_nothing_is_written_without_a_folder(tmp_path: Path) -> None:
+    tracer = Tracer(None, "worker 0")
+    record(tracer, 3 * TOGETHER)
+    tracer.close()
+    assert not tracer.enabled and not tracer._events
+
+
+def test_what_was_recorded_is_there_before_the_end_and_little_is_in_memory(tmp_path: Path) -> None:
+    tracer = Tracer(str(tmp_path), "worker 0")
+    record(tracer, 10 * TOGETHER + 7)
+    path = tmp_path / "worker-0.json"
+    assert slices(path) == list(range(10 * TOGETHER))
+    assert len(tracer._events) == 7
+    cut = tmp_path / "cut.json"
+    cut.write_bytes(path.read_bytes()[:-20])
+    assert slices(cut) == list(range(10 * TOGETHER - 1))
+    tracer.close()
+    assert slices(path) == list(range(10 * TOGETHER + 7))
+    json.loads(path.read_text())
+
+
+def test_threads_record_together_and_nothing_is_lost(tmp_path: Path) -> None:
+    tracer = Tracer(str(tmp_path), "worker 0")
+    threads = [
+        threading.Thread(target=record, args=(tracer, 3 * TOGETHER, first * 10 * TOGETHER))
+        for first in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    tracer.close()
+    expected = [first * 10 * TOGETHER + n for first in range(4) for n in range(3 * TOGETHER)]
+    assert sorted(slices(tmp_path / "worker-0.json")) == expected
+
+
+def test_a_file_has_no_more_than_it_may(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warnings: List[str]
+) -> None:
+    monkeypatch.setattr(trace, "MAX_TRACE_BYTES", 1 << 20)
+    tracer = Tracer(str(tmp_path), "worker 0")
+    record(tracer, 50 * TOGETHER)
+    tracer.close()
+    path = tmp_path / "worker-0.json"
+    assert (1 << 19) < path.stat().st_size < (1 << 20) + 10
+    assert len(json.loads(path.read_text())) % TOGETHER == 0
+    assert not tracer.enabled and not tracer._events
+    assert len(warnings) == 1 and "gets no more" in warnings[0]
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no full device")
+def test_a_full_disk_ends_the_trace_with_one_warning(tmp_path: Path, warnings: List[str]) -> None:
+    (tmp_path / "worker-0.json").symlink_to("/dev/full")
+    tracer = Tracer(str(tmp_path), "worker 0")
+    record(tracer, 3 * TOGETHER)
+    tracer.close()
+    assert not tracer.enabled
+    assert len(warnings) == 1 and "No space left on device" in warnings[0]
+
+
+def test_a_forked_child_leaves_its_parent_s_trace_alone(tmp_path: Path) -> None:
+    tracer = Tracer(str(tmp_path), "worker 0")
+    record(tracer, 5)
+    child = os.fork()
+    if child == 0:
+        tracer.close()
+        os._exit(0)
+    os.waitpid(child, 0)
+    tracer.close()
+    assert slices(tmp_path / "worker-0.json") == list(range(5))
+
+
+# In whole jobs.
+
+
+def test_a_folder_that_can_t_be_made_is_a_warning_and_training_goes_on(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    result = run_job("join.py", P3KV_TRACE=tmp_path / "file" / "trace")
+    assert result.code == 0, result.output
+    for name in ("worker 0", "server 0"):
+        assert result.said_by(name).count("can't be written: Not a directory") == 1, result.output
+
+
+def test_a_trace_with_no_room_is_a_warning_and_training_goes_on(tmp_path: Path) -> None:
+    folder = tmp_path / "trace"
+    with TrainingJob(tmp_path, workers=1, P3KV_TRACE=folder) as job:
+        job.wait_until_training()
+        for part in job.parts().values():
+            part.rlimit(resource.RLIMIT_FSIZE, (60_000, resource.RLIM_INFINITY))
+        eventually(lambda: job.output().count("can't be written: File too large") == 2)
+        job.stop()
+        result = job.result(ENDS_S)
+    assert result.code == 0, result.output
+    assert "all weights are right" in result.output
+    for path in folder.iterdir():
+        assert read_trace(path)
+
+
+def test_a_trace_is_there_after_the_processes_were_killed_or_interrupted(tmp_path: Path) -> None:
+    folder = tmp_path / "trace"
+    with TrainingJob(tmp_path, workers=1, P3KV_TRACE=folder) as job:
+        job.wait_until_training()
+        paths = [folder / "worker-0.json", folder / "server-0.json"]
+        eventually(lambda: all(path.stat().st_size > 10 for path in paths))
+        parts = job.parts()
+        parts["worker 0"].kill()
+        parts["server 0"].send_signal(signal.SIGINT)
+        parts["server 0"].wait(ENDS_S)
+    assert set(folder.iterdir()) == set(paths)
+    assert all(read_trace(path) for path in paths)
+    json.loads(paths[1].read_text())
