@@ -10,9 +10,11 @@ import time
 from typing import Any, Callable, Dict, List, Tuple
 
 import msgspec
+import pytest
 import zmq
 
 from p3kv.version import VERSION
+from p3kv.wire.connection import connect
 from p3kv.wire.messages import (
     HEADER_BYTES,
     INITIAL_ROUND,
@@ -131,6 +133,14 @@ def test_a_server_says_what_each_worker_said_wrongly_and_ends_its_connection() -
         for worker in workers:
             worker.close()
         served.close()
+
+
+@pytest.mark.parametrize(
+    "address", [("a..b", 1), ("x" * 70, 1), ("127.0.0.1", 2**16), ("no\0name", 1)], ids=repr
+)
+def test_an_address_that_none_can_be_can_t_be_reached(address: Tuple[str, int]) -> None:
+    with pytest.raises(OSError):
+        connect(address, TOLD_S, b"hello")
 
 
 # What a worker says to the scheduler.
