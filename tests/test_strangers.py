@@ -243,7 +243,7 @@ def test_training_goes_on_to_the_right_result_while_strangers_knock(tmp_path: Pa
 
         for stranger in to_servers.values():
             assert told_before_the_end(stranger) == b""
-        for name in ("a huge message", "a rather large message"):
+        for name in ("silence", "half a greeting", "a huge message", "a rather large message"):
             told_before_the_end(to_scheduler[name])
         assert time.monotonic() - start < REFUSED_S
         refused = results(intruders, start, REFUSED_S)

@@ -23,6 +23,8 @@ _log = logging.getLogger(__name__)
 _IPV4 = "::ffff:"
 
 _LINGER_MS = 1000
+_HANDSHAKE_MS = 5000
+"""How long a connection may stay that does not speak ZeroMQ; it keeps a descriptor so long."""
 _BLAME_PATIENCE_S = 0.5
 """A lost node's peers know more of it than the scheduler: its round, above all."""
 _FAREWELL_S = 3.0
@@ -52,6 +54,7 @@ def _bind(router: zmq.Socket, launch: Launch) -> None:
     router.setsockopt(zmq.LINGER, _LINGER_MS)
     router.setsockopt(zmq.IPV6, 1)
     router.setsockopt(zmq.MAXMSGSIZE, MAX_TO_SCHEDULER_BYTES)
+    router.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
     router.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_EVERY_MS)
     router.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
     if launch.scheduler_fd is not None:

@@ -38,7 +38,7 @@ class Strangers:
         self._refusals = Refusals(_log)
 
     def add(self, connection: Connection) -> Optional[Connection]:
-        """Takes a new connection; returns the oldest one, to refuse, if there are too many."""
+        """Takes a new connection; returns the oldest one if there are too many."""
         self._hellos[connection] = bytearray(MAX_HELLO_BYTES)
         return next(iter(self._hellos)) if len(self._hellos) > _MAX_STRANGERS else None
 
