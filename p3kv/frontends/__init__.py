@@ -11,6 +11,10 @@ from types import ModuleType
 from typing import Optional, Sequence
 
 _FRONT_ENDS = {"mxnet": "p3kv.frontends.mxnet"}
+_HOW_TO_INSTALL = {
+    "mxnet": "p3kv's extras install it: pip install '.[cpu]' in p3kv's repository, or cu101, "
+    "cu102, cu110 or cu112 instead of cpu for MXNet's CUDA builds"
+}
 
 
 def attach() -> None:
@@ -23,7 +27,7 @@ def attach() -> None:
 
 
 class _AfterImport(importlib.abc.MetaPathFinder):
-    """Imports a front end right after its framework."""
+    """Imports a front end right after its framework, and says how to install a missing one."""
 
     def __init__(self, framework: str, front_end: str) -> None:
         self._framework = framework
@@ -37,11 +41,43 @@ class _AfterImport(importlib.abc.MetaPathFinder):
     ) -> Optional[importlib.machinery.ModuleSpec]:
         if name != self._framework:
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
+        spec = self._found_by_others(path, target)
+        if spec is None and _is_import_statement():
+            raise ModuleNotFoundError(
+                f"No module named '{name}': {_HOW_TO_INSTALL[name]}{_other_python()}", name=name
+            )
         if spec is not None and spec.loader is not None:
             spec.loader = _Loader(spec.loader, self._front_end)
         return spec
+
+    def _found_by_others(
+        self, path: Optional[Sequence[str]], target: Optional[ModuleType]
+    ) -> Optional[importlib.machinery.ModuleSpec]:
+        # This finder stays where it is meanwhile and afterwards: who only asks whether there is a
+        # framework (`importlib.util.find_spec`) may import it later.
+        for finder in sys.meta_path:
+            find_spec = None if finder is self else getattr(finder, "find_spec", None)
+            spec = None if find_spec is None else find_spec(self._framework, path, target)
+            if spec is not None:
+                found: importlib.machinery.ModuleSpec = spec
+                return found
+        return None
+
+
+def _is_import_statement() -> bool:
+    """Says whether a finder is asked by an import, and not by `importlib.util.find_spec`.
+
+    The latter is how other packages look whether a framework is there, and must be answered.
+    """
+    # From here: the finder, importlib's loop over all finders, and who has called that.
+    return sys._getframe(3).f_code.co_name == "_find_and_load_unlocked"
+
+
+def _other_python() -> str:
+    if sys.version_info < (3, 12):
+        return ""
+    this = ".".join(map(str, sys.version_info[:2]))
+    return f". MXNet 1.9.1 runs on Python 3.8 to 3.11, so use one of these; this is {this}"
 
 
 class _Loader(importlib.abc.Loader):
