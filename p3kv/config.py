@@ -9,11 +9,17 @@ from __future__ import annotations
 import logging
 import os
 from dataclasses import dataclass, fields, replace
+from difflib import get_close_matches
 from typing import Any, Dict, Mapping, Optional, Tuple
 
 from p3kv.errors import ConfigError
 
 ROLES = ("scheduler", "server", "worker")
+
+_PREFIX = "P3KV_"
+_TOLD = "P3KV_TOLD"
+# Besides one for each of the settings.
+_OTHER_VARIABLES = ("P3KV_JOB", "P3KV_SCHEDULER_FD", "P3KV_CAUSE_FD", _TOLD)
 
 _WORDS = {
     **dict.fromkeys(("1", "true", "yes", "on"), True),
@@ -189,6 +195,31 @@ def apply_verbosity(settings: Settings) -> None:
     """Has p3kv's loggers say as much as the settings want; warnings are always said."""
     level = logging.INFO if settings.verbose else logging.WARNING
     logging.getLogger("p3kv").setLevel(level)
+
+
+def unknown_variables(environ: Mapping[str, str] = os.environ) -> Dict[str, str]:
+    """Variables named like ours that nothing reads, and for each what to say of it.
+
+    A slip in a name would change nothing, and nobody would notice. Those that the launcher has
+    told of already are left out.
+    """
+    settings = [field.name.upper() for field in fields(Settings)]
+    known = {*(_PREFIX + setting for setting in settings), *_OTHER_VARIABLES}
+    known.update(environ.get(_TOLD, "").split(","))
+    unknown = {}
+    for name in sorted(environ):
+        if name.startswith(_PREFIX) and name not in known:
+            # Without the prefix, which would make all of them alike.
+            nearest = get_close_matches(name[len(_PREFIX) :], settings, n=1)
+            wish = f"did you mean {_PREFIX}{nearest[0]}?" if nearest else "there is no such setting"
+            unknown[name] = f"the variable {name} is set and means nothing: {wish}"
+    return unknown
+
+
+def told_of(environ: Mapping[str, str]) -> Dict[str, str]:
+    """What to add to the environment of processes that need not tell of these variables again."""
+    unknown = unknown_variables(environ)
+    return {_TOLD: ",".join([*filter(None, [environ.get(_TOLD)]), *unknown])} if unknown else {}
 
 
 def update_on_kvstore_default(environ: Mapping[str, str] = os.environ) -> bool:

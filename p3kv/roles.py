@@ -28,6 +28,10 @@ def take_over() -> None:
     if multiprocessing.current_process().name != "MainProcess":
         return  # a data loader's helper, say, which has inherited the environment
     launch = _launch()
+    if launch is not None:
+        _start_logging(launch.role)
+    for warning in config.unknown_variables().values():
+        _log.warning(warning)
     if launch is None:
         return
     if launch.role == "worker":
@@ -44,7 +48,6 @@ def _launch() -> Optional[Launch]:
 
 
 def _join(launch: Launch) -> None:
-    _start_logging("worker")
     try:
         this_process.join(launch)
     except P3Error as error:
@@ -52,7 +55,6 @@ def _join(launch: Launch) -> None:
 
 
 def _serve(launch: Launch) -> int:
-    _start_logging(launch.role)
     if "mxnet" in sys.modules:
         _log.error(
             "mxnet was imported before p3kv in a process with DMLC_ROLE=%s. Make 'import p3kv' "

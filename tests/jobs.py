@@ -222,7 +222,7 @@ def connections_of(pid: int, status: str) -> List[tuple]:
 class TrainingJob:
     """`steady.py` under `p3kv launch`: a job that trains until `stop`, or until it fails.
 
-    Everything that it starts inherits the variable P3KV_TEST_MARK with a value of its own.
+    Everything that it starts inherits the variable TEST_JOB_MARK with a value of its own.
     """
 
     def __init__(
@@ -242,7 +242,7 @@ class TrainingJob:
         self._started_at = time.monotonic()
         self.launcher = subprocess.Popen(
             launch_command("steady.py", [folder, *wrong], workers, servers, root_port),
-            env=environment(P3KV_TEST_MARK=self.mark, **changes),
+            env=environment(TEST_JOB_MARK=self.mark, **changes),
             cwd=cwd,
             stdout=self._output,
             stderr=subprocess.STDOUT,

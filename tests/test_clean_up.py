@@ -54,7 +54,7 @@ def processes_with(mark: str) -> List[psutil.Process]:
     found = []
     for process in psutil.process_iter():
         try:
-            marked = process.environ().get("P3KV_TEST_MARK") == mark
+            marked = process.environ().get("TEST_JOB_MARK") == mark
             if marked and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process)
         except (psutil.NoSuchProcess, psutil.AccessDenied):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import fields
-from typing import Any, Dict, Iterator, Tuple
+from pathlib import Path
+from typing import Any, Dict, Iterator, Optional, Tuple
 
 import pytest
 from hypothesis import given
@@ -170,6 +172,49 @@ def test_settings_in_code_that_come_after_the_store_are_told(fresh: None) -> Non
 def test_mxnet_update_on_kvstore_says_who_updates(text: str, value: bool) -> None:
     environ = {} if text is None else {"MXNET_UPDATE_ON_KVSTORE": text}
     assert config.update_on_kvstore_default(environ) is value
+
+
+# Variables that mean nothing.
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [
+        ("P3KV_SLICES_SIZE", "P3KV_SLICE_SIZE"),
+        ("P3KV_SLICESIZE", "P3KV_SLICE_SIZE"),
+        ("P3KV_DETERMINSTIC", "P3KV_DETERMINISTIC"),
+        ("P3KV_RENDEZVOUS_TIMEOUT", "P3KV_RENDEZVOUS_TIMEOUT_S"),
+        ("P3KV_COLOUR", None),
+    ],
+)
+def test_a_variable_that_means_nothing_is_told_with_the_nearest_one(
+    name: str, nearest: Optional[str]
+) -> None:
+    unknown = config.unknown_variables({**LAUNCH, "P3KV_JOB": "tuesday", name: "1"})
+    assert list(unknown) == [name]
+    assert name in unknown[name]
+    if nearest is None:
+        assert "did you mean" not in unknown[name]
+    else:
+        assert f"did you mean {nearest}?" in unknown[name]
+
+
+def test_every_variable_that_the_code_names_is_a_known_one() -> None:
+    package = Path(config.__file__).parent
+    source = "".join(path.read_text() for path in package.rglob("*.py"))
+    named = set(re.findall(r"P3KV_[A-Z_]+[A-Z]", source))
+    assert {"P3KV_SLICE_SIZE", "P3KV_CAUSE_FD"} <= named
+    assert config.unknown_variables(dict.fromkeys(named, "1")) == {}
+
+
+def test_what_one_process_has_told_of_others_do_not_tell_again() -> None:
+    environ = {"P3KV_SLICES": "1", "P3KV_COLOUR": "red"}
+    told = config.told_of(environ)
+    assert config.unknown_variables({**environ, **told}) == {}
+    later = {**environ, **told, "P3KV_TRACES": "here"}
+    assert list(config.unknown_variables(later)) == ["P3KV_TRACES"]
+    assert config.unknown_variables({**later, **config.told_of(later)}) == {}
+    assert config.told_of({"P3KV_TRACE": "here"}) == {}
 
 
 # The place in the job.

@@ -90,6 +90,27 @@ def test_a_wrong_setting_in_code_is_named_and_changes_nothing(
     assert p3kv.config.current() == before
 
 
+def test_a_misspelt_variable_is_told_of_once_for_a_job_and_in_a_process_of_its_own() -> None:
+    line = "the variable P3KV_SLICE_SICE is set and means nothing: did you mean P3KV_SLICE_SIZE?"
+    alone = run(
+        [sys.executable, "-c", "import p3kv"], environment(P3KV_SLICE_SICE=100), timeout_s=30
+    )
+    assert (alone.code, alone.output) == (0, line + "\n")
+    job = run_job("join.py", workers=2, P3KV_SLICE_SICE=100)
+    assert job.code == 0, job.output
+    assert job.output.count("P3KV_SLICE_SICE") == 1 and line in job.output, job.output
+    with held_port() as port:
+        command = [sys.executable, "-c", "import p3kv"]
+        server = start_role(
+            "server", command, port.getsockname()[1], P3KV_SLICE_SICE=100,
+            P3KV_RENDEZVOUS_TIMEOUT_S=0.5,
+        )  # fmt: skip
+        said = output_of(server, timeout_s=30)
+        end(server)
+    assert said is not None and said.count("P3KV_SLICE_SICE") == 1, said
+    assert f"p3kv server: {line}" in said
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [

@@ -8,6 +8,7 @@ import socket
 import sys
 from typing import BinaryIO, Iterator, Mapping, Sequence
 
+from p3kv.config import told_of
 from p3kv.launcher.parts import HOST, job_parts
 from p3kv.launcher.supervisor import Graces, Launcher
 
@@ -55,7 +56,8 @@ def launch(
                 port=listener.getsockname()[1],
                 scheduler_fd=listener.fileno(),
                 cause_fd=cause_writer.fileno(),
-                env=os.environ if env is None else env,
+                # This process has told of its own variables when it imported p3kv.
+                env={**os.environ, **told_of(os.environ)} if env is None else env,
             )
             # Once the scheduler has the listener it must be the only one: with a second copy here,
             # connections to a dead scheduler would be accepted and never answered.
