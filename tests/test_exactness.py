@@ -15,17 +15,6 @@ from tests.jobs import SCRIPTS, run_job
 sys.path.insert(0, str(SCRIPTS))
 import exact_model
 import mxnet as mx
-from mxnet import gluon
-
-
-def joined_batches(name: str) -> Dict[str, np.ndarray]:
-    """One process, the whole batch at once, MXNet's own Trainer without a store."""
-    net = exact_model.network()
-    trainer = gluon.Trainer(net.collect_params(), name, exact_model.OPTIMIZERS[name], kvstore=None)
-    for step in range(exact_model.STEPS):
-        exact_model.backward(net, *exact_model.part(step, 0, 1))
-        trainer.step(exact_model.BATCH)
-    return exact_model.weights(net)
 
 
 def summed_in_rank_order(name: str, num_workers: int) -> Dict[str, np.ndarray]:
@@ -86,10 +75,7 @@ def test_weights_equal_one_process_on_the_joined_batches(
     tmp_path: Path, workers: int, servers: int, name: str, update_on_kvstore: bool
 ) -> None:
     weights = trained(tmp_path, name, update_on_kvstore, workers, servers)
-    expected = joined_batches(name)
-    assert weights.keys() == expected.keys()
-    for key, value in expected.items():
-        np.testing.assert_allclose(weights[key], value, rtol=1e-4, atol=2e-5, err_msg=key)
+    exact_model.assert_trained_as_by_one_process(weights, name)
 
 
 @pytest.mark.parametrize("update_on_kvstore", [True, False], ids=["servers", "workers"])

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import ast
+import os
+import pickle
+import re
 import struct
 import typing
 from pathlib import Path
@@ -15,17 +19,18 @@ from hypothesis import strategies as st
 from p3kv import errors
 from p3kv.config import MAX_SLICE_ELEMS, ROLES
 from p3kv.errors import P3Error, ProtocolError
+from p3kv.scheduler.job import Job
 from p3kv.wire import messages
 from p3kv.wire.messages import (
     HEADER_BYTES,
     MAX_MESSAGE_BYTES,
+    PROTOCOL_VERSION,
     DataHello,
     DeclareKey,
     Failure,
     ForwardOrder,
     FromScheduler,
     Header,
-    Hello,
     KeyLayout,
     Kind,
     ToScheduler,
@@ -34,6 +39,7 @@ from p3kv.wire.messages import (
     pack_header,
     unpack_header,
 )
+from tests.scheduled import NAME, hello
 
 bytes_ = st.integers(0, 2**8 - 1)
 shorts = st.integers(0, 2**16 - 1)
@@ -48,7 +54,7 @@ def packed(header: Header) -> bytes:
 
 def instances(union: Any) -> Any:
     """A strategy for all messages of a union, each made from its declared field types."""
-    kinds = typing.get_args(union)
+    kinds = typing.get_args(union) or (union,)
     return st.one_of([st.builds(kind, **fields(kind)) for kind in kinds])
 
 
@@ -101,6 +107,10 @@ def values(kind: Any) -> Any:
     return plain[kind]
 
 
+PACKAGE = Path(messages.__file__).parent.parent
+EXPECTED = [ToScheduler, FromScheduler, DataHello, KeyLayout, ForwardOrder]
+
+
 @given(headers, st.integers(0, 40))
 def test_a_header_arrives_as_it_was_sent_wherever_it_lies(header: Header, offset: int) -> None:
     data = bytes(offset) + packed(header) + b"more"
@@ -131,34 +141,14 @@ def test_a_number_that_does_not_fit_its_field_is_an_error_not_another_number(
         pack_header(**{"kind": Kind.PUSH, "rank": 0, field: value})
 
 
-@given(instances(ToScheduler))
-def test_what_nodes_say_arrives_as_it_was_said(message: Any) -> None:
-    arrived = decode(encode(message), ToScheduler)
-    assert type(arrived) is type(message)
-    assert arrived == message
-
-
-@given(instances(FromScheduler))
-def test_what_the_scheduler_says_arrives_as_it_was_said(message: Any) -> None:
-    arrived = decode(memoryview(encode(message)), FromScheduler)
-    assert type(arrived) is type(message)
-    assert arrived == message
-
-
-@given(instances(typing.Union[DataHello, KeyLayout]))
-def test_what_travels_in_frames_arrives_as_it_was_said(message: Any) -> None:
-    assert decode(encode(message), type(message)) == message
-
-
-RECEIVED = [ToScheduler, FromScheduler, DataHello, KeyLayout, ForwardOrder]
 KINDS = {
     kind.__name__
-    for union in RECEIVED
+    for union in EXPECTED
     for kind in (typing.get_args(union) or (union,))
 }  # fmt: skip
 NAMES = {
     field.name
-    for union in RECEIVED
+    for union in EXPECTED
     for kind in (typing.get_args(union) or (union,))
     for field in msgspec.structs.fields(kind)
 }  # fmt: skip
@@ -192,7 +182,7 @@ def broken(data: bytes, at: int, by: bytes) -> bytes:
         st.builds(broken, likely, st.integers(0, 1000), st.binary(min_size=1, max_size=8)),
         st.builds(lambda start, depth: start + b"\x91" * depth, likely, st.integers(0, 5000)),
     ),
-    st.sampled_from(RECEIVED),
+    st.sampled_from(EXPECTED),
 )
 def test_garbage_is_a_protocol_error_and_nothing_else(data: bytes, expected: Any) -> None:
     try:
@@ -203,12 +193,16 @@ def test_garbage_is_a_protocol_error_and_nothing_else(data: bytes, expected: Any
     assert decode(encode(message), expected) == message
 
 
-@given(instances(ToScheduler), st.data())
-def test_a_message_that_was_cut_short_is_a_protocol_error(message: Any, data: Any) -> None:
+@given(st.sampled_from(EXPECTED).flatmap(lambda x: st.tuples(st.just(x), instances(x))), st.data())
+def test_a_message_arrives_whole_or_as_a_protocol_error(sent: Any, data: Any) -> None:
+    expected, message = sent
     whole = encode(message)
+    arrived = decode(memoryview(whole), expected)
+    assert type(arrived) is type(message)
+    assert arrived == message
     length = data.draw(st.integers(0, len(whole) - 1))
     with pytest.raises(ProtocolError):
-        decode(whole[:length], ToScheduler)
+        decode(whole[:length], expected)
 
 
 @given(instances(ToScheduler), st.binary(min_size=1, max_size=5))
@@ -297,20 +291,90 @@ def test_a_message_over_the_cap_is_refused_before_it_is_read() -> None:
         decode(_Long(encode(DeclareKey("w", (2,), "float32"))), ToScheduler)
 
 
-def test_nothing_that_arrives_is_ever_unpickled() -> None:
-    package = Path(messages.__file__).parent.parent
-    for source in package.rglob("*.py"):
-        assert "import pickle" not in source.read_text(), source
+class _Evil:
+    """Pickled, it makes a folder when it is unpickled."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def __reduce__(self) -> tuple:
+        return os.mkdir, (str(self._folder),)
 
 
-def test_a_hello_carries_the_version_of_the_protocol_and_of_the_package() -> None:
-    names = [field.name for field in msgspec.structs.fields(Hello)]
-    assert names[:2] == ["protocol", "version"]
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_a_pickle_is_a_protocol_error_and_runs_nothing(tmp_path: Path, protocol: int) -> None:
+    folder = tmp_path / "made by a pickle"
+    data = pickle.dumps(_Evil(folder), protocol)
+    for expected in EXPECTED:
+        with pytest.raises(ProtocolError):
+            decode(data, expected)
+    assert not folder.exists()
+    pickle.loads(data)  # noqa: S301  it would have
+    assert folder.exists()
 
 
-def test_messages_cannot_be_changed_after_they_were_made() -> None:
-    with pytest.raises(AttributeError):
-        DeclareKey("w", (2,), "float32").key = "v"  # type: ignore[misc]
+def test_no_module_uses_what_can_unpickle() -> None:
+    """Packages that do, and the methods of sockets, files and connections that do."""
+    packages = {
+        "pickle",
+        "_pickle",
+        "cPickle",
+        "cloudpickle",
+        "dill",
+        "joblib",
+        "marshal",
+        "shelve",
+    }
+    packages |= {"multiprocessing.connection", "multiprocessing.managers"}
+    names = {"recv_pyobj", "recv_serialized", "allow_pickle", "Unpickler", "eval", "exec"}
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                used = {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                used = {str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names)}
+            else:
+                used = {getattr(node, field, None) for field in ("attr", "id", "arg")}
+            assert not used & (packages | names), (path, getattr(node, "lineno", None))
+
+
+def test_a_process_of_another_version_can_read_that_it_is_refused_and_why() -> None:
+    """However the messages may have changed: both know these names, and skip what they do not."""
+    theirs = msgspec.to_builtins(hello("worker", protocol=PROTOCOL_VERSION + 1, version="9.9"))
+    assert {"type": "Hello", "protocol": PROTOCOL_VERSION + 1, "version": "9.9"}.items() <= (
+        theirs.items()
+    )
+    data = msgspec.msgpack.encode({**theirs, "colour": "red"})
+    ((_, refused),) = Job(NAME, 1, 1).handle(b"x", decode(data, ToScheduler))
+    answer = msgspec.msgpack.decode(encode(refused))
+    assert answer.keys() == {"type", "reason"}
+    assert answer["type"] == "Refused"
+    for word in (f"protocol {PROTOCOL_VERSION}", f"speaks {PROTOCOL_VERSION + 1}", "p3kv 9.9"):
+        assert word in answer["reason"]
+    assert decode(msgspec.msgpack.encode({**answer, "colour": "red"}), FromScheduler) == refused
+
+
+def test_every_message_is_of_a_union_or_of_a_frame_and_decoded_there() -> None:
+    """One that is declared, sent and forgotten where it arrives would end the job."""
+    classes = [c for c in vars(messages).values() if isinstance(c, type)]
+    declared = {c for c in classes if issubclass(c, messages.Message)} - {messages.Message}
+    expected = {
+        "ToScheduler": set(typing.get_args(ToScheduler)),
+        "FromScheduler": set(typing.get_args(FromScheduler)),
+        **{kind.__name__: {kind} for kind in declared},
+    }
+    source = "".join(path.read_text() for path in PACKAGE.rglob("*.py"))
+    decoded = set().union(
+        *(kinds for name, kinds in expected.items() if re.search(rf"decode\(.*, {name}\)", source))
+    )
+    inside = {
+        kind
+        for message in decoded
+        for field in typing.get_type_hints(message).values()
+        for kind in (field, *typing.get_args(field))
+        if kind in declared
+    }
+    assert declared == decoded | inside
 
 
 CLASSES = [c for c in vars(errors).values() if isinstance(c, type) and issubclass(c, P3Error)]

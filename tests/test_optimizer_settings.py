@@ -157,6 +157,26 @@ def test_settings_for_the_past_and_updates_before_any_are_protocol_errors() -> N
         updated(optimizer, 2)
 
 
+def of_multipliers(lr_mult: float, wd_mult: float) -> mx.optimizer.Optimizer:
+    """SGD with a parameter of its own multipliers, as gluon's Trainer makes it."""
+    parameter = mx.gluon.Parameter("w", shape=(4,))
+    parameter.lr_mult, parameter.wd_mult = lr_mult, wd_mult
+    return mx.optimizer.SGD(learning_rate=0.5, wd=0.1, param_dict={LAYOUT.key: parameter})
+
+
+@pytest.mark.parametrize(("lr_mult", "wd_mult"), [(0.25, 1.0), (0.0, 1.0), (2.0, 0.0), (2.0, 4.0)])
+def test_a_parameter_s_multipliers_count_on_a_server(lr_mult: float, wd_mult: float) -> None:
+    local = of_multipliers(lr_mult, wd_mult)
+    weight, gradient = np.full(4, 3.0, np.float32), np.ones(4, np.float32)
+    expected = mx.nd.array(weight)
+    mx.optimizer.get_updater(local)(LAYOUT.key, mx.nd.array(gradient), expected)
+    optimizer = MXNetOptimizer()
+    optimizer.configure(1, to_bytes(of_multipliers(lr_mult, wd_mult), 0))
+    optimizer.update(LAYOUT, 0, weight, gradient, 1)
+    np.testing.assert_array_equal(weight, expected.asnumpy())
+    assert to_bytes(of_multipliers(lr_mult, wd_mult), 0) != to_bytes(of_multipliers(1.0, 1.0), 0)
+
+
 def test_many_settings_do_not_pile_up() -> None:
     optimizer = MXNetOptimizer()
     for step in range(1, 4200):

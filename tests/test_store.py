@@ -58,7 +58,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     def run_once(
         script: str, *arguments: str, workers: int = 2, slice_size: int = 500, **settings: object
     ) -> Checked:
-        job = (script, arguments, *sorted(settings.items()))
+        job = (script, arguments, workers, slice_size, *sorted(settings.items()))
         if job not in jobs:
             folder = tmp_path_factory.mktemp("checks")
             jobs[job] = Checked(folder, script, arguments, workers, slice_size, **settings)

@@ -4,6 +4,8 @@ Activations are smooth: with ReLU or max pooling, a sum in another order can fli
 weights then differ by 1 % after some steps, whatever the store.
 """
 
+from typing import Mapping
+
 import mxnet as mx
 import numpy as np
 from mxnet import autograd, gluon
@@ -59,3 +61,21 @@ def weights(net: gluon.Block) -> dict:
 def save(net: gluon.Block, path: str) -> None:
     """Writes all weights to a file."""
     np.savez(path, **weights(net))
+
+
+def joined_batches(name: str) -> dict:
+    """The weights of one process, the whole batch at once, MXNet's own Trainer without a store."""
+    net = network()
+    trainer = gluon.Trainer(net.collect_params(), name, OPTIMIZERS[name], kvstore=None)
+    for step in range(STEPS):
+        backward(net, *part(step, 0, 1))
+        trainer.step(BATCH)
+    return weights(net)
+
+
+def assert_trained_as_by_one_process(trained: Mapping, name: str) -> None:
+    """Fails unless a job's weights are those of one process, up to the rounding of sums."""
+    expected = joined_batches(name)
+    assert trained.keys() == expected.keys()
+    for key, value in expected.items():
+        np.testing.assert_allclose(trained[key], value, rtol=1e-4, atol=2e-5, err_msg=key)
