@@ -14,6 +14,7 @@ from __future__ import annotations
 import p3kv  # noqa: F401  # First: in a server's role a script goes no further than this line.
 
 # isort: split
+import os
 import sys
 import time
 from pathlib import Path
@@ -224,6 +225,13 @@ worker 0 sent    {stats["bytes_sent"]:,} bytes in {stats["slices_sent"]:,} slice
 worker 0 got     {stats["bytes_received"]:,} bytes in {stats["slices_received"]:,} slices
 weights          differ by {difference:.2e} at most from those of one process
 loss curves      {PICTURE.name}
+
+All processes share the {len(os.sched_getaffinity(0))} cores of this machine, and no network lies \
+between them, so P3 has
+nothing to gain here: more workers are no faster than one process. Where it helps, with four hosts
+as network namespaces and limited links, beside MXNet's own stores (as root, some three minutes):
+
+    {sys.executable} -m experiments.figure7 --quick --models resnet50 --output output
 """
     )
     if reached < GOOD_ACCURACY:
