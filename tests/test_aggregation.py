@@ -50,7 +50,7 @@ class Subtracting(SliceOptimizer):
     def __init__(self) -> None:
         self.calls: List[Tuple[str, int, int]] = []
 
-    def configure(self, from_step: int, settings: bytes) -> None:
+    def configure(self, from_step: int, settings: bytes, oldest_step: int) -> None:
         raise AssertionError("whoever sums does not configure")
 
     def update(
@@ -81,7 +81,8 @@ class Server:
     ) -> List[Result]:  # fmt: skip
         buffer = self.pool.get(LENGTH, self.state.dtype)
         buffer.array[:] = gradient
-        return self.aggregator.push(self.state, rank, round, buffer, wants, priority, step)
+        self.aggregator.push(self.state, rank, round, buffer, wants, priority, step)
+        return list(self.aggregator.end_rounds(self.state))
 
     @property
     def value(self) -> np.ndarray:

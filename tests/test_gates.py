@@ -13,7 +13,6 @@ from p3kv.wire.connection import Connection
 from p3kv.wire.loop import Loop
 from p3kv.wire.messages import (
     HEADER_BYTES,
-    INITIAL_ROUND,
     LAST_ROUND,
     UNKNOWN,
     Kind,
@@ -43,16 +42,16 @@ class Servers:
             self.connections[server] = connection
             self.loop.add_connection(connection)
         self.gates = Gates(RANK, self.connections, [HERE], self.loop.call_later)
-        self.gates.begin(INITIAL_ROUND, MANY)
+        self.gates.begin(0, MANY)
 
-    def push(self, server: int, *rounds: int) -> None:
-        for round_ in rounds:
-            self.gates.begin(round_, MANY)
-            frame = pack_header(Kind.PUSH, RANK, round=round_)
-            self.gates.push(server, round_, -round_, frame, None, None)
+    def push(self, server: int, *steps: int, size_bytes: int = MANY) -> None:
+        for step in steps:
+            self.gates.begin(step, size_bytes)
+            frame = pack_header(Kind.PUSH, RANK, step=step)
+            self.gates.push(server, step, -step, frame, None, None)
 
     def gets(self, server: int, kind: Kind = Kind.PUSH) -> List[int]:
-        """The rounds of what a server gets of this kind, in this order."""
+        """The steps of what a server gets of this kind, in this order."""
         self.loop.call_later(0.02, self.loop.stop)
         self.loop.run()
         try:
@@ -60,7 +59,7 @@ class Servers:
         except BlockingIOError:
             return []
         headers = [unpack_header(data, at) for at in range(0, len(data), HEADER_BYTES)]
-        return [header.round for header in headers if header.kind == kind]
+        return [header.step for header in headers if header.kind == kind]
 
     def close(self) -> None:
         self.loop.close()
@@ -80,7 +79,7 @@ def test_a_server_that_says_nothing_is_open(servers: Servers) -> None:
     assert servers.gets(THERE) == [1, 2]
 
 
-def test_rounds_wait_until_their_server_is_open_for_them(servers: Servers) -> None:
+def test_steps_wait_until_their_server_is_open_for_them(servers: Servers) -> None:
     servers.gates.opened(THERE, 3)
     servers.push(THERE, 3, 4, 5, 4)
     assert servers.gets(THERE) == [3]
@@ -135,7 +134,15 @@ def test_a_worker_tells_the_servers_of_its_host_once(servers: Servers) -> None:
     assert servers.gets(THERE, Kind.OPEN) == []
 
 
-def test_there_are_no_gates_after_a_round_with_few_values(servers: Servers) -> None:
+def test_nothing_overtakes_what_is_held_of_an_older_step(servers: Servers) -> None:
+    servers.gates.opened(THERE, 1)
+    servers.push(THERE, 2, size_bytes=FEW)
+    assert servers.gets(THERE) == []
+    servers.push(THERE, 3)  # after few values, for which nobody waits
+    assert servers.gets(THERE) == [2, 3]
+
+
+def test_there_are_no_gates_after_a_step_with_few_values(servers: Servers) -> None:
     servers.gates.opened(THERE, 1)
     servers.gates.begin(2, FEW)
     servers.push(THERE, 3)
@@ -154,14 +161,14 @@ def unused(*_: object) -> NoReturn:
 def test_a_server_is_open_when_all_workers_of_its_host_are(servers: Servers) -> None:
     with socket.socket() as listener:
         workers = Workers(3, servers.loop, listener, unused, unused)
-        assert workers.open_round == UNKNOWN
+        assert workers.open_step == UNKNOWN
         workers.neighbour(2, 7)
         workers.neighbour(0, 6)
-        assert workers.open_round == 6
+        assert workers.open_step == 6
         workers.neighbour(0, 8)
-        assert workers.open_round == 7
+        assert workers.open_step == 7
         workers.end(1)  # of another host
         workers.end(2)
-        assert workers.open_round == 8
+        assert workers.open_step == 8
         workers.end(0)
-        assert workers.open_round == LAST_ROUND
+        assert workers.open_step == LAST_ROUND

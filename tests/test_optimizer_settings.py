@@ -136,23 +136,23 @@ def test_settings_hold_from_their_step_until_the_next_ones_whenever_a_slice_come
     """A worker that does not wait announces settings while slices of old steps are on the way."""
     optimizer = MXNetOptimizer()
     for from_step, rate in ((1, 1.0), (3, 0.5), (4, 0.25)):
-        optimizer.configure(from_step, of_rate(rate))
+        optimizer.configure(from_step, of_rate(rate), 0)
     assert [updated(optimizer, step) for step in (4, 1, 2, 3, 9)] == [0.25, 1, 1, 0.5, 0.25]
     assert [updated(optimizer, step, index=1) for step in (2, 3)] == [1, 0.5]
 
 
 def test_settings_for_a_step_that_has_others_already_replace_them() -> None:
     optimizer = MXNetOptimizer()
-    optimizer.configure(1, of_rate(1.0))
-    optimizer.configure(1, of_rate(2.0))
+    optimizer.configure(1, of_rate(1.0), 0)
+    optimizer.configure(1, of_rate(2.0), 0)
     assert updated(optimizer, 1) == 2
 
 
 def test_settings_for_the_past_and_updates_before_any_are_protocol_errors() -> None:
     optimizer = MXNetOptimizer()
-    optimizer.configure(3, of_rate(1.0))
+    optimizer.configure(3, of_rate(1.0), 0)
     with pytest.raises(ProtocolError, match="past step 2"):
-        optimizer.configure(2, of_rate(1.0))
+        optimizer.configure(2, of_rate(1.0), 0)
     with pytest.raises(ProtocolError, match="no optimizer settings hold for step 2"):
         updated(optimizer, 2)
 
@@ -171,15 +171,21 @@ def test_a_parameter_s_multipliers_count_on_a_server(lr_mult: float, wd_mult: fl
     expected = mx.nd.array(weight)
     mx.optimizer.get_updater(local)(LAYOUT.key, mx.nd.array(gradient), expected)
     optimizer = MXNetOptimizer()
-    optimizer.configure(1, to_bytes(of_multipliers(lr_mult, wd_mult), 0))
+    optimizer.configure(1, to_bytes(of_multipliers(lr_mult, wd_mult), 0), 0)
     optimizer.update(LAYOUT, 0, weight, gradient, 1)
     np.testing.assert_array_equal(weight, expected.asnumpy())
     assert to_bytes(of_multipliers(lr_mult, wd_mult), 0) != to_bytes(of_multipliers(1.0, 1.0), 0)
 
 
-def test_many_settings_do_not_pile_up() -> None:
+def test_settings_go_when_no_step_needs_them_any_more_and_not_before() -> None:
     optimizer = MXNetOptimizer()
-    for step in range(1, 4200):
-        optimizer.configure(step, of_rate(1.0))
-    assert len(optimizer._optimizers) == len(optimizer._from_steps) <= 4096
-    assert updated(optimizer, 4199) == 1
+    for step in range(1, 51):
+        optimizer.configure(step, of_rate(float(step)), 0)
+    optimizer.configure(60, of_rate(60.0), 45)
+    assert [updated(optimizer, step) for step in (59, 45, 60)] == [50, 45, 60]
+    with pytest.raises(ProtocolError, match="no optimizer settings hold for step 44"):
+        updated(optimizer, 44)
+    # Those of an older step still hold when the oldest step has none of its own.
+    optimizer.configure(61, of_rate(61.0), 55)
+    assert updated(optimizer, 55) == 50
+    assert len(optimizer._optimizers) == len(optimizer._from_steps) == 3

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from p3kv.errors import ProtocolError
 from p3kv.frontends.mxnet.optimizer_settings import to_bytes
 from p3kv.frontends.mxnet.server_optimizer import MXNetOptimizer
-from p3kv.server.aggregation import Aggregator
+from p3kv.server.aggregation import Aggregator, SliceState
 from p3kv.server.buffers import BufferPool
 from p3kv.server.keys import ServerKey
 from p3kv.server.optimizer import SliceOptimizer
@@ -35,7 +35,7 @@ class Momentum(SliceOptimizer):
     def __init__(self) -> None:
         self.states: Dict[int, np.ndarray] = {}
 
-    def configure(self, from_step: int, settings: bytes) -> None:
+    def configure(self, from_step: int, settings: bytes, oldest_step: int) -> None:
         raise AssertionError("whoever sums does not configure")
 
     def update(
@@ -76,17 +76,17 @@ class Server:
                 state = self.key.state(round, piece.index)
                 buffer = self.pool.get(piece.length, state.dtype)
                 buffer.array[:] = gradient[piece.offset : piece.offset + piece.length]
-                ended = [
-                    (state, result)
-                    for result in self.aggregator.push(
-                        state, rank, round, buffer, True, 0, max(round, 1)
-                    )
-                ]
-                if ended:
+                self.aggregator.push(state, rank, round, buffer, True, 0, max(round, 1))
+                if self._end_rounds(state):
                     for other in self.key.hand_over(self.pool, self.aggregator.optimizer):
-                        ended += [(other, r) for r in self.aggregator.end_rounds(other)]
-                for state, result in ended:
-                    self._note(state.index, result.round, result.value.array)
+                        self._end_rounds(other)
+
+    def _end_rounds(self, state: SliceState) -> int:
+        ended = 0
+        for result in self.aggregator.end_rounds(state):
+            self._note(state.index, result.round, result.value.array)
+            ended += 1
+        return ended
 
     def _note(self, index: int, round: int, value: np.ndarray) -> None:
         layout = self.key.layout
@@ -178,7 +178,7 @@ def test_a_push_for_a_round_of_an_earlier_size_is_refused() -> None:
 def test_states_of_mxnet_s_optimizers_are_cut_anew(name: str) -> None:
     made, beside = optimizers.made(name), optimizers.made(name)
     optimizer = MXNetOptimizer()
-    optimizer.configure(1, to_bytes(made, 1))
+    optimizer.configure(1, to_bytes(made, 1), 0)
     updater = mx.optimizer.get_updater(beside)
     server = Server(optimizer, [(RANK, SIZE)], workers=1)
     for entry in ((INITIAL_ROUND, 30), (3, 11), (4, 101), (6, 50)):

@@ -10,7 +10,7 @@ import pytest
 from p3kv.config import Settings
 from p3kv.slicing import SliceSizes
 from p3kv.wire.loop import Drain
-from p3kv.wire.messages import INITIAL_ROUND
+from p3kv.wire.messages import INITIAL_ROUND, WINDOW
 from p3kv.worker.tuning import Tuning
 from scripts.cluster import Cluster, missing_requirements
 from tests.jobs import start_on
@@ -31,21 +31,20 @@ class Tuned:
             0, {}, self.sizes, Settings(**settings), self.drain, self.reports.append
         )
         self.tuning.announce(INITIAL_ROUND, 100_000)
-        self.round = INITIAL_ROUND
+        self.step = 0
 
     def rounds(self, count: int, rate_bytes_s: float, seconds: float = 0.5) -> None:
         for _ in range(count):
             self.drain.bytes += int(rate_bytes_s * seconds)
             self.drain.seconds += seconds
-            self.next_round()
+            self.next_step()
 
-    def next_round(self, may_change: bool = True) -> None:
-        self.round += 1
-        self.tuning.begin_round(self.round, may_change)
+    def next_step(self) -> None:
+        self.step += 1
+        self.tuning.begin_step(self.step)
 
-    @property
-    def size(self) -> int:
-        return self.sizes.size(self.sizes.generation(self.round))
+    def size(self, round: int) -> int:
+        return self.sizes.size(self.sizes.generation(round))
 
 
 def test_a_rate_is_told_when_most_of_some_rounds_have_it_and_again_when_it_changes() -> None:
@@ -69,22 +68,13 @@ def test_rounds_that_do_not_wait_for_the_network_say_nothing_of_it() -> None:
     assert tuned.reports == []
 
 
-def test_another_size_holds_from_the_next_round_on() -> None:
+def test_another_size_holds_from_the_first_round_that_nobody_may_have_pushed_for() -> None:
     tuned = Tuned()
     tuned.rounds(3, 10 * MB)
     tuned.tuning.want(25_000)
-    tuned.next_round()
-    assert tuned.size == 100_000
-    tuned.next_round()
-    assert tuned.size == 25_000
-
-
-def test_sizes_do_not_change_where_workers_do_not_wait_for_results() -> None:
-    tuned = Tuned()
-    tuned.tuning.want(25_000)
-    for _ in range(3):
-        tuned.next_round(may_change=False)
-    assert tuned.size == 100_000
+    tuned.next_step()
+    assert tuned.size(tuned.step + WINDOW - 1) == 100_000
+    assert tuned.size(tuned.step + WINDOW) == 25_000
 
 
 def test_a_size_that_is_set_stays() -> None:

@@ -6,7 +6,7 @@ Nothing here knows of sockets: pushes go in, values to send come out.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Dict, List, Optional, Set
+from typing import Dict, Iterator, List, Optional, Set
 
 import numpy as np
 
@@ -23,6 +23,8 @@ class Round:
     arrived: Set[int] = field(default_factory=set)
     wanting: List[int] = field(default_factory=list)
     """Ranks that asked for the result with their push."""
+    others: List[int] = field(default_factory=list)
+    """Ranks that did not, and only want to know that it has ended."""
     total: Optional[Buffer] = None
     by_rank: Dict[int, Buffer] = field(default_factory=dict)
     """The pushes themselves, kept until all are in; only in deterministic mode."""
@@ -34,21 +36,28 @@ class Round:
 
 @dataclass
 class Result:
-    """A slice's new value and who gets it."""
+    """A slice's new value, who gets it, and who is only told."""
 
     value: Buffer
     round: int
+    step: int
+    """The step in which worker rank 0 pushed for it."""
     priority: int
     wanting: List[int]
+    others: List[int]
 
 
 class SliceState:
     """One slice on its server: its value, and the rounds that are not complete yet."""
 
-    def __init__(self, layout: KeyLayout, index: int, length: int) -> None:
+    def __init__(
+        self, layout: KeyLayout, index: int, length: int, first_round: int = INITIAL_ROUND
+    ) -> None:
         self.layout = layout
         self.index = index
         self.length = length
+        self.first_round = first_round
+        """The first round that has slices of this size."""
         self.dtype = np.dtype(layout.dtype)
         self.value: Optional[Buffer] = None
         self.round = INITIAL_ROUND - 1
@@ -85,28 +94,27 @@ class Aggregator:
         wants_result: bool,
         priority: int,
         step: int,
-    ) -> List[Result]:
-        """Takes a worker's slice, and owns `gradient` from now on.
+    ) -> None:
+        """Takes a worker's slice, and owns `gradient` from now on; `end_rounds` is to follow.
 
-        Returns the results of the rounds that this completes, usually none or one. Raises
-        ProtocolError for a push that can't be right.
+        Raises ProtocolError for a push that can't be right.
         """
         current = self._open_round(state, rank, round)
         current.arrived.add(rank)
-        if wants_result:
-            current.wanting.append(rank)
+        (current.wanting if wants_result else current.others).append(rank)
         if rank == 0:
             current.step = step
         current.priority = priority
         self._add(current, rank, gradient)
-        return self.end_rounds(state)
 
-    def end_rounds(self, state: SliceState) -> List[Result]:
-        """Ends the rounds of a slice that are complete, and returns their results."""
-        results = []
+    def end_rounds(self, state: SliceState) -> Iterator[Result]:
+        """Ends the rounds of a slice that are complete, usually none or one.
+
+        The next round is ended when the next result is asked for: the one before has to be on its
+        way by then, since a value that nobody is being sent is updated in place.
+        """
         while self._complete(state):
-            results.append(self._end_round(state))
-        return results
+            yield self._end_round(state)
 
     def missing(self, state: SliceState, round: int) -> List[int]:
         """Ranks whose push for an open round has not come."""
@@ -159,7 +167,9 @@ class Aggregator:
                 state.layout, state.index, state.value.array, total.array, ended.step
             )
             total.retire()
-        return Result(state.value, state.round, ended.priority, ended.wanting)
+        return Result(
+            state.value, state.round, ended.step, ended.priority, ended.wanting, ended.others
+        )
 
     def _total(self, ended: Round) -> Buffer:
         if ended.total is not None:

@@ -66,6 +66,8 @@ class Consumer:
         self._fail = fail
         self._queue: PriorityQueue[Tuple[Connection, Header, Optional[Buffer]]] = PriorityQueue()
         self._waiting_bytes = 0
+        self._waiting_frames = [0] * launch.num_workers
+        """Each worker's frames in the queue."""
         self._sizes = SliceSizes()
         self._keys: Dict[int, ServerKey] = {}
         self._pulls: Dict[SliceState, List[Tuple[Connection, Header]]] = {}
@@ -108,7 +110,8 @@ class Consumer:
         if gradient is not None:
             self._workers.pushed(header.rank, header.round)
             self._waiting_bytes += len(gradient.bytes)
-        self._queue.push(urgency(header.round, header.priority), (connection, header, gradient))
+        self._waiting_frames[header.rank] += 1
+        self._queue.push(urgency(header.step, header.priority), (connection, header, gradient))
 
     # What is done with it.
 
@@ -127,16 +130,20 @@ class Consumer:
             else:
                 self._waiting_bytes -= len(gradient.bytes)
                 self._push(connection, header, gradient)
+            self._waiting_frames[header.rank] -= 1
+            if self._departed(header.rank):
+                self.check_departed()
             if handled_bytes >= _TOGETHER_BYTES and self._waiting_bytes <= _MOST_WAITING_BYTES:
                 break
         return len(self._queue) > 0
 
     def _push(self, connection: Connection, header: Header, gradient: Buffer) -> None:
         start_ns = now_ns() if self.tracer.enabled else 0
+        ended = 0
         try:
             key = self._key(header)
             state = key.state(header.round, header.slice)
-            results = self.aggregator.push(
+            self.aggregator.push(
                 state,
                 header.rank,
                 header.round,
@@ -145,6 +152,10 @@ class Consumer:
                 header.priority,
                 header.step,
             )
+            ended = self._end_rounds(key, state)
+            if ended:
+                for other in key.hand_over(self._pool, self.aggregator.optimizer):
+                    self._end_rounds(key, other)
         except ProtocolError as error:
             self._on_lost(connection, str(error))
             return
@@ -152,28 +163,44 @@ class Consumer:
             _log.exception("the optimizer failed")
             self._fail(f"the optimizer failed on {state.name()}: {error}", header.round)
             return
-        for result in results:
-            self._broadcast(state, result)
-        if results:
-            for other in key.hand_over(self._pool, self.aggregator.optimizer):
-                for result in self.aggregator.end_rounds(other):
-                    self._broadcast(other, result)
         if self.tracer.enabled:
             self.tracer.span(
                 "consume", str(state.layout.key), start_ns, now_ns(),
-                slice=state.index, round=header.round, worker=header.rank, ended=len(results),
+                slice=state.index, round=header.round, worker=header.rank, ended=ended,
             )  # fmt: skip
-        if not results and self._workers.done:
-            self.check_departed()
+        if not ended and self._workers.done:
+            self._check_departed(state)
+
+    def _end_rounds(self, key: ServerKey, state: SliceState) -> int:
+        """Ends what is complete of a slice, each round sent before the next is ended."""
+        ended = 0
+        for result in self.aggregator.end_rounds(state):
+            self._broadcast(state, result)
+            if result.others and key.all_ended(result.round):
+                self._tell_ended(key, result)
+            ended += 1
+        return ended
 
     def _broadcast(self, state: SliceState, result: Result) -> None:
         """Queues a new value to the workers that want it; none of them has to ask."""
-        urgent = urgency(state.round, result.priority)
-        header = self._value_header(Kind.UPDATED, state, result.priority)
+        urgent = urgency(result.step, result.priority)
+        header = self._value_header(
+            Kind.UPDATED, state, result.value, result.round, result.step, result.priority
+        )
         for rank in result.wanting:
             self._send(self._workers.connections[rank], urgent, header, result.value)
         for connection, request in self._pulls.pop(state, []):
             self._answer(state, connection, request)
+
+    def _tell_ended(self, key: ServerKey, result: Result) -> None:
+        """Tells workers that want no value how far they may go on."""
+        header = pack_header(
+            Kind.ENDED, self.rank, key=key.layout.key_id, round=result.round, step=result.step
+        )
+        for rank in result.others:
+            connection = self._workers.connections[rank]
+            if rank not in self._workers.done and not connection.closed:
+                connection.writer.push(messages.URGENT, header)
 
     def _pull(self, connection: Connection, header: Header) -> None:
         try:
@@ -189,10 +216,15 @@ class Consumer:
         if state.value is None or state.round < header.round:
             self._pulls.setdefault(state, []).append((connection, header))
         else:
+            # The worker finds the slice's place by a round of its generation. A value that was
+            # handed over is of the round before its first.
+            round_ = max(state.round, state.first_round)
             self._send(
                 connection,
-                urgency(state.round, header.priority),
-                self._value_header(Kind.PULLED, state, header.priority, header.step),
+                urgency(header.step, header.priority),
+                self._value_header(
+                    Kind.PULLED, state, state.value, round_, header.slice, header.priority
+                ),
                 state.value,
             )
 
@@ -202,18 +234,17 @@ class Consumer:
             connection.writer.push(urgent, header, value.bytes, value.end_send)
 
     def _value_header(
-        self, kind: Kind, state: SliceState, priority: int, request: int = 0
+        self, kind: Kind, state: SliceState, value: Buffer, round: int, step: int, priority: int
     ) -> bytes:
-        assert state.value is not None
         return pack_header(
             kind,
             self.rank,
             key=state.layout.key_id,
             slice=state.index,
-            round=state.round,
-            step=request,
+            round=round,
+            step=step,
             priority=priority,
-            payload_bytes=len(state.value.bytes),
+            payload_bytes=len(value.bytes),
         )
 
     # What does not arrive.
@@ -221,16 +252,25 @@ class Consumer:
     def check_departed(self) -> None:
         """Ends the job when somebody waits for a worker that has left."""
         for state in self._states():
-            for round_ in state.open_rounds:
-                for rank in self.aggregator.missing(state, round_):
-                    if rank in self._workers.done:
-                        self._workers.suspect(
-                            rank,
-                            f"it ended in order, but {_ranks(state.open_rounds[round_].arrived)} "
-                            f"went on to round {round_} of {state.name()}. All workers must make "
-                            "the same number of steps: give each the same number of batches.",
-                        )
-                        return
+            if self._check_departed(state):
+                return
+
+    def _departed(self, rank: int) -> bool:
+        """Whether nothing more comes of a worker: its last words overtake its pushes here."""
+        return rank in self._workers.done and not self._waiting_frames[rank]
+
+    def _check_departed(self, state: SliceState) -> bool:
+        for round_ in state.open_rounds:
+            for rank in self.aggregator.missing(state, round_):
+                if self._departed(rank):
+                    self._workers.suspect(
+                        rank,
+                        f"it ended in order, but {_ranks(state.open_rounds[round_].arrived)} "
+                        f"went on to round {round_} of {state.name()}. All workers must make "
+                        "the same number of steps: give each the same number of batches.",
+                    )
+                    return True
+        return False
 
     def report_stalls(self) -> None:
         """Warns of a round that was open the last time already."""

@@ -12,7 +12,7 @@ from p3kv.server.aggregation import SliceState
 from p3kv.server.buffers import BufferPool
 from p3kv.server.optimizer import SliceOptimizer
 from p3kv.slicing import SliceSizes, cut
-from p3kv.wire.messages import KeyLayout, called
+from p3kv.wire.messages import INITIAL_ROUND, WINDOW, KeyLayout, called
 
 
 class ServerKey:
@@ -29,9 +29,12 @@ class ServerKey:
         self._generation = 0
         """The generation of slices that have the values."""
         self._states: Dict[int, Dict[int, SliceState]] = {}
+        self._ended: Dict[int, int] = {}
+        """How many slices have ended a round that others have not."""
 
     def state(self, round: int, index: int) -> SliceState:
-        """The slice that a push for a round is for; ProtocolError if there is none here."""
+        """The slice that a push for a round is for; ProtocolError if there is none here, or none
+        can be so far ahead."""
         generation = self._sizes.generation(round)
         states = self._states.get(generation)
         if states is None and generation >= self._generation:
@@ -42,15 +45,30 @@ class ServerKey:
                 f"{called(self.layout.key, self.layout.name)} has no slice {index} for round "
                 f"{round} on this server"
             )
+        self._check_ahead(state, round)
         return state
 
     def states(self, round: int) -> Iterable[SliceState]:
-        """The slices whose values will be those of a round, or are those of a later one."""
-        return self._of(max(self._generation, self._sizes.generation(round))).values()
+        """The slices whose values will be those of a round, or are those of a later one.
+
+        ProtocolError if none can be so far ahead.
+        """
+        states = self._of(max(self._generation, self._sizes.generation(round))).values()
+        for state in states:
+            self._check_ahead(state, round)
+        return states
 
     def all_states(self) -> Iterator[SliceState]:
         """Those of coming sizes, too."""
         return (state for states in self._states.values() for state in states.values())
+
+    def all_ended(self, round: int) -> bool:
+        """Counts a slice that has ended a round; True for the last one of the key's."""
+        count = self._ended.pop(round, 0) + 1
+        if count == len(self._of(self._generation)):
+            return True
+        self._ended[round] = count
+        return False
 
     def hand_over(
         self, pool: BufferPool, optimizer: Optional[SliceOptimizer]
@@ -87,14 +105,27 @@ class ServerKey:
             )
         return after.values()
 
+    def _check_ahead(self, state: SliceState, round: int) -> None:
+        """A worker knows which rounds have ended here, and goes no further."""
+        ended: float = max(state.round, INITIAL_ROUND)
+        if state.round < INITIAL_ROUND < state.first_round:
+            # It has no value before the slices of now have ended their last round.
+            ended = self._sizes.last_round(self._generation)
+        if round > ended + WINDOW:
+            raise ProtocolError(
+                f"it is at round {round} of {state.name()}, but only {WINDOW} rounds may be open, "
+                f"and the last that can have ended is {ended}"
+            )
+
     def _of(self, generation: int) -> Dict[int, SliceState]:
         """By index, in the order of their elements."""
         states = self._states.get(generation)
         if states is None:
             layout = self.layout
             slices = cut(layout.runs, self._sizes.size(generation))
+            first_round = self._sizes.first_round(generation)
             states = self._states[generation] = {
-                piece.index: SliceState(layout, piece.index, piece.length)
+                piece.index: SliceState(layout, piece.index, piece.length, first_round)
                 for piece in slices
                 if piece.server == self._rank
             }

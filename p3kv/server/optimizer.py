@@ -17,10 +17,11 @@ class SliceOptimizer(ABC):
     """
 
     @abstractmethod
-    def configure(self, from_step: int, settings: bytes) -> None:
+    def configure(self, from_step: int, settings: bytes, oldest_step: int) -> None:
         """Takes settings, as the worker's front end wrote them, that hold from a step on.
 
-        Raises ProtocolError for settings that it can't read.
+        No update of a step before `oldest_step` comes any more. Raises ProtocolError for settings
+        that it can't read.
         """
 
     @abstractmethod

@@ -82,7 +82,7 @@ class _Server:
         self._order: Optional[memoryview] = None
         self._import_thread = ThreadPoolExecutor(1, "p3kv-import")
         self._serving = False
-        self._open_round = UNKNOWN
+        self._open_step = UNKNOWN
         self._failure: Optional[P3Error] = None
         self._workers = Workers(
             launch.num_workers, self._loop, listener, self._connection,
@@ -228,7 +228,7 @@ class _Server:
         elif header.kind == Kind.SLICES:
             self._set_slice_size(header)
         elif header.kind == Kind.OPEN:
-            self._workers.neighbour(header.rank, header.round)
+            self._workers.neighbour(header.rank, header.step)
             self._tell_open()
         elif header.kind == Kind.PROBE:
             assert payload is not None
@@ -250,6 +250,7 @@ class _Server:
             self._workers.end(header.rank)
             self._tell_open()
             self._consumer.check_departed()
+            connection.writer.push(messages.URGENT, pack_header(Kind.BYE, self._rank))
 
     def _set_slice_size(self, header: Header) -> None:
         messages.check_slice_size(header.slice)
@@ -264,10 +265,10 @@ class _Server:
                 worker.writer.push(messages.URGENT, news)
 
     def _tell_open(self) -> None:
-        """Tells everybody from which round on pushes meet no older values on this host's link."""
-        if self._workers.open_round > self._open_round:
-            self._open_round = self._workers.open_round
-            news = pack_header(Kind.OPEN, self._rank, round=self._open_round)
+        """Tells everybody from which step on pushes meet no older values on this host's link."""
+        if self._workers.open_step > self._open_step:
+            self._open_step = self._workers.open_step
+            news = pack_header(Kind.OPEN, self._rank, step=self._open_step)
             for worker in self._workers.connections.values():
                 worker.writer.push(messages.URGENT, news)
 
@@ -276,7 +277,7 @@ class _Server:
             aggregator = self._consumer.aggregator
             if aggregator.optimizer is None:
                 aggregator.optimizer = self._make_optimizer()
-            aggregator.optimizer.configure(header.step, settings)
+            aggregator.optimizer.configure(header.step, settings, header.round)
         except ProtocolError:
             raise
         except Exception as error:  # noqa: BLE001  MXNet's or the optimizer's own

@@ -55,7 +55,7 @@ class Workers:
         self._warned = False
         self._last_round: Dict[int, int] = {}
         self._neighbours: Dict[int, int] = {}
-        """Workers of this host, and the rounds before which they wait for no values."""
+        """Workers of this host, and the steps before which they wait for no values."""
 
     def let_in(self, token: bytes) -> None:
         """Accepts connections from now on, and as workers those that know the job's token."""
@@ -82,13 +82,13 @@ class Workers:
         """Takes note of how far a worker is."""
         self._last_round[rank] = max(round, self._last_round.get(rank, INITIAL_ROUND))
 
-    def neighbour(self, rank: int, round: int) -> None:
-        """Takes note that a worker of this host waits for no values of the rounds before."""
-        self._neighbours[rank] = round
+    def neighbour(self, rank: int, step: int) -> None:
+        """Takes note that a worker of this host waits for no values of the steps before."""
+        self._neighbours[rank] = step
 
     @property
-    def open_round(self) -> int:
-        """The last round before which no worker of this host waits for values, as far as it says
+    def open_step(self) -> int:
+        """The last step before which no worker of this host waits for values, as far as it says
         when it does; UNKNOWN if none ever did."""
         return min(self._neighbours.values(), default=UNKNOWN)
 

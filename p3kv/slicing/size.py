@@ -108,6 +108,10 @@ class SliceSizes:
             return len(self._sizes) - 1
         return bisect_right(self._from_rounds, round) - 1
 
+    def first_round(self, generation: int) -> int:
+        """The first round of a generation."""
+        return self._from_rounds[generation]
+
     def last_round(self, generation: int) -> float:
         """The last round of a generation; infinite while no other size is agreed on."""
         if generation + 1 == len(self._from_rounds):

@@ -42,7 +42,10 @@ URGENT = 2**31 - 1
 INITIAL_ROUND = 0
 """The round in which worker rank 0 alone gives a key its initial value."""
 LAST_ROUND = 2**32 - 1
-"""No header can name a later one."""
+"""No header can name a later round or step."""
+WINDOW = 2
+"""A worker pushes a key for a round when the round so many before it has ended: one may begin
+before the last one is over, and nobody is further ahead."""
 MAX_RANK = 2**16 - 1
 
 
@@ -56,18 +59,19 @@ class Kind(IntEnum):
     KEY = 3
     """A worker tells a server about a key, before its first slice; payload KeyLayout."""
     OPTIMIZER = 4
-    """Worker rank 0 hands over optimizer settings; `step` says from when; payload as the front
-    end made it."""
+    """Worker rank 0 hands over optimizer settings; `step` says from when, `round` the oldest step
+    that may still need any; payload as the front end made it."""
     PUSH = 5
-    """A worker's slice for a round; payload elements."""
+    """A worker's slice for a round of its key, in a step of its store; payload elements."""
     PULL = 6
-    """A worker asks for a key's value of `round` or later; `step` is the request's number."""
+    """A worker asks for a key's value of `round` or later; `slice` is the request's number."""
     UPDATED = 7
     """A slice's value after a round, to the workers that asked for it with their push."""
     PULLED = 8
-    """A slice's value, part of the answer to PULL, with the request's number."""
+    """A slice's value, part of the answer to PULL; `step` is the request's number, and `round` one
+    that has slices of this size."""
     BYE = 9
-    """The sender is done and sends nothing more."""
+    """A worker is done and sends nothing more; the server's answer is its last word, too."""
     ORDER = 10
     """Worker rank 0 tells the forward order, and every server hands it on to all workers, before
     the results of the round in which it was learned; payload ForwardOrder."""
@@ -75,11 +79,14 @@ class Kind(IntEnum):
     """A worker measures the network; the server sends as many bytes back, whatever they are."""
     SLICES = 12
     """From `round` on, slices have at most `slice` elements. Every worker says so before its first
-    slice; when the size changes, worker rank 0 does before its slices of the round before, and
-    the server hands it on to all."""
+    slice; when the size changes, worker rank 0 does before its first slice of the step `WINDOW`
+    before, and the server hands it on to all."""
     OPEN = 13
-    """A worker tells the servers of its host that it waits for no values of the rounds before
-    `round`, and each tells all workers when all those of its host do not."""
+    """A worker tells the servers of its host that it waits for no values of the steps before
+    `step`, and each tells all workers when all those of its host do not."""
+    ENDED = 14
+    """A key's round has ended on this server, to the workers that pushed for it and asked for no
+    result."""
 
 
 WANTS_RESULT = 1
@@ -124,14 +131,15 @@ def unpack_header(buffer: memoryview, offset: int) -> Header:
     return Header._make(_LAYOUT.unpack_from(buffer, offset))
 
 
-def urgency(round: int, priority: int) -> int:
-    """The priority of a slice in a queue: older rounds first, then the forward order.
+def urgency(step: int, priority: int) -> int:
+    """The priority of a slice in a queue: older steps first, then the forward order.
 
     The paper orders by layer alone. Then a worker that is one iteration ahead fills its links
     with first layers that nobody can use yet, while the last layers of the worker behind, which
-    everybody waits for, stand in line.
+    everybody waits for, stand in line. A key's round is no measure of this: a layer that is
+    trained seldom has had few rounds, and would always be the oldest.
     """
-    return priority - (round << 32)
+    return priority - (step << 32)
 
 
 class Message(msgspec.Struct, frozen=True, tag=True):

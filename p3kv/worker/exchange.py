@@ -18,7 +18,9 @@ from p3kv.wire.messages import (
     urgency,
 )
 from p3kv.worker.gates import Gates
+from p3kv.worker.steps import Steps
 from p3kv.worker.transfers import InProgress, Transfer, WorkerKey
+from p3kv.worker.windows import Windows
 
 
 class Exchange:
@@ -33,15 +35,14 @@ class Exchange:
         servers: Mapping[int, Connection],
         gates: Gates,
         sizes: SliceSizes,
+        steps: Steps,
         tracer: Tracer,
         priorities: bool,
-        on_round: Callable[[int, bool], None],
+        on_step: Callable[[int], None],
     ) -> None:
-        """`on_round` is called when the first transfer of a round begins, before it is sent,
-        and told whether so far no key was pushed before the result of its last round was here.
-        """
+        """`on_step` is called when a transfer of a newer step than all before is to be sent."""
         self.round = INITIAL_ROUND
-        """The last round in which a transfer began."""
+        """The last round that a transfer was sent for."""
         self.counts = {
             "bytes_sent": 0,
             "bytes_received": 0,
@@ -54,10 +55,12 @@ class Exchange:
         self._sizes = sizes
         self._tracer = tracer
         self._priorities = priorities
-        self._on_round = on_round
+        self._steps = steps
+        self._on_step = on_step
+        self._step = 0
         self._positions: Dict[int, int] = {}
         self._in_progress = InProgress()
-        self._waits_for_results = True
+        self._windows = Windows()
 
     def set_order(self, key_ids: Sequence[int]) -> None:
         """Sends from now on in the order of these keys."""
@@ -69,29 +72,38 @@ class Exchange:
         return list(self._positions)
 
     def begin(self, transfer: Transfer) -> None:
-        """Queues all slices of a transfer, or the requests for them."""
+        """Queues all slices of a transfer, or the requests for them, as soon as its key's older
+        rounds have ended."""
         if transfer.key.size_elems == 0:
+            self._count_ended(transfer)
             transfer.done(None)
-            return
+        elif self._windows.admits(transfer):
+            self._send(transfer)
+        else:
+            self._windows.hold(transfer)
+
+    def _send(self, transfer: Transfer) -> None:
         priority = self._priority(transfer)
         if transfer.source is None:
             self._send_requests(transfer, priority)
             return
-        if transfer.round > self.round:
-            self.round = transfer.round
-            self._on_round(self.round, self._waits_for_results)
-        self._gates.begin(transfer.round, len(transfer.source))
+        self.round = max(self.round, transfer.round)
+        if transfer.step > self._step:
+            self._step = transfer.step
+            self._on_step(transfer.step)
+        self._gates.begin(transfer.step, len(transfer.source))
         if transfer.target is None:
             self._in_progress.add_push(transfer)
-            self._waits_for_results &= transfer.round == INITIAL_ROUND
+            self._windows.expect(transfer)
         else:
-            before = self._in_progress.update(transfer.key.key_id, transfer.round - 1)
-            self._waits_for_results &= before is None
             self._in_progress.add_update(transfer)
         self._send_slices(transfer, transfer.source, priority)
 
-    def place(self, header: Header) -> memoryview:
+    def place(self, header: Header) -> Optional[memoryview]:
         """Where a slice from a server goes; ProtocolError if nobody waits for it."""
+        if header.kind == Kind.ENDED:
+            self._windows.check(header)
+            return None
         transfer = self._expecting(header)
         slices = () if transfer is None else self._slices(transfer.key, header.round)
         if transfer is None or header.slice >= len(slices):
@@ -109,6 +121,10 @@ class Exchange:
 
     def received(self, header: Header) -> None:
         """Takes note that a slice is in its place; the last one completes its transfer."""
+        if header.kind == Kind.ENDED:
+            for push in self._windows.told(header):
+                self._end_round(push)
+            return
         transfer = self._expecting(header)
         assert transfer is not None
         self.counts["slices_received"] += 1
@@ -127,11 +143,22 @@ class Exchange:
             if not self._in_progress.waits_for_values:
                 self._gates.rest()
             transfer.done(None)
+            if transfer.source is not None:
+                self._end_round(transfer)
 
     def fail(self, error: BaseException) -> None:
         """Ends all transfers with an error."""
-        for transfer in self._in_progress.clear():
+        for transfer in self._in_progress.clear() + self._windows.clear():
             transfer.done(error)
+
+    def _end_round(self, transfer: Transfer) -> None:
+        self._count_ended(transfer)
+        for held in self._windows.end(transfer):
+            self._send(held)
+
+    def _count_ended(self, transfer: Transfer) -> None:
+        if transfer.source is not None and transfer.round > INITIAL_ROUND:
+            self._steps.ended(transfer.step)
 
     def _priority(self, transfer: Transfer) -> int:
         if not self._priorities:
@@ -142,15 +169,15 @@ class Exchange:
     def _send_requests(self, transfer: Transfer, priority: int) -> None:
         header = pack_header(
             Kind.PULL, self._rank, key=transfer.key.key_id, round=transfer.round,
-            step=self._in_progress.add_pull(transfer), priority=priority,
+            slice=self._in_progress.add_pull(transfer), step=transfer.step, priority=priority,
         )  # fmt: skip
         for server, _ in transfer.key.runs:
-            self._servers[server].writer.push(urgency(transfer.round, priority), header)
+            self._servers[server].writer.push(urgency(transfer.step, priority), header)
 
     def _send_slices(self, transfer: Transfer, source: memoryview, priority: int) -> None:
         key = transfer.key
         flags = 0 if transfer.target is None else WANTS_RESULT
-        urgent = urgency(transfer.round, priority)
+        urgent = urgency(transfer.step, priority)
         slices = self._slices(key, transfer.round)
         for piece in slices:
             payload = transfer.part(source, piece)
@@ -159,7 +186,7 @@ class Exchange:
                 step=transfer.step, priority=priority, payload_bytes=len(payload), flags=flags,
             )  # fmt: skip
             on_sent = self._on_sent(transfer, piece, priority)
-            self._gates.push(piece.server, transfer.round, urgent, header, payload, on_sent)
+            self._gates.push(piece.server, transfer.step, urgent, header, payload, on_sent)
         self.counts["slices_sent"] += len(slices)
         self.counts["bytes_sent"] += len(source)
 

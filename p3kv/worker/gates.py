@@ -7,7 +7,7 @@ from typing import Any, Callable, Collection, Dict, List, Mapping, Tuple
 
 from p3kv.wire import messages
 from p3kv.wire.connection import Connection
-from p3kv.wire.messages import INITIAL_ROUND, Kind, pack_header
+from p3kv.wire.messages import Kind, pack_header
 
 _LONGEST_S = 1.0
 _LEAST_BYTES = 1 << 20
@@ -15,15 +15,15 @@ _LEAST_BYTES = 1 << 20
 
 
 class Gates:
-    """Keeps gradients of a round from a server while the worker of its host waits for values.
+    """Keeps gradients of a step from a server while the worker of its host waits for values.
 
     Both come to that host over one link. Its worker is the one that is behind, and nobody's
     gradients can be used before it has pushed its own; so they would only take a part of the link
-    from the values that all wait for, in this round and again in the next.
+    from the values that all wait for, in this step and again in the next.
 
-    A worker tells the servers of its own host from which round on it needs no older values, and
+    A worker tells the servers of its own host from which step on it needs no older values, and
     they tell everybody. A server without a worker on its host is always open, and so are all after
-    a round with few values; a gate that stays closed for a second opens by itself. Belongs to the
+    a step with few values; a gate that stays closed for a second opens by itself. Belongs to the
     worker's thread.
     """
 
@@ -39,52 +39,62 @@ class Gates:
         self._servers = servers
         self._here = here
         self._call_later = call_later
-        self._round = self._told = INITIAL_ROUND
+        self._step = self._told = 0
         self._size_bytes = 0
         self._before_bytes = 0
-        """What began in this round, and did in the one before."""
+        """What began in this step, and did in the one before."""
         self._open: Dict[int, int] = {}
-        self._held: Dict[Tuple[int, int], List[Tuple[Any, ...]]] = {}
+        self._held: Dict[int, Dict[int, List[Tuple[Any, ...]]]] = {}
+        """Frames by server and step."""
 
-    def begin(self, round: int, size_bytes: int) -> None:
-        """Takes note that a transfer of a round begins, before it is sent."""
-        if round > self._round:
-            self._round = round
+    def begin(self, step: int, size_bytes: int) -> None:
+        """Takes note that a transfer of a step begins, before it is sent."""
+        if step > self._step:
+            self._step = step
             self._before_bytes, self._size_bytes = self._size_bytes, 0
-            self._tell(round, self._before_bytes)
+            self._tell(step, self._before_bytes)
         self._size_bytes += size_bytes
 
     def rest(self) -> None:
         """Takes note that no values are waited for now."""
         if self._size_bytes >= self._before_bytes:
-            self._tell(self._round + 1, self._size_bytes)
+            self._tell(self._step + 1, self._size_bytes)
 
-    def push(self, server: int, round: int, *frame: Any) -> None:
+    def push(self, server: int, step: int, *frame: Any) -> None:
         """Queues a frame, as a connection's writer does, as soon as the server is open for its
-        round."""
+        step."""
         few = self._before_bytes < _LEAST_BYTES
-        if few or server in self._here or round <= self._open.get(server, round):
+        if few or server in self._here or step <= self._open.get(server, step):
+            if server in self._held:
+                # There are few values of the step before. What is older goes first all the same.
+                self._let_go(server, step)
             self._servers[server].writer.push(*frame)
             return
-        if (server, round) not in self._held:
-            self._held[server, round] = []
-            self._call_later(_LONGEST_S, partial(self.opened, server, round))
-        self._held[server, round].append(frame)
+        held = self._held.setdefault(server, {})
+        if step not in held:
+            held[step] = []
+            self._call_later(_LONGEST_S, partial(self.opened, server, step))
+        held[step].append(frame)
 
-    def opened(self, server: int, round: int) -> None:
-        """Lets go what waits for a server and is of this round or an older one."""
-        if round <= self._open.get(server, INITIAL_ROUND):
-            return
-        self._open[server] = round
-        for held in [held for held in self._held if held[0] == server and held[1] <= round]:
-            for frame in self._held.pop(held):
+    def opened(self, server: int, step: int) -> None:
+        """Lets go what waits for a server and is of this step or an older one."""
+        if step > self._open.get(server, 0):
+            self._open[server] = step
+            self._let_go(server, step)
+
+    def _let_go(self, server: int, step: int) -> None:
+        held = self._held.get(server, {})
+        for old in sorted(old for old in held if old <= step):
+            for frame in held.pop(old):
                 self._servers[server].writer.push(*frame)
+        if not held:
+            self._held.pop(server, None)
 
-    def _tell(self, round: int, old_bytes: int) -> None:
-        """Tells that this worker waits for no values of the round before this one."""
-        if round <= self._told or old_bytes < _LEAST_BYTES:
+    def _tell(self, step: int, old_bytes: int) -> None:
+        """Tells that this worker waits for no values of the step before this one."""
+        if step <= self._told or old_bytes < _LEAST_BYTES:
             return
-        self._told = round
-        header = pack_header(Kind.OPEN, self._rank, round=round)
+        self._told = step
+        header = pack_header(Kind.OPEN, self._rank, step=step)
         for server in self._here:
             self._servers[server].writer.push(messages.URGENT, header)

@@ -64,8 +64,9 @@ class Transfer:
         source: Optional[memoryview],
         target: Optional[memoryview],
         done: Done,
-        step: int = 0,
+        step: int,
     ) -> None:
+        """`step` is the store's; a key's round is never larger."""
         self.key = key
         self.round = round
         self.priority = priority

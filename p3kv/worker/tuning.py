@@ -12,12 +12,12 @@ from p3kv.slicing import SliceSizes, gradient_credit_bytes
 from p3kv.wire import messages
 from p3kv.wire.connection import Connection
 from p3kv.wire.loop import Drain
-from p3kv.wire.messages import INITIAL_ROUND, Kind, pack_header
+from p3kv.wire.messages import INITIAL_ROUND, WINDOW, Kind, pack_header
 
-_ROUNDS = 5
-"""What is told is the median of so many rounds: one that was disturbed changes nothing."""
+_STEPS = 5
+"""What is told is the median of so many steps: one that was disturbed changes nothing."""
 _LEAST_S, _LEAST_BYTES = 0.02, 256 << 10
-"""Rounds in which the network was waited for less say nothing about it."""
+"""Steps in which the network was waited for less say nothing about it."""
 _NEWS = 1.25
 """A rate is told again when it has changed by this factor."""
 
@@ -27,9 +27,16 @@ _log = logging.getLogger(__name__)
 class Tuning:
     """Keeps all agreed on the size of slices, which may change from one round to the next.
 
-    Every worker measures between rounds how fast its slices leave, and tells the scheduler. That
-    knows the slowest, and has worker rank 0 announce another size when that is worth it. Belongs
-    to the worker's thread.
+    Every worker measures from step to step how fast its slices leave, and tells the scheduler.
+    That knows the slowest, and has worker rank 0 announce another size when that is worth it.
+    Belongs to the worker's thread.
+
+    Everybody must know the size of a round's slices before the first of them leaves. Worker rank 0
+    announces it before its first slice of a step s, for rounds from s + `WINDOW` on. Whoever
+    pushes a key for such a round, or pulls it, knows that the round `WINDOW` before, s or later,
+    has ended on all servers of the key (`worker/windows.py`). Rank 0 has pushed for that in step s
+    or later, since no key has had more rounds than there were steps; so each of these servers had
+    the announcement before that push, and handed it on before the word that the round has ended.
     """
 
     def __init__(
@@ -49,7 +56,7 @@ class Tuning:
         self._drain = drain
         self._report = report
         self._seen = Drain()
-        self._rates: Deque[float] = deque(maxlen=_ROUNDS)
+        self._rates: Deque[float] = deque(maxlen=_STEPS)
         self._told_bytes_s = 0.0
         self._wanted: Optional[int] = None
 
@@ -57,15 +64,12 @@ class Tuning:
         """Takes the size that the scheduler has chosen; only worker rank 0 is asked to."""
         self._wanted = slice_size
 
-    def begin_round(self, round: int, may_change: bool) -> None:
-        """Measures what went before; `may_change` says whether the size may change after this.
-
-        Everybody must know the size of a round's slices before the first of them leaves.
-        """
+    def begin_step(self, step: int) -> None:
+        """Measures what went before; its first slice is still to be sent."""
         if self._settings.slice_size is None:
             self._measure()
-            if self._wanted is not None and may_change:
-                self.announce(round + 1, self._wanted)
+            if self._wanted is not None:
+                self.announce(step + WINDOW, self._wanted)
                 self._wanted = None
 
     def announce(self, from_round: int, slice_size: int) -> None:
@@ -97,6 +101,6 @@ class Tuning:
         self._rates.append(count / seconds)
         rate_bytes_s = statistics.median(self._rates)
         told = self._told_bytes_s
-        if len(self._rates) == _ROUNDS and not told / _NEWS < rate_bytes_s < told * _NEWS:
+        if len(self._rates) == _STEPS and not told / _NEWS < rate_bytes_s < told * _NEWS:
             self._told_bytes_s = rate_bytes_s
             self._report(rate_bytes_s)

@@ -54,6 +54,7 @@ from p3kv.wire.messages import (
 from p3kv.worker.exchange import Exchange
 from p3kv.worker.gates import Gates
 from p3kv.worker.joining import Joining
+from p3kv.worker.steps import Steps
 from p3kv.worker.transfers import Done, Transfer, WorkerKey
 from p3kv.worker.tuning import Tuning
 
@@ -203,9 +204,14 @@ class Worker:
             report=lambda rate_bytes_s: self._control.send(Measured(rate_bytes_s)),
         )  # fmt: skip
         self._gates = Gates(self.rank, self._servers, servers_here, self._loop.call_later)
+        self._steps = Steps(
+            lambda from_step, oldest, settings: self._tell_servers(
+                Kind.OPTIMIZER, settings, from_step, self._servers, oldest
+            )
+        )
         self._exchange = Exchange(
-            self.rank, self._servers, self._gates, sizes, self.tracer, self.settings.priorities,
-            on_round=self._tuning.begin_round,
+            self.rank, self._servers, self._gates, sizes, self._steps, self.tracer,
+            self.settings.priorities, self._begin_step,
         )  # fmt: skip
 
     # Keys and what all agree on.
@@ -260,12 +266,14 @@ class Worker:
     def set_optimizer(self, from_step: int, settings: bytes) -> None:
         """Worker rank 0 hands the servers optimizer settings that hold from a step on.
 
-        They go before every slice pushed later, so nothing waits for them.
+        They go before every slice of that step, so nothing waits for them.
         """
         self.check()
-        self._loop.call_soon(
-            self._tell_servers, Kind.OPTIMIZER, settings, from_step, set(self._servers)
-        )
+        self._loop.call_soon(self._steps.settings, from_step, settings)
+
+    def pushed(self, step: int) -> None:
+        """Takes note that a transfer of a step of the store will begin."""
+        self._steps.pushed(step)
 
     def barrier(self) -> None:
         """Waits until every worker is here."""
@@ -342,7 +350,7 @@ class Worker:
         if header.kind == Kind.SLICES and header.payload_bytes == 0:
             messages.check_slice_size(header.slice)
             return None
-        if header.kind == Kind.OPEN and header.payload_bytes == 0:
+        if header.kind in (Kind.OPEN, Kind.BYE) and header.payload_bytes == 0:
             return None
         if header.kind == Kind.ORDER and header.payload_bytes <= messages.MAX_MESSAGE_BYTES:
             return memoryview(bytearray(header.payload_bytes))
@@ -362,7 +370,9 @@ class Worker:
         elif header.kind == Kind.SLICES:
             self._tuning.announced(header.round, header.slice)
         elif header.kind == Kind.OPEN:
-            self._gates.opened(header.rank, header.round)
+            self._gates.opened(header.rank, header.step)
+        elif header.kind == Kind.BYE:
+            self._heard_bye()
         else:
             self._exchange.received(header)
 
@@ -384,17 +394,25 @@ class Worker:
         while self._not_begun:
             self._not_begun.pop()(error)
 
-    def _tell_servers(self, kind: Kind, payload: bytes, step: int, servers: Any) -> None:
-        header = pack_header(kind, self.rank, step=step, payload_bytes=len(payload))
+    def _begin_step(self, step: int) -> None:
+        self._steps.begin(step)
+        self._tuning.begin_step(step)
+
+    def _tell_servers(
+        self, kind: Kind, payload: bytes, step: int, servers: Any, round: int = 0
+    ) -> None:
+        header = pack_header(kind, self.rank, round=round, step=step, payload_bytes=len(payload))
         for server in servers:
             self._servers[server].writer.push(messages.URGENT, header, memoryview(payload))
 
     def _say_bye(self) -> None:
         for connection in self._servers.values():
             header = pack_header(Kind.BYE, self.rank)
-            connection.writer.push(messages.URGENT, header, None, self._said_bye)
+            connection.writer.push(messages.URGENT, header)
 
-    def _said_bye(self) -> None:
+    def _heard_bye(self) -> None:
+        """A server has everything of this worker, and has said its last word to it: closing a
+        connection with words that nobody has read would take back what was sent."""
         with self._state_changed:
             self._byes_left -= 1
             self._state_changed.notify_all()

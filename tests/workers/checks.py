@@ -1,5 +1,6 @@
 """Runs a list of checks in one job and notes which have passed, so that they share its start."""
 
+import time
 from pathlib import Path
 from typing import Callable, Sequence
 
@@ -20,6 +21,14 @@ def run(checks: Sequence[Check], store: mx.kvstore.KVStoreBase, folder: str) -> 
             mx.nd.waitall()
             passed.write(f"{check.__name__}\n")
             passed.flush()
+
+
+def until(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
+    """Returns when `condition()` is true; fails when that takes too long."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.01)
 
 
 def random(shape: tuple, *seeds: int, dtype: str = "float32") -> np.ndarray:

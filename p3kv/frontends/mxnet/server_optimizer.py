@@ -14,9 +14,6 @@ from p3kv.frontends.mxnet.optimizer_settings import from_bytes
 from p3kv.server.optimizer import SliceOptimizer
 from p3kv.wire.messages import KeyLayout
 
-_MAX_SETTINGS = 4096
-"""A worker may announce settings some steps before it pushes for them; not more than these."""
-
 
 class _SliceState:
     __slots__ = ("since_step", "state", "updates")
@@ -41,12 +38,13 @@ class MXNetOptimizer(SliceOptimizer):
         self._states: Dict[Tuple[int, int], _SliceState] = {}
         self._arrays: Dict[int, Tuple[np.ndarray, mx.nd.NDArray]] = {}
 
-    def configure(self, from_step: int, settings: bytes) -> None:
+    def configure(self, from_step: int, settings: bytes, oldest_step: int) -> None:
         if self._from_steps and from_step < self._from_steps[-1]:
             raise ProtocolError(f"optimizer settings for the past step {from_step}")
         self._optimizers.append(from_bytes(settings))
         self._from_steps.append(from_step)
-        del self._from_steps[:-_MAX_SETTINGS], self._optimizers[:-_MAX_SETTINGS]
+        unneeded = max(0, bisect_right(self._from_steps, oldest_step) - 1)
+        del self._from_steps[:unneeded], self._optimizers[:unneeded]
 
     def update(
         self, layout: KeyLayout, index: int, weight: np.ndarray, total: np.ndarray, step: int

@@ -278,6 +278,7 @@ class P3(KVStoreBase):
         if self._optimizer_since + updates > self._step:
             self._step += 1
             self._begin_step()
+        self._worker.pushed(self._step)
         self._order.pushed(worker_key.key)
         return worker_key.round, self._step
 
@@ -325,14 +326,15 @@ class P3(KVStoreBase):
         self._when_ready(transfer, [source], [], b"p3kv_push", gradient_of)
 
     def _push_initial(self, worker_key: WorkerKey, value: NDArray) -> None:
-        self._send(worker_key, INITIAL_ROUND, 0, 0, self._staging.source(worker_key, [value]))
+        source = self._staging.source(worker_key, [value])
+        self._send(worker_key, INITIAL_ROUND, self._step, 0, source)
 
     def _pull(self, worker_key: WorkerKey, target: NDArray, priority: int) -> None:
-        round_ = worker_key.round
+        round_, step = worker_key.round, self._step
 
         def transfer(done: Done) -> Transfer:
             memory = None, _bytes(worker_key, target)
-            return Transfer(worker_key, round_, priority, *memory, done)
+            return Transfer(worker_key, round_, priority, *memory, done, step)
 
         self._when_ready(transfer, [], [target], b"p3kv_pull")
 

@@ -1,0 +1,79 @@
+"""How far a worker may be ahead: transfers that wait until older rounds have ended."""
+
+from __future__ import annotations
+
+from typing import Dict, List, Set, Tuple
+
+from p3kv.errors import ProtocolError
+from p3kv.wire.messages import INITIAL_ROUND, WINDOW, Header
+from p3kv.worker.transfers import Transfer
+
+
+class Windows:
+    """Holds a transfer of a key's round until the one `WINDOW` rounds before it has ended.
+
+    A transfer that waits is one of MXNet's operations that is not complete, so whatever depends
+    on it waits, too, and servers keep few rounds of a worker that is ahead of another. Rounds
+    of a slice end in order: the last one that has ended everywhere says all.
+
+    Slices of another size rest on this as well (`worker/tuning.py`), and so do pulls: a server
+    that is asked for a round has heard which slices that round has. Belongs to the worker's
+    thread.
+    """
+
+    def __init__(self) -> None:
+        self._ended: Dict[int, int] = {}
+        """The last round of each key that has ended on all its servers."""
+        self._held: Dict[int, List[Transfer]] = {}
+        self._expected: Dict[Tuple[int, int], Tuple[Transfer, Set[int]]] = {}
+        """By key and round, pushes without a result, and the servers that have yet to tell."""
+
+    def admits(self, transfer: Transfer) -> bool:
+        """Whether a transfer may be sent now."""
+        return transfer.round <= self._ended.get(transfer.key.key_id, INITIAL_ROUND) + WINDOW
+
+    def hold(self, transfer: Transfer) -> None:
+        """Keeps a transfer until `end` returns it."""
+        self._held.setdefault(transfer.key.key_id, []).append(transfer)
+
+    def expect(self, transfer: Transfer) -> None:
+        """Expects the servers to tell when the round of a push without a result has ended."""
+        servers = {server for server, _ in transfer.key.runs}
+        self._expected[transfer.key.key_id, transfer.round] = (transfer, servers)
+
+    def check(self, header: Header) -> None:
+        """Raises ProtocolError for the word of a round's end that nobody expects."""
+        _, servers = self._expected.get((header.key, header.round), (None, ()))
+        if header.rank not in servers or header.payload_bytes:
+            raise ProtocolError(
+                f"it sent the end of round {header.round} of key {header.key} with "
+                f"{header.payload_bytes} bytes, which nobody waits for"
+            )
+
+    def told(self, header: Header) -> List[Transfer]:
+        """Takes note that a round has ended on a server; returns the push that it completes."""
+        transfer, servers = self._expected[header.key, header.round]
+        servers.remove(header.rank)
+        if servers:
+            return []
+        del self._expected[header.key, header.round]
+        return [transfer]
+
+    def end(self, transfer: Transfer) -> List[Transfer]:
+        """Takes note that a round has ended everywhere; returns what may be sent now."""
+        key_id = transfer.key.key_id
+        self._ended[key_id] = max(transfer.round, self._ended.get(key_id, INITIAL_ROUND))
+        held = self._held.pop(key_id, None)
+        if held is None:
+            return []
+        free = [one for one in held if self.admits(one)]
+        if len(free) < len(held):
+            self._held[key_id] = [one for one in held if not self.admits(one)]
+        return sorted(free, key=lambda one: one.round)
+
+    def clear(self) -> List[Transfer]:
+        """Forgets all transfers, and returns those that were held."""
+        held = [transfer for waiting in self._held.values() for transfer in waiting]
+        self._held.clear()
+        self._expected.clear()
+        return held
