@@ -13,7 +13,7 @@ from p3kv.wire.loop import Drain
 from p3kv.wire.messages import INITIAL_ROUND, WINDOW
 from p3kv.worker.tuning import Tuning
 from scripts.cluster import Cluster, missing_requirements
-from tests.jobs import start_on
+from tests.jobs import run_job, start_on
 
 MB = 1_000_000
 CALM_ROUNDS = 4
@@ -97,3 +97,9 @@ def test_slices_become_small_when_the_network_becomes_slow() -> None:
         outputs = [(role, process.communicate(timeout=60)[0]) for role, process in started]
     codes = [process.returncode for _, process in started]
     assert codes == [0] * len(started), outputs
+
+
+def test_sizes_change_while_a_worker_pushes_ahead_and_another_pulls() -> None:
+    result = run_job("resized.py", workers=2, servers=2)
+    assert result.code == 0, result.output
+    assert result.output.count("right with 4 other sizes") == 2, result.output

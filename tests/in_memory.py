@@ -1,0 +1,249 @@
+"""A job's workers and servers in one thread, with bytes that go when the test says so.
+
+Exchange, gates, tuning, consumer and framing are the real ones; only sockets, the scheduler and
+MXNet are missing. So any order of events can be had, and had again.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections import deque
+from typing import Any, Callable, Deque, Dict, Iterator, List, Mapping, Optional, Tuple
+
+import numpy as np
+
+from p3kv.config import Launch, Settings
+from p3kv.errors import P3Error
+from p3kv.server.buffers import Buffer
+from p3kv.server.consumer import Consumer
+from p3kv.server.optimizer import SliceOptimizer
+from p3kv.server.workers import Workers
+from p3kv.slicing import SliceSizes, place
+from p3kv.trace import Tracer
+from p3kv.wire import messages
+from p3kv.wire.framing import FrameReader, FrameWriter
+from p3kv.wire.loop import Drain, Loop
+from p3kv.wire.messages import INITIAL_ROUND, Header, KeyLayout, Kind, pack_header
+from p3kv.worker.exchange import Exchange
+from p3kv.worker.gates import Gates
+from p3kv.worker.steps import Steps
+from p3kv.worker.transfers import Transfer, WorkerKey
+from p3kv.worker.tuning import Tuning
+
+Event = Tuple[Any, ...]
+"""A method and its arguments."""
+
+
+class Adding(SliceOptimizer):
+    """weight += total: exact for whole numbers, and without states."""
+
+    def configure(self, from_step: int, settings: bytes, oldest_step: int) -> None:
+        raise AssertionError("there is nothing to configure")
+
+    def update(
+        self, layout: KeyLayout, index: int, weight: np.ndarray, total: np.ndarray, step: int
+    ) -> None:
+        weight += total
+
+    def regroup(
+        self, layout: KeyLayout, before: Mapping[int, int], after: Mapping[int, int]
+    ) -> None:
+        pass
+
+
+class End:
+    """One end of a connection, as far as workers and servers use it."""
+
+    def __init__(
+        self,
+        place: Callable[[End, Header], Optional[memoryview]],
+        on_frame: Callable[[End, Header, Optional[memoryview]], None],
+    ) -> None:
+        self.writer = FrameWriter()
+        self.closed = False
+        self.other: End
+        self._reader = FrameReader(lambda header: place(self, header))
+        self._on_frame = on_frame
+
+    def hold_at_most(self, size_bytes: int) -> None:
+        """There is no kernel that holds anything."""
+
+    def carry(self) -> None:
+        """Brings the next bytes to the other end."""
+        sent = self.writer.buffers()[0]
+        into = next(part for part in self.other._reader.buffers() if len(part))
+        count = min(len(sent), len(into))
+        into[:count] = sent[:count]
+        self.writer.sent(count)
+        for header, payload in self.other._reader.received(count):
+            self.other._on_frame(self.other, header, payload)
+
+
+class Worker:
+    """What `p3kv.worker.worker` does with frames, and a script's calls."""
+
+    def __init__(self, rank: int, slice_size: int) -> None:
+        self.servers: Dict[int, Any] = {}
+        self.sizes = SliceSizes()
+        self.tuning = Tuning(
+            rank, self.servers, self.sizes, Settings(), Drain(), lambda rate_bytes_s: None
+        )
+        gates = Gates(rank, self.servers, [], lambda delay_s, function: None)
+        self.exchange = Exchange(
+            rank, self.servers, gates, self.sizes, Steps(self._no_settings),
+            Tracer(None, "worker"), True, self.tuning.begin_step,
+        )  # fmt: skip
+        self.calls: Deque[Transfer] = deque()
+        """What the script has called, and is not ready yet."""
+        self.failures: List[BaseException] = []
+        self.under_way = 0
+        self._slice_size = slice_size
+        self._step = 0
+
+    def start(self) -> None:
+        self.tuning.announce(INITIAL_ROUND, self._slice_size)
+
+    def call(
+        self,
+        key: WorkerKey,
+        round: int,
+        source: Optional[np.ndarray],
+        target: Optional[np.ndarray],
+    ) -> None:
+        """Calls push, pull or pushpull."""
+
+        def done(error: Optional[BaseException]) -> None:
+            self.under_way -= 1
+            if error is not None:
+                self.failures.append(error)
+
+        if source is not None:
+            self._step = max(self._step, round)
+        views = [None if array is None else array.data.cast("B") for array in (source, target)]
+        self.under_way += 1
+        self.calls.append(Transfer(key, round, 0, views[0], views[1], done, self._step))
+
+    def begin(self, position: int = 0) -> None:
+        """Has one of the calls begin whose arrays are ready now."""
+        transfer = self.calls[position]
+        del self.calls[position]
+        self.exchange.begin(transfer)
+
+    def place(self, end: End, header: Header) -> Optional[memoryview]:
+        return None if header.kind == Kind.SLICES else self.exchange.place(header)
+
+    def on_frame(self, end: End, header: Header, payload: Optional[memoryview]) -> None:
+        if header.kind == Kind.SLICES:
+            self.tuning.announced(header.round, header.slice)
+        else:
+            self.exchange.received(header)
+
+    @staticmethod
+    def _no_settings(from_step: int, oldest: int, settings: bytes) -> None:
+        raise AssertionError("nobody sets an optimizer")
+
+
+class Server:
+    """What `p3kv.server.server` does with frames."""
+
+    def __init__(self, rank: int, launch: Launch, loop: Loop, listener: socket.socket) -> None:
+        self.workers = Workers(launch.num_workers, loop, listener, _unused, _unused)
+        self.consumer = Consumer(launch, self.workers, _lost, _unused)
+        self.consumer.rank = rank
+        self.consumer.aggregator.optimizer = Adding()
+        self._landing: Dict[End, Buffer] = {}
+
+    def place(self, end: End, header: Header) -> Optional[memoryview]:
+        if header.kind != Kind.PUSH:
+            return None
+        self._landing[end] = self.consumer.buffer(header)
+        return self._landing[end].bytes
+
+    def on_frame(self, end: Any, header: Header, payload: Optional[memoryview]) -> None:
+        if header.kind == Kind.PUSH:
+            self.consumer.add(end, header, self._landing.pop(end))
+        elif header.kind == Kind.PULL:
+            self.consumer.add(end, header, None)
+        elif header.kind == Kind.SLICES:
+            is_new = self.consumer.set_slice_size(header.round, header.slice)
+            if is_new and header.round > INITIAL_ROUND:
+                news = pack_header(
+                    Kind.SLICES, self.consumer.rank, slice=header.slice, round=header.round
+                )
+                for worker in self.workers.connections.values():
+                    worker.writer.push(messages.URGENT, news)
+
+    def most_open(self) -> int:
+        """The most rounds that are open of one slice."""
+        return max((len(state.open_rounds) for state in self.consumer._states()), default=0)
+
+
+class Job:
+    """Workers, servers and the connections between them."""
+
+    def __init__(self, workers: int, servers: int, slice_size: int) -> None:
+        launch = Launch.from_environment(
+            {
+                "DMLC_ROLE": "server",
+                "DMLC_PS_ROOT_URI": "127.0.0.1",
+                "DMLC_PS_ROOT_PORT": "9000",
+                "DMLC_NUM_WORKER": str(workers),
+                "DMLC_NUM_SERVER": str(servers),
+            }
+        )
+        assert launch is not None
+        self._loop, self._listener = Loop(), socket.socket()
+        self._slice_size = slice_size
+        self._loads = [0] * servers
+        self.servers = [Server(n, launch, self._loop, self._listener) for n in range(servers)]
+        self.workers = [Worker(rank, slice_size) for rank in range(workers)]
+        self.ends: List[End] = []
+        for rank, worker in enumerate(self.workers):
+            for number, server in enumerate(self.servers):
+                near = End(worker.place, worker.on_frame)
+                far = End(server.place, server.on_frame)
+                near.other, far.other = far, near
+                worker.servers[number] = near
+                server.workers.connections[rank] = far  # type: ignore[assignment]
+                self.ends += [near, far]
+            worker.start()
+        self.finish()
+
+    def close(self) -> None:
+        self._loop.close()
+        self._listener.close()
+
+    def declare(self, name: str, size_elems: int) -> List[WorkerKey]:
+        """A key, as each worker knows it."""
+        key_id = len(self.servers[0].consumer._keys)
+        runs = place(size_elems, self._slice_size, self._loads)
+        for server in self.servers:
+            server.consumer.declare(KeyLayout(key_id, name, "float32", runs))
+        return [WorkerKey(key_id, name, (size_elems,), "float32", runs) for _ in self.workers]
+
+    def events(self, ahead: int = 1) -> Iterator[Event]:
+        """All that can happen next; of each script's calls, one of the first `ahead` begins."""
+        for worker in self.workers:
+            for position in range(min(ahead, len(worker.calls))):
+                yield worker.begin, position
+        for end in self.ends:
+            if end.writer:
+                yield (end.carry,)
+        for server in self.servers:
+            if len(server.consumer._queue):
+                yield (server.consumer.consume,)
+
+    def finish(self) -> None:
+        """Has everything happen that can."""
+        while event := next(self.events(), None):
+            function, *arguments = event
+            function(*arguments)
+        assert not any(worker.failures for worker in self.workers)
+
+
+def _unused(*_: object) -> Any:
+    raise AssertionError("nobody connects, and nobody is lost")
+
+
+def _lost(_: object, reason: str) -> None:
+    raise P3Error(reason)

@@ -1,0 +1,195 @@
+"""Whatever the order of events: every result is right, nobody contradicts anybody, all ends."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from random import Random
+from typing import Callable, Dict, List
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from p3kv.errors import ProtocolError
+from p3kv.wire.messages import INITIAL_ROUND, WINDOW, Header, Kind
+from tests.in_memory import Event, Job, Worker
+
+SIZE = 12_000
+"""With slices of half of it, each is a write of its own."""
+STEPS = 9
+SELDOM = 3
+"""The second key is trained in one of so many steps."""
+
+
+def gradient(rank: int, round: int) -> np.ndarray:
+    return np.random.RandomState([rank, round]).randint(0, 9, SIZE).astype(np.float32)
+
+
+def values(workers: int, rounds: int) -> List[np.ndarray]:
+    """What a key's value is after each round: whole numbers, exact in any order."""
+    after = [np.ones(SIZE, np.float32)]
+    for round_ in range(1, rounds + 1):
+        after.append(after[-1] + sum(gradient(rank, round_) for rank in range(workers)))
+    return after
+
+
+class Moods:
+    """Some processes and connections are quick and some slow, until that changes."""
+
+    def __init__(self, random: Random) -> None:
+        self._random = random
+        self._of: Dict[int, float] = {}
+
+    def choice(self, events: List[Event]) -> Event:
+        """What happens next: something of the quickest, one of several."""
+        if self._random.random() < 0.02:
+            self._of.clear()
+        self._random.shuffle(events)
+        return max(events, key=self._mood)
+
+    def _mood(self, event: Event) -> float:
+        whose = id(event[0].__self__)  # type: ignore[attr-defined]
+        if whose not in self._of:
+            self._of[whose] = self._random.random()
+        return self._of[whose]
+
+
+class Script:
+    """One worker's calls: the same pushes as the others', each with or without its result."""
+
+    def __init__(self, job: Job, worker: Worker, rank: int, random: Random) -> None:
+        self._worker = worker
+        self._rank = rank
+        self._random = random
+        self._job = job
+        self.checks: List[Callable[[], None]] = []
+
+    def train(self, expected: List[np.ndarray]) -> None:
+        for name in ("often", "seldom"):
+            key = self._job.keys[name][self._rank]
+            if self._rank == 0:
+                self._worker.call(key, INITIAL_ROUND, expected[0].copy(), None)
+        for step in range(1, STEPS + 1):
+            for name, every in (("often", 1), ("seldom", SELDOM)):
+                if step % every == 0:
+                    self._step(self._job.keys[name][self._rank], step // every, expected)
+
+    def _step(self, key, round_, expected) -> None:  # type: ignore[no-untyped-def]
+        target = np.full(SIZE, np.nan, np.float32) if self._random.random() < 0.5 else None
+        self._worker.call(key, round_, gradient(self._rank, round_), target)
+        if target is not None:
+            self.checks.append(lambda: np.testing.assert_array_equal(target, expected[round_]))
+        if self._random.random() < 0.3:
+            pulled = np.full(SIZE, np.nan, np.float32)
+            self._worker.call(key, round_, None, pulled)
+            self.checks.append(lambda: self._check_pulled(pulled, round_, expected))
+
+    @staticmethod
+    def _check_pulled(pulled: np.ndarray, round_: int, expected: List[np.ndarray]) -> None:
+        """Each slice is of the round or a later one."""
+        later = np.array(expected[round_:])
+        assert (pulled == later).any(axis=0).all()
+
+
+class Training(Job):
+    """A job that trains two keys, one of them seldom."""
+
+    def __init__(self, workers: int, servers: int) -> None:
+        super().__init__(workers, servers, SIZE // 2)
+        self.keys = {name: self.declare(name, SIZE) for name in ("often", "seldom")}
+
+
+@given(st.integers(0, 2**32), st.integers(1, 3), st.integers(1, 2))
+@settings(max_examples=150, deadline=None)
+def test_results_are_right_and_rounds_few_while_sizes_change(
+    seed: int, workers: int, servers: int
+) -> None:
+    random = Random(seed)
+    expected = values(workers, STEPS)
+    with closing(Training(workers, servers)) as job:
+        scripts = [Script(job, worker, rank, random) for rank, worker in enumerate(job.workers)]
+        for script in scripts:
+            script.train(expected)
+        sizes = [SIZE // 5, SIZE, SIZE // 3, SIZE // 2]
+        ahead, moods = random.choice([1, 3]), Moods(random)
+        while events := list(job.events(ahead)):
+            if sizes and random.random() < 0.02:
+                job.workers[0].tuning.want(sizes.pop())
+            function, *arguments = moods.choice(events)
+            function(*arguments)
+            assert all(server.most_open() <= WINDOW + 1 for server in job.servers)
+        for worker in job.workers:
+            assert worker.under_way == 0
+            assert not worker.failures
+        for script in scripts:
+            for check in script.checks:
+                check()
+        for server in job.servers:
+            assert server.most_open() == 0
+            assert server.consumer._pulls == {}
+
+
+def test_two_rounds_that_end_at_once_are_two_results() -> None:
+    expected = values(2, 2)
+    with closing(Training(2, 1)) as job:
+        targets = {}
+        keys = job.keys["often"]
+        job.workers[0].call(keys[0], INITIAL_ROUND, expected[0].copy(), None)
+        job.finish()
+        for round_ in (2, 1):
+            for rank, worker in enumerate(job.workers):
+                target = targets[rank, round_] = np.zeros(SIZE, np.float32)
+                worker.call(keys[rank], round_, gradient(rank, round_), target)
+            job.finish()
+        for (_, round_), target in targets.items():
+            np.testing.assert_array_equal(target, expected[round_])
+
+
+def test_a_pull_after_slices_have_another_size_and_before_their_first_round() -> None:
+    expected = values(1, 4)
+    with closing(Training(1, 1)) as job:
+        worker, key = job.workers[0], job.keys["often"][0]
+        worker.call(key, INITIAL_ROUND, expected[0].copy(), None)
+        worker.tuning.want(SIZE // 5)
+        for round_ in range(1, WINDOW + 1):
+            worker.call(key, round_, gradient(0, round_), np.zeros(SIZE, np.float32))
+            job.finish()
+        pulled = np.zeros(SIZE, np.float32)
+        worker.call(key, WINDOW, None, pulled)
+        job.finish()
+        assert worker.sizes.generation(WINDOW + 1) == 1
+        np.testing.assert_array_equal(pulled, expected[WINDOW])
+
+
+def test_a_worker_sends_nothing_for_a_round_that_may_have_other_slices_than_it_knows() -> None:
+    with closing(Training(2, 1)) as job:
+        ahead, key = job.workers[1], job.keys["often"][1]
+        for round_ in range(1, 6):
+            ahead.call(key, round_, gradient(1, round_), None)
+        out = np.zeros(SIZE, np.float32)
+        ahead.call(key, 5, None, out)
+        job.finish()
+        states = list(job.servers[0].consumer._states())
+        assert [sorted(state.open_rounds) for state in states[:2]] == [[1, 2], [1, 2]]
+        assert job.servers[0].consumer._pulls == {}
+        job.workers[0].tuning.want(SIZE // 5)
+        keys = job.keys["often"]
+        job.workers[0].call(keys[0], INITIAL_ROUND, np.ones(SIZE, np.float32), None)
+        for round_ in range(1, 6):
+            job.workers[0].call(keys[0], round_, gradient(0, round_), None)
+        job.finish()
+        np.testing.assert_array_equal(out, values(2, 5)[5])
+
+
+@pytest.mark.parametrize("round_", [WINDOW + 1, 2**31, 2**32 - 1])
+@pytest.mark.parametrize("kind", [Kind.PUSH, Kind.PULL])
+def test_a_server_refuses_rounds_that_nobody_may_be_at(kind: Kind, round_: int) -> None:
+    with closing(Training(1, 1)) as job:
+        consumer = job.servers[0].consumer
+        header = Header(kind, 0, 0, 0, 0, round_, round_, 0, SIZE // 2 * 4)
+        with pytest.raises(ProtocolError, match=f"at round {round_} of key 'often', slice 0"):
+            if kind == Kind.PUSH:
+                consumer.buffer(header)
+            else:
+                consumer._key(header).states(round_)
