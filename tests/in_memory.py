@@ -96,6 +96,8 @@ class Worker:
         self.calls: Deque[Transfer] = deque()
         """What the script has called, and is not ready yet."""
         self.failures: List[BaseException] = []
+        self.complete: List[Tuple[Any, int]] = []
+        """Keys and rounds in the order in which they were."""
         self.under_way = 0
         self._slice_size = slice_size
         self._step = 0
@@ -116,6 +118,7 @@ class Worker:
             self.under_way -= 1
             if error is not None:
                 self.failures.append(error)
+            self.complete.append((key.key, round))
 
         if source is not None:
             self._step = max(self._step, round)

@@ -193,3 +193,21 @@ def test_a_server_refuses_rounds_that_nobody_may_be_at(kind: Kind, round_: int) 
                 consumer.buffer(header)
             else:
                 consumer._key(header).states(round_)
+
+
+def test_a_key_that_is_trained_seldom_does_not_go_first() -> None:
+    """Its rounds are few, but they are as new as the others'."""
+    with closing(Training(1, 1)) as job:
+        (worker,) = job.workers
+        often, seldom = (job.keys[name][0] for name in ("often", "seldom"))
+        worker.exchange.set_order([often.key_id, seldom.key_id])
+        for key in (often, seldom):
+            worker.call(key, INITIAL_ROUND, np.ones(SIZE, np.float32), None)
+        for round_ in range(1, 5):
+            worker.call(often, round_, gradient(0, round_), np.zeros(SIZE, np.float32))
+        job.finish()
+        worker.call(often, 5, gradient(0, 5), np.zeros(SIZE, np.float32))
+        worker.call(seldom, 1, gradient(0, 1), np.zeros(SIZE, np.float32))
+        worker.begin(1)
+        job.finish()
+        assert worker.complete[-2:] == [("often", 5), ("seldom", 1)]

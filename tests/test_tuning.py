@@ -102,4 +102,4 @@ def test_slices_become_small_when_the_network_becomes_slow() -> None:
 def test_sizes_change_while_a_worker_pushes_ahead_and_another_pulls() -> None:
     result = run_job("resized.py", workers=2, servers=2)
     assert result.code == 0, result.output
-    assert result.output.count("right with 4 other sizes") == 2, result.output
+    assert result.output.count("right whatever the size") == 2, result.output

@@ -1,0 +1,61 @@
+"""Which optimizer settings the servers need, and when they get them."""
+
+from __future__ import annotations
+
+from typing import List, Tuple
+
+from p3kv.worker.steps import Steps
+
+
+class Sent:
+    """The settings that a worker has sent: from which step on, and the oldest that needs any."""
+
+    def __init__(self) -> None:
+        self.sent: List[Tuple[int, int]] = []
+        self.steps = Steps(lambda from_step, oldest, _: self.sent.append((from_step, oldest)))
+
+    def push(self, step: int, keys: int = 2) -> None:
+        """As a store whose rate changes in each step does."""
+        self.steps.settings(step, b"")
+        for _ in range(keys):
+            self.steps.pushed(step)
+
+    def end(self, step: int, keys: int = 2) -> None:
+        for _ in range(keys):
+            self.steps.ended(step)
+
+
+def test_a_step_needs_settings_until_the_last_of_its_rounds_has_ended() -> None:
+    job = Sent()
+    for step in range(1, 6):
+        job.push(step)
+        job.steps.begin(step)
+        job.end(step, keys=1 if step == 3 else 2)
+    assert job.sent == [(1, 0), (2, 1), (3, 2), (4, 3), (5, 3)]
+    job.end(3, keys=1)
+    job.push(6)
+    assert job.sent[-1] == (6, 5)
+
+
+def test_a_step_that_may_get_more_pushes_is_not_over() -> None:
+    job = Sent()
+    job.push(1)
+    job.steps.begin(1)
+    job.end(1)
+    job.steps.settings(1, b"another")
+    assert job.sent == [(1, 0), (1, 1)]
+    job.push(1)
+    job.push(2)
+    assert job.sent[-1] == (2, 1)
+
+
+def test_settings_of_steps_far_ahead_wait_on_the_worker() -> None:
+    job = Sent()
+    for step in range(1, 100):
+        job.push(step)
+    assert [step for step, _ in job.sent] == [1]
+    for step in range(1, 100):
+        job.steps.begin(step)
+        assert job.sent[-1][0] == min(step + 1, 99)
+        job.end(step)
+    assert job.sent[-1] == (99, 98)
