@@ -147,7 +147,7 @@ KINDS = {
     for union in EXPECTED
     for kind in (typing.get_args(union) or (union,))
 }  # fmt: skip
-NAMES = {
+FIELDS = {
     field.name
     for union in EXPECTED
     for kind in (typing.get_args(union) or (union,))
@@ -165,7 +165,7 @@ anything = st.recursive(
 likely = st.builds(
     lambda kind, more: msgspec.msgpack.encode({"type": kind, **more}),
     st.sampled_from(sorted(KINDS)),
-    st.dictionaries(st.sampled_from(sorted(NAMES)), anything, max_size=len(NAMES)),
+    st.dictionaries(st.sampled_from(sorted(FIELDS)), anything, max_size=len(FIELDS)),
 )
 """What looks like a message and has anything in its fields."""
 
