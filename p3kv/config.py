@@ -29,6 +29,7 @@ MAX_SLICE_ELEMS = 2**28
 _RANGES = {
     "slice_size": (1, MAX_SLICE_ELEMS),
     "rendezvous_timeout_s": (0.1, 86_400.0),
+    "stall_timeout_s": (0.1, 31 * 86_400.0),
     "send_buffer_bytes": (4096, 2**30),
     "switch_interval_s": (0.0, 1.0),
     "verbose": (0, 9),
@@ -47,6 +48,8 @@ class Settings:
     """False sends slices first in, first out: slicing alone, to compare with."""
     rendezvous_timeout_s: float = 7.0
     """How long a process waits without anybody new arriving before it gives up."""
+    stall_timeout_s: float = 1800.0
+    """How long a round may wait for a worker's push before the job fails."""
     send_buffer_bytes: Optional[int] = None
     """What the kernel may hold of a connection's unsent data, where no priority reaches it; None
     goes by the size of slices."""
@@ -90,6 +93,7 @@ class Settings:
             rendezvous_timeout_s=_number(
                 environ, ("P3KV_RENDEZVOUS_TIMEOUT_S",), float, cls.rendezvous_timeout_s
             ),
+            stall_timeout_s=_number(environ, ("P3KV_STALL_TIMEOUT_S",), float, cls.stall_timeout_s),
             send_buffer_bytes=_number(
                 environ, ("P3KV_SEND_BUFFER_BYTES",), int, cls.send_buffer_bytes
             ),

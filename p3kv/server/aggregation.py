@@ -5,6 +5,7 @@ Nothing here knows of sockets: pushes go in, values to send come out.
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from typing import Dict, Iterator, List, Optional, Set
 
@@ -30,8 +31,8 @@ class Round:
     """The pushes themselves, kept until all are in; only in deterministic mode."""
     step: int = 0
     priority: int = 0
-    stalled: bool = False
-    """Seen open by the last check for rounds that do not end."""
+    since_s: float = field(default_factory=time.monotonic)
+    """When the first push came, on the monotonic clock."""
 
 
 @dataclass
@@ -64,9 +65,14 @@ class SliceState:
         """The last round whose result the value is."""
         self.open_rounds: Dict[int, Round] = {}
 
+    @property
+    def called(self) -> str:
+        """How messages to users call its key."""
+        return called(self.layout.key, self.layout.name)
+
     def name(self) -> str:
         """How messages call this slice."""
-        return f"{called(self.layout.key, self.layout.name)}, slice {self.index}"
+        return f"{self.called}, slice {self.index}"
 
 
 class Aggregator:

@@ -8,13 +8,15 @@ complete, the slice is updated, and its value queued to every worker that wants 
 from __future__ import annotations
 
 import logging
-from typing import Callable, Dict, Iterator, List, Optional, Tuple
+import time
+from typing import Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 from p3kv.config import Launch
 from p3kv.errors import ProtocolError
 from p3kv.server.aggregation import Aggregator, Result, SliceState
 from p3kv.server.buffers import Buffer, BufferPool
 from p3kv.server.keys import ServerKey
+from p3kv.server.stalls import Wait
 from p3kv.server.workers import Workers
 from p3kv.slicing import SliceSizes, check_count
 from p3kv.trace import Tracer, now_ns
@@ -29,18 +31,25 @@ from p3kv.wire.messages import (
     Kind,
     pack_header,
     urgency,
+    workers,
 )
 from p3kv.wire.queue import PriorityQueue
 
 _log = logging.getLogger(__name__)
 
-STALL_S = 10.0
-"""How often to look for rounds that do not end."""
 _MOST_WAITING_BYTES = 48 << 20
 """Pushes that have landed and wait: enough to choose from, little beside the weights."""
 _TOGETHER_BYTES = 16 * 1024
 """Frames handled before sockets are looked at again: one slice, or what came together and may
 leave together of many tiny tensors."""
+
+
+class _Pull(NamedTuple):
+    """Who asks for values, and since when, on the monotonic clock."""
+
+    connection: Connection
+    request: Header
+    since_s: float
 
 
 class Consumer:
@@ -70,7 +79,7 @@ class Consumer:
         """Each worker's frames in the queue."""
         self._sizes = SliceSizes()
         self._keys: Dict[int, ServerKey] = {}
-        self._pulls: Dict[SliceState, List[Tuple[Connection, Header]]] = {}
+        self._pulls: Dict[SliceState, List[_Pull]] = {}
 
     # What workers say of their slices.
 
@@ -189,8 +198,8 @@ class Consumer:
         )
         for rank in result.wanting:
             self._send(self._workers.connections[rank], urgent, header, result.value)
-        for connection, request in self._pulls.pop(state, []):
-            self._answer(state, connection, request)
+        for pull in self._pulls.pop(state, []):
+            self._answer(state, pull)
 
     def _tell_ended(self, key: ServerKey, result: Result) -> None:
         """Tells workers that want no value how far they may go on."""
@@ -209,12 +218,13 @@ class Consumer:
             self._on_lost(connection, str(error))
             return
         for state in states:
-            self._answer(state, connection, header)
+            self._answer(state, _Pull(connection, header, time.monotonic()))
 
-    def _answer(self, state: SliceState, connection: Connection, header: Header) -> None:
+    def _answer(self, state: SliceState, pull: _Pull) -> None:
         """Sends a slice's value to a worker that has asked, as soon as it is new enough."""
+        connection, header, _ = pull
         if state.value is None or state.round < header.round:
-            self._pulls.setdefault(state, []).append((connection, header))
+            self._pulls.setdefault(state, []).append(pull)
         else:
             # The worker finds the slice's place by a round of its generation. A value that was
             # handed over is of the round before its first.
@@ -265,27 +275,27 @@ class Consumer:
                 if self._departed(rank):
                     self._workers.suspect(
                         rank,
-                        f"it ended in order, but {_ranks(state.open_rounds[round_].arrived)} "
+                        f"it ended in order, but {workers(state.open_rounds[round_].arrived)} "
                         f"went on to round {round_} of {state.name()}. All workers must make "
                         "the same number of steps: give each the same number of batches.",
                     )
                     return True
         return False
 
-    def report_stalls(self) -> None:
-        """Warns of a round that was open the last time already."""
+    def waits(self, longer_than_s: float, now_s: float) -> Iterator[Wait]:
+        """Rounds that have waited for somebody's push for so long."""
         for state in self._states():
             for round_, current in state.open_rounds.items():
-                missing = self.aggregator.missing(state, round_)
-                if current.stalled and missing:
-                    _log.warning(
-                        "%s waits for %s in round %d; %s pushed it more than %g s ago",
-                        state.name(), _ranks(missing), round_, _ranks(current.arrived), STALL_S,
-                    )  # fmt: skip
-                    return
-        for state in self._states():
-            for current in state.open_rounds.values():
-                current.stalled = True
+                if now_s - current.since_s >= longer_than_s:
+                    missing = self.aggregator.missing(state, round_)
+                    if missing:
+                        arrived = list(current.arrived)
+                        yield Wait(state, round_, missing, arrived, current.since_s)
+        for state, pulls in self._pulls.items():
+            since_s = min(pull.since_s for pull in pulls)
+            if state.round < INITIAL_ROUND and now_s - since_s >= longer_than_s:
+                waiting = [pull.request.rank for pull in pulls]
+                yield Wait(state, INITIAL_ROUND, [0], waiting, since_s)
 
     def _states(self) -> Iterator[SliceState]:
         return (state for key in self._keys.values() for state in key.all_states())
@@ -295,8 +305,3 @@ class Consumer:
         if key is None:
             raise ProtocolError(f"worker {header.rank} speaks of key {header.key}, unknown here")
         return key
-
-
-def _ranks(ranks: object) -> str:
-    numbers = sorted(ranks)  # type: ignore[call-overload]
-    return ("worker " if len(numbers) == 1 else "workers ") + ", ".join(map(str, numbers))

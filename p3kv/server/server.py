@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import logging
 import socket
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Dict, Optional
 
 from p3kv.config import Launch, Settings
 from p3kv.errors import ConfigError, P3Error, ProtocolError
 from p3kv.server.buffers import Buffer
-from p3kv.server.consumer import STALL_S, Consumer
+from p3kv.server.consumer import Consumer
 from p3kv.server.optimizer import MakeOptimizer
+from p3kv.server.stalls import LOOK_EVERY_S, Stalls
 from p3kv.server.workers import Workers
 from p3kv.slicing import CREDIT_BYTES, value_credit_bytes
 from p3kv.trace import Tracer
@@ -34,7 +36,9 @@ from p3kv.wire.messages import (
     KeyLayout,
     Kind,
     Roster,
+    Stalled,
     decode,
+    encode,
     pack_header,
 )
 
@@ -88,6 +92,7 @@ class _Server:
             launch.num_workers, self._loop, listener, self._connection,
             suspect=lambda failure: self._control.suspect(failure),
         )  # fmt: skip
+        self._stalls = Stalls(self._tell_stall, self._workers.suspect)
         self._consumer = Consumer(launch, self._workers, self._on_lost, self._fail_here)
         self._control = ControlClient(
             launch,
@@ -130,7 +135,6 @@ class _Server:
         self._rank = roster.rank
         self._consumer.rank = roster.rank
         self._consumer.tracer = Tracer(self._settings.trace, f"server {roster.rank}")
-        self._look_for_stalls()
         self._workers.let_in(roster.token)
         self._get_optimizer_ready()
 
@@ -146,12 +150,21 @@ class _Server:
     def _begin_to_serve(self) -> None:
         """Not before: workers measure the network as soon as they are welcome."""
         self._serving = True
+        self._look_for_stalls()
         for connection in self._workers.connections.values():
             self._say_welcome(connection)
 
     def _look_for_stalls(self) -> None:
-        self._consumer.report_stalls()
-        self._loop.call_later(STALL_S, self._look_for_stalls)
+        now_s, first_s = time.monotonic(), self._stalls.first_s
+        self._stalls.look(self._consumer.waits(first_s, now_s), now_s)
+        self._loop.call_later(LOOK_EVERY_S, self._look_for_stalls)
+
+    def _tell_stall(self, stalled: Stalled) -> None:
+        words = memoryview(encode(stalled))
+        header = pack_header(Kind.STALLED, self._rank, payload_bytes=len(words))
+        for worker in self._workers.connections.values():
+            if not worker.closed:
+                worker.writer.push(messages.URGENT, header, words)
 
     def _connection(self, sock: socket.socket) -> Connection:
         return Connection(
@@ -165,6 +178,7 @@ class _Server:
     def _welcome(self, connection: Connection, payload: memoryview) -> None:
         hello = self._workers.admit(connection, payload)
         self._consumer.aggregator.deterministic = hello.deterministic
+        self._stalls.timeout_s = hello.stall_timeout_s
         if self._serving:
             self._say_welcome(connection)
 

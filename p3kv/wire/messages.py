@@ -11,12 +11,12 @@ from __future__ import annotations
 import math
 import struct
 from enum import IntEnum
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple, Union
+from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Tuple, Union
 
 import msgspec
 
 from p3kv import errors
-from p3kv.config import MAX_SLICE_ELEMS, ROLES
+from p3kv.config import MAX_SLICE_ELEMS, ROLES, Settings
 from p3kv.errors import P3Error, ProtocolError
 
 PROTOCOL_VERSION = 3
@@ -87,6 +87,8 @@ class Kind(IntEnum):
     ENDED = 14
     """A key's round has ended on this server, to the workers that pushed for it and asked for no
     result."""
+    STALLED = 15
+    """A round waits for a worker for long, to all workers; payload Stalled."""
 
 
 WANTS_RESULT = 1
@@ -140,6 +142,12 @@ def urgency(step: int, priority: int) -> int:
     trained seldom has had few rounds, and would always be the oldest.
     """
     return priority - (step << 32)
+
+
+def workers(ranks: Iterable[int]) -> str:
+    """How messages to users call workers: "worker 1", or "workers 0, 2"."""
+    numbers = sorted(ranks)
+    return ("worker " if len(numbers) == 1 else "workers ") + ", ".join(map(str, numbers))
 
 
 class Message(msgspec.Struct, frozen=True, tag=True):
@@ -234,6 +242,7 @@ class DataHello(Message, frozen=True):
 
     rank: int
     deterministic: bool
+    stall_timeout_s: float = Settings.stall_timeout_s
 
 
 class KeyLayout(Message, frozen=True):
@@ -251,6 +260,20 @@ class KeyLayout(Message, frozen=True):
         _check_number("a key's id", self.key_id, 0, MAX_KEY_ID)
         _check_dtype(self.key, self.dtype)
         _check_runs(self.key, self.runs)
+
+
+class Stalled(Message, frozen=True):
+    """A round of a key waits for workers that have not pushed."""
+
+    key_id: int
+    called: str
+    round: int
+    missing: List[int]
+    arrived: List[int]
+    """Ranks of the workers that have pushed, or that wait for the initial value."""
+    waited_s: float
+    timeout_s: float
+    """How long it may wait before the job fails."""
 
 
 class ForwardOrder(Message, frozen=True):
@@ -286,6 +309,7 @@ class Ready(Message, frozen=True):
     slice_size: Optional[int]
     """None: by the network's rate, as all workers will have measured it."""
     deterministic: bool
+    stall_timeout_s: float = Settings.stall_timeout_s
 
     def __post_init__(self) -> None:
         check_slice_size(self.slice_size)

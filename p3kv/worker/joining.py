@@ -74,9 +74,10 @@ class Joining:
         workers have different settings, P3Error when a server can't be reached.
         """
         settings, roster = self._settings, self._roster
-        ready = Ready(settings.slice_size, settings.deterministic)
+        ready = Ready(settings.slice_size, settings.deterministic, settings.stall_timeout_s)
         self._control.request(ready, Agreed, "all workers to create their store")
-        hello = roster.token + encode(DataHello(roster.rank, settings.deterministic))
+        words = DataHello(roster.rank, settings.deterministic, settings.stall_timeout_s)
+        hello = roster.token + encode(words)
         header = pack_header(
             Kind.HELLO,
             roster.rank,

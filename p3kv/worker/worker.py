@@ -47,6 +47,7 @@ from p3kv.wire.messages import (
     NewSliceSize,
     ReportFailure,
     Roster,
+    Stalled,
     decode,
     encode,
     pack_header,
@@ -54,6 +55,7 @@ from p3kv.wire.messages import (
 from p3kv.worker.exchange import Exchange
 from p3kv.worker.gates import Gates
 from p3kv.worker.joining import Joining
+from p3kv.worker.stalls import StallWarnings
 from p3kv.worker.steps import Steps
 from p3kv.worker.transfers import Done, Transfer, WorkerKey
 from p3kv.worker.tuning import Tuning
@@ -94,6 +96,7 @@ class Worker:
         """Whether this process has a store that has joined the job."""
         self._closed = False
         self._byes_left = 0
+        self._stalls = StallWarnings()
         self._switch_interval_before_s: Optional[float] = None
         self._control = ControlClient(
             launch,
@@ -352,7 +355,8 @@ class Worker:
             return None
         if header.kind in (Kind.OPEN, Kind.BYE) and header.payload_bytes == 0:
             return None
-        if header.kind == Kind.ORDER and header.payload_bytes <= messages.MAX_MESSAGE_BYTES:
+        has_message = header.kind in (Kind.ORDER, Kind.STALLED)
+        if has_message and header.payload_bytes <= messages.MAX_MESSAGE_BYTES:
             return memoryview(bytearray(header.payload_bytes))
         return self._exchange.place(header)
 
@@ -369,6 +373,10 @@ class Worker:
             _log.info("the forward order is known: %d keys", len(order.key_ids))
         elif header.kind == Kind.SLICES:
             self._tuning.announced(header.round, header.slice)
+        elif header.kind == Kind.STALLED:
+            assert payload is not None
+            stalled: Stalled = decode(payload, Stalled)
+            self._stalls.note(stalled, self.rank, stalled.key_id in self._keys_by_id)
         elif header.kind == Kind.OPEN:
             self._gates.opened(header.rank, header.step)
         elif header.kind == Kind.BYE:

@@ -1,0 +1,83 @@
+"""Rounds that wait for a worker: all workers hear of it, and in the end the job fails."""
+
+from __future__ import annotations
+
+import math
+from typing import Callable, Iterable, List, NamedTuple, Optional
+
+from p3kv.config import Settings
+from p3kv.server.aggregation import SliceState
+from p3kv.wire.messages import INITIAL_ROUND, Stalled, workers
+
+LOOK_EVERY_S = 1.0
+"""How often somebody should look."""
+_FIRST_S = 10.0
+"""How long a round waits before anybody hears of it, unless the timeout is shorter."""
+
+
+class Wait(NamedTuple):
+    """A slice's round that can't end yet."""
+
+    state: SliceState
+    round: int
+    missing: List[int]
+    """Ranks of the workers that have not pushed."""
+    arrived: List[int]
+    """Ranks of those that have, or that wait for the initial value."""
+    since_s: float
+    """Since when, on the monotonic clock."""
+
+    def told(self, waited_s: float, timeout_s: float) -> Stalled:
+        """What workers are told of it."""
+        return Stalled(
+            self.state.layout.key_id, self.state.called, self.round, self.missing, self.arrived,
+            waited_s, timeout_s,
+        )  # fmt: skip
+
+
+class Stalls:
+    """Looks now and then for the round that has waited longest.
+
+    It is told when it has waited for `_FIRST_S`, and again whenever that time has doubled; after
+    `timeout_s` the job fails. Belongs to the server's thread.
+    """
+
+    def __init__(
+        self, tell: Callable[[Stalled], None], give_up: Callable[[int, str], None]
+    ) -> None:
+        """`give_up` is given the rank of the worker that is missing, and the reason."""
+        self.timeout_s = Settings.stall_timeout_s
+        self._tell = tell
+        self._give_up = give_up
+        self._told_wait_s = 0.0
+
+    @property
+    def first_s(self) -> float:
+        """How long a round waits before it counts."""
+        return min(_FIRST_S, self.timeout_s / 2)
+
+    def look(self, waits: Iterable[Wait], now_s: float) -> None:
+        """Tells of the longest of `waits`, those of at least `first_s`, if that is news."""
+        longest: Optional[Wait] = min(waits, key=lambda wait: wait.since_s, default=None)
+        if longest is None:
+            self._told_wait_s = 0.0
+            return
+        waited_s = now_s - longest.since_s
+        if waited_s < self._told_wait_s:
+            self._told_wait_s = 0.0  # another one
+        if waited_s >= self.timeout_s:
+            self._give_up(longest.missing[0], self._reason(longest, waited_s))
+        elif waited_s >= 2 * self._told_wait_s:
+            self._told_wait_s = waited_s
+            self._tell(longest.told(waited_s, self.timeout_s))
+
+    def _reason(self, wait: Wait, waited_s: float) -> str:
+        if wait.round == INITIAL_ROUND:
+            what = f"it has not given {wait.state.called} its initial value"
+        else:
+            what = f"it has not pushed {wait.state.called} in round {wait.round}"
+        return (
+            f"{what}, for which {workers(wait.arrived)} waited {math.floor(waited_s)} s "
+            "(P3KV_STALL_TIMEOUT_S). It is stopped or very slow, or it does not train the same "
+            "parameters as the others."
+        )

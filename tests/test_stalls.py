@@ -1,0 +1,82 @@
+"""Nobody waits in silence for a worker that does not push: who is missing is said, then ended."""
+
+from __future__ import annotations
+
+from typing import List, Tuple
+
+import pytest
+
+from p3kv.server.aggregation import SliceState
+from p3kv.server.stalls import Stalls, Wait
+from p3kv.wire.messages import KeyLayout, Stalled
+from tests.jobs import run_job
+
+STATE = SliceState(KeyLayout(3, 0, "float32", [(0, 8)], "dense0_weight"), 0, 8)
+
+
+class Heard:
+    """What a server's `Stalls` tell, and whom they give up."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self.told: List[Stalled] = []
+        self.given_up: List[Tuple[int, str]] = []
+        self.stalls = Stalls(self.told.append, lambda *why: self.given_up.append(why))
+        self.stalls.timeout_s = timeout_s
+
+    def look_every(self, seconds: float, since_s: float, until_s: float) -> None:
+        now_s = since_s
+        while now_s <= until_s:
+            waits = [Wait(STATE, 5, [1], [0], since_s), Wait(STATE, 6, [1], [0], since_s + 1)]
+            self.stalls.look([w for w in waits if now_s - w.since_s >= self.stalls.first_s], now_s)
+            now_s += seconds
+
+
+def test_a_wait_is_told_after_ten_seconds_and_whenever_it_has_doubled() -> None:
+    heard = Heard(1800.0)
+    heard.look_every(5.0, since_s=100.0, until_s=200.0)
+    assert [one.waited_s for one in heard.told] == [10, 20, 40, 80]
+    first = heard.told[0]
+    assert (first.key_id, first.round, first.missing, first.arrived) == (3, 5, [1], [0])
+    assert first.called == "parameter 'dense0_weight' (key 0)"
+    # The next one is told of from its beginning.
+    heard.stalls.look([], 201.0)
+    heard.look_every(5.0, since_s=300.0, until_s=320.0)
+    assert [one.waited_s for one in heard.told[4:]] == [10, 20]
+    assert not heard.given_up
+
+
+def test_after_the_timeout_the_worker_that_is_missing_ends_the_job() -> None:
+    heard = Heard(30.0)
+    heard.look_every(5.0, since_s=0.0, until_s=30.0)
+    [(rank, reason)] = heard.given_up
+    assert rank == 1
+    for words in (
+        "parameter 'dense0_weight' (key 0) in round 5", "worker 0 waited 30 s",
+        "P3KV_STALL_TIMEOUT_S",
+    ):  # fmt: skip
+        assert words in reason
+
+
+@pytest.mark.parametrize(
+    ("how", "missing", "what", "mine"),
+    [
+        ("skips", 1, "parameter 'net_dense0_weight' (key 1) in round 3", "That is this worker."),
+        ("more", 1, "in round 1", "which has never initialised it"),
+        ("unknown", 0, "its initial value", "which has never initialised it"),
+    ],
+)
+def test_a_push_that_is_missing_is_named_on_every_worker_and_then_ends_the_job(
+    how: str, missing: int, what: str, mine: str
+) -> None:
+    result = run_job("skips.py", [how], workers=2, servers=2, P3KV_STALL_TIMEOUT_S=4)
+    assert result.code == 1, result.output
+    for rank in range(2):
+        said = result.said_by(f"worker {rank}").splitlines()
+        # Each may come to wait for the other.
+        lines = [line for line in said if f"worker: worker {missing} has not " in line]
+        assert lines, result.output
+        assert what in lines[0]
+        assert "parameter 'net_dense" in lines[0]
+        assert (mine in lines[0]) == (rank == missing)
+    for name in ("server 0", "server 1", "scheduler", "worker 0", "worker 1"):
+        assert "P3KV_STALL_TIMEOUT_S" in result.said_by(name), result.output
