@@ -23,7 +23,14 @@ from p3kv.trace import Tracer
 from p3kv.wire import messages
 from p3kv.wire.framing import FrameReader, FrameWriter
 from p3kv.wire.loop import Drain, Loop
-from p3kv.wire.messages import INITIAL_ROUND, Header, KeyLayout, Kind, pack_header
+from p3kv.wire.messages import (
+    INITIAL_ROUND,
+    Failure,
+    Header,
+    KeyLayout,
+    Kind,
+    pack_header,
+)
 from p3kv.worker.exchange import Exchange
 from p3kv.worker.gates import Gates
 from p3kv.worker.steps import Steps
@@ -150,7 +157,8 @@ class Server:
     """What `p3kv.server.server` does with frames."""
 
     def __init__(self, rank: int, launch: Launch, loop: Loop, listener: socket.socket) -> None:
-        self.workers = Workers(launch.num_workers, loop, listener, _unused, _unused)
+        self.failures: List[Failure] = []
+        self.workers = Workers(launch.num_workers, loop, listener, _unused, self.failures.append)
         self.consumer = Consumer(launch, self.workers, _lost, _unused)
         self.consumer.rank = rank
         self.consumer.aggregator.optimizer = Adding()
@@ -175,6 +183,9 @@ class Server:
                 )
                 for worker in self.workers.connections.values():
                     worker.writer.push(messages.URGENT, news)
+        elif header.kind == Kind.BYE:
+            self.workers.end(header.rank)
+            self.consumer.check_departed()
 
     def most_open(self) -> int:
         """The most rounds that are open of one slice."""

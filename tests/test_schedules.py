@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p3kv.errors import ProtocolError
-from p3kv.wire.messages import INITIAL_ROUND, WINDOW, Header, Kind
+from p3kv.wire.messages import INITIAL_ROUND, WINDOW, Header, Kind, pack_header
 from tests.in_memory import Event, Job, Worker
 
 SIZE = 12_000
@@ -211,3 +211,29 @@ def test_a_key_that_is_trained_seldom_does_not_go_first() -> None:
         worker.begin(1)
         job.finish()
         assert worker.complete[-2:] == [("often", 5), ("seldom", 1)]
+
+
+def test_a_worker_has_left_when_its_last_push_is_added_up_and_not_before() -> None:
+    with closing(Training(2, 1)) as job:
+        keys, (server,) = job.keys["often"], job.servers
+        job.workers[0].call(keys[0], INITIAL_ROUND, np.ones(SIZE, np.float32), None)
+        job.finish()
+        for round_, ranks in ((1, (0, 1)), (2, (0,))):
+            for rank in ranks:
+                worker, last = job.workers[rank], rank == 1
+                worker.call(keys[rank], round_, gradient(rank, round_), None)
+                worker.begin()
+                if last:
+                    worker.servers[0].writer.push(-1 << 62, pack_header(Kind.BYE, rank))
+                while worker.servers[0].writer:
+                    worker.servers[0].carry()
+            if round_ == 1:
+                # Of worker 1's slices, which have all come, some wait when worker 0's are added.
+                assert server.workers.done == {1}
+                assert len(server.consumer._queue) == 4
+                job.finish()
+                assert server.failures == []
+        job.finish()
+        reasons = [(failure.rank, failure.reason) for failure in server.failures]
+        assert all(rank == 1 and "went on to round 2" in reason for rank, reason in reasons)
+        assert reasons
