@@ -7,6 +7,8 @@ import os
 import runpy
 import sys
 
+from p3kv.config import Settings
+from p3kv.errors import ConfigError
 from p3kv.version import VERSION
 
 _BROKEN_PIPE = 141  # 128 + SIGPIPE
@@ -72,25 +74,37 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _positive(text: str) -> int:
-    number = int(text)
+    number = _number(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"{number} is not 1 or more")
     return number
 
 
 def _port(text: str) -> int:
-    number = int(text)
+    number = _number(text)
     if not 0 <= number <= 65535:
-        raise argparse.ArgumentTypeError(f"{number} is not a port")
+        raise argparse.ArgumentTypeError(f"{number} is not a port; ports go up to 65535")
     return number
+
+
+def _number(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a whole number") from None
 
 
 def _launch(options: argparse.Namespace) -> int:
     from p3kv.launcher import launch
 
+    try:
+        Settings.from_environment()  # every process would say the same
+    except ConfigError as error:
+        print(f"p3kv launch: {error}", file=sys.stderr)
+        return 2
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
     if not command:
-        options.parser.error("the workers' command is missing")
+        options.parser.error("the workers' command is missing, such as '-- python train.py'")
     exit_code = launch(
         command,
         options.num_workers,
@@ -107,8 +121,14 @@ def _run(options: argparse.Namespace) -> int:
     # In the roles of scheduler and server `import p3kv` has done its work and ended the process
     # before this line.
     script: str = options.script
-    if not os.path.exists(script):
+    try:
+        with open(script, "rb"):
+            pass
+    except FileNotFoundError:
         print(f"p3kv run: there is no script '{script}'", file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"p3kv run: can't read '{script}': {error.strerror}", file=sys.stderr)
         return 2
     folder = os.path.dirname(os.path.abspath(script))
     if getattr(sys.flags, "safe_path", False):
@@ -117,5 +137,9 @@ def _run(options: argparse.Namespace) -> int:
         # Where `python -m p3kv` or the p3kv script was found; not for the user's script to see.
         sys.path[0] = folder
     sys.argv = [script, *options.args]
-    runpy.run_path(script, run_name="__main__")
+    try:
+        runpy.run_path(script, run_name="__main__")
+    except SystemExit as end:
+        # However the script has raised it: a worker tells the others what it gives to `sys.exit`.
+        sys.exit(end.code)
     return 0

@@ -46,8 +46,9 @@ class Settings:
     """Sum in rank order, so that a run repeats bit for bit with three workers or more, too."""
     priorities: bool = True
     """False sends slices first in, first out: slicing alone, to compare with."""
-    rendezvous_timeout_s: float = 7.0
-    """How long a process waits without anybody new arriving before it gives up."""
+    rendezvous_timeout_s: float = 300.0
+    """How long a process waits without anybody new arriving before it gives up: people start
+    roles by hand, and pods come one after the other."""
     stall_timeout_s: float = 1800.0
     """How long a round may wait for a worker's push before the job fails."""
     send_buffer_bytes: Optional[int] = None
@@ -123,8 +124,10 @@ class Launch:
     scheduler_fd: Optional[int] = None
     """A listening socket that the launcher hands to the scheduler, so that a port it chose
     cannot be lost to somebody else."""
-    cause_fd: Optional[int] = None
-    """A pipe on which the scheduler tells the launcher which process made the others fail."""
+    launcher_fd: Optional[int] = None
+    """A socket on which the scheduler and the launcher tell each other who failed and who ended."""
+    launched: bool = False
+    """'p3kv launch' has started the process, and says at the end what made the job fail."""
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] = os.environ) -> Optional[Launch]:
@@ -155,7 +158,8 @@ class Launch:
             node_host=environ.get("DMLC_NODE_HOST") or None,
             interface=environ.get("DMLC_INTERFACE") or None,
             scheduler_fd=_optional_number(environ, "P3KV_SCHEDULER_FD"),
-            cause_fd=_optional_number(environ, "P3KV_CAUSE_FD"),
+            launcher_fd=_optional_number(environ, "P3KV_LAUNCHER_FD"),
+            launched=_flag(environ, "P3KV_LAUNCHED", False),
         )
 
 

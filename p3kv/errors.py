@@ -6,7 +6,13 @@ what the reader can do about it.
 
 from __future__ import annotations
 
+import re
 from typing import Optional
+
+_MOST_CHARS = 600
+_STACK_TRACE = re.compile(r"^(Original )?Traceback \(most recent call last\):|^Stack trace:", re.M)
+_FRAME = re.compile(rf"\s|\[bt\]|{_STACK_TRACE.pattern}")
+"""How the lines of a stack trace begin, of Python's and of MXNet's C++."""
 
 
 class P3Error(RuntimeError):
@@ -17,6 +23,8 @@ class P3Error(RuntimeError):
     rank: Optional[int] = None
     """Its rank, and the round that it had reached, as far as they are known."""
     round: Optional[int] = None
+    brief: Optional[str] = None
+    """The message without the advice, for where somebody else gives it; None: it has none."""
 
 
 class ConfigError(P3Error):
@@ -45,3 +53,21 @@ class PeerLostError(P3Error):
 
 class ClosedError(P3Error):
     """The store was used after it was closed."""
+
+
+def in_one_line(error: BaseException) -> str:
+    """An exception as the last line of its traceback has it: "ValueError: boom".
+
+    Messages of MXNet and of data loaders' helpers carry whole stack traces; what is left without
+    them is the message.
+    """
+    name, text = type(error).__name__, str(error)
+    lines = text.splitlines()
+    if _STACK_TRACE.search(text):
+        lines = [line for line in lines if line and not _FRAME.match(line)][-1:] or lines
+    text = " ".join(" ".join(lines).split())
+    if len(text) > _MOST_CHARS:
+        text = f"{text[:_MOST_CHARS]} ... (its own output has the rest)"
+    if not text:
+        return name
+    return text if text.startswith(f"{name}:") else f"{name}: {text}"

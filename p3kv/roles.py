@@ -12,7 +12,7 @@ from typing import Iterator, Optional
 
 from p3kv import config
 from p3kv.config import Launch
-from p3kv.errors import ConfigError, P3Error
+from p3kv.errors import ConfigError, P3Error, RendezvousError
 from p3kv.server.optimizer import MakeOptimizer, SliceOptimizer
 from p3kv.worker import this_process
 
@@ -49,9 +49,10 @@ def _launch() -> Optional[Launch]:
 
 def _join(launch: Launch) -> None:
     try:
+        config.current()  # a wrong setting is told at once
         this_process.join(launch)
     except P3Error as error:
-        sys.exit(f"p3kv: {error}")
+        sys.exit(f"p3kv worker: {error}")
 
 
 def _serve(launch: Launch) -> int:
@@ -76,7 +77,11 @@ def _serve(launch: Launch) -> int:
 
             run_server(launch, settings, _MakeMXNetOptimizer())
     except P3Error as error:
-        _log.error("%s", error)
+        if not launch.launched:
+            _log.error("%s", error)
+        elif error.role is None or not isinstance(error, RendezvousError):
+            _log.error("%s", error.brief or error)
+        # Who is missing in a job that never began, the launcher says.
         return 1
     except KeyboardInterrupt:
         return 130

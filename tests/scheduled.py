@@ -68,6 +68,6 @@ def aborted(replies: Replies, reason: str, error: type) -> Failure:
     failures = [message.failure for message in of(replies, Abort).values()]
     assert failures, "nobody was told"
     assert all(failure == failures[0] for failure in failures)
-    assert reason in failures[0].reason
+    assert reason in str(failures[0].to_error())
     assert failures[0].error == error.__name__
     return failures[0]

@@ -6,8 +6,9 @@ import re
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
-from typing import Dict
+from typing import Dict, List
 
 import psutil
 import pytest
@@ -18,9 +19,11 @@ from tests.jobs import (
     TrainingJob,
     connections_of,
     end,
+    environment,
     eventually,
     held_port,
     results,
+    run,
     run_job,
     start_role,
 )
@@ -44,11 +47,42 @@ def test_a_process_killed_in_mid_training_is_named_by_all_others_which_end_withi
         took_s = time.monotonic() - killed_at
         result = job.result(timeout_s=5.0)
     print(f"all ended {took_s:.1f} s after {victim} was killed")
+    how = "its process ended" if victim == "scheduler" else "its process was killed by SIGKILL"
     for name in parts.keys() - {victim}:
-        said = result.said_by(name)
-        assert re.search(rf"{victim} \(round \d+\): ", said), f"{name} said:\n{result.output}"
+        assert_one_line(result, name, rf"{victim} \(round \d+\): {how}$")
     assert result.code == KILLED
-    assert f"p3kv launch: {victim} failed first: killed by SIGKILL" in result.output
+    assert re.match(
+        rf"p3kv launch: {victim} .*failed first: .*killed by SIGKILL", last_line(result)
+    )
+
+
+def test_a_process_that_is_stopped_is_said_to_be_so_by_all_others_which_end(tmp_path: Path) -> None:
+    with TrainingJob(tmp_path, workers=2, servers=1) as job:
+        job.wait_until_training()
+        parts = job.parts()
+        stopped = parts.pop("worker 1")
+        stopped.suspend()
+        start = time.monotonic()
+        _, alive = psutil.wait_procs(parts.values(), timeout=PROMISED_S + 2)
+        assert not alive, job.output()
+        print(f"all others ended {time.monotonic() - start:.1f} s after worker 1 was stopped")
+        result = job.result(timeout_s=PROMISED_S)
+    reason = rf"it has not answered for \d+ s \(127.0.0.1, process {stopped.pid}\)"
+    for name in parts:
+        assert_one_line(result, name, f"worker 1: {reason}$")
+    assert re.match(f"p3kv launch: worker 1 failed first: {reason}", last_line(result))
+    assert "Its process is stopped" in last_line(result)
+    assert result.code == 1
+
+
+def assert_one_line(result: JobResult, name: str, words: str) -> None:
+    """A process has printed one line about the failure, and nothing else but MXNet's own line."""
+    said = [line for line in result.said_by(name).splitlines() if "engine.cc" not in line]
+    assert len(said) == 1 and re.search(words, said[0]), f"{name} said:\n{result.output}"
+
+
+def last_line(result: JobResult) -> str:
+    return result.output.splitlines()[-1]
 
 
 def start_all_but_one_worker(port: int) -> Dict[str, subprocess.Popen]:
@@ -95,32 +129,140 @@ def test_a_script_that_raises_ends_the_job_with_its_exception_on_every_side(
     tmp_path: Path,
 ) -> None:
     result = fail(tmp_path, "raise")
-    reason = r"worker 1 \(round 19\): its script ended with ValueError: there is no such label"
+    reason = "its script ended with ValueError: there is no such label"
     for name in ("worker 0", "server 0", "scheduler"):
-        assert re.search(reason, result.said_by(name)), result.output
-    assert "ValueError: there is no such label" in result.said_by("worker 1")
+        assert_one_line(result, name, rf"worker 1 \(round 19\): {reason}$")
+    own = result.said_by("worker 1")
+    assert own.count("Traceback") == 1
+    assert own.endswith("ValueError: there is no such label")
     assert result.code == 1
-    assert "p3kv launch: worker 1 failed first: exit code 1" in result.output
+    assert last_line(result) == f"p3kv launch: worker 1 (round 19) failed first: {reason}"
+
+
+def test_a_worker_that_makes_fewer_steps_than_the_others_is_named_with_the_remedy(
+    tmp_path: Path,
+) -> None:
+    result = fail(tmp_path, "leave")
+    reason = "it ended in order, but worker 0 went on to round 20"
+    for name in ("worker 0", "server 0", "scheduler"):
+        assert_one_line(result, name, rf"worker 1 \(round 19\): {reason}")
+    assert result.code == 1
+    assert f"p3kv launch: worker 1 (round 19) failed first: {reason}" in last_line(result)
+    assert "give each the same number of batches" in last_line(result)
+
+
+def test_a_script_that_exits_with_a_code_ends_the_job_as_one_that_raises(tmp_path: Path) -> None:
+    result = fail(tmp_path, "exit")
+    for name in ("worker 0", "server 0", "scheduler"):
+        assert_one_line(result, name, r"worker 1 \(round 19\): its script ended with exit code 3$")
+    assert result.said_by("worker 1") == ""
+    assert result.code == 3
+    assert last_line(result).endswith(
+        "worker 1 (round 19) failed first: its script ended with exit code 3"
+    )
 
 
 @pytest.mark.parametrize(
-    ("how", "code", "verdict"),
+    ("script", "code", "reason"),
     [
-        ("leave", 1, "worker 1 left first, with exit code 0, while others needed it"),
-        ("exit", 3, "worker 1 failed first: exit code 3"),
+        ("no_such_script.py", 2, "its process ended with exit code 2 before it joined the job"),
+        ("fails_early.py", 1, "its process ended with exit code 1 before it joined the job"),
+        (
+            "never_joins.py",
+            1,
+            "its process ended with exit code 0 before it joined the job. Does "
+            "its script import p3kv, and use kvstore='p3'?",
+        ),
     ],
 )
-def test_a_worker_that_makes_fewer_steps_than_the_others_is_named_with_the_remedy(
-    tmp_path: Path, how: str, code: int, verdict: str
+def test_a_script_that_never_joins_is_not_waited_for_and_has_one_cause(
+    tmp_path: Path, script: str, code: int, reason: str
 ) -> None:
-    result = fail(tmp_path, how)
-    reason = r"worker 1 \(round 19\): it ended in order, but worker 0 went on to round 20"
-    for name in ("worker 0", "server 0", "scheduler"):
-        said = result.said_by(name)
-        assert re.search(reason, said), result.output
-        assert "give each the same number of batches" in said
+    (tmp_path / "fails_early.py").write_text("raise ValueError('too early')\nimport p3kv\n")
+    (tmp_path / "never_joins.py").write_text("print('trained')\n")
+    command = [
+        sys.executable, "-m", "p3kv", "launch", "-n", "2", "-s", "2", "--",
+        sys.executable, str(tmp_path / script),
+    ]  # fmt: skip
+    result = run(command, environment(), timeout_s=PROMISED_S)
+    print(f"told after {result.seconds:.1f} s")
     assert result.code == code
-    assert f"p3kv launch: {verdict}" in result.output
+    assert reason in last_line(result)
+    assert result.output.count("p3kv") == last_line(result).count("p3kv"), result.output
+    assert result.output.count("Traceback") == (2 if script == "fails_early.py" else 0)
+
+
+def run_by_hand(commands: Dict[str, List[str]]) -> Dict[str, JobResult]:
+    """A job whose processes are started without p3kv's launcher, each with its command."""
+    counts = Counter(name.partition(" ")[0] for name in commands)
+    start = time.monotonic()
+    with held_port() as holder:
+        port = holder.getsockname()[1]
+        processes = {}
+        for name, command in commands.items():
+            role, _, rank = name.partition(" ")
+            wish = {f"DMLC_{role.upper()}_ID": rank} if rank else {}
+            processes[name] = start_role(
+                role, command, port, counts["worker"], counts["server"], **wish
+            )
+        try:
+            return results(processes, start, timeout_s=2 * PROMISED_S)
+        finally:
+            for process in processes.values():
+                end(process)
+
+
+def script(name: str, *arguments: str) -> List[str]:
+    return [sys.executable, str(SCRIPTS / name), *arguments]
+
+
+SERVE = [sys.executable, "-m", "p3kv"]
+
+
+@pytest.mark.parametrize("how", ["exit", "raise under p3kv run", "caught"])
+def test_an_exit_code_is_told_to_all_without_a_launcher_unless_the_script_goes_on(how: str) -> None:
+    work = script("exits.py", "3", how.partition(" ")[0])
+    if how.endswith("p3kv run"):
+        work[1:1] = ["-m", "p3kv", "run"]
+    ended = run_by_hand(
+        {"scheduler": SERVE, "server 0": SERVE, "worker 0": work, "worker 1": script("waits.py")}
+        if how != "caught"
+        else {"scheduler": SERVE, "server 0": SERVE, "worker 0": work}
+    )
+    if how == "caught":
+        assert {result.code for result in ended.values()} == {0}
+        return
+    assert ended.pop("worker 0").code == 3
+    for name, result in ended.items():
+        assert "worker 0: its script ended with exit code 3" in result.output, name
+        assert result.code == 1
+        assert len(result.output.splitlines()) == 1
+
+
+def test_a_protocol_error_that_a_server_finds_is_told_by_all() -> None:
+    work = script("waits.py", "1")
+    ended = run_by_hand({"scheduler": SERVE, "server 0": SERVE, "worker 0": work, "worker 1": work})
+    for name, result in ended.items():
+        words = "worker 1: it broke the protocol: worker 1 sent a frame of kind 99"
+        assert words in result.output, f"{name} said {result.output}"
+        assert len(result.output.splitlines()) == 1
+
+
+def test_a_server_that_fails_by_a_fault_of_its_own_says_why_to_all() -> None:
+    ended = run_by_hand(
+        {
+            "scheduler": SERVE,
+            "server 0": SERVE,
+            "server 1": script("failing_server.py"),
+            "worker 0": script("waits.py"),
+        }
+    )
+    own = ended.pop("server 1").output
+    assert own.count("Traceback") == 1 and "LookupError: there is no such thing" in own
+    for name, result in ended.items():
+        words = "server 1: p3kv failed in the server: LookupError: there is no such thing"
+        assert words in result.output, f"{name} said {result.output}"
+        assert len(result.output.splitlines()) == 1
 
 
 def test_a_worker_that_can_t_begin_to_send_fails_and_everybody_learns_why() -> None:
@@ -130,4 +272,4 @@ def test_a_worker_that_can_t_begin_to_send_fails_and_everybody_learns_why() -> N
     for name in ("worker 0", "worker 1", "server 0", "scheduler"):
         said = result.said_by(name)
         assert re.search(f"worker 1: p3kv failed in the worker: .*{reason}", said), result.output
-    assert "p3kv launch: worker 1 failed first: exit code 1" in result.output
+    assert re.match(rf"p3kv launch: worker 1 failed first: p3kv .*{reason}", last_line(result))

@@ -116,7 +116,7 @@ def test_a_worker_that_leaves_while_others_measure_is_missed(leaves_first: bool)
 def test_workers_with_different_settings_end_the_job(other: Ready, first: int, second: int) -> None:
     job = assembled()
     job.handle(worker(first), Ready(SLICE_SIZE, False))
-    failure = aborted(job.handle(worker(second), other), "set p3kv.configure", ConfigError)
+    failure = aborted(job.handle(worker(second), other), "Set p3kv.configure", ConfigError)
     assert "worker 0" in failure.reason
     assert "worker 1" in failure.reason
 

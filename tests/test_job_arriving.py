@@ -141,6 +141,19 @@ def test_the_missing_are_counted_when_nobody_else_comes() -> None:
     assert set(of(replies, Abort)) == {b"s", b"w"}
 
 
+def test_who_came_from_where_and_who_is_missing_is_told() -> None:
+    job = Job(NAME, 3, 2)
+    nobody = "waiting for 3 workers, 2 servers; 0 of 3 workers and 0 of 2 servers have come. "
+    assert job.who_came().startswith(nobody)
+    job.handle(b"s", hello("server", 1))
+    job.handle(b"w", hello("worker", 2, host="10.0.0.8"))
+    assert job.who_came() == (
+        "waiting for worker 0, worker 1, server 0; 1 of 3 workers and 1 of 2 servers have come "
+        "(10.0.0.8: worker 2; 10.0.0.7: server 1). "
+        "A worker has come once its script does 'import p3kv'."
+    )
+
+
 def test_who_comes_to_a_failed_job_is_told_why_it_failed() -> None:
     job = Job(NAME, 2, 1)
     job.handle(b"w", hello("worker"))

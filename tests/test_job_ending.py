@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from typing import List
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p3kv.errors import PeerLostError
+from p3kv.errors import PeerLostError, RendezvousError
 from p3kv.scheduler.job import Job, Replies
+from p3kv.wire.launcher_link import PartEnded
 from p3kv.wire.messages import (
     UNKNOWN,
     Abort,
+    Alive,
     BarrierReached,
     Bye,
     DeclareKey,
@@ -126,12 +129,121 @@ def test_a_lost_process_is_named_and_the_others_are_told() -> None:
     job = running()
     node = job.node(worker(1))
     assert node is not None
-    replies = job.lost(node)
-    failure = aborted(replies, "ended without a word", PeerLostError)
+    job.lost(node, silent_s=1.0)
+    assert job.failure is None
+    assert job.undecided
+    replies = job.judge()
+    failure = aborted(replies, "its process ended without a word", PeerLostError)
     assert (failure.role, failure.rank) == ("worker", 1)
     assert "process 101" in failure.reason
     assert set(of(replies, Abort)) == {worker(0), server(0), server(1)}
-    assert job.lost(node) == []
+    assert not job.undecided
+    assert job.judge() == []
+
+
+def worker_1_lost(round_: int) -> ReportFailure:
+    return ReportFailure(
+        Failure("it was lost: its connection was reset", "worker", 1, round_), True
+    )
+
+
+def test_who_knows_why_is_believed_before_those_who_lost_a_connection() -> None:
+    job = running()
+    assert job.handle(server(0), worker_1_lost(7)) == []
+    why = Failure("it broke the protocol: it sent nonsense", "worker", 1, 7)
+    replies = job.handle(server(1), ReportFailure(why))
+    assert aborted(replies, "it sent nonsense", PeerLostError) == why
+    assert job.judge() == []
+
+
+def test_of_a_lost_process_the_launcher_knows_the_end_and_the_peers_the_round() -> None:
+    job = running()
+    node = job.node(worker(1))
+    assert node is not None
+    job.handle(server(0), worker_1_lost(6))
+    job.lost(node, silent_s=1.0)
+    job.handle(server(1), worker_1_lost(7))
+    job.process_ended(PartEnded("worker", 1, 137, "SIGKILL"))
+    assert not job.ended
+    failure = aborted(job.judge(), "its process was killed by SIGKILL", PeerLostError)
+    assert (failure.role, failure.rank, failure.round) == ("worker", 1, 7)
+    assert "out-of-memory" in failure.hint
+
+
+def test_a_process_that_was_silent_is_not_said_to_have_ended() -> None:
+    job = running()
+    node = job.node(worker(1))
+    assert node is not None
+    job.lost(node, silent_s=7.2)
+    failure = aborted(job.judge(), "it has not answered for 7 s", PeerLostError)
+    assert "stopped" in failure.hint
+    assert "out-of-memory" not in failure.words
+
+
+def test_a_connection_that_only_peers_have_lost_is_told_in_their_words() -> None:
+    job = running()
+    job.handle(server(1), worker_1_lost(7))
+    failure = aborted(
+        job.judge(), "it was lost: its connection was reset (seen by server 1)", PeerLostError
+    )
+    assert failure.round == 7
+
+
+@pytest.mark.parametrize("code", [0, 2])
+def test_a_process_that_ends_before_it_joins_is_not_waited_for(code: int) -> None:
+    job = Job(NAME, 2, 1)
+    job.handle(server(0), hello("server", 0))
+    job.process_ended(PartEnded("worker", 1, code))
+    failure = aborted(
+        job.judge(), f"ended with exit code {code} before it joined the job", RendezvousError
+    )
+    assert (failure.role, failure.rank) == ("worker", 1)
+    assert ("import p3kv" in failure.hint) == (code == 0)
+    assert job.absent() == ["worker 0", "worker 1"]
+
+
+def test_last_words_that_come_after_the_end_of_their_process_count() -> None:
+    job = running()
+    job.process_ended(PartEnded("worker", 1, 0))
+    job.handle(worker(1), Bye())
+    assert job.judge() == []
+    assert job.failure is None
+    job.process_ended(PartEnded("worker", 1, 0))
+    assert not job.undecided
+    node = job.node(worker(0))
+    assert node is not None
+    job.lost(node, silent_s=1.0)
+    assert not job.ended
+    job.handle(worker(0), Bye())
+    assert job.judge() == []
+    assert job.failure is None
+
+
+def test_a_process_that_left_in_order_and_ends_with_an_error_ends_the_job() -> None:
+    job = running()
+    job.handle(worker(1), Bye())
+    job.process_ended(PartEnded("worker", 1, 3))
+    aborted(job.judge(), "ended with exit code 3, though it had left", PeerLostError)
+
+
+@pytest.mark.parametrize("code", [0, 1])
+def test_a_process_that_ends_without_leaving_ends_the_job(code: int) -> None:
+    job = running()
+    job.process_ended(PartEnded("server", 1, code))
+    aborted(job.judge(), f"ended with exit code {code}", PeerLostError)
+
+
+def test_what_ends_after_the_job_has_failed_changes_nothing() -> None:
+    job = running()
+    job.fail(Failure("no.", "server", 0))
+    job.process_ended(PartEnded("worker", 1, 1))
+    assert not job.undecided
+    assert job.judge() == []
+
+
+def test_who_says_to_be_alive_is_answered() -> None:
+    job = running()
+    assert job.handle(worker(0), Alive()) == [(worker(0), Alive())]
 
 
 def test_a_process_that_left_in_order_is_not_lost() -> None:
@@ -139,7 +251,9 @@ def test_a_process_that_left_in_order_is_not_lost() -> None:
     job.handle(worker(1), Bye())
     node = job.node(worker(1))
     assert node is not None
-    assert job.lost(node) == []
+    job.lost(node, silent_s=1.0)
+    assert not job.undecided
+    assert job.judge() == []
     assert job.failure is None
 
 
@@ -151,7 +265,7 @@ def test_a_failed_job_ends_when_everybody_has_left_or_is_lost() -> None:
         assert job.handle(identity, Bye()) == []
     node = job.node(server(1))
     assert node is not None
-    job.lost(node)
+    job.lost(node, silent_s=1.0)
     assert job.ended
 
 

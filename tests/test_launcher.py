@@ -15,11 +15,13 @@ import sys
 import time
 from pathlib import Path
 
+import msgspec
 import psutil
 import pytest
 
 from p3kv.launcher import Graces, Launcher, Part, job_parts, launch
 from p3kv.launcher.output import LineSplitter, Screen, Text
+from p3kv.wire.launcher_link import Cause, LauncherLink, PartEnded
 from tests.jobs import eventually
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -91,13 +93,64 @@ def p3kv(*arguments, **more):
     """Runs the command line to its end."""
     return subprocess.run(
         [sys.executable, "-m", "p3kv", *map(str, arguments)],
-        env=clean_environment(),
+        **{"env": clean_environment(), **more},
         capture_output=True,
         text=True,
         timeout=DEADLINE_S,
         check=False,
-        **more,
     )
+
+
+# A scheduler that says what it was told of ends, then the given causes, and fails.
+SCHEDULER = """
+import socket, sys
+link = socket.socket(fileno=int(sys.argv[1]))
+if sys.argv[2] == "hear":
+    print(link.recv(4096).decode(), end="")
+link.sendall(sys.argv[3].encode())
+sys.exit(1)
+"""
+
+
+def job_with_a_scheduler(causes, *parts, hear=False, graces=None):
+    ours, theirs = socket.socketpair()
+    words = "".join(msgspec.json.encode(cause).decode() + "\n" for cause in causes)
+    scheduler = Part(
+        "scheduler",
+        (sys.executable, "-c", SCHEDULER, str(theirs.fileno()), "hear" if hear else "", words),
+        clean_environment(),
+        serves_workers=True,
+        pass_fds=(theirs.fileno(),),
+    )
+    graces = graces or Graces(others_s=10)
+    with ours, theirs:
+        link = LauncherLink(ours)
+        return Job(scheduler, *parts, link=link, on_started=theirs.close, graces=graces)
+
+
+class TestLink:
+    @pytest.mark.parametrize(
+        ("script", "end"),
+        [
+            ("exit 3", PartEnded("worker", 1, 3)),
+            ("true", PartEnded("worker", 1, 0)),
+            ("kill -KILL $$", PartEnded("worker", 1, 137, "SIGKILL")),
+        ],
+    )
+    def test_the_scheduler_is_told_how_a_part_ended(self, script, end):
+        job = job_with_a_scheduler([], shell("worker 1", script), hear=True)
+        told = job.out.partition("| ")[2].encode()
+        assert msgspec.json.decode(told, type=PartEnded) == end
+
+    def test_both_ends_live_without_the_other(self):
+        ours, theirs = socket.socketpair()
+        link = LauncherLink(ours)
+        theirs.sendall(b'{"type":"PartEnded","role":"server","rank":0,"code":1}\n{"type":')
+        assert link.receive() == [PartEnded("server", 0, 1)]
+        theirs.close()
+        assert link.receive() == []
+        link.send(PartEnded("server", 0, 1))
+        link.close()
 
 
 class TestExitCode:
@@ -116,28 +169,38 @@ class TestExitCode:
         assert job.code == 128 + signum
         assert job.last_line == f"p3kv launch: a failed first: killed by {signum.name}"
 
-    def job_with_a_cause(self, cause, **more):
-        read_fd, write_fd = os.pipe()
-        script = f"echo {cause} > /proc/self/fd/{write_fd}; exit 1"
-        scheduler = shell("scheduler", script, pass_fds=(write_fd,))
-        try:
-            worker = shell("worker 0", "sleep 0.3; exit 5")
-            return Job(scheduler, worker, shell("worker 1", "true"), cause_fd=read_fd, **more)
-        finally:
-            os.close(read_fd)
-            os.close(write_fd)
-
     def test_is_that_of_the_part_that_made_the_others_fail_when_they_end_before_it(self):
-        job = self.job_with_a_cause("worker 0", graces=Graces(others_s=10))
+        cause = Cause("worker 0", "worker 0 failed first: why", [])
+        job = job_with_a_scheduler([cause], shell("worker 0", "sleep 0.3; exit 5"))
         assert job.code == 5
-        assert job.last_line == "p3kv launch: worker 0 failed first: exit code 5"
+        assert job.last_line == "p3kv launch: worker 0 failed first: why"
 
-    @pytest.mark.parametrize("cause", ["worker 1", "worker 7", ""])
-    def test_is_that_of_the_first_to_end_when_the_one_that_is_blamed_did_not_fail(self, cause):
-        assert self.job_with_a_cause(cause, graces=Graces(others_s=10)).code == 1
+    @pytest.mark.parametrize("part", ["worker 1", "worker 7", "scheduler"])
+    def test_is_1_when_the_one_that_is_blamed_has_none_of_its_own(self, part):
+        cause = Cause(part, "the reason", [])
+        workers = shell("worker 0", "sleep 0.3; exit 5"), shell("worker 1", "true")
+        job = job_with_a_scheduler([cause], *workers)
+        assert (job.code, job.last_line) == (1, "p3kv launch: the reason")
 
     def test_is_not_that_of_a_part_that_the_launcher_ended(self):
-        assert self.job_with_a_cause("worker 0", graces=Graces(others_s=0.0)).code == 1
+        cause = Cause("worker 0", "the reason", [])
+        graces = Graces(others_s=0.5)
+        job = job_with_a_scheduler([cause], shell("worker 0", "sleep 60"), graces=graces)
+        assert (job.code, job.last_line) == (1, "p3kv launch: the reason; ended worker 0")
+
+    def test_is_1_when_parts_that_can_t_be_told_are_ended_at_once(self):
+        cause = Cause("worker 0", "the reason", absent=["worker 0", "server 0"])
+        parts = shell("worker 0", "true"), shell("server 0", "sleep 60", serves_workers=True)
+        job = job_with_a_scheduler([cause], *parts, graces=Graces(others_s=60, serving_s=60))
+        assert (job.code, job.last_line) == (1, "p3kv launch: the reason")
+        assert job.took_s < 5
+
+    def test_is_known_soon_when_only_the_one_that_is_blamed_does_not_end(self):
+        cause = Cause("worker 0", "the reason", [])
+        stopped = shell("worker 0", "kill -STOP $$")
+        job = job_with_a_scheduler([cause], stopped, graces=Graces(others_s=60, last_s=0.3))
+        assert (job.code, job.last_line) == (1, "p3kv launch: the reason; ended worker 0")
+        assert job.took_s < 5
 
     def test_is_127_for_a_command_that_does_not_exist_and_nothing_starts(self, tmp_path):
         missing = Part("b", ("no-such-command",), clean_environment())
@@ -327,7 +390,13 @@ class TestOutput:
 class TestJobParts:
     def parts(self, **environment):
         return job_parts(
-            ["python", "train.py"], 2, 3, port=9, scheduler_fd=7, cause_fd=8, env=dict(environment)
+            ["python", "train.py"],
+            2,
+            3,
+            port=9,
+            scheduler_fd=7,
+            launcher_fd=8,
+            env=dict(environment),
         )
 
     def test_are_a_scheduler_and_all_servers_and_workers_with_their_ranks(self):
@@ -338,8 +407,9 @@ class TestJobParts:
         ]
         assert (scheduler.env["DMLC_ROLE"], scheduler.pass_fds) == ("scheduler", (7, 8))
         assert scheduler.env["P3KV_SCHEDULER_FD"] == "7"
-        assert scheduler.env["P3KV_CAUSE_FD"] == "8"
-        assert not any("P3KV_CAUSE_FD" in part.env for part in others)
+        assert scheduler.env["P3KV_LAUNCHER_FD"] == "8"
+        assert not any("P3KV_LAUNCHER_FD" in part.env for part in others)
+        assert all(part.env["P3KV_LAUNCHED"] == "1" for part in (scheduler, *others))
         assert [part.env.get("DMLC_SERVER_ID") for part in others] == ["0", "1", "2", None, None]
         assert [part.env.get("DMLC_WORKER_ID") for part in others] == [*[None] * 3, "0", "1"]
         assert others[-1].argv == ("python", "train.py")
@@ -372,7 +442,7 @@ class TestJobParts:
             1,
             port=9,
             scheduler_fd=7,
-            cause_fd=8,
+            launcher_fd=8,
             env=clean_environment(MINE="kept"),
         )
         job = Job(*(part for part in parts if not part.serves_workers))
@@ -391,7 +461,9 @@ class TestCommandLine:
         ("arguments", "message"),
         [
             (["launch", "-n", "0", "--", "true"], "0 is not 1 or more"),
-            (["launch", "-n", "two", "--", "true"], "invalid"),
+            (["launch", "-n", "two", "--", "true"], "'two' is not a whole number"),
+            (["launch", "-n", "1", "-s", "1.5", "--", "true"], "'1.5' is not a whole number"),
+            (["launch", "-n", "1", "--root-port", "x", "--", "true"], "'x' is not a whole number"),
             (["launch", "--", "true"], "-n/--num-workers"),
             (["launch", "-n", "1", "--"], "the workers' command is missing"),
             (["launch", "-n", "1", "--root-port", "70000", "--", "true"], "70000 is not a port"),
@@ -450,3 +522,23 @@ class TestCommandLine:
         result = p3kv("run", tmp_path / "train.py")
         assert result.returncode == 2
         assert result.stderr == f"p3kv run: there is no script '{tmp_path}/train.py'\n"
+
+    def test_run_of_a_folder_says_so(self, tmp_path):
+        result = p3kv("run", tmp_path)
+        assert result.returncode == 2
+        assert result.stderr == f"p3kv run: can't read '{tmp_path}': Is a directory\n"
+
+    def test_launch_with_a_wrong_setting_says_so_once(self):
+        env = clean_environment(P3KV_SLICE_SIZE="abc")
+        result = p3kv("launch", "-n", "2", "--", "true", env=env)
+        assert result.returncode == 2
+        assert result.stderr == (
+            "p3kv launch: P3KV_SLICE_SIZE is 'abc'; it must be a whole number\n"
+        )
+
+    def test_launch_of_a_script_without_python_says_how(self, tmp_path):
+        script = tmp_path / "train.py"
+        script.write_text("import p3kv")
+        result = p3kv("launch", "-n", "2", "--", script)
+        assert result.returncode == 126
+        assert result.stderr.endswith(f"is not executable; is it 'python {script}'?\n")

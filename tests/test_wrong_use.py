@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -31,6 +32,8 @@ from tests.jobs import (
 )
 
 PROMISED_S = 10.0
+TIMEOUT_S = 6.0
+"""Of the rendezvous: long enough for a first word on who is missing, short for a test."""
 JOIN = [sys.executable, str(SCRIPTS / "join.py")]
 WEB_ANSWER = b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n" + b"<html>Bad</html>\n" * 40
 PLACE = {
@@ -154,6 +157,9 @@ def at_once() -> Dict[str, JobResult]:
             "wrong role": start_role("boss", code, free_port),
             "missing variable": start_role("server", code, free_port, DMLC_NUM_SERVER=""),
             "wrong setting": start_role("server", code, free_port, P3KV_SLICE_SIZE="abc"),
+            "wrong setting in a worker": start_role(
+                "worker", code, free_port, P3KV_SLICE_SIZE="abc"
+            ),
             "wrong interface": start_role("worker", code, free_port, DMLC_INTERFACE="p3kv9"),
             "address of another host": start_role(
                 "server", code, free_port, DMLC_NODE_HOST="203.0.113.1"
@@ -172,6 +178,7 @@ def at_once() -> Dict[str, JobResult]:
         ("wrong role", ["p3kv: DMLC_ROLE is 'boss'", "scheduler, server, worker"]),
         ("missing variable", ["p3kv: DMLC_NUM_SERVER is not set", "p3kv launch"]),
         ("wrong setting", ["p3kv server: P3KV_SLICE_SIZE is 'abc'", "a whole number"]),
+        ("wrong setting in a worker", ["p3kv worker: P3KV_SLICE_SIZE is 'abc'"]),
         ("wrong interface", ["DMLC_INTERFACE is 'p3kv9'", "This host has", "lo"]),
         ("address of another host", ["can't listen at 203.0.113.1", "DMLC_NODE_HOST"]),
         ("unknown host", ["no-such-host.invalid", "DMLC_PS_ROOT_URI"]),
@@ -244,22 +251,26 @@ def in_vain() -> Iterator[Dict[str, JobResult]]:
         router = stack.enter_context(zmq.Context()).socket(zmq.ROUTER)
         mute = router.bind_to_random_port("tcp://127.0.0.1")
         start = time.monotonic()
+
+        def begin(role: str, at: int, **changes: Any) -> subprocess.Popen:
+            return start_role(role, JOIN, at, P3KV_RENDEZVOUS_TIMEOUT_S=TIMEOUT_S, **changes)
+
         processes = {
-            "too few workers: scheduler": start_role("scheduler", JOIN, too_few_workers, workers=3),
-            "too few workers: server": start_role("server", JOIN, too_few_workers, workers=3),
-            "too few workers: worker": start_role(
-                "worker", JOIN, too_few_workers, workers=3, DMLC_WORKER_ID=1
+            "too few workers: scheduler": begin("scheduler", too_few_workers, workers=3),
+            "too few workers: server": begin("server", too_few_workers, workers=3),
+            "too few workers: worker": begin(
+                "worker", too_few_workers, workers=3, DMLC_WORKER_ID=1
             ),
-            "too few servers: scheduler": start_role("scheduler", JOIN, too_few_servers, servers=2),
-            "too few servers: server": start_role("server", JOIN, too_few_servers, servers=2),
-            "too few servers: worker": start_role("worker", JOIN, too_few_servers, servers=2),
-            "no scheduler: server": start_role("server", JOIN, empty),
-            "no scheduler: worker": start_role("worker", JOIN, empty),
-            "a silent server: worker": start_role("worker", JOIN, silent),
-            "an SSH server: worker": start_role("worker", JOIN, ssh),
-            "a web server: worker": start_role("worker", JOIN, web),
-            "a web server: server": start_role("server", JOIN, web),
-            "a mute ZeroMQ server: worker": start_role("worker", JOIN, mute),
+            "too few servers: scheduler": begin("scheduler", too_few_servers, servers=2),
+            "too few servers: server": begin("server", too_few_servers, servers=2),
+            "too few servers: worker": begin("worker", too_few_servers, servers=2),
+            "no scheduler: server": begin("server", empty),
+            "no scheduler: worker": begin("worker", empty),
+            "a silent server: worker": begin("worker", silent),
+            "an SSH server: worker": begin("worker", ssh),
+            "a web server: worker": begin("worker", web),
+            "a web server: server": begin("server", web),
+            "a mute ZeroMQ server: worker": begin("worker", mute),
         }
         try:
             yield results(processes, start, timeout_s=3 * PROMISED_S)
@@ -304,6 +315,29 @@ def test_whoever_waits_in_vain_ends_within_10_s_and_says_for_whom(
         assert result.seconds < PROMISED_S
 
 
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
+        (
+            "too few workers: scheduler",
+            ["waiting for worker 0, worker 2; 1 of 3 workers and 1 of 1 servers have come "
+             "(127.0.0.1: worker 1, server", "once its script does 'import p3kv'"],
+        ),
+        ("too few servers: scheduler", ["waiting for 1 servers; 1 of 1 workers and 1 of 2 "]),
+        ("no scheduler: server", ["waiting for a p3kv scheduler at 127.0.0.1:", "nothing listens"]),
+        ("a silent server: worker", ["waiting for a p3kv", "says nothing that a scheduler says"]),
+        ("an SSH server: worker", ["waiting for a p3kv", "says nothing that a scheduler says"]),
+    ],
+)  # fmt: skip
+def test_whoever_waits_says_for_whom_before_it_gives_up(
+    in_vain: Dict[str, JobResult], case: str, words: List[str]
+) -> None:
+    said = in_vain[case].output
+    for word in words:
+        assert word in said, said
+    assert said.count("waiting for") - said.count("still waiting for") == 1
+
+
 def test_native_processes_that_an_early_import_of_mxnet_starts_are_recognised_by_the_worker() -> (
     None
 ):
@@ -322,8 +356,9 @@ def test_native_processes_that_an_early_import_of_mxnet_starts_are_recognised_by
                 process.communicate()
     print(f"told after {took_s:.1f} s")
     assert said is not None, f"the worker was told nothing within {PROMISED_S:g} s"
-    for word in ("RendezvousError", "'import p3kv' must be its first import", "p3kv run"):
+    for word in ("'import p3kv' must be its first import", "p3kv run"):
         assert word in said
+    assert "Traceback" not in said
     assert worker.returncode == 1
 
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
 import sys
-from typing import BinaryIO, Iterator, Mapping, Sequence
+from typing import BinaryIO, Mapping, Sequence
 
 from p3kv.config import told_of
 from p3kv.launcher.parts import HOST, job_parts
 from p3kv.launcher.supervisor import Graces, Launcher
+from p3kv.wire.launcher_link import LauncherLink
 
 _BACKLOG = 1024
 
@@ -48,32 +48,32 @@ def launch(
             stream.write(message.encode())
             stream.flush()
             return 1
-        with _pipe() as (cause_reader, cause_writer):
+        ours, schedulers = socket.socketpair()
+        with ours, schedulers:
             parts = job_parts(
                 command,
                 num_workers,
                 num_servers,
                 port=listener.getsockname()[1],
                 scheduler_fd=listener.fileno(),
-                cause_fd=cause_writer.fileno(),
+                launcher_fd=schedulers.fileno(),
                 # This process has told of its own variables when it imported p3kv.
                 env={**os.environ, **told_of(os.environ)} if env is None else env,
             )
-            # Once the scheduler has the listener it must be the only one: with a second copy here,
-            # connections to a dead scheduler would be accepted and never answered.
+
+            def on_started() -> None:
+                # Once the scheduler has the listener it must be the only one: with a second copy
+                # here, connections to a dead scheduler would be accepted and never answered. The
+                # same goes for its end of the link.
+                listener.close()
+                schedulers.close()
+
             launcher = Launcher(
                 parts,
                 out=out,
                 err=err,
                 graces=graces,
-                on_started=listener.close,
-                cause_fd=cause_reader.fileno(),
+                on_started=on_started,
+                link=LauncherLink(ours),
             )
             return launcher.run()
-
-
-@contextlib.contextmanager
-def _pipe() -> Iterator[tuple[BinaryIO, BinaryIO]]:
-    read_fd, write_fd = os.pipe()
-    with open(read_fd, "rb") as reader, open(write_fd, "wb") as writer:
-        yield reader, writer

@@ -11,7 +11,7 @@ from typing import Mapping, Sequence
 HOST = "127.0.0.1"
 
 # Set for one role only: an old value from the launcher's own environment would mislead the others.
-_SET_PER_PART = ("DMLC_WORKER_ID", "DMLC_SERVER_ID", "P3KV_SCHEDULER_FD", "P3KV_CAUSE_FD")
+_SET_PER_PART = ("DMLC_WORKER_ID", "DMLC_SERVER_ID", "P3KV_SCHEDULER_FD", "P3KV_LAUNCHER_FD")
 
 
 @dataclass(frozen=True)
@@ -37,15 +37,15 @@ def job_parts(
     *,
     port: int,
     scheduler_fd: int,
-    cause_fd: int,
+    launcher_fd: int,
     env: Mapping[str, str],
 ) -> list[Part]:
     """Returns a scheduler, `num_servers` servers and `num_workers` workers that run `command`.
 
     `scheduler_fd` is a socket that listens on `port` already; the scheduler inherits it, so nobody
-    can take the port in between. Into `cause_fd`, a pipe that it inherits too, it writes who made
-    the job fail ("worker 1"). `env` reaches every part whole; only the variables that describe
-    the job are set on top of it.
+    can take the port in between. `launcher_fd` is its end of the socket on which it and the
+    launcher tell each other who failed and who ended. `env` reaches every part whole; only the
+    variables that describe the job are set on top of it.
     """
     shared = {key: value for key, value in env.items() if key not in _SET_PER_PART}
     shared.update(
@@ -54,6 +54,7 @@ def job_parts(
         DMLC_NUM_WORKER=str(num_workers),
         DMLC_NUM_SERVER=str(num_servers),
         P3KV_JOB=secrets.token_hex(16),
+        P3KV_LAUNCHED="1",
     )
     # Python keeps what it prints back when it prints to a pipe, as it does here.
     shared.setdefault("PYTHONUNBUFFERED", "1")
@@ -68,9 +69,11 @@ def job_parts(
     scheduler = Part(
         "scheduler",
         serve,
-        environment("scheduler", P3KV_SCHEDULER_FD=str(scheduler_fd), P3KV_CAUSE_FD=str(cause_fd)),
+        environment(
+            "scheduler", P3KV_SCHEDULER_FD=str(scheduler_fd), P3KV_LAUNCHER_FD=str(launcher_fd)
+        ),
         serves_workers=True,
-        pass_fds=(scheduler_fd, cause_fd),
+        pass_fds=(scheduler_fd, launcher_fd),
     )
     servers = [
         Part(

@@ -22,9 +22,9 @@ def signal_name(signum: int) -> str:
 class RunningPart:
     """A started part: a process that leads a session and a process group of its own.
 
-    Once it has ended, `code` is its exit code as a shell would give it, and `how` says how it
-    ended. `is_over` says that nothing of its group is left to wait for. `due_s` is when the next
-    measure against it is due, on the monotonic clock.
+    Once it has ended, `code` is its exit code as a shell would give it, `how` says how it ended,
+    and `signal` names the signal that did it, if one did. `is_over` says that nothing of its group
+    is left to wait for. `due_s` is when the next measure against it is due, on the monotonic clock.
     """
 
     def __init__(self, part: Part, process: subprocess.Popen) -> None:
@@ -32,6 +32,7 @@ class RunningPart:
         self.group = process.pid
         self.code: int | None = None
         self.how = ""
+        self.signal = ""
         self.is_over = False
         self.is_killed = False
         self.due_s: float | None = None
@@ -45,12 +46,15 @@ class RunningPart:
         """Frees the ended process's number, and sets `code` and `how`."""
         code = self._process.wait()
         self.code = code if code >= 0 else 128 - code
-        self.how = f"exit code {code}" if code >= 0 else f"killed by {signal_name(-code)}"
+        self.signal = "" if code >= 0 else signal_name(-code)
+        self.how = f"killed by {self.signal}" if self.signal else f"exit code {code}"
 
     def terminate(self, term_s: float) -> None:
         """Asks the group to end, and sets when it is to be killed if it has not."""
         if self.due_s is None:
             signal_group(self.group, signal.SIGTERM)
+            # What is stopped would not notice.
+            signal_group(self.group, signal.SIGCONT)
             self.due_s = time.monotonic() + term_s
 
     def hurry(self) -> None:

@@ -18,10 +18,13 @@ from p3kv.launcher.guardian import Guardian, group_is_alive, signal_group
 from p3kv.launcher.output import Forwarder, Screen
 from p3kv.launcher.parts import Part
 from p3kv.launcher.process import RunningPart, signal_name
+from p3kv.wire.launcher_link import Cause, LauncherLink, PartEnded
 
 _NOT_FOUND, _NOT_EXECUTABLE = 127, 126
-_CAUSE_BYTES = 4096
+_LAST_WORDS_S = 1.0
+"""How long to wait for words of a scheduler that has ended; they are there already."""
 _GROUP_POLL_S = 0.05
+_SCHEDULER = "scheduler"
 _STORELESS = "; does every worker import p3kv?"
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -31,12 +34,14 @@ class Graces:
     """How long the launcher waits, in seconds, before it goes on to the next measure.
 
     `others_s`: after a part failed, for the others to end by themselves; the store tells them the
-    cause, and their own messages are worth having. `serving_s`: after the workers ended well, for
+    cause, and their own messages are worth having. `last_s`: for the one that made them fail, once
+    all others have ended; it may be stopped. `serving_s`: after the workers ended well, for
     the parts that serve them. `term_s`: between SIGTERM and SIGKILL. `kill_s`: for the kernel to
     remove what was killed.
     """
 
     others_s: float = 9.0
+    last_s: float = 4.0
     serving_s: float = 10.0
     term_s: float = 5.0
     kill_s: float = 5.0
@@ -45,7 +50,7 @@ class Graces:
 class _Verdict(NamedTuple):
     code: int
     sentence: str
-    part: str = ""  # The one whose own end it is about.
+    by_end: bool = False  # A part's end shows no more than that it ended: the scheduler knows why.
 
 
 class _Ended(NamedTuple):
@@ -56,7 +61,7 @@ class _Signalled(NamedTuple):
     signum: int
 
 
-_Event = Union[_Ended, _Signalled]
+_Event = Union[_Ended, _Signalled, Cause]
 
 
 class Launcher:
@@ -65,9 +70,9 @@ class Launcher:
     `run` may be called once, in the main thread if signals shall end the job. `out` and `err` are
     where the parts' output goes; `on_started` is called when every part has its descriptors.
 
-    `cause_fd` is the reading end of a pipe into which a part may write the name of the part whose
-    failure made the others fail. Python takes longer to end after an exception than the store
-    takes to tell everybody, so the first process to end is often not the first that failed.
+    On `link` the scheduler is told of every end, and tells why the job failed. Python takes longer
+    to end after an exception than the store takes to tell everybody, so the first process to end
+    is often not the first that failed.
     """
 
     def __init__(
@@ -78,12 +83,14 @@ class Launcher:
         err: BinaryIO | None = None,
         graces: Graces | None = None,
         on_started: Callable[[], None] = lambda: None,
-        cause_fd: int | None = None,
+        link: LauncherLink | None = None,
     ) -> None:
         self._parts = list(parts)
         self._graces = graces or Graces()
         self._on_started = on_started
-        self._cause_fd = cause_fd
+        self._link = link
+        self._listener: threading.Thread | None = None
+        self._cause: Cause | None = None
         # SimpleQueue's put may interrupt its own get, as a signal handler does.
         self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
         self._screen = Screen(out or sys.stdout.buffer, err or sys.stderr.buffer)
@@ -96,7 +103,9 @@ class Launcher:
         self._verdict: _Verdict | None = None
         self._term_at_s: float | None = None
         self._is_terminating = False
-        self._ended_by_us: list[str] = []
+        self._ended_by_us: set[str] = set()
+        self._left: list[str] = []
+        """Those that had to be ended, though they had been told or had had the time to end."""
 
     def run(self) -> int:
         """Starts the parts and returns when all have ended: 0, or the first failure's exit code.
@@ -119,7 +128,7 @@ class Launcher:
         verdict = self._final_verdict()
         if verdict is None:
             return 0
-        ended = f"; ended {', '.join(self._ended_by_us)}" if self._ended_by_us else ""
+        ended = f"; ended {', '.join(self._left)}" if self._left else ""
         self._screen.say(f"p3kv launch: {verdict.sentence}{ended}")
         return verdict.code
 
@@ -148,6 +157,8 @@ class Launcher:
             if shutil.which(part.argv[0], path=path) is None:
                 exists = os.path.isfile(part.argv[0])
                 problem = "is not executable" if exists else "was not found"
+                if part.argv[0].endswith(".py"):
+                    problem += f"; is it 'python {part.argv[0]}'?"
                 code = _NOT_EXECUTABLE if exists else _NOT_FOUND
                 self._verdict = _Verdict(
                     code, f"cannot start {part.name}: the command '{part.argv[0]}' {problem}"
@@ -192,7 +203,18 @@ class Launcher:
                 name=f"p3kv-launch-watch-{running.part.name}",
                 daemon=True,
             ).start()
+        if self._link is not None:
+            self._listener = threading.Thread(
+                target=self._listen, args=(self._link,), name="p3kv-launch-cause", daemon=True
+            )
+            self._listener.start()
         return self._verdict is None
+
+    def _listen(self, link: LauncherLink) -> None:
+        while told := link.receive():
+            for cause in told:
+                assert isinstance(cause, Cause)
+                self._events.put(cause)
 
     def _report_end(self, index: int, running: RunningPart) -> None:
         # A blocking wait for each process: of two that end close together, the first is reported
@@ -212,6 +234,8 @@ class Launcher:
                 self._on_end(self._running[event.number])
             elif isinstance(event, _Signalled):
                 self._on_signal(event.signum)
+            elif isinstance(event, Cause):
+                self._on_cause(event)
             self._take_due_measures()
 
     def _timeout_s(self) -> float | None:
@@ -230,8 +254,14 @@ class Launcher:
         # then the group's number cannot be anybody else's.
         running.terminate(self._graces.term_s)
         running.reap()
-        if running.code != 0:
-            if self._verdict is None:
+        name, code = running.part.name, running.code
+        assert code is not None
+        if self._link is not None and not self._is_terminating and name not in self._ended_by_us:
+            role, _, rank = name.partition(" ")
+            if rank:
+                self._link.send(PartEnded(role, int(rank), code, running.signal))
+        if code != 0:
+            if self._verdict is None and name not in self._ended_by_us:
                 self._verdict = _failure(running)
                 if self._workers_ended_well():
                     hint = f"{self._verdict.sentence}, after the workers ended well{_STORELESS}"
@@ -239,6 +269,26 @@ class Launcher:
                 self._set_term_at(self._graces.others_s)
         elif self._workers_ended_well():
             self._set_term_at(self._graces.serving_s)
+        self._end_the_last()
+
+    def _on_cause(self, cause: Cause) -> None:
+        self._cause = cause
+        self._set_term_at(self._graces.others_s)
+        for running in self._running:
+            if running.code is None and running.part.name in cause.absent:
+                # Nobody can tell it why the job ends.
+                self._ended_by_us.add(running.part.name)
+                running.terminate(self._graces.term_s)
+        self._end_the_last()
+
+    def _end_the_last(self) -> None:
+        """Once all others have ended, waits no longer for the one that made them: without a word of
+        the scheduler's, that is the scheduler."""
+        if self._link is None or (self._cause is None and self._verdict is None):
+            return
+        left = [running.part.name for running in self._running if running.code is None]
+        if left == [_SCHEDULER if self._cause is None else self._cause.part]:
+            self._set_term_at(self._graces.last_s)
 
     def _on_signal(self, signum: int) -> None:
         if self._verdict is None:
@@ -261,8 +311,10 @@ class Launcher:
         if self._term_at_s is not None and now_s >= self._term_at_s and not self._is_terminating:
             self._is_terminating = True
             left = [running for running in self._running if running.code is None]
-            self._ended_by_us = [running.part.name for running in left]
-            if left and self._verdict is None:
+            names = [running.part.name for running in left]
+            self._left = [name for name in names if name not in self._ended_by_us]
+            self._ended_by_us.update(names)
+            if left and self._verdict is None and self._cause is None:
                 self._verdict = _Verdict(
                     1,
                     "the workers ended well, but what serves them still waited "
@@ -284,24 +336,32 @@ class Launcher:
                 self._guardian.forget(running.group)
 
     def _final_verdict(self) -> _Verdict | None:
-        if self._verdict is None or not self._verdict.part or self._cause_fd is None:
-            return self._verdict
-        os.set_blocking(self._cause_fd, False)
-        try:
-            cause = os.read(self._cause_fd, _CAUSE_BYTES).decode().partition("\n")[0]
-        except BlockingIOError:
-            return self._verdict
-        for running in self._running:
+        self._hear_the_rest()
+        verdict, cause = self._verdict, self._cause
+        if verdict is not None and not verdict.by_end:
+            return verdict
+        if cause is not None:
             # One that did not fail by itself has no exit code of its own to give.
-            if running.part.name == cause and cause not in self._ended_by_us:
-                if running.code:
-                    return _failure(running)
-                left = f"{cause} left first, with exit code 0, while others needed it"
-                return self._verdict._replace(sentence=left)
-        return self._verdict
+            code = 1
+            for running in self._running:
+                name = running.part.name
+                if name == cause.part and name not in self._ended_by_us and running.code:
+                    code = running.code
+            return _Verdict(code, cause.sentence)
+        if verdict is not None and self._link is not None and _SCHEDULER in self._left:
+            return _Verdict(verdict.code, f"{_SCHEDULER} failed first: it answered nobody any more")
+        return verdict
+
+    def _hear_the_rest(self) -> None:
+        if self._listener is not None:
+            self._listener.join(_LAST_WORDS_S)
+        with contextlib.suppress(queue.Empty):
+            while True:
+                event = self._events.get_nowait()
+                if isinstance(event, Cause):
+                    self._cause = event
 
 
 def _failure(running: RunningPart) -> _Verdict:
-    name = running.part.name
     assert running.code is not None
-    return _Verdict(running.code, f"{name} failed first: {running.how}", name)
+    return _Verdict(running.code, f"{running.part.name} failed first: {running.how}", by_end=True)

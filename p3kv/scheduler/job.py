@@ -11,13 +11,16 @@ from typing import Dict, List, Optional, Set, Tuple
 import msgspec
 
 from p3kv.errors import ProtocolError
+from p3kv.scheduler.blame import LEFT, NEVER_JOINED, WITHOUT_LEAVING, Blame
 from p3kv.slicing import Run, check_count, loads_with, place, slice_size_for
+from p3kv.wire.launcher_link import PartEnded
 from p3kv.wire.messages import (
     PROTOCOL_VERSION,
     TOKEN_BYTES,
     UNKNOWN,
     Abort,
     Agreed,
+    Alive,
     BarrierPassed,
     BarrierReached,
     Bye,
@@ -69,7 +72,11 @@ class Node:
     def name(self) -> str:
         """How messages call this node."""
         rank = "" if self.rank == UNKNOWN else f" {self.rank}"
-        return f"{self.hello.role}{rank} ({self.hello.host}, process {self.hello.pid})"
+        return f"{self.hello.role}{rank} ({self.place()})"
+
+    def place(self) -> str:
+        """Where it runs."""
+        return f"{self.hello.host}, process {self.hello.pid}"
 
 
 @dataclass
@@ -97,6 +104,9 @@ class Job:
         self._loads_elems = [0] * num_servers
         self._assembled = False
         self._token = secrets.token_bytes(TOKEN_BYTES)
+        self._blame = Blame()
+        self._lost: List[Tuple[Node, float]] = []
+        self._ends: List[PartEnded] = []
 
     @property
     def assembled(self) -> bool:
@@ -107,7 +117,13 @@ class Job:
     def ended(self) -> bool:
         """Whether nobody is left that the scheduler should wait for."""
         everybody_came = self._assembled or self.failure is not None
-        return everybody_came and all(node.gone for node in self._nodes.values())
+        gone = everybody_came and all(node.gone for node in self._nodes.values())
+        return gone and not self.undecided
+
+    @property
+    def undecided(self) -> bool:
+        """Whether something was seen that may end the job, and others may know more of it."""
+        return self.failure is None and bool(self._blame or self._lost or self._ends)
 
     def node(self, identity: bytes) -> Optional[Node]:
         """The node with this identity, if it belongs to the job."""
@@ -124,9 +140,14 @@ class Job:
             return self._bye(node)
         if isinstance(message, ReportFailure):
             failure = message.failure
-            if failure.rank == UNKNOWN:
+            if failure.rank == UNKNOWN and failure.role == node.hello.role:
                 failure = msgspec.structs.replace(failure, rank=self._rank(node))
-            return self.fail(failure)
+            if not message.second_hand:
+                return self.fail(failure)
+            self._blame.lost(failure, self._called(node))
+            return []
+        if isinstance(message, Alive):
+            return [(identity, message)]
         if self.failure is not None:
             return [(identity, Abort(self.failure))]
         if not self._in_turn(node, message):
@@ -146,6 +167,9 @@ class Job:
         """Ends the job because of `failure`, unless it ends for another reason already."""
         if self.failure is None:
             self.failure = failure
+        for lost, _ in self._lost:
+            lost.gone = True
+        self._lost.clear()
         return [(n.identity, Abort(self.failure)) for n in self._nodes.values() if not n.gone]
 
     def wrong_words(self, node: Node, error: ProtocolError) -> Replies:
@@ -153,34 +177,86 @@ class Job:
         reason = f"{error} ({node.name()})"
         return self.fail(Failure(reason, node.hello.role, self._rank(node), error="ProtocolError"))
 
-    def lost(self, node: Node) -> Replies:
-        """Takes note that a node's connection ended without a Bye."""
-        if node.gone:
+    def lost(self, node: Node, silent_s: float) -> None:
+        """Takes note that a node's connection ended without a Bye, and when it was last heard of.
+
+        `judge` decides what that means: its last words may still be on their way.
+        """
+        if self.failure is not None:
+            node.gone = True
+        elif not node.gone:
+            self._lost.append((node, silent_s))
+
+    def process_ended(self, end: PartEnded) -> None:
+        """Takes note that the launcher has seen a process end; `judge` decides what that means."""
+        node = self._ranked(end.role, end.rank)
+        if self.failure is None and not (node is not None and node.gone and end.code == 0):
+            self._ends.append(end)
+
+    def judge(self) -> Replies:
+        """Decides whether the job ends, and why, once all witnesses have had time to speak."""
+        if self.failure is not None:
             return []
-        node.gone = True
-        return self.fail(
-            Failure(
-                f"the process ended without a word ({node.name()}). See its own output for why; "
-                "a signal such as that of the kernel's out-of-memory killer leaves none.",
-                node.hello.role,
-                self._rank(node),
-            )
+        for lost, silent_s in self._lost:
+            if not lost.gone:
+                self._blame.disconnected(lost.hello.role, self._rank(lost), lost.place(), silent_s)
+        for end in self._ends:
+            node = self._ranked(end.role, end.rank)
+            if node is None:
+                if not self._assembled:
+                    self._blame.ended(end, NEVER_JOINED)
+            elif not node.gone:
+                node.gone = True
+                self._blame.ended(end, WITHOUT_LEAVING if end.code == 0 else "")
+            elif end.code != 0:
+                self._blame.ended(end, LEFT)
+        self._ends.clear()
+        if self._blame:
+            return self.fail(self._blame.verdict())
+        self._lost.clear()
+        return []
+
+    def absent(self) -> List[str]:
+        """Those that have never joined, as far as it is known who comes."""
+        return [f"{role} {rank}" for role in self._wanted for rank in self._missing(role)]
+
+    def who_came(self) -> str:
+        """Who is missing, and who has come from where, to tell people who start processes."""
+        came, missing = [], []
+        by_host: Dict[str, List[str]] = {}
+        for role, wanted in self._wanted.items():
+            nodes = self._role(role)
+            came.append(f"{len(nodes)} of {wanted} {role}s")
+            ranks = self._missing(role)
+            if ranks and nodes:
+                missing += [f"{role} {rank}" for rank in ranks]
+            elif len(nodes) < wanted:
+                missing.append(f"{wanted - len(nodes)} {role}s")
+            for node in nodes:
+                by_host.setdefault(node.hello.host, []).append(self._called(node))
+        places = "; ".join(f"{host}: {', '.join(names)}" for host, names in by_host.items())
+        return (
+            f"waiting for {', '.join(missing)}; {' and '.join(came)} have come"
+            f"{f' ({places})' if places else ''}. "
+            "A worker has come once its script does 'import p3kv'."
         )
 
     def nobody_else_came(self, waited_s: float) -> Replies:
         """Ends the job because some did not arrive."""
         counts = []
         for role, wanted in self._wanted.items():
-            ranks = ", ".join(map(str, self._missing(role)))
+            nodes = self._role(role)
+            ranks = ", ".join(map(str, self._missing(role) if nodes else []))
             missing = f" ({role} {ranks} missing)" if ranks else ""
-            counts.append(f"{len(self._role(role))} of {wanted} {role}s arrived{missing}")
+            counts.append(f"{len(nodes)} of {wanted} {role}s arrived{missing}")
         failure = Failure(
-            f"{' and '.join(counts)}, and nobody else came for {waited_s:g} s. Start as many "
-            "processes as DMLC_NUM_WORKER and DMLC_NUM_SERVER say, look at the output of those "
-            "that are missing, or let the others wait longer with P3KV_RENDEZVOUS_TIMEOUT_S.",
+            f"{' and '.join(counts)}, and nobody else came for {waited_s:g} s",
             "scheduler",
             UNKNOWN,
             error="RendezvousError",
+            hint="Start as many processes as DMLC_NUM_WORKER and DMLC_NUM_SERVER say, look at the "
+            "output of those that are missing, or let the others wait longer with "
+            "P3KV_RENDEZVOUS_TIMEOUT_S.",
         )
         return self.fail(failure)
 
@@ -200,9 +276,16 @@ class Job:
     def _missing(self, role: str) -> List[int]:
         """Ranks that nobody has wished for, if all who came have a wish; else nobody can tell."""
         came = [self._rank(node) for node in self._role(role)]
-        if not came or UNKNOWN in came or len(set(came)) < len(came):
+        if UNKNOWN in came or len(set(came)) < len(came):
             return []
         return [rank for rank in range(self._wanted[role]) if rank not in came]
+
+    def _ranked(self, role: str, rank: int) -> Optional[Node]:
+        return next((node for node in self._role(role) if self._rank(node) == rank), None)
+
+    def _called(self, node: Node) -> str:
+        rank = self._rank(node)
+        return f"{node.hello.role} {rank}" if rank != UNKNOWN else node.hello.role
 
     def _rank(self, node: Node) -> int:
         """The node's rank; while ranks are not given yet, the one that it wishes for."""
@@ -267,11 +350,11 @@ class Job:
             if other.ready is not None and other.ready != message:
                 return self.fail(
                     Failure(
-                        f"{node.name()} has {message}, {other.name()} has {other.ready}; set "
-                        "p3kv.configure or the P3KV_* variables the same on all workers.",
+                        f"{node.name()} has {message}, {other.name()} has {other.ready}",
                         "worker",
                         node.rank,
                         error="ConfigError",
+                        hint="Set p3kv.configure or the P3KV_* variables the same on all workers.",
                     )
                 )
         if not all(worker.ready is not None for worker in workers):
@@ -316,10 +399,10 @@ class Job:
             reason = (
                 f"workers disagree on {called(message.key, first.name)}: worker {other} has shape "
                 f"{first.shape} and dtype {first.dtype}, worker {node.rank} has shape "
-                f"{message.shape} and dtype {message.dtype}. All workers must build the same "
-                "model with the same parameter names."
+                f"{message.shape} and dtype {message.dtype}"
             )
-            return self._refuse_key(node, reason)
+            hint = "All workers must build the same model with the same parameter names."
+            return self._refuse_key(node, reason, hint)
         declared.ranks.add(node.rank)
         return [(node.identity, KeyDeclared(declared.key_id, declared.runs, first.name))]
 
@@ -332,9 +415,9 @@ class Job:
         self._keys[message.key] = declared
         return declared
 
-    def _refuse_key(self, node: Node, reason: str) -> Replies:
-        failure = Failure(reason, "worker", node.rank, error="KeyMismatchError")
-        return [(node.identity, KeyRefused(reason)), *self.fail(failure)]
+    def _refuse_key(self, node: Node, reason: str, hint: str = "") -> Replies:
+        failure = Failure(reason, "worker", node.rank, error="KeyMismatchError", hint=hint)
+        return [(node.identity, KeyRefused(failure.words)), *self.fail(failure)]
 
     def _barrier(self, node: Node) -> Replies:
         node.at_barrier = True
@@ -369,11 +452,12 @@ class Job:
     def _left_early(self, node: Node) -> Replies:
         return self.fail(
             Failure(
-                f"the process ended while others still needed it ({node.name()}). Each "
-                "process must stay until all workers are done, and each worker must create its "
-                "store and reach as many barriers as the others; its own output may say more.",
+                f"the process ended while others still needed it ({node.place()})",
                 node.hello.role,
                 self._rank(node),
+                hint="Each process must stay until all workers are done, and each worker must "
+                "create its store and reach as many barriers as the others; its own output may say "
+                "more.",
             )
         )
 

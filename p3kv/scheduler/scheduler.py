@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import logging
-import os
+import socket
 import time
-from contextlib import suppress
-from typing import Dict, List, Optional, Set, Tuple
+from typing import Dict, Optional, Set
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from p3kv.config import Launch, Settings
-from p3kv.errors import ConfigError, P3Error, ProtocolError
-from p3kv.scheduler.job import Job, Node, Replies
+from p3kv.errors import ConfigError, P3Error, ProtocolError, in_one_line
+from p3kv.scheduler.job import Job, Replies
 from p3kv.wire.control import HEARTBEAT_EVERY_MS, HEARTBEAT_TIMEOUT_MS
-from p3kv.wire.messages import MAX_TO_SCHEDULER_BYTES, Failure, ToScheduler, decode, encode
+from p3kv.wire.launcher_link import Cause, LauncherLink, PartEnded
+from p3kv.wire.messages import (
+    MAX_TO_SCHEDULER_BYTES,
+    UNKNOWN,
+    Failure,
+    ToScheduler,
+    decode,
+    encode,
+)
 from p3kv.wire.refusals import Refusals
+from p3kv.wire.reminder import Reminder
 
 _log = logging.getLogger(__name__)
 
@@ -26,7 +34,7 @@ _LINGER_MS = 1000
 _HANDSHAKE_MS = 5000
 """How long a connection may stay that does not speak ZeroMQ; it keeps a descriptor so long."""
 _BLAME_PATIENCE_S = 0.5
-"""A lost node's peers know more of it than the scheduler: its round, above all."""
+"""A lost node's peers know more of it than the scheduler: its round, or what it did wrong."""
 _FAREWELL_S = 3.0
 """How long a failed job's nodes get to say Bye."""
 
@@ -40,10 +48,15 @@ def run_scheduler(launch: Launch, settings: Settings) -> None:
     router = context.socket(zmq.ROUTER)
     # Before anybody can connect, so that no connection goes unnoticed.
     monitor = router.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
+    link = None
+    if launch.launcher_fd is not None:
+        link = LauncherLink(socket.socket(fileno=launch.launcher_fd))
     try:
         _bind(router, launch)
-        _Scheduler(launch, settings, router, monitor).serve()
+        _Scheduler(launch, settings, router, monitor, link).serve()
     finally:
+        if link is not None:
+            link.close()
         router.disable_monitor()
         monitor.close()
         router.close()
@@ -77,7 +90,12 @@ def _bind(router: zmq.Socket, launch: Launch) -> None:
 
 class _Scheduler:
     def __init__(
-        self, launch: Launch, settings: Settings, router: zmq.Socket, monitor: zmq.Socket
+        self,
+        launch: Launch,
+        settings: Settings,
+        router: zmq.Socket,
+        monitor: zmq.Socket,
+        link: Optional[LauncherLink],
     ) -> None:
         self._job = Job(launch.job, launch.num_workers, launch.num_servers)
         self._timeout_s = settings.rendezvous_timeout_s
@@ -85,25 +103,43 @@ class _Scheduler:
         self._monitor = monitor
         self._refusals = Refusals(_log)
         self._last_arrival = time.monotonic()
-        self._cause_fd = launch.cause_fd
+        self._reminder = Reminder(self._last_arrival)
+        self._link = link
         self._nodes_by_descriptor: Dict[int, bytes] = {}
         self._open_descriptors: Set[int] = set()
-        self._lost: List[Tuple[float, Node]] = []
+        self._heard_at: Dict[bytes, float] = {}
+        self._judge_at: Optional[float] = None
         self._farewell_deadline: Optional[float] = None
 
     def serve(self) -> None:
+        """Serves the job to its end; raises its failure."""
+        try:
+            self._serve()
+        except Exception as error:
+            reason = f"p3kv failed in the scheduler: {in_one_line(error)}"
+            failure = Failure(reason, "scheduler", UNKNOWN, error="P3Error")
+            self._send(self._job.fail(failure))
+            self._tell_launcher(failure)
+            raise
+        if self._job.failure is not None:
+            raise self._job.failure.to_error()
+
+    def _serve(self) -> None:
         poller = zmq.Poller()
         poller.register(self._router, zmq.POLLIN)
         poller.register(self._monitor, zmq.POLLIN)
+        if self._link is not None:
+            poller.register(self._link.fileno(), zmq.POLLIN)
         while not self._over():
             ready = dict(poller.poll(self._timeout_ms()))
             if self._router in ready:
                 self._receive()
             if self._monitor in ready:
                 self._notice_connections()
+            if self._link is not None and self._link.fileno() in ready and not self._hear_ends():
+                poller.unregister(self._link.fileno())
+                self._link = None
             self._check_clock()
-        if self._job.failure is not None:
-            raise self._job.failure.to_error()
 
     def _over(self) -> bool:
         if self._job.ended:
@@ -112,11 +148,11 @@ class _Scheduler:
         return deadline is not None and time.monotonic() >= deadline
 
     def _timeout_ms(self) -> Optional[int]:
-        deadlines = [at for at, _ in self._lost]
+        deadlines = [] if self._judge_at is None else [self._judge_at]
         if self._farewell_deadline is not None:
             deadlines.append(self._farewell_deadline)
         elif not self._job.assembled:
-            deadlines.append(self._last_arrival + self._timeout_s)
+            deadlines += [self._last_arrival + self._timeout_s, self._reminder.at]
         if not deadlines:
             return None
         return max(0, int((min(deadlines) - time.monotonic()) * 1000) + 1)
@@ -144,8 +180,11 @@ class _Scheduler:
         known = self._job.node(identity) is not None
         self._send(self._job.handle(identity, message))
         node = self._job.node(identity)
+        if node is not None:
+            self._heard_at[identity] = time.monotonic()
         if not known and node is not None:
             self._last_arrival = time.monotonic()
+            self._reminder.postpone(self._last_arrival)
             _log.info("here is %s", node.name())
             self._arrived(identity, frames[1].get(zmq.SRCFD))
 
@@ -175,27 +214,49 @@ class _Scheduler:
             self._disconnected(identity)
 
     def _disconnected(self, identity: Optional[bytes]) -> None:
-        node = None if identity is None else self._job.node(identity)
-        if node is not None and not node.gone:
-            self._lost.append((time.monotonic() + _BLAME_PATIENCE_S, node))
+        if identity is None:
+            return
+        heard_at = self._heard_at.pop(identity, None)
+        node = self._job.node(identity)
+        if node is not None and heard_at is not None:
+            self._job.lost(node, time.monotonic() - heard_at)
+
+    def _hear_ends(self) -> bool:
+        """Takes note of the ends that the launcher tells of; False if it tells nothing more."""
+        assert self._link is not None
+        told = self._link.receive()
+        for end in told:
+            assert isinstance(end, PartEnded)
+            self._job.process_ended(end)
+        return bool(told)
 
     def _check_clock(self) -> None:
         now = time.monotonic()
-        for entry in [entry for entry in self._lost if entry[0] <= now]:
-            self._lost.remove(entry)
-            self._send(self._job.lost(entry[1]))
+        if not self._job.undecided:
+            self._judge_at = None
+        elif self._judge_at is None:
+            self._judge_at = now + _BLAME_PATIENCE_S
+        elif now >= self._judge_at:
+            self._judge_at = None
+            self._send(self._job.judge())
         arriving = not self._job.assembled and self._job.failure is None
         if arriving and now >= self._last_arrival + self._timeout_s:
             self._send(self._job.nobody_else_came(self._timeout_s))
+        elif arriving and self._reminder.is_due(now):
+            _log.warning("%s", self._job.who_came())
         if self._job.failure is not None and self._farewell_deadline is None:
             self._farewell_deadline = now + _FAREWELL_S
             self._tell_launcher(self._job.failure)
 
     def _tell_launcher(self, failure: Failure) -> None:
-        """Names the process that made the others fail; of one that never came nothing is known."""
-        if self._cause_fd is not None and failure.role != "scheduler":
-            with suppress(OSError):  # the launcher is gone
-                os.write(self._cause_fd, f"{failure.role} {failure.rank}\n".encode())
+        """Says why the job fails, and whom nobody can tell."""
+        if self._link is None:
+            return
+        part, sentence = failure.role, f"the job failed: {failure.words}"
+        if failure.role != "scheduler":
+            part = f"{failure.role} {failure.rank}"
+            sentence = f"{failure.where} failed first: {failure.words}"
+        self._link.send(Cause(part, sentence, self._job.absent()))
 
     def _send(self, replies: Replies) -> None:
         for identity, message in replies:

@@ -12,7 +12,7 @@ import time
 from typing import Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 from p3kv.config import Launch
-from p3kv.errors import ProtocolError
+from p3kv.errors import ProtocolError, in_one_line
 from p3kv.server.aggregation import Aggregator, Result, SliceState
 from p3kv.server.buffers import Buffer, BufferPool
 from p3kv.server.keys import ServerKey
@@ -170,7 +170,8 @@ class Consumer:
             return
         except Exception as error:  # noqa: BLE001  the optimizer's own
             _log.exception("the optimizer failed")
-            self._fail(f"the optimizer failed on {state.name()}: {error}", header.round)
+            reason = f"the optimizer failed on {state.name()}: {in_one_line(error)}"
+            self._fail(reason, header.round)
             return
         if self.tracer.enabled:
             self.tracer.span(
@@ -276,8 +277,9 @@ class Consumer:
                     self._workers.suspect(
                         rank,
                         f"it ended in order, but {workers(state.open_rounds[round_].arrived)} "
-                        f"went on to round {round_} of {state.name()}. All workers must make "
-                        "the same number of steps: give each the same number of batches.",
+                        f"went on to round {round_} of {state.called}",
+                        "All workers must make the same number of steps: give each the same "
+                        "number of batches.",
                     )
                     return True
         return False

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Dict, Optional
 
 from p3kv.config import Launch, Settings
-from p3kv.errors import ConfigError, P3Error, ProtocolError
+from p3kv.errors import ConfigError, P3Error, ProtocolError, in_one_line
 from p3kv.server.buffers import Buffer
 from p3kv.server.consumer import Consumer
 from p3kv.server.optimizer import MakeOptimizer
@@ -35,6 +35,7 @@ from p3kv.wire.messages import (
     Header,
     KeyLayout,
     Kind,
+    ReportFailure,
     Roster,
     Stalled,
     decode,
@@ -64,6 +65,9 @@ def run_server(launch: Launch, settings: Settings, make_optimizer: MakeOptimizer
     server = _Server(launch, settings, make_optimizer, listener)
     try:
         server.serve()
+    except BaseException as error:
+        server.tell_why(error)
+        raise
     finally:
         server.close()
 
@@ -90,7 +94,7 @@ class _Server:
         self._failure: Optional[P3Error] = None
         self._workers = Workers(
             launch.num_workers, self._loop, listener, self._connection,
-            suspect=lambda failure: self._control.suspect(failure),
+            suspect=lambda failure, second_hand: self._control.suspect(failure, second_hand),
         )  # fmt: skip
         self._stalls = Stalls(self._tell_stall, self._workers.suspect)
         self._consumer = Consumer(launch, self._workers, self._on_lost, self._fail_here)
@@ -119,6 +123,17 @@ class _Server:
         if self._failure is not None:
             raise self._failure
         self._control.send(Bye())
+
+    def tell_why(self, error: BaseException) -> None:
+        """Tells all why this server ends early, unless the job's failure is the reason."""
+        if error is not self._failure:
+            interrupted = isinstance(error, KeyboardInterrupt)
+            reason = "it was stopped by Ctrl-C"
+            if not interrupted:
+                reason = f"p3kv failed in the server: {in_one_line(error)}"
+            known_round = self._workers.known_round()
+            failure = Failure(reason, "server", self._rank, known_round, "P3Error")
+            self._control.send(ReportFailure(failure))
 
     def close(self) -> None:
         """Ends the trace and the control thread, and closes all sockets."""
@@ -296,4 +311,4 @@ class _Server:
             raise
         except Exception as error:  # noqa: BLE001  MXNet's or the optimizer's own
             _log.exception("the optimizer can't be set up")
-            self._fail_here(f"the optimizer can't be set up: {error}", UNKNOWN)
+            self._fail_here(f"the optimizer can't be set up: {in_one_line(error)}", UNKNOWN)

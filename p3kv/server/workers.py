@@ -40,9 +40,10 @@ class Workers:
         loop: Loop,
         listener: socket.socket,
         connection: Callable[[socket.socket], Connection],
-        suspect: Callable[[Failure], None],
+        suspect: Callable[[Failure, bool], None],
     ) -> None:
-        """`connection` is made of every socket that comes; `suspect` is told who is lost."""
+        """`connection` is made of every socket that comes; `suspect` is told who is lost, and
+        whether others may know more of it."""
         self.connections: Dict[int, Connection] = {}
         self.done: Set[int] = set()
         """Ranks of those that have said that they send nothing more."""
@@ -106,12 +107,13 @@ class Workers:
         self._loop.remove_connection(connection)
         stranger = self._strangers is not None and self._strangers.refuse(connection, reason)
         if not stranger and connection.peer is not None and connection.peer not in self.done:
-            self.suspect(connection.peer, f"it was lost: {reason}. See its own output.")
+            what = "it was lost" if connection.ended else "it broke the protocol"
+            self.suspect(connection.peer, f"{what}: {reason}", second_hand=connection.ended)
 
-    def suspect(self, rank: int, reason: str) -> None:
+    def suspect(self, rank: int, reason: str, hint: str = "", second_hand: bool = False) -> None:
         """Reports that the job can't go on because of a worker."""
         round_ = self._last_round.get(rank, UNKNOWN)
-        self._suspect(Failure(reason, "worker", rank, round_))
+        self._suspect(Failure(reason, "worker", rank, round_, hint=hint), second_hand)
 
     def known_round(self) -> int:
         """The newest round that any of them has pushed for; from any thread."""

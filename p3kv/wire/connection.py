@@ -51,6 +51,8 @@ class Connection:
         self._reader = FrameReader(placed)
         self.closed = False
         """Lost, or closed here: nothing is sent or received any more."""
+        self.ended = False
+        """The peer or the network ended it; False where it is lost for what the peer has sent."""
         self.descriptor = sock.fileno()
         self.hold_at_most(send_buffer_bytes)
         self.writer = FrameWriter()
@@ -66,10 +68,10 @@ class Connection:
         except (BlockingIOError, InterruptedError):
             return
         except OSError as error:
-            self._lose(_translated(error))
+            self._end(_translated(error))
             return
         if count == 0:
-            self._lose("it closed the connection")
+            self._end("it closed the connection")
             return
         try:
             for header, payload in self._reader.received(count):
@@ -87,7 +89,7 @@ class Connection:
             return 0
         except OSError as error:
             self.blocked = True
-            self._lose(_translated(error))
+            self._end(_translated(error))
             return 0
         self.writer.sent(count)
         self.blocked = len(buffers) > 0
@@ -106,6 +108,10 @@ class Connection:
         self.closed = True
         self.blocked = True
         self._socket.close()
+
+    def _end(self, reason: str) -> None:
+        self.ended = True
+        self._lose(reason)
 
     def _lose(self, reason: str) -> None:
         if not self.closed:

@@ -15,13 +15,14 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from p3kv.config import Launch
-from p3kv.errors import P3Error, PeerLostError, ProtocolError, RendezvousError
+from p3kv.errors import P3Error, PeerLostError, ProtocolError, RendezvousError, in_one_line
 from p3kv.version import VERSION
 from p3kv.wire.first_contact import EVENTS, FirstContact
 from p3kv.wire.messages import (
     PROTOCOL_VERSION,
     UNKNOWN,
     Abort,
+    Alive,
     Failure,
     FromScheduler,
     Hello,
@@ -32,14 +33,19 @@ from p3kv.wire.messages import (
     decode,
     encode,
 )
+from p3kv.wire.reminder import Reminder
 
 _log = logging.getLogger(__name__)
 
 HEARTBEAT_EVERY_MS = 2000
 HEARTBEAT_TIMEOUT_MS = 6000
+_ALIVE_EVERY_S = 2.0
+SILENT_S = 5.0
+"""Who was heard of within this time has ended when its connection has; else it may be stopped."""
+SILENT_HINT = "Its process is stopped, its host is too busy, or the network between is cut."
 _LINGER_MS = 3000
 """What was sent last is worth waiting for: a Bye, or the reason why the job ends."""
-_PATIENCE_S = 1.0
+_PATIENCE_S = 2.0
 """Between a loss that a node sees itself and the scheduler's word on who is to blame."""
 
 M = TypeVar("M")
@@ -77,6 +83,9 @@ class ControlClient:
         self._given_up = False
         """Nobody reads any more what is left to send."""
         self._suspicion: Optional[Tuple[float, P3Error]] = None
+        self._alive_at: Optional[float] = None
+        """When to say next that this process is there."""
+        self._heard_at = self._created_at
         self._closing = False
         self._wake_reader, self._wake_writer = socket.socketpair()
         self._thread = threading.Thread(target=self._run, name="p3kv-control", daemon=True)
@@ -101,29 +110,34 @@ class ControlClient:
 
     def wait_until_welcome(self, timeout_s: float) -> None:
         """Returns once the scheduler has answered; RendezvousError if it has not done so
-        `timeout_s` after this object was made."""
+        `timeout_s` after this object was made. Logs now and then what it waits for."""
         deadline = self._created_at + timeout_s
+        reminder = Reminder(self._created_at)
         with self._changed:
             while not self._welcomed:
                 self._raise_error()
-                left_s = deadline - time.monotonic()
-                if left_s <= 0:
+                now = time.monotonic()
+                if now >= deadline:
                     self._given_up = True
                     self._error = self._contact.silence(timeout_s)
                     raise self._error
-                self._changed.wait(left_s)
+                if reminder.is_due(now):
+                    _log.warning("%s", self._contact.waiting(timeout_s))
+                self._changed.wait(min(deadline, reminder.at) - now)
 
     def wait_for(self, expected: Type[M], waiting_for: Optional[str] = None) -> M:
         """The next answer, which must be of the type `expected`.
 
-        Waits as long as the job is alive, and logs what it waits for every ten seconds.
+        Waits as long as the job is alive, and logs now and then what it waits for.
         Raises the job's failure.
         """
+        reminder = Reminder(time.monotonic())
         with self._changed:
             while not self._answers:
                 self._raise_error()
-                if not self._changed.wait(10.0) and waiting_for:
+                if reminder.is_due(time.monotonic()) and waiting_for:
                     _log.warning("still waiting for %s", waiting_for)
+                self._changed.wait(reminder.at - time.monotonic())
             answer = self._answers.popleft()
         if not isinstance(answer, expected):
             raise ProtocolError(
@@ -139,13 +153,13 @@ class ControlClient:
             self.send(message)
             return self.wait_for(expected, waiting_for)
 
-    def suspect(self, failure: Failure) -> None:
+    def suspect(self, failure: Failure, second_hand: bool = False) -> None:
         """Reports a loss seen here; it is believed unless the scheduler soon knows better.
 
         Several processes see a loss, and then each other's end; the scheduler says once for
-        all which came first.
+        all which came first. `second_hand`: all that was seen is that a connection ended.
         """
-        self.send(ReportFailure(failure))
+        self.send(ReportFailure(failure, second_hand))
         if self._suspicion is None:
             self._suspicion = (time.monotonic() + _PATIENCE_S, failure.to_error())
             self._wake()
@@ -190,6 +204,9 @@ class ControlClient:
         except (zmq.ZMQError, P3Error) as error:
             self._given_up = True
             self._fail(error if isinstance(error, P3Error) else RendezvousError(str(error)))
+        except Exception as error:  # noqa: BLE001  nobody else would hear of it
+            _log.error("the control thread failed", exc_info=error)
+            self._fail(P3Error(f"p3kv failed in its control thread: {in_one_line(error)}"))
         finally:
             dealer.disable_monitor()
             monitor.close()
@@ -219,6 +236,8 @@ class ControlClient:
 
     def _timeout_ms(self) -> Optional[int]:
         deadlines = [] if self._suspicion is None else [self._suspicion[0]]
+        if self._alive_at is not None:
+            deadlines.append(self._alive_at)
         if self._contact.deadline is not None and self._undecided():
             deadlines.append(self._contact.deadline)
         if not deadlines:
@@ -231,6 +250,9 @@ class ControlClient:
 
     def _check_clock(self) -> None:
         now = time.monotonic()
+        if self._alive_at is not None and now >= self._alive_at:
+            self._alive_at = now + _ALIVE_EVERY_S
+            self._outbox.append(encode(Alive()))
         if self._suspicion is not None and now >= self._suspicion[0]:
             self._fail(self._suspicion[1])
             self._suspicion = None
@@ -255,15 +277,20 @@ class ControlClient:
                 self._fail(error)
         elif event == zmq.EVENT_DISCONNECTED:
             self._given_up = True
+            self._alive_at = None
             self._scheduler_lost()
 
     def _receive(self, message: FromScheduler) -> None:
-        if isinstance(message, Abort):
+        self._heard_at = time.monotonic()
+        if isinstance(message, Alive):
+            pass
+        elif isinstance(message, Abort):
             self._suspicion = None
             self._fail(message.failure.to_error())
         elif isinstance(message, Refused):
             self._fail(RendezvousError(message.reason))
         elif isinstance(message, Welcomed):
+            self._alive_at = self._heard_at
             with self._changed:
                 self._welcomed = True
                 self._changed.notify_all()
@@ -276,11 +303,10 @@ class ControlClient:
 
     def _scheduler_lost(self) -> None:
         if self._welcomed and self._error is None and not self._closing:
-            failure = Failure(
-                "its process ended, or its host can't be reached any more; see its own output "
-                "for why.",
-                "scheduler",
-                UNKNOWN,
-                self._known_round(),
-            )
+            silent_s = time.monotonic() - self._heard_at
+            reason, hint = "its process ended", "See its own output for why."
+            if silent_s >= SILENT_S:
+                reason, hint = f"it has not answered for {silent_s:.0f} s", SILENT_HINT
+            known_round = self._known_round()
+            failure = Failure(reason, "scheduler", UNKNOWN, known_round, hint=hint)
             self._fail(failure.to_error())

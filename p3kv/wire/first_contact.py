@@ -73,6 +73,17 @@ class FirstContact:
             f"{_OTHER_PORT}"
         )
 
+    def waiting(self, timeout_s: float) -> str:
+        """What to say while it may still come."""
+        if self._connected:
+            seen = "what listens there says nothing that a scheduler says; is the port another's?"
+        else:
+            seen = "nothing listens there yet; is the scheduler started, and is this its address?"
+        return (
+            f"waiting for a p3kv scheduler at {self._address}: {seen} (P3KV_RENDEZVOUS_TIMEOUT_S "
+            f"ends the wait after {timeout_s:g} s)"
+        )
+
     def silence(self, waited_s: float) -> RendezvousError:
         """The error when the rendezvous has taken too long."""
         start = f"no p3kv scheduler answered at {self._address} within {waited_s:g} s"

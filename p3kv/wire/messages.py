@@ -207,13 +207,26 @@ class Failure(Message, frozen=True):
     """Why the job ends: the same words in every process."""
 
     reason: str
-    """Whole sentences: what was wrong and what the user can do."""
+    """What was wrong, in one line."""
     role: str
     """Role and rank of the process that the failure is about."""
     rank: int
     round: int = UNKNOWN
     error: str = "PeerLostError"
     """Name of the class in p3kv.errors to raise."""
+    hint: str = ""
+    """What the user can do about it, in whole sentences."""
+
+    @property
+    def where(self) -> str:
+        """The process that it is about, and the round that this had reached."""
+        who = self.role if self.rank == UNKNOWN else f"{self.role} {self.rank}"
+        return who if self.round == UNKNOWN else f"{who} (round {self.round})"
+
+    @property
+    def words(self) -> str:
+        """Reason and hint."""
+        return f"{self.reason.rstrip('.')}. {self.hint}" if self.hint else self.reason
 
     def __post_init__(self) -> None:
         _check(self.role in ROLES, f"a failure of the role {self.role!r}")
@@ -222,12 +235,11 @@ class Failure(Message, frozen=True):
 
     def to_error(self) -> P3Error:
         """The exception that tells the user."""
-        who = self.role if self.rank == UNKNOWN else f"{self.role} {self.rank}"
-        when = "" if self.round == UNKNOWN else f" (round {self.round})"
         kind = getattr(errors, self.error, None)
         if not (isinstance(kind, type) and issubclass(kind, P3Error)):
             kind = P3Error
-        error = kind(f"{who}{when}: {self.reason}")
+        error = kind(f"{self.where}: {self.words}")
+        error.brief = f"{self.where}: {self.reason}"
         error.role = self.role
         error.rank = None if self.rank == UNKNOWN else self.rank
         error.round = None if self.round == UNKNOWN else self.round
@@ -347,6 +359,15 @@ class ReportFailure(Message, frozen=True):
     """A node says that the job cannot go on."""
 
     failure: Failure
+    second_hand: bool = False
+    """It only saw a connection end; whoever knows why is believed sooner."""
+
+
+class Alive(Message, frozen=True):
+    """A node is there, and the scheduler's answer that it is, too.
+
+    Nothing is decided by it: it tells a process that was stopped from one that has ended.
+    """
 
 
 class Bye(Message, frozen=True):
@@ -443,8 +464,9 @@ class Finished(Message, frozen=True):
     """All workers are done: servers may end."""
 
 
-ToScheduler = Union[Hello, Ready, Measured, DeclareKey, BarrierReached, ReportFailure, Bye]
+ToScheduler = Union[Hello, Ready, Measured, DeclareKey, BarrierReached, ReportFailure, Alive, Bye]
 FromScheduler = Union[
+    Alive,
     Refused,
     Welcomed,
     Roster,

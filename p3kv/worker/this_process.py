@@ -4,25 +4,40 @@ from __future__ import annotations
 
 import atexit
 import logging
+import os
 import sys
-from typing import Optional
+import traceback
+from types import TracebackType
+from typing import Any, Callable, NoReturn, Optional, Type
 
+from p3kv import config
 from p3kv.config import Launch
-from p3kv.errors import ConfigError
+from p3kv.errors import ConfigError, P3Error, in_one_line
 from p3kv.worker.worker import Worker
 
 _log = logging.getLogger(__name__)
 
-_MAX_REASON_CHARS = 2000
+_LIBRARIES = ("p3kv", "mxnet")
+"""Where no line of the user's is."""
 
 _worker: Optional[Worker] = None
 _said_alone = False
+_exit_reason = ""
+"""Why the script fails that ends by `sys.exit`."""
+
+_Hook = Callable[[Type[BaseException], BaseException, Optional[TracebackType]], Any]
 
 
 def join(launch: Launch) -> None:
-    """Tells the scheduler that this process is there, and leaves when it ends."""
+    """Tells the scheduler that this process is there, and leaves when it ends.
+
+    From now on `sys.exit` notes its code for the others, and an error of p3kv's that nobody
+    catches is printed as one line.
+    """
     global _worker
     _worker = Worker(launch)
+    sys.exit = _exit
+    sys.excepthook = _one_line_hook(sys.excepthook, launch.launched)
     atexit.register(leave)
 
 
@@ -66,13 +81,14 @@ def give_up_if_script_failed() -> bool:
     """At the end of the process: where its script failed, tells all why, and ends what is under
     way with an error; what begins until `leave` ends with it, too. Returns whether it failed."""
     assert _worker is not None
-    failed = getattr(sys, "last_value", None) is not None
-    if failed:
-        error = f"{type(sys.last_value).__name__}: {sys.last_value}"
-        if len(error) > _MAX_REASON_CHARS:
-            error = f"{error[:_MAX_REASON_CHARS]} ... (its own output has the rest)"
-        _worker.abort(f"its script ended with {error}")
-    return failed
+    error = getattr(sys, "last_value", None)
+    if error is not None:
+        _worker.abort(f"its script ended with {in_one_line(error)}")
+    elif _exit_reason:
+        _worker.abort(f"its script ended with {_exit_reason}")
+    else:
+        return False
+    return True
 
 
 def leave() -> None:
@@ -81,3 +97,86 @@ def leave() -> None:
     if not give_up_if_script_failed() and _worker.usable:
         trains_alone("or has not trained, without ever having created a p3 store")
     _worker.close()
+
+
+_CODE: Any = vars(SystemExit)["code"]
+
+
+class _Exit(SystemExit):
+    """What `sys.exit` raises: notes its code when it ends the process.
+
+    A script may catch it and go on. When nobody has, the interpreter asks for the code, and that
+    call comes from no frame. `raise SystemExit(3)` passes by here: only who has started the
+    process sees that code, and so do 'p3kv launch' and 'p3kv run'.
+    """
+
+    @property
+    def code(self) -> Any:
+        code = _CODE.__get__(self)
+        if sys._getframe().f_back is None:
+            _note_exit(code)
+        return code
+
+    @code.setter
+    def code(self, code: Any) -> None:
+        _CODE.__set__(self, code)
+
+
+_Exit.__name__ = _Exit.__qualname__ = "SystemExit"
+
+
+def _exit(status: Any = None) -> NoReturn:
+    """Exits the interpreter by raising SystemExit(status), as Python's own `sys.exit`."""
+    raise _Exit(status)
+
+
+def _note_exit(code: Any) -> None:
+    global _exit_reason
+    if isinstance(code, int):
+        _exit_reason = f"exit code {int(code)}" if code else ""
+    elif code is not None:
+        # Python prints it, and ends with 1.
+        _exit_reason = f"exit code 1: {' '.join(str(code).split())}"
+
+
+def _one_line_hook(previous: _Hook, launched: bool) -> _Hook:
+    def show(
+        kind: Type[BaseException], error: BaseException, trace: Optional[TracebackType]
+    ) -> None:
+        words = _our_words(error, trace, launched)
+        if words is None or _wants_traceback():
+            previous(kind, error, trace)
+        else:
+            _log.error("%s", words)
+
+    return show
+
+
+def _our_words(
+    error: BaseException, trace: Optional[TracebackType], launched: bool
+) -> Optional[str]:
+    """What to say of an error that is ours; None of any other.
+
+    What the script waited for may raise the job's failure as an exception of the framework's.
+    """
+    failure = None if _worker is None else _worker.failure
+    if failure is not None and (error is failure or str(failure) in str(error)):
+        error = failure
+    if not isinstance(error, P3Error):
+        return None
+    if error.role is not None:
+        return error.brief if launched and error.brief else str(error)
+    # The script's own mistake: where is it?
+    places = [
+        f" ({os.path.basename(frame.f_code.co_filename)}, line {line})"
+        for frame, line in traceback.walk_tb(trace)
+        if frame.f_globals.get("__name__", "").partition(".")[0] not in _LIBRARIES
+    ]
+    return f"{error}{places[-1] if places else ''}"
+
+
+def _wants_traceback() -> bool:
+    try:
+        return config.current().verbose > 0
+    except ConfigError:
+        return False

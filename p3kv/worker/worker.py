@@ -20,6 +20,7 @@ from p3kv.errors import (
     KeyMismatchError,
     P3Error,
     ProtocolError,
+    in_one_line,
 )
 from p3kv.slicing import SliceSizes
 from p3kv.trace import Tracer
@@ -171,6 +172,11 @@ class Worker:
     def usable(self) -> bool:
         """Whether the job has not failed, and this process has not left it."""
         return self._failure is None and not self._closed
+
+    @property
+    def failure(self) -> Optional[P3Error]:
+        """The job's failure, if there is one."""
+        return self._failure
 
     def check(self) -> None:
         """Raises the job's failure, if there is one, or ClosedError."""
@@ -326,7 +332,7 @@ class Worker:
     def _give_up(self, error: Exception) -> P3Error:
         """Tells everybody why; once they know, the job's failure ends what is under way here."""
         _log.error("the worker's thread failed", exc_info=error)
-        failure = Failure(f"p3kv failed in the worker: {error!r}", "worker", self.rank)
+        failure = Failure(f"p3kv failed in the worker: {in_one_line(error)}", "worker", self.rank)
         self._control.suspect(failure)
         return failure.to_error()
 
@@ -387,8 +393,10 @@ class Worker:
     def _on_lost(self, connection: Connection, reason: str) -> None:
         self._loop.remove_connection(connection)
         if not self._closed and connection.peer is not None:
-            reason = f"it was lost: {reason}. See its own output for why."
-            self._control.suspect(Failure(reason, "server", connection.peer, self._known_round()))
+            # What has ended a connection from without may be known better elsewhere.
+            what = "it was lost" if connection.ended else "it broke the protocol"
+            failure = Failure(f"{what}: {reason}", "server", connection.peer, self._known_round())
+            self._control.suspect(failure, second_hand=connection.ended)
 
     def _fail(self, error: P3Error) -> None:
         with self._state_changed:

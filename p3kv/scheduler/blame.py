@@ -1,0 +1,100 @@
+"""Whose end makes the job fail: what several witnesses have seen of it makes one cause."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Dict, List, Optional, Tuple
+
+from p3kv.wire.control import SILENT_HINT, SILENT_S
+from p3kv.wire.launcher_link import PartEnded
+from p3kv.wire.messages import UNKNOWN, Failure
+
+_OUT_OF_MEMORY = "The kernel's out-of-memory killer does this, too: its log (dmesg) says so."
+_ITS_OUTPUT = "See its own output for why."
+
+
+@dataclass
+class _Suspect:
+    """What is known of one process."""
+
+    role: str
+    rank: int
+    round: int = UNKNOWN
+    place: str = ""
+    end: Optional[PartEnded] = None
+    lacks: str = ""
+    """What the process had not done when it ended."""
+    silent_s: Optional[float] = None
+    """How long it had not been heard of when the scheduler lost it."""
+    report: Optional[Failure] = None
+
+    def failure(self) -> Failure:
+        reason, hint = self._reason_and_hint()
+        error = "RendezvousError" if self.lacks == NEVER_JOINED else "PeerLostError"
+        return Failure(reason, self.role, self.rank, self.round, error, hint)
+
+    def _reason_and_hint(self) -> Tuple[str, str]:
+        if self.end is not None:
+            killed = self.end.signal == "SIGKILL"
+            hint = _OUT_OF_MEMORY if killed else "" if self.end.signal else _ITS_OUTPUT
+            if self.lacks == NEVER_JOINED and self.end.code == 0:
+                hint = "Does its script import p3kv, and use kvstore='p3'?"
+            return f"its process {self.end.how}{self.lacks}", hint
+        if self.silent_s is not None and self.silent_s >= SILENT_S:
+            return f"it has not answered for {self.silent_s:.0f} s ({self.place})", SILENT_HINT
+        if self.silent_s is not None:
+            return (
+                f"its process ended without a word ({self.place})",
+                f"{_ITS_OUTPUT} A signal such as that of the kernel's out-of-memory killer leaves "
+                "none.",
+            )
+        assert self.report is not None
+        return self.report.reason, self.report.hint
+
+
+NEVER_JOINED = " before it joined the job"
+WITHOUT_LEAVING = " without leaving the job"
+LEFT = ", though it had left the job in order"
+
+
+class Blame:
+    """Collects what is seen of processes that are lost, until there has been time for all of it.
+
+    Who starts processes knows best how one ended; the scheduler knows how long it was silent; the
+    peers know in which round.
+    """
+
+    def __init__(self) -> None:
+        self._suspects: Dict[Tuple[str, int], _Suspect] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._suspects)
+
+    def lost(self, failure: Failure, witness: str) -> None:
+        """A node, `witness`, has lost its connection to the process that `failure` is about."""
+        suspect = self._suspect(failure.role, failure.rank)
+        suspect.round = max(suspect.round, failure.round)
+        if suspect.report is None:
+            reason = f"{failure.reason} (seen by {witness})"
+            suspect.report = Failure(reason, failure.role, failure.rank, hint=failure.hint)
+
+    def disconnected(self, role: str, rank: int, place: str, silent_s: float) -> None:
+        """The scheduler has lost its connection to a process, last heard of `silent_s` ago."""
+        suspect = self._suspect(role, rank)
+        suspect.place, suspect.silent_s = place, silent_s
+
+    def ended(self, end: PartEnded, lacks: str) -> None:
+        """The launcher has seen a process end that should not have ended so."""
+        suspect = self._suspect(end.role, end.rank)
+        suspect.end, suspect.lacks = end, lacks
+
+    def verdict(self) -> Failure:
+        """Why the job ends. Of several processes, one that has ended counts before one that can't
+        be reached, and that before a connection that somebody else has lost."""
+        suspects = list(self._suspects.values())
+        ended: List[_Suspect] = [one for one in suspects if one.end is not None]
+        unreached = [one for one in suspects if one.silent_s is not None]
+        return (ended or unreached or suspects)[0].failure()
+
+    def _suspect(self, role: str, rank: int) -> _Suspect:
+        return self._suspects.setdefault((role, rank), _Suspect(role, rank))

@@ -1,0 +1,17 @@
+"""A server in which a fault of p3kv's own shows as soon as workers come."""
+
+import os
+
+role = os.environ.pop("DMLC_ROLE")
+import p3kv  # noqa: E402, F401
+from p3kv import roles  # noqa: E402
+from p3kv.server.consumer import Consumer  # noqa: E402
+
+
+def fail(*_: object) -> bool:
+    raise LookupError("there is no such thing")
+
+
+Consumer.set_slice_size = fail  # type: ignore[method-assign]
+os.environ["DMLC_ROLE"] = role
+roles.take_over()
