@@ -178,6 +178,7 @@ def test_a_process_that_was_silent_is_not_said_to_have_ended() -> None:
     failure = aborted(job.judge(), "it has not answered for 7 s", PeerLostError)
     assert "stopped" in failure.hint
     assert "out-of-memory" not in failure.words
+    assert job.unreached() == ["worker 1"]
 
 
 def test_a_connection_that_only_peers_have_lost_is_told_in_their_words() -> None:
@@ -199,7 +200,7 @@ def test_a_process_that_ends_before_it_joins_is_not_waited_for(code: int) -> Non
     )
     assert (failure.role, failure.rank) == ("worker", 1)
     assert ("import p3kv" in failure.hint) == (code == 0)
-    assert job.absent() == ["worker 0", "worker 1"]
+    assert job.unreached() == ["worker 0", "worker 1"]
 
 
 def test_last_words_that_come_after_the_end_of_their_process_count() -> None:

@@ -189,17 +189,34 @@ class TestExitCode:
         assert (job.code, job.last_line) == (1, "p3kv launch: the reason; ended worker 0")
 
     def test_is_1_when_parts_that_can_t_be_told_are_ended_at_once(self):
-        cause = Cause("worker 0", "the reason", absent=["worker 0", "server 0"])
+        cause = Cause("worker 0", "the reason", unreached=["worker 0", "server 0"])
         parts = shell("worker 0", "true"), shell("server 0", "sleep 60", serves_workers=True)
         job = job_with_a_scheduler([cause], *parts, graces=Graces(others_s=60, serving_s=60))
         assert (job.code, job.last_line) == (1, "p3kv launch: the reason")
         assert job.took_s < 5
 
-    def test_is_known_soon_when_only_the_one_that_is_blamed_does_not_end(self):
-        cause = Cause("worker 0", "the reason", [])
+    def test_is_known_soon_when_the_one_that_is_blamed_is_stopped(self):
+        cause = Cause("worker 0", "the reason", unreached=["worker 0"])
         stopped = shell("worker 0", "kill -STOP $$")
-        job = job_with_a_scheduler([cause], stopped, graces=Graces(others_s=60, last_s=0.3))
-        assert (job.code, job.last_line) == (1, "p3kv launch: the reason; ended worker 0")
+        job = job_with_a_scheduler([cause], stopped, graces=Graces(others_s=60))
+        assert (job.code, job.last_line) == (1, "p3kv launch: the reason")
+        assert job.took_s < 5
+
+    def test_is_known_soon_when_only_the_scheduler_is_left_and_tells_nothing(self):
+        ours, theirs = socket.socketpair()
+        scheduler = shell("scheduler", "kill -STOP $$", serves_workers=True)
+        with ours, theirs:
+            job = Job(
+                scheduler,
+                shell("worker 0", "exit 1"),
+                link=LauncherLink(ours),
+                on_started=theirs.close,
+                graces=Graces(others_s=60, scheduler_s=0.3),
+            )
+        assert (job.code, job.last_line) == (
+            1,
+            "p3kv launch: scheduler failed first: it answered nobody any more; ended scheduler",
+        )
         assert job.took_s < 5
 
     def test_is_127_for_a_command_that_does_not_exist_and_nothing_starts(self, tmp_path):

@@ -34,14 +34,14 @@ class Graces:
     """How long the launcher waits, in seconds, before it goes on to the next measure.
 
     `others_s`: after a part failed, for the others to end by themselves; the store tells them the
-    cause, and their own messages are worth having. `last_s`: for the one that made them fail, once
-    all others have ended; it may be stopped. `serving_s`: after the workers ended well, for
-    the parts that serve them. `term_s`: between SIGTERM and SIGKILL. `kill_s`: for the kernel to
-    remove what was killed.
+    cause, and their own messages are worth having. `scheduler_s`: for a scheduler that has told no
+    cause, after all others have ended. `serving_s`: after the workers ended well, for the parts
+    that serve them. `term_s`: between SIGTERM and SIGKILL. `kill_s`: for the kernel to remove what
+    was killed.
     """
 
     others_s: float = 9.0
-    last_s: float = 4.0
+    scheduler_s: float = 4.0
     serving_s: float = 10.0
     term_s: float = 5.0
     kill_s: float = 5.0
@@ -269,26 +269,21 @@ class Launcher:
                 self._set_term_at(self._graces.others_s)
         elif self._workers_ended_well():
             self._set_term_at(self._graces.serving_s)
-        self._end_the_last()
+        self._end_a_mute_scheduler()
 
     def _on_cause(self, cause: Cause) -> None:
         self._cause = cause
         self._set_term_at(self._graces.others_s)
         for running in self._running:
-            if running.code is None and running.part.name in cause.absent:
-                # Nobody can tell it why the job ends.
+            if running.code is None and running.part.name in cause.unreached:
                 self._ended_by_us.add(running.part.name)
                 running.terminate(self._graces.term_s)
-        self._end_the_last()
 
-    def _end_the_last(self) -> None:
-        """Once all others have ended, waits no longer for the one that made them: without a word of
-        the scheduler's, that is the scheduler."""
-        if self._link is None or (self._cause is None and self._verdict is None):
-            return
+    def _end_a_mute_scheduler(self) -> None:
+        """Waits less for a scheduler that alone is left and has not said why the others failed."""
         left = [running.part.name for running in self._running if running.code is None]
-        if left == [_SCHEDULER if self._cause is None else self._cause.part]:
-            self._set_term_at(self._graces.last_s)
+        if left == [_SCHEDULER] and self._link and self._verdict and not self._cause:
+            self._set_term_at(self._graces.scheduler_s)
 
     def _on_signal(self, signum: int) -> None:
         if self._verdict is None:

@@ -13,6 +13,7 @@ import msgspec
 from p3kv.errors import ProtocolError
 from p3kv.scheduler.blame import LEFT, NEVER_JOINED, WITHOUT_LEAVING, Blame
 from p3kv.slicing import Run, check_count, loads_with, place, slice_size_for
+from p3kv.wire.control import SILENT_S
 from p3kv.wire.launcher_link import PartEnded
 from p3kv.wire.messages import (
     PROTOCOL_VERSION,
@@ -106,6 +107,7 @@ class Job:
         self._token = secrets.token_bytes(TOKEN_BYTES)
         self._blame = Blame()
         self._lost: List[Tuple[Node, float]] = []
+        self._silent: List[str] = []
         self._ends: List[PartEnded] = []
 
     @property
@@ -200,6 +202,8 @@ class Job:
         for lost, silent_s in self._lost:
             if not lost.gone:
                 self._blame.disconnected(lost.hello.role, self._rank(lost), lost.place(), silent_s)
+                if silent_s >= SILENT_S:
+                    self._silent.append(self._called(lost))
         for end in self._ends:
             node = self._ranked(end.role, end.rank)
             if node is None:
@@ -216,9 +220,10 @@ class Job:
         self._lost.clear()
         return []
 
-    def absent(self) -> List[str]:
-        """Those that have never joined, as far as it is known who comes."""
-        return [f"{role} {rank}" for role in self._wanted for rank in self._missing(role)]
+    def unreached(self) -> List[str]:
+        """Those that can't be told of a failure: they have not joined, or do not answer."""
+        missing = [f"{role} {rank}" for role in self._wanted for rank in self._missing(role)]
+        return missing + self._silent
 
     def who_came(self) -> str:
         """Who is missing, and who has come from where, to tell people who start processes."""

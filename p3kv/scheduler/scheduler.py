@@ -256,7 +256,7 @@ class _Scheduler:
         if failure.role != "scheduler":
             part = f"{failure.role} {failure.rank}"
             sentence = f"{failure.where} failed first: {failure.words}"
-        self._link.send(Cause(part, sentence, self._job.absent()))
+        self._link.send(Cause(part, sentence, self._job.unreached()))
 
     def _send(self, replies: Replies) -> None:
         for identity, message in replies:

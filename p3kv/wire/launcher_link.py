@@ -40,8 +40,8 @@ class Cause(Message, frozen=True):
     part: str
     """The process that the failure is about, such as "worker 1"."""
     sentence: str
-    absent: List[str]
-    """The processes that have never joined: nobody can tell these."""
+    unreached: List[str]
+    """The processes that nobody can tell: they have not joined, or do not answer."""
 
 
 class LauncherLink:

@@ -92,8 +92,9 @@ class Joining:
                 raise self._blame(
                     server,
                     f"worker {roster.rank} can't connect to it at {address[0]}:{address[1]}: "
-                    f"{error.strerror or error}. Is the address reachable from here? "
-                    "DMLC_INTERFACE or DMLC_NODE_HOST, set for the server, choose another.",
+                    f"{error.strerror or error}",
+                    "Is the address reachable from here? DMLC_INTERFACE or DMLC_NODE_HOST, set for "
+                    "the server, choose another.",
                 ) from error
             connection = make(sock, settings.send_buffer_bytes or CREDIT_BYTES)
             connection.peer = server
@@ -143,15 +144,15 @@ class Joining:
                     raise self._blame(
                         silent,
                         f"it did not answer worker {self._roster.rank} at {host}:{port} within "
-                        f"{_WELCOME_S:g} s. Does its process still run, and is the address its "
-                        "own? DMLC_INTERFACE or DMLC_NODE_HOST, set for the server, choose "
-                        "another.",
+                        f"{_WELCOME_S:g} s",
+                        "Does its process still run, and is the address its own? DMLC_INTERFACE or "
+                        "DMLC_NODE_HOST, set for the server, choose another.",
                     )
                 self._changed.wait(left_s)
 
-    def _blame(self, server: int, reason: str) -> P3Error:
+    def _blame(self, server: int, reason: str, hint: str) -> P3Error:
         """Tells everybody why a server can't be reached; returns it as an error."""
-        failure = Failure(reason, "server", server)
+        failure = Failure(reason, "server", server, hint=hint)
         self._control.send(ReportFailure(failure))
         return failure.to_error()
 
