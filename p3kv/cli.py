@@ -16,7 +16,8 @@ _BROKEN_PIPE = 141  # 128 + SIGPIPE
 _LAUNCH = """\
 Start a scheduler, servers and workers on this machine, the workers with the given command, and
 show what they print, each line marked with its writer. When one of them fails, the others get a
-moment to say why they end, then all are ended. The exit code is that of the first that failed.
+moment to end, then all are ended; the last line says which one failed first, and why. The exit
+code is that one's.
 
 example: p3kv launch -n 2 -s 2 -- python train.py --epochs 10"""
 

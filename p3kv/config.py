@@ -19,7 +19,9 @@ ROLES = ("scheduler", "server", "worker")
 _PREFIX = "P3KV_"
 _TOLD = "P3KV_TOLD"
 # Besides one for each of the settings.
-_OTHER_VARIABLES = ("P3KV_JOB", "P3KV_SCHEDULER_FD", "P3KV_CAUSE_FD", _TOLD)
+_OTHER_VARIABLES = (
+    "P3KV_JOB", "P3KV_LAUNCHED", "P3KV_LAUNCHER_FD", "P3KV_SCHEDULER_FD", _TOLD
+)  # fmt: skip
 
 _WORDS = {
     **dict.fromkeys(("1", "true", "yes", "on"), True),

@@ -19,7 +19,7 @@ class Heard:
 
     def __init__(self, timeout_s: float) -> None:
         self.told: List[Stalled] = []
-        self.given_up: List[Tuple[int, str]] = []
+        self.given_up: List[Tuple[int, str, str]] = []
         self.stalls = Stalls(self.told.append, lambda *why: self.given_up.append(why))
         self.stalls.timeout_s = timeout_s
 
@@ -48,13 +48,14 @@ def test_a_wait_is_told_after_ten_seconds_and_whenever_it_has_doubled() -> None:
 def test_after_the_timeout_the_worker_that_is_missing_ends_the_job() -> None:
     heard = Heard(30.0)
     heard.look_every(5.0, since_s=0.0, until_s=30.0)
-    [(rank, reason)] = heard.given_up
+    [(rank, reason, hint)] = heard.given_up
     assert rank == 1
     for words in (
         "parameter 'dense0_weight' (key 0) in round 5", "worker 0 waited 30 s",
         "P3KV_STALL_TIMEOUT_S",
     ):  # fmt: skip
         assert words in reason
+    assert "the same parameters as the others" in hint
 
 
 @pytest.mark.parametrize(

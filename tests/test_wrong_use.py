@@ -419,6 +419,31 @@ def test_a_wrong_call_is_refused_at_once_with_the_remedy(
     assert seconds < PROMISED_S
 
 
+@pytest.mark.parametrize("verbose", [0, 1])
+def test_a_mistake_of_the_script_s_is_one_line_with_its_place_or_a_traceback_if_wanted(
+    verbose: int,
+) -> None:
+    with held_port() as holder:
+        port = holder.getsockname()[1]
+        start = time.monotonic()
+        command = [sys.executable, str(SCRIPTS / "misuse.py")]
+        processes = {
+            role: start_role(role, command, port, P3KV_VERBOSE=verbose)
+            for role in ("scheduler", "server", "worker")
+        }
+        ended = results(processes, start, timeout_s=PROMISED_S)
+    words = "key 'nobody' is unknown on worker 0; initialise it"
+    said = ended["worker"].output
+    assert words in said
+    assert ("Traceback" in said) == (verbose == 1)
+    if not verbose:
+        assert said.startswith("p3kv worker: ") and said.endswith("(misuse.py, line 9)\n")
+        assert len(said.splitlines()) == 1
+    for role in ("scheduler", "server"):
+        assert f"worker 0: its script ended with KeyMismatchError: {words}" in ended[role].output
+    assert {result.code for result in ended.values()} == {1}
+
+
 def test_the_store_outside_a_launch_trains_in_its_process_alone_and_says_so() -> None:
     environ = {k: v for k, v in environment().items() if not k.startswith("DMLC_")}
     result = run([sys.executable, str(SCRIPTS / "alone.py")], environ, timeout_s=60.0)

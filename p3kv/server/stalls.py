@@ -14,6 +14,11 @@ LOOK_EVERY_S = 1.0
 _FIRST_S = 10.0
 """How long a round waits before anybody hears of it, unless the timeout is shorter."""
 
+_HINT = (
+    "It is stopped or very slow, or it does not train the same parameters as the others, the same "
+    "number of times."
+)
+
 
 class Wait(NamedTuple):
     """A slice's round that can't end yet."""
@@ -43,9 +48,9 @@ class Stalls:
     """
 
     def __init__(
-        self, tell: Callable[[Stalled], None], give_up: Callable[[int, str], None]
+        self, tell: Callable[[Stalled], None], give_up: Callable[[int, str, str], None]
     ) -> None:
-        """`give_up` is given the rank of the worker that is missing, and the reason."""
+        """`give_up` is given the rank of the worker that is missing, the reason, and a hint."""
         self.timeout_s = Settings.stall_timeout_s
         self._tell = tell
         self._give_up = give_up
@@ -66,7 +71,7 @@ class Stalls:
         if waited_s < self._told_wait_s:
             self._told_wait_s = 0.0  # another one
         if waited_s >= self.timeout_s:
-            self._give_up(longest.missing[0], self._reason(longest, waited_s))
+            self._give_up(longest.missing[0], self._reason(longest, waited_s), _HINT)
         elif waited_s >= 2 * self._told_wait_s:
             self._told_wait_s = waited_s
             self._tell(longest.told(waited_s, self.timeout_s))
@@ -78,6 +83,5 @@ class Stalls:
             what = f"it has not pushed {wait.state.called} in round {wait.round}"
         return (
             f"{what}, for which {workers(wait.arrived)} waited {math.floor(waited_s)} s "
-            "(P3KV_STALL_TIMEOUT_S). It is stopped or very slow, or it does not train the same "
-            "parameters as the others."
+            "(P3KV_STALL_TIMEOUT_S)"
         )
