@@ -19,7 +19,7 @@ from p3kv import errors
 from p3kv.config import MAX_SLICE_ELEMS, ROLES, Settings
 from p3kv.errors import P3Error, ProtocolError
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 MAGIC = 0x564B3350
 """'P3KV' in the first four bytes that a little-endian reader finds in a hello's key field."""
 
