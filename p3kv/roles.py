@@ -13,6 +13,7 @@ from typing import Iterator, Optional
 from p3kv import config
 from p3kv.config import Launch
 from p3kv.errors import ConfigError, P3Error, RendezvousError
+from p3kv.frontends import warm_up
 from p3kv.server.optimizer import MakeOptimizer, SliceOptimizer
 from p3kv.worker import this_process
 
@@ -90,18 +91,21 @@ def _serve(launch: Launch) -> int:
 
 class _MakeMXNetOptimizer(MakeOptimizer):
     def __call__(self) -> SliceOptimizer:
-        self.import_framework()
+        self._import_mxnet()
         from p3kv.frontends.mxnet.server_optimizer import MXNetOptimizer
 
         return MXNetOptimizer()
 
-    def import_framework(self) -> None:
-        # Nothing of p3kv: the main thread serves inside its import, and holds the lock of that.
+    def get_ready(self) -> None:
+        # The front end comes later: the main thread serves inside the import of p3kv, and modules
+        # that import from it would wait for that to end.
+        if config.update_on_kvstore_default():
+            self._import_mxnet()
+
+    def _import_mxnet(self) -> None:
         config.prepare_for_server_optimizer()
         with _stderr_without(b"MXNet start using engine"):
-            import mxnet
-
-            mxnet.nd.waitall()  # its engine starts now, not with the first slice
+            warm_up("mxnet")
 
 
 @contextlib.contextmanager

@@ -158,11 +158,15 @@ class Server:
 
     def __init__(self, rank: int, launch: Launch, loop: Loop, listener: socket.socket) -> None:
         self.failures: List[Failure] = []
-        self.workers = Workers(launch.num_workers, loop, listener, _unused, self.failures.append)
+        self.workers = Workers(launch.num_workers, loop, listener, _unused, self._failed)
         self.consumer = Consumer(launch, self.workers, _lost, _unused)
         self.consumer.rank = rank
         self.consumer.aggregator.optimizer = Adding()
         self._landing: Dict[End, Buffer] = {}
+
+    def _failed(self, failure: Failure, second_hand: bool) -> None:
+        assert not second_hand
+        self.failures.append(failure)
 
     def place(self, end: End, header: Header) -> Optional[memoryview]:
         if header.kind != Kind.PUSH:

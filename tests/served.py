@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from typing import Any, Tuple
 
 import zmq
@@ -11,6 +12,7 @@ from p3kv.wire.messages import (
     MAGIC,
     PROTOCOL_VERSION,
     TOKEN_BYTES,
+    Alive,
     DataHello,
     Hello,
     Kind,
@@ -65,9 +67,15 @@ class Served:
         self._router.send_multipart([self.identity, encode(message)])
 
     def hear(self) -> Any:
-        assert self._router.poll(TOLD_S * 1000), "the server says nothing"
-        self.identity, message = self._router.recv_multipart()
-        return decode(message, ToScheduler)
+        """What the server says next, but for its word that it is there."""
+        deadline = time.monotonic() + TOLD_S
+        while True:
+            left_s = max(0.0, deadline - time.monotonic())
+            assert self._router.poll(left_s * 1000), "the server says nothing"
+            self.identity, data = self._router.recv_multipart()
+            message = decode(data, ToScheduler)
+            if not isinstance(message, Alive):
+                return message
 
     def close(self) -> None:
         self._context.destroy()

@@ -55,6 +55,7 @@ def test_without_any_setting_the_defaults_hold() -> None:
         ("priorities", "0", False),
         ("rendezvous_timeout_s", "2.5", 2.5),
         ("send_buffer_bytes", "8192", 8192),
+        ("stall_timeout_s", "60", 60.0),
         ("switch_interval_s", "0", 0.0),
         ("trace", "/tmp/here", "/tmp/here"),
         ("verbose", "2", 2),

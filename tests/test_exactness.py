@@ -51,6 +51,7 @@ def trained(
         workers,
         servers,
         P3KV_SLICE_SIZE=exact_model.SLICE_SIZE,
+        MXNET_UPDATE_ON_KVSTORE=int(update_on_kvstore),
         **settings,
     )
     assert result.code == 0, result.output

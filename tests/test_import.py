@@ -12,7 +12,7 @@ from tests.jobs import ROOT, environment, run
 
 REGISTERED = """
 from mxnet.kvstore import KVStoreBase
-assert KVStoreBase.kv_registry["p3"].__module__ == "p3kv.frontends.mxnet.store"
+assert KVStoreBase.kv_registry["p3"].__module__ == "p3kv.frontends.mxnet.registration"
 """
 PROBE = "import importlib.util as util; found = util.find_spec('mxnet')\n"
 

@@ -456,8 +456,8 @@ def test_the_store_outside_a_launch_trains_in_its_process_alone_and_says_so() ->
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("dist_sync", ["ConfigError: kvstore='dist_sync' is MXNet's own", "Write kvstore='p3'"]),
-        ("p33", ["ConfigError: MXNet has no kvstore 'p33'", "did you mean 'p3'?"]),
+        ("dist_sync", ["kvstore='dist_sync' is MXNet's own", "Write kvstore='p3'"]),
+        ("p33", ["MXNet has no kvstore 'p33'", "did you mean 'p3'?"]),
     ],
 )
 def test_a_store_that_can_not_work_in_a_job_is_refused(name: str, words: List[str]) -> None:

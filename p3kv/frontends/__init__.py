@@ -8,13 +8,24 @@ import importlib.machinery
 import importlib.util
 import sys
 from types import ModuleType
-from typing import Optional, Sequence
+from typing import Any, Callable, Dict, Optional, Sequence
 
 _FRONT_ENDS = {"mxnet": "p3kv.frontends.mxnet"}
 _HOW_TO_INSTALL = {
     "mxnet": "p3kv's extras install it: pip install '.[cpu]' in p3kv's repository, or cu101, "
     "cu102, cu110 or cu112 instead of cpu for MXNet's CUDA builds"
 }
+
+_WARM_UP: Dict[str, Callable[[Any], None]] = {"mxnet": lambda mxnet: mxnet.nd.waitall()}
+
+
+def warm_up(framework: str) -> None:
+    """Imports a framework, without its front end, and has it start what it starts at first use.
+
+    It takes seconds. May be called from any thread, also while p3kv itself is being imported:
+    nothing here needs a module of p3kv's.
+    """
+    _WARM_UP[framework](importlib.import_module(framework))
 
 
 def attach() -> None:

@@ -55,5 +55,6 @@ class MakeOptimizer(ABC):
         """Makes it; belongs to the server's thread."""
 
     @abstractmethod
-    def import_framework(self) -> None:
-        """Imports beforehand what takes long; may be called from any thread."""
+    def get_ready(self) -> None:
+        """Imports beforehand what takes long, where an optimizer is to be expected; may be called
+        from any thread."""

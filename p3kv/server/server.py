@@ -159,7 +159,7 @@ class _Server:
 
         In a thread of its own, since who connects meanwhile has to be looked at.
         """
-        imported = self._import_thread.submit(self._make_optimizer.import_framework)
+        imported = self._import_thread.submit(self._make_optimizer.get_ready)
         imported.add_done_callback(lambda _: self._loop.call_soon(self._begin_to_serve))
 
     def _begin_to_serve(self) -> None:

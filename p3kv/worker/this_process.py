@@ -41,9 +41,9 @@ def join(launch: Launch) -> None:
     atexit.register(leave)
 
 
-def belongs_to_a_job() -> bool:
-    """Whether a launcher has started this process, or the one that it was forked from."""
-    return _worker is not None or Launch.from_environment() is not None
+def is_worker() -> bool:
+    """Whether this process is a worker of a p3kv job."""
+    return _worker is not None
 
 
 def worker() -> Worker:

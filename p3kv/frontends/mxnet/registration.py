@@ -43,7 +43,8 @@ def register() -> None:
 
 
 def _create() -> KVStoreBase:
-    return P3() if this_process.belongs_to_a_job() else Alone()
+    in_a_job = this_process.is_worker() or config.Launch.from_environment() is not None
+    return P3() if in_a_job else Alone()
 
 
 def _checked(create: Any) -> Any:
@@ -96,7 +97,7 @@ def _check_name(kvstore: Optional[Any]) -> None:
     if name in _NAMES:
         return
     if name is not None and "dist" in name:
-        if this_process.belongs_to_a_job():
+        if this_process.is_worker():
             raise ConfigError(
                 f"kvstore='{kvstore}' is MXNet's own store, and the servers of this job are "
                 "p3kv's. Write kvstore='p3', or start the job without p3kv."
