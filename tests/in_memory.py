@@ -20,17 +20,10 @@ from p3kv.server.optimizer import SliceOptimizer
 from p3kv.server.workers import Workers
 from p3kv.slicing import SliceSizes, place
 from p3kv.trace import Tracer
-from p3kv.wire import messages
 from p3kv.wire.framing import FrameReader, FrameWriter
+from p3kv.wire.header import INITIAL_ROUND, URGENT, Header, Kind, pack_header
 from p3kv.wire.loop import Drain, Loop
-from p3kv.wire.messages import (
-    INITIAL_ROUND,
-    Failure,
-    Header,
-    KeyLayout,
-    Kind,
-    pack_header,
-)
+from p3kv.wire.messages import Failure, KeyLayout
 from p3kv.worker.exchange import Exchange
 from p3kv.worker.gates import Gates
 from p3kv.worker.steps import Steps
@@ -186,7 +179,7 @@ class Server:
                     Kind.SLICES, self.consumer.rank, slice=header.slice, round=header.round
                 )
                 for worker in self.workers.connections.values():
-                    worker.writer.push(messages.URGENT, news)
+                    worker.writer.push(URGENT, news)
         elif header.kind == Kind.BYE:
             self.workers.end(header.rank)
             self.consumer.check_departed()

@@ -8,20 +8,18 @@ from typing import Any, Tuple
 
 import zmq
 
+from p3kv.wire.header import MAGIC, Kind, pack_header
 from p3kv.wire.messages import (
-    MAGIC,
     PROTOCOL_VERSION,
     TOKEN_BYTES,
     Alive,
     DataHello,
     Hello,
-    Kind,
     Roster,
     ToScheduler,
     Welcomed,
     decode,
     encode,
-    pack_header,
 )
 from tests.jobs import SCRIPTS, end, start_role
 

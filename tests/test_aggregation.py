@@ -13,7 +13,8 @@ from p3kv.errors import ProtocolError
 from p3kv.server.aggregation import Aggregator, Result, SliceState
 from p3kv.server.buffers import Buffer, BufferPool
 from p3kv.server.optimizer import SliceOptimizer
-from p3kv.wire.messages import INITIAL_ROUND, KeyLayout
+from p3kv.wire.header import INITIAL_ROUND
+from p3kv.wire.messages import KeyLayout
 
 LENGTH = 40
 INITIAL = np.full(LENGTH, 0.125, np.float32)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from p3kv.errors import ProtocolError
 from p3kv.wire.framing import FrameReader, FrameWriter
-from p3kv.wire.messages import HEADER_BYTES, Header, Kind, pack_header, unpack_header
+from p3kv.wire.header import HEADER_BYTES, Header, Kind, pack_header, unpack_header
 
 BATCH_BYTES = 16 * 1024
 """Small frames go together up to about this size: the most that an urgent frame waits for,

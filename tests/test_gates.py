@@ -10,15 +10,9 @@ import pytest
 
 from p3kv.server.workers import Workers
 from p3kv.wire.connection import Connection
+from p3kv.wire.header import HEADER_BYTES, LAST_ROUND, Kind, pack_header, unpack_header
 from p3kv.wire.loop import Loop
-from p3kv.wire.messages import (
-    HEADER_BYTES,
-    LAST_ROUND,
-    UNKNOWN,
-    Kind,
-    pack_header,
-    unpack_header,
-)
+from p3kv.wire.messages import UNKNOWN
 from p3kv.worker.gates import Gates
 
 HERE, THERE = 0, 1

@@ -12,8 +12,8 @@ from typing import Iterator, List, Tuple
 import pytest
 
 from p3kv.wire.connection import Connection
+from p3kv.wire.header import Kind, pack_header
 from p3kv.wire.loop import Loop
-from p3kv.wire.messages import Kind, pack_header
 
 DEADLINE_S = 10.0
 

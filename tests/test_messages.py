@@ -21,8 +21,16 @@ from p3kv.config import MAX_SLICE_ELEMS, ROLES
 from p3kv.errors import P3Error, ProtocolError
 from p3kv.scheduler.job import Job
 from p3kv.wire import messages
-from p3kv.wire.messages import (
+from p3kv.wire.header import (
     HEADER_BYTES,
+    LAST_ROUND,
+    MAGIC,
+    Header,
+    Kind,
+    pack_header,
+    unpack_header,
+)
+from p3kv.wire.messages import (
     MAX_MESSAGE_BYTES,
     PROTOCOL_VERSION,
     DataHello,
@@ -30,14 +38,10 @@ from p3kv.wire.messages import (
     Failure,
     ForwardOrder,
     FromScheduler,
-    Header,
     KeyLayout,
-    Kind,
     ToScheduler,
     decode,
     encode,
-    pack_header,
-    unpack_header,
 )
 from tests.scheduled import NAME, hello
 
@@ -62,7 +66,7 @@ ranks = st.integers(0, messages.MAX_RANK)
 slice_sizes = st.integers(1, MAX_SLICE_ELEMS)
 ALLOWED: dict = {
     "role": st.sampled_from(ROLES),
-    "round": st.integers(messages.UNKNOWN, messages.LAST_ROUND),
+    "round": st.integers(messages.UNKNOWN, LAST_ROUND),
     "key_id": words,
     "dtype": st.sampled_from(messages.DTYPES),
     "runs": st.dictionaries(ranks, st.integers(1, 2**30), max_size=4).map(
@@ -129,7 +133,7 @@ def test_headers_are_little_endian_and_begin_with_their_kind() -> None:
 
 
 def test_a_hello_shows_the_magic_word() -> None:
-    data = pack_header(Kind.HELLO, 0, key=messages.MAGIC)
+    data = pack_header(Kind.HELLO, 0, key=MAGIC)
     assert b"P3KV" in data
 
 

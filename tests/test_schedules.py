@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p3kv.errors import ProtocolError
-from p3kv.wire.messages import INITIAL_ROUND, WINDOW, Header, Kind, pack_header
+from p3kv.wire.header import INITIAL_ROUND, WINDOW, Header, Kind, pack_header
 from tests.in_memory import Event, Job, Worker
 
 SIZE = 12_000

@@ -19,7 +19,8 @@ from p3kv.server.buffers import BufferPool
 from p3kv.server.keys import ServerKey
 from p3kv.server.optimizer import SliceOptimizer
 from p3kv.slicing import Run, SliceSizes, cut
-from p3kv.wire.messages import INITIAL_ROUND, KeyLayout
+from p3kv.wire.header import INITIAL_ROUND
+from p3kv.wire.messages import KeyLayout
 from tests.jobs import SCRIPTS
 
 sys.path.insert(0, str(SCRIPTS))

@@ -21,9 +21,8 @@ import pytest
 import zmq
 
 from p3kv.version import VERSION
-from p3kv.wire import messages
+from p3kv.wire.header import HEADER_BYTES, MAGIC, Kind, pack_header
 from p3kv.wire.messages import (
-    HEADER_BYTES,
     MAX_HELLO_BYTES,
     PROTOCOL_VERSION,
     Abort,
@@ -31,13 +30,11 @@ from p3kv.wire.messages import (
     DataHello,
     Failure,
     Hello,
-    Kind,
     Ready,
     Refused,
     ReportFailure,
     decode,
     encode,
-    pack_header,
 )
 from tests.jobs import (
     SCRIPTS,
@@ -75,13 +72,13 @@ def knock(port: int, words: bytes) -> socket.socket:
 # The servers' ports.
 
 
-def hello(payload: bytes, key: int = messages.MAGIC, version: int = PROTOCOL_VERSION) -> bytes:
+def hello(payload: bytes, key: int = MAGIC, version: int = PROTOCOL_VERSION) -> bytes:
     header = pack_header(Kind.HELLO, 0, key=key, slice=version, payload_bytes=len(payload))
     return header + payload
 
 
 def huge(kind: Kind) -> bytes:
-    return pack_header(kind, 0, key=messages.MAGIC, slice=PROTOCOL_VERSION, payload_bytes=2**32 - 1)
+    return pack_header(kind, 0, key=MAGIC, slice=PROTOCOL_VERSION, payload_bytes=2**32 - 1)
 
 
 NO_TEXT = b"\x81\xa4type\xa5\xff\xff\xff\xff\xff"
@@ -101,7 +98,7 @@ TO_A_SERVER = {
     "half a hello": hello(FALSE_HELLO)[:20],
     "a hello without its payload": hello(FALSE_HELLO)[:-1],
     "a hello of another version": hello(FALSE_HELLO, version=PROTOCOL_VERSION + 1),
-    "a hello of another protocol": hello(FALSE_HELLO, key=messages.MAGIC + 1),
+    "a hello of another protocol": hello(FALSE_HELLO, key=MAGIC + 1),
     "a hello with a wrong token": hello(FALSE_HELLO),
     "a hello with an empty token": hello(encode(DataHello(0, False))),
     "a hello without anything": hello(b""),

@@ -9,8 +9,8 @@ import pytest
 
 from p3kv.config import Settings
 from p3kv.slicing import SliceSizes
+from p3kv.wire.header import INITIAL_ROUND, WINDOW
 from p3kv.wire.loop import Drain
-from p3kv.wire.messages import INITIAL_ROUND, WINDOW
 from p3kv.worker.tuning import Tuning
 from scripts.cluster import Cluster, missing_requirements
 from tests.jobs import run_job, start_on

@@ -15,9 +15,8 @@ import zmq
 
 from p3kv.version import VERSION
 from p3kv.wire.connection import connect
+from p3kv.wire.header import HEADER_BYTES, INITIAL_ROUND, Kind, pack_header, unpack_header
 from p3kv.wire.messages import (
-    HEADER_BYTES,
-    INITIAL_ROUND,
     PROTOCOL_VERSION,
     Abort,
     Agreed,
@@ -25,14 +24,11 @@ from p3kv.wire.messages import (
     Failure,
     FromScheduler,
     Hello,
-    Kind,
     Ready,
     ReportFailure,
     Roster,
     decode,
     encode,
-    pack_header,
-    unpack_header,
 )
 from tests.jobs import SCRIPTS, end, held_port, output_of, start_role
 from tests.served import TOLD_S, Served, frame, hello

@@ -15,14 +15,7 @@ from p3kv.errors import ConfigError, P3Error, ProtocolError, in_one_line
 from p3kv.scheduler.job import Job, Replies
 from p3kv.wire.control import HEARTBEAT_EVERY_MS, HEARTBEAT_TIMEOUT_MS
 from p3kv.wire.launcher_link import Cause, LauncherLink, PartEnded
-from p3kv.wire.messages import (
-    MAX_TO_SCHEDULER_BYTES,
-    UNKNOWN,
-    Failure,
-    ToScheduler,
-    decode,
-    encode,
-)
+from p3kv.wire.messages import MAX_TO_SCHEDULER_BYTES, UNKNOWN, Failure, ToScheduler, decode, encode
 from p3kv.wire.refusals import Refusals
 from p3kv.wire.reminder import Reminder
 

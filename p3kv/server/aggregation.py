@@ -14,7 +14,8 @@ import numpy as np
 from p3kv.errors import ProtocolError
 from p3kv.server.buffers import Buffer, BufferPool
 from p3kv.server.optimizer import SliceOptimizer
-from p3kv.wire.messages import INITIAL_ROUND, KeyLayout, called
+from p3kv.wire.header import INITIAL_ROUND
+from p3kv.wire.messages import KeyLayout, called
 
 
 @dataclass

@@ -20,19 +20,18 @@ from p3kv.server.stalls import Wait
 from p3kv.server.workers import Workers
 from p3kv.slicing import SliceSizes, check_count
 from p3kv.trace import Tracer, now_ns
-from p3kv.wire import messages
 from p3kv.wire.connection import Connection
-from p3kv.wire.messages import (
+from p3kv.wire.header import (
     HEADER_BYTES,
     INITIAL_ROUND,
-    UNKNOWN,
+    URGENT,
+    WANTS_RESULT,
     Header,
-    KeyLayout,
     Kind,
     pack_header,
     urgency,
-    workers,
 )
+from p3kv.wire.messages import UNKNOWN, KeyLayout, workers
 from p3kv.wire.queue import PriorityQueue
 
 _log = logging.getLogger(__name__)
@@ -157,7 +156,7 @@ class Consumer:
                 header.rank,
                 header.round,
                 gradient,
-                bool(header.flags & messages.WANTS_RESULT),
+                bool(header.flags & WANTS_RESULT),
                 header.priority,
                 header.step,
             )
@@ -210,7 +209,7 @@ class Consumer:
         for rank in result.others:
             connection = self._workers.connections[rank]
             if rank not in self._workers.done and not connection.closed:
-                connection.writer.push(messages.URGENT, header)
+                connection.writer.push(URGENT, header)
 
     def _pull(self, connection: Connection, header: Header) -> None:
         try:

@@ -12,7 +12,8 @@ from p3kv.server.aggregation import SliceState
 from p3kv.server.buffers import BufferPool
 from p3kv.server.optimizer import SliceOptimizer
 from p3kv.slicing import SliceSizes, cut
-from p3kv.wire.messages import INITIAL_ROUND, WINDOW, KeyLayout, called
+from p3kv.wire.header import INITIAL_ROUND, WINDOW
+from p3kv.wire.messages import KeyLayout, called
 
 
 class ServerKey:

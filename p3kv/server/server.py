@@ -24,23 +24,20 @@ from p3kv.wire import messages
 from p3kv.wire.address import own_address
 from p3kv.wire.connection import Connection, listen
 from p3kv.wire.control import ControlClient
+from p3kv.wire.header import INITIAL_ROUND, MAX_PROBE_BYTES, URGENT, Header, Kind, pack_header
 from p3kv.wire.loop import Loop
 from p3kv.wire.messages import (
-    INITIAL_ROUND,
     UNKNOWN,
     Bye,
     Failure,
     Finished,
     ForwardOrder,
-    Header,
     KeyLayout,
-    Kind,
     ReportFailure,
     Roster,
     Stalled,
     decode,
     encode,
-    pack_header,
 )
 
 _log = logging.getLogger(__name__)
@@ -86,7 +83,7 @@ class _Server:
         self._listener = listener
         self._loop = Loop()
         self._landing: Dict[Connection, Buffer] = {}
-        self._scratch = memoryview(bytearray(messages.MAX_PROBE_BYTES))
+        self._scratch = memoryview(bytearray(MAX_PROBE_BYTES))
         self._order: Optional[memoryview] = None
         self._import_thread = ThreadPoolExecutor(1, "p3kv-import")
         self._serving = False
@@ -179,7 +176,7 @@ class _Server:
         header = pack_header(Kind.STALLED, self._rank, payload_bytes=len(words))
         for worker in self._workers.connections.values():
             if not worker.closed:
-                worker.writer.push(messages.URGENT, header, words)
+                worker.writer.push(URGENT, header, words)
 
     def _connection(self, sock: socket.socket) -> Connection:
         return Connection(
@@ -198,14 +195,14 @@ class _Server:
             self._say_welcome(connection)
 
     def _say_welcome(self, connection: Connection) -> None:
-        connection.writer.push(messages.URGENT, pack_header(Kind.WELCOME, self._rank))
+        connection.writer.push(URGENT, pack_header(Kind.WELCOME, self._rank))
         self._tell_order(connection)
 
     def _tell_order(self, connection: Connection) -> None:
         """Hands worker rank 0's forward order on, if it is known."""
         if self._order is not None:
             header = pack_header(Kind.ORDER, self._rank, payload_bytes=len(self._order))
-            connection.writer.push(messages.URGENT, header, self._order)
+            connection.writer.push(URGENT, header, self._order)
 
     def _on_lost(self, connection: Connection, reason: str) -> None:
         self._workers.lose(connection, reason)
@@ -235,7 +232,7 @@ class _Server:
             if header.payload_bytes > messages.MAX_MESSAGE_BYTES:
                 raise ProtocolError(f"a message of {header.payload_bytes} bytes is too long")
             return memoryview(bytearray(header.payload_bytes))
-        if header.kind == Kind.PROBE and header.payload_bytes <= messages.MAX_PROBE_BYTES:
+        if header.kind == Kind.PROBE and header.payload_bytes <= MAX_PROBE_BYTES:
             return self._scratch[: header.payload_bytes]
         if header.payload_bytes == 0 and header.kind in _WITHOUT_PAYLOAD:
             return None
@@ -262,7 +259,7 @@ class _Server:
         elif header.kind == Kind.PROBE:
             assert payload is not None
             answer = pack_header(Kind.PROBE, self._rank, payload_bytes=len(payload))
-            connection.writer.push(messages.URGENT, answer, payload)
+            connection.writer.push(URGENT, answer, payload)
         elif header.kind == Kind.OPTIMIZER:
             assert payload is not None
             self._configure_optimizer(header, bytes(payload))
@@ -279,7 +276,7 @@ class _Server:
             self._workers.end(header.rank)
             self._tell_open()
             self._consumer.check_departed()
-            connection.writer.push(messages.URGENT, pack_header(Kind.BYE, self._rank))
+            connection.writer.push(URGENT, pack_header(Kind.BYE, self._rank))
 
     def _set_slice_size(self, header: Header) -> None:
         messages.check_slice_size(header.slice)
@@ -291,7 +288,7 @@ class _Server:
                 worker.hold_at_most(value_credit_bytes(header.slice, self._num_workers))
             if is_new and header.round > INITIAL_ROUND:
                 news = pack_header(Kind.SLICES, self._rank, slice=header.slice, round=header.round)
-                worker.writer.push(messages.URGENT, news)
+                worker.writer.push(URGENT, news)
 
     def _tell_open(self) -> None:
         """Tells everybody from which step on pushes meet no older values on this host's link."""
@@ -299,7 +296,7 @@ class _Server:
             self._open_step = self._workers.open_step
             news = pack_header(Kind.OPEN, self._rank, step=self._open_step)
             for worker in self._workers.connections.values():
-                worker.writer.push(messages.URGENT, news)
+                worker.writer.push(URGENT, news)
 
     def _configure_optimizer(self, header: Header, settings: bytes) -> None:
         try:

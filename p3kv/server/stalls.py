@@ -7,7 +7,8 @@ from typing import Callable, Iterable, List, NamedTuple, Optional
 
 from p3kv.config import Settings
 from p3kv.server.aggregation import SliceState
-from p3kv.wire.messages import INITIAL_ROUND, Stalled, workers
+from p3kv.wire.header import INITIAL_ROUND
+from p3kv.wire.messages import Stalled, workers
 
 LOOK_EVERY_S = 1.0
 """How often somebody should look."""

@@ -8,16 +8,8 @@ from typing import Container, Dict, Optional
 
 from p3kv.errors import ProtocolError
 from p3kv.wire.connection import Connection
-from p3kv.wire.messages import (
-    MAGIC,
-    MAX_HELLO_BYTES,
-    PROTOCOL_VERSION,
-    TOKEN_BYTES,
-    DataHello,
-    Header,
-    Kind,
-    decode,
-)
+from p3kv.wire.header import MAGIC, Header, Kind
+from p3kv.wire.messages import MAX_HELLO_BYTES, PROTOCOL_VERSION, TOKEN_BYTES, DataHello, decode
 from p3kv.wire.refusals import Refusals
 
 HANDSHAKE_S = 5.0

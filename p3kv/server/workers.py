@@ -11,15 +11,9 @@ from weakref import ref
 
 from p3kv.server.strangers import HANDSHAKE_S, Strangers
 from p3kv.wire.connection import Connection, accept
+from p3kv.wire.header import INITIAL_ROUND, LAST_ROUND, Header
 from p3kv.wire.loop import Loop
-from p3kv.wire.messages import (
-    INITIAL_ROUND,
-    LAST_ROUND,
-    UNKNOWN,
-    DataHello,
-    Failure,
-    Header,
-)
+from p3kv.wire.messages import UNKNOWN, DataHello, Failure
 
 _log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from typing import Callable, List, Optional, Tuple
 
 from p3kv.errors import ProtocolError
 from p3kv.wire.framing import FrameReader, FrameWriter, Place
-from p3kv.wire.messages import Header
+from p3kv.wire.header import Header
 
 _DEAD_IDLE_S = 8
 """A host that vanishes without a word is noticed after about this time."""

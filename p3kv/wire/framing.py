@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Callable, Deque, Iterator, List, Optional, Tuple
 
-from p3kv.wire.messages import HEADER_BYTES, Header, unpack_header
+from p3kv.wire.header import HEADER_BYTES, Header, unpack_header
 from p3kv.wire.queue import PriorityQueue
 
 _READ_AHEAD_BYTES = 16 * 1024

@@ -9,14 +9,7 @@ from p3kv.errors import ProtocolError
 from p3kv.slicing import Slice, SliceSizes
 from p3kv.trace import Tracer, now_ns
 from p3kv.wire.connection import Connection
-from p3kv.wire.messages import (
-    INITIAL_ROUND,
-    WANTS_RESULT,
-    Header,
-    Kind,
-    pack_header,
-    urgency,
-)
+from p3kv.wire.header import INITIAL_ROUND, WANTS_RESULT, Header, Kind, pack_header, urgency
 from p3kv.worker.gates import Gates
 from p3kv.worker.steps import Steps
 from p3kv.worker.transfers import InProgress, Transfer, WorkerKey

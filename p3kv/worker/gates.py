@@ -5,9 +5,8 @@ from __future__ import annotations
 from functools import partial
 from typing import Any, Callable, Collection, Dict, List, Mapping, Tuple
 
-from p3kv.wire import messages
 from p3kv.wire.connection import Connection
-from p3kv.wire.messages import Kind, pack_header
+from p3kv.wire.header import URGENT, Kind, pack_header
 
 _LONGEST_S = 1.0
 _LEAST_BYTES = 1 << 20
@@ -97,4 +96,4 @@ class Gates:
         self._told = step
         header = pack_header(Kind.OPEN, self._rank, step=step)
         for server in self._here:
-            self._servers[server].writer.push(messages.URGENT, header)
+            self._servers[server].writer.push(URGENT, header)

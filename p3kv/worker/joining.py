@@ -13,20 +13,18 @@ from p3kv.slicing import CREDIT_BYTES
 from p3kv.wire import messages
 from p3kv.wire.connection import Connection, connect
 from p3kv.wire.control import ControlClient
+from p3kv.wire.header import MAGIC, Header, Kind, pack_header
 from p3kv.wire.loop import Loop
 from p3kv.wire.messages import (
     Agreed,
     DataHello,
     Failure,
-    Header,
-    Kind,
     Measured,
     Ready,
     ReportFailure,
     Roster,
     SliceSize,
     encode,
-    pack_header,
 )
 from p3kv.worker.probe import Probe
 
@@ -81,7 +79,7 @@ class Joining:
         header = pack_header(
             Kind.HELLO,
             roster.rank,
-            key=messages.MAGIC,
+            key=MAGIC,
             slice=messages.PROTOCOL_VERSION,
             payload_bytes=len(hello),
         )

@@ -6,13 +6,12 @@ import time
 from typing import Callable, Dict, Mapping, Optional
 
 from p3kv.errors import ProtocolError
-from p3kv.wire import messages
 from p3kv.wire.connection import Connection
-from p3kv.wire.messages import Header, Kind, pack_header
+from p3kv.wire.header import MAX_PROBE_BYTES, URGENT, Header, Kind, pack_header
 
 _SETTLE_S, _MEASURE_S = 0.05, 0.2
 _FRAMES_AHEAD = 2
-_NOTHING = memoryview(bytes(messages.MAX_PROBE_BYTES))
+_NOTHING = memoryview(bytes(MAX_PROBE_BYTES))
 
 
 class Probe:
@@ -26,7 +25,7 @@ class Probe:
         self, rank: int, servers: Mapping[int, Connection], done: Callable[[float], None]
     ) -> None:
         """Calls `done` with the rate in bytes a second when nothing is under way any more."""
-        self._scratch = memoryview(bytearray(messages.MAX_PROBE_BYTES))
+        self._scratch = memoryview(bytearray(MAX_PROBE_BYTES))
         self._header = pack_header(Kind.PROBE, rank, payload_bytes=len(_NOTHING))
         self._servers = servers
         self._done = done
@@ -63,7 +62,7 @@ class Probe:
 
     def _send(self, connection: Connection) -> None:
         self._under_way += 1
-        connection.writer.push(messages.URGENT, self._header, _NOTHING)
+        connection.writer.push(URGENT, self._header, _NOTHING)
 
     def _rate_bytes_s(self) -> float:
         # The slowest tells: what a server on this worker's own host gets does not pass the network.

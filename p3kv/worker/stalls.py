@@ -7,7 +7,8 @@ import math
 import time
 from typing import Dict, Tuple
 
-from p3kv.wire.messages import INITIAL_ROUND, Stalled, workers
+from p3kv.wire.header import INITIAL_ROUND
+from p3kv.wire.messages import Stalled, workers
 
 _log = logging.getLogger(__name__)
 

@@ -8,7 +8,8 @@ from typing import Callable, Dict, List, Optional, Sequence, Set, Tuple
 import numpy as np
 
 from p3kv.slicing import Run, Slice, cut
-from p3kv.wire.messages import INITIAL_ROUND, Key, called
+from p3kv.wire.header import INITIAL_ROUND
+from p3kv.wire.messages import Key, called
 
 Done = Callable[[Optional[BaseException]], None]
 """Called once, from the worker's thread, when a transfer is complete or can't be any more."""

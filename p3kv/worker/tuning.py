@@ -9,10 +9,9 @@ from typing import Callable, Deque, Mapping, Optional
 
 from p3kv.config import Settings
 from p3kv.slicing import SliceSizes, gradient_credit_bytes
-from p3kv.wire import messages
 from p3kv.wire.connection import Connection
+from p3kv.wire.header import INITIAL_ROUND, URGENT, WINDOW, Kind, pack_header
 from p3kv.wire.loop import Drain
-from p3kv.wire.messages import INITIAL_ROUND, WINDOW, Kind, pack_header
 
 _STEPS = 5
 """What is told is the median of so many steps: one that was disturbed changes nothing."""
@@ -76,7 +75,7 @@ class Tuning:
         """Has slices be of this size from a round on, and tells the servers beforehand."""
         header = pack_header(Kind.SLICES, self._rank, slice=slice_size, round=from_round)
         for connection in self._servers.values():
-            connection.writer.push(messages.URGENT, header)
+            connection.writer.push(URGENT, header)
         self.announced(from_round, slice_size)
 
     def announced(self, from_round: int, slice_size: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Dict, List, Set, Tuple
 
 from p3kv.errors import ProtocolError
-from p3kv.wire.messages import INITIAL_ROUND, WINDOW, Header
+from p3kv.wire.header import INITIAL_ROUND, WINDOW, Header
 from p3kv.worker.transfers import Transfer
 
 

@@ -28,9 +28,9 @@ from p3kv.wire import messages
 from p3kv.wire.address import own_address
 from p3kv.wire.connection import Connection
 from p3kv.wire.control import ControlClient
+from p3kv.wire.header import INITIAL_ROUND, URGENT, Header, Kind, pack_header
 from p3kv.wire.loop import Loop
 from p3kv.wire.messages import (
-    INITIAL_ROUND,
     UNKNOWN,
     BarrierPassed,
     BarrierReached,
@@ -38,12 +38,10 @@ from p3kv.wire.messages import (
     DeclareKey,
     Failure,
     ForwardOrder,
-    Header,
     Key,
     KeyDeclared,
     KeyLayout,
     KeyRefused,
-    Kind,
     Measured,
     NewSliceSize,
     ReportFailure,
@@ -51,7 +49,6 @@ from p3kv.wire.messages import (
     Stalled,
     decode,
     encode,
-    pack_header,
 )
 from p3kv.worker.exchange import Exchange
 from p3kv.worker.gates import Gates
@@ -419,12 +416,12 @@ class Worker:
     ) -> None:
         header = pack_header(kind, self.rank, round=round, step=step, payload_bytes=len(payload))
         for server in servers:
-            self._servers[server].writer.push(messages.URGENT, header, memoryview(payload))
+            self._servers[server].writer.push(URGENT, header, memoryview(payload))
 
     def _say_bye(self) -> None:
         for connection in self._servers.values():
             header = pack_header(Kind.BYE, self.rank)
-            connection.writer.push(messages.URGENT, header)
+            connection.writer.push(URGENT, header)
 
     def _heard_bye(self) -> None:
         """A server has everything of this worker, and has said its last word to it: closing a

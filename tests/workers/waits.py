@@ -8,7 +8,7 @@ import sys
 import time
 
 from p3kv import config
-from p3kv.wire.messages import URGENT, pack_header
+from p3kv.wire.header import URGENT, pack_header
 from p3kv.worker import this_process
 
 _LONGEST_S = 30.0

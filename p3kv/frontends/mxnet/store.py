@@ -25,7 +25,8 @@ from p3kv.frontends.mxnet.arrays import (
 )
 from p3kv.frontends.mxnet.forks import complete_before_forks
 from p3kv.frontends.mxnet.forward_order import OrderLearner
-from p3kv.wire.messages import INITIAL_ROUND, Key, called
+from p3kv.wire.header import INITIAL_ROUND
+from p3kv.wire.messages import Key, called
 from p3kv.worker import this_process
 from p3kv.worker.transfers import Done, Transfer, WorkerKey
 

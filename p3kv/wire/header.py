@@ -1,0 +1,121 @@
+"""The header of a data frame, between a worker and a server over TCP.
+
+It is fixed and little-endian; a payload of `payload_bytes` bytes follows: a slice's elements, or
+one of the messages (`p3kv.wire.messages`).
+"""
+
+from __future__ import annotations
+
+import struct
+from enum import IntEnum
+from typing import NamedTuple
+
+MAGIC = 0x564B3350
+"""'P3KV' in the first four bytes that a little-endian reader finds in a hello's key field."""
+
+MAX_PROBE_BYTES = 64 * 1024
+URGENT = 2**31 - 1
+"""Priority of frames that are no slices: small, and others depend on them."""
+
+INITIAL_ROUND = 0
+"""The round in which worker rank 0 alone gives a key its initial value."""
+LAST_ROUND = 2**32 - 1
+"""No header can name a later round or step."""
+WINDOW = 2
+"""A worker pushes a key for a round when the round so many before it has ended: one may begin
+before the last one is over, and nobody is further ahead."""
+
+
+class Kind(IntEnum):
+    """What a data frame is."""
+
+    HELLO = 1
+    """First frame of a worker's connection; payload the job's token, then DataHello."""
+    WELCOME = 2
+    """The server's answer to it; no payload."""
+    KEY = 3
+    """A worker tells a server about a key, before its first slice; payload KeyLayout."""
+    OPTIMIZER = 4
+    """Worker rank 0 hands over optimizer settings; `step` says from when, `round` the oldest step
+    that may still need any; payload as the front end made it."""
+    PUSH = 5
+    """A worker's slice for a round of its key, in a step of its store; payload elements."""
+    PULL = 6
+    """A worker asks for a key's value of `round` or later; `slice` is the request's number."""
+    UPDATED = 7
+    """A slice's value after a round, to the workers that asked for it with their push."""
+    PULLED = 8
+    """A slice's value, part of the answer to PULL; `step` is the request's number, and `round` one
+    that has slices of this size."""
+    BYE = 9
+    """A worker is done and sends nothing more; the server's answer is its last word, too."""
+    ORDER = 10
+    """Worker rank 0 tells the forward order, and every server hands it on to all workers, before
+    the results of the round in which it was learned; payload ForwardOrder."""
+    PROBE = 11
+    """A worker measures the network; the server sends as many bytes back, whatever they are."""
+    SLICES = 12
+    """From `round` on, slices have at most `slice` elements. Every worker says so before its first
+    slice; when the size changes, worker rank 0 does before its first slice of the step `WINDOW`
+    before, and the server hands it on to all."""
+    OPEN = 13
+    """A worker tells the servers of its host that it waits for no values of the steps before
+    `step`, and each tells all workers when all those of its host do not."""
+    ENDED = 14
+    """A key's round has ended on this server, to the workers that pushed for it and asked for no
+    result."""
+    STALLED = 15
+    """A round waits for a worker for long, to all workers; payload Stalled."""
+
+
+WANTS_RESULT = 1
+"""Flag of PUSH: send the round's result here when it is complete."""
+
+
+class Header(NamedTuple):
+    """The header of a data frame. A tuple, not a dataclass: one is made for every slice."""
+
+    kind: int
+    flags: int
+    rank: int
+    key: int
+    slice: int
+    round: int
+    step: int
+    priority: int
+    payload_bytes: int
+
+
+_LAYOUT = struct.Struct("<BBHIIIIiI")
+HEADER_BYTES = _LAYOUT.size
+
+
+def pack_header(
+    kind: int,
+    rank: int,
+    key: int = 0,
+    slice: int = 0,
+    round: int = 0,
+    step: int = 0,
+    priority: int = URGENT,
+    payload_bytes: int = 0,
+    flags: int = 0,
+) -> bytes:
+    """The bytes of a header; struct.error if a number does not fit its field."""
+    return _LAYOUT.pack(kind, flags, rank, key, slice, round, step, priority, payload_bytes)
+
+
+def unpack_header(buffer: memoryview, offset: int) -> Header:
+    """Reads the header at `offset`, of which all bytes must be there."""
+    return Header._make(_LAYOUT.unpack_from(buffer, offset))
+
+
+def urgency(step: int, priority: int) -> int:
+    """The priority of a slice in a queue: older steps first, then the forward order.
+
+    The paper orders by layer alone. Then a worker that is one iteration ahead fills its links
+    with first layers that nobody can use yet, while the last layers of the worker behind, which
+    everybody waits for, stand in line. A key's round is no measure of this: a layer that is
+    trained seldom has had few rounds, and would always be the oldest.
+    """
+    return priority - (step << 32)
