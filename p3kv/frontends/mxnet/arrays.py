@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import mxnet as mx
 import numpy as np
@@ -19,7 +19,7 @@ Arrays = Union[NDArray, Sequence[NDArray]]
 """What a caller gives for a key: an array, or one for each device."""
 
 
-def by_key(keys: Any, *arrays: Any) -> Iterator[Tuple[Any, ...]]:
+def by_key(keys: Any, *arrays: Any) -> List[Tuple[Any, ...]]:
     """Each key once, with a list of its arrays for each of `arrays`.
 
     One key may be given with its arrays, or a list of keys with a list of theirs. As in MXNet, the
@@ -27,8 +27,7 @@ def by_key(keys: Any, *arrays: Any) -> Iterator[Tuple[Any, ...]]:
     Raises ValueError where the lists have different lengths or a key has no array.
     """
     if not isinstance(keys, (list, tuple)):
-        yield (keys, *map(_listed, arrays))
-        return
+        return [(keys, *map(_listed, arrays))]
     grouped: Dict[Key, Tuple[List[NDArray], ...]] = {}
     for one in arrays:
         if len(one) != len(keys):
@@ -37,8 +36,7 @@ def by_key(keys: Any, *arrays: Any) -> Iterator[Tuple[Any, ...]]:
         lists = grouped.setdefault(key, tuple([] for _ in values))
         for already, value in zip(lists, values):
             already += _listed(value)
-    for key, lists in grouped.items():
-        yield (key, *lists)
+    return [(key, *lists) for key, lists in grouped.items()]
 
 
 def check_distinct(keys: Any) -> None:
@@ -49,7 +47,9 @@ def check_distinct(keys: Any) -> None:
 
 
 def _listed(arrays: Arrays) -> List[NDArray]:
-    listed = [arrays] if isinstance(arrays, NDArray) else list(arrays)
+    if isinstance(arrays, NDArray):
+        return [arrays]
+    listed = list(arrays)
     if not listed:
         raise ValueError("a key is given with an empty list of arrays")
     return listed

@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import operator
 from contextlib import suppress
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 import mxnet as mx
 import numpy as np
@@ -266,11 +266,11 @@ class P3(KVStoreBase):
         check_fit(key, called(key, name), shape, dtype, outs)
         return self._worker.declare(key, shape, dtype, name)
 
-    def _known(self, keys: Any, *arrays: Any) -> Iterator[Tuple[Any, ...]]:
+    def _known(self, keys: Any, *arrays: Any) -> List[Tuple[Any, ...]]:
         """Declared keys with their arrays, as `by_key` gives them; raises the job's failure."""
         self._worker.check()
-        for key, *lists in by_key(keys, *arrays):
-            yield (self._worker.key(key), *lists)
+        find = self._worker.key
+        return [(find(key), *lists) for key, *lists in by_key(keys, *arrays)]
 
     def _next_round(self, worker_key: WorkerKey) -> Tuple[int, int]:
         """Counts a push: the key's round, and the step that an optimizer would count."""
