@@ -1,0 +1,125 @@
+"""What the workers agree on: their settings, the size of slices, and barriers."""
+
+from __future__ import annotations
+
+import math
+from typing import Dict, Optional, Set
+
+from p3kv.scheduler.membership import Membership, Node
+from p3kv.scheduler.replies import JobFails, Replies
+from p3kv.slicing import slice_size_for
+from p3kv.wire.messages import (
+    Agreed,
+    BarrierPassed,
+    DeclareKey,
+    Failure,
+    Measured,
+    NewSliceSize,
+    Ready,
+    SliceSize,
+    ToScheduler,
+)
+
+_WORTH_A_CHANGE = 4
+"""Another size of slices is worth its trouble from this factor on: half or twice is as good on a
+link."""
+_MISMEASURED = 1.4
+"""It must be worth it also where the network was this factor faster or slower than measured, or the
+size could change again and again."""
+
+
+class Agreement:
+    """Takes what each worker says, and answers all when the last one has said it.
+
+    Where a worker has left that the others wait for, each method raises JobFails.
+    """
+
+    def __init__(self, members: Membership, num_servers: int) -> None:
+        self._members = members
+        self._num_servers = num_servers
+        self._slice_size: Optional[int] = None
+        self._ready: Dict[bytes, Ready] = {}
+        self._rates_bytes_s: Dict[bytes, float] = {}
+        self._at_barrier: Set[bytes] = set()
+
+    @property
+    def slice_size(self) -> Optional[int]:
+        """Most elements in a slice; None until that is agreed on."""
+        return self._slice_size
+
+    def in_turn(self, node: Node, message: ToScheduler) -> bool:
+        """Whether the node may send such a message now."""
+        is_ready = node.identity in self._ready
+        if node.hello.role != "worker" or isinstance(message, Ready) == is_ready:
+            return False
+        if isinstance(message, Measured):
+            first = node.identity not in self._rates_bytes_s
+            return (self._slice_size is None) == first and 0 <= message.rate_bytes_s < math.inf
+        return not isinstance(message, DeclareKey) or self._slice_size is not None
+
+    def ready(self, node: Node, message: Ready) -> Replies:
+        """A worker has its store; all must have the same settings."""
+        self._ready[node.identity] = message
+        workers = self._members.workers
+        for other in workers:
+            theirs = self._ready.get(other.identity, message)
+            if theirs != message:
+                raise JobFails(
+                    Failure(
+                        f"{node.name()} has {message}, {other.name()} has {theirs}",
+                        "worker",
+                        node.rank,
+                        error="ConfigError",
+                        hint="Set p3kv.configure or the P3KV_* variables the same on all workers.",
+                    )
+                )
+        if len(self._ready) < len(workers):
+            self.check_nobody_is_missed()
+            return []
+        self._slice_size = message.slice_size
+        agreed = Agreed(message.slice_size, message.deterministic)
+        return [(worker.identity, agreed) for worker in workers]
+
+    def measured(self, node: Node, message: Measured) -> Replies:
+        """A worker has measured the network: at first all of them, then who finds it changed."""
+        self._rates_bytes_s[node.identity] = message.rate_bytes_s
+        workers = self._members.workers
+        if len(self._rates_bytes_s) < len(workers):
+            self.check_nobody_is_missed()
+            return []
+        # Everybody waits for the slowest.
+        slowest = min(self._rates_bytes_s.values())
+        slice_size = slice_size_for(slowest, self._num_servers)
+        if self._slice_size is None:
+            self._slice_size = slice_size
+            return [(worker.identity, SliceSize(slice_size)) for worker in workers]
+        for off in (_MISMEASURED, 1 / _MISMEASURED):
+            perhaps = slice_size_for(off * slowest, self._num_servers)
+            if max(perhaps / self._slice_size, self._slice_size / perhaps) < _WORTH_A_CHANGE:
+                return []
+        self._slice_size = slice_size
+        return [(workers[0].identity, NewSliceSize(slice_size))]
+
+    def barrier(self, node: Node) -> Replies:
+        """A worker waits for all workers."""
+        self._at_barrier.add(node.identity)
+        workers = self._members.workers
+        if len(self._at_barrier) < len(workers):
+            self.check_nobody_is_missed()
+            return []
+        self._at_barrier.clear()
+        return [(worker.identity, BarrierPassed()) for worker in workers]
+
+    def starts_without(self, node: Node) -> bool:
+        """Whether others have their store, and wait for this worker's."""
+        return node.identity not in self._ready and bool(self._ready)
+
+    def check_nobody_is_missed(self) -> None:
+        """A worker may end before the others, but not while they wait for it."""
+        workers = self._members.workers
+        starting = 0 < len(self._ready) < len(workers)
+        measuring = self._slice_size is None and bool(self._rates_bytes_s)
+        waiting = starting or measuring or bool(self._at_barrier)
+        for worker in workers:
+            if waiting and worker.gone and not (starting and worker.identity in self._ready):
+                raise JobFails(self._members.left_early(worker))

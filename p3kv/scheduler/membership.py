@@ -1,0 +1,230 @@
+"""Who belongs to the job: arrival, ranks, who has left, and who is missing."""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+from dataclasses import dataclass
+from typing import Dict, List, Optional
+
+from p3kv.scheduler.replies import Replies
+from p3kv.wire.messages import (
+    PROTOCOL_VERSION,
+    TOKEN_BYTES,
+    UNKNOWN,
+    Failure,
+    Finished,
+    Hello,
+    Roster,
+)
+
+
+@dataclass
+class Node:
+    """A process that belongs to the job."""
+
+    identity: bytes
+    hello: Hello
+    arrival: int
+    rank: int = UNKNOWN
+    gone: bool = False
+
+    def name(self) -> str:
+        """How messages call this node."""
+        rank = "" if self.rank == UNKNOWN else f" {self.rank}"
+        return f"{self.hello.role}{rank} ({self.place()})"
+
+    def place(self) -> str:
+        """Where it runs."""
+        return f"{self.hello.host}, process {self.hello.pid}"
+
+
+class Membership:
+    """The nodes of one job. Ranks go by the nodes' wishes, then by arrival."""
+
+    def __init__(self, job: str, num_workers: int, num_servers: int) -> None:
+        self._job = job
+        self._wanted = {"worker": num_workers, "server": num_servers}
+        self._nodes: Dict[bytes, Node] = {}
+        self._assembled = False
+        self._token = secrets.token_bytes(TOKEN_BYTES)
+
+    # Coming and going.
+
+    def admit(self, identity: bytes, hello: Hello) -> Optional[str]:
+        """Adds a node to the job; returns why not, where it can't be part of it."""
+        reason = self._reason_to_refuse(identity, hello)
+        if reason is None:
+            self._nodes[identity] = Node(identity, hello, arrival=len(self._nodes))
+        return reason
+
+    def assemble(self) -> Replies:
+        """Gives ranks and tells everybody, if all have arrived."""
+        if any(len(self.role(role)) < wanted for role, wanted in self._wanted.items()):
+            return []
+        self._assembled = True
+        for role in self._wanted:
+            nodes = self.role(role)
+            nodes.sort(key=lambda n: (n.hello.rank_wish is None, n.hello.rank_wish or 0, n.arrival))
+            for rank, node in enumerate(nodes):
+                node.rank = rank
+        servers = [(node.hello.host, node.hello.port) for node in self.role("server")]
+        workers = [node.name() for node in self.workers]
+        return [
+            (node.identity, Roster(node.rank, self._token, servers, workers))
+            for node in self._nodes.values()
+        ]
+
+    def left(self, node: Node) -> None:
+        """The node sends nothing more, and is told nothing more."""
+        node.gone = True
+
+    @property
+    def assembled(self) -> bool:
+        """Whether everybody has arrived."""
+        return self._assembled
+
+    @property
+    def all_left(self) -> bool:
+        """Whether nobody who came is left."""
+        return all(node.gone for node in self._nodes.values())
+
+    @property
+    def workers_left(self) -> bool:
+        """Whether all workers have come and gone."""
+        return self._assembled and all(worker.gone for worker in self.workers)
+
+    def let_servers_go(self) -> Replies:
+        """Tells servers that they may end, if all workers have left."""
+        if not self.workers_left:
+            return []
+        return [(s.identity, Finished()) for s in self.role("server") if not s.gone]
+
+    # Who is who.
+
+    @property
+    def present(self) -> List[Node]:
+        """All who came and have not left."""
+        return [node for node in self._nodes.values() if not node.gone]
+
+    @property
+    def workers(self) -> List[Node]:
+        """The workers that came, by rank."""
+        return self.role("worker")
+
+    def role(self, role: str) -> List[Node]:
+        """The nodes of a role that came, by rank."""
+        nodes = [node for node in self._nodes.values() if node.hello.role == role]
+        return sorted(nodes, key=lambda node: node.rank)
+
+    def node(self, identity: bytes) -> Optional[Node]:
+        """The node with this identity, if it belongs to the job."""
+        return self._nodes.get(identity)
+
+    def ranked(self, role: str, rank: int) -> Optional[Node]:
+        """The node of this rank, or that wishes for it, if it came."""
+        return next((node for node in self.role(role) if self.rank_of(node) == rank), None)
+
+    def rank_of(self, node: Node) -> int:
+        """The node's rank; while ranks are not given yet, the one that it wishes for."""
+        wish = node.hello.rank_wish
+        if node.rank == UNKNOWN and wish is not None and 0 <= wish < self._wanted[node.hello.role]:
+            return wish
+        return node.rank
+
+    def called(self, node: Node) -> str:
+        """The node's role and rank, as far as that is known."""
+        rank = self.rank_of(node)
+        return f"{node.hello.role} {rank}" if rank != UNKNOWN else node.hello.role
+
+    # Who is missing.
+
+    def missing(self) -> List[str]:
+        """Role and rank of those that have not come, as far as anybody can tell."""
+        return [f"{role} {rank}" for role in self._wanted for rank in self._missing(role)]
+
+    def who_came(self) -> str:
+        """Who is missing, and who has come from where, to tell people who start processes."""
+        came, missing = [], []
+        by_host: Dict[str, List[str]] = {}
+        for role, wanted in self._wanted.items():
+            nodes = self.role(role)
+            came.append(f"{len(nodes)} of {wanted} {role}s")
+            ranks = self._missing(role)
+            if ranks and nodes:
+                missing += [f"{role} {rank}" for rank in ranks]
+            elif len(nodes) < wanted:
+                missing.append(f"{wanted - len(nodes)} {role}s")
+            for node in nodes:
+                by_host.setdefault(node.hello.host, []).append(self.called(node))
+        places = "; ".join(f"{host}: {', '.join(names)}" for host, names in by_host.items())
+        return (
+            f"waiting for {', '.join(missing)}; {' and '.join(came)} have come"
+            f"{f' ({places})' if places else ''}. "
+            "A worker has come once its script does 'import p3kv'."
+        )
+
+    def nobody_else_came(self, waited_s: float) -> Failure:
+        """Why the job ends where some did not arrive."""
+        counts = []
+        for role, wanted in self._wanted.items():
+            nodes = self.role(role)
+            ranks = ", ".join(map(str, self._missing(role) if nodes else []))
+            missing = f" ({role} {ranks} missing)" if ranks else ""
+            counts.append(f"{len(nodes)} of {wanted} {role}s arrived{missing}")
+        return Failure(
+            f"{' and '.join(counts)}, and nobody else came for {waited_s:g} s",
+            "scheduler",
+            UNKNOWN,
+            error="RendezvousError",
+            hint="Start as many processes as DMLC_NUM_WORKER and DMLC_NUM_SERVER say, look at the "
+            "output of those that are missing, or let the others wait longer with "
+            "P3KV_RENDEZVOUS_TIMEOUT_S.",
+        )
+
+    def left_early(self, node: Node) -> Failure:
+        """Why the job ends where others still needed a node that left."""
+        return Failure(
+            f"the process ended while others still needed it ({node.place()})",
+            node.hello.role,
+            self.rank_of(node),
+            hint="Each process must stay until all workers are done, and each worker must "
+            "create its store and reach as many barriers as the others; its own output may say "
+            "more.",
+        )
+
+    def _missing(self, role: str) -> List[int]:
+        """Ranks that nobody has wished for, if all who came have a wish; else nobody can tell."""
+        came = [self.rank_of(node) for node in self.role(role)]
+        if UNKNOWN in came or len(set(came)) < len(came):
+            return []
+        return [rank for rank in range(self._wanted[role]) if rank not in came]
+
+    def _reason_to_refuse(self, identity: bytes, hello: Hello) -> Optional[str]:
+        if hello.protocol != PROTOCOL_VERSION:
+            return (
+                f"this job speaks protocol {PROTOCOL_VERSION}, the {hello.role} at {hello.host} "
+                f"speaks {hello.protocol} (p3kv {hello.version}); install the same p3kv everywhere"
+            )
+        if not hmac.compare_digest(_as_bytes(hello.job), _as_bytes(self._job)):
+            # Whoever knows a job's name gets its token: names are never told.
+            return (
+                "the scheduler at this address runs another job; give each job a port of its own "
+                "(DMLC_PS_ROOT_PORT) and all its processes the same P3KV_JOB, DMLC_NUM_WORKER and "
+                "DMLC_NUM_SERVER"
+            )
+        if hello.role not in self._wanted:
+            return f"there is no role '{hello.role}'"
+        if identity in self._nodes:
+            return "this process has said Hello before"
+        if len(self.role(hello.role)) >= self._wanted[hello.role]:
+            return (
+                f"all {self._wanted[hello.role]} {hello.role}s of the job have arrived already; "
+                "is a process of an earlier run still there, or is the number too small?"
+            )
+        return None
+
+
+def _as_bytes(name: str) -> bytes:
+    """For a comparison whose time tells nothing; a name from the environment may be no text."""
+    return name.encode(errors="surrogateescape")
