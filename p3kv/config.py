@@ -10,7 +10,7 @@ import logging
 import os
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
-from typing import Any, Dict, Mapping, Optional, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from p3kv.errors import ConfigError
 
@@ -20,7 +20,7 @@ _PREFIX = "P3KV_"
 _TOLD = "P3KV_TOLD"
 # Besides one for each of the settings.
 _OTHER_VARIABLES = (
-    "P3KV_JOB", "P3KV_LAUNCHED", "P3KV_LAUNCHER_FD", "P3KV_SCHEDULER_FD", _TOLD
+    "P3KV_JOB", "P3KV_LAUNCHED", "P3KV_LAUNCHER_FD", "P3KV_PLUGINS", "P3KV_SCHEDULER_FD", _TOLD
 )  # fmt: skip
 
 _WORDS = {
@@ -28,6 +28,8 @@ _WORDS = {
     **dict.fromkeys(("0", "false", "no", "off"), False),
 }
 MAX_SLICE_ELEMS = 2**28
+MAX_NAME_CHARS = 64
+"""Of what is registered by name, such as a placement."""
 _RANGES = {
     "slice_size": (1, MAX_SLICE_ELEMS),
     "rendezvous_timeout_s": (0.1, 86_400.0),
@@ -40,12 +42,14 @@ _RANGES = {
 
 @dataclass(frozen=True)
 class Settings:
-    """How p3kv works. Worker rank 0's values of the first two hold for the whole job."""
+    """How p3kv works. The first three hold for the whole job: all workers must have the same."""
 
     slice_size: Optional[int] = None
     """Most elements in a slice; None has the workers measure the network when they start."""
     deterministic: bool = False
     """Sum in rank order, so that a run repeats bit for bit with three workers or more, too."""
+    placement: str = "balanced"
+    """The name of the way in which the scheduler gives servers their parts of tensors."""
     priorities: bool = True
     """False sends slices first in, first out: slicing alone, to compare with."""
     rendezvous_timeout_s: float = 300.0
@@ -73,6 +77,9 @@ class Settings:
         wanted = ""
         if isinstance(default, bool):
             wanted = "" if isinstance(value, bool) else "True or False"
+        elif name == "placement":
+            fits = isinstance(value, str) and 0 < len(value) <= MAX_NAME_CHARS
+            wanted = "" if fits else f"a name of at most {MAX_NAME_CHARS} letters"
         elif name in _RANGES:
             lowest, highest = _RANGES[name]
             fits = isinstance(value, (type(lowest), int)) and not isinstance(value, bool)
@@ -92,6 +99,7 @@ class Settings:
                 environ, ("P3KV_SLICE_SIZE", "MXNET_KVSTORE_SLICE_THRESHOLD"), int, cls.slice_size
             ),
             deterministic=_flag(environ, "P3KV_DETERMINISTIC", cls.deterministic),
+            placement=environ.get("P3KV_PLACEMENT") or cls.placement,
             priorities=_flag(environ, "P3KV_PRIORITIES", cls.priorities),
             rendezvous_timeout_s=_number(
                 environ, ("P3KV_RENDEZVOUS_TIMEOUT_S",), float, cls.rendezvous_timeout_s
@@ -230,6 +238,16 @@ def told_of(environ: Mapping[str, str]) -> Dict[str, str]:
     """What to add to the environment of processes that need not tell of these variables again."""
     unknown = unknown_variables(environ)
     return {_TOLD: ",".join([*filter(None, [environ.get(_TOLD)]), *unknown])} if unknown else {}
+
+
+def plugins(environ: Mapping[str, str] = os.environ) -> List[str]:
+    """P3KV_PLUGINS: modules to import before this process takes its role.
+
+    They register what a job may then choose by name. A process's own environment names them, and
+    nothing else: what arrives from others can't. They must import no framework, which takes roles
+    over itself.
+    """
+    return [name.strip() for name in environ.get("P3KV_PLUGINS", "").split(",") if name.strip()]
 
 
 def update_on_kvstore_default(environ: Mapping[str, str] = os.environ) -> bool:

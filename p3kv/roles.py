@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import logging
 import multiprocessing
 import os
@@ -12,7 +13,7 @@ from typing import Iterator, Optional
 
 from p3kv import config
 from p3kv.config import Launch
-from p3kv.errors import ConfigError, P3Error, RendezvousError
+from p3kv.errors import ConfigError, P3Error, RendezvousError, in_one_line
 from p3kv.frontends import warm_up
 from p3kv.server.optimizer import MakeOptimizer, SliceOptimizer
 from p3kv.worker import this_process
@@ -50,6 +51,7 @@ def _launch() -> Optional[Launch]:
 
 def _join(launch: Launch) -> None:
     try:
+        _import_plugins()
         config.current()  # a wrong setting is told at once
         this_process.join(launch)
     except P3Error as error:
@@ -67,6 +69,7 @@ def _serve(launch: Launch) -> int:
         )
         return 1
     try:
+        _import_plugins()
         settings = config.current()
         config.apply_verbosity(settings)
         if launch.role == "scheduler":
@@ -87,6 +90,16 @@ def _serve(launch: Launch) -> int:
     except KeyboardInterrupt:
         return 130
     return 0
+
+
+def _import_plugins() -> None:
+    for name in config.plugins():
+        try:
+            importlib.import_module(name)
+        except Exception as error:
+            raise ConfigError(
+                f"can't import {name}, which P3KV_PLUGINS names: {in_one_line(error)}"
+            ) from error
 
 
 class _MakeMXNetOptimizer(MakeOptimizer):

@@ -52,6 +52,7 @@ def test_without_any_setting_the_defaults_hold() -> None:
     [
         ("slice_size", "1000", 1000),
         ("deterministic", "1", True),
+        ("placement", "round_robin", "round_robin"),
         ("priorities", "0", False),
         ("rendezvous_timeout_s", "2.5", 2.5),
         ("send_buffer_bytes", "8192", 8192),
@@ -137,6 +138,7 @@ WRONG: Tuple[Tuple[str, Any], ...] = (
     ("deterministic", "maybe"),
     ("deterministic", 2),
     ("priorities", "some"),
+    ("placement", "x" * 65),
 )
 
 
@@ -173,6 +175,17 @@ def test_settings_in_code_that_come_after_the_store_are_told(fresh: None) -> Non
 def test_mxnet_update_on_kvstore_says_who_updates(text: str, value: bool) -> None:
     environ = {} if text is None else {"MXNET_UPDATE_ON_KVSTORE": text}
     assert config.update_on_kvstore_default(environ) is value
+
+
+def test_a_placement_in_code_is_named_and_never_given(fresh: None) -> None:
+    for wrong in ("", 7, dict):
+        with pytest.raises(ConfigError, match=r"placement \(P3KV_PLACEMENT\).*a name"):
+            p3kv.configure(placement=wrong)
+
+
+def test_plugins_are_modules_with_commas_between() -> None:
+    assert config.plugins({}) == config.plugins({"P3KV_PLUGINS": ""}) == []
+    assert config.plugins({"P3KV_PLUGINS": "one, two.three,"}) == ["one", "two.three"]
 
 
 # Variables that mean nothing.

@@ -264,6 +264,10 @@ HELLO = {
         ({**HELLO, "port": 1, "host": "h" * 256}, ToScheduler),
         ({"type": "Ready", "slice_size": 0, "deterministic": False}, ToScheduler),
         ({"type": "Ready", "slice_size": 2**28 + 1, "deterministic": False}, ToScheduler),
+        (
+            {"type": "Ready", "slice_size": 1, "deterministic": True, "placement": "x" * 65},
+            ToScheduler,
+        ),
         ({"type": "NewSliceSize", "slice_size": 0}, FromScheduler),
         ({"type": "SliceSize", "slice_size": -1}, FromScheduler),
         ({"type": "Agreed", "slice_size": 2**32, "deterministic": True}, FromScheduler),

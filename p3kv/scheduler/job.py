@@ -41,7 +41,7 @@ class Job:
         self.failure: Optional[Failure] = None
         self._members = Membership(name, num_workers, num_servers)
         self._agreement = Agreement(self._members, num_servers)
-        self._keys = Keys(num_servers)
+        self._keys = Keys(self._members, num_servers)
         self._losses = Losses(self._members)
 
     @property
@@ -141,6 +141,7 @@ class Job:
             reason = f"it sent {type(message).__name__} out of turn ({node.name()})."
             raise JobFails(self._out_of_protocol(node, reason))
         if isinstance(message, Ready):
+            self._keys.choose_placement(node, message.placement)
             return self._agreement.ready(node, message)
         if isinstance(message, Measured):
             return self._agreement.measured(node, message)

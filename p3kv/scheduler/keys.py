@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Dict, List, NoReturn, Set
+from typing import Dict, List, NoReturn, Optional, Set
 
-from p3kv.errors import ProtocolError
-from p3kv.scheduler.membership import Node
+from p3kv.errors import ConfigError, ProtocolError, in_one_line
+from p3kv.scheduler.membership import Membership, Node
 from p3kv.scheduler.replies import JobFails, Replies
-from p3kv.slicing import Run, check_count, loads_with, place
-from p3kv.wire.messages import DeclareKey, Failure, Key, KeyDeclared, KeyRefused, called
+from p3kv.slicing import Placement, Run, check_count, checked, loads_with, make_placement
+from p3kv.wire.messages import (
+    UNKNOWN,
+    DeclareKey,
+    Failure,
+    Key,
+    KeyDeclared,
+    KeyRefused,
+    called,
+)
 
 
 @dataclass
@@ -24,9 +32,31 @@ class _DeclaredKey:
 class Keys:
     """All keys that workers have declared, and what each server keeps of them."""
 
-    def __init__(self, num_servers: int) -> None:
+    def __init__(self, members: Membership, num_servers: int) -> None:
+        self._members = members
+        self._placement: Optional[Placement] = None
+        self._placed_by = ""
         self._keys: Dict[Key, _DeclaredKey] = {}
         self._loads_elems = [0] * num_servers
+
+    def choose_placement(self, node: Node, name: str) -> None:
+        """A worker says how keys are to be placed; raises JobFails for a name not known here."""
+        if name == self._placed_by:
+            return
+        try:
+            self._placement = make_placement(name)
+        except ConfigError as error:
+            raise JobFails(
+                Failure(
+                    str(error),
+                    "worker",
+                    node.rank,
+                    error="ConfigError",
+                    hint="Set P3KV_PLACEMENT to one of these, or P3KV_PLUGINS, in the scheduler's "
+                    "environment, to the module that registers it.",
+                )
+            ) from error
+        self._placed_by = name
 
     def declare(self, node: Node, message: DeclareKey, slice_size: int) -> Replies:
         """A worker declares a key; raises JobFails where it contradicts another worker's."""
@@ -57,11 +87,26 @@ class Keys:
             check_count([(0, size_elems)], slice_size)
         except ProtocolError as error:
             _refuse(node, f"key {message.key!r}: {error}")
-        runs = place(size_elems, slice_size, self._loads_elems)
+        runs = self._runs(message, size_elems, slice_size)
         self._loads_elems = loads_with(self._loads_elems, runs)
         declared = _DeclaredKey(len(self._keys), runs, message)
         self._keys[message.key] = declared
         return declared
+
+    def _runs(self, message: DeclareKey, size_elems: int, slice_size: int) -> List[Run]:
+        assert self._placement is not None
+        loads_elems = list(self._loads_elems)
+        hosts = [server.hello.host for server in self._members.role("server")]
+        try:
+            runs = self._placement.place(size_elems, slice_size, loads_elems, hosts)
+            return checked(runs, size_elems, len(loads_elems))
+        except Exception as error:
+            # It may be the user's own.
+            reason = (
+                f"the placement {self._placed_by!r} failed for "
+                f"{called(message.key, message.name)}: {in_one_line(error)}"
+            )
+            raise JobFails(Failure(reason, "scheduler", UNKNOWN, error="ConfigError")) from error
 
 
 def _refuse(node: Node, reason: str, hint: str = "") -> NoReturn:

@@ -1,5 +1,6 @@
 """Tensors cut into slices, and the slices' place on the servers."""
 
+from p3kv.slicing.placement import Placement, checked, make_placement
 from p3kv.slicing.size import (
     CREDIT_BYTES,
     SliceSizes,
@@ -11,13 +12,16 @@ from p3kv.slicing.slices import Run, Slice, check_count, cut, loads_with, place
 
 __all__ = [
     "CREDIT_BYTES",
+    "Placement",
     "Run",
     "Slice",
     "SliceSizes",
     "check_count",
+    "checked",
     "cut",
     "gradient_credit_bytes",
     "loads_with",
+    "make_placement",
     "place",
     "slice_size_for",
     "value_credit_bytes",

@@ -14,7 +14,7 @@ from typing import Any, Dict, Iterable, List, Optional, Tuple, Union
 import msgspec
 
 from p3kv import errors
-from p3kv.config import MAX_SLICE_ELEMS, ROLES, Settings
+from p3kv.config import MAX_NAME_CHARS, MAX_SLICE_ELEMS, ROLES, Settings
 from p3kv.errors import P3Error, ProtocolError
 from p3kv.wire.header import LAST_ROUND
 
@@ -154,7 +154,7 @@ class KeyLayout(Message, frozen=True):
     key: Key
     dtype: str
     runs: List[Tuple[int, int]]
-    """How many of its elements each server keeps, as `p3kv.slicing.place` has chosen."""
+    """How many of its elements each server keeps, as the job's placement has chosen."""
     name: Optional[str] = None
     """What the user calls the parameter, where the front end knows."""
 
@@ -212,9 +212,11 @@ class Ready(Message, frozen=True):
     """None: by the network's rate, as all workers will have measured it."""
     deterministic: bool
     stall_timeout_s: float = Settings.stall_timeout_s
+    placement: str = Settings.placement
 
     def __post_init__(self) -> None:
         check_slice_size(self.slice_size)
+        _check(len(self.placement) <= MAX_NAME_CHARS, "a placement's name is too long")
 
 
 class Measured(Message, frozen=True):
@@ -325,7 +327,7 @@ class KeyDeclared(Message, frozen=True):
 
     key_id: int
     runs: List[Tuple[int, int]]
-    """How many of its elements each server keeps, as `p3kv.slicing.place` has chosen."""
+    """How many of its elements each server keeps, as the job's placement has chosen."""
     name: Optional[str] = None
     """What all call the parameter: its name on the worker that was the first to declare it."""
 

@@ -72,7 +72,12 @@ class Joining:
         workers have different settings, P3Error when a server can't be reached.
         """
         settings, roster = self._settings, self._roster
-        ready = Ready(settings.slice_size, settings.deterministic, settings.stall_timeout_s)
+        ready = Ready(
+            settings.slice_size,
+            settings.deterministic,
+            settings.stall_timeout_s,
+            settings.placement,
+        )
         self._control.request(ready, Agreed, "all workers to create their store")
         words = DataHello(roster.rank, settings.deterministic, settings.stall_timeout_s)
         hello = roster.token + encode(words)

@@ -1,0 +1,139 @@
+"""Which server keeps which elements of a tensor: one class for each way, chosen by its name."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Dict, List, Sequence, Tuple, Type
+
+from p3kv.config import MAX_NAME_CHARS
+from p3kv.errors import ConfigError
+from p3kv.slicing.slices import Run, place
+
+
+class Placement(ABC):
+    """Decides where a job's tensors are kept.
+
+    The scheduler makes one object, without arguments, for each job. So an object may remember what
+    it has placed. All calls come from one thread.
+    """
+
+    @abstractmethod
+    def place(
+        self,
+        size_elems: int,
+        slice_size: int,
+        loads_elems: Sequence[int],
+        hosts: Sequence[str],
+    ) -> List[Run]:
+        """Returns a tensor's runs: which server keeps how many of its elements, in their order.
+
+        Called once for each key, in the order in which workers declare them. `slice_size` is the
+        most elements that a slice has now; it may change, and the runs stay. Servers are named by
+        rank: `loads_elems` are the elements that each keeps already, and `hosts` says where it
+        runs. Each server may have one run, runs are not empty, and together they have all elements;
+        a tensor without elements has no runs.
+        """
+
+
+class Balanced(Placement):
+    """Slices where there is room: no server has more than one slice above another."""
+
+    def place(
+        self,
+        size_elems: int,
+        slice_size: int,
+        loads_elems: Sequence[int],
+        hosts: Sequence[str],
+    ) -> List[Run]:
+        return place(size_elems, slice_size, loads_elems)
+
+
+class RoundRobin(Placement):
+    """Slices to one server after the other, whatever each has; goes on from key to key.
+
+    P3 section 4.2. A slice with few elements takes a turn like a full one, so loads differ more
+    than with `Balanced`.
+    """
+
+    def __init__(self) -> None:
+        self._next = 0
+
+    def place(
+        self,
+        size_elems: int,
+        slice_size: int,
+        loads_elems: Sequence[int],
+        hosts: Sequence[str],
+    ) -> List[Run]:
+        servers, slices = len(loads_elems), -(-size_elems // slice_size)
+        first, self._next = self._next, (self._next + slices) % len(loads_elems)
+        runs = []
+        for turn in range(min(slices, servers)):
+            # The slices `turn`, `turn` + `servers` and so on; only the last of all may be smaller.
+            length = len(range(turn, slices, servers)) * slice_size
+            if turn == (slices - 1) % servers:
+                length -= slices * slice_size - size_elems
+            runs.append(((first + turn) % servers, length))
+        return runs
+
+
+class WholeTensors(Placement):
+    """Every tensor whole, on the server that has the fewest elements when it is declared.
+
+    Departs from Algorithm 2 of P.-Y. Wu, "Versatile Communication Optimization for Deep Learning by
+    Modularized Parameter Server" (section 2.3.1), which sorts all tensors and places the largest
+    first. That needs all of them at once, and here keys are declared one by one: a worker uses a
+    key before it declares the next, at any time in a training. So loads depend on the order of
+    declaration, and a large tensor that comes last may leave one server with much more.
+    """
+
+    def place(
+        self,
+        size_elems: int,
+        slice_size: int,
+        loads_elems: Sequence[int],
+        hosts: Sequence[str],
+    ) -> List[Run]:
+        least = min(range(len(loads_elems)), key=lambda server: loads_elems[server])
+        return [(least, size_elems)] if size_elems else []
+
+
+_placements: Dict[str, Type[Placement]] = {
+    "balanced": Balanced,
+    "round_robin": RoundRobin,
+    "whole_tensors": WholeTensors,
+}
+
+
+def register(name: str, placement: Type[Placement]) -> None:
+    """Lets jobs whose scheduler is this process choose a placement by this name.
+
+    Call it when a module named in P3KV_PLUGINS is imported. Raises ConfigError for a name that
+    another class has, or that is empty or too long.
+    """
+    if not 0 < len(name) <= MAX_NAME_CHARS:
+        raise ConfigError(f"a placement's name has from 1 to {MAX_NAME_CHARS} letters: {name!r}")
+    if _placements.setdefault(name, placement) is not placement:
+        raise ConfigError(f"there is another placement called {name!r}; choose another name")
+
+
+def make_placement(name: str) -> Placement:
+    """A new placement for a job; ConfigError for a name that nobody has registered here."""
+    if name not in _placements:
+        raise ConfigError(
+            f"there is no placement {name!r}; the scheduler knows {', '.join(sorted(_placements))}"
+        )
+    return _placements[name]()
+
+
+def checked(runs: Sequence[Run], size_elems: int, servers: int) -> List[Run]:
+    """A tensor's runs, as a placement has returned them; ValueError where they can't be right."""
+    found: List[Tuple[int, int]] = [(int(server), int(length)) for server, length in runs]
+    ranks = {server for server, _ in found}
+    if len(ranks) < len(found) or not ranks <= set(range(servers)):
+        raise ValueError(f"{found} must name some of {servers} servers, and each once")
+    if min((length for _, length in found), default=1) < 1:
+        raise ValueError(f"{found} has a run without elements")
+    if sum(length for _, length in found) != size_elems:
+        raise ValueError(f"{found} must have {size_elems} elements together")
+    return found

@@ -1,0 +1,265 @@
+"""Where tensors are kept: every element on one server, by a rule that users choose and extend."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Dict, List, Sequence, Tuple, Type
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from p3kv.errors import ConfigError
+from p3kv.scheduler.job import Job
+from p3kv.slicing import Placement, Run, checked, cut, loads_with, make_placement, place, placement
+from p3kv.wire.messages import DeclareKey, KeyDeclared, Ready
+from tests.jobs import ROOT, SCRIPTS, held_port, output_of, run_job, start_role
+from tests.scheduled import NAME, SLICE_SIZE, aborted, assembled, hello, server, worker
+
+sys.path.insert(0, str(SCRIPTS))
+import exact_model
+from own_placement import BiasesLast
+
+MEMBERS = ("balanced", "round_robin", "whole_tensors")
+
+sizes = st.lists(st.integers(0, 3000), max_size=12)
+slice_sizes = st.integers(1, 700)
+servers = st.integers(1, 6)
+names = st.sampled_from([*MEMBERS, "biases_last"])
+
+
+@pytest.fixture
+def register(monkeypatch: pytest.MonkeyPatch) -> object:
+    """`placement.register`, whose effect ends with the test."""
+    monkeypatch.setattr(placement, "_placements", dict(placement._placements))
+    return placement.register
+
+
+def placed(name: str, of: Sequence[int], slice_size: int, num_servers: int) -> List[List[Run]]:
+    """The runs of tensors that come one after the other."""
+    chosen, loads, found = make_placement(name), [0] * num_servers, []
+    for size in of:
+        found.append(chosen.place(size, slice_size, loads, ["10.0.0.7"] * num_servers))
+        loads = loads_with(loads, found[-1])
+    return found
+
+
+# The members.
+
+
+@given(names, sizes, slice_sizes, servers, slice_sizes)
+def test_runs_have_every_element_once_and_a_server_has_one_run_at_most(
+    name: str, of: List[int], slice_size: int, num_servers: int, later_size: int
+) -> None:
+    for size, runs in zip(of, placed(name, of, slice_size, num_servers)):
+        assert checked(runs, size, num_servers) == runs
+        elements = [
+            element
+            for piece in cut(runs, later_size)
+            for element in range(piece.offset, piece.offset + piece.length)
+        ]
+        assert sorted(elements) == list(range(size))
+
+
+@given(sizes, slice_sizes, servers)
+def test_balanced_is_the_default_and_fills_the_emptiest_server(
+    of: List[int], slice_size: int, num_servers: int
+) -> None:
+    loads = [0] * num_servers
+    for size, runs in zip(of, placed(Ready(1, False).placement, of, slice_size, num_servers)):
+        assert runs == place(size, slice_size, loads)
+        loads = loads_with(loads, runs)
+        assert max(loads) - min(loads) <= slice_size
+
+
+@given(sizes, slice_sizes, servers)
+def test_round_robin_gives_slices_to_servers_in_turn_from_key_to_key(
+    of: List[int], slice_size: int, num_servers: int
+) -> None:
+    turns = []
+    for runs in placed("round_robin", of, slice_size, num_servers):
+        pieces = cut(runs, slice_size)
+        assert all(piece.length == slice_size for piece in pieces[:-1])
+        turns += [piece.server for piece in pieces]
+    assert turns == [turn % num_servers for turn in range(len(turns))]
+
+
+@given(sizes, slice_sizes, servers)
+def test_whole_tensors_go_to_the_server_that_has_the_fewest_elements(
+    of: List[int], slice_size: int, num_servers: int
+) -> None:
+    loads = [0] * num_servers
+    for size, runs in zip(of, placed("whole_tensors", of, slice_size, num_servers)):
+        if size:
+            ((one, length),) = runs
+            assert (loads[one], length) == (min(loads), size)
+        loads = loads_with(loads, runs)
+
+
+# What a user's own may do.
+
+
+def own(runs: List[Run]) -> Type[Placement]:
+    class Own(Placement):
+        def place(self, *_: object) -> List[Run]:
+            return runs
+
+    return Own
+
+
+@pytest.mark.parametrize("name", ["", "x" * 65, "balanced"])
+def test_a_name_that_can_not_be_registered_is_refused(register: object, name: str) -> None:
+    with pytest.raises(ConfigError, match=f"{name!r}"):
+        placement.register(name, own([]))
+    assert type(make_placement("balanced")) is placement.Balanced
+
+
+def test_a_module_that_is_imported_twice_registers_twice(register: object) -> None:
+    for _ in range(2):
+        placement.register("biases_last", BiasesLast)
+    assert isinstance(make_placement("biases_last"), BiasesLast)
+
+
+@pytest.mark.parametrize(
+    ("runs", "why"),
+    [
+        ([(0, 3), (1, 2)], "6 elements together"),
+        ([(0, 3), (0, 3)], "each once"),
+        ([(0, 3), (2, 3)], "2 servers"),
+        ([(-1, 6)], "2 servers"),
+        ([(0, 6), (1, 0)], "without elements"),
+        ([(0, 7), (1, -1)], "without elements"),
+        ([], "6 elements together"),
+        ([None], "TypeError"),
+    ],
+)
+def test_a_placement_that_returns_nonsense_ends_the_job_and_is_named(
+    register: object, runs: List[Run], why: str
+) -> None:
+    placement.register("own", own(runs))
+    job = ready(assembled(), "own")
+    replies = job.handle(worker(0), DeclareKey(3, (2, 3), "float32", "w"))
+    failure = aborted(replies, "the placement 'own' failed for parameter 'w' (key 3)", ConfigError)
+    assert why in failure.reason
+
+
+# The scheduler's part.
+
+
+def ready(job: Job, *chosen: str) -> Job:
+    for rank in range(2):
+        settings = Ready(SLICE_SIZE, False, placement=chosen[rank % len(chosen)])
+        job.handle(worker(rank), settings)
+    return job
+
+
+@pytest.mark.parametrize("name", MEMBERS)
+def test_the_job_places_keys_as_its_workers_have_agreed(name: str) -> None:
+    job = ready(assembled(), name)
+    of = [950, 30, 0, 420, 100]
+    found = []
+    for key, size in enumerate(of):
+        ((_, answer),) = job.handle(worker(1), DeclareKey(key, (size,), "float32"))
+        assert isinstance(answer, KeyDeclared)
+        found.append(answer.runs)
+    assert found == placed(name, of, SLICE_SIZE, 2)
+
+
+def test_a_placement_is_told_the_loads_of_all_servers_and_their_hosts(register: object) -> None:
+    told: List[Tuple] = []
+
+    class Listens(Placement):
+        def place(self, *what: object) -> List[Run]:
+            told.append(what)
+            return [(1, 7)]
+
+    placement.register("listens", Listens)
+    job = Job(NAME, 2, 2)
+    for rank in range(2):
+        job.handle(worker(rank), hello("worker", rank))
+        job.handle(server(rank), hello("server", 1 - rank, host=f"10.0.0.{rank}"))
+    ready(job, "listens")
+    for key in "vw":
+        job.handle(worker(0), DeclareKey(key, (7,), "float32"))
+    hosts = ["10.0.0.1", "10.0.0.0"]
+    assert told == [(7, SLICE_SIZE, [0, 0], hosts), (7, SLICE_SIZE, [0, 7], hosts)]
+
+
+def test_an_unknown_placement_ends_the_job_and_is_told_with_those_that_there_are() -> None:
+    job = assembled()
+    replies = job.handle(worker(1), Ready(SLICE_SIZE, False, placement="tests.own:Class"))
+    failure = aborted(replies, "no placement 'tests.own:Class'", ConfigError)
+    assert all(name in failure.reason for name in MEMBERS)
+    assert "P3KV_PLACEMENT" in failure.hint and "P3KV_PLUGINS" in failure.hint
+    assert (failure.role, failure.rank) == ("worker", 1)
+
+
+def test_workers_that_want_different_placements_end_the_job() -> None:
+    job = ready(assembled(), "balanced", "round_robin")
+    assert job.failure is not None
+    for word in ("worker 0", "worker 1", "placement='balanced'", "placement='round_robin'"):
+        assert word in job.failure.reason
+
+
+# Whole jobs.
+
+
+def places_told(output: str) -> List[Tuple[int, List[Run]]]:
+    """What `placed.py` has printed, in the order in which keys were declared."""
+    found = []
+    for line in output.splitlines():
+        size, _, runs = line.partition(" elements:")
+        pairs = (run.split("@") for run in runs.split())
+        found.append((int(size), [(int(server), int(length)) for length, server in pairs]))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("round_robin", {}),
+        ("whole_tensors", {}),
+        ("biases_last", {"P3KV_PLUGINS": "own_placement", "PYTHONPATH": f"{ROOT}:{SCRIPTS}"}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_job_trains_right_and_keeps_all_elements_where_its_placement_says(
+    tmp_path: Path, name: str, settings: Dict[str, str]
+) -> None:
+    path = tmp_path / "weights.npz"
+    result = run_job(
+        "placed.py",
+        [path, "sgd", 1],
+        workers=2,
+        servers=2,
+        P3KV_SLICE_SIZE=exact_model.SLICE_SIZE,
+        P3KV_PLACEMENT=name,
+        **settings,
+    )
+    assert result.code == 0, result.output
+    trained = dict(np.load(path))
+    exact_model.assert_trained_as_by_one_process(trained, "sgd")
+    told = places_told(result.said_by("worker 0"))
+    assert told == places_told(result.said_by("worker 1"))
+    of = [size for size, _ in told]
+    assert sorted(of) == sorted(array.size for array in trained.values())
+    assert [runs for _, runs in told] == placed(name, of, exact_model.SLICE_SIZE, 2)
+
+
+@pytest.mark.parametrize("role", ["scheduler", "worker"])
+def test_a_plugin_that_can_not_be_imported_is_one_line(role: str) -> None:
+    with held_port() as held:
+        process = start_role(
+            role,
+            [sys.executable, "-c", "import p3kv"],
+            held.getsockname()[1],
+            P3KV_PLUGINS="nowhere.to_be_found",
+        )
+        output = output_of(process, 30.0)
+    assert output == (
+        f"p3kv {role}: can't import nowhere.to_be_found, which P3KV_PLUGINS names: "
+        "ModuleNotFoundError: No module named 'nowhere'\n"
+    )
+    assert process.returncode == 1
