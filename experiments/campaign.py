@@ -17,13 +17,13 @@ from typing import Any, Dict, NamedTuple, Optional, Sequence, Set, Tuple, Type
 from tqdm import tqdm
 
 from experiments import bound, machine
+from experiments.cluster import Cluster
 from experiments.job import RunFailed
 from experiments.measure import measure
 from experiments.models import load
 from experiments.records import Records
 from experiments.systems import SYSTEMS
 from experiments.traffic import HostTraffic
-from scripts.cluster import Cluster
 
 DILATION = {
     "resnet50": 1.5,

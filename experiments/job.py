@@ -13,8 +13,8 @@ import time
 from pathlib import Path
 from typing import Any, ContextManager, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
+from experiments.cluster import Cluster, Host
 from experiments.systems import System
-from scripts.cluster import Cluster, Host
 
 _CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 _ROOT = Path(__file__).parent.parent

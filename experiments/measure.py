@@ -6,9 +6,9 @@ import statistics
 from dataclasses import dataclass, field
 from typing import Any, ContextManager, Dict, List, Optional
 
+from experiments.cluster import Cluster
 from experiments.job import run_job
 from experiments.systems import SYSTEMS
-from scripts.cluster import Cluster
 
 
 @dataclass

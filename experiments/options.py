@@ -11,8 +11,8 @@ from typing import Any, Iterator, Mapping, Optional, Sequence, Tuple
 
 from experiments import output
 from experiments.campaign import DILATION, Campaign
+from experiments.cluster import missing_requirements
 from experiments.records import Records
-from scripts.cluster import missing_requirements
 
 
 def parser(

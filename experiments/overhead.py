@@ -16,13 +16,13 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
 from tqdm import tqdm
 
 from experiments import machine, output
+from experiments.cluster import Cluster, missing_requirements
 from experiments.curves import Spread
 from experiments.job import run_job
 from experiments.measure import measure
 from experiments.models import load
 from experiments.records import Records
 from experiments.systems import SYSTEMS
-from scripts.cluster import Cluster, missing_requirements
 
 HOSTS = 4
 REPETITIONS = 3

@@ -14,11 +14,11 @@ from matplotlib.ticker import MaxNLocator
 from tqdm import tqdm
 
 from experiments import bound, curves, machine, output
+from experiments.cluster import Cluster, missing_requirements
 from experiments.measure import measure
 from experiments.models import Model, load
 from experiments.schedule import ACCELERATOR, ROWS, measured, simulated
 from experiments.systems import SYSTEMS
-from scripts.cluster import Cluster, missing_requirements
 
 HOSTS = 2
 _CONGESTION_CONTROL = "cubic"
@@ -60,7 +60,7 @@ class Example(NamedTuple):
 def numbers(example: Example, iterations: int, measurement: bool = True) -> Dict[str, Any]:
     """Simulates and, with `measurement`, measures `iterations` of every case.
 
-    Measuring needs what `scripts.cluster` needs; raises its ClusterError and `RunFailed`.
+    Measuring needs what `experiments.cluster` needs; raises its ClusterError and `RunFailed`.
     """
     model = load(example.model)
     link_bit_s = example.link_bit_s(model)

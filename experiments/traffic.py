@@ -10,7 +10,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tu
 
 import numpy as np
 
-from scripts.cluster import Cluster
+from experiments.cluster import Cluster
 
 PERIOD_S = 0.01
 """P3 section 5.1 measures every 10 ms."""

@@ -17,7 +17,7 @@ from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Typ
 
 import psutil
 
-from scripts.cluster import Cluster
+from experiments.cluster import Cluster
 
 SCRIPTS = Path(__file__).parent / "workers"
 ROOT = Path(__file__).parent.parent

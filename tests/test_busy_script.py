@@ -7,7 +7,7 @@ from statistics import median
 
 import pytest
 
-from scripts.cluster import Cluster, missing_requirements
+from experiments.cluster import Cluster, missing_requirements
 from tests.jobs import start_on
 
 

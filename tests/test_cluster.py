@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from scripts.cluster import Cluster, ClusterError, LinkGoodput, main, missing_requirements
-from scripts.netns import CleanupGuard, in_namespace, measure_goodput, run_tool
+from experiments.cluster import Cluster, ClusterError, LinkGoodput, missing_requirements
+from experiments.cluster.netns import CleanupGuard, in_namespace, measure_goodput, run_tool
+from scripts.cluster import main
 from tests.jobs import eventually
 from tests.links import assert_reaches
 
@@ -246,7 +247,7 @@ def test_processes_run_inside_their_host_and_end_with_the_cluster():
 
 
 def test_a_process_that_ignores_sigterm_is_killed(monkeypatch):
-    monkeypatch.setattr("scripts.cluster._END_TIMEOUT_S", 0.3)
+    monkeypatch.setattr("experiments.cluster.cluster._END_TIMEOUT_S", 0.3)
     with Cluster(1) as cluster:
         stubborn = cluster.hosts[0].popen(
             ["sh", "-c", "trap '' TERM; echo; while :; do sleep 0.1; done"], stdout=subprocess.PIPE
@@ -265,7 +266,7 @@ def test_an_exception_removes_the_cluster_and_passes_through():
 
 _HOLDER = """
 import sys, threading
-from scripts.cluster import Cluster
+from experiments.cluster import Cluster
 with Cluster(2, 100) as cluster:
     child = cluster.hosts[0].popen(["sleep", "1000"])
     print(cluster.name, child.pid, flush=True)
@@ -286,7 +287,7 @@ def test_a_signal_to_the_holder_removes_cluster_and_processes(number):
 
 _INTERRUPTED = """
 import os, signal, sys
-from scripts import cluster as module
+from experiments.cluster import cluster as module
 switch_commands = module.Cluster._switch_commands
 def kill_in_the_middle(self):
     print(self.name, flush=True)

@@ -9,9 +9,9 @@ import pytest
 
 from experiments import campaign, curves, figure7, figure10, figure12, machine, options, overhead
 from experiments.campaign import Campaign, Point
+from experiments.cluster import missing_requirements
 from experiments.models import load
 from experiments.records import Records
-from scripts.cluster import missing_requirements
 
 _PROBLEM = missing_requirements()
 needs_cluster = pytest.mark.skipif(_PROBLEM is not None, reason=str(_PROBLEM))

@@ -12,13 +12,13 @@ import matplotlib.pyplot as plt
 import pytest
 
 from experiments import figure4, figure6, figure8_9, schedule, schedule_figure, traffic
+from experiments.cluster import missing_requirements
 from experiments.measure import Run
 from experiments.models import load
 from experiments.schedule import ACCELERATOR, Bar
 from experiments.schedule_figure import Case, Example
 from experiments.traffic import Sample, Sampler
 from p3kv.trace import Tracer
-from scripts.cluster import missing_requirements
 
 _PROBLEM = missing_requirements()
 needs_cluster = pytest.mark.skipif(_PROBLEM is not None, reason=str(_PROBLEM))

@@ -6,9 +6,9 @@ import re
 
 import pytest
 
+from experiments.cluster import Cluster, missing_requirements
 from p3kv.slicing import slice_size_for
 from p3kv.slicing.size import FEWEST_ELEMS
-from scripts.cluster import Cluster, missing_requirements
 from tests.jobs import run_job, start_on
 
 _SAID = re.compile(r"slices have (\d+) elements: (\d+) MB/s leave this worker")

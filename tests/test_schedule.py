@@ -7,9 +7,9 @@ from typing import Any, Dict, List
 
 import pytest
 
+from experiments.cluster import Cluster, missing_requirements
 from experiments.measure import Run, measure
 from p3kv.trace import read_trace
-from scripts.cluster import Cluster, missing_requirements
 
 _PROBLEM = missing_requirements()
 pytestmark = pytest.mark.skipif(_PROBLEM is not None, reason=str(_PROBLEM))

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from scripts.cluster import Cluster, LinkGoodput, missing_requirements
-from scripts.netns import measure_goodput, run_tool
-from scripts.throttle import bucket
+from experiments.cluster import Cluster, LinkGoodput, missing_requirements
+from experiments.cluster.netns import measure_goodput, run_tool
+from experiments.cluster.throttle import bucket
 from tests.jobs import eventually
 from tests.links import assert_reaches
 

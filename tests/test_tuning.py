@@ -7,12 +7,12 @@ from typing import List, Tuple
 
 import pytest
 
+from experiments.cluster import Cluster, missing_requirements
 from p3kv.config import Settings
 from p3kv.slicing import SliceSizes
 from p3kv.wire.header import INITIAL_ROUND, WINDOW
 from p3kv.wire.loop import Drain
 from p3kv.worker.tuning import Tuning
-from scripts.cluster import Cluster, missing_requirements
 from tests.jobs import run_job, start_on
 
 MB = 1_000_000

@@ -7,8 +7,8 @@ import os
 import subprocess
 from typing import Any, Mapping, Sequence
 
-from .netns import tool_path
-from .throttle import Bucket
+from experiments.cluster.netns import tool_path
+from experiments.cluster.throttle import Bucket
 
 
 class Host:

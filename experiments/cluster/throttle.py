@@ -8,7 +8,7 @@ import socket
 from types import TracebackType
 from typing import NamedTuple
 
-from .netns import CleanupGuard, ClusterError, in_namespace, run_tool
+from experiments.cluster.netns import CleanupGuard, ClusterError, in_namespace, run_tool
 
 MIN_RATE_MBIT_S = 0.1
 BURST_S, MIN_BURST_BYTES, MAX_BURST_BYTES = 0.005, 16 << 10, 128 << 10
