@@ -16,13 +16,15 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator, ScalarFormatter
 from tqdm import tqdm
 
-from experiments import bound, curves, options, output
-from experiments.campaign import DILATION, UNLIMITED_SYSTEMS, Campaign, Point
+from experiments.campaign import options
+from experiments.campaign.campaign import DILATION, UNLIMITED_SYSTEMS, Campaign, Point
+from experiments.campaign.records import Records
+from experiments.campaign.simulated import Simulated
+from experiments.drawing import curves, output
+from experiments.emulation.systems import SYSTEMS
 from experiments.models import load
-from experiments.policies import BASELINE, P3KV
-from experiments.records import Records
-from experiments.simulated import Simulated
-from experiments.systems import SYSTEMS
+from experiments.simulation import bound
+from experiments.simulation.policies import BASELINE, P3KV
 
 FIGURE_MODELS = ("resnet50", "vgg19", "sockeye")
 HOSTS = (2, 4, 8, 16)

@@ -15,12 +15,14 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter, NullLocator
 from tqdm import tqdm
 
-from experiments import bound, curves, options, output
-from experiments.campaign import Point, point
+from experiments.campaign import options
+from experiments.campaign.campaign import Point, point
+from experiments.campaign.records import Records
+from experiments.campaign.simulated import Simulated
+from experiments.drawing import curves, output
 from experiments.models import load
-from experiments.policies import P3KV
-from experiments.records import Records
-from experiments.simulated import Simulated
+from experiments.simulation import bound
+from experiments.simulation.policies import P3KV
 
 FIGURE_MODELS = ("resnet50", "vgg19")
 SLICE_ELEMS = (5_000, 10_000, 25_000, 50_000, 100_000, 200_000, 500_000, 1_000_000)

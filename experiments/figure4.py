@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from typing import Optional, Sequence
 
-from experiments import schedule_figure
-from experiments.schedule_figure import Case, Example
+from experiments.drawing import schedule_figure
+from experiments.drawing.schedule_figure import Case, Example
 
 _SLICE_ELEMS = 12_500
 EXAMPLE = Example(

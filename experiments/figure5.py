@@ -13,7 +13,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from tqdm import tqdm
 
-from experiments import output
+from experiments.campaign import options
+from experiments.drawing import output
 from experiments.models import MODELS, load
 
 _TITLES = {
@@ -75,7 +76,7 @@ def _draw_model(axis: Axes, title: str, model: Dict[str, Any]) -> None:
 
 
 def main(argv: Optional[Sequence[str]] = None) -> None:
-    arguments = output.arguments(__doc__.splitlines()[0]).parse_args(argv)
+    arguments = options.arguments(__doc__.splitlines()[0]).parse_args(argv)
     numbers = measure()
     output.save(arguments.output, "figure5", numbers, draw(numbers))
 

@@ -15,8 +15,8 @@ from __future__ import annotations
 
 from typing import Optional, Sequence
 
-from experiments import schedule_figure
-from experiments.schedule_figure import Case, Example
+from experiments.drawing import schedule_figure
+from experiments.drawing.schedule_figure import Case, Example
 
 _HEAVIEST_ELEMS = 2_250_000
 EXAMPLE = Example(

@@ -15,12 +15,14 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter, NullLocator
 
-from experiments import bound, curves, options, output
-from experiments.campaign import UNLIMITED_SYSTEMS, Point, expected_s, point
-from experiments.curves import Spread
+from experiments.campaign import options
+from experiments.campaign.campaign import UNLIMITED_SYSTEMS, Point, expected_s, point
+from experiments.campaign.records import Records
+from experiments.drawing import curves, output
+from experiments.drawing.curves import Spread
+from experiments.emulation.systems import SYSTEMS
 from experiments.models import MODELS, load
-from experiments.records import Records
-from experiments.systems import SYSTEMS
+from experiments.simulation import bound
 
 RATIOS = (0.25, 0.5, 1.0, 2.0, 4.0)
 COMPARED_REPETITIONS = 3

@@ -16,10 +16,11 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from experiments import curves, options, output
-from experiments.campaign import Point, point
-from experiments.records import Records
-from experiments.traffic import IDLE_SHARE, PERIOD_S
+from experiments.campaign import options
+from experiments.campaign.campaign import Point, point
+from experiments.campaign.records import Records
+from experiments.campaign.traffic import IDLE_SHARE, PERIOD_S
+from experiments.drawing import curves, output
 
 FIGURE_MODELS = ("resnet50", "vgg19", "sockeye")
 PANELS = (("dist_sync_apart", "baseline"), ("p3kv", "p3kv"))

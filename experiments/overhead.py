@@ -15,14 +15,14 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
 from tqdm import tqdm
 
-from experiments import machine, output
+from experiments.campaign import machine, options
+from experiments.campaign.job import run_job
+from experiments.campaign.measure import measure
+from experiments.campaign.records import Records
 from experiments.cluster import Cluster, missing_requirements
-from experiments.curves import Spread
-from experiments.job import run_job
-from experiments.measure import measure
+from experiments.drawing.curves import Spread
+from experiments.emulation.systems import SYSTEMS
 from experiments.models import load
-from experiments.records import Records
-from experiments.systems import SYSTEMS
 
 HOSTS = 4
 REPETITIONS = 3
@@ -68,7 +68,9 @@ def run_rounds(cluster: Cluster, case: Case, system: str) -> Dict[str, Any]:
 
 def run_steps(cluster: Cluster, system: str) -> Dict[str, Any]:
     """Measures what `Trainer.step` takes of a script's time. Raises RunFailed."""
-    job = run_job(cluster, SYSTEMS[system], ["experiments.step_worker", system], 300.0, {})
+    job = run_job(
+        cluster, SYSTEMS[system], ["experiments.emulation.step_worker", system], 300.0, {}
+    )
     return {
         "model": "resnet50",
         "system": system,
@@ -153,7 +155,7 @@ def _idle_server_rss_kib() -> int:
 
 
 def main(argv: Optional[Sequence[str]] = None) -> None:
-    parser = output.arguments(__doc__.splitlines()[0])
+    parser = options.arguments(__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="each once, into a file of its own")
     chosen = parser.parse_args(argv)
     repetitions = 1 if chosen.quick else REPETITIONS

@@ -12,7 +12,6 @@ from typing import Dict, Iterator, List, NamedTuple, Set
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PACKAGE = ROOT / "p3kv"
 
 GROUND = {"p3kv.errors", "p3kv.config", "p3kv.trace", "p3kv.version"}
 MIDDLE = {"p3kv.wire", "p3kv.slicing"}
@@ -41,6 +40,32 @@ COMPOSITION_ROOT = "p3kv.roles"
 """Puts the roles together, and may import any of them inside a function, when it is known which
 one this process is."""
 
+FOLDERS_MAY_IMPORT: Dict[str, Set[str]] = {
+    "experiments.cluster": set(),
+    "experiments.models": set(),
+    "experiments.simulation": {"experiments.models", "p3kv.slicing"},
+    "experiments.emulation": {"experiments.models", "p3kv.frontends.mxnet"},
+    "experiments.campaign": {
+        "experiments.cluster",
+        "experiments.models",
+        "experiments.simulation",
+        "experiments.emulation",
+        "p3kv.version",
+    },
+    "experiments.drawing": {
+        "experiments.cluster",
+        "experiments.models",
+        "experiments.simulation",
+        "experiments.emulation",
+        "experiments.campaign",
+        "p3kv.trace",
+    },
+}
+"""Each folder of experiments, and what its modules may import beside each other. What is in none
+is a figure: it may import all of them, and no other figure."""
+
+OURS = ("p3kv", "experiments", "scripts", "tests")
+
 FRAMEWORKS = {"mxnet": "p3kv.frontends.mxnet"}
 HANDS_ON_THE_ENVIRONMENT = {"p3kv.launcher.launch"}
 """Gives its own environment to the processes it starts, whole, and reads nothing in it."""
@@ -53,21 +78,23 @@ class Import(NamedTuple):
     in_function: bool
 
 
-def modules() -> Dict[str, Path]:
+def modules(package: str) -> Dict[str, Path]:
     """All modules of the package by name."""
     found = {}
-    for path in sorted(PACKAGE.rglob("*.py")):
+    for path in sorted((ROOT / package).rglob("*.py")):
         parts = path.relative_to(ROOT).with_suffix("").parts
         found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
     return found
 
 
-MODULES = modules()
+MODULES = modules("p3kv")
+EXPERIMENTS = modules("experiments")
+ALL = {**MODULES, **EXPERIMENTS}
 
 
 def imports(module: str) -> Iterator[Import]:
     """Everything that a module imports, as full names of modules."""
-    yield from _imports(ast.parse(MODULES[module].read_text()), False)
+    yield from _imports(ast.parse(ALL[module].read_text()), False)
 
 
 def _imports(node: ast.AST, in_function: bool) -> Iterator[Import]:
@@ -79,7 +106,7 @@ def _imports(node: ast.AST, in_function: bool) -> Iterator[Import]:
         for alias in node.names:
             # `from p3kv import config` imports a module, `from p3kv.config import Settings` not.
             full = f"{node.module}.{alias.name}"
-            yield Import(full if full in MODULES else str(node.module), in_function)
+            yield Import(full if full in ALL else str(node.module), in_function)
     within = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
     for child in ast.iter_child_nodes(node):
         yield from _imports(child, in_function or within)
@@ -99,7 +126,7 @@ def room_of(module: str) -> str:
 def test_imports_run_downwards_only(module: str) -> None:
     room = room_of(module)
     for imported in imports(module):
-        if not imported.what.startswith("p3kv"):
+        if imported.what.partition(".")[0] not in OURS:
             continue
         if module == COMPOSITION_ROOT and imported.in_function:
             continue
@@ -109,10 +136,21 @@ def test_imports_run_downwards_only(module: str) -> None:
         )
 
 
+@pytest.mark.parametrize("module", EXPERIMENTS)
+def test_experiments_import_downwards_only(module: str) -> None:
+    folder = next((folder for folder in FOLDERS_MAY_IMPORT if is_in(module, folder)), None)
+    allowed = [folder, *FOLDERS_MAY_IMPORT[folder]] if folder else list(FOLDERS_MAY_IMPORT)
+    for imported in imports(module):
+        if imported.what.partition(".")[0] in OURS:
+            assert any(is_in(imported.what, other) for other in allowed), (
+                f"{module} imports {imported.what}, which is not below it"
+            )
+
+
 def test_no_modules_import_each_other_in_a_circle() -> None:
     graph = {
-        module: {i.what for i in imports(module) if i.what in MODULES and not i.in_function}
-        for module in MODULES
+        module: {i.what for i in imports(module) if i.what in ALL and not i.in_function}
+        for module in ALL
     }
     done: Set[str] = set()
 
@@ -174,3 +212,15 @@ def test_all_of_p3kv_is_looked_at() -> None:
     stored = {i for module in MODULES for i in imports(module)}
     assert Import("p3kv.server.server", True) in stored
     assert Import("mxnet", False) in stored
+
+
+def test_all_folders_of_experiments_are_looked_at() -> None:
+    figures = {module for module in EXPERIMENTS if module.count(".") == 1} - set(FOLDERS_MAY_IMPORT)
+    assert {"experiments.figure4", "experiments.overhead"} <= figures
+    for folder in FOLDERS_MAY_IMPORT:
+        assert sum(is_in(module, folder) for module in EXPERIMENTS) > 1, folder
+    assert not [
+        module
+        for module in EXPERIMENTS
+        if module.count(".") > 1 and not any(is_in(module, f) for f in FOLDERS_MAY_IMPORT)
+    ]

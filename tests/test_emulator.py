@@ -9,9 +9,9 @@ import time
 import mxnet as mx
 import pytest
 
-from experiments.emulator import EmulatedModel, NullStore
-from experiments.graph import Layer, Parameter
+from experiments.emulation.emulator import EmulatedModel, NullStore
 from experiments.models import Model, load
+from experiments.models.graph import Layer, Parameter
 from p3kv.frontends.mxnet import engine
 
 DEADLINE_S = 30

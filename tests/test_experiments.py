@@ -7,11 +7,13 @@ import json
 import matplotlib.pyplot as plt
 import pytest
 
-from experiments import campaign, curves, figure7, figure10, figure12, machine, options, overhead
-from experiments.campaign import Campaign, Point
+from experiments import figure7, figure10, figure12, overhead
+from experiments.campaign import campaign, machine, options
+from experiments.campaign.campaign import Campaign, Point
+from experiments.campaign.records import Records
 from experiments.cluster import missing_requirements
+from experiments.drawing import curves
 from experiments.models import load
-from experiments.records import Records
 
 _PROBLEM = missing_requirements()
 needs_cluster = pytest.mark.skipif(_PROBLEM is not None, reason=str(_PROBLEM))

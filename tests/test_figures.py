@@ -11,13 +11,15 @@ from typing import Any, Dict, List, Tuple
 import matplotlib.pyplot as plt
 import pytest
 
-from experiments import figure4, figure6, figure8_9, schedule, schedule_figure, traffic
+from experiments import figure4, figure6, figure8_9
+from experiments.campaign import traffic
+from experiments.campaign.measure import Run
+from experiments.campaign.traffic import Sample, Sampler
 from experiments.cluster import missing_requirements
-from experiments.measure import Run
+from experiments.drawing import schedule, schedule_figure
+from experiments.drawing.schedule import ACCELERATOR, Bar
+from experiments.drawing.schedule_figure import Case, Example
 from experiments.models import load
-from experiments.schedule import ACCELERATOR, Bar
-from experiments.schedule_figure import Case, Example
-from experiments.traffic import Sample, Sampler
 from p3kv.trace import Tracer
 
 _PROBLEM = missing_requirements()

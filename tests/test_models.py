@@ -8,9 +8,9 @@ from mxnet.gluon import nn, rnn
 from mxnet.gluon.model_zoo import vision
 
 from experiments import figure5
-from experiments.graph import trace
 from experiments.models import MODELS, load
-from experiments.sockeye import Sockeye
+from experiments.models.graph import trace
+from experiments.models.sockeye import Sockeye
 
 
 def _share(name, layer):

@@ -7,8 +7,8 @@ from typing import Any, Dict, List
 
 import pytest
 
+from experiments.campaign.measure import Run, measure
 from experiments.cluster import Cluster, missing_requirements
-from experiments.measure import Run, measure
 from p3kv.trace import read_trace
 
 _PROBLEM = missing_requirements()

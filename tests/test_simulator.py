@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiments import bound
 from experiments.models import load
-from experiments.policies import BASELINE, P3, P3KV, SLICING, Policy, Workload, cut
-from experiments.simulator import simulate
+from experiments.simulation import bound
+from experiments.simulation.policies import BASELINE, P3, P3KV, SLICING, Policy, Workload, cut
+from experiments.simulation.simulator import simulate
 
 GIGABYTE_S = 8e9  # a link, in bits a second, that carries 1e9 bytes a second
 WHOLE_LAYERS = Policy(slice_elems=None, priority=False, pulls=False, split_elems=10**12)

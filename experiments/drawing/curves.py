@@ -13,9 +13,9 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from experiments import output
+from experiments.campaign.records import Records
+from experiments.drawing import output
 from experiments.models import load
-from experiments.records import Records
 
 CARRIED = 0.98
 """The efficiency without a limit from which on a machine carries a configuration."""

@@ -16,14 +16,15 @@ from typing import Any, Dict, NamedTuple, Optional, Sequence, Set, Tuple, Type
 
 from tqdm import tqdm
 
-from experiments import bound, machine
+from experiments.campaign import machine
+from experiments.campaign.job import RunFailed
+from experiments.campaign.measure import measure
+from experiments.campaign.records import Records
+from experiments.campaign.traffic import HostTraffic
 from experiments.cluster import Cluster
-from experiments.job import RunFailed
-from experiments.measure import measure
+from experiments.emulation.systems import SYSTEMS
 from experiments.models import load
-from experiments.records import Records
-from experiments.systems import SYSTEMS
-from experiments.traffic import HostTraffic
+from experiments.simulation import bound
 
 DILATION = {
     "resnet50": 1.5,
@@ -51,7 +52,7 @@ _HOST_BYTES = 350_000_000
 _SERVER_COPIES = 3
 """How often all servers together hold the model's bytes: weights, sums, what arrives."""
 _REASON_CHARACTERS = 2000
-_ROOT = Path(__file__).parent.parent
+_ROOT = Path(__file__).parent.parent.parent
 
 
 class Point(NamedTuple):
@@ -121,7 +122,7 @@ class Campaign:
     """Measures points into `records`, while entered: the clusters that it makes live as long.
 
     With `traffic` each run's record also has what went in and out of the first host, as
-    `experiments.traffic.HostTraffic` tells it; no point may be without a limit then.
+    `experiments.campaign.traffic.HostTraffic` tells it; no point may be without a limit then.
 
     For one thread. Raises what a cluster raises when it can't be made or its links are dead; a run
     that fails is tried once more, then kept with its reasons, and the others go on.

@@ -13,12 +13,15 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 from tqdm import tqdm
 
-from experiments import bound, curves, machine, output
+from experiments.campaign import machine
+from experiments.campaign.measure import measure
+from experiments.campaign.options import arguments
 from experiments.cluster import Cluster, missing_requirements
-from experiments.measure import measure
+from experiments.drawing import curves, output
+from experiments.drawing.schedule import ACCELERATOR, ROWS, measured, simulated
+from experiments.emulation.systems import SYSTEMS
 from experiments.models import Model, load
-from experiments.schedule import ACCELERATOR, ROWS, measured, simulated
-from experiments.systems import SYSTEMS
+from experiments.simulation import bound
 
 HOSTS = 2
 _CONGESTION_CONTROL = "cubic"
@@ -202,7 +205,7 @@ def main(name: str, example: Example, title: str, argv: Optional[Sequence[str]] 
 
     What is not a full run has a name of its own, and leaves the full run's files as they are.
     """
-    parser = output.arguments(title)
+    parser = arguments(title)
     parser.add_argument(
         "--quick", action="store_true", help=f"{_QUICK_ITERATIONS} iterations, not {_ITERATIONS}"
     )

@@ -13,7 +13,7 @@ import mxnet as mx
 
 from p3kv.version import VERSION
 
-_ROOT = Path(__file__).parent.parent
+_ROOT = Path(__file__).parent.parent.parent
 # What decides how a run comes out; results and documents don't.
 _MEASURED = ("p3kv", "scripts", "experiments/*.py")
 

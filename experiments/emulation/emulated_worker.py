@@ -1,12 +1,12 @@
 """One worker of a measured run: trains an emulated model over a real store.
 
-Started by `experiments.job` in a worker's role; prints a JSON line when the measured
+Started by `experiments.campaign.job` in a worker's role; prints a JSON line when the measured
 iterations begin and one, with the results, when they end.
 """
 
 import sys
 
-from experiments.systems import SYSTEMS, import_p3kv
+from experiments.emulation.systems import SYSTEMS, import_p3kv
 
 import_p3kv(SYSTEMS[sys.argv[2]])
 
@@ -19,7 +19,7 @@ from pathlib import Path  # noqa: E402
 
 import mxnet as mx  # noqa: E402
 
-from experiments.emulator import EmulatedModel  # noqa: E402
+from experiments.emulation.emulator import EmulatedModel  # noqa: E402
 from experiments.models import load  # noqa: E402
 
 

@@ -14,8 +14,8 @@ from typing import Any, Dict, List, Sequence
 import mxnet as mx
 from mxnet.ndarray import NDArray
 
+from experiments.emulation.stream import Span, Stream
 from experiments.models import Model
-from experiments.stream import Span, Stream
 from p3kv.frontends.mxnet import engine
 
 _ITERATIONS_AHEAD = 2

@@ -14,8 +14,8 @@ from typing import Callable, Dict, List, NamedTuple, Sequence, Tuple
 import mxnet as mx
 from mxnet.gluon.model_zoo import vision
 
-from experiments.graph import FLOAT32_BYTES, Layer, Parameter, trace
-from experiments.sockeye import Sockeye
+from experiments.models.graph import FLOAT32_BYTES, Layer, Parameter, trace
+from experiments.models.sockeye import Sockeye
 
 # A backward pass computes two products, for the input and for the weight, where the forward
 # pass computes one.
@@ -102,8 +102,8 @@ def _vgg19() -> Model:
 def _sockeye() -> Model:
     """Stretched by 4 from 0.33 s for 64 sentences, so that M equals C where ResNet-50's does.
 
-    The paper gives neither the sizes nor the throughput; `experiments.sockeye` says where the
-    sizes are from. Sentences are padded to 30 words, the third of that source's buckets.
+    The paper gives neither the sizes nor the throughput; `experiments.models.sockeye` says where
+    the sizes are from. Sentences are padded to 30 words, the third of that source's buckets.
     """
     batch_size, words = 64, 30
     with mx.name.NameManager():

@@ -1,7 +1,7 @@
 """One worker that trains ResNet-50 on tiny images and times gluon's `Trainer.step`.
 
-Started by `experiments.job` in a worker's role; prints a JSON line when the measured steps begin
-and one, with their times, when they end.
+Started by `experiments.campaign.job` in a worker's role; prints a JSON line when the measured
+steps begin and one, with their times, when they end.
 """
 
 import json
@@ -9,7 +9,7 @@ import os
 import sys
 import time
 
-from experiments.systems import SYSTEMS, import_p3kv
+from experiments.emulation.systems import SYSTEMS, import_p3kv
 
 _system = SYSTEMS[sys.argv[1]]
 import_p3kv(_system)
@@ -17,7 +17,7 @@ import_p3kv(_system)
 import mxnet as mx  # noqa: E402
 from mxnet import autograd, gluon  # noqa: E402
 
-from experiments.stream import Stream  # noqa: E402
+from experiments.emulation.stream import Stream  # noqa: E402
 
 _WARM_UP, _STEPS = 6, 80
 _IMAGES = (2, 3, 32, 32)

@@ -11,12 +11,12 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Sequence, Tuple
 
-from experiments.bound import payload_bytes_s
-from experiments.graph import FLOAT32_BYTES
-from experiments.measure import Run
+from experiments.campaign.measure import Run
 from experiments.models import Model
-from experiments.policies import Policy, Workload
-from experiments.simulator import Event, simulate
+from experiments.models.graph import FLOAT32_BYTES
+from experiments.simulation.bound import payload_bytes_s
+from experiments.simulation.policies import Policy, Workload
+from experiments.simulation.simulator import Event, simulate
 from p3kv.trace import read_trace
 
 ACCELERATOR = "accelerator"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import List, NamedTuple, Optional, Sequence, Tuple
 
-from experiments.graph import FLOAT32_BYTES
 from experiments.models import Model
+from experiments.models.graph import FLOAT32_BYTES
 from p3kv import slicing
 
 

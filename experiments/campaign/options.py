@@ -1,4 +1,4 @@
-"""The command line that the measured figures share."""
+"""The command line that the figures share, and what more the measured ones do."""
 
 from __future__ import annotations
 
@@ -9,10 +9,24 @@ import sys
 from pathlib import Path
 from typing import Any, Iterator, Mapping, Optional, Sequence, Tuple
 
-from experiments import output
-from experiments.campaign import DILATION, Campaign
+from experiments.campaign.campaign import DILATION, Campaign
+from experiments.campaign.records import Records
 from experiments.cluster import missing_requirements
-from experiments.records import Records
+
+_RESULTS = Path(__file__).parent.parent / "results"
+
+
+def arguments(description: str) -> argparse.ArgumentParser:
+    """Returns a parser with what every experiment takes: `--output`."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument(
+        "--output",
+        type=Path,
+        default=_RESULTS,
+        metavar="DIR",
+        help="folder for the numbers (JSON) and the figure (PNG); default: %(default)s",
+    )
+    return parser
 
 
 def parser(
@@ -26,7 +40,7 @@ def parser(
     `models` are those of the figure; `repetitions` and `dilation`, by model, are what it does
     unless told.
     """
-    made = output.arguments(description)
+    made = arguments(description)
     made.add_argument(
         "--quick", action="store_true", help="a few minutes, into files of their own name"
     )

@@ -1,8 +1,7 @@
-"""Where experiments leave their numbers and pictures, and how the pictures look."""
+"""How the pictures of experiments look, and how one is saved beside its numbers."""
 
 from __future__ import annotations
 
-import argparse
 import json
 from pathlib import Path
 from typing import Any, Dict
@@ -36,19 +35,6 @@ _STYLE = {
     "grid.alpha": 0.3,
     "savefig.dpi": 150,
 }
-
-
-def arguments(description: str) -> argparse.ArgumentParser:
-    """Returns a parser with what every experiment takes: `--output`."""
-    parser = argparse.ArgumentParser(description=description)
-    parser.add_argument(
-        "--output",
-        type=Path,
-        default=Path(__file__).parent / "results",
-        metavar="DIR",
-        help="folder for the numbers (JSON) and the figure (PNG); default: %(default)s",
-    )
-    return parser
 
 
 def style() -> None:

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any, ContextManager, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
 from experiments.cluster import Cluster, Host
-from experiments.systems import System
+from experiments.emulation.systems import System
 
 _CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
-_ROOT = Path(__file__).parent.parent
+_ROOT = Path(__file__).parent.parent.parent
 _END_S = 20.0
 
 

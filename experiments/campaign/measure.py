@@ -6,9 +6,9 @@ import statistics
 from dataclasses import dataclass, field
 from typing import Any, ContextManager, Dict, List, Optional
 
+from experiments.campaign.job import run_job
 from experiments.cluster import Cluster
-from experiments.job import run_job
-from experiments.systems import SYSTEMS
+from experiments.emulation.systems import SYSTEMS
 
 
 @dataclass
@@ -59,14 +59,14 @@ def measure(
 ) -> Run:
     """Runs `system` on all hosts of `cluster`, each a worker and a server.
 
-    `during`, `settings` and what is raised are those of `experiments.job.run_job`.
+    `during`, `settings` and what is raised are those of `experiments.campaign.job.run_job`.
     """
     arguments = [model, system, f"--dilation={dilation}", f"--warm-up={warm_up}"]
     arguments += [f"--iterations={iterations}", *(["--spans"] if spans else [])]
     job = run_job(
         cluster,
         SYSTEMS[system],
-        ["experiments.emulated_worker", *arguments],
+        ["experiments.emulation.emulated_worker", *arguments],
         timeout_s,
         settings,
         during,

@@ -6,10 +6,10 @@ import hashlib
 import inspect
 import statistics
 
-from experiments import bound, graph, models, policies, simulator
-from experiments.models import load
-from experiments.policies import Policy, Workload
-from experiments.records import Records
+from experiments.campaign.records import Records
+from experiments.models import graph, load, models
+from experiments.simulation import bound, policies, simulator
+from experiments.simulation.policies import Policy, Workload
 
 _ITERATIONS = 5
 _WARM_UP = 2

@@ -1,0 +1,1 @@
+"""Runs on the throttled cluster: planned, measured, and kept with what they ran on."""

@@ -1,0 +1,1 @@
+"""What figures share: medians, schedules and their looks."""

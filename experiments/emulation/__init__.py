@@ -1,0 +1,1 @@
+"""What runs in the workers of a measured job: real stores and arrays, and emulated computation."""

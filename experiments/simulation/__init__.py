@@ -1,0 +1,1 @@
+"""What an iteration must take on any network, and what it takes in an ideal one."""
