@@ -18,7 +18,7 @@ from p3kv.server.buffers import Buffer
 from p3kv.server.consumer import Consumer
 from p3kv.server.optimizer import SliceOptimizer
 from p3kv.server.workers import Workers
-from p3kv.slicing import SliceSizes, place
+from p3kv.slicing import SliceSizes, balanced_runs
 from p3kv.trace import Tracer
 from p3kv.wire.framing import FrameReader, FrameWriter
 from p3kv.wire.header import INITIAL_ROUND, URGENT, Header, Kind, pack_header
@@ -227,7 +227,7 @@ class Job:
     def declare(self, name: str, size_elems: int) -> List[WorkerKey]:
         """A key, as each worker knows it."""
         key_id = len(self.servers[0].consumer._keys)
-        runs = place(size_elems, self._slice_size, self._loads)
+        runs = balanced_runs(size_elems, self._slice_size, self._loads)
         for server in self.servers:
             server.consumer.declare(KeyLayout(key_id, name, "float32", runs))
         return [WorkerKey(key_id, name, (size_elems,), "float32", runs) for _ in self.workers]

@@ -115,15 +115,15 @@ def test_a_worker_tells_the_servers_of_its_host_once(servers: Servers) -> None:
     servers.gates.begin(1, MANY)  # whatever it still waits for, it goes on
     servers.gates.begin(1, MANY)
     assert servers.gets(HERE, Kind.OPEN) == [1]
-    servers.gates.rest()
+    servers.gates.values_complete()
     assert servers.gets(HERE, Kind.OPEN) == [2]
-    servers.gates.rest()
+    servers.gates.values_complete()
     servers.gates.begin(2, MANY)
     assert servers.gets(HERE, Kind.OPEN) == []
-    servers.gates.rest()  # before the rest of the round has begun
+    servers.gates.values_complete()  # before the rest of the round has begun
     assert servers.gets(HERE, Kind.OPEN) == []
     servers.gates.begin(2, MANY)
-    servers.gates.rest()
+    servers.gates.values_complete()
     assert servers.gets(HERE, Kind.OPEN) == [3]
     assert servers.gets(THERE, Kind.OPEN) == []
 
@@ -156,10 +156,10 @@ def test_a_server_is_open_when_all_workers_of_its_host_are(servers: Servers) -> 
     with socket.socket() as listener:
         workers = Workers(3, servers.loop, listener, unused, unused)
         assert workers.open_step == UNKNOWN
-        workers.neighbour(2, 7)
-        workers.neighbour(0, 6)
+        workers.needs_no_values_before(2, 7)
+        workers.needs_no_values_before(0, 6)
         assert workers.open_step == 6
-        workers.neighbour(0, 8)
+        workers.needs_no_values_before(0, 8)
         assert workers.open_step == 7
         workers.end(1)  # of another host
         workers.end(2)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from p3kv.errors import ConfigError, KeyMismatchError, PeerLostError, ProtocolError
 from p3kv.scheduler.job import Job, Replies
-from p3kv.slicing import loads_with, place
+from p3kv.slicing import balanced_runs, loads_with
 from p3kv.wire.messages import (
     Abort,
     Agreed,
@@ -143,7 +143,7 @@ def test_a_key_has_one_number_and_place_whoever_declares_it_first(
         assert receiver == worker(rank)
         assert isinstance(answer, KeyDeclared)
         if key not in answers:
-            assert answer.runs == place(sizes[key], SLICE_SIZE, loads)
+            assert answer.runs == balanced_runs(sizes[key], SLICE_SIZE, loads)
             loads = loads_with(loads, answer.runs)
         answers.setdefault(key, []).append(answer)
     assert all(len(both) == 2 and both[0] == both[1] for both in answers.values())

@@ -59,9 +59,9 @@ def test_calls_together_wait_for_those_that_follow_closely(loop: Loop) -> None:
     def call() -> None:
         for _ in range(20):
             made.clear()
-            loop.call_together(lambda: made_at_first.append(len(made)))
+            loop.call_soon_batched(lambda: made_at_first.append(len(made)))
             for number in range(100):
-                loop.call_together(int)
+                loop.call_soon_batched(int)
                 made.append(number)
             time.sleep(0.02)
         loop.call_soon(loop.stop)
@@ -79,7 +79,7 @@ def test_calls_together_keep_their_place_among_all_calls(loop: Loop) -> None:
 
     def call() -> None:
         for number in range(1000):
-            (loop.call_together if number % 3 else loop.call_soon)(seen.append, number)
+            (loop.call_soon_batched if number % 3 else loop.call_soon)(seen.append, number)
         loop.call_soon(loop.stop)
 
     caller = threading.Timer(0.05, call)
@@ -98,7 +98,7 @@ def test_calls_together_that_never_end_wait_for_some_milliseconds_only(loop: Loo
 
     def call() -> None:
         while not stopped.is_set():
-            loop.call_together(called, time.monotonic())
+            loop.call_soon_batched(called, time.monotonic())
             time.sleep(0.0001)
 
     caller = threading.Thread(target=call)

@@ -13,7 +13,16 @@ from hypothesis import strategies as st
 
 from p3kv.errors import ConfigError
 from p3kv.scheduler.job import Job
-from p3kv.slicing import Placement, Run, checked, cut, loads_with, make_placement, place, placement
+from p3kv.slicing import (
+    Placement,
+    Run,
+    balanced_runs,
+    checked,
+    cut,
+    loads_with,
+    make_placement,
+    placement,
+)
 from p3kv.wire.messages import DeclareKey, KeyDeclared, Ready
 from tests.jobs import ROOT, SCRIPTS, held_port, output_of, run_job, start_role
 from tests.scheduled import NAME, SLICE_SIZE, aborted, assembled, hello, server, worker
@@ -69,7 +78,7 @@ def test_balanced_is_the_default_and_fills_the_emptiest_server(
 ) -> None:
     loads = [0] * num_servers
     for size, runs in zip(of, placed(Ready(1, False).placement, of, slice_size, num_servers)):
-        assert runs == place(size, slice_size, loads)
+        assert runs == balanced_runs(size, slice_size, loads)
         loads = loads_with(loads, runs)
         assert max(loads) - min(loads) <= slice_size
 

@@ -39,20 +39,20 @@ class Moods:
 
     def __init__(self, random: Random) -> None:
         self._random = random
-        self._of: Dict[int, float] = {}
+        self._numbers: Dict[int, float] = {}
 
     def choice(self, events: List[Event]) -> Event:
         """What happens next: something of the quickest, one of several."""
         if self._random.random() < 0.02:
-            self._of.clear()
+            self._numbers.clear()
         self._random.shuffle(events)
         return max(events, key=self._mood)
 
     def _mood(self, event: Event) -> float:
         whose = id(event[0].__self__)  # type: ignore[attr-defined]
-        if whose not in self._of:
-            self._of[whose] = self._random.random()
-        return self._of[whose]
+        if whose not in self._numbers:
+            self._numbers[whose] = self._random.random()
+        return self._numbers[whose]
 
 
 class Script:

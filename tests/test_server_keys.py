@@ -79,7 +79,7 @@ class Server:
                 buffer.array[:] = gradient[piece.offset : piece.offset + piece.length]
                 self.aggregator.push(state, rank, round, buffer, True, 0, max(round, 1))
                 if self._end_rounds(state):
-                    for other in self.key.hand_over(self.pool, self.aggregator.optimizer):
+                    for other in self.key.reslice(self.pool, self.aggregator.optimizer):
                         self._end_rounds(other)
 
     def _end_rounds(self, state: SliceState) -> int:

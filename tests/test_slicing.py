@@ -13,10 +13,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from p3kv.errors import ProtocolError
 from p3kv.slicing import (
     SliceSizes,
+    balanced_runs,
     cut,
     gradient_credit_bytes,
     loads_with,
-    place,
     slice_size_for,
     value_credit_bytes,
 )
@@ -31,7 +31,7 @@ servers = st.lists(st.integers(0, 10_000), min_size=1, max_size=9)
 def test_slices_cover_a_tensor_exactly_once_whatever_their_size(
     size: int, slice_size: int, loads: List[int], later_size: int
 ) -> None:
-    runs = place(size, slice_size, loads)
+    runs = balanced_runs(size, slice_size, loads)
     owners = {}
     for elems in (slice_size, later_size):
         slices = cut(runs, elems)
@@ -48,7 +48,7 @@ def test_slices_cover_a_tensor_exactly_once_whatever_their_size(
 def test_a_servers_slices_are_one_run_in_order(
     size: int, slice_size: int, later_size: int, loads: List[int]
 ) -> None:
-    slices = cut(place(size, slice_size, loads), later_size)
+    slices = cut(balanced_runs(size, slice_size, loads), later_size)
     for server in range(len(loads)):
         mine = [s for s in slices if s.server == server]
         ends = [s.offset + s.length for s in mine]
@@ -57,7 +57,7 @@ def test_a_servers_slices_are_one_run_in_order(
 
 @given(sizes, slice_sizes, servers)
 def test_loads_count_every_element_once(size: int, slice_size: int, loads: List[int]) -> None:
-    runs = place(size, slice_size, loads)
+    runs = balanced_runs(size, slice_size, loads)
     after = loads_with(loads, runs)
     kept = [0] * len(loads)
     for piece in cut(runs, slice_size):
@@ -71,13 +71,13 @@ def test_after_any_keys_no_server_has_a_slice_more_than_another(
 ) -> None:
     loads = [0] * num_servers
     for size in key_sizes:
-        loads = loads_with(loads, place(size, slice_size, loads))
+        loads = loads_with(loads, balanced_runs(size, slice_size, loads))
         assert max(loads) - min(loads) <= slice_size
 
 
 @given(st.integers(0, 50), st.integers(1, 9))
 def test_slices_go_from_server_to_server_in_turn(count: int, num_servers: int) -> None:
-    runs = place(count * 10 * num_servers, 10, [0] * num_servers)
+    runs = balanced_runs(count * 10 * num_servers, 10, [0] * num_servers)
     slices = cut(runs, 10)
     assert [s.server for s in slices] == [i % num_servers for i in range(count * num_servers)]
 

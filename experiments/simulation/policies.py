@@ -79,7 +79,7 @@ def cut(workload: Workload, policy: Policy, servers: int) -> List[Message]:
     arrays = [(layer, *array) for layer, of in enumerate(workload.arrays) for array in of]
     for array, (layer, key, elems) in enumerate(arrays):
         if policy.even_servers and policy.slice_elems is not None:
-            runs = slicing.place(elems, policy.slice_elems, filled_elems)
+            runs = slicing.balanced_runs(elems, policy.slice_elems, filled_elems)
             filled_elems = slicing.loads_with(filled_elems, runs)
             for piece in slicing.cut(runs, policy.slice_elems):
                 size_bytes = piece.length * FLOAT32_BYTES

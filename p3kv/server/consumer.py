@@ -38,7 +38,7 @@ _log = logging.getLogger(__name__)
 
 _MOST_WAITING_BYTES = 48 << 20
 """Pushes that have landed and wait: enough to choose from, little beside the weights."""
-_TOGETHER_BYTES = 16 * 1024
+_BATCH_BYTES = 16 * 1024
 """Frames handled before sockets are looked at again: one slice, or what came together and may
 leave together of many tiny tensors."""
 
@@ -141,7 +141,7 @@ class Consumer:
             self._waiting_frames[header.rank] -= 1
             if self._departed(header.rank):
                 self.check_departed()
-            if handled_bytes >= _TOGETHER_BYTES and self._waiting_bytes <= _MOST_WAITING_BYTES:
+            if handled_bytes >= _BATCH_BYTES and self._waiting_bytes <= _MOST_WAITING_BYTES:
                 break
         return len(self._queue) > 0
 
@@ -162,7 +162,7 @@ class Consumer:
             )
             ended = self._end_rounds(key, state)
             if ended:
-                for other in key.hand_over(self._pool, self.aggregator.optimizer):
+                for other in key.reslice(self._pool, self.aggregator.optimizer):
                     self._end_rounds(key, other)
         except ProtocolError as error:
             self._on_lost(connection, str(error))

@@ -39,7 +39,7 @@ class ServerKey:
         generation = self._sizes.generation(round)
         states = self._states.get(generation)
         if states is None and generation >= self._generation:
-            states = self._of(generation)
+            states = self._states_in(generation)
         state = states.get(index) if states is not None else None
         if state is None:
             raise ProtocolError(
@@ -54,7 +54,7 @@ class ServerKey:
 
         ProtocolError if none can be so far ahead.
         """
-        states = self._of(max(self._generation, self._sizes.generation(round))).values()
+        states = self._states_in(max(self._generation, self._sizes.generation(round))).values()
         for state in states:
             self._check_ahead(state, round)
         return states
@@ -66,12 +66,12 @@ class ServerKey:
     def all_ended(self, round: int) -> bool:
         """Counts a slice that has ended a round; True for the last one of the key's."""
         count = self._ended.pop(round, 0) + 1
-        if count == len(self._of(self._generation)):
+        if count == len(self._states_in(self._generation)):
             return True
         self._ended[round] = count
         return False
 
-    def hand_over(
+    def reslice(
         self, pool: BufferPool, optimizer: Optional[SliceOptimizer]
     ) -> Iterable[SliceState]:
         """When all slices have ended the last round of their size, others take their place.
@@ -82,12 +82,12 @@ class ServerKey:
         last_round = self._sizes.last_round(self._generation)
         if last_round == math.inf:
             return ()
-        before = self._of(self._generation)
+        before = self._states_in(self._generation)
         if any(state.round < last_round for state in before.values()):
             return ()
         del self._states[self._generation]
         self._generation += 1
-        after = self._of(self._generation)
+        after = self._states_in(self._generation)
         values = np.concatenate([_value(state) for state in before.values()])
         for state, value in zip(after.values(), _split(values, after.values())):
             state.value = pool.get(state.length, state.dtype)
@@ -118,7 +118,7 @@ class ServerKey:
                 f"and the last that can have ended is {ended}"
             )
 
-    def _of(self, generation: int) -> Dict[int, SliceState]:
+    def _states_in(self, generation: int) -> Dict[int, SliceState]:
         """By index, in the order of their elements."""
         states = self._states.get(generation)
         if states is None:

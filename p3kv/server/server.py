@@ -147,7 +147,7 @@ class _Server:
         self._rank = roster.rank
         self._consumer.rank = roster.rank
         self._consumer.tracer = Tracer(self._settings.trace, f"server {roster.rank}")
-        self._workers.let_in(roster.token)
+        self._workers.accept_workers(roster.token)
         self._get_optimizer_ready()
 
     def _get_optimizer_ready(self) -> None:
@@ -164,7 +164,7 @@ class _Server:
         self._serving = True
         self._look_for_stalls()
         for connection in self._workers.connections.values():
-            self._say_welcome(connection)
+            self._send_welcome(connection)
 
     def _look_for_stalls(self) -> None:
         now_s, first_s = time.monotonic(), self._stalls.first_s
@@ -192,9 +192,9 @@ class _Server:
         self._consumer.aggregator.deterministic = hello.deterministic
         self._stalls.timeout_s = hello.stall_timeout_s
         if self._serving:
-            self._say_welcome(connection)
+            self._send_welcome(connection)
 
-    def _say_welcome(self, connection: Connection) -> None:
+    def _send_welcome(self, connection: Connection) -> None:
         connection.writer.push(URGENT, pack_header(Kind.WELCOME, self._rank))
         self._tell_order(connection)
 
@@ -254,8 +254,8 @@ class _Server:
         elif header.kind == Kind.SLICES:
             self._set_slice_size(header)
         elif header.kind == Kind.OPEN:
-            self._workers.neighbour(header.rank, header.step)
-            self._tell_open()
+            self._workers.needs_no_values_before(header.rank, header.step)
+            self._announce_open_step()
         elif header.kind == Kind.PROBE:
             assert payload is not None
             answer = pack_header(Kind.PROBE, self._rank, payload_bytes=len(payload))
@@ -274,7 +274,7 @@ class _Server:
             self._welcome(connection, payload)
         else:
             self._workers.end(header.rank)
-            self._tell_open()
+            self._announce_open_step()
             self._consumer.check_departed()
             connection.writer.push(URGENT, pack_header(Kind.BYE, self._rank))
 
@@ -290,7 +290,7 @@ class _Server:
                 news = pack_header(Kind.SLICES, self._rank, slice=header.slice, round=header.round)
                 worker.writer.push(URGENT, news)
 
-    def _tell_open(self) -> None:
+    def _announce_open_step(self) -> None:
         """Tells everybody from which step on pushes meet no older values on this host's link."""
         if self._workers.open_step > self._open_step:
             self._open_step = self._workers.open_step

@@ -1,4 +1,4 @@
-"""The workers of a server: who is let in, how far each one is, who is lost or done."""
+"""The workers of a server: which are connected, in which round each is, which are lost or done."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from resource import RLIMIT_NOFILE, getrlimit
 from typing import Callable, Dict, Optional, Set
 from weakref import ref
 
-from p3kv.server.strangers import HANDSHAKE_S, Strangers
+from p3kv.server.handshakes import HANDSHAKE_S, Handshakes
 from p3kv.wire.connection import Connection, accept
 from p3kv.wire.header import INITIAL_ROUND, LAST_ROUND, Header
 from p3kv.wire.loop import Loop
@@ -17,13 +17,13 @@ from p3kv.wire.messages import UNKNOWN, DataHello, Failure
 
 _log = logging.getLogger(__name__)
 
-_ACCEPT_TOGETHER = 64
+_ACCEPT_BATCH = 64
 _ACCEPT_AGAIN_S = 1.0
 """When to look again, where there was no room for a connection."""
 
 
 class Workers:
-    """The connections of this job's workers, by rank, once they have shown what they are.
+    """The connections of this job's workers, by rank, once their handshake is complete.
 
     Belongs to the server's thread.
     """
@@ -36,39 +36,39 @@ class Workers:
         connection: Callable[[socket.socket], Connection],
         suspect: Callable[[Failure, bool], None],
     ) -> None:
-        """`connection` is made of every socket that comes; `suspect` is told who is lost, and
-        whether others may know more of it."""
+        """`connection` wraps an accepted socket. `suspect` is told which worker is lost, and
+        whether other processes may know a better cause."""
         self.connections: Dict[int, Connection] = {}
         self.done: Set[int] = set()
-        """Ranks of those that have said that they send nothing more."""
+        """Ranks of the workers that have said that they send nothing more."""
         self._num_workers = num_workers
         self._loop = loop
         self._listener = listener
         self._connection = connection
         self._suspect = suspect
-        self._strangers: Optional[Strangers] = None
+        self._handshakes: Optional[Handshakes] = None
         self._warned = False
         self._last_round: Dict[int, int] = {}
-        self._neighbours: Dict[int, int] = {}
-        """Workers of this host, and the steps before which they wait for no values."""
+        self._local_workers: Dict[int, int] = {}
+        """By rank of a worker on this host: the step before which it waits for no values."""
 
-    def let_in(self, token: bytes) -> None:
-        """Accepts connections from now on, and as workers those that know the job's token."""
-        self._strangers = Strangers(token, self._num_workers)
+    def accept_workers(self, token: bytes) -> None:
+        """Accepts connections from now on; those that know the job's token become workers."""
+        self._handshakes = Handshakes(token, self._num_workers)
         self._listen()
 
     def _listen(self) -> None:
         self._loop.add_reader(self._listener.fileno(), self._accept)
 
     def place_hello(self, connection: Connection, header: Header) -> memoryview:
-        """Where a stranger's hello goes; ProtocolError for anything else that it sends."""
-        assert self._strangers is not None
-        return self._strangers.place(connection, header)
+        """Where the hello of a new connection goes; ProtocolError for any other frame."""
+        assert self._handshakes is not None
+        return self._handshakes.place(connection, header)
 
     def admit(self, connection: Connection, payload: memoryview) -> DataHello:
-        """Makes a worker of a stranger; ProtocolError if it is none of this job."""
-        assert self._strangers is not None
-        hello = self._strangers.admit(connection, payload, self.connections)
+        """Completes a handshake; ProtocolError if the peer is not a worker of this job."""
+        assert self._handshakes is not None
+        hello = self._handshakes.admit(connection, payload, self.connections)
         self.connections[hello.rank] = connection
         _log.info("worker %d is connected", hello.rank)
         return hello
@@ -77,21 +77,21 @@ class Workers:
         """Takes note of how far a worker is."""
         self._last_round[rank] = max(round, self._last_round.get(rank, INITIAL_ROUND))
 
-    def neighbour(self, rank: int, step: int) -> None:
-        """Takes note that a worker of this host waits for no values of the steps before."""
-        self._neighbours[rank] = step
+    def needs_no_values_before(self, rank: int, step: int) -> None:
+        """Takes note that a worker on this host waits for no values of steps before `step`."""
+        self._local_workers[rank] = step
 
     @property
     def open_step(self) -> int:
-        """The last step before which no worker of this host waits for values, as far as it says
-        when it does; UNKNOWN if none ever did."""
-        return min(self._neighbours.values(), default=UNKNOWN)
+        """The last step before which no worker on this host waits for values; UNKNOWN while none
+        of them has said so."""
+        return min(self._local_workers.values(), default=UNKNOWN)
 
     def end(self, rank: int) -> None:
         """Takes note that a worker is done."""
         self.done.add(rank)
-        if rank in self._neighbours:
-            self._neighbours[rank] = LAST_ROUND
+        if rank in self._local_workers:
+            self._local_workers[rank] = LAST_ROUND
         _log.info(
             "worker %d is done after round %d", rank, self._last_round.get(rank, INITIAL_ROUND)
         )
@@ -99,8 +99,8 @@ class Workers:
     def lose(self, connection: Connection, reason: str) -> None:
         """Closes a connection; it ends the job if a worker that is not done was behind it."""
         self._loop.remove_connection(connection)
-        stranger = self._strangers is not None and self._strangers.refuse(connection, reason)
-        if not stranger and connection.peer is not None and connection.peer not in self.done:
+        refused = self._handshakes is not None and self._handshakes.refuse(connection, reason)
+        if not refused and connection.peer is not None and connection.peer not in self.done:
             what = "it was lost" if connection.ended else "it broke the protocol"
             self.suspect(connection.peer, f"{what}: {reason}", second_hand=connection.ended)
 
@@ -115,26 +115,26 @@ class Workers:
         return newest if newest > INITIAL_ROUND else UNKNOWN
 
     def _accept(self) -> None:
-        assert self._strangers is not None
-        accepted, no_room = accept(self._listener, _ACCEPT_TOGETHER)
+        assert self._handshakes is not None
+        accepted, no_room = accept(self._listener, _ACCEPT_BATCH)
         for sock in accepted:
             connection = self._connection(sock)
             self._loop.add_connection(connection)
-            self._loop.call_later(HANDSHAKE_S, partial(self._check_shown, ref(connection)))
-            oldest = self._strangers.add(connection)
+            self._loop.call_later(HANDSHAKE_S, partial(self._check_handshake, ref(connection)))
+            oldest = self._handshakes.add(connection)
             if oldest is not None:
-                self._hear_or_lose(self._strangers, oldest)
+                self._read_or_drop(self._handshakes, oldest)
         if no_room:
             self._pause_accepting()
 
-    def _hear_or_lose(self, strangers: Strangers, oldest: Connection) -> None:
-        """Makes room for newer connections; a hello may wait to be read, and belong to a worker."""
+    def _read_or_drop(self, handshakes: Handshakes, oldest: Connection) -> None:
+        """Makes room for newer connections. Reads first: a worker's hello may have arrived."""
         oldest.receive()
-        if oldest in strangers:
+        if oldest in handshakes:
             self.lose(oldest, "too many newer ones did not say hello either")
 
     def _pause_accepting(self) -> None:
-        """Leaves the connections that wait alone for a while; they would wake the loop for ever."""
+        """Accepts nothing for a while: waiting connections would wake the loop again and again."""
         self._loop.remove_reader(self._listener.fileno())
         self._loop.call_later(_ACCEPT_AGAIN_S, self._listen)
         if not self._warned:
@@ -146,7 +146,7 @@ class Workers:
                 _ACCEPT_AGAIN_S, getrlimit(RLIMIT_NOFILE)[0],
             )  # fmt: skip
 
-    def _check_shown(self, waiting: ref[Connection]) -> None:
+    def _check_handshake(self, waiting: ref[Connection]) -> None:
         connection = waiting()
-        if connection is not None and self._strangers and connection in self._strangers:
+        if connection is not None and self._handshakes and connection in self._handshakes:
             self.lose(connection, f"it did not say hello within {HANDSHAKE_S:g} s")

@@ -8,7 +8,7 @@ from p3kv.slicing.size import (
     slice_size_for,
     value_credit_bytes,
 )
-from p3kv.slicing.slices import Run, Slice, check_count, cut, loads_with, place
+from p3kv.slicing.slices import Run, Slice, balanced_runs, check_count, cut, loads_with
 
 __all__ = [
     "CREDIT_BYTES",
@@ -16,13 +16,13 @@ __all__ = [
     "Run",
     "Slice",
     "SliceSizes",
+    "balanced_runs",
     "check_count",
     "checked",
     "cut",
     "gradient_credit_bytes",
     "loads_with",
     "make_placement",
-    "place",
     "slice_size_for",
     "value_credit_bytes",
 ]

@@ -7,7 +7,7 @@ from typing import Dict, List, Sequence, Tuple, Type
 
 from p3kv.config import MAX_NAME_CHARS
 from p3kv.errors import ConfigError
-from p3kv.slicing.slices import Run, place
+from p3kv.slicing.slices import Run, balanced_runs
 
 
 class Placement(ABC):
@@ -45,7 +45,7 @@ class Balanced(Placement):
         loads_elems: Sequence[int],
         hosts: Sequence[str],
     ) -> List[Run]:
-        return place(size_elems, slice_size, loads_elems)
+        return balanced_runs(size_elems, slice_size, loads_elems)
 
 
 class RoundRobin(Placement):

@@ -29,7 +29,7 @@ class Slice:
     """Rank of the server that sums and keeps this slice."""
 
 
-def place(size_elems: int, slice_size: int, loads_elems: Sequence[int]) -> List[Run]:
+def balanced_runs(size_elems: int, slice_size: int, loads_elems: Sequence[int]) -> List[Run]:
     """Returns the runs of a tensor, the server of its first slice first.
 
     `loads_elems` are the elements that each server keeps already. Each slice goes to the server
@@ -40,7 +40,7 @@ def place(size_elems: int, slice_size: int, loads_elems: Sequence[int]) -> List[
     servers = [(load, server) for server, load in enumerate(loads_elems)]
     heapq.heapify(servers)
     runs: Dict[int, int] = {}
-    for length in _parts(size_elems, slice_size):
+    for length in _lengths(size_elems, slice_size):
         load, server = servers[0]
         heapq.heapreplace(servers, (load + length, server))
         runs[server] = runs.get(server, 0) + length
@@ -55,7 +55,7 @@ def cut(runs: Sequence[Run], slice_size: int) -> Tuple[Slice, ...]:
     """
     offsets = list(itertools.accumulate((length for _, length in runs), initial=0))
     slices: List[Slice] = []
-    for turn in itertools.zip_longest(*(_parts(length, slice_size) for _, length in runs)):
+    for turn in itertools.zip_longest(*(_lengths(length, slice_size) for _, length in runs)):
         for place, length in enumerate(turn):
             if length is not None:
                 slices.append(Slice(len(slices), offsets[place], length, runs[place][0]))
@@ -81,7 +81,7 @@ def loads_with(loads_elems: Sequence[int], runs: Sequence[Run]) -> List[int]:
     return loads
 
 
-def _parts(size_elems: int, most: int) -> List[int]:
+def _lengths(size_elems: int, most: int) -> List[int]:
     """Full slices, which share buffers on a server, and one of what is left."""
     rest = size_elems % most
     return [most] * (size_elems // most) + ([rest] if rest else [])

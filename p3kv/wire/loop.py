@@ -14,7 +14,7 @@ from typing import Any, Callable, Deque, Dict, List, Optional, Set, Tuple
 
 from p3kv.wire.connection import Connection
 
-_GATHER_S = 0.01
+_BATCH_S = 0.01
 _PAUSE_S = 0.0005
 """A script makes several calls together in this time."""
 _FIRST_PAUSE_S = 0.00001
@@ -41,7 +41,7 @@ class Drain:
 class Loop:
     """Reads and writes connections, always the most urgent frame first.
 
-    Everything but `call_soon` and `call_together` belongs to the thread that calls `run`.
+    Everything but `call_soon` and `call_soon_batched` belongs to the thread that calls `run`.
     """
 
     def __init__(self) -> None:
@@ -57,9 +57,9 @@ class Loop:
         self._inbox: Deque[Tuple[Callable[..., None], Tuple[Any, ...]]] = deque()
         self._timers: List[Tuple[float, int, Callable[[], None]]] = []
         self._timer_numbers = itertools.count()
-        self._together = 0
-        self._gathered = 0
-        """How many calls of `call_together` there were, and were when the loop last looked."""
+        self._batched = 0
+        self._batched_seen = 0
+        """How many calls of `call_soon_batched` there were, and were when the loop last looked."""
         self._asleep = False
         self._running = False
         self._drained: Set[Connection] = set()
@@ -75,10 +75,10 @@ class Loop:
             with suppress(OSError):  # wake-ups are waiting already, or the loop is closed
                 self._wake_writer.send(b"\0")
 
-    def call_together(self, function: Callable[..., None], *arguments: Any) -> None:
+    def call_soon_batched(self, function: Callable[..., None], *arguments: Any) -> None:
         """As `call_soon`, but lets who calls finish first: while more such calls come, all wait,
         and the loop with them, for some milliseconds at most."""
-        self._together += 1
+        self._batched += 1
         self.call_soon(function, *arguments)
 
     def call_later(self, delay_s: float, function: Callable[[], None]) -> None:
@@ -115,7 +115,7 @@ class Loop:
         """
         self._running = not self._epoll.closed
         while self._running:
-            self._gather()
+            self._wait_for_batch()
             self._call_inbox()
             more_work = work()
             self._send()
@@ -197,7 +197,7 @@ class Loop:
         priority = writer.waiting_priority()
         frames, begun = writer.begun_frames, writer.begun_bytes
         count = connection.send()
-        self._put_last(connection)
+        self._move_to_back(connection)
         if connection in self._drained:
             self.drain.bytes += count
         if writer.begun_frames == frames or priority is None:
@@ -209,7 +209,7 @@ class Loop:
                 self.inversions.bytes += writer.begun_bytes - begun
                 return
 
-    def _put_last(self, connection: Connection) -> None:
+    def _move_to_back(self, connection: Connection) -> None:
         """Has all others with frames of the same urgency go before this one's next.
 
         In one and the same order everywhere, all servers' values would reach worker 0 first.
@@ -217,16 +217,16 @@ class Loop:
         if self._connections.pop(connection.descriptor, None) is not None:
             self._connections[connection.descriptor] = connection
 
-    def _gather(self) -> None:
+    def _wait_for_batch(self) -> None:
         """Leaves Python's lock to whoever makes calls together, until no more come."""
-        if self._together == self._gathered:
+        if self._batched == self._batched_seen:
             return
-        pause_s, deadline = _FIRST_PAUSE_S, time.monotonic() + _GATHER_S
-        while self._together != self._gathered and time.monotonic() < deadline:
-            self._gathered = self._together
+        pause_s, deadline = _FIRST_PAUSE_S, time.monotonic() + _BATCH_S
+        while self._batched != self._batched_seen and time.monotonic() < deadline:
+            self._batched_seen = self._batched
             time.sleep(pause_s)
             pause_s = _PAUSE_S
-        self._gathered = self._together
+        self._batched_seen = self._batched
 
     def _call_inbox(self) -> None:
         for _ in range(len(self._inbox)):

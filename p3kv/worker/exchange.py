@@ -97,7 +97,7 @@ class Exchange:
         if header.kind == Kind.ENDED:
             self._windows.check(header)
             return None
-        transfer = self._expecting(header)
+        transfer = self._transfer_for(header)
         slices = () if transfer is None else self._slices(transfer.key, header.round)
         if transfer is None or header.slice >= len(slices):
             raise ProtocolError(
@@ -118,7 +118,7 @@ class Exchange:
             for push in self._windows.told(header):
                 self._end_round(push)
             return
-        transfer = self._expecting(header)
+        transfer = self._transfer_for(header)
         assert transfer is not None
         self.counts["slices_received"] += 1
         self.counts["bytes_received"] += header.payload_bytes
@@ -134,7 +134,7 @@ class Exchange:
             else:
                 self._in_progress.end_update(transfer)
             if not self._in_progress.waits_for_values:
-                self._gates.rest()
+                self._gates.values_complete()
             transfer.done(None)
             if transfer.source is not None:
                 self._end_round(transfer)
@@ -189,7 +189,7 @@ class Exchange:
         """What to do when a slice has left: nothing, where its result will be received."""
         if self._tracer.enabled:
             return partial(self._trace_sent, transfer, piece, priority, now_ns())
-        return partial(self._left, transfer, piece) if transfer.target is None else None
+        return partial(self._slice_sent, transfer, piece) if transfer.target is None else None
 
     def _trace_sent(self, transfer: Transfer, piece: Slice, priority: int, queued_ns: int) -> None:
         self._tracer.span(
@@ -197,15 +197,15 @@ class Exchange:
             slice=piece.index, round=transfer.round, priority=priority,
         )  # fmt: skip
         if transfer.target is None:
-            self._left(transfer, piece)
+            self._slice_sent(transfer, piece)
 
-    def _left(self, transfer: Transfer, piece: Slice) -> None:
+    def _slice_sent(self, transfer: Transfer, piece: Slice) -> None:
         transfer.missing_elems -= piece.length
         if transfer.missing_elems == 0:
             self._in_progress.end_push(transfer)
             transfer.done(None)
 
-    def _expecting(self, header: Header) -> Optional[Transfer]:
+    def _transfer_for(self, header: Header) -> Optional[Transfer]:
         if header.kind == Kind.UPDATED:
             return self._in_progress.update(header.key, header.round)
         if header.kind == Kind.PULLED:

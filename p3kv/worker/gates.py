@@ -30,13 +30,13 @@ class Gates:
         self,
         rank: int,
         servers: Mapping[int, Connection],
-        here: Collection[int],
+        local_servers: Collection[int],
         call_later: Callable[[float, Callable[[], None]], None],
     ) -> None:
-        """`here`: ranks of the servers of this host, no link between them and this worker."""
+        """`local_servers`: ranks of the servers on this host; no link is between them and it."""
         self._rank = rank
         self._servers = servers
-        self._here = here
+        self._local_servers = local_servers
         self._call_later = call_later
         self._step = self._told = 0
         self._size_bytes = 0
@@ -54,7 +54,7 @@ class Gates:
             self._tell(step, self._before_bytes)
         self._size_bytes += size_bytes
 
-    def rest(self) -> None:
+    def values_complete(self) -> None:
         """Takes note that no values are waited for now."""
         if self._size_bytes >= self._before_bytes:
             self._tell(self._step + 1, self._size_bytes)
@@ -63,10 +63,10 @@ class Gates:
         """Queues a frame, as a connection's writer does, as soon as the server is open for its
         step."""
         few = self._before_bytes < _LEAST_BYTES
-        if few or server in self._here or step <= self._open.get(server, step):
+        if few or server in self._local_servers or step <= self._open.get(server, step):
             if server in self._held:
                 # There are few values of the step before. What is older goes first all the same.
-                self._let_go(server, step)
+                self._release(server, step)
             self._servers[server].writer.push(*frame)
             return
         held = self._held.setdefault(server, {})
@@ -79,9 +79,9 @@ class Gates:
         """Lets go what waits for a server and is of this step or an older one."""
         if step > self._open.get(server, 0):
             self._open[server] = step
-            self._let_go(server, step)
+            self._release(server, step)
 
-    def _let_go(self, server: int, step: int) -> None:
+    def _release(self, server: int, step: int) -> None:
         held = self._held.get(server, {})
         for old in sorted(old for old in held if old <= step):
             for frame in held.pop(old):
@@ -95,5 +95,5 @@ class Gates:
             return
         self._told = step
         header = pack_header(Kind.OPEN, self._rank, step=step)
-        for server in self._here:
+        for server in self._local_servers:
             self._servers[server].writer.push(URGENT, header)

@@ -81,7 +81,7 @@ class Worker:
         self._thread = threading.Thread(target=self._run, name="p3kv-worker", daemon=True)
         self._servers: Dict[int, Connection] = {}
         self._address = own_address(launch)
-        self._put_together()
+        self._build_parts()
         self._joining: Optional[Joining] = None
         self._keys: Dict[Key, WorkerKey] = {}
         self._keys_by_id: Dict[int, WorkerKey] = {}
@@ -107,7 +107,7 @@ class Worker:
             on_failure=lambda error: self._loop.call_soon(self._fail, error),
             known_round=self._known_round,
         )
-        os.register_at_fork(after_in_child=self._leave_to_parent)
+        os.register_at_fork(after_in_child=self._close_in_child)
 
     # Joining and leaving.
 
@@ -123,7 +123,7 @@ class Worker:
         roster = self._control.wait_for(Roster, "all processes to start")
         self.rank = roster.rank
         self.tracer = Tracer(settings.trace, f"worker {self.rank}")
-        self._put_together(self._servers_here(roster))
+        self._build_parts(self._local_servers(roster))
         self._joining = Joining(
             self._control, self._loop, settings, roster, self.check, self._state_changed
         )
@@ -157,7 +157,7 @@ class Worker:
         if self.started and self._failure is None:
             deadline = time.monotonic() + _CLOSE_S
             self._byes_left = len(self._servers)
-            self._loop.call_soon(self._say_bye)
+            self._loop.call_soon(self._send_bye)
             with self._state_changed:
                 while self._byes_left and self._failure is None:
                     left_s = deadline - time.monotonic()
@@ -196,12 +196,12 @@ class Worker:
         if before_s is not None and math.isclose(sys.getswitchinterval(), ours_s, abs_tol=1e-6):
             sys.setswitchinterval(before_s)
 
-    def _servers_here(self, roster: Roster) -> List[int]:
+    def _local_servers(self, roster: Roster) -> List[int]:
         """Ranks of the servers of this host; none where all are, since no link matters there."""
         here = [rank for rank, (host, _) in enumerate(roster.servers) if host == self._address]
         return here if len(here) < len(roster.servers) else []
 
-    def _put_together(self, servers_here: Sequence[int] = ()) -> None:
+    def _build_parts(self, local_servers: Sequence[int] = ()) -> None:
         """Makes what needs rank, settings and the others' addresses; nothing is sent before all
         are known."""
         sizes = SliceSizes()
@@ -209,7 +209,7 @@ class Worker:
             self.rank, self._servers, sizes, self.settings, self._loop.drain,
             report=lambda rate_bytes_s: self._control.send(Measured(rate_bytes_s)),
         )  # fmt: skip
-        self._gates = Gates(self.rank, self._servers, servers_here, self._loop.call_later)
+        self._gates = Gates(self.rank, self._servers, local_servers, self._loop.call_later)
         self._steps = Steps(
             lambda from_step, oldest, settings: self._tell_servers(
                 Kind.OPTIMIZER, settings, from_step, self._servers, oldest
@@ -299,7 +299,7 @@ class Worker:
         it has, the script needs Python's lock more than the worker's thread does.
         """
         from_script = threading.get_ident() == self._script
-        call = self._loop.call_together if from_script else self._loop.call_soon
+        call = self._loop.call_soon_batched if from_script else self._loop.call_soon
         call(self._begin, make, done)
 
     def stats(self) -> Dict[str, int]:
@@ -383,7 +383,7 @@ class Worker:
         elif header.kind == Kind.OPEN:
             self._gates.opened(header.rank, header.step)
         elif header.kind == Kind.BYE:
-            self._heard_bye()
+            self._received_bye()
         else:
             self._exchange.received(header)
 
@@ -418,12 +418,12 @@ class Worker:
         for server in servers:
             self._servers[server].writer.push(URGENT, header, memoryview(payload))
 
-    def _say_bye(self) -> None:
+    def _send_bye(self) -> None:
         for connection in self._servers.values():
             header = pack_header(Kind.BYE, self.rank)
             connection.writer.push(URGENT, header)
 
-    def _heard_bye(self) -> None:
+    def _received_bye(self) -> None:
         """A server has everything of this worker, and has said its last word to it: closing a
         connection with words that nobody has read would take back what was sent."""
         with self._state_changed:
@@ -444,7 +444,7 @@ class Worker:
         self._restore_switch_interval()
         self.tracer.close()
 
-    def _leave_to_parent(self) -> None:
+    def _close_in_child(self) -> None:
         """In a forked child: lets go of the connections, so that they end with the parent."""
         self._closed = True
         self._failure = ClosedError(

@@ -210,7 +210,7 @@ class P3(KVStoreBase):
         self._optimizer = optimizer
         self._updates.clear()
         self._optimizer_since = self._step
-        self._hand_over(settings, self._step + 1)
+        self._send_optimizer_settings(settings, self._step + 1)
 
     # What MXNet's store has and this one does not.
 
@@ -293,9 +293,9 @@ class P3(KVStoreBase):
             optimizer.num_update = optimizer.begin_num_update + self._step - since
             settings = optimizer_settings.to_bytes(optimizer, since)
             if settings != self._settings:
-                self._hand_over(settings, self._step)
+                self._send_optimizer_settings(settings, self._step)
 
-    def _hand_over(self, settings: bytes, from_step: int) -> None:
+    def _send_optimizer_settings(self, settings: bytes, from_step: int) -> None:
         self._settings = settings
         if self.rank == 0:
             self._worker.set_optimizer(from_step, settings)

@@ -1,4 +1,4 @@
-"""Connections that have not shown yet that they belong to the job."""
+"""Handshakes: connections that have not shown yet that they belong to the job."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from p3kv.wire.messages import MAX_HELLO_BYTES, PROTOCOL_VERSION, TOKEN_BYTES, D
 from p3kv.wire.refusals import Refusals
 
 HANDSHAKE_S = 5.0
-"""How long a connection may stay without a whole hello."""
-_MAX_STRANGERS = 128
-"""Connections that may be open without having said hello; a worker says it at once."""
+"""A connection without a complete hello is closed after this time."""
+_MAX_PENDING = 128
+"""Connections that may be open without a hello; a worker sends its hello at once."""
 
 _log = logging.getLogger(__name__)
 
 
-class Strangers:
-    """Lets in who knows the job's token and is a worker that is not there yet."""
+class Handshakes:
+    """Authenticates connections by the job's token, and tells which worker each belongs to."""
 
     def __init__(self, token: bytes, num_workers: int) -> None:
         self._token = token
@@ -32,7 +32,7 @@ class Strangers:
     def add(self, connection: Connection) -> Optional[Connection]:
         """Takes a new connection; returns the oldest one if there are too many."""
         self._hellos[connection] = bytearray(MAX_HELLO_BYTES)
-        return next(iter(self._hellos)) if len(self._hellos) > _MAX_STRANGERS else None
+        return next(iter(self._hellos)) if len(self._hellos) > _MAX_PENDING else None
 
     def __contains__(self, connection: Connection) -> bool:
         return connection in self._hellos
@@ -53,7 +53,10 @@ class Strangers:
     def admit(
         self, connection: Connection, payload: memoryview, taken: Container[int]
     ) -> DataHello:
-        """Makes a worker of a stranger; ProtocolError if it is none of this job."""
+        """Completes a handshake; ProtocolError if the peer is not a worker of this job.
+
+        `taken` are the ranks that are connected already.
+        """
         if not hmac.compare_digest(payload[:TOKEN_BYTES], self._token):
             raise ProtocolError("it does not belong to this job")
         hello: DataHello = decode(payload[TOKEN_BYTES:], DataHello)
@@ -64,7 +67,7 @@ class Strangers:
         return hello
 
     def refuse(self, connection: Connection, reason: str) -> bool:
-        """Forgets a connection that ended here; False if it is no stranger."""
+        """Forgets a connection whose handshake failed; False if its handshake was complete."""
         if self._hellos.pop(connection, None) is None:
             return False
         self._refusals.note(reason)

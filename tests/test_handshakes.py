@@ -205,7 +205,9 @@ def start_intruders(port: int, job: str) -> Dict[str, subprocess.Popen]:
     }
 
 
-def test_training_goes_on_to_the_right_result_while_strangers_knock(tmp_path: Path) -> None:
+def test_training_goes_on_to_the_right_result_while_others_connect(
+    tmp_path: Path,
+) -> None:
     with TrainingJob(tmp_path, workers=2, servers=2) as job:
         job.wait_until_training()
         parts = job.parts()
@@ -259,10 +261,10 @@ def test_training_goes_on_to_the_right_result_while_strangers_knock(tmp_path: Pa
     for rank in range(2):
         assert "all weights are right" in result.said_by(f"worker {rank}")
     for name in ("server 0", "server 1"):
-        assert "refused a stranger" in result.said_by(name)
+        assert "refused a connection" in result.said_by(name)
 
 
-def test_a_job_comes_together_while_strangers_come_and_go() -> None:
+def test_a_job_comes_together_while_foreign_connections_come_and_go() -> None:
     join = [sys.executable, str(SCRIPTS / "join.py")]
     done = threading.Event()
     knocks = []
