@@ -1,7 +1,7 @@
 """Every setting, read in this one place.
 
-`Settings` are how p3kv works and may be set in code (`p3kv.configure`) or by environment;
-`Launch` is where this process stands in its job and comes from the launcher's environment.
+`Settings` say how p3kv works, and are set in code (`p3kv.configure`) or by environment. `Launch`
+says which process of its job this is, and comes from the launcher's environment.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ ROLES = ("scheduler", "server", "worker")
 
 _PREFIX = "P3KV_"
 _TOLD = "P3KV_TOLD"
-# Besides one for each of the settings.
+# Each setting has a variable, too.
 _OTHER_VARIABLES = (
     "P3KV_JOB", "P3KV_LAUNCHED", "P3KV_LAUNCHER_FD", "P3KV_PLUGINS", "P3KV_SCHEDULER_FD", _TOLD
 )  # fmt: skip
@@ -29,7 +29,7 @@ _WORDS = {
 }
 MAX_SLICE_ELEMS = 2**28
 MAX_NAME_CHARS = 64
-"""Of what is registered by name, such as a placement."""
+"""Longest name of what is registered by name, such as a placement."""
 _RANGES = {
     "slice_size": (1, MAX_SLICE_ELEMS),
     "rendezvous_timeout_s": (0.1, 86_400.0),
@@ -47,27 +47,27 @@ class Settings:
     slice_size: Optional[int] = None
     """Most elements in a slice; None has the workers measure the network when they start."""
     deterministic: bool = False
-    """Sum in rank order, so that a run repeats bit for bit with three workers or more, too."""
+    """Sum in rank order, so that a run with three workers or more repeats bit for bit, too."""
     placement: str = "balanced"
-    """The name of the way in which the scheduler gives servers their parts of tensors."""
+    """The name of the placement by which the scheduler gives servers their runs of tensors."""
     priorities: bool = True
-    """False sends slices first in, first out: slicing alone, to compare with."""
+    """False sends slices first in, first out: slicing without priorities, for comparison."""
     rendezvous_timeout_s: float = 300.0
-    """How long a process waits without anybody new arriving before it gives up: people start
-    roles by hand, and pods come one after the other."""
+    """How long a process waits after the last arrival before it gives up. Long, because people
+    start roles by hand, and pods come one after the other."""
     stall_timeout_s: float = 1800.0
     """How long a round may wait for a worker's push before the job fails."""
     send_buffer_bytes: Optional[int] = None
-    """What the kernel may hold of a connection's unsent data, where no priority reaches it; None
-    goes by the size of slices."""
+    """Credit: most unsent bytes that the kernel holds for a connection. Priorities do not apply to
+    them. None: by the slice size."""
     switch_interval_s: float = 0.0001
-    """Python's switch interval in this process from the store's creation to its end, where it was
-    longer: how long a script that computes in Python holds the GIL when the network thread wants
-    it. 0 leaves it alone."""
+    """Python's switch interval in this process while the store exists, if Python's own is longer:
+    how long a script that is busy in Python holds the GIL when the network thread wants it. 0 keeps
+    Python's own."""
     trace: Optional[str] = None
-    """A folder in which every process leaves its trace; none is recorded without it."""
+    """A folder in which every process writes its trace; None records nothing."""
     verbose: int = 0
-    """1 logs who joins and leaves and what is agreed on (ps-lite's PS_VERBOSE)."""
+    """1 logs which processes join and leave and what they agree on (ps-lite's PS_VERBOSE)."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -118,7 +118,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Launch:
-    """This process's place in its job, as launchers for MXNet and ps-lite tell it."""
+    """Which process of its job this is, as launchers for MXNet and ps-lite say."""
 
     role: str
     root_host: str
@@ -126,14 +126,14 @@ class Launch:
     num_workers: int
     num_servers: int
     job: str
-    """Name that all processes of the job share; a stranger's is refused."""
+    """Name that all processes of the job share; a process with another name is refused."""
     rank_wish: Optional[int] = None
     """Processes of a role are ranked by their wishes, then by arrival."""
     node_host: Optional[str] = None
     interface: Optional[str] = None
     scheduler_fd: Optional[int] = None
-    """A listening socket that the launcher hands to the scheduler, so that a port it chose
-    cannot be lost to somebody else."""
+    """A listening socket that the launcher passes to the scheduler, so that no other process can
+    take the port that the launcher has chosen."""
     launcher_fd: Optional[int] = None
     """A socket on which the scheduler and the launcher tell each other who failed and who ended."""
     launched: bool = False
@@ -141,7 +141,7 @@ class Launch:
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] = os.environ) -> Optional[Launch]:
-        """The place told by DMLC_*; None if this process was not started by a launcher.
+        """Reads DMLC_*; None if no launcher has started this process.
 
         Raises ConfigError for variables that are missing, no numbers or out of range.
         """
@@ -210,16 +210,16 @@ def settle() -> Settings:
 
 
 def apply_verbosity(settings: Settings) -> None:
-    """Has p3kv's loggers say as much as the settings want; warnings are always said."""
+    """Sets the level of p3kv's loggers; warnings are always logged."""
     level = logging.INFO if settings.verbose else logging.WARNING
     logging.getLogger("p3kv").setLevel(level)
 
 
 def unknown_variables(environ: Mapping[str, str] = os.environ) -> Dict[str, str]:
-    """Variables named like ours that nothing reads, and for each what to say of it.
+    """Variables that begin with P3KV_ and that p3kv does not read, with a warning for each.
 
-    A slip in a name would change nothing, and nobody would notice. Those that the launcher has
-    told of already are left out.
+    Without the warning nobody would notice a misspelt name. Variables of which the launcher has
+    warned already are left out.
     """
     settings = [field.name.upper() for field in fields(Settings)]
     known = {*(_PREFIX + setting for setting in settings), *_OTHER_VARIABLES}
@@ -227,7 +227,7 @@ def unknown_variables(environ: Mapping[str, str] = os.environ) -> Dict[str, str]
     unknown = {}
     for name in sorted(environ):
         if name.startswith(_PREFIX) and name not in known:
-            # Without the prefix, which would make all of them alike.
+            # Compared without the prefix, which would make all names alike.
             nearest = get_close_matches(name[len(_PREFIX) :], settings, n=1)
             wish = f"did you mean {_PREFIX}{nearest[0]}?" if nearest else "there is no such setting"
             unknown[name] = f"the variable {name} is set and means nothing: {wish}"
@@ -235,7 +235,7 @@ def unknown_variables(environ: Mapping[str, str] = os.environ) -> Dict[str, str]
 
 
 def told_of(environ: Mapping[str, str]) -> Dict[str, str]:
-    """What to add to the environment of processes that need not tell of these variables again."""
+    """What to add to a child's environment, so that it does not warn of these variables again."""
     unknown = unknown_variables(environ)
     return {_TOLD: ",".join([*filter(None, [environ.get(_TOLD)]), *unknown])} if unknown else {}
 
@@ -243,9 +243,8 @@ def told_of(environ: Mapping[str, str]) -> Dict[str, str]:
 def plugins(environ: Mapping[str, str] = os.environ) -> List[str]:
     """P3KV_PLUGINS: modules to import before this process takes its role.
 
-    They register what a job may then choose by name. A process's own environment names them, and
-    nothing else: what arrives from others can't. They must import no framework, which takes roles
-    over itself.
+    They register what a job may then choose by name. Only the process's own environment names them;
+    no message can. They must not import a framework, because a framework takes over roles itself.
     """
     return [name.strip() for name in environ.get("P3KV_PLUGINS", "").split(",") if name.strip()]
 

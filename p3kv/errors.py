@@ -12,7 +12,7 @@ from typing import Optional
 _MOST_CHARS = 600
 _STACK_TRACE = re.compile(r"^(Original )?Traceback \(most recent call last\):|^Stack trace:", re.M)
 _FRAME = re.compile(rf"\s|\[bt\]|{_STACK_TRACE.pattern}")
-"""How the lines of a stack trace begin, of Python's and of MXNet's C++."""
+"""How the lines of a stack trace begin, in Python and in MXNet's C++."""
 
 
 class P3Error(RuntimeError):
@@ -21,10 +21,10 @@ class P3Error(RuntimeError):
     role: Optional[str] = None
     """Role of the process that ended the job; None where the error is this process's own."""
     rank: Optional[int] = None
-    """Its rank, and the round that it had reached, as far as they are known."""
+    """The process's rank, and the round that it had reached, as far as they are known."""
     round: Optional[int] = None
     brief: Optional[str] = None
-    """The message without the advice, for where somebody else gives it; None: it has none."""
+    """The message without the advice, if another process gives the advice; None: there is none."""
 
 
 class ConfigError(P3Error):

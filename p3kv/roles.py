@@ -1,4 +1,4 @@
-"""What this process is in its job: the one place where the roles are put together."""
+"""Gives this process its role in the job: the one place where the roles are assembled."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _log = logging.getLogger("p3kv")
 
 
 def take_over() -> None:
-    """Makes this process what its launcher wants it to be.
+    """Gives this process the role that its launcher has chosen.
 
-    A scheduler or server serves its job here and ends the process. A worker tells the scheduler
-    that it is there and goes on; so does, doing nothing, a process that no launcher started.
+    A scheduler or server serves its job here and ends the process. A worker registers with the
+    scheduler and goes on. A process that no launcher has started goes on unchanged.
     """
     if multiprocessing.current_process().name != "MainProcess":
         return  # a data loader's helper, say, which has inherited the environment
@@ -85,7 +85,7 @@ def _serve(launch: Launch) -> int:
             _log.error("%s", error)
         elif error.role is None or not isinstance(error, RendezvousError):
             _log.error("%s", error.brief or error)
-        # Who is missing in a job that never began, the launcher says.
+        # If the job never began, the launcher says which processes are missing.
         return 1
     except KeyboardInterrupt:
         return 130
@@ -123,7 +123,7 @@ class _MakeMXNetOptimizer(MakeOptimizer):
 
 @contextlib.contextmanager
 def _stderr_without(unwanted: bytes) -> Iterator[None]:
-    """Leaves lines out that a library writes to this process's standard error by itself."""
+    """Drops certain lines that a library writes to this process's standard error."""
     sys.stderr.flush()
     shown = os.dup(2)
     with tempfile.TemporaryFile() as written:
@@ -139,7 +139,7 @@ def _stderr_without(unwanted: bytes) -> Iterator[None]:
 
 
 def _start_logging(role: str) -> None:
-    """Warnings of ours reach the user, whatever the script does with logging."""
+    """Shows p3kv's warnings to the user, whatever the script does with logging."""
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter(f"p3kv {role}: %(message)s"))
     _log.addHandler(handler)

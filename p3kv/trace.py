@@ -1,9 +1,9 @@
 """What a process did and when: counters always, spans when a trace is asked for.
 
 A trace is Chrome's trace event format, one file for each process, readable by Perfetto and
-`chrome://tracing`: a JSON array that is written as it grows. Its end may be missing, as that of a
-process that was killed is, and readers take what is there. Times are the host's monotonic clock,
-which processes on one host share.
+`chrome://tracing`: a JSON array that is written as it grows. If a process was killed, the end of
+its file is missing, and readers read the rest. Times are those of the monotonic clock, which
+processes on one host share.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import msgspec
 now_ns = time.monotonic_ns
 
 MAX_TRACE_BYTES = 256 << 20
-"""A file has no more than this: nobody looks at more, and a job may train for days."""
+"""Largest file: nobody looks at more, and a job may train for days."""
 _EVENTS_TOGETHER = 500
 """Events that are written together, and lost when a process is killed."""
 

@@ -20,10 +20,10 @@ _WARM_UP: Dict[str, Callable[[Any], None]] = {"mxnet": lambda mxnet: mxnet.nd.wa
 
 
 def warm_up(framework: str) -> None:
-    """Imports a framework, without its front end, and has it start what it starts at first use.
+    """Imports a framework, without its front end, and starts what it starts at first use.
 
-    It takes seconds. May be called from any thread, also while p3kv itself is being imported:
-    nothing here needs a module of p3kv's.
+    It takes seconds. May be called from any thread, also while p3kv itself is being imported,
+    because nothing here imports a module of p3kv's.
     """
     _WARM_UP[framework](importlib.import_module(framework))
 
@@ -64,8 +64,8 @@ class _AfterImport(importlib.abc.MetaPathFinder):
     def _found_by_others(
         self, path: Optional[Sequence[str]], target: Optional[ModuleType]
     ) -> Optional[importlib.machinery.ModuleSpec]:
-        # This finder stays where it is meanwhile and afterwards: who only asks whether there is a
-        # framework (`importlib.util.find_spec`) may import it later.
+        # This finder stays in `sys.meta_path`: a package that only asks whether a framework is
+        # there (`importlib.util.find_spec`) may import it later.
         for finder in sys.meta_path:
             find_spec = None if finder is self else getattr(finder, "find_spec", None)
             spec = None if find_spec is None else find_spec(self._framework, path, target)
@@ -76,11 +76,11 @@ class _AfterImport(importlib.abc.MetaPathFinder):
 
 
 def _is_import_statement() -> bool:
-    """Says whether a finder is asked by an import, and not by `importlib.util.find_spec`.
+    """Whether an import calls the finder, and not `importlib.util.find_spec`.
 
-    The latter is how other packages look whether a framework is there, and must be answered.
+    Other packages use the latter to look whether a framework is there, and need an answer.
     """
-    # From here: the finder, importlib's loop over all finders, and who has called that.
+    # Frames from here: the finder, importlib's loop over all finders, and its caller.
     return sys._getframe(3).f_code.co_name == "_find_and_load_unlocked"
 
 

@@ -1,4 +1,4 @@
-"""Sums of the workers' slices by round, and the values that come of them.
+"""Sums the workers' slices by round, and makes the values.
 
 Nothing here knows of sockets: pushes go in, values to send come out.
 """
@@ -26,19 +26,19 @@ class Round:
     wanting: List[int] = field(default_factory=list)
     """Ranks that asked for the result with their push."""
     others: List[int] = field(default_factory=list)
-    """Ranks that did not, and only want to know that it has ended."""
+    """Ranks that only want to know that the round has ended."""
     total: Optional[Buffer] = None
     by_rank: Dict[int, Buffer] = field(default_factory=dict)
-    """The pushes themselves, kept until all are in; only in deterministic mode."""
+    """The pushes, kept until all have arrived; only in deterministic mode."""
     step: int = 0
     priority: int = 0
     since_s: float = field(default_factory=time.monotonic)
-    """When the first push came, on the monotonic clock."""
+    """When the first push arrived, on the monotonic clock."""
 
 
 @dataclass
 class Result:
-    """A slice's new value, who gets it, and who is only told."""
+    """A slice's new value after a round."""
 
     value: Buffer
     round: int
@@ -68,21 +68,21 @@ class SliceState:
 
     @property
     def called(self) -> str:
-        """How messages to users call its key."""
+        """The key's name in messages to users."""
         return called(self.layout.key, self.layout.name)
 
     def name(self) -> str:
-        """How messages call this slice."""
+        """The slice's name in messages."""
         return f"{self.called}, slice {self.index}"
 
 
 class Aggregator:
     """Adds pushes to their round's sum, and ends rounds in order.
 
-    A round is complete when every worker's push is in, counted by rank: a push that comes twice
-    or after its round is an error, never a number added twice. In deterministic mode sums go in
-    rank order; otherwise in order of arrival, with the first push becoming the sum without a
-    copy.
+    A round is complete when the push of every worker has arrived, counted by rank. A push that
+    arrives twice or after its round is an error and is never added twice. In deterministic mode
+    pushes are added in rank order; otherwise in order of arrival, and the first push's buffer
+    becomes the sum without a copy.
     """
 
     def __init__(self, num_workers: int, pool: BufferPool, deterministic: bool = False) -> None:
@@ -90,7 +90,7 @@ class Aggregator:
         self._pool = pool
         self.deterministic = deterministic
         self.optimizer: Optional[SliceOptimizer] = None
-        """Without one, a round's sum is its value."""
+        """Without an optimizer, a round's sum is its value."""
 
     def push(
         self,
@@ -102,7 +102,7 @@ class Aggregator:
         priority: int,
         step: int,
     ) -> None:
-        """Takes a worker's slice, and owns `gradient` from now on; `end_rounds` is to follow.
+        """Adds a worker's slice, and owns `gradient` from now on; call `end_rounds` afterwards.
 
         Raises ProtocolError for a push that can't be right.
         """
@@ -117,14 +117,14 @@ class Aggregator:
     def end_rounds(self, state: SliceState) -> Iterator[Result]:
         """Ends the rounds of a slice that are complete, usually none or one.
 
-        The next round is ended when the next result is asked for: the one before has to be on its
-        way by then, since a value that nobody is being sent is updated in place.
+        It ends the next round when the caller asks for the next result. By then the caller must
+        have queued the result before: a value that no frame is being sent from is updated in place.
         """
         while self._complete(state):
             yield self._end_round(state)
 
     def missing(self, state: SliceState, round: int) -> List[int]:
-        """Ranks whose push for an open round has not come."""
+        """Ranks whose push for an open round has not arrived."""
         if round == INITIAL_ROUND:
             return [0]
         arrived = state.open_rounds[round].arrived
@@ -168,7 +168,7 @@ class Aggregator:
         else:
             assert state.value is not None
             if state.value.sending:
-                # A worker that does not wait for its results is behind: it gets the old value.
+                # A straggler is still being sent the old value, so it must stay as it is.
                 state.value = self._copy(state.value)
             self.optimizer.update(
                 state.layout, state.index, state.value.array, total.array, ended.step

@@ -1,4 +1,4 @@
-"""Memory for slices, used again without being given back to the system."""
+"""Memory for slices, which is reused and not returned to the operating system."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 
 class Buffer:
-    """The elements of one slice, and who still needs them.
+    """The elements of one slice, and whether a frame still needs them.
 
     A buffer goes back to its pool when it is retired and no frame is being sent from it.
     """
@@ -38,7 +38,7 @@ class Buffer:
         self._recycle()
 
     def retire(self) -> None:
-        """Says that nobody needs the elements but frames being sent."""
+        """Says that only frames being sent need the elements."""
         self._retired = True
         self._recycle()
 
@@ -58,7 +58,7 @@ class BufferPool:
         self._free: Dict[Tuple[int, str], List[Buffer]] = {}
 
     def get(self, length: int, dtype: np.dtype) -> Buffer:
-        """A buffer of `length` elements with anything in them."""
+        """A buffer of `length` elements, not initialised."""
         free = self._free.get((length, dtype.str))
         if free:
             buffer = free.pop()
@@ -67,7 +67,7 @@ class BufferPool:
         return Buffer(self, length, dtype)
 
     def clear(self) -> None:
-        """Gives what nobody uses back to the system."""
+        """Returns unused buffers to the operating system."""
         self._free.clear()
 
     def put(self, buffer: Buffer) -> None:

@@ -1,8 +1,8 @@
-"""What a server does with what arrives: the paper's second queue, and the consumer behind it.
+"""The paper's second queue: received slices wait by urgency, and the consumer handles them.
 
-The most urgent frame is taken from the queue and added to its round's sum; when the round is
-complete, the slice is updated, and its value queued to every worker that wants it (P3 section
-4.2).
+The consumer takes the most urgent slice from the queue and adds it to its round's sum. When the
+round is complete, it updates the slice and queues the value to every worker that wants it (P3
+section 4.2).
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from p3kv.wire.queue import PriorityQueue
 _log = logging.getLogger(__name__)
 
 _MOST_WAITING_BYTES = 48 << 20
-"""Pushes that have landed and wait: enough to choose from, little beside the weights."""
+"""Received pushes that may wait: enough to choose from, few compared with the weights."""
 _BATCH_BYTES = 16 * 1024
-"""Frames handled before sockets are looked at again: one slice, or what came together and may
-leave together of many tiny tensors."""
+"""Bytes of frames handled before the loop looks at sockets again: one slice, or many tiny tensors
+that arrived together, whose values leave together."""
 
 
 class _Pull(NamedTuple):
-    """Who asks for values, and since when, on the monotonic clock."""
+    """A worker's request for values, and since when it waits, on the monotonic clock."""
 
     connection: Connection
     request: Header
@@ -64,7 +64,8 @@ class Consumer:
         on_lost: Callable[[Connection, str], None],
         fail: Callable[[str, int], None],
     ) -> None:
-        """`on_lost` ends a connection that broke the protocol; `fail` the job, in a round."""
+        """`on_lost(connection, reason)` ends a connection that broke the protocol;
+        `fail(reason, round)` ends the job."""
         self.rank = UNKNOWN
         self.tracer = Tracer(None, "server")
         self._pool = BufferPool()
@@ -75,7 +76,7 @@ class Consumer:
         self._queue: PriorityQueue[Tuple[Connection, Header, Optional[Buffer]]] = PriorityQueue()
         self._waiting_bytes = 0
         self._waiting_frames = [0] * launch.num_workers
-        """Each worker's frames in the queue."""
+        """By rank, how many of the worker's frames are in the queue."""
         self._sizes = SliceSizes()
         self._keys: Dict[int, ServerKey] = {}
         self._pulls: Dict[SliceState, List[_Pull]] = {}
@@ -83,9 +84,9 @@ class Consumer:
     # What workers say of their slices.
 
     def set_slice_size(self, from_round: int, slice_size: int) -> bool:
-        """Expects slices of this size from a round on; False if that is known.
+        """Sets the slice size from a round on; False if it is known already.
 
-        Raises ProtocolError when it contradicts what was said before, and when a key would have
+        Raises ProtocolError when it contradicts an earlier announcement, and when a key would have
         too many slices.
         """
         for key in self._keys.values():
@@ -93,7 +94,7 @@ class Consumer:
         return self._sizes.set(from_round, slice_size)
 
     def declare(self, layout: KeyLayout) -> None:
-        """Keeps a key from now on; ProtocolError when it contradicts what was said before."""
+        """Keeps a key from now on; ProtocolError when another worker has declared it otherwise."""
         if self._sizes.generation(INITIAL_ROUND) < 0:
             raise ProtocolError("it has not said how large slices are")
         if self.rank not in dict(layout.runs):
@@ -104,7 +105,7 @@ class Consumer:
             raise ProtocolError(f"it has another layout: {layout}")
 
     def buffer(self, header: Header) -> Buffer:
-        """Where a push goes; ProtocolError for one that can't be right."""
+        """A buffer for a push; ProtocolError for a push that can't be right."""
         state = self._key(header).state(header.round, header.slice)
         if header.payload_bytes != state.length * state.dtype.itemsize:
             raise ProtocolError(
@@ -114,20 +115,19 @@ class Consumer:
         return self._pool.get(state.length, state.dtype)
 
     def add(self, connection: Connection, header: Header, gradient: Optional[Buffer]) -> None:
-        """Queues a push, with what it brought, or a request."""
+        """Queues a push with its gradient, or a pull, which has none."""
         if gradient is not None:
             self._workers.pushed(header.rank, header.round)
             self._waiting_bytes += len(gradient.bytes)
         self._waiting_frames[header.rank] += 1
         self._queue.push(urgency(header.step, header.priority), (connection, header, gradient))
 
-    # What is done with it.
+    # What the consumer does with them.
 
     def consume(self) -> bool:
-        """Handles the most urgent frame, and more if they are tiny or too much waits.
+        """Handles the most urgent frame, and more if frames are tiny or too many bytes wait.
 
-        Returns whether some is left. All connections may have brought something since the last
-        time.
+        Returns whether frames are left. The loop calls it between two looks at the connections.
         """
         handled_bytes = 0
         while len(self._queue):
@@ -181,7 +181,7 @@ class Consumer:
             self._check_departed(state)
 
     def _end_rounds(self, key: ServerKey, state: SliceState) -> int:
-        """Ends what is complete of a slice, each round sent before the next is ended."""
+        """Ends the complete rounds of a slice; queues each result before it ends the next round."""
         ended = 0
         for result in self.aggregator.end_rounds(state):
             self._broadcast(state, result)
@@ -191,7 +191,7 @@ class Consumer:
         return ended
 
     def _broadcast(self, state: SliceState, result: Result) -> None:
-        """Queues a new value to the workers that want it; none of them has to ask."""
+        """Queues a new value to the workers that want it, and answers pulls that wait for it."""
         urgent = urgency(result.step, result.priority)
         header = self._value_header(
             Kind.UPDATED, state, result.value, result.round, result.step, result.priority
@@ -202,7 +202,7 @@ class Consumer:
             self._answer(state, pull)
 
     def _tell_ended(self, key: ServerKey, result: Result) -> None:
-        """Tells workers that want no value how far they may go on."""
+        """Tells workers that want no result that the round has ended: their windows move on."""
         header = pack_header(
             Kind.ENDED, self.rank, key=key.layout.key_id, round=result.round, step=result.step
         )
@@ -221,13 +221,13 @@ class Consumer:
             self._answer(state, _Pull(connection, header, time.monotonic()))
 
     def _answer(self, state: SliceState, pull: _Pull) -> None:
-        """Sends a slice's value to a worker that has asked, as soon as it is new enough."""
+        """Answers a pull with a slice's value, as soon as the value is new enough."""
         connection, header, _ = pull
         if state.value is None or state.round < header.round:
             self._pulls.setdefault(state, []).append(pull)
         else:
-            # The worker finds the slice's place by a round of its generation. A value that was
-            # handed over is of the round before its first.
+            # The worker finds where the slice belongs by a round of the slice's generation. A
+            # value that was re-sliced is of the round before its generation's first.
             round_ = max(state.round, state.first_round)
             self._send(
                 connection,
@@ -257,16 +257,16 @@ class Consumer:
             payload_bytes=len(value.bytes),
         )
 
-    # What does not arrive.
+    # Pushes that do not arrive.
 
     def check_departed(self) -> None:
-        """Ends the job when somebody waits for a worker that has left."""
+        """Ends the job if a round waits for a worker that has left."""
         for state in self._states():
             if self._check_departed(state):
                 return
 
     def _departed(self, rank: int) -> bool:
-        """Whether nothing more comes of a worker: its last words overtake its pushes here."""
+        """Whether no more push of a worker comes. Its BYE overtakes its pushes in the queue."""
         return rank in self._workers.done and not self._waiting_frames[rank]
 
     def _check_departed(self, state: SliceState) -> bool:
@@ -284,7 +284,7 @@ class Consumer:
         return False
 
     def waits(self, longer_than_s: float, now_s: float) -> Iterator[Wait]:
-        """Rounds that have waited for somebody's push for so long."""
+        """Rounds that have waited for a worker's push for so long."""
         for state in self._states():
             for round_, current in state.open_rounds.items():
                 if now_s - current.since_s >= longer_than_s:

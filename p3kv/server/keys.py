@@ -1,4 +1,4 @@
-"""What a server keeps of a key, whatever the size of slices at the time."""
+"""What a server keeps of a key: the states of its slices, which it re-slices when sizes change."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ from p3kv.wire.messages import KeyLayout, called
 class ServerKey:
     """The states of a key's slices on one server.
 
-    Where slices are to have another size from a round on, there are states for that round and
-    those before it; the former have no value until the latter are complete and hand theirs over.
+    When a new slice size is announced from a round on, there are states of both generations. States
+    of the next generation have no value until the current generation has ended its last round and
+    is re-sliced.
     """
 
     def __init__(self, layout: KeyLayout, rank: int, sizes: SliceSizes) -> None:
@@ -28,14 +29,16 @@ class ServerKey:
         self._rank = rank
         self._sizes = sizes
         self._generation = 0
-        """The generation of slices that have the values."""
+        """The generation whose states have the values."""
         self._states: Dict[int, Dict[int, SliceState]] = {}
         self._ended: Dict[int, int] = {}
-        """How many slices have ended a round that others have not."""
+        """By round, how many slices have ended it, while others have not."""
 
     def state(self, round: int, index: int) -> SliceState:
-        """The slice that a push for a round is for; ProtocolError if there is none here, or none
-        can be so far ahead."""
+        """The slice that a push for a round is for.
+
+        ProtocolError if this server does not have it, or if no worker can be so far ahead.
+        """
         generation = self._sizes.generation(round)
         states = self._states.get(generation)
         if states is None and generation >= self._generation:
@@ -50,9 +53,9 @@ class ServerKey:
         return state
 
     def states(self, round: int) -> Iterable[SliceState]:
-        """The slices whose values will be those of a round, or are those of a later one.
+        """The slices that answer a pull for a round, or for a later one that has ended already.
 
-        ProtocolError if none can be so far ahead.
+        ProtocolError if no worker can be so far ahead.
         """
         states = self._states_in(max(self._generation, self._sizes.generation(round))).values()
         for state in states:
@@ -60,11 +63,11 @@ class ServerKey:
         return states
 
     def all_states(self) -> Iterator[SliceState]:
-        """Those of coming sizes, too."""
+        """The slices of all generations, also of announced ones."""
         return (state for states in self._states.values() for state in states.values())
 
     def all_ended(self, round: int) -> bool:
-        """Counts a slice that has ended a round; True for the last one of the key's."""
+        """Counts a slice that has ended a round; True for the key's last slice."""
         count = self._ended.pop(round, 0) + 1
         if count == len(self._states_in(self._generation)):
             return True
@@ -74,10 +77,10 @@ class ServerKey:
     def reslice(
         self, pool: BufferPool, optimizer: Optional[SliceOptimizer]
     ) -> Iterable[SliceState]:
-        """When all slices have ended the last round of their size, others take their place.
+        """Re-slices the key, if all its slices have ended the last round of their generation.
 
-        Returns these, with their values; their complete rounds are still to be ended. Empty if it
-        is not time.
+        Joins values and optimizer states and cuts them anew; no number changes. Returns the new
+        slices, whose complete rounds the caller is to end; nothing if it is too early.
         """
         last_round = self._sizes.last_round(self._generation)
         if last_round == math.inf:
@@ -96,7 +99,7 @@ class ServerKey:
         for state in before.values():
             if state.value is not None:
                 state.value.retire()
-        # Nothing has the lengths of before again.
+        # No slice has the old lengths again.
         pool.clear()
         if optimizer is not None:
             optimizer.regroup(
@@ -107,10 +110,10 @@ class ServerKey:
         return after.values()
 
     def _check_ahead(self, state: SliceState, round: int) -> None:
-        """A worker knows which rounds have ended here, and goes no further."""
+        """Raises ProtocolError for a round beyond the window that any worker can have here."""
         ended: float = max(state.round, INITIAL_ROUND)
         if state.round < INITIAL_ROUND < state.first_round:
-            # It has no value before the slices of now have ended their last round.
+            # It has no value until the current generation has ended its last round.
             ended = self._sizes.last_round(self._generation)
         if round > ended + WINDOW:
             raise ProtocolError(
@@ -119,7 +122,7 @@ class ServerKey:
             )
 
     def _states_in(self, generation: int) -> Dict[int, SliceState]:
-        """By index, in the order of their elements."""
+        """The states of a generation by index, in the order of their elements."""
         states = self._states.get(generation)
         if states is None:
             layout = self.layout

@@ -1,4 +1,4 @@
-"""What a server asks of an optimizer, whatever framework it comes from."""
+"""The interface between a server and an optimizer of any framework."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class SliceOptimizer(ABC):
     def configure(self, from_step: int, settings: bytes, oldest_step: int) -> None:
         """Takes settings, as the worker's front end wrote them, that hold from a step on.
 
-        No update of a step before `oldest_step` comes any more. Raises ProtocolError for settings
+        No update of a step before `oldest_step` follows. Raises ProtocolError for settings
         that it can't read.
         """
 
@@ -38,14 +38,14 @@ class SliceOptimizer(ABC):
     def regroup(
         self, layout: KeyLayout, before: Mapping[int, int], after: Mapping[int, int]
     ) -> None:
-        """Cuts the states of a key's slices anew, between two updates of the whole key.
+        """Re-slices the states of a key's slices, between two updates of the whole key.
 
         `before` and `after` are the slices' lengths by index, in the order of their elements.
         """
 
 
 class MakeOptimizer(ABC):
-    """Makes the optimizer when worker rank 0 hands one over; until then sums are left as they are.
+    """Makes the optimizer when worker rank 0 sends settings; until then a sum is its value.
 
     Both raise ImportError where the framework is missing.
     """
@@ -56,5 +56,4 @@ class MakeOptimizer(ABC):
 
     @abstractmethod
     def get_ready(self) -> None:
-        """Imports beforehand what takes long, where an optimizer is to be expected; may be called
-        from any thread."""
+        """Imports in advance what takes long, if an optimizer is to be expected; any thread."""

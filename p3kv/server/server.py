@@ -1,6 +1,6 @@
-"""The server process: its connections, and what their frames are for.
+"""The server process: its connections, and which object handles which frame.
 
-One thread does everything: between the sockets' events it lets the consumer handle a frame.
+One thread does everything: between two events of the sockets the consumer handles a frame.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ class _Server:
         self._listener.close()
         self._import_thread.shutdown()  # an import that is cut short says so
 
-    # Who is there.
+    # Joining, and who is connected.
 
     def _join(self, roster: Roster) -> None:
         self._rank = roster.rank
@@ -151,16 +151,16 @@ class _Server:
         self._get_optimizer_ready()
 
     def _get_optimizer_ready(self) -> None:
-        """Imports its framework while the workers build their models: it takes seconds, for which
-        the first step would wait otherwise.
+        """Imports the optimizer's framework while the workers build their models. The import takes
+        seconds, and the first step would wait for it.
 
-        In a thread of its own, since who connects meanwhile has to be looked at.
+        It runs in a thread of its own, because this thread handles connections meanwhile.
         """
         imported = self._import_thread.submit(self._make_optimizer.get_ready)
         imported.add_done_callback(lambda _: self._loop.call_soon(self._begin_to_serve))
 
     def _begin_to_serve(self) -> None:
-        """Not before: workers measure the network as soon as they are welcome."""
+        """Welcomes workers, but only after the import: they measure the network once welcome."""
         self._serving = True
         self._look_for_stalls()
         for connection in self._workers.connections.values():
@@ -199,7 +199,7 @@ class _Server:
         self._tell_order(connection)
 
     def _tell_order(self, connection: Connection) -> None:
-        """Hands worker rank 0's forward order on, if it is known."""
+        """Passes worker rank 0's forward order on, if it is known."""
         if self._order is not None:
             header = pack_header(Kind.ORDER, self._rank, payload_bytes=len(self._order))
             connection.writer.push(URGENT, header, self._order)
@@ -291,7 +291,8 @@ class _Server:
                 worker.writer.push(URGENT, news)
 
     def _announce_open_step(self) -> None:
-        """Tells everybody from which step on pushes meet no older values on this host's link."""
+        """Tells all workers from which step on this server's gate is open: no older values are on
+        this host's link then."""
         if self._workers.open_step > self._open_step:
             self._open_step = self._workers.open_step
             news = pack_header(Kind.OPEN, self._rank, step=self._open_step)

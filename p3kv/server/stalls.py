@@ -1,4 +1,4 @@
-"""Rounds that wait for a worker: all workers hear of it, and in the end the job fails."""
+"""Stalls: rounds that wait for a worker. All workers are told, and in the end the job fails."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from p3kv.wire.header import INITIAL_ROUND
 from p3kv.wire.messages import Stalled, workers
 
 LOOK_EVERY_S = 1.0
-"""How often somebody should look."""
+"""How often `Stalls.look` is to be called."""
 _FIRST_S = 10.0
-"""How long a round waits before anybody hears of it, unless the timeout is shorter."""
+"""How long a round waits before workers are told, unless the timeout is shorter."""
 
 _HINT = (
     "It is stopped or very slow, or it does not train the same parameters as the others, the same "
@@ -29,12 +29,12 @@ class Wait(NamedTuple):
     missing: List[int]
     """Ranks of the workers that have not pushed."""
     arrived: List[int]
-    """Ranks of those that have, or that wait for the initial value."""
+    """Ranks of the workers that have pushed, or that wait for the initial value."""
     since_s: float
     """Since when, on the monotonic clock."""
 
     def told(self, waited_s: float, timeout_s: float) -> Stalled:
-        """What workers are told of it."""
+        """The message that tells workers of it."""
         return Stalled(
             self.state.layout.key_id, self.state.called, self.round, self.missing, self.arrived,
             waited_s, timeout_s,
@@ -42,16 +42,16 @@ class Wait(NamedTuple):
 
 
 class Stalls:
-    """Looks now and then for the round that has waited longest.
+    """Reports the round that has waited longest.
 
-    It is told when it has waited for `_FIRST_S`, and again whenever that time has doubled; after
-    `timeout_s` the job fails. Belongs to the server's thread.
+    Tells the workers when the round has waited for `_FIRST_S`, and again whenever that time has
+    doubled. After `timeout_s` the job fails. Belongs to the server's thread.
     """
 
     def __init__(
         self, tell: Callable[[Stalled], None], give_up: Callable[[int, str, str], None]
     ) -> None:
-        """`give_up` is given the rank of the worker that is missing, the reason, and a hint."""
+        """`give_up(rank, reason, hint)` ends the job because of a missing worker."""
         self.timeout_s = Settings.stall_timeout_s
         self._tell = tell
         self._give_up = give_up
@@ -59,11 +59,11 @@ class Stalls:
 
     @property
     def first_s(self) -> float:
-        """How long a round waits before it counts."""
+        """How long a round waits before it counts as stalled."""
         return min(_FIRST_S, self.timeout_s / 2)
 
     def look(self, waits: Iterable[Wait], now_s: float) -> None:
-        """Tells of the longest of `waits`, those of at least `first_s`, if that is news."""
+        """Reports the longest of `waits`, which are at least `first_s` long, if that is new."""
         longest: Optional[Wait] = min(waits, key=lambda wait: wait.since_s, default=None)
         if longest is None:
             self._told_wait_s = 0.0

@@ -1,4 +1,4 @@
-"""Which server keeps which elements of a tensor: one class for each way, chosen by its name."""
+"""Placements: rules that say which server keeps which elements, each chosen by its name."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Placement(ABC):
 
 
 class Balanced(Placement):
-    """Slices where there is room: no server has more than one slice above another."""
+    """Each slice on the server with the fewest elements: no server keeps over one slice more."""
 
     def place(
         self,
@@ -49,7 +49,7 @@ class Balanced(Placement):
 
 
 class RoundRobin(Placement):
-    """Slices to one server after the other, whatever each has; goes on from key to key.
+    """Slices on one server after the other, whatever each keeps; continues from key to key.
 
     P3 section 4.2. A slice with few elements takes a turn like a full one, so loads differ more
     than with `Balanced`.

@@ -9,31 +9,32 @@ from typing import List
 from p3kv.errors import ProtocolError
 
 SIZES_ELEMS = (12_500, 25_000, 50_000, 200_000, 200_000, 400_000)
-"""For a rate at which the first takes `_WIRE_S`, and for twice as much each. More than a link of
-1 Gbit/s carries and less than one of 2.5 is what busy hosts get out of a faster one: with fewer
-slices they are less busy."""
+"""Slice sizes by rate. The first is for the rate at which it takes `_WIRE_S`, each next one for
+twice that rate. A rate between 1 and 2.5 Gbit/s means busy hosts on a faster link: they get larger
+slices, because fewer slices keep them less busy."""
 FEWEST_ELEMS = SIZES_ELEMS[0]
 _MANY_SERVERS = 8
 _WIRE_S = 0.002
 _ELEM_BYTES = 4
 _SHARING = 4
-"""From so many peers on, what may be under way is for all of them together: they share a link."""
+"""From so many peers on, connections share the credit, because they share a link."""
 CREDIT_BYTES = 96 * 1024
-"""With much less, a connection that waits for others in a link's queue leaves its own link idle."""
+"""The unsent bytes that the kernel may hold for a connection. With much less, a connection whose
+bytes wait behind others in a link's queue leaves its own link idle."""
 _VALUE_CREDITS = 3
 _LEAST_SHARE_BYTES = 8 * 1024
 
 
 def slice_size_for(rate_bytes_s: float, servers: int) -> int:
-    """The elements of a slice where every worker sends to so many servers, together at this rate.
+    """The elements of a slice for a worker that sends to `servers` servers at this rate in all.
 
-    A slice that is being sent is not overtaken, so it should take little time; each costs
-    processor time, whatever its size, so it should not be smaller than that. P3 section 5.6 found
-    50,000 elements best on its network; `experiments/figure12.py` measures it here. Only a few
-    sizes: measuring again gives the same one.
+    No slice overtakes one that is being sent, so a slice should take little time. But each slice
+    costs processor time, whatever its size, so it should not be smaller than necessary. P3 section
+    5.6 found 50,000 elements best on its network; `experiments/figure12.py` measures it here. There
+    are only a few sizes, so that measuring again gives the same one.
 
-    A server's link carries each slice to all workers, and while it carries one more than the
-    others' do, they are idle: with many hosts that would be long, so slices are smaller.
+    A server's link carries each slice to all workers. While it carries one slice more than the
+    other servers' links, these are idle. With many hosts this takes long, so slices are smaller.
     """
     steps = round(math.log2(max(rate_bytes_s, 1.0) * _WIRE_S / _ELEM_BYTES / FEWEST_ELEMS))
     of_few = SIZES_ELEMS[min(max(0, steps), len(SIZES_ELEMS) - 1)]
@@ -42,41 +43,41 @@ def slice_size_for(rate_bytes_s: float, servers: int) -> int:
 
 
 def gradient_credit_bytes(slice_size: int, peers: int) -> int:
-    """How much of each connection to `peers` servers a worker's kernel may hold.
+    """Credit in bytes of each of a worker's connections to `peers` servers.
 
-    No priority reaches that.
+    Priorities do not apply to bytes that the kernel holds.
     """
     return _shared(max(_least_credit_bytes(slice_size), slice_size * _ELEM_BYTES // 2), peers)
 
 
 def value_credit_bytes(slice_size: int, peers: int) -> int:
-    """How much of each connection to `peers` workers a server's kernel may hold.
+    """Credit in bytes of each of a server's connections to `peers` workers.
 
-    Connections share a link in proportion to what they have in its queue, and a host's new values
-    are more urgent than its gradients, which are of later layers. With equal parts, a host whose
-    gradients were gone sooner had values left when all others' links were idle. Of many peers,
-    what more there is in the queues costs as much as it gains.
+    Connections share a link in proportion to their bytes in its queue. A host's new values are more
+    urgent than its gradients, which are of later layers. With equal credit, a host that had sent
+    its gradients first still had values to send when all other links were idle. With many peers,
+    more bytes in the queues cost as much as they gain.
     """
     alone = max(_VALUE_CREDITS * _least_credit_bytes(slice_size), slice_size * _ELEM_BYTES)
-    # Shared twice: the more peers, the closer to what gradients get, and never below it.
+    # Shared twice: with more peers it comes closer to the gradients' credit, never below it.
     return max(gradient_credit_bytes(slice_size, peers), _shared(_shared(alone, peers), peers))
 
 
 def _least_credit_bytes(slice_size: int) -> int:
-    """Less where slices are small, since links are slow: what waits there waits long, and is lost
-    where a switch has no room for it."""
+    """Less for small slices, because links are slow then: bytes wait long in the link's queue, and
+    a switch without room for them drops them (incast)."""
     return min(CREDIT_BYTES, max(FEWEST_ELEMS, slice_size) * _ELEM_BYTES)
 
 
 def _shared(alone_bytes: int, peers: int) -> int:
-    """What each of `peers` connections gets of what one of a few would have."""
+    """The part that each of `peers` connections gets of the credit of a single one."""
     return max(_LEAST_SHARE_BYTES, alone_bytes * _SHARING // max(_SHARING, peers))
 
 
 class SliceSizes:
     """How large slices are in every round: the same on all workers and servers.
 
-    A generation is a run of rounds in which the size does not change; they count from 0.
+    A generation is consecutive rounds with one slice size. Generations count from 0.
     """
 
     def __init__(self) -> None:
@@ -85,9 +86,9 @@ class SliceSizes:
         self._newest_from: float = math.inf
 
     def set(self, from_round: int, slice_size: int) -> bool:
-        """Has slices be of this size from a round on; False if that is known.
+        """Sets the slice size from a round on; False if it is known already.
 
-        Raises ProtocolError when it contradicts what was said before.
+        Raises ProtocolError when it contradicts an earlier announcement.
         """
         if self._from_rounds and from_round <= self._from_rounds[-1]:
             if (from_round, slice_size) in zip(self._from_rounds, self._sizes):
@@ -103,7 +104,7 @@ class SliceSizes:
 
     def generation(self, round: int) -> int:
         """The generation of a round; -1 before the first."""
-        # Asked for every slice, and nearly always of the last one.
+        # Called for every slice, and nearly always for the last generation.
         if round >= self._newest_from:
             return len(self._sizes) - 1
         return bisect_right(self._from_rounds, round) - 1

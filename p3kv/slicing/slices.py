@@ -1,4 +1,4 @@
-"""A tensor's place on the servers, and its slices: what is sent, summed and updated at once."""
+"""A tensor's runs on the servers, and its slices: what is sent, summed and updated as a unit."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Dict, List, Sequence, Tuple
 from p3kv.errors import ProtocolError
 
 MAX_KEY_SLICES = 2**20
-"""Slices of a key: more take seconds to cut, and a gigabyte."""
+"""Most slices of a key: more would take seconds and a gigabyte to cut."""
 
 Run = Tuple[int, int]
-"""The rank of a server, and how many elements of a tensor it keeps. A tensor's runs follow each
-other, and each server has one at most."""
+"""The rank of a server, and how many consecutive elements of a tensor it keeps. Runs follow each
+other in the tensor, and each server has at most one."""
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,9 @@ def balanced_runs(size_elems: int, slice_size: int, loads_elems: Sequence[int]) 
     """Returns the runs of a tensor, the server of its first slice first.
 
     `loads_elems` are the elements that each server keeps already. Each slice goes to the server
-    that has the fewest, so that none ever has more than one slice above another: an iteration
-    takes as long as the link of the fullest. Full slices so go round robin, as in P3 section 4.2,
-    but a bias does not count like a full slice.
+    with the fewest, so that no server keeps over one slice more than another: an iteration takes as
+    long as the link of the server with the most elements. So full slices go round robin, as in P3
+    section 4.2, but a bias with few elements does not count like a full slice.
     """
     servers = [(load, server) for server, load in enumerate(loads_elems)]
     heapq.heapify(servers)
@@ -50,8 +50,8 @@ def balanced_runs(size_elems: int, slice_size: int, loads_elems: Sequence[int]) 
 def cut(runs: Sequence[Run], slice_size: int) -> Tuple[Slice, ...]:
     """Cuts a tensor into slices of at most `slice_size` elements.
 
-    They go from server to server in turn, so that all links carry something from the first on.
-    Whatever their size, each lies in the run of one server.
+    Slices are numbered round robin over the servers, so that all links are busy from the start.
+    Each slice lies in the run of one server, whatever the slice size.
     """
     offsets = list(itertools.accumulate((length for _, length in runs), initial=0))
     slices: List[Slice] = []
@@ -74,7 +74,7 @@ def check_count(runs: Sequence[Run], slice_size: int) -> None:
 
 
 def loads_with(loads_elems: Sequence[int], runs: Sequence[Run]) -> List[int]:
-    """Returns the elements of each server when a tensor has come to those that it has."""
+    """Returns the elements that each server keeps when a tensor with these runs is added."""
     loads = list(loads_elems)
     for server, length in runs:
         loads[server] += length
@@ -82,6 +82,6 @@ def loads_with(loads_elems: Sequence[int], runs: Sequence[Run]) -> List[int]:
 
 
 def _lengths(size_elems: int, most: int) -> List[int]:
-    """Full slices, which share buffers on a server, and one of what is left."""
+    """Lengths of full slices, whose buffers a server reuses, and of one with the remainder."""
     rest = size_elems % most
     return [most] * (size_elems // most) + ([rest] if rest else [])

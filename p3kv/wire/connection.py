@@ -12,10 +12,10 @@ from p3kv.wire.framing import FrameReader, FrameWriter, Place
 from p3kv.wire.header import Header
 
 _DEAD_IDLE_S = 8
-"""A host that vanishes without a word is noticed after about this time."""
+"""An idle connection to a host that has vanished ends after about this time (keep-alive)."""
 _DEAD_SENDING_S = 60
-"""The same while bytes are under way; longer, since a peer that is only busy takes none: a server
-that imports MXNet from a slow disk, say. The scheduler misses a whole host sooner."""
+"""The same while bytes are unacknowledged. Longer, because a peer that is only busy reads none: for
+example, a server that imports MXNet from a slow disk. The scheduler notices a lost host sooner."""
 
 
 _NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
@@ -42,7 +42,7 @@ class Connection:
         on_lost: Callable[[Connection, str], None],
         send_buffer_bytes: int,
     ) -> None:
-        """`send_buffer_bytes`: what the kernel may hold, until `hold_at_most` says otherwise."""
+        """`send_buffer_bytes`: most unsent bytes in the kernel, until `hold_at_most` changes it."""
         _prepare(sock)
         self._socket = sock
         self._on_frame = on_frame
@@ -50,19 +50,19 @@ class Connection:
         placed: Place = lambda header: place(self, header)  # noqa: E731
         self._reader = FrameReader(placed)
         self.closed = False
-        """Lost, or closed here: nothing is sent or received any more."""
+        """Lost, or closed by this process: nothing is sent or received any more."""
         self.ended = False
-        """The peer or the network ended it; False where it is lost for what the peer has sent."""
+        """The peer or the network ended it; False if it was lost for what the peer has sent."""
         self.descriptor = sock.fileno()
         self.hold_at_most(send_buffer_bytes)
         self.writer = FrameWriter()
         self.blocked = False
-        """The kernel takes no more for now."""
+        """The connection is full: the kernel takes no more bytes for now."""
         self.peer: Optional[int] = None
         """Rank of the peer, once it has shown that it belongs to the job."""
 
     def receive(self) -> None:
-        """Reads what has arrived, once; the loop comes back while there is more."""
+        """Reads once; the loop calls again while there is more."""
         try:
             count = self._socket.recvmsg_into(self._reader.buffers())[0]
         except (BlockingIOError, InterruptedError):
@@ -96,9 +96,9 @@ class Connection:
         return count
 
     def hold_at_most(self, size_bytes: int) -> None:
-        """Has the kernel hold no more than this of what is to be sent; from any thread.
+        """Limits the unsent bytes that the kernel holds (SO_SNDBUF); from any thread.
 
-        What it holds can't be overtaken any more, so that should be little.
+        No frame overtakes these bytes, so they should be few.
         """
         with suppress(OSError):  # the connection may be closed already
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, size_bytes)
@@ -122,8 +122,8 @@ class Connection:
 def connect(address: Tuple[str, int], timeout_s: float, first_words: bytes) -> socket.socket:
     """A blocking socket connected to `address`, on which `first_words` were sent.
 
-    They go before anything else is done: who accepts connections from anybody keeps those that
-    say nothing only as long as there are few. OSError when that fails.
+    They are sent before anything else is done: a server closes connections that send no hello when
+    there are too many. OSError when that fails.
     """
     try:
         sock = socket.create_connection(address, timeout=timeout_s)
@@ -147,8 +147,8 @@ def listen(host: str) -> socket.socket:
 def accept(listener: socket.socket, most: int) -> Tuple[List[socket.socket], bool]:
     """Connections that wait on `listener` now, and whether the system has no room for another.
 
-    Not more than `most`: who makes connections as fast as they are accepted would keep the caller
-    from everything else. Without room, the others wait until something here is closed.
+    At most `most`: a peer that connects as fast as the caller accepts would keep it from all other
+    work. Without room, connections wait until this process closes a descriptor.
     """
     accepted: List[socket.socket] = []
     while len(accepted) < most:

@@ -41,12 +41,13 @@ HEARTBEAT_EVERY_MS = 2000
 HEARTBEAT_TIMEOUT_MS = 6000
 _ALIVE_EVERY_S = 2.0
 SILENT_S = 5.0
-"""Who was heard of within this time has ended when its connection has; else it may be stopped."""
+"""If a process was heard from within this time and its connection ends, the process has ended.
+After a longer silence it may be stopped."""
 SILENT_HINT = "Its process is stopped, its host is too busy, or the network between is cut."
 _LINGER_MS = 3000
-"""What was sent last is worth waiting for: a Bye, or the reason why the job ends."""
+"""How long to wait until the last message has left: a Bye, or the reason why the job ends."""
 _PATIENCE_S = 2.0
-"""Between a loss that a node sees itself and the scheduler's word on who is to blame."""
+"""How long a node that sees a loss waits for the scheduler's verdict on the cause."""
 
 M = TypeVar("M")
 
@@ -81,10 +82,10 @@ class ControlClient:
         self._error: Optional[P3Error] = None
         self._welcomed = False
         self._given_up = False
-        """Nobody reads any more what is left to send."""
+        """No peer will read the messages that are left to send."""
         self._suspicion: Optional[Tuple[float, P3Error]] = None
         self._alive_at: Optional[float] = None
-        """When to say next that this process is there."""
+        """When to send the next Alive."""
         self._heard_at = self._created_at
         self._closing = False
         self._wake_reader, self._wake_writer = socket.socketpair()
@@ -154,10 +155,11 @@ class ControlClient:
             return self.wait_for(expected, waiting_for)
 
     def suspect(self, failure: Failure, second_hand: bool = False) -> None:
-        """Reports a loss seen here; it is believed unless the scheduler soon knows better.
+        """Reports a loss that this process has seen. It counts as the job's failure unless the
+        scheduler names another cause soon.
 
-        Several processes see a loss, and then each other's end; the scheduler says once for
-        all which came first. `second_hand`: all that was seen is that a connection ended.
+        Several processes see a loss, and then each other's end. The scheduler decides for all which
+        came first. `second_hand`: this process only saw that a connection ended.
         """
         self.send(ReportFailure(failure, second_hand))
         if self._suspicion is None:

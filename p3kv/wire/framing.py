@@ -1,8 +1,8 @@
 """Data frames to and from a stream of bytes, without any input or output.
 
-The reader says where the next bytes should go, so that a slice's elements land in their place
-with no copy; the writer says which bytes come next, deciding at the last moment which frame is
-the most urgent.
+The reader says where the next bytes should go, so that a slice's elements are received directly
+where they belong. The writer says which bytes come next; it decides at the last moment which frame
+is the most urgent.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ Frame = Tuple[Header, Optional[memoryview]]
 class FrameReader:
     """Turns received bytes into frames.
 
-    Bytes are received into `buffers()`: first what is missing of the current payload, then a
-    small read-ahead, in which further headers and small payloads are found.
+    Bytes are received into `buffers()`: first the missing bytes of the current payload, then a
+    small read-ahead buffer, from which the reader takes further headers and small payloads.
     """
 
     def __init__(self, place: Place) -> None:
@@ -51,10 +51,10 @@ class FrameReader:
         return [self._missing, free] if len(self._missing) else [free]
 
     def received(self, count: int) -> Iterator[Frame]:
-        """Takes note of `count` bytes in `buffers()`; gives the frames that are complete now.
+        """Takes `count` bytes that are in `buffers()`; yields the frames that are complete now.
 
-        A frame is given before the next one is placed, since it may say where that goes. Raises
-        what `place` raises.
+        It yields a frame before it calls `place` for the next one, because handling a frame may
+        decide where the next one goes. Raises what `place` raises.
         """
         direct = min(count, len(self._missing))
         self._missing = self._missing[direct:]
@@ -97,8 +97,8 @@ class _Outgoing:
 class FrameWriter:
     """Turns queued frames into bytes to send, the most urgent frame first.
 
-    A frame that has begun is finished; until then nothing overtakes it. Small frames go
-    together, so that a thousand tiny tensors do not cost a thousand system calls.
+    No frame overtakes one that has begun. Small frames are sent together, so that a thousand tiny
+    tensors do not cost a thousand system calls.
     """
 
     def __init__(self) -> None:
@@ -108,7 +108,7 @@ class FrameWriter:
         self._sent_bytes = 0
         self.begun_frames = 0
         self.begun_bytes = 0
-        """Frames that have begun, and their bytes: nothing overtakes them any more."""
+        """Frames that have begun, and their bytes: no frame overtakes them."""
 
     def push(
         self,
@@ -124,7 +124,7 @@ class FrameWriter:
         return bool(self._buffers) or len(self._queue) > 0
 
     def top_priority(self) -> int:
-        """Priority of the frame that would begin next; a begun one is beyond comparison."""
+        """Priority of the frame that would begin next; a frame that has begun is above all."""
         return 2**31 if self._buffers else self._queue.top_priority()
 
     def waiting_priority(self) -> Optional[int]:
@@ -138,7 +138,7 @@ class FrameWriter:
         return self._buffers
 
     def sent(self, count: int) -> None:
-        """Takes note that the first `count` bytes of `buffers()` are sent."""
+        """Removes the first `count` bytes of `buffers()`, which are sent."""
         self._sent_bytes += count
         buffers = self._buffers
         while count:

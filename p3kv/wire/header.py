@@ -15,15 +15,15 @@ MAGIC = 0x564B3350
 
 MAX_PROBE_BYTES = 64 * 1024
 URGENT = 2**31 - 1
-"""Priority of frames that are no slices: small, and others depend on them."""
+"""Priority of frames that carry no slice. They are small, and other frames depend on them."""
 
 INITIAL_ROUND = 0
 """The round in which worker rank 0 alone gives a key its initial value."""
 LAST_ROUND = 2**32 - 1
 """No header can name a later round or step."""
 WINDOW = 2
-"""A worker pushes a key for a round when the round so many before it has ended: one may begin
-before the last one is over, and nobody is further ahead."""
+"""A worker pushes a key for a round only when the round `WINDOW` before it has ended. So a round
+may begin before the last one has ended, and no worker is further ahead."""
 
 
 class Kind(IntEnum):
@@ -36,8 +36,8 @@ class Kind(IntEnum):
     KEY = 3
     """A worker tells a server about a key, before its first slice; payload KeyLayout."""
     OPTIMIZER = 4
-    """Worker rank 0 hands over optimizer settings; `step` says from when, `round` the oldest step
-    that may still need any; payload as the front end made it."""
+    """Worker rank 0 sends optimizer settings. They hold from `step` on; `round` is the oldest step
+    that still needs settings; the front end makes the payload."""
     PUSH = 5
     """A worker's slice for a round of its key, in a step of its store; payload elements."""
     PULL = 6
@@ -50,22 +50,22 @@ class Kind(IntEnum):
     BYE = 9
     """A worker is done and sends nothing more; the server's answer is its last word, too."""
     ORDER = 10
-    """Worker rank 0 tells the forward order, and every server hands it on to all workers, before
-    the results of the round in which it was learned; payload ForwardOrder."""
+    """Worker rank 0 sends the forward order, and every server passes it on to all workers before
+    the results of the round in which rank 0 has learned it; payload ForwardOrder."""
     PROBE = 11
-    """A worker measures the network; the server sends as many bytes back, whatever they are."""
+    """A worker measures the network; the server echoes as many bytes."""
     SLICES = 12
-    """From `round` on, slices have at most `slice` elements. Every worker says so before its first
-    slice; when the size changes, worker rank 0 does before its first slice of the step `WINDOW`
-    before, and the server hands it on to all."""
+    """From `round` on, slices have at most `slice` elements. Every worker sends this before its
+    first slice. When the size changes, worker rank 0 sends it before its first slice of the step
+    `round` - `WINDOW`, and the server passes it on to all workers."""
     OPEN = 13
-    """A worker tells the servers of its host that it waits for no values of the steps before
-    `step`, and each tells all workers when all those of its host do not."""
+    """A worker tells the servers on its host that it waits for no values of steps before `step`.
+    When all workers on the host have said so, each of these servers tells all workers."""
     ENDED = 14
-    """A key's round has ended on this server, to the workers that pushed for it and asked for no
-    result."""
+    """A server tells the workers that pushed without asking for a result that the key's round has
+    ended on this server."""
     STALLED = 15
-    """A round waits for a worker for long, to all workers; payload Stalled."""
+    """A server tells all workers that a round has waited long for a worker; payload Stalled."""
 
 
 WANTS_RESULT = 1
@@ -114,8 +114,8 @@ def urgency(step: int, priority: int) -> int:
     """The priority of a slice in a queue: older steps first, then the forward order.
 
     The paper orders by layer alone. Then a worker that is one iteration ahead fills its links
-    with first layers that nobody can use yet, while the last layers of the worker behind, which
-    everybody waits for, stand in line. A key's round is no measure of this: a layer that is
-    trained seldom has had few rounds, and would always be the oldest.
+    with first layers that nobody can use yet, while the last layers of the straggler, which all
+    workers wait for, stay in the queue. The order counts steps and not rounds of a key: a layer
+    that is trained seldom has had few rounds, and would always be the oldest.
     """
     return priority - (step << 32)

@@ -16,15 +16,15 @@ from p3kv.wire.connection import Connection
 
 _BATCH_S = 0.01
 _PAUSE_S = 0.0005
-"""A script makes several calls together in this time."""
+"""How long to wait for the next call of a batch, after the first one."""
 _FIRST_PAUSE_S = 0.00001
-"""The operating system makes some 60 us of it: enough for a second call, and all that one that
-stays alone has to wait."""
+"""How long to wait for the second call of a batch. The operating system makes some 60 us of it:
+enough for a second call, and the only delay of a call that comes alone."""
 
 
 @dataclass
 class Inversions:
-    """Frames that began while a more urgent one waited for a connection that was full."""
+    """Frames that began to leave while a more urgent frame waited for a full connection."""
 
     frames: int = 0
     bytes: int = 0
@@ -32,14 +32,14 @@ class Inversions:
 
 @dataclass
 class Drain:
-    """What the network has taken while the kernel held all that it may of some connection."""
+    """Bytes that the network took while some connection was full, and for how long one was."""
 
     bytes: int = 0
     seconds: float = 0.0
 
 
 class Loop:
-    """Reads and writes connections, always the most urgent frame first.
+    """Reads and writes connections; writes the most urgent frame first.
 
     Everything but `call_soon` and `call_soon_batched` belongs to the thread that calls `run`.
     """
@@ -59,11 +59,11 @@ class Loop:
         self._timer_numbers = itertools.count()
         self._batched = 0
         self._batched_seen = 0
-        """How many calls of `call_soon_batched` there were, and were when the loop last looked."""
+        """Calls of `call_soon_batched` until now, and until the loop last looked."""
         self._asleep = False
         self._running = False
         self._drained: Set[Connection] = set()
-        """Those that have been full, and into which nothing was written since."""
+        """Connections that were full, and can take data again, but have sent none since."""
         self._full_since: Optional[float] = None
         self.inversions = Inversions()
         self.drain = Drain()
@@ -76,8 +76,11 @@ class Loop:
                 self._wake_writer.send(b"\0")
 
     def call_soon_batched(self, function: Callable[..., None], *arguments: Any) -> None:
-        """As `call_soon`, but lets who calls finish first: while more such calls come, all wait,
-        and the loop with them, for some milliseconds at most."""
+        """As `call_soon`, but lets the caller finish a batch of calls first.
+
+        While more such calls come, the loop leaves the GIL to the caller, for `_BATCH_S` at most;
+        then it makes all calls.
+        """
         self._batched += 1
         self.call_soon(function, *arguments)
 
@@ -87,7 +90,7 @@ class Loop:
         heapq.heappush(self._timers, (deadline, next(self._timer_numbers), function))
 
     def add_reader(self, descriptor: int, ready: Callable[[], None]) -> None:
-        """Calls `ready` whenever there is something to read, until `remove_reader`."""
+        """Calls `ready` whenever the descriptor is readable, until `remove_reader`."""
         self._readers[descriptor] = ready
         self._epoll.register(descriptor, select.EPOLLIN)
 
@@ -145,7 +148,7 @@ class Loop:
         if more_work:
             return 0
         self._asleep = True
-        # Whoever calls from now on sends a wake-up; whoever called before is seen here.
+        # A call from now on wakes the loop; an earlier call is seen here.
         if self._inbox:
             return 0
         if self._timers:
@@ -168,7 +171,7 @@ class Loop:
 
     def _send(self) -> None:
         """Writes until every connection is out of frames or full, the most urgent frame first."""
-        # What is sent may bring new frames, also to connections that were out of them.
+        # A frame that is sent may queue new frames, also on connections that had none.
         while ready := [c for c in self._connections.values() if not c.blocked and c.writer]:
             self._send_all(ready)
         self._drained.clear()
@@ -192,7 +195,7 @@ class Loop:
                 ready.remove(best)
 
     def _send_on(self, connection: Connection) -> None:
-        """Writes once, and counts what so overtakes something more urgent elsewhere."""
+        """Writes once, and counts an inversion if a more urgent frame waits elsewhere."""
         writer = connection.writer
         priority = writer.waiting_priority()
         frames, begun = writer.begun_frames, writer.begun_bytes
@@ -210,15 +213,15 @@ class Loop:
                 return
 
     def _move_to_back(self, connection: Connection) -> None:
-        """Has all others with frames of the same urgency go before this one's next.
+        """Ties: of equally urgent frames, the connection that has been idle longest sends first.
 
-        In one and the same order everywhere, all servers' values would reach worker 0 first.
+        With the same fixed order on all servers, worker 0 would receive every value first.
         """
         if self._connections.pop(connection.descriptor, None) is not None:
             self._connections[connection.descriptor] = connection
 
     def _wait_for_batch(self) -> None:
-        """Leaves Python's lock to whoever makes calls together, until no more come."""
+        """Leaves the GIL to the thread that makes a batch of calls, until no more come."""
         if self._batched == self._batched_seen:
             return
         pause_s, deadline = _FIRST_PAUSE_S, time.monotonic() + _BATCH_S
@@ -234,8 +237,11 @@ class Loop:
             function(*arguments)
 
     def _call_timers(self, looked_at: float) -> None:
-        """Calls what was due when the loop looked for events: after a piece of work that took
-        long, a peer is not late whose words are there already."""
+        """Calls timers that were due when the loop looked for events.
+
+        After a long piece of work, a peer's message may be waiting. Its timeout must not fire
+        before the message is read.
+        """
         while self._timers and self._timers[0][0] <= looked_at:
             heapq.heappop(self._timers)[2]()
 

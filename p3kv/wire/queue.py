@@ -1,4 +1,4 @@
-"""A priority queue that keeps the order of arrival among equals."""
+"""A priority queue; ties are first in, first out."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 
 class PriorityQueue(Generic[T]):
-    """Gives the item with the largest priority first, the oldest among equals.
+    """Gives the item with the largest priority first; of a tie, the oldest item.
 
     Not thread-safe: a queue belongs to one event loop.
     """

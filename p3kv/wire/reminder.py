@@ -1,4 +1,4 @@
-"""When to say again that something is still waited for."""
+"""When to log again that this process still waits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Reminder:
         self._interval_s = _FIRST_S
 
     def is_due(self, now: float) -> bool:
-        """Whether to say it now; says so once each time."""
+        """Whether to log now; True once for each time that it is due."""
         if now < self.at:
             return False
         self._interval_s *= 2
@@ -21,5 +21,5 @@ class Reminder:
         return True
 
     def postpone(self, now: float) -> None:
-        """Something came: says nothing in the next 5 s."""
+        """Something arrived: is not due in the next 5 s."""
         self.at = max(self.at, now + _FIRST_S)

@@ -1,4 +1,4 @@
-"""Slices to the servers and back: what the worker's thread does for every gradient."""
+"""Sends slices to the servers and receives their results, in the worker's thread."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from p3kv.worker.windows import Windows
 class Exchange:
     """Sends and receives the slices of this worker's transfers.
 
-    Belongs to the worker's thread, but for `counts`, which anybody may read.
+    Belongs to the worker's thread, except `counts`, which any thread may read.
     """
 
     def __init__(
@@ -33,9 +33,9 @@ class Exchange:
         priorities: bool,
         on_step: Callable[[int], None],
     ) -> None:
-        """`on_step` is called when a transfer of a newer step than all before is to be sent."""
+        """`on_step(step)` is called before the first transfer of a new step is sent."""
         self.round = INITIAL_ROUND
-        """The last round that a transfer was sent for."""
+        """The newest round for which a transfer was sent."""
         self.counts = {
             "bytes_sent": 0,
             "bytes_received": 0,
@@ -65,8 +65,8 @@ class Exchange:
         return list(self._positions)
 
     def begin(self, transfer: Transfer) -> None:
-        """Queues all slices of a transfer, or the requests for them, as soon as its key's older
-        rounds have ended."""
+        """Queues a transfer's slices, or the requests for them, as soon as the window of its key
+        admits the transfer's round."""
         if transfer.key.size_elems == 0:
             self._count_ended(transfer)
             transfer.done(None)
@@ -93,7 +93,7 @@ class Exchange:
         self._send_slices(transfer, transfer.source, priority)
 
     def place(self, header: Header) -> Optional[memoryview]:
-        """Where a slice from a server goes; ProtocolError if nobody waits for it."""
+        """Where a slice from a server goes; ProtocolError if no transfer expects it."""
         if header.kind == Kind.ENDED:
             self._windows.check(header)
             return None
@@ -113,7 +113,7 @@ class Exchange:
         return place
 
     def received(self, header: Header) -> None:
-        """Takes note that a slice is in its place; the last one completes its transfer."""
+        """Counts a slice that has arrived; the last slice completes its transfer."""
         if header.kind == Kind.ENDED:
             for push in self._windows.told(header):
                 self._end_round(push)
@@ -186,7 +186,8 @@ class Exchange:
     def _on_sent(
         self, transfer: Transfer, piece: Slice, priority: int
     ) -> Optional[Callable[[], None]]:
-        """What to do when a slice has left: nothing, where its result will be received."""
+        """What to call when a slice has left. Nothing, if the transfer waits for the slice's result
+        and nothing is traced."""
         if self._tracer.enabled:
             return partial(self._trace_sent, transfer, piece, priority, now_ns())
         return partial(self._slice_sent, transfer, piece) if transfer.target is None else None

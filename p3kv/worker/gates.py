@@ -1,4 +1,4 @@
-"""Next gradients wait while old values are on their way over the same link."""
+"""Gates: next gradients wait while old values are on their way over the same link."""
 
 from __future__ import annotations
 
@@ -10,20 +10,22 @@ from p3kv.wire.header import URGENT, Kind, pack_header
 
 _LONGEST_S = 1.0
 _LEAST_BYTES = 1 << 20
-"""Fewer values are through about as soon as the word that they are, which makes two hops."""
+"""After a step with fewer bytes of values gates stay open: the announcement that the values have
+arrived makes two hops and takes about as long as the values."""
 
 
 class Gates:
-    """Keeps gradients of a step from a server while the worker of its host waits for values.
+    """Holds gradients of a step back from a server while the worker on its host waits for values.
 
-    Both come to that host over one link. Its worker is the one that is behind, and nobody's
-    gradients can be used before it has pushed its own; so they would only take a part of the link
-    from the values that all wait for, in this step and again in the next.
+    Gradients for the server and values for the worker arrive over the same link. That worker is the
+    straggler, and no gradient of the step can be used before the straggler has pushed its own. Sent
+    earlier, gradients only take bandwidth from the values that all workers wait for, in this step
+    and again in the next.
 
-    A worker tells the servers of its own host from which step on it needs no older values, and
-    they tell everybody. A server without a worker on its host is always open, and so are all after
-    a step with few values; a gate that stays closed for a second opens by itself. Belongs to the
-    worker's thread.
+    A worker tells the servers on its own host from which step on it waits for no older values, and
+    these servers tell all workers. The gate of a server without a worker on its host is always
+    open, and so are all gates after a step with few values. A gate that stays closed for a second
+    opens by itself. Belongs to the worker's thread.
     """
 
     def __init__(
@@ -33,7 +35,8 @@ class Gates:
         local_servers: Collection[int],
         call_later: Callable[[float, Callable[[], None]], None],
     ) -> None:
-        """`local_servers`: ranks of the servers on this host; no link is between them and it."""
+        """`local_servers`: ranks of the servers on this host, which this worker reaches without a
+        link."""
         self._rank = rank
         self._servers = servers
         self._local_servers = local_servers
@@ -41,13 +44,13 @@ class Gates:
         self._step = self._told = 0
         self._size_bytes = 0
         self._before_bytes = 0
-        """What began in this step, and did in the one before."""
+        """Bytes of the transfers that began in this step, and in the step before."""
         self._open: Dict[int, int] = {}
         self._held: Dict[int, Dict[int, List[Tuple[Any, ...]]]] = {}
         """Frames by server and step."""
 
     def begin(self, step: int, size_bytes: int) -> None:
-        """Takes note that a transfer of a step begins, before it is sent."""
+        """Counts a transfer of a step, before it is sent."""
         if step > self._step:
             self._step = step
             self._before_bytes, self._size_bytes = self._size_bytes, 0
@@ -55,17 +58,16 @@ class Gates:
         self._size_bytes += size_bytes
 
     def values_complete(self) -> None:
-        """Takes note that no values are waited for now."""
+        """Announces that this worker waits for no values now, if all of the step have begun."""
         if self._size_bytes >= self._before_bytes:
             self._tell(self._step + 1, self._size_bytes)
 
     def push(self, server: int, step: int, *frame: Any) -> None:
-        """Queues a frame, as a connection's writer does, as soon as the server is open for its
-        step."""
+        """Queues a frame on the connection's writer, as soon as the gate is open for its step."""
         few = self._before_bytes < _LEAST_BYTES
         if few or server in self._local_servers or step <= self._open.get(server, step):
             if server in self._held:
-                # There are few values of the step before. What is older goes first all the same.
+                # The gate is open: the step before had few values. Older frames still go first.
                 self._release(server, step)
             self._servers[server].writer.push(*frame)
             return
@@ -76,7 +78,7 @@ class Gates:
         held[step].append(frame)
 
     def opened(self, server: int, step: int) -> None:
-        """Lets go what waits for a server and is of this step or an older one."""
+        """Opens the gate of a server for this step and older ones, and queues what was held."""
         if step > self._open.get(server, 0):
             self._open[server] = step
             self._release(server, step)
@@ -90,7 +92,7 @@ class Gates:
             self._held.pop(server, None)
 
     def _tell(self, step: int, old_bytes: int) -> None:
-        """Tells that this worker waits for no values of the step before this one."""
+        """Tells the local servers that this worker waits for no values of steps before `step`."""
         if step <= self._told or old_bytes < _LEAST_BYTES:
             return
         self._told = step

@@ -1,4 +1,4 @@
-"""A worker's way into the job: to the servers, and to the size of slices that all use."""
+"""How a worker joins: it connects to the servers and agrees on the slice size with all workers."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ _log = logging.getLogger(__name__)
 
 _CONNECT_S = 5.0
 _WELCOME_S = 60.0
-"""Servers import what optimizers need when the job has assembled, and welcome nobody before."""
+"""How long to wait for a server's welcome: it first imports what optimizers need."""
 
 
 class Joining:
     """Connects this worker to all servers and agrees with the others on the size of slices.
 
-    `place` and `received` belong to the worker's thread; the rest to the one that joins.
+    `place` and `received` belong to the worker's thread, all else to the thread that joins.
     """
 
     KINDS = (Kind.WELCOME, Kind.PROBE)
-    """The frames that are for this."""
+    """The kinds of frames that `place` and `received` take."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Joining:
         check: Callable[[], None],
         changed: threading.Condition,
     ) -> None:
-        """Waits for `changed`, and calls `check`, which raises the job's failure, each time."""
+        """All waits are on `changed`; `check` is called each time and raises the job's failure."""
         self._control = control
         self._loop = loop
         self._settings = settings
@@ -108,7 +108,7 @@ class Joining:
     def slice_size(self) -> int:
         """Waits until all servers have answered; returns the elements of a slice.
 
-        Measures the network together with all workers if nobody has set it. Raises P3Error when a
+        Measures the network together with all workers if the size is not set. Raises P3Error when a
         server does not answer, and the job's failure.
         """
         self._wait_for_welcome()
@@ -125,7 +125,7 @@ class Joining:
         raise ProtocolError(f"it sent a frame of kind {header.kind} that nobody waits for")
 
     def received(self, connection: Connection, header: Header) -> None:
-        """Takes note of a frame."""
+        """Handles a frame that has arrived."""
         if header.kind == Kind.PROBE:
             assert self._probe is not None
             self._probe.received(connection)
@@ -154,7 +154,7 @@ class Joining:
                 self._changed.wait(left_s)
 
     def _blame(self, server: int, reason: str, hint: str) -> P3Error:
-        """Tells everybody why a server can't be reached; returns it as an error."""
+        """Tells all processes why a server can't be reached; returns it as an error."""
         failure = Failure(reason, "server", server, hint=hint)
         self._control.send(ReportFailure(failure))
         return failure.to_error()

@@ -1,4 +1,4 @@
-"""How fast this worker's slices will travel, measured before the first key."""
+"""Measures this worker's network before the first key: how fast slices will travel."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ _NOTHING = memoryview(bytes(MAX_PROBE_BYTES))
 
 
 class Probe:
-    """Has all servers send back what they get, for a moment, and counts it.
+    """Has all servers echo frames for a quarter of a second, and counts the bytes.
 
-    All workers do so at the same time, so that links are shared as they will be in training.
+    All workers do so at the same time, so that they share links as they will in training.
     Belongs to the worker's thread.
     """
 
     def __init__(
         self, rank: int, servers: Mapping[int, Connection], done: Callable[[float], None]
     ) -> None:
-        """Calls `done` with the rate in bytes a second when nothing is under way any more."""
+        """Calls `done` with the rate in bytes a second when all frames are back."""
         self._scratch = memoryview(bytearray(MAX_PROBE_BYTES))
         self._header = pack_header(Kind.PROBE, rank, payload_bytes=len(_NOTHING))
         self._servers = servers
@@ -41,13 +41,13 @@ class Probe:
                 self._send(connection)
 
     def place(self, header: Header) -> memoryview:
-        """Where a frame's bytes go that nobody reads; ProtocolError for one that was not sent."""
+        """Where an echo's bytes go, which nobody reads; ProtocolError if nothing was sent."""
         if header.payload_bytes != len(self._scratch) or not self._under_way:
             raise ProtocolError(f"it sent {header.payload_bytes} bytes back that nobody sent")
         return self._scratch
 
     def received(self, connection: Connection) -> None:
-        """Takes note of a frame that is back, and sends another one while it is time."""
+        """Counts an echo, and sends the next frame unless the time is over."""
         self._under_way -= 1
         now_s = time.monotonic()
         if self._began_s is None:
@@ -65,5 +65,5 @@ class Probe:
         connection.writer.push(URGENT, self._header, _NOTHING)
 
     def _rate_bytes_s(self) -> float:
-        # The slowest tells: what a server on this worker's own host gets does not pass the network.
+        # The slowest server decides: frames to a server on the worker's own host pass no network.
         return min(self._counted_bytes.values()) * len(self._servers) / _MEASURE_S

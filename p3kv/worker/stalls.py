@@ -1,4 +1,4 @@
-"""What a worker says when a round waits for somebody for long."""
+"""What a worker logs when a round waits for a straggler."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ _log = logging.getLogger(__name__)
 
 
 class StallWarnings:
-    """Warns of rounds that wait, once for all servers that tell of them."""
+    """Warns of rounds that wait, once for all servers that report them."""
 
     def __init__(self) -> None:
         self._warned_at_s: Dict[Tuple[int, ...], float] = {}
-        """By the workers that are missing: where each waits for the other, both are of interest."""
+        """By the workers that are missing: if two workers wait for each other, both are logged."""
 
     def note(self, stalled: Stalled, rank: int, declared: bool) -> None:
-        """Warns if it is news, on the worker of this `rank`; `declared` says whether it has
-        initialised the key."""
+        """Warns if this is new. `rank` is this worker's; `declared` says whether it has initialised
+        the key."""
         now_s = time.monotonic()
-        # A server tells again when the time has doubled, and each for itself.
+        # Each server reports for itself, and again when the wait has doubled.
         missing = tuple(stalled.missing)
         if now_s - self._warned_at_s.get(missing, -math.inf) < stalled.waited_s / 2:
             return

@@ -6,18 +6,20 @@ from collections import deque
 from typing import Callable, Deque, Dict, Tuple
 
 SendSettings = Callable[[int, int, bytes], None]
-"""Sends the servers settings: from which step they hold, the oldest step that needs any."""
+"""Sends settings to the servers: the step from which they hold, the oldest step that still needs
+settings, and the settings."""
 
 
 class Steps:
     """Counts each step's pushes until their rounds end, so that servers forget old settings.
 
     A key that is trained seldom, or a gradient that is late, may need the settings of an old step
-    when others are far ahead; only this worker knows, since only it knows what it will push.
+    while other keys are far ahead. Only this worker knows what it will push, so only it knows which
+    settings are still needed.
 
-    Settings are sent when their step is the next one at the latest: a script that pushes far ahead
-    leaves none on the servers either. `pushed` belongs to the thread that pushes, the rest to the
-    worker's.
+    Settings wait here until their step is the current or the next one, so that a script that pushes
+    far ahead does not pile settings up on the servers. `pushed` belongs to the thread that pushes,
+    all else to the worker's thread.
     """
 
     def __init__(self, send: SendSettings) -> None:

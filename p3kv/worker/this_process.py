@@ -1,4 +1,4 @@
-"""The one worker of this process: found by the front end, and left when the process ends."""
+"""The one worker of this process. The front end finds it here; it leaves when the process ends."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from p3kv.worker.worker import Worker
 _log = logging.getLogger(__name__)
 
 _LIBRARIES = ("p3kv", "mxnet")
-"""Where no line of the user's is."""
+"""Packages whose lines in a traceback are not the user's."""
 
 _worker: Optional[Worker] = None
 _said_alone = False
 _exit_reason = ""
-"""Why the script fails that ends by `sys.exit`."""
+"""Why the script has failed, if it ends by `sys.exit`."""
 
 _Hook = Callable[[Type[BaseException], BaseException, Optional[TracebackType]], Any]
 
 
 def join(launch: Launch) -> None:
-    """Tells the scheduler that this process is there, and leaves when it ends.
+    """Registers this process with the scheduler; it leaves the job when it ends.
 
-    From now on `sys.exit` notes its code for the others, and an error of p3kv's that nobody
-    catches is printed as one line.
+    From now on `sys.exit` records its code for the other processes, and an error of p3kv's that the
+    script does not catch is printed as one line.
     """
     global _worker
     _worker = Worker(launch)
@@ -63,7 +63,7 @@ def worker() -> Worker:
 def trains_alone(how: str) -> None:
     """Warns, once, that this worker of a job shares nothing with the others: `how` says why.
 
-    Where it has the p3 store as well, another one is meant.
+    Does not warn if the process has the p3 store as well: then the other store is intended.
     """
     global _said_alone
     if _worker is None or _said_alone or _worker.started or _worker.num_workers == 1:
@@ -78,8 +78,11 @@ def trains_alone(how: str) -> None:
 
 
 def give_up_if_script_failed() -> bool:
-    """At the end of the process: where its script failed, tells all why, and ends what is under
-    way with an error; what begins until `leave` ends with it, too. Returns whether it failed."""
+    """At the end of the process: if its script has failed, tells all processes why.
+
+    Transfers that are under way, or begin until `leave`, end with an error. Returns whether the
+    script has failed.
+    """
     assert _worker is not None
     error = getattr(sys, "last_value", None)
     if error is not None:
@@ -103,11 +106,11 @@ _CODE: Any = vars(SystemExit)["code"]
 
 
 class _Exit(SystemExit):
-    """What `sys.exit` raises: notes its code when it ends the process.
+    """What `sys.exit` raises: records its code when it ends the process.
 
-    A script may catch it and go on. When nobody has, the interpreter asks for the code, and that
-    call comes from no frame. `raise SystemExit(3)` passes by here: only who has started the
-    process sees that code, and so do 'p3kv launch' and 'p3kv run'.
+    A script may catch it and go on. If the script does not, the interpreter reads the code, in a
+    call that comes from no frame. `raise SystemExit(3)` bypasses this class: only the parent of the
+    process sees that code, for example 'p3kv launch' or 'p3kv run'.
     """
 
     @property
@@ -155,9 +158,9 @@ def _one_line_hook(previous: _Hook, launched: bool) -> _Hook:
 def _our_words(
     error: BaseException, trace: Optional[TracebackType], launched: bool
 ) -> Optional[str]:
-    """What to say of an error that is ours; None of any other.
+    """The one line for an error of p3kv's; None for any other error.
 
-    What the script waited for may raise the job's failure as an exception of the framework's.
+    The framework may raise the job's failure as an exception of its own.
     """
     failure = None if _worker is None else _worker.failure
     if failure is not None and (error is failure or str(failure) in str(error)):

@@ -1,4 +1,4 @@
-"""Keys as a worker knows them, and what is under way for them."""
+"""Keys as a worker knows them, and the transfers that are under way for them."""
 
 from __future__ import annotations
 
@@ -12,11 +12,14 @@ from p3kv.wire.header import INITIAL_ROUND
 from p3kv.wire.messages import Key, called
 
 Done = Callable[[Optional[BaseException]], None]
-"""Called once, from the worker's thread, when a transfer is complete or can't be any more."""
+"""Called once, from the worker's thread, when a transfer is complete (None) or has failed."""
 
 
 class WorkerKey:
-    """A declared key: its place, and its round, which belongs to the thread that pushes."""
+    """A declared key: its runs on the servers, and its round.
+
+    `round` belongs to the thread that pushes.
+    """
 
     def __init__(
         self,
@@ -30,7 +33,7 @@ class WorkerKey:
         self.key_id = key_id
         self.key = key
         self.called = called(key, name)
-        """How messages to users call it."""
+        """The key's name in messages to users."""
         self.shape = shape
         self.dtype = dtype
         self.item_bytes = np.dtype(dtype).itemsize
@@ -67,7 +70,7 @@ class Transfer:
         done: Done,
         step: int,
     ) -> None:
-        """`step` is the store's; a key's round is never larger."""
+        """`step` is the store's; a key's round is never larger than it."""
         self.key = key
         self.round = round
         self.priority = priority
@@ -76,7 +79,7 @@ class Transfer:
         self.done = done
         self.step = step
         self.missing_elems = key.size_elems
-        """What has not arrived (or, without a target, not left)."""
+        """Elements that have not arrived; without a target, elements that have not left."""
 
     def part(self, view: memoryview, piece: Slice) -> memoryview:
         """The bytes of one slice in `source` or `target`."""
@@ -86,7 +89,7 @@ class Transfer:
 
 
 class InProgress:
-    """Transfers that are not done: those that wait for slices are found by what arrives.
+    """Transfers that are not done, by what a frame's header says of them.
 
     Belongs to the worker's thread.
     """
@@ -98,7 +101,7 @@ class InProgress:
         self._requests = itertools.count()
 
     def add_push(self, transfer: Transfer) -> None:
-        """Keeps a transfer that expects nothing, until its slices have left."""
+        """Keeps a transfer without a target until its slices have left."""
         self._pushes.add(transfer)
 
     def end_push(self, transfer: Transfer) -> None:
@@ -111,7 +114,7 @@ class InProgress:
 
     def add_pull(self, transfer: Transfer) -> int:
         """Expects the key's value; returns the number of the request."""
-        request = next(self._requests) % 2**32  # as its field in a header
+        request = next(self._requests) % 2**32  # the size of its field in a header
         self._pulls[request] = transfer
         return request
 
@@ -120,7 +123,7 @@ class InProgress:
         return self._updates.get((key_id, round))
 
     def end_update(self, transfer: Transfer) -> None:
-        """Expects nothing more for a transfer given to `add_update`."""
+        """Undoes `add_update`."""
         del self._updates[transfer.key.key_id, transfer.round]
 
     def pull(self, request: int) -> Optional[Transfer]:
@@ -128,7 +131,7 @@ class InProgress:
         return self._pulls.get(request)
 
     def end_pull(self, request: int) -> None:
-        """Expects nothing more for a request."""
+        """Undoes `add_pull`."""
         del self._pulls[request]
 
     @property

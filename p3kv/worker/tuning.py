@@ -1,4 +1,4 @@
-"""The size of slices: what the network carries in a few milliseconds, also when it changes."""
+"""Adapts the slice size to the network: what it carries in a few milliseconds."""
 
 from __future__ import annotations
 
@@ -14,28 +14,29 @@ from p3kv.wire.header import INITIAL_ROUND, URGENT, WINDOW, Kind, pack_header
 from p3kv.wire.loop import Drain
 
 _STEPS = 5
-"""What is told is the median of so many steps: one that was disturbed changes nothing."""
+"""A worker reports the median of so many steps, so one disturbed step changes nothing."""
 _LEAST_S, _LEAST_BYTES = 0.02, 256 << 10
-"""Steps in which the network was waited for less say nothing about it."""
+"""A step in which connections were full for less time, or took fewer bytes, is not measured."""
 _NEWS = 1.25
-"""A rate is told again when it has changed by this factor."""
+"""A worker reports its rate again when it has changed by this factor."""
 
 _log = logging.getLogger(__name__)
 
 
 class Tuning:
-    """Keeps all agreed on the size of slices, which may change from one round to the next.
+    """Changes the slice size from a round on, so that all processes use the same size in a round.
 
-    Every worker measures from step to step how fast its slices leave, and tells the scheduler.
-    That knows the slowest, and has worker rank 0 announce another size when that is worth it.
-    Belongs to the worker's thread.
+    Every worker measures in each step how fast its slices leave, and reports the rate to the
+    scheduler. The scheduler knows the slowest worker, and tells worker rank 0 to announce a new
+    size when the change is worth it. Belongs to the worker's thread.
 
-    Everybody must know the size of a round's slices before the first of them leaves. Worker rank 0
-    announces it before its first slice of a step s, for rounds from s + `WINDOW` on. Whoever
-    pushes a key for such a round, or pulls it, knows that the round `WINDOW` before, s or later,
-    has ended on all servers of the key (`worker/windows.py`). Rank 0 has pushed for that in step s
-    or later, since no key has had more rounds than there were steps; so each of these servers had
-    the announcement before that push, and handed it on before the word that the round has ended.
+    All processes must know the slice size of a round before its first slice leaves. Proof that they
+    do: worker rank 0 announces the size before its first slice of a step s, for rounds from s +
+    `WINDOW` on. A worker that pushes or pulls a key for such a round knows that the round `WINDOW`
+    before it has ended on all servers of the key (`worker/windows.py`). That round is s or later.
+    Rank 0 has pushed for that round in step s or later, because no key has had more rounds than
+    there were steps. So each of these servers had received the announcement before that push, and
+    had passed it on before it said that the round has ended.
     """
 
     def __init__(
@@ -60,11 +61,11 @@ class Tuning:
         self._wanted: Optional[int] = None
 
     def want(self, slice_size: int) -> None:
-        """Takes the size that the scheduler has chosen; only worker rank 0 is asked to."""
+        """Takes the size that the scheduler has chosen; it tells only worker rank 0."""
         self._wanted = slice_size
 
     def begin_step(self, step: int) -> None:
-        """Measures what went before; its first slice is still to be sent."""
+        """Measures the step before; call it before the first slice of `step` is sent."""
         if self._settings.slice_size is None:
             self._measure()
             if self._wanted is not None:
@@ -72,16 +73,16 @@ class Tuning:
                 self._wanted = None
 
     def announce(self, from_round: int, slice_size: int) -> None:
-        """Has slices be of this size from a round on, and tells the servers beforehand."""
+        """Sets the slice size from a round on, and tells the servers first."""
         header = pack_header(Kind.SLICES, self._rank, slice=slice_size, round=from_round)
         for connection in self._servers.values():
             connection.writer.push(URGENT, header)
         self.announced(from_round, slice_size)
 
     def announced(self, from_round: int, slice_size: int) -> None:
-        """Has slices be of this size from a round on, as every server says that rank 0 said.
+        """Sets the slice size from a round on; every server passes rank 0's announcement on.
 
-        Raises ProtocolError when it contradicts what was said before.
+        Raises ProtocolError when it contradicts an earlier announcement.
         """
         if not self._sizes.set(from_round, slice_size):
             return

@@ -12,13 +12,12 @@ from p3kv.worker.transfers import Transfer
 class Windows:
     """Holds a transfer of a key's round until the one `WINDOW` rounds before it has ended.
 
-    A transfer that waits is one of MXNet's operations that is not complete, so whatever depends
-    on it waits, too, and servers keep few rounds of a worker that is ahead of another. Rounds
-    of a slice end in order: the last one that has ended everywhere says all.
+    This is the back-pressure on a worker that is ahead. A held transfer is an MXNet operation that
+    is not complete, so what depends on it waits, too, and servers keep few rounds. Rounds of a
+    slice end in order, so one number says which rounds of a key have ended on all its servers.
 
-    Slices of another size rest on this as well (`worker/tuning.py`), and so do pulls: a server
-    that is asked for a round has heard which slices that round has. Belongs to the worker's
-    thread.
+    Changing the slice size relies on this (`worker/tuning.py`), and so do pulls: a server that
+    receives a pull for a round knows the slice size of that round. Belongs to the worker's thread.
     """
 
     def __init__(self) -> None:
@@ -26,7 +25,7 @@ class Windows:
         """The last round of each key that has ended on all its servers."""
         self._held: Dict[int, List[Transfer]] = {}
         self._expected: Dict[Tuple[int, int], Tuple[Transfer, Set[int]]] = {}
-        """By key and round, pushes without a result, and the servers that have yet to tell."""
+        """By key and round: a push without a result, and the servers that have not ended it yet."""
 
     def admits(self, transfer: Transfer) -> bool:
         """Whether a transfer may be sent now."""
@@ -37,12 +36,12 @@ class Windows:
         self._held.setdefault(transfer.key.key_id, []).append(transfer)
 
     def expect(self, transfer: Transfer) -> None:
-        """Expects the servers to tell when the round of a push without a result has ended."""
+        """Expects an ENDED frame from each server of a push that wants no result."""
         servers = {server for server, _ in transfer.key.runs}
         self._expected[transfer.key.key_id, transfer.round] = (transfer, servers)
 
     def check(self, header: Header) -> None:
-        """Raises ProtocolError for the word of a round's end that nobody expects."""
+        """Raises ProtocolError for an ENDED frame that no push expects."""
         _, servers = self._expected.get((header.key, header.round), (None, ()))
         if header.rank not in servers or header.payload_bytes:
             raise ProtocolError(
@@ -51,7 +50,10 @@ class Windows:
             )
 
     def told(self, header: Header) -> List[Transfer]:
-        """Takes note that a round has ended on a server; returns the push that it completes."""
+        """Takes note that a round has ended on a server.
+
+        Returns the push whose round has ended on all its servers now, if there is one.
+        """
         transfer, servers = self._expected[header.key, header.round]
         servers.remove(header.rank)
         if servers:
@@ -60,7 +62,7 @@ class Windows:
         return [transfer]
 
     def end(self, transfer: Transfer) -> List[Transfer]:
-        """Takes note that a round has ended everywhere; returns what may be sent now."""
+        """Takes note that a round has ended on all servers; returns the transfers to send now."""
         key_id = transfer.key.key_id
         self._ended[key_id] = max(transfer.round, self._ended.get(key_id, INITIAL_ROUND))
         held = self._held.pop(key_id, None)

@@ -1,4 +1,4 @@
-"""A worker's side of the job: it knows keys, bytes and rounds, and no framework.
+"""A worker's part in the job, in terms of keys, bytes and rounds; it knows no framework.
 
 Its thread owns the connections to the servers; `exchange` says what it does with each gradient.
 """
@@ -66,7 +66,7 @@ _CLOSE_S = 10.0
 class Worker:
     """This process's part in the job.
 
-    Creating it tells the scheduler that the process is there; `start` joins the job. Transfers
+    Creating it registers the process with the scheduler; `start` joins the job. Transfers
     may be begun from any thread; the other methods belong to the thread that uses the store.
     All raise the job's failure once there is one.
     """
@@ -86,7 +86,7 @@ class Worker:
         self._keys: Dict[Key, WorkerKey] = {}
         self._keys_by_id: Dict[int, WorkerKey] = {}
         self._not_begun: List[Done] = []
-        """Of transfers that could not be made: they end with the job."""
+        """Callbacks of transfers that could not be made; they are called when the job fails."""
         self._failure: Optional[P3Error] = None
         self._state_changed = threading.Condition()
         self._script = threading.get_ident()
@@ -135,19 +135,19 @@ class Worker:
         self._loop.call_soon(self._tuning.announce, INITIAL_ROUND, slice_size)
 
     def abort(self, reason: str) -> None:
-        """Gives up because this process can't go on; everybody is told the reason.
+        """Ends the job because this process can't go on, and tells all processes the reason.
 
-        What is under way here ends with an error, and so does what begins until `close`.
+        Transfers that are under way end with an error, and so do those that begin until `close`.
         """
         if self._failure is None and not self._closed:
             failure = Failure(reason, "worker", self.rank, self._known_round(), "P3Error")
             self._control.send(ReportFailure(failure))
-            # The reason is on its way before anybody can see this process's connections end.
+            # Sent first, so that no process sees these connections end before it knows the reason.
             self._control.close()
             self._loop.call_soon(self._fail, failure.to_error())
 
     def close(self) -> None:
-        """Leaves the job, in order where it has not failed; all transfers must be done.
+        """Leaves the job, in order unless it has failed; all transfers must be done.
 
         May be called twice.
         """
@@ -183,27 +183,27 @@ class Worker:
             raise ClosedError("the p3 store is closed")
 
     def _lower_switch_interval(self) -> None:
-        """With Python's own 5 ms, a script that computes in Python leaves links idle most of the
-        time, since this worker's thread waits so long for the GIL at every event."""
+        """With Python's switch interval of 5 ms, a script that is busy in Python leaves links idle
+        most of the time: this worker's thread waits that long for the GIL at every event."""
         wish_s, before_s = self.settings.switch_interval_s, sys.getswitchinterval()
         if 0 < wish_s < before_s:
             sys.setswitchinterval(wish_s)
             self._switch_interval_before_s = before_s
 
     def _restore_switch_interval(self) -> None:
-        """Unless somebody else has set another one meanwhile."""
+        """Restores the switch interval, unless other code has set another one meanwhile."""
         ours_s, before_s = self.settings.switch_interval_s, self._switch_interval_before_s
         if before_s is not None and math.isclose(sys.getswitchinterval(), ours_s, abs_tol=1e-6):
             sys.setswitchinterval(before_s)
 
     def _local_servers(self, roster: Roster) -> List[int]:
-        """Ranks of the servers of this host; none where all are, since no link matters there."""
+        """Ranks of the servers on this host; none if all are here, since no link matters then."""
         here = [rank for rank, (host, _) in enumerate(roster.servers) if host == self._address]
         return here if len(here) < len(roster.servers) else []
 
     def _build_parts(self, local_servers: Sequence[int] = ()) -> None:
-        """Makes what needs rank, settings and the others' addresses; nothing is sent before all
-        are known."""
+        """Makes the objects that need rank, settings and addresses. It is called again when these
+        are known; nothing is sent before."""
         sizes = SliceSizes()
         self._tuning = Tuning(
             self.rank, self._servers, sizes, self.settings, self._loop.drain,
@@ -220,7 +220,7 @@ class Worker:
             self.settings.priorities, self._begin_step,
         )  # fmt: skip
 
-    # Keys and what all agree on.
+    # Keys, and what all workers agree on.
 
     def declare(
         self, key: Key, shape: Sequence[int], dtype: str, name: Optional[str] = None
@@ -240,7 +240,7 @@ class Worker:
         worker_key = WorkerKey(answer.key_id, key, tuple(shape), dtype, answer.runs, answer.name)
         self._keys[key] = worker_key
         self._keys_by_id[answer.key_id] = worker_key
-        # Every worker tells, on its own connection: its slices may arrive before another's words.
+        # Every worker tells the servers itself: its slices may arrive before another's message.
         layout = encode(KeyLayout(answer.key_id, key, dtype, answer.runs, answer.name))
         servers = [server for server, _ in answer.runs]
         self._loop.call_soon(self._tell_servers, Kind.KEY, layout, 0, servers)
@@ -263,26 +263,26 @@ class Worker:
     def publish_order(self, keys: Sequence[Key]) -> None:
         """Worker rank 0 tells everybody the forward order, the first layer's key first.
 
-        The servers hand it on before the result of any slice that is pushed later: where a round
-        needs the results of the one before, all workers send it in the same order.
+        The servers pass it on before the result of any slice that is pushed later. So all workers
+        send a round in the same order if the round needs the results of the one before.
         """
         order = ForwardOrder([self._keys[key].key_id for key in keys])
         self._loop.call_soon(self._tell_servers, Kind.ORDER, encode(order), 0, set(self._servers))
 
     def set_optimizer(self, from_step: int, settings: bytes) -> None:
-        """Worker rank 0 hands the servers optimizer settings that hold from a step on.
+        """Worker rank 0 sends the servers optimizer settings that hold from a step on.
 
-        They go before every slice of that step, so nothing waits for them.
+        They are sent before every slice of that step, so no slice waits for them.
         """
         self.check()
         self._loop.call_soon(self._steps.settings, from_step, settings)
 
     def pushed(self, step: int) -> None:
-        """Takes note that a transfer of a step of the store will begin."""
+        """Counts a push of a step of the store, before its transfer begins."""
         self._steps.pushed(step)
 
     def barrier(self) -> None:
-        """Waits until every worker is here."""
+        """Waits until every worker has reached this barrier."""
         self.check()
         self._control.request(BarrierReached(), BarrierPassed, "all workers to reach a barrier")
 
@@ -295,8 +295,8 @@ class Worker:
     def begin(self, make: Callable[[Done], Transfer], done: Done) -> None:
         """Has the worker's thread begin the transfer `make(done)`; from any thread.
 
-        What the script's thread begins was ready when it was pushed, so more comes at once: until
-        it has, the script needs Python's lock more than the worker's thread does.
+        A transfer that the script's thread begins was ready when it was pushed. Then more such
+        transfers follow at once, and until they have, the script needs the GIL first.
         """
         from_script = threading.get_ident() == self._script
         call = self._loop.call_soon_batched if from_script else self._loop.call_soon
@@ -327,7 +327,7 @@ class Worker:
                 self._fail(self._give_up(error))
 
     def _give_up(self, error: Exception) -> P3Error:
-        """Tells everybody why; once they know, the job's failure ends what is under way here."""
+        """Tells all processes why. The job's failure then ends the transfers under way here."""
         _log.error("the worker's thread failed", exc_info=error)
         failure = Failure(f"p3kv failed in the worker: {in_one_line(error)}", "worker", self.rank)
         self._control.suspect(failure)
@@ -390,7 +390,7 @@ class Worker:
     def _on_lost(self, connection: Connection, reason: str) -> None:
         self._loop.remove_connection(connection)
         if not self._closed and connection.peer is not None:
-            # What has ended a connection from without may be known better elsewhere.
+            # If the connection was ended from outside, another process may know the cause.
             what = "it was lost" if connection.ended else "it broke the protocol"
             failure = Failure(f"{what}: {reason}", "server", connection.peer, self._known_round())
             self._control.suspect(failure, second_hand=connection.ended)
@@ -400,7 +400,7 @@ class Worker:
             if self._failure is None:
                 self._failure = error
             self._state_changed.notify_all()
-        # Nothing is read from or written to the arrays once their operations are completed.
+        # First: no array may be read or written once its operation is completed.
         for connection in self._servers.values():
             self._loop.remove_connection(connection)
         self._exchange.fail(error)
@@ -424,8 +424,8 @@ class Worker:
             connection.writer.push(URGENT, header)
 
     def _received_bye(self) -> None:
-        """A server has everything of this worker, and has said its last word to it: closing a
-        connection with words that nobody has read would take back what was sent."""
+        """A server has received all frames of this worker, and its last frame is read. Closing a
+        connection with unread bytes would reset it, and lose frames that are under way."""
         with self._state_changed:
             self._byes_left -= 1
             self._state_changed.notify_all()
@@ -445,7 +445,7 @@ class Worker:
         self.tracer.close()
 
     def _close_in_child(self) -> None:
-        """In a forked child: lets go of the connections, so that they end with the parent."""
+        """In a forked child: closes its copies of the connections; the parent's end ends them."""
         self._closed = True
         self._failure = ClosedError(
             f"this process was forked from {_name(self.rank)}, which goes on using the p3 store; "

@@ -18,7 +18,7 @@ _log = logging.getLogger("p3kv")
 class Alone(KVStore):
     """What `kvstore='p3'` is without servers and other workers: MXNet's own store of one process.
 
-    A script gets the numbers of a job of one worker, and may ask what it asks the real store.
+    A script gets the numbers of a job with one worker, and the same methods as in a job.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""The arrays that MXNet's users give: one or many, on the CPU or on devices, dense or not."""
+"""The arrays that MXNet's users pass: one or several, on the CPU or on devices, dense or not."""
 
 from __future__ import annotations
 
@@ -97,17 +97,17 @@ def check_fit(
 class Staging:
     """The arrays in CPU memory out of which values are sent and into which they are received.
 
-    A single array in CPU memory is used as it is; where there are several, or one on another
-    device, an array of this object's stands in for them. Every array whose memory is taken comes
-    from here, and here its shape, its dtype and its device are checked.
+    A single array in CPU memory is used as it is. For several arrays, or one on another device, an
+    array of this object's stands in. Every array whose memory is read or written raw comes from
+    here, and here its shape, dtype and device are checked.
     """
 
     def __init__(self) -> None:
         self._stand_ins: Dict[Key, NDArray] = {}
         self._sources: Dict[Key, _Checked] = {}
         self._targets: Dict[Key, _Checked] = {}
-        """The arrays that were checked last: the same come again in every step, and to ask MXNet
-        what an array is takes long."""
+        """The arrays that were checked last. The same arrays come again in every step, and asking
+        MXNet for their properties is slow."""
 
     def source(self, key: WorkerKey, arrays: Sequence[NDArray]) -> NDArray:
         """One array in CPU memory with the sum of `arrays`, one for each device.

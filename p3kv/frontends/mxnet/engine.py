@@ -1,9 +1,9 @@
 """Operations of our own in MXNet's dependency engine.
 
-An operation names the arrays that it reads and the arrays that it writes; the engine starts it
-when they are ready and holds back whatever depends on it until it is completed, from any thread
-and at any later time. This is what lets a gradient leave when it is ready and a layer start when
-its own weights have arrived, without a thread that waits.
+An operation names the arrays that it reads and the arrays that it writes. The engine starts it
+when they are ready, and holds back what depends on it until some thread completes it, at any later
+time. So a gradient leaves when it is ready, and a layer starts when its own weights have arrived,
+without a thread that waits.
 
 Read off MXNet 1.9.1: `include/mxnet/c_api.h` (MXEnginePushAsyncND), `include/mxnet/engine.h`
 (CallbackOnComplete), `src/engine/threaded_engine.cc` (OnCompleteStatic).
@@ -44,7 +44,7 @@ _AsyncFunction = ctypes.CFUNCTYPE(
 _CompleteFunction = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
 _CPU = ctypes.byref(_Context(1, 0))
 _ASYNC = ctypes.byref(ctypes.c_int(4))
-"""FnProperty::kAsync: it returns at once, so that no thread need be woken to call it."""
+"""FnProperty::kAsync: the operation returns at once, so the engine wakes no thread to call it."""
 
 _Arrays = Tuple[Sequence[NDArray], Sequence[NDArray]]
 
@@ -66,8 +66,8 @@ class Operation:
     def complete(self, error: Optional[BaseException] = None) -> None:
         """Lets everything that depends on the written arrays go on.
 
-        With `error`, whoever waits for one of the arrays gets an `mxnet.base.MXNetError` with
-        its message instead of a value.
+        With `error`, a caller that waits for one of the arrays gets an `mxnet.base.MXNetError`
+        with its message instead of a value.
         """
         handle = None if error is None else _native_error(str(error))
         _completing(self._callback)(
@@ -75,10 +75,10 @@ class Operation:
         )
 
 
-# An engine has one such function for all operations.
+# An engine has one completion function for all operations.
 _completing = functools.lru_cache(maxsize=None)(_CompleteFunction)
 
-# The engine calls one C function for every operation; the parameter tells which one is meant.
+# The engine calls one C function for every operation; the parameter says which operation it is.
 _starts: Dict[int, Tuple[Callable[[Operation], None], _Arrays]] = {}
 _tickets = itertools.count(1)
 
@@ -102,9 +102,9 @@ def push(
 ) -> None:
     """Has the engine call `start(operation)` when all of `reads` and `writes` are ready.
 
-    Returns at once. `start` runs in a thread of the engine, or in this one before `push` returns
-    where all are ready, and must not block; it, or whoever it hands the operation to, completes
-    it later. An array may stand in only one of the lists.
+    Returns at once. `start` runs in a thread of the engine, or in this thread before `push` returns
+    if all arrays are ready. It must not block. It, or the thread to which it gives the operation,
+    completes the operation later. An array may be in only one of the lists.
     """
     ticket = next(_tickets)
     _starts[ticket] = (start, (reads, writes))
@@ -133,13 +133,13 @@ def _handles(arrays: Sequence[NDArray]) -> Any:
 
 
 def memory(array: NDArray, size_bytes: int) -> memoryview:
-    """The memory of a CPU array of `size_bytes` bytes; to ask MXNet for them would take longer.
+    """The memory of a CPU array of `size_bytes` bytes; asking MXNet for the size is slower.
 
-    Call it while an operation that reads or writes `array` is started, and use the result until
+    Call it after an operation that reads or writes `array` has started, and use the result until
     that operation is completed: the engine may move the memory between operations.
 
-    oneDNN keeps weights that inference has used in a blocked layout, and reorders them back in
-    an operation of its own, which may come after ours; so the layout is put right here first.
+    oneDNN keeps weights that inference has used in a blocked layout. It restores the layout in an
+    operation of its own, which may come after ours, so this function restores the layout first.
     """
     _reorder_to_default(array)
     pointer = ctypes.c_void_p()
@@ -155,12 +155,13 @@ _WRITABLE = 0x200  # PyBUF_WRITE
 
 _REORDER = "_ZN5mxnet7NDArray5Chunk15Reorder2DefaultEv"
 _ONEDNN = ("MKLDNN", "ONEDNN")
-"""What MXNet calls the feature, in 1.9.1 and later."""
+"""MXNet's names of the feature, in 1.9.1 and later."""
 
 
 def _bind_reorder(library: Any = _LIB) -> Callable[[NDArray], None]:
-    """What puts an array's layout right; nothing in a build without oneDNN, which never changes
-    one. Raises NotSupportedError for a build that does and can't be asked to undo it."""
+    """Returns a function that restores an array's default layout. It does nothing in a build
+    without oneDNN, which never changes layouts. Raises NotSupportedError for a build that changes
+    layouts and does not export the function that restores them."""
     function = getattr(library, _REORDER, None)
     if function is None:
         features = runtime.Features()

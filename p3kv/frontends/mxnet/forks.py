@@ -1,8 +1,8 @@
 """Forks while gradients are on their way: process pools, data loaders, `os.system`.
 
-Before a fork MXNet stops its engine, which waits for all operations. Ours are completed by Python
-threads, and the forking thread may hold Python's GIL meanwhile: both would wait for ever. So all
-operations are completed before MXNet's handler comes, with the GIL free for other threads.
+Before a fork MXNet stops its engine, which waits for all operations. Python threads complete our
+operations, and the forking thread may hold the GIL meanwhile: a deadlock. So handlers of ours
+complete all operations before MXNet's handler runs, while the GIL is free for other threads.
 
 Read off MXNet 1.9.1: `src/initialize.cc` (install_pthread_atfork_handlers), `src/engine/
 threaded_engine_perdevice.cc` (Stop).
@@ -22,7 +22,8 @@ def complete_before_forks() -> None:
 
     Python calls the first handler before it takes locks of its own, but not for every fork:
     `subprocess` on Python 3.8 and 3.9 and libraries in C fork without it. The C library calls the
-    second before every fork, handlers that were registered later first, so before MXNet's.
+    second handler before every fork. It calls the handlers that were registered last first, so ours
+    runs before MXNet's.
     """
     os.register_at_fork(before=_wait)
     register = ctypes.CDLL(None)["__register_atfork"]
@@ -31,9 +32,9 @@ def complete_before_forks() -> None:
 
 
 def _wait() -> None:
-    with suppress(mx.base.MXNetError):  # whoever waits for one of these arrays gets it, too
+    with suppress(mx.base.MXNetError):  # a caller that waits for one of these arrays gets it, too
         mx.nd.waitall()
 
 
 _wait_in_c = ctypes.CFUNCTYPE(None)(_wait)
-"""Kept for the life of the process: the C library has its address."""
+"""Kept for the life of the process, because the C library has its address."""

@@ -1,10 +1,11 @@
 """The order in which the forward pass needs the parameters.
 
-MXNet tells a store nothing of it: gluon's Trainer sorts parameters by name. Two things give it
-away. Gluon reads `Parameter.data` in forward order, a hybridized block in the order of its
-graph's inputs; a tied parameter counts where it is read first. Where nothing is read like this,
-gradients become ready in the reverse of the forward order, unless the script waits for them
-before it pushes, when all are ready at once and their order tells nothing.
+MXNet does not tell a store this order: gluon's Trainer sorts parameters by name. There are two
+ways to learn it. First, gluon reads `Parameter.data` in forward order, and a hybridized block reads
+it in the order of its graph's inputs; a tied parameter counts where it is read first. Second, if no
+parameter is read like this, gradients become ready in the reverse of the forward order. If the
+script waits for all gradients before it pushes, they are all ready at once, and their order says
+nothing.
 """
 
 from __future__ import annotations
@@ -22,10 +23,11 @@ from p3kv.wire.messages import Key
 _log = logging.getLogger(__name__)
 
 _AFAR = 8
-"""Places in the order of the pushes. Threads of the engine start neighbours in any order, and of
-those that are farther apart only the few that a thread has just held up."""
+"""A distance in the order of the pushes. The engine's threads start operations that are closer than
+this in any order, and of others only the few that a thread has just delayed."""
 _LEAST_OVERTAKEN = 1 / 3
-"""Of all gradients: more than up to eight threads of the engine hold up where all were ready."""
+"""Part of all gradients that must be overtaken: more than up to eight threads of the engine delay
+if all gradients were ready."""
 
 
 class ForwardReads:
@@ -36,7 +38,7 @@ class ForwardReads:
         self._unpatched: Any = None
 
     def start(self) -> None:
-        """Begins to take note; costs a call for each read until `stop`."""
+        """Begins to record; costs a call for each read until `stop`."""
         unpatched = self._unpatched = gluon.Parameter.data
 
         def data(parameter: gluon.Parameter, ctx: Any = None) -> NDArray:
@@ -48,7 +50,7 @@ class ForwardReads:
         gluon.Parameter.data = data
 
     def stop(self) -> None:
-        """Leaves gluon as it was and forgets everything; may be called twice."""
+        """Restores gluon and forgets everything; may be called twice."""
         if self._unpatched is not None:
             gluon.Parameter.data = self._unpatched
             self._unpatched = None
@@ -104,9 +106,10 @@ class ReadyOrder:
     def forward_order(self) -> List[Key]:
         """The reverse of the order of becoming ready; empty if that tells nothing.
 
-        Gradients that were ready when they were pushed come in the order of the pushes, since
-        the engine keeps it. Of those that backward makes, many are overtaken by others that were
-        pushed long after them, unless pushes follow backward: then nothing can be seen.
+        Gradients that were ready when they were pushed start in the order of the pushes, since the
+        engine keeps it. If backward still computes them, gradients that were pushed much later
+        overtake many of them, unless the script pushes in the order of backward. Then the order of
+        becoming ready says nothing.
         """
         afar = min(_AFAR, len(self._pushed) / 2)
         overtaken, newest = 0, -1
@@ -122,9 +125,9 @@ class ReadyOrder:
 class OrderLearner:
     """Learns the forward order in the first round and publishes it, once.
 
-    `publish(order)` gets all declared keys: those whose place is unknown come last. It is called
-    before the first slice of the first step, or while the last gradient of that step is about to
-    leave. `ready` may be called from any thread, the rest belongs to the store's user.
+    `publish(order)` gets all declared keys; keys that were not learned come last. It is called
+    before the first slice of the first step, or when the last gradient of that step is about to
+    leave. `ready` may be called from any thread, all else belongs to the store's thread.
     """
 
     def __init__(self, publish: Callable[[List[Key]], None]) -> None:
@@ -137,7 +140,7 @@ class OrderLearner:
         self._ready_order = ReadyOrder()
 
     def stop(self) -> None:
-        """Learns nothing any more; may be called twice."""
+        """Stops learning; may be called twice."""
         self._learning = False
         self._keys_by_array.clear()
         self._arrays.clear()
@@ -150,7 +153,7 @@ class OrderLearner:
                 self._declared[key] = None
                 for array in arrays:
                     self._keys_by_array[id(array)] = key
-                    self._arrays.append(array)  # nobody else gets its id while it is kept
+                    self._arrays.append(array)  # no other object gets its id while it is kept
 
     def begin_step(self, step: int) -> None:
         """Says that a step begins, before its first push; the first one is 1."""

@@ -34,17 +34,17 @@ from p3kv.worker.transfers import Done, Transfer, WorkerKey
 class P3(KVStoreBase):
     """MXNet's distributed KVStore with priority-based parameter propagation (P3, SysML'19).
 
-    Every call returns at once: it pushes an operation into MXNet's engine, which starts when
-    the gradient is ready and holds back whatever needs the weight until its new value is there.
-    What a call can't do is raised by it or, when the job fails later, by whoever waits for a
-    weight (as `mxnet.base.MXNetError` with the reason) and by every call from then on.
+    Every call returns at once: it pushes an operation into MXNet's engine. The engine starts the
+    operation when the gradient is ready, and holds back what needs the weight until the new value
+    has arrived. A call raises what it can't do. If the job fails later, MXNet raises the reason as
+    `mxnet.base.MXNetError` to callers that wait for a weight, and every further call raises it.
 
     Values are dense float32 or float64 arrays; where several are given, one for each device,
     they are summed before they are sent. To be used from one thread.
 
-    Creating it lowers `sys.setswitchinterval` to 0.1 ms until the process ends, so that a script
-    that computes in Python keeps no gradient waiting; the setting `switch_interval_s` chooses
-    another one, and 0 leaves Python's.
+    Creating it lowers Python's switch interval to 0.1 ms until the process ends, so that a script
+    that is busy in Python does not delay gradients. The setting `switch_interval_s` chooses another
+    interval, and 0 keeps Python's.
     """
 
     _instance: Optional[P3] = None
@@ -62,7 +62,7 @@ class P3(KVStoreBase):
         self._names: Mapping[Key, str] = {}
         self._order = OrderLearner(self._worker.publish_order)
         if self.rank != 0:
-            self._order.stop()  # rank 0 decides, and everybody uses the same
+            self._order.stop()  # rank 0 decides, and all workers use its order
         self._optimizer: Optional[mx.optimizer.Optimizer] = None
         self._settings = b""
         self._updates: Dict[Key, int] = {}
@@ -104,17 +104,17 @@ class P3(KVStoreBase):
         return self._worker.forward_order
 
     def stats(self) -> Dict[str, int]:
-        """What this worker has done so far.
+        """Counts of what this worker has done so far.
 
         bytes_sent, bytes_received, slices_sent, slices_received; and inversions, inversion_bytes:
-        slices that left while a more urgent one waited for a connection that was full.
+        slices that left while a more urgent slice waited for a full connection.
         """
         return self._worker.stats()
 
     # Values.
 
     def name_keys(self, names: Mapping[Key, str]) -> None:
-        """Says what the user calls the parameters behind keys that are still to be declared."""
+        """Sets the user's names of parameters whose keys are still to be declared."""
         self._names = {**self._names, **names}
 
     def init(self, key: Union[Key, Sequence[Key]], value: Any) -> None:
@@ -202,8 +202,8 @@ class P3(KVStoreBase):
     def set_optimizer(self, optimizer: mx.optimizer.Optimizer) -> None:
         """Has the servers update weights with worker rank 0's optimizer from now on.
 
-        It begins with fresh states and counts, also where another one was set before. Later
-        changes to it, such as `trainer.set_learning_rate`, hold from the next step on.
+        It begins with fresh states and counts, also if another one was set before. Later changes
+        to it, such as `trainer.set_learning_rate`, hold from the next step on.
         Raises NotSupportedError for an optimizer that can't run slice by slice.
         """
         settings = optimizer_settings.to_bytes(optimizer, self._step)
@@ -262,7 +262,7 @@ class P3(KVStoreBase):
             )
         check_kind(key, value)
         shape, dtype = tuple(value.shape), np.dtype(value.dtype).name
-        # Before anybody hears of the key: a call that is refused changes nothing.
+        # Before the key is declared to others: a refused call changes nothing.
         check_fit(key, called(key, name), shape, dtype, outs)
         return self._worker.declare(key, shape, dtype, name)
 
@@ -284,11 +284,12 @@ class P3(KVStoreBase):
         return worker_key.round, self._step
 
     def _begin_step(self) -> None:
-        """Once a step, before its first slice: rank 0 tells what it has learned and changed."""
+        """Once a step, before its first slice: rank 0 publishes the order and new settings."""
         self._order.begin_step(self._step)
         optimizer = self._optimizer
         if optimizer is not None:
-            # MXNet counts where it updates; schedulers go by this count, and live here.
+            # Learning rate schedulers run here and use this count, which MXNet only counts where
+            # it updates.
             since = self._optimizer_since
             optimizer.num_update = optimizer.begin_num_update + self._step - since
             settings = optimizer_settings.to_bytes(optimizer, since)
@@ -368,12 +369,12 @@ def _bytes(worker_key: WorkerKey, array: NDArray) -> memoryview:
 
 
 def _finish() -> None:
-    """Before MXNet's engine ends: what is under way is completed, or given up if it can't be.
+    """Before MXNet's engine ends: completes the operations under way, with an error if need be.
 
-    The worker's thread goes on until all is done: an operation that the engine starts when nobody
-    completes it any more would never end, and neither would the process.
+    The worker's thread goes on until all are complete. Otherwise an operation that the engine
+    starts later would never be completed, and the process would never end.
     """
     this_process.give_up_if_script_failed()
-    with suppress(mx.base.MXNetError):  # whoever waited for one of these arrays has seen it
+    with suppress(mx.base.MXNetError):  # a caller that waited for one of these arrays has seen it
         mx.nd.waitall()
     this_process.leave()
