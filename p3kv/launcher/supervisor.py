@@ -1,4 +1,4 @@
-"""Starting a job's parts, watching them, and leaving nothing behind."""
+"""Starts a job's processes, watches them, and leaves none behind."""
 
 from __future__ import annotations
 
@@ -70,9 +70,9 @@ class Launcher:
     `run` may be called once, in the main thread if signals shall end the job. `out` and `err` are
     where the parts' output goes; `on_started` is called when every part has its descriptors.
 
-    On `link` the scheduler is told of every end, and tells why the job failed. Python takes longer
-    to end after an exception than the store takes to tell everybody, so the first process to end
-    is often not the first that failed.
+    On `link` the launcher tells the scheduler of every end, and the scheduler tells why the job
+    failed. After an exception Python takes longer to end than the store takes to tell the others.
+    So the first process to end is often not the first that failed.
     """
 
     def __init__(
@@ -218,7 +218,7 @@ class Launcher:
 
     def _report_end(self, index: int, running: RunningPart) -> None:
         # A blocking wait for each process: of two that end close together, the first is reported
-        # first, which looking at all of them every now and then could not tell.
+        # first. Polling could not tell which was first.
         running.wait_unreaped()
         self._events.put(_Ended(index))
 
@@ -245,13 +245,13 @@ class Launcher:
             due_s.append(self._term_at_s)
         timeouts_s = [max(0.0, at_s - time.monotonic()) for at_s in due_s]
         if any(running.code is not None for running in going):
-            # What a leader left behind is not our child: look for its end.
+            # A process that a leader left behind is not our child: poll for its end.
             timeouts_s.append(_GROUP_POLL_S)
         return min(timeouts_s) if timeouts_s else None
 
     def _on_end(self, running: RunningPart) -> None:
-        # What a part leaves behind in its group ends with it. The signal comes before `reap`: until
-        # then the group's number cannot be anybody else's.
+        # Processes that a part leaves in its group end with it. The signal comes before `reap`:
+        # until then the group's number cannot belong to another group.
         running.terminate(self._graces.term_s)
         running.reap()
         name, code = running.part.name, running.code

@@ -1,1 +1,1 @@
-"""The scheduler: who belongs to the job, what all agree on, and how it ends."""
+"""The scheduler: which processes belong to the job, what they agree on, and how the job ends."""

@@ -21,17 +21,16 @@ from p3kv.wire.messages import (
 )
 
 _WORTH_A_CHANGE = 4
-"""Another size of slices is worth its trouble from this factor on: half or twice is as good on a
-link."""
+"""The slice size changes only by this factor or more: half or twice the size is as good."""
 _MISMEASURED = 1.4
-"""It must be worth it also where the network was this factor faster or slower than measured, or the
-size could change again and again."""
+"""The change must be worth it even if the network is this factor faster or slower than measured.
+Otherwise the size could change again and again."""
 
 
 class Agreement:
-    """Takes what each worker says, and answers all when the last one has said it.
+    """Collects each worker's message of a kind, and answers all workers after the last message.
 
-    Where a worker has left that the others wait for, each method raises JobFails.
+    Each method raises JobFails if the others wait for a worker that has left.
     """
 
     def __init__(self, members: Membership, num_servers: int) -> None:
@@ -48,7 +47,7 @@ class Agreement:
         return self._slice_size
 
     def in_turn(self, node: Node, message: ToScheduler) -> bool:
-        """Whether the node may send such a message now."""
+        """Whether the protocol allows the node to send such a message now."""
         is_ready = node.identity in self._ready
         if node.hello.role != "worker" or isinstance(message, Ready) == is_ready:
             return False
@@ -81,13 +80,14 @@ class Agreement:
         return [(worker.identity, agreed) for worker in workers]
 
     def measured(self, node: Node, message: Measured) -> Replies:
-        """A worker has measured the network: at first all of them, then who finds it changed."""
+        """A worker has measured the network. At first all workers do, later those whose rate has
+        changed."""
         self._rates_bytes_s[node.identity] = message.rate_bytes_s
         workers = self._members.workers
         if len(self._rates_bytes_s) < len(workers):
             self.check_nobody_is_missed()
             return []
-        # Everybody waits for the slowest.
+        # All workers wait for the slowest.
         slowest = min(self._rates_bytes_s.values())
         slice_size = slice_size_for(slowest, self._num_servers)
         if self._slice_size is None:
@@ -111,11 +111,11 @@ class Agreement:
         return [(worker.identity, BarrierPassed()) for worker in workers]
 
     def starts_without(self, node: Node) -> bool:
-        """Whether others have their store, and wait for this worker's."""
+        """Whether other workers have created their stores and wait for this worker's."""
         return node.identity not in self._ready and bool(self._ready)
 
     def check_nobody_is_missed(self) -> None:
-        """A worker may end before the others, but not while they wait for it."""
+        """Raises JobFails if the others wait for a worker that has left."""
         workers = self._members.workers
         starting = 0 < len(self._ready) < len(workers)
         measuring = self._slice_size is None and bool(self._rates_bytes_s)

@@ -1,4 +1,4 @@
-"""Whose end makes the job fail: what several witnesses have seen of it makes one cause."""
+"""Finds the process whose end makes the job fail, from what several witnesses have seen."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class _Suspect:
     lacks: str = ""
     """What the process had not done when it ended."""
     silent_s: Optional[float] = None
-    """How long it had not been heard of when the scheduler lost it."""
+    """How long the scheduler had not heard from it when their connection ended."""
     report: Optional[Failure] = None
 
     def failure(self) -> Failure:
@@ -58,9 +58,9 @@ LEFT = ", though it had left the job in order"
 
 
 class Blame:
-    """Collects what is seen of processes that are lost, until there has been time for all of it.
+    """Collects what witnesses have seen of lost processes, until all have had time to report.
 
-    Who starts processes knows best how one ended; the scheduler knows how long it was silent; the
+    The launcher knows best how a process ended, the scheduler knows how long it was silent, and its
     peers know in which round.
     """
 
@@ -89,8 +89,8 @@ class Blame:
         suspect.end, suspect.lacks = end, lacks
 
     def verdict(self) -> Failure:
-        """Why the job ends. Of several processes, one that has ended counts before one that can't
-        be reached, and that before a connection that somebody else has lost."""
+        """Why the job ends. Of several processes, one that has ended counts before one that the
+        scheduler can't reach, and that before one to which only a peer has lost its connection."""
         suspects = list(self._suspects.values())
         ended: List[_Suspect] = [one for one in suspects if one.end is not None]
         unreached = [one for one in suspects if one.silent_s is not None]

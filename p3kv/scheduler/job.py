@@ -46,18 +46,18 @@ class Job:
 
     @property
     def assembled(self) -> bool:
-        """Whether everybody has arrived."""
+        """Whether all processes have arrived."""
         return self._members.assembled
 
     @property
     def ended(self) -> bool:
-        """Whether nobody is left that the scheduler should wait for."""
+        """Whether no process is left that the scheduler should wait for."""
         everybody_came = self.assembled or self.failure is not None
         return everybody_came and self._members.all_left and not self.undecided
 
     @property
     def undecided(self) -> bool:
-        """Whether something was seen that may end the job, and others may know more of it."""
+        """Whether a loss was seen that may end the job, and other witnesses may still report."""
         return self.failure is None and bool(self._losses)
 
     def node(self, identity: bytes) -> Optional[Node]:
@@ -65,11 +65,11 @@ class Job:
         return self._members.node(identity)
 
     def unreached(self) -> List[str]:
-        """Those that can't be told of a failure: they have not joined, or do not answer."""
+        """Processes that can't be told of a failure: they have not joined, or do not answer."""
         return self._members.missing() + self._losses.silent
 
     def who_came(self) -> str:
-        """Who is missing, and who has come from where, to tell people who start processes."""
+        """Which processes are missing and which have come from where, for people who start them."""
         return self._members.who_came()
 
     def handle(self, identity: bytes, message: ToScheduler) -> Replies:
@@ -92,13 +92,13 @@ class Job:
         return [(node.identity, Abort(self.failure)) for node in self._members.present]
 
     def wrong_words(self, node: Node, error: ProtocolError) -> Replies:
-        """Ends the job because a node sent what is no message of the protocol."""
+        """Ends the job because a node has broken the protocol."""
         return self.fail(self._out_of_protocol(node, f"{error} ({node.name()})"))
 
     def lost(self, node: Node, silent_s: float) -> None:
         """Takes note that a node's connection ended without a Bye, and when it was last heard of.
 
-        `judge` decides what that means: its last words may still be on their way.
+        `judge` decides what that means, because its last messages may still be under way.
         """
         if self.failure is not None:
             self._members.left(node)
@@ -116,7 +116,7 @@ class Job:
         return [] if cause is None else self.fail(cause)
 
     def nobody_else_came(self, waited_s: float) -> Replies:
-        """Ends the job because some did not arrive."""
+        """Ends the job because some processes did not arrive."""
         return self.fail(self._members.nobody_else_came(waited_s))
 
     def _hello(self, identity: bytes, hello: Hello) -> Replies:

@@ -1,4 +1,4 @@
-"""Where keys are: each has one number and one place, whichever worker declares it first."""
+"""Which server keeps which part of each key, whichever worker declares the key first."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Keys:
         self._loads_elems = [0] * num_servers
 
     def choose_placement(self, node: Node, name: str) -> None:
-        """A worker says how keys are to be placed; raises JobFails for a name not known here."""
+        """A worker names the placement; raises JobFails for a name that is not registered here."""
         if name == self._placed_by:
             return
         try:
@@ -101,7 +101,7 @@ class Keys:
             runs = self._placement.place(size_elems, slice_size, loads_elems, hosts)
             return checked(runs, size_elems, len(loads_elems))
         except Exception as error:
-            # It may be the user's own.
+            # The placement may be a user's own.
             reason = (
                 f"the placement {self._placed_by!r} failed for "
                 f"{called(message.key, message.name)}: {in_one_line(error)}"

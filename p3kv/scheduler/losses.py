@@ -1,4 +1,4 @@
-"""Who is lost: what was seen of processes that ended or fell silent, and what it means."""
+"""Losses: what was seen of processes that ended or fell silent, and what it means."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from p3kv.wire.messages import Failure
 
 
 class Losses:
-    """Collects what may end the job until `verdict`: last words may still be on their way."""
+    """Collects losses until `verdict`, because last messages may still be under way."""
 
     def __init__(self, members: Membership) -> None:
         self._members = members
@@ -26,11 +26,11 @@ class Losses:
 
     @property
     def silent(self) -> List[str]:
-        """Role and rank of those that did not answer any more when they were lost."""
+        """Role and rank of processes that had stopped answering when their connection ended."""
         return list(self._silent)
 
     def lost(self, node: Node, silent_s: float) -> None:
-        """A node's connection ended, `silent_s` after it was last heard of."""
+        """A node's connection ended, `silent_s` after the scheduler last heard from the node."""
         if not node.gone:
             self._lost.append((node, silent_s))
 
@@ -45,7 +45,7 @@ class Losses:
             self._ends.append(end)
 
     def verdict(self) -> Optional[Failure]:
-        """Why the job ends, if anything of what was seen is a reason."""
+        """Why the job ends, if any of the losses is a reason."""
         for lost, silent_s in self._lost:
             if not lost.gone:
                 rank = self._members.rank_of(lost)
@@ -69,7 +69,7 @@ class Losses:
         return None
 
     def count_as_left(self) -> None:
-        """The job has failed: nobody waits any more for the last words of those that are lost."""
+        """The job has failed: the scheduler waits for no last messages of lost processes."""
         for lost, _ in self._lost:
             self._members.left(lost)
         self._lost.clear()

@@ -1,4 +1,4 @@
-"""Who belongs to the job: arrival, ranks, who has left, and who is missing."""
+"""Which processes belong to the job: arrival, ranks, who has left, and who is missing."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class Node:
     gone: bool = False
 
     def name(self) -> str:
-        """How messages call this node."""
+        """The node's name in messages."""
         rank = "" if self.rank == UNKNOWN else f" {self.rank}"
         return f"{self.hello.role}{rank} ({self.place()})"
 
     def place(self) -> str:
-        """Where it runs."""
+        """The host and process id of the node."""
         return f"{self.hello.host}, process {self.hello.pid}"
 
 
@@ -52,14 +52,14 @@ class Membership:
     # Coming and going.
 
     def admit(self, identity: bytes, hello: Hello) -> Optional[str]:
-        """Adds a node to the job; returns why not, where it can't be part of it."""
+        """Adds a node to the job; returns the reason if it can't be part of the job."""
         reason = self._reason_to_refuse(identity, hello)
         if reason is None:
             self._nodes[identity] = Node(identity, hello, arrival=len(self._nodes))
         return reason
 
     def assemble(self) -> Replies:
-        """Gives ranks and tells everybody, if all have arrived."""
+        """Gives ranks and tells all nodes, if all have arrived."""
         if any(len(self.role(role)) < wanted for role, wanted in self._wanted.items()):
             return []
         self._assembled = True
@@ -81,12 +81,12 @@ class Membership:
 
     @property
     def assembled(self) -> bool:
-        """Whether everybody has arrived."""
+        """Whether all processes have arrived."""
         return self._assembled
 
     @property
     def all_left(self) -> bool:
-        """Whether nobody who came is left."""
+        """Whether all nodes that came have left."""
         return all(node.gone for node in self._nodes.values())
 
     @property
@@ -104,7 +104,7 @@ class Membership:
 
     @property
     def present(self) -> List[Node]:
-        """All who came and have not left."""
+        """All nodes that came and have not left."""
         return [node for node in self._nodes.values() if not node.gone]
 
     @property
@@ -122,11 +122,11 @@ class Membership:
         return self._nodes.get(identity)
 
     def ranked(self, role: str, rank: int) -> Optional[Node]:
-        """The node of this rank, or that wishes for it, if it came."""
+        """The node that has this rank, or asks for it, if it came."""
         return next((node for node in self.role(role) if self.rank_of(node) == rank), None)
 
     def rank_of(self, node: Node) -> int:
-        """The node's rank; while ranks are not given yet, the one that it wishes for."""
+        """The node's rank; before ranks are given, the rank that it asks for."""
         wish = node.hello.rank_wish
         if node.rank == UNKNOWN and wish is not None and 0 <= wish < self._wanted[node.hello.role]:
             return wish
@@ -140,11 +140,11 @@ class Membership:
     # Who is missing.
 
     def missing(self) -> List[str]:
-        """Role and rank of those that have not come, as far as anybody can tell."""
+        """Role and rank of the processes that have not come, as far as they are known."""
         return [f"{role} {rank}" for role in self._wanted for rank in self._missing(role)]
 
     def who_came(self) -> str:
-        """Who is missing, and who has come from where, to tell people who start processes."""
+        """Which processes are missing and which have come from where, for people who start them."""
         came, missing = [], []
         by_host: Dict[str, List[str]] = {}
         for role, wanted in self._wanted.items():
@@ -165,7 +165,7 @@ class Membership:
         )
 
     def nobody_else_came(self, waited_s: float) -> Failure:
-        """Why the job ends where some did not arrive."""
+        """Why the job ends if some processes did not arrive."""
         counts = []
         for role, wanted in self._wanted.items():
             nodes = self.role(role)
@@ -183,7 +183,7 @@ class Membership:
         )
 
     def left_early(self, node: Node) -> Failure:
-        """Why the job ends where others still needed a node that left."""
+        """Why the job ends if others still needed a node that left."""
         return Failure(
             f"the process ended while others still needed it ({node.place()})",
             node.hello.role,
@@ -194,7 +194,7 @@ class Membership:
         )
 
     def _missing(self, role: str) -> List[int]:
-        """Ranks that nobody has wished for, if all who came have a wish; else nobody can tell."""
+        """Ranks that no node has asked for, if all nodes that came ask for one; else unknown."""
         came = [self.rank_of(node) for node in self.role(role)]
         if UNKNOWN in came or len(set(came)) < len(came):
             return []
@@ -207,7 +207,7 @@ class Membership:
                 f"speaks {hello.protocol} (p3kv {hello.version}); install the same p3kv everywhere"
             )
         if not hmac.compare_digest(_as_bytes(hello.job), _as_bytes(self._job)):
-            # Whoever knows a job's name gets its token: names are never told.
+            # A process that knows the job's name gets its token, so never send the name.
             return (
                 "the scheduler at this address runs another job; give each job a port of its own "
                 "(DMLC_PS_ROOT_PORT) and all its processes the same P3KV_JOB, DMLC_NUM_WORKER and "
@@ -226,5 +226,5 @@ class Membership:
 
 
 def _as_bytes(name: str) -> bytes:
-    """For a comparison whose time tells nothing; a name from the environment may be no text."""
+    """For a comparison in constant time. A name from the environment may not be valid text."""
     return name.encode(errors="surrogateescape")

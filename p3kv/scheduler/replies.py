@@ -11,7 +11,7 @@ Replies = List[Tuple[bytes, FromScheduler]]
 
 
 class JobFails(Exception):
-    """Raised where a message makes the job fail; `Job` turns it into words for everybody."""
+    """Raised when a message makes the job fail; `Job` then tells all nodes."""
 
     def __init__(self, failure: Failure, *first: Tuple[bytes, FromScheduler]) -> None:
         """`first` is what to send before all nodes are told of the failure."""

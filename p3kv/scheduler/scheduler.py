@@ -25,9 +25,9 @@ _IPV4 = "::ffff:"
 
 _LINGER_MS = 1000
 _HANDSHAKE_MS = 5000
-"""How long a connection may stay that does not speak ZeroMQ; it keeps a descriptor so long."""
+"""A connection that does not complete ZeroMQ's handshake is closed after this time."""
 _BLAME_PATIENCE_S = 0.5
-"""A lost node's peers know more of it than the scheduler: its round, or what it did wrong."""
+"""How long to wait for a lost node's peers: they know its round, or what it did wrong."""
 _FAREWELL_S = 3.0
 """How long a failed job's nodes get to say Bye."""
 
@@ -186,7 +186,7 @@ class _Scheduler:
         if node is not None and not node.gone:
             self._send(self._job.wrong_words(node, error))
             return
-        # A stranger: it gets no answer and does no harm.
+        # Not a process of this job: it gets no answer and does no harm.
         self._refusals.note(
             f"a process on {_address(frame)} speaks another protocol over ZeroMQ, very likely that "
             "of MXNet's own store. If it is a worker of this job, its script must 'import p3kv' "
@@ -197,8 +197,8 @@ class _Scheduler:
     def _arrived(self, identity: bytes, descriptor: int) -> None:
         """Takes note of a node's connection.
 
-        A descriptor's number is used again at once, so what the monitor still has to tell of
-        earlier connections comes first: it must not be taken for the end of this one.
+        The system reuses a descriptor's number at once. So this first handles the monitor's events
+        of earlier connections, which must not be taken for the end of this connection.
         """
         self._notice_connections()
         if descriptor in self._open_descriptors:
@@ -215,7 +215,7 @@ class _Scheduler:
             self._job.lost(node, time.monotonic() - heard_at)
 
     def _hear_ends(self) -> bool:
-        """Takes note of the ends that the launcher tells of; False if it tells nothing more."""
+        """Takes the ends of processes that the launcher reports; False if it reports no more."""
         assert self._link is not None
         told = self._link.receive()
         for end in told:
@@ -242,7 +242,7 @@ class _Scheduler:
             self._tell_launcher(self._job.failure)
 
     def _tell_launcher(self, failure: Failure) -> None:
-        """Says why the job fails, and whom nobody can tell."""
+        """Tells the launcher why the job fails, and which processes can't be told."""
         if self._link is None:
             return
         part, sentence = failure.role, f"the job failed: {failure.words}"
@@ -260,10 +260,10 @@ class _Scheduler:
 
 
 def _address(frame: zmq.Frame) -> str:
-    """Where a message came from, as far as ZeroMQ tells."""
+    """Where a message came from, as far as ZeroMQ says."""
     try:
         address = str(frame.get("Peer-Address"))
     except zmq.ZMQError:
         return "an unknown host"
-    # Of a socket for both kinds, that is how IPv4's addresses look.
+    # A socket for IPv6 and IPv4 shows IPv4 addresses with this prefix.
     return address[len(_IPV4) :] if address.startswith(_IPV4) else address

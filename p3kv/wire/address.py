@@ -1,4 +1,4 @@
-"""Which of this host's addresses the others can reach."""
+"""The address of this host that other processes can reach."""
 
 from __future__ import annotations
 

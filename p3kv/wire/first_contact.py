@@ -1,7 +1,7 @@
-"""What a process learns of whoever listens at the scheduler's address, until it is welcomed.
+"""Finds out what listens at the scheduler's address, until the scheduler welcomes this process.
 
 Another program may hold the port, or MXNet's own scheduler may run there because mxnet was
-imported first. What the connection shows tells these apart, so that the user need not guess.
+imported first. The events of the connection tell these apart, so that the user need not guess.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from p3kv.errors import RendezvousError
 EVENTS = (
     zmq.EVENT_CONNECTED | zmq.EVENT_CLOSED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
 )
-"""What the monitor must be asked for."""
+"""The events that the monitor must report."""
 
 _ANSWER_S = 3.0
-"""A scheduler that listens answers at once; longer than this only a foreign program is silent."""
+"""A scheduler answers at once; after a longer silence, what listens is another program."""
 _OTHER_PORT = (
     "Another program holds the port: choose another DMLC_PS_ROOT_PORT ('p3kv launch' finds a free "
     "one), or end that program."
@@ -41,11 +41,11 @@ class FirstContact:
 
     @property
     def deadline(self) -> Optional[float]:
-        """When, on the monotonic clock, whoever listens must have answered."""
+        """When, on the monotonic clock, the scheduler must have answered."""
         return None if self._handshaken_at is None else self._handshaken_at + _ANSWER_S
 
     def event(self, event: int) -> Optional[RendezvousError]:
-        """Takes note of an event; returns the error when it shows that nobody will answer."""
+        """Takes an event; returns the error when it shows that no scheduler will answer."""
         if event == zmq.EVENT_CONNECTED:
             self._connected = True
         elif event == zmq.EVENT_CLOSED:
@@ -67,14 +67,14 @@ class FirstContact:
         )
 
     def foreign(self) -> RendezvousError:
-        """The error when what was received is no message of the scheduler's."""
+        """The error when a message that arrived is not a scheduler's."""
         return RendezvousError(
             f"what listens at {self._address} is no p3kv scheduler: it speaks another protocol. "
             f"{_OTHER_PORT}"
         )
 
     def waiting(self, timeout_s: float) -> str:
-        """What to say while it may still come."""
+        """What to log while the scheduler may still answer."""
         if self._connected:
             seen = "what listens there says nothing that a scheduler says; is the port another's?"
         else:

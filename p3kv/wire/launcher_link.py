@@ -41,7 +41,7 @@ class Cause(Message, frozen=True):
     """The process that the failure is about, such as "worker 1"."""
     sentence: str
     unreached: List[str]
-    """The processes that nobody can tell: they have not joined, or do not answer."""
+    """Processes that can't be told: they have not joined, or do not answer."""
 
 
 class LauncherLink:

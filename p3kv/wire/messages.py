@@ -1,4 +1,4 @@
-"""Everything that processes say to each other, declared once.
+"""All messages between processes, declared once.
 
 Data frames, between workers and servers over TCP, have a header (`p3kv.wire.header`) and a payload:
 a slice's elements, or one of the messages below. Control messages go through the scheduler over
@@ -20,12 +20,12 @@ from p3kv.wire.header import LAST_ROUND
 
 PROTOCOL_VERSION = 4
 TOKEN_BYTES = 16
-"""The job's token stands in front of a data hello's MessagePack, as it is: nothing that comes from
-somebody without it is decoded."""
+"""The job's token comes before a data hello's MessagePack, as plain bytes: a server decodes nothing
+from a peer without the token."""
 MAX_HELLO_BYTES = 4096
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 MAX_TO_SCHEDULER_BYTES = 1024 * 1024
-"""The scheduler reads from anybody, and nobody has much to tell it."""
+"""The scheduler reads from any peer, and no peer has long messages for it."""
 MAX_KEY_ELEMS = 2**36
 """Elements of a key's tensor: a quarter of a terabyte of float32."""
 MAX_DIMENSIONS = 32
@@ -35,7 +35,7 @@ MAX_RANK = 2**16 - 1
 
 
 def workers(ranks: Iterable[int]) -> str:
-    """How messages to users call workers: "worker 1", or "workers 0, 2"."""
+    """Workers' names in messages to users: "worker 1", or "workers 0, 2"."""
     numbers = sorted(ranks)
     return ("worker " if len(numbers) == 1 else "workers ") + ", ".join(map(str, numbers))
 
@@ -43,8 +43,8 @@ def workers(ranks: Iterable[int]) -> str:
 class Message(msgspec.Struct, frozen=True, tag=True):
     """Base of the messages that travel as MessagePack.
 
-    Those whose numbers somebody computes with have a `__post_init__` that raises ProtocolError for
-    values that can't be: so they are checked on arrival, before anything is done with them.
+    Messages with numbers that are used in computations have a `__post_init__` that raises
+    ProtocolError for wrong values. So numbers are checked on arrival, before they are used.
     """
 
 
@@ -85,7 +85,7 @@ def _check_elems(key: object, elems: int) -> None:
 
 
 def called(key: Key, name: Optional[str]) -> str:
-    """How messages to users call a key: by the parameter's name, too, where it is known."""
+    """A key's name in messages to users, with the parameter's name if it is known."""
     return f"key {key!r}" if name is None or name == key else f"parameter '{name}' (key {key!r})"
 
 
@@ -94,7 +94,7 @@ UNKNOWN = -1
 
 
 class Failure(Message, frozen=True):
-    """Why the job ends: the same words in every process."""
+    """Why the job ends: the same text in every process."""
 
     reason: str
     """What was wrong, in one line."""
@@ -109,7 +109,7 @@ class Failure(Message, frozen=True):
 
     @property
     def where(self) -> str:
-        """The process that it is about, and the round that this had reached."""
+        """The process that the failure is about, and the round that it had reached."""
         who = self.role if self.rank == UNKNOWN else f"{self.role} {self.rank}"
         return who if self.round == UNKNOWN else f"{who} (round {self.round})"
 
@@ -148,7 +148,7 @@ class DataHello(Message, frozen=True):
 
 
 class KeyLayout(Message, frozen=True):
-    """What a server must know of a key to keep its slices."""
+    """What a server must know of a key to keep the key's slices."""
 
     key_id: int
     key: Key
@@ -209,7 +209,7 @@ class Ready(Message, frozen=True):
     """A worker's store was created, with these settings."""
 
     slice_size: Optional[int]
-    """None: by the network's rate, as all workers will have measured it."""
+    """None: by the network's rate, which all workers will measure."""
     deterministic: bool
     stall_timeout_s: float = Settings.stall_timeout_s
     placement: str = Settings.placement
@@ -220,7 +220,7 @@ class Ready(Message, frozen=True):
 
 
 class Measured(Message, frozen=True):
-    """A worker has measured the rate at which it can send; again whenever that changes much."""
+    """A worker has measured the rate at which it can send; sent again when it changes much."""
 
     rate_bytes_s: float
 
@@ -239,7 +239,7 @@ class DeclareKey(Message, frozen=True):
         _check(len(self.shape) <= MAX_DIMENSIONS, f"key {self.key!r} has too many dimensions")
         extents = f"key {self.key!r} has the shape {self.shape}"
         _check(all(extent >= 0 for extent in self.shape), extents)
-        # Without numpy's arithmetic, whose products of large numbers are small ones.
+        # Not with numpy, whose integers overflow.
         _check_elems(self.key, math.prod(self.shape))
 
 
@@ -252,13 +252,13 @@ class ReportFailure(Message, frozen=True):
 
     failure: Failure
     second_hand: bool = False
-    """It only saw a connection end; whoever knows why is believed sooner."""
+    """The node only saw a connection end; a node that knows the cause counts before it."""
 
 
 class Alive(Message, frozen=True):
-    """A node is there, and the scheduler's answer that it is, too.
+    """A sign of life of a node, and the scheduler's answer to it.
 
-    Nothing is decided by it: it tells a process that was stopped from one that has ended.
+    It only helps to tell a stopped process from an ended one.
     """
 
 
@@ -276,11 +276,11 @@ class Refused(Message, frozen=True):
 
 
 class Welcomed(Message, frozen=True):
-    """The scheduler has taken note of the process and waits for the others."""
+    """The scheduler has registered the process and waits for the others."""
 
 
 class Roster(Message, frozen=True):
-    """Everybody has arrived; who you are and where the servers are."""
+    """All processes have arrived: the receiver's rank, and the servers' addresses."""
 
     rank: int
     token: bytes
@@ -314,7 +314,7 @@ class SliceSize(Message, frozen=True):
 
 
 class NewSliceSize(Message, frozen=True):
-    """Worker rank 0 is to have slices of this size from a coming round on."""
+    """Worker rank 0 is to announce this slice size from a coming round on."""
 
     slice_size: int
 
@@ -329,7 +329,7 @@ class KeyDeclared(Message, frozen=True):
     runs: List[Tuple[int, int]]
     """How many of its elements each server keeps, as the job's placement has chosen."""
     name: Optional[str] = None
-    """What all call the parameter: its name on the worker that was the first to declare it."""
+    """The parameter's name in all processes: that of the worker that declared it first."""
 
     def __post_init__(self) -> None:
         _check_number("a key's id", self.key_id, 0, MAX_KEY_ID)
@@ -396,5 +396,5 @@ def decode(data: Union[bytes, memoryview], expected: Any) -> Any:
     try:
         return decoder.decode(data)
     except (msgspec.MsgspecError, ValueError, RecursionError, OverflowError) as error:
-        # Not only msgspec's own: text that is no UTF-8, say, is a ValueError.
+        # Not only msgspec's own errors: text that is not UTF-8, for example, is a ValueError.
         raise ProtocolError(f"a message is not what the protocol allows: {error}") from error

@@ -1,4 +1,4 @@
-"""Makes MXNet know the store, and use it where it would silently use none or another one."""
+"""Registers the store with MXNet, and prevents MXNet from silently using none or another one."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _NAMES = ("p3", "dist_sync_p3")
 _LOCAL = (
     "local", "local_update_cpu", "local_allreduce_cpu", "device", "local_allreduce_device", "nccl"
 )  # fmt: skip
-"""MXNet's own stores of one process. Any other name without 'dist' gives 'local', in silence."""
+"""MXNet's own stores of one process. Any other name without 'dist' silently gives 'local'."""
 
 
 def register() -> None:
-    """Registers the store under its names and mends MXNet's way of choosing a store.
+    """Registers the store under its names and corrects how MXNet chooses a store.
 
     `mxnet.model._create_kvstore` gives no store at all when there is one device and the name
     lacks 'dist'; the modules that call it have bound it by value.

@@ -66,7 +66,7 @@ class MXNetOptimizer(SliceOptimizer):
     def regroup(
         self, layout: KeyLayout, before: Mapping[int, int], after: Mapping[int, int]
     ) -> None:
-        # They would keep the memory of slices that there are no more.
+        # They would keep the memory of old slices.
         self._arrays.clear()
         old = [self._states.pop((layout.key_id, index), None) for index in before]
         known = [state for state in old if state is not None]
@@ -89,7 +89,7 @@ class MXNetOptimizer(SliceOptimizer):
         shared = self._arrays.get(address)
         if shared is None or shared[0] is not array:
             wrapped = mx.nd.from_numpy(array, zero_copy=True)
-            array.flags.writeable = True  # from_numpy forbids writing, which is our job
+            array.flags.writeable = True  # from_numpy makes it read-only, and updates write
             shared = self._arrays[address] = (array, wrapped)
         return shared[1]
 
