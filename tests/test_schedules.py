@@ -237,3 +237,24 @@ def test_a_worker_has_left_when_its_last_push_is_added_up_and_not_before() -> No
         reasons = [(failure.rank, failure.reason) for failure in server.failures]
         assert all(rank == 1 and "went on to round 2" in reason for rank, reason in reasons)
         assert reasons
+
+
+def test_slices_of_a_single_round_hand_their_values_on_at_once() -> None:
+    """A round that had come before its turn is the only one of its size: two changes follow."""
+    with closing(Training(1, 1)) as job:
+        worker, key = job.workers[0], job.keys["often"][0]
+        expected = values(1, 5)
+        worker.call(key, INITIAL_ROUND, expected[0].copy(), None)
+        for round_ in (1, 2):
+            worker.call(key, round_, gradient(0, round_), None)
+        job.finish()
+        worker.tuning.announce(4, SIZE // 3)
+        worker.tuning.announce(5, SIZE // 5)
+        for round_ in (4, 3):
+            worker.call(key, round_, gradient(0, round_), None)
+            job.finish()
+        target = np.full(SIZE, np.nan, np.float32)
+        worker.call(key, 5, gradient(0, 5), target)
+        job.finish()
+        assert worker.under_way == 0
+        np.testing.assert_array_equal(target, expected[5])

@@ -160,10 +160,11 @@ class Consumer:
                 header.priority,
                 header.step,
             )
-            ended = self._end_rounds(key, state)
-            if ended:
-                for other in key.reslice(self._pool, self.aggregator.optimizer):
-                    self._end_rounds(key, other)
+            ended = newly_ended = self._end_rounds(key, state)
+            # What had come for slices of another size may end at once, and be all of that size.
+            while newly_ended:
+                resliced = key.reslice(self._pool, self.aggregator.optimizer)
+                newly_ended = sum(self._end_rounds(key, other) for other in resliced)
         except ProtocolError as error:
             self._on_lost(connection, str(error))
             return
