@@ -6,10 +6,8 @@ Its thread owns the connections to the servers; `exchange` says what it does wit
 from __future__ import annotations
 
 import logging
-import math
 import os
 import socket
-import sys
 import threading
 import time
 from typing import Any, Callable, Dict, List, Optional, Sequence
@@ -55,6 +53,7 @@ from p3kv.worker.gates import Gates
 from p3kv.worker.joining import Joining
 from p3kv.worker.stalls import StallWarnings
 from p3kv.worker.steps import Steps
+from p3kv.worker.switch_interval import SwitchInterval
 from p3kv.worker.transfers import Done, Transfer, WorkerKey
 from p3kv.worker.tuning import Tuning
 
@@ -95,7 +94,7 @@ class Worker:
         self._closed = False
         self._byes_left = 0
         self._stalls = StallWarnings()
-        self._switch_interval_before_s: Optional[float] = None
+        self._switch_interval = SwitchInterval()
         self._control = ControlClient(
             launch,
             (self._address, 0),
@@ -128,7 +127,7 @@ class Worker:
             self._control, self._loop, settings, roster, self.check, self._state_changed
         )
         self._servers.update(self._joining.connect(self._connection))
-        self._lower_switch_interval()
+        self._switch_interval.lower(settings.switch_interval_s)
         self._thread.start()
         self.started = True
         slice_size = self._joining.slice_size()
@@ -181,20 +180,6 @@ class Worker:
             raise self._failure
         if self._closed:
             raise ClosedError("the p3 store is closed")
-
-    def _lower_switch_interval(self) -> None:
-        """With Python's switch interval of 5 ms, a script that is busy in Python leaves links idle
-        most of the time: this worker's thread waits that long for the GIL at every event."""
-        wish_s, before_s = self.settings.switch_interval_s, sys.getswitchinterval()
-        if 0 < wish_s < before_s:
-            sys.setswitchinterval(wish_s)
-            self._switch_interval_before_s = before_s
-
-    def _restore_switch_interval(self) -> None:
-        """Restores the switch interval, unless other code has set another one meanwhile."""
-        ours_s, before_s = self.settings.switch_interval_s, self._switch_interval_before_s
-        if before_s is not None and math.isclose(sys.getswitchinterval(), ours_s, abs_tol=1e-6):
-            sys.setswitchinterval(before_s)
 
     def _local_servers(self, roster: Roster) -> List[int]:
         """Ranks of the servers on this host; none if all are here, since no link matters then."""
@@ -441,7 +426,7 @@ class Worker:
         if self.started:
             self._thread.join(timeout=_CLOSE_S)
         self._loop.close()
-        self._restore_switch_interval()
+        self._switch_interval.restore()
         self.tracer.close()
 
     def _close_in_child(self) -> None:
