@@ -27,7 +27,7 @@ def by_key(keys: Any, *arrays: Any) -> List[Tuple[Any, ...]]:
     Raises ValueError where the lists have different lengths or a key has no array.
     """
     if not isinstance(keys, (list, tuple)):
-        return [(keys, *map(_listed, arrays))]
+        return [(keys, *map(listed, arrays))]
     grouped: Dict[Key, Tuple[List[NDArray], ...]] = {}
     for one in arrays:
         if len(one) != len(keys):
@@ -35,7 +35,7 @@ def by_key(keys: Any, *arrays: Any) -> List[Tuple[Any, ...]]:
     for key, *values in zip(keys, *arrays):
         lists = grouped.setdefault(key, tuple([] for _ in values))
         for already, value in zip(lists, values):
-            already += _listed(value)
+            already += listed(value)
     return [(key, *lists) for key, lists in grouped.items()]
 
 
@@ -46,13 +46,14 @@ def check_distinct(keys: Any) -> None:
         raise KeyMismatchError(f"key {twice!r} is to be initialised twice in one call")
 
 
-def _listed(arrays: Arrays) -> List[NDArray]:
+def listed(arrays: Arrays) -> List[NDArray]:
+    """The arrays of one key as a list; ValueError where there are none."""
     if isinstance(arrays, NDArray):
         return [arrays]
-    listed = list(arrays)
-    if not listed:
+    several = list(arrays)
+    if not several:
         raise ValueError("a key is given with an empty list of arrays")
-    return listed
+    return several
 
 
 def spread(value: NDArray, targets: Sequence[NDArray]) -> None:
@@ -92,6 +93,11 @@ def check_fit(
                 f"{called} is initialised with shape {shape} and dtype {dtype}; this worker "
                 f"gives an array of shape {its_shape} and dtype {its_dtype}"
             )
+
+
+def check_declared(key: WorkerKey, arrays: Sequence[NDArray]) -> None:
+    """Raises KeyMismatchError where one of `arrays` is not what the key was declared with."""
+    check_fit(key.key, key.called, key.shape, key.dtype, arrays)
 
 
 class Staging:
@@ -152,7 +158,7 @@ def _checked(known: Dict[Key, _Checked], key: WorkerKey, arrays: Sequence[NDArra
     last = known.get(key.key)
     if last is not None and _same(last.arrays, arrays):
         return last
-    check_fit(key.key, key.called, key.shape, key.dtype, arrays)
+    check_declared(key, arrays)
     on_cpu = next((array for array in arrays if _on_cpu(array)), None)
     checked = known[key.key] = _Checked(tuple(arrays), on_cpu)
     return checked

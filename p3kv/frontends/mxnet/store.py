@@ -18,9 +18,11 @@ from p3kv.frontends.mxnet import engine, optimizer_settings
 from p3kv.frontends.mxnet.arrays import (
     Staging,
     by_key,
+    check_declared,
     check_distinct,
     check_fit,
     check_kind,
+    listed,
     spread,
 )
 from p3kv.frontends.mxnet.forks import complete_before_forks
@@ -153,28 +155,19 @@ class P3(KVStoreBase):
         goes first.
         """
         priority = _priority(priority)
-        exchanges = [
-            (
-                worker_key,
-                self._staging.source(worker_key, values),
-                self._staging.target(worker_key, outs),
-                outs,
-            )
-            for worker_key, values, outs in self._known(key, value, value if out is None else out)
-        ]
-        for worker_key, source, target, outs in exchanges:
+        known = self._known(key, value, value if out is None else out)
+        for worker_key, sources, targets in known:
+            source = self._staging.source(worker_key, sources)
+            target = self._staging.target(worker_key, targets)
             round_, step = self._next_round(worker_key)
             self._exchange(worker_key, round_, step, priority, source, target)
-            spread(target, outs)
+            spread(target, targets)
 
     def push(self, key: Union[Key, Sequence[Key]], value: Any, priority: int = 0) -> None:
         """Pushes gradients; the result stays on the servers until `pull`."""
         priority = _priority(priority)
-        pushes = [
-            (worker_key, self._staging.source(worker_key, values))
-            for worker_key, values in self._known(key, value)
-        ]
-        for worker_key, source in pushes:
+        for worker_key, sources in self._known(key, value):
+            source = self._staging.source(worker_key, sources)
             round_, step = self._next_round(worker_key)
             self._send(worker_key, round_, step, priority, source)
 
@@ -189,13 +182,10 @@ class P3(KVStoreBase):
         if out is None:
             raise TypeError("pull needs out=, the arrays to write into")
         priority = _priority(priority)
-        pulls = [
-            (worker_key, self._staging.target(worker_key, outs), outs)
-            for worker_key, outs in self._known(key, out)
-        ]
-        for worker_key, target, outs in pulls:
+        for worker_key, targets in self._known(key, out):
+            target = self._staging.target(worker_key, targets)
             self._pull(worker_key, target, priority)
-            spread(target, outs)
+            spread(target, targets)
 
     # The optimizer.
 
@@ -267,10 +257,18 @@ class P3(KVStoreBase):
         return self._worker.declare(key, shape, dtype, name)
 
     def _known(self, keys: Any, *arrays: Any) -> List[Tuple[Any, ...]]:
-        """Declared keys with their arrays, as `by_key` gives them; raises the job's failure."""
+        """Declared keys with lists of their arrays; raises the job's failure.
+
+        The arrays of several keys are all checked here: a call that is refused pushes nothing.
+        """
         self._worker.check()
-        find = self._worker.key
-        return [(find(key), *lists) for key, *lists in by_key(keys, *arrays)]
+        if not isinstance(keys, (list, tuple)):
+            return [(self._worker.key(keys), *map(listed, arrays))]
+        known = [(self._worker.key(key), *lists) for key, *lists in by_key(keys, *arrays)]
+        for worker_key, *lists in known:
+            for one in lists:
+                check_declared(worker_key, one)
+        return known
 
     def _next_round(self, worker_key: WorkerKey) -> Tuple[int, int]:
         """Counts a push: the key's round, and the step that an optimizer would count."""
