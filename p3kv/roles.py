@@ -32,8 +32,10 @@ def take_over() -> None:
     launch = _launch()
     if launch is not None:
         _start_logging(launch.role)
+    # Without a role, no handler of ours says whose line it is.
+    whose = "p3kv: " if launch is None else ""
     for warning in config.unknown_variables().values():
-        _log.warning(warning)
+        _log.warning("%s%s", whose, warning)
     if launch is None:
         return
     if launch.role == "worker":

@@ -98,7 +98,7 @@ def test_a_misspelt_variable_is_told_of_once_for_a_job_and_in_a_process_of_its_o
     alone = run(
         [sys.executable, "-c", "import p3kv"], environment(P3KV_SLICE_SICE=100), timeout_s=30
     )
-    assert (alone.code, alone.output) == (0, line + "\n")
+    assert (alone.code, alone.output) == (0, f"p3kv: {line}\n")
     job = run_job("join.py", workers=2, P3KV_SLICE_SICE=100)
     assert job.code == 0, job.output
     assert job.output.count("P3KV_SLICE_SICE") == 1 and line in job.output, job.output
