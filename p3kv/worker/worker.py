@@ -73,7 +73,6 @@ class Worker:
     def __init__(self, launch: Launch) -> None:
         self.rank = UNKNOWN
         self.num_workers = launch.num_workers
-        self.num_servers = launch.num_servers
         self.settings = Settings()
         self.tracer = Tracer(None, "worker")
         self._loop = Loop()
