@@ -13,6 +13,7 @@ from difflib import get_close_matches
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from p3kv.errors import ConfigError
+from p3kv.registry import MAX_NAME_CHARS
 
 ROLES = ("scheduler", "server", "worker")
 
@@ -28,8 +29,6 @@ _WORDS = {
     **dict.fromkeys(("0", "false", "no", "off"), False),
 }
 MAX_SLICE_ELEMS = 2**28
-MAX_NAME_CHARS = 64
-"""Longest name of what is registered by name, such as a placement."""
 _RANGES = {
     "slice_size": (1, MAX_SLICE_ELEMS),
     "rendezvous_timeout_s": (0.1, 86_400.0),

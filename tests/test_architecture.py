@@ -13,13 +13,14 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 
-GROUND = {"p3kv.errors", "p3kv.config", "p3kv.trace", "p3kv.version"}
+GROUND = {"p3kv.errors", "p3kv.config", "p3kv.registry", "p3kv.trace", "p3kv.version"}
 MIDDLE = {"p3kv.wire", "p3kv.slicing"}
 MAY_IMPORT: Dict[str, Set[str]] = {
     "p3kv.errors": set(),
     "p3kv.version": set(),
     "p3kv.trace": set(),
-    "p3kv.config": {"p3kv.errors"},
+    "p3kv.registry": {"p3kv.errors"},
+    "p3kv.config": {"p3kv.errors", "p3kv.registry"},
     "p3kv.slicing": GROUND,
     "p3kv.wire": GROUND,
     "p3kv.worker": GROUND | MIDDLE,

@@ -14,15 +14,15 @@ from hypothesis import strategies as st
 from p3kv.errors import ConfigError
 from p3kv.scheduler.job import Job
 from p3kv.slicing import (
+    PLACEMENTS,
     Placement,
     Run,
     balanced_runs,
     checked,
     cut,
     loads_with,
-    make_placement,
-    placement,
 )
+from p3kv.slicing.placement import Balanced
 from p3kv.wire.messages import DeclareKey, KeyDeclared, Ready
 from tests.jobs import ROOT, SCRIPTS, held_port, output_of, run_job, start_role
 from tests.scheduled import NAME, SLICE_SIZE, aborted, assembled, hello, server, worker
@@ -41,14 +41,14 @@ names = st.sampled_from([*MEMBERS, "biases_last"])
 
 @pytest.fixture
 def register(monkeypatch: pytest.MonkeyPatch) -> object:
-    """`placement.register`, whose effect ends with the test."""
-    monkeypatch.setattr(placement, "_placements", dict(placement._placements))
-    return placement.register
+    """`PLACEMENTS.register`, whose effect ends with the test."""
+    monkeypatch.setattr(PLACEMENTS, "_members", dict(PLACEMENTS._members))
+    return PLACEMENTS.register
 
 
 def placed(name: str, of: Sequence[int], slice_size: int, num_servers: int) -> List[List[Run]]:
     """The runs of tensors that come one after the other."""
-    chosen, loads, found = make_placement(name), [0] * num_servers, []
+    chosen, loads, found = PLACEMENTS.find(name)(), [0] * num_servers, []
     for size in of:
         found.append(chosen.place(size, slice_size, loads, ["10.0.0.7"] * num_servers))
         loads = loads_with(loads, found[-1])
@@ -121,14 +121,14 @@ def own(runs: List[Run]) -> Type[Placement]:
 @pytest.mark.parametrize("name", ["", "x" * 65, "balanced"])
 def test_a_name_that_can_not_be_registered_is_refused(register: object, name: str) -> None:
     with pytest.raises(ConfigError, match=f"{name!r}"):
-        placement.register(name, own([]))
-    assert type(make_placement("balanced")) is placement.Balanced
+        PLACEMENTS.register(name, own([]))
+    assert type(PLACEMENTS.find("balanced")()) is Balanced
 
 
 def test_a_module_that_is_imported_twice_registers_twice(register: object) -> None:
     for _ in range(2):
-        placement.register("biases_last", BiasesLast)
-    assert isinstance(make_placement("biases_last"), BiasesLast)
+        PLACEMENTS.register("biases_last", BiasesLast)
+    assert isinstance(PLACEMENTS.find("biases_last")(), BiasesLast)
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ def test_a_module_that_is_imported_twice_registers_twice(register: object) -> No
 def test_a_placement_that_returns_nonsense_ends_the_job_and_is_named(
     register: object, runs: List[Run], why: str
 ) -> None:
-    placement.register("own", own(runs))
+    PLACEMENTS.register("own", own(runs))
     job = ready(assembled(), "own")
     replies = job.handle(worker(0), DeclareKey(3, (2, 3), "float32", "w"))
     failure = aborted(replies, "the placement 'own' failed for parameter 'w' (key 3)", ConfigError)
@@ -184,7 +184,7 @@ def test_a_placement_is_told_the_loads_of_all_servers_and_their_hosts(register: 
             told.append(what)
             return [(1, 7)]
 
-    placement.register("listens", Listens)
+    PLACEMENTS.register("listens", Listens)
     job = Job(NAME, 2, 2)
     for rank in range(2):
         job.handle(worker(rank), hello("worker", rank))

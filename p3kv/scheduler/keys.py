@@ -9,7 +9,7 @@ from typing import Dict, List, NoReturn, Optional, Set
 from p3kv.errors import ConfigError, ProtocolError, in_one_line
 from p3kv.scheduler.membership import Membership, Node
 from p3kv.scheduler.replies import JobFails, Replies
-from p3kv.slicing import Placement, Run, check_count, checked, loads_with, make_placement
+from p3kv.slicing import PLACEMENTS, Placement, Run, check_count, checked, loads_with
 from p3kv.wire.messages import (
     UNKNOWN,
     DeclareKey,
@@ -44,7 +44,7 @@ class Keys:
         if name == self._placed_by:
             return
         try:
-            self._placement = make_placement(name)
+            self._placement = PLACEMENTS.find(name)()
         except ConfigError as error:
             raise JobFails(
                 Failure(

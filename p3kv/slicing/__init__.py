@@ -1,6 +1,6 @@
 """Tensors cut into slices, and the slices' place on the servers."""
 
-from p3kv.slicing.placement import Placement, checked, make_placement
+from p3kv.slicing.placement import PLACEMENTS, Placement, checked
 from p3kv.slicing.size import (
     CREDIT_BYTES,
     SliceSizes,
@@ -12,6 +12,7 @@ from p3kv.slicing.slices import Run, Slice, balanced_runs, check_count, cut, loa
 
 __all__ = [
     "CREDIT_BYTES",
+    "PLACEMENTS",
     "Placement",
     "Run",
     "Slice",
@@ -22,7 +23,6 @@ __all__ = [
     "cut",
     "gradient_credit_bytes",
     "loads_with",
-    "make_placement",
     "slice_size_for",
     "value_credit_bytes",
 ]

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Dict, List, Sequence, Tuple, Type
+from typing import List, Sequence, Tuple
 
-from p3kv.config import MAX_NAME_CHARS
-from p3kv.errors import ConfigError
+from p3kv.registry import Registry
 from p3kv.slicing.slices import Run, balanced_runs
 
 
@@ -98,32 +97,10 @@ class WholeTensors(Placement):
         return [(least, size_elems)] if size_elems else []
 
 
-_placements: Dict[str, Type[Placement]] = {
-    "balanced": Balanced,
-    "round_robin": RoundRobin,
-    "whole_tensors": WholeTensors,
-}
-
-
-def register(name: str, placement: Type[Placement]) -> None:
-    """Lets jobs whose scheduler is this process choose a placement by this name.
-
-    Call it when a module named in P3KV_PLUGINS is imported. Raises ConfigError for a name that
-    another class has, or that is empty or too long.
-    """
-    if not 0 < len(name) <= MAX_NAME_CHARS:
-        raise ConfigError(f"a placement's name has from 1 to {MAX_NAME_CHARS} letters: {name!r}")
-    if _placements.setdefault(name, placement) is not placement:
-        raise ConfigError(f"there is another placement called {name!r}; choose another name")
-
-
-def make_placement(name: str) -> Placement:
-    """A new placement for a job; ConfigError for a name that nobody has registered here."""
-    if name not in _placements:
-        raise ConfigError(
-            f"there is no placement {name!r}; the scheduler knows {', '.join(sorted(_placements))}"
-        )
-    return _placements[name]()
+PLACEMENTS: Registry[Placement] = Registry(
+    "placement", balanced=Balanced, round_robin=RoundRobin, whole_tensors=WholeTensors
+)
+"""Placements by name. A user's own is needed in the scheduler only."""
 
 
 def checked(runs: Sequence[Run], size_elems: int, servers: int) -> List[Run]:

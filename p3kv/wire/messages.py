@@ -14,8 +14,9 @@ from typing import Any, Dict, Iterable, List, Optional, Tuple, Union
 import msgspec
 
 from p3kv import errors
-from p3kv.config import MAX_NAME_CHARS, MAX_SLICE_ELEMS, ROLES, Settings
+from p3kv.config import MAX_SLICE_ELEMS, ROLES, Settings
 from p3kv.errors import P3Error, ProtocolError
+from p3kv.registry import MAX_NAME_CHARS
 from p3kv.wire.header import LAST_ROUND
 
 PROTOCOL_VERSION = 4

@@ -2,7 +2,7 @@
 
 from typing import List, Sequence
 
-from p3kv.slicing.placement import Placement, register
+from p3kv.slicing.placement import PLACEMENTS, Placement
 
 
 class BiasesLast(Placement):
@@ -22,4 +22,4 @@ class BiasesLast(Placement):
         return [(server, ends[server + 1] - ends[server]) for server in range(servers)]
 
 
-register("biases_last", BiasesLast)
+PLACEMENTS.register("biases_last", BiasesLast)

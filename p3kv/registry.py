@@ -1,0 +1,44 @@
+"""Tables from names to classes: how a setting, or another process, chooses a class."""
+
+from __future__ import annotations
+
+from typing import Dict, Generic, Type, TypeVar
+
+from p3kv.errors import ConfigError
+
+MAX_NAME_CHARS = 64
+"""Longest name of a class in a table."""
+
+T = TypeVar("T")
+
+
+class Registry(Generic[T]):
+    """Classes of one kind by name.
+
+    A user's own class is registered by a module that P3KV_PLUGINS names, in every process that has
+    to make one. Only names travel between processes.
+    """
+
+    def __init__(self, kind: str, **members: Type[T]) -> None:
+        """`kind` is what messages call a member, for example "placement"."""
+        self._kind = kind
+        self._members: Dict[str, Type[T]] = dict(members)
+
+    def register(self, name: str, member: Type[T]) -> None:
+        """Lets this process choose the class by a name.
+
+        Raises ConfigError for a name that another class has, or that is empty or too long.
+        """
+        if not 0 < len(name) <= MAX_NAME_CHARS:
+            raise ConfigError(
+                f"the name of a {self._kind} has from 1 to {MAX_NAME_CHARS} letters: {name!r}"
+            )
+        if self._members.setdefault(name, member) is not member:
+            raise ConfigError(f"there is another {self._kind} called {name!r}; choose another name")
+
+    def find(self, name: str) -> Type[T]:
+        """The class with this name; ConfigError for a name that nobody has registered here."""
+        if name not in self._members:
+            known = ", ".join(sorted(self._members))
+            raise ConfigError(f"there is no {self._kind} {name!r}, only {known}")
+        return self._members[name]
