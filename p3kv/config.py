@@ -49,6 +49,8 @@ class Settings:
     """Sum in rank order, so that a run with three workers or more repeats bit for bit, too."""
     placement: str = "balanced"
     """The name of the placement by which the scheduler gives servers their runs of tensors."""
+    transport: str = "tcp"
+    """The name of the transport by which workers connect to this server."""
     priorities: bool = True
     """False sends slices first in, first out: slicing without priorities, for comparison."""
     rendezvous_timeout_s: float = 300.0
@@ -76,7 +78,7 @@ class Settings:
         wanted = ""
         if isinstance(default, bool):
             wanted = "" if isinstance(value, bool) else "True or False"
-        elif name == "placement":
+        elif name in ("placement", "transport"):
             fits = isinstance(value, str) and 0 < len(value) <= MAX_NAME_CHARS
             wanted = "" if fits else f"a name of at most {MAX_NAME_CHARS} letters"
         elif name in _RANGES:
@@ -99,6 +101,7 @@ class Settings:
             ),
             deterministic=_flag(environ, "P3KV_DETERMINISTIC", cls.deterministic),
             placement=environ.get("P3KV_PLACEMENT") or cls.placement,
+            transport=environ.get("P3KV_TRANSPORT") or cls.transport,
             priorities=_flag(environ, "P3KV_PRIORITIES", cls.priorities),
             rendezvous_timeout_s=_number(
                 environ, ("P3KV_RENDEZVOUS_TIMEOUT_S",), float, cls.rendezvous_timeout_s

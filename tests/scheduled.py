@@ -22,6 +22,7 @@ def hello(role: str, wish: Optional[int] = None, **changes: Any) -> Hello:
         "host": "10.0.0.7",
         "port": 4000 if role == "server" else 0,
         "pid": 321,
+        "transport": "tcp" if role == "server" else "",
     }
     return Hello(**{**fields, **changes})
 

@@ -57,7 +57,7 @@ class Served:
         assert isinstance(hello, Hello)
         address = (hello.host, hello.port)
         names = [f"worker {rank}" for rank in range(self._workers)]
-        for message in (Welcomed(), Roster(0, TOKEN, [address], names)):
+        for message in (Welcomed(), Roster(0, TOKEN, [(*address, "tcp")], names)):
             self.say(message)
         return address
 

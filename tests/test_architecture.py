@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 
 GROUND = {"p3kv.errors", "p3kv.config", "p3kv.registry", "p3kv.trace", "p3kv.version"}
-MIDDLE = {"p3kv.wire", "p3kv.slicing"}
+MIDDLE = {"p3kv.wire", "p3kv.slicing", "p3kv.transport"}
 MAY_IMPORT: Dict[str, Set[str]] = {
     "p3kv.errors": set(),
     "p3kv.version": set(),
@@ -22,7 +22,8 @@ MAY_IMPORT: Dict[str, Set[str]] = {
     "p3kv.registry": {"p3kv.errors"},
     "p3kv.config": {"p3kv.errors", "p3kv.registry"},
     "p3kv.slicing": GROUND,
-    "p3kv.wire": GROUND,
+    "p3kv.transport": GROUND,
+    "p3kv.wire": GROUND | {"p3kv.transport"},
     "p3kv.worker": GROUND | MIDDLE,
     "p3kv.server": GROUND | MIDDLE,
     "p3kv.scheduler": GROUND | MIDDLE,

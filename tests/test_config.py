@@ -53,6 +53,7 @@ def test_without_any_setting_the_defaults_hold() -> None:
         ("slice_size", "1000", 1000),
         ("deterministic", "1", True),
         ("placement", "round_robin", "round_robin"),
+        ("transport", "memory", "memory"),
         ("priorities", "0", False),
         ("rendezvous_timeout_s", "2.5", 2.5),
         ("send_buffer_bytes", "8192", 8192),

@@ -9,10 +9,12 @@ from typing import Dict, Iterator, List, NoReturn
 import pytest
 
 from p3kv.server.workers import Workers
+from p3kv.transport import SocketLink
 from p3kv.wire.connection import Connection
 from p3kv.wire.header import HEADER_BYTES, LAST_ROUND, Kind, pack_header, unpack_header
 from p3kv.wire.loop import Loop
 from p3kv.wire.messages import UNKNOWN
+from p3kv.wire.protocol import FROM_SERVERS, Conversation
 from p3kv.worker.gates import Gates
 
 HERE, THERE = 0, 1
@@ -32,7 +34,9 @@ class Servers:
                 near = socket.create_connection(listener.getsockname())
                 self._far[server] = listener.accept()[0]
             self._far[server].setblocking(False)
-            connection = Connection(near, lambda *_: None, lambda *_: None, lambda *_: None, 65536)
+            connection = Connection(
+                SocketLink(near), Conversation(FROM_SERVERS, "server"), unused, unused, 65536
+            )
             self.connections[server] = connection
             self.loop.add_connection(connection)
         self.gates = Gates(RANK, self.connections, [HERE], self.loop.call_later)

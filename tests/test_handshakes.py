@@ -158,6 +158,7 @@ def false_hello(**changes: object) -> Hello:
         "host": "127.0.0.1",
         "port": 0,
         "pid": os.getpid(),
+        "transport": "",
     }
     return Hello(**{**fields, **changes})  # type: ignore[arg-type]
 

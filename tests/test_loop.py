@@ -7,13 +7,15 @@ import statistics
 import threading
 import time
 from functools import partial
-from typing import Iterator, List, Tuple
+from typing import Iterator, List, NoReturn, Tuple
 
 import pytest
 
+from p3kv.transport import SocketLink
 from p3kv.wire.connection import Connection
 from p3kv.wire.header import Kind, pack_header
 from p3kv.wire.loop import Loop
+from p3kv.wire.protocol import FROM_SERVERS, Conversation
 
 DEADLINE_S = 10.0
 
@@ -179,13 +181,19 @@ def test_a_reader_that_is_removed_is_not_called(loop: Loop, pair: List[socket.so
     assert seen == []
 
 
+def _unused(*_: object) -> NoReturn:
+    raise AssertionError("nothing comes, and nobody is lost")
+
+
 def _connected(loop: Loop) -> Tuple[Connection, socket.socket]:
     """A connection that `loop` serves, and the socket of a peer that never reads."""
     listener = socket.create_server(("127.0.0.1", 0))
     near = socket.create_connection(listener.getsockname())
     far = listener.accept()[0]
     listener.close()
-    connection = Connection(near, lambda *_: None, lambda *_: None, lambda *_: None, 8192)
+    connection = Connection(
+        SocketLink(near), Conversation(FROM_SERVERS, "server"), _unused, _unused, 8192
+    )
     loop.add_connection(connection)
     return connection, far
 

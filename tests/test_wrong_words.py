@@ -13,8 +13,8 @@ import msgspec
 import pytest
 import zmq
 
+from p3kv.transport import Tcp
 from p3kv.version import VERSION
-from p3kv.wire.connection import connect
 from p3kv.wire.header import HEADER_BYTES, INITIAL_ROUND, Kind, pack_header, unpack_header
 from p3kv.wire.messages import (
     PROTOCOL_VERSION,
@@ -136,7 +136,7 @@ def test_a_server_says_what_each_worker_said_wrongly_and_ends_its_connection() -
 )
 def test_an_address_that_none_can_be_can_t_be_reached(address: Tuple[str, int]) -> None:
     with pytest.raises(OSError):
-        connect(address, TOLD_S, b"hello")
+        Tcp().connect(address, TOLD_S)
 
 
 # What a worker says to the scheduler.
@@ -164,7 +164,9 @@ def member(context: zmq.Context, port: int, role: str) -> zmq.Socket:
     dealer.connect(f"tcp://127.0.0.1:{port}")
     job = f"127.0.0.1:{port}/1w1s"
     dealer.send(
-        encode(Hello(PROTOCOL_VERSION, VERSION, job, role, 0, "127.0.0.1", 4000, os.getpid()))
+        encode(
+            Hello(PROTOCOL_VERSION, VERSION, job, role, 0, "127.0.0.1", 4000, os.getpid(), "tcp")
+        )
     )
     return dealer
 

@@ -68,7 +68,9 @@ class Membership:
             nodes.sort(key=lambda n: (n.hello.rank_wish is None, n.hello.rank_wish or 0, n.arrival))
             for rank, node in enumerate(nodes):
                 node.rank = rank
-        servers = [(node.hello.host, node.hello.port) for node in self.role("server")]
+        servers = [
+            (node.hello.host, node.hello.port, node.hello.transport) for node in self.role("server")
+        ]
         workers = [node.name() for node in self.workers]
         return [
             (node.identity, Roster(node.rank, self._token, servers, workers))

@@ -8,7 +8,7 @@ from typing import Container, Dict, Optional
 
 from p3kv.errors import ProtocolError
 from p3kv.wire.connection import Connection
-from p3kv.wire.header import MAGIC, Header, Kind
+from p3kv.wire.header import MAGIC, Header
 from p3kv.wire.messages import MAX_HELLO_BYTES, PROTOCOL_VERSION, TOKEN_BYTES, DataHello, decode
 from p3kv.wire.refusals import Refusals
 
@@ -38,16 +38,14 @@ class Handshakes:
         return connection in self._hellos
 
     def place(self, connection: Connection, header: Header) -> memoryview:
-        """Where the hello goes; ProtocolError for anything else."""
-        if header.kind != Kind.HELLO or header.key != MAGIC:
+        """Where a hello's payload goes; ProtocolError for one of another protocol."""
+        if header.key != MAGIC:
             raise ProtocolError("what it sent is not p3kv's protocol")
         if header.slice != PROTOCOL_VERSION:
             raise ProtocolError(
                 f"it speaks protocol {header.slice}, this server {PROTOCOL_VERSION}; "
                 "install the same p3kv everywhere"
             )
-        if header.payload_bytes > MAX_HELLO_BYTES:
-            raise ProtocolError(f"its hello has {header.payload_bytes} bytes")
         return memoryview(self._hellos[connection])[: header.payload_bytes]
 
     def admit(
@@ -63,7 +61,7 @@ class Handshakes:
         if not 0 <= hello.rank < self._num_workers or hello.rank in taken:
             raise ProtocolError(f"it says to be worker {hello.rank}, which can't be")
         del self._hellos[connection]
-        connection.peer = hello.rank
+        connection.conversation.peer = hello.rank
         return hello
 
     def refuse(self, connection: Connection, reason: str) -> bool:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import logging
-import socket
 from functools import partial
 from resource import RLIMIT_NOFILE, getrlimit
 from typing import Callable, Dict, Optional, Set
 from weakref import ref
 
 from p3kv.server.handshakes import HANDSHAKE_S, Handshakes
-from p3kv.wire.connection import Connection, accept
-from p3kv.wire.header import INITIAL_ROUND, LAST_ROUND, Header
+from p3kv.transport import Link, Listener
+from p3kv.wire.connection import Connection
+from p3kv.wire.header import INITIAL_ROUND, LAST_ROUND, URGENT, Header
 from p3kv.wire.loop import Loop
 from p3kv.wire.messages import UNKNOWN, DataHello, Failure
 
@@ -32,12 +32,12 @@ class Workers:
         self,
         num_workers: int,
         loop: Loop,
-        listener: socket.socket,
-        connection: Callable[[socket.socket], Connection],
+        listener: Listener,
+        connection: Callable[[Link], Connection],
         suspect: Callable[[Failure, bool], None],
     ) -> None:
-        """`connection` wraps an accepted socket. `suspect` is told which worker is lost, and
-        whether other processes may know a better cause."""
+        """`connection` makes an accepted link a connection. `suspect` is told which worker is lost,
+        and whether other processes may know a better cause."""
         self.connections: Dict[int, Connection] = {}
         self.done: Set[int] = set()
         """Ranks of the workers that have said that they send nothing more."""
@@ -58,10 +58,10 @@ class Workers:
         self._listen()
 
     def _listen(self) -> None:
-        self._loop.add_reader(self._listener.fileno(), self._accept)
+        self._loop.add_reader(self._listener.descriptor, self._accept)
 
     def place_hello(self, connection: Connection, header: Header) -> memoryview:
-        """Where the hello of a new connection goes; ProtocolError for any other frame."""
+        """Where a hello's payload goes; ProtocolError for one of another protocol."""
         assert self._handshakes is not None
         return self._handshakes.place(connection, header)
 
@@ -76,6 +76,12 @@ class Workers:
     def pushed(self, rank: int, round: int) -> None:
         """Takes note of how far a worker is."""
         self._last_round[rank] = max(round, self._last_round.get(rank, INITIAL_ROUND))
+
+    def tell(self, header: bytes, words: Optional[memoryview] = None) -> None:
+        """Sends a frame to all workers that still take one."""
+        for rank, connection in self.connections.items():
+            if rank not in self.done and not connection.closed:
+                connection.writer.push(URGENT, header, words)
 
     def needs_no_values_before(self, rank: int, step: int) -> None:
         """Takes note that a worker on this host waits for no values of steps before `step`."""
@@ -116,9 +122,9 @@ class Workers:
 
     def _accept(self) -> None:
         assert self._handshakes is not None
-        accepted, no_room = accept(self._listener, _ACCEPT_BATCH)
-        for sock in accepted:
-            connection = self._connection(sock)
+        links, no_room = self._listener.accept(_ACCEPT_BATCH)
+        for link in links:
+            connection = self._connection(link)
             self._loop.add_connection(connection)
             self._loop.call_later(HANDSHAKE_S, partial(self._check_handshake, ref(connection)))
             oldest = self._handshakes.add(connection)
@@ -135,7 +141,7 @@ class Workers:
 
     def _pause_accepting(self) -> None:
         """Accepts nothing for a while: waiting connections would wake the loop again and again."""
-        self._loop.remove_reader(self._listener.fileno())
+        self._loop.remove_reader(self._listener.descriptor)
         self._loop.call_later(_ACCEPT_AGAIN_S, self._listen)
         if not self._warned:
             self._warned = True

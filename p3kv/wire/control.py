@@ -65,6 +65,7 @@ class ControlClient:
         self,
         launch: Launch,
         listen_address: Tuple[str, int],
+        transport: str,
         handlers: Dict[type, Callable[[Any], None]],
         on_failure: Callable[[P3Error], None],
         known_round: Callable[[], int],
@@ -99,6 +100,7 @@ class ControlClient:
                 rank_wish=launch.rank_wish,
                 host=listen_address[0],
                 port=listen_address[1],
+                transport=transport,
                 pid=os.getpid(),
             )
         )

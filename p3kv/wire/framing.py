@@ -8,25 +8,37 @@ is the most urgent.
 from __future__ import annotations
 
 from collections import deque
-from typing import Callable, Deque, Iterator, List, Optional, Tuple
+from typing import Any, Callable, Deque, List, NamedTuple, Optional, Tuple
 
 from p3kv.wire.header import HEADER_BYTES, Header, unpack_header
+from p3kv.wire.messages import decode
 from p3kv.wire.queue import PriorityQueue
 
 _READ_AHEAD_BYTES = 16 * 1024
 _BATCH_BYTES = 16 * 1024
 _MAX_BUFFERS = 256
 
-Place = Callable[[Header], Optional[memoryview]]
-"""Where a frame's payload goes: `payload_bytes` of writable memory, None if there are none.
-Raises ProtocolError for a frame that must not come."""
 
-Frame = Tuple[Header, Optional[memoryview]]
-"""A complete frame: its header, and its payload where `Place` wanted it."""
+class Landing(NamedTuple):
+    """Where a frame's payload goes, and what to do when all of it is there."""
+
+    memory: Optional[memoryview]
+    """`payload_bytes` of writable memory, None if there are none."""
+    arrived: Callable[[], None]
+
+
+Place = Callable[[Header], Landing]
+"""Takes a frame whose header has arrived. Raises ProtocolError for a frame that must not come."""
+
+
+def message_landing(header: Header, expected: Any, take: Callable[[Any], None]) -> Landing:
+    """A landing for a frame that carries a message of the expected type, which `take` gets."""
+    words = memoryview(bytearray(header.payload_bytes))
+    return Landing(words, lambda: take(decode(words, expected)))
 
 
 class FrameReader:
-    """Turns received bytes into frames.
+    """Turns received bytes into frames, each of which `place` gives a landing.
 
     Bytes are received into `buffers()`: first the missing bytes of the current payload, then a
     small read-ahead buffer, from which the reader takes further headers and small payloads.
@@ -37,8 +49,7 @@ class FrameReader:
         self._ahead = memoryview(bytearray(_READ_AHEAD_BYTES))
         self._ahead_start = 0
         self._ahead_end = 0
-        self._header: Optional[Header] = None
-        self._payload: Optional[memoryview] = None
+        self._landing: Optional[Landing] = None
         self._missing: memoryview = self._ahead[:0]
 
     def buffers(self) -> List[memoryview]:
@@ -50,27 +61,29 @@ class FrameReader:
         free = self._ahead[self._ahead_end :]
         return [self._missing, free] if len(self._missing) else [free]
 
-    def received(self, count: int) -> Iterator[Frame]:
-        """Takes `count` bytes that are in `buffers()`; yields the frames that are complete now.
+    def received(self, count: int) -> None:
+        """Takes `count` bytes that are in `buffers()`; frames that are complete now have arrived.
 
-        It yields a frame before it calls `place` for the next one, because handling a frame may
-        decide where the next one goes. Raises what `place` raises.
+        A frame arrives before the next one is placed, because its arrival may decide where the next
+        one goes. Raises what `place` and `arrived` raise.
         """
         direct = min(count, len(self._missing))
         self._missing = self._missing[direct:]
         self._ahead_end += count - direct
         while not len(self._missing):
-            if self._header is not None:
-                frame = (self._header, self._payload)
-                self._header = self._payload = None
-                yield frame
+            landing = self._landing
+            if landing is not None:
+                self._landing = None
+                landing.arrived()
             if self._ahead_end - self._ahead_start < HEADER_BYTES:
                 break
-            self._header = unpack_header(self._ahead, self._ahead_start)
+            header = unpack_header(self._ahead, self._ahead_start)
             self._ahead_start += HEADER_BYTES
-            self._payload = self._place(self._header)
-            self._missing = self._ahead[:0] if self._payload is None else self._payload
-            self._fill_from_ahead()
+            self._landing = self._place(header)
+            memory = self._landing.memory
+            if memory is not None:
+                self._missing = memory
+                self._fill_from_ahead()
 
     def _fill_from_ahead(self) -> None:
         count = min(len(self._missing), self._ahead_end - self._ahead_start)

@@ -108,7 +108,7 @@ class Loop:
         """Stops serving `connection`, and closes it."""
         if self._connections.pop(connection.descriptor, None) is not None:
             self._epoll.unregister(connection.descriptor)
-        connection.close_socket()
+        connection.close()
 
     def run(self, work: Callable[[], bool] = lambda: False) -> None:
         """Serves everything until `stop`.

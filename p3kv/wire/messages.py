@@ -19,7 +19,7 @@ from p3kv.errors import P3Error, ProtocolError
 from p3kv.registry import MAX_NAME_CHARS
 from p3kv.wire.header import LAST_ROUND
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 TOKEN_BYTES = 16
 """The job's token comes before a data hello's MessagePack, as plain bytes: a server decodes nothing
 from a peer without the token."""
@@ -200,8 +200,11 @@ class Hello(Message, frozen=True):
     port: int
     """Where a server listens; 0 for a worker."""
     pid: int
+    transport: str
+    """By which transport workers connect to a server; empty for a worker."""
 
     def __post_init__(self) -> None:
+        _check(len(self.transport) <= MAX_NAME_CHARS, "a transport's name is too long")
         _check_number("a port", self.port, 0, 2**16 - 1)
         _check(len(self.host) <= MAX_HOST_CHARS, "a host's name is too long")
 
@@ -281,11 +284,12 @@ class Welcomed(Message, frozen=True):
 
 
 class Roster(Message, frozen=True):
-    """All processes have arrived: the receiver's rank, and the servers' addresses."""
+    """All processes have arrived: the receiver's rank, and where the servers listen."""
 
     rank: int
     token: bytes
-    servers: List[Tuple[str, int]]
+    servers: List[Tuple[str, int, str]]
+    """Each server's host, port and transport, by rank."""
     workers: List[str]
     """Host and process id of each worker, by rank, for messages."""
 

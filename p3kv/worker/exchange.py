@@ -9,6 +9,7 @@ from p3kv.errors import ProtocolError
 from p3kv.slicing import Slice, SliceSizes
 from p3kv.trace import Tracer, now_ns
 from p3kv.wire.connection import Connection
+from p3kv.wire.framing import Landing
 from p3kv.wire.header import INITIAL_ROUND, WANTS_RESULT, Header, Kind, pack_header, urgency
 from p3kv.worker.gates import Gates
 from p3kv.worker.steps import Steps
@@ -84,7 +85,7 @@ class Exchange:
         if transfer.step > self._step:
             self._step = transfer.step
             self._on_step(transfer.step)
-        self._gates.begin(transfer.step, len(transfer.source))
+        self._gates.begin(transfer.step, transfer.key.size_bytes)
         if transfer.target is None:
             self._in_progress.add_push(transfer)
             self._windows.expect(transfer)
@@ -92,11 +93,12 @@ class Exchange:
             self._in_progress.add_update(transfer)
         self._send_slices(transfer, transfer.source, priority)
 
-    def place(self, header: Header) -> Optional[memoryview]:
-        """Where a slice from a server goes; ProtocolError if no transfer expects it."""
+    def place(self, connection: Connection, header: Header) -> Landing:
+        """Where a slice from a server goes, and the end of a round; ProtocolError if no transfer
+        expects it."""
         if header.kind == Kind.ENDED:
             self._windows.check(header)
-            return None
+            return Landing(None, partial(self._round_ended, header))
         transfer = self._transfer_for(header)
         slices = () if transfer is None else self._slices(transfer.key, header.round)
         if transfer is None or header.slice >= len(slices):
@@ -105,21 +107,16 @@ class Exchange:
                 f"{header.slice}, round {header.round}, which nobody waits for"
             )
         assert transfer.target is not None
-        place = transfer.part(transfer.target, slices[header.slice])
-        if len(place) != header.payload_bytes:
+        piece = slices[header.slice]
+        memory = transfer.memory(transfer.target, piece)
+        if len(memory) != header.payload_bytes:
             raise ProtocolError(
-                f"it sent {header.payload_bytes} bytes for a slice of {len(place)} bytes"
+                f"it sent {header.payload_bytes} bytes for a slice of {len(memory)} bytes"
             )
-        return place
+        return Landing(memory, partial(self._received, transfer, piece, header))
 
-    def received(self, header: Header) -> None:
+    def _received(self, transfer: Transfer, piece: Slice, header: Header) -> None:
         """Counts a slice that has arrived; the last slice completes its transfer."""
-        if header.kind == Kind.ENDED:
-            for push in self._windows.told(header):
-                self._end_round(push)
-            return
-        transfer = self._transfer_for(header)
-        assert transfer is not None
         self.counts["slices_received"] += 1
         self.counts["bytes_received"] += header.payload_bytes
         if self._tracer.enabled:
@@ -127,7 +124,7 @@ class Exchange:
                 "receive", str(transfer.key.key),
                 slice=header.slice, round=header.round, priority=header.priority,
             )  # fmt: skip
-        transfer.missing_elems -= header.payload_bytes // transfer.key.item_bytes
+        transfer.missing_elems -= piece.length
         if transfer.missing_elems == 0:
             if header.kind == Kind.PULLED:
                 self._in_progress.end_pull(header.step)
@@ -138,6 +135,10 @@ class Exchange:
             transfer.done(None)
             if transfer.source is not None:
                 self._end_round(transfer)
+
+    def _round_ended(self, header: Header) -> None:
+        for push in self._windows.told(header):
+            self._end_round(push)
 
     def fail(self, error: BaseException) -> None:
         """Ends all transfers with an error."""
@@ -167,13 +168,13 @@ class Exchange:
         for server, _ in transfer.key.runs:
             self._servers[server].writer.push(urgency(transfer.step, priority), header)
 
-    def _send_slices(self, transfer: Transfer, source: memoryview, priority: int) -> None:
+    def _send_slices(self, transfer: Transfer, source: int, priority: int) -> None:
         key = transfer.key
         flags = 0 if transfer.target is None else WANTS_RESULT
         urgent = urgency(transfer.step, priority)
         slices = self._slices(key, transfer.round)
         for piece in slices:
-            payload = transfer.part(source, piece)
+            payload = transfer.memory(source, piece)
             header = pack_header(
                 Kind.PUSH, self._rank, key=key.key_id, slice=piece.index, round=transfer.round,
                 step=transfer.step, priority=priority, payload_bytes=len(payload), flags=flags,
@@ -181,7 +182,7 @@ class Exchange:
             on_sent = self._on_sent(transfer, piece, priority)
             self._gates.push(piece.server, transfer.step, urgent, header, payload, on_sent)
         self.counts["slices_sent"] += len(slices)
-        self.counts["bytes_sent"] += len(source)
+        self.counts["bytes_sent"] += key.size_bytes
 
     def _on_sent(
         self, transfer: Transfer, piece: Slice, priority: int

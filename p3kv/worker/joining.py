@@ -5,15 +5,17 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from typing import Callable, Dict, Optional, Set
+from functools import partial
+from typing import Callable, Dict, Mapping, Optional, Set
 
 from p3kv.config import Settings
 from p3kv.errors import P3Error, ProtocolError
-from p3kv.slicing import CREDIT_BYTES
+from p3kv.transport import TRANSPORTS, Link
 from p3kv.wire import messages
-from p3kv.wire.connection import Connection, connect
+from p3kv.wire.connection import Connection
 from p3kv.wire.control import ControlClient
-from p3kv.wire.header import MAGIC, Header, Kind, pack_header
+from p3kv.wire.framing import Landing
+from p3kv.wire.header import MAGIC, URGENT, Header, Kind, pack_header
 from p3kv.wire.loop import Loop
 from p3kv.wire.messages import (
     Agreed,
@@ -38,11 +40,8 @@ _WELCOME_S = 60.0
 class Joining:
     """Connects this worker to all servers and agrees with the others on the size of slices.
 
-    `place` and `received` belong to the worker's thread, all else to the thread that joins.
+    What `takers` names belongs to the worker's thread, all else to the thread that joins.
     """
-
-    KINDS = (Kind.WELCOME, Kind.PROBE)
-    """The kinds of frames that `place` and `received` take."""
 
     def __init__(
         self,
@@ -60,16 +59,22 @@ class Joining:
         self._roster = roster
         self._check = check
         self._changed = changed
+        self.takers: Mapping[int, Callable[[Connection, Header], Landing]] = {
+            Kind.WELCOME: self._welcome,
+            Kind.PROBE: self._echo,
+        }
+        """The frames with which a connection begins."""
         self._servers: Dict[int, Connection] = {}
         self._welcomed_by: Set[int] = set()
         self._probe: Optional[Probe] = None
         self._rate_bytes_s: Optional[float] = None
 
-    def connect(self, make: Callable[..., Connection]) -> Dict[int, Connection]:
-        """Returns the connections to all servers, by rank, with a hello sent on each.
+    def connect(self, make: Callable[[int, Link], Connection]) -> None:
+        """Connects to all servers, and says hello to each.
 
-        `make` takes a socket and the bytes that the kernel may hold. Raises ConfigError when
-        workers have different settings, P3Error when a server can't be reached.
+        `make` makes the link to a server, given by rank, a connection. Raises ConfigError when
+        workers have different settings or a transport is unknown here, P3Error when a server can't
+        be reached.
         """
         settings, roster = self._settings, self._roster
         ready = Ready(
@@ -88,22 +93,22 @@ class Joining:
             slice=messages.PROTOCOL_VERSION,
             payload_bytes=len(hello),
         )
-        for server, address in enumerate(roster.servers):
+        for server, (host, port, transport) in enumerate(roster.servers):
             try:
-                sock = connect(address, _CONNECT_S, header + hello)
+                link = TRANSPORTS.find(transport)().connect((host, port), _CONNECT_S)
             except OSError as error:
                 raise self._blame(
                     server,
-                    f"worker {roster.rank} can't connect to it at {address[0]}:{address[1]}: "
+                    f"worker {roster.rank} can't connect to it at {host}:{port}: "
                     f"{error.strerror or error}",
                     "Is the address reachable from here? DMLC_INTERFACE or DMLC_NODE_HOST, set for "
                     "the server, choose another.",
                 ) from error
-            connection = make(sock, settings.send_buffer_bytes or CREDIT_BYTES)
-            connection.peer = server
-            self._servers[server] = connection
+            connection = self._servers[server] = make(server, link)
             self._loop.add_connection(connection)
-        return self._servers
+            connection.writer.push(URGENT, header, memoryview(hello))
+            # At once: a server closes connections that say nothing when there are too many.
+            connection.send()
 
     def slice_size(self) -> int:
         """Waits until all servers have answered; returns the elements of a slice.
@@ -114,25 +119,18 @@ class Joining:
         self._wait_for_welcome()
         return self._settings.slice_size or self._measured_slice_size()
 
-    def place(self, connection: Connection, header: Header) -> Optional[memoryview]:
-        """Where a frame's payload goes; ProtocolError for one that must not come."""
-        if header.kind == Kind.WELCOME and header.payload_bytes == 0:
-            if header.rank != connection.peer:
-                raise ProtocolError(f"it says to be server {header.rank}")
-            return None
-        if header.kind == Kind.PROBE and self._probe is not None:
-            return self._probe.place(header)
-        raise ProtocolError(f"it sent a frame of kind {header.kind} that nobody waits for")
+    def _welcome(self, connection: Connection, header: Header) -> Landing:
+        return Landing(None, partial(self._welcomed, header.rank))
 
-    def received(self, connection: Connection, header: Header) -> None:
-        """Handles a frame that has arrived."""
-        if header.kind == Kind.PROBE:
-            assert self._probe is not None
-            self._probe.received(connection)
-            return
+    def _welcomed(self, server: int) -> None:
         with self._changed:
-            self._welcomed_by.add(header.rank)
+            self._welcomed_by.add(server)
             self._changed.notify_all()
+
+    def _echo(self, connection: Connection, header: Header) -> Landing:
+        if self._probe is None:
+            raise ProtocolError("it answered a measurement that nobody has begun")
+        return self._probe.place(connection, header)
 
     def _wait_for_welcome(self) -> None:
         deadline = time.monotonic() + _WELCOME_S
@@ -143,7 +141,7 @@ class Joining:
                 left_s = deadline - time.monotonic()
                 if left_s <= 0:
                     silent = next(s for s in range(len(servers)) if s not in self._welcomed_by)
-                    host, port = servers[silent]
+                    host, port, _ = servers[silent]
                     raise self._blame(
                         silent,
                         f"it did not answer worker {self._roster.rank} at {host}:{port} within "

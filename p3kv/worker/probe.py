@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import Callable, Dict, Mapping, Optional
 
 from p3kv.errors import ProtocolError
 from p3kv.wire.connection import Connection
+from p3kv.wire.framing import Landing
 from p3kv.wire.header import MAX_PROBE_BYTES, URGENT, Header, Kind, pack_header
 
 _SETTLE_S, _MEASURE_S = 0.05, 0.2
@@ -40,13 +42,13 @@ class Probe:
             for _ in range(_FRAMES_AHEAD):
                 self._send(connection)
 
-    def place(self, header: Header) -> memoryview:
+    def place(self, connection: Connection, header: Header) -> Landing:
         """Where an echo's bytes go, which nobody reads; ProtocolError if nothing was sent."""
         if header.payload_bytes != len(self._scratch) or not self._under_way:
             raise ProtocolError(f"it sent {header.payload_bytes} bytes back that nobody sent")
-        return self._scratch
+        return Landing(self._scratch, partial(self._received, connection))
 
-    def received(self, connection: Connection) -> None:
+    def _received(self, connection: Connection) -> None:
         """Counts an echo, and sends the next frame unless the time is over."""
         self._under_way -= 1
         now_s = time.monotonic()

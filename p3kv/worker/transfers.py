@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 from typing import Callable, Dict, List, Optional, Sequence, Set, Tuple
 
@@ -38,6 +39,7 @@ class WorkerKey:
         self.dtype = dtype
         self.item_bytes = np.dtype(dtype).itemsize
         self.size_elems = int(np.prod(shape, dtype=np.int64))
+        self.size_bytes = self.size_elems * self.item_bytes
         self.runs = runs
         self.round = INITIAL_ROUND
         """The last round that this worker has pushed."""
@@ -55,7 +57,8 @@ class WorkerKey:
 class Transfer:
     """The slices of one key on their way, out of `source` or into `target` or both.
 
-    Both are flat byte views that must stay as they are until `done` is called.
+    Both are arrays of the key's dtype and size, given by address. They must stay where and as they
+    are until `done` is called.
     """
 
     __slots__ = ("done", "key", "missing_elems", "priority", "round", "source", "step", "target")
@@ -64,11 +67,11 @@ class Transfer:
         self,
         key: WorkerKey,
         round: int,
-        priority: int,
-        source: Optional[memoryview],
-        target: Optional[memoryview],
-        done: Done,
         step: int,
+        priority: int,
+        source: Optional[int],
+        target: Optional[int],
+        done: Done,
     ) -> None:
         """`step` is the store's; a key's round is never larger than it."""
         self.key = key
@@ -81,11 +84,19 @@ class Transfer:
         self.missing_elems = key.size_elems
         """Elements that have not arrived; without a target, elements that have not left."""
 
-    def part(self, view: memoryview, piece: Slice) -> memoryview:
-        """The bytes of one slice in `source` or `target`."""
+    def memory(self, array: int, piece: Slice) -> memoryview:
+        """The bytes of one slice of the array at an address, `source` or `target`."""
         item_bytes = self.key.item_bytes
-        start = piece.offset * item_bytes
-        return view[start : start + piece.length * item_bytes]
+        view: memoryview = _memoryview(
+            array + piece.offset * item_bytes, piece.length * item_bytes, _WRITABLE
+        )
+        return view
+
+
+_memoryview = ctypes.pythonapi.PyMemoryView_FromMemory
+_memoryview.argtypes = [ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int]
+_memoryview.restype = ctypes.py_object
+_WRITABLE = 0x200  # PyBUF_WRITE
 
 
 class InProgress:

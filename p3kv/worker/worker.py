@@ -7,26 +7,22 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
 import threading
 import time
-from typing import Any, Callable, Dict, List, Optional, Sequence
+from typing import Dict, List, Optional, Sequence
 
 from p3kv.config import Launch, Settings, apply_verbosity
 from p3kv.errors import (
     ClosedError,
     KeyMismatchError,
     P3Error,
-    ProtocolError,
     in_one_line,
 )
-from p3kv.slicing import SliceSizes
 from p3kv.trace import Tracer
-from p3kv.wire import messages
 from p3kv.wire.address import own_address
 from p3kv.wire.connection import Connection
 from p3kv.wire.control import ControlClient
-from p3kv.wire.header import INITIAL_ROUND, URGENT, Header, Kind, pack_header
+from p3kv.wire.header import INITIAL_ROUND, Kind
 from p3kv.wire.loop import Loop
 from p3kv.wire.messages import (
     UNKNOWN,
@@ -44,18 +40,12 @@ from p3kv.wire.messages import (
     NewSliceSize,
     ReportFailure,
     Roster,
-    Stalled,
-    decode,
     encode,
 )
-from p3kv.worker.exchange import Exchange
-from p3kv.worker.gates import Gates
 from p3kv.worker.joining import Joining
-from p3kv.worker.stalls import StallWarnings
-from p3kv.worker.steps import Steps
 from p3kv.worker.switch_interval import SwitchInterval
-from p3kv.worker.transfers import Done, Transfer, WorkerKey
-from p3kv.worker.tuning import Tuning
+from p3kv.worker.traffic import Traffic
+from p3kv.worker.transfers import Transfer, WorkerKey
 
 _log = logging.getLogger(__name__)
 
@@ -77,14 +67,9 @@ class Worker:
         self.tracer = Tracer(None, "worker")
         self._loop = Loop()
         self._thread = threading.Thread(target=self._run, name="p3kv-worker", daemon=True)
-        self._servers: Dict[int, Connection] = {}
         self._address = own_address(launch)
-        self._build_parts()
-        self._joining: Optional[Joining] = None
+        self._traffic: Optional[Traffic] = None
         self._keys: Dict[Key, WorkerKey] = {}
-        self._keys_by_id: Dict[int, WorkerKey] = {}
-        self._not_begun: List[Done] = []
-        """Callbacks of transfers that could not be made; they are called when the job fails."""
         self._failure: Optional[P3Error] = None
         self._state_changed = threading.Condition()
         self._script = threading.get_ident()
@@ -92,14 +77,14 @@ class Worker:
         """Whether this process has a store that has joined the job."""
         self._closed = False
         self._byes_left = 0
-        self._stalls = StallWarnings()
         self._switch_interval = SwitchInterval()
         self._control = ControlClient(
             launch,
             (self._address, 0),
+            "",
             {
                 NewSliceSize: lambda message: self._loop.call_soon(
-                    self._tuning.want, message.slice_size
+                    self._joined.tuning.want, message.slice_size
                 )
             },
             on_failure=lambda error: self._loop.call_soon(self._fail, error),
@@ -121,16 +106,21 @@ class Worker:
         roster = self._control.wait_for(Roster, "all processes to start")
         self.rank = roster.rank
         self.tracer = Tracer(settings.trace, f"worker {self.rank}")
-        self._build_parts(self._local_servers(roster))
-        self._joining = Joining(
+        joining = Joining(
             self._control, self._loop, settings, roster, self.check, self._state_changed
         )
-        self._servers.update(self._joining.connect(self._connection))
+        self._traffic = Traffic(
+            self.rank, settings, self._local_servers(roster), self.tracer,
+            self._loop.call_later, self._loop.drain,
+            lambda rate_bytes_s: self._control.send(Measured(rate_bytes_s)),
+            self._on_lost, self._received_bye, joining.takers,
+        )  # fmt: skip
+        joining.connect(self._traffic.connect)
         self._switch_interval.lower(settings.switch_interval_s)
         self._thread.start()
         self.started = True
-        slice_size = self._joining.slice_size()
-        self._loop.call_soon(self._tuning.announce, INITIAL_ROUND, slice_size)
+        slice_size = joining.slice_size()
+        self._loop.call_soon(self._traffic.tuning.announce, INITIAL_ROUND, slice_size)
 
     def abort(self, reason: str) -> None:
         """Ends the job because this process can't go on, and tells all processes the reason.
@@ -154,8 +144,8 @@ class Worker:
         self._closed = True
         if self.started and self._failure is None:
             deadline = time.monotonic() + _CLOSE_S
-            self._byes_left = len(self._servers)
-            self._loop.call_soon(self._send_bye)
+            self._byes_left = len(self._joined.servers)
+            self._loop.call_soon(self._joined.tell, Kind.BYE)
             with self._state_changed:
                 while self._byes_left and self._failure is None:
                     left_s = deadline - time.monotonic()
@@ -182,27 +172,8 @@ class Worker:
 
     def _local_servers(self, roster: Roster) -> List[int]:
         """Ranks of the servers on this host; none if all are here, since no link matters then."""
-        here = [rank for rank, (host, _) in enumerate(roster.servers) if host == self._address]
+        here = [rank for rank, (host, *_) in enumerate(roster.servers) if host == self._address]
         return here if len(here) < len(roster.servers) else []
-
-    def _build_parts(self, local_servers: Sequence[int] = ()) -> None:
-        """Makes the objects that need rank, settings and addresses. It is called again when these
-        are known; nothing is sent before."""
-        sizes = SliceSizes()
-        self._tuning = Tuning(
-            self.rank, self._servers, sizes, self.settings, self._loop.drain,
-            report=lambda rate_bytes_s: self._control.send(Measured(rate_bytes_s)),
-        )  # fmt: skip
-        self._gates = Gates(self.rank, self._servers, local_servers, self._loop.call_later)
-        self._steps = Steps(
-            lambda from_step, oldest, settings: self._tell_servers(
-                Kind.OPTIMIZER, settings, from_step, self._servers, oldest
-            )
-        )
-        self._exchange = Exchange(
-            self.rank, self._servers, self._gates, sizes, self._steps, self.tracer,
-            self.settings.priorities, self._begin_step,
-        )  # fmt: skip
 
     # Keys, and what all workers agree on.
 
@@ -223,11 +194,8 @@ class Worker:
             raise KeyMismatchError(answer.reason)
         worker_key = WorkerKey(answer.key_id, key, tuple(shape), dtype, answer.runs, answer.name)
         self._keys[key] = worker_key
-        self._keys_by_id[answer.key_id] = worker_key
-        # Every worker tells the servers itself: its slices may arrive before another's message.
-        layout = encode(KeyLayout(answer.key_id, key, dtype, answer.runs, answer.name))
-        servers = [server for server, _ in answer.runs]
-        self._loop.call_soon(self._tell_servers, Kind.KEY, layout, 0, servers)
+        layout = KeyLayout(answer.key_id, key, dtype, answer.runs, answer.name)
+        self._loop.call_soon(self._joined.declare, worker_key, layout)
         return worker_key
 
     def key(self, key: Key) -> WorkerKey:
@@ -251,7 +219,7 @@ class Worker:
         send a round in the same order if the round needs the results of the one before.
         """
         order = ForwardOrder([self._keys[key].key_id for key in keys])
-        self._loop.call_soon(self._tell_servers, Kind.ORDER, encode(order), 0, set(self._servers))
+        self._loop.call_soon(self._joined.tell, Kind.ORDER, encode(order))
 
     def set_optimizer(self, from_step: int, settings: bytes) -> None:
         """Worker rank 0 sends the servers optimizer settings that hold from a step on.
@@ -259,11 +227,11 @@ class Worker:
         They are sent before every slice of that step, so no slice waits for them.
         """
         self.check()
-        self._loop.call_soon(self._steps.settings, from_step, settings)
+        self._loop.call_soon(self._joined.steps.settings, from_step, settings)
 
     def pushed(self, step: int) -> None:
         """Counts a push of a step of the store, before its transfer begins."""
-        self._steps.pushed(step)
+        self._joined.steps.pushed(step)
 
     def barrier(self) -> None:
         """Waits until every worker has reached this barrier."""
@@ -273,18 +241,17 @@ class Worker:
     @property
     def forward_order(self) -> List[Key]:
         """The keys in the order in which the forward pass needs them, as far as it is known."""
-        known = [key_id for key_id in self._exchange.order if key_id in self._keys_by_id]
-        return [self._keys_by_id[key_id].key for key_id in known]
+        return self._joined.forward_order
 
-    def begin(self, make: Callable[[Done], Transfer], done: Done) -> None:
-        """Has the worker's thread begin the transfer `make(done)`; from any thread.
+    def begin(self, transfer: Transfer) -> None:
+        """Has the worker's thread begin a transfer; from any thread.
 
         A transfer that the script's thread begins was ready when it was pushed. Then more such
         transfers follow at once, and until they have, the script needs the GIL first.
         """
         from_script = threading.get_ident() == self._script
         call = self._loop.call_soon_batched if from_script else self._loop.call_soon
-        call(self._begin, make, done)
+        call(self._begin, transfer)
 
     def stats(self) -> Dict[str, int]:
         """What this worker has sent and received: slices, and their bytes without headers.
@@ -294,7 +261,7 @@ class Worker:
         """
         inversions = self._loop.inversions
         return {
-            **self._exchange.counts,
+            **self._joined.exchange.counts,
             "inversions": inversions.frames,
             "inversion_bytes": inversions.bytes,
         }
@@ -317,59 +284,11 @@ class Worker:
         self._control.suspect(failure)
         return failure.to_error()
 
-    def _connection(self, sock: socket.socket, send_buffer_bytes: int) -> Connection:
-        return Connection(sock, self._place, self._on_frame, self._on_lost, send_buffer_bytes)
-
-    def _begin(self, make: Callable[[Done], Transfer], done: Done) -> None:
+    def _begin(self, transfer: Transfer) -> None:
         if self._failure is not None:
-            done(self._failure)
-            return
-        try:
-            transfer = make(done)
-        except Exception as error:  # noqa: BLE001  everybody has to learn it
-            self._not_begun.append(done)
-            self._give_up(error)
+            transfer.done(self._failure)
         else:
-            self._exchange.begin(transfer)
-
-    def _place(self, connection: Connection, header: Header) -> Optional[memoryview]:
-        if header.rank != connection.peer:
-            raise ProtocolError(f"it sent a frame of server {header.rank}")
-        if header.kind in Joining.KINDS and self._joining is not None:
-            return self._joining.place(connection, header)
-        if header.kind == Kind.SLICES and header.payload_bytes == 0:
-            messages.check_slice_size(header.slice)
-            return None
-        if header.kind in (Kind.OPEN, Kind.BYE) and header.payload_bytes == 0:
-            return None
-        has_message = header.kind in (Kind.ORDER, Kind.STALLED)
-        if has_message and header.payload_bytes <= messages.MAX_MESSAGE_BYTES:
-            return memoryview(bytearray(header.payload_bytes))
-        return self._exchange.place(header)
-
-    def _on_frame(
-        self, connection: Connection, header: Header, payload: Optional[memoryview]
-    ) -> None:
-        if header.kind in Joining.KINDS:
-            assert self._joining is not None
-            self._joining.received(connection, header)
-        elif header.kind == Kind.ORDER:
-            assert payload is not None
-            order: ForwardOrder = decode(payload, ForwardOrder)
-            self._exchange.set_order(order.key_ids)
-            _log.info("the forward order is known: %d keys", len(order.key_ids))
-        elif header.kind == Kind.SLICES:
-            self._tuning.announced(header.round, header.slice)
-        elif header.kind == Kind.STALLED:
-            assert payload is not None
-            stalled: Stalled = decode(payload, Stalled)
-            self._stalls.note(stalled, self.rank, stalled.key_id in self._keys_by_id)
-        elif header.kind == Kind.OPEN:
-            self._gates.opened(header.rank, header.step)
-        elif header.kind == Kind.BYE:
-            self._received_bye()
-        else:
-            self._exchange.received(header)
+            self._joined.exchange.begin(transfer)
 
     def _on_lost(self, connection: Connection, reason: str) -> None:
         self._loop.remove_connection(connection)
@@ -384,28 +303,11 @@ class Worker:
             if self._failure is None:
                 self._failure = error
             self._state_changed.notify_all()
-        # First: no array may be read or written once its operation is completed.
-        for connection in self._servers.values():
-            self._loop.remove_connection(connection)
-        self._exchange.fail(error)
-        while self._not_begun:
-            self._not_begun.pop()(error)
-
-    def _begin_step(self, step: int) -> None:
-        self._steps.begin(step)
-        self._tuning.begin_step(step)
-
-    def _tell_servers(
-        self, kind: Kind, payload: bytes, step: int, servers: Any, round: int = 0
-    ) -> None:
-        header = pack_header(kind, self.rank, round=round, step=step, payload_bytes=len(payload))
-        for server in servers:
-            self._servers[server].writer.push(URGENT, header, memoryview(payload))
-
-    def _send_bye(self) -> None:
-        for connection in self._servers.values():
-            header = pack_header(Kind.BYE, self.rank)
-            connection.writer.push(URGENT, header)
+        if self._traffic is not None:
+            # First: no array may be read or written once its operation is completed.
+            for connection in self._traffic.servers.values():
+                self._loop.remove_connection(connection)
+            self._traffic.exchange.fail(error)
 
     def _received_bye(self) -> None:
         """A server has received all frames of this worker, and its last frame is read. Closing a
@@ -414,9 +316,14 @@ class Worker:
             self._byes_left -= 1
             self._state_changed.notify_all()
 
+    @property
+    def _joined(self) -> Traffic:
+        """What this worker has had with the servers since it has joined the job."""
+        assert self._traffic is not None
+        return self._traffic
+
     def _known_round(self) -> int:
-        round_ = self._exchange.round
-        return round_ if round_ > INITIAL_ROUND else UNKNOWN
+        return UNKNOWN if self._traffic is None else self._traffic.known_round
 
     def _shut_down(self) -> None:
         self._control.send(Bye())
@@ -435,8 +342,9 @@ class Worker:
             f"this process was forked from {_name(self.rank)}, which goes on using the p3 store; "
             "a child can't"
         )
-        for connection in self._servers.values():
-            connection.close_socket()
+        if self._traffic is not None:
+            for connection in self._traffic.servers.values():
+                connection.close()
 
 
 def _name(rank: int) -> str:

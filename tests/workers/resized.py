@@ -30,12 +30,12 @@ def main() -> None:
         if store.rank == 0:
             worker = store._worker
             if number % _EVERY == 0 and number // _EVERY < len(_SIZES):
-                worker._loop.call_soon(worker._tuning.want, _SIZES[number // _EVERY])
+                worker._loop.call_soon(worker._joined.tuning.want, _SIZES[number // _EVERY])
             store.pull("w", out=out)
             equal(out, weight.asnumpy())  # nobody is further without this worker
     store.pull("w", out=out)
     equal(out, weight.asnumpy())
-    sizes = store._worker._tuning._sizes
+    sizes = store._worker._joined.tuning._sizes
     assert sizes.generation(_ROUNDS) >= len(_SIZES)  # the network may have changed, too
     print(f"worker {store.rank}: right whatever the size")
 

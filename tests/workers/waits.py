@@ -18,7 +18,7 @@ worker.start(config.settle())
 worker.barrier()
 if sys.argv[1:] == [str(worker.rank)]:
     nonsense = pack_header(99, worker.rank)
-    for server in worker._servers.values():
+    for server in worker._joined.servers.values():
         worker._loop.call_soon(server.writer.push, URGENT, nonsense)
 deadline = time.monotonic() + _LONGEST_S
 while time.monotonic() < deadline:

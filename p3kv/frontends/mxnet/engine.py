@@ -15,6 +15,7 @@ import ctypes
 import functools
 import itertools
 import logging
+import struct
 from typing import Any, Callable, Dict, Optional, Sequence, Tuple
 
 from mxnet import runtime
@@ -26,21 +27,15 @@ from p3kv.errors import NotSupportedError
 _log = logging.getLogger(__name__)
 
 
-class _OnComplete(ctypes.Structure):
-    _fields_ = [
-        ("callback", ctypes.c_void_p),
-        ("engine", ctypes.c_void_p),
-        ("param", ctypes.c_void_p),
-    ]
+_ON_COMPLETE = struct.Struct("PPP")
+"""CallbackOnComplete: a function, the engine, and what the engine knows the operation by."""
 
 
 class _Context(ctypes.Structure):
     _fields_ = [("dev_type", ctypes.c_int), ("dev_id", ctypes.c_int)]
 
 
-_AsyncFunction = ctypes.CFUNCTYPE(
-    None, ctypes.c_void_p, ctypes.POINTER(_OnComplete), ctypes.c_void_p
-)
+_AsyncFunction = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
 _CompleteFunction = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
 _CPU = ctypes.byref(_Context(1, 0))
 _ASYNC = ctypes.byref(ctypes.c_int(4))
@@ -55,13 +50,13 @@ class Operation:
     Any thread may complete it, exactly once. Its arrays are kept until then.
     """
 
-    __slots__ = ("_arrays", "_callback", "_engine", "_param")
+    __slots__ = ("_arrays", "_on_complete")
 
-    def __init__(self, on_complete: _OnComplete, arrays: _Arrays) -> None:
+    def __init__(self, on_complete: bytes, arrays: _Arrays) -> None:
+        """`on_complete`: what the engine gave, as bytes, because it is in memory of the engine's.
+        They are read when the operation is completed, after the script has gone on."""
         self._arrays = arrays
-        self._callback = on_complete.callback
-        self._engine = on_complete.engine
-        self._param = on_complete.param
+        self._on_complete = on_complete
 
     def complete(self, error: Optional[BaseException] = None) -> None:
         """Lets everything that depends on the written arrays go on.
@@ -70,9 +65,8 @@ class Operation:
         with its message instead of a value.
         """
         handle = None if error is None else _native_error(str(error))
-        _completing(self._callback)(
-            self._engine, self._param, None if handle is None else ctypes.addressof(handle)
-        )
+        callback, engine, param = _ON_COMPLETE.unpack(self._on_complete)
+        _completing(callback)(engine, param, None if handle is None else ctypes.addressof(handle))
 
 
 # An engine has one completion function for all operations.
@@ -84,9 +78,9 @@ _tickets = itertools.count(1)
 
 
 @_AsyncFunction
-def _start(_run_context: int, on_complete: ctypes._Pointer, ticket: int) -> None:
+def _start(_run_context: int, on_complete: int, ticket: int) -> None:
     start, arrays = _starts.pop(ticket)
-    operation = Operation(on_complete.contents, arrays)
+    operation = Operation(ctypes.string_at(on_complete, _ON_COMPLETE.size), arrays)
     try:
         start(operation)
     except BaseException as error:  # noqa: BLE001  a C caller: nobody above could catch it
@@ -132,8 +126,8 @@ def _handles(arrays: Sequence[NDArray]) -> Any:
     return (ctypes.c_void_p * len(arrays))(*[array.handle.value for array in arrays])
 
 
-def memory(array: NDArray, size_bytes: int) -> memoryview:
-    """The memory of a CPU array of `size_bytes` bytes; asking MXNet for the size is slower.
+def address(array: NDArray) -> int:
+    """Where a CPU array's elements are in memory.
 
     Call it after an operation that reads or writes `array` has started, and use the result until
     that operation is completed: the engine may move the memory between operations.
@@ -141,27 +135,28 @@ def memory(array: NDArray, size_bytes: int) -> memoryview:
     oneDNN keeps weights that inference has used in a blocked layout. It restores the layout in an
     operation of its own, which may come after ours, so this function restores the layout first.
     """
-    _reorder_to_default(array)
-    pointer = ctypes.c_void_p()
-    check_call(_LIB.MXNDArrayGetData(array.handle, ctypes.byref(pointer)))
-    return _memoryview(pointer, size_bytes, _WRITABLE) if size_bytes else memoryview(b"")
+    handle = array.handle.value
+    _reorder_to_default(handle)
+    check_call(_get_data(handle, _POINTER_ADDRESS))
+    return _pointer.value or 0
 
 
-_memoryview = ctypes.pythonapi.PyMemoryView_FromMemory
-_memoryview.argtypes = [ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int]
-_memoryview.restype = ctypes.py_object
-_WRITABLE = 0x200  # PyBUF_WRITE
-
-
+# These calls are short and keep the GIL. Otherwise the worker's thread would take it at each of
+# them, and the script would wait. So one pointer serves all threads, too.
+_keeping_gil = ctypes.PyDLL(_LIB._name)
+_get_data = _keeping_gil.MXNDArrayGetData
+_get_data.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+_pointer = ctypes.c_void_p()
+_POINTER_ADDRESS = ctypes.addressof(_pointer)
 _REORDER = "_ZN5mxnet7NDArray5Chunk15Reorder2DefaultEv"
 _ONEDNN = ("MKLDNN", "ONEDNN")
 """MXNet's names of the feature, in 1.9.1 and later."""
 
 
-def _bind_reorder(library: Any = _LIB) -> Callable[[NDArray], None]:
-    """Returns a function that restores an array's default layout. It does nothing in a build
-    without oneDNN, which never changes layouts. Raises NotSupportedError for a build that changes
-    layouts and does not export the function that restores them."""
+def _bind_reorder(library: Any = _keeping_gil) -> Callable[[int], None]:
+    """Returns a function that restores the default layout of an array, given its handle. It does
+    nothing in a build without oneDNN, which never changes layouts. Raises NotSupportedError for a
+    build that changes layouts and does not export the function that restores them."""
     function = getattr(library, _REORDER, None)
     if function is None:
         features = runtime.Features()
@@ -172,13 +167,15 @@ def _bind_reorder(library: Any = _LIB) -> Callable[[NDArray], None]:
                 "order. Install a build of MXNet 1.9.1 that p3kv names in its extras, such as "
                 "'p3kv[cpu]'."
             )
-        return lambda array: None
+        return lambda handle: None
     function.argtypes = [ctypes.c_void_p]
     function.restype = None
 
-    def reorder(array: NDArray) -> None:
+    pointer_at = ctypes.c_void_p.from_address
+
+    def reorder(handle: int) -> None:
         # The chunk is what the first member of an NDArray, a shared pointer, points to.
-        function(ctypes.cast(array.handle, ctypes.POINTER(ctypes.c_void_p))[0])
+        function(pointer_at(handle).value)
 
     return reorder
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import operator
 from contextlib import suppress
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 import mxnet as mx
 import numpy as np
@@ -30,7 +30,14 @@ from p3kv.frontends.mxnet.forward_order import OrderLearner
 from p3kv.wire.header import INITIAL_ROUND
 from p3kv.wire.messages import Key, called
 from p3kv.worker import this_process
-from p3kv.worker.transfers import Done, Transfer, WorkerKey
+from p3kv.worker.transfers import Transfer, WorkerKey
+
+_NAMES = {
+    (True, True): b"p3kv_pushpull",
+    (True, False): b"p3kv_push",
+    (False, True): b"p3kv_pull",
+}
+"""Names of operations in MXNet's profiler, by whether they send and whether they receive."""
 
 
 class P3(KVStoreBase):
@@ -160,7 +167,7 @@ class P3(KVStoreBase):
             source = self._staging.source(worker_key, sources)
             target = self._staging.target(worker_key, targets)
             round_, step = self._next_round(worker_key)
-            self._exchange(worker_key, round_, step, priority, source, target)
+            self._begin_when_ready(worker_key, round_, step, priority, source, target)
             spread(target, targets)
 
     def push(self, key: Union[Key, Sequence[Key]], value: Any, priority: int = 0) -> None:
@@ -169,7 +176,7 @@ class P3(KVStoreBase):
         for worker_key, sources in self._known(key, value):
             source = self._staging.source(worker_key, sources)
             round_, step = self._next_round(worker_key)
-            self._send(worker_key, round_, step, priority, source)
+            self._begin_when_ready(worker_key, round_, step, priority, source, None)
 
     def pull(
         self,
@@ -299,61 +306,33 @@ class P3(KVStoreBase):
         if self.rank == 0:
             self._worker.set_optimizer(from_step, settings)
 
-    def _exchange(
+    def _push_initial(self, worker_key: WorkerKey, value: NDArray) -> None:
+        source = self._staging.source(worker_key, [value])
+        self._begin_when_ready(worker_key, INITIAL_ROUND, self._step, 0, source, None)
+
+    def _pull(self, worker_key: WorkerKey, target: NDArray, priority: int) -> None:
+        self._begin_when_ready(worker_key, worker_key.round, self._step, priority, None, target)
+
+    def _begin_when_ready(
         self,
-        worker_key: WorkerKey,
+        key: WorkerKey,
         round_: int,
         step: int,
         priority: int,
-        source: NDArray,
-        target: NDArray,
-    ) -> None:
-        def transfer(done: Done) -> Transfer:
-            memory = _bytes(worker_key, source), _bytes(worker_key, target)
-            return Transfer(worker_key, round_, priority, *memory, done, step)
-
-        reads = [] if source is target else [source]
-        self._when_ready(transfer, reads, [target], b"p3kv_pushpull", worker_key.key)
-
-    def _send(
-        self, worker_key: WorkerKey, round_: int, step: int, priority: int, source: NDArray
-    ) -> None:
-        def transfer(done: Done) -> Transfer:
-            memory = _bytes(worker_key, source), None
-            return Transfer(worker_key, round_, priority, *memory, done, step)
-
-        gradient_of = None if round_ == INITIAL_ROUND else worker_key.key
-        self._when_ready(transfer, [source], [], b"p3kv_push", gradient_of)
-
-    def _push_initial(self, worker_key: WorkerKey, value: NDArray) -> None:
-        source = self._staging.source(worker_key, [value])
-        self._send(worker_key, INITIAL_ROUND, self._step, 0, source)
-
-    def _pull(self, worker_key: WorkerKey, target: NDArray, priority: int) -> None:
-        round_, step = worker_key.round, self._step
-
-        def transfer(done: Done) -> Transfer:
-            memory = None, _bytes(worker_key, target)
-            return Transfer(worker_key, round_, priority, *memory, done, step)
-
-        self._when_ready(transfer, [], [target], b"p3kv_pull")
-
-    def _when_ready(
-        self,
-        transfer: Callable[[Done], Transfer],
-        reads: List[NDArray],
-        writes: List[NDArray],
-        name: bytes,
-        gradient_of: Optional[Key] = None,
+        source: Optional[NDArray],
+        target: Optional[NDArray],
     ) -> None:
         """Has the worker begin a transfer when its arrays are ready."""
 
         def start(operation: engine.Operation) -> None:
-            if gradient_of is not None:
-                self._order.ready(gradient_of)
-            self._worker.begin(transfer, operation.complete)
+            if source is not None and round_ != INITIAL_ROUND:
+                self._order.ready(key.key)
+            arrays = _address(source), _address(target)
+            self._worker.begin(Transfer(key, round_, step, priority, *arrays, operation.complete))
 
-        engine.push(start, reads, writes, name)
+        reads = [] if source is None or source is target else [source]
+        writes = [] if target is None else [target]
+        engine.push(start, reads, writes, _NAMES[source is not None, target is not None])
 
 
 def _priority(priority: int) -> int:
@@ -362,8 +341,8 @@ def _priority(priority: int) -> int:
     return int(priority)
 
 
-def _bytes(worker_key: WorkerKey, array: NDArray) -> memoryview:
-    return engine.memory(array, worker_key.size_elems * worker_key.item_bytes)
+def _address(array: Optional[NDArray]) -> Optional[int]:
+    return None if array is None else engine.address(array)
 
 
 def _finish() -> None:

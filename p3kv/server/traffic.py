@@ -1,0 +1,191 @@
+"""What workers send to a server: each kind of frame, and who takes it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from functools import partial
+from typing import Callable, Dict, Optional
+
+from p3kv.config import Settings
+from p3kv.errors import ProtocolError, in_one_line
+from p3kv.server.consumer import Consumer
+from p3kv.server.optimizer import MakeOptimizer
+from p3kv.server.stalls import Stalls
+from p3kv.server.workers import Workers
+from p3kv.slicing import value_credit_bytes
+from p3kv.wire import messages
+from p3kv.wire.connection import Connection
+from p3kv.wire.framing import Landing, message_landing
+from p3kv.wire.header import INITIAL_ROUND, MAX_PROBE_BYTES, URGENT, Header, Kind, pack_header
+from p3kv.wire.messages import UNKNOWN, ForwardOrder, KeyLayout, Stalled, decode, encode
+
+_log = logging.getLogger(__name__)
+
+
+class Traffic:
+    """Takes the frames that `p3kv.wire.protocol` allows, and tells workers what all must know.
+
+    Belongs to the server's thread.
+    """
+
+    def __init__(
+        self,
+        num_workers: int,
+        settings: Settings,
+        workers: Workers,
+        consumer: Consumer,
+        make_optimizer: MakeOptimizer,
+        fail: Callable[[str, int], None],
+    ) -> None:
+        """`fail(reason, round)` ends the job."""
+        self.rank = UNKNOWN
+        self._num_workers = num_workers
+        self._settings = settings
+        self._workers = workers
+        self._consumer = consumer
+        self._make_optimizer = make_optimizer
+        self._fail = fail
+        self._stalls = Stalls(self._tell_stall, workers.suspect)
+        self._scratch = memoryview(bytearray(MAX_PROBE_BYTES))
+        self._order: Optional[memoryview] = None
+        self._open_step = UNKNOWN
+        self._serving = False
+        self._takers: Dict[int, Callable[[Connection, Header], Landing]] = {
+            Kind.HELLO: self._hello,
+            Kind.PUSH: self._push,
+            Kind.PULL: self._pull,
+            Kind.KEY: self._key,
+            Kind.SLICES: self._slices,
+            Kind.OPEN: self._open,
+            Kind.PROBE: self._probe,
+            Kind.OPTIMIZER: self._optimizer,
+            Kind.ORDER: self._forward_order,
+            Kind.BYE: self._bye,
+        }
+
+    def place(self, connection: Connection, header: Header) -> Landing:
+        """Where a frame's payload goes, and what happens then; ProtocolError for a frame that
+        can't be right."""
+        return self._takers[header.kind](connection, header)
+
+    def begin_to_serve(self) -> None:
+        """Welcomes the workers, and those that come later as soon as they come."""
+        self._serving = True
+        for connection in self._workers.connections.values():
+            self._send_welcome(connection)
+
+    def look_for_stalls(self) -> None:
+        """Reports a round that has waited long."""
+        now_s = time.monotonic()
+        self._stalls.look(self._consumer.waits(self._stalls.first_s, now_s), now_s)
+
+    # Slices.
+
+    def _push(self, connection: Connection, header: Header) -> Landing:
+        gradient = self._consumer.buffer(header)
+        return Landing(gradient.bytes, partial(self._consumer.add, connection, header, gradient))
+
+    def _pull(self, connection: Connection, header: Header) -> Landing:
+        return Landing(None, partial(self._consumer.add, connection, header, None))
+
+    # Coming and going.
+
+    def _hello(self, connection: Connection, header: Header) -> Landing:
+        words = self._workers.place_hello(connection, header)
+        return Landing(words, partial(self._admit, connection, words))
+
+    def _admit(self, connection: Connection, words: memoryview) -> None:
+        hello = self._workers.admit(connection, words)
+        self._consumer.aggregator.deterministic = hello.deterministic
+        self._stalls.timeout_s = hello.stall_timeout_s
+        if self._serving:
+            self._send_welcome(connection)
+
+    def _send_welcome(self, connection: Connection) -> None:
+        connection.writer.push(URGENT, pack_header(Kind.WELCOME, self.rank))
+        if self._order is not None:
+            connection.writer.push(URGENT, self._order_header(self._order), self._order)
+
+    def _bye(self, connection: Connection, header: Header) -> Landing:
+        return Landing(None, partial(self._let_go, connection, header.rank))
+
+    def _let_go(self, connection: Connection, rank: int) -> None:
+        self._workers.end(rank)
+        self._announce_open_step()
+        self._consumer.check_departed()
+        connection.writer.push(URGENT, pack_header(Kind.BYE, self.rank))
+
+    # What a worker says of its keys, and what rank 0 says for all.
+
+    def _key(self, connection: Connection, header: Header) -> Landing:
+        return message_landing(header, KeyLayout, self._consumer.declare)
+
+    def _slices(self, connection: Connection, header: Header) -> Landing:
+        return Landing(None, partial(self._set_slice_size, header))
+
+    def _set_slice_size(self, header: Header) -> None:
+        messages.check_slice_size(header.slice)
+        if header.round > INITIAL_ROUND and header.rank != 0:
+            raise ProtocolError(f"worker {header.rank} wants slices of {header.slice} elements")
+        is_new = self._consumer.set_slice_size(header.round, header.slice)
+        if self._settings.send_buffer_bytes is None:
+            for worker in self._workers.connections.values():
+                worker.hold_at_most(value_credit_bytes(header.slice, self._num_workers))
+        if is_new and header.round > INITIAL_ROUND:
+            self._workers.tell(
+                pack_header(Kind.SLICES, self.rank, slice=header.slice, round=header.round)
+            )
+
+    def _forward_order(self, connection: Connection, header: Header) -> Landing:
+        words = memoryview(bytearray(header.payload_bytes))
+        return Landing(words, partial(self._pass_order_on, words))
+
+    def _pass_order_on(self, words: memoryview) -> None:
+        decode(words, ForwardOrder)  # or all workers would blame this server for it
+        self._order = words
+        self._workers.tell(self._order_header(words), words)
+
+    def _order_header(self, words: memoryview) -> bytes:
+        return pack_header(Kind.ORDER, self.rank, payload_bytes=len(words))
+
+    def _optimizer(self, connection: Connection, header: Header) -> Landing:
+        words = memoryview(bytearray(header.payload_bytes))
+        return Landing(words, partial(self._configure_optimizer, header, words))
+
+    def _configure_optimizer(self, header: Header, settings: memoryview) -> None:
+        try:
+            aggregator = self._consumer.aggregator
+            if aggregator.optimizer is None:
+                aggregator.optimizer = self._make_optimizer()
+            aggregator.optimizer.configure(header.step, bytes(settings), header.round)
+        except ProtocolError:
+            raise
+        except Exception as error:  # noqa: BLE001  MXNet's or the optimizer's own
+            _log.exception("the optimizer can't be set up")
+            self._fail(f"the optimizer can't be set up: {in_one_line(error)}", UNKNOWN)
+
+    # The network.
+
+    def _open(self, connection: Connection, header: Header) -> Landing:
+        return Landing(None, partial(self._needs_no_values_before, header.rank, header.step))
+
+    def _needs_no_values_before(self, rank: int, step: int) -> None:
+        self._workers.needs_no_values_before(rank, step)
+        self._announce_open_step()
+
+    def _announce_open_step(self) -> None:
+        """Tells all workers from which step on this server's gate is open: no older values are on
+        this host's link then."""
+        if self._workers.open_step > self._open_step:
+            self._open_step = self._workers.open_step
+            self._workers.tell(pack_header(Kind.OPEN, self.rank, step=self._open_step))
+
+    def _probe(self, connection: Connection, header: Header) -> Landing:
+        echo = self._scratch[: header.payload_bytes]
+        answer = pack_header(Kind.PROBE, self.rank, payload_bytes=len(echo))
+        return Landing(echo, partial(connection.writer.push, URGENT, answer, echo))
+
+    def _tell_stall(self, stalled: Stalled) -> None:
+        words = memoryview(encode(stalled))
+        self._workers.tell(pack_header(Kind.STALLED, self.rank, payload_bytes=len(words)), words)

@@ -1,0 +1,15 @@
+"""How bytes get from one process to another: TCP, or a transport that a setting names."""
+
+from p3kv.transport.sockets import SocketLink, SocketListener
+from p3kv.transport.tcp import Tcp
+from p3kv.transport.transport import TRANSPORTS, Link, Listener, Transport
+
+__all__ = [
+    "TRANSPORTS",
+    "Link",
+    "Listener",
+    "SocketLink",
+    "SocketListener",
+    "Tcp",
+    "Transport",
+]

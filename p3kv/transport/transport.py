@@ -1,0 +1,80 @@
+"""What a transport is: a server listens, workers connect, and both have a link of bytes."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import List, Sequence, Tuple
+
+from p3kv.registry import Registry
+
+Address = Tuple[str, int]
+"""Host and number, for example a port, by which a transport finds a listener."""
+
+
+class Link(ABC):
+    """A stream of bytes to another process, in both directions, that never blocks.
+
+    Belongs to one thread, except `hold_at_most`. Every method but `close` may raise OSError: the
+    link is broken then.
+    """
+
+    descriptor: int
+    """What epoll watches: readable when bytes have come or the peer has closed, writable when
+    there is room for more."""
+
+    @abstractmethod
+    def receive_into(self, buffers: Sequence[memoryview]) -> int:
+        """Receives bytes into `buffers`, in their order, and returns how many; 0 if the peer has
+        closed the link. Raises BlockingIOError while nothing has come."""
+
+    @abstractmethod
+    def send(self, buffers: Sequence[memoryview]) -> int:
+        """Takes the first bytes of `buffers`, and returns how many; the caller may change the
+        buffers afterwards. Raises BlockingIOError while there is no room."""
+
+    @abstractmethod
+    def hold_at_most(self, size_bytes: int) -> None:
+        """Limits the bytes that are taken and not yet sent; from any thread.
+
+        No frame overtakes these bytes, so priorities need this limit.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Closes the link; may be called twice."""
+
+
+class Listener(ABC):
+    """Where a server's links come in."""
+
+    address: Address
+    """Where workers connect to."""
+    descriptor: int
+    """What epoll watches: readable when a peer waits."""
+
+    @abstractmethod
+    def accept(self, most: int) -> Tuple[List[Link], bool]:
+        """The links that wait now, at most `most`, and whether the system has no room for another.
+
+        Without room, peers wait until this process closes a descriptor.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Accepts nothing any more; may be called twice."""
+
+
+class Transport(ABC):
+    """Makes links between processes. Made without arguments, in each process."""
+
+    @abstractmethod
+    def listen(self, host: str) -> Listener:
+        """Listens at an address of its own on `host`; OSError when that fails."""
+
+    @abstractmethod
+    def connect(self, address: Address, timeout_s: float) -> Link:
+        """A link to the listener at `address`; OSError if there is none within the time."""
+
+
+TRANSPORTS: Registry[Transport] = Registry("transport")
+"""Transports by name. A server tells workers its own by this name, so both must know it."""

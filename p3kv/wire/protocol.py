@@ -1,0 +1,112 @@
+"""Which data frame may come when: one table for each direction.
+
+A connection begins `NEW`. The worker says HELLO, and the server answers WELCOME when it serves.
+From then on each side may say what its table allows in any order, until its BYE. What a frame says
+of keys and rounds is checked by whoever takes it.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Mapping, NamedTuple, Optional
+
+from p3kv.config import MAX_SLICE_ELEMS
+from p3kv.errors import ProtocolError
+from p3kv.wire.header import MAX_PROBE_BYTES, Header, Kind
+from p3kv.wire.messages import MAX_HELLO_BYTES, MAX_MESSAGE_BYTES
+
+MAX_SLICE_BYTES = MAX_SLICE_ELEMS * 8
+"""Elements have at most 8 bytes."""
+
+
+class State(Enum):
+    """How far one side of a connection has come."""
+
+    NEW = "new"
+    """It has not introduced itself."""
+    OPEN = "open"
+    LEFT = "left"
+    """It has said that it sends nothing more."""
+
+
+class Rule(NamedTuple):
+    """What holds for frames of a kind."""
+
+    most_bytes: int = 0
+    """The longest payload."""
+    then: Optional[State] = None
+    """The sender's state after such a frame; None: as before."""
+    only_rank_0: bool = False
+
+
+Rules = Mapping[State, Mapping[int, Rule]]
+"""By the sender's state, the kinds of frames that may come. Any other breaks the protocol."""
+
+FROM_WORKERS: Rules = {
+    State.NEW: {Kind.HELLO: Rule(MAX_HELLO_BYTES, then=State.OPEN)},
+    State.OPEN: {
+        Kind.PUSH: Rule(MAX_SLICE_BYTES),
+        Kind.PULL: Rule(),
+        Kind.KEY: Rule(MAX_MESSAGE_BYTES),
+        Kind.SLICES: Rule(),
+        Kind.OPEN: Rule(),
+        Kind.PROBE: Rule(MAX_PROBE_BYTES),
+        Kind.OPTIMIZER: Rule(MAX_MESSAGE_BYTES, only_rank_0=True),
+        Kind.ORDER: Rule(MAX_MESSAGE_BYTES, only_rank_0=True),
+        Kind.BYE: Rule(then=State.LEFT),
+    },
+    State.LEFT: {},
+}
+FROM_SERVERS: Rules = {
+    State.NEW: {Kind.WELCOME: Rule(then=State.OPEN)},
+    State.OPEN: {
+        Kind.UPDATED: Rule(MAX_SLICE_BYTES),
+        Kind.PULLED: Rule(MAX_SLICE_BYTES),
+        Kind.ENDED: Rule(),
+        Kind.SLICES: Rule(),
+        Kind.OPEN: Rule(),
+        Kind.PROBE: Rule(MAX_PROBE_BYTES),
+        Kind.ORDER: Rule(MAX_MESSAGE_BYTES),
+        Kind.STALLED: Rule(MAX_MESSAGE_BYTES),
+        Kind.BYE: Rule(then=State.LEFT),
+    },
+    State.LEFT: {},
+}
+
+
+class Conversation:
+    """What the peer of one connection has said so far, and so may say next."""
+
+    __slots__ = ("_role", "_rules", "_state", "peer")
+
+    def __init__(self, rules: Rules, role: str) -> None:
+        """`role` is the peer's."""
+        self._rules = rules
+        self._role = role
+        self._state = State.NEW
+        self.peer: Optional[int] = None
+        """The peer's rank, once it is known."""
+
+    def hear(self, header: Header) -> None:
+        """Takes a frame's header; ProtocolError for a frame that must not come now."""
+        if self.peer is not None and header.rank != self.peer:
+            raise ProtocolError(
+                f"{self._role} {self.peer} sent a frame of {self._role} {header.rank}"
+            )
+        rule = self._rules[self._state].get(header.kind)
+        if (
+            rule is None
+            or header.payload_bytes > rule.most_bytes
+            or (rule.only_rank_0 and header.rank != 0)
+        ):
+            raise ProtocolError(self._refusal(header))
+        if rule.then is not None:
+            self._state = rule.then
+
+    def _refusal(self, header: Header) -> str:
+        if self._state is State.NEW:
+            return "what it sent is not p3kv's protocol"
+        return (
+            f"it sent a frame of kind {header.kind} with {header.payload_bytes} bytes, which must "
+            f"not come {'after its goodbye' if self._state is State.LEFT else 'from it'}"
+        )

@@ -1,0 +1,154 @@
+"""What this worker and the servers send to each other: each kind of frame, and who takes it."""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from typing import Callable, Collection, Dict, Iterable, List, Mapping, Optional
+
+from p3kv.config import Settings
+from p3kv.slicing import CREDIT_BYTES, SliceSizes
+from p3kv.trace import Tracer
+from p3kv.transport import Link
+from p3kv.wire import messages
+from p3kv.wire.connection import Connection
+from p3kv.wire.framing import Landing, message_landing
+from p3kv.wire.header import INITIAL_ROUND, URGENT, Header, Kind, pack_header
+from p3kv.wire.loop import Drain
+from p3kv.wire.messages import UNKNOWN, ForwardOrder, Stalled, encode
+from p3kv.wire.protocol import FROM_SERVERS, Conversation
+from p3kv.worker.exchange import Exchange
+from p3kv.worker.gates import Gates
+from p3kv.worker.stalls import StallWarnings
+from p3kv.worker.steps import Steps
+from p3kv.worker.transfers import WorkerKey
+from p3kv.worker.tuning import Tuning
+
+_log = logging.getLogger(__name__)
+
+Taker = Callable[[Connection, Header], Landing]
+"""Takes the frames of one kind."""
+
+
+class Traffic:
+    """Takes the frames that `p3kv.wire.protocol` allows, and sends this worker's.
+
+    Belongs to the worker's thread, except what says otherwise.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        settings: Settings,
+        local_servers: Collection[int],
+        tracer: Tracer,
+        call_later: Callable[[float, Callable[[], None]], None],
+        drain: Drain,
+        report_rate: Callable[[float], None],
+        on_lost: Callable[[Connection, str], None],
+        on_bye: Callable[[], None],
+        joining: Mapping[int, Taker],
+    ) -> None:
+        """`local_servers` are the ranks of the servers on this host. `call_later` and `drain` are
+        those of the event loop. `on_bye` is called when a server has said its last word; `joining`
+        takes the frames with which connections begin."""
+        self.rank = rank
+        self.servers: Dict[int, Connection] = {}
+        self.stalls = StallWarnings()
+        self._settings = settings
+        self._on_lost = on_lost
+        self._on_bye = on_bye
+        self._keys: Dict[int, WorkerKey] = {}
+        sizes = SliceSizes()
+        self.tuning = Tuning(rank, self.servers, sizes, settings, drain, report_rate)
+        self._gates = Gates(rank, self.servers, local_servers, call_later)
+        self.steps = Steps(self._send_settings)
+        self.exchange = Exchange(
+            rank, self.servers, self._gates, sizes, self.steps, tracer, settings.priorities,
+            self._begin_step,
+        )  # fmt: skip
+        self._takers: Dict[int, Taker] = {
+            **joining,
+            Kind.UPDATED: self.exchange.place,
+            Kind.PULLED: self.exchange.place,
+            Kind.ENDED: self.exchange.place,
+            Kind.SLICES: self._slices,
+            Kind.OPEN: self._open,
+            Kind.ORDER: self._forward_order,
+            Kind.STALLED: self._stalled,
+            Kind.BYE: self._bye,
+        }
+
+    def connect(self, server: int, link: Link) -> Connection:
+        """Makes a link the connection to a server."""
+        conversation = Conversation(FROM_SERVERS, "server")
+        conversation.peer = server
+        credit_bytes = self._settings.send_buffer_bytes or CREDIT_BYTES
+        connection = Connection(link, conversation, self._place, self._on_lost, credit_bytes)
+        self.servers[server] = connection
+        return connection
+
+    def declare(self, key: WorkerKey, layout: messages.KeyLayout) -> None:
+        """Makes a key known to its servers.
+
+        Every worker does so: its slices may arrive before another worker's message.
+        """
+        self._keys[key.key_id] = key
+        self.tell(Kind.KEY, encode(layout), servers=[server for server, _ in layout.runs])
+
+    def tell(
+        self,
+        kind: Kind,
+        words: bytes = b"",
+        step: int = 0,
+        round: int = 0,
+        servers: Optional[Iterable[int]] = None,
+    ) -> None:
+        """Sends a frame that carries no slice to `servers`, by default to all."""
+        header = pack_header(kind, self.rank, round=round, step=step, payload_bytes=len(words))
+        for server in self.servers if servers is None else servers:
+            self.servers[server].writer.push(URGENT, header, memoryview(words))
+
+    @property
+    def known_round(self) -> int:
+        """The newest round for which a transfer was sent, or UNKNOWN; from any thread."""
+        newest = self.exchange.round
+        return newest if newest > INITIAL_ROUND else UNKNOWN
+
+    @property
+    def forward_order(self) -> List[messages.Key]:
+        """The keys in the order in which the forward pass needs them; from any thread."""
+        return [self._keys[key_id].key for key_id in self.exchange.order if key_id in self._keys]
+
+    def _place(self, connection: Connection, header: Header) -> Landing:
+        return self._takers[header.kind](connection, header)
+
+    def _begin_step(self, step: int) -> None:
+        self.steps.begin(step)
+        self.tuning.begin_step(step)
+
+    def _send_settings(self, from_step: int, oldest_step: int, settings: bytes) -> None:
+        self.tell(Kind.OPTIMIZER, settings, from_step, oldest_step)
+
+    def _slices(self, connection: Connection, header: Header) -> Landing:
+        messages.check_slice_size(header.slice)
+        return Landing(None, partial(self.tuning.announced, header.round, header.slice))
+
+    def _open(self, connection: Connection, header: Header) -> Landing:
+        return Landing(None, partial(self._gates.opened, header.rank, header.step))
+
+    def _forward_order(self, connection: Connection, header: Header) -> Landing:
+        return message_landing(header, ForwardOrder, self._set_order)
+
+    def _set_order(self, order: ForwardOrder) -> None:
+        self.exchange.set_order(order.key_ids)
+        _log.info("the forward order is known: %d keys", len(order.key_ids))
+
+    def _stalled(self, connection: Connection, header: Header) -> Landing:
+        return message_landing(header, Stalled, self._note_stall)
+
+    def _note_stall(self, stalled: Stalled) -> None:
+        self.stalls.note(stalled, self.rank, stalled.key_id in self._keys)
+
+    def _bye(self, connection: Connection, header: Header) -> Landing:
+        return Landing(None, self._on_bye)
