@@ -8,12 +8,21 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
-from typing import Any, Dict, List, Mapping, Optional, Tuple
+from typing import Any, Dict, List, Mapping, Optional
+
+import msgspec
+from msgspec import Meta, inspect
 
 from p3kv.errors import ConfigError
 from p3kv.registry import MAX_NAME_CHARS
+
+if sys.version_info >= (3, 9):
+    from typing import Annotated
+else:
+    from typing_extensions import Annotated
 
 ROLES = ("scheduler", "server", "worker")
 
@@ -23,71 +32,51 @@ _TOLD = "P3KV_TOLD"
 _OTHER_VARIABLES = (
     "P3KV_JOB", "P3KV_LAUNCHED", "P3KV_LAUNCHER_FD", "P3KV_PLUGINS", "P3KV_SCHEDULER_FD", _TOLD
 )  # fmt: skip
+_FALL_BACKS = {"slice_size": "MXNET_KVSTORE_SLICE_THRESHOLD", "verbose": "PS_VERBOSE"}
+"""Variables of MXNet and ps-lite that count where ours are not set."""
 
 _WORDS = {
     **dict.fromkeys(("1", "true", "yes", "on"), True),
     **dict.fromkeys(("0", "false", "no", "off"), False),
 }
 MAX_SLICE_ELEMS = 2**28
-_RANGES = {
-    "slice_size": (1, MAX_SLICE_ELEMS),
-    "rendezvous_timeout_s": (0.1, 86_400.0),
-    "stall_timeout_s": (0.1, 31 * 86_400.0),
-    "send_buffer_bytes": (4096, 2**30),
-    "switch_interval_s": (0.0, 1.0),
-    "verbose": (0, 9),
-}
+Name = Annotated[str, Meta(min_length=1, max_length=MAX_NAME_CHARS)]
+"""The name of a class in a table (`p3kv.registry`)."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How p3kv works. The first three hold for the whole job: all workers must have the same."""
+    """How p3kv works. The first three hold for the whole job: all workers must have the same.
 
-    slice_size: Optional[int] = None
+    Each line is the whole declaration of a setting: its name, type, range and default.
+    """
+
+    slice_size: Optional[Annotated[int, Meta(ge=1, le=MAX_SLICE_ELEMS)]] = None
     """Most elements in a slice; None has the workers measure the network when they start."""
     deterministic: bool = False
     """Sum in rank order, so that a run with three workers or more repeats bit for bit, too."""
-    placement: str = "balanced"
+    placement: Name = "balanced"
     """The name of the placement by which the scheduler gives servers their runs of tensors."""
-    transport: str = "tcp"
+    transport: Name = "tcp"
     """The name of the transport by which workers connect to this server."""
     priorities: bool = True
     """False sends slices first in, first out: slicing without priorities, for comparison."""
-    rendezvous_timeout_s: float = 300.0
+    rendezvous_timeout_s: Annotated[float, Meta(ge=0.1, le=86_400.0)] = 300.0
     """How long a process waits after the last arrival before it gives up. Long, because people
     start roles by hand, and pods come one after the other."""
-    stall_timeout_s: float = 1800.0
+    stall_timeout_s: Annotated[float, Meta(ge=0.1, le=31 * 86_400.0)] = 1800.0
     """How long a round may wait for a worker's push before the job fails."""
-    send_buffer_bytes: Optional[int] = None
+    send_buffer_bytes: Optional[Annotated[int, Meta(ge=4096, le=2**30)]] = None
     """Credit: most unsent bytes that the kernel holds for a connection. Priorities do not apply to
     them. None: by the slice size."""
-    switch_interval_s: float = 0.0001
+    switch_interval_s: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.0001
     """Python's switch interval in this process while the store exists, if Python's own is longer:
     how long a script that is busy in Python holds the GIL when the network thread wants it. 0 keeps
     Python's own."""
     trace: Optional[str] = None
     """A folder in which every process writes its trace; None records nothing."""
-    verbose: int = 0
+    verbose: Annotated[int, Meta(ge=0, le=9)] = 0
     """1 logs which processes join and leave and what they agree on (ps-lite's PS_VERBOSE)."""
-
-    def __post_init__(self) -> None:
-        for field in fields(self):
-            self._check(field.name, getattr(self, field.name), field.default)
-
-    def _check(self, name: str, value: Any, default: Any) -> None:
-        wanted = ""
-        if isinstance(default, bool):
-            wanted = "" if isinstance(value, bool) else "True or False"
-        elif name in ("placement", "transport"):
-            fits = isinstance(value, str) and 0 < len(value) <= MAX_NAME_CHARS
-            wanted = "" if fits else f"a name of at most {MAX_NAME_CHARS} letters"
-        elif name in _RANGES:
-            lowest, highest = _RANGES[name]
-            fits = isinstance(value, (type(lowest), int)) and not isinstance(value, bool)
-            if value is not default and (not fits or not lowest <= value <= highest):
-                wanted = f"{_kind(lowest)} from {lowest} to {highest}"
-        if wanted:
-            raise ConfigError(f"{name} (P3KV_{name.upper()}) is {value!r}; it must be {wanted}")
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] = os.environ) -> Settings:
@@ -95,27 +84,44 @@ class Settings:
 
         Raises ConfigError for a value that is not of the right kind or out of range.
         """
-        return cls(
-            slice_size=_number(
-                environ, ("P3KV_SLICE_SIZE", "MXNET_KVSTORE_SLICE_THRESHOLD"), int, cls.slice_size
-            ),
-            deterministic=_flag(environ, "P3KV_DETERMINISTIC", cls.deterministic),
-            placement=environ.get("P3KV_PLACEMENT") or cls.placement,
-            transport=environ.get("P3KV_TRANSPORT") or cls.transport,
-            priorities=_flag(environ, "P3KV_PRIORITIES", cls.priorities),
-            rendezvous_timeout_s=_number(
-                environ, ("P3KV_RENDEZVOUS_TIMEOUT_S",), float, cls.rendezvous_timeout_s
-            ),
-            stall_timeout_s=_number(environ, ("P3KV_STALL_TIMEOUT_S",), float, cls.stall_timeout_s),
-            send_buffer_bytes=_number(
-                environ, ("P3KV_SEND_BUFFER_BYTES",), int, cls.send_buffer_bytes
-            ),
-            switch_interval_s=_number(
-                environ, ("P3KV_SWITCH_INTERVAL_S",), float, cls.switch_interval_s
-            ),
-            trace=environ.get("P3KV_TRACE") or None,
-            verbose=_number(environ, ("P3KV_VERBOSE", "PS_VERBOSE"), int, cls.verbose),
-        )
+        found = {}
+        for field in fields(cls):
+            variable = _variable(field.name)
+            if not environ.get(variable):
+                variable = _FALL_BACKS.get(field.name, variable)
+            text = environ.get(variable)
+            if text:
+                value: Any = text.strip()
+                if isinstance(field.default, bool):
+                    value = _WORDS.get(value.lower(), value)
+                found[field.name] = _converted(field.name, variable, value, strict=False)
+        return cls(**found)
+
+
+def _variable(setting: str) -> str:
+    return _PREFIX + setting.upper()
+
+
+def _converted(name: str, variable: str, value: Any, strict: bool) -> Any:
+    """The value as the setting's type has it; not `strict`: of text, which may spell a number."""
+    try:
+        return getattr(msgspec.convert({name: value}, Settings, strict=strict), name)
+    except msgspec.ValidationError:
+        wanted = _wanted(name, strict)
+        raise ConfigError(f"{name} ({variable}) is {value!r}; it must be {wanted}") from None
+
+
+def _wanted(name: str, strict: bool) -> str:
+    """What a setting's declaration allows, in words."""
+    declared: Any = inspect.type_info(Settings)
+    kind = next(field.type for field in declared.fields if field.name == name)
+    kind = getattr(kind, "types", [kind])[0]  # of an Optional, the type beside None
+    if isinstance(kind, inspect.BoolType):
+        return "True or False" if strict else "1 or 0"
+    if isinstance(kind, inspect.StrType):
+        return f"a name of at most {kind.max_length} letters" if kind.max_length else "text"
+    whole = "whole " if isinstance(kind, inspect.IntType) else ""
+    return f"a {whole}number from {kind.ge} to {kind.le}"
 
 
 @dataclass(frozen=True)
@@ -191,11 +197,12 @@ def configure(**settings: Any) -> None:
             "mx.kv.create('p3') or Trainer.step"
         )
     known = [field.name for field in fields(Settings)]
-    for name in settings:
+    checked = {}
+    for name, value in settings.items():
         if name not in known:
             raise ConfigError(f"there is no setting '{name}'; there are {', '.join(known)}")
-    replace(Settings(), **settings)
-    _overrides.update(settings)
+        checked[name] = _converted(name, _variable(name), value, strict=True)
+    _overrides.update(checked)
 
 
 def current() -> Settings:
@@ -224,7 +231,7 @@ def unknown_variables(environ: Mapping[str, str] = os.environ) -> Dict[str, str]
     warned already are left out.
     """
     settings = [field.name.upper() for field in fields(Settings)]
-    known = {*(_PREFIX + setting for setting in settings), *_OTHER_VARIABLES}
+    known = {*map(_variable, settings), *_OTHER_VARIABLES}
     known.update(environ.get(_TOLD, "").split(","))
     unknown = {}
     for name in sorted(environ):
@@ -309,21 +316,6 @@ def _optional_number(environ: Mapping[str, str], name: str) -> Optional[int]:
         return int(text)
     except ValueError:
         raise ConfigError(f"{name} is '{text}'; it must be a whole number") from None
-
-
-def _number(environ: Mapping[str, str], names: Tuple[str, ...], kind: Any, default: Any) -> Any:
-    for name in names:
-        text = environ.get(name)
-        if text:
-            try:
-                return kind(text)
-            except ValueError:
-                raise ConfigError(f"{name} is '{text}'; it must be {_kind(kind())}") from None
-    return default
-
-
-def _kind(example: Any) -> str:
-    return "a whole number" if isinstance(example, int) else "a number"
 
 
 def _flag(environ: Mapping[str, str], name: str, default: bool) -> bool:

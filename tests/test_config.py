@@ -102,6 +102,24 @@ def test_what_mxnet_s_users_have_set_already_counts_where_ours_is_not_set(
     assert getattr(Settings.from_environment({theirs: "2", ours: "3"}), name) == 3
 
 
+@pytest.mark.parametrize(
+    ("variable", "name"),
+    [("MXNET_KVSTORE_SLICE_THRESHOLD", "slice_size"), ("PS_VERBOSE", "verbose")],
+)
+@pytest.mark.parametrize("text", ["-1", "many"])
+def test_a_wrong_value_of_theirs_is_told_with_their_variable(
+    variable: str, name: str, text: str
+) -> None:
+    with pytest.raises(ConfigError, match=rf"{name} \({variable}\) is '{text}'.*must be a whole"):
+        Settings.from_environment({variable: text})
+
+
+def test_spaces_around_a_value_do_not_count() -> None:
+    variables = {"P3KV_SLICE_SIZE": " 7", "P3KV_PRIORITIES": "no ", "P3KV_STALL_TIMEOUT_S": " 60 "}
+    expected = Settings(slice_size=7, priorities=False, stall_timeout_s=60.0)
+    assert Settings.from_environment(variables) == expected
+
+
 @pytest.mark.parametrize("name", settings_names())
 def test_an_empty_variable_is_one_that_is_not_set(name: str) -> None:
     assert Settings.from_environment({f"P3KV_{name.upper()}": ""}) == Settings()
@@ -182,6 +200,11 @@ def test_a_placement_in_code_is_named_and_never_given(fresh: None) -> None:
     for wrong in ("", 7, dict):
         with pytest.raises(ConfigError, match=r"placement \(P3KV_PLACEMENT\).*a name"):
             p3kv.configure(placement=wrong)
+
+
+def test_a_trace_folder_in_code_is_text(fresh: None) -> None:
+    with pytest.raises(ConfigError, match=r"trace \(P3KV_TRACE\) is 7; it must be text"):
+        p3kv.configure(trace=7)
 
 
 def test_plugins_are_modules_with_commas_between() -> None:
