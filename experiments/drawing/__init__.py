@@ -1,1 +1,1 @@
-"""What figures share: medians, schedules and their looks."""
+"""What figures make of runs: the numbers and tables of each, and the looks that all share."""

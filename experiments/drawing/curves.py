@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 
 from experiments.campaign.records import Records
 from experiments.drawing import output
-from experiments.models import load
+from experiments.models import MODELS, load
 
 CARRIED = 0.98
 """The efficiency without a limit from which on a machine carries a configuration."""
@@ -59,6 +59,11 @@ class Spread(NamedTuple):
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
         return cls(statistics.median(values), min(values), max(values))
+
+
+def paper_order(model: str) -> int:
+    """What sorts models as the paper has them, and others behind."""
+    return MODELS.index(model) if model in MODELS else len(MODELS)
 
 
 def select(runs: Iterable[Mapping[str, Any]], **fields: Any) -> List[Mapping[str, Any]]:
