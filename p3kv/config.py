@@ -32,8 +32,8 @@ _TOLD = "P3KV_TOLD"
 _OTHER_VARIABLES = (
     "P3KV_JOB", "P3KV_LAUNCHED", "P3KV_LAUNCHER_FD", "P3KV_PLUGINS", "P3KV_SCHEDULER_FD", _TOLD
 )  # fmt: skip
-_FALL_BACKS = {"slice_size": "MXNET_KVSTORE_SLICE_THRESHOLD", "verbose": "PS_VERBOSE"}
-"""Variables of MXNet and ps-lite that count where ours are not set."""
+_FALL_BACKS = {"slice_size": ["MXNET_KVSTORE_SLICE_THRESHOLD"], "verbose": ["PS_VERBOSE"]}
+"""By setting: variables of MXNet and ps-lite that count where ours is not set."""
 
 _WORDS = {
     **dict.fromkeys(("1", "true", "yes", "on"), True),
@@ -86,12 +86,10 @@ class Settings:
         """
         found = {}
         for field in fields(cls):
-            variable = _variable(field.name)
-            if not environ.get(variable):
-                variable = _FALL_BACKS.get(field.name, variable)
-            text = environ.get(variable)
-            if text:
-                value: Any = text.strip()
+            variables = [_variable(field.name), *_FALL_BACKS.get(field.name, ())]
+            variable = next(filter(environ.get, variables), None)
+            if variable is not None:
+                value: Any = environ[variable].strip()
                 if isinstance(field.default, bool):
                     value = _WORDS.get(value.lower(), value)
                 found[field.name] = _converted(field.name, variable, value, strict=False)
