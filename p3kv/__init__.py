@@ -12,5 +12,6 @@ from p3kv.version import VERSION as __version__
 
 __all__ = ["__version__", "configure"]
 
+frontends.register()
 roles.take_over()
-frontends.attach()
+frontends.attach(frontends.FRONT_ENDS)

@@ -16,6 +16,7 @@ from typing import Any, Dict, List, Mapping, Optional
 import msgspec
 from msgspec import Meta, inspect
 
+from p3kv import words
 from p3kv.errors import ConfigError
 from p3kv.registry import MAX_NAME_CHARS
 
@@ -32,7 +33,7 @@ _TOLD = "P3KV_TOLD"
 _OTHER_VARIABLES = (
     "P3KV_JOB", "P3KV_LAUNCHED", "P3KV_LAUNCHER_FD", "P3KV_PLUGINS", "P3KV_SCHEDULER_FD", _TOLD
 )  # fmt: skip
-_FALL_BACKS = {"slice_size": ["MXNET_KVSTORE_SLICE_THRESHOLD"], "verbose": ["PS_VERBOSE"]}
+_FALL_BACKS: Dict[str, List[str]] = {"verbose": ["PS_VERBOSE"]}
 """By setting: variables of MXNet and ps-lite that count where ours is not set."""
 
 _WORDS = {
@@ -80,7 +81,7 @@ class Settings:
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] = os.environ) -> Settings:
-        """Reads P3KV_<NAME>; MXNet's and ps-lite's own variables count where ours are not set.
+        """Reads P3KV_<NAME>; ps-lite's and frameworks' own variables count where ours are not set.
 
         Raises ConfigError for a value that is not of the right kind or out of range.
         """
@@ -124,7 +125,7 @@ def _wanted(name: str, strict: bool) -> str:
 
 @dataclass(frozen=True)
 class Launch:
-    """Which process of its job this is, as launchers for MXNet and ps-lite say."""
+    """Which process of its job this is, as launchers for ps-lite say."""
 
     role: str
     root_host: str
@@ -183,6 +184,12 @@ _overrides: Dict[str, Any] = {}
 _settled = False
 
 
+def add_aliases(aliases: Mapping[str, str]) -> None:
+    """Has a framework's variables count where ours are not set, by the settings' names."""
+    for setting, variable in aliases.items():
+        _FALL_BACKS.setdefault(setting, []).append(variable)
+
+
 def configure(**settings: Any) -> None:
     """Sets settings in code, over the environment's; the names are those of `Settings`.
 
@@ -192,7 +199,7 @@ def configure(**settings: Any) -> None:
     if _settled:
         raise ConfigError(
             "the store exists and keeps its settings; call p3kv.configure before the first "
-            "mx.kv.create('p3') or Trainer.step"
+            f"{words.current().first_use}"
         )
     known = [field.name for field in fields(Settings)]
     checked = {}
@@ -256,20 +263,9 @@ def plugins(environ: Mapping[str, str] = os.environ) -> List[str]:
     return [name.strip() for name in environ.get("P3KV_PLUGINS", "").split(",") if name.strip()]
 
 
-def update_on_kvstore_default(environ: Mapping[str, str] = os.environ) -> bool:
-    """MXNet's MXNET_UPDATE_ON_KVSTORE: whether optimizers run on the servers unless told."""
-    return _flag(environ, "MXNET_UPDATE_ON_KVSTORE", True)
-
-
-def prepare_for_server_optimizer() -> None:
-    """Sets MXNet up for a server process, before it is imported there.
-
-    The native server must not take this process over; operations run where they are called,
-    which saves two thread switches an update; and one thread each is best for slices.
-    """
-    os.environ["DMLC_ROLE"] = "worker"
-    os.environ.setdefault("MXNET_ENGINE_TYPE", "NaiveEngine")
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
+def flag(name: str, default: bool, environ: Mapping[str, str] = os.environ) -> bool:
+    """A front end's own variable that is 1 or 0; ConfigError for another value."""
+    return _flag(environ, name, default)
 
 
 def _rank_wish(environ: Mapping[str, str], role: str) -> Optional[int]:

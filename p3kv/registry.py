@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, Generic, Type, TypeVar
+from typing import Dict, Generic, List, Type, TypeVar
 
 from p3kv.errors import ConfigError
 
@@ -36,9 +36,13 @@ class Registry(Generic[T]):
         if self._members.setdefault(name, member) is not member:
             raise ConfigError(f"there is another {self._kind} called {name!r}; choose another name")
 
+    def names(self) -> List[str]:
+        """The names of all classes, in alphabetical order."""
+        return sorted(self._members)
+
     def find(self, name: str) -> Type[T]:
         """The class with this name; ConfigError for a name that nobody has registered here."""
         if name not in self._members:
-            known = ", ".join(sorted(self._members))
+            known = ", ".join(self.names())
             raise ConfigError(f"there is no {self._kind} {name!r}, only {known}")
         return self._members[name]

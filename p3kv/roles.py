@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import logging
 import multiprocessing
-import os
 import sys
-import tempfile
-from typing import Iterator, Optional
+from typing import Optional
 
 from p3kv import config
 from p3kv.config import Launch
 from p3kv.errors import ConfigError, P3Error, RendezvousError, in_one_line
-from p3kv.frontends import warm_up
-from p3kv.server.optimizer import MakeOptimizer, SliceOptimizer
+from p3kv.frontends import FRONT_ENDS
 from p3kv.worker import this_process
 
 _log = logging.getLogger("p3kv")
@@ -55,21 +51,17 @@ def _join(launch: Launch) -> None:
     try:
         _import_plugins()
         config.current()  # a wrong setting is told at once
-        this_process.join(launch)
+        this_process.join(launch, [front_end.name for front_end in FRONT_ENDS])
     except P3Error as error:
         sys.exit(f"p3kv worker: {error}")
 
 
 def _serve(launch: Launch) -> int:
-    if "mxnet" in sys.modules:
-        _log.error(
-            "mxnet was imported before p3kv in a process with DMLC_ROLE=%s. Make 'import p3kv' "
-            "the script's first import, or start it with 'p3kv run script.py', so that p3kv "
-            "takes the role over before MXNet's native %s does.",
-            launch.role,
-            launch.role,
-        )
-        return 1
+    for front_end in FRONT_ENDS:
+        problem = front_end.came_too_early(launch.role)
+        if problem is not None and front_end.name in sys.modules:
+            _log.error("%s", problem)
+            return 1
     try:
         _import_plugins()
         settings = config.current()
@@ -81,7 +73,7 @@ def _serve(launch: Launch) -> int:
         else:
             from p3kv.server.server import run_server
 
-            run_server(launch, settings, _MakeMXNetOptimizer())
+            run_server(launch, settings)
     except P3Error as error:
         if not launch.launched:
             _log.error("%s", error)
@@ -102,42 +94,6 @@ def _import_plugins() -> None:
             raise ConfigError(
                 f"can't import {name}, which P3KV_PLUGINS names: {in_one_line(error)}"
             ) from error
-
-
-class _MakeMXNetOptimizer(MakeOptimizer):
-    def __call__(self) -> SliceOptimizer:
-        self._import_mxnet()
-        from p3kv.frontends.mxnet.server_optimizer import MXNetOptimizer
-
-        return MXNetOptimizer()
-
-    def get_ready(self) -> None:
-        # The front end comes later: the main thread serves inside the import of p3kv, and modules
-        # that import from it would wait for that to end.
-        if config.update_on_kvstore_default():
-            self._import_mxnet()
-
-    def _import_mxnet(self) -> None:
-        config.prepare_for_server_optimizer()
-        with _stderr_without(b"MXNet start using engine"):
-            warm_up("mxnet")
-
-
-@contextlib.contextmanager
-def _stderr_without(unwanted: bytes) -> Iterator[None]:
-    """Drops certain lines that a library writes to this process's standard error."""
-    sys.stderr.flush()
-    shown = os.dup(2)
-    with tempfile.TemporaryFile() as written:
-        os.dup2(written.fileno(), 2)
-        try:
-            yield
-        finally:
-            sys.stderr.flush()
-            os.dup2(shown, 2)
-            os.close(shown)
-            written.seek(0)
-            os.write(2, b"".join(line for line in written if unwanted not in line))
 
 
 def _start_logging(role: str) -> None:

@@ -16,7 +16,7 @@ from p3kv.config import Launch, Settings
 from p3kv.errors import P3Error
 from p3kv.server.buffers import Buffer
 from p3kv.server.consumer import Consumer
-from p3kv.server.optimizer import SliceOptimizer
+from p3kv.server.optimizer import Optimizer
 from p3kv.server.workers import Workers
 from p3kv.slicing import SliceSizes, balanced_runs
 from p3kv.trace import Tracer
@@ -34,7 +34,7 @@ Event = Tuple[Any, ...]
 """A method and its arguments."""
 
 
-class Adding(SliceOptimizer):
+class Adding(Optimizer):
     """weight += total: exact for whole numbers, and without states."""
 
     def configure(self, from_step: int, settings: bytes, oldest_step: int) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from p3kv.errors import ProtocolError
 from p3kv.server.aggregation import Aggregator, Result, SliceState
 from p3kv.server.buffers import Buffer, BufferPool
-from p3kv.server.optimizer import SliceOptimizer
+from p3kv.server.optimizer import Optimizer
 from p3kv.wire.header import INITIAL_ROUND
 from p3kv.wire.messages import KeyLayout
 
@@ -45,7 +45,7 @@ class CountingPool(BufferPool):
         return self.made.difference(self.back)
 
 
-class Subtracting(SliceOptimizer):
+class Subtracting(Optimizer):
     """weight -= total; exact enough to check, and notes what it was called with."""
 
     def __init__(self) -> None:

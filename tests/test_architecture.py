@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,22 +14,23 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 
-GROUND = {"p3kv.errors", "p3kv.config", "p3kv.registry", "p3kv.trace", "p3kv.version"}
+GROUND = {"p3kv.errors", "p3kv.config", "p3kv.registry", "p3kv.trace", "p3kv.version", "p3kv.words"}
 MIDDLE = {"p3kv.wire", "p3kv.slicing", "p3kv.transport"}
 MAY_IMPORT: Dict[str, Set[str]] = {
     "p3kv.errors": set(),
     "p3kv.version": set(),
     "p3kv.trace": set(),
     "p3kv.registry": {"p3kv.errors"},
-    "p3kv.config": {"p3kv.errors", "p3kv.registry"},
+    "p3kv.words": set(),
+    "p3kv.config": {"p3kv.errors", "p3kv.registry", "p3kv.words"},
     "p3kv.slicing": GROUND,
     "p3kv.transport": GROUND,
     "p3kv.wire": GROUND | {"p3kv.transport"},
     "p3kv.worker": GROUND | MIDDLE,
     "p3kv.server": GROUND | MIDDLE,
     "p3kv.scheduler": GROUND | MIDDLE,
-    # What a front end hands over to a server is declared there.
-    "p3kv.roles": GROUND | {"p3kv.frontends", "p3kv.worker", "p3kv.server.optimizer"},
+    "p3kv.roles": GROUND | {"p3kv.frontends", "p3kv.worker"},
+    # What a front end hands over to a server is declared in `p3kv.server.optimizer`.
     "p3kv.frontends": GROUND
     | {"p3kv.wire.header", "p3kv.wire.messages", "p3kv.worker", "p3kv.server.optimizer"},
     "p3kv.launcher": GROUND | {"p3kv.wire.launcher_link"},
@@ -69,6 +71,14 @@ is a figure: it may import all of them, and no other figure."""
 OURS = ("p3kv", "experiments", "scripts", "tests")
 
 FRAMEWORKS = {"mxnet": "p3kv.frontends.mxnet"}
+BEFORE_THE_FRAMEWORK = ("front_end", "environment")
+"""Modules of a front end that every process imports."""
+KNOW_NO_FRAMEWORK = (
+    "p3kv.roles", "p3kv.config", "p3kv.words", "p3kv.worker", "p3kv.wire", "p3kv.server",
+    "p3kv.scheduler", "p3kv.slicing", "p3kv.registry", "p3kv.trace", "p3kv.launcher",
+    "p3kv.frontends.front_end", "p3kv.frontends.attach",
+)  # fmt: skip
+WORDS_OF_FRAMEWORKS = re.compile(r"mxnet|gluon|kvstore=|torch|\bmx\.|\bkv\.", re.IGNORECASE)
 HANDS_ON_THE_ENVIRONMENT = {"p3kv.launcher.launch"}
 """Gives its own environment to the processes it starts, whole, and reads nothing in it."""
 
@@ -177,7 +187,9 @@ def test_a_framework_is_imported_by_its_front_end_alone(module: str) -> None:
 
 
 def test_importing_anything_but_a_front_end_imports_no_framework() -> None:
-    names = [m for m in MODULES if not any(is_in(m, f) for f in FRAMEWORKS.values())]
+    front_ends = FRAMEWORKS.values()
+    before = {f"{f}.{name}" for f in front_ends for name in BEFORE_THE_FRAMEWORK} | {*front_ends}
+    names = [m for m in MODULES if m in before or not any(is_in(m, f) for f in front_ends)]
     program = (
         "import importlib, sys\n"
         f"for name in {names}:\n"
@@ -197,9 +209,20 @@ def test_importing_anything_but_a_front_end_imports_no_framework() -> None:
     assert result.returncode == 0, result.stdout
 
 
+@pytest.mark.parametrize(
+    "module", [m for m in MODULES if any(is_in(m, room) for room in KNOW_NO_FRAMEWORK)]
+)
+def test_what_every_framework_uses_names_none_in_code_messages_or_comments(module: str) -> None:
+    for number, line in enumerate(MODULES[module].read_text().splitlines(), 1):
+        found = WORDS_OF_FRAMEWORKS.search(line)
+        assert found is None, f"{module}, line {number}: a front end's word: {found}"
+
+
 @pytest.mark.parametrize("module", MODULES)
-def test_the_environment_is_read_in_config_alone(module: str) -> None:
+def test_the_environment_is_read_in_config_and_by_each_front_end_in_one_module(module: str) -> None:
     if module == "p3kv.config" or module in HANDS_ON_THE_ENVIRONMENT:
+        return
+    if module in (f"{front_end}.environment" for front_end in FRAMEWORKS.values()):
         return
     for node in ast.walk(ast.parse(MODULES[module].read_text())):
         name = node.attr if isinstance(node, ast.Attribute) else None
@@ -211,6 +234,10 @@ def test_the_environment_is_read_in_config_alone(module: str) -> None:
 
 def test_all_of_p3kv_is_looked_at() -> None:
     assert {"p3kv", "p3kv.wire.framing", "p3kv.frontends.mxnet.store"} <= set(MODULES)
+    for room in KNOW_NO_FRAMEWORK:
+        assert any(is_in(module, room) for module in MODULES), room
+    for front_end in FRAMEWORKS.values():
+        assert {f"{front_end}.{name}" for name in BEFORE_THE_FRAMEWORK} <= set(MODULES)
     stored = {i for module in MODULES for i in imports(module)}
     assert Import("p3kv.server.server", True) in stored
     assert Import("mxnet", False) in stored

@@ -15,6 +15,7 @@ import p3kv
 from p3kv import config
 from p3kv.config import Launch, Settings
 from p3kv.errors import ConfigError
+from p3kv.frontends.mxnet import environment
 
 LAUNCH = {
     "DMLC_ROLE": "worker",
@@ -193,7 +194,7 @@ def test_settings_in_code_that_come_after_the_store_are_told(fresh: None) -> Non
 @pytest.mark.parametrize(("text", "value"), [(None, True), ("1", True), ("0", False)])
 def test_mxnet_update_on_kvstore_says_who_updates(text: str, value: bool) -> None:
     environ = {} if text is None else {"MXNET_UPDATE_ON_KVSTORE": text}
-    assert config.update_on_kvstore_default(environ) is value
+    assert environment.update_on_kvstore_default(environ) is value
 
 
 def test_a_placement_in_code_is_named_and_never_given(fresh: None) -> None:

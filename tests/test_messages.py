@@ -39,6 +39,7 @@ from p3kv.wire.messages import (
     ForwardOrder,
     FromScheduler,
     KeyLayout,
+    OptimizerSettings,
     ToScheduler,
     decode,
     encode,
@@ -112,8 +113,10 @@ def values(kind: Any) -> Any:
 
 
 PACKAGE = Path(messages.__file__).parent.parent
-EXPECTED = [ToScheduler, FromScheduler, DataHello, KeyLayout, ForwardOrder]
-NAMES = ["to scheduler", "from scheduler", "data hello", "key layout", "forward order"]
+EXPECTED = [ToScheduler, FromScheduler, DataHello, KeyLayout, ForwardOrder, OptimizerSettings]
+NAMES = [
+    "to scheduler", "from scheduler", "data hello", "key layout", "forward order", "optimizer"
+]  # fmt: skip
 
 
 @given(headers, st.integers(0, 40))
@@ -279,6 +282,10 @@ HELLO = {
         ({**LAYOUT, "runs": [[-1, 2]]}, KeyLayout),
         ({**LAYOUT, "runs": [[2**16, 2]]}, KeyLayout),
         ({**LAYOUT, "runs": [[0, -2]]}, KeyLayout),
+        (
+            {"type": "OptimizerSettings", "front_end": "x" * 65, "settings": b""},
+            OptimizerSettings,
+        ),
     ],
     ids=str,
 )

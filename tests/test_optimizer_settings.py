@@ -87,7 +87,7 @@ def test_garbage_is_a_protocol_error(data: bytes) -> None:
 
 @pytest.mark.parametrize("name", ["LAMB", "Optimizer", "create", "os", "__class__", ""])
 def test_nothing_but_the_known_optimizers_is_built(name: str) -> None:
-    settings = decode(to_bytes(optimizers.made("sgd"), 0), optimizer_settings.OptimizerSettings)
+    settings = decode(to_bytes(optimizers.made("sgd"), 0), optimizer_settings.PlainOptimizer)
     with pytest.raises(ProtocolError, match="no optimizer"):
         from_bytes(encode(msgspec.structs.replace(settings, name=name)))
 
@@ -105,14 +105,14 @@ def test_nothing_but_the_known_optimizers_is_built(name: str) -> None:
     ids=str,
 )
 def test_attributes_with_which_no_update_can_run_are_protocol_errors(changes: dict) -> None:
-    settings = decode(to_bytes(optimizers.made("sgd"), 0), optimizer_settings.OptimizerSettings)
+    settings = decode(to_bytes(optimizers.made("sgd"), 0), optimizer_settings.PlainOptimizer)
     attributes = {**settings.attributes, **changes}
     with pytest.raises(ProtocolError, match=next(iter(changes))):
         from_bytes(encode(msgspec.structs.replace(settings, attributes=attributes)))
 
 
 def test_attributes_that_are_missing_are_a_protocol_error() -> None:
-    settings = decode(to_bytes(optimizers.made("sgd"), 0), optimizer_settings.OptimizerSettings)
+    settings = decode(to_bytes(optimizers.made("sgd"), 0), optimizer_settings.PlainOptimizer)
     with pytest.raises(ProtocolError, match=r"SGD\.\w+ is None"):
         from_bytes(encode(msgspec.structs.replace(settings, attributes={})))
 

@@ -17,7 +17,7 @@ from p3kv.frontends.mxnet.server_optimizer import MXNetOptimizer
 from p3kv.server.aggregation import Aggregator, SliceState
 from p3kv.server.buffers import BufferPool
 from p3kv.server.keys import ServerKey
-from p3kv.server.optimizer import SliceOptimizer
+from p3kv.server.optimizer import Optimizer
 from p3kv.slicing import Run, SliceSizes, cut
 from p3kv.wire.header import INITIAL_ROUND
 from p3kv.wire.messages import KeyLayout
@@ -30,7 +30,7 @@ SIZE = 101
 RANK = 1
 
 
-class Momentum(SliceOptimizer):
+class Momentum(Optimizer):
     """What a state of a slice's own is good for, in four lines."""
 
     def __init__(self) -> None:
@@ -60,7 +60,7 @@ class Momentum(SliceOptimizer):
 class Server:
     """One server's part of one key, as its consumer uses it."""
 
-    def __init__(self, optimizer: SliceOptimizer, runs: List[Run], workers: int) -> None:
+    def __init__(self, optimizer: Optimizer, runs: List[Run], workers: int) -> None:
         self.sizes = SliceSizes()
         self.key = ServerKey(KeyLayout(0, "w", "float32", runs), RANK, self.sizes)
         self.aggregator = Aggregator(workers, BufferPool())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Dict, List, Optional, Tuple
 
+from p3kv import words
 from p3kv.wire.control import SILENT_HINT, SILENT_S
 from p3kv.wire.launcher_link import PartEnded
 from p3kv.wire.messages import UNKNOWN, Failure
@@ -38,7 +39,7 @@ class _Suspect:
             killed = self.end.signal == "SIGKILL"
             hint = _OUT_OF_MEMORY if killed else "" if self.end.signal else _ITS_OUTPUT
             if self.lacks == NEVER_JOINED and self.end.code == 0:
-                hint = "Does its script import p3kv, and use kvstore='p3'?"
+                hint = f"Does its script import p3kv, and use {words.current().use_store}?"
             return f"its process {self.end.how}{self.lacks}", hint
         if self.silent_s is not None and self.silent_s >= SILENT_S:
             return f"it has not answered for {self.silent_s:.0f} s ({self.place})", SILENT_HINT

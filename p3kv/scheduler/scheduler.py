@@ -10,6 +10,7 @@ from typing import Dict, Optional, Set
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
+from p3kv import words
 from p3kv.config import Launch, Settings
 from p3kv.errors import ConfigError, P3Error, ProtocolError, in_one_line
 from p3kv.scheduler.job import Job, Replies
@@ -187,11 +188,11 @@ class _Scheduler:
             self._send(self._job.wrong_words(node, error))
             return
         # Not a process of this job: it gets no answer and does no harm.
+        says = words.current()
         self._refusals.note(
             f"a process on {_address(frame)} speaks another protocol over ZeroMQ, very likely that "
-            "of MXNet's own store. If it is a worker of this job, its script must 'import p3kv' "
-            "first (or be started with 'p3kv run'), and use kvstore='p3', not 'dist_sync' or "
-            f"another one. ({error})"
+            f"of {says.native_store}. If it is a worker of this job, its script must 'import p3kv' "
+            f"first (or be started with 'p3kv run'), and use {says.use_store}. ({error})"
         )
 
     def _arrived(self, identity: bytes, descriptor: int) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 
 from p3kv.errors import ProtocolError
 from p3kv.server.buffers import Buffer, BufferPool
-from p3kv.server.optimizer import SliceOptimizer
+from p3kv.server.optimizer import Optimizer
 from p3kv.wire.header import INITIAL_ROUND
 from p3kv.wire.messages import KeyLayout, called
 
@@ -89,7 +89,7 @@ class Aggregator:
         self._num_workers = num_workers
         self._pool = pool
         self.deterministic = deterministic
-        self.optimizer: Optional[SliceOptimizer] = None
+        self.optimizer: Optional[Optimizer] = None
         """Without an optimizer, a round's sum is its value."""
 
     def push(

@@ -10,7 +10,7 @@ import numpy as np
 from p3kv.errors import ProtocolError
 from p3kv.server.aggregation import SliceState
 from p3kv.server.buffers import BufferPool
-from p3kv.server.optimizer import SliceOptimizer
+from p3kv.server.optimizer import Optimizer
 from p3kv.slicing import SliceSizes, cut
 from p3kv.wire.header import INITIAL_ROUND, WINDOW
 from p3kv.wire.messages import KeyLayout, called
@@ -74,9 +74,7 @@ class ServerKey:
         self._ended[round] = count
         return False
 
-    def reslice(
-        self, pool: BufferPool, optimizer: Optional[SliceOptimizer]
-    ) -> Iterable[SliceState]:
+    def reslice(self, pool: BufferPool, optimizer: Optional[Optimizer]) -> Iterable[SliceState]:
         """Re-slices the key, if all its slices have ended the last round of their generation.
 
         Joins values and optimizer states and cuts them anew; no number changes. Returns the new

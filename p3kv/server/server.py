@@ -12,7 +12,7 @@ from typing import Optional
 from p3kv.config import Launch, Settings
 from p3kv.errors import ConfigError, P3Error, in_one_line
 from p3kv.server.consumer import Consumer
-from p3kv.server.optimizer import MakeOptimizer
+from p3kv.server.optimizer import JobOptimizer
 from p3kv.server.stalls import LOOK_EVERY_S
 from p3kv.server.traffic import Traffic
 from p3kv.server.workers import Workers
@@ -29,7 +29,7 @@ from p3kv.wire.protocol import FROM_WORKERS, Conversation
 _log = logging.getLogger(__name__)
 
 
-def run_server(launch: Launch, settings: Settings, make_optimizer: MakeOptimizer) -> None:
+def run_server(launch: Launch, settings: Settings) -> None:
     """Serves one job to its end; raises the job's failure.
 
     Raises ConfigError when this host does not have the address that it is to listen on.
@@ -43,7 +43,7 @@ def run_server(launch: Launch, settings: Settings, make_optimizer: MakeOptimizer
             "be an address of the server's own host; DMLC_INTERFACE chooses one by the "
             "interface's name."
         ) from error
-    server = _Server(launch, settings, make_optimizer, listener)
+    server = _Server(launch, settings, listener)
     try:
         server.serve()
     except BaseException as error:
@@ -54,15 +54,9 @@ def run_server(launch: Launch, settings: Settings, make_optimizer: MakeOptimizer
 
 
 class _Server:
-    def __init__(
-        self,
-        launch: Launch,
-        settings: Settings,
-        make_optimizer: MakeOptimizer,
-        listener: Listener,
-    ) -> None:
+    def __init__(self, launch: Launch, settings: Settings, listener: Listener) -> None:
         self._settings = settings
-        self._make_optimizer = make_optimizer
+        self._optimizer = JobOptimizer()
         self._listener = listener
         self._loop = Loop()
         self._import_thread = ThreadPoolExecutor(1, "p3kv-import")
@@ -73,7 +67,7 @@ class _Server:
         )  # fmt: skip
         self._consumer = Consumer(launch, self._workers, self._workers.lose, self._fail_here)
         self._traffic = Traffic(
-            launch.num_workers, settings, self._workers, self._consumer, make_optimizer,
+            launch.num_workers, settings, self._workers, self._consumer, self._optimizer,
             self._fail_here,
         )  # fmt: skip
         self._control = ControlClient(
@@ -138,7 +132,7 @@ class _Server:
 
         It runs in a thread of its own, because this thread handles connections meanwhile.
         """
-        imported = self._import_thread.submit(self._make_optimizer.get_ready)
+        imported = self._import_thread.submit(self._optimizer.get_ready)
         imported.add_done_callback(lambda _: self._loop.call_soon(self._begin_to_serve))
 
     def _begin_to_serve(self) -> None:

@@ -10,7 +10,7 @@ from typing import Callable, Dict, Optional
 from p3kv.config import Settings
 from p3kv.errors import ProtocolError, in_one_line
 from p3kv.server.consumer import Consumer
-from p3kv.server.optimizer import MakeOptimizer
+from p3kv.server.optimizer import JobOptimizer
 from p3kv.server.stalls import Stalls
 from p3kv.server.workers import Workers
 from p3kv.slicing import value_credit_bytes
@@ -35,7 +35,7 @@ class Traffic:
         settings: Settings,
         workers: Workers,
         consumer: Consumer,
-        make_optimizer: MakeOptimizer,
+        optimizer: JobOptimizer,
         fail: Callable[[str, int], None],
     ) -> None:
         """`fail(reason, round)` ends the job."""
@@ -44,7 +44,7 @@ class Traffic:
         self._settings = settings
         self._workers = workers
         self._consumer = consumer
-        self._make_optimizer = make_optimizer
+        self._job_optimizer = optimizer
         self._fail = fail
         self._stalls = Stalls(self._tell_stall, workers.suspect)
         self._scratch = memoryview(bytearray(MAX_PROBE_BYTES))
@@ -155,13 +155,12 @@ class Traffic:
 
     def _configure_optimizer(self, header: Header, settings: memoryview) -> None:
         try:
-            aggregator = self._consumer.aggregator
-            if aggregator.optimizer is None:
-                aggregator.optimizer = self._make_optimizer()
-            aggregator.optimizer.configure(header.step, bytes(settings), header.round)
+            self._consumer.aggregator.optimizer = self._job_optimizer.configure(
+                header.step, settings, header.round
+            )
         except ProtocolError:
             raise
-        except Exception as error:  # noqa: BLE001  MXNet's or the optimizer's own
+        except Exception as error:  # noqa: BLE001  the framework's or the optimizer's own
             _log.exception("the optimizer can't be set up")
             self._fail(f"the optimizer can't be set up: {in_one_line(error)}", UNKNOWN)
 

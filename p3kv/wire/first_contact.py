@@ -1,7 +1,8 @@
 """Finds out what listens at the scheduler's address, until the scheduler welcomes this process.
 
-Another program may hold the port, or MXNet's own scheduler may run there because mxnet was
-imported first. The events of the connection tell these apart, so that the user need not guess.
+Another program may hold the port, or the framework's own scheduler may run there because the
+framework was imported first. The events of the connection tell these apart, so that the user need
+not guess.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Optional
 
 import zmq
 
+from p3kv import words
 from p3kv.errors import RendezvousError
 
 EVENTS = (
@@ -23,11 +25,6 @@ _ANSWER_S = 3.0
 _OTHER_PORT = (
     "Another program holds the port: choose another DMLC_PS_ROOT_PORT ('p3kv launch' finds a free "
     "one), or end that program."
-)
-_MXNET_FIRST = (
-    "If the launcher starts this script in every role, 'import p3kv' must be its first import: "
-    "where 'import mxnet' comes first, MXNet's own scheduler and servers run instead. 'p3kv run "
-    "script.py' does it for a script that can't change."
 )
 
 
@@ -55,7 +52,7 @@ class FirstContact:
         elif event == zmq.EVENT_DISCONNECTED and self._handshaken_at is not None:
             return RendezvousError(
                 f"what listened at {self._address} ended the connection instead of answering. If "
-                f"it was the scheduler, see its own output for why it ended. {_MXNET_FIRST}"
+                f"it was the scheduler, see its own output for why it ended. {_import_first()}"
             )
         return None
 
@@ -63,7 +60,7 @@ class FirstContact:
         """The error when `deadline` has passed."""
         return RendezvousError(
             f"what listens at {self._address} does not answer as a p3kv scheduler does, though "
-            f"it speaks ZeroMQ; install the same p3kv everywhere. {_MXNET_FIRST}"
+            f"it speaks ZeroMQ; install the same p3kv everywhere. {_import_first()}"
         )
 
     def foreign(self) -> RendezvousError:
@@ -95,5 +92,13 @@ class FirstContact:
         return RendezvousError(
             f"{start}: nothing listens there. Start the scheduler process, or see its own output "
             "for why it ended; DMLC_PS_ROOT_URI and DMLC_PS_ROOT_PORT must be those of its host, "
-            f"and P3KV_RENDEZVOUS_TIMEOUT_S lets others wait longer for it. {_MXNET_FIRST}"
+            f"and P3KV_RENDEZVOUS_TIMEOUT_S lets others wait longer for it. {_import_first()}"
         )
+
+
+def _import_first() -> str:
+    return (
+        "If the launcher starts this script in every role, 'import p3kv' must be its first import: "
+        f"where {words.current().native_roles}. 'p3kv run script.py' does it for a script that "
+        "can't change."
+    )

@@ -59,6 +59,10 @@ def _check_number(what: str, number: Optional[int], lowest: int, highest: int) -
     _check(allowed, f"{what} is {number}, and must be from {lowest} to {highest}")
 
 
+def _check_name(what: str, name: str) -> None:
+    _check(len(name) <= MAX_NAME_CHARS, f"{what} is too long")
+
+
 def check_slice_size(slice_size: Optional[int]) -> None:
     """Raises ProtocolError for a size that slices can't have; None is one that is not set."""
     _check_number("the most elements in a slice", slice_size, 1, MAX_SLICE_ELEMS)
@@ -185,6 +189,16 @@ class ForwardOrder(Message, frozen=True):
     key_ids: List[int]
 
 
+class OptimizerSettings(Message, frozen=True):
+    """Worker rank 0's optimizer, as its front end has written it for the same one on servers."""
+
+    front_end: str
+    settings: bytes
+
+    def __post_init__(self) -> None:
+        _check_name("a front end's name", self.front_end)
+
+
 # From a node to the scheduler.
 
 
@@ -220,7 +234,7 @@ class Ready(Message, frozen=True):
 
     def __post_init__(self) -> None:
         check_slice_size(self.slice_size)
-        _check(len(self.placement) <= MAX_NAME_CHARS, "a placement's name is too long")
+        _check_name("a placement's name", self.placement)
 
 
 class Measured(Message, frozen=True):

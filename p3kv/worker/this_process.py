@@ -8,33 +8,34 @@ import os
 import sys
 import traceback
 from types import TracebackType
-from typing import Any, Callable, NoReturn, Optional, Type
+from typing import Any, Callable, Iterable, NoReturn, Optional, Tuple, Type
 
-from p3kv import config
+from p3kv import config, words
 from p3kv.config import Launch
 from p3kv.errors import ConfigError, P3Error, in_one_line
 from p3kv.worker.worker import Worker
 
 _log = logging.getLogger(__name__)
 
-_LIBRARIES = ("p3kv", "mxnet")
-"""Packages whose lines in a traceback are not the user's."""
-
 _worker: Optional[Worker] = None
 _said_alone = False
 _exit_reason = ""
 """Why the script has failed, if it ends by `sys.exit`."""
+_libraries: Tuple[str, ...] = ("p3kv",)
+"""Packages whose lines in a traceback are not the user's."""
 
 _Hook = Callable[[Type[BaseException], BaseException, Optional[TracebackType]], Any]
 
 
-def join(launch: Launch) -> None:
+def join(launch: Launch, frameworks: Iterable[str]) -> None:
     """Registers this process with the scheduler; it leaves the job when it ends.
 
+    `frameworks` are the packages of the frameworks that a script may use.
     From now on `sys.exit` records its code for the other processes, and an error of p3kv's that the
     script does not catch is printed as one line.
     """
-    global _worker
+    global _worker, _libraries
+    _libraries = ("p3kv", *frameworks)
     _worker = Worker(launch)
     sys.exit = _exit
     sys.excepthook = _one_line_hook(sys.excepthook, launch.launched)
@@ -71,9 +72,10 @@ def trains_alone(how: str) -> None:
     _said_alone = True
     _log.warning(
         "this worker trains alone, %s: it shares nothing with the other workers of its job (%d in "
-        "all). Write kvstore='p3' in gluon's Trainer, or mx.kv.create('p3').",
+        "all). Write %s.",
         how,
         _worker.num_workers,
+        words.current().create_store,
     )
 
 
@@ -173,7 +175,7 @@ def _our_words(
     places = [
         f" ({os.path.basename(frame.f_code.co_filename)}, line {line})"
         for frame, line in traceback.walk_tb(trace)
-        if frame.f_globals.get("__name__", "").partition(".")[0] not in _LIBRARIES
+        if frame.f_globals.get("__name__", "").partition(".")[0] not in _libraries
     ]
     return f"{error}{places[-1] if places else ''}"
 

@@ -12,9 +12,10 @@ from p3kv.worker.transfers import Transfer
 class Windows:
     """Holds a transfer of a key's round until the one `WINDOW` rounds before it has ended.
 
-    This is the back-pressure on a worker that is ahead. A held transfer is an MXNet operation that
-    is not complete, so what depends on it waits, too, and servers keep few rounds. Rounds of a
-    slice end in order, so one number says which rounds of a key have ended on all its servers.
+    This is the back-pressure on a worker that is ahead. A held transfer is an operation of the
+    framework that is not complete, so what depends on it waits, too, and servers keep few rounds.
+    Rounds of a slice end in order, so one number says which rounds of a key have ended on all its
+    servers.
 
     Changing the slice size relies on this (`worker/tuning.py`), and so do pulls: a server that
     receives a pull for a round knows the slice size of that round. Belongs to the worker's thread.

@@ -11,6 +11,7 @@ import threading
 import time
 from typing import Dict, List, Optional, Sequence
 
+from p3kv import words
 from p3kv.config import Launch, Settings, apply_verbosity
 from p3kv.errors import (
     ClosedError,
@@ -38,6 +39,7 @@ from p3kv.wire.messages import (
     KeyRefused,
     Measured,
     NewSliceSize,
+    OptimizerSettings,
     ReportFailure,
     Roster,
     encode,
@@ -206,7 +208,7 @@ class Worker:
             known = ", ".join(repr(k) for k in list(self._keys)[:10]) or "none"
             raise KeyMismatchError(
                 f"key {key!r} is unknown on worker {self.rank}; initialise it with "
-                f"kv.init or kv.broadcast first. Known keys: {known}"
+                f"{words.current().declare_key} first. Known keys: {known}"
             ) from None
 
     def __contains__(self, key: Key) -> bool:
@@ -221,13 +223,15 @@ class Worker:
         order = ForwardOrder([self._keys[key].key_id for key in keys])
         self._loop.call_soon(self._joined.tell, Kind.ORDER, encode(order))
 
-    def set_optimizer(self, from_step: int, settings: bytes) -> None:
-        """Worker rank 0 sends the servers optimizer settings that hold from a step on.
+    def set_optimizer(self, from_step: int, front_end: str, settings: bytes) -> None:
+        """Worker rank 0 sends the servers a front end's optimizer settings, which hold from a step
+        on.
 
         They are sent before every slice of that step, so no slice waits for them.
         """
         self.check()
-        self._loop.call_soon(self._joined.steps.settings, from_step, settings)
+        message = encode(OptimizerSettings(front_end, settings))
+        self._loop.call_soon(self._joined.steps.settings, from_step, message)
 
     def pushed(self, step: int) -> None:
         """Counts a push of a step of the store, before its transfer begins."""

@@ -33,7 +33,7 @@ _NOT_SENT = frozenset(
 )  # fmt: skip
 
 
-class OptimizerSettings(Message, frozen=True):
+class PlainOptimizer(Message, frozen=True):
     """An optimizer of MXNet's: its class, its attributes and the parameters' multipliers."""
 
     name: str
@@ -59,7 +59,7 @@ def to_bytes(optimizer: mx.optimizer.Optimizer, since_step: int) -> bytes:
             f"{', '.join(sorted(_ELEMENTWISE))}. Run it on the workers, with "
             "gluon.Trainer(..., update_on_kvstore=False) or MXNET_UPDATE_ON_KVSTORE=0."
         )
-    settings = OptimizerSettings(
+    settings = PlainOptimizer(
         name=name,
         attributes={
             attribute: _plain(value, f"{name}.{attribute}")
@@ -81,7 +81,7 @@ def from_bytes(data: bytes) -> Tuple[mx.optimizer.Optimizer, int]:
 
     Raises ProtocolError for data that `to_bytes` does not make.
     """
-    settings: OptimizerSettings = decode(data, OptimizerSettings)
+    settings: PlainOptimizer = decode(data, PlainOptimizer)
     if settings.name not in _ELEMENTWISE:
         raise ProtocolError(f"'{settings.name}' is no optimizer that a server runs")
     kind = getattr(mx.optimizer, settings.name)

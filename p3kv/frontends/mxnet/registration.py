@@ -11,6 +11,7 @@ from mxnet.kvstore import KVStoreBase
 
 from p3kv import config
 from p3kv.errors import ConfigError, NotSupportedError
+from p3kv.frontends.mxnet import environment
 from p3kv.frontends.mxnet.alone import Alone
 from p3kv.frontends.mxnet.forward_order import FORWARD_READS
 from p3kv.frontends.mxnet.store import P3
@@ -66,7 +67,7 @@ def _mended(create_kvstore: Any) -> Any:
             _refuse_sparse(arg_params)
             # Gluon's Trainer uses a parameter's place as its key, Module its name.
             store.name_keys(dict(enumerate(arg_params or ())))
-        return store, config.update_on_kvstore_default()
+        return store, environment.update_on_kvstore_default()
 
     return create
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from p3kv.errors import ProtocolError
 from p3kv.frontends.mxnet.optimizer_settings import from_bytes
-from p3kv.server.optimizer import SliceOptimizer
+from p3kv.server.optimizer import Optimizer
 from p3kv.wire.messages import KeyLayout
 
 
@@ -24,7 +24,7 @@ class _SliceState:
         self.updates = 0
 
 
-class MXNetOptimizer(SliceOptimizer):
+class MXNetOptimizer(Optimizer):
     """Runs MXNet's own update operations on each slice.
 
     They are the very kernels that training in one process runs, so the numbers are the same.

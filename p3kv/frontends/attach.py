@@ -1,0 +1,83 @@
+"""Attaches front ends: imports of a framework call its front end, which registers the store."""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import sys
+from types import ModuleType
+from typing import Iterable, Optional, Sequence
+
+from p3kv.frontends.front_end import FrontEnd
+
+
+def attach(front_ends: Iterable[FrontEnd]) -> None:
+    """Attaches each front end to its framework, now or as soon as the framework is imported."""
+    for front_end in front_ends:
+        if front_end.name in sys.modules:
+            front_end.attach()
+        else:
+            sys.meta_path.insert(0, _AfterImport(front_end))
+
+
+class _AfterImport(importlib.abc.MetaPathFinder):
+    """Attaches a front end right after its framework is imported, and says how to install a
+    missing framework."""
+
+    def __init__(self, front_end: FrontEnd) -> None:
+        self._front_end = front_end
+
+    def find_spec(
+        self,
+        name: str,
+        path: Optional[Sequence[str]],
+        target: Optional[ModuleType] = None,
+    ) -> Optional[importlib.machinery.ModuleSpec]:
+        if name != self._front_end.name:
+            return None
+        spec = self._found_by_others(path, target)
+        if spec is None and _is_import_statement():
+            raise ModuleNotFoundError(
+                f"No module named '{name}': {self._front_end.how_to_install()}", name=name
+            )
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Loader(spec.loader, self._front_end)
+        return spec
+
+    def _found_by_others(
+        self, path: Optional[Sequence[str]], target: Optional[ModuleType]
+    ) -> Optional[importlib.machinery.ModuleSpec]:
+        # This finder stays in `sys.meta_path`: a package that only asks whether a framework is
+        # there (`importlib.util.find_spec`) may import it later.
+        for finder in sys.meta_path:
+            find_spec = None if finder is self else getattr(finder, "find_spec", None)
+            spec = None if find_spec is None else find_spec(self._front_end.name, path, target)
+            if spec is not None:
+                found: importlib.machinery.ModuleSpec = spec
+                return found
+        return None
+
+
+def _is_import_statement() -> bool:
+    """Whether an import calls the finder, and not `importlib.util.find_spec`.
+
+    Other packages use the latter to look whether a framework is there, and need an answer.
+    """
+    # Frames from here: the finder, importlib's loop over all finders, and its caller.
+    return sys._getframe(3).f_code.co_name == "_find_and_load_unlocked"
+
+
+class _Loader(importlib.abc.Loader):
+    def __init__(self, loader: importlib.abc.Loader, front_end: FrontEnd) -> None:
+        self._loader = loader
+        self._front_end = front_end
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> Optional[ModuleType]:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        self._loader.exec_module(module)
+        assert module.__spec__ is not None
+        module.__spec__.loader = self._loader
+        self._front_end.attach()

@@ -1,0 +1,37 @@
+"""The interface between p3kv and a framework's front end."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Mapping, Optional, Type
+
+from p3kv.server.optimizer import MakeOptimizer
+from p3kv.words import Words
+
+
+class FrontEnd(ABC):
+    """A framework's front end, as processes know it that have not imported the framework.
+
+    Its module must not import the framework: `import p3kv` imports the module in every process.
+    """
+
+    name: str
+    """Name of the package that users import, and of the front end in messages."""
+    words: Words
+    aliases: Mapping[str, str]
+    """The framework's own environment variable for a setting, by the setting's name."""
+    make_optimizer: Type[MakeOptimizer]
+    """What runs the framework's optimizers on servers."""
+
+    @abstractmethod
+    def attach(self) -> None:
+        """Registers the store with the framework, which has just been imported."""
+
+    @abstractmethod
+    def how_to_install(self) -> str:
+        """What to tell a script whose import of the framework does not find it."""
+
+    @abstractmethod
+    def came_too_early(self, role: str) -> Optional[str]:
+        """Why this process can't be a scheduler or server, because the framework was imported
+        before p3kv; None if it can."""

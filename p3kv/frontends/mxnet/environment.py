@@ -1,0 +1,27 @@
+"""MXNet's own environment variables, read and set in this one place."""
+
+from __future__ import annotations
+
+import os
+from typing import Mapping
+
+from p3kv import config
+
+ALIASES = {"slice_size": "MXNET_KVSTORE_SLICE_THRESHOLD"}
+"""MXNet's variables for settings of p3kv's."""
+
+
+def update_on_kvstore_default(environ: Mapping[str, str] = os.environ) -> bool:
+    """MXNET_UPDATE_ON_KVSTORE: whether optimizers run on the servers unless told."""
+    return config.flag("MXNET_UPDATE_ON_KVSTORE", True, environ)
+
+
+def prepare_for_server_optimizer() -> None:
+    """Sets MXNet up for a server process, before it is imported there.
+
+    The native server must not take this process over; operations run where they are called,
+    which saves two thread switches an update; and one thread each is best for slices.
+    """
+    os.environ["DMLC_ROLE"] = "worker"
+    os.environ.setdefault("MXNET_ENGINE_TYPE", "NaiveEngine")
+    os.environ.setdefault("OMP_NUM_THREADS", "1")

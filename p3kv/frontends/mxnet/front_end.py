@@ -1,0 +1,99 @@
+"""MXNet's front end, for processes that have not imported MXNet."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import tempfile
+from typing import Iterator, Optional
+
+from p3kv.frontends.front_end import FrontEnd
+from p3kv.frontends.mxnet import environment
+from p3kv.server.optimizer import MakeOptimizer, Optimizer
+from p3kv.words import Words
+
+
+class MakeMXNetOptimizer(MakeOptimizer):
+    """Imports MXNet into a server and makes its optimizer there."""
+
+    def __call__(self) -> Optimizer:
+        _import_mxnet()
+        from p3kv.frontends.mxnet.server_optimizer import MXNetOptimizer
+
+        return MXNetOptimizer()
+
+    def get_ready(self) -> None:
+        if environment.update_on_kvstore_default():
+            _import_mxnet()
+
+
+class MXNet(FrontEnd):
+    """`kvstore='p3'` and `'dist_sync_p3'`."""
+
+    name = "mxnet"
+    words = Words(
+        use_store="kvstore='p3'",
+        create_store="kvstore='p3' in gluon's Trainer, or mx.kv.create('p3')",
+        first_use="mx.kv.create('p3') or Trainer.step",
+        declare_key="kv.init or kv.broadcast",
+        native_store="MXNet's own store ('dist_sync', for example)",
+        native_roles="'import mxnet' comes first, MXNet's own scheduler and servers run instead",
+    )
+    aliases = environment.ALIASES
+    make_optimizer = MakeMXNetOptimizer
+
+    def attach(self) -> None:
+        from p3kv.frontends.mxnet.registration import register
+
+        register()
+
+    def how_to_install(self) -> str:
+        return (
+            "p3kv's extras install it: pip install '.[cpu]' in p3kv's repository, or cu101, "
+            f"cu102, cu110 or cu112 instead of cpu for MXNet's CUDA builds{_other_python()}"
+        )
+
+    def came_too_early(self, role: str) -> Optional[str]:
+        return (
+            f"mxnet was imported before p3kv in a process with DMLC_ROLE={role}. Make 'import "
+            "p3kv' the script's first import, or start it with 'p3kv run script.py', so that p3kv "
+            f"takes the role over before MXNet's native {role} does."
+        )
+
+
+def _other_python() -> str:
+    if sys.version_info < (3, 12):
+        return ""
+    this = ".".join(map(str, sys.version_info[:2]))
+    return f". MXNet 1.9.1 runs on Python 3.8 to 3.11, so use one of these; this is {this}"
+
+
+def _import_mxnet() -> None:
+    """Imports MXNet without the store, and starts what it starts at first use. It takes seconds.
+
+    A thread may call it while the main thread serves inside the import of p3kv. So nothing here
+    imports a module of p3kv's: it would wait for that import to end.
+    """
+    environment.prepare_for_server_optimizer()
+    with _stderr_without(b"MXNet start using engine"):
+        import mxnet
+
+        mxnet.nd.waitall()
+
+
+@contextlib.contextmanager
+def _stderr_without(unwanted: bytes) -> Iterator[None]:
+    """Drops certain lines that a library writes to this process's standard error."""
+    sys.stderr.flush()
+    shown = os.dup(2)
+    with tempfile.TemporaryFile() as written:
+        os.dup2(written.fileno(), 2)
+        try:
+            yield
+        finally:
+            sys.stderr.flush()
+            os.dup2(shown, 2)
+            os.close(shown)
+            written.seek(0)
+            os.write(2, b"".join(line for line in written if unwanted not in line))

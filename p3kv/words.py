@@ -1,0 +1,42 @@
+"""What users write in a framework's script, for messages of modules that know no framework."""
+
+from __future__ import annotations
+
+from dataclasses import astuple, dataclass
+from typing import List
+
+
+@dataclass(frozen=True)
+class Words:
+    """Parts of sentences, filled in by a front end. An empty one does not apply to its framework.
+
+    The words of several front ends are joined by "or", because the scheduler, for example, does not
+    know which framework the workers use.
+    """
+
+    use_store: str = ""
+    """What a script must write: "Does its script import p3kv, and use ...?"."""
+    create_store: str = ""
+    """All ways to create the store: "Write ..."."""
+    first_use: str = ""
+    """What joins the job: "Call p3kv.configure before the first ..."."""
+    declare_key: str = ""
+    """What makes a key known: "Initialise it with ... first"."""
+    native_store: str = ""
+    """A store of the framework's own that speaks ZeroMQ: "Very likely that of ..."."""
+    native_roles: str = ""
+    """When the framework takes roles over, and what then runs: "Where ..."."""
+
+
+_front_ends: List[Words] = []
+
+
+def add(words: Words) -> None:
+    """Takes a front end's words; before the process takes its role."""
+    _front_ends.append(words)
+
+
+def current() -> Words:
+    """The words for messages of this process."""
+    columns = zip(*map(astuple, _front_ends))
+    return Words(*(" or ".join(filter(None, column)) for column in columns))

@@ -1,0 +1,110 @@
+"""Front ends: what a job asks of one, and that another one needs no change elsewhere."""
+
+from __future__ import annotations
+
+from typing import List, Tuple
+
+import pytest
+
+from p3kv import words
+from p3kv.errors import ProtocolError
+from p3kv.registry import Registry
+from p3kv.server import optimizer as server_optimizer
+from p3kv.server.optimizer import JobOptimizer, MakeOptimizer, Optimizer
+from p3kv.wire.messages import OptimizerSettings, encode
+from p3kv.words import Words
+
+# The front end that the settings name.
+
+
+class Noting(Optimizer):
+    """Notes the settings that it gets."""
+
+    def __init__(self) -> None:
+        self.settings: List[Tuple[int, bytes, int]] = []
+
+    def configure(self, from_step: int, settings: bytes, oldest_step: int) -> None:
+        self.settings.append((from_step, settings, oldest_step))
+
+    def update(self, *_: object) -> None:
+        raise AssertionError("nothing is updated here")
+
+    def regroup(self, *_: object) -> None:
+        raise AssertionError("nothing is re-sliced here")
+
+
+class MakeNoting(MakeOptimizer):
+    ready = 0
+
+    def __call__(self) -> Optimizer:
+        return Noting()
+
+    def get_ready(self) -> None:
+        type(self).ready += 1
+
+
+class MakeMissing(MakeOptimizer):
+    """As where the framework is not installed."""
+
+    def __call__(self) -> Optimizer:
+        self.get_ready()
+        raise AssertionError("unreachable")
+
+    def get_ready(self) -> None:
+        import no_such_framework  # noqa: F401
+
+
+@pytest.fixture
+def job(monkeypatch: pytest.MonkeyPatch) -> JobOptimizer:
+    """A server's, which has three front ends."""
+    table: Registry[MakeOptimizer] = Registry(
+        "front end", missing=MakeMissing, noting=MakeNoting, other=MakeNoting
+    )
+    monkeypatch.setattr(server_optimizer, "OPTIMIZERS", table)
+    return JobOptimizer()
+
+
+def settings_of(front_end: str, settings: bytes = b"") -> memoryview:
+    return memoryview(encode(OptimizerSettings(front_end, settings)))
+
+
+def test_settings_make_the_optimizer_of_their_front_end_once(job: JobOptimizer) -> None:
+    first = job.configure(1, settings_of("noting", b"one"), 0)
+    assert job.configure(4, settings_of("noting", b"two"), 3) is first
+    assert isinstance(first, Noting)
+    assert first.settings == [(1, b"one", 0), (4, b"two", 3)]
+
+
+def test_an_unknown_front_end_is_told_with_those_that_there_are(job: JobOptimizer) -> None:
+    with pytest.raises(ProtocolError, match="'nobody'.* only missing, noting, other; .*P3KV_PLUG"):
+        job.configure(1, settings_of("nobody"), 0)
+
+
+def test_a_job_keeps_its_front_end(job: JobOptimizer) -> None:
+    first = job.configure(1, settings_of("noting"), 0)
+    with pytest.raises(ProtocolError, match="'other', after those of 'noting'"):
+        job.configure(2, settings_of("other"), 0)
+    assert job.configure(2, settings_of("noting"), 0) is first
+
+
+def test_a_framework_that_is_missing_is_told_when_it_is_needed(job: JobOptimizer) -> None:
+    before = MakeNoting.ready
+    job.get_ready()
+    assert MakeNoting.ready == before + 2
+    with pytest.raises(ImportError, match="no_such_framework"):
+        job.configure(1, settings_of("missing"), 0)
+
+
+# Words for messages.
+
+
+def test_words_of_several_front_ends_are_alternatives(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(words, "_front_ends", [])
+    words.add(Words(use_store="kvstore='p3'", native_store="MXNet's own store"))
+    words.add(Words(use_store="p3kv.toy.Store()"))
+    assert words.current().use_store == "kvstore='p3' or p3kv.toy.Store()"
+    assert words.current().native_store == "MXNet's own store"
+
+
+def test_mxnet_s_front_end_has_all_words() -> None:
+    assert all(vars(words.current()).values())
