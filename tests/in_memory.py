@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import socket
 from collections import deque
-from typing import Any, Callable, Deque, Dict, Iterator, List, Mapping, Optional, Tuple
+from typing import Any, Callable, Deque, Dict, Iterator, List, Optional, Tuple
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from p3kv.config import Launch, Settings
 from p3kv.errors import P3Error
 from p3kv.server.buffers import Buffer
 from p3kv.server.consumer import Consumer
-from p3kv.server.optimizer import Optimizer
+from p3kv.server.optimizer import Optimizer, State
 from p3kv.server.workers import Workers
 from p3kv.slicing import SliceSizes, balanced_runs
 from p3kv.trace import Tracer
@@ -45,10 +45,11 @@ class Adding(Optimizer):
     ) -> None:
         weight += total
 
-    def regroup(
-        self, layout: KeyLayout, before: Mapping[int, int], after: Mapping[int, int]
-    ) -> None:
-        pass
+    def export(self, layout: KeyLayout, index: int) -> None:
+        return None
+
+    def load(self, layout: KeyLayout, index: int, state: State) -> None:
+        raise AssertionError("there are no states")
 
 
 class End:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, List, Mapping, Set, Tuple
+from typing import Dict, List, Set, Tuple
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from p3kv.errors import ProtocolError
 from p3kv.server.aggregation import Aggregator, Result, SliceState
 from p3kv.server.buffers import Buffer, BufferPool
-from p3kv.server.optimizer import Optimizer
+from p3kv.server.optimizer import Optimizer, State
 from p3kv.wire.header import INITIAL_ROUND
 from p3kv.wire.messages import KeyLayout
 
@@ -60,9 +60,10 @@ class Subtracting(Optimizer):
         self.calls.append((str(layout.key), index, step))
         weight -= total
 
-    def regroup(
-        self, layout: KeyLayout, before: Mapping[int, int], after: Mapping[int, int]
-    ) -> None:
+    def export(self, layout: KeyLayout, index: int) -> None:
+        raise AssertionError("it has no states")
+
+    def load(self, layout: KeyLayout, index: int, state: State) -> None:
         raise AssertionError("it has no states")
 
 

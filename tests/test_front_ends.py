@@ -29,7 +29,10 @@ class Noting(Optimizer):
     def update(self, *_: object) -> None:
         raise AssertionError("nothing is updated here")
 
-    def regroup(self, *_: object) -> None:
+    def export(self, *_: object) -> None:
+        raise AssertionError("nothing is re-sliced here")
+
+    def load(self, *_: object) -> None:
         raise AssertionError("nothing is re-sliced here")
 
 
@@ -76,7 +79,7 @@ def test_settings_make_the_optimizer_of_their_front_end_once(job: JobOptimizer) 
 
 
 def test_an_unknown_front_end_is_told_with_those_that_there_are(job: JobOptimizer) -> None:
-    with pytest.raises(ProtocolError, match="'nobody'.* only missing, noting, other; .*P3KV_PLUG"):
+    with pytest.raises(ProtocolError, match=r"'nobody'.* only missing, noting, other; .*P3KV_PLUG"):
         job.configure(1, settings_of("nobody"), 0)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Dict, List, Mapping, Tuple
+from typing import Dict, List, Optional, Tuple
 
 import mxnet as mx
 import numpy as np
@@ -17,7 +17,7 @@ from p3kv.frontends.mxnet.server_optimizer import MXNetOptimizer
 from p3kv.server.aggregation import Aggregator, SliceState
 from p3kv.server.buffers import BufferPool
 from p3kv.server.keys import ServerKey
-from p3kv.server.optimizer import Optimizer
+from p3kv.server.optimizer import Optimizer, State
 from p3kv.slicing import Run, SliceSizes, cut
 from p3kv.wire.header import INITIAL_ROUND
 from p3kv.wire.messages import KeyLayout
@@ -47,14 +47,13 @@ class Momentum(Optimizer):
         state += total
         weight -= state
 
-    def regroup(
-        self, layout: KeyLayout, before: Mapping[int, int], after: Mapping[int, int]
-    ) -> None:
-        none = {index: np.zeros(length, np.float32) for index, length in before.items()}
-        joined = np.concatenate([self.states.pop(index, none[index]) for index in before])
-        assert not self.states
-        ends = np.cumsum(list(after.values()))
-        self.states = dict(zip(after, np.split(joined, ends[:-1])))
+    def export(self, layout: KeyLayout, index: int) -> Optional[State]:
+        state = self.states.pop(index, None)
+        return None if state is None else State({"momentum": state}, {})
+
+    def load(self, layout: KeyLayout, index: int, state: State) -> None:
+        assert index not in self.states
+        self.states[index] = state.elements["momentum"].copy()
 
 
 class Server:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import Dict, Iterable, Iterator, List, Optional
+from typing import Dict, Iterable, Iterator, List, Mapping, Optional
 
 import numpy as np
 
 from p3kv.errors import ProtocolError
 from p3kv.server.aggregation import SliceState
 from p3kv.server.buffers import BufferPool
-from p3kv.server.optimizer import Optimizer
+from p3kv.server.optimizer import Optimizer, State
 from p3kv.slicing import SliceSizes, cut
 from p3kv.wire.header import INITIAL_ROUND, WINDOW
 from p3kv.wire.messages import KeyLayout, called
@@ -100,12 +100,19 @@ class ServerKey:
         # No slice has the old lengths again.
         pool.clear()
         if optimizer is not None:
-            optimizer.regroup(
-                self.layout,
-                {index: state.length for index, state in before.items()},
-                {index: state.length for index, state in after.items()},
-            )
+            self._reslice_states(optimizer, before, after)
         return after.values()
+
+    def _reslice_states(
+        self, optimizer: Optimizer, before: Iterable[int], after: Mapping[int, SliceState]
+    ) -> None:
+        exported = [optimizer.export(self.layout, index) for index in before]
+        states = [state for state in exported if state is not None]
+        if states:
+            assert len(states) == len(exported), "slices that have ended the same rounds"
+            lengths = [state.length for state in after.values()]
+            for index, state in zip(after, State.joined(states).cut(lengths)):
+                optimizer.load(self.layout, index, state)
 
     def _check_ahead(self, state: SliceState, round: int) -> None:
         """Raises ProtocolError for a round beyond the window that any worker can have here."""

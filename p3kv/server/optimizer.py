@@ -4,13 +4,49 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from contextlib import suppress
-from typing import Dict, Mapping, Optional
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, Dict, List, Optional, Sequence
 
 import numpy as np
 
 from p3kv.errors import ProtocolError
 from p3kv.registry import Registry
 from p3kv.wire.messages import KeyLayout, OptimizerSettings, decode
+
+
+@dataclass(frozen=True)
+class State:
+    """What an optimizer remembers of consecutive elements of a key: of a slice, or of several.
+
+    It holds plain values only, so that it can be stored, and cut for slices of any size and for any
+    number of servers.
+    """
+
+    elements: Dict[str, np.ndarray]
+    """Flat arrays with one number for each element, by names of the optimizer's own."""
+    numbers: Dict[str, Any]
+    """What is the same for all elements of the key, as None, bools, ints, floats, strs, lists and
+    dicts."""
+
+    @classmethod
+    def joined(cls, states: Sequence[State]) -> State:
+        """The state of all elements of `states`, of the same key, in this order."""
+        first = states[0]
+        assert all(state.numbers == first.numbers for state in states), "not of the same update"
+        elements = {
+            name: np.concatenate([state.elements[name] for state in states])
+            for name in first.elements
+        }
+        return cls(elements, first.numbers)
+
+    def cut(self, lengths: Sequence[int]) -> List[State]:
+        """The states of consecutive parts; their arrays are views of this state's."""
+        starts = [0, *accumulate(lengths)]
+        return [
+            State({name: array[start:end] for name, array in self.elements.items()}, self.numbers)
+            for start, end in zip(starts, starts[1:])
+        ]
 
 
 class Optimizer(ABC):
@@ -38,12 +74,17 @@ class Optimizer(ABC):
         """
 
     @abstractmethod
-    def regroup(
-        self, layout: KeyLayout, before: Mapping[int, int], after: Mapping[int, int]
-    ) -> None:
-        """Re-slices the states of a key's slices, between two updates of the whole key.
+    def export(self, layout: KeyLayout, index: int) -> Optional[State]:
+        """Removes and returns a slice's state; None where it has none.
 
-        `before` and `after` are the slices' lengths by index, in the order of their elements.
+        Called between two updates of the whole key. Arrays belong to the caller.
+        """
+
+    @abstractmethod
+    def load(self, layout: KeyLayout, index: int, state: State) -> None:
+        """Gives a slice a state, made of exported ones with `State.joined` and `State.cut`.
+
+        Copies the arrays.
         """
 
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from itertools import accumulate
-from typing import Any, Dict, List, Mapping, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 import mxnet as mx
 import numpy as np
 
 from p3kv.errors import ProtocolError
 from p3kv.frontends.mxnet.optimizer_settings import from_bytes
-from p3kv.server.optimizer import Optimizer
+from p3kv.server.optimizer import Optimizer, State
 from p3kv.wire.messages import KeyLayout
 
 
@@ -63,19 +62,26 @@ class MXNetOptimizer(Optimizer):
         weight_array.wait_to_read()
         slice_state.updates += 1
 
-    def regroup(
-        self, layout: KeyLayout, before: Mapping[int, int], after: Mapping[int, int]
-    ) -> None:
+    def export(self, layout: KeyLayout, index: int) -> Optional[State]:
         # They would keep the memory of old slices.
         self._arrays.clear()
-        old = [self._states.pop((layout.key_id, index), None) for index in before]
-        known = [state for state in old if state is not None]
-        if known:
-            states = _cut_anew([state.state for state in known], list(after.values()))
-            for index, state in zip(after, states):
-                anew = _SliceState(state, known[0].since_step)
-                anew.updates = known[0].updates
-                self._states[layout.key_id, index] = anew
+        slice_state = self._states.pop((layout.key_id, index), None)
+        if slice_state is None:
+            return None
+        elements: Dict[str, np.ndarray] = {}
+        structure = _take_apart(slice_state.state, elements)
+        since_step, updates = slice_state.since_step, slice_state.updates
+        return State(
+            elements, {"since_step": since_step, "updates": updates, "structure": structure}
+        )
+
+    def load(self, layout: KeyLayout, index: int, state: State) -> None:
+        numbers = state.numbers
+        slice_state = _SliceState(
+            _put_together(numbers["structure"], state.elements), numbers["since_step"]
+        )
+        slice_state.updates = numbers["updates"]
+        self._states[layout.key_id, index] = slice_state
 
     def _at(self, step: int) -> Tuple[mx.optimizer.Optimizer, int]:
         position = bisect_right(self._from_steps, step)
@@ -94,13 +100,26 @@ class MXNetOptimizer(Optimizer):
         return shared[1]
 
 
-def _cut_anew(states: Sequence[Any], lengths: Sequence[int]) -> List[Any]:
-    """Joins the states of slices, each an array, several or none, and cuts them to `lengths`."""
-    if states[0] is None:
-        return [None] * len(lengths)
-    if isinstance(states[0], (list, tuple)):
-        parts = [_cut_anew(part, lengths) for part in zip(*states)]
-        return [type(states[0])(part) for part in zip(*parts)]
-    joined = np.concatenate([state.asnumpy() for state in states])
-    pieces = np.split(joined, list(accumulate(lengths))[:-1])
-    return [mx.nd.array(piece, dtype=piece.dtype) for piece in pieces]
+def _take_apart(state: Any, elements: Dict[str, np.ndarray]) -> Any:
+    """Copies the arrays of MXNet's state of a slice into `elements`; returns its structure.
+
+    MXNet's state is None, an array or a tuple of states. The structure is None, the array's name in
+    `elements` or a list of structures.
+    """
+    if state is None:
+        return None
+    if isinstance(state, tuple):
+        return [_take_apart(part, elements) for part in state]
+    name = str(len(elements))
+    elements[name] = state.asnumpy()
+    return name
+
+
+def _put_together(structure: Any, elements: Mapping[str, np.ndarray]) -> Any:
+    """The state of MXNet's that `_take_apart` has taken apart, with arrays of its own."""
+    if structure is None:
+        return None
+    if isinstance(structure, list):
+        return tuple(_put_together(part, elements) for part in structure)
+    array = elements[structure]
+    return mx.nd.array(array, dtype=array.dtype)
