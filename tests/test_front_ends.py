@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from typing import List, Tuple
+import importlib
+import sys
+from pathlib import Path
+from typing import ClassVar, Dict, Iterator, List, Optional, Tuple
 
 import pytest
 
 from p3kv import words
 from p3kv.errors import ProtocolError
+from p3kv.frontends import attach
+from p3kv.frontends.front_end import FrontEnd
 from p3kv.registry import Registry
 from p3kv.server import optimizer as server_optimizer
 from p3kv.server.optimizer import JobOptimizer, MakeOptimizer, Optimizer
 from p3kv.wire.messages import OptimizerSettings, encode
 from p3kv.words import Words
+from tests.jobs import ROOT, SCRIPTS, JobResult, run_job
 
 # The front end that the settings name.
 
@@ -111,3 +117,75 @@ def test_words_of_several_front_ends_are_alternatives(monkeypatch: pytest.Monkey
 
 def test_mxnet_s_front_end_has_all_words() -> None:
     assert all(vars(words.current()).values())
+
+
+# Another framework.
+
+
+class Toy(FrontEnd):
+    """The front end of a package `toy`."""
+
+    name = "toy"
+    words = Words()
+    aliases: ClassVar[Dict[str, str]] = {}
+    make_optimizer = MakeNoting
+
+    def __init__(self) -> None:
+        self.attached_with: List[int] = []
+
+    def attach(self) -> None:
+        self.attached_with.append(sys.modules["toy"].complete)
+
+    def how_to_install(self) -> str:
+        return "build one"
+
+    def came_too_early(self, role: str) -> Optional[str]:
+        return None
+
+
+@pytest.fixture
+def toy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Toy]:
+    """Attached to a package that nobody has imported or written yet."""
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
+    monkeypatch.syspath_prepend(tmp_path)
+    front_end = Toy()
+    attach([front_end])
+    yield front_end
+    sys.modules.pop("toy", None)
+
+
+def test_a_front_end_is_attached_once_its_framework_is_imported(toy: Toy, tmp_path: Path) -> None:
+    (tmp_path / "toy.py").write_text("complete = 7\n")
+    assert toy.attached_with == []
+    for _ in range(2):
+        importlib.import_module("toy")
+        assert toy.attached_with == [7]
+    attach([toy])
+    assert toy.attached_with == [7, 7]
+
+
+def test_a_framework_that_is_not_installed_is_told_with_its_front_end_s_words(toy: Toy) -> None:
+    with pytest.raises(ModuleNotFoundError, match=r"^No module named 'toy': build one$"):
+        importlib.import_module("toy")
+
+
+def own_framework(**settings: object) -> JobResult:
+    return run_job(
+        "own_framework.py", workers=2, servers=2, PYTHONPATH=f"{ROOT}:{SCRIPTS}",
+        MXNET_UPDATE_ON_KVSTORE=0, **settings,
+    )  # fmt: skip
+
+
+def test_another_framework_trains_and_its_optimizer_is_re_sliced_without_mxnet() -> None:
+    result = own_framework(P3KV_PLUGINS="own_optimizer")
+    assert result.code == 0, result.output
+    for rank in range(2):
+        assert f"worker {rank}: right" in result.output
+
+
+def test_a_server_without_the_front_end_says_so_and_everybody_learns_it() -> None:
+    result = own_framework()
+    assert result.code == 1, result.output
+    last = result.output.splitlines()[-1]
+    for words_ in ("worker 0", "front end 'toy'", "only mxnet", "P3KV_PLUGINS"):
+        assert words_ in last, result.output

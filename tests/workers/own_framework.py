@@ -1,0 +1,60 @@
+"""Trains with p3kv and numpy alone, as another framework's front end would: no MXNet anywhere.
+
+Slices get other sizes meanwhile. Every value is checked against the same computation here, exactly.
+"""
+
+import p3kv  # noqa: F401, I001
+import sys
+import threading
+
+import numpy as np
+from p3kv import config
+from p3kv.wire.header import INITIAL_ROUND
+from p3kv.worker import this_process
+from p3kv.worker.transfers import Transfer, WorkerKey
+
+_SIZE = 30_000
+_ROUNDS = 12
+_SIZES = {3: 1_000, 6: 9_000, 9: 4_000}
+_RATE = "0.25"
+
+worker = this_process.worker()
+
+
+def tensor(round_: int, rank: int = 0) -> np.ndarray:
+    """Whole numbers, so that no sum is rounded."""
+    numbers = np.random.RandomState([round_, rank]).randint(-8, 9, _SIZE)
+    return numbers.astype(np.float32)
+
+
+def exchange(key: WorkerKey, round_: int, source: np.ndarray, target: np.ndarray) -> None:
+    """Pushes `source` for a round, if it has elements, and waits for the value in `target`."""
+    done = threading.Event()
+    views = [memoryview(array).cast("B") if array.size else None for array in (source, target)]
+    worker.pushed(round_)
+    worker.begin(lambda end: Transfer(key, round_, 0, *views, end, round_), lambda _: done.set())
+    assert done.wait(20)
+    worker.check()
+
+
+def main() -> None:
+    worker.start(config.settle())
+    nothing, value = np.zeros(0, np.float32), np.zeros(_SIZE, np.float32)
+    key = worker.declare("w", (_SIZE,), "float32")
+    if worker.rank == 0:
+        worker.set_optimizer(1, "toy", _RATE.encode())
+        exchange(key, INITIAL_ROUND, tensor(0), nothing)
+    weight, state = tensor(0), np.zeros(_SIZE, np.float32)
+    for round_ in range(1, _ROUNDS + 1):
+        if worker.rank == 0 and round_ in _SIZES:
+            worker._loop.call_soon(worker._tuning.want, _SIZES[round_])
+        exchange(key, round_, tensor(round_, worker.rank), value)
+        state = state * np.float32(0.5) + sum(tensor(round_, rank) for rank in range(2))
+        weight = weight - np.float32(_RATE) * state
+        np.testing.assert_array_equal(value, weight)
+    assert worker._tuning._sizes.generation(_ROUNDS) >= len(_SIZES)
+    assert "mxnet" not in sys.modules
+    print(f"worker {worker.rank}: right")
+
+
+main()
