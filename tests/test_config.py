@@ -121,6 +121,21 @@ def test_spaces_around_a_value_do_not_count() -> None:
     assert Settings.from_environment(variables) == expected
 
 
+def test_a_front_end_s_variable_counts_where_ours_is_not_set_and_is_told_by_its_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(config, "_FALL_BACKS", {})
+    assert Settings.from_environment({"MXNET_KVSTORE_SLICE_THRESHOLD": "2"}) == Settings()
+    for variable in ("ONE_TIMEOUT", "OTHER_TIMEOUT"):
+        config.add_aliases({"stall_timeout_s": variable})
+    for theirs in ("ONE_TIMEOUT", "OTHER_TIMEOUT"):
+        assert Settings.from_environment({theirs: "7"}).stall_timeout_s == 7
+        both = {theirs: "7", "P3KV_STALL_TIMEOUT_S": "8"}
+        assert Settings.from_environment(both).stall_timeout_s == 8
+        with pytest.raises(ConfigError, match=rf"stall_timeout_s \({theirs}\) is 'soon'.*a number"):
+            Settings.from_environment({theirs: "soon"})
+
+
 @pytest.mark.parametrize("name", settings_names())
 def test_an_empty_variable_is_one_that_is_not_set(name: str) -> None:
     assert Settings.from_environment({f"P3KV_{name.upper()}": ""}) == Settings()
