@@ -6,7 +6,7 @@ from typing import Any, Dict, List, Optional
 
 from p3kv.scheduler.job import Job, Replies
 from p3kv.version import VERSION
-from p3kv.wire.messages import PROTOCOL_VERSION, Abort, Failure, Hello, Ready
+from p3kv.wire.messages import PROTOCOL_VERSION, Abort, Failure, Hello, JobSettings, Ready
 
 NAME = "127.0.0.1:9000/2w2s"
 SLICE_SIZE = 100
@@ -60,7 +60,7 @@ def assembled(workers: int = 2, servers: int = 2) -> Job:
 def running(workers: int = 2, servers: int = 2) -> Job:
     job = assembled(workers, servers)
     for rank in range(workers):
-        job.handle(worker(rank), Ready(SLICE_SIZE, False))
+        job.handle(worker(rank), Ready(JobSettings(SLICE_SIZE)))
     return job
 
 

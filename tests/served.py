@@ -15,6 +15,7 @@ from p3kv.wire.messages import (
     Alive,
     DataHello,
     Hello,
+    JobSettings,
     Roster,
     ToScheduler,
     Welcomed,
@@ -34,7 +35,7 @@ def frame(kind: Kind, rank: int, payload: bytes = b"", **fields: int) -> bytes:
 
 def hello(rank: int) -> bytes:
     """What makes a worker of a connection."""
-    payload = TOKEN + encode(DataHello(rank, False))
+    payload = TOKEN + encode(DataHello(rank, JobSettings()))
     return frame(Kind.HELLO, rank, payload, key=MAGIC, slice=PROTOCOL_VERSION)
 
 

@@ -30,6 +30,7 @@ from p3kv.wire.messages import (
     DataHello,
     Failure,
     Hello,
+    JobSettings,
     Ready,
     Refused,
     ReportFailure,
@@ -90,7 +91,7 @@ def nested(kind: str) -> bytes:
 
 
 WRONG_TOKEN = b"0123456789abcdef"
-FALSE_HELLO = WRONG_TOKEN + encode(DataHello(0, False))
+FALSE_HELLO = WRONG_TOKEN + encode(DataHello(0, JobSettings()))
 TO_A_SERVER = {
     "an HTTP request": HTTP,
     "noise": NOISE,
@@ -100,7 +101,7 @@ TO_A_SERVER = {
     "a hello of another version": hello(FALSE_HELLO, version=PROTOCOL_VERSION + 1),
     "a hello of another protocol": hello(FALSE_HELLO, key=MAGIC + 1),
     "a hello with a wrong token": hello(FALSE_HELLO),
-    "a hello with an empty token": hello(encode(DataHello(0, False))),
+    "a hello with an empty token": hello(encode(DataHello(0, JobSettings()))),
     "a hello without anything": hello(b""),
     "a hello that can't be read": hello(b"\x00" * 40),
     "a hello without a token whose text is none": hello(NO_TEXT),
@@ -173,7 +174,7 @@ def ask_the_scheduler(port: int, job: str) -> Dict[str, List[bytes]]:
         "no text": [NO_TEXT],
         "a nested hello": [nested("Hello")],
         "a message of no kind": [b"\x81\xa4type\xa5Nobody"],
-        "ready without a hello": [encode(Ready(7, True))],
+        "ready without a hello": [encode(Ready(JobSettings(7, True)))],
         "a failure without a hello": [encode(ReportFailure(end_of_job))],
         "a goodbye without a hello": [encode(Bye())],
         "another job's worker": [encode(false_hello())],

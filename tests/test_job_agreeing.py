@@ -18,6 +18,7 @@ from p3kv.wire.messages import (
     BarrierReached,
     Bye,
     DeclareKey,
+    JobSettings,
     KeyDeclared,
     KeyRefused,
     Measured,
@@ -33,18 +34,15 @@ from tests.scheduled import SLICE_SIZE, aborted, assembled, of, running, server,
 
 def test_settings_hold_when_all_workers_have_them() -> None:
     job = assembled()
-    assert job.handle(worker(1), Ready(SLICE_SIZE, True)) == []
-    replies = job.handle(worker(0), Ready(SLICE_SIZE, True))
-    assert of(replies, Agreed) == {
-        worker(0): Agreed(SLICE_SIZE, True),
-        worker(1): Agreed(SLICE_SIZE, True),
-    }
+    assert job.handle(worker(1), Ready(JobSettings(SLICE_SIZE, True))) == []
+    replies = job.handle(worker(0), Ready(JobSettings(SLICE_SIZE, True)))
+    assert of(replies, Agreed) == {worker(0): Agreed(), worker(1): Agreed()}
 
 
 def measuring(workers: int = 2) -> Job:
     job = assembled(workers)
     for rank in range(workers):
-        job.handle(worker(rank), Ready(None, False))
+        job.handle(worker(rank), Ready(JobSettings()))
     return job
 
 
@@ -111,14 +109,27 @@ def test_a_worker_that_leaves_while_others_measure_is_missed(leaves_first: bool)
     aborted(replies, "worker 1", PeerLostError)
 
 
-@pytest.mark.parametrize("other", [Ready(SLICE_SIZE + 1, False), Ready(SLICE_SIZE, True)])
+@pytest.mark.parametrize(
+    ("other", "theirs", "ours"),
+    [
+        (JobSettings(SLICE_SIZE + 1), "slice_size=101", "slice_size=100"),
+        (
+            JobSettings(SLICE_SIZE, True, placement="round_robin"),
+            "deterministic=True, placement='round_robin'",
+            "deterministic=False, placement='balanced'",
+        ),
+    ],
+    ids=["one", "two"],
+)
 @pytest.mark.parametrize(("first", "second"), [(0, 1), (1, 0)])
-def test_workers_with_different_settings_end_the_job(other: Ready, first: int, second: int) -> None:
+def test_workers_with_different_settings_end_the_job_and_learn_what_differs(
+    other: JobSettings, theirs: str, ours: str, first: int, second: int
+) -> None:
     job = assembled()
-    job.handle(worker(first), Ready(SLICE_SIZE, False))
-    failure = aborted(job.handle(worker(second), other), "Set p3kv.configure", ConfigError)
-    assert "worker 0" in failure.reason
-    assert "worker 1" in failure.reason
+    job.handle(worker(first), Ready(JobSettings(SLICE_SIZE)))
+    failure = aborted(job.handle(worker(second), Ready(other)), "Set p3kv.configure", ConfigError)
+    one, another = (f"worker {rank} (10.0.0.7, process {100 + rank})" for rank in (second, first))
+    assert failure.reason == f"{one} has {theirs}, {another} has {ours}"
 
 
 # Keys.
@@ -224,12 +235,12 @@ def test_a_barrier_that_one_has_left_for_ever_ends_the_job(bye_first: bool) -> N
 @pytest.mark.parametrize(
     ("identity", "message"),
     [
-        (server(0), Ready(SLICE_SIZE, False)),
+        (server(0), Ready(JobSettings(SLICE_SIZE))),
         (server(0), DeclareKey("w", (2,), "float32")),
         (server(0), BarrierReached()),
         (worker(1), DeclareKey("w", (2,), "float32")),
         (worker(1), BarrierReached()),
-        (worker(1), Ready(SLICE_SIZE, False)),
+        (worker(1), Ready(JobSettings(SLICE_SIZE))),
     ],
     ids=lambda value: value.decode() if isinstance(value, bytes) else type(value).__name__,
 )

@@ -18,6 +18,7 @@ from p3kv.wire.messages import (
     DeclareKey,
     Failure,
     Hello,
+    JobSettings,
     Ready,
     Refused,
     ReportFailure,
@@ -115,7 +116,7 @@ def test_a_second_hello_of_a_process_is_refused() -> None:
 @pytest.mark.parametrize(
     "message",
     [
-        Ready(SLICE_SIZE, False),
+        Ready(JobSettings(SLICE_SIZE)),
         DeclareKey("w", (2,), "float32"),
         BarrierReached(),
         Bye(),

@@ -20,6 +20,7 @@ from p3kv.wire.messages import (
     DeclareKey,
     Failure,
     Finished,
+    JobSettings,
     Ready,
     ReportFailure,
     Roster,
@@ -55,7 +56,7 @@ def test_workers_may_leave_one_after_the_other_then_the_servers_are_told(order: 
 
 def test_a_worker_that_leaves_before_its_store_while_others_have_theirs_ends_the_job() -> None:
     job = assembled()
-    job.handle(worker(0), Ready(SLICE_SIZE, False))
+    job.handle(worker(0), Ready(JobSettings(SLICE_SIZE)))
     failure = aborted(job.handle(worker(1), Bye()), "ended while others", PeerLostError)
     assert (failure.role, failure.rank) == ("worker", 1)
 
@@ -81,7 +82,7 @@ def test_a_worker_that_leaves_before_all_have_arrived_ends_the_job_when_it_is_mi
     assert job.handle(worker(1), Bye()) == []
     job.handle(server(0), hello("server"))
     assert Roster in map(type, to(job.handle(worker(0), hello("worker", 0)), worker(0)))
-    replies = job.handle(worker(0), Ready(SLICE_SIZE, False))
+    replies = job.handle(worker(0), Ready(JobSettings(SLICE_SIZE)))
     failure = aborted(replies, "ended while others still needed it", PeerLostError)
     assert (failure.role, failure.rank) == ("worker", 1)
 

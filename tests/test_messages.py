@@ -245,6 +245,7 @@ def test_a_field_of_another_type_is_a_protocol_error(wrong: dict) -> None:
 
 
 KEY = {"key": "w", "dtype": "float32"}
+SETTINGS = {"type": "JobSettings"}
 LAYOUT = {"type": "KeyLayout", "key_id": 0, **KEY}
 DECLARED = {"type": "DeclareKey", **KEY}
 HELLO = {
@@ -265,15 +266,12 @@ HELLO = {
         ({**DECLARED, "shape": [2], "dtype": "O"}, ToScheduler),
         ({**HELLO, "port": 2**16}, ToScheduler),
         ({**HELLO, "port": 1, "host": "h" * 256}, ToScheduler),
-        ({"type": "Ready", "slice_size": 0, "deterministic": False}, ToScheduler),
-        ({"type": "Ready", "slice_size": 2**28 + 1, "deterministic": False}, ToScheduler),
-        (
-            {"type": "Ready", "slice_size": 1, "deterministic": True, "placement": "x" * 65},
-            ToScheduler,
-        ),
+        ({"type": "Ready", "settings": {**SETTINGS, "slice_size": 0}}, ToScheduler),
+        ({"type": "Ready", "settings": {**SETTINGS, "slice_size": 2**28 + 1}}, ToScheduler),
+        ({"type": "Ready", "settings": {**SETTINGS, "placement": "x" * 65}}, ToScheduler),
+        ({"type": "DataHello", "rank": 0, "settings": {**SETTINGS, "slice_size": 0}}, DataHello),
         ({"type": "NewSliceSize", "slice_size": 0}, FromScheduler),
         ({"type": "SliceSize", "slice_size": -1}, FromScheduler),
-        ({"type": "Agreed", "slice_size": 2**32, "deterministic": True}, FromScheduler),
         ({"type": "KeyDeclared", "key_id": -1, "runs": []}, FromScheduler),
         ({"type": "KeyDeclared", "key_id": 1, "runs": [[0, 0]]}, FromScheduler),
         ({"type": "Roster", "rank": 0, "token": b"", "servers": [], "workers": []}, FromScheduler),

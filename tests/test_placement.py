@@ -23,7 +23,7 @@ from p3kv.slicing import (
     loads_with,
 )
 from p3kv.slicing.placement import Balanced
-from p3kv.wire.messages import DeclareKey, KeyDeclared, Ready
+from p3kv.wire.messages import DeclareKey, JobSettings, KeyDeclared, Ready
 from tests.jobs import ROOT, SCRIPTS, held_port, output_of, run_job, start_role
 from tests.scheduled import NAME, SLICE_SIZE, aborted, assembled, hello, server, worker
 
@@ -77,7 +77,7 @@ def test_balanced_is_the_default_and_fills_the_emptiest_server(
     of: List[int], slice_size: int, num_servers: int
 ) -> None:
     loads = [0] * num_servers
-    for size, runs in zip(of, placed(Ready(1, False).placement, of, slice_size, num_servers)):
+    for size, runs in zip(of, placed(JobSettings().placement, of, slice_size, num_servers)):
         assert runs == balanced_runs(size, slice_size, loads)
         loads = loads_with(loads, runs)
         assert max(loads) - min(loads) <= slice_size
@@ -159,8 +159,8 @@ def test_a_placement_that_returns_nonsense_ends_the_job_and_is_named(
 
 def ready(job: Job, *chosen: str) -> Job:
     for rank in range(2):
-        settings = Ready(SLICE_SIZE, False, placement=chosen[rank % len(chosen)])
-        job.handle(worker(rank), settings)
+        settings = JobSettings(SLICE_SIZE, placement=chosen[rank % len(chosen)])
+        job.handle(worker(rank), Ready(settings))
     return job
 
 
@@ -198,7 +198,7 @@ def test_a_placement_is_told_the_loads_of_all_servers_and_their_hosts(register: 
 
 def test_an_unknown_placement_ends_the_job_and_is_told_with_those_that_there_are() -> None:
     job = assembled()
-    replies = job.handle(worker(1), Ready(SLICE_SIZE, False, placement="tests.own:Class"))
+    replies = job.handle(worker(1), Ready(JobSettings(placement="tests.own:Class")))
     failure = aborted(replies, "no placement 'tests.own:Class'", ConfigError)
     assert all(name in failure.reason for name in MEMBERS)
     assert "P3KV_PLACEMENT" in failure.hint and "P3KV_PLUGINS" in failure.hint

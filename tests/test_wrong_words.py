@@ -24,6 +24,7 @@ from p3kv.wire.messages import (
     Failure,
     FromScheduler,
     Hello,
+    JobSettings,
     Ready,
     ReportFailure,
     Roster,
@@ -197,7 +198,7 @@ def test_the_scheduler_ends_the_job_for_a_worker_that_says_something_wrong() -> 
         for name, (words, reason) in TO_THE_SCHEDULER.items():
             server, worker = members[name]
             told(worker, Roster)
-            worker.send(encode(Ready(SLICE_SIZE, False)))
+            worker.send(encode(Ready(JobSettings(SLICE_SIZE))))
             told(worker, Agreed)
             worker.send(words)
             failure = told(server, Abort).failure

@@ -13,6 +13,7 @@ from p3kv.wire.messages import (
     BarrierPassed,
     DeclareKey,
     Failure,
+    JobSettings,
     Measured,
     NewSliceSize,
     Ready,
@@ -37,7 +38,7 @@ class Agreement:
         self._members = members
         self._num_servers = num_servers
         self._slice_size: Optional[int] = None
-        self._ready: Dict[bytes, Ready] = {}
+        self._ready: Dict[bytes, JobSettings] = {}
         self._rates_bytes_s: Dict[bytes, float] = {}
         self._at_barrier: Set[bytes] = set()
 
@@ -58,14 +59,15 @@ class Agreement:
 
     def ready(self, node: Node, message: Ready) -> Replies:
         """A worker has its store; all must have the same settings."""
-        self._ready[node.identity] = message
+        mine = self._ready[node.identity] = message.settings
         workers = self._members.workers
         for other in workers:
-            theirs = self._ready.get(other.identity, message)
-            if theirs != message:
+            theirs = self._ready.get(other.identity, mine)
+            if theirs != mine:
                 raise JobFails(
                     Failure(
-                        f"{node.name()} has {message}, {other.name()} has {theirs}",
+                        f"{node.name()} has {mine.besides(theirs)}, "
+                        f"{other.name()} has {theirs.besides(mine)}",
                         "worker",
                         node.rank,
                         error="ConfigError",
@@ -75,9 +77,8 @@ class Agreement:
         if len(self._ready) < len(workers):
             self.check_nobody_is_missed()
             return []
-        self._slice_size = message.slice_size
-        agreed = Agreed(message.slice_size, message.deterministic)
-        return [(worker.identity, agreed) for worker in workers]
+        self._slice_size = mine.slice_size
+        return [(worker.identity, Agreed()) for worker in workers]
 
     def measured(self, node: Node, message: Measured) -> Replies:
         """A worker has measured the network. At first all workers do, later those whose rate has

@@ -141,7 +141,7 @@ class Job:
             reason = f"it sent {type(message).__name__} out of turn ({node.name()})."
             raise JobFails(self._out_of_protocol(node, reason))
         if isinstance(message, Ready):
-            self._keys.choose_placement(node, message.placement)
+            self._keys.choose_placement(node, message.settings.placement)
             return self._agreement.ready(node, message)
         if isinstance(message, Measured):
             return self._agreement.measured(node, message)

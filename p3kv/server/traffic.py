@@ -97,8 +97,8 @@ class Traffic:
 
     def _admit(self, connection: Connection, words: memoryview) -> None:
         hello = self._workers.admit(connection, words)
-        self._consumer.aggregator.deterministic = hello.deterministic
-        self._stalls.timeout_s = hello.stall_timeout_s
+        self._consumer.aggregator.deterministic = hello.settings.deterministic
+        self._stalls.timeout_s = hello.settings.stall_timeout_s
         if self._serving:
             self._send_welcome(connection)
 

@@ -141,6 +141,34 @@ class Failure(Message, frozen=True):
         return error
 
 
+class JobSettings(Message, frozen=True):
+    """The settings that hold for the whole job: all workers have the same.
+
+    Names and defaults are those of `Settings`.
+    """
+
+    slice_size: Optional[int] = Settings.slice_size
+    """None: by the network's rate, which all workers will measure."""
+    deterministic: bool = Settings.deterministic
+    stall_timeout_s: float = Settings.stall_timeout_s
+    placement: str = Settings.placement
+
+    def __post_init__(self) -> None:
+        check_slice_size(self.slice_size)
+        _check(len(self.placement) <= MAX_NAME_CHARS, "a placement's name is too long")
+
+    @classmethod
+    def of(cls, settings: Settings) -> JobSettings:
+        """The part of a worker's settings that holds for the whole job."""
+        return cls(**{name: getattr(settings, name) for name in cls.__struct_fields__})
+
+    def besides(self, other: JobSettings) -> str:
+        """What differs from another worker's settings, in messages: "slice_size=1"."""
+        values = {name: getattr(self, name) for name in self.__struct_fields__}
+        differing = (name for name in values if values[name] != getattr(other, name))
+        return ", ".join(f"{name}={values[name]!r}" for name in differing)
+
+
 # On data connections.
 
 
@@ -148,8 +176,7 @@ class DataHello(Message, frozen=True):
     """A worker's first words to a server, after the job's token."""
 
     rank: int
-    deterministic: bool
-    stall_timeout_s: float = Settings.stall_timeout_s
+    settings: JobSettings
 
 
 class KeyLayout(Message, frozen=True):
@@ -226,15 +253,7 @@ class Hello(Message, frozen=True):
 class Ready(Message, frozen=True):
     """A worker's store was created, with these settings."""
 
-    slice_size: Optional[int]
-    """None: by the network's rate, which all workers will measure."""
-    deterministic: bool
-    stall_timeout_s: float = Settings.stall_timeout_s
-    placement: str = Settings.placement
-
-    def __post_init__(self) -> None:
-        check_slice_size(self.slice_size)
-        _check_name("a placement's name", self.placement)
+    settings: JobSettings
 
 
 class Measured(Message, frozen=True):
@@ -313,14 +332,7 @@ class Roster(Message, frozen=True):
 
 
 class Agreed(Message, frozen=True):
-    """Every worker's store has been created; these settings hold."""
-
-    slice_size: Optional[int]
-    """None: workers measure the network now."""
-    deterministic: bool
-
-    def __post_init__(self) -> None:
-        check_slice_size(self.slice_size)
+    """Every worker's store has been created, with the same settings."""
 
 
 class SliceSize(Message, frozen=True):

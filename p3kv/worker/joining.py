@@ -21,6 +21,7 @@ from p3kv.wire.messages import (
     Agreed,
     DataHello,
     Failure,
+    JobSettings,
     Measured,
     Ready,
     ReportFailure,
@@ -77,15 +78,9 @@ class Joining:
         be reached.
         """
         settings, roster = self._settings, self._roster
-        ready = Ready(
-            settings.slice_size,
-            settings.deterministic,
-            settings.stall_timeout_s,
-            settings.placement,
-        )
-        self._control.request(ready, Agreed, "all workers to create their store")
-        words = DataHello(roster.rank, settings.deterministic, settings.stall_timeout_s)
-        hello = roster.token + encode(words)
+        job = JobSettings.of(settings)
+        self._control.request(Ready(job), Agreed, "all workers to create their store")
+        hello = roster.token + encode(DataHello(roster.rank, job))
         header = pack_header(
             Kind.HELLO,
             roster.rank,
