@@ -47,7 +47,8 @@ Name = Annotated[str, Meta(min_length=1, max_length=MAX_NAME_CHARS)]
 
 @dataclass(frozen=True)
 class Settings:
-    """How p3kv works. The first three hold for the whole job: all workers must have the same.
+    """How p3kv works. The first four and `stall_timeout_s` hold for the whole job: all workers must
+    have the same.
 
     Each line is the whole declaration of a setting: its name, type, range and default.
     """
@@ -58,6 +59,8 @@ class Settings:
     """Sum in rank order, so that a run with three workers or more repeats bit for bit, too."""
     placement: Name = "balanced"
     """The name of the placement by which the scheduler gives servers their runs of tensors."""
+    consistency: Name = "bulk_synchronous"
+    """The name of the rule by which rounds end on servers, and workers go on with new values."""
     transport: Name = "tcp"
     """The name of the transport by which workers connect to this server."""
     priorities: bool = True

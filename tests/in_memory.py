@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import socket
 from collections import deque
-from typing import Any, Callable, Deque, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Callable, Deque, Dict, Iterator, List, Optional, Tuple, Type
 
 import numpy as np
 
 from p3kv.config import Launch, Settings
+from p3kv.consistency import BulkSynchronous, Consistency
 from p3kv.errors import P3Error
 from p3kv.server.buffers import Buffer
 from p3kv.server.consumer import Consumer
@@ -83,16 +84,20 @@ class End:
 class Worker:
     """What `p3kv.worker.worker` does with frames, and a script's calls."""
 
-    def __init__(self, rank: int, slice_size: int) -> None:
+    def __init__(self, rank: int, slice_size: int, consistency: Consistency) -> None:
         self.servers: Dict[int, Any] = {}
         self.sizes = SliceSizes()
         self.tuning = Tuning(
-            rank, self.servers, self.sizes, Settings(), Drain(), lambda rate_bytes_s: None
-        )
+            rank, self.servers, self.sizes, Settings(), consistency.window, Drain(),
+            lambda rate_bytes_s: None,
+        )  # fmt: skip
         gates = Gates(rank, self.servers, [], lambda delay_s, function: None)
+        self.settings: List[Tuple[int, int]] = []
+        """Optimizer settings that were sent: from which step on, and the oldest that needs any."""
+        self.steps = Steps(lambda from_step, oldest, _: self.settings.append((from_step, oldest)))
         self.exchange = Exchange(
-            rank, self.servers, gates, self.sizes, Steps(self._no_settings),
-            Tracer(None, "worker"), True, self.tuning.begin_step,
+            rank, self.servers, gates, self.sizes, self.steps, consistency,
+            Tracer(None, "worker"), True, self._begin_step,
         )  # fmt: skip
         self.calls: Deque[Transfer] = deque()
         """What the script has called, and is not ready yet."""
@@ -123,6 +128,8 @@ class Worker:
 
         if source is not None:
             self._step = max(self._step, round)
+            if round > INITIAL_ROUND:
+                self.steps.pushed(self._step)
         views = [None if array is None else array.data.cast("B") for array in (source, target)]
         self.under_way += 1
         self.calls.append(Transfer(key, round, 0, views[0], views[1], done, self._step))
@@ -133,6 +140,10 @@ class Worker:
         del self.calls[position]
         self.exchange.begin(transfer)
 
+    def _begin_step(self, step: int) -> None:
+        self.steps.begin(step)
+        self.tuning.begin_step(step)
+
     def place(self, end: End, header: Header) -> Optional[memoryview]:
         return None if header.kind == Kind.SLICES else self.exchange.place(header)
 
@@ -142,20 +153,24 @@ class Worker:
         else:
             self.exchange.received(header)
 
-    @staticmethod
-    def _no_settings(from_step: int, oldest: int, settings: bytes) -> None:
-        raise AssertionError("nobody sets an optimizer")
-
 
 class Server:
     """What `p3kv.server.server` does with frames."""
 
-    def __init__(self, rank: int, launch: Launch, loop: Loop, listener: socket.socket) -> None:
+    def __init__(
+        self,
+        rank: int,
+        launch: Launch,
+        loop: Loop,
+        listener: socket.socket,
+        consistency: Consistency,
+    ) -> None:
         self.failures: List[Failure] = []
         self.workers = Workers(launch.num_workers, loop, listener, _unused, self._failed)
         self.consumer = Consumer(launch, self.workers, _lost, _unused)
         self.consumer.rank = rank
         self.consumer.aggregator.optimizer = Adding()
+        self.consumer.aggregator.consistency = consistency
         self._landing: Dict[End, Buffer] = {}
 
     def _failed(self, failure: Failure, second_hand: bool) -> None:
@@ -193,7 +208,13 @@ class Server:
 class Job:
     """Workers, servers and the connections between them."""
 
-    def __init__(self, workers: int, servers: int, slice_size: int) -> None:
+    def __init__(
+        self,
+        workers: int,
+        servers: int,
+        slice_size: int,
+        rule: Type[Consistency] = BulkSynchronous,
+    ) -> None:
         launch = Launch.from_environment(
             {
                 "DMLC_ROLE": "server",
@@ -207,8 +228,11 @@ class Job:
         self._loop, self._listener = Loop(), socket.socket()
         self._slice_size = slice_size
         self._loads = [0] * servers
-        self.servers = [Server(n, launch, self._loop, self._listener) for n in range(servers)]
-        self.workers = [Worker(rank, slice_size) for rank in range(workers)]
+        self.servers = [
+            Server(rank, launch, self._loop, self._listener, rule(workers))
+            for rank in range(servers)
+        ]
+        self.workers = [Worker(rank, slice_size, rule(workers)) for rank in range(workers)]
         self.ends: List[End] = []
         for rank, worker in enumerate(self.workers):
             for number, server in enumerate(self.servers):
@@ -244,6 +268,18 @@ class Job:
         for server in self.servers:
             if len(server.consumer._queue):
                 yield (server.consumer.consume,)
+
+    def kept(self, key: WorkerKey) -> np.ndarray:
+        """A key's value on the servers."""
+        found = np.full(key.size_elems, np.nan, np.float32)
+        for server in self.servers:
+            of_server = server.consumer._keys[key.key_id]
+            size = self.workers[0].sizes.size(of_server._generation)
+            for state in of_server._states[of_server._generation].values():
+                piece = key.slices(size)[state.index]
+                assert state.value is not None
+                found[piece.offset : piece.offset + piece.length] = state.value.array
+        return found
 
     def finish(self) -> None:
         """Has everything happen that can."""

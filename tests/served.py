@@ -33,9 +33,9 @@ def frame(kind: Kind, rank: int, payload: bytes = b"", **fields: int) -> bytes:
     return pack_header(kind, rank, payload_bytes=len(payload), **fields) + payload
 
 
-def hello(rank: int) -> bytes:
+def hello(rank: int, **settings: Any) -> bytes:
     """What makes a worker of a connection."""
-    payload = TOKEN + encode(DataHello(rank, JobSettings()))
+    payload = TOKEN + encode(DataHello(rank, JobSettings(**settings)))
     return frame(Kind.HELLO, rank, payload, key=MAGIC, slice=PROTOCOL_VERSION)
 
 

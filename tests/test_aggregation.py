@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from p3kv.consistency import BulkSynchronous
 from p3kv.errors import ProtocolError
 from p3kv.server.aggregation import Aggregator, Result, SliceState
 from p3kv.server.buffers import Buffer, BufferPool
@@ -72,7 +73,7 @@ class Server:
 
     def __init__(self, num_workers: int, deterministic: bool = False, initial: bool = True) -> None:
         self.pool = CountingPool()
-        self.aggregator = Aggregator(num_workers, self.pool, deterministic)
+        self.aggregator = Aggregator(BulkSynchronous(num_workers), self.pool, deterministic)
         self.state = SliceState(KeyLayout(0, "w", "float32", [(0, LENGTH)]), 0, LENGTH)
         if initial:
             self.push(0, INITIAL_ROUND, INITIAL, wants=False)

@@ -55,6 +55,7 @@ def test_without_any_setting_the_defaults_hold() -> None:
         ("deterministic", "1", True),
         ("placement", "round_robin", "round_robin"),
         ("transport", "memory", "memory"),
+        ("consistency", "own", "own"),
         ("priorities", "0", False),
         ("rendezvous_timeout_s", "2.5", 2.5),
         ("send_buffer_bytes", "8192", 8192),
@@ -174,6 +175,7 @@ WRONG: Tuple[Tuple[str, Any], ...] = (
     ("deterministic", 2),
     ("priorities", "some"),
     ("placement", "x" * 65),
+    ("consistency", "x" * 65),
 )
 
 
@@ -212,10 +214,11 @@ def test_mxnet_update_on_kvstore_says_who_updates(text: str, value: bool) -> Non
     assert environment.update_on_kvstore_default(environ) is value
 
 
-def test_a_placement_in_code_is_named_and_never_given(fresh: None) -> None:
+@pytest.mark.parametrize("name", ["placement", "consistency"])
+def test_a_rule_in_code_is_named_and_never_given(fresh: None, name: str) -> None:
     for wrong in ("", 7, dict):
-        with pytest.raises(ConfigError, match=r"placement \(P3KV_PLACEMENT\).*a name"):
-            p3kv.configure(placement=wrong)
+        with pytest.raises(ConfigError, match=rf"{name} \(P3KV_{name.upper()}\).*a name"):
+            p3kv.configure(**{name: wrong})
 
 
 def test_a_trace_folder_in_code_is_text(fresh: None) -> None:

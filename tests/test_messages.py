@@ -269,6 +269,7 @@ HELLO = {
         ({"type": "Ready", "settings": {**SETTINGS, "slice_size": 0}}, ToScheduler),
         ({"type": "Ready", "settings": {**SETTINGS, "slice_size": 2**28 + 1}}, ToScheduler),
         ({"type": "Ready", "settings": {**SETTINGS, "placement": "x" * 65}}, ToScheduler),
+        ({"type": "Ready", "settings": {**SETTINGS, "consistency": "x" * 65}}, ToScheduler),
         ({"type": "DataHello", "rank": 0, "settings": {**SETTINGS, "slice_size": 0}}, DataHello),
         ({"type": "NewSliceSize", "slice_size": 0}, FromScheduler),
         ({"type": "SliceSize", "slice_size": -1}, FromScheduler),

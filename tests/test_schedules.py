@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import closing
 from random import Random
-from typing import Callable, Dict, List
+from typing import Callable, Dict, List, Type
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from p3kv.consistency import BulkSynchronous, Consistency
 from p3kv.errors import ProtocolError
-from p3kv.wire.header import INITIAL_ROUND, WINDOW, Header, Kind, pack_header
+from p3kv.wire.header import INITIAL_ROUND, Header, Kind, pack_header
 from tests.in_memory import Event, Job, Worker
+from tests.jobs import SCRIPTS
+
+sys.path.insert(0, str(SCRIPTS))
+from own_consistency import OneBehind
 
 SIZE = 12_000
 """With slices of half of it, each is a write of its own."""
 STEPS = 9
 SELDOM = 3
 """The second key is trained in one of so many steps."""
+WINDOW = BulkSynchronous.window
+RULES = (BulkSynchronous, OneBehind)
 
 
 def gradient(rank: int, round: int) -> np.ndarray:
@@ -58,7 +66,10 @@ class Moods:
 class Script:
     """One worker's calls: the same pushes as the others', each with or without its result."""
 
-    def __init__(self, job: Job, worker: Worker, rank: int, random: Random) -> None:
+    def __init__(
+        self, job: Training, worker: Worker, rank: int, random: Random, rule: Consistency
+    ) -> None:
+        self._rule = rule
         self._worker = worker
         self._rank = rank
         self._random = random
@@ -79,36 +90,41 @@ class Script:
         target = np.full(SIZE, np.nan, np.float32) if self._random.random() < 0.5 else None
         self._worker.call(key, round_, gradient(self._rank, round_), target)
         if target is not None:
-            self.checks.append(lambda: np.testing.assert_array_equal(target, expected[round_]))
+            self.checks.append(lambda: self._check(target, round_, expected[: round_ + 1]))
         if self._random.random() < 0.3:
             pulled = np.full(SIZE, np.nan, np.float32)
             self._worker.call(key, round_, None, pulled)
-            self.checks.append(lambda: self._check_pulled(pulled, round_, expected))
+            self.checks.append(lambda: self._check(pulled, round_, expected))
 
-    @staticmethod
-    def _check_pulled(pulled: np.ndarray, round_: int, expected: List[np.ndarray]) -> None:
-        """Each slice is of the round or a later one."""
-        later = np.array(expected[round_:])
-        assert (pulled == later).any(axis=0).all()
+    def _check(self, received: np.ndarray, round_: int, newest: List[np.ndarray]) -> None:
+        """Each slice is of the round that the worker needs or of a later one."""
+        allowed = np.array(newest[max(INITIAL_ROUND, self._rule.needs(round_)) :])
+        assert (received == allowed).any(axis=0).all()
 
 
 class Training(Job):
     """A job that trains two keys, one of them seldom."""
 
-    def __init__(self, workers: int, servers: int) -> None:
-        super().__init__(workers, servers, SIZE // 2)
+    def __init__(
+        self, workers: int, servers: int, rule: Type[Consistency] = BulkSynchronous
+    ) -> None:
+        super().__init__(workers, servers, SIZE // 2, rule)
         self.keys = {name: self.declare(name, SIZE) for name in ("often", "seldom")}
 
 
+@pytest.mark.parametrize("rule", RULES)
 @given(st.integers(0, 2**32), st.integers(1, 3), st.integers(1, 2))
 @settings(max_examples=150, deadline=None)
 def test_results_are_right_and_rounds_few_while_sizes_change(
-    seed: int, workers: int, servers: int
+    rule: Type[Consistency], seed: int, workers: int, servers: int
 ) -> None:
     random = Random(seed)
     expected = values(workers, STEPS)
-    with closing(Training(workers, servers)) as job:
-        scripts = [Script(job, worker, rank, random) for rank, worker in enumerate(job.workers)]
+    with closing(Training(workers, servers, rule)) as job:
+        scripts = [
+            Script(job, worker, rank, random, rule(workers))
+            for rank, worker in enumerate(job.workers)
+        ]
         for script in scripts:
             script.train(expected)
         sizes = [SIZE // 5, SIZE, SIZE // 3, SIZE // 2]
@@ -118,10 +134,15 @@ def test_results_are_right_and_rounds_few_while_sizes_change(
                 job.workers[0].tuning.want(sizes.pop())
             function, *arguments = moods.choice(events)
             function(*arguments)
-            assert all(server.most_open() <= WINDOW + 1 for server in job.servers)
+            assert all(server.most_open() <= rule.window + 1 for server in job.servers)
         for worker in job.workers:
             assert worker.under_way == 0
             assert not worker.failures
+            # All rounds have ended, and the worker knows it: only the last step may get pushes.
+            worker.steps.settings(STEPS, b"")
+            assert worker.settings == [(STEPS, STEPS)]
+        for name, rounds in (("often", STEPS), ("seldom", STEPS // SELDOM)):
+            np.testing.assert_array_equal(job.kept(job.keys[name][0]), expected[rounds])
         for script in scripts:
             for check in script.checks:
                 check()

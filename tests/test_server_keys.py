@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from p3kv.consistency import BulkSynchronous
 from p3kv.errors import ProtocolError
 from p3kv.frontends.mxnet.optimizer_settings import to_bytes
 from p3kv.frontends.mxnet.server_optimizer import MXNetOptimizer
@@ -61,8 +62,10 @@ class Server:
 
     def __init__(self, optimizer: Optimizer, runs: List[Run], workers: int) -> None:
         self.sizes = SliceSizes()
-        self.key = ServerKey(KeyLayout(0, "w", "float32", runs), RANK, self.sizes)
-        self.aggregator = Aggregator(workers, BufferPool())
+        rule = BulkSynchronous(workers)
+        layout = KeyLayout(0, "w", "float32", runs)
+        self.key = ServerKey(layout, RANK, self.sizes, rule.window)
+        self.aggregator = Aggregator(rule, BufferPool())
         self.aggregator.optimizer = optimizer
         self.pool = BufferPool()
         self.results: Dict[int, np.ndarray] = {}

@@ -10,12 +10,13 @@ import pytest
 from experiments.cluster import Cluster, missing_requirements
 from p3kv.config import Settings
 from p3kv.slicing import SliceSizes
-from p3kv.wire.header import INITIAL_ROUND, WINDOW
+from p3kv.wire.header import INITIAL_ROUND
 from p3kv.wire.loop import Drain
 from p3kv.worker.tuning import Tuning
 from tests.jobs import run_job, start_on
 
 MB = 1_000_000
+WINDOW = 3
 CALM_ROUNDS = 4
 """How many rounds are made before the network changes."""
 
@@ -28,7 +29,7 @@ class Tuned:
         self.sizes = SliceSizes()
         self.reports: List[float] = []
         self.tuning = Tuning(
-            0, {}, self.sizes, Settings(**settings), self.drain, self.reports.append
+            0, {}, self.sizes, Settings(**settings), WINDOW, self.drain, self.reports.append
         )
         self.tuning.announce(INITIAL_ROUND, 100_000)
         self.step = 0

@@ -104,7 +104,7 @@ OF_RANK_0 = ("an order that is none",)
 
 def test_a_server_says_what_each_worker_said_wrongly_and_ends_its_connection() -> None:
     names = sorted(TO_A_SERVER, key=lambda name: name not in OF_RANK_0)
-    served = Served(len(names))
+    served = Served(len(names) + 1)
     workers: List[socket.socket] = []
     try:
         address = served.welcome()
@@ -113,15 +113,18 @@ def test_a_server_says_what_each_worker_said_wrongly_and_ends_its_connection() -
             workers[rank].sendall(hello(rank))
             answer = workers[rank].recv(HEADER_BYTES, socket.MSG_WAITALL)
             assert unpack_header(memoryview(answer), 0).kind == Kind.WELCOME
+        workers.append(socket.create_connection(address, timeout=TOLD_S))
+        workers[-1].sendall(hello(len(names), deterministic=True))
         for rank, name in enumerate(names):
             workers[rank].sendall(TO_A_SERVER[name][0](rank))
         told: Dict[int, str] = {}
-        while len(told) < len(names):
+        while len(told) < len(workers):
             report = served.hear()
             assert isinstance(report, ReportFailure), report
             told[report.failure.rank] = report.failure.reason
         for rank, name in enumerate(names):
             assert TO_A_SERVER[name][1] in told[rank], f"{name}: {told[rank]}"
+        assert "it has deterministic=True, unlike the others" in told[len(names)]
         served.say(Abort(Failure("the test is done.", "worker", 0)))
         output = output_of(served.server, TOLD_S)
         assert output is not None and "Traceback" not in output, output

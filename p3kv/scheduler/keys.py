@@ -46,16 +46,8 @@ class Keys:
         try:
             self._placement = PLACEMENTS.find(name)()
         except ConfigError as error:
-            raise JobFails(
-                Failure(
-                    str(error),
-                    "worker",
-                    node.rank,
-                    error="ConfigError",
-                    hint="Set P3KV_PLACEMENT to one of these, or P3KV_PLUGINS, in the scheduler's "
-                    "environment, to the module that registers it.",
-                )
-            ) from error
+            failure = Failure(str(error), "worker", node.rank, error="ConfigError")
+            raise JobFails(failure) from error
         self._placed_by = name
 
     def declare(self, node: Node, message: DeclareKey, slice_size: int) -> Replies:

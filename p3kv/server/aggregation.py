@@ -11,6 +11,7 @@ from typing import Dict, Iterator, List, Optional, Set
 
 import numpy as np
 
+from p3kv.consistency import Consistency
 from p3kv.errors import ProtocolError
 from p3kv.server.buffers import Buffer, BufferPool
 from p3kv.server.optimizer import Optimizer
@@ -22,15 +23,18 @@ from p3kv.wire.messages import KeyLayout, called
 class Round:
     """What has arrived of one slice in one round."""
 
+    early: bool
+    """Whether a worker that has pushed for it may go on with an older value."""
     arrived: Set[int] = field(default_factory=set)
     wanting: List[int] = field(default_factory=list)
-    """Ranks that asked for the result with their push."""
+    """Ranks that asked for a result with their push, and have not been sent any."""
     others: List[int] = field(default_factory=list)
-    """Ranks that only want to know that the round has ended."""
+    """Ranks that want to know that the round has ended, and whose results do not tell them."""
     total: Optional[Buffer] = None
     by_rank: Dict[int, Buffer] = field(default_factory=dict)
     """The pushes, kept until all have arrived; only in deterministic mode."""
     step: int = 0
+    """The step in which worker rank 0 pushed; until it has, that of the first push."""
     priority: int = 0
     since_s: float = field(default_factory=time.monotonic)
     """When the first push arrived, on the monotonic clock."""
@@ -38,12 +42,12 @@ class Round:
 
 @dataclass
 class Result:
-    """A slice's new value after a round."""
+    """A slice's value for workers that have pushed for a round."""
 
     value: Buffer
+    """The round's value, or an older one with which they may go on."""
     round: int
     step: int
-    """The step in which worker rank 0 pushed for it."""
     priority: int
     wanting: List[int]
     others: List[int]
@@ -65,6 +69,8 @@ class SliceState:
         self.round = INITIAL_ROUND - 1
         """The last round whose result the value is."""
         self.open_rounds: Dict[int, Round] = {}
+        self.early_rounds: Set[int] = set()
+        """Open rounds of which somebody waits for a result, and an older value may do."""
 
     @property
     def called(self) -> str:
@@ -79,14 +85,16 @@ class SliceState:
 class Aggregator:
     """Adds pushes to their round's sum, and ends rounds in order.
 
-    A round is complete when the push of every worker has arrived, counted by rank. A push that
+    The consistency rule says when a round is complete; pushes are counted by rank. A push that
     arrives twice or after its round is an error and is never added twice. In deterministic mode
     pushes are added in rank order; otherwise in order of arrival, and the first push's buffer
     becomes the sum without a copy.
     """
 
-    def __init__(self, num_workers: int, pool: BufferPool, deterministic: bool = False) -> None:
-        self._num_workers = num_workers
+    def __init__(
+        self, consistency: Consistency, pool: BufferPool, deterministic: bool = False
+    ) -> None:
+        self.consistency = consistency
         self._pool = pool
         self.deterministic = deterministic
         self.optimizer: Optional[Optimizer] = None
@@ -106,9 +114,14 @@ class Aggregator:
 
         Raises ProtocolError for a push that can't be right.
         """
-        current = self._open_round(state, rank, round)
+        current = self._open_round(state, rank, round, step)
         current.arrived.add(rank)
-        (current.wanting if wants_result else current.others).append(rank)
+        if wants_result:
+            current.wanting.append(rank)
+        if current.early or not wants_result:
+            current.others.append(rank)
+            if wants_result:
+                state.early_rounds.add(round)
         if rank == 0:
             current.step = step
         current.priority = priority
@@ -123,14 +136,36 @@ class Aggregator:
         while self._complete(state):
             yield self._end_round(state)
 
+    def early_results(self, state: SliceState) -> Iterator[Result]:
+        """The value that a slice has already, for workers that may go on with it.
+
+        Call it where a slice has `early_rounds`, when pushes have come and all complete rounds have
+        ended.
+        """
+        for round_ in sorted(state.early_rounds):
+            if self.is_new_enough(state, round_):
+                assert state.value is not None
+                state.early_rounds.remove(round_)
+                current = state.open_rounds[round_]
+                wanting, current.wanting = current.wanting, []
+                yield Result(state.value, round_, current.step, current.priority, wanting, [])
+
+    def is_new_enough(self, state: SliceState, round: int) -> bool:
+        """Whether a slice's value lets a worker go on that has pushed for a round.
+
+        Without an optimizer a value is the sum of one round's gradients, and no other round's will
+        do.
+        """
+        oldest = round if self.optimizer is None else self.consistency.needs(round)
+        return state.value is not None and state.round >= oldest
+
     def missing(self, state: SliceState, round: int) -> List[int]:
         """Ranks whose push for an open round has not arrived."""
         if round == INITIAL_ROUND:
             return [0]
-        arrived = state.open_rounds[round].arrived
-        return [rank for rank in range(self._num_workers) if rank not in arrived]
+        return self.consistency.missing(state.open_rounds[round].arrived)
 
-    def _open_round(self, state: SliceState, rank: int, round: int) -> Round:
+    def _open_round(self, state: SliceState, rank: int, round: int, step: int) -> Round:
         """The round that a worker's push is for; ProtocolError for one that can't be right."""
         if round == INITIAL_ROUND and rank != 0:
             raise ProtocolError(f"worker {rank} sent an initial value of {state.name()}")
@@ -138,7 +173,8 @@ class Aggregator:
         if round <= state.round or (current is not None and rank in current.arrived):
             raise ProtocolError(f"worker {rank} pushed {state.name()} twice in round {round}")
         if current is None:
-            current = state.open_rounds[round] = Round()
+            early = self.consistency.needs(round) < round
+            current = state.open_rounds[round] = Round(early, step=step)
         return current
 
     def _add(self, current: Round, rank: int, gradient: Buffer) -> None:
@@ -154,12 +190,13 @@ class Aggregator:
         following = state.open_rounds.get(state.round + 1)
         if following is None:
             return False
-        needed = 1 if state.round + 1 == INITIAL_ROUND else self._num_workers
-        return len(following.arrived) == needed
+        # For the initial round only worker rank 0 pushes.
+        return state.round < INITIAL_ROUND or self.consistency.ends(following.arrived)
 
     def _end_round(self, state: SliceState) -> Result:
         state.round += 1
         ended = state.open_rounds.pop(state.round)
+        state.early_rounds.discard(state.round)
         total = self._total(ended)
         if state.round == INITIAL_ROUND or self.optimizer is None:
             if state.value is not None:

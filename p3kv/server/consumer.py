@@ -12,6 +12,7 @@ import time
 from typing import Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 from p3kv.config import Launch
+from p3kv.consistency import BulkSynchronous
 from p3kv.errors import ProtocolError, in_one_line
 from p3kv.server.aggregation import Aggregator, Result, SliceState
 from p3kv.server.buffers import Buffer, BufferPool
@@ -69,7 +70,7 @@ class Consumer:
         self.rank = UNKNOWN
         self.tracer = Tracer(None, "server")
         self._pool = BufferPool()
-        self.aggregator = Aggregator(launch.num_workers, self._pool)
+        self.aggregator = Aggregator(BulkSynchronous(launch.num_workers), self._pool)
         self._workers = workers
         self._on_lost = on_lost
         self._fail = fail
@@ -100,7 +101,8 @@ class Consumer:
         if self.rank not in dict(layout.runs):
             raise ProtocolError(f"server {self.rank} keeps nothing of key {layout.key!r}")
         check_count(layout.runs, self._sizes.smallest)
-        key = ServerKey(layout, self.rank, self._sizes)
+        window = self.aggregator.consistency.window
+        key = ServerKey(layout, self.rank, self._sizes, window)
         if self._keys.setdefault(layout.key_id, key).layout != layout:
             raise ProtocolError(f"it has another layout: {layout}")
 
@@ -164,7 +166,10 @@ class Consumer:
             # What had come for slices of another size may end at once, and be all of that size.
             while newly_ended:
                 resliced = key.reslice(self._pool, self.aggregator.optimizer)
-                newly_ended = sum(self._end_rounds(key, other) for other in resliced)
+                newly_ended = 0
+                for other in resliced:
+                    newly_ended += self._end_rounds(key, other)
+                    self._answer_pulls(other)
         except ProtocolError as error:
             self._on_lost(connection, str(error))
             return
@@ -185,25 +190,27 @@ class Consumer:
         """Ends the complete rounds of a slice; queues each result before it ends the next round."""
         ended = 0
         for result in self.aggregator.end_rounds(state):
-            self._broadcast(state, result)
+            self._send_result(state, result)
+            self._answer_pulls(state)
             if result.others and key.all_ended(result.round):
                 self._tell_ended(key, result)
             ended += 1
+        if state.early_rounds:
+            for result in self.aggregator.early_results(state):
+                self._send_result(state, result)
         return ended
 
-    def _broadcast(self, state: SliceState, result: Result) -> None:
-        """Queues a new value to the workers that want it, and answers pulls that wait for it."""
+    def _send_result(self, state: SliceState, result: Result) -> None:
+        """Queues a value to the workers that want it."""
         urgent = urgency(result.step, result.priority)
         header = self._value_header(
             Kind.UPDATED, state, result.value, result.round, result.step, result.priority
         )
         for rank in result.wanting:
             self._send(self._workers.connections[rank], urgent, header, result.value)
-        for pull in self._pulls.pop(state, []):
-            self._answer(state, pull)
 
     def _tell_ended(self, key: ServerKey, result: Result) -> None:
-        """Tells workers that want no result that the round has ended: their windows move on."""
+        """Tells workers that a round has ended, where no result does: their windows move on."""
         header = pack_header(
             Kind.ENDED, self.rank, key=key.layout.key_id, round=result.round, step=result.step
         )
@@ -221,12 +228,18 @@ class Consumer:
         for state in states:
             self._answer(state, _Pull(connection, header, time.monotonic()))
 
+    def _answer_pulls(self, state: SliceState) -> None:
+        """Answers the pulls that wait for a slice's value and for which it is new enough now."""
+        for pull in self._pulls.pop(state, ()):
+            self._answer(state, pull)
+
     def _answer(self, state: SliceState, pull: _Pull) -> None:
         """Answers a pull with a slice's value, as soon as the value is new enough."""
         connection, header, _ = pull
-        if state.value is None or state.round < header.round:
+        if not self.aggregator.is_new_enough(state, header.round):
             self._pulls.setdefault(state, []).append(pull)
         else:
+            assert state.value is not None
             # The worker finds where the slice belongs by a round of the slice's generation. A
             # value that was re-sliced is of the round before its generation's first.
             round_ = max(state.round, state.first_round)

@@ -12,7 +12,7 @@ from p3kv.server.aggregation import SliceState
 from p3kv.server.buffers import BufferPool
 from p3kv.server.optimizer import Optimizer, State
 from p3kv.slicing import SliceSizes, cut
-from p3kv.wire.header import INITIAL_ROUND, WINDOW
+from p3kv.wire.header import INITIAL_ROUND
 from p3kv.wire.messages import KeyLayout, called
 
 
@@ -24,8 +24,10 @@ class ServerKey:
     is re-sliced.
     """
 
-    def __init__(self, layout: KeyLayout, rank: int, sizes: SliceSizes) -> None:
+    def __init__(self, layout: KeyLayout, rank: int, sizes: SliceSizes, window: int) -> None:
+        """`window`: how many rounds may be open."""
         self.layout = layout
+        self._window = window
         self._rank = rank
         self._sizes = sizes
         self._generation = 0
@@ -120,10 +122,10 @@ class ServerKey:
         if state.round < INITIAL_ROUND < state.first_round:
             # It has no value until the current generation has ended its last round.
             ended = self._sizes.last_round(self._generation)
-        if round > ended + WINDOW:
+        if round > ended + self._window:
             raise ProtocolError(
-                f"it is at round {round} of {state.name()}, but only {WINDOW} rounds may be open, "
-                f"and the last that can have ended is {ended}"
+                f"it is at round {round} of {state.name()}, but only {self._window} rounds may be "
+                f"open, and the last that can have ended is {ended}"
             )
 
     def _states_in(self, generation: int) -> Dict[int, SliceState]:

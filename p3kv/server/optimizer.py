@@ -107,7 +107,7 @@ class MakeOptimizer(ABC):
         """
 
 
-OPTIMIZERS: Registry[MakeOptimizer] = Registry("front end")
+OPTIMIZERS: Registry[MakeOptimizer] = Registry("front end", "every server")
 """What makes the optimizer of each front end, by the front end's name."""
 
 

@@ -158,5 +158,5 @@ class _Server:
             self._failure = error
         self._loop.stop()
 
-    def _fail_here(self, reason: str, round_: int) -> None:
-        self._control.suspect(Failure(reason, "server", self._rank, round_, "P3Error"))
+    def _fail_here(self, reason: str, round_: int, error: str = "P3Error") -> None:
+        self._control.suspect(Failure(reason, "server", self._rank, round_, error))

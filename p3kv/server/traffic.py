@@ -8,7 +8,8 @@ from functools import partial
 from typing import Callable, Dict, Optional
 
 from p3kv.config import Settings
-from p3kv.errors import ProtocolError, in_one_line
+from p3kv.consistency import make_consistency
+from p3kv.errors import ConfigError, ProtocolError, in_one_line
 from p3kv.server.consumer import Consumer
 from p3kv.server.optimizer import JobOptimizer
 from p3kv.server.stalls import Stalls
@@ -18,7 +19,15 @@ from p3kv.wire import messages
 from p3kv.wire.connection import Connection
 from p3kv.wire.framing import Landing, message_landing
 from p3kv.wire.header import INITIAL_ROUND, MAX_PROBE_BYTES, URGENT, Header, Kind, pack_header
-from p3kv.wire.messages import UNKNOWN, ForwardOrder, KeyLayout, Stalled, decode, encode
+from p3kv.wire.messages import (
+    UNKNOWN,
+    ForwardOrder,
+    JobSettings,
+    KeyLayout,
+    Stalled,
+    decode,
+    encode,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -36,9 +45,9 @@ class Traffic:
         workers: Workers,
         consumer: Consumer,
         optimizer: JobOptimizer,
-        fail: Callable[[str, int], None],
+        fail: Callable[..., None],
     ) -> None:
-        """`fail(reason, round)` ends the job."""
+        """`fail(reason, round, error)` ends the job; `error` is the name of a class in p3kv.errors."""
         self.rank = UNKNOWN
         self._num_workers = num_workers
         self._settings = settings
@@ -51,6 +60,8 @@ class Traffic:
         self._order: Optional[memoryview] = None
         self._open_step = UNKNOWN
         self._serving = False
+        self._job: Optional[JobSettings] = None
+        """What all workers have agreed on, once one of them has said hello."""
         self._takers: Dict[int, Callable[[Connection, Header], Landing]] = {
             Kind.HELLO: self._hello,
             Kind.PUSH: self._push,
@@ -97,10 +108,22 @@ class Traffic:
 
     def _admit(self, connection: Connection, words: memoryview) -> None:
         hello = self._workers.admit(connection, words)
-        self._consumer.aggregator.deterministic = hello.settings.deterministic
-        self._stalls.timeout_s = hello.settings.stall_timeout_s
+        if self._job is None:
+            self._apply(hello.settings)
+        elif hello.settings != self._job:
+            raise ProtocolError(f"it has {hello.settings.besides(self._job)}, unlike the others")
         if self._serving:
             self._send_welcome(connection)
+
+    def _apply(self, job: JobSettings) -> None:
+        self._job = job
+        self._stalls.timeout_s = job.stall_timeout_s
+        aggregator = self._consumer.aggregator
+        aggregator.deterministic = job.deterministic
+        try:
+            aggregator.consistency = make_consistency(job.consistency, self._num_workers)
+        except ConfigError as error:
+            self._fail(str(error), UNKNOWN, "ConfigError")
 
     def _send_welcome(self, connection: Connection) -> None:
         connection.writer.push(URGENT, pack_header(Kind.WELCOME, self.rank))

@@ -98,9 +98,13 @@ class WholeTensors(Placement):
 
 
 PLACEMENTS: Registry[Placement] = Registry(
-    "placement", balanced=Balanced, round_robin=RoundRobin, whole_tensors=WholeTensors
+    "placement",
+    "the scheduler",
+    balanced=Balanced,
+    round_robin=RoundRobin,
+    whole_tensors=WholeTensors,
 )
-"""Placements by name. A user's own is needed in the scheduler only."""
+"""Placements by name."""
 
 
 def checked(runs: Sequence[Run], size_elems: int, servers: int) -> List[Run]:

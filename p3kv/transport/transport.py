@@ -76,5 +76,5 @@ class Transport(ABC):
         """A link to the listener at `address`; OSError if there is none within the time."""
 
 
-TRANSPORTS: Registry[Transport] = Registry("transport")
+TRANSPORTS: Registry[Transport] = Registry("transport", "every worker and server")
 """Transports by name. A server tells workers its own by this name, so both must know it."""

@@ -21,9 +21,6 @@ INITIAL_ROUND = 0
 """The round in which worker rank 0 alone gives a key its initial value."""
 LAST_ROUND = 2**32 - 1
 """No header can name a later round or step."""
-WINDOW = 2
-"""A worker pushes a key for a round only when the round `WINDOW` before it has ended. So a round
-may begin before the last one has ended, and no worker is further ahead."""
 
 
 class Kind(IntEnum):
@@ -41,9 +38,11 @@ class Kind(IntEnum):
     PUSH = 5
     """A worker's slice for a round of its key, in a step of its store; payload elements."""
     PULL = 6
-    """A worker asks for a key's value of `round` or later; `slice` is the request's number."""
+    """A worker that has pushed for `round` asks for the key's value, as new as the consistency rule
+    says; `slice` is the request's number."""
     UPDATED = 7
-    """A slice's value after a round, to the workers that asked for it with their push."""
+    """A slice's value, to the workers that asked for it with their push for `round`: that of the
+    round, or of an older one if the consistency rule lets them go on with it."""
     PULLED = 8
     """A slice's value, part of the answer to PULL; `step` is the request's number, and `round` one
     that has slices of this size."""
@@ -56,20 +55,20 @@ class Kind(IntEnum):
     """A worker measures the network; the server echoes as many bytes."""
     SLICES = 12
     """From `round` on, slices have at most `slice` elements. Every worker sends this before its
-    first slice. When the size changes, worker rank 0 sends it before its first slice of the step
-    `round` - `WINDOW`, and the server passes it on to all workers."""
+    first slice. When the size changes, worker rank 0 sends it before its first slice of a step
+    that is earlier than `round` by the window, and the server passes it on to all workers."""
     OPEN = 13
     """A worker tells the servers on its host that it waits for no values of steps before `step`.
     When all workers on the host have said so, each of these servers tells all workers."""
     ENDED = 14
-    """A server tells the workers that pushed without asking for a result that the key's round has
-    ended on this server."""
+    """A server tells workers that the key's round has ended on this server, if its result does not
+    tell them: they did not ask for one, or may go on with an older value."""
     STALLED = 15
     """A server tells all workers that a round has waited long for a worker; payload Stalled."""
 
 
 WANTS_RESULT = 1
-"""Flag of PUSH: send the round's result here when it is complete."""
+"""Flag of PUSH: send a value here as soon as it is new enough for the worker to go on."""
 
 
 class Header(NamedTuple):

@@ -152,10 +152,15 @@ class JobSettings(Message, frozen=True):
     deterministic: bool = Settings.deterministic
     stall_timeout_s: float = Settings.stall_timeout_s
     placement: str = Settings.placement
+    consistency: str = Settings.consistency
 
     def __post_init__(self) -> None:
         check_slice_size(self.slice_size)
-        _check(len(self.placement) <= MAX_NAME_CHARS, "a placement's name is too long")
+        for name in (self.placement, self.consistency):
+            _check(
+                len(name) <= MAX_NAME_CHARS,
+                f"a name has {len(name)} letters; at most {MAX_NAME_CHARS} may",
+            )
 
     @classmethod
     def of(cls, settings: Settings) -> JobSettings:

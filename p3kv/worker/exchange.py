@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Callable, Dict, Mapping, Optional, Sequence, Tuple
 
+from p3kv.consistency import Consistency
 from p3kv.errors import ProtocolError
 from p3kv.slicing import Slice, SliceSizes
 from p3kv.trace import Tracer, now_ns
@@ -30,6 +31,7 @@ class Exchange:
         gates: Gates,
         sizes: SliceSizes,
         steps: Steps,
+        consistency: Consistency,
         tracer: Tracer,
         priorities: bool,
         on_step: Callable[[int], None],
@@ -50,11 +52,12 @@ class Exchange:
         self._tracer = tracer
         self._priorities = priorities
         self._steps = steps
+        self._consistency = consistency
         self._on_step = on_step
         self._step = 0
         self._positions: Dict[int, int] = {}
         self._in_progress = InProgress()
-        self._windows = Windows()
+        self._windows = Windows(consistency.window)
 
     def set_order(self, key_ids: Sequence[int]) -> None:
         """Sends from now on in the order of these keys."""
@@ -88,9 +91,10 @@ class Exchange:
         self._gates.begin(transfer.step, transfer.key.size_bytes)
         if transfer.target is None:
             self._in_progress.add_push(transfer)
-            self._windows.expect(transfer)
         else:
             self._in_progress.add_update(transfer)
+        if not self._ends_with_result(transfer):
+            self._windows.expect(transfer)
         self._send_slices(transfer, transfer.source, priority)
 
     def place(self, connection: Connection, header: Header) -> Landing:
@@ -133,7 +137,7 @@ class Exchange:
             if not self._in_progress.waits_for_values:
                 self._gates.values_complete()
             transfer.done(None)
-            if transfer.source is not None:
+            if self._ends_with_result(transfer):
                 self._end_round(transfer)
 
     def _round_ended(self, header: Header) -> None:
@@ -144,6 +148,12 @@ class Exchange:
         """Ends all transfers with an error."""
         for transfer in self._in_progress.clear() + self._windows.clear():
             transfer.done(error)
+
+    def _ends_with_result(self, transfer: Transfer) -> bool:
+        """Whether a push's result tells that its round has ended, and is not perhaps older."""
+        if transfer.source is None or transfer.target is None:
+            return False
+        return self._consistency.needs(transfer.round) >= transfer.round
 
     def _end_round(self, transfer: Transfer) -> None:
         self._count_ended(transfer)

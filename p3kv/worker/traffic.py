@@ -7,6 +7,7 @@ from functools import partial
 from typing import Callable, Collection, Dict, Iterable, List, Mapping, Optional
 
 from p3kv.config import Settings
+from p3kv.consistency import make_consistency
 from p3kv.slicing import CREDIT_BYTES, SliceSizes
 from p3kv.trace import Tracer
 from p3kv.transport import Link
@@ -39,6 +40,7 @@ class Traffic:
     def __init__(
         self,
         rank: int,
+        num_workers: int,
         settings: Settings,
         local_servers: Collection[int],
         tracer: Tracer,
@@ -51,7 +53,10 @@ class Traffic:
     ) -> None:
         """`local_servers` are the ranks of the servers on this host. `call_later` and `drain` are
         those of the event loop. `on_bye` is called when a server has said its last word; `joining`
-        takes the frames with which connections begin."""
+        takes the frames with which connections begin.
+
+        Raises ConfigError when there is no consistency rule as the settings name it.
+        """
         self.rank = rank
         self.servers: Dict[int, Connection] = {}
         self.stalls = StallWarnings()
@@ -60,12 +65,15 @@ class Traffic:
         self._on_bye = on_bye
         self._keys: Dict[int, WorkerKey] = {}
         sizes = SliceSizes()
-        self.tuning = Tuning(rank, self.servers, sizes, settings, drain, report_rate)
+        consistency = make_consistency(settings.consistency, num_workers)
+        self.tuning = Tuning(
+            rank, self.servers, sizes, settings, consistency.window, drain, report_rate
+        )
         self._gates = Gates(rank, self.servers, local_servers, call_later)
         self.steps = Steps(self._send_settings)
         self.exchange = Exchange(
-            rank, self.servers, self._gates, sizes, self.steps, tracer, settings.priorities,
-            self._begin_step,
+            rank, self.servers, self._gates, sizes, self.steps, consistency, tracer,
+            settings.priorities, self._begin_step,
         )  # fmt: skip
         self._takers: Dict[int, Taker] = {
             **joining,

@@ -10,7 +10,7 @@ from typing import Callable, Deque, Mapping, Optional
 from p3kv.config import Settings
 from p3kv.slicing import SliceSizes, gradient_credit_bytes
 from p3kv.wire.connection import Connection
-from p3kv.wire.header import INITIAL_ROUND, URGENT, WINDOW, Kind, pack_header
+from p3kv.wire.header import INITIAL_ROUND, URGENT, Kind, pack_header
 from p3kv.wire.loop import Drain
 
 _STEPS = 5
@@ -32,11 +32,13 @@ class Tuning:
 
     All processes must know the slice size of a round before its first slice leaves. Proof that they
     do: worker rank 0 announces the size before its first slice of a step s, for rounds from s +
-    `WINDOW` on. A worker that pushes or pulls a key for such a round knows that the round `WINDOW`
+    `window` on. A worker that pushes or pulls a key for such a round knows that the round `window`
     before it has ended on all servers of the key (`worker/windows.py`). That round is s or later.
     Rank 0 has pushed for that round in step s or later, because no key has had more rounds than
     there were steps. So each of these servers had received the announcement before that push, and
-    had passed it on before it said that the round has ended.
+    had passed it on before it said that the round has ended. The proof holds for every consistency
+    rule: a worker takes a round for ended when it has the round's own value or an ENDED frame, and
+    not when an older value lets it go on.
     """
 
     def __init__(
@@ -45,14 +47,19 @@ class Tuning:
         servers: Mapping[int, Connection],
         sizes: SliceSizes,
         settings: Settings,
+        window: int,
         drain: Drain,
         report: Callable[[float], None],
     ) -> None:
-        """`report` tells the scheduler a rate in bytes a second."""
+        """`window`: how many rounds of a key may be open.
+
+        `report` tells the scheduler a rate in bytes a second.
+        """
         self._rank = rank
         self._servers = servers
         self._sizes = sizes
         self._settings = settings
+        self._window = window
         self._drain = drain
         self._report = report
         self._seen = Drain()
@@ -69,7 +76,7 @@ class Tuning:
         if self._settings.slice_size is None:
             self._measure()
             if self._wanted is not None:
-                self.announce(step + WINDOW, self._wanted)
+                self.announce(step + self._window, self._wanted)
                 self._wanted = None
 
     def announce(self, from_round: int, slice_size: int) -> None:

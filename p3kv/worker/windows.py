@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Dict, List, Set, Tuple
 
 from p3kv.errors import ProtocolError
-from p3kv.wire.header import INITIAL_ROUND, WINDOW, Header
+from p3kv.wire.header import INITIAL_ROUND, Header
 from p3kv.worker.transfers import Transfer
 
 
 class Windows:
-    """Holds a transfer of a key's round until the one `WINDOW` rounds before it has ended.
+    """Holds a transfer of a key's round until the one `window` rounds before it has ended.
 
     This is the back-pressure on a worker that is ahead. A held transfer is an operation of the
     framework that is not complete, so what depends on it waits, too, and servers keep few rounds.
@@ -21,23 +21,26 @@ class Windows:
     receives a pull for a round knows the slice size of that round. Belongs to the worker's thread.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, window: int) -> None:
+        self._window = window
         self._ended: Dict[int, int] = {}
         """The last round of each key that has ended on all its servers."""
         self._held: Dict[int, List[Transfer]] = {}
         self._expected: Dict[Tuple[int, int], Tuple[Transfer, Set[int]]] = {}
-        """By key and round: a push without a result, and the servers that have not ended it yet."""
+        """By key and round: a push whose round's end no result tells, and the servers that have not
+        ended it yet."""
 
     def admits(self, transfer: Transfer) -> bool:
         """Whether a transfer may be sent now."""
-        return transfer.round <= self._ended.get(transfer.key.key_id, INITIAL_ROUND) + WINDOW
+        return transfer.round <= self._ended.get(transfer.key.key_id, INITIAL_ROUND) + self._window
 
     def hold(self, transfer: Transfer) -> None:
         """Keeps a transfer until `end` returns it."""
         self._held.setdefault(transfer.key.key_id, []).append(transfer)
 
     def expect(self, transfer: Transfer) -> None:
-        """Expects an ENDED frame from each server of a push that wants no result."""
+        """Expects an ENDED frame from each server of a push that wants no result, or that may get
+        an older round's."""
         servers = {server for server, _ in transfer.key.runs}
         self._expected[transfer.key.key_id, transfer.round] = (transfer, servers)
 

@@ -15,6 +15,7 @@ from p3kv import words
 from p3kv.config import Launch, Settings, apply_verbosity
 from p3kv.errors import (
     ClosedError,
+    ConfigError,
     KeyMismatchError,
     P3Error,
     in_one_line,
@@ -100,7 +101,7 @@ class Worker:
         """Joins the job: waits for all workers' stores, then connects to the servers.
 
         Raises RendezvousError when some process does not come, ConfigError when workers have
-        different settings.
+        different settings, or one that this worker can't follow.
         """
         self.settings = settings
         apply_verbosity(settings)
@@ -111,13 +112,18 @@ class Worker:
         joining = Joining(
             self._control, self._loop, settings, roster, self.check, self._state_changed
         )
-        self._traffic = Traffic(
-            self.rank, settings, self._local_servers(roster), self.tracer,
-            self._loop.call_later, self._loop.drain,
-            lambda rate_bytes_s: self._control.send(Measured(rate_bytes_s)),
-            self._on_lost, self._received_bye, joining.takers,
-        )  # fmt: skip
-        joining.connect(self._traffic.connect)
+        try:
+            self._traffic = Traffic(
+                self.rank, self.num_workers, settings, self._local_servers(roster), self.tracer,
+                self._loop.call_later, self._loop.drain,
+                lambda rate_bytes_s: self._control.send(Measured(rate_bytes_s)),
+                self._on_lost, self._received_bye, joining.takers,
+            )  # fmt: skip
+            joining.connect(self._traffic.connect)
+        except ConfigError as error:
+            failure = Failure(str(error), "worker", self.rank, error="ConfigError")
+            self._control.send(ReportFailure(failure))
+            raise failure.to_error() from error
         self._switch_interval.lower(settings.switch_interval_s)
         self._thread.start()
         self.started = True
