@@ -47,7 +47,7 @@ class Registry(Generic[T]):
         if name not in self._members:
             raise ConfigError(
                 f"there is no {self._kind} {name!r}, only {', '.join(self.names())}. Set "
-                f"P3KV_{self._kind.upper()} to one of these, or P3KV_PLUGINS, in the environment of "
-                f"{self._needed_by}, to the module that registers it."
+                f"P3KV_{self._kind.upper()} to one of these, or P3KV_PLUGINS, in the environment "
+                f"of {self._needed_by}, to the module that registers it."
             )
         return self._members[name]

@@ -1,38 +1,119 @@
 """A job's workers and servers in one thread, with bytes that go when the test says so.
 
-Exchange, gates, tuning, consumer and framing are the real ones; only sockets, the scheduler and
-MXNet are missing. So any order of events can be had, and had again.
+All that a worker and a server do with frames is the real thing, from the handshake on. Only
+sockets, the scheduler and MXNet are missing. So any order of events can be had, and had again.
 """
 
 from __future__ import annotations
 
-import socket
+import os
 from collections import deque
-from typing import Any, Callable, Deque, Dict, Iterator, List, Optional, Tuple, Type
+from typing import Any, Deque, Dict, Iterator, List, Optional, Sequence, Tuple, Type
 
 import numpy as np
 
 from p3kv.config import Launch, Settings
-from p3kv.consistency import BulkSynchronous, Consistency
+from p3kv.consistency import CONSISTENCIES, BulkSynchronous, Consistency
 from p3kv.errors import P3Error
-from p3kv.server.buffers import Buffer
 from p3kv.server.consumer import Consumer
-from p3kv.server.optimizer import Optimizer, State
+from p3kv.server.optimizer import JobOptimizer, Optimizer, State
+from p3kv.server.traffic import Traffic as ServerTraffic
 from p3kv.server.workers import Workers
-from p3kv.slicing import SliceSizes, balanced_runs
+from p3kv.slicing import balanced_runs
 from p3kv.trace import Tracer
-from p3kv.wire.framing import FrameReader, FrameWriter
-from p3kv.wire.header import INITIAL_ROUND, URGENT, Header, Kind, pack_header
+from p3kv.transport import Link, Listener
+from p3kv.wire.connection import Connection
+from p3kv.wire.framing import Landing
+from p3kv.wire.header import INITIAL_ROUND, MAGIC, URGENT, Kind, pack_header
 from p3kv.wire.loop import Drain, Loop
-from p3kv.wire.messages import Failure, KeyLayout
-from p3kv.worker.exchange import Exchange
-from p3kv.worker.gates import Gates
-from p3kv.worker.steps import Steps
+from p3kv.wire.messages import (
+    PROTOCOL_VERSION,
+    TOKEN_BYTES,
+    DataHello,
+    Failure,
+    JobSettings,
+    KeyLayout,
+    encode,
+)
+from p3kv.wire.protocol import FROM_WORKERS, Conversation
+from p3kv.worker.traffic import Traffic as WorkerTraffic
 from p3kv.worker.transfers import Transfer, WorkerKey
-from p3kv.worker.tuning import Tuning
 
 Event = Tuple[Any, ...]
 """A method and its arguments."""
+
+TOKEN = bytes(range(TOKEN_BYTES))
+
+
+class MemoryLink(Link):
+    """One end of a stream in memory. A loop could watch its descriptor, but nothing ever wakes it:
+    the test says when bytes go."""
+
+    def __init__(self) -> None:
+        self.other: MemoryLink
+        self.incoming = bytearray()
+        self._most_bytes = 0
+        self._closed = False
+        self.descriptor, self._write_end = os.pipe()
+
+    @property
+    def has_room(self) -> bool:
+        """Whether `send` takes bytes now."""
+        return len(self.other.incoming) < self._most_bytes
+
+    def receive_into(self, buffers: Sequence[memoryview]) -> int:
+        count = 0
+        for buffer in buffers:
+            piece = self.incoming[: len(buffer)]
+            buffer[: len(piece)] = piece
+            del self.incoming[: len(piece)]
+            count += len(piece)
+        if not count and not self.other._closed:
+            raise BlockingIOError
+        return count
+
+    def send(self, buffers: Sequence[memoryview]) -> int:
+        """Takes one buffer at most, so that a test can have something happen after it."""
+        if self.other._closed:
+            raise BrokenPipeError
+        if not self.has_room:
+            raise BlockingIOError
+        piece = buffers[0][: self._most_bytes - len(self.other.incoming)]
+        self.other.incoming += piece
+        return len(piece)
+
+    def hold_at_most(self, size_bytes: int) -> None:
+        self._most_bytes = size_bytes
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            os.close(self.descriptor)
+            os.close(self._write_end)
+
+
+class MemoryListener(Listener):
+    """Accepts the links that `connect` has made."""
+
+    def __init__(self) -> None:
+        self.address = ("memory", 0)
+        self.descriptor, self._write_end = os.pipe()
+        self._waiting: List[Link] = []
+
+    def connect(self) -> Link:
+        """One end of a new stream; `accept` gives the other."""
+        near, far = MemoryLink(), MemoryLink()
+        near.other, far.other = far, near
+        self._waiting.append(far)
+        return near
+
+    def accept(self, most: int) -> Tuple[List[Link], bool]:
+        accepted, self._waiting = self._waiting[:most], self._waiting[most:]
+        return accepted, False
+
+    def close(self) -> None:
+        os.close(self.descriptor)
+        os.close(self._write_end)
 
 
 class Adding(Optimizer):
@@ -53,62 +134,45 @@ class Adding(Optimizer):
         raise AssertionError("there are no states")
 
 
-class End:
-    """One end of a connection, as far as workers and servers use it."""
-
-    def __init__(
-        self,
-        place: Callable[[End, Header], Optional[memoryview]],
-        on_frame: Callable[[End, Header, Optional[memoryview]], None],
-    ) -> None:
-        self.writer = FrameWriter()
-        self.closed = False
-        self.other: End
-        self._reader = FrameReader(lambda header: place(self, header))
-        self._on_frame = on_frame
-
-    def hold_at_most(self, size_bytes: int) -> None:
-        """There is no kernel that holds anything."""
-
-    def carry(self) -> None:
-        """Brings the next bytes to the other end."""
-        sent = self.writer.buffers()[0]
-        into = next(part for part in self.other._reader.buffers() if len(part))
-        count = min(len(sent), len(into))
-        into[:count] = sent[:count]
-        self.writer.sent(count)
-        for header, payload in self.other._reader.received(count):
-            self.other._on_frame(self.other, header, payload)
-
-
 class Worker:
-    """What `p3kv.worker.worker` does with frames, and a script's calls."""
+    """A worker's traffic, and a script's calls."""
 
-    def __init__(self, rank: int, slice_size: int, consistency: Consistency) -> None:
-        self.servers: Dict[int, Any] = {}
-        self.sizes = SliceSizes()
-        self.tuning = Tuning(
-            rank, self.servers, self.sizes, Settings(), consistency.window, Drain(),
-            lambda rate_bytes_s: None,
+    def __init__(self, rank: int, num_workers: int, settings: Settings, slice_size: int) -> None:
+        self.traffic = WorkerTraffic(
+            rank, num_workers, settings, [], Tracer(None, "worker"),
+            lambda delay_s, function: None, Drain(), lambda rate_bytes_s: None,
+            _lost, lambda: None,
+            {Kind.WELCOME: lambda connection, header: Landing(None, lambda: None)},
         )  # fmt: skip
-        gates = Gates(rank, self.servers, [], lambda delay_s, function: None)
+        self.servers = self.traffic.servers
+        self.tuning = self.traffic.tuning
+        self.exchange = self.traffic.exchange
+        self.sizes = self.tuning._sizes
         self.settings: List[Tuple[int, int]] = []
         """Optimizer settings that were sent: from which step on, and the oldest that needs any."""
-        self.steps = Steps(lambda from_step, oldest, _: self.settings.append((from_step, oldest)))
-        self.exchange = Exchange(
-            rank, self.servers, gates, self.sizes, self.steps, consistency,
-            Tracer(None, "worker"), True, self._begin_step,
-        )  # fmt: skip
+        self.steps = self.traffic.steps
+        self.steps._send = lambda from_step, oldest, _: self.settings.append((from_step, oldest))
         self.calls: Deque[Transfer] = deque()
         """What the script has called, and is not ready yet."""
         self.failures: List[BaseException] = []
         self.complete: List[Tuple[Any, int]] = []
         """Keys and rounds in the order in which they were."""
         self.under_way = 0
+        self._job = JobSettings.of(settings)
         self._slice_size = slice_size
         self._step = 0
 
+    def connect(self, server: int, link: Link) -> None:
+        """Says hello to a server, and how large slices are."""
+        rank = self.traffic.rank
+        hello = TOKEN + encode(DataHello(rank, self._job))
+        header = pack_header(
+            Kind.HELLO, rank, key=MAGIC, slice=PROTOCOL_VERSION, payload_bytes=len(hello)
+        )
+        self.traffic.connect(server, link).writer.push(URGENT, header, memoryview(hello))
+
     def start(self) -> None:
+        """Says how large slices are."""
         self.tuning.announce(INITIAL_ROUND, self._slice_size)
 
     def call(
@@ -119,8 +183,10 @@ class Worker:
         target: Optional[np.ndarray],
     ) -> None:
         """Calls push, pull or pushpull."""
+        arrays = (source, target)
 
         def done(error: Optional[BaseException]) -> None:
+            assert arrays  # which are kept until now
             self.under_way -= 1
             if error is not None:
                 self.failures.append(error)
@@ -130,9 +196,9 @@ class Worker:
             self._step = max(self._step, round)
             if round > INITIAL_ROUND:
                 self.steps.pushed(self._step)
-        views = [None if array is None else array.data.cast("B") for array in (source, target)]
+        addresses = [None if array is None else array.ctypes.data for array in arrays]
         self.under_way += 1
-        self.calls.append(Transfer(key, round, 0, views[0], views[1], done, self._step))
+        self.calls.append(Transfer(key, round, self._step, 0, *addresses, done))
 
     def begin(self, position: int = 0) -> None:
         """Has one of the calls begin whose arrays are ready now."""
@@ -140,65 +206,37 @@ class Worker:
         del self.calls[position]
         self.exchange.begin(transfer)
 
-    def _begin_step(self, step: int) -> None:
-        self.steps.begin(step)
-        self.tuning.begin_step(step)
-
-    def place(self, end: End, header: Header) -> Optional[memoryview]:
-        return None if header.kind == Kind.SLICES else self.exchange.place(header)
-
-    def on_frame(self, end: End, header: Header, payload: Optional[memoryview]) -> None:
-        if header.kind == Kind.SLICES:
-            self.tuning.announced(header.round, header.slice)
-        else:
-            self.exchange.received(header)
-
 
 class Server:
-    """What `p3kv.server.server` does with frames."""
+    """A server's traffic."""
 
-    def __init__(
-        self,
-        rank: int,
-        launch: Launch,
-        loop: Loop,
-        listener: socket.socket,
-        consistency: Consistency,
-    ) -> None:
+    def __init__(self, rank: int, launch: Launch, loop: Loop, settings: Settings) -> None:
         self.failures: List[Failure] = []
-        self.workers = Workers(launch.num_workers, loop, listener, _unused, self._failed)
+        self.listener = MemoryListener()
+        self.workers = Workers(
+            launch.num_workers, loop, self.listener, self._connection, self._failed
+        )
         self.consumer = Consumer(launch, self.workers, _lost, _unused)
         self.consumer.rank = rank
         self.consumer.aggregator.optimizer = Adding()
-        self.consumer.aggregator.consistency = consistency
-        self._landing: Dict[End, Buffer] = {}
+        self.traffic = ServerTraffic(
+            launch.num_workers, settings, self.workers, self.consumer, JobOptimizer(), _unused
+        )
+        self.traffic.rank = rank
+        self.workers.accept_workers(TOKEN)
+        self.traffic.begin_to_serve()
+        self.connections: List[Connection] = []
+
+    def _connection(self, link: Link) -> Connection:
+        connection = Connection(
+            link, Conversation(FROM_WORKERS, "worker"), self.traffic.place, _lost, 1 << 20
+        )
+        self.connections.append(connection)
+        return connection
 
     def _failed(self, failure: Failure, second_hand: bool) -> None:
         assert not second_hand
         self.failures.append(failure)
-
-    def place(self, end: End, header: Header) -> Optional[memoryview]:
-        if header.kind != Kind.PUSH:
-            return None
-        self._landing[end] = self.consumer.buffer(header)
-        return self._landing[end].bytes
-
-    def on_frame(self, end: Any, header: Header, payload: Optional[memoryview]) -> None:
-        if header.kind == Kind.PUSH:
-            self.consumer.add(end, header, self._landing.pop(end))
-        elif header.kind == Kind.PULL:
-            self.consumer.add(end, header, None)
-        elif header.kind == Kind.SLICES:
-            is_new = self.consumer.set_slice_size(header.round, header.slice)
-            if is_new and header.round > INITIAL_ROUND:
-                news = pack_header(
-                    Kind.SLICES, self.consumer.rank, slice=header.slice, round=header.round
-                )
-                for worker in self.workers.connections.values():
-                    worker.writer.push(URGENT, news)
-        elif header.kind == Kind.BYE:
-            self.workers.end(header.rank)
-            self.consumer.check_departed()
 
     def most_open(self) -> int:
         """The most rounds that are open of one slice."""
@@ -215,59 +253,64 @@ class Job:
         slice_size: int,
         rule: Type[Consistency] = BulkSynchronous,
     ) -> None:
-        launch = Launch.from_environment(
-            {
-                "DMLC_ROLE": "server",
-                "DMLC_PS_ROOT_URI": "127.0.0.1",
-                "DMLC_PS_ROOT_PORT": "9000",
-                "DMLC_NUM_WORKER": str(workers),
-                "DMLC_NUM_SERVER": str(servers),
-            }
-        )
-        assert launch is not None
-        self._loop, self._listener = Loop(), socket.socket()
+        launch = Launch("server", "127.0.0.1", 9000, workers, servers, "in memory")
+        consistency = next(n for n in CONSISTENCIES.names() if CONSISTENCIES.find(n) is rule)
+        settings = Settings(consistency=consistency)
+        self._loop = Loop()
         self._slice_size = slice_size
         self._loads = [0] * servers
-        self.servers = [
-            Server(rank, launch, self._loop, self._listener, rule(workers))
-            for rank in range(servers)
-        ]
-        self.workers = [Worker(rank, slice_size, rule(workers)) for rank in range(workers)]
-        self.ends: List[End] = []
-        for rank, worker in enumerate(self.workers):
-            for number, server in enumerate(self.servers):
-                near = End(worker.place, worker.on_frame)
-                far = End(server.place, server.on_frame)
-                near.other, far.other = far, near
-                worker.servers[number] = near
-                server.workers.connections[rank] = far  # type: ignore[assignment]
-                self.ends += [near, far]
+        self.servers = [Server(rank, launch, self._loop, settings) for rank in range(servers)]
+        self.workers = [Worker(rank, workers, settings, slice_size) for rank in range(workers)]
+        self._connections: Dict[Link, Connection] = {}
+        for worker in self.workers:
+            for rank, server in enumerate(self.servers):
+                worker.connect(rank, server.listener.connect())
+                server.workers._accept()
+                near, far = worker.servers[rank], server.connections[-1]
+                self._connections.update({near._link: near, far._link: far})
+        self.finish()
+        for worker in self.workers:
             worker.start()
         self.finish()
 
     def close(self) -> None:
         self._loop.close()
-        self._listener.close()
+        for connection in self._connections.values():
+            connection.close()
+        for server in self.servers:
+            server.listener.close()
 
     def declare(self, name: str, size_elems: int) -> List[WorkerKey]:
         """A key, as each worker knows it."""
         key_id = len(self.servers[0].consumer._keys)
         runs = balanced_runs(size_elems, self._slice_size, self._loads)
-        for server in self.servers:
-            server.consumer.declare(KeyLayout(key_id, name, "float32", runs))
-        return [WorkerKey(key_id, name, (size_elems,), "float32", runs) for _ in self.workers]
+        keys = [WorkerKey(key_id, name, (size_elems,), "float32", runs) for _ in self.workers]
+        for worker, key in zip(self.workers, keys):
+            worker.traffic.declare(key, KeyLayout(key_id, name, "float32", runs))
+        self.finish()
+        return keys
 
     def events(self, ahead: int = 1) -> Iterator[Event]:
         """All that can happen next; of each script's calls, one of the first `ahead` begins."""
         for worker in self.workers:
             for position in range(min(ahead, len(worker.calls))):
                 yield worker.begin, position
-        for end in self.ends:
-            if end.writer:
-                yield (end.carry,)
+        for link, connection in self._connections.items():
+            assert isinstance(link, MemoryLink)
+            if connection.writer and link.has_room:
+                yield (connection.send,)
+            if link.incoming:
+                yield (connection.receive,)
         for server in self.servers:
             if len(server.consumer._queue):
                 yield (server.consumer.consume,)
+
+    def carry_all(self, connection: Connection) -> None:
+        """Brings everything that one side of a connection has to say to the other."""
+        assert isinstance(connection._link, MemoryLink)
+        while connection.writer:
+            connection.send()
+            self._connections[connection._link.other].receive()
 
     def kept(self, key: WorkerKey) -> np.ndarray:
         """A key's value on the servers."""
@@ -290,7 +333,7 @@ class Job:
 
 
 def _unused(*_: object) -> Any:
-    raise AssertionError("nobody connects, and nobody is lost")
+    raise AssertionError("nobody fails")
 
 
 def _lost(_: object, reason: str) -> None:

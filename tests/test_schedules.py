@@ -246,8 +246,7 @@ def test_a_worker_has_left_when_its_last_push_is_added_up_and_not_before() -> No
                 worker.begin()
                 if last:
                     worker.servers[0].writer.push(-1 << 62, pack_header(Kind.BYE, rank))
-                while worker.servers[0].writer:
-                    worker.servers[0].carry()
+                job.carry_all(worker.servers[0])
             if round_ == 1:
                 # Of worker 1's slices, which have all come, some wait when worker 0's are added.
                 assert server.workers.done == {1}

@@ -47,7 +47,7 @@ class Traffic:
         optimizer: JobOptimizer,
         fail: Callable[..., None],
     ) -> None:
-        """`fail(reason, round, error)` ends the job; `error` is the name of a class in p3kv.errors."""
+        """`fail(reason, round, error)` ends the job; `error` names a class in p3kv.errors."""
         self.rank = UNKNOWN
         self._num_workers = num_workers
         self._settings = settings
