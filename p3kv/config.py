@@ -47,7 +47,7 @@ Name = Annotated[str, Meta(min_length=1, max_length=MAX_NAME_CHARS)]
 
 @dataclass(frozen=True)
 class Settings:
-    """How p3kv works. The first four and `stall_timeout_s` hold for the whole job: all workers must
+    """How p3kv works. The first six and `stall_timeout_s` hold for the whole job: all workers must
     have the same.
 
     Each line is the whole declaration of a setting: its name, type, range and default.
@@ -61,6 +61,11 @@ class Settings:
     """The name of the placement by which the scheduler gives servers their runs of tensors."""
     consistency: Name = "bulk_synchronous"
     """The name of the rule by which rounds end on servers, and workers go on with new values."""
+    gradient_codec: Name = "identity"
+    """The name of the codec by which gradients travel to the servers."""
+    value_codec: Name = "identity"
+    """The name of the codec by which values travel to the workers. Initial values always travel as
+    they are."""
     transport: Name = "tcp"
     """The name of the transport by which workers connect to this server."""
     priorities: bool = True

@@ -32,6 +32,7 @@ from p3kv.wire.messages import (
     DataHello,
     Failure,
     JobSettings,
+    KeyCodecNames,
     KeyLayout,
     encode,
 )
@@ -252,12 +253,15 @@ class Job:
         servers: int,
         slice_size: int,
         rule: Type[Consistency] = BulkSynchronous,
+        codec: str = "identity",
     ) -> None:
+        """`codec` is that of both directions."""
         launch = Launch("server", "127.0.0.1", 9000, workers, servers, "in memory")
         consistency = next(n for n in CONSISTENCIES.names() if CONSISTENCIES.find(n) is rule)
         settings = Settings(consistency=consistency)
         self._loop = Loop()
         self._slice_size = slice_size
+        self._codecs = KeyCodecNames(codec, codec)
         self._loads = [0] * servers
         self.servers = [Server(rank, launch, self._loop, settings) for rank in range(servers)]
         self.workers = [Worker(rank, workers, settings, slice_size) for rank in range(workers)]
@@ -284,9 +288,12 @@ class Job:
         """A key, as each worker knows it."""
         key_id = len(self.servers[0].consumer._keys)
         runs = balanced_runs(size_elems, self._slice_size, self._loads)
-        keys = [WorkerKey(key_id, name, (size_elems,), "float32", runs) for _ in self.workers]
-        for worker, key in zip(self.workers, keys):
-            worker.traffic.declare(key, KeyLayout(key_id, name, "float32", runs))
+        keys = []
+        for worker in self.workers:
+            key = WorkerKey(key_id, name, (size_elems,), "float32", runs, codecs=self._codecs)
+            layout = KeyLayout(key_id, name, "float32", runs, codecs=self._codecs)
+            worker.traffic.declare(key, layout)
+            keys.append(key)
         self.finish()
         return keys
 

@@ -6,8 +6,10 @@ import sys
 import time
 from typing import Any, Tuple
 
+import numpy as np
 import zmq
 
+from p3kv.codecs import make_codecs
 from p3kv.wire.header import MAGIC, Kind, pack_header
 from p3kv.wire.messages import (
     PROTOCOL_VERSION,
@@ -25,6 +27,7 @@ from p3kv.wire.messages import (
 from tests.jobs import SCRIPTS, end, start_role
 
 TOLD_S = 5.0
+AS_IT_IS = make_codecs("identity", "identity", 0, np.dtype(np.float32))
 TOKEN = bytes(range(TOKEN_BYTES))
 
 

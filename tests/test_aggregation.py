@@ -16,6 +16,7 @@ from p3kv.server.buffers import Buffer, BufferPool
 from p3kv.server.optimizer import Optimizer, State
 from p3kv.wire.header import INITIAL_ROUND
 from p3kv.wire.messages import KeyLayout
+from tests.served import AS_IT_IS
 
 LENGTH = 40
 INITIAL = np.full(LENGTH, 0.125, np.float32)
@@ -74,7 +75,7 @@ class Server:
     def __init__(self, num_workers: int, deterministic: bool = False, initial: bool = True) -> None:
         self.pool = CountingPool()
         self.aggregator = Aggregator(BulkSynchronous(num_workers), self.pool, deterministic)
-        self.state = SliceState(KeyLayout(0, "w", "float32", [(0, LENGTH)]), 0, LENGTH)
+        self.state = SliceState(KeyLayout(0, "w", "float32", [(0, LENGTH)]), 0, LENGTH, AS_IT_IS)
         if initial:
             self.push(0, INITIAL_ROUND, INITIAL, wants=False)
 

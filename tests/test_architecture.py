@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 
 GROUND = {"p3kv.errors", "p3kv.config", "p3kv.registry", "p3kv.trace", "p3kv.version", "p3kv.words"}
-MIDDLE = {"p3kv.wire", "p3kv.slicing", "p3kv.consistency", "p3kv.transport"}
+MIDDLE = {"p3kv.wire", "p3kv.slicing", "p3kv.codecs", "p3kv.consistency", "p3kv.transport"}
 MAY_IMPORT: Dict[str, Set[str]] = {
     "p3kv.errors": set(),
     "p3kv.version": set(),
@@ -24,6 +24,7 @@ MAY_IMPORT: Dict[str, Set[str]] = {
     "p3kv.words": set(),
     "p3kv.config": {"p3kv.errors", "p3kv.registry", "p3kv.words"},
     "p3kv.slicing": GROUND,
+    "p3kv.codecs": GROUND,
     "p3kv.transport": GROUND,
     "p3kv.wire": GROUND | {"p3kv.transport"},
     "p3kv.worker": GROUND | MIDDLE,

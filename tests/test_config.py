@@ -54,6 +54,8 @@ def test_without_any_setting_the_defaults_hold() -> None:
         ("slice_size", "1000", 1000),
         ("deterministic", "1", True),
         ("placement", "round_robin", "round_robin"),
+        ("gradient_codec", "float16", "float16"),
+        ("value_codec", "float16", "float16"),
         ("transport", "memory", "memory"),
         ("consistency", "own", "own"),
         ("priorities", "0", False),

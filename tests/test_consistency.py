@@ -19,6 +19,7 @@ from p3kv.wire.header import INITIAL_ROUND, URGENT, Kind, pack_header
 from p3kv.wire.messages import JobSettings, KeyLayout
 from tests.in_memory import Adding, Job
 from tests.jobs import ROOT, SCRIPTS, held_port, results, run_job, start_role
+from tests.served import AS_IT_IS
 
 sys.path.insert(0, str(SCRIPTS))
 from own_consistency import OneBehind
@@ -82,7 +83,7 @@ class Slice:
         self._pool = BufferPool()
         self.aggregator = Aggregator(OneBehind(2), self._pool)
         self.aggregator.optimizer = Adding() if updates else None
-        self.state = SliceState(KeyLayout(0, "w", "float32", [(0, SIZE)]), 0, SIZE)
+        self.state = SliceState(KeyLayout(0, "w", "float32", [(0, SIZE)]), 0, SIZE, AS_IT_IS)
         self.push(0, INITIAL_ROUND, wants=False)
 
     def push(self, rank: int, round: int, wants: bool = True) -> List[Result]:

@@ -381,7 +381,11 @@ def test_every_message_is_of_a_union_or_of_a_frame_and_decoded_there() -> None:
     }
     source = "".join(path.read_text() for path in PACKAGE.rglob("*.py"))
     decoded = set().union(
-        *(kinds for name, kinds in expected.items() if re.search(rf"decode\(.*, {name}\)", source))
+        *(
+            kinds
+            for name, kinds in expected.items()
+            if re.search(rf"(decode|message_landing)\(.*, {name}[,)]", source)
+        )
     )
     inside = {
         kind

@@ -106,21 +106,31 @@ class Training(Job):
     """A job that trains two keys, one of them seldom."""
 
     def __init__(
-        self, workers: int, servers: int, rule: Type[Consistency] = BulkSynchronous
+        self,
+        workers: int,
+        servers: int,
+        rule: Type[Consistency] = BulkSynchronous,
+        codec: str = "identity",
     ) -> None:
-        super().__init__(workers, servers, SIZE // 2, rule)
+        super().__init__(workers, servers, SIZE // 2, rule, codec)
         self.keys = {name: self.declare(name, SIZE) for name in ("often", "seldom")}
 
 
 @pytest.mark.parametrize("rule", RULES)
-@given(st.integers(0, 2**32), st.integers(1, 3), st.integers(1, 2))
+@given(
+    st.integers(0, 2**32),
+    st.integers(1, 3),
+    st.integers(1, 2),
+    # Half precision is exact for the numbers here.
+    st.sampled_from(["identity", "float16"]),
+)
 @settings(max_examples=150, deadline=None)
 def test_results_are_right_and_rounds_few_while_sizes_change(
-    rule: Type[Consistency], seed: int, workers: int, servers: int
+    rule: Type[Consistency], seed: int, workers: int, servers: int, codec: str
 ) -> None:
     random = Random(seed)
     expected = values(workers, STEPS)
-    with closing(Training(workers, servers, rule)) as job:
+    with closing(Training(workers, servers, rule, codec)) as job:
         scripts = [
             Script(job, worker, rank, random, rule(workers))
             for rank, worker in enumerate(job.workers)
@@ -211,7 +221,7 @@ def test_a_server_refuses_rounds_that_nobody_may_be_at(kind: Kind, round_: int) 
         header = Header(kind, 0, 0, 0, 0, round_, round_, 0, SIZE // 2 * 4)
         with pytest.raises(ProtocolError, match=f"at round {round_} of key 'often', slice 0"):
             if kind == Kind.PUSH:
-                consumer.buffer(header)
+                consumer.place_push(job.servers[0].connections[0], header)
             else:
                 consumer._key(header).states(round_)
 

@@ -15,6 +15,7 @@ from p3kv.wire.messages import (
     DeclareKey,
     Failure,
     Key,
+    KeyCodecNames,
     KeyDeclared,
     KeyRefused,
     called,
@@ -61,14 +62,16 @@ class Keys:
                 f"{called(message.key, message.name)} was declared before by worker {node.rank}",
             )
         first = declared.message
-        if (first.shape, first.dtype) != (message.shape, message.dtype):
-            other = min(declared.ranks)
+        if _declared_as(first) != _declared_as(message):
             reason = (
-                f"workers disagree on {called(message.key, first.name)}: worker {other} has shape "
-                f"{first.shape} and dtype {first.dtype}, worker {node.rank} has shape "
-                f"{message.shape} and dtype {message.dtype}"
+                f"workers disagree on {called(message.key, first.name)}: worker "
+                f"{min(declared.ranks)} has {_declared_as(first)}, worker {node.rank} has "
+                f"{_declared_as(message)}"
             )
-            hint = "All workers must build the same model with the same parameter names."
+            hint = (
+                "All workers must build the same model with the same parameter names, and have the "
+                "same settings."
+            )
             _refuse(node, reason, hint)
         declared.ranks.add(node.rank)
         return [(node.identity, KeyDeclared(declared.key_id, declared.runs, first.name))]
@@ -99,6 +102,15 @@ class Keys:
                 f"{called(message.key, message.name)}: {in_one_line(error)}"
             )
             raise JobFails(Failure(reason, "scheduler", UNKNOWN, error="ConfigError")) from error
+
+
+def _declared_as(message: DeclareKey) -> str:
+    """What all workers must declare of a key, in words."""
+    words = f"shape {message.shape} and dtype {message.dtype}"
+    codecs = message.codecs
+    if codecs != KeyCodecNames():
+        words += f" (codec of gradients {codecs.gradients!r}, of values {codecs.values!r})"
+    return words
 
 
 def _refuse(node: Node, reason: str, hint: str = "") -> NoReturn:

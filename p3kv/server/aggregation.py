@@ -7,16 +7,19 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import Dict, Iterator, List, Optional, Set
+from typing import Dict, Iterator, List, Optional, Set, Tuple
 
 import numpy as np
 
+from p3kv.codecs import KeyCodecs
 from p3kv.consistency import Consistency
 from p3kv.errors import ProtocolError
 from p3kv.server.buffers import Buffer, BufferPool
 from p3kv.server.optimizer import Optimizer
-from p3kv.wire.header import INITIAL_ROUND
+from p3kv.wire.header import ENCODED, INITIAL_ROUND
 from p3kv.wire.messages import KeyLayout, called
+
+_BYTE = np.dtype(np.uint8)
 
 
 @dataclass
@@ -57,11 +60,21 @@ class SliceState:
     """One slice on its server: its value, and the rounds that are not complete yet."""
 
     def __init__(
-        self, layout: KeyLayout, index: int, length: int, first_round: int = INITIAL_ROUND
+        self,
+        layout: KeyLayout,
+        index: int,
+        length: int,
+        codecs: KeyCodecs,
+        offset: int = 0,
+        first_round: int = INITIAL_ROUND,
     ) -> None:
         self.layout = layout
         self.index = index
         self.length = length
+        self.codecs = codecs
+        """The key's codecs, for all its slices."""
+        self.offset = offset
+        """The slice's first element among those that this server keeps of the key."""
         self.first_round = first_round
         """The first round that has slices of this size."""
         self.dtype = np.dtype(layout.dtype)
@@ -69,6 +82,8 @@ class SliceState:
         self.round = INITIAL_ROUND - 1
         """The last round whose result the value is."""
         self.open_rounds: Dict[int, Round] = {}
+        self._wire: Optional[Tuple[Buffer, memoryview]] = None
+        """The value as its codec has encoded it."""
         self.early_rounds: Set[int] = set()
         """Open rounds of which somebody waits for a result, and an older value may do."""
 
@@ -76,6 +91,27 @@ class SliceState:
     def called(self) -> str:
         """The key's name in messages to users."""
         return called(self.layout.key, self.layout.name)
+
+    def wire(self, pool: BufferPool) -> Tuple[Buffer, memoryview, int]:
+        """How the value travels: a buffer that stays until it is sent, its bytes, and flags.
+
+        A value is encoded once, when the first worker wants it.
+        """
+        assert self.value is not None
+        codec = self.codecs.values
+        if codec.in_place or self.round == INITIAL_ROUND:
+            return self.value, self.value.bytes, 0
+        if self._wire is None:
+            buffer = pool.get(codec.most_bytes(self.length), _BYTE)
+            count = codec.encode(self.value.array, self.offset, buffer.bytes)
+            self._wire = buffer, buffer.bytes[:count]
+        return (*self._wire, ENCODED)
+
+    def forget_wire(self) -> None:
+        """To be called when the value changes."""
+        if self._wire is not None:
+            self._wire[0].retire()
+            self._wire = None
 
     def name(self) -> str:
         """The slice's name in messages."""
@@ -109,10 +145,12 @@ class Aggregator:
         wants_result: bool,
         priority: int,
         step: int,
+        encoded: Optional[memoryview] = None,
     ) -> None:
         """Adds a worker's slice, and owns `gradient` from now on; call `end_rounds` afterwards.
 
-        Raises ProtocolError for a push that can't be right.
+        `gradient` has the slice's elements, or the bytes `encoded` that its codec reads. Raises
+        ProtocolError for a push that can't be right.
         """
         current = self._open_round(state, rank, round, step)
         current.arrived.add(rank)
@@ -125,7 +163,11 @@ class Aggregator:
         if rank == 0:
             current.step = step
         current.priority = priority
-        self._add(current, rank, gradient)
+        if encoded is None:
+            self._add(current, rank, gradient)
+        else:
+            self._add_encoded(state, current, rank, encoded)
+            gradient.retire()
 
     def end_rounds(self, state: SliceState) -> Iterator[Result]:
         """Ends the rounds of a slice that are complete, usually none or one.
@@ -186,6 +228,17 @@ class Aggregator:
             np.add(current.total.array, gradient.array, out=current.total.array)
             gradient.retire()
 
+    def _add_encoded(
+        self, state: SliceState, current: Round, rank: int, encoded: memoryview
+    ) -> None:
+        codec = state.codecs.gradients
+        if self.deterministic or current.total is None:
+            gradient = self._pool.get(state.length, state.dtype)
+            codec.decode(encoded, gradient.array)
+            self._add(current, rank, gradient)
+        else:
+            codec.add(encoded, current.total.array)
+
     def _complete(self, state: SliceState) -> bool:
         following = state.open_rounds.get(state.round + 1)
         if following is None:
@@ -195,6 +248,7 @@ class Aggregator:
 
     def _end_round(self, state: SliceState) -> Result:
         state.round += 1
+        state.forget_wire()
         ended = state.open_rounds.pop(state.round)
         state.early_rounds.discard(state.round)
         total = self._total(ended)

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
+from functools import partial
+from typing import Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Tuple
+
+import numpy as np
 
 from p3kv.config import Launch
 from p3kv.consistency import BulkSynchronous
-from p3kv.errors import ProtocolError, in_one_line
+from p3kv.errors import ConfigError, ProtocolError, in_one_line
 from p3kv.server.aggregation import Aggregator, Result, SliceState
 from p3kv.server.buffers import Buffer, BufferPool
 from p3kv.server.keys import ServerKey
@@ -22,7 +25,9 @@ from p3kv.server.workers import Workers
 from p3kv.slicing import SliceSizes, check_count
 from p3kv.trace import Tracer, now_ns
 from p3kv.wire.connection import Connection
+from p3kv.wire.framing import Landing
 from p3kv.wire.header import (
+    ENCODED,
     HEADER_BYTES,
     INITIAL_ROUND,
     URGENT,
@@ -44,6 +49,14 @@ _BATCH_BYTES = 16 * 1024
 that arrived together, whose values leave together."""
 
 
+class _Push(NamedTuple):
+    """A worker's slice that waits in the queue."""
+
+    key: ServerKey
+    state: SliceState
+    gradient: Buffer
+
+
 class _Pull(NamedTuple):
     """A worker's request for values, and since when it waits, on the monotonic clock."""
 
@@ -63,10 +76,10 @@ class Consumer:
         launch: Launch,
         workers: Workers,
         on_lost: Callable[[Connection, str], None],
-        fail: Callable[[str, int], None],
+        fail: Callable[..., None],
     ) -> None:
         """`on_lost(connection, reason)` ends a connection that broke the protocol;
-        `fail(reason, round)` ends the job."""
+        `fail(reason, round, error)` ends the job."""
         self.rank = UNKNOWN
         self.tracer = Tracer(None, "server")
         self._pool = BufferPool()
@@ -74,7 +87,7 @@ class Consumer:
         self._workers = workers
         self._on_lost = on_lost
         self._fail = fail
-        self._queue: PriorityQueue[Tuple[Connection, Header, Optional[Buffer]]] = PriorityQueue()
+        self._queue: PriorityQueue[Tuple[Connection, Header, Optional[_Push]]] = PriorityQueue()
         self._waiting_bytes = 0
         self._waiting_frames = [0] * launch.num_workers
         """By rank, how many of the worker's frames are in the queue."""
@@ -102,27 +115,52 @@ class Consumer:
             raise ProtocolError(f"server {self.rank} keeps nothing of key {layout.key!r}")
         check_count(layout.runs, self._sizes.smallest)
         window = self.aggregator.consistency.window
-        key = ServerKey(layout, self.rank, self._sizes, window)
+        try:
+            key = ServerKey(layout, self.rank, self._sizes, window)
+        except ConfigError as error:
+            self._fail(str(error), UNKNOWN, "ConfigError")
+            return
         if self._keys.setdefault(layout.key_id, key).layout != layout:
             raise ProtocolError(f"it has another layout: {layout}")
 
-    def buffer(self, header: Header) -> Buffer:
-        """A buffer for a push; ProtocolError for a push that can't be right."""
-        state = self._key(header).state(header.round, header.slice)
-        if header.payload_bytes != state.length * state.dtype.itemsize:
-            raise ProtocolError(
-                f"it sent {header.payload_bytes} bytes for {state.name()} of {state.length} "
-                f"{state.dtype} elements"
-            )
-        return self._pool.get(state.length, state.dtype)
+    def place_push(self, connection: Connection, header: Header) -> Landing:
+        """Where a push is received; ProtocolError for a push that can't be right."""
+        key = self._key(header)
+        state = key.state(header.round, header.slice)
+        if header.flags & ENCODED:
+            gradient = self._buffer_of_encoded(state, header)
+            memory = gradient.bytes[: header.payload_bytes]
+        else:
+            if header.payload_bytes != state.length * state.dtype.itemsize:
+                raise ProtocolError(
+                    f"it sent {header.payload_bytes} bytes for {state.name()} of {state.length} "
+                    f"{state.dtype} elements"
+                )
+            gradient = self._pool.get(state.length, state.dtype)
+            memory = gradient.bytes
+        push = _Push(key, state, gradient)
+        return Landing(memory, partial(self._add, connection, header, push))
 
-    def add(self, connection: Connection, header: Header, gradient: Optional[Buffer]) -> None:
-        """Queues a push with its gradient, or a pull, which has none."""
-        if gradient is not None:
+    def place_pull(self, connection: Connection, header: Header) -> Landing:
+        """Queues a request for a key's value."""
+        return Landing(None, partial(self._add, connection, header, None))
+
+    def _buffer_of_encoded(self, state: SliceState, header: Header) -> Buffer:
+        codec = state.codecs.gradients
+        most_bytes = 0 if codec.in_place else codec.most_bytes(state.length)
+        if header.payload_bytes > most_bytes or header.round == INITIAL_ROUND:
+            raise ProtocolError(
+                f"it sent {header.payload_bytes} encoded bytes for {state.name()} in round "
+                f"{header.round}, for which at most {most_bytes} are right"
+            )
+        return self._pool.get(most_bytes, np.dtype(np.uint8))
+
+    def _add(self, connection: Connection, header: Header, push: Optional[_Push]) -> None:
+        if push is not None:
             self._workers.pushed(header.rank, header.round)
-            self._waiting_bytes += len(gradient.bytes)
+            self._waiting_bytes += header.payload_bytes
         self._waiting_frames[header.rank] += 1
-        self._queue.push(urgency(header.step, header.priority), (connection, header, gradient))
+        self._queue.push(urgency(header.step, header.priority), (connection, header, push))
 
     # What the consumer does with them.
 
@@ -133,13 +171,13 @@ class Consumer:
         """
         handled_bytes = 0
         while len(self._queue):
-            connection, header, gradient = self._queue.pop()
+            connection, header, push = self._queue.pop()
             handled_bytes += HEADER_BYTES + header.payload_bytes
-            if gradient is None:
+            if push is None:
                 self._pull(connection, header)
             else:
-                self._waiting_bytes -= len(gradient.bytes)
-                self._push(connection, header, gradient)
+                self._waiting_bytes -= header.payload_bytes
+                self._push(connection, header, push)
             self._waiting_frames[header.rank] -= 1
             if self._departed(header.rank):
                 self.check_departed()
@@ -147,12 +185,12 @@ class Consumer:
                 break
         return len(self._queue) > 0
 
-    def _push(self, connection: Connection, header: Header, gradient: Buffer) -> None:
+    def _push(self, connection: Connection, header: Header, push: _Push) -> None:
         start_ns = now_ns() if self.tracer.enabled else 0
         ended = 0
+        key, state, gradient = push
+        encoded = gradient.bytes[: header.payload_bytes] if header.flags & ENCODED else None
         try:
-            key = self._key(header)
-            state = key.state(header.round, header.slice)
             self.aggregator.push(
                 state,
                 header.rank,
@@ -161,6 +199,7 @@ class Consumer:
                 bool(header.flags & WANTS_RESULT),
                 header.priority,
                 header.step,
+                encoded,
             )
             ended = newly_ended = self._end_rounds(key, state)
             # What had come for slices of another size may end at once, and be all of that size.
@@ -202,12 +241,11 @@ class Consumer:
 
     def _send_result(self, state: SliceState, result: Result) -> None:
         """Queues a value to the workers that want it."""
+        connections = [self._workers.connections[rank] for rank in result.wanting]
         urgent = urgency(result.step, result.priority)
-        header = self._value_header(
-            Kind.UPDATED, state, result.value, result.round, result.step, result.priority
+        self._send_value(
+            connections, urgent, state, Kind.UPDATED, result.round, result.step, result.priority
         )
-        for rank in result.wanting:
-            self._send(self._workers.connections[rank], urgent, header, result.value)
 
     def _tell_ended(self, key: ServerKey, result: Result) -> None:
         """Tells workers that a round has ended, where no result does: their windows move on."""
@@ -239,37 +277,36 @@ class Consumer:
         if not self.aggregator.is_new_enough(state, header.round):
             self._pulls.setdefault(state, []).append(pull)
         else:
-            assert state.value is not None
             # The worker finds where the slice belongs by a round of the slice's generation. A
             # value that was re-sliced is of the round before its generation's first.
             round_ = max(state.round, state.first_round)
-            self._send(
-                connection,
-                urgency(header.step, header.priority),
-                self._value_header(
-                    Kind.PULLED, state, state.value, round_, header.slice, header.priority
-                ),
-                state.value,
-            )
+            self._send_value(
+                [connection], urgency(header.step, header.priority), state, Kind.PULLED, round_,
+                header.slice, header.priority,
+            )  # fmt: skip
 
-    def _send(self, connection: Connection, urgent: int, header: bytes, value: Buffer) -> None:
-        if not connection.closed:
-            value.begin_send()
-            connection.writer.push(urgent, header, value.bytes, value.end_send)
-
-    def _value_header(
-        self, kind: Kind, state: SliceState, value: Buffer, round: int, step: int, priority: int
-    ) -> bytes:
-        return pack_header(
-            kind,
-            self.rank,
-            key=state.layout.key_id,
-            slice=state.index,
-            round=round,
-            step=step,
-            priority=priority,
-            payload_bytes=len(value.bytes),
-        )
+    def _send_value(
+        self,
+        connections: Iterable[Connection],
+        urgent: int,
+        state: SliceState,
+        kind: Kind,
+        round: int,
+        step: int,
+        priority: int,
+    ) -> None:
+        """Queues a slice's value, as it travels, on each of the connections."""
+        open_ones = [connection for connection in connections if not connection.closed]
+        if not open_ones:
+            return
+        buffer, payload, flags = state.wire(self._pool)
+        header = pack_header(
+            kind, self.rank, key=state.layout.key_id, slice=state.index, round=round, step=step,
+            priority=priority, payload_bytes=len(payload), flags=flags,
+        )  # fmt: skip
+        for connection in open_ones:
+            buffer.begin_send()
+            connection.writer.push(urgent, header, payload, buffer.end_send)
 
     # Pushes that do not arrive.
 

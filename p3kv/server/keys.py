@@ -7,6 +7,7 @@ from typing import Dict, Iterable, Iterator, List, Mapping, Optional
 
 import numpy as np
 
+from p3kv.codecs import make_codecs
 from p3kv.errors import ProtocolError
 from p3kv.server.aggregation import SliceState
 from p3kv.server.buffers import BufferPool
@@ -25,8 +26,13 @@ class ServerKey:
     """
 
     def __init__(self, layout: KeyLayout, rank: int, sizes: SliceSizes, window: int) -> None:
-        """`window`: how many rounds may be open."""
+        """`window`: how many rounds may be open.
+
+        Raises ConfigError for a codec that is not registered here.
+        """
         self.layout = layout
+        dtype, names = np.dtype(layout.dtype), layout.codecs
+        self._codecs = make_codecs(names.gradients, names.values, dict(layout.runs)[rank], dtype)
         self._window = window
         self._rank = rank
         self._sizes = sizes
@@ -134,12 +140,15 @@ class ServerKey:
         if states is None:
             layout = self.layout
             slices = cut(layout.runs, self._sizes.size(generation))
+            own = [piece for piece in slices if piece.server == self._rank]
             first_round = self._sizes.first_round(generation)
             states = self._states[generation] = {
-                piece.index: SliceState(layout, piece.index, piece.length, first_round)
-                for piece in slices
-                if piece.server == self._rank
-            }
+                piece.index: SliceState(
+                    layout, piece.index, piece.length, self._codecs,
+                    piece.offset - own[0].offset, first_round,
+                )
+                for piece in own
+            }  # fmt: skip
         return states
 
 

@@ -64,8 +64,8 @@ class Traffic:
         """What all workers have agreed on, once one of them has said hello."""
         self._takers: Dict[int, Callable[[Connection, Header], Landing]] = {
             Kind.HELLO: self._hello,
-            Kind.PUSH: self._push,
-            Kind.PULL: self._pull,
+            Kind.PUSH: consumer.place_push,
+            Kind.PULL: consumer.place_pull,
             Kind.KEY: self._key,
             Kind.SLICES: self._slices,
             Kind.OPEN: self._open,
@@ -90,15 +90,6 @@ class Traffic:
         """Reports a round that has waited long."""
         now_s = time.monotonic()
         self._stalls.look(self._consumer.waits(self._stalls.first_s, now_s), now_s)
-
-    # Slices.
-
-    def _push(self, connection: Connection, header: Header) -> Landing:
-        gradient = self._consumer.buffer(header)
-        return Landing(gradient.bytes, partial(self._consumer.add, connection, header, gradient))
-
-    def _pull(self, connection: Connection, header: Header) -> Landing:
-        return Landing(None, partial(self._consumer.add, connection, header, None))
 
     # Coming and going.
 

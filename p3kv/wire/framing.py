@@ -8,9 +8,9 @@ is the most urgent.
 from __future__ import annotations
 
 from collections import deque
-from typing import Any, Callable, Deque, List, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Deque, List, NamedTuple, Optional, Tuple, Union
 
-from p3kv.wire.header import HEADER_BYTES, Header, unpack_header
+from p3kv.wire.header import HEADER_BYTES, Header, unpack_header, with_payload_bytes
 from p3kv.wire.messages import decode
 from p3kv.wire.queue import PriorityQueue
 
@@ -93,13 +93,17 @@ class FrameReader:
             self._ahead_start += count
 
 
+Payload = Union[memoryview, Callable[[], memoryview]]
+"""A frame's payload, or what makes it when the frame begins to leave."""
+
+
 class _Outgoing:
     __slots__ = ("header", "on_sent", "payload")
 
     def __init__(
         self,
         header: bytes,
-        payload: Optional[memoryview],
+        payload: Optional[Payload],
         on_sent: Optional[Callable[[], None]],
     ) -> None:
         self.header = header
@@ -127,10 +131,13 @@ class FrameWriter:
         self,
         priority: int,
         header: bytes,
-        payload: Optional[memoryview] = None,
+        payload: Optional[Payload] = None,
         on_sent: Optional[Callable[[], None]] = None,
     ) -> None:
-        """Queues a frame. `payload` must stay as it is until `on_sent` is called."""
+        """Queues a frame. `payload` must stay as it is until `on_sent` is called.
+
+        If the payload is made later, the header gets its size then.
+        """
         self._queue.push(priority, _Outgoing(header, payload, on_sent))
 
     def __bool__(self) -> bool:
@@ -170,11 +177,15 @@ class FrameWriter:
         batch_bytes = 0
         while len(self._queue) and batch_bytes < _BATCH_BYTES and len(self._buffers) < _MAX_BUFFERS:
             frame = self._queue.pop()
-            self._buffers.append(memoryview(frame.header))
-            frame_bytes = len(frame.header)
-            if frame.payload is not None and len(frame.payload):
-                self._buffers.append(frame.payload)
-                frame_bytes += len(frame.payload)
+            header, payload = frame.header, frame.payload
+            if callable(payload):
+                payload = payload()
+                header = with_payload_bytes(header, len(payload))
+            self._buffers.append(memoryview(header))
+            frame_bytes = len(header)
+            if payload is not None and len(payload):
+                self._buffers.append(payload)
+                frame_bytes += len(payload)
             batch_bytes += frame_bytes
             self.begun_frames += 1
             self.begun_bytes += frame_bytes

@@ -69,6 +69,9 @@ class Kind(IntEnum):
 
 WANTS_RESULT = 1
 """Flag of PUSH: send a value here as soon as it is new enough for the worker to go on."""
+ENCODED = 2
+"""Flag of PUSH, UPDATED and PULLED: the key's codec has made the payload. Initial values travel as
+they are in memory."""
 
 
 class Header(NamedTuple):
@@ -86,6 +89,8 @@ class Header(NamedTuple):
 
 
 _LAYOUT = struct.Struct("<BBHIIIIiI")
+_PAYLOAD_BYTES = struct.Struct("<I")
+"""The last field."""
 HEADER_BYTES = _LAYOUT.size
 
 
@@ -102,6 +107,11 @@ def pack_header(
 ) -> bytes:
     """The bytes of a header; struct.error if a number does not fit its field."""
     return _LAYOUT.pack(kind, flags, rank, key, slice, round, step, priority, payload_bytes)
+
+
+def with_payload_bytes(header: bytes, payload_bytes: int) -> bytes:
+    """A header of a payload whose size was not known before."""
+    return header[: -_PAYLOAD_BYTES.size] + _PAYLOAD_BYTES.pack(payload_bytes)
 
 
 def unpack_header(buffer: memoryview, offset: int) -> Header:

@@ -184,6 +184,17 @@ class DataHello(Message, frozen=True):
     settings: JobSettings
 
 
+class KeyCodecNames(Message, frozen=True):
+    """By which codecs a key's slices travel."""
+
+    gradients: str = Settings.gradient_codec
+    values: str = Settings.value_codec
+
+    def __post_init__(self) -> None:
+        for name in (self.gradients, self.values):
+            _check_name("a codec's name", name)
+
+
 class KeyLayout(Message, frozen=True):
     """What a server must know of a key to keep the key's slices."""
 
@@ -194,6 +205,7 @@ class KeyLayout(Message, frozen=True):
     """How many of its elements each server keeps, as the job's placement has chosen."""
     name: Optional[str] = None
     """What the user calls the parameter, where the front end knows."""
+    codecs: KeyCodecNames = KeyCodecNames()
 
     def __post_init__(self) -> None:
         _check_number("a key's id", self.key_id, 0, MAX_KEY_ID)
@@ -275,6 +287,7 @@ class DeclareKey(Message, frozen=True):
     dtype: str
     name: Optional[str] = None
     """What the user calls the parameter, where the front end knows; workers may differ."""
+    codecs: KeyCodecNames = KeyCodecNames()
 
     def __post_init__(self) -> None:
         _check_dtype(self.key, self.dtype)

@@ -5,13 +5,23 @@ from __future__ import annotations
 from functools import partial
 from typing import Callable, Dict, Mapping, Optional, Sequence, Tuple
 
+import numpy as np
+
 from p3kv.consistency import Consistency
 from p3kv.errors import ProtocolError
 from p3kv.slicing import Slice, SliceSizes
 from p3kv.trace import Tracer, now_ns
 from p3kv.wire.connection import Connection
-from p3kv.wire.framing import Landing
-from p3kv.wire.header import INITIAL_ROUND, WANTS_RESULT, Header, Kind, pack_header, urgency
+from p3kv.wire.framing import Landing, Payload
+from p3kv.wire.header import (
+    ENCODED,
+    INITIAL_ROUND,
+    WANTS_RESULT,
+    Header,
+    Kind,
+    pack_header,
+    urgency,
+)
 from p3kv.worker.gates import Gates
 from p3kv.worker.steps import Steps
 from p3kv.worker.transfers import InProgress, Transfer, WorkerKey
@@ -113,11 +123,31 @@ class Exchange:
         assert transfer.target is not None
         piece = slices[header.slice]
         memory = transfer.memory(transfer.target, piece)
+        if header.flags & ENCODED:
+            return self._place_encoded(transfer, piece, header, memory)
         if len(memory) != header.payload_bytes:
             raise ProtocolError(
                 f"it sent {header.payload_bytes} bytes for a slice of {len(memory)} bytes"
             )
         return Landing(memory, partial(self._received, transfer, piece, header))
+
+    def _place_encoded(
+        self, transfer: Transfer, piece: Slice, header: Header, memory: memoryview
+    ) -> Landing:
+        codec = transfer.key.codecs.values
+        if codec.in_place or header.payload_bytes > codec.most_bytes(piece.length):
+            raise ProtocolError(
+                f"it sent {header.payload_bytes} encoded bytes for a slice of {piece.length} "
+                f"elements of {transfer.key.called}"
+            )
+        payload = memoryview(bytearray(header.payload_bytes))
+        elements = np.frombuffer(memory, transfer.key.numpy_dtype)
+
+        def decode() -> None:
+            codec.decode(payload, elements)
+            self._received(transfer, piece, header)
+
+        return Landing(payload, decode)
 
     def _received(self, transfer: Transfer, piece: Slice, header: Header) -> None:
         """Counts a slice that has arrived; the last slice completes its transfer."""
@@ -182,17 +212,32 @@ class Exchange:
         key = transfer.key
         flags = 0 if transfer.target is None else WANTS_RESULT
         urgent = urgency(transfer.step, priority)
+        encoded = transfer.round > INITIAL_ROUND and not key.codecs.gradients.in_place
+        if encoded:
+            flags |= ENCODED
         slices = self._slices(key, transfer.round)
         for piece in slices:
-            payload = transfer.memory(source, piece)
+            memory = transfer.memory(source, piece)
+            payload: Payload = partial(self._encoded, key, piece, memory) if encoded else memory
             header = pack_header(
                 Kind.PUSH, self._rank, key=key.key_id, slice=piece.index, round=transfer.round,
-                step=transfer.step, priority=priority, payload_bytes=len(payload), flags=flags,
+                step=transfer.step, priority=priority, payload_bytes=len(memory), flags=flags,
             )  # fmt: skip
             on_sent = self._on_sent(transfer, piece, priority)
             self._gates.push(piece.server, transfer.step, urgent, header, payload, on_sent)
         self.counts["slices_sent"] += len(slices)
-        self.counts["bytes_sent"] += key.size_bytes
+        if not encoded:
+            self.counts["bytes_sent"] += key.size_bytes
+
+    def _encoded(self, key: WorkerKey, piece: Slice, memory: memoryview) -> memoryview:
+        """A slice as it travels, made when it begins to leave: a large tensor's first slice does
+        not wait for its last."""
+        codec = key.codecs.gradients
+        out = memoryview(bytearray(codec.most_bytes(piece.length)))
+        elements = np.frombuffer(memory, key.numpy_dtype)
+        payload = out[: codec.encode(elements, piece.offset, out)]
+        self.counts["bytes_sent"] += len(payload)
+        return payload
 
     def _on_sent(
         self, transfer: Transfer, piece: Slice, priority: int

@@ -8,9 +8,10 @@ from typing import Callable, Dict, List, Optional, Sequence, Set, Tuple
 
 import numpy as np
 
+from p3kv.codecs import make_codecs
 from p3kv.slicing import Run, Slice, cut
 from p3kv.wire.header import INITIAL_ROUND
-from p3kv.wire.messages import Key, called
+from p3kv.wire.messages import Key, KeyCodecNames, called
 
 Done = Callable[[Optional[BaseException]], None]
 """Called once, from the worker's thread, when a transfer is complete (None) or has failed."""
@@ -30,16 +31,22 @@ class WorkerKey:
         dtype: str,
         runs: Sequence[Run],
         name: Optional[str] = None,
+        codecs: Optional[KeyCodecNames] = None,
     ) -> None:
+        """Raises ConfigError for a codec that is not registered here."""
         self.key_id = key_id
         self.key = key
         self.called = called(key, name)
         """The key's name in messages to users."""
         self.shape = shape
         self.dtype = dtype
-        self.item_bytes = np.dtype(dtype).itemsize
+        self.numpy_dtype = np.dtype(dtype)
+        self.item_bytes = self.numpy_dtype.itemsize
         self.size_elems = int(np.prod(shape, dtype=np.int64))
         self.size_bytes = self.size_elems * self.item_bytes
+        names = codecs or KeyCodecNames()
+        self.codecs = make_codecs(names.gradients, names.values, self.size_elems, self.numpy_dtype)
+        """They belong to the worker's thread."""
         self.runs = runs
         self.round = INITIAL_ROUND
         """The last round that this worker has pushed."""

@@ -35,6 +35,7 @@ from p3kv.wire.messages import (
     Failure,
     ForwardOrder,
     Key,
+    KeyCodecNames,
     KeyDeclared,
     KeyLayout,
     KeyRefused,
@@ -195,14 +196,17 @@ class Worker:
         Raises KeyMismatchError if they do not, and the other workers learn it too.
         """
         self.check()
+        codecs = KeyCodecNames(self.settings.gradient_codec, self.settings.value_codec)
         answer = self._control.request(
-            DeclareKey(key, tuple(shape), dtype, name), (KeyDeclared, KeyRefused)
+            DeclareKey(key, tuple(shape), dtype, name, codecs), (KeyDeclared, KeyRefused)
         )
         if isinstance(answer, KeyRefused):
             raise KeyMismatchError(answer.reason)
-        worker_key = WorkerKey(answer.key_id, key, tuple(shape), dtype, answer.runs, answer.name)
+        worker_key = WorkerKey(
+            answer.key_id, key, tuple(shape), dtype, answer.runs, answer.name, codecs
+        )
         self._keys[key] = worker_key
-        layout = KeyLayout(answer.key_id, key, dtype, answer.runs, answer.name)
+        layout = KeyLayout(answer.key_id, key, dtype, answer.runs, answer.name, codecs)
         self._loop.call_soon(self._joined.declare, worker_key, layout)
         return worker_key
 

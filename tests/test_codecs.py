@@ -1,0 +1,180 @@
+"""What slices are on the wire: by codecs that users choose and extend."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import closing
+from typing import Dict, List
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from p3kv.codecs import CODECS, Float16, Identity, make_codecs
+from p3kv.errors import ConfigError, ProtocolError
+from p3kv.wire.header import ENCODED, INITIAL_ROUND, WANTS_RESULT, Header, Kind
+from tests.in_memory import Job
+from tests.jobs import ROOT, SCRIPTS, run_job
+
+sys.path.insert(0, str(SCRIPTS))
+from own_codec import THRESHOLD, TwoBit
+
+FLOATS = st.sampled_from([np.dtype(np.float32), np.dtype(np.float64)])
+PLUGIN = {"P3KV_PLUGINS": "own_codec", "PYTHONPATH": f"{ROOT}:{SCRIPTS}"}
+
+
+# The members.
+
+
+@given(FLOATS, st.integers(0, 300), st.integers(0, 2**32 - 1))
+def test_float16_is_what_numpy_rounds_to(dtype: np.dtype, length: int, seed: int) -> None:
+    random = np.random.RandomState(seed)
+    elements = (random.standard_normal(length) * 10.0 ** random.randint(-9, 6)).astype(dtype)
+    kept = elements.copy()
+    codec = Float16(length, dtype)
+    payload = memoryview(bytearray(codec.most_bytes(length)))
+    assert codec.encode(elements, 0, payload) == 2 * length
+    out = np.full(length, np.nan, dtype)
+    codec.decode(payload, out)
+    with np.errstate(over="ignore"):
+        expected = elements.astype(np.float16).astype(dtype)
+    np.testing.assert_array_equal(out, expected)
+    total = random.standard_normal(length).astype(dtype)
+    with_it = total + expected
+    codec.add(payload, total)
+    np.testing.assert_array_equal(total, with_it)
+    np.testing.assert_array_equal(elements, kept)
+
+
+@pytest.mark.parametrize("size_bytes", [0, 5, 7, 8, 12])
+def test_half_floats_of_another_number_are_refused(size_bytes: int) -> None:
+    codec = Float16(3, np.dtype(np.float32))
+    for take in (codec.decode, codec.add):
+        with pytest.raises(ProtocolError, match=f"{size_bytes} bytes for 3 half floats"):
+            take(memoryview(bytes(size_bytes)), np.zeros(3, np.float32))
+
+
+def test_keys_that_a_codec_does_not_carry_travel_as_they_are() -> None:
+    codecs = make_codecs("float16", "float16", 4, np.dtype(np.int32))
+    assert [type(codec) for codec in codecs] == [Identity, Identity]
+    codecs = make_codecs("float16", "identity", 4, np.dtype(np.float32))
+    assert [type(codec) for codec in codecs] == [Float16, Identity]
+
+
+def test_a_name_that_nobody_has_registered_is_told_with_those_that_there_are() -> None:
+    with pytest.raises(ConfigError, match="no codec 'zip', only float16, identity"):
+        make_codecs("zip", "identity", 4, np.dtype(np.float32))
+
+
+# With workers and servers.
+
+SIZE = 1200
+
+
+def test_a_residual_stays_with_its_elements_when_slices_get_another_size() -> None:
+    """Worked out for whole tensors, which have no slices."""
+    random = np.random.RandomState(5)
+    workers, rounds = 2, 12
+    gradients = random.standard_normal((rounds, workers, SIZE)).astype(np.float32)
+    with closing(Job(workers, 2, SIZE // 4, codec="two_bit")) as job:
+        keys = job.declare("w", SIZE)
+        job.workers[0].call(keys[0], INITIAL_ROUND, np.zeros(SIZE, np.float32), None)
+        job.finish()
+        weight = np.zeros(SIZE, np.float32)
+        sent_residuals = np.zeros((workers, SIZE), np.float32)
+        received = np.zeros(SIZE, np.float32)
+        kept_back = np.zeros(SIZE, np.float32)
+        for round_, of_workers in enumerate(gradients, 1):
+            if round_ in (2, 5):
+                job.workers[0].tuning.want(SIZE // (round_ + 1))
+            targets = [np.full(SIZE, np.nan, np.float32) for _ in keys]
+            for rank, key in enumerate(keys):
+                job.workers[rank].call(key, round_, of_workers[rank].copy(), targets[rank])
+            job.finish()
+            for residual, one in zip(sent_residuals, of_workers):
+                residual += one
+                weight += quantised(residual)
+            # A value travels as its difference from nothing, in two bits, too.
+            kept_back += weight
+            received = quantised(kept_back)
+            for target in targets:
+                np.testing.assert_array_equal(target, received)
+        assert job.workers[0].sizes.generation(rounds) == 2
+        np.testing.assert_array_equal(job.kept(keys[0]), weight)
+
+
+def quantised(residual: np.ndarray) -> np.ndarray:
+    """What travels of a residual, which keeps the rest."""
+    sent = np.where(abs(residual) >= THRESHOLD, np.sign(residual) * THRESHOLD, 0)
+    residual -= sent.astype(np.float32)
+    return sent.astype(np.float32)
+
+
+def push(flags: int, payload_bytes: int, round_: int = 1) -> Header:
+    return Header(Kind.PUSH, flags, 0, 0, 0, round_, round_, 0, payload_bytes)
+
+
+@pytest.mark.parametrize(
+    ("codec", "header"),
+    [
+        ("identity", push(ENCODED, 4 * SIZE)),
+        ("float16", push(ENCODED, 2 * SIZE + 1)),
+        ("float16", push(ENCODED, 2 * SIZE, INITIAL_ROUND)),
+        ("float16", push(WANTS_RESULT, 2 * SIZE)),
+    ],
+)
+def test_a_server_refuses_payloads_that_the_key_s_codec_does_not_make(
+    codec: str, header: Header
+) -> None:
+    with closing(Job(1, 1, SIZE, codec=codec)) as job:
+        job.declare("w", SIZE)
+        (server,) = job.servers
+        with pytest.raises(ProtocolError, match=f"{header.payload_bytes} .*bytes for key 'w'"):
+            server.consumer.place_push(server.connections[0], header)
+
+
+@pytest.mark.parametrize("payload_bytes", [2 * SIZE + 1, 4 * SIZE])
+def test_a_worker_refuses_values_that_the_key_s_codec_does_not_make(payload_bytes: int) -> None:
+    with closing(Job(1, 1, SIZE, codec="float16")) as job:
+        (worker,), (key,) = job.workers, job.declare("w", SIZE)
+        worker.call(key, 1, np.ones(SIZE, np.float32), np.ones(SIZE, np.float32))
+        worker.begin()
+        header = Header(Kind.UPDATED, ENCODED, 0, key.key_id, 0, 1, 1, 0, payload_bytes)
+        with pytest.raises(ProtocolError, match=f"{payload_bytes} encoded bytes"):
+            worker.exchange.place(worker.servers[0], header)
+
+
+# Whole jobs.
+
+
+def test_a_job_trains_with_a_codec_of_the_user_s_own() -> None:
+    result = run_job(
+        "encoded.py",
+        [],
+        workers=2,
+        servers=2,
+        P3KV_SLICE_SIZE=400,
+        P3KV_GRADIENT_CODEC="two_bit",
+        P3KV_VALUE_CODEC="float16",
+        **PLUGIN,
+    )
+    assert result.code == 0, result.output
+    assert result.output.count("trained in two bits") == 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"P3KV_GRADIENT_CODEC": "zip"}, ["no codec 'zip'", "P3KV_PLUGINS"]),
+    ],
+)
+def test_a_codec_that_is_not_there_ends_the_job(settings: Dict[str, str], told: List[str]) -> None:
+    result = run_job("one_push.py", [], workers=2, servers=1, **settings)
+    assert result.code != 0
+    for words in told:
+        assert words in result.output
+
+
+def test_two_bit_is_registered_by_its_module() -> None:
+    assert CODECS.find("two_bit") is TwoBit
