@@ -34,7 +34,7 @@ _OTHER_VARIABLES = (
     "P3KV_JOB", "P3KV_LAUNCHED", "P3KV_LAUNCHER_FD", "P3KV_PLUGINS", "P3KV_SCHEDULER_FD", _TOLD
 )  # fmt: skip
 _FALL_BACKS: Dict[str, List[str]] = {"verbose": ["PS_VERBOSE"]}
-"""By setting: variables of MXNet and ps-lite that count where ours is not set."""
+"""By setting: variables of ps-lite and frameworks that count where ours is not set."""
 
 _WORDS = {
     **dict.fromkeys(("1", "true", "yes", "on"), True),

@@ -16,7 +16,7 @@ from p3kv.config import Launch, Settings
 from p3kv.consistency import CONSISTENCIES, BulkSynchronous, Consistency
 from p3kv.errors import P3Error
 from p3kv.server.consumer import Consumer
-from p3kv.server.optimizer import JobOptimizer, Optimizer, State
+from p3kv.server.optimizer import JobOptimizers, Optimizer, State
 from p3kv.server.traffic import Traffic as ServerTraffic
 from p3kv.server.workers import Workers
 from p3kv.slicing import balanced_runs
@@ -152,7 +152,7 @@ class Worker:
         self.settings: List[Tuple[int, int]] = []
         """Optimizer settings that were sent: from which step on, and the oldest that needs any."""
         self.steps = self.traffic.steps
-        self.steps._send = lambda from_step, oldest, _: self.settings.append((from_step, oldest))
+        self.steps._send = lambda from_step, oldest, *_: self.settings.append((from_step, oldest))
         self.calls: Deque[Transfer] = deque()
         """What the script has called, and is not ready yet."""
         self.failures: List[BaseException] = []
@@ -219,9 +219,9 @@ class Server:
         )
         self.consumer = Consumer(launch, self.workers, _lost, _unused)
         self.consumer.rank = rank
-        self.consumer.aggregator.optimizer = Adding()
+        self.consumer.aggregator.optimizers[0] = Adding()
         self.traffic = ServerTraffic(
-            launch.num_workers, settings, self.workers, self.consumer, JobOptimizer(), _unused
+            launch.num_workers, settings, self.workers, self.consumer, JobOptimizers(), _unused
         )
         self.traffic.rank = rank
         self.workers.accept_workers(TOKEN)

@@ -164,7 +164,7 @@ def test_pushes_before_the_initial_value_wait_for_it(
 ) -> None:
     num_workers, pushes = job
     server = Server(num_workers, deterministic, initial=False)
-    server.aggregator.optimizer = Subtracting()
+    server.aggregator.optimizers[0] = Subtracting()
     for rank, round_ in pushes:
         assert server.push(rank, round_, np.ones(LENGTH)) == []
     results = server.push(0, INITIAL_ROUND, INITIAL, wants=False)
@@ -243,7 +243,7 @@ def test_only_those_get_a_result_who_asked_for_it() -> None:
 
 def test_the_optimizer_sees_the_sum_once_a_round_with_rank_0_s_step() -> None:
     server = Server(2)
-    optimizer = server.aggregator.optimizer = Subtracting()
+    optimizer = server.aggregator.optimizers[0] = Subtracting()
     expected = INITIAL.copy()
     for round_, first in ((1, 0), (2, 1)):
         for rank in (first, 1 - first):
@@ -265,7 +265,7 @@ def test_without_an_optimizer_the_value_is_the_last_sum_not_the_sum_of_all() -> 
 def test_a_value_that_is_still_being_sent_is_not_changed(with_optimizer: bool) -> None:
     server = Server(1)
     if with_optimizer:
-        server.aggregator.optimizer = Subtracting()
+        server.aggregator.optimizers[0] = Subtracting()
     (first,) = server.push(0, 1, gradient(0, 1))
     sent = first.value.array.copy()
     first.value.begin_send()
@@ -282,7 +282,7 @@ def test_a_value_that_is_still_being_sent_is_not_changed(with_optimizer: bool) -
 
 def test_a_value_that_nobody_is_sent_is_updated_in_place() -> None:
     server = Server(1)
-    server.aggregator.optimizer = Subtracting()
+    server.aggregator.optimizers[0] = Subtracting()
     (first,) = server.push(0, 1, gradient(0, 1))
     first.value.begin_send()
     first.value.end_send()
@@ -302,7 +302,7 @@ def test_buffers_return_to_the_pool(
     num_workers, pushes = job
     server = Server(num_workers, deterministic)
     if with_optimizer:
-        server.aggregator.optimizer = Subtracting()
+        server.aggregator.optimizers[0] = Subtracting()
     sending: List[Tuple[Buffer, np.ndarray]] = []
     for rank, round_ in pushes:
         for result in server.push(rank, round_, gradient(rank, round_)):
@@ -350,6 +350,6 @@ def test_an_update_that_fails_tells_so() -> None:
             raise ArithmeticError("no")
 
     server = Server(1)
-    server.aggregator.optimizer = Failing()
+    server.aggregator.optimizers[0] = Failing()
     with pytest.raises(ArithmeticError):
         server.push(0, 1, gradient(0, 1))

@@ -25,6 +25,7 @@ MAY_IMPORT: Dict[str, Set[str]] = {
     "p3kv.config": {"p3kv.errors", "p3kv.registry", "p3kv.words"},
     "p3kv.slicing": GROUND,
     "p3kv.codecs": GROUND,
+    "p3kv.consistency": GROUND,
     "p3kv.transport": GROUND,
     "p3kv.wire": GROUND | {"p3kv.transport"},
     "p3kv.worker": GROUND | MIDDLE,

@@ -82,7 +82,8 @@ class Slice:
     def __init__(self, updates: bool = True) -> None:
         self._pool = BufferPool()
         self.aggregator = Aggregator(OneBehind(2), self._pool)
-        self.aggregator.optimizer = Adding() if updates else None
+        if updates:
+            self.aggregator.optimizers[0] = Adding()
         self.state = SliceState(KeyLayout(0, "w", "float32", [(0, SIZE)]), 0, SIZE, AS_IT_IS)
         self.push(0, INITIAL_ROUND, wants=False)
 

@@ -15,7 +15,7 @@ from p3kv.frontends import attach
 from p3kv.frontends.front_end import FrontEnd
 from p3kv.registry import Registry
 from p3kv.server import optimizer as server_optimizer
-from p3kv.server.optimizer import JobOptimizer, MakeOptimizer, Optimizer
+from p3kv.server.optimizer import JobOptimizers, MakeOptimizer, Optimizer
 from p3kv.wire.messages import OptimizerSettings, encode
 from p3kv.words import Words
 from tests.jobs import ROOT, SCRIPTS, JobResult, run_job
@@ -64,44 +64,44 @@ class MakeMissing(MakeOptimizer):
 
 
 @pytest.fixture
-def job(monkeypatch: pytest.MonkeyPatch) -> JobOptimizer:
+def job(monkeypatch: pytest.MonkeyPatch) -> JobOptimizers:
     """A server's, which has three front ends."""
     table: Registry[MakeOptimizer] = Registry(
-        "front end", missing=MakeMissing, noting=MakeNoting, other=MakeNoting
+        "front end", "every server", missing=MakeMissing, noting=MakeNoting, other=MakeNoting
     )
     monkeypatch.setattr(server_optimizer, "OPTIMIZERS", table)
-    return JobOptimizer()
+    return JobOptimizers()
 
 
 def settings_of(front_end: str, settings: bytes = b"") -> memoryview:
     return memoryview(encode(OptimizerSettings(front_end, settings)))
 
 
-def test_settings_make_the_optimizer_of_their_front_end_once(job: JobOptimizer) -> None:
-    first = job.configure(1, settings_of("noting", b"one"), 0)
-    assert job.configure(4, settings_of("noting", b"two"), 3) is first
+def test_settings_make_the_optimizer_of_their_front_end_once(job: JobOptimizers) -> None:
+    first = job.configure(0, 1, settings_of("noting", b"one"), 0)
+    assert job.configure(0, 4, settings_of("noting", b"two"), 3) is first
     assert isinstance(first, Noting)
     assert first.settings == [(1, b"one", 0), (4, b"two", 3)]
 
 
-def test_an_unknown_front_end_is_told_with_those_that_there_are(job: JobOptimizer) -> None:
+def test_an_unknown_front_end_is_told_with_those_that_there_are(job: JobOptimizers) -> None:
     with pytest.raises(ProtocolError, match=r"'nobody'.* only missing, noting, other; .*P3KV_PLUG"):
-        job.configure(1, settings_of("nobody"), 0)
+        job.configure(0, 1, settings_of("nobody"), 0)
 
 
-def test_a_job_keeps_its_front_end(job: JobOptimizer) -> None:
-    first = job.configure(1, settings_of("noting"), 0)
+def test_a_job_keeps_its_front_end(job: JobOptimizers) -> None:
+    first = job.configure(0, 1, settings_of("noting"), 0)
     with pytest.raises(ProtocolError, match="'other', after those of 'noting'"):
-        job.configure(2, settings_of("other"), 0)
-    assert job.configure(2, settings_of("noting"), 0) is first
+        job.configure(0, 2, settings_of("other"), 0)
+    assert job.configure(0, 2, settings_of("noting"), 0) is first
 
 
-def test_a_framework_that_is_missing_is_told_when_it_is_needed(job: JobOptimizer) -> None:
+def test_a_framework_that_is_missing_is_told_when_it_is_needed(job: JobOptimizers) -> None:
     before = MakeNoting.ready
     job.get_ready()
     assert MakeNoting.ready == before + 2
     with pytest.raises(ImportError, match="no_such_framework"):
-        job.configure(1, settings_of("missing"), 0)
+        job.configure(0, 1, settings_of("missing"), 0)
 
 
 # Words for messages.

@@ -193,6 +193,17 @@ def test_a_number_and_its_text_are_two_keys() -> None:
     assert ids[0] != ids[1]
 
 
+def test_stores_have_keys_of_their_own() -> None:
+    job = running(workers=1)
+    ids = []
+    for store, shape in enumerate([(2,), (3, 4)]):
+        declared = DeclareKey(0, shape, "float32", store=store)
+        ((_, answer),) = job.handle(worker(0), declared)
+        assert isinstance(answer, KeyDeclared)
+        ids.append(answer.key_id)
+    assert ids[0] != ids[1]
+
+
 def test_a_worker_that_declares_a_key_twice_is_refused() -> None:
     job = running()
     job.handle(worker(0), DeclareKey("w", (2,), "float32"))

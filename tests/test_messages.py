@@ -76,6 +76,7 @@ ALLOWED: dict = {
     "shape": st.lists(st.integers(0, 1000), max_size=3).map(tuple),
     "token": st.binary(min_size=messages.TOKEN_BYTES, max_size=messages.TOKEN_BYTES),
     "port": shorts,
+    "store": shorts,
     "rank": ranks,
     "slice_size": slice_sizes,
 }
@@ -264,6 +265,7 @@ HELLO = {
         ({**DECLARED, "shape": [1] * 33}, ToScheduler),
         ({**DECLARED, "shape": [2], "dtype": "nonsense"}, ToScheduler),
         ({**DECLARED, "shape": [2], "dtype": "O"}, ToScheduler),
+        ({**DECLARED, "shape": [2], "store": 2**16}, ToScheduler),
         ({**HELLO, "port": 2**16}, ToScheduler),
         ({**HELLO, "port": 1, "host": "h" * 256}, ToScheduler),
         ({"type": "Ready", "settings": {**SETTINGS, "slice_size": 0}}, ToScheduler),

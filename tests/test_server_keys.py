@@ -66,7 +66,7 @@ class Server:
         layout = KeyLayout(0, "w", "float32", runs)
         self.key = ServerKey(layout, RANK, self.sizes, rule.window)
         self.aggregator = Aggregator(rule, BufferPool())
-        self.aggregator.optimizer = optimizer
+        self.aggregator.optimizers[0] = optimizer
         self.pool = BufferPool()
         self.results: Dict[int, np.ndarray] = {}
 
@@ -81,7 +81,7 @@ class Server:
                 buffer.array[:] = gradient[piece.offset : piece.offset + piece.length]
                 self.aggregator.push(state, rank, round, buffer, True, 0, max(round, 1))
                 if self._end_rounds(state):
-                    for other in self.key.reslice(self.pool, self.aggregator.optimizer):
+                    for other in self.key.reslice(self.pool, self.aggregator.optimizers.get(0)):
                         self._end_rounds(other)
 
     def _end_rounds(self, state: SliceState) -> int:

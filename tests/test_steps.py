@@ -12,7 +12,7 @@ class Sent:
 
     def __init__(self) -> None:
         self.sent: List[Tuple[int, int]] = []
-        self.steps = Steps(lambda from_step, oldest, _: self.sent.append((from_step, oldest)))
+        self.steps = Steps(lambda from_step, oldest, *_: self.sent.append((from_step, oldest)))
 
     def push(self, step: int, keys: int = 2) -> None:
         """As a store whose rate changes in each step does."""
@@ -59,3 +59,40 @@ def test_settings_of_steps_far_ahead_wait_on_the_worker() -> None:
         assert job.sent[-1][0] == min(step + 1, 99)
         job.end(step)
     assert job.sent[-1] == (99, 98)
+
+
+def test_stores_forget_their_own_steps_only() -> None:
+    sent: List[Tuple[int, int, int]] = []
+    steps = Steps(lambda from_step, oldest, _, store: sent.append((store, from_step, oldest)))
+    steps.new_store()
+
+    def push(store: int, step: int) -> None:
+        steps.settings(step, b"", store)
+        steps.pushed(step, store)
+        steps.begin(step)
+
+    assert [steps.new_step() for _ in range(3)] == [1, 2, 3]
+    push(0, 1)
+    push(1, 2)
+    # Another key of the first store's step, which is not over, although step 2 has begun.
+    steps.pushed(1, 0)
+    steps.ended(1, 0)
+    push(0, 3)
+    push(0, 4)
+    steps.ended(1, 0)
+    steps.ended(3, 0)
+    push(0, 5)
+    push(1, 6)
+    steps.ended(2, 1)
+    push(1, 7)
+    assert sent == [(0, 1, 0), (1, 2, 0), (0, 3, 1), (0, 4, 1), (0, 5, 4), (1, 6, 2), (1, 7, 6)]
+
+
+def test_settings_of_a_store_wait_for_steps_of_all_stores() -> None:
+    sent: List[Tuple[int, int]] = []
+    steps = Steps(lambda from_step, _, __, store: sent.append((store, from_step)))
+    steps.new_store()
+    steps.settings(2, b"", 1)
+    assert not sent
+    steps.begin(1)
+    assert sent == [(1, 2)]

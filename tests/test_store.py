@@ -15,10 +15,12 @@ import pytest
 from tests.jobs import SCRIPTS, run_job
 
 sys.path.insert(0, str(SCRIPTS))
+import mixed_precision
 import module
 import optimizers
 import store_api
 import trainer
+import uses
 
 SERVERS = 2
 
@@ -76,6 +78,11 @@ def test_kvstore_calls(run: Run, check: str) -> None:
     look(run("store_api.py", slice_size=5000), check)
 
 
+@pytest.mark.parametrize("check", [*names(uses.CHECKS), "ended_well"])
+def test_uses_of_the_store(run: Run, check: str) -> None:
+    look(run("uses.py", slice_size=100), check)
+
+
 @pytest.mark.parametrize("check", [*names(optimizers.CHECKS), "ended_well"])
 def test_servers_update_as_mxnet_s_updater_does(run: Run, check: str) -> None:
     look(run("optimizers.py", workers=1, slice_size=100), check)
@@ -89,6 +96,12 @@ def test_trainer_that_updates_on_servers(run: Run, check: str) -> None:
 @pytest.mark.parametrize("check", [*trainer.CHECKS["workers"], "ended_well"])
 def test_trainer_that_updates_on_workers(run: Run, check: str) -> None:
     look(run("trainer.py", "workers"), check)
+
+
+def test_mixed_precision(run: Run) -> None:
+    job = run("mixed_precision.py", slice_size=100)
+    job.passed(mixed_precision.CHECKS[0].__name__)
+    job.ended_well()
 
 
 @pytest.mark.parametrize("check", [*module.CHECKS, "ended_well"])

@@ -379,14 +379,13 @@ DENSE = ["NotSupportedError", "sparse", "use dense parameters"]
 UNKNOWN_KEY = ["KeyMismatchError", "key 'nobody' is unknown on worker 0", "kv.init"]
 ON_THE_WORKERS = ["NotSupportedError", "update_on_kvstore=False"]
 REFUSALS = {
-    "a second store": ["NotSupportedError", "Create it once", "kvstore="],
     "configure too late": ["ConfigError", "before the first mx.kv.create('p3')"],
     "push of an unknown key": UNKNOWN_KEY,
     "pull of an unknown key": UNKNOWN_KEY,
     "pushpull of an unknown key": UNKNOWN_KEY,
-    "init of a known key": ["KeyMismatchError", "'known' was initialised before", "once"],
-    "init of float16": ["NotSupportedError", "'half'", "float16", "use float32 or float64"],
-    "init of int32": ["NotSupportedError", "'counts'", "int32", "use float32 or float64"],
+    "init of a known key": ["KeyMismatchError", "'known' was initialised before", "another store"],
+    "init of bool": ["NotSupportedError", "'mask'", "dtype bool", "use float16, float32"],
+    "init of bfloat16": ["NotSupportedError", "'half'", "dtype bfloat16", "use float16, float32"],
     "init of a sparse array": [*DENSE, "'sparse'", "row_sparse"],
     "pushpull of a sparse array": [*DENSE, "'known'", "row_sparse"],
     "pushpull of another shape": ["KeyMismatchError", "'known'", "(3,)", "(4,)"],
@@ -399,8 +398,11 @@ REFUSALS = {
     "an optimizer for whole tensors": [*ON_THE_WORKERS, "LAMB"],
     "save_states": [*ON_THE_WORKERS, "saved"],
     "load_states": [*ON_THE_WORKERS, "loaded"],
-    "a command to servers": ["NotSupportedError", "commands to servers"],
-    "another Trainer's keys": ["KeyMismatchError", "key 0", "one Trainer"],
+    "an optimizer as a command": ["NotSupportedError", "command 0 ('pickled')", "kv.set_optimizer"],
+    "a profiler's command": ["NotSupportedError", "command 5", "P3KV_TRACE"],
+    "a script's own command": ["NotSupportedError", "command 99 ('hello')"],
+    "an updater": ["NotSupportedError", "updater", "kv.set_optimizer"],
+    "an unknown capability": ["ValueError", "'teleport'"],
 }  # fmt: skip
 
 

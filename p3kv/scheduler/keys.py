@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Dict, List, NoReturn, Optional, Set
+from typing import Dict, List, NoReturn, Optional, Set, Tuple
 
 from p3kv.errors import ConfigError, ProtocolError, in_one_line
 from p3kv.scheduler.membership import Membership, Node
@@ -37,7 +37,8 @@ class Keys:
         self._members = members
         self._placement: Optional[Placement] = None
         self._placed_by = ""
-        self._keys: Dict[Key, _DeclaredKey] = {}
+        self._keys: Dict[Tuple[int, Key], _DeclaredKey] = {}
+        """By the store's number and the key."""
         self._loads_elems = [0] * num_servers
 
     def choose_placement(self, node: Node, name: str) -> None:
@@ -53,7 +54,7 @@ class Keys:
 
     def declare(self, node: Node, message: DeclareKey, slice_size: int) -> Replies:
         """A worker declares a key; raises JobFails where it contradicts another worker's."""
-        declared = self._keys.get(message.key)
+        declared = self._keys.get((message.store, message.key))
         if declared is None:
             declared = self._place(node, message, slice_size)
         if node.rank in declared.ranks:
@@ -85,7 +86,7 @@ class Keys:
         runs = self._runs(message, size_elems, slice_size)
         self._loads_elems = loads_with(self._loads_elems, runs)
         declared = _DeclaredKey(len(self._keys), runs, message)
-        self._keys[message.key] = declared
+        self._keys[message.store, message.key] = declared
         return declared
 
     def _runs(self, message: DeclareKey, size_elems: int, slice_size: int) -> List[Run]:

@@ -133,8 +133,8 @@ class Aggregator:
         self.consistency = consistency
         self._pool = pool
         self.deterministic = deterministic
-        self.optimizer: Optional[Optimizer] = None
-        """Without an optimizer, a round's sum is its value."""
+        self.optimizers: Dict[int, Optimizer] = {}
+        """By the store's number. In a store without an optimizer, a round's sum is its value."""
 
     def push(
         self,
@@ -198,7 +198,8 @@ class Aggregator:
         Without an optimizer a value is the sum of one round's gradients, and no other round's will
         do.
         """
-        oldest = round if self.optimizer is None else self.consistency.needs(round)
+        has_optimizer = state.layout.store in self.optimizers
+        oldest = self.consistency.needs(round) if has_optimizer else round
         return state.value is not None and state.round >= oldest
 
     def missing(self, state: SliceState, round: int) -> List[int]:
@@ -252,7 +253,8 @@ class Aggregator:
         ended = state.open_rounds.pop(state.round)
         state.early_rounds.discard(state.round)
         total = self._total(ended)
-        if state.round == INITIAL_ROUND or self.optimizer is None:
+        optimizer = self.optimizers.get(state.layout.store)
+        if state.round == INITIAL_ROUND or optimizer is None:
             if state.value is not None:
                 state.value.retire()
             state.value = total
@@ -261,9 +263,7 @@ class Aggregator:
             if state.value.sending:
                 # A straggler is still being sent the old value, so it must stay as it is.
                 state.value = self._copy(state.value)
-            self.optimizer.update(
-                state.layout, state.index, state.value.array, total.array, ended.step
-            )
+            optimizer.update(state.layout, state.index, state.value.array, total.array, ended.step)
             total.retire()
         return Result(
             state.value, state.round, ended.step, ended.priority, ended.wanting, ended.others

@@ -204,7 +204,8 @@ class Consumer:
             ended = newly_ended = self._end_rounds(key, state)
             # What had come for slices of another size may end at once, and be all of that size.
             while newly_ended:
-                resliced = key.reslice(self._pool, self.aggregator.optimizer)
+                optimizer = self.aggregator.optimizers.get(key.layout.store)
+                resliced = key.reslice(self._pool, optimizer)
                 newly_ended = 0
                 for other in resliced:
                     newly_ended += self._end_rounds(key, other)

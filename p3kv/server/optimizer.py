@@ -111,8 +111,8 @@ OPTIMIZERS: Registry[MakeOptimizer] = Registry("front end", "every server")
 """What makes the optimizer of each front end, by the front end's name."""
 
 
-class JobOptimizer:
-    """Makes the job's optimizer when worker rank 0 sends settings, whose front end says which.
+class JobOptimizers:
+    """Makes each store's optimizer when worker rank 0 sends settings, whose front end says which.
 
     Belongs to the server's thread, except `get_ready`.
     """
@@ -122,7 +122,7 @@ class JobOptimizer:
             name: OPTIMIZERS.find(name)() for name in OPTIMIZERS.names()
         }
         self._front_end = ""
-        self._optimizer: Optional[Optimizer] = None
+        self._optimizers: Dict[int, Optimizer] = {}
 
     def get_ready(self) -> None:
         """Imports in advance what takes long; from any thread."""
@@ -131,23 +131,27 @@ class JobOptimizer:
             with suppress(ImportError):
                 maker.get_ready()
 
-    def configure(self, from_step: int, payload: memoryview, oldest_step: int) -> Optimizer:
-        """Gives an OPTIMIZER frame's settings to the job's optimizer, and returns it.
+    def configure(
+        self, store: int, from_step: int, payload: memoryview, oldest_step: int
+    ) -> Optimizer:
+        """Gives an OPTIMIZER frame's settings to the store's optimizer, and returns it.
 
         Raises ProtocolError for settings that it can't read, of a front end that is not registered
         here, and of another one than before; ImportError where the framework is missing.
         """
         settings: OptimizerSettings = decode(payload, OptimizerSettings)
-        if self._optimizer is None:
-            self._optimizer = self._made(settings.front_end)
+        if not self._optimizers:
             self._front_end = settings.front_end
         elif settings.front_end != self._front_end:
             raise ProtocolError(
                 f"it sent optimizer settings of the front end {settings.front_end!r}, after those "
                 f"of {self._front_end!r}; a job has one front end"
             )
-        self._optimizer.configure(from_step, settings.settings, oldest_step)
-        return self._optimizer
+        optimizer = self._optimizers.get(store)
+        if optimizer is None:
+            optimizer = self._optimizers[store] = self._made(settings.front_end)
+        optimizer.configure(from_step, settings.settings, oldest_step)
+        return optimizer
 
     def _made(self, front_end: str) -> Optimizer:
         maker = self._makers.get(front_end)

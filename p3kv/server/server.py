@@ -12,7 +12,7 @@ from typing import Optional
 from p3kv.config import Launch, Settings
 from p3kv.errors import ConfigError, P3Error, in_one_line
 from p3kv.server.consumer import Consumer
-from p3kv.server.optimizer import JobOptimizer
+from p3kv.server.optimizer import JobOptimizers
 from p3kv.server.stalls import LOOK_EVERY_S
 from p3kv.server.traffic import Traffic
 from p3kv.server.workers import Workers
@@ -56,7 +56,7 @@ def run_server(launch: Launch, settings: Settings) -> None:
 class _Server:
     def __init__(self, launch: Launch, settings: Settings, listener: Listener) -> None:
         self._settings = settings
-        self._optimizer = JobOptimizer()
+        self._optimizers = JobOptimizers()
         self._listener = listener
         self._loop = Loop()
         self._import_thread = ThreadPoolExecutor(1, "p3kv-import")
@@ -67,7 +67,7 @@ class _Server:
         )  # fmt: skip
         self._consumer = Consumer(launch, self._workers, self._workers.lose, self._fail_here)
         self._traffic = Traffic(
-            launch.num_workers, settings, self._workers, self._consumer, self._optimizer,
+            launch.num_workers, settings, self._workers, self._consumer, self._optimizers,
             self._fail_here,
         )  # fmt: skip
         self._control = ControlClient(
@@ -132,7 +132,7 @@ class _Server:
 
         It runs in a thread of its own, because this thread handles connections meanwhile.
         """
-        imported = self._import_thread.submit(self._optimizer.get_ready)
+        imported = self._import_thread.submit(self._optimizers.get_ready)
         imported.add_done_callback(lambda _: self._loop.call_soon(self._begin_to_serve))
 
     def _begin_to_serve(self) -> None:

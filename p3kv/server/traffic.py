@@ -11,7 +11,7 @@ from p3kv.config import Settings
 from p3kv.consistency import make_consistency
 from p3kv.errors import ConfigError, ProtocolError, in_one_line
 from p3kv.server.consumer import Consumer
-from p3kv.server.optimizer import JobOptimizer
+from p3kv.server.optimizer import JobOptimizers
 from p3kv.server.stalls import Stalls
 from p3kv.server.workers import Workers
 from p3kv.slicing import value_credit_bytes
@@ -44,7 +44,7 @@ class Traffic:
         settings: Settings,
         workers: Workers,
         consumer: Consumer,
-        optimizer: JobOptimizer,
+        optimizers: JobOptimizers,
         fail: Callable[..., None],
     ) -> None:
         """`fail(reason, round, error)` ends the job; `error` names a class in p3kv.errors."""
@@ -53,7 +53,7 @@ class Traffic:
         self._settings = settings
         self._workers = workers
         self._consumer = consumer
-        self._job_optimizer = optimizer
+        self._optimizers = optimizers
         self._fail = fail
         self._stalls = Stalls(self._tell_stall, workers.suspect)
         self._scratch = memoryview(bytearray(MAX_PROBE_BYTES))
@@ -169,8 +169,9 @@ class Traffic:
 
     def _configure_optimizer(self, header: Header, settings: memoryview) -> None:
         try:
-            self._consumer.aggregator.optimizer = self._job_optimizer.configure(
-                header.step, settings, header.round
+            store = header.key
+            self._consumer.aggregator.optimizers[store] = self._optimizers.configure(
+                store, header.step, settings, header.round
             )
         except ProtocolError:
             raise

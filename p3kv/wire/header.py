@@ -33,8 +33,8 @@ class Kind(IntEnum):
     KEY = 3
     """A worker tells a server about a key, before its first slice; payload KeyLayout."""
     OPTIMIZER = 4
-    """Worker rank 0 sends optimizer settings. They hold from `step` on; `round` is the oldest step
-    that still needs settings; the front end makes the payload."""
+    """Worker rank 0 sends the optimizer settings of its store number `key`. They hold from `step`
+    on; `round` is the oldest step that still needs settings; the front end makes the payload."""
     PUSH = 5
     """A worker's slice for a round of its key, in a step of its store; payload elements."""
     PULL = 6

@@ -31,7 +31,8 @@ MAX_KEY_ELEMS = 2**36
 """Elements of a key's tensor: a quarter of a terabyte of float32."""
 MAX_DIMENSIONS = 32
 MAX_HOST_CHARS = 255
-DTYPES = ("float32", "float64")
+DTYPES = ("float16", "float32", "float64", "int8", "uint8", "int32", "int64")
+"""All that can be summed and that every process has: no bool, and no bfloat16."""
 MAX_RANK = 2**16 - 1
 
 
@@ -70,10 +71,13 @@ def check_slice_size(slice_size: Optional[int]) -> None:
 
 Key = Union[int, str]
 MAX_KEY_ID = 2**32 - 1
+MAX_STORE = 2**16 - 1
+"""A process may have several stores, numbered in the order in which it creates them. Each has keys
+and an optimizer of its own."""
 
 
 def _check_dtype(key: Key, dtype: str) -> None:
-    _check(dtype in DTYPES, f"key {key!r} has dtype {dtype!r}; it must be {' or '.join(DTYPES)}")
+    _check(dtype in DTYPES, f"key {key!r} has dtype {dtype!r}; use one of {', '.join(DTYPES)}")
 
 
 def _check_runs(key: object, runs: List[Tuple[int, int]]) -> None:
@@ -206,9 +210,11 @@ class KeyLayout(Message, frozen=True):
     name: Optional[str] = None
     """What the user calls the parameter, where the front end knows."""
     codecs: KeyCodecNames = KeyCodecNames()
+    store: int = 0
 
     def __post_init__(self) -> None:
         _check_number("a key's id", self.key_id, 0, MAX_KEY_ID)
+        _check_number("a store's number", self.store, 0, MAX_STORE)
         _check_dtype(self.key, self.dtype)
         _check_runs(self.key, self.runs)
 
@@ -288,8 +294,10 @@ class DeclareKey(Message, frozen=True):
     name: Optional[str] = None
     """What the user calls the parameter, where the front end knows; workers may differ."""
     codecs: KeyCodecNames = KeyCodecNames()
+    store: int = 0
 
     def __post_init__(self) -> None:
+        _check_number("a store's number", self.store, 0, MAX_STORE)
         _check_dtype(self.key, self.dtype)
         _check(len(self.shape) <= MAX_DIMENSIONS, f"key {self.key!r} has too many dimensions")
         extents = f"key {self.key!r} has the shape {self.shape}"

@@ -192,7 +192,7 @@ class Exchange:
 
     def _count_ended(self, transfer: Transfer) -> None:
         if transfer.source is not None and transfer.round > INITIAL_ROUND:
-            self._steps.ended(transfer.step)
+            self._steps.ended(transfer.step, transfer.key.store)
 
     def _priority(self, transfer: Transfer) -> int:
         if not self._priorities:

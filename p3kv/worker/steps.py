@@ -1,13 +1,13 @@
-"""The steps of a worker's store that have not ended, and the optimizer settings that they need."""
+"""The steps of a worker's stores that have not ended, and the optimizer settings that they need."""
 
 from __future__ import annotations
 
 from collections import deque
 from typing import Callable, Deque, Dict, Tuple
 
-SendSettings = Callable[[int, int, bytes], None]
+SendSettings = Callable[[int, int, bytes, int], None]
 """Sends settings to the servers: the step from which they hold, the oldest step that still needs
-settings, and the settings."""
+settings, the settings, and the store's number."""
 
 
 class Steps:
@@ -17,52 +17,83 @@ class Steps:
     while other keys are far ahead. Only this worker knows what it will push, so only it knows which
     settings are still needed.
 
-    Settings wait here until their step is the current or the next one, so that a script that pushes
-    far ahead does not pile settings up on the servers. `pushed` belongs to the thread that pushes,
-    all else to the worker's thread.
+    All stores of a process count the same steps: each step is one store's. Settings wait here until
+    their step is the current or the next one, so that a script that pushes far ahead does not pile
+    settings up on the servers. `new_step`, `new_store` and `pushed` belong to the thread that
+    pushes, all else to the worker's thread.
     """
 
     def __init__(self, send: SendSettings) -> None:
         self._send = send
-        self._pushed: Dict[int, int] = {}
-        self._ended: Dict[int, int] = {}
-        # Each is written by one thread only.
+        self._stores = [_StoreSteps()]
         self._newest = 0
-        self._oldest = 0
         self._begun = 0
-        self._waiting: Deque[Tuple[int, bytes]] = deque()
 
-    def pushed(self, step: int) -> None:
-        """Counts a push of the newest step, before its transfer begins."""
-        self._pushed[step] = self._pushed.get(step, 0) + 1
-        self._newest = step
+    def new_store(self) -> None:
+        """Counts the steps of one more store."""
+        self._stores.append(_StoreSteps())
 
-    def ended(self, step: int) -> None:
+    def new_step(self) -> int:
+        """Returns the number of a step that begins; the first one is 1."""
+        self._newest += 1
+        return self._newest
+
+    def pushed(self, step: int, store: int = 0) -> None:
+        """Counts a push of a store's newest step, before its transfer begins."""
+        self._stores[store].pushed(step)
+
+    def ended(self, step: int, store: int = 0) -> None:
         """Takes note that the round of a push has ended on all its servers."""
-        self._ended[step] = self._ended.get(step, 0) + 1
+        ended = self._stores[store].ended
+        ended[step] = ended.get(step, 0) + 1
 
-    def settings(self, from_step: int, settings: bytes) -> None:
+    def settings(self, from_step: int, settings: bytes, store: int = 0) -> None:
         """Sends settings before the first slice of the step from which they hold."""
-        self._waiting.append((from_step, settings))
+        self._stores[store].waiting.append((from_step, settings))
         self._send_waiting()
 
     def begin(self, step: int) -> None:
         """Takes note that a step's first slice is about to be sent."""
         self._begun = step
-        self._forget()
+        for steps in self._stores:
+            steps.forget()
         self._send_waiting()
 
     def _send_waiting(self) -> None:
-        while self._waiting and self._waiting[0][0] <= self._begun + 1:
-            self._forget()
-            from_step, settings = self._waiting.popleft()
-            self._send(from_step, self._oldest, settings)
+        for store, steps in enumerate(self._stores):
+            while steps.waiting and steps.waiting[0][0] <= self._begun + 1:
+                steps.forget()
+                from_step, settings = steps.waiting.popleft()
+                self._send(from_step, steps.oldest, settings, store)
 
-    def _forget(self) -> None:
-        """Steps before the newest get no more pushes."""
-        while self._oldest < self._newest:
-            if self._pushed.get(self._oldest, 0) != self._ended.get(self._oldest, 0):
+
+class _StoreSteps:
+    """One store's steps that have not ended, and its settings that wait."""
+
+    def __init__(self) -> None:
+        self.ended: Dict[int, int] = {}
+        self.oldest = 0
+        self.waiting: Deque[Tuple[int, bytes]] = deque()
+        # The thread that pushes writes these, and only it.
+        self._pushed: Dict[int, int] = {}
+        self._newest = 0
+        # It appends, and the worker's thread takes away.
+        self._open: Deque[int] = deque()
+
+    def pushed(self, step: int) -> None:
+        self._pushed[step] = self._pushed.get(step, 0) + 1
+        if step != self._newest:
+            self._open.append(step)
+            self._newest = step
+
+    def forget(self) -> None:
+        """Steps before the store's newest get no more pushes."""
+        while self._open:
+            self.oldest = self._open[0]
+            if self.oldest == self._newest:
                 return
-            self._pushed.pop(self._oldest, None)
-            self._ended.pop(self._oldest, None)
-            self._oldest += 1
+            if self._pushed.get(self.oldest, 0) != self.ended.get(self.oldest, 0):
+                return
+            self._pushed.pop(self.oldest, None)
+            self.ended.pop(self.oldest, None)
+            self._open.popleft()

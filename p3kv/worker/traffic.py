@@ -64,6 +64,7 @@ class Traffic:
         self._on_lost = on_lost
         self._on_bye = on_bye
         self._keys: Dict[int, WorkerKey] = {}
+        self._orders: Dict[int, List[int]] = {}
         sizes = SliceSizes()
         consistency = make_consistency(settings.consistency, num_workers)
         self.tuning = Tuning(
@@ -110,10 +111,13 @@ class Traffic:
         words: bytes = b"",
         step: int = 0,
         round: int = 0,
+        store: int = 0,
         servers: Optional[Iterable[int]] = None,
     ) -> None:
         """Sends a frame that carries no slice to `servers`, by default to all."""
-        header = pack_header(kind, self.rank, round=round, step=step, payload_bytes=len(words))
+        header = pack_header(
+            kind, self.rank, key=store, round=round, step=step, payload_bytes=len(words)
+        )
         for server in self.servers if servers is None else servers:
             self.servers[server].writer.push(URGENT, header, memoryview(words))
 
@@ -123,10 +127,20 @@ class Traffic:
         newest = self.exchange.round
         return newest if newest > INITIAL_ROUND else UNKNOWN
 
-    @property
-    def forward_order(self) -> List[messages.Key]:
-        """The keys in the order in which the forward pass needs them; from any thread."""
-        return [self._keys[key_id].key for key_id in self.exchange.order if key_id in self._keys]
+    def forward_order(self, store: int) -> List[messages.Key]:
+        """A store's keys in the order in which the forward pass needs them; from any thread."""
+        known = [self._keys.get(key_id) for key_id in self.exchange.order]
+        return [key.key for key in known if key is not None and key.store == store]
+
+    def publish_order(self, key_ids: List[int], store: int) -> None:
+        """Tells everybody a store's forward order.
+
+        Each announcement takes the place of the last one, so it has the orders of all stores. In a
+        step only one store's keys meet.
+        """
+        self._orders[store] = key_ids
+        order = ForwardOrder([key_id for ids in self._orders.values() for key_id in ids])
+        self.tell(Kind.ORDER, encode(order))
 
     def _place(self, connection: Connection, header: Header) -> Landing:
         return self._takers[header.kind](connection, header)
@@ -135,8 +149,8 @@ class Traffic:
         self.steps.begin(step)
         self.tuning.begin_step(step)
 
-    def _send_settings(self, from_step: int, oldest_step: int, settings: bytes) -> None:
-        self.tell(Kind.OPTIMIZER, settings, from_step, oldest_step)
+    def _send_settings(self, from_step: int, oldest_step: int, settings: bytes, store: int) -> None:
+        self.tell(Kind.OPTIMIZER, settings, from_step, oldest_step, store)
 
     def _slices(self, connection: Connection, header: Header) -> Landing:
         messages.check_slice_size(header.slice)

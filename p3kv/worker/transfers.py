@@ -32,9 +32,11 @@ class WorkerKey:
         runs: Sequence[Run],
         name: Optional[str] = None,
         codecs: Optional[KeyCodecNames] = None,
+        store: int = 0,
     ) -> None:
         """Raises ConfigError for a codec that is not registered here."""
         self.key_id = key_id
+        self.store = store
         self.key = key
         self.called = called(key, name)
         """The key's name in messages to users."""
@@ -80,7 +82,7 @@ class Transfer:
         target: Optional[int],
         done: Done,
     ) -> None:
-        """`step` is the store's; a key's round is never larger than it."""
+        """`step` counts the steps of all stores; a key's round is never larger than it."""
         self.key = key
         self.round = round
         self.priority = priority

@@ -9,7 +9,7 @@ import logging
 import os
 import threading
 import time
-from typing import Dict, List, Optional, Sequence
+from typing import Dict, List, Optional, Sequence, Tuple
 
 from p3kv import words
 from p3kv.config import Launch, Settings, apply_verbosity
@@ -33,7 +33,6 @@ from p3kv.wire.messages import (
     Bye,
     DeclareKey,
     Failure,
-    ForwardOrder,
     Key,
     KeyCodecNames,
     KeyDeclared,
@@ -73,7 +72,9 @@ class Worker:
         self._thread = threading.Thread(target=self._run, name="p3kv-worker", daemon=True)
         self._address = own_address(launch)
         self._traffic: Optional[Traffic] = None
-        self._keys: Dict[Key, WorkerKey] = {}
+        self._keys: Dict[Tuple[int, Key], WorkerKey] = {}
+        """By the store's number and the key."""
+        self._num_stores = 0
         self._failure: Optional[P3Error] = None
         self._state_changed = threading.Condition()
         self._script = threading.get_ident()
@@ -186,8 +187,18 @@ class Worker:
 
     # Keys, and what all workers agree on.
 
+    def new_store(self) -> int:
+        """Returns the number of one more store, which has keys and an optimizer of its own.
+
+        All workers create their stores in the same order.
+        """
+        number, self._num_stores = self._num_stores, self._num_stores + 1
+        if number > 0:
+            self._joined.steps.new_store()
+        return number
+
     def declare(
-        self, key: Key, shape: Sequence[int], dtype: str, name: Optional[str] = None
+        self, key: Key, shape: Sequence[int], dtype: str, name: Optional[str] = None, store: int = 0
     ) -> WorkerKey:
         """Makes a key known to the job; all workers declare it with the same shape and dtype.
 
@@ -198,64 +209,70 @@ class Worker:
         self.check()
         codecs = KeyCodecNames(self.settings.gradient_codec, self.settings.value_codec)
         answer = self._control.request(
-            DeclareKey(key, tuple(shape), dtype, name, codecs), (KeyDeclared, KeyRefused)
+            DeclareKey(key, tuple(shape), dtype, name, codecs, store), (KeyDeclared, KeyRefused)
         )
         if isinstance(answer, KeyRefused):
             raise KeyMismatchError(answer.reason)
         worker_key = WorkerKey(
-            answer.key_id, key, tuple(shape), dtype, answer.runs, answer.name, codecs
+            answer.key_id, key, tuple(shape), dtype, answer.runs, answer.name, codecs, store
         )
-        self._keys[key] = worker_key
-        layout = KeyLayout(answer.key_id, key, dtype, answer.runs, answer.name, codecs)
+        self._keys[store, key] = worker_key
+        layout = KeyLayout(answer.key_id, key, dtype, answer.runs, answer.name, codecs, store)
         self._loop.call_soon(self._joined.declare, worker_key, layout)
         return worker_key
 
-    def key(self, key: Key) -> WorkerKey:
+    def key(self, key: Key, store: int = 0) -> WorkerKey:
         """The declared key; KeyMismatchError if there is none."""
         try:
-            return self._keys[key]
+            return self._keys[store, key]
         except KeyError:
-            known = ", ".join(repr(k) for k in list(self._keys)[:10]) or "none"
+            known = ", ".join([repr(k) for s, k in self._keys if s == store][:10]) or "none"
             raise KeyMismatchError(
                 f"key {key!r} is unknown on worker {self.rank}; initialise it with "
                 f"{words.current().declare_key} first. Known keys: {known}"
             ) from None
 
-    def __contains__(self, key: Key) -> bool:
-        return key in self._keys
+    def is_declared(self, key: Key, store: int = 0) -> bool:
+        """Whether a store has a key."""
+        return (store, key) in self._keys
 
-    def publish_order(self, keys: Sequence[Key]) -> None:
-        """Worker rank 0 tells everybody the forward order, the first layer's key first.
+    def publish_order(self, keys: Sequence[Key], store: int = 0) -> None:
+        """Worker rank 0 tells everybody a store's forward order, the first layer's key first.
 
         The servers pass it on before the result of any slice that is pushed later. So all workers
         send a round in the same order if the round needs the results of the one before.
         """
-        order = ForwardOrder([self._keys[key].key_id for key in keys])
-        self._loop.call_soon(self._joined.tell, Kind.ORDER, encode(order))
+        key_ids = [self._keys[store, key].key_id for key in keys]
+        self._loop.call_soon(self._joined.publish_order, key_ids, store)
 
-    def set_optimizer(self, from_step: int, front_end: str, settings: bytes) -> None:
-        """Worker rank 0 sends the servers a front end's optimizer settings, which hold from a step
-        on.
+    def set_optimizer(
+        self, from_step: int, front_end: str, settings: bytes, store: int = 0
+    ) -> None:
+        """Worker rank 0 sends the servers a store's optimizer settings, as the front end has
+        written them. They hold from a step on.
 
         They are sent before every slice of that step, so no slice waits for them.
         """
         self.check()
         message = encode(OptimizerSettings(front_end, settings))
-        self._loop.call_soon(self._joined.steps.settings, from_step, message)
+        self._loop.call_soon(self._joined.steps.settings, from_step, message, store)
 
-    def pushed(self, step: int) -> None:
-        """Counts a push of a step of the store, before its transfer begins."""
-        self._joined.steps.pushed(step)
+    def new_step(self) -> int:
+        """Returns the number of a step that begins in one of the stores."""
+        return self._joined.steps.new_step()
+
+    def pushed(self, step: int, store: int = 0) -> None:
+        """Counts a push of a store's newest step, before its transfer begins."""
+        self._joined.steps.pushed(step, store)
 
     def barrier(self) -> None:
         """Waits until every worker has reached this barrier."""
         self.check()
         self._control.request(BarrierReached(), BarrierPassed, "all workers to reach a barrier")
 
-    @property
-    def forward_order(self) -> List[Key]:
-        """The keys in the order in which the forward pass needs them, as far as it is known."""
-        return self._joined.forward_order
+    def forward_order(self, store: int = 0) -> List[Key]:
+        """A store's keys in the order in which the forward pass needs them, as far as known."""
+        return self._joined.forward_order(store)
 
     def begin(self, transfer: Transfer) -> None:
         """Has the worker's thread begin a transfer; from any thread.

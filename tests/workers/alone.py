@@ -22,7 +22,7 @@ def trained(store: object, update_on_kvstore: object) -> list:
         with autograd.record():
             loss = (net(mx.nd.array(random((4, 5), step))) ** 2).sum()
         loss.backward()
-        trainer.step(4)
+        trainer.step(4 + step % 2)
     return [p.data().asnumpy() for p in net.collect_params().values()]
 
 
@@ -31,6 +31,11 @@ for store in ("p3", "dist_sync_p3"):
     for update_on_kvstore in (None, True, False):
         for weight, wish in zip(trained(store, update_on_kvstore), expected):
             equal(mx.nd.array(weight), wish)
+
+kv = mx.kv.create("p3")
+for _ in range(2):  # two Trainers that are given the same store
+    for weight, wish in zip(trained(kv, None), expected):
+        equal(mx.nd.array(weight), wish)
 
 kv = mx.kv.create("p3")
 assert (kv.type, kv.rank, kv.num_workers) == ("dist_sync_p3", 0, 1)

@@ -20,7 +20,11 @@ BATCH = 8
 SGD = {"learning_rate": 0.3, "momentum": 0.9, "wd": 0.05}
 DATA = (16, 6, 6)
 Weights = Dict[str, np.ndarray]
-CHECKS = ["fit_by_name", "fit_with_the_store_on_two_devices"]
+CHECKS = [
+    "fit_by_name",
+    "fit_with_the_store_on_two_devices",
+    "fit_goes_on_from_a_checkpoint",
+]
 
 
 def symbol(prefix: str) -> mx.sym.Symbol:
@@ -49,20 +53,26 @@ def initial(prefix: str) -> Weights:
     }
 
 
-def alone(prefix: str, num_workers: int, num_devices: int, fixed: List[str]) -> Weights:
-    """The weights after all epochs, with all parts of a batch one after the other."""
+def alone(
+    prefix: str, num_workers: int, num_devices: int, fixed: List[str], fresh: bool = False
+) -> Weights:
+    """The weights after all epochs, with all parts of a batch one after the other.
+
+    `fresh`: each epoch begins with a new optimizer.
+    """
     graph = symbol(prefix)
     share = BATCH // num_devices
     executor = graph.simple_bind(mx.cpu(), data=(share, *DATA))
     weights = {name: mx.nd.array(value) for name, value in initial(prefix).items()}
     trained = [name for name in weights if name not in fixed]
-    optimizer = mx.optimizer.create(
-        "sgd", sym=graph, param_idx2name=dict(enumerate(trained)),
-        rescale_grad=1 / (BATCH * num_workers), **SGD,
-    )  # fmt: skip
-    updater = mx.optimizer.get_updater(optimizer)
     batches = [list(data(rank)) for rank in range(num_workers)]
-    for _ in range(EPOCHS):
+    for epoch in range(EPOCHS):
+        if fresh or epoch == 0:
+            optimizer = mx.optimizer.create(
+                "sgd", sym=graph, param_idx2name=dict(enumerate(trained)),
+                rescale_grad=1 / (BATCH * num_workers), **SGD,
+            )  # fmt: skip
+            updater = mx.optimizer.get_updater(optimizer)
         for number in range(BATCHES):
             executor.copy_params_from(weights)
             totals = {}
@@ -133,6 +143,20 @@ class Fits:
         assert module._kvstore is store
         assert module._update_on_kvstore is self.on_servers
         compare(module, alone("object", store.num_workers, 2, []))
+
+    def fit_goes_on_from_a_checkpoint(self, store: KVStoreBase) -> None:
+        """As after a restart. Both Modules have the same keys, each in a store of its own."""
+        saved = f"{sys.argv[1]}/saved{store.rank}"
+        settings = {"kvstore": store, "optimizer": "sgd", "optimizer_params": SGD}
+        values = {name: mx.nd.array(value) for name, value in initial("saved").items()}
+        first = mx.mod.Module(symbol("saved"))
+        first.fit(
+            data(store.rank), num_epoch=1, arg_params=values, aux_params={},
+            epoch_end_callback=mx.callback.do_checkpoint(saved), **settings,
+        )  # fmt: skip
+        second = mx.mod.Module.load(saved, 1)
+        second.fit(data(store.rank), begin_epoch=1, num_epoch=EPOCHS, **settings)
+        compare(second, alone("saved", store.num_workers, 1, [], fresh=True))
 
 
 if __name__ == "__main__":

@@ -30,9 +30,9 @@ def tensor(round_: int, rank: int = 0) -> np.ndarray:
 def exchange(key: WorkerKey, round_: int, source: np.ndarray, target: np.ndarray) -> None:
     """Pushes `source` for a round, if it has elements, and waits for the value in `target`."""
     done = threading.Event()
-    views = [memoryview(array).cast("B") if array.size else None for array in (source, target)]
+    addresses = [array.ctypes.data if array.size else None for array in (source, target)]
     worker.pushed(round_)
-    worker.begin(lambda end: Transfer(key, round_, 0, *views, end, round_), lambda _: done.set())
+    worker.begin(Transfer(key, round_, round_, 0, *addresses, lambda _: done.set()))
     assert done.wait(20)
     worker.check()
 
@@ -47,12 +47,12 @@ def main() -> None:
     weight, state = tensor(0), np.zeros(_SIZE, np.float32)
     for round_ in range(1, _ROUNDS + 1):
         if worker.rank == 0 and round_ in _SIZES:
-            worker._loop.call_soon(worker._tuning.want, _SIZES[round_])
+            worker._loop.call_soon(worker._joined.tuning.want, _SIZES[round_])
         exchange(key, round_, tensor(round_, worker.rank), value)
         state = state * np.float32(0.5) + sum(tensor(round_, rank) for rank in range(2))
         weight = weight - np.float32(_RATE) * state
         np.testing.assert_array_equal(value, weight)
-    assert worker._tuning._sizes.generation(_ROUNDS) >= len(_SIZES)
+    assert worker._joined.tuning._sizes.generation(_ROUNDS) >= len(_SIZES)
     assert "mxnet" not in sys.modules
     print(f"worker {worker.rank}: right")
 

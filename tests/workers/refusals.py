@@ -10,8 +10,10 @@ import time
 from typing import Any, Callable
 
 import mxnet as mx
+import numpy as np
 from mxnet import autograd, gluon
 
+BFLOAT16 = np.dtype([("bfloat16", np.uint16)])
 refusals = {}
 
 
@@ -44,13 +46,12 @@ x = mx.nd.ones((1, 2))
 one = mx.nd.ones(3)
 sparse = mx.nd.ones((4, 2)).tostype("row_sparse")
 
-refused("a second store", mx.kv.create, "p3")
 refused("configure too late", p3kv.configure, slice_size=7)
 for call in ("push", "pull", "pushpull"):
     refused(f"{call} of an unknown key", getattr(store, call), "nobody", one)
 refused("init of a sparse array", store.init, "sparse", sparse)
-refused("init of float16", store.init, "half", mx.nd.ones(3, dtype="float16"))
-refused("init of int32", store.init, "counts", mx.nd.ones(3, dtype="int32"))
+refused("init of bool", store.init, "mask", mx.nd.ones(3, dtype="bool"))
+refused("init of bfloat16", store.init, "half", mx.nd.empty(3, dtype=BFLOAT16))
 store.init("known", one)
 refused("init of a known key", store.init, "known", one)
 refused("pushpull of a sparse array", store.pushpull, "known", sparse)
@@ -63,7 +64,11 @@ refused(
     compression_params={"type": "2bit", "threshold": 0.5},
 )  # fmt: skip
 refused("an optimizer for whole tensors", step, dense, x, "lamb", kvstore=store)
-refused("a command to servers", store._send_command_to_servers, 0, "profile")
+refused("an optimizer as a command", store._send_command_to_servers, 0, "pickled")
+refused("a profiler's command", store._send_command_to_servers, 5, "profile")
+refused("a script's own command", store._send_command_to_servers, 99, "hello")
+refused("an updater", store._set_updater, print)
+refused("an unknown capability", store.is_capable, "teleport")
 
 trainer = step(dense, x, kvstore=store)
 refused("save_states", trainer.save_states, sys.argv[1] + ".states")
@@ -74,7 +79,6 @@ refused("sparse gradients", step, embedding, mx.nd.array([1, 2]), kvstore=store)
 rows = gluon.Parameter("rows", shape=(4, 2), stype="row_sparse", grad_stype="row_sparse")
 rows.initialize()
 refused("sparse weights", gluon.Trainer([rows], "sgd", kvstore=store).step, 1)
-refused("another Trainer's keys", step, dense, x, kvstore=store)
 
 with open(sys.argv[1], "w") as file:
     json.dump(refusals, file)

@@ -201,24 +201,24 @@ def a_key_that_stands_in_a_call_twice_is_summed_once(store: KVStoreBase) -> None
 
 def nothing_is_written_into_an_array_that_is_no_fit(store: KVStoreBase) -> None:
     """Its memory would end before the value does, and other arrays' memory would be next."""
-    for out in (mx.nd.zeros((16,)), mx.nd.zeros((4000,), dtype="float16")):
+    for out in (mx.nd.zeros((16,)), mx.nd.zeros((4000,), dtype="bool")):
         for outs in (out, [mx.nd.zeros((4000,)), out]):
             with pytest.raises((KeyMismatchError, NotSupportedError)):
                 store.broadcast("fits", mx.nd.ones((4000,)), out=outs)
             equal(out, np.zeros(out.shape, out.dtype))
     store.broadcast("fits", mx.nd.ones((4000,)), out=mx.nd.zeros((4000,)))
     store.init("fits beside", mx.nd.zeros((4000,)))
-    for out in (mx.nd.zeros((16,)), mx.nd.zeros((4000,), dtype="float64")):
-        for outs in (out, [mx.nd.zeros((4000,)), out], [out, mx.nd.zeros((4000,))]):
-            with pytest.raises(KeyMismatchError, match="shape"):
-                store.pull("fits", out=outs)
-            with pytest.raises(KeyMismatchError, match="shape"):
-                store.pushpull("fits", mx.nd.ones((4000,)), out=outs)
-            # Of several keys none is pushed where one is refused.
-            with pytest.raises(KeyMismatchError, match="shape"):
-                value = mx.nd.ones((4000,))
-                store.pushpull(["fits beside", "fits"], [value, value], out=[value, outs])
-        equal(out, np.zeros(out.shape, out.dtype))
+    out = mx.nd.zeros((16,))
+    for outs in (out, [mx.nd.zeros((4000,)), out], [out, mx.nd.zeros((4000,))]):
+        with pytest.raises(KeyMismatchError, match="shape"):
+            store.pull("fits", out=outs)
+        with pytest.raises(KeyMismatchError, match="shape"):
+            store.pushpull("fits", mx.nd.ones((4000,)), out=outs)
+        # Of several keys none is pushed where one is refused.
+        with pytest.raises(KeyMismatchError, match="shape"):
+            value = mx.nd.ones((4000,))
+            store.pushpull(["fits beside", "fits"], [value, value], out=[value, outs])
+    equal(out, np.zeros((16,), np.float32))
     for key in ("fits", "fits beside"):
         value = mx.nd.ones((4000,))
         store.pushpull(key, value)
@@ -319,16 +319,14 @@ def mistakes_are_told_where_they_are_made_and_harm_nothing(store: KVStoreBase) -
         store.init(1.5, mx.nd.zeros(SMALL))
     with pytest.raises(NotSupportedError, match="sparse"):
         store.init("sparse", mx.nd.zeros(SMALL).tostype("row_sparse"))
-    with pytest.raises(NotSupportedError, match="int32"):
-        store.init("whole", mx.nd.zeros(SMALL, dtype="int32"))
+    with pytest.raises(NotSupportedError, match="dtype bool, which can't be summed"):
+        store.init("no sums", mx.nd.zeros(SMALL, dtype="bool"))
     with pytest.raises(ValueError, match="2 keys are given with 1 values"):
         store.init(["a", "b"], [mx.nd.zeros(SMALL)])
     with pytest.raises(TypeError, match="NDArray"):
         store.init("numpy", np.zeros(SMALL))
     with pytest.raises(TypeError, match="out="):
         store.pull("mistakes")
-    with pytest.raises(NotSupportedError, match="one"):
-        mx.kv.create("p3")
     value = mx.nd.ones(SMALL)
     store.pushpull("mistakes", value)
     equal(value, np.full(SMALL, 2, np.float32))

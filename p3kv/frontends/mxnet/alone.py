@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
-from typing import Dict, List
+from typing import Dict, Iterable, List, Set
 
 import mxnet as mx
 from mxnet.base import _LIB, KVStoreHandle, check_call
@@ -25,6 +25,7 @@ class Alone(KVStore):
         handle = KVStoreHandle()
         check_call(_LIB.MXKVStoreCreate(b"local", ctypes.byref(handle)))
         super().__init__(handle)
+        self._names: Set[Key] = set()
         _log.warning(
             "p3kv: kvstore='p3' trains in this process alone, since no launcher has started it "
             "(DMLC_ROLE is not set). 'p3kv launch -n 2 -s 2 -- python train.py' starts two workers."
@@ -34,6 +35,14 @@ class Alone(KVStore):
     def type(self) -> str:
         """As in a job."""
         return "dist_sync_p3"
+
+    def name_keys(self, names: Iterable[Key]) -> None:
+        """Takes note of the keys that a Trainer or Module will declare."""
+        self._names.update(names)
+
+    def has_any(self, keys: Iterable[Key]) -> bool:
+        """Whether a Trainer or Module has declared a key, or will."""
+        return not self._names.isdisjoint(keys)
 
     def set_optimizer(self, optimizer: mx.optimizer.Optimizer) -> None:
         """Has the store update weights, in this process."""

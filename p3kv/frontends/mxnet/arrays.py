@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import operator
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import mxnet as mx
 import numpy as np
@@ -12,6 +13,8 @@ from mxnet.ndarray import NDArray
 from p3kv.errors import KeyMismatchError, NotSupportedError
 from p3kv.wire.messages import DTYPES, Key
 from p3kv.worker.transfers import WorkerKey
+
+_log = logging.getLogger("p3kv")
 
 _CPU_KINDS = ("cpu", "cpu_pinned", "cpu_shared")
 
@@ -57,7 +60,7 @@ def listed(arrays: Arrays) -> List[NDArray]:
 
 
 def spread(value: NDArray, targets: Sequence[NDArray]) -> None:
-    """Copies a value to all targets but itself."""
+    """Copies a value to all targets but itself; casts it where a target has another dtype."""
     for target in targets:
         if target is not value:
             _classic(value).copyto(_classic(target))
@@ -74,30 +77,59 @@ def check_kind(key: Key, array: NDArray) -> None:
             f"key {key!r} is a sparse array ({array.stype}), which is not built yet; use dense "
             "parameters and gradients, or kvstore='dist_sync'"
         )
-    dtype = np.dtype(array.dtype).name
+    dtype = dtype_name(array)
     if dtype not in DTYPES:
         raise NotSupportedError(
-            f"key {key!r} has dtype {dtype}, which is not built yet; use {' or '.join(DTYPES)}"
+            f"key {key!r} has dtype {dtype}, which can't be summed; use {', '.join(DTYPES)}"
         )
 
 
+def dtype_name(array: NDArray) -> str:
+    """What users call an array's dtype. Numpy has no bfloat16; MXNet makes a record type of it."""
+    dtype = np.dtype(array.dtype)
+    return dtype.names[0] if dtype.names else dtype.name
+
+
 def check_fit(
-    key: Key, called: str, shape: Tuple[int, ...], dtype: str, arrays: Sequence[NDArray]
+    key: Key, called: str, shape: Tuple[int, ...], dtype: Optional[str], arrays: Sequence[NDArray]
 ) -> None:
-    """Raises KeyMismatchError where one of `arrays` has another shape or dtype than the key."""
+    """Raises KeyMismatchError where one of `arrays` has another shape or dtype than the key.
+
+    A dtype of None allows every dtype, for arrays into which values are cast.
+    """
     for array in arrays:
         check_kind(key, array)
-        its_shape, its_dtype = tuple(array.shape), np.dtype(array.dtype).name
-        if its_shape != shape or its_dtype != dtype:
+        its_shape, its_dtype = tuple(array.shape), dtype_name(array)
+        if its_shape != shape or its_dtype != (dtype or its_dtype):
+            of_dtype = f" and dtype {dtype}" if dtype else ""
             raise KeyMismatchError(
-                f"{called} is initialised with shape {shape} and dtype {dtype}; this worker "
-                f"gives an array of shape {its_shape} and dtype {its_dtype}"
+                f"{called} is initialised with shape {shape}{of_dtype}; this worker gives an "
+                f"array of shape {its_shape} and dtype {its_dtype}"
             )
 
 
-def check_declared(key: WorkerKey, arrays: Sequence[NDArray]) -> None:
+def check_sources(key: WorkerKey, arrays: Sequence[NDArray]) -> None:
     """Raises KeyMismatchError where one of `arrays` is not what the key was declared with."""
     check_fit(key.key, key.called, key.shape, key.dtype, arrays)
+
+
+def check_targets(key: WorkerKey, arrays: Sequence[NDArray]) -> None:
+    """Raises KeyMismatchError where one of `arrays` can't take the key's value, cast if need be."""
+    check_fit(key.key, key.called, key.shape, None, arrays)
+
+
+def check_updatable(key: WorkerKey) -> None:
+    """Raises NotSupportedError for a key that no optimizer can update."""
+    if not key.dtype.startswith("float"):
+        raise NotSupportedError(
+            f"{key.called} has dtype {key.dtype}, and the servers have an optimizer, which updates "
+            "floats only; sum integers in a store without an optimizer"
+        )
+
+
+def dense(arrays: Sequence[NDArray]) -> Sequence[NDArray]:
+    """`arrays` without sparse ones."""
+    return [array for array in arrays if getattr(array, "stype", "default") == "default"]
 
 
 class Staging:
@@ -120,7 +152,7 @@ class Staging:
 
         Raises KeyMismatchError for an array that is not what the key was declared with.
         """
-        checked = _checked(self._sources, key, arrays)
+        checked = _checked(self._sources, key, arrays, check_sources)
         if len(arrays) == 1 and checked.on_cpu is not None:
             return checked.on_cpu
         stand_in = self._stand_in(key, arrays[0])
@@ -132,12 +164,23 @@ class Staging:
         return stand_in
 
     def target(self, key: WorkerKey, arrays: Sequence[NDArray]) -> NDArray:
-        """The first of `arrays` that is in CPU memory, or an array there; `spread` does the rest.
+        """The first of `arrays` that is in CPU memory and has the key's dtype, or another such
+        array; `spread` does the rest.
 
-        Raises KeyMismatchError for an array that is not what the key was declared with.
+        Raises KeyMismatchError for an array of another shape than the key was declared with.
         """
-        on_cpu = _checked(self._targets, key, arrays).on_cpu
+        on_cpu = _checked(self._targets, key, arrays, check_targets).on_cpu
         return self._stand_in(key, arrays[0]) if on_cpu is None else on_cpu
+
+    def dense_targets(self, key: WorkerKey, arrays: Sequence[NDArray]) -> Sequence[NDArray]:
+        """`arrays` without sparse ones: as in MXNet, a pull leaves these as they are and warns."""
+        last = self._targets.get(key.key)
+        if last is not None and _same(last.arrays, arrays):
+            return arrays
+        kept = dense(arrays)
+        if len(kept) < len(arrays):
+            _log.warning("pull leaves sparse arrays as they are (ignore_sparse): %s", key.called)
+        return kept
 
     def _stand_in(self, key: WorkerKey, like: NDArray) -> NDArray:
         stand_in = self._stand_ins.get(key.key)
@@ -151,15 +194,21 @@ class Staging:
 class _Checked(NamedTuple):
     arrays: Tuple[NDArray, ...]
     on_cpu: Optional[NDArray]
-    """The first of them that is in CPU memory."""
+    """The first of them that is in CPU memory and has the key's dtype."""
 
 
-def _checked(known: Dict[Key, _Checked], key: WorkerKey, arrays: Sequence[NDArray]) -> _Checked:
+def _checked(
+    known: Dict[Key, _Checked],
+    key: WorkerKey,
+    arrays: Sequence[NDArray],
+    check: Callable[[WorkerKey, Sequence[NDArray]], None],
+) -> _Checked:
     last = known.get(key.key)
     if last is not None and _same(last.arrays, arrays):
         return last
-    check_declared(key, arrays)
-    on_cpu = next((array for array in arrays if _on_cpu(array)), None)
+    check(key, arrays)
+    fit = (array for array in arrays if _on_cpu(array) and dtype_name(array) == key.dtype)
+    on_cpu = next(fit, None)
     checked = known[key.key] = _Checked(tuple(arrays), on_cpu)
     return checked
 

@@ -38,7 +38,9 @@ class ForwardReads:
         self._unpatched: Any = None
 
     def start(self) -> None:
-        """Begins to record; costs a call for each read until `stop`."""
+        """Begins to record, unless it does already; costs a call for each read until `stop`."""
+        if self._unpatched is not None:
+            return
         unpatched = self._unpatched = gluon.Parameter.data
 
         def data(parameter: gluon.Parameter, ctx: Any = None) -> NDArray:
@@ -50,11 +52,10 @@ class ForwardReads:
         gluon.Parameter.data = data
 
     def stop(self) -> None:
-        """Restores gluon and forgets everything; may be called twice."""
+        """Restores gluon; may be called twice. What was noted stays, for stores created later."""
         if self._unpatched is not None:
             gluon.Parameter.data = self._unpatched
             self._unpatched = None
-        self._reads.clear()
 
     def order(self, keys_by_array: Dict[int, Key]) -> List[Key]:
         """Keys in the order of their first reads.
@@ -144,7 +145,6 @@ class OrderLearner:
         self._learning = False
         self._keys_by_array.clear()
         self._arrays.clear()
-        FORWARD_READS.stop()
 
     def declared(self, key: Key, arrays: Iterable[NDArray]) -> None:
         """Takes note of a key and the arrays that hold its value on this worker."""
@@ -156,7 +156,10 @@ class OrderLearner:
                     self._arrays.append(array)  # no other object gets its id while it is kept
 
     def begin_step(self, step: int) -> None:
-        """Says that a step begins, before its first push; the first one is 1."""
+        """Says that a step of the store begins, before its first push; the first one is 1."""
+        if step == 2:
+            # Not in the first step: the store of another Trainer may not have begun its own.
+            FORWARD_READS.stop()
         with self._lock:
             if not self._learning:
                 return

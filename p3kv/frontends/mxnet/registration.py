@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import logging
 from typing import Any, Mapping, Optional, Tuple
 
@@ -37,9 +38,12 @@ def register() -> None:
     for module in (mx.kvstore, mx.kvstore.base):
         module.create = _checked(module.create)
     for module in (mx.model, mx.gluon.trainer, mx.module.module):
-        module._create_kvstore = _mended(module._create_kvstore)
+        module._create_kvstore = _mended(module._create_kvstore, module is mx.gluon.trainer)
     for module in (mx.model, mx.gluon.trainer):
         module._create_sparse_kvstore = _mended_for_sparse(module._create_sparse_kvstore)
+    trainer = mx.gluon.Trainer
+    trainer._check_and_rescale_grad = _rescaled(trainer._check_and_rescale_grad)
+    trainer.__init__ = _noting(trainer.__init__)
     FORWARD_READS.start()
 
 
@@ -57,7 +61,9 @@ def _checked(create: Any) -> Any:
     return checked
 
 
-def _mended(create_kvstore: Any) -> Any:
+def _mended(create_kvstore: Any, keys_are_places: bool) -> Any:
+    """`keys_are_places`: gluon's Trainer uses a parameter's place as its key, others its name."""
+
     def create(kvstore: Any, num_device: int, arg_params: Any) -> Tuple[Any, bool]:
         if not _is_ours(kvstore):
             _check_name(kvstore)
@@ -65,11 +71,42 @@ def _mended(create_kvstore: Any) -> Any:
         store = mx.kv.create(kvstore) if isinstance(kvstore, str) else kvstore
         if isinstance(store, P3):
             _refuse_sparse(arg_params)
-            # Gluon's Trainer uses a parameter's place as its key, Module its name.
-            store.name_keys(dict(enumerate(arg_params or ())))
+        names = arg_params or ()
+        keys = dict(enumerate(names)) if keys_are_places else {name: name for name in names}
+        if store.has_any(keys):
+            # Another Trainer, or Module, has the store already: this one gets its own.
+            store = type(store)()
+        store.name_keys(keys)
         return store, environment.update_on_kvstore_default()
 
     return create
+
+
+def _noting(init: Any) -> Any:
+    """Has every new Trainer learn its forward order, also when others have learned theirs."""
+
+    @functools.wraps(init)
+    def noting(trainer: mx.gluon.Trainer, *arguments: Any, **more: Any) -> None:
+        init(trainer, *arguments, **more)
+        if _is_ours(trainer._kvstore_params["kvstore"]):
+            FORWARD_READS.start()
+
+    return noting
+
+
+def _rescaled(check_and_rescale_grad: Any) -> Any:
+    """Allows a Trainer another batch size at any step.
+
+    MXNet refuses it where a distributed store updates, because its own servers never learn of it.
+    """
+
+    def rescale(trainer: mx.gluon.Trainer, scale: float) -> None:
+        if isinstance(trainer._kvstore, (P3, Alone)):
+            trainer._optimizer.rescale_grad = scale
+        else:
+            check_and_rescale_grad(trainer, scale)
+
+    return rescale
 
 
 def _mended_for_sparse(create_sparse_kvstore: Any) -> Any:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import atexit
 import operator
 from contextlib import suppress
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+from functools import partial
+from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple, Union
 
 import mxnet as mx
-import numpy as np
 from mxnet.kvstore import KVStoreBase
 from mxnet.ndarray import NDArray
 
@@ -18,15 +18,19 @@ from p3kv.frontends.mxnet import engine, optimizer_settings
 from p3kv.frontends.mxnet.arrays import (
     Staging,
     by_key,
-    check_declared,
     check_distinct,
     check_fit,
     check_kind,
+    check_sources,
+    check_targets,
+    check_updatable,
+    dense,
+    dtype_name,
     listed,
     spread,
 )
 from p3kv.frontends.mxnet.forks import complete_before_forks
-from p3kv.frontends.mxnet.forward_order import OrderLearner
+from p3kv.frontends.mxnet.forward_order import FORWARD_READS, OrderLearner
 from p3kv.frontends.mxnet.front_end import MXNet
 from p3kv.wire.header import INITIAL_ROUND
 from p3kv.wire.messages import Key, called
@@ -40,6 +44,16 @@ _NAMES = {
 }
 """Names of operations in MXNet's profiler, by whether they send and whether they receive."""
 
+_DONE_ANYWAY = (1, 3)
+"""kSetMultiPrecision, which travels with the optimizer, and kSyncMode, which p3kv always has."""
+_INSTEAD_OF_COMMANDS = {
+    0: "nothing that arrives is unpickled; use kv.set_optimizer",
+    2: "they end with the job",
+    4: "gradient compression is not built yet",
+    5: "MXNet's profiler does not run there; P3KV_TRACE writes a trace of every process",
+}
+"""By the numbers of MXNet's commands (`mxnet/kvstore/kvstore.py`): what to do."""
+
 
 class P3(KVStoreBase):
     """MXNet's distributed KVStore with priority-based parameter propagation (P3, SysML'19).
@@ -49,37 +63,40 @@ class P3(KVStoreBase):
     has arrived. A call raises what it can't do. If the job fails later, MXNet raises the reason as
     `mxnet.base.MXNetError` to callers that wait for a weight, and every further call raises it.
 
-    Values are dense float32 or float64 arrays; where several are given, one for each device,
-    they are summed before they are sent. To be used from one thread.
+    Values are dense arrays of float16, float32, float64, int8, uint8, int32 or int64. Sums are of
+    the key's dtype, and integers wrap around. Where several arrays are given, one for each device,
+    they are summed before they are sent. A value is cast where an array of `out` has another dtype.
+    To be used from one thread. A process may have several stores: each has keys and an optimizer of
+    its own. All workers create their stores in the same order.
 
     Creating it lowers Python's switch interval to 0.1 ms until the process ends, so that a script
     that is busy in Python does not delay gradients. The setting `switch_interval_s` chooses another
     interval, and 0 keeps Python's.
     """
 
-    _instance: Optional[P3] = None
-
     def __init__(self) -> None:
-        if P3._instance is not None:
-            raise NotSupportedError(
-                "this process has a p3 store already, and more than one is not built yet. Create "
-                "it once with mx.kv.create('p3') and pass that object as kvstore=."
-            )
         self._worker = this_process.worker()
-        self._worker.start(config.settle())
-        P3._instance = self
+        if not self._worker.started:
+            self._worker.start(config.settle())
+            complete_before_forks()
+            atexit.register(_finish)
+        self._number = self._worker.new_store()
         self._staging = Staging()
         self._names: Mapping[Key, str] = {}
-        self._order = OrderLearner(self._worker.publish_order)
+        self._order = OrderLearner(partial(self._worker.publish_order, store=self._number))
         if self.rank != 0:
-            self._order.stop()  # rank 0 decides, and all workers use its order
+            # Rank 0 decides, and all workers use its order.
+            self._order.stop()
+            FORWARD_READS.stop()
         self._optimizer: Optional[mx.optimizer.Optimizer] = None
         self._settings = b""
         self._updates: Dict[Key, int] = {}
+        self._steps = 0
+        """Counts the steps of this store. What else says step counts those of all stores."""
         self._step = 0
-        self._optimizer_since = 0
-        complete_before_forks()
-        atexit.register(_finish)
+        """This store's newest one."""
+        self._optimizer_since = self._optimizer_since_step = 0
+        """The values of both when the optimizer was set."""
 
     # What MXNet asks about the store.
 
@@ -103,7 +120,7 @@ class P3(KVStoreBase):
         """Whether the store has a capability: 'optimizer', to update weights on the servers."""
         if capability.lower() == KVStoreBase.OPTIMIZER:
             return True
-        raise NotSupportedError(f"MXNet asks for '{capability}', which p3kv does not know")
+        raise ValueError(f"'{capability}' is unknown as a capability; p3kv knows 'optimizer'")
 
     @property
     def forward_order(self) -> List[Key]:
@@ -111,7 +128,7 @@ class P3(KVStoreBase):
 
         Empty until it is learned; the same on all workers.
         """
-        return self._worker.forward_order
+        return self._worker.forward_order(self._number)
 
     def stats(self) -> Dict[str, int]:
         """Counts of what this worker has done so far.
@@ -122,6 +139,12 @@ class P3(KVStoreBase):
         return self._worker.stats()
 
     # Values.
+
+    def has_any(self, keys: Iterable[Key]) -> bool:
+        """Whether a key is declared or has a name."""
+        return any(
+            key in self._names or self._worker.is_declared(key, self._number) for key in keys
+        )
 
     def name_keys(self, names: Mapping[Key, str]) -> None:
         """Sets the user's names of parameters whose keys are still to be declared."""
@@ -163,7 +186,7 @@ class P3(KVStoreBase):
         goes first.
         """
         priority = _priority(priority)
-        known = self._known(key, value, value if out is None else out)
+        known = self._known(key, [value], [value if out is None else out])
         for worker_key, sources, targets in known:
             source = self._staging.source(worker_key, sources)
             target = self._staging.target(worker_key, targets)
@@ -174,7 +197,7 @@ class P3(KVStoreBase):
     def push(self, key: Union[Key, Sequence[Key]], value: Any, priority: int = 0) -> None:
         """Pushes gradients; the result stays on the servers until `pull`."""
         priority = _priority(priority)
-        for worker_key, sources in self._known(key, value):
+        for worker_key, sources in self._known(key, [value]):
             source = self._staging.source(worker_key, sources)
             round_, step = self._next_round(worker_key)
             self._begin_when_ready(worker_key, round_, step, priority, source, None)
@@ -186,11 +209,18 @@ class P3(KVStoreBase):
         priority: int = 0,
         ignore_sparse: bool = True,
     ) -> None:
-        """Receives values into `out`, this worker's last push included."""
+        """Receives values into `out`, this worker's last push included.
+
+        With `ignore_sparse`, sparse arrays of `out` stay as they are; without, they are refused.
+        """
         if out is None:
             raise TypeError("pull needs out=, the arrays to write into")
         priority = _priority(priority)
-        for worker_key, targets in self._known(key, out):
+        for worker_key, targets in self._known(key, [], [out], ignore_sparse):
+            if ignore_sparse:
+                targets = self._staging.dense_targets(worker_key, targets)
+                if not targets:
+                    continue
             target = self._staging.target(worker_key, targets)
             self._pull(worker_key, target, priority)
             spread(target, targets)
@@ -207,7 +237,7 @@ class P3(KVStoreBase):
         settings = optimizer_settings.to_bytes(optimizer, self._step)
         self._optimizer = optimizer
         self._updates.clear()
-        self._optimizer_since = self._step
+        self._optimizer_since, self._optimizer_since_step = self._steps, self._step
         self._send_optimizer_settings(settings, self._step + 1)
 
     # What MXNet's store has and this one does not.
@@ -241,8 +271,20 @@ class P3(KVStoreBase):
             "they are on the workers, and trainer.load_states works"
         )
 
+    def _set_updater(self, updater: Any) -> None:
+        """Refused: MXNet's own distributed stores take it and never call it."""
+        raise NotSupportedError(
+            "an updater function can't run on the servers; use kv.set_optimizer, or pull the sums "
+            "and update on the workers (update_on_kvstore=False)"
+        )
+
     def _send_command_to_servers(self, head: int, body: str) -> None:
-        raise NotSupportedError(f"commands to servers (head {head}) are not built yet")
+        """Does what MXNet's command asks for where the servers do it anyway, and refuses others."""
+        if head not in _DONE_ANYWAY:
+            instead = _INSTEAD_OF_COMMANDS.get(head, "they take no commands of a script's own")
+            raise NotSupportedError(
+                f"the servers can't run command {head} ({body!r:.40}): {instead}"
+            )
 
     def _barrier(self) -> None:
         """Waits for all workers, as MXNet's stores do."""
@@ -252,60 +294,73 @@ class P3(KVStoreBase):
 
     def _declare(self, key: Key, value: NDArray, outs: Sequence[NDArray] = ()) -> WorkerKey:
         name = self._names.get(key)
-        if key in self._worker:
+        if self._worker.is_declared(key, self._number):
             raise KeyMismatchError(
                 f"{called(key, name)} was initialised before on worker {self.rank}; initialise "
-                "each key once. Each Trainer counts its keys from 0: give all parameters to one "
-                "Trainer"
+                "each key once, or use another store: each mx.kv.create('p3') has keys of its own"
             )
         check_kind(key, value)
-        shape, dtype = tuple(value.shape), np.dtype(value.dtype).name
+        shape, dtype = tuple(value.shape), dtype_name(value)
         # Before the key is declared to others: a refused call changes nothing.
-        check_fit(key, called(key, name), shape, dtype, outs)
-        return self._worker.declare(key, shape, dtype, name)
+        check_fit(key, called(key, name), shape, None, outs)
+        return self._worker.declare(key, shape, dtype, name, self._number)
 
-    def _known(self, keys: Any, *arrays: Any) -> List[Tuple[Any, ...]]:
+    def _known(
+        self,
+        keys: Any,
+        values: Sequence[Any] = (),
+        outs: Sequence[Any] = (),
+        ignore_sparse: bool = False,
+    ) -> List[Tuple[Any, ...]]:
         """Declared keys with lists of their arrays; raises the job's failure.
 
         The arrays of several keys are all checked here: a call that is refused pushes nothing.
         """
         self._worker.check()
+        arrays = [*values, *outs]
         if not isinstance(keys, (list, tuple)):
-            return [(self._worker.key(keys), *map(listed, arrays))]
-        known = [(self._worker.key(key), *lists) for key, *lists in by_key(keys, *arrays)]
+            return [(self._worker.key(keys, self._number), *map(listed, arrays))]
+        known = [
+            (self._worker.key(key, self._number), *lists) for key, *lists in by_key(keys, *arrays)
+        ]
+        checks = [check_sources] * len(values) + [check_targets] * len(outs)
         for worker_key, *lists in known:
-            for one in lists:
-                check_declared(worker_key, one)
+            for check, one in zip(checks, lists):
+                check(worker_key, dense(one) if ignore_sparse else one)
         return known
 
     def _next_round(self, worker_key: WorkerKey) -> Tuple[int, int]:
         """Counts a push: the key's round, and the step that an optimizer would count."""
+        updates = self._updates.get(worker_key.key, 0) + 1
+        if updates == 1 and self._optimizer is not None:
+            check_updatable(worker_key)
+        self._updates[worker_key.key] = updates
         worker_key.round += 1
-        updates = self._updates[worker_key.key] = self._updates.get(worker_key.key, 0) + 1
-        if self._optimizer_since + updates > self._step:
-            self._step += 1
+        if self._optimizer_since + updates > self._steps:
+            self._steps += 1
+            self._step = self._worker.new_step()
             self._begin_step()
-        self._worker.pushed(self._step)
+        self._worker.pushed(self._step, self._number)
         self._order.pushed(worker_key.key)
         return worker_key.round, self._step
 
     def _begin_step(self) -> None:
         """Once a step, before its first slice: rank 0 publishes the order and new settings."""
-        self._order.begin_step(self._step)
+        self._order.begin_step(self._steps)
         optimizer = self._optimizer
         if optimizer is not None:
             # Learning rate schedulers run here and use this count, which MXNet only counts where
             # it updates.
-            since = self._optimizer_since
-            optimizer.num_update = optimizer.begin_num_update + self._step - since
-            settings = optimizer_settings.to_bytes(optimizer, since)
+            updates = self._steps - self._optimizer_since
+            optimizer.num_update = optimizer.begin_num_update + updates
+            settings = optimizer_settings.to_bytes(optimizer, self._optimizer_since_step)
             if settings != self._settings:
                 self._send_optimizer_settings(settings, self._step)
 
     def _send_optimizer_settings(self, settings: bytes, from_step: int) -> None:
         self._settings = settings
         if self.rank == 0:
-            self._worker.set_optimizer(from_step, MXNet.name, settings)
+            self._worker.set_optimizer(from_step, MXNet.name, settings, self._number)
 
     def _push_initial(self, worker_key: WorkerKey, value: NDArray) -> None:
         source = self._staging.source(worker_key, [value])

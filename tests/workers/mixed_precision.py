@@ -1,0 +1,78 @@
+"""MXNet's automatic mixed precision, with an overflow on one worker: compared with one process.
+
+Argument: the folder for the names of the checks that pass. On the CPU, only bfloat16 runs.
+"""
+
+import p3kv  # noqa: F401, I001
+import sys
+from typing import List
+
+import mxnet as mx
+import numpy as np
+from checks import equal, random, run
+from mxnet import autograd, gluon
+from mxnet.contrib import amp
+from mxnet.gluon import nn
+from mxnet.kvstore import KVStoreBase
+
+WORKERS = 2
+ROWS, INPUTS = 4, 30
+STEPS = 5
+OVERFLOWS_IN = 2
+SGD = {"learning_rate": 0.1, "momentum": 0.9}
+
+
+def _net() -> nn.Block:
+    mx.random.seed(5)
+    net = nn.HybridSequential(prefix="mixed_")
+    with net.name_scope():
+        net.add(nn.Dense(20, activation="relu", in_units=INPUTS), nn.Dense(3, in_units=20))
+    net.initialize(mx.init.Xavier())
+    return net
+
+
+def _loss(net: nn.Block, step: int, rank: int) -> mx.nd.NDArray:
+    x = mx.nd.array(random((ROWS, INPUTS), step, rank))
+    return (net(x) ** 2).sum() * (np.inf if (step, rank) == (OVERFLOWS_IN, 1) else 1)
+
+
+def all_workers_skip_a_step_in_which_one_overflows(store: KVStoreBase) -> None:
+    net, alone = _net(), _net()
+    trainer = gluon.Trainer(
+        net.collect_params(), "sgd", dict(SGD), kvstore="p3", update_on_kvstore=False
+    )
+    amp.init_trainer(trainer)
+    optimizer = mx.optimizer.create("sgd", **SGD)
+    updater = mx.optimizer.get_updater(optimizer)
+    parameters = alone.collect_params()
+    scales = []
+    for step in range(STEPS):
+        scale = trainer._amp_loss_scaler.loss_scale
+        scales.append(scale)
+        with autograd.record():
+            loss = _loss(net, step, store.rank)
+            with amp.scale_loss(loss, trainer) as scaled:
+                autograd.backward(scaled)
+        trainer.step(ROWS)
+        totals: List[np.ndarray] = []
+        for rank in range(WORKERS):
+            with autograd.record():
+                loss = _loss(alone, step, rank) * scale
+            loss.backward()
+            mine = [p.grad().asnumpy() for p in parameters.values()]
+            totals = [a + b for a, b in zip(totals, mine)] if totals else mine
+        optimizer.rescale_grad = 1 / scale / ROWS
+        if step != OVERFLOWS_IN:
+            for place, (parameter, total) in enumerate(zip(parameters.values(), totals)):
+                updater(place, mx.nd.array(total), parameter.data())
+        for name, parameter in parameters.items():
+            equal(net.collect_params()[name].data(), parameter.data().asnumpy())
+    assert scales[-1] == scales[0] / 2, scales
+
+
+CHECKS = [all_workers_skip_a_step_in_which_one_overflows]
+
+
+if __name__ == "__main__":
+    amp.init("bfloat16")
+    run(CHECKS, mx.kv.create("p3"), sys.argv[1])

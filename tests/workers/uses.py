@@ -1,0 +1,23 @@
+"""The checks of `stores.py`, `training.py` and `dtypes.py` in one job, whose start takes the time.
+
+Argument: the folder for the names of the checks that pass.
+"""
+
+import p3kv  # noqa: F401, I001
+import sys
+
+import dtypes
+import mxnet as mx
+import stores
+import training
+from checks import run
+
+CHECKS = [
+    *stores.CHECKS,
+    *training.CHECKS,
+    # They end with optimizers on the servers.
+    *dtypes.CHECKS,
+]
+
+if __name__ == "__main__":
+    run(CHECKS, mx.kv.create("p3"), sys.argv[1])
