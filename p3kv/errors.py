@@ -7,7 +7,7 @@ what the reader can do about it.
 from __future__ import annotations
 
 import re
-from typing import Optional
+from typing import Optional, Type
 
 _MOST_CHARS = 600
 _STACK_TRACE = re.compile(r"^(Original )?Traceback \(most recent call last\):|^Stack trace:", re.M)
@@ -71,3 +71,9 @@ def in_one_line(error: BaseException) -> str:
     if not text:
         return name
     return text if text.startswith(f"{name}:") else f"{name}: {text}"
+
+
+def named(name: str) -> Type[P3Error]:
+    """The class of errors with this name; P3Error for a name that none has."""
+    kind = globals().get(name)
+    return kind if isinstance(kind, type) and issubclass(kind, P3Error) else P3Error

@@ -34,6 +34,7 @@ from p3kv.wire.messages import (
     JobSettings,
     KeyCodecNames,
     KeyLayout,
+    Terms,
     encode,
 )
 from p3kv.wire.protocol import FROM_WORKERS, Conversation
@@ -148,7 +149,7 @@ class Worker:
         self.servers = self.traffic.servers
         self.tuning = self.traffic.tuning
         self.exchange = self.traffic.exchange
-        self.sizes = self.tuning._sizes
+        self.terms = self.tuning._terms
         self.settings: List[Tuple[int, int]] = []
         """Optimizer settings that were sent: from which step on, and the oldest that needs any."""
         self.steps = self.traffic.steps
@@ -174,7 +175,7 @@ class Worker:
 
     def start(self) -> None:
         """Says how large slices are."""
-        self.tuning.announce(INITIAL_ROUND, self._slice_size)
+        self.tuning.announce(INITIAL_ROUND, Terms(self._slice_size))
 
     def call(
         self,
@@ -324,7 +325,7 @@ class Job:
         found = np.full(key.size_elems, np.nan, np.float32)
         for server in self.servers:
             of_server = server.consumer._keys[key.key_id]
-            size = self.workers[0].sizes.size(of_server._generation)
+            size = self.workers[0].terms.of(of_server._generation).slice_size
             for state in of_server._states[of_server._generation].values():
                 piece = key.slices(size)[state.index]
                 assert state.value is not None

@@ -100,7 +100,7 @@ def test_a_residual_stays_with_its_elements_when_slices_get_another_size() -> No
             received = quantised(kept_back)
             for target in targets:
                 np.testing.assert_array_equal(target, received)
-        assert job.workers[0].sizes.generation(rounds) == 2
+        assert job.workers[0].terms.generation(rounds) == 2
         np.testing.assert_array_equal(job.kept(keys[0]), weight)
 
 

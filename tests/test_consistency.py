@@ -188,7 +188,7 @@ def test_slices_that_are_new_answer_at_once_who_needs_the_last_round_of_the_old_
         job.push(1, 1, 2)
         job.push(0, 4)
         job.pull(4)
-        assert job.ahead.sizes.generation(4) == 1 and job.ahead.under_way == 2
+        assert job.ahead.terms.generation(4) == 1 and job.ahead.under_way == 2
         job.push(1, 3)
         assert job.ahead.under_way == 0
         # It has the value of round 3. Worker 1 has not pushed for round 4.

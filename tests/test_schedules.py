@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from p3kv.consistency import BulkSynchronous, Consistency
 from p3kv.errors import ProtocolError
 from p3kv.wire.header import INITIAL_ROUND, Header, Kind, pack_header
+from p3kv.wire.messages import Terms
 from tests.in_memory import Event, Job, Worker
 from tests.jobs import SCRIPTS
 
@@ -189,7 +190,7 @@ def test_a_pull_after_slices_have_another_size_and_before_their_first_round() ->
         pulled = np.zeros(SIZE, np.float32)
         worker.call(key, WINDOW, None, pulled)
         job.finish()
-        assert worker.sizes.generation(WINDOW + 1) == 1
+        assert worker.terms.generation(WINDOW + 1) == 1
         np.testing.assert_array_equal(pulled, expected[WINDOW])
 
 
@@ -278,8 +279,8 @@ def test_slices_of_a_single_round_hand_their_values_on_at_once() -> None:
         for round_ in (1, 2):
             worker.call(key, round_, gradient(0, round_), None)
         job.finish()
-        worker.tuning.announce(4, SIZE // 3)
-        worker.tuning.announce(5, SIZE // 5)
+        worker.tuning.announce(4, Terms(SIZE // 3))
+        worker.tuning.announce(5, Terms(SIZE // 5))
         for round_ in (4, 3):
             worker.call(key, round_, gradient(0, round_), None)
             job.finish()

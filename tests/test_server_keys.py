@@ -19,9 +19,10 @@ from p3kv.server.aggregation import Aggregator, SliceState
 from p3kv.server.buffers import BufferPool
 from p3kv.server.keys import ServerKey
 from p3kv.server.optimizer import Optimizer, State
-from p3kv.slicing import Run, SliceSizes, cut
+from p3kv.slicing import Run, cut
 from p3kv.wire.header import INITIAL_ROUND
-from p3kv.wire.messages import KeyLayout
+from p3kv.wire.messages import KeyLayout, Terms
+from p3kv.wire.terms import TermsByRound
 from tests.jobs import SCRIPTS
 
 sys.path.insert(0, str(SCRIPTS))
@@ -61,10 +62,10 @@ class Server:
     """One server's part of one key, as its consumer uses it."""
 
     def __init__(self, optimizer: Optimizer, runs: List[Run], workers: int) -> None:
-        self.sizes = SliceSizes()
+        self.terms = TermsByRound()
         rule = BulkSynchronous(workers)
         layout = KeyLayout(0, "w", "float32", runs)
-        self.key = ServerKey(layout, RANK, self.sizes, rule.window)
+        self.key = ServerKey(layout, RANK, self.terms, rule.window)
         self.aggregator = Aggregator(rule, BufferPool())
         self.aggregator.optimizers[0] = optimizer
         self.pool = BufferPool()
@@ -73,7 +74,7 @@ class Server:
     def push(self, rank: int, round: int, gradient: np.ndarray) -> None:
         """Pushes a whole tensor for a round, slice by slice."""
         layout = self.key.layout
-        size = self.sizes.size(self.sizes.generation(round))
+        size = self.terms.of(self.terms.generation(round)).slice_size
         for piece in cut(layout.runs, size):
             if piece.server == RANK:
                 state = self.key.state(round, piece.index)
@@ -93,7 +94,7 @@ class Server:
 
     def _note(self, index: int, round: int, value: np.ndarray) -> None:
         layout = self.key.layout
-        size = self.sizes.size(self.sizes.generation(round))
+        size = self.terms.of(self.terms.generation(round)).slice_size
         piece = cut(layout.runs, size)[index]
         whole = self.results.setdefault(round, np.full(SIZE, np.nan, np.float32))
         whole[piece.offset : piece.offset + piece.length] = value
@@ -128,13 +129,13 @@ def test_values_do_not_depend_on_the_sizes_of_slices(
     weight, state = tensor(0), np.zeros(SIZE, np.float32)
     if not announced_late:
         for entry in table:
-            server.sizes.set(*entry)
+            server.terms.set(entry[0], Terms(entry[1]))
     for round_ in range(INITIAL_ROUND, 10):
         if announced_late:
             # As in a job: before any slice of the round that is the last of its size.
             for entry in table:
                 if entry[0] in (INITIAL_ROUND, round_ + 1):
-                    server.sizes.set(*entry)
+                    server.terms.set(entry[0], Terms(entry[1]))
         if round_ == INITIAL_ROUND:
             server.push(0, round_, weight)
         else:
@@ -149,8 +150,8 @@ def test_values_do_not_depend_on_the_sizes_of_slices(
 
 def test_slices_of_a_coming_size_wait_for_the_last_round_of_the_size_before() -> None:
     server = Server(Momentum(), [(RANK, SIZE)], workers=1)
-    server.sizes.set(INITIAL_ROUND, 40)
-    server.sizes.set(2, 7)
+    server.terms.set(INITIAL_ROUND, Terms(40))
+    server.terms.set(2, Terms(7))
     gradients = [tensor(round_) for round_ in range(4)]
     server.push(0, INITIAL_ROUND, gradients[0])
     server.push(0, 2, gradients[2])
@@ -167,8 +168,8 @@ def test_slices_of_a_coming_size_wait_for_the_last_round_of_the_size_before() ->
 
 def test_a_push_for_a_round_of_an_earlier_size_is_refused() -> None:
     server = Server(Momentum(), [(RANK, SIZE)], workers=1)
-    server.sizes.set(INITIAL_ROUND, 40)
-    server.sizes.set(2, 7)
+    server.terms.set(INITIAL_ROUND, Terms(40))
+    server.terms.set(2, Terms(7))
     for round_ in range(3):
         server.push(0, round_, tensor(round_))
     with pytest.raises(ProtocolError, match="no slice 0 for round 1"):
@@ -185,7 +186,7 @@ def test_states_of_mxnet_s_optimizers_are_cut_anew(name: str) -> None:
     updater = mx.optimizer.get_updater(beside)
     server = Server(optimizer, [(RANK, SIZE)], workers=1)
     for entry in ((INITIAL_ROUND, 30), (3, 11), (4, 101), (6, 50)):
-        server.sizes.set(*entry)
+        server.terms.set(entry[0], Terms(entry[1]))
     weight = mx.nd.array(tensor(0))
     server.push(0, INITIAL_ROUND, tensor(0))
     for round_ in range(1, 8):

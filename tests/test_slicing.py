@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import math
-from typing import Dict, List
+from typing import List
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from p3kv.errors import ProtocolError
 from p3kv.slicing import (
-    SliceSizes,
     balanced_runs,
     cut,
     gradient_credit_bytes,
@@ -80,42 +75,6 @@ def test_slices_go_from_server_to_server_in_turn(count: int, num_servers: int) -
     runs = balanced_runs(count * 10 * num_servers, 10, [0] * num_servers)
     slices = cut(runs, 10)
     assert [s.server for s in slices] == [i % num_servers for i in range(count * num_servers)]
-
-
-class Sizes(RuleBasedStateMachine):
-    """A table of sizes beside what was said."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.sizes = SliceSizes()
-        self.said: Dict[int, int] = {}
-
-    @rule(from_round=st.integers(0, 9), size=st.integers(1, 3))
-    def say(self, from_round: int, size: int) -> None:
-        last = max(self.said, default=-1)
-        if from_round > last:
-            assert self.sizes.set(from_round, size)
-            self.said[from_round] = size
-        elif self.said.get(from_round) == size:
-            assert not self.sizes.set(from_round, size)
-        else:
-            with pytest.raises(ProtocolError, match="agreed on"):
-                self.sizes.set(from_round, size)
-
-    @invariant()
-    def every_round_has_the_size_said_last(self) -> None:
-        generations = [self.sizes.generation(round_) for round_ in range(12)]
-        assert generations == sorted(generations)
-        for round_, generation in enumerate(generations):
-            before = [r for r in self.said if r <= round_]
-            assert generation == len(before) - 1
-            if before:
-                assert self.sizes.size(generation) == self.said[max(before)]
-                assert round_ <= self.sizes.last_round(generation)
-                assert self.sizes.last_round(generation) + 1 in {*self.said, math.inf}
-
-
-test_sizes_hold_from_their_round_on = Sizes.TestCase
 
 
 @given(st.floats(150e6, 8e9))

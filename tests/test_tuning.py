@@ -9,9 +9,10 @@ import pytest
 
 from experiments.cluster import Cluster, missing_requirements
 from p3kv.config import Settings
-from p3kv.slicing import SliceSizes
 from p3kv.wire.header import INITIAL_ROUND
 from p3kv.wire.loop import Drain
+from p3kv.wire.messages import Terms
+from p3kv.wire.terms import TermsByRound
 from p3kv.worker.tuning import Tuning
 from tests.jobs import run_job, start_on
 
@@ -26,12 +27,12 @@ class Tuned:
 
     def __init__(self, **settings: int) -> None:
         self.drain = Drain()
-        self.sizes = SliceSizes()
+        self.terms = TermsByRound()
         self.reports: List[float] = []
         self.tuning = Tuning(
-            0, {}, self.sizes, Settings(**settings), WINDOW, self.drain, self.reports.append
+            0, {}, self.terms, Settings(**settings), WINDOW, self.drain, self.reports.append
         )
-        self.tuning.announce(INITIAL_ROUND, 100_000)
+        self.tuning.announce(INITIAL_ROUND, Terms(100_000))
         self.step = 0
 
     def rounds(self, count: int, rate_bytes_s: float, seconds: float = 0.5) -> None:
@@ -45,7 +46,7 @@ class Tuned:
         self.tuning.begin_step(self.step)
 
     def size(self, round: int) -> int:
-        return self.sizes.size(self.sizes.generation(round))
+        return self.terms.of(self.terms.generation(round)).slice_size
 
 
 def test_a_rate_is_told_when_most_of_some_rounds_have_it_and_again_when_it_changes() -> None:

@@ -54,7 +54,7 @@ SLICE_SIZE = 100
 
 
 def slices(rank: int, size: int = SLICE_SIZE, round: int = INITIAL_ROUND) -> bytes:
-    return frame(Kind.SLICES, rank, slice=size, round=round)
+    return frame(Kind.TERMS, rank, raw("Terms", slice_size=size), round=round)
 
 
 def key(rank: int, **changes: object) -> bytes:

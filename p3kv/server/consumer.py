@@ -22,7 +22,7 @@ from p3kv.server.buffers import Buffer, BufferPool
 from p3kv.server.keys import ServerKey
 from p3kv.server.stalls import Wait
 from p3kv.server.workers import Workers
-from p3kv.slicing import SliceSizes, check_count
+from p3kv.slicing import check_count
 from p3kv.trace import Tracer, now_ns
 from p3kv.wire.connection import Connection
 from p3kv.wire.framing import Landing
@@ -35,10 +35,10 @@ from p3kv.wire.header import (
     Header,
     Kind,
     pack_header,
-    urgency,
 )
-from p3kv.wire.messages import UNKNOWN, KeyLayout, workers
-from p3kv.wire.queue import PriorityQueue
+from p3kv.wire.messages import UNKNOWN, KeyLayout, Terms, workers
+from p3kv.wire.queue import PriorityQueue, urgency
+from p3kv.wire.terms import TermsByRound
 
 _log = logging.getLogger(__name__)
 
@@ -91,32 +91,32 @@ class Consumer:
         self._waiting_bytes = 0
         self._waiting_frames = [0] * launch.num_workers
         """By rank, how many of the worker's frames are in the queue."""
-        self._sizes = SliceSizes()
+        self._terms = TermsByRound()
         self._keys: Dict[int, ServerKey] = {}
         self._pulls: Dict[SliceState, List[_Pull]] = {}
 
     # What workers say of their slices.
 
-    def set_slice_size(self, from_round: int, slice_size: int) -> bool:
-        """Sets the slice size from a round on; False if it is known already.
+    def set_terms(self, from_round: int, terms: Terms) -> bool:
+        """Sets the terms from a round on; False if they are known already.
 
         Raises ProtocolError when it contradicts an earlier announcement, and when a key would have
         too many slices.
         """
         for key in self._keys.values():
-            check_count(key.layout.runs, slice_size)
-        return self._sizes.set(from_round, slice_size)
+            check_count(key.layout.runs, terms.slice_size)
+        return self._terms.set(from_round, terms)
 
     def declare(self, layout: KeyLayout) -> None:
         """Keeps a key from now on; ProtocolError when another worker has declared it otherwise."""
-        if self._sizes.generation(INITIAL_ROUND) < 0:
+        if self._terms.generation(INITIAL_ROUND) < 0:
             raise ProtocolError("it has not said how large slices are")
         if self.rank not in dict(layout.runs):
             raise ProtocolError(f"server {self.rank} keeps nothing of key {layout.key!r}")
-        check_count(layout.runs, self._sizes.smallest)
+        check_count(layout.runs, self._terms.smallest_slice_size)
         window = self.aggregator.consistency.window
         try:
-            key = ServerKey(layout, self.rank, self._sizes, window)
+            key = ServerKey(layout, self.rank, self._terms, window)
         except ConfigError as error:
             self._fail(str(error), UNKNOWN, "ConfigError")
             return

@@ -12,9 +12,10 @@ from p3kv.errors import ProtocolError
 from p3kv.server.aggregation import SliceState
 from p3kv.server.buffers import BufferPool
 from p3kv.server.optimizer import Optimizer, State
-from p3kv.slicing import SliceSizes, cut
+from p3kv.slicing import cut
 from p3kv.wire.header import INITIAL_ROUND
 from p3kv.wire.messages import KeyLayout, called
+from p3kv.wire.terms import TermsByRound
 
 
 class ServerKey:
@@ -25,7 +26,7 @@ class ServerKey:
     is re-sliced.
     """
 
-    def __init__(self, layout: KeyLayout, rank: int, sizes: SliceSizes, window: int) -> None:
+    def __init__(self, layout: KeyLayout, rank: int, terms: TermsByRound, window: int) -> None:
         """`window`: how many rounds may be open.
 
         Raises ConfigError for a codec that is not registered here.
@@ -35,7 +36,7 @@ class ServerKey:
         self._codecs = make_codecs(names.gradients, names.values, dict(layout.runs)[rank], dtype)
         self._window = window
         self._rank = rank
-        self._sizes = sizes
+        self._terms = terms
         self._generation = 0
         """The generation whose states have the values."""
         self._states: Dict[int, Dict[int, SliceState]] = {}
@@ -47,7 +48,7 @@ class ServerKey:
 
         ProtocolError if this server does not have it, or if no worker can be so far ahead.
         """
-        generation = self._sizes.generation(round)
+        generation = self._terms.generation(round)
         states = self._states.get(generation)
         if states is None and generation >= self._generation:
             states = self._states_in(generation)
@@ -65,7 +66,7 @@ class ServerKey:
 
         ProtocolError if no worker can be so far ahead.
         """
-        states = self._states_in(max(self._generation, self._sizes.generation(round))).values()
+        states = self._states_in(max(self._generation, self._terms.generation(round))).values()
         for state in states:
             self._check_ahead(state, round)
         return states
@@ -88,7 +89,7 @@ class ServerKey:
         Joins values and optimizer states and cuts them anew; no number changes. Returns the new
         slices, whose complete rounds the caller is to end; nothing if it is too early.
         """
-        last_round = self._sizes.last_round(self._generation)
+        last_round = self._terms.last_round(self._generation)
         if last_round == math.inf:
             return ()
         before = self._states_in(self._generation)
@@ -127,7 +128,7 @@ class ServerKey:
         ended: float = max(state.round, INITIAL_ROUND)
         if state.round < INITIAL_ROUND < state.first_round:
             # It has no value until the current generation has ended its last round.
-            ended = self._sizes.last_round(self._generation)
+            ended = self._terms.last_round(self._generation)
         if round > ended + self._window:
             raise ProtocolError(
                 f"it is at round {round} of {state.name()}, but only {self._window} rounds may be "
@@ -139,9 +140,9 @@ class ServerKey:
         states = self._states.get(generation)
         if states is None:
             layout = self.layout
-            slices = cut(layout.runs, self._sizes.size(generation))
+            slices = cut(layout.runs, self._terms.of(generation).slice_size)
             own = [piece for piece in slices if piece.server == self._rank]
-            first_round = self._sizes.first_round(generation)
+            first_round = self._terms.first_round(generation)
             states = self._states[generation] = {
                 piece.index: SliceState(
                     layout, piece.index, piece.length, self._codecs,

@@ -15,7 +15,6 @@ from p3kv.server.optimizer import JobOptimizers
 from p3kv.server.stalls import Stalls
 from p3kv.server.workers import Workers
 from p3kv.slicing import value_credit_bytes
-from p3kv.wire import messages
 from p3kv.wire.connection import Connection
 from p3kv.wire.framing import Landing, message_landing
 from p3kv.wire.header import INITIAL_ROUND, MAX_PROBE_BYTES, URGENT, Header, Kind, pack_header
@@ -25,6 +24,7 @@ from p3kv.wire.messages import (
     JobSettings,
     KeyLayout,
     Stalled,
+    Terms,
     decode,
     encode,
 )
@@ -67,7 +67,7 @@ class Traffic:
             Kind.PUSH: consumer.place_push,
             Kind.PULL: consumer.place_pull,
             Kind.KEY: self._key,
-            Kind.SLICES: self._slices,
+            Kind.TERMS: self._terms,
             Kind.OPEN: self._open,
             Kind.PROBE: self._probe,
             Kind.OPTIMIZER: self._optimizer,
@@ -135,21 +135,21 @@ class Traffic:
     def _key(self, connection: Connection, header: Header) -> Landing:
         return message_landing(header, KeyLayout, self._consumer.declare)
 
-    def _slices(self, connection: Connection, header: Header) -> Landing:
-        return Landing(None, partial(self._set_slice_size, header))
+    def _terms(self, connection: Connection, header: Header) -> Landing:
+        return message_landing(header, Terms, partial(self._set_terms, header))
 
-    def _set_slice_size(self, header: Header) -> None:
-        messages.check_slice_size(header.slice)
+    def _set_terms(self, header: Header, terms: Terms) -> None:
         if header.round > INITIAL_ROUND and header.rank != 0:
-            raise ProtocolError(f"worker {header.rank} wants slices of {header.slice} elements")
-        is_new = self._consumer.set_slice_size(header.round, header.slice)
+            raise ProtocolError(f"worker {header.rank} wants {terms} from round {header.round} on")
+        is_new = self._consumer.set_terms(header.round, terms)
         if self._settings.send_buffer_bytes is None:
+            credit_bytes = value_credit_bytes(terms.slice_size, self._num_workers)
             for worker in self._workers.connections.values():
-                worker.hold_at_most(value_credit_bytes(header.slice, self._num_workers))
+                worker.hold_at_most(credit_bytes)
         if is_new and header.round > INITIAL_ROUND:
-            self._workers.tell(
-                pack_header(Kind.SLICES, self.rank, slice=header.slice, round=header.round)
-            )
+            words = memoryview(encode(terms))
+            news = pack_header(Kind.TERMS, self.rank, round=header.round, payload_bytes=len(words))
+            self._workers.tell(news, words)
 
     def _forward_order(self, connection: Connection, header: Header) -> Landing:
         words = memoryview(bytearray(header.payload_bytes))

@@ -3,7 +3,6 @@
 from p3kv.slicing.placement import PLACEMENTS, Placement, checked
 from p3kv.slicing.size import (
     CREDIT_BYTES,
-    SliceSizes,
     gradient_credit_bytes,
     slice_size_for,
     value_credit_bytes,
@@ -16,7 +15,6 @@ __all__ = [
     "Placement",
     "Run",
     "Slice",
-    "SliceSizes",
     "balanced_runs",
     "check_count",
     "checked",

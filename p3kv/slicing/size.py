@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
-from typing import List
-
-from p3kv.errors import ProtocolError
 
 SIZES_ELEMS = (12_500, 25_000, 50_000, 200_000, 200_000, 400_000)
 """Slice sizes by rate. The first is for the rate at which it takes `_WIRE_S`, each next one for
@@ -72,58 +68,3 @@ def _least_credit_bytes(slice_size: int) -> int:
 def _shared(alone_bytes: int, peers: int) -> int:
     """The part that each of `peers` connections gets of the credit of a single one."""
     return max(_LEAST_SHARE_BYTES, alone_bytes * _SHARING // max(_SHARING, peers))
-
-
-class SliceSizes:
-    """How large slices are in every round: the same on all workers and servers.
-
-    A generation is consecutive rounds with one slice size. Generations count from 0.
-    """
-
-    def __init__(self) -> None:
-        self._from_rounds: List[int] = []
-        self._sizes: List[int] = []
-        self._newest_from: float = math.inf
-
-    def set(self, from_round: int, slice_size: int) -> bool:
-        """Sets the slice size from a round on; False if it is known already.
-
-        Raises ProtocolError when it contradicts an earlier announcement.
-        """
-        if self._from_rounds and from_round <= self._from_rounds[-1]:
-            if (from_round, slice_size) in zip(self._from_rounds, self._sizes):
-                return False
-            raise ProtocolError(
-                f"it wants slices of {slice_size} elements from round {from_round} on, where "
-                f"{self._sizes[-1]} are agreed on from round {self._from_rounds[-1]} on"
-            )
-        self._from_rounds.append(from_round)
-        self._sizes.append(slice_size)
-        self._newest_from = from_round
-        return True
-
-    def generation(self, round: int) -> int:
-        """The generation of a round; -1 before the first."""
-        # Called for every slice, and nearly always for the last generation.
-        if round >= self._newest_from:
-            return len(self._sizes) - 1
-        return bisect_right(self._from_rounds, round) - 1
-
-    def first_round(self, generation: int) -> int:
-        """The first round of a generation."""
-        return self._from_rounds[generation]
-
-    def last_round(self, generation: int) -> float:
-        """The last round of a generation; infinite while no other size is agreed on."""
-        if generation + 1 == len(self._from_rounds):
-            return math.inf
-        return self._from_rounds[generation + 1] - 1
-
-    @property
-    def smallest(self) -> int:
-        """The smallest size of all generations; ValueError before the first."""
-        return min(self._sizes)
-
-    def size(self, generation: int) -> int:
-        """The size of a generation's slices."""
-        return self._sizes[generation]

@@ -53,10 +53,10 @@ class Kind(IntEnum):
     the results of the round in which rank 0 has learned it; payload ForwardOrder."""
     PROBE = 11
     """A worker measures the network; the server echoes as many bytes."""
-    SLICES = 12
-    """From `round` on, slices have at most `slice` elements. Every worker sends this before its
-    first slice. When the size changes, worker rank 0 sends it before its first slice of a step
-    that is earlier than `round` by the window, and the server passes it on to all workers."""
+    TERMS = 12
+    """What all must agree on from `round` on; payload Terms. Every worker sends the first terms
+    before its first slice. When terms change, worker rank 0 sends new ones before its first slice
+    of a step, for a later round, and the server passes them on to all workers."""
     OPEN = 13
     """A worker tells the servers on its host that it waits for no values of steps before `step`.
     When all workers on the host have said so, each of these servers tells all workers."""
@@ -117,14 +117,3 @@ def with_payload_bytes(header: bytes, payload_bytes: int) -> bytes:
 def unpack_header(buffer: memoryview, offset: int) -> Header:
     """Reads the header at `offset`, of which all bytes must be there."""
     return Header._make(_LAYOUT.unpack_from(buffer, offset))
-
-
-def urgency(step: int, priority: int) -> int:
-    """The priority of a slice in a queue: older steps first, then the forward order.
-
-    The paper orders by layer alone. Then a worker that is one iteration ahead fills its links
-    with first layers that nobody can use yet, while the last layers of the straggler, which all
-    workers wait for, stay in the queue. The order counts steps and not rounds of a key: a layer
-    that is trained seldom has had few rounds, and would always be the oldest.
-    """
-    return priority - (step << 32)

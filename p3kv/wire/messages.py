@@ -134,10 +134,7 @@ class Failure(Message, frozen=True):
 
     def to_error(self) -> P3Error:
         """The exception that tells the user."""
-        kind = getattr(errors, self.error, None)
-        if not (isinstance(kind, type) and issubclass(kind, P3Error)):
-            kind = P3Error
-        error = kind(f"{self.where}: {self.words}")
+        error = errors.named(self.error)(f"{self.where}: {self.words}")
         error.brief = f"{self.where}: {self.reason}"
         error.role = self.role
         error.rank = None if self.rank == UNKNOWN else self.rank
@@ -217,6 +214,16 @@ class KeyLayout(Message, frozen=True):
         _check_number("a store's number", self.store, 0, MAX_STORE)
         _check_dtype(self.key, self.dtype)
         _check_runs(self.key, self.runs)
+
+
+class Terms(Message, frozen=True):
+    """What all processes must agree on in a round."""
+
+    slice_size: int
+    """Most elements in a slice."""
+
+    def __post_init__(self) -> None:
+        check_slice_size(self.slice_size)
 
 
 class Stalled(Message, frozen=True):

@@ -1,4 +1,4 @@
-"""A priority queue; ties are first in, first out."""
+"""A priority queue, in which ties are first in, first out, and what slices are sorted by."""
 
 from __future__ import annotations
 
@@ -41,3 +41,14 @@ class PriorityQueue(Generic[T]):
 
     def __len__(self) -> int:
         return len(self._heap)
+
+
+def urgency(step: int, priority: int) -> int:
+    """The priority of a slice in a queue: older steps first, then the forward order.
+
+    The paper orders by layer alone. Then a worker that is one iteration ahead fills its links
+    with first layers that nobody can use yet, while the last layers of the straggler, which all
+    workers wait for, stay in the queue. The order counts steps and not rounds of a key: a layer
+    that is trained seldom has had few rounds, and would always be the oldest.
+    """
+    return priority - (step << 32)

@@ -9,19 +9,13 @@ import numpy as np
 
 from p3kv.consistency import Consistency
 from p3kv.errors import ProtocolError
-from p3kv.slicing import Slice, SliceSizes
+from p3kv.slicing import Slice
 from p3kv.trace import Tracer, now_ns
 from p3kv.wire.connection import Connection
 from p3kv.wire.framing import Landing, Payload
-from p3kv.wire.header import (
-    ENCODED,
-    INITIAL_ROUND,
-    WANTS_RESULT,
-    Header,
-    Kind,
-    pack_header,
-    urgency,
-)
+from p3kv.wire.header import ENCODED, INITIAL_ROUND, WANTS_RESULT, Header, Kind, pack_header
+from p3kv.wire.queue import urgency
+from p3kv.wire.terms import TermsByRound
 from p3kv.worker.gates import Gates
 from p3kv.worker.steps import Steps
 from p3kv.worker.transfers import InProgress, Transfer, WorkerKey
@@ -39,7 +33,7 @@ class Exchange:
         rank: int,
         servers: Mapping[int, Connection],
         gates: Gates,
-        sizes: SliceSizes,
+        terms: TermsByRound,
         steps: Steps,
         consistency: Consistency,
         tracer: Tracer,
@@ -58,7 +52,7 @@ class Exchange:
         self._rank = rank
         self._servers = servers
         self._gates = gates
-        self._sizes = sizes
+        self._terms = terms
         self._tracer = tracer
         self._priorities = priorities
         self._steps = steps
@@ -270,4 +264,4 @@ class Exchange:
         return None
 
     def _slices(self, key: WorkerKey, round: int) -> Tuple[Slice, ...]:
-        return key.slices(self._sizes.size(self._sizes.generation(round)))
+        return key.slices(self._terms.of(self._terms.generation(round)).slice_size)

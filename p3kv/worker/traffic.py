@@ -8,7 +8,7 @@ from typing import Callable, Collection, Dict, Iterable, List, Mapping, Optional
 
 from p3kv.config import Settings
 from p3kv.consistency import make_consistency
-from p3kv.slicing import CREDIT_BYTES, SliceSizes
+from p3kv.slicing import CREDIT_BYTES
 from p3kv.trace import Tracer
 from p3kv.transport import Link
 from p3kv.wire import messages
@@ -16,8 +16,9 @@ from p3kv.wire.connection import Connection
 from p3kv.wire.framing import Landing, message_landing
 from p3kv.wire.header import INITIAL_ROUND, URGENT, Header, Kind, pack_header
 from p3kv.wire.loop import Drain
-from p3kv.wire.messages import UNKNOWN, ForwardOrder, Stalled, encode
+from p3kv.wire.messages import UNKNOWN, ForwardOrder, Stalled, Terms, encode
 from p3kv.wire.protocol import FROM_SERVERS, Conversation
+from p3kv.wire.terms import TermsByRound
 from p3kv.worker.exchange import Exchange
 from p3kv.worker.gates import Gates
 from p3kv.worker.stalls import StallWarnings
@@ -65,15 +66,15 @@ class Traffic:
         self._on_bye = on_bye
         self._keys: Dict[int, WorkerKey] = {}
         self._orders: Dict[int, List[int]] = {}
-        sizes = SliceSizes()
+        terms = TermsByRound()
         consistency = make_consistency(settings.consistency, num_workers)
         self.tuning = Tuning(
-            rank, self.servers, sizes, settings, consistency.window, drain, report_rate
+            rank, self.servers, terms, settings, consistency.window, drain, report_rate
         )
         self._gates = Gates(rank, self.servers, local_servers, call_later)
         self.steps = Steps(self._send_settings)
         self.exchange = Exchange(
-            rank, self.servers, self._gates, sizes, self.steps, consistency, tracer,
+            rank, self.servers, self._gates, terms, self.steps, consistency, tracer,
             settings.priorities, self._begin_step,
         )  # fmt: skip
         self._takers: Dict[int, Taker] = {
@@ -81,7 +82,7 @@ class Traffic:
             Kind.UPDATED: self.exchange.place,
             Kind.PULLED: self.exchange.place,
             Kind.ENDED: self.exchange.place,
-            Kind.SLICES: self._slices,
+            Kind.TERMS: self._new_terms,
             Kind.OPEN: self._open,
             Kind.ORDER: self._forward_order,
             Kind.STALLED: self._stalled,
@@ -152,9 +153,8 @@ class Traffic:
     def _send_settings(self, from_step: int, oldest_step: int, settings: bytes, store: int) -> None:
         self.tell(Kind.OPTIMIZER, settings, from_step, oldest_step, store)
 
-    def _slices(self, connection: Connection, header: Header) -> Landing:
-        messages.check_slice_size(header.slice)
-        return Landing(None, partial(self.tuning.announced, header.round, header.slice))
+    def _new_terms(self, connection: Connection, header: Header) -> Landing:
+        return message_landing(header, Terms, partial(self.tuning.announced, header.round))
 
     def _open(self, connection: Connection, header: Header) -> Landing:
         return Landing(None, partial(self._gates.opened, header.rank, header.step))

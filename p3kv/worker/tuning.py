@@ -8,10 +8,12 @@ from collections import deque
 from typing import Callable, Deque, Mapping, Optional
 
 from p3kv.config import Settings
-from p3kv.slicing import SliceSizes, gradient_credit_bytes
+from p3kv.slicing import gradient_credit_bytes
 from p3kv.wire.connection import Connection
 from p3kv.wire.header import INITIAL_ROUND, URGENT, Kind, pack_header
 from p3kv.wire.loop import Drain
+from p3kv.wire.messages import Terms, encode
+from p3kv.wire.terms import TermsByRound
 
 _STEPS = 5
 """A worker reports the median of so many steps, so one disturbed step changes nothing."""
@@ -45,7 +47,7 @@ class Tuning:
         self,
         rank: int,
         servers: Mapping[int, Connection],
-        sizes: SliceSizes,
+        terms: TermsByRound,
         settings: Settings,
         window: int,
         drain: Drain,
@@ -57,7 +59,7 @@ class Tuning:
         """
         self._rank = rank
         self._servers = servers
-        self._sizes = sizes
+        self._terms = terms
         self._settings = settings
         self._window = window
         self._drain = drain
@@ -76,23 +78,25 @@ class Tuning:
         if self._settings.slice_size is None:
             self._measure()
             if self._wanted is not None:
-                self.announce(step + self._window, self._wanted)
+                self.announce(step + self._window, Terms(self._wanted))
                 self._wanted = None
 
-    def announce(self, from_round: int, slice_size: int) -> None:
-        """Sets the slice size from a round on, and tells the servers first."""
-        header = pack_header(Kind.SLICES, self._rank, slice=slice_size, round=from_round)
+    def announce(self, from_round: int, terms: Terms) -> None:
+        """Sets the terms from a round on, and tells the servers first."""
+        words = memoryview(encode(terms))
+        header = pack_header(Kind.TERMS, self._rank, round=from_round, payload_bytes=len(words))
         for connection in self._servers.values():
-            connection.writer.push(URGENT, header)
-        self.announced(from_round, slice_size)
+            connection.writer.push(URGENT, header, words)
+        self.announced(from_round, terms)
 
-    def announced(self, from_round: int, slice_size: int) -> None:
-        """Sets the slice size from a round on; every server passes rank 0's announcement on.
+    def announced(self, from_round: int, terms: Terms) -> None:
+        """Sets the terms from a round on; every server passes rank 0's announcement on.
 
-        Raises ProtocolError when it contradicts an earlier announcement.
+        Raises ProtocolError when they contradict an earlier announcement.
         """
-        if not self._sizes.set(from_round, slice_size):
+        if not self._terms.set(from_round, terms):
             return
+        slice_size = terms.slice_size
         if self._settings.send_buffer_bytes is None:
             for connection in self._servers.values():
                 connection.hold_at_most(gradient_credit_bytes(slice_size, len(self._servers)))

@@ -43,6 +43,7 @@ from p3kv.wire.messages import (
     OptimizerSettings,
     ReportFailure,
     Roster,
+    Terms,
     encode,
 )
 from p3kv.worker.joining import Joining
@@ -130,7 +131,7 @@ class Worker:
         self._thread.start()
         self.started = True
         slice_size = joining.slice_size()
-        self._loop.call_soon(self._traffic.tuning.announce, INITIAL_ROUND, slice_size)
+        self._loop.call_soon(self._traffic.tuning.announce, INITIAL_ROUND, Terms(slice_size))
 
     def abort(self, reason: str) -> None:
         """Ends the job because this process can't go on, and tells all processes the reason.

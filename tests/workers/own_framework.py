@@ -52,7 +52,7 @@ def main() -> None:
         state = state * np.float32(0.5) + sum(tensor(round_, rank) for rank in range(2))
         weight = weight - np.float32(_RATE) * state
         np.testing.assert_array_equal(value, weight)
-    assert worker._joined.tuning._sizes.generation(_ROUNDS) >= len(_SIZES)
+    assert worker._joined.tuning._terms.generation(_ROUNDS) >= len(_SIZES)
     assert "mxnet" not in sys.modules
     print(f"worker {worker.rank}: right")
 

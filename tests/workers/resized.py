@@ -35,7 +35,7 @@ def main() -> None:
             equal(out, weight.asnumpy())  # nobody is further without this worker
     store.pull("w", out=out)
     equal(out, weight.asnumpy())
-    sizes = store._worker._joined.tuning._sizes
+    sizes = store._worker._joined.tuning._terms
     assert sizes.generation(_ROUNDS) >= len(_SIZES)  # the network may have changed, too
     print(f"worker {store.rank}: right whatever the size")
 
