@@ -77,8 +77,8 @@ BEFORE_THE_FRAMEWORK = ("front_end", "environment")
 """Modules of a front end that every process imports."""
 KNOW_NO_FRAMEWORK = (
     "p3kv.roles", "p3kv.config", "p3kv.words", "p3kv.worker", "p3kv.wire", "p3kv.server",
-    "p3kv.scheduler", "p3kv.slicing", "p3kv.registry", "p3kv.trace", "p3kv.launcher",
-    "p3kv.frontends.front_end", "p3kv.frontends.attach",
+    "p3kv.scheduler", "p3kv.slicing", "p3kv.consistency", "p3kv.transport", "p3kv.registry",
+    "p3kv.trace", "p3kv.launcher", "p3kv.frontends.front_end", "p3kv.frontends.attach",
 )  # fmt: skip
 WORDS_OF_FRAMEWORKS = re.compile(r"mxnet|gluon|kvstore=|torch|\bmx\.|\bkv\.", re.IGNORECASE)
 HANDS_ON_THE_ENVIRONMENT = {"p3kv.launcher.launch"}

@@ -244,7 +244,7 @@ def test_a_protocol_error_that_a_server_finds_is_told_by_all() -> None:
     work = script("waits.py", "1")
     ended = run_by_hand({"scheduler": SERVE, "server 0": SERVE, "worker 0": work, "worker 1": work})
     for name, result in ended.items():
-        words = "worker 1: it broke the protocol: worker 1 sent a frame of kind 99"
+        words = "worker 1: it broke the protocol: it sent a frame of kind 99, which must not"
         assert words in result.output, f"{name} said {result.output}"
         assert len(result.output.splitlines()) == 1
 
