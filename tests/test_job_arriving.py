@@ -58,7 +58,7 @@ def test_everybody_gets_the_same_roster_when_the_last_one_arrives(
     for role, wish in arrivals:
         roster = rosters[f"{role} {wish}".encode()]
         assert roster.rank == wish
-        assert roster.servers == [("10.0.0.7", 4000), ("10.0.0.7", 4001)]
+        assert roster.servers == [("10.0.0.7", 4000, "tcp"), ("10.0.0.7", 4001, "tcp")]
         assert len(roster.workers) == 3
 
 
