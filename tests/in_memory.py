@@ -54,7 +54,7 @@ class MemoryLink(Link):
     def __init__(self) -> None:
         self.other: MemoryLink
         self.incoming = bytearray()
-        self._most_bytes = 0
+        self._most_bytes = 1 << 16
         self._closed = False
         self.descriptor, self._write_end = os.pipe()
 
@@ -64,6 +64,8 @@ class MemoryLink(Link):
         return len(self.other.incoming) < self._most_bytes
 
     def receive_into(self, buffers: Sequence[memoryview]) -> int:
+        if self._closed:
+            raise ConnectionResetError
         count = 0
         for buffer in buffers:
             piece = self.incoming[: len(buffer)]
@@ -76,7 +78,7 @@ class MemoryLink(Link):
 
     def send(self, buffers: Sequence[memoryview]) -> int:
         """Takes one buffer at most, so that a test can have something happen after it."""
-        if self.other._closed:
+        if self._closed or self.other._closed:
             raise BrokenPipeError
         if not self.has_room:
             raise BlockingIOError
@@ -101,6 +103,7 @@ class MemoryListener(Listener):
         self.address = ("memory", 0)
         self.descriptor, self._write_end = os.pipe()
         self._waiting: List[Link] = []
+        self._closed = False
 
     def connect(self) -> Link:
         """One end of a new stream; `accept` gives the other."""
@@ -114,8 +117,10 @@ class MemoryListener(Listener):
         return accepted, False
 
     def close(self) -> None:
-        os.close(self.descriptor)
-        os.close(self._write_end)
+        if not self._closed:
+            self._closed = True
+            os.close(self.descriptor)
+            os.close(self._write_end)
 
 
 class Adding(Optimizer):

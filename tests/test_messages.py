@@ -76,7 +76,7 @@ ALLOWED: dict = {
     ),
     "shape": st.lists(st.integers(0, 1000), max_size=3).map(tuple),
     "token": st.binary(min_size=messages.TOKEN_BYTES, max_size=messages.TOKEN_BYTES),
-    "port": shorts,
+    "port": words,
     "store": shorts,
     "rank": ranks,
     "slice_size": slice_sizes,
@@ -252,7 +252,7 @@ LAYOUT = {"type": "KeyLayout", "key_id": 0, **KEY}
 DECLARED = {"type": "DeclareKey", **KEY}
 HELLO = {
     "type": "Hello", "protocol": 1, "version": "", "job": "", "role": "worker", "rank_wish": None,
-    "host": "", "pid": 1,
+    "host": "", "port": 1, "pid": 1, "transport": "tcp",
 }  # fmt: skip
 
 
@@ -267,8 +267,9 @@ HELLO = {
         ({**DECLARED, "shape": [2], "dtype": "nonsense"}, ToScheduler),
         ({**DECLARED, "shape": [2], "dtype": "O"}, ToScheduler),
         ({**DECLARED, "shape": [2], "store": 2**16}, ToScheduler),
-        ({**HELLO, "port": 2**16}, ToScheduler),
-        ({**HELLO, "port": 1, "host": "h" * 256}, ToScheduler),
+        ({**HELLO, "port": 2**32}, ToScheduler),
+        ({**HELLO, "host": "h" * 256}, ToScheduler),
+        ({**HELLO, "transport": "x" * 65}, ToScheduler),
         ({"type": "Ready", "settings": {**SETTINGS, "slice_size": 0}}, ToScheduler),
         ({"type": "Ready", "settings": {**SETTINGS, "slice_size": 2**28 + 1}}, ToScheduler),
         ({"type": "Ready", "settings": {**SETTINGS, "placement": "x" * 65}}, ToScheduler),
@@ -295,8 +296,9 @@ HELLO = {
 def test_a_number_that_nobody_can_compute_with_is_a_protocol_error(
     wrong: dict, expected: Any
 ) -> None:
-    with pytest.raises(ProtocolError):
+    with pytest.raises(ProtocolError) as told:
         decode(msgspec.msgpack.encode(wrong), expected)
+    assert "missing" not in str(told.value)
 
 
 class _Long(bytes):

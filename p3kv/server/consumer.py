@@ -255,7 +255,7 @@ class Consumer:
         )
         for rank in result.others:
             connection = self._workers.connections[rank]
-            if rank not in self._workers.done and not connection.closed:
+            if self._workers.listens(connection):
                 connection.writer.push(URGENT, header)
 
     def _pull(self, connection: Connection, header: Header) -> None:
@@ -297,15 +297,15 @@ class Consumer:
         priority: int,
     ) -> None:
         """Queues a slice's value, as it travels, on each of the connections."""
-        open_ones = [connection for connection in connections if not connection.closed]
-        if not open_ones:
+        listening = [one for one in connections if self._workers.listens(one)]
+        if not listening:
             return
         buffer, payload, flags = state.wire(self._pool)
         header = pack_header(
             kind, self.rank, key=state.layout.key_id, slice=state.index, round=round, step=step,
             priority=priority, payload_bytes=len(payload), flags=flags,
         )  # fmt: skip
-        for connection in open_ones:
+        for connection in listening:
             buffer.begin_send()
             connection.writer.push(urgent, header, payload, buffer.end_send)
 

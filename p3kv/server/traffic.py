@@ -17,7 +17,15 @@ from p3kv.server.workers import Workers
 from p3kv.slicing import value_credit_bytes
 from p3kv.wire.connection import Connection
 from p3kv.wire.framing import Landing, message_landing
-from p3kv.wire.header import INITIAL_ROUND, MAX_PROBE_BYTES, URGENT, Header, Kind, pack_header
+from p3kv.wire.header import (
+    INITIAL_ROUND,
+    LAST,
+    MAX_PROBE_BYTES,
+    URGENT,
+    Header,
+    Kind,
+    pack_header,
+)
 from p3kv.wire.messages import (
     UNKNOWN,
     ForwardOrder,
@@ -117,6 +125,7 @@ class Traffic:
             self._fail(str(error), UNKNOWN, "ConfigError")
 
     def _send_welcome(self, connection: Connection) -> None:
+        connection.conversation.welcome()
         connection.writer.push(URGENT, pack_header(Kind.WELCOME, self.rank))
         if self._order is not None:
             connection.writer.push(URGENT, self._order_header(self._order), self._order)
@@ -128,7 +137,7 @@ class Traffic:
         self._workers.end(rank)
         self._announce_open_step()
         self._consumer.check_departed()
-        connection.writer.push(URGENT, pack_header(Kind.BYE, self.rank))
+        connection.writer.push(LAST, pack_header(Kind.BYE, self.rank))
 
     # What a worker says of its keys, and what rank 0 says for all.
 

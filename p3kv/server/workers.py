@@ -79,9 +79,13 @@ class Workers:
 
     def tell(self, header: bytes, words: Optional[memoryview] = None) -> None:
         """Sends a frame to all workers that still take one."""
-        for rank, connection in self.connections.items():
-            if rank not in self.done and not connection.closed:
+        for connection in self.connections.values():
+            if self.listens(connection):
                 connection.writer.push(URGENT, header, words)
+
+    def listens(self, connection: Connection) -> bool:
+        """Whether a worker still takes frames."""
+        return not connection.closed and connection.peer not in self.done
 
     def needs_no_values_before(self, rank: int, step: int) -> None:
         """Takes note that a worker on this host waits for no values of steps before `step`."""
@@ -103,10 +107,11 @@ class Workers:
         )
 
     def lose(self, connection: Connection, reason: str) -> None:
-        """Closes a connection; it ends the job if a worker that is not done was behind it."""
+        """Closes a connection. The job ends if its worker is not done, or broke the protocol."""
         self._loop.remove_connection(connection)
         refused = self._handshakes is not None and self._handshakes.refuse(connection, reason)
-        if not refused and connection.peer is not None and connection.peer not in self.done:
+        left = connection.ended and connection.peer in self.done
+        if not refused and connection.peer is not None and not left:
             what = "it was lost" if connection.ended else "it broke the protocol"
             self.suspect(connection.peer, f"{what}: {reason}", second_hand=connection.ended)
 

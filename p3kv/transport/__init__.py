@@ -2,10 +2,12 @@
 
 from p3kv.transport.sockets import SocketLink, SocketListener
 from p3kv.transport.tcp import Tcp
-from p3kv.transport.transport import TRANSPORTS, Link, Listener, Transport
+from p3kv.transport.transport import MAX_ADDRESS, TRANSPORTS, Address, Link, Listener, Transport
 
 __all__ = [
+    "MAX_ADDRESS",
     "TRANSPORTS",
+    "Address",
     "Link",
     "Listener",
     "SocketLink",

@@ -7,15 +7,16 @@ from typing import List, Sequence, Tuple
 
 from p3kv.registry import Registry
 
+MAX_ADDRESS = 2**32 - 1
 Address = Tuple[str, int]
-"""Host and number, for example a port, by which a transport finds a listener."""
+"""Host and number, for example a port, by which a transport finds a listener. The number is from 0
+to `MAX_ADDRESS`."""
 
 
 class Link(ABC):
     """A stream of bytes to another process, in both directions, that never blocks.
 
-    Belongs to one thread, except `hold_at_most`. Every method but `close` may raise OSError: the
-    link is broken then.
+    Belongs to one thread. `receive_into` and `send` may raise OSError: the link is broken then.
     """
 
     descriptor: int
@@ -34,7 +35,8 @@ class Link(ABC):
 
     @abstractmethod
     def hold_at_most(self, size_bytes: int) -> None:
-        """Limits the bytes that are taken and not yet sent; from any thread.
+        """Limits the bytes that are taken and not yet sent, about; does nothing to a link that is
+        broken or closed.
 
         No frame overtakes these bytes, so priorities need this limit.
         """
@@ -48,7 +50,7 @@ class Listener(ABC):
     """Where a server's links come in."""
 
     address: Address
-    """Where workers connect to."""
+    """Where workers connect to; on the host that `listen` was given."""
     descriptor: int
     """What epoll watches: readable when a peer waits."""
 

@@ -1,4 +1,4 @@
-"""The header of a data frame, between a worker and a server over TCP.
+"""The header of a data frame, between a worker and a server.
 
 It is fixed and little-endian; a payload of `payload_bytes` bytes follows: a slice's elements, or
 one of the messages (`p3kv.wire.messages`).
@@ -16,6 +16,8 @@ MAGIC = 0x564B3350
 MAX_PROBE_BYTES = 64 * 1024
 URGENT = 2**31 - 1
 """Priority of frames that carry no slice. They are small, and other frames depend on them."""
+LAST = -(2**65)
+"""Priority of a server's goodbye: all that is queued goes before it."""
 
 INITIAL_ROUND = 0
 """The round in which worker rank 0 alone gives a key its initial value."""

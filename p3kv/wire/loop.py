@@ -130,6 +130,10 @@ class Loop:
             self._asleep = False
             self._call_timers(looked_at)
 
+    def send_now(self, connection: Connection) -> None:
+        """Sends what `connection` can take of its frames, before `run` is called."""
+        self._send_all([connection])
+
     def stop(self) -> None:
         """Ends `run` after the current turn."""
         self._running = False

@@ -1,7 +1,7 @@
 """All messages between processes, declared once.
 
-Data frames, between workers and servers over TCP, have a header (`p3kv.wire.header`) and a payload:
-a slice's elements, or one of the messages below. Control messages go through the scheduler over
+Data frames, between workers and servers, have a header (`p3kv.wire.header`) and a payload: a
+slice's elements, or one of the messages below. Control messages go through the scheduler over
 ZeroMQ. Messages are MessagePack, typed and validated by msgspec on arrival; nothing that arrives
 can name code to run.
 """
@@ -17,6 +17,7 @@ from p3kv import errors
 from p3kv.config import MAX_SLICE_ELEMS, ROLES, Settings
 from p3kv.errors import P3Error, ProtocolError
 from p3kv.registry import MAX_NAME_CHARS
+from p3kv.transport import MAX_ADDRESS
 from p3kv.wire.header import LAST_ROUND
 
 PROTOCOL_VERSION = 5
@@ -269,14 +270,14 @@ class Hello(Message, frozen=True):
     rank_wish: Optional[int]
     host: str
     port: int
-    """Where a server listens; 0 for a worker."""
+    """Where a server listens, by its transport's number; 0 for a worker."""
     pid: int
     transport: str
     """By which transport workers connect to a server; empty for a worker."""
 
     def __post_init__(self) -> None:
-        _check(len(self.transport) <= MAX_NAME_CHARS, "a transport's name is too long")
-        _check_number("a port", self.port, 0, 2**16 - 1)
+        _check_name("a transport's name", self.transport)
+        _check_number("the number of an address", self.port, 0, MAX_ADDRESS)
         _check(len(self.host) <= MAX_HOST_CHARS, "a host's name is too long")
 
 

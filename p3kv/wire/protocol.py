@@ -1,8 +1,8 @@
 """Which data frame may come when: one table for each direction.
 
 A connection begins `NEW`. The worker says HELLO, and the server answers WELCOME when it serves.
-From then on each side may say what its table allows in any order, until its BYE. What a frame says
-of keys and rounds is checked by whoever takes it.
+From then on each side may say what its table allows in any order, until its BYE: first the worker,
+and then the server. What a frame says of keys and rounds is checked by whoever takes it.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ class State(Enum):
 
     NEW = "new"
     """It has not introduced itself."""
+    WAITING = "waiting"
+    """It has, and says nothing more until it is welcome. A server never is in this state."""
     OPEN = "open"
     LEFT = "left"
     """It has said that it sends nothing more."""
@@ -43,7 +45,8 @@ Rules = Mapping[State, Mapping[int, Rule]]
 """By the sender's state, the kinds of frames that may come. Any other breaks the protocol."""
 
 FROM_WORKERS: Rules = {
-    State.NEW: {Kind.HELLO: Rule(MAX_HELLO_BYTES, then=State.OPEN)},
+    State.NEW: {Kind.HELLO: Rule(MAX_HELLO_BYTES, then=State.WAITING)},
+    State.WAITING: {},
     State.OPEN: {
         Kind.PUSH: Rule(MAX_SLICE_BYTES),
         Kind.PULL: Rule(),
@@ -74,6 +77,9 @@ FROM_SERVERS: Rules = {
 }
 
 
+_WHEN = {State.WAITING: "before the welcome", State.LEFT: "after its goodbye"}
+
+
 class Conversation:
     """What the peer of one connection has said so far, and so may say next."""
 
@@ -87,6 +93,11 @@ class Conversation:
         self.peer: Optional[int] = None
         """The peer's rank, once it is known."""
 
+    def welcome(self) -> None:
+        """Lets the peer say what its table allows, from now on."""
+        assert self._state is State.WAITING
+        self._state = State.OPEN
+
     def hear(self, header: Header) -> None:
         """Takes a frame's header; ProtocolError for a frame that must not come now."""
         if self.peer is not None and header.rank != self.peer:
@@ -99,14 +110,18 @@ class Conversation:
             or header.payload_bytes > rule.most_bytes
             or (rule.only_rank_0 and header.rank != 0)
         ):
-            raise ProtocolError(self._refusal(header))
+            raise ProtocolError(self._refusal(header, rule))
         if rule.then is not None:
             self._state = rule.then
 
-    def _refusal(self, header: Header) -> str:
+    def _refusal(self, header: Header, rule: Optional[Rule]) -> str:
         if self._state is State.NEW:
             return "what it sent is not p3kv's protocol"
-        return (
-            f"it sent a frame of kind {header.kind} with {header.payload_bytes} bytes, which must "
-            f"not come {'after its goodbye' if self._state is State.LEFT else 'from it'}"
-        )
+        names = {kind.value: kind.name for kind in Kind}
+        said = f"it sent a frame of kind {names.get(header.kind, header.kind)}"
+        if rule is None:
+            when = _WHEN.get(self._state, f"from a {self._role} now")
+            return f"{said}, which must not come {when}"
+        if header.payload_bytes > rule.most_bytes:
+            return f"{said} with {header.payload_bytes} bytes; it has {rule.most_bytes} at most"
+        return f"{said}, which only worker 0 may send"

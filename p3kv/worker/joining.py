@@ -103,7 +103,7 @@ class Joining:
             self._loop.add_connection(connection)
             connection.writer.push(URGENT, header, memoryview(hello))
             # At once: a server closes connections that say nothing when there are too many.
-            connection.send()
+            self._loop.send_now(connection)
 
     def slice_size(self) -> int:
         """Waits until all servers have answered; returns the elements of a slice.

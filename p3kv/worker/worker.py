@@ -18,6 +18,7 @@ from p3kv.errors import (
     ConfigError,
     KeyMismatchError,
     P3Error,
+    ProtocolError,
     in_one_line,
 )
 from p3kv.trace import Tracer
@@ -324,7 +325,8 @@ class Worker:
 
     def _on_lost(self, connection: Connection, reason: str) -> None:
         self._loop.remove_connection(connection)
-        if not self._closed and connection.peer is not None:
+        left = connection.ended and self._closed
+        if not left and connection.peer is not None:
             # If the connection was ended from outside, another process may know the cause.
             what = "it was lost" if connection.ended else "it broke the protocol"
             failure = Failure(f"{what}: {reason}", "server", connection.peer, self._known_round())
@@ -344,6 +346,8 @@ class Worker:
     def _received_bye(self) -> None:
         """A server has received all frames of this worker, and its last frame is read. Closing a
         connection with unread bytes would reset it, and lose frames that are under way."""
+        if not self._closed:
+            raise ProtocolError("it said goodbye before this worker did")
         with self._state_changed:
             self._byes_left -= 1
             self._state_changed.notify_all()
