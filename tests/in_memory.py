@@ -21,7 +21,7 @@ from p3kv.server.traffic import Traffic as ServerTraffic
 from p3kv.server.workers import Workers
 from p3kv.slicing import balanced_runs
 from p3kv.trace import Tracer
-from p3kv.transport import Link, Listener
+from p3kv.transport import Address, Link, Listener, Transport
 from p3kv.wire.connection import Connection
 from p3kv.wire.framing import Landing
 from p3kv.wire.header import INITIAL_ROUND, MAGIC, URGENT, Kind, pack_header
@@ -99,11 +99,11 @@ class MemoryLink(Link):
 class MemoryListener(Listener):
     """Accepts the links that `connect` has made."""
 
-    def __init__(self) -> None:
-        self.address = ("memory", 0)
+    def __init__(self, address: Address = ("memory", 0)) -> None:
+        self.address = address
         self.descriptor, self._write_end = os.pipe()
         self._waiting: List[Link] = []
-        self._closed = False
+        self.closed = False
 
     def connect(self) -> Link:
         """One end of a new stream; `accept` gives the other."""
@@ -117,10 +117,27 @@ class MemoryListener(Listener):
         return accepted, False
 
     def close(self) -> None:
-        if not self._closed:
-            self._closed = True
+        if not self.closed:
+            self.closed = True
             os.close(self.descriptor)
             os.close(self._write_end)
+
+
+_LISTENERS: Dict[Address, MemoryListener] = {}
+
+
+class Memory(Transport):
+    """Links within this process."""
+
+    def listen(self, host: str) -> MemoryListener:
+        address = (host, len(_LISTENERS))
+        return _LISTENERS.setdefault(address, MemoryListener(address))
+
+    def connect(self, address: Address, timeout_s: float) -> Link:
+        listener = _LISTENERS.get(address)
+        if listener is None or listener.closed:
+            raise ConnectionRefusedError
+        return listener.connect()
 
 
 class Adding(Optimizer):

@@ -26,7 +26,7 @@ from p3kv.wire.messages import (
 )
 from tests.jobs import SCRIPTS, end, start_role
 
-TOLD_S = 5.0
+TOLD_S = 20.0
 AS_IT_IS = make_codecs("identity", "identity", 0, np.dtype(np.float32))
 TOKEN = bytes(range(TOKEN_BYTES))
 

@@ -550,7 +550,8 @@ class TestCommandLine:
         result = p3kv("launch", "-n", "2", "--", "true", env=env)
         assert result.returncode == 2
         assert result.stderr == (
-            "p3kv launch: P3KV_SLICE_SIZE is 'abc'; it must be a whole number\n"
+            "p3kv launch: slice_size (P3KV_SLICE_SIZE) is 'abc'; "
+            "it must be a whole number from 1 to 268435456\n"
         )
 
     def test_launch_of_a_script_without_python_says_how(self, tmp_path):

@@ -201,7 +201,7 @@ def test_an_unknown_placement_ends_the_job_and_is_told_with_those_that_there_are
     replies = job.handle(worker(1), Ready(JobSettings(placement="tests.own:Class")))
     failure = aborted(replies, "no placement 'tests.own:Class'", ConfigError)
     assert all(name in failure.reason for name in MEMBERS)
-    assert "P3KV_PLACEMENT" in failure.hint and "P3KV_PLUGINS" in failure.hint
+    assert "P3KV_PLACEMENT" in failure.reason and "P3KV_PLUGINS" in failure.reason
     assert (failure.role, failure.rank) == ("worker", 1)
 
 

@@ -177,8 +177,8 @@ def at_once() -> Dict[str, JobResult]:
     [
         ("wrong role", ["p3kv: DMLC_ROLE is 'boss'", "scheduler, server, worker"]),
         ("missing variable", ["p3kv: DMLC_NUM_SERVER is not set", "p3kv launch"]),
-        ("wrong setting", ["p3kv server: P3KV_SLICE_SIZE is 'abc'", "a whole number"]),
-        ("wrong setting in a worker", ["p3kv worker: P3KV_SLICE_SIZE is 'abc'"]),
+        ("wrong setting", ["p3kv server: slice_size (P3KV_SLICE_SIZE) is 'abc'", "number"]),
+        ("wrong setting in a worker", ["p3kv worker: slice_size (P3KV_SLICE_SIZE) is 'abc'"]),
         ("wrong interface", ["DMLC_INTERFACE is 'p3kv9'", "This host has", "lo"]),
         ("address of another host", ["can't listen at 203.0.113.1", "DMLC_NODE_HOST"]),
         ("unknown host", ["no-such-host.invalid", "DMLC_PS_ROOT_URI"]),
