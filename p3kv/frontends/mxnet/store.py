@@ -31,7 +31,6 @@ from p3kv.frontends.mxnet.arrays import (
 )
 from p3kv.frontends.mxnet.forks import complete_before_forks
 from p3kv.frontends.mxnet.forward_order import FORWARD_READS, OrderLearner
-from p3kv.frontends.mxnet.front_end import MXNet
 from p3kv.wire.header import INITIAL_ROUND
 from p3kv.wire.messages import Key, called
 from p3kv.worker import this_process
@@ -360,7 +359,8 @@ class P3(KVStoreBase):
     def _send_optimizer_settings(self, settings: bytes, from_step: int) -> None:
         self._settings = settings
         if self.rank == 0:
-            self._worker.set_optimizer(from_step, MXNet.name, settings, self._number)
+            # A front end has the name of its framework.
+            self._worker.set_optimizer(from_step, mx.__name__, settings, self._number)
 
     def _push_initial(self, worker_key: WorkerKey, value: NDArray) -> None:
         source = self._staging.source(worker_key, [value])
