@@ -19,11 +19,14 @@ class Registry(Generic[T]):
     to make one. Only names travel between processes.
     """
 
-    def __init__(self, kind: str, needed_by: str, **members: Type[T]) -> None:
-        """`kind` is what messages call a member, for example "placement", and what the setting is
-        called that chooses one. `needed_by` says which processes make it."""
+    def __init__(
+        self, kind: str, needed_by: str, by_setting: bool = True, **members: Type[T]
+    ) -> None:
+        """`kind` is what messages call a member, for example "placement". `needed_by` says which
+        processes make it. `by_setting` says whether a setting of this name chooses one."""
         self._kind = kind
         self._needed_by = needed_by
+        self._by_setting = by_setting
         self._members: Dict[str, Type[T]] = dict(members)
 
     def register(self, name: str, member: Type[T]) -> None:
@@ -45,9 +48,10 @@ class Registry(Generic[T]):
     def find(self, name: str) -> Type[T]:
         """The class with this name; ConfigError for a name that nobody has registered here."""
         if name not in self._members:
+            setting = f"P3KV_{self._kind.upper()} to one of these, or " if self._by_setting else ""
             raise ConfigError(
                 f"there is no {self._kind} {name!r}, only {', '.join(self.names())}. Set "
-                f"P3KV_{self._kind.upper()} to one of these, or P3KV_PLUGINS, in the environment "
-                f"of {self._needed_by}, to the module that registers it."
+                f"{setting}P3KV_PLUGINS, in the environment of {self._needed_by}, to the module "
+                "that registers it."
             )
         return self._members[name]

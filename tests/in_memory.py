@@ -19,7 +19,7 @@ from p3kv.server.consumer import Consumer
 from p3kv.server.optimizer import JobOptimizers, Optimizer, State
 from p3kv.server.traffic import Traffic as ServerTraffic
 from p3kv.server.workers import Workers
-from p3kv.slicing import balanced_runs
+from p3kv.slicing import balanced_runs, make_layout
 from p3kv.trace import Tracer
 from p3kv.transport import Address, Link, Listener, Transport
 from p3kv.wire.connection import Connection
@@ -30,10 +30,10 @@ from p3kv.wire.messages import (
     PROTOCOL_VERSION,
     TOKEN_BYTES,
     DataHello,
+    DeclaredKey,
     Failure,
     JobSettings,
     KeyCodecNames,
-    KeyLayout,
     Terms,
     encode,
 )
@@ -147,14 +147,14 @@ class Adding(Optimizer):
         raise AssertionError("there is nothing to configure")
 
     def update(
-        self, layout: KeyLayout, index: int, weight: np.ndarray, total: np.ndarray, step: int
+        self, key: DeclaredKey, index: int, weight: np.ndarray, total: np.ndarray, step: int
     ) -> None:
         weight += total
 
-    def export(self, layout: KeyLayout, index: int) -> None:
+    def export(self, key: DeclaredKey, index: int) -> None:
         return None
 
-    def load(self, layout: KeyLayout, index: int, state: State) -> None:
+    def load(self, key: DeclaredKey, index: int, state: State) -> None:
         raise AssertionError("there are no states")
 
 
@@ -307,16 +307,18 @@ class Job:
         for server in self.servers:
             server.listener.close()
 
-    def declare(self, name: str, size_elems: int) -> List[WorkerKey]:
+    def declare(self, name: str, *shape: int, layout: str = "dense") -> List[WorkerKey]:
         """A key, as each worker knows it."""
         key_id = len(self.servers[0].consumer._keys)
-        runs = balanced_runs(size_elems, self._slice_size, self._loads)
-        keys = []
-        for worker in self.workers:
-            key = WorkerKey(key_id, name, (size_elems,), "float32", runs, codecs=self._codecs)
-            layout = KeyLayout(key_id, name, "float32", runs, codecs=self._codecs)
-            worker.traffic.declare(key, layout)
-            keys.append(key)
+        made = make_layout(layout, shape)
+        full = made.full_slice_elems(self._slice_size)
+        runs = balanced_runs(made.size_elems, full, self._loads)
+        declared = DeclaredKey(
+            key_id, name, shape, "float32", runs, layout=layout, codecs=self._codecs
+        )
+        keys = [WorkerKey(declared) for _ in self.workers]
+        for worker, key in zip(self.workers, keys):
+            worker.traffic.declare(key)
         self.finish()
         return keys
 

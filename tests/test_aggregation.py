@@ -15,7 +15,7 @@ from p3kv.server.aggregation import Aggregator, Result, SliceState
 from p3kv.server.buffers import Buffer, BufferPool
 from p3kv.server.optimizer import Optimizer, State
 from p3kv.wire.header import INITIAL_ROUND
-from p3kv.wire.messages import KeyLayout
+from p3kv.wire.messages import DeclaredKey
 from tests.served import AS_IT_IS
 
 LENGTH = 40
@@ -57,15 +57,15 @@ class Subtracting(Optimizer):
         raise AssertionError("whoever sums does not configure")
 
     def update(
-        self, layout: KeyLayout, index: int, weight: np.ndarray, total: np.ndarray, step: int
+        self, key: DeclaredKey, index: int, weight: np.ndarray, total: np.ndarray, step: int
     ) -> None:
-        self.calls.append((str(layout.key), index, step))
+        self.calls.append((str(key.key), index, step))
         weight -= total
 
-    def export(self, layout: KeyLayout, index: int) -> None:
+    def export(self, key: DeclaredKey, index: int) -> None:
         raise AssertionError("it has no states")
 
-    def load(self, layout: KeyLayout, index: int, state: State) -> None:
+    def load(self, key: DeclaredKey, index: int, state: State) -> None:
         raise AssertionError("it has no states")
 
 
@@ -75,7 +75,9 @@ class Server:
     def __init__(self, num_workers: int, deterministic: bool = False, initial: bool = True) -> None:
         self.pool = CountingPool()
         self.aggregator = Aggregator(BulkSynchronous(num_workers), self.pool, deterministic)
-        self.state = SliceState(KeyLayout(0, "w", "float32", [(0, LENGTH)]), 0, LENGTH, AS_IT_IS)
+        self.state = SliceState(
+            DeclaredKey(0, "w", (LENGTH,), "float32", [(0, LENGTH)]), 0, LENGTH, AS_IT_IS
+        )
         if initial:
             self.push(0, INITIAL_ROUND, INITIAL, wants=False)
 

@@ -16,7 +16,7 @@ from p3kv.errors import ConfigError
 from p3kv.server.aggregation import Aggregator, Result, SliceState
 from p3kv.server.buffers import BufferPool
 from p3kv.wire.header import INITIAL_ROUND, URGENT, Kind, pack_header
-from p3kv.wire.messages import JobSettings, KeyLayout
+from p3kv.wire.messages import DeclaredKey, JobSettings
 from tests.in_memory import Adding, Job
 from tests.jobs import ROOT, SCRIPTS, held_port, results, run_job, start_role
 from tests.served import AS_IT_IS
@@ -84,7 +84,9 @@ class Slice:
         self.aggregator = Aggregator(OneBehind(2), self._pool)
         if updates:
             self.aggregator.optimizers[0] = Adding()
-        self.state = SliceState(KeyLayout(0, "w", "float32", [(0, SIZE)]), 0, SIZE, AS_IT_IS)
+        self.state = SliceState(
+            DeclaredKey(0, "w", (SIZE,), "float32", [(0, SIZE)]), 0, SIZE, AS_IT_IS
+        )
         self.push(0, INITIAL_ROUND, wants=False)
 
     def push(self, rank: int, round: int, wants: bool = True) -> List[Result]:

@@ -176,15 +176,15 @@ def own_framework(**settings: object) -> JobResult:
     )  # fmt: skip
 
 
-def test_another_framework_trains_and_its_optimizer_is_re_sliced_without_mxnet() -> None:
-    result = own_framework(P3KV_PLUGINS="own_optimizer")
+def test_another_framework_trains_a_matrix_by_rows_and_is_re_sliced_without_mxnet() -> None:
+    result = own_framework(P3KV_PLUGINS="own_optimizer,own_layout")
     assert result.code == 0, result.output
     for rank in range(2):
         assert f"worker {rank}: right" in result.output
 
 
 def test_a_server_without_the_front_end_says_so_and_everybody_learns_it() -> None:
-    result = own_framework()
+    result = own_framework(P3KV_PLUGINS="own_layout")
     assert result.code == 1, result.output
     last = result.output.splitlines()[-1]
     for words_ in ("worker 0", "front end 'toy'", "only mxnet", "P3KV_PLUGINS"):

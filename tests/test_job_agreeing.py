@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any, Dict, List
 
 import pytest
@@ -17,9 +18,9 @@ from p3kv.wire.messages import (
     BarrierPassed,
     BarrierReached,
     Bye,
+    DeclaredKey,
     DeclareKey,
     JobSettings,
-    KeyDeclared,
     KeyRefused,
     Measured,
     NewSliceSize,
@@ -27,7 +28,11 @@ from p3kv.wire.messages import (
     SliceSize,
     ToScheduler,
 )
+from tests.jobs import SCRIPTS
 from tests.scheduled import SLICE_SIZE, aborted, assembled, of, running, server, to, worker
+
+sys.path.insert(0, str(SCRIPTS))
+import own_layout  # noqa: F401  registers it
 
 # Agreeing on settings.
 
@@ -146,15 +151,16 @@ def test_a_key_has_one_number_and_place_whoever_declares_it_first(
 ) -> None:
     job = running(workers=2, servers=servers)
     order = data.draw(st.permutations([(r, k) for r in range(2) for k in range(len(sizes))]))
-    answers: Dict[int, List[KeyDeclared]] = {}
+    answers: Dict[int, List[DeclaredKey]] = {}
     loads = [0] * servers
     for rank, key in order:
         replies = job.handle(worker(rank), DeclareKey(key, (sizes[key],), "float32"))
         ((receiver, answer),) = replies
         assert receiver == worker(rank)
-        assert isinstance(answer, KeyDeclared)
+        assert isinstance(answer, DeclaredKey)
         if key not in answers:
             assert answer.runs == balanced_runs(sizes[key], SLICE_SIZE, loads)
+            assert (answer.key, answer.shape, answer.dtype) == (key, (sizes[key],), "float32")
             loads = loads_with(loads, answer.runs)
         answers.setdefault(key, []).append(answer)
     assert all(len(both) == 2 and both[0] == both[1] for both in answers.values())
@@ -167,8 +173,9 @@ def test_a_key_has_one_number_and_place_whoever_declares_it_first(
         (DeclareKey("w", (3, 2), "float32"), "(3, 2)"),
         (DeclareKey("w", (6,), "float32"), "(6,)"),
         (DeclareKey("w", (2, 3), "float64"), "float64"),
+        (DeclareKey("w", (2, 3), "float32", layout="rows"), "(layout rows)"),
     ],
-    ids=["shape", "rank", "dtype"],
+    ids=["shape", "rank", "dtype", "layout"],
 )
 def test_workers_that_disagree_on_a_key_are_both_named_and_the_job_ends(
     other: DeclareKey, word: str
@@ -183,12 +190,31 @@ def test_workers_that_disagree_on_a_key_are_both_named_and_the_job_ends(
     assert set(of(replies, Abort)) == {worker(0), worker(1), server(0), server(1)}
 
 
+def test_a_key_keeps_its_layout_and_its_rows_whole() -> None:
+    job = running()
+    for rank in range(2):
+        ((_, answer),) = job.handle(
+            worker(rank), DeclareKey("w", (9, 30), "float32", f"embedding{rank}", "rows")
+        )
+        assert answer == DeclaredKey(
+            0, "w", (9, 30), "float32", [(0, 180), (1, 90)], "embedding0", "rows"
+        )
+
+
+def test_an_unknown_layout_ends_the_job_and_is_told_with_those_that_there_are() -> None:
+    job = running()
+    replies = job.handle(worker(1), DeclareKey("w", (2, 3), "float32", layout="columns"))
+    failure = aborted(replies, "no layout 'columns', only dense", ConfigError)
+    assert (failure.role, failure.rank) == ("worker", 1)
+    assert "P3KV_PLUGINS, in the environment of every process" in failure.words
+
+
 def test_a_number_and_its_text_are_two_keys() -> None:
     job = running(workers=1)
     ids = []
     for key in (3, "3"):
         ((_, answer),) = job.handle(worker(0), DeclareKey(key, (2,), "float32"))
-        assert isinstance(answer, KeyDeclared)
+        assert isinstance(answer, DeclaredKey)
         ids.append(answer.key_id)
     assert ids[0] != ids[1]
 
@@ -199,7 +225,7 @@ def test_stores_have_keys_of_their_own() -> None:
     for store, shape in enumerate([(2,), (3, 4)]):
         declared = DeclareKey(0, shape, "float32", store=store)
         ((_, answer),) = job.handle(worker(0), declared)
-        assert isinstance(answer, KeyDeclared)
+        assert isinstance(answer, DeclaredKey)
         ids.append(answer.key_id)
     assert ids[0] != ids[1]
 

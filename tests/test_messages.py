@@ -34,11 +34,11 @@ from p3kv.wire.messages import (
     MAX_MESSAGE_BYTES,
     PROTOCOL_VERSION,
     DataHello,
+    DeclaredKey,
     DeclareKey,
     Failure,
     ForwardOrder,
     FromScheduler,
-    KeyLayout,
     OptimizerSettings,
     Terms,
     ToScheduler,
@@ -61,7 +61,22 @@ def packed(header: Header) -> bytes:
 def instances(union: Any) -> Any:
     """A strategy for all messages of a union, each made from its declared field types."""
     kinds = typing.get_args(union) or (union,)
-    return st.one_of([st.builds(kind, **fields(kind)) for kind in kinds])
+    return st.one_of([made(kind) for kind in kinds])
+
+
+def made(kind: Any) -> Any:
+    if kind is not DeclaredKey:
+        return st.builds(kind, **fields(kind))
+    return ALLOWED["runs"].flatmap(
+        lambda runs: st.builds(
+            kind,
+            **{
+                **fields(kind),
+                "runs": st.just(runs),
+                "shape": st.just((sum(length for _, length in runs), 1)),
+            },
+        )
+    )
 
 
 ranks = st.integers(0, messages.MAX_RANK)
@@ -75,6 +90,7 @@ ALLOWED: dict = {
         lambda runs: list(runs.items())
     ),
     "shape": st.lists(st.integers(0, 1000), max_size=3).map(tuple),
+    "layout": st.text(max_size=64),
     "token": st.binary(min_size=messages.TOKEN_BYTES, max_size=messages.TOKEN_BYTES),
     "port": words,
     "store": shorts,
@@ -115,9 +131,9 @@ def values(kind: Any) -> Any:
 
 
 PACKAGE = Path(messages.__file__).parent.parent
-EXPECTED = [ToScheduler, FromScheduler, DataHello, KeyLayout, ForwardOrder, OptimizerSettings]
+EXPECTED = [ToScheduler, FromScheduler, DataHello, DeclaredKey, ForwardOrder, OptimizerSettings]
 NAMES = [
-    "to scheduler", "from scheduler", "data hello", "key layout", "forward order", "optimizer"
+    "to scheduler", "from scheduler", "data hello", "declared key", "forward order", "optimizer"
 ]  # fmt: skip
 
 
@@ -247,8 +263,8 @@ def test_a_field_of_another_type_is_a_protocol_error(wrong: dict) -> None:
 
 
 KEY = {"key": "w", "dtype": "float32"}
+KNOWN = {"type": "DeclaredKey", "key_id": 0, **KEY, "shape": [2, 2], "runs": [[0, 4]]}
 SETTINGS = {"type": "JobSettings"}
-LAYOUT = {"type": "KeyLayout", "key_id": 0, **KEY}
 DECLARED = {"type": "DeclareKey", **KEY}
 HELLO = {
     "type": "Hello", "protocol": 1, "version": "", "job": "", "role": "worker", "rank_wish": None,
@@ -278,14 +294,19 @@ HELLO = {
         ({"type": "NewSliceSize", "slice_size": 0}, FromScheduler),
         ({"type": "SliceSize", "slice_size": -1}, FromScheduler),
         ({"type": "Terms", "slice_size": 2**28 + 1}, Terms),
-        ({"type": "KeyDeclared", "key_id": -1, "runs": []}, FromScheduler),
-        ({"type": "KeyDeclared", "key_id": 1, "runs": [[0, 0]]}, FromScheduler),
+        ({**DECLARED, "shape": [2], "layout": "x" * 65}, ToScheduler),
+        ({**KNOWN, "key_id": -1}, FromScheduler),
+        ({**KNOWN, "runs": [[0, 4], [1, 0]]}, FromScheduler),
         ({"type": "Roster", "rank": 0, "token": b"", "servers": [], "workers": []}, FromScheduler),
-        ({**LAYOUT, "runs": [[0, 2**40]]}, KeyLayout),
-        ({**LAYOUT, "runs": [[0, 2], [0, 2]]}, KeyLayout),
-        ({**LAYOUT, "runs": [[-1, 2]]}, KeyLayout),
-        ({**LAYOUT, "runs": [[2**16, 2]]}, KeyLayout),
-        ({**LAYOUT, "runs": [[0, -2]]}, KeyLayout),
+        ({**KNOWN, "shape": [2**40], "runs": [[0, 2**40]]}, DeclaredKey),
+        ({**KNOWN, "shape": [-2, -2]}, DeclaredKey),
+        ({**KNOWN, "runs": [[0, 3]]}, DeclaredKey),
+        ({**KNOWN, "runs": []}, DeclaredKey),
+        ({**KNOWN, "runs": [[0, 2], [0, 2]]}, DeclaredKey),
+        ({**KNOWN, "runs": [[-1, 4]]}, DeclaredKey),
+        ({**KNOWN, "runs": [[2**16, 4]]}, DeclaredKey),
+        ({**KNOWN, "runs": [[0, -2], [1, 6]]}, DeclaredKey),
+        ({**KNOWN, "layout": "x" * 65}, DeclaredKey),
         (
             {"type": "OptimizerSettings", "front_end": "x" * 65, "settings": b""},
             OptimizerSettings,

@@ -16,7 +16,7 @@ from p3kv.errors import NotSupportedError, ProtocolError
 from p3kv.frontends.mxnet import optimizer_settings
 from p3kv.frontends.mxnet.optimizer_settings import from_bytes, to_bytes
 from p3kv.frontends.mxnet.server_optimizer import MXNetOptimizer
-from p3kv.wire.messages import KeyLayout, decode, encode
+from p3kv.wire.messages import DeclaredKey, decode, encode
 from tests.jobs import SCRIPTS
 
 sys.path.insert(0, str(SCRIPTS))
@@ -117,13 +117,13 @@ def test_attributes_that_are_missing_are_a_protocol_error() -> None:
         from_bytes(encode(msgspec.structs.replace(settings, attributes={})))
 
 
-LAYOUT = KeyLayout(0, 3, "float32", [(0, 10)])
+KEY = DeclaredKey(0, 3, (10,), "float32", [(0, 10)])
 
 
 def updated(optimizer: MXNetOptimizer, step: int, index: int = 0) -> float:
     """How far a step of gradient 1 moves a weight."""
     weight, total = np.zeros(4, np.float32), np.ones(4, np.float32)
-    optimizer.update(LAYOUT, index, weight, total, step)
+    optimizer.update(KEY, index, weight, total, step)
     assert (weight == weight[0]).all()
     return float(-weight[0])
 
@@ -161,7 +161,7 @@ def of_multipliers(lr_mult: float, wd_mult: float) -> mx.optimizer.Optimizer:
     """SGD with a parameter of its own multipliers, as gluon's Trainer makes it."""
     parameter = mx.gluon.Parameter("w", shape=(4,))
     parameter.lr_mult, parameter.wd_mult = lr_mult, wd_mult
-    return mx.optimizer.SGD(learning_rate=0.5, wd=0.1, param_dict={LAYOUT.key: parameter})
+    return mx.optimizer.SGD(learning_rate=0.5, wd=0.1, param_dict={KEY.key: parameter})
 
 
 @pytest.mark.parametrize(("lr_mult", "wd_mult"), [(0.25, 1.0), (0.0, 1.0), (2.0, 0.0), (2.0, 4.0)])
@@ -169,10 +169,10 @@ def test_a_parameter_s_multipliers_count_on_a_server(lr_mult: float, wd_mult: fl
     local = of_multipliers(lr_mult, wd_mult)
     weight, gradient = np.full(4, 3.0, np.float32), np.ones(4, np.float32)
     expected = mx.nd.array(weight)
-    mx.optimizer.get_updater(local)(LAYOUT.key, mx.nd.array(gradient), expected)
+    mx.optimizer.get_updater(local)(KEY.key, mx.nd.array(gradient), expected)
     optimizer = MXNetOptimizer()
     optimizer.configure(1, to_bytes(of_multipliers(lr_mult, wd_mult), 0), 0)
-    optimizer.update(LAYOUT, 0, weight, gradient, 1)
+    optimizer.update(KEY, 0, weight, gradient, 1)
     np.testing.assert_array_equal(weight, expected.asnumpy())
     assert to_bytes(of_multipliers(lr_mult, wd_mult), 0) != to_bytes(of_multipliers(1.0, 1.0), 0)
 

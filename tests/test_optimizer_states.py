@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 from p3kv.frontends.mxnet.optimizer_settings import to_bytes
 from p3kv.frontends.mxnet.server_optimizer import MXNetOptimizer
 from p3kv.server.optimizer import State
-from p3kv.wire.messages import KeyLayout, decode, encode
+from p3kv.wire.messages import DeclaredKey, decode, encode
 from tests.jobs import SCRIPTS
 
 sys.path.insert(0, str(SCRIPTS))
 import optimizers
 
 SIZE = 67
-LAYOUT = KeyLayout(0, "w", "float32", [(0, SIZE)])
+KEY = DeclaredKey(0, "w", (SIZE,), "float32", [(0, SIZE)])
 Make = Callable[[], mx.optimizer.Optimizer]
 CASES: Dict[str, Tuple[str, Dict[str, Any]]] = {
     **{name: ("float32", {}) for name in optimizers.OPTIMIZERS},
@@ -62,22 +62,22 @@ class Sliced:
         gradient = tensor(step, self._dtype)
         for index, start, end in self._slices():
             weight, total = self.weight[start:end].copy(), gradient[start:end].copy()
-            self._optimizer.update(LAYOUT, index, weight, total, step)
+            self._optimizer.update(KEY, index, weight, total, step)
             self.weight[start:end] = weight
 
     def export(self) -> Optional[State]:
         """The whole key's state; this server has none any more."""
-        states = [self._optimizer.export(LAYOUT, index) for index, _, _ in self._slices()]
+        states = [self._optimizer.export(KEY, index) for index, _, _ in self._slices()]
         for state, length in zip(states, self._lengths):
             assert state is None or all(len(a) == length for a in state.elements.values())
         known = [state for state in states if state is not None]
         assert len(known) in (0, len(states))
-        assert self._optimizer.export(LAYOUT, 0) is None
+        assert self._optimizer.export(KEY, 0) is None
         return State.joined(known) if known else None
 
     def load(self, state: State) -> None:
         for (index, _, _), piece in zip(self._slices(), state.cut(self._lengths)):
-            self._optimizer.load(LAYOUT, index, piece)
+            self._optimizer.load(KEY, index, piece)
 
     def _slices(self) -> Iterator[Tuple[int, int, int]]:
         ends = list(accumulate(self._lengths))

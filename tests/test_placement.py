@@ -15,25 +15,31 @@ from p3kv.errors import ConfigError
 from p3kv.scheduler.job import Job
 from p3kv.slicing import (
     PLACEMENTS,
+    Layout,
     Placement,
     Run,
     balanced_runs,
     checked,
-    cut,
     loads_with,
 )
+from p3kv.slicing.layout import Dense
 from p3kv.slicing.placement import Balanced
-from p3kv.wire.messages import DeclareKey, JobSettings, KeyDeclared, Ready
+from p3kv.wire.messages import DeclaredKey, DeclareKey, JobSettings, Ready
 from tests.jobs import ROOT, SCRIPTS, held_port, output_of, run_job, start_role
 from tests.scheduled import NAME, SLICE_SIZE, aborted, assembled, hello, server, worker
 
 sys.path.insert(0, str(SCRIPTS))
 import exact_model
+from own_layout import Rows
 from own_placement import BiasesLast
 
 MEMBERS = ("balanced", "round_robin", "whole_tensors")
 
-sizes = st.lists(st.integers(0, 3000), max_size=12)
+layouts = st.lists(
+    st.builds(Dense, st.tuples(st.integers(0, 3000)))
+    | st.builds(Rows, st.tuples(st.integers(0, 50), st.integers(0, 90))),
+    max_size=12,
+)
 slice_sizes = st.integers(1, 700)
 servers = st.integers(1, 6)
 names = st.sampled_from([*MEMBERS, "biases_last"])
@@ -46,11 +52,12 @@ def register(monkeypatch: pytest.MonkeyPatch) -> object:
     return PLACEMENTS.register
 
 
-def placed(name: str, of: Sequence[int], slice_size: int, num_servers: int) -> List[List[Run]]:
+def placed(name: str, of: Sequence[Layout], slice_size: int, num_servers: int) -> List[List[Run]]:
     """The runs of tensors that come one after the other."""
     chosen, loads, found = PLACEMENTS.find(name)(), [0] * num_servers, []
-    for size in of:
-        found.append(chosen.place(size, slice_size, loads, ["10.0.0.7"] * num_servers))
+    for layout in of:
+        full = layout.full_slice_elems(slice_size)
+        found.append(chosen.place(layout, full, loads, ["10.0.0.7"] * num_servers))
         loads = loads_with(loads, found[-1])
     return found
 
@@ -58,52 +65,55 @@ def placed(name: str, of: Sequence[int], slice_size: int, num_servers: int) -> L
 # The members.
 
 
-@given(names, sizes, slice_sizes, servers, slice_sizes)
+@given(names, layouts, slice_sizes, servers, slice_sizes)
 def test_runs_have_every_element_once_and_a_server_has_one_run_at_most(
-    name: str, of: List[int], slice_size: int, num_servers: int, later_size: int
+    name: str, of: List[Layout], slice_size: int, num_servers: int, later_size: int
 ) -> None:
-    for size, runs in zip(of, placed(name, of, slice_size, num_servers)):
-        assert checked(runs, size, num_servers) == runs
+    for layout, runs in zip(of, placed(name, of, slice_size, num_servers)):
+        assert checked(runs, layout, num_servers) == runs
+        assert all(length % layout.grain_elems == 0 for _, length in runs)
         elements = [
             element
-            for piece in cut(runs, later_size)
+            for piece in layout.slices(runs, later_size)
             for element in range(piece.offset, piece.offset + piece.length)
         ]
-        assert sorted(elements) == list(range(size))
+        assert sorted(elements) == list(range(layout.size_elems))
 
 
-@given(sizes, slice_sizes, servers)
+@given(layouts, slice_sizes, servers)
 def test_balanced_is_the_default_and_fills_the_emptiest_server(
-    of: List[int], slice_size: int, num_servers: int
+    of: List[Layout], slice_size: int, num_servers: int
 ) -> None:
-    loads = [0] * num_servers
-    for size, runs in zip(of, placed(JobSettings().placement, of, slice_size, num_servers)):
-        assert runs == balanced_runs(size, slice_size, loads)
-        loads = loads_with(loads, runs)
-        assert max(loads) - min(loads) <= slice_size
+    loads, longest = [0] * num_servers, 0
+    for layout, runs in zip(of, placed(JobSettings().placement, of, slice_size, num_servers)):
+        full = layout.full_slice_elems(slice_size)
+        assert runs == balanced_runs(layout.size_elems, full, loads)
+        loads, longest = loads_with(loads, runs), max(longest, full)
+        assert max(loads) - min(loads) <= longest
 
 
-@given(sizes, slice_sizes, servers)
+@given(layouts, slice_sizes, servers)
 def test_round_robin_gives_slices_to_servers_in_turn_from_key_to_key(
-    of: List[int], slice_size: int, num_servers: int
+    of: List[Layout], slice_size: int, num_servers: int
 ) -> None:
     turns = []
-    for runs in placed("round_robin", of, slice_size, num_servers):
-        pieces = cut(runs, slice_size)
-        assert all(piece.length == slice_size for piece in pieces[:-1])
+    for layout, runs in zip(of, placed("round_robin", of, slice_size, num_servers)):
+        pieces = layout.slices(runs, slice_size)
+        full = layout.full_slice_elems(slice_size)
+        assert all(piece.length == full for piece in pieces[:-1])
         turns += [piece.server for piece in pieces]
     assert turns == [turn % num_servers for turn in range(len(turns))]
 
 
-@given(sizes, slice_sizes, servers)
+@given(layouts, slice_sizes, servers)
 def test_whole_tensors_go_to_the_server_that_has_the_fewest_elements(
-    of: List[int], slice_size: int, num_servers: int
+    of: List[Layout], slice_size: int, num_servers: int
 ) -> None:
     loads = [0] * num_servers
-    for size, runs in zip(of, placed("whole_tensors", of, slice_size, num_servers)):
-        if size:
+    for layout, runs in zip(of, placed("whole_tensors", of, slice_size, num_servers)):
+        if layout.size_elems:
             ((one, length),) = runs
-            assert (loads[one], length) == (min(loads), size)
+            assert (loads[one], length) == (min(loads), layout.size_elems)
         loads = loads_with(loads, runs)
 
 
@@ -142,6 +152,7 @@ def test_a_module_that_is_imported_twice_registers_twice(register: object) -> No
         ([(0, 7), (1, -1)], "without elements"),
         ([], "6 elements together"),
         ([None], "TypeError"),
+        ([(0, 4), (1, 2)], "a multiple of 3 elements"),
     ],
 )
 def test_a_placement_that_returns_nonsense_ends_the_job_and_is_named(
@@ -149,7 +160,7 @@ def test_a_placement_that_returns_nonsense_ends_the_job_and_is_named(
 ) -> None:
     PLACEMENTS.register("own", own(runs))
     job = ready(assembled(), "own")
-    replies = job.handle(worker(0), DeclareKey(3, (2, 3), "float32", "w"))
+    replies = job.handle(worker(0), DeclareKey(3, (2, 3), "float32", "w", "rows"))
     failure = aborted(replies, "the placement 'own' failed for parameter 'w' (key 3)", ConfigError)
     assert why in failure.reason
 
@@ -171,18 +182,20 @@ def test_the_job_places_keys_as_its_workers_have_agreed(name: str) -> None:
     found = []
     for key, size in enumerate(of):
         ((_, answer),) = job.handle(worker(1), DeclareKey(key, (size,), "float32"))
-        assert isinstance(answer, KeyDeclared)
+        assert isinstance(answer, DeclaredKey)
         found.append(answer.runs)
-    assert found == placed(name, of, SLICE_SIZE, 2)
+    assert found == placed(name, [Dense((size,)) for size in of], SLICE_SIZE, 2)
 
 
-def test_a_placement_is_told_the_loads_of_all_servers_and_their_hosts(register: object) -> None:
+def test_a_placement_is_told_the_layout_the_loads_of_all_servers_and_their_hosts(
+    register: object,
+) -> None:
     told: List[Tuple] = []
 
     class Listens(Placement):
-        def place(self, *what: object) -> List[Run]:
-            told.append(what)
-            return [(1, 7)]
+        def place(self, layout: Layout, *others: object) -> List[Run]:
+            told.append((layout.shape, layout.size_elems, layout.grain_elems, *others))
+            return [(1, layout.size_elems)]
 
     PLACEMENTS.register("listens", Listens)
     job = Job(NAME, 2, 2)
@@ -190,10 +203,15 @@ def test_a_placement_is_told_the_loads_of_all_servers_and_their_hosts(register: 
         job.handle(worker(rank), hello("worker", rank))
         job.handle(server(rank), hello("server", 1 - rank, host=f"10.0.0.{rank}"))
     ready(job, "listens")
-    for key in "vw":
-        job.handle(worker(0), DeclareKey(key, (7,), "float32"))
+    job.handle(worker(0), DeclareKey("v", (7,), "float32"))
+    job.handle(worker(0), DeclareKey("w", (5, 30), "float32", layout="rows"))
+    job.handle(worker(0), DeclareKey("x", (2, SLICE_SIZE + 1), "float32", layout="rows"))
     hosts = ["10.0.0.1", "10.0.0.0"]
-    assert told == [(7, SLICE_SIZE, [0, 0], hosts), (7, SLICE_SIZE, [0, 7], hosts)]
+    assert told == [
+        ((7,), 7, 1, SLICE_SIZE, [0, 0], hosts),
+        ((5, 30), 150, 30, 90, [0, 7], hosts),
+        ((2, SLICE_SIZE + 1), 202, SLICE_SIZE + 1, SLICE_SIZE + 1, [0, 157], hosts),
+    ]
 
 
 def test_an_unknown_placement_ends_the_job_and_is_told_with_those_that_there_are() -> None:
@@ -201,7 +219,7 @@ def test_an_unknown_placement_ends_the_job_and_is_told_with_those_that_there_are
     replies = job.handle(worker(1), Ready(JobSettings(placement="tests.own:Class")))
     failure = aborted(replies, "no placement 'tests.own:Class'", ConfigError)
     assert all(name in failure.reason for name in MEMBERS)
-    assert "P3KV_PLACEMENT" in failure.reason and "P3KV_PLUGINS" in failure.reason
+    assert "P3KV_PLACEMENT" in failure.words and "P3KV_PLUGINS" in failure.words
     assert (failure.role, failure.rank) == ("worker", 1)
 
 
@@ -254,7 +272,8 @@ def test_a_job_trains_right_and_keeps_all_elements_where_its_placement_says(
     assert told == places_told(result.said_by("worker 1"))
     of = [size for size, _ in told]
     assert sorted(of) == sorted(array.size for array in trained.values())
-    assert [runs for _, runs in told] == placed(name, of, exact_model.SLICE_SIZE, 2)
+    layouts = [Dense((size,)) for size in of]
+    assert [runs for _, runs in told] == placed(name, layouts, exact_model.SLICE_SIZE, 2)
 
 
 @pytest.mark.parametrize("role", ["scheduler", "worker"])

@@ -20,10 +20,13 @@ from tests.in_memory import Event, Job, Worker
 from tests.jobs import SCRIPTS
 
 sys.path.insert(0, str(SCRIPTS))
+import own_layout  # noqa: F401  registers it
 from own_consistency import OneBehind
 
 SIZE = 12_000
 """With slices of half of it, each is a write of its own."""
+ROW = 1_500
+"""Fits into slices of some sizes several times, and does not divide them all."""
 STEPS = 9
 SELDOM = 3
 """The second key is trained in one of so many steps."""
@@ -104,7 +107,7 @@ class Script:
 
 
 class Training(Job):
-    """A job that trains two keys, one of them seldom."""
+    """A job that trains two keys, one of them seldom and by rows."""
 
     def __init__(
         self,
@@ -114,7 +117,10 @@ class Training(Job):
         codec: str = "identity",
     ) -> None:
         super().__init__(workers, servers, SIZE // 2, rule, codec)
-        self.keys = {name: self.declare(name, SIZE) for name in ("often", "seldom")}
+        self.keys = {
+            "often": self.declare("often", SIZE),
+            "seldom": self.declare("seldom", SIZE // ROW, ROW, layout="rows"),
+        }
 
 
 @pytest.mark.parametrize("rule", RULES)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Dict, List, Optional, Tuple
+from typing import Dict, List, Optional, Sequence, Tuple
 
 import mxnet as mx
 import numpy as np
@@ -19,17 +19,27 @@ from p3kv.server.aggregation import Aggregator, SliceState
 from p3kv.server.buffers import BufferPool
 from p3kv.server.keys import ServerKey
 from p3kv.server.optimizer import Optimizer, State
-from p3kv.slicing import Run, cut
+from p3kv.slicing import Run, Slice, make_layout
 from p3kv.wire.header import INITIAL_ROUND
-from p3kv.wire.messages import KeyLayout, Terms
+from p3kv.wire.messages import DeclaredKey, Terms
 from p3kv.wire.terms import TermsByRound
 from tests.jobs import SCRIPTS
 
 sys.path.insert(0, str(SCRIPTS))
 import optimizers
+import own_layout  # noqa: F401  registers it
 
-SIZE = 101
+ROW = 6
+SIZE = 17 * ROW
 RANK = 1
+
+
+def dense(*runs: Run) -> DeclaredKey:
+    return DeclaredKey(0, "w", (SIZE,), "float32", list(runs))
+
+
+def rows(*runs: Run) -> DeclaredKey:
+    return DeclaredKey(0, "w", (SIZE // ROW, ROW), "float32", list(runs), layout="rows")
 
 
 class Momentum(Optimizer):
@@ -42,18 +52,18 @@ class Momentum(Optimizer):
         raise AssertionError("whoever sums does not configure")
 
     def update(
-        self, layout: KeyLayout, index: int, weight: np.ndarray, total: np.ndarray, step: int
+        self, key: DeclaredKey, index: int, weight: np.ndarray, total: np.ndarray, step: int
     ) -> None:
         state = self.states.setdefault(index, np.zeros_like(weight))
         state *= 0.5
         state += total
         weight -= state
 
-    def export(self, layout: KeyLayout, index: int) -> Optional[State]:
+    def export(self, key: DeclaredKey, index: int) -> Optional[State]:
         state = self.states.pop(index, None)
         return None if state is None else State({"momentum": state}, {})
 
-    def load(self, layout: KeyLayout, index: int, state: State) -> None:
+    def load(self, key: DeclaredKey, index: int, state: State) -> None:
         assert index not in self.states
         self.states[index] = state.elements["momentum"].copy()
 
@@ -61,11 +71,10 @@ class Momentum(Optimizer):
 class Server:
     """One server's part of one key, as its consumer uses it."""
 
-    def __init__(self, optimizer: Optimizer, runs: List[Run], workers: int) -> None:
+    def __init__(self, optimizer: Optimizer, declared: DeclaredKey, workers: int) -> None:
         self.terms = TermsByRound()
         rule = BulkSynchronous(workers)
-        layout = KeyLayout(0, "w", "float32", runs)
-        self.key = ServerKey(layout, RANK, self.terms, rule.window)
+        self.key = ServerKey(declared, RANK, self.terms, rule.window)
         self.aggregator = Aggregator(rule, BufferPool())
         self.aggregator.optimizers[0] = optimizer
         self.pool = BufferPool()
@@ -73,9 +82,7 @@ class Server:
 
     def push(self, rank: int, round: int, gradient: np.ndarray) -> None:
         """Pushes a whole tensor for a round, slice by slice."""
-        layout = self.key.layout
-        size = self.terms.of(self.terms.generation(round)).slice_size
-        for piece in cut(layout.runs, size):
+        for piece in self._slices(round):
             if piece.server == RANK:
                 state = self.key.state(round, piece.index)
                 buffer = self.pool.get(piece.length, state.dtype)
@@ -93,16 +100,21 @@ class Server:
         return ended
 
     def _note(self, index: int, round: int, value: np.ndarray) -> None:
-        layout = self.key.layout
-        size = self.terms.of(self.terms.generation(round)).slice_size
-        piece = cut(layout.runs, size)[index]
+        piece = self._slices(round)[index]
         whole = self.results.setdefault(round, np.full(SIZE, np.nan, np.float32))
         whole[piece.offset : piece.offset + piece.length] = value
 
+    def _slices(self, round: int) -> Sequence[Slice]:
+        return slices(self.key.declared, self.terms.of(self.terms.generation(round)).slice_size)
 
-def mine(runs: List[Run], values: np.ndarray) -> np.ndarray:
+
+def slices(declared: DeclaredKey, size: int) -> Sequence[Slice]:
+    return make_layout(declared.layout, declared.shape).slices(declared.runs, size)
+
+
+def mine(declared: DeclaredKey, values: np.ndarray) -> np.ndarray:
     """What the server with `RANK` keeps of a tensor."""
-    kept = [piece for piece in cut(runs, SIZE) if piece.server == RANK]
+    kept = [piece for piece in slices(declared, SIZE) if piece.server == RANK]
     return np.concatenate([values[piece.offset : piece.offset + piece.length] for piece in kept])
 
 
@@ -118,14 +130,23 @@ def sizes_by_round(draw: st.DrawFn) -> List[Tuple[int, int]]:
 
 @given(
     sizes_by_round(),
-    st.sampled_from([[(1, 101)], [(1, 51), (0, 50)], [(2, 1), (1, 70), (0, 30)]]),
+    st.sampled_from(
+        [
+            dense((1, SIZE)),
+            dense((1, 51), (0, 51)),
+            dense((2, 1), (1, 71), (0, 30)),
+            rows((1, SIZE)),
+            rows((2, ROW), (1, 11 * ROW), (0, 5 * ROW)),
+        ]
+    ),
     st.booleans(),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_values_do_not_depend_on_the_sizes_of_slices(
-    table: List[Tuple[int, int]], runs: List[Run], announced_late: bool
+    table: List[Tuple[int, int]], declared: DeclaredKey, announced_late: bool
 ) -> None:
-    server = Server(Momentum(), runs, workers=2)
+    server = Server(Momentum(), declared, workers=2)
+    grain = ROW if declared.layout == "rows" else 1
     weight, state = tensor(0), np.zeros(SIZE, np.float32)
     if not announced_late:
         for entry in table:
@@ -145,11 +166,17 @@ def test_values_do_not_depend_on_the_sizes_of_slices(
             state = state * np.float32(0.5) + (gradients[0] + gradients[1])
             weight = weight - state
         result = server.results[round_]
-        np.testing.assert_array_equal(mine(runs, result), mine(runs, weight))
+        np.testing.assert_array_equal(mine(declared, result), mine(declared, weight))
+        assert all(state.length % grain == 0 for state in server.key.all_states())
+
+
+def test_runs_with_parts_of_rows_are_refused() -> None:
+    with pytest.raises(ProtocolError, match=r"\(1, 58\).* grains of 6 elements.*'rows'"):
+        Server(Momentum(), rows((0, 44), (1, 58)), workers=1)
 
 
 def test_slices_of_a_coming_size_wait_for_the_last_round_of_the_size_before() -> None:
-    server = Server(Momentum(), [(RANK, SIZE)], workers=1)
+    server = Server(Momentum(), dense((RANK, SIZE)), workers=1)
     server.terms.set(INITIAL_ROUND, Terms(40))
     server.terms.set(2, Terms(7))
     gradients = [tensor(round_) for round_ in range(4)]
@@ -167,7 +194,7 @@ def test_slices_of_a_coming_size_wait_for_the_last_round_of_the_size_before() ->
 
 
 def test_a_push_for_a_round_of_an_earlier_size_is_refused() -> None:
-    server = Server(Momentum(), [(RANK, SIZE)], workers=1)
+    server = Server(Momentum(), dense((RANK, SIZE)), workers=1)
     server.terms.set(INITIAL_ROUND, Terms(40))
     server.terms.set(2, Terms(7))
     for round_ in range(3):
@@ -184,7 +211,7 @@ def test_states_of_mxnet_s_optimizers_are_cut_anew(name: str) -> None:
     optimizer = MXNetOptimizer()
     optimizer.configure(1, to_bytes(made, 1), 0)
     updater = mx.optimizer.get_updater(beside)
-    server = Server(optimizer, [(RANK, SIZE)], workers=1)
+    server = Server(optimizer, dense((RANK, SIZE)), workers=1)
     for entry in ((INITIAL_ROUND, 30), (3, 11), (4, 101), (6, 50)):
         server.terms.set(entry[0], Terms(entry[1]))
     weight = mx.nd.array(tensor(0))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from typing import List
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from p3kv.slicing import (
+    Layout,
     balanced_runs,
     cut,
     gradient_credit_bytes,
@@ -15,35 +17,44 @@ from p3kv.slicing import (
     slice_size_for,
     value_credit_bytes,
 )
+from p3kv.slicing.layout import Dense
 from p3kv.slicing.size import SIZES_ELEMS
+from tests.jobs import SCRIPTS
+
+sys.path.insert(0, str(SCRIPTS))
+from own_layout import Rows
 
 sizes = st.integers(0, 5000)
+layouts = st.builds(Dense, st.tuples(sizes)) | st.builds(
+    Rows, st.tuples(st.integers(0, 50), st.integers(0, 20), st.integers(0, 40))
+)
 slice_sizes = st.integers(1, 700)
 servers = st.lists(st.integers(0, 10_000), min_size=1, max_size=9)
 
 
-@given(sizes, slice_sizes, servers, slice_sizes)
+@given(layouts, slice_sizes, servers, slice_sizes)
 def test_slices_cover_a_tensor_exactly_once_whatever_their_size(
-    size: int, slice_size: int, loads: List[int], later_size: int
+    layout: Layout, slice_size: int, loads: List[int], later_size: int
 ) -> None:
-    runs = balanced_runs(size, slice_size, loads)
+    runs = balanced_runs(layout.size_elems, layout.full_slice_elems(slice_size), loads)
     owners = {}
     for elems in (slice_size, later_size):
-        slices = cut(runs, elems)
+        slices = layout.slices(runs, elems)
         assert [s.index for s in slices] == list(range(len(slices)))
-        assert all(1 <= s.length <= elems for s in slices)
+        assert all(1 <= s.length <= max(elems, layout.grain_elems) for s in slices)
         covered = {e: s.server for s in slices for e in range(s.offset, s.offset + s.length)}
-        assert sum(s.length for s in slices) == len(covered) == size
+        assert sum(s.length for s in slices) == len(covered) == layout.size_elems
         # Where an element is kept does not change.
         owners = owners or covered
         assert covered == owners
 
 
-@given(sizes, slice_sizes, slice_sizes, servers)
+@given(layouts, slice_sizes, slice_sizes, servers)
 def test_a_servers_slices_are_one_run_in_order(
-    size: int, slice_size: int, later_size: int, loads: List[int]
+    layout: Layout, slice_size: int, later_size: int, loads: List[int]
 ) -> None:
-    slices = cut(balanced_runs(size, slice_size, loads), later_size)
+    runs = balanced_runs(layout.size_elems, layout.full_slice_elems(slice_size), loads)
+    slices = layout.slices(runs, later_size)
     for server in range(len(loads)):
         mine = [s for s in slices if s.server == server]
         ends = [s.offset + s.length for s in mine]

@@ -8,11 +8,11 @@ import pytest
 
 from p3kv.server.aggregation import SliceState
 from p3kv.server.stalls import Stalls, Wait
-from p3kv.wire.messages import KeyLayout, Stalled
+from p3kv.wire.messages import DeclaredKey, Stalled
 from tests.jobs import run_job
 from tests.served import AS_IT_IS
 
-STATE = SliceState(KeyLayout(3, 0, "float32", [(0, 8)], "dense0_weight"), 0, 8, AS_IT_IS)
+STATE = SliceState(DeclaredKey(3, 0, (8,), "float32", [(0, 8)], "dense0_weight"), 0, 8, AS_IT_IS)
 
 
 class Heard:

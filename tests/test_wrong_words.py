@@ -59,22 +59,29 @@ def slices(rank: int, size: int = SLICE_SIZE, round: int = INITIAL_ROUND) -> byt
 
 def key(rank: int, **changes: object) -> bytes:
     """Slices have a size, and a key of the worker's own is made known, with changes."""
-    fields = {"key_id": rank, "key": rank, "dtype": "float32", "runs": [(0, 250)], **changes}
-    return slices(rank) + frame(Kind.KEY, rank, raw("KeyLayout", **fields))
+    fields = {
+        "key_id": rank, "key": rank, "shape": [25, 10], "dtype": "float32", "runs": [(0, 250)],
+        **changes,
+    }  # fmt: skip
+    return slices(rank) + frame(Kind.KEY, rank, raw("DeclaredKey", **fields))
 
 
 TO_A_SERVER: Dict[str, Tuple[Callable[[int], bytes], str]] = {
     "an order that is none": (lambda rank: frame(Kind.ORDER, rank, NO_TEXT), "not what the prot"),
     "a key without text": (lambda rank: frame(Kind.KEY, rank, NO_TEXT), "not what the protocol"),
     "a nested key": (
-        lambda rank: slices(rank) + frame(Kind.KEY, rank, nested("KeyLayout")),
+        lambda rank: slices(rank) + frame(Kind.KEY, rank, nested("DeclaredKey")),
         "not what the protocol",
     ),
     "a dtype": (lambda rank: key(rank, dtype="nonsense"), "dtype 'nonsense'"),
     "an object's dtype": (lambda rank: key(rank, dtype="O"), "dtype 'O'"),
-    "too many elements": (lambda rank: key(rank, runs=[(0, 2**40)]), "at most"),
-    "too many slices": (lambda rank: key(rank, runs=[(0, 2**32)]), "42949673 slices"),
+    "too many elements": (lambda rank: key(rank, shape=[2**40], runs=[(0, 2**40)]), "at most"),
+    "too many slices": (
+        lambda rank: key(rank, shape=[2**32], runs=[(0, 2**32)]),
+        "42949673 slices",
+    ),
     "too many runs": (lambda rank: key(rank, runs=[(0, 1)] * 2), "runs"),
+    "another shape": (lambda rank: key(rank, runs=[(0, 240)]), "for the shape (25, 10)"),
     "fewer than no elements": (lambda rank: key(rank, runs=[(0, -5)]), "-5 elements"),
     "another server's key": (lambda rank: key(rank, runs=[(1, 250)]), "server 0 keeps nothing"),
     "a huge key id": (lambda rank: key(rank, key_id=2**40), str(2**40)),
@@ -104,7 +111,7 @@ OF_RANK_0 = ("an order that is none",)
 
 def test_a_server_says_what_each_worker_said_wrongly_and_ends_its_connection() -> None:
     names = sorted(TO_A_SERVER, key=lambda name: name not in OF_RANK_0)
-    served = Served(len(names) + 1)
+    served = Served(len(names) + 2)
     workers: List[socket.socket] = []
     try:
         address = served.welcome()
@@ -125,6 +132,14 @@ def test_a_server_says_what_each_worker_said_wrongly_and_ends_its_connection() -
         for rank, name in enumerate(names):
             assert TO_A_SERVER[name][1] in told[rank], f"{name}: {told[rank]}"
         assert "it has deterministic=True, unlike the others" in told[len(names)]
+        # A layout may be missing on the server only, so no worker is to blame.
+        rank = len(workers)
+        workers.append(socket.create_connection(address, timeout=TOLD_S))
+        workers[-1].sendall(hello(rank) + key(rank, layout="columns"))
+        report = served.hear()
+        assert isinstance(report, ReportFailure), report
+        assert (report.failure.role, report.failure.error) == ("server", "ConfigError")
+        assert "no layout 'columns', only dense. Set P3KV_PLUGINS" in report.failure.reason
         served.say(Abort(Failure("the test is done.", "worker", 0)))
         output = output_of(served.server, TOLD_S)
         assert output is not None and "Traceback" not in output, output

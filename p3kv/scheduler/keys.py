@@ -2,31 +2,30 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
-from typing import Dict, List, NoReturn, Optional, Set, Tuple
+from typing import Dict, List, NoReturn, Optional, Set, Tuple, Union
 
 from p3kv.errors import ConfigError, ProtocolError, in_one_line
 from p3kv.scheduler.membership import Membership, Node
 from p3kv.scheduler.replies import JobFails, Replies
-from p3kv.slicing import PLACEMENTS, Placement, Run, check_count, checked, loads_with
+from p3kv.slicing import PLACEMENTS, Layout, Placement, Run, checked, loads_with, make_layout
 from p3kv.wire.messages import (
     UNKNOWN,
+    DeclaredKey,
     DeclareKey,
     Failure,
     Key,
     KeyCodecNames,
-    KeyDeclared,
     KeyRefused,
     called,
 )
 
 
 @dataclass
-class _DeclaredKey:
-    key_id: int
-    runs: List[Run]
-    message: DeclareKey
+class _Record:
+    """A key, and the workers that have declared it."""
+
+    key: DeclaredKey
     ranks: Set[int] = field(default_factory=set)
 
 
@@ -37,7 +36,7 @@ class Keys:
         self._members = members
         self._placement: Optional[Placement] = None
         self._placed_by = ""
-        self._keys: Dict[Tuple[int, Key], _DeclaredKey] = {}
+        self._keys: Dict[Tuple[int, Key], _Record] = {}
         """By the store's number and the key."""
         self._loads_elems = [0] * num_servers
 
@@ -54,19 +53,20 @@ class Keys:
 
     def declare(self, node: Node, message: DeclareKey, slice_size: int) -> Replies:
         """A worker declares a key; raises JobFails where it contradicts another worker's."""
-        declared = self._keys.get((message.store, message.key))
-        if declared is None:
-            declared = self._place(node, message, slice_size)
-        if node.rank in declared.ranks:
+        record = self._keys.get((message.store, message.key))
+        if record is None:
+            record = _Record(self._place(node, message, slice_size))
+            self._keys[message.store, message.key] = record
+        if node.rank in record.ranks:
             _refuse(
                 node,
                 f"{called(message.key, message.name)} was declared before by worker {node.rank}",
             )
-        first = declared.message
+        first = record.key
         if _declared_as(first) != _declared_as(message):
             reason = (
                 f"workers disagree on {called(message.key, first.name)}: worker "
-                f"{min(declared.ranks)} has {_declared_as(first)}, worker {node.rank} has "
+                f"{min(record.ranks)} has {_declared_as(first)}, worker {node.rank} has "
                 f"{_declared_as(message)}"
             )
             hint = (
@@ -74,28 +74,32 @@ class Keys:
                 "same settings."
             )
             _refuse(node, reason, hint)
-        declared.ranks.add(node.rank)
-        return [(node.identity, KeyDeclared(declared.key_id, declared.runs, first.name))]
+        record.ranks.add(node.rank)
+        return [(node.identity, record.key)]
 
-    def _place(self, node: Node, message: DeclareKey, slice_size: int) -> _DeclaredKey:
-        size_elems = math.prod(message.shape)
+    def _place(self, node: Node, message: DeclareKey, slice_size: int) -> DeclaredKey:
         try:
-            check_count([(0, size_elems)], slice_size)
+            layout = make_layout(message.layout, message.shape)
+            layout.check_slices([(0, layout.size_elems)], slice_size)
+        except ConfigError as error:
+            failure = Failure(str(error), "worker", node.rank, error="ConfigError")
+            raise JobFails(failure) from error
         except ProtocolError as error:
             _refuse(node, f"key {message.key!r}: {error}")
-        runs = self._runs(message, size_elems, slice_size)
+        runs = self._runs(message, layout, layout.full_slice_elems(slice_size))
         self._loads_elems = loads_with(self._loads_elems, runs)
-        declared = _DeclaredKey(len(self._keys), runs, message)
-        self._keys[message.store, message.key] = declared
-        return declared
+        return DeclaredKey(
+            len(self._keys), message.key, message.shape, message.dtype, runs, message.name,
+            message.layout, message.codecs, message.store,
+        )  # fmt: skip
 
-    def _runs(self, message: DeclareKey, size_elems: int, slice_size: int) -> List[Run]:
+    def _runs(self, message: DeclareKey, layout: Layout, slice_size: int) -> List[Run]:
         assert self._placement is not None
         loads_elems = list(self._loads_elems)
         hosts = [server.hello.host for server in self._members.role("server")]
         try:
-            runs = self._placement.place(size_elems, slice_size, loads_elems, hosts)
-            return checked(runs, size_elems, len(loads_elems))
+            runs = self._placement.place(layout, slice_size, loads_elems, hosts)
+            return checked(runs, layout, len(loads_elems))
         except Exception as error:
             # The placement may be a user's own.
             reason = (
@@ -105,12 +109,13 @@ class Keys:
             raise JobFails(Failure(reason, "scheduler", UNKNOWN, error="ConfigError")) from error
 
 
-def _declared_as(message: DeclareKey) -> str:
+def _declared_as(key: Union[DeclaredKey, DeclareKey]) -> str:
     """What all workers must declare of a key, in words."""
-    words = f"shape {message.shape} and dtype {message.dtype}"
-    codecs = message.codecs
-    if codecs != KeyCodecNames():
-        words += f" (codec of gradients {codecs.gradients!r}, of values {codecs.values!r})"
+    words = f"shape {key.shape} and dtype {key.dtype} (layout {key.layout})"
+    if key.codecs != KeyCodecNames():
+        words += (
+            f", codecs {key.codecs.gradients!r} for gradients, {key.codecs.values!r} for values"
+        )
     return words
 
 

@@ -17,7 +17,7 @@ from p3kv.errors import ProtocolError
 from p3kv.server.buffers import Buffer, BufferPool
 from p3kv.server.optimizer import Optimizer
 from p3kv.wire.header import ENCODED, INITIAL_ROUND
-from p3kv.wire.messages import KeyLayout, called
+from p3kv.wire.messages import DeclaredKey, called
 
 _BYTE = np.dtype(np.uint8)
 
@@ -61,14 +61,14 @@ class SliceState:
 
     def __init__(
         self,
-        layout: KeyLayout,
+        key: DeclaredKey,
         index: int,
         length: int,
         codecs: KeyCodecs,
         offset: int = 0,
         first_round: int = INITIAL_ROUND,
     ) -> None:
-        self.layout = layout
+        self.key = key
         self.index = index
         self.length = length
         self.codecs = codecs
@@ -77,7 +77,7 @@ class SliceState:
         """The slice's first element among those that this server keeps of the key."""
         self.first_round = first_round
         """The first round that has slices of this size."""
-        self.dtype = np.dtype(layout.dtype)
+        self.dtype = np.dtype(key.dtype)
         self.value: Optional[Buffer] = None
         self.round = INITIAL_ROUND - 1
         """The last round whose result the value is."""
@@ -90,7 +90,7 @@ class SliceState:
     @property
     def called(self) -> str:
         """The key's name in messages to users."""
-        return called(self.layout.key, self.layout.name)
+        return called(self.key.key, self.key.name)
 
     def wire(self, pool: BufferPool) -> Tuple[Buffer, memoryview, int]:
         """How the value travels: a buffer that stays until it is sent, its bytes, and flags.
@@ -198,7 +198,7 @@ class Aggregator:
         Without an optimizer a value is the sum of one round's gradients, and no other round's will
         do.
         """
-        has_optimizer = state.layout.store in self.optimizers
+        has_optimizer = state.key.store in self.optimizers
         oldest = self.consistency.needs(round) if has_optimizer else round
         return state.value is not None and state.round >= oldest
 
@@ -253,7 +253,7 @@ class Aggregator:
         ended = state.open_rounds.pop(state.round)
         state.early_rounds.discard(state.round)
         total = self._total(ended)
-        optimizer = self.optimizers.get(state.layout.store)
+        optimizer = self.optimizers.get(state.key.store)
         if state.round == INITIAL_ROUND or optimizer is None:
             if state.value is not None:
                 state.value.retire()
@@ -263,7 +263,7 @@ class Aggregator:
             if state.value.sending:
                 # A straggler is still being sent the old value, so it must stay as it is.
                 state.value = self._copy(state.value)
-            optimizer.update(state.layout, state.index, state.value.array, total.array, ended.step)
+            optimizer.update(state.key, state.index, state.value.array, total.array, ended.step)
             total.retire()
         return Result(
             state.value, state.round, ended.step, ended.priority, ended.wanting, ended.others

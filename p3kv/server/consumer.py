@@ -22,7 +22,6 @@ from p3kv.server.buffers import Buffer, BufferPool
 from p3kv.server.keys import ServerKey
 from p3kv.server.stalls import Wait
 from p3kv.server.workers import Workers
-from p3kv.slicing import check_count
 from p3kv.trace import Tracer, now_ns
 from p3kv.wire.connection import Connection
 from p3kv.wire.framing import Landing
@@ -36,7 +35,7 @@ from p3kv.wire.header import (
     Kind,
     pack_header,
 )
-from p3kv.wire.messages import UNKNOWN, KeyLayout, Terms, workers
+from p3kv.wire.messages import UNKNOWN, DeclaredKey, Terms, workers
 from p3kv.wire.queue import PriorityQueue, urgency
 from p3kv.wire.terms import TermsByRound
 
@@ -79,7 +78,7 @@ class Consumer:
         fail: Callable[..., None],
     ) -> None:
         """`on_lost(connection, reason)` ends a connection that broke the protocol;
-        `fail(reason, round, error)` ends the job."""
+        `fail(reason, round, error)` ends the job; `error` names a class in p3kv.errors."""
         self.rank = UNKNOWN
         self.tracer = Tracer(None, "server")
         self._pool = BufferPool()
@@ -104,24 +103,27 @@ class Consumer:
         too many slices.
         """
         for key in self._keys.values():
-            check_count(key.layout.runs, terms.slice_size)
+            key.check_slices(terms.slice_size)
         return self._terms.set(from_round, terms)
 
-    def declare(self, layout: KeyLayout) -> None:
-        """Keeps a key from now on; ProtocolError when another worker has declared it otherwise."""
+    def declare(self, declared: DeclaredKey) -> None:
+        """Keeps a key from now on; ProtocolError when another worker has declared it otherwise.
+
+        Ends the job if the key's layout or a codec is not known here.
+        """
         if self._terms.generation(INITIAL_ROUND) < 0:
             raise ProtocolError("it has not said how large slices are")
-        if self.rank not in dict(layout.runs):
-            raise ProtocolError(f"server {self.rank} keeps nothing of key {layout.key!r}")
-        check_count(layout.runs, self._terms.smallest_slice_size)
+        if self.rank not in dict(declared.runs):
+            raise ProtocolError(f"server {self.rank} keeps nothing of key {declared.key!r}")
         window = self.aggregator.consistency.window
         try:
-            key = ServerKey(layout, self.rank, self._terms, window)
+            key = ServerKey(declared, self.rank, self._terms, window)
         except ConfigError as error:
             self._fail(str(error), UNKNOWN, "ConfigError")
             return
-        if self._keys.setdefault(layout.key_id, key).layout != layout:
-            raise ProtocolError(f"it has another layout: {layout}")
+        key.check_slices(self._terms.smallest_slice_size)
+        if self._keys.setdefault(declared.key_id, key).declared != declared:
+            raise ProtocolError(f"it declares a key otherwise than another worker: {declared}")
 
     def place_push(self, connection: Connection, header: Header) -> Landing:
         """Where a push is received; ProtocolError for a push that can't be right."""
@@ -204,7 +206,7 @@ class Consumer:
             ended = newly_ended = self._end_rounds(key, state)
             # What had come for slices of another size may end at once, and be all of that size.
             while newly_ended:
-                optimizer = self.aggregator.optimizers.get(key.layout.store)
+                optimizer = self.aggregator.optimizers.get(key.declared.store)
                 resliced = key.reslice(self._pool, optimizer)
                 newly_ended = 0
                 for other in resliced:
@@ -220,7 +222,7 @@ class Consumer:
             return
         if self.tracer.enabled:
             self.tracer.span(
-                "consume", str(state.layout.key), start_ns, now_ns(),
+                "consume", str(state.key.key), start_ns, now_ns(),
                 slice=state.index, round=header.round, worker=header.rank, ended=ended,
             )  # fmt: skip
         if not ended and self._workers.done:
@@ -251,7 +253,7 @@ class Consumer:
     def _tell_ended(self, key: ServerKey, result: Result) -> None:
         """Tells workers that a round has ended, where no result does: their windows move on."""
         header = pack_header(
-            Kind.ENDED, self.rank, key=key.layout.key_id, round=result.round, step=result.step
+            Kind.ENDED, self.rank, key=key.declared.key_id, round=result.round, step=result.step
         )
         for rank in result.others:
             connection = self._workers.connections[rank]
@@ -302,7 +304,7 @@ class Consumer:
             return
         buffer, payload, flags = state.wire(self._pool)
         header = pack_header(
-            kind, self.rank, key=state.layout.key_id, slice=state.index, round=round, step=step,
+            kind, self.rank, key=state.key.key_id, slice=state.index, round=round, step=step,
             priority=priority, payload_bytes=len(payload), flags=flags,
         )  # fmt: skip
         for connection in listening:

@@ -12,9 +12,9 @@ from p3kv.errors import ProtocolError
 from p3kv.server.aggregation import SliceState
 from p3kv.server.buffers import BufferPool
 from p3kv.server.optimizer import Optimizer, State
-from p3kv.slicing import cut
+from p3kv.slicing import make_layout
 from p3kv.wire.header import INITIAL_ROUND
-from p3kv.wire.messages import KeyLayout, called
+from p3kv.wire.messages import DeclaredKey, called
 from p3kv.wire.terms import TermsByRound
 
 
@@ -26,14 +26,22 @@ class ServerKey:
     is re-sliced.
     """
 
-    def __init__(self, layout: KeyLayout, rank: int, terms: TermsByRound, window: int) -> None:
+    def __init__(self, declared: DeclaredKey, rank: int, terms: TermsByRound, window: int) -> None:
         """`window`: how many rounds may be open.
 
-        Raises ConfigError for a codec that is not registered here.
+        Raises ConfigError if the key's layout or a codec is not known here, ProtocolError for runs
+        that are none of this layout.
         """
-        self.layout = layout
-        dtype, names = np.dtype(layout.dtype), layout.codecs
-        self._codecs = make_codecs(names.gradients, names.values, dict(layout.runs)[rank], dtype)
+        self.declared = declared
+        self._layout = make_layout(declared.layout, declared.shape)
+        dtype, names = np.dtype(declared.dtype), declared.codecs
+        kept_elems = dict(declared.runs)[rank]
+        self._codecs = make_codecs(names.gradients, names.values, kept_elems, dtype)
+        if not self._layout.has_whole_grains(declared.runs):
+            raise ProtocolError(
+                f"the runs {declared.runs} break grains of {self._layout.grain_elems} elements, "
+                f"which the layout {declared.layout!r} keeps together"
+            )
         self._window = window
         self._rank = rank
         self._terms = terms
@@ -42,6 +50,10 @@ class ServerKey:
         self._states: Dict[int, Dict[int, SliceState]] = {}
         self._ended: Dict[int, int] = {}
         """By round, how many slices have ended it, while others have not."""
+
+    def check_slices(self, slice_size: int) -> None:
+        """Raises ProtocolError if the key would have too many slices of this size."""
+        self._layout.check_slices(self.declared.runs, slice_size)
 
     def state(self, round: int, index: int) -> SliceState:
         """The slice that a push for a round is for.
@@ -55,7 +67,7 @@ class ServerKey:
         state = states.get(index) if states is not None else None
         if state is None:
             raise ProtocolError(
-                f"{called(self.layout.key, self.layout.name)} has no slice {index} for round "
+                f"{called(self.declared.key, self.declared.name)} has no slice {index} for round "
                 f"{round} on this server"
             )
         self._check_ahead(state, round)
@@ -115,13 +127,13 @@ class ServerKey:
     def _reslice_states(
         self, optimizer: Optimizer, before: Iterable[int], after: Mapping[int, SliceState]
     ) -> None:
-        exported = [optimizer.export(self.layout, index) for index in before]
+        exported = [optimizer.export(self.declared, index) for index in before]
         states = [state for state in exported if state is not None]
         if states:
             assert len(states) == len(exported), "slices that have ended the same rounds"
             lengths = [state.length for state in after.values()]
             for index, state in zip(after, State.joined(states).cut(lengths)):
-                optimizer.load(self.layout, index, state)
+                optimizer.load(self.declared, index, state)
 
     def _check_ahead(self, state: SliceState, round: int) -> None:
         """Raises ProtocolError for a round beyond the window that any worker can have here."""
@@ -139,14 +151,14 @@ class ServerKey:
         """The states of a generation by index, in the order of their elements."""
         states = self._states.get(generation)
         if states is None:
-            layout = self.layout
-            slices = cut(layout.runs, self._terms.of(generation).slice_size)
+            key = self.declared
+            slices = self._layout.slices(key.runs, self._terms.of(generation).slice_size)
             own = [piece for piece in slices if piece.server == self._rank]
             first_round = self._terms.first_round(generation)
             states = self._states[generation] = {
                 piece.index: SliceState(
-                    layout, piece.index, piece.length, self._codecs,
-                    piece.offset - own[0].offset, first_round,
+                    key, piece.index, piece.length, self._codecs, piece.offset - own[0].offset,
+                    first_round,
                 )
                 for piece in own
             }  # fmt: skip

@@ -12,7 +12,7 @@ import numpy as np
 
 from p3kv.errors import ProtocolError
 from p3kv.registry import Registry
-from p3kv.wire.messages import KeyLayout, OptimizerSettings, decode
+from p3kv.wire.messages import DeclaredKey, OptimizerSettings, decode
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Optimizer(ABC):
 
     @abstractmethod
     def update(
-        self, layout: KeyLayout, index: int, weight: np.ndarray, total: np.ndarray, step: int
+        self, key: DeclaredKey, index: int, weight: np.ndarray, total: np.ndarray, step: int
     ) -> None:
         """Updates `weight` in place with `total`, the sum of all workers' gradients.
 
@@ -74,14 +74,14 @@ class Optimizer(ABC):
         """
 
     @abstractmethod
-    def export(self, layout: KeyLayout, index: int) -> Optional[State]:
+    def export(self, key: DeclaredKey, index: int) -> Optional[State]:
         """Removes and returns a slice's state; None where it has none.
 
         Called between two updates of the whole key. Arrays belong to the caller.
         """
 
     @abstractmethod
-    def load(self, layout: KeyLayout, index: int, state: State) -> None:
+    def load(self, key: DeclaredKey, index: int, state: State) -> None:
         """Gives a slice a state, made of exported ones with `State.joined` and `State.cut`.
 
         Copies the arrays.

@@ -36,7 +36,7 @@ class Wait(NamedTuple):
     def told(self, waited_s: float, timeout_s: float) -> Stalled:
         """The message that tells workers of it."""
         return Stalled(
-            self.state.layout.key_id, self.state.called, self.round, self.missing, self.arrived,
+            self.state.key.key_id, self.state.called, self.round, self.missing, self.arrived,
             waited_s, timeout_s,
         )  # fmt: skip
 

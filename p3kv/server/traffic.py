@@ -28,9 +28,9 @@ from p3kv.wire.header import (
 )
 from p3kv.wire.messages import (
     UNKNOWN,
+    DeclaredKey,
     ForwardOrder,
     JobSettings,
-    KeyLayout,
     Stalled,
     Terms,
     decode,
@@ -142,7 +142,7 @@ class Traffic:
     # What a worker says of its keys, and what rank 0 says for all.
 
     def _key(self, connection: Connection, header: Header) -> Landing:
-        return message_landing(header, KeyLayout, self._consumer.declare)
+        return message_landing(header, DeclaredKey, self._consumer.declare)
 
     def _terms(self, connection: Connection, header: Header) -> Landing:
         return message_landing(header, Terms, partial(self._set_terms, header))

@@ -1,5 +1,6 @@
 """Tensors cut into slices, and the slices' place on the servers."""
 
+from p3kv.slicing.layout import LAYOUTS, Layout, make_layout
 from p3kv.slicing.placement import PLACEMENTS, Placement, checked
 from p3kv.slicing.size import (
     CREDIT_BYTES,
@@ -7,20 +8,22 @@ from p3kv.slicing.size import (
     slice_size_for,
     value_credit_bytes,
 )
-from p3kv.slicing.slices import Run, Slice, balanced_runs, check_count, cut, loads_with
+from p3kv.slicing.slices import Run, Slice, balanced_runs, cut, loads_with
 
 __all__ = [
     "CREDIT_BYTES",
+    "LAYOUTS",
     "PLACEMENTS",
+    "Layout",
     "Placement",
     "Run",
     "Slice",
     "balanced_runs",
-    "check_count",
     "checked",
     "cut",
     "gradient_credit_bytes",
     "loads_with",
+    "make_layout",
     "slice_size_for",
     "value_credit_bytes",
 ]

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from typing import List, Sequence, Tuple
 
 from p3kv.registry import Registry
+from p3kv.slicing.layout import Layout
 from p3kv.slicing.slices import Run, balanced_runs
 
 
@@ -19,18 +20,19 @@ class Placement(ABC):
     @abstractmethod
     def place(
         self,
-        size_elems: int,
+        layout: Layout,
         slice_size: int,
         loads_elems: Sequence[int],
         hosts: Sequence[str],
     ) -> List[Run]:
         """Returns a tensor's runs: which server keeps how many of its elements, in their order.
 
-        Called once for each key, in the order in which workers declare them. `slice_size` is the
-        most elements that a slice has now; it may change, and the runs stay. Servers are named by
+        Called once for each key, in the order in which workers declare them. `layout` has the
+        tensor's shape, its `size_elems` and its `grain_elems`. `slice_size` is how many elements a
+        full slice of this tensor has now; it may change, and the runs stay. Servers are named by
         rank: `loads_elems` are the elements that each keeps already, and `hosts` says where it
-        runs. Each server may have one run, runs are not empty, and together they have all elements;
-        a tensor without elements has no runs.
+        runs. Each server may have one run. Runs are not empty and have whole grains, and together
+        they have all elements; a tensor without elements has no runs.
         """
 
 
@@ -39,12 +41,12 @@ class Balanced(Placement):
 
     def place(
         self,
-        size_elems: int,
+        layout: Layout,
         slice_size: int,
         loads_elems: Sequence[int],
         hosts: Sequence[str],
     ) -> List[Run]:
-        return balanced_runs(size_elems, slice_size, loads_elems)
+        return balanced_runs(layout.size_elems, slice_size, loads_elems)
 
 
 class RoundRobin(Placement):
@@ -59,19 +61,19 @@ class RoundRobin(Placement):
 
     def place(
         self,
-        size_elems: int,
+        layout: Layout,
         slice_size: int,
         loads_elems: Sequence[int],
         hosts: Sequence[str],
     ) -> List[Run]:
-        servers, slices = len(loads_elems), -(-size_elems // slice_size)
+        servers, slices = len(loads_elems), -(-layout.size_elems // slice_size)
         first, self._next = self._next, (self._next + slices) % len(loads_elems)
         runs = []
         for turn in range(min(slices, servers)):
             # The slices `turn`, `turn` + `servers` and so on; only the last of all may be smaller.
             length = len(range(turn, slices, servers)) * slice_size
             if turn == (slices - 1) % servers:
-                length -= slices * slice_size - size_elems
+                length -= slices * slice_size - layout.size_elems
             runs.append(((first + turn) % servers, length))
         return runs
 
@@ -88,13 +90,13 @@ class WholeTensors(Placement):
 
     def place(
         self,
-        size_elems: int,
+        layout: Layout,
         slice_size: int,
         loads_elems: Sequence[int],
         hosts: Sequence[str],
     ) -> List[Run]:
         least = min(range(len(loads_elems)), key=lambda server: loads_elems[server])
-        return [(least, size_elems)] if size_elems else []
+        return [(least, layout.size_elems)] if layout.size_elems else []
 
 
 PLACEMENTS: Registry[Placement] = Registry(
@@ -107,7 +109,7 @@ PLACEMENTS: Registry[Placement] = Registry(
 """Placements by name."""
 
 
-def checked(runs: Sequence[Run], size_elems: int, servers: int) -> List[Run]:
+def checked(runs: Sequence[Run], layout: Layout, servers: int) -> List[Run]:
     """A tensor's runs, as a placement has returned them; ValueError where they can't be right."""
     found: List[Tuple[int, int]] = [(int(server), int(length)) for server, length in runs]
     ranks = {server for server, _ in found}
@@ -115,6 +117,10 @@ def checked(runs: Sequence[Run], size_elems: int, servers: int) -> List[Run]:
         raise ValueError(f"{found} must name some of {servers} servers, and each once")
     if min((length for _, length in found), default=1) < 1:
         raise ValueError(f"{found} has a run without elements")
-    if sum(length for _, length in found) != size_elems:
-        raise ValueError(f"{found} must have {size_elems} elements together")
+    if sum(length for _, length in found) != layout.size_elems:
+        raise ValueError(f"{found} must have {layout.size_elems} elements together")
+    if not layout.has_whole_grains(found):
+        raise ValueError(
+            f"{found} breaks a grain: every run must be a multiple of {layout.grain_elems} elements"
+        )
     return found

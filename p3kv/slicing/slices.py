@@ -19,7 +19,7 @@ other in the tensor, and each server has at most one."""
 
 @dataclass(frozen=True)
 class Slice:
-    """Some elements of one key's flattened tensor (P3 section 4.2)."""
+    """Some elements of one key's flattened tensor (P3 section 4.2), by its layout whole grains."""
 
     index: int
     offset: int
@@ -48,7 +48,7 @@ def balanced_runs(size_elems: int, slice_size: int, loads_elems: Sequence[int]) 
 
 
 def cut(runs: Sequence[Run], slice_size: int) -> Tuple[Slice, ...]:
-    """Cuts a tensor into slices of at most `slice_size` elements.
+    """Cuts a tensor into slices of `slice_size` elements; the last of each run may have fewer.
 
     Slices are numbered round robin over the servers, so that all links are busy from the start.
     Each slice lies in the run of one server, whatever the slice size.

@@ -33,7 +33,7 @@ class Kind(IntEnum):
     WELCOME = 2
     """The server's answer to it; no payload."""
     KEY = 3
-    """A worker tells a server about a key, before its first slice; payload KeyLayout."""
+    """A worker tells a server about a key, before its first slice; payload DeclaredKey."""
     OPTIMIZER = 4
     """Worker rank 0 sends the optimizer settings of its store number `key`. They hold from `step`
     on; `round` is the oldest step that still needs settings; the front end makes the payload."""

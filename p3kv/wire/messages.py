@@ -20,7 +20,7 @@ from p3kv.registry import MAX_NAME_CHARS
 from p3kv.transport import MAX_ADDRESS
 from p3kv.wire.header import LAST_ROUND
 
-PROTOCOL_VERSION = 5
+PROTOCOL_VERSION = 6
 TOKEN_BYTES = 16
 """The job's token comes before a data hello's MessagePack, as plain bytes: a server decodes nothing
 from a peer without the token."""
@@ -77,21 +77,24 @@ MAX_STORE = 2**16 - 1
 and an optimizer of its own."""
 
 
-def _check_dtype(key: Key, dtype: str) -> None:
+def _check_tensor(key: Key, shape: Tuple[int, ...], dtype: str, layout: str) -> None:
     _check(dtype in DTYPES, f"key {key!r} has dtype {dtype!r}; use one of {', '.join(DTYPES)}")
+    _check(len(shape) <= MAX_DIMENSIONS, f"key {key!r} has too many dimensions")
+    _check(all(extent >= 0 for extent in shape), f"key {key!r} has the shape {shape}")
+    # Not with numpy, whose integers overflow.
+    elems = math.prod(shape)
+    _check(elems <= MAX_KEY_ELEMS, f"key {key!r} has {elems} elements; at most {MAX_KEY_ELEMS} may")
+    _check_name("a layout's name", layout)
 
 
-def _check_runs(key: object, runs: List[Tuple[int, int]]) -> None:
+def _check_runs(key: Key, shape: Tuple[int, ...], runs: List[Tuple[int, int]]) -> None:
     servers = {server for server, _ in runs}
     _check(len(servers) == len(runs), f"key {key!r} has several runs on a server")
     for server, length in runs:
         _check_number("a rank", server, 0, MAX_RANK)
         _check(length > 0, f"key {key!r} has {length} elements on server {server}")
-    _check_elems(key, sum(length for _, length in runs))
-
-
-def _check_elems(key: object, elems: int) -> None:
-    _check(elems <= MAX_KEY_ELEMS, f"key {key!r} has {elems} elements; at most {MAX_KEY_ELEMS} may")
+    elems = sum(length for _, length in runs)
+    _check(elems == math.prod(shape), f"key {key!r} has {elems} elements for the shape {shape}")
 
 
 def called(key: Key, name: Optional[str]) -> str:
@@ -197,24 +200,30 @@ class KeyCodecNames(Message, frozen=True):
             _check_name("a codec's name", name)
 
 
-class KeyLayout(Message, frozen=True):
-    """What a server must know of a key to keep the key's slices."""
+class DeclaredKey(Message, frozen=True):
+    """A key as all processes know it.
+
+    The scheduler's answer to DeclareKey. A worker passes it on to the servers that keep the key.
+    """
 
     key_id: int
     key: Key
+    shape: Tuple[int, ...]
     dtype: str
     runs: List[Tuple[int, int]]
     """How many of its elements each server keeps, as the job's placement has chosen."""
     name: Optional[str] = None
-    """What the user calls the parameter, where the front end knows."""
+    """The parameter's name in all processes: that of the worker that declared it first."""
+    layout: str = "dense"
+    """As in DeclareKey, like what follows."""
     codecs: KeyCodecNames = KeyCodecNames()
     store: int = 0
 
     def __post_init__(self) -> None:
-        _check_number("a key's id", self.key_id, 0, MAX_KEY_ID)
         _check_number("a store's number", self.store, 0, MAX_STORE)
-        _check_dtype(self.key, self.dtype)
-        _check_runs(self.key, self.runs)
+        _check_number("a key's id", self.key_id, 0, MAX_KEY_ID)
+        _check_tensor(self.key, self.shape, self.dtype, self.layout)
+        _check_runs(self.key, self.shape, self.runs)
 
 
 class Terms(Message, frozen=True):
@@ -301,17 +310,14 @@ class DeclareKey(Message, frozen=True):
     dtype: str
     name: Optional[str] = None
     """What the user calls the parameter, where the front end knows; workers may differ."""
+    layout: str = "dense"
+    """How its tensor may be divided, by the name in `p3kv.slicing.LAYOUTS`."""
     codecs: KeyCodecNames = KeyCodecNames()
     store: int = 0
 
     def __post_init__(self) -> None:
         _check_number("a store's number", self.store, 0, MAX_STORE)
-        _check_dtype(self.key, self.dtype)
-        _check(len(self.shape) <= MAX_DIMENSIONS, f"key {self.key!r} has too many dimensions")
-        extents = f"key {self.key!r} has the shape {self.shape}"
-        _check(all(extent >= 0 for extent in self.shape), extents)
-        # Not with numpy, whose integers overflow.
-        _check_elems(self.key, math.prod(self.shape))
+        _check_tensor(self.key, self.shape, self.dtype, self.layout)
 
 
 class BarrierReached(Message, frozen=True):
@@ -387,20 +393,6 @@ class NewSliceSize(Message, frozen=True):
         check_slice_size(self.slice_size)
 
 
-class KeyDeclared(Message, frozen=True):
-    """The answer to DeclareKey."""
-
-    key_id: int
-    runs: List[Tuple[int, int]]
-    """How many of its elements each server keeps, as the job's placement has chosen."""
-    name: Optional[str] = None
-    """The parameter's name in all processes: that of the worker that declared it first."""
-
-    def __post_init__(self) -> None:
-        _check_number("a key's id", self.key_id, 0, MAX_KEY_ID)
-        _check_runs(self.key_id, self.runs)
-
-
 class KeyRefused(Message, frozen=True):
     """The answer to a DeclareKey that contradicts another worker's."""
 
@@ -430,7 +422,7 @@ FromScheduler = Union[
     Agreed,
     SliceSize,
     NewSliceSize,
-    KeyDeclared,
+    DeclaredKey,
     KeyRefused,
     BarrierPassed,
     Abort,

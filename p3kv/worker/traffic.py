@@ -98,13 +98,13 @@ class Traffic:
         self.servers[server] = connection
         return connection
 
-    def declare(self, key: WorkerKey, layout: messages.KeyLayout) -> None:
+    def declare(self, key: WorkerKey) -> None:
         """Makes a key known to its servers.
 
         Every worker does so: its slices may arrive before another worker's message.
         """
         self._keys[key.key_id] = key
-        self.tell(Kind.KEY, encode(layout), servers=[server for server, _ in layout.runs])
+        self.tell(Kind.KEY, encode(key.declared), servers=[server for server, _ in key.runs])
 
     def tell(
         self,

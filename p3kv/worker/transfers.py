@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-from typing import Callable, Dict, List, Optional, Sequence, Set, Tuple
+from typing import Callable, Dict, List, Optional, Set, Tuple
 
 import numpy as np
 
 from p3kv.codecs import make_codecs
-from p3kv.slicing import Run, Slice, cut
+from p3kv.slicing import Slice, make_layout
 from p3kv.wire.header import INITIAL_ROUND
-from p3kv.wire.messages import Key, KeyCodecNames, called
+from p3kv.wire.messages import DeclaredKey, called
 
 Done = Callable[[Optional[BaseException]], None]
 """Called once, from the worker's thread, when a transfer is complete (None) or has failed."""
@@ -23,33 +23,25 @@ class WorkerKey:
     `round` belongs to the thread that pushes.
     """
 
-    def __init__(
-        self,
-        key_id: int,
-        key: Key,
-        shape: Tuple[int, ...],
-        dtype: str,
-        runs: Sequence[Run],
-        name: Optional[str] = None,
-        codecs: Optional[KeyCodecNames] = None,
-        store: int = 0,
-    ) -> None:
-        """Raises ConfigError for a codec that is not registered here."""
-        self.key_id = key_id
-        self.store = store
-        self.key = key
-        self.called = called(key, name)
+    def __init__(self, declared: DeclaredKey) -> None:
+        """Raises ConfigError if the key's layout or a codec is not known here."""
+        self.declared = declared
+        self.key_id = declared.key_id
+        self.store = declared.store
+        self.key = declared.key
+        self.called = called(declared.key, declared.name)
         """The key's name in messages to users."""
-        self.shape = shape
-        self.dtype = dtype
-        self.numpy_dtype = np.dtype(dtype)
+        self.shape = declared.shape
+        self.dtype = declared.dtype
+        self._layout = make_layout(declared.layout, declared.shape)
+        self.numpy_dtype = np.dtype(declared.dtype)
         self.item_bytes = self.numpy_dtype.itemsize
-        self.size_elems = int(np.prod(shape, dtype=np.int64))
+        self.size_elems = self._layout.size_elems
         self.size_bytes = self.size_elems * self.item_bytes
-        names = codecs or KeyCodecNames()
+        names = declared.codecs
         self.codecs = make_codecs(names.gradients, names.values, self.size_elems, self.numpy_dtype)
         """They belong to the worker's thread."""
-        self.runs = runs
+        self.runs = declared.runs
         self.round = INITIAL_ROUND
         """The last round that this worker has pushed."""
         self._slices: Dict[int, Tuple[Slice, ...]] = {}
@@ -58,7 +50,7 @@ class WorkerKey:
         """The key's slices of this size, by index. Belongs to the worker's thread."""
         slices = self._slices.get(slice_size)
         if slices is None:
-            slices = cut(self.runs, slice_size)
+            slices = self._layout.slices(self.runs, slice_size)
             self._slices[slice_size] = slices
         return slices
 

@@ -21,6 +21,7 @@ from p3kv.errors import (
     ProtocolError,
     in_one_line,
 )
+from p3kv.slicing import make_layout
 from p3kv.trace import Tracer
 from p3kv.wire.address import own_address
 from p3kv.wire.connection import Connection
@@ -32,12 +33,11 @@ from p3kv.wire.messages import (
     BarrierPassed,
     BarrierReached,
     Bye,
+    DeclaredKey,
     DeclareKey,
     Failure,
     Key,
     KeyCodecNames,
-    KeyDeclared,
-    KeyLayout,
     KeyRefused,
     Measured,
     NewSliceSize,
@@ -200,27 +200,31 @@ class Worker:
         return number
 
     def declare(
-        self, key: Key, shape: Sequence[int], dtype: str, name: Optional[str] = None, store: int = 0
+        self,
+        key: Key,
+        shape: Sequence[int],
+        dtype: str,
+        name: Optional[str] = None,
+        store: int = 0,
+        layout: str = "dense",
     ) -> WorkerKey:
-        """Makes a key known to the job; all workers declare it with the same shape and dtype.
+        """Makes a key known to the job; all workers declare it with the same shape, dtype and
+        layout.
 
         `name` is what the user calls the parameter, for messages.
 
-        Raises KeyMismatchError if they do not, and the other workers learn it too.
+        Raises KeyMismatchError if they do not, and the other workers learn it too; ConfigError for
+        a layout that is not known here.
         """
         self.check()
+        make_layout(layout, shape)  # before any process hears of it
         codecs = KeyCodecNames(self.settings.gradient_codec, self.settings.value_codec)
-        answer = self._control.request(
-            DeclareKey(key, tuple(shape), dtype, name, codecs, store), (KeyDeclared, KeyRefused)
-        )
+        declaration = DeclareKey(key, tuple(shape), dtype, name, layout, codecs, store)
+        answer = self._control.request(declaration, (DeclaredKey, KeyRefused))
         if isinstance(answer, KeyRefused):
             raise KeyMismatchError(answer.reason)
-        worker_key = WorkerKey(
-            answer.key_id, key, tuple(shape), dtype, answer.runs, answer.name, codecs, store
-        )
-        self._keys[store, key] = worker_key
-        layout = KeyLayout(answer.key_id, key, dtype, answer.runs, answer.name, codecs, store)
-        self._loop.call_soon(self._joined.declare, worker_key, layout)
+        worker_key = self._keys[store, key] = WorkerKey(answer)
+        self._loop.call_soon(self._joined.declare, worker_key)
         return worker_key
 
     def key(self, key: Key, store: int = 0) -> WorkerKey:

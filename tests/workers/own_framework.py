@@ -1,6 +1,7 @@
 """Trains with p3kv and numpy alone, as another framework's front end would: no MXNet anywhere.
 
-Slices get other sizes meanwhile. Every value is checked against the same computation here, exactly.
+The weight is a matrix whose layout is a user's own, rows. Slices get other sizes meanwhile. Every
+value is checked against the same computation here, exactly.
 """
 
 import p3kv  # noqa: F401, I001
@@ -9,13 +10,16 @@ import threading
 
 import numpy as np
 from p3kv import config
+from p3kv.errors import ConfigError
 from p3kv.wire.header import INITIAL_ROUND
 from p3kv.worker import this_process
 from p3kv.worker.transfers import Transfer, WorkerKey
 
-_SIZE = 30_000
+_ROW = 750
+_SIZE = 600 * _ROW
+"""More elements than the largest slice has, so that both servers keep some."""
 _ROUNDS = 12
-_SIZES = {3: 1_000, 6: 9_000, 9: 4_000}
+_SIZES = {3: 10_000, 6: 500, 9: 90_000}
 _RATE = "0.25"
 
 worker = this_process.worker()
@@ -40,7 +44,16 @@ def exchange(key: WorkerKey, round_: int, source: np.ndarray, target: np.ndarray
 def main() -> None:
     worker.start(config.settle())
     nothing, value = np.zeros(0, np.float32), np.zeros(_SIZE, np.float32)
-    key = worker.declare("w", (_SIZE,), "float32")
+    refusal = ""
+    try:
+        worker.declare("v", (3,), "float32", layout="columns")
+    except ConfigError as error:
+        refusal = str(error)
+    assert "no layout 'columns', only dense, rows" in refusal
+    key = worker.declare("w", (_SIZE // _ROW, _ROW), "float32", layout="rows")
+    assert len(key.runs) == 2 and not any(length % _ROW for _, length in key.runs)
+    for size in _SIZES.values():
+        assert not any(piece.offset % _ROW or piece.length % _ROW for piece in key.slices(size))
     if worker.rank == 0:
         worker.set_optimizer(1, "toy", _RATE.encode())
         exchange(key, INITIAL_ROUND, tensor(0), nothing)

@@ -5,7 +5,7 @@ from typing import Dict, Optional, Tuple
 import numpy as np
 
 from p3kv.server.optimizer import OPTIMIZERS, MakeOptimizer, Optimizer, State
-from p3kv.wire.messages import KeyLayout
+from p3kv.wire.messages import DeclaredKey
 
 
 class Momentum(Optimizer):
@@ -19,19 +19,19 @@ class Momentum(Optimizer):
         self._rate = np.float32(settings.decode())
 
     def update(
-        self, layout: KeyLayout, index: int, weight: np.ndarray, total: np.ndarray, step: int
+        self, key: DeclaredKey, index: int, weight: np.ndarray, total: np.ndarray, step: int
     ) -> None:
-        state = self._states.setdefault((layout.key_id, index), np.zeros_like(weight))
+        state = self._states.setdefault((key.key_id, index), np.zeros_like(weight))
         state *= np.float32(0.5)
         state += total
         weight -= self._rate * state
 
-    def export(self, layout: KeyLayout, index: int) -> Optional[State]:
-        state = self._states.pop((layout.key_id, index), None)
+    def export(self, key: DeclaredKey, index: int) -> Optional[State]:
+        state = self._states.pop((key.key_id, index), None)
         return None if state is None else State({"momentum": state}, {})
 
-    def load(self, layout: KeyLayout, index: int, state: State) -> None:
-        self._states[layout.key_id, index] = state.elements["momentum"].copy()
+    def load(self, key: DeclaredKey, index: int, state: State) -> None:
+        self._states[key.key_id, index] = state.elements["momentum"].copy()
 
 
 class MakeMomentum(MakeOptimizer):

@@ -2,6 +2,7 @@
 
 from typing import List, Sequence
 
+from p3kv.slicing.layout import Layout
 from p3kv.slicing.placement import PLACEMENTS, Placement
 
 
@@ -10,16 +11,18 @@ class BiasesLast(Placement):
 
     def place(
         self,
-        size_elems: int,
+        layout: Layout,
         slice_size: int,
         loads_elems: Sequence[int],
         hosts: Sequence[str],
     ) -> List[tuple]:
         servers = len(loads_elems)
-        if size_elems <= slice_size:
-            return [(servers - 1, size_elems)] if size_elems else []
-        ends = [size_elems * server // servers for server in range(servers + 1)]
-        return [(server, ends[server + 1] - ends[server]) for server in range(servers)]
+        if layout.size_elems <= slice_size:
+            return [(servers - 1, layout.size_elems)] if layout.size_elems else []
+        grain, grains = layout.grain_elems, layout.size_elems // layout.grain_elems
+        ends = [grains * server // servers * grain for server in range(servers + 1)]
+        runs = [(server, ends[server + 1] - ends[server]) for server in range(servers)]
+        return [(server, length) for server, length in runs if length]
 
 
 PLACEMENTS.register("biases_last", BiasesLast)

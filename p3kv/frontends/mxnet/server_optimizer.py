@@ -11,7 +11,7 @@ import numpy as np
 from p3kv.errors import ProtocolError
 from p3kv.frontends.mxnet.optimizer_settings import from_bytes
 from p3kv.server.optimizer import Optimizer, State
-from p3kv.wire.messages import KeyLayout
+from p3kv.wire.messages import DeclaredKey
 
 
 class _SliceState:
@@ -46,26 +46,26 @@ class MXNetOptimizer(Optimizer):
         del self._from_steps[:unneeded], self._optimizers[:unneeded]
 
     def update(
-        self, layout: KeyLayout, index: int, weight: np.ndarray, total: np.ndarray, step: int
+        self, key: DeclaredKey, index: int, weight: np.ndarray, total: np.ndarray, step: int
     ) -> None:
         optimizer, since_step = self._at(step)
         weight_array, total_array = self._shared(weight), self._shared(total)
-        slice_state = self._states.get((layout.key_id, index))
+        slice_state = self._states.get((key.key_id, index))
         if slice_state is None or slice_state.since_step != since_step:
-            state = optimizer.create_state_multi_precision(layout.key, weight_array)
+            state = optimizer.create_state_multi_precision(key.key, weight_array)
             slice_state = _SliceState(state, since_step)
-            self._states[layout.key_id, index] = slice_state
+            self._states[key.key_id, index] = slice_state
         first = optimizer.begin_num_update
         optimizer.num_update = first + step - since_step
-        optimizer._index_update_count[layout.key] = first + slice_state.updates
-        optimizer.update_multi_precision(layout.key, weight_array, total_array, slice_state.state)
+        optimizer._index_update_count[key.key] = first + slice_state.updates
+        optimizer.update_multi_precision(key.key, weight_array, total_array, slice_state.state)
         weight_array.wait_to_read()
         slice_state.updates += 1
 
-    def export(self, layout: KeyLayout, index: int) -> Optional[State]:
+    def export(self, key: DeclaredKey, index: int) -> Optional[State]:
         # They would keep the memory of old slices.
         self._arrays.clear()
-        slice_state = self._states.pop((layout.key_id, index), None)
+        slice_state = self._states.pop((key.key_id, index), None)
         if slice_state is None:
             return None
         elements: Dict[str, np.ndarray] = {}
@@ -75,13 +75,13 @@ class MXNetOptimizer(Optimizer):
             elements, {"since_step": since_step, "updates": updates, "structure": structure}
         )
 
-    def load(self, layout: KeyLayout, index: int, state: State) -> None:
+    def load(self, key: DeclaredKey, index: int, state: State) -> None:
         numbers = state.numbers
         slice_state = _SliceState(
             _put_together(numbers["structure"], state.elements), numbers["since_step"]
         )
         slice_state.updates = numbers["updates"]
-        self._states[layout.key_id, index] = slice_state
+        self._states[key.key_id, index] = slice_state
 
     def _at(self, step: int) -> Tuple[mx.optimizer.Optimizer, int]:
         position = bisect_right(self._from_steps, step)
