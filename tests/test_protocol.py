@@ -1,0 +1,139 @@
+"""Which frame may come when: the table of each direction, and what both sides make of it."""
+
+from __future__ import annotations
+
+import re
+from contextlib import closing
+from typing import Dict, Set, Tuple
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from p3kv.config import MAX_SLICE_ELEMS, Launch, Settings
+from p3kv.errors import P3Error, ProtocolError
+from p3kv.wire.header import INITIAL_ROUND, Header, Kind
+from p3kv.wire.loop import Loop
+from p3kv.wire.messages import MAX_HELLO_BYTES, MAX_MESSAGE_BYTES
+from p3kv.wire.protocol import FROM_SERVERS, FROM_WORKERS, Conversation, Rules
+from p3kv.worker.joining import Joining
+from tests.in_memory import Job, Server
+from tests.served import frame, hello
+
+SLICE, WORDS, PROBE = MAX_SLICE_ELEMS * 8, MAX_MESSAGE_BYTES, 65536
+LETTERS = {
+    Kind.HELLO: "h", Kind.WELCOME: "w", Kind.KEY: "k", Kind.OPTIMIZER: "z", Kind.PUSH: "p",
+    Kind.PULL: "q", Kind.UPDATED: "u", Kind.PULLED: "v", Kind.BYE: "b", Kind.ORDER: "r",
+    Kind.PROBE: "e", Kind.SLICES: "s", Kind.OPEN: "o", Kind.ENDED: "d", Kind.STALLED: "l",
+}  # fmt: skip
+MOST_BYTES = {"h": MAX_HELLO_BYTES, **dict.fromkeys("kzrl", WORDS), **dict.fromkeys("puv", SLICE)}
+MOST_BYTES["e"] = PROBE
+WELCOME = "!"
+"""What the server says to a worker, in a history of what the worker says."""
+DIRECTIONS: Dict[str, Tuple[Rules, str]] = {
+    "worker": (FROM_WORKERS, "h(![kzpqreso]*b?)?"),
+    "server": (FROM_SERVERS, "w([uvdsoerl]*b?)?"),
+}
+"""By who speaks: the table, and the same as a regular expression of whole histories."""
+
+
+def frames(rank: int) -> st.SearchStrategy[Header]:
+    """What a peer of this rank may say, and may not."""
+    sizes = [0, 0, *(most + more for most in {*MOST_BYTES.values()} for more in (0, 1))]
+    return st.builds(
+        lambda kind, other, size: Header(kind, 0, rank ^ other, 0, 0, 0, 0, 0, size),
+        st.one_of(st.sampled_from(Kind), st.integers(0, 255)),
+        st.sampled_from([0, 0, 0, 0, 1]),
+        st.sampled_from(sizes),
+    )
+
+
+@pytest.mark.parametrize("role", DIRECTIONS)
+@settings(max_examples=300)
+@given(st.data(), st.integers(0, 1), st.integers(0, 2))
+def test_what_is_accepted_is_what_the_protocol_says(
+    role: str, data: st.DataObject, rank: int, well: int
+) -> None:
+    rules, language = DIRECTIONS[role]
+    # Many histories begin well, or most would end with their first frame.
+    begin = Header(Kind.HELLO if role == "worker" else Kind.WELCOME, 0, rank, *[0] * 6)
+    said = [begin, WELCOME][:well]
+    said += data.draw(st.lists(st.one_of(st.just(WELCOME), frames(rank)), max_size=25))
+    conversation = Conversation(rules, role)
+    history = ""
+    for header in said:
+        if isinstance(header, str):
+            if history == "h":
+                conversation.welcome()
+                history += WELCOME
+            continue
+        letter = LETTERS.get(header.kind, "?")
+        allowed = (
+            bool(re.fullmatch(language, history + letter))
+            and header.payload_bytes <= MOST_BYTES.get(letter, 0)
+            and (role == "server" or letter not in "zr" or header.rank == 0)
+            and conversation.peer in (None, header.rank)
+        )
+        try:
+            conversation.hear(header)
+        except ProtocolError:
+            assert not allowed, (history, header)
+        else:
+            assert allowed, (history, header)
+            history += letter
+            conversation.peer = header.rank
+
+
+def kinds(rules: Rules) -> Set[int]:
+    return {kind for allowed in rules.values() for kind in allowed}
+
+
+def test_every_kind_is_in_a_table_and_whoever_hears_it_takes_it() -> None:
+    assert kinds(FROM_WORKERS) | kinds(FROM_SERVERS) == set(Kind)
+    with closing(Job(1, 1, 100)) as job:
+        assert set(job.servers[0].traffic._takers) == kinds(FROM_WORKERS)
+        joining = Joining(*[None] * 6).takers  # type: ignore[arg-type]  # it only keeps them
+        assert {*job.workers[0].traffic._takers, *joining} == kinds(FROM_SERVERS)
+
+
+def test_a_worker_says_nothing_before_its_server_serves() -> None:
+    """Others that wait with it would hear it before their welcome, and blame the server."""
+    loop = Loop()
+    launch = Launch("server", "127.0.0.1", 9000, 2, 1, "in memory")
+    server = Server(0, launch, loop, Settings())
+    server.traffic._serving = False
+    near = server.listener.connect()
+    near.send([memoryview(hello(0, consistency="bulk_synchronous") + frame(Kind.OPEN, 0, step=1))])
+    server.workers._accept()
+    with pytest.raises(P3Error, match="OPEN, which must not come before the welcome"):
+        server.connections[0].receive()
+    loop.close()
+    near.close()
+    server.listener.close()
+
+
+@pytest.mark.parametrize("queued", [False, True], ids=["later values", "queued values"])
+def test_a_server_says_nothing_after_its_goodbye(queued: bool) -> None:
+    """Whatever the worker still waited for: it would find that the server broke the protocol."""
+    size = 50
+    with closing(Job(2, 1, 100)) as job:
+        keys = job.declare("w", size)
+        leaving, other = job.workers
+        arrays = [np.ones(size, np.float32) for _ in keys]
+        leaving.call(keys[0], INITIAL_ROUND, arrays[0], None)
+        leaving.begin()
+        job.finish()
+        for worker, key, array in zip(job.workers, keys, arrays):
+            worker.call(key, 1, array, array)
+            worker.begin()
+        job.carry_all(leaving.traffic.servers[0])
+        if queued:
+            job.carry_all(other.traffic.servers[0])
+            while job.servers[0].consumer.consume():
+                pass
+        leaving.traffic.tell(Kind.BYE)
+        job.carry_all(leaving.traffic.servers[0])
+        job.finish()
+        assert not leaving.traffic.servers[0].closed
+        assert [done for done, _ in other.complete] == ["w"]
