@@ -1,10 +1,11 @@
-"""One real server, with a test in the place of the scheduler and of the workers."""
+"""One real server or worker, with a test in the place of all other processes."""
 
 from __future__ import annotations
 
+import socket
 import sys
 import time
-from typing import Any, Tuple
+from typing import Any, List, Tuple
 
 import numpy as np
 import zmq
@@ -14,10 +15,12 @@ from p3kv.wire.header import MAGIC, Kind, pack_header
 from p3kv.wire.messages import (
     PROTOCOL_VERSION,
     TOKEN_BYTES,
+    Agreed,
     Alive,
     DataHello,
     Hello,
     JobSettings,
+    Ready,
     Roster,
     ToScheduler,
     Welcomed,
@@ -42,18 +45,43 @@ def hello(rank: int, **settings: Any) -> bytes:
     return frame(Kind.HELLO, rank, payload, key=MAGIC, slice=PROTOCOL_VERSION)
 
 
-class Served:
-    """A server that takes the test for its scheduler, and so for its workers what the test says."""
+class Scheduled:
+    """One process that takes the test for its scheduler."""
 
-    def __init__(self, workers: int) -> None:
+    def __init__(self, role: str, workers: int = 1, servers: int = 1, **settings: Any) -> None:
         self._context = zmq.Context()
         self._router = self._context.socket(zmq.ROUTER)
         self._router.linger = 0
-        serve = [sys.executable, str(SCRIPTS / "join.py")]
+        join = [sys.executable, str(SCRIPTS / "join.py")]
         port = self._router.bind_to_random_port("tcp://127.0.0.1")
-        self.server = start_role("server", serve, port, workers=workers)
-        self._workers = workers
+        self.process = start_role(role, join, port, workers, servers, **settings)
         self.identity = b""
+
+    def say(self, message: Any) -> None:
+        self._router.send_multipart([self.identity, encode(message)])
+
+    def hear(self) -> Any:
+        """What the process says next, but for its word that it is there."""
+        deadline = time.monotonic() + TOLD_S
+        while True:
+            left_s = max(0.0, deadline - time.monotonic())
+            assert self._router.poll(left_s * 1000), "the process says nothing"
+            self.identity, data = self._router.recv_multipart()
+            message = decode(data, ToScheduler)
+            if not isinstance(message, Alive):
+                return message
+
+    def close(self) -> None:
+        self._context.destroy()
+        end(self.process)
+
+
+class Served(Scheduled):
+    """A server; the test is its workers as well."""
+
+    def __init__(self, workers: int) -> None:
+        super().__init__("server", workers)
+        self._workers = workers
 
     def welcome(self) -> Tuple[str, int]:
         """Lets the server in; returns where it listens."""
@@ -65,20 +93,26 @@ class Served:
             self.say(message)
         return address
 
-    def say(self, message: Any) -> None:
-        self._router.send_multipart([self.identity, encode(message)])
 
-    def hear(self) -> Any:
-        """What the server says next, but for its word that it is there."""
-        deadline = time.monotonic() + TOLD_S
-        while True:
-            left_s = max(0.0, deadline - time.monotonic())
-            assert self._router.poll(left_s * 1000), "the server says nothing"
-            self.identity, data = self._router.recv_multipart()
-            message = decode(data, ToScheduler)
-            if not isinstance(message, Alive):
-                return message
+class Serving(Scheduled):
+    """Worker 0; the test is its servers as well, all at one address."""
+
+    def __init__(self, servers: int) -> None:
+        super().__init__("worker", 1, servers, P3KV_SLICE_SIZE=100)
+        self._servers = servers
+        self._listener = socket.create_server(("127.0.0.1", 0), backlog=servers)
+        self._listener.settimeout(TOLD_S)
+
+    def links(self) -> List[socket.socket]:
+        """Lets the worker in; returns its connections to the servers, by their ranks."""
+        assert isinstance(self.hear(), Hello)
+        servers = [(*self._listener.getsockname(), "tcp")] * self._servers
+        for message in (Welcomed(), Roster(0, TOKEN, servers, ["worker 0"])):
+            self.say(message)
+        assert isinstance(self.hear(), Ready)
+        self.say(Agreed())
+        return [self._listener.accept()[0] for _ in servers]
 
     def close(self) -> None:
-        self._context.destroy()
-        end(self.server)
+        self._listener.close()
+        super().close()

@@ -340,7 +340,7 @@ def test_a_server_without_descriptors_rests_and_lets_workers_in_when_it_has_some
     crowd: List[socket.socket] = []
     try:
         port = served.welcome()[1]
-        server = psutil.Process(served.server.pid)
+        server = psutil.Process(served.process.pid)
         highest = server.rlimit(psutil.RLIMIT_NOFILE)[1]
         server.rlimit(psutil.RLIMIT_NOFILE, (server.num_fds() + 5, highest))
         crowd = [knock(port, b"") for _ in range(20)]
@@ -355,7 +355,7 @@ def test_a_server_without_descriptors_rests_and_lets_workers_in_when_it_has_some
         crowd.append(worker)
         assert len(worker.recv(HEADER_BYTES, socket.MSG_WAITALL)) == HEADER_BYTES
         served.say(Abort(Failure("the test is done.", "worker", 0)))
-        output = output_of(served.server, REFUSED_S)
+        output = output_of(served.process, REFUSED_S)
     finally:
         for stranger in crowd:
             stranger.close()

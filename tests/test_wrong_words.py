@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+from functools import partial
 from typing import Any, Callable, Dict, List, Tuple
 
 import msgspec
@@ -31,8 +32,9 @@ from p3kv.wire.messages import (
     decode,
     encode,
 )
+from p3kv.wire.protocol import FROM_SERVERS, FROM_WORKERS, State
 from tests.jobs import SCRIPTS, end, held_port, output_of, start_role
-from tests.served import TOLD_S, Served, frame, hello
+from tests.served import TOLD_S, Served, Serving, frame, hello
 
 JOIN = [sys.executable, str(SCRIPTS / "join.py")]
 NO_TEXT = b"\x81\xa4type\xa5\xff\xff\xff\xff\xff"
@@ -108,6 +110,43 @@ TO_A_SERVER: Dict[str, Tuple[Callable[[int], bytes], str]] = {
 OF_RANK_0 = ("an order that is none",)
 """What nobody else may say at all."""
 
+# What no worker may say, or not then, or not so much of it.
+TO_A_SERVER.update(
+    {
+        "a second hello": (hello, "kind HELLO, which must not come from a worker now"),
+        "words after its goodbye": (
+            lambda rank: frame(Kind.BYE, rank) + slices(rank),
+            "kind TERMS, which must not come after its goodbye",
+        ),
+        "a second goodbye": (
+            lambda rank: frame(Kind.BYE, rank) * 2,
+            "kind BYE, which must not come after its goodbye",
+        ),
+        **{
+            f"rank 0's {kind.name}": (
+                partial(frame, kind),
+                f"kind {kind.name}, which only worker 0 may send",
+            )
+            for kind in (Kind.OPTIMIZER, Kind.ORDER)
+        },
+        **{
+            f"a server's {kind.name}": (
+                partial(frame, kind),
+                f"kind {kind.name}, which must not come from a worker now",
+            )
+            for kind in set(Kind) - {*FROM_WORKERS[State.OPEN], Kind.HELLO}
+        },
+        **{
+            f"too long a {kind.name}": (
+                partial(pack_header, kind, payload_bytes=most + 1),
+                f"kind {kind.name} with {most + 1} bytes; it has {most} at most",
+            )
+            for kind, (most, _, only_rank_0) in FROM_WORKERS[State.OPEN].items()
+            if not only_rank_0
+        },
+    }
+)
+
 
 def test_a_server_says_what_each_worker_said_wrongly_and_ends_its_connection() -> None:
     names = sorted(TO_A_SERVER, key=lambda name: name not in OF_RANK_0)
@@ -141,13 +180,94 @@ def test_a_server_says_what_each_worker_said_wrongly_and_ends_its_connection() -
         assert (report.failure.role, report.failure.error) == ("server", "ConfigError")
         assert "no layout 'columns', only dense. Set P3KV_PLUGINS" in report.failure.reason
         served.say(Abort(Failure("the test is done.", "worker", 0)))
-        output = output_of(served.server, TOLD_S)
+        output = output_of(served.process, TOLD_S)
         assert output is not None and "Traceback" not in output, output
-        assert served.server.returncode == 1
+        assert served.process.returncode == 1
     finally:
         for worker in workers:
             worker.close()
         served.close()
+
+
+# What servers say to a worker.
+
+TO_A_WORKER: Dict[str, Tuple[Callable[[int], bytes], str]] = {
+    "noise": (lambda rank: pack_header(255, rank) * 9, "is not p3kv's protocol"),
+    "words before the welcome": (partial(frame, Kind.BYE), "is not p3kv's protocol"),
+}
+WELCOMED: Dict[str, Tuple[Callable[[int], bytes], str]] = {
+    "a kind that is none": (partial(pack_header, 255), "kind 255, which must not come from a s"),
+    "a goodbye that nobody asked for": (partial(frame, Kind.BYE), "goodbye before this worker did"),
+    "an echo of nothing": (
+        lambda rank: frame(Kind.PROBE, rank, bytes(9)),
+        "a measurement that nobody has begun",
+    ),
+    "an order that is none": (
+        lambda rank: frame(Kind.ORDER, rank, NO_TEXT), "not what the protocol allows"
+    ),
+    "a stall that is none": (
+        lambda rank: frame(Kind.STALLED, rank, NO_TEXT), "not what the protocol allows"
+    ),
+    "slices of no elements": (lambda rank: slices(rank, 0), "a slice is 0,"),
+    "other slices": (
+        lambda rank: slices(rank, round=4) + slices(rank, 7, round=4), "slice_size=7) from round 4"
+    ),
+    "another server's words": (lambda rank: slices(rank + 1), "sent a frame of server"),
+    "the end of a round that nobody waits for": (partial(frame, Kind.ENDED), "key 0"),
+    **{
+        f"a {kind.name} that nobody waits for": (
+            lambda rank, kind=kind: frame(kind, rank, bytes(4), round=1),
+            "which nobody waits for",
+        )
+        for kind in (Kind.UPDATED, Kind.PULLED)
+    },
+    **{
+        f"a worker's {kind.name}": (
+            partial(frame, kind),
+            f"kind {kind.name}, which must not come from a server now",
+        )
+        for kind in set(Kind) - set(FROM_SERVERS[State.OPEN])
+    },
+    **{
+        f"too long a {kind.name}": (
+            partial(pack_header, kind, payload_bytes=most + 1),
+            f"kind {kind.name} with {most + 1} bytes; it has {most} at most",
+        )
+        for kind, (most, *_) in FROM_SERVERS[State.OPEN].items()
+    },
+}  # fmt: skip
+TO_A_WORKER.update(
+    {
+        name: (lambda rank, words=words: frame(Kind.WELCOME, rank) + words(rank), reason)
+        for name, (words, reason) in WELCOMED.items()
+    }
+)
+
+
+def test_a_worker_says_what_each_server_said_wrongly() -> None:
+    attacked = Serving(len(TO_A_WORKER))
+    links: List[socket.socket] = []
+    try:
+        links = attacked.links()
+        for rank, (link, (words, _)) in enumerate(zip(links, TO_A_WORKER.values())):
+            link.sendall(words(rank))
+        told: Dict[int, str] = {}
+        while len(told) < len(links):
+            report = attacked.hear()
+            assert isinstance(report, ReportFailure), report
+            assert report.failure.role == "server" and not report.second_hand
+            told[report.failure.rank] = report.failure.reason
+        for rank, (name, (_, reason)) in enumerate(TO_A_WORKER.items()):
+            assert told[rank].startswith("it broke the protocol: "), f"{name}: {told[rank]}"
+            assert reason in told[rank], f"{name}: {told[rank]}"
+        attacked.say(Abort(Failure("the test is done.", "server", 0)))
+        output = output_of(attacked.process, TOLD_S)
+        assert output is not None and "Traceback" not in output, output
+        assert attacked.process.returncode == 1
+    finally:
+        for link in links:
+            link.close()
+        attacked.close()
 
 
 @pytest.mark.parametrize(
