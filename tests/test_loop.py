@@ -13,7 +13,7 @@ import pytest
 
 from p3kv.transport import SocketLink
 from p3kv.wire.connection import Connection
-from p3kv.wire.header import Kind, pack_header
+from p3kv.wire.header import HEADER_BYTES, Kind, pack_header
 from p3kv.wire.loop import Loop
 from p3kv.wire.protocol import FROM_SERVERS, Conversation
 
@@ -217,6 +217,25 @@ def test_what_overtakes_a_more_urgent_frame_on_a_full_connection_is_counted(loop
     assert (loop.inversions.frames, loop.inversions.bytes) == (1, header_bytes + 2000)
     far.close()
     other_far.close()
+
+
+def test_what_a_link_did_not_take_before_the_loop_runs_is_sent_by_the_loop(loop: Loop) -> None:
+    connection, far = _connected(loop)
+    _queue(connection, 0, size_bytes := 1 << 20)
+    loop.send_now(connection)
+    assert connection.blocked
+    got = 0
+
+    def read() -> None:
+        nonlocal got
+        got += len(far.recv(1 << 20))
+        if got == size_bytes + HEADER_BYTES:
+            loop.stop()
+
+    loop.add_reader(far.fileno(), read)
+    loop.run()
+    assert got == size_bytes + HEADER_BYTES and not connection.blocked
+    far.close()
 
 
 def test_of_frames_as_urgent_that_goes_whose_connection_has_sent_nothing_for_longest(
