@@ -83,20 +83,20 @@ _WHEN = {State.WAITING: "before the welcome", State.LEFT: "after its goodbye"}
 class Conversation:
     """What the peer of one connection has said so far, and so may say next."""
 
-    __slots__ = ("_role", "_rules", "_state", "peer")
+    __slots__ = ("_allowed", "_role", "_rules", "_state", "peer")
 
     def __init__(self, rules: Rules, role: str) -> None:
         """`role` is the peer's."""
         self._rules = rules
         self._role = role
-        self._state = State.NEW
+        self._enter(State.NEW)
         self.peer: Optional[int] = None
         """The peer's rank, once it is known."""
 
     def welcome(self) -> None:
         """Lets the peer say what its table allows, from now on."""
         assert self._state is State.WAITING
-        self._state = State.OPEN
+        self._enter(State.OPEN)
 
     def hear(self, header: Header) -> None:
         """Takes a frame's header; ProtocolError for a frame that must not come now."""
@@ -104,7 +104,7 @@ class Conversation:
             raise ProtocolError(
                 f"{self._role} {self.peer} sent a frame of {self._role} {header.rank}"
             )
-        rule = self._rules[self._state].get(header.kind)
+        rule = self._allowed.get(header.kind)
         if (
             rule is None
             or header.payload_bytes > rule.most_bytes
@@ -112,7 +112,11 @@ class Conversation:
         ):
             raise ProtocolError(self._refusal(header, rule))
         if rule.then is not None:
-            self._state = rule.then
+            self._enter(rule.then)
+
+    def _enter(self, state: State) -> None:
+        self._state = state
+        self._allowed = self._rules[state]  # not looked up by state for every frame: that is slow
 
     def _refusal(self, header: Header, rule: Optional[Rule]) -> str:
         if self._state is State.NEW:
