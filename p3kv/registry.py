@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Dict, Generic, List, Type, TypeVar
+import inspect
+from typing import Any, Dict, Generic, List, NamedTuple, Type, TypeVar, Union
 
 from p3kv.errors import ConfigError
 
@@ -10,6 +11,19 @@ MAX_NAME_CHARS = 64
 """Longest name of a class in a table."""
 
 T = TypeVar("T")
+Plain = Union[bool, int, float, str]
+
+
+class Choice(NamedTuple):
+    """A class in a table: its name, and the parameters that it is made with."""
+
+    name: str
+    parameters: Dict[str, Plain] = {}  # noqa: RUF012  nobody changes it
+
+    def __str__(self) -> str:
+        """In messages: "'2bit' (threshold=0.5)"."""
+        values = ", ".join(f"{name}={value!r}" for name, value in sorted(self.parameters.items()))
+        return f"{self.name!r} ({values})" if values else repr(self.name)
 
 
 class Registry(Generic[T]):
@@ -19,14 +33,12 @@ class Registry(Generic[T]):
     to make one. Only names travel between processes.
     """
 
-    def __init__(
-        self, kind: str, needed_by: str, by_setting: bool = True, **members: Type[T]
-    ) -> None:
+    def __init__(self, kind: str, needed_by: str, setting: str = "", **members: Type[T]) -> None:
         """`kind` is what messages call a member, for example "placement". `needed_by` says which
-        processes make it. `by_setting` says whether a setting of this name chooses one."""
+        processes make it, and `setting` which variables choose one."""
         self._kind = kind
         self._needed_by = needed_by
-        self._by_setting = by_setting
+        self._setting = setting
         self._members: Dict[str, Type[T]] = dict(members)
 
     def register(self, name: str, member: Type[T]) -> None:
@@ -48,10 +60,27 @@ class Registry(Generic[T]):
     def find(self, name: str) -> Type[T]:
         """The class with this name; ConfigError for a name that nobody has registered here."""
         if name not in self._members:
-            setting = f"P3KV_{self._kind.upper()} to one of these, or " if self._by_setting else ""
+            setting = f"Set {self._setting} to one of these, or " if self._setting else "Set "
             raise ConfigError(
-                f"there is no {self._kind} {name!r}, only {', '.join(self.names())}. Set "
+                f"there is no {self._kind} {name!r}, only {', '.join(self.names())}. "
                 f"{setting}P3KV_PLUGINS, in the environment of {self._needed_by}, to the module "
                 "that registers it."
             )
         return self._members[name]
+
+    def make(self, choice: Choice, *arguments: Any) -> T:
+        """An object of the class that is chosen, made with `arguments` and its own parameters.
+
+        Raises ConfigError for a name that nobody has registered here, and for parameters that the
+        class does not take; for their values, what the class raises.
+        """
+        member = self.find(choice.name)
+        takes = inspect.signature(member)
+        try:
+            takes.bind(*arguments, **choice.parameters)
+        except TypeError as error:
+            own = ", ".join(list(takes.parameters)[len(arguments) :]) or "no parameters"
+            raise ConfigError(
+                f"the {self._kind} {choice} is wrong ({error}); it takes {own}"
+            ) from None
+        return member(*arguments, **choice.parameters)

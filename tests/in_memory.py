@@ -15,6 +15,7 @@ import numpy as np
 from p3kv.config import Launch, Settings
 from p3kv.consistency import CONSISTENCIES, BulkSynchronous, Consistency
 from p3kv.errors import P3Error
+from p3kv.registry import Choice
 from p3kv.server.consumer import Consumer
 from p3kv.server.optimizer import JobOptimizers, Optimizer, State
 from p3kv.server.traffic import Traffic as ServerTraffic
@@ -29,11 +30,11 @@ from p3kv.wire.loop import Drain, Loop
 from p3kv.wire.messages import (
     PROTOCOL_VERSION,
     TOKEN_BYTES,
+    CodecChoices,
     DataHello,
     DeclaredKey,
     Failure,
     JobSettings,
-    KeyCodecNames,
     Terms,
     encode,
 )
@@ -284,7 +285,7 @@ class Job:
         settings = Settings(consistency=consistency)
         self._loop = Loop()
         self._slice_size = slice_size
-        self._codecs = KeyCodecNames(codec, codec)
+        self._codecs = CodecChoices(Choice(codec), Choice(codec))
         self._loads = [0] * servers
         self.servers = [Server(rank, launch, self._loop, settings) for rank in range(servers)]
         self.workers = [Worker(rank, workers, settings, slice_size) for rank in range(workers)]

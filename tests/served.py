@@ -11,6 +11,7 @@ import numpy as np
 import zmq
 
 from p3kv.codecs import make_codecs
+from p3kv.registry import Choice
 from p3kv.wire.header import MAGIC, Kind, pack_header
 from p3kv.wire.messages import (
     PROTOCOL_VERSION,
@@ -30,7 +31,7 @@ from p3kv.wire.messages import (
 from tests.jobs import SCRIPTS, end, start_role
 
 TOLD_S = 20.0
-AS_IT_IS = make_codecs("identity", "identity", 0, np.dtype(np.float32))
+AS_IT_IS = make_codecs(Choice("identity"), Choice("identity"), 0, np.dtype(np.float32))
 TOKEN = bytes(range(TOKEN_BYTES))
 
 

@@ -11,14 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p3kv.codecs import CODECS, Float16, Identity, make_codecs
+from p3kv.codecs import CODECS, Float16, Identity, make_codec, make_codecs
 from p3kv.errors import ConfigError, ProtocolError
+from p3kv.registry import Choice
 from p3kv.wire.header import ENCODED, INITIAL_ROUND, WANTS_RESULT, Header, Kind
 from tests.in_memory import Job
 from tests.jobs import ROOT, SCRIPTS, run_job
 
 sys.path.insert(0, str(SCRIPTS))
-from own_codec import THRESHOLD, TwoBit
+from own_codec import Int8
 
 FLOATS = st.sampled_from([np.dtype(np.float32), np.dtype(np.float64)])
 PLUGIN = {"P3KV_PLUGINS": "own_codec", "PYTHONPATH": f"{ROOT}:{SCRIPTS}"}
@@ -56,15 +57,33 @@ def test_half_floats_of_another_number_are_refused(size_bytes: int) -> None:
 
 
 def test_keys_that_a_codec_does_not_carry_travel_as_they_are() -> None:
-    codecs = make_codecs("float16", "float16", 4, np.dtype(np.int32))
+    codecs = make_codecs(Choice("float16"), Choice("float16"), 4, np.dtype(np.int32))
     assert [type(codec) for codec in codecs] == [Identity, Identity]
-    codecs = make_codecs("float16", "identity", 4, np.dtype(np.float32))
+    codecs = make_codecs(Choice("float16"), Choice("identity"), 4, np.dtype(np.float32))
     assert [type(codec) for codec in codecs] == [Float16, Identity]
 
 
 def test_a_name_that_nobody_has_registered_is_told_with_those_that_there_are() -> None:
-    with pytest.raises(ConfigError, match="no codec 'zip', only float16, identity"):
-        make_codecs("zip", "identity", 4, np.dtype(np.float32))
+    with pytest.raises(ConfigError, match=r"no codec 'zip', only 2bit, float16, i.*P3KV_PLUGINS"):
+        make_codec(Choice("zip"), 4, np.dtype(np.float32))
+
+
+@pytest.mark.parametrize(
+    ("choice", "told"),
+    [
+        (Choice("float16", {"threshold": 0.5}), r"'float16' \(threshold=0.5\) .* no parameters"),
+        (Choice("2bit", {"treshold": 0.5}), r"'2bit' \(treshold=0.5\) .* it takes threshold"),
+        (Choice("2bit", {"size_elems": 5}), "it takes threshold"),
+        (Choice("2bit", {"threshold": 0}), "threshold .* is 0; .* from 1e-06 to 65504"),
+        (Choice("2bit", {"threshold": -0.5}), "threshold .* is -0.5"),
+        (Choice("2bit", {"threshold": float("nan")}), "threshold .* is nan"),
+        (Choice("2bit", {"threshold": float("inf")}), "threshold .* is inf"),
+        (Choice("2bit", {"threshold": "much"}), "threshold .* is 'much'"),
+    ],
+)
+def test_wrong_parameters_are_told_with_those_that_are_right(choice: Choice, told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        make_codec(choice, 0, np.dtype(np.float32))
 
 
 # With workers and servers.
@@ -77,7 +96,7 @@ def test_a_residual_stays_with_its_elements_when_slices_get_another_size() -> No
     random = np.random.RandomState(5)
     workers, rounds = 2, 12
     gradients = random.standard_normal((rounds, workers, SIZE)).astype(np.float32)
-    with closing(Job(workers, 2, SIZE // 4, codec="two_bit")) as job:
+    with closing(Job(workers, 2, SIZE // 4, codec="2bit")) as job:
         keys = job.declare("w", SIZE)
         job.workers[0].call(keys[0], INITIAL_ROUND, np.zeros(SIZE, np.float32), None)
         job.finish()
@@ -106,7 +125,7 @@ def test_a_residual_stays_with_its_elements_when_slices_get_another_size() -> No
 
 def quantised(residual: np.ndarray) -> np.ndarray:
     """What travels of a residual, which keeps the rest."""
-    sent = np.where(abs(residual) >= THRESHOLD, np.sign(residual) * THRESHOLD, 0)
+    sent = np.where(abs(residual) >= 0.5, np.sign(residual) * 0.5, 0)
     residual -= sent.astype(np.float32)
     return sent.astype(np.float32)
 
@@ -155,12 +174,12 @@ def test_a_job_trains_with_a_codec_of_the_user_s_own() -> None:
         workers=2,
         servers=2,
         P3KV_SLICE_SIZE=400,
-        P3KV_GRADIENT_CODEC="two_bit",
+        P3KV_GRADIENT_CODEC="int8",
         P3KV_VALUE_CODEC="float16",
         **PLUGIN,
     )
     assert result.code == 0, result.output
-    assert result.output.count("trained in two bits") == 2
+    assert result.output.count("trained in eight bits") == 2
 
 
 @pytest.mark.parametrize(
@@ -176,5 +195,5 @@ def test_a_codec_that_is_not_there_ends_the_job(settings: Dict[str, str], told: 
         assert words in result.output
 
 
-def test_two_bit_is_registered_by_its_module() -> None:
-    assert CODECS.find("two_bit") is TwoBit
+def test_a_codec_of_the_user_s_own_is_registered_by_its_module() -> None:
+    assert CODECS.find("int8") is Int8

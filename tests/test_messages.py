@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from p3kv import errors
 from p3kv.config import MAX_SLICE_ELEMS, ROLES
 from p3kv.errors import P3Error, ProtocolError
+from p3kv.registry import Choice
 from p3kv.scheduler.job import Job
 from p3kv.wire import messages
 from p3kv.wire.header import (
@@ -111,6 +112,12 @@ def values(kind: Any) -> Any:
     origin = typing.get_origin(kind)
     if isinstance(kind, type) and issubclass(kind, messages.Message):
         return st.builds(kind, **fields(kind))
+    if kind is Choice:
+        return st.builds(
+            Choice, **{name: values(t) for name, t in typing.get_type_hints(Choice).items()}
+        )
+    if origin is dict:
+        return st.dictionaries(*map(values, arguments), max_size=3)
     if origin is typing.Union:
         return st.one_of([values(argument) for argument in arguments])
     if origin is tuple and arguments[-1] is Ellipsis:
@@ -265,6 +272,14 @@ def test_a_field_of_another_type_is_a_protocol_error(wrong: dict) -> None:
 KEY = {"key": "w", "dtype": "float32"}
 KNOWN = {"type": "DeclaredKey", "key_id": 0, **KEY, "shape": [2, 2], "runs": [[0, 4]]}
 SETTINGS = {"type": "JobSettings"}
+LONG = "x" * 65
+
+
+def by_codec(*choice: object) -> dict:
+    """A key whose gradients travel by this codec."""
+    return {**KNOWN, "codecs": {"type": "CodecChoices", "gradients": choice}}
+
+
 DECLARED = {"type": "DeclareKey", **KEY}
 HELLO = {
     "type": "Hello", "protocol": 1, "version": "", "job": "", "role": "worker", "rank_wish": None,
@@ -307,6 +322,13 @@ HELLO = {
         ({**KNOWN, "runs": [[2**16, 4]]}, DeclaredKey),
         ({**KNOWN, "runs": [[0, -2], [1, 6]]}, DeclaredKey),
         ({**KNOWN, "layout": "x" * 65}, DeclaredKey),
+        (by_codec(LONG), DeclaredKey),
+        (by_codec("2bit", {LONG: 1}), DeclaredKey),
+        (by_codec("2bit", {"threshold": LONG}), DeclaredKey),
+        (by_codec("2bit", {"threshold": [1]}), DeclaredKey),
+        (by_codec("2bit", {"threshold": None}), DeclaredKey),
+        (by_codec("2bit", {1: 0.5}), DeclaredKey),
+        (by_codec("2bit", {}, 5), DeclaredKey),
         (
             {"type": "OptimizerSettings", "front_end": "x" * 65, "settings": b""},
             OptimizerSettings,
@@ -320,6 +342,12 @@ def test_a_number_that_nobody_can_compute_with_is_a_protocol_error(
     with pytest.raises(ProtocolError) as told:
         decode(msgspec.msgpack.encode(wrong), expected)
     assert "missing" not in str(told.value)
+
+
+def test_a_codec_travels_as_its_name_and_plain_parameters() -> None:
+    layout = decode(msgspec.msgpack.encode(by_codec("2bit", {"threshold": 0.25})), DeclaredKey)
+    assert layout.codecs.gradients == Choice("2bit", {"threshold": 0.25})
+    assert str(layout.codecs.gradients) == "'2bit' (threshold=0.25)"
 
 
 class _Long(bytes):

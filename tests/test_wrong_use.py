@@ -393,12 +393,17 @@ REFUSALS = {
     "row_sparse_pull": ["NotSupportedError", "row_sparse_pull", "use dense parameters"],
     "sparse gradients": [*DENSE, "embedding0_weight", "sparse_grad=False"],
     "sparse weights": [*DENSE, "weight"],
-    "compression": ["NotSupportedError", "compression", "leave compression_params out"],
-    "compression by the Trainer": ["NotSupportedError", "leave compression_params out"],
+    "compression too late": ["ConfigError", "'2bit' (threshold=0.5)", "before the first key"],
+    "compression of an unknown type": ["ConfigError", "no codec '3bit', only 2bit, float16"],
+    "compression without a type": ["ConfigError", "{'threshold': 0.5}", "'type'", "2bit, float16"],
+    "compression by lists": ["ConfigError", "[0.5]", "such as {'type': '2bit'"],
+    "compression by another parameter": ["ConfigError", "'treshold'", "it takes threshold"],
+    "compression by the Trainer": ["ConfigError", "threshold", "is 0", "from 1e-06 to 65504"],
     "an optimizer for whole tensors": [*ON_THE_WORKERS, "LAMB"],
     "save_states": [*ON_THE_WORKERS, "saved"],
     "load_states": [*ON_THE_WORKERS, "loaded"],
     "an optimizer as a command": ["NotSupportedError", "command 0 ('pickled')", "kv.set_optimizer"],
+    "compression as a command": ["NotSupportedError", "kv.set_gradient_compression"],
     "a profiler's command": ["NotSupportedError", "command 5", "P3KV_TRACE"],
     "a script's own command": ["NotSupportedError", "command 99 ('hello')"],
     "an updater": ["NotSupportedError", "updater", "kv.set_optimizer"],
@@ -481,16 +486,27 @@ def test_workers_that_train_each_alone_say_so(name: str) -> None:
     assert result.code == 0, result.output
 
 
-def test_workers_that_disagree_on_a_key_all_learn_which_and_how() -> None:
-    result = run_job("disagree.py", workers=3, servers=1)
+@pytest.mark.parametrize(
+    ("about", "one", "other"),
+    [
+        ("shape", "worker 1 has shape (3, 4) and dtype float64", "(4, 3) and dtype float32"),
+        (
+            "compression", "(codec of gradients '2bit' (threshold=0.25), of values 'identity')",
+            "(codec of gradients '2bit' (threshold=0.5), of values 'identity')",
+        ),
+    ],
+)  # fmt: skip
+def test_workers_that_disagree_on_a_key_all_learn_which_and_how(
+    about: str, one: str, other: str
+) -> None:
+    result = run_job("disagree.py", [about], workers=3, servers=1)
     for rank in range(3):
         said = result.said_by(f"worker {rank}")
         learned = re.search(r"learned within ([0-9.]+) s: (.*)", said)
         assert learned, result.output
         assert float(learned[1]) < PROMISED_S
         for word in (
-            "key 'embedding'", "worker 1 has shape (3, 4) and dtype float64",
-            "has shape (4, 3) and dtype float32", "same model",
+            "key 'embedding'", "worker 0 has shape", "worker 1 has shape", one, other, "same model",
         ):  # fmt: skip
             assert word in learned[2], said
     for part in ("server 0", "scheduler"):

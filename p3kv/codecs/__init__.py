@@ -1,7 +1,10 @@
 """What slices are on the wire: as they are in memory, or as a codec encodes them."""
 
-from p3kv.codecs.codec import CODECS, Codec, KeyCodecs, make_codecs
+from p3kv.codecs.codec import CODECS, Codec, KeyCodecs, make_codec, make_codecs
 from p3kv.codecs.float16 import Float16
 from p3kv.codecs.identity import Identity
+from p3kv.codecs.two_bit import TwoBit
 
-__all__ = ["CODECS", "Codec", "Float16", "Identity", "KeyCodecs", "make_codecs"]
+__all__ = [
+    "CODECS", "Codec", "Float16", "Identity", "KeyCodecs", "TwoBit", "make_codec", "make_codecs"
+]  # fmt: skip

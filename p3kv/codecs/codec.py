@@ -1,4 +1,4 @@
-"""What a codec does, and the table from which a key's codecs are chosen by their names."""
+"""What a codec does, and the table from which a key's codecs are chosen."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from p3kv.registry import Registry
+from p3kv.registry import Choice, Registry
 
 
 class Codec(ABC):
@@ -23,7 +23,11 @@ class Codec(ABC):
     """Whether slices travel as they are in memory; then no other method is called."""
 
     def __init__(self, size_elems: int, dtype: np.dtype) -> None:
-        """The key's size and dtype."""
+        """The key's size and dtype.
+
+        A codec of its own may take parameters besides, by name: plain values that travel with the
+        codec's name. It raises ConfigError for wrong ones, also for a key without elements.
+        """
         self.size_elems = size_elems
         self.dtype = dtype
 
@@ -55,7 +59,9 @@ class Codec(ABC):
         np.add(total, elements, out=total)
 
 
-CODECS: Registry[Codec] = Registry("codec", "every worker and server")
+CODECS: Registry[Codec] = Registry(
+    "codec", "every worker and server", "P3KV_GRADIENT_CODEC or P3KV_VALUE_CODEC"
+)
 """Codecs by name."""
 
 
@@ -66,11 +72,16 @@ class KeyCodecs(NamedTuple):
     values: Codec
 
 
-def make_codecs(gradients: str, values: str, size_elems: int, dtype: np.dtype) -> KeyCodecs:
-    """The codecs of a key, given their names; ConfigError for a name that nobody has registered
-    here."""
-    chosen = [CODECS.find(name) for name in (gradients, values)]
-    as_it_is = CODECS.find("identity")
-    return KeyCodecs(
-        *((codec if codec.carries(dtype) else as_it_is)(size_elems, dtype) for codec in chosen)
-    )
+def make_codec(choice: Choice, size_elems: int, dtype: np.dtype) -> Codec:
+    """The codec of a key in one direction.
+
+    Raises ConfigError for a name that nobody has registered here, and for wrong parameters.
+    """
+    if not CODECS.find(choice.name).carries(dtype):
+        choice = Choice("identity")
+    return CODECS.make(choice, size_elems, dtype)
+
+
+def make_codecs(gradients: Choice, values: Choice, size_elems: int, dtype: np.dtype) -> KeyCodecs:
+    """The codecs of a key; raises what `make_codec` raises."""
+    return KeyCodecs(*(make_codec(choice, size_elems, dtype) for choice in (gradients, values)))

@@ -50,7 +50,9 @@ class Consistency(ABC):
         return [rank for rank in range(self.num_workers) if rank not in arrived]
 
 
-CONSISTENCIES: Registry[Consistency] = Registry("consistency", "every worker and server")
+CONSISTENCIES: Registry[Consistency] = Registry(
+    "consistency", "every worker and server", "P3KV_CONSISTENCY"
+)
 """Consistency rules by name."""
 
 

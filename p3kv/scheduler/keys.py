@@ -11,11 +11,11 @@ from p3kv.scheduler.replies import JobFails, Replies
 from p3kv.slicing import PLACEMENTS, Layout, Placement, Run, checked, loads_with, make_layout
 from p3kv.wire.messages import (
     UNKNOWN,
+    CodecChoices,
     DeclaredKey,
     DeclareKey,
     Failure,
     Key,
-    KeyCodecNames,
     KeyRefused,
     called,
 )
@@ -112,10 +112,8 @@ class Keys:
 def _declared_as(key: Union[DeclaredKey, DeclareKey]) -> str:
     """What all workers must declare of a key, in words."""
     words = f"shape {key.shape} and dtype {key.dtype} (layout {key.layout})"
-    if key.codecs != KeyCodecNames():
-        words += (
-            f", codecs {key.codecs.gradients!r} for gradients, {key.codecs.values!r} for values"
-        )
+    if key.codecs != CodecChoices():
+        words += f", codecs {key.codecs.gradients} for gradients and {key.codecs.values} for values"
     return words
 
 

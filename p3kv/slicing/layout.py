@@ -61,7 +61,7 @@ class Dense(Layout):
     grain_elems = 1
 
 
-LAYOUTS: Registry[Layout] = Registry("layout", "every process", False, dense=Dense)
+LAYOUTS: Registry[Layout] = Registry("layout", "every process", dense=Dense)
 """Layouts by name."""
 
 

@@ -102,6 +102,7 @@ class WholeTensors(Placement):
 PLACEMENTS: Registry[Placement] = Registry(
     "placement",
     "the scheduler",
+    "P3KV_PLACEMENT",
     balanced=Balanced,
     round_robin=RoundRobin,
     whole_tensors=WholeTensors,

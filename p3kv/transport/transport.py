@@ -78,5 +78,5 @@ class Transport(ABC):
         """A link to the listener at `address`; OSError if there is none within the time."""
 
 
-TRANSPORTS: Registry[Transport] = Registry("transport", "every worker and server")
+TRANSPORTS: Registry[Transport] = Registry("transport", "every worker and server", "P3KV_TRANSPORT")
 """Transports by name. A server tells workers its own by this name, so both must know it."""

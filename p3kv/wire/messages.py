@@ -16,7 +16,7 @@ import msgspec
 from p3kv import errors
 from p3kv.config import MAX_SLICE_ELEMS, ROLES, Settings
 from p3kv.errors import P3Error, ProtocolError
-from p3kv.registry import MAX_NAME_CHARS
+from p3kv.registry import MAX_NAME_CHARS, Choice
 from p3kv.transport import MAX_ADDRESS
 from p3kv.wire.header import LAST_ROUND
 
@@ -189,15 +189,18 @@ class DataHello(Message, frozen=True):
     settings: JobSettings
 
 
-class KeyCodecNames(Message, frozen=True):
+class CodecChoices(Message, frozen=True):
     """By which codecs a key's slices travel."""
 
-    gradients: str = Settings.gradient_codec
-    values: str = Settings.value_codec
+    gradients: Choice = Choice(Settings.gradient_codec)
+    values: Choice = Choice(Settings.value_codec)
 
     def __post_init__(self) -> None:
-        for name in (self.gradients, self.values):
-            _check_name("a codec's name", name)
+        for choice in (self.gradients, self.values):
+            _check_name("a codec's name", choice.name)
+            for name, value in choice.parameters.items():
+                _check_name("the name of a codec's parameter", name)
+                _check_name("a codec's parameter", value if isinstance(value, str) else "")
 
 
 class DeclaredKey(Message, frozen=True):
@@ -216,7 +219,7 @@ class DeclaredKey(Message, frozen=True):
     """The parameter's name in all processes: that of the worker that declared it first."""
     layout: str = "dense"
     """As in DeclareKey, like what follows."""
-    codecs: KeyCodecNames = KeyCodecNames()
+    codecs: CodecChoices = CodecChoices()
     store: int = 0
 
     def __post_init__(self) -> None:
@@ -312,7 +315,7 @@ class DeclareKey(Message, frozen=True):
     """What the user calls the parameter, where the front end knows; workers may differ."""
     layout: str = "dense"
     """How its tensor may be divided, by the name in `p3kv.slicing.LAYOUTS`."""
-    codecs: KeyCodecNames = KeyCodecNames()
+    codecs: CodecChoices = CodecChoices()
     store: int = 0
 
     def __post_init__(self) -> None:

@@ -11,7 +11,10 @@ import threading
 import time
 from typing import Dict, List, Optional, Sequence, Tuple
 
+import numpy as np
+
 from p3kv import words
+from p3kv.codecs import make_codec
 from p3kv.config import Launch, Settings, apply_verbosity
 from p3kv.errors import (
     ClosedError,
@@ -21,6 +24,7 @@ from p3kv.errors import (
     ProtocolError,
     in_one_line,
 )
+from p3kv.registry import Choice
 from p3kv.slicing import make_layout
 from p3kv.trace import Tracer
 from p3kv.wire.address import own_address
@@ -33,11 +37,11 @@ from p3kv.wire.messages import (
     BarrierPassed,
     BarrierReached,
     Bye,
+    CodecChoices,
     DeclaredKey,
     DeclareKey,
     Failure,
     Key,
-    KeyCodecNames,
     KeyRefused,
     Measured,
     NewSliceSize,
@@ -77,6 +81,8 @@ class Worker:
         self._keys: Dict[Tuple[int, Key], WorkerKey] = {}
         """By the store's number and the key."""
         self._num_stores = 0
+        self._gradient_codecs: Dict[int, Choice] = {}
+        """By the store's number, where a store has chosen another one than the settings."""
         self._failure: Optional[P3Error] = None
         self._state_changed = threading.Condition()
         self._script = threading.get_ident()
@@ -218,7 +224,10 @@ class Worker:
         """
         self.check()
         make_layout(layout, shape)  # before any process hears of it
-        codecs = KeyCodecNames(self.settings.gradient_codec, self.settings.value_codec)
+        codecs = CodecChoices(
+            self._gradient_codecs.get(store, Choice(self.settings.gradient_codec)),
+            Choice(self.settings.value_codec),
+        )
         declaration = DeclareKey(key, tuple(shape), dtype, name, layout, codecs, store)
         answer = self._control.request(declaration, (DeclaredKey, KeyRefused))
         if isinstance(answer, KeyRefused):
@@ -226,6 +235,22 @@ class Worker:
         worker_key = self._keys[store, key] = WorkerKey(answer)
         self._loop.call_soon(self._joined.declare, worker_key)
         return worker_key
+
+    def choose_gradient_codec(self, choice: Choice, store: int = 0) -> None:
+        """Has the gradients of a store's keys travel by this codec, instead of by the settings'.
+
+        All workers choose the same, before they declare the store's first key. Raises ConfigError
+        for a codec that is not registered here or has wrong parameters, and where it comes too
+        late.
+        """
+        self.check()
+        make_codec(choice, 0, np.dtype(np.float32))
+        if any(number == store for number, _ in self._keys):
+            raise ConfigError(
+                f"the store has keys already, whose gradients do not travel by the codec {choice}; "
+                "choose it before the first key is initialised"
+            )
+        self._gradient_codecs[store] = choice
 
     def key(self, key: Key, store: int = 0) -> WorkerKey:
         """The declared key; KeyMismatchError if there is none."""

@@ -1,10 +1,15 @@
 """Uses the store as in a job, in a process that belongs to none; weights are compared exactly."""
 
 import p3kv  # noqa: F401, I001
+from functools import partial
 
 import mxnet as mx
+import numpy as np
+import pytest
 from checks import equal, random
 from mxnet import autograd, gluon
+
+from p3kv.errors import ConfigError
 
 
 def trained(store: object, update_on_kvstore: object) -> list:
@@ -45,4 +50,20 @@ value = mx.nd.full(3, 2)
 kv.pushpull("w", value)
 equal(value, 2 * mx.nd.ones(3).asnumpy())
 kv._barrier()
+
+kv = mx.kv.create("p3")
+kv.set_gradient_compression({"type": "2bit", "threshold": 1})
+kv.init("w", mx.nd.array([0.3, 0.7, 5]))
+kv.pull("w", out=value)
+equal(value, np.float32([0.3, 0.7, 5]))
+for expected in ([0, 1, -1], [1, 1, -1], [0, 1, -1]):  # what is not sent is kept by element
+    value = [mx.nd.array([0.25, 1, -1.5]), mx.nd.array([0.25, 0.25, -0.5])]
+    kv.pushpull("w", value)
+    equal(value[1], np.float32(expected))
+for call, told in [
+    (partial(kv.set_gradient_compression, {"type": "2bit"}), "has keys already"),
+    (partial(mx.kv.create("p3").set_gradient_compression, {"type": "1bit"}), "no codec '1bit'"),
+]:
+    with pytest.raises(ConfigError, match=told):
+        call()
 print("all weights are right")

@@ -58,13 +58,19 @@ refused("pushpull of a sparse array", store.pushpull, "known", sparse)
 refused("pushpull of another shape", store.pushpull, "known", mx.nd.ones(4))
 refused("pushpull of another dtype", store.pushpull, "known", mx.nd.ones(3, dtype="float64"))
 refused("row_sparse_pull", store.row_sparse_pull, "known", out=sparse, row_ids=mx.nd.array([1]))
-refused("compression", store.set_gradient_compression, {"type": "2bit", "threshold": 0.5})
+compress = store.set_gradient_compression
+refused("compression too late", compress, {"type": "2bit", "threshold": 0.5})
+refused("compression of an unknown type", compress, {"type": "3bit"})
+refused("compression without a type", compress, {"threshold": 0.5})
+refused("compression by lists", compress, {"type": "2bit", "threshold": [0.5]})
+refused("compression by another parameter", compress, {"type": "2bit", "treshold": 0.5})
 refused(
-    "compression by the Trainer", step, dense, x, kvstore=store,
-    compression_params={"type": "2bit", "threshold": 0.5},
+    "compression by the Trainer", step, dense, x, kvstore=mx.kv.create("p3"),
+    compression_params={"type": "2bit", "threshold": 0},
 )  # fmt: skip
 refused("an optimizer for whole tensors", step, dense, x, "lamb", kvstore=store)
 refused("an optimizer as a command", store._send_command_to_servers, 0, "pickled")
+refused("compression as a command", store._send_command_to_servers, 4, "1,0.5")
 refused("a profiler's command", store._send_command_to_servers, 5, "profile")
 refused("a script's own command", store._send_command_to_servers, 99, "hello")
 refused("an updater", store._set_updater, print)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import ctypes
 import logging
-from typing import Dict, Iterable, List, Set
+from typing import Any, Dict, Iterable, List, Mapping, Optional, Set
 
 import mxnet as mx
 from mxnet.base import _LIB, KVStoreHandle, check_call
 from mxnet.kvstore import KVStore
 
+from p3kv.errors import ConfigError
+from p3kv.frontends.mxnet import compression
+from p3kv.frontends.mxnet.arrays import by_key
 from p3kv.wire.messages import Key
 
 _log = logging.getLogger("p3kv")
@@ -26,6 +29,10 @@ class Alone(KVStore):
         check_call(_LIB.MXKVStoreCreate(b"local", ctypes.byref(handle)))
         super().__init__(handle)
         self._names: Set[Key] = set()
+        self._has_keys = False
+        self.compression_params: Optional[Mapping[str, Any]] = None
+        """What `set_gradient_compression` was called with."""
+        self._compression: Optional[compression.Compression] = None
         _log.warning(
             "p3kv: kvstore='p3' trains in this process alone, since no launcher has started it "
             "(DMLC_ROLE is not set). 'p3kv launch -n 2 -s 2 -- python train.py' starts two workers."
@@ -47,6 +54,47 @@ class Alone(KVStore):
     def set_optimizer(self, optimizer: mx.optimizer.Optimizer) -> None:
         """Has the store update weights, in this process."""
         self._set_updater(mx.optimizer.get_updater(optimizer))
+
+    def set_gradient_compression(self, compression_params: Mapping[str, Any]) -> None:
+        """Has gradients change as they would on their way to servers."""
+        chosen = compression.choice(compression_params)
+        if self._has_keys:
+            raise ConfigError(
+                f"the store has keys already; choose the codec {chosen} before the first key is "
+                "initialised"
+            )
+        self._compression = compression.Compression(chosen)
+        self.compression_params = compression_params
+
+    def init(self, key: Any, value: Any) -> None:
+        """Declares keys."""
+        self._has_keys = True
+        super().init(key, value)
+
+    def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:
+        """Declares keys and gives `value` to `out`."""
+        self._has_keys = True
+        super().broadcast(key, value, out, priority)
+
+    def push(self, key: Any, value: Any, priority: int = 0) -> None:
+        """Pushes gradients."""
+        super().push(*self._arrived(key, value), priority)
+
+    def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
+        """Pushes gradients and receives the result into `out` (by default `value`)."""
+        if self._compression is None:
+            super().pushpull(key, value, out, priority)
+        else:
+            self.push(key, value, priority)
+            self.pull(key, value if out is None else out, priority)
+
+    def _arrived(self, key: Any, value: Any) -> Any:
+        """Keys and gradients as a push takes them, after the codec."""
+        if self._compression is None:
+            return key, value
+        arrived = self._compression.arrived
+        grouped = by_key(key, value)
+        return [one for one, _ in grouped], [arrived(*gradients) for gradients in grouped]
 
     @property
     def forward_order(self) -> List[Key]:

@@ -75,7 +75,9 @@ def _mended(create_kvstore: Any, keys_are_places: bool) -> Any:
         keys = dict(enumerate(names)) if keys_are_places else {name: name for name in names}
         if store.has_any(keys):
             # Another Trainer, or Module, has the store already: this one gets its own.
-            store = type(store)()
+            given, store = store, type(store)()
+            if given.compression_params is not None:
+                store.set_gradient_compression(given.compression_params)
         store.name_keys(keys)
         return store, environment.update_on_kvstore_default()
 

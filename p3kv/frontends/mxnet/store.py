@@ -14,7 +14,7 @@ from mxnet.ndarray import NDArray
 
 from p3kv import config
 from p3kv.errors import KeyMismatchError, NotSupportedError
-from p3kv.frontends.mxnet import engine, optimizer_settings
+from p3kv.frontends.mxnet import compression, engine, optimizer_settings
 from p3kv.frontends.mxnet.arrays import (
     Staging,
     by_key,
@@ -48,7 +48,7 @@ _DONE_ANYWAY = (1, 3)
 _INSTEAD_OF_COMMANDS = {
     0: "nothing that arrives is unpickled; use kv.set_optimizer",
     2: "they end with the job",
-    4: "gradient compression is not built yet",
+    4: "use kv.set_gradient_compression",
     5: "MXNet's profiler does not run there; P3KV_TRACE writes a trace of every process",
 }
 """By the numbers of MXNet's commands (`mxnet/kvstore/kvstore.py`): what to do."""
@@ -80,6 +80,8 @@ class P3(KVStoreBase):
             complete_before_forks()
             atexit.register(_finish)
         self._number = self._worker.new_store()
+        self.compression_params: Optional[Mapping[str, Any]] = None
+        """What `set_gradient_compression` was called with."""
         self._staging = Staging()
         self._names: Mapping[Key, str] = {}
         self._order = OrderLearner(partial(self._worker.publish_order, store=self._number))
@@ -239,14 +241,18 @@ class P3(KVStoreBase):
         self._optimizer_since, self._optimizer_since_step = self._steps, self._step
         self._send_optimizer_settings(settings, self._step + 1)
 
-    # What MXNet's store has and this one does not.
+    def set_gradient_compression(self, compression_params: Mapping[str, Any]) -> None:
+        """Has gradients travel by a codec: {'type': '2bit', 'threshold': 0.5}.
 
-    def set_gradient_compression(self, compression_params: Any) -> None:
-        """Not built yet."""
-        raise NotSupportedError(
-            f"gradient compression ({compression_params}) is not built yet; leave "
-            "compression_params out, or use kvstore='dist_sync'"
-        )
+        'type' is the codec's name; the rest are its parameters. Initial values and the values that
+        come back travel as without it. To be called with the same on all workers before the
+        store's first key is initialised, or else ConfigError is raised; also for wrong parameters.
+        """
+        chosen = compression.choice(compression_params)
+        self._worker.choose_gradient_codec(chosen, self._number)
+        self.compression_params = compression_params
+
+    # What MXNet's store has and this one does not.
 
     def row_sparse_pull(
         self, key: Any, out: Any = None, priority: int = 0, row_ids: Any = None

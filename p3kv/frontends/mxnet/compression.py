@@ -1,0 +1,69 @@
+"""MXNet's gradient compression: which codec `compression_params` choose."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List
+
+import mxnet as mx
+import numpy as np
+from mxnet.ndarray import NDArray
+
+from p3kv.codecs import CODECS, Codec, make_codec
+from p3kv.errors import ConfigError
+from p3kv.frontends.mxnet.arrays import check_kind
+from p3kv.registry import Choice
+from p3kv.wire.messages import Key
+
+
+def choice(compression_params: Any) -> Choice:
+    """The codec that MXNet's `compression_params` name as 'type', with its parameters.
+
+    Raises ConfigError for what is no codec, or has wrong parameters.
+    """
+    parameters = dict(compression_params) if isinstance(compression_params, dict) else {}
+    name = parameters.pop("type", None)
+    plain = {
+        key: value.item() if isinstance(value, np.generic) else value
+        for key, value in parameters.items()
+    }
+    types = [type(name), *map(type, plain), *map(type, plain.values())]
+    if not isinstance(name, str) or not {*types} <= {bool, int, float, str}:
+        raise ConfigError(
+            f"compression_params is {compression_params!r}; it must be a dict with a codec's name "
+            f"as 'type' ({', '.join(CODECS.names())}) and the codec's parameters, such as "
+            "{'type': '2bit', 'threshold': 0.5}"
+        )
+    chosen = Choice(name, plain)
+    make_codec(chosen, 0, np.dtype(np.float32))
+    return chosen
+
+
+class Compression:
+    """Gradients as they would arrive on servers, in a process without any."""
+
+    def __init__(self, chosen: Choice) -> None:
+        self._choice = chosen
+        self._codecs: Dict[Key, Codec] = {}
+
+    def arrived(self, key: Key, gradients: List[NDArray]) -> NDArray:
+        """The sum of a key's gradients, one for each device, encoded and decoded.
+
+        Raises NotSupportedError for sparse gradients.
+        """
+        first = gradients[0]
+        for gradient in gradients:
+            check_kind(key, gradient)
+        total = first
+        for gradient in gradients[1:]:
+            total = total + gradient.as_in_context(first.context)
+        elements = total.asnumpy().ravel()
+        codec = self._codecs.get(key)
+        if codec is None:
+            codec = self._codecs[key] = make_codec(self._choice, len(elements), elements.dtype)
+        if codec.in_place:
+            return total
+        payload = memoryview(bytearray(codec.most_bytes(len(elements))))
+        payload = payload[: codec.encode(elements, 0, payload)]
+        arrived = np.empty_like(elements)
+        codec.decode(payload, arrived)
+        return mx.nd.array(arrived.reshape(first.shape), first.context, first.dtype)
