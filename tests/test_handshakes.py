@@ -317,6 +317,8 @@ def test_a_worker_with_mxnet_s_own_store_is_named_and_does_no_harm(kind: str) ->
             said = processes["scheduler"].stdout
             assert said is not None and select([said], [], [], 2 * REFUSED_S)[0]
             warning = said.readline()
+            while "p3kv scheduler: waiting for" in warning:  # until the stranger has imported MXNet
+                warning = said.readline()
             processes["server"] = start_role("server", join, port)
             processes["worker"] = start_role("worker", join, port)
             ended = results(processes, start, timeout_s=4 * REFUSED_S)
