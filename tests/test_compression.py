@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import time
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 
 from p3kv.codecs import TwoBit
 from p3kv.errors import ProtocolError
-from tests.jobs import SCRIPTS, held_port, results, run_job, start_role
+from tests.jobs import SCRIPTS, JobResult, held_port, results, run_job, start_role
 
 FLOATS = st.sampled_from([np.dtype(name) for name in ("float16", "float32", "float64")])
 LENGTHS = st.lists(st.integers(1, 40), min_size=1, max_size=6)
@@ -107,18 +108,42 @@ def test_payloads_that_no_sender_makes_are_refused(length: int, payload: bytes) 
 SCRIPT = str(SCRIPTS / "compressed.py")
 
 
-def test_values_are_those_of_mxnet_s_own_store_bit_for_bit(tmp_path: Path) -> None:
-    """The same script with both stores, by sums and by an optimizer with momentum; then a Trainer
-    with p3kv alone, which MXNet's own store does not compress for."""
-    ours = run_job(
-        "compressed.py", ["p3", tmp_path], workers=2, servers=1, P3KV_SLICE_SIZE=300, timeout_s=90
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("values")
+
+
+@pytest.fixture(scope="module")
+def ours(folder: Path) -> JobResult:
+    return run_job(
+        "compressed.py", ["p3", folder], workers=2, servers=1, P3KV_SLICE_SIZE=300, timeout_s=90
     )
-    assert ours.code == 0, ours.output
+
+
+def test_trainers_compress_and_have_the_weights_that_one_process_works_out(ours: JobResult) -> None:
+    """Which MXNet's own store refuses: its pushpull does not compress."""
     assert ours.output.count("compressed by the Trainer") == 2, ours.output
+
+
+def test_workers_that_choose_differently_all_learn_it(ours: JobResult) -> None:
+    for part in ("worker 0", "worker 1"):
+        (learned,) = re.findall(r"learned: .*", ours.said_by(part))
+        for words in (
+            "workers disagree on key 'w'",
+            "worker 0 has shape (3,) and dtype float32 (codec of gradients '2bit' (threshold=0.25)",
+            "worker 1 has shape (3,) and dtype float32 (codec of gradients '2bit' (threshold=0.5)",
+            "the same settings and codecs",
+        ):
+            assert words in learned
+    assert ours.code == 1
+
+
+def test_values_are_those_of_mxnet_s_own_store_bit_for_bit(ours: JobResult, folder: Path) -> None:
+    """The same pushes to both stores, for sums and for an optimizer with momentum."""
     with held_port() as holder:
         port = holder.getsockname()[1]
         start = time.monotonic()
-        command = [sys.executable, SCRIPT, "dist_sync", str(tmp_path)]
+        command = [sys.executable, SCRIPT, "dist_sync", str(folder)]
         serve = [sys.executable, "-c", "import mxnet"]
         processes: Dict[str, subprocess.Popen] = {
             name: start_role(role, one, port, 2, 1, DMLC_NODE_HOST="127.0.0.1")
@@ -129,7 +154,7 @@ def test_values_are_those_of_mxnet_s_own_store_bit_for_bit(tmp_path: Path) -> No
         }  # fmt: skip
         ended = results(processes, start, timeout_s=90)
     assert all(one.code == 0 for one in ended.values()), {n: o.output for n, o in ended.items()}
-    values = {store: np.load(tmp_path / f"{store}.npz") for store in ("p3", "dist_sync")}
+    values = {store: np.load(folder / f"{store}.npz") for store in ("p3", "dist_sync")}
     names = values["p3"].files
     assert len(names) > 20
     assert names == values["dist_sync"].files

@@ -486,27 +486,16 @@ def test_workers_that_train_each_alone_say_so(name: str) -> None:
     assert result.code == 0, result.output
 
 
-@pytest.mark.parametrize(
-    ("about", "one", "other"),
-    [
-        ("shape", "worker 1 has shape (3, 4) and dtype float64", "(4, 3) and dtype float32"),
-        (
-            "compression", "(codec of gradients '2bit' (threshold=0.25), of values 'identity')",
-            "(codec of gradients '2bit' (threshold=0.5), of values 'identity')",
-        ),
-    ],
-)  # fmt: skip
-def test_workers_that_disagree_on_a_key_all_learn_which_and_how(
-    about: str, one: str, other: str
-) -> None:
-    result = run_job("disagree.py", [about], workers=3, servers=1)
+def test_workers_that_disagree_on_a_key_all_learn_which_and_how() -> None:
+    result = run_job("disagree.py", workers=3, servers=1)
     for rank in range(3):
         said = result.said_by(f"worker {rank}")
         learned = re.search(r"learned within ([0-9.]+) s: (.*)", said)
         assert learned, result.output
         assert float(learned[1]) < PROMISED_S
         for word in (
-            "key 'embedding'", "worker 0 has shape", "worker 1 has shape", one, other, "same model",
+            "key 'embedding'", "worker 1 has shape (3, 4) and dtype float64",
+            "has shape (4, 3) and dtype float32", "same model",
         ):  # fmt: skip
             assert word in learned[2], said
     for part in ("server 0", "scheduler"):

@@ -71,7 +71,7 @@ class Keys:
             )
             hint = (
                 "All workers must build the same model with the same parameter names, and have the "
-                "same settings."
+                "same settings and codecs."
             )
             _refuse(node, reason, hint)
         record.ranks.add(node.rank)

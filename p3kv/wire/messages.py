@@ -200,7 +200,8 @@ class CodecChoices(Message, frozen=True):
             _check_name("a codec's name", choice.name)
             for name, value in choice.parameters.items():
                 _check_name("the name of a codec's parameter", name)
-                _check_name("a codec's parameter", value if isinstance(value, str) else "")
+                if isinstance(value, str):
+                    _check_name("a codec's parameter", value)
 
 
 class DeclaredKey(Message, frozen=True):

@@ -1,5 +1,6 @@
 """Gradients in two bits, by p3kv and by MXNet's own store, which have to give the same values.
 
+At the end p3kv's workers choose differently, which ends the job.
 Arguments: the store's name, and the folder into which worker rank 0 writes all values.
 """
 
@@ -8,6 +9,7 @@ import sys
 NAME, FOLDER = sys.argv[1:]
 if NAME == "p3":
     import p3kv  # noqa: F401
+    from p3kv.errors import KeyMismatchError
 import mxnet as mx  # noqa: E402
 import numpy as np  # noqa: E402
 from mxnet import autograd, gluon  # noqa: E402
@@ -87,3 +89,12 @@ if NAME == "p3":
     for _ in range(2):  # two Trainers that are given the same store
         by_a_trainer(store, None)
     print("compressed by the Trainer")
+    store = mx.kv.create("p3")
+    store.set_gradient_compression({"type": "2bit", "threshold": 0.25 * (1 + store.rank)})
+    store._barrier()
+    try:
+        store.init("w", mx.nd.zeros(3))
+        store._barrier()
+    except KeyMismatchError as error:
+        print(f"learned: {error}")
+        raise
