@@ -43,6 +43,11 @@ class NotSupportedError(P3Error):
     """A feature of MXNet's KVStore that this version of p3kv does not have."""
 
 
+class StatesError(P3Error):
+    """Optimizer states can't be saved or loaded: the servers have no optimizer, or the file is none
+    or of another training."""
+
+
 class ProtocolError(P3Error):
     """A peer sent something that the protocol does not allow."""
 

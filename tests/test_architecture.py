@@ -34,7 +34,7 @@ MAY_IMPORT: Dict[str, Set[str]] = {
     "p3kv.roles": GROUND | {"p3kv.frontends", "p3kv.worker"},
     # What a front end hands over to a server is declared in `p3kv.server.optimizer`.
     "p3kv.frontends": GROUND
-    | {"p3kv.codecs", "p3kv.wire.header", "p3kv.wire.messages", "p3kv.worker"}
+    | {"p3kv.codecs", "p3kv.wire.header", "p3kv.wire.messages", "p3kv.wire.states", "p3kv.worker"}
     | {"p3kv.server.optimizer"},
     "p3kv.launcher": GROUND | {"p3kv.wire.launcher_link"},
     "p3kv.cli": GROUND | {"p3kv.launcher"},

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from p3kv.errors import ConfigError, KeyMismatchError, PeerLostError, ProtocolError
+from p3kv.errors import ConfigError, KeyMismatchError, P3Error, PeerLostError, ProtocolError
 from p3kv.scheduler.job import Job, Replies
 from p3kv.slicing import balanced_runs, loads_with
 from p3kv.wire.messages import (
@@ -251,6 +251,14 @@ def test_a_barrier_opens_for_all_when_the_last_one_comes_again_and_again(
             assert job.handle(worker(rank), BarrierReached()) == []
         passed = of(job.handle(worker(order[-1]), BarrierReached()), BarrierPassed)
         assert set(passed) == {worker(0), worker(1), worker(2)}
+
+
+def test_workers_that_are_at_a_barrier_for_different_purposes_all_learn_which() -> None:
+    job = running(workers=3)
+    assert job.handle(worker(2), BarrierReached("to load one file")) == []
+    replies = job.handle(worker(1), BarrierReached("to load another"))
+    failure = aborted(replies, "waits to load another, and worker 2", P3Error)
+    assert "waits to load one file" in failure.reason
 
 
 @pytest.mark.parametrize("bye_first", [True, False], ids=["bye first", "barrier first"])

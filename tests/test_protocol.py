@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from p3kv.config import MAX_SLICE_ELEMS, Launch, Settings
 from p3kv.errors import P3Error, ProtocolError
-from p3kv.wire.header import INITIAL_ROUND, Header, Kind
+from p3kv.wire.header import INITIAL_ROUND, MAX_STATE_BYTES, Header, Kind
 from p3kv.wire.loop import Loop
 from p3kv.wire.messages import MAX_HELLO_BYTES, MAX_MESSAGE_BYTES
 from p3kv.wire.protocol import FROM_SERVERS, FROM_WORKERS, Conversation, Rules
@@ -25,15 +25,16 @@ SLICE, WORDS, PROBE = MAX_SLICE_ELEMS * 8, MAX_MESSAGE_BYTES, 65536
 LETTERS = {
     Kind.HELLO: "h", Kind.WELCOME: "w", Kind.KEY: "k", Kind.OPTIMIZER: "z", Kind.PUSH: "p",
     Kind.PULL: "q", Kind.UPDATED: "u", Kind.PULLED: "v", Kind.BYE: "b", Kind.ORDER: "r",
-    Kind.PROBE: "e", Kind.SLICES: "s", Kind.OPEN: "o", Kind.ENDED: "d", Kind.STALLED: "l",
+    Kind.PROBE: "e", Kind.TERMS: "s", Kind.OPEN: "o", Kind.ENDED: "d", Kind.STALLED: "l",
+    Kind.STATES: "a", Kind.STATE: "c", Kind.STATE_BYTES: "y", Kind.LOADED: "x",
 }  # fmt: skip
-MOST_BYTES = {"h": MAX_HELLO_BYTES, **dict.fromkeys("kzrl", WORDS), **dict.fromkeys("puv", SLICE)}
-MOST_BYTES["e"] = PROBE
+MOST_BYTES = {"h": MAX_HELLO_BYTES, **dict.fromkeys("kzrlsc", WORDS), **dict.fromkeys("puv", SLICE)}
+MOST_BYTES.update(e=PROBE, y=MAX_STATE_BYTES)
 WELCOME = "!"
 """What the server says to a worker, in a history of what the worker says."""
 DIRECTIONS: Dict[str, Tuple[Rules, str]] = {
-    "worker": (FROM_WORKERS, "h(![kzpqreso]*b?)?"),
-    "server": (FROM_SERVERS, "w([uvdsoerl]*b?)?"),
+    "worker": (FROM_WORKERS, "h(![kzpqresoacy]*b?)?"),
+    "server": (FROM_SERVERS, "w([uvdsoerlcyx]*b?)?"),
 }
 """By who speaks: the table, and the same as a regular expression of whole histories."""
 
@@ -72,7 +73,7 @@ def test_what_is_accepted_is_what_the_protocol_says(
         allowed = (
             bool(re.fullmatch(language, history + letter))
             and header.payload_bytes <= MOST_BYTES.get(letter, 0)
-            and (role == "server" or letter not in "zr" or header.rank == 0)
+            and (role == "server" or letter not in "zrcy" or header.rank == 0)
             and conversation.peer in (None, header.rank)
         )
         try:

@@ -378,6 +378,7 @@ def refusals(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Any]:
 DENSE = ["NotSupportedError", "sparse", "use dense parameters"]
 UNKNOWN_KEY = ["KeyMismatchError", "key 'nobody' is unknown on worker 0", "kv.init"]
 ON_THE_WORKERS = ["NotSupportedError", "update_on_kvstore=False"]
+NO_STATES = ["StatesError", "is no file of optimizer states", "trainer.save_states"]
 REFUSALS = {
     "configure too late": ["ConfigError", "before the first mx.kv.create('p3')"],
     "push of an unknown key": UNKNOWN_KEY,
@@ -400,8 +401,16 @@ REFUSALS = {
     "compression by another parameter": ["ConfigError", "'treshold'", "it takes threshold"],
     "compression by the Trainer": ["ConfigError", "threshold", "is 0", "from 1e-06 to 65504"],
     "an optimizer for whole tensors": [*ON_THE_WORKERS, "LAMB"],
-    "save_states": [*ON_THE_WORKERS, "saved"],
-    "load_states": [*ON_THE_WORKERS, "loaded"],
+    "states without an optimizer": ["StatesError", "could be saved", "kv.set_optimizer"],
+    "states in no file of states": [*NO_STATES, "UnpicklingError"],
+    "half a file of states": NO_STATES,
+    "states that are none": NO_STATES,
+    "states of other keys": ["StatesError", "states of keys 7, 'nobody'", "this store has keys"],
+    "states of another shape": ["StatesError", "float32 (3,)", "has (float32 (3, 2), float32"],
+    "states of another optimizer": ["StatesError", "AdaGrad", "Adam", "the file's optimizer"],
+    "states of too few arrays": ["StatesError", "the state float32 (3,)", "use the model"],
+    "states in a file that is not there": ["FileNotFoundError", ".missing"],
+    "states for a folder that is not there": ["NotADirectoryError", "missing"],
     "an optimizer as a command": ["NotSupportedError", "command 0 ('pickled')", "kv.set_optimizer"],
     "compression as a command": ["NotSupportedError", "kv.set_gradient_compression"],
     "a profiler's command": ["NotSupportedError", "command 5", "P3KV_TRACE"],

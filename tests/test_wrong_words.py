@@ -101,6 +101,14 @@ TO_A_SERVER: Dict[str, Tuple[Callable[[int], bytes], str]] = {
         lambda rank: frame(Kind.PUSH, rank, bytes(4), key=2**32 - 1, round=1),
         "unknown here",
     ),
+    "a wish for states of a key that is not there": (
+        lambda rank: frame(Kind.STATES, rank, key=2**32 - 1),
+        "unknown here",
+    ),
+    "a state that only worker 0 may load": (
+        lambda rank: key(rank) + frame(Kind.STATE, rank, b"?", key=rank),
+        "must not come from it",
+    ),
     "a kind that is none": (
         lambda rank: pack_header(255, rank, payload_bytes=2**32 - 1),
         "kind 255",

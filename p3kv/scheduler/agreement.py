@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Dict, Optional, Set
+from typing import Dict, Optional
 
 from p3kv.scheduler.membership import Membership, Node
 from p3kv.scheduler.replies import JobFails, Replies
@@ -11,6 +11,7 @@ from p3kv.slicing import slice_size_for
 from p3kv.wire.messages import (
     Agreed,
     BarrierPassed,
+    BarrierReached,
     DeclareKey,
     Failure,
     JobSettings,
@@ -40,7 +41,8 @@ class Agreement:
         self._slice_size: Optional[int] = None
         self._ready: Dict[bytes, JobSettings] = {}
         self._rates_bytes_s: Dict[bytes, float] = {}
-        self._at_barrier: Set[bytes] = set()
+        self._at_barrier: Dict[bytes, str] = {}
+        """What each worker that waits there does."""
 
     @property
     def slice_size(self) -> Optional[int]:
@@ -101,10 +103,23 @@ class Agreement:
         self._slice_size = slice_size
         return [(workers[0].identity, NewSliceSize(slice_size))]
 
-    def barrier(self, node: Node) -> Replies:
-        """A worker waits for all workers."""
-        self._at_barrier.add(node.identity)
+    def barrier(self, node: Node, message: BarrierReached) -> Replies:
+        """A worker waits for all workers, which must do the same there."""
+        mine = self._at_barrier[node.identity] = message.purpose
         workers = self._members.workers
+        for other in workers:
+            theirs = self._at_barrier.get(other.identity, mine)
+            if theirs != mine:
+                raise JobFails(
+                    Failure(
+                        f"{node.name()} waits {mine or 'at a barrier'}, and {other.name()} waits "
+                        f"{theirs or 'at a barrier'}",
+                        "worker",
+                        node.rank,
+                        error="P3Error",
+                        hint="Run the same script with the same files on all workers.",
+                    )
+                )
         if len(self._at_barrier) < len(workers):
             self.check_nobody_is_missed()
             return []

@@ -149,7 +149,7 @@ class Job:
             assert self._agreement.slice_size is not None
             return self._keys.declare(node, message, self._agreement.slice_size)
         assert isinstance(message, BarrierReached)
-        return self._agreement.barrier(node)
+        return self._agreement.barrier(node, message)
 
     def _bye(self, node: Node) -> Replies:
         self._members.left(node)

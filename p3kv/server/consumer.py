@@ -21,6 +21,7 @@ from p3kv.server.aggregation import Aggregator, Result, SliceState
 from p3kv.server.buffers import Buffer, BufferPool
 from p3kv.server.keys import ServerKey
 from p3kv.server.stalls import Wait
+from p3kv.server.states import States
 from p3kv.server.workers import Workers
 from p3kv.trace import Tracer, now_ns
 from p3kv.wire.connection import Connection
@@ -93,6 +94,7 @@ class Consumer:
         self._terms = TermsByRound()
         self._keys: Dict[int, ServerKey] = {}
         self._pulls: Dict[SliceState, List[_Pull]] = {}
+        self.states = States(lambda: self.rank, self._keys, self.aggregator, on_lost, fail)
 
     # What workers say of their slices.
 
@@ -212,6 +214,8 @@ class Consumer:
                 for other in resliced:
                     newly_ended += self._end_rounds(key, other)
                     self._answer_pulls(other)
+            if ended and self.states.waiting:
+                self.states.round_ended(key)
         except ProtocolError as error:
             self._on_lost(connection, str(error))
             return

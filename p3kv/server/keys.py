@@ -124,6 +124,46 @@ class ServerKey:
             self._reslice_states(optimizer, before, after)
         return after.values()
 
+    def has_ended(self, round: int) -> bool:
+        """Whether all slices have ended the same round, this one or a later one."""
+        rounds = {state.round for state in self._states_in(self._generation).values()}
+        return len(rounds) == 1 and rounds.pop() >= round
+
+    def copied_state(self, optimizer: Optimizer) -> Optional[State]:
+        """What an optimizer remembers of all that this server keeps of the key; None if nothing.
+
+        Call it between two updates of the whole key.
+        """
+        indices = self._states_in(self._generation)
+        exported = [optimizer.export(self.declared, index) for index in indices]
+        states = [state for state in exported if state is not None]
+        if not states:
+            return None
+        assert len(states) == len(exported), "slices that have ended the same rounds"
+        for index, state in zip(indices, states):
+            optimizer.load(self.declared, index, state)
+        return State.joined(states)
+
+    def replace_state(self, optimizer: Optimizer, state: Optional[State]) -> None:
+        """Gives an optimizer another state of all that this server keeps of the key, or none.
+
+        Call it between two updates of the whole key. Raises ProtocolError for a state that does not
+        have one number for each element.
+        """
+        slices = self._states_in(self._generation)
+        lengths = [one.length for one in slices.values()]
+        for name, array in ({} if state is None else state.elements).items():
+            if array.shape != (sum(lengths),):
+                raise ProtocolError(
+                    f"it sent the array {name!r} of shape {array.shape} for a state of "
+                    f"{sum(lengths)} elements of {called(self.declared.key, self.declared.name)}"
+                )
+        for index in slices:
+            optimizer.export(self.declared, index)
+        if state is not None:
+            for index, part in zip(slices, state.cut(lengths)):
+                optimizer.load(self.declared, index, part)
+
     def _reslice_states(
         self, optimizer: Optimizer, before: Iterable[int], after: Mapping[int, SliceState]
     ) -> None:

@@ -80,6 +80,9 @@ class Traffic:
             Kind.PROBE: self._probe,
             Kind.OPTIMIZER: self._optimizer,
             Kind.ORDER: self._forward_order,
+            Kind.STATES: consumer.states.ask,
+            Kind.STATE: consumer.states.place,
+            Kind.STATE_BYTES: consumer.states.place_bytes,
             Kind.BYE: self._bye,
         }
 

@@ -14,6 +14,8 @@ MAGIC = 0x564B3350
 """'P3KV' in the first four bytes that a little-endian reader finds in a hello's key field."""
 
 MAX_PROBE_BYTES = 64 * 1024
+MAX_STATE_BYTES = 256 * 1024
+"""Bytes of an optimizer's state in one frame: few, because no slice overtakes it."""
 URGENT = 2**31 - 1
 """Priority of frames that carry no slice. They are small, and other frames depend on them."""
 LAST = -(2**65)
@@ -67,6 +69,15 @@ class Kind(IntEnum):
     tell them: they did not ask for one, or may go on with an older value."""
     STALLED = 15
     """A server tells all workers that a round has waited long for a worker; payload Stalled."""
+    STATES = 16
+    """A worker asks a server for its optimizer's state of a key when `round` has ended."""
+    STATE = 17
+    """A server's answer to STATES; or worker rank 0 gives a server the state that its optimizer has
+    of a key from the end of `round` on. Payload StateOutline."""
+    STATE_BYTES = 18
+    """The next bytes of the arrays that the last STATE has announced, array by array."""
+    LOADED = 19
+    """A server's optimizer has the state that worker rank 0 has given."""
 
 
 WANTS_RESULT = 1

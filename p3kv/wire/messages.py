@@ -35,6 +35,8 @@ MAX_HOST_CHARS = 255
 DTYPES = ("float16", "float32", "float64", "int8", "uint8", "int32", "int64")
 """All that can be summed and that every process has: no bool, and no bfloat16."""
 MAX_RANK = 2**16 - 1
+MAX_STATE_ARRAYS = 1024
+MAX_BARRIER_CHARS = 256
 
 
 def workers(ranks: Iterable[int]) -> str:
@@ -270,6 +272,22 @@ class OptimizerSettings(Message, frozen=True):
         _check_name("a front end's name", self.front_end)
 
 
+class StateOutline(Message, frozen=True):
+    """What an optimizer remembers of a key on one server; the arrays' bytes follow."""
+
+    numbers: Optional[Dict[str, Any]]
+    """What holds for the whole key; None: it remembers nothing."""
+    arrays: List[Tuple[str, str, List[int]]]
+    """Name, dtype and shape of each array."""
+
+    def __post_init__(self) -> None:
+        _check(len(self.arrays) <= MAX_STATE_ARRAYS, "an optimizer's state has too many arrays")
+        for name, dtype, shape in self.arrays:
+            _check(dtype in DTYPES, f"an array {name!r} has dtype {dtype!r}")
+            _check(len(shape) <= MAX_DIMENSIONS, f"an array {name!r} has too many dimensions")
+            _check(all(extent >= 0 for extent in shape), f"an array {name!r} has shape {shape}")
+
+
 # From a node to the scheduler.
 
 
@@ -326,6 +344,12 @@ class DeclareKey(Message, frozen=True):
 
 class BarrierReached(Message, frozen=True):
     """A worker waits for all workers."""
+
+    purpose: str = ""
+    """What it does there, with all that must be the same on all workers."""
+
+    def __post_init__(self) -> None:
+        _check(len(self.purpose) <= MAX_BARRIER_CHARS, "a barrier's purpose is too long")
 
 
 class ReportFailure(Message, frozen=True):

@@ -12,7 +12,7 @@ from typing import Mapping, NamedTuple, Optional
 
 from p3kv.config import MAX_SLICE_ELEMS
 from p3kv.errors import ProtocolError
-from p3kv.wire.header import MAX_PROBE_BYTES, Header, Kind
+from p3kv.wire.header import MAX_PROBE_BYTES, MAX_STATE_BYTES, Header, Kind
 from p3kv.wire.messages import MAX_HELLO_BYTES, MAX_MESSAGE_BYTES
 
 MAX_SLICE_BYTES = MAX_SLICE_ELEMS * 8
@@ -56,6 +56,9 @@ FROM_WORKERS: Rules = {
         Kind.PROBE: Rule(MAX_PROBE_BYTES),
         Kind.OPTIMIZER: Rule(MAX_MESSAGE_BYTES, only_rank_0=True),
         Kind.ORDER: Rule(MAX_MESSAGE_BYTES, only_rank_0=True),
+        Kind.STATES: Rule(),
+        Kind.STATE: Rule(MAX_MESSAGE_BYTES, only_rank_0=True),
+        Kind.STATE_BYTES: Rule(MAX_STATE_BYTES, only_rank_0=True),
         Kind.BYE: Rule(then=State.LEFT),
     },
     State.LEFT: {},
@@ -71,6 +74,9 @@ FROM_SERVERS: Rules = {
         Kind.PROBE: Rule(MAX_PROBE_BYTES),
         Kind.ORDER: Rule(MAX_MESSAGE_BYTES),
         Kind.STALLED: Rule(MAX_MESSAGE_BYTES),
+        Kind.STATE: Rule(MAX_MESSAGE_BYTES),
+        Kind.STATE_BYTES: Rule(MAX_STATE_BYTES),
+        Kind.LOADED: Rule(),
         Kind.BYE: Rule(then=State.LEFT),
     },
     State.LEFT: {},

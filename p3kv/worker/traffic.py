@@ -22,6 +22,7 @@ from p3kv.wire.terms import TermsByRound
 from p3kv.worker.exchange import Exchange
 from p3kv.worker.gates import Gates
 from p3kv.worker.stalls import StallWarnings
+from p3kv.worker.states import States
 from p3kv.worker.steps import Steps
 from p3kv.worker.transfers import WorkerKey
 from p3kv.worker.tuning import Tuning
@@ -77,6 +78,7 @@ class Traffic:
             rank, self.servers, self._gates, terms, self.steps, consistency, tracer,
             settings.priorities, self._begin_step,
         )  # fmt: skip
+        self.states = States(rank, self.servers)
         self._takers: Dict[int, Taker] = {
             **joining,
             Kind.UPDATED: self.exchange.place,
@@ -86,6 +88,9 @@ class Traffic:
             Kind.OPEN: self._open,
             Kind.ORDER: self._forward_order,
             Kind.STALLED: self._stalled,
+            Kind.STATE: self.states.place,
+            Kind.STATE_BYTES: self.states.place_bytes,
+            Kind.LOADED: self.states.place_loaded,
             Kind.BYE: self._bye,
         }
 

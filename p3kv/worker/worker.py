@@ -9,7 +9,8 @@ import logging
 import os
 import threading
 import time
-from typing import Dict, List, Optional, Sequence, Tuple
+from concurrent.futures import Future
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -51,6 +52,7 @@ from p3kv.wire.messages import (
     Terms,
     encode,
 )
+from p3kv.wire.states import PlainState
 from p3kv.worker.joining import Joining
 from p3kv.worker.switch_interval import SwitchInterval
 from p3kv.worker.traffic import Traffic
@@ -263,6 +265,10 @@ class Worker:
                 f"{words.current().declare_key} first. Known keys: {known}"
             ) from None
 
+    def keys(self, store: int = 0) -> List[WorkerKey]:
+        """A store's keys, in the order in which they were declared."""
+        return [key for (its_store, _), key in self._keys.items() if its_store == store]
+
     def is_declared(self, key: Key, store: int = 0) -> bool:
         """Whether a store has a key."""
         return (store, key) in self._keys
@@ -288,6 +294,24 @@ class Worker:
         message = encode(OptimizerSettings(front_end, settings))
         self._loop.call_soon(self._joined.steps.settings, from_step, message, store)
 
+    def optimizer_state(self, key: WorkerKey) -> List[Optional[PlainState]]:
+        """What the servers' optimizer remembers of a key, in the order of the key's runs.
+
+        Waits until all rounds have ended that this worker has pushed. All its pushes must have been
+        sent. The other workers need not call anything.
+        """
+        states = self._ask(lambda answer: self._joined.states.ask(key, key.round, answer))
+        return [states[server] for server, _ in key.runs]
+
+    def load_optimizer_state(self, key: WorkerKey, states: Sequence[Optional[PlainState]]) -> None:
+        """Worker rank 0 gives the servers' optimizer what it is to remember of a key from the end
+        of this worker's last round on, in the order of the key's runs. Waits until they have it.
+
+        All pushes must have been sent, and other workers must not push meanwhile.
+        """
+        by_server = {server: state for (server, _), state in zip(key.runs, states)}
+        self._ask(lambda done: self._joined.states.give(key, key.round, by_server, done))
+
     def new_step(self) -> int:
         """Returns the number of a step that begins in one of the stores."""
         return self._joined.steps.new_step()
@@ -296,10 +320,16 @@ class Worker:
         """Counts a push of a store's newest step, before its transfer begins."""
         self._joined.steps.pushed(step, store)
 
-    def barrier(self) -> None:
-        """Waits until every worker has reached this barrier."""
+    def barrier(self, purpose: str = "") -> None:
+        """Waits until every worker has reached this barrier.
+
+        The job fails if workers are there for different purposes. A purpose goes on "worker 0
+        waits": "to load states".
+        """
         self.check()
-        self._control.request(BarrierReached(), BarrierPassed, "all workers to reach a barrier")
+        self._control.request(
+            BarrierReached(purpose), BarrierPassed, "all workers to reach a barrier"
+        )
 
     def forward_order(self, store: int = 0) -> List[Key]:
         """A store's keys in the order in which the forward pass needs them, as far as known."""
@@ -352,6 +382,23 @@ class Worker:
         else:
             self._joined.exchange.begin(transfer)
 
+    def _ask(self, begin: Callable[[Future[Any]], None]) -> Any:
+        """Has the worker's thread begin what completes the future; returns its result.
+
+        As where a script waits for a weight, the job's failure ends the wait.
+        """
+        self.check()
+        answer: Future[Any] = Future()
+
+        def begin_unless_failed() -> None:
+            if self._failure is not None:
+                answer.set_exception(self._failure)
+            else:
+                begin(answer)
+
+        self._loop.call_soon(begin_unless_failed)
+        return answer.result()
+
     def _on_lost(self, connection: Connection, reason: str) -> None:
         self._loop.remove_connection(connection)
         left = connection.ended and self._closed
@@ -371,6 +418,7 @@ class Worker:
             for connection in self._traffic.servers.values():
                 self._loop.remove_connection(connection)
             self._traffic.exchange.fail(error)
+            self._traffic.states.fail(error)
 
     def _received_bye(self) -> None:
         """A server has received all frames of this worker, and its last frame is read. Closing a

@@ -2,6 +2,7 @@
 
 import p3kv  # noqa: F401, I001
 from functools import partial
+import tempfile
 
 import mxnet as mx
 import numpy as np
@@ -24,6 +25,9 @@ def trained(store: object, update_on_kvstore: object) -> list:
     for step in range(5):
         if step == 3:
             trainer.set_learning_rate(0.05)
+            with tempfile.NamedTemporaryFile() as states:
+                trainer.save_states(states.name)
+                trainer.load_states(states.name)
         with autograd.record():
             loss = (net(mx.nd.array(random((4, 5), step))) ** 2).sum()
         loss.backward()

@@ -24,6 +24,7 @@ CHECKS = [
     "fit_by_name",
     "fit_with_the_store_on_two_devices",
     "fit_goes_on_from_a_checkpoint",
+    "fit_goes_on_from_a_checkpoint_with_optimizer_states",
 ]
 
 
@@ -157,6 +158,22 @@ class Fits:
         second = mx.mod.Module.load(saved, 1)
         second.fit(data(store.rank), begin_epoch=1, num_epoch=EPOCHS, **settings)
         compare(second, alone("saved", store.num_workers, 1, [], fresh=True))
+
+    def fit_goes_on_from_a_checkpoint_with_optimizer_states(self, store: KVStoreBase) -> None:
+        """Momentum goes on, as without an interruption."""
+        saved = f"{sys.argv[1]}/with_states{store.rank}"
+        settings = {"kvstore": store, "optimizer": "sgd", "optimizer_params": SGD}
+        values = {name: mx.nd.array(value) for name, value in initial("kept").items()}
+        first = mx.mod.Module(symbol("kept"))
+        first.fit(
+            data(store.rank), num_epoch=1, arg_params=values, aux_params={},
+            epoch_end_callback=mx.callback.module_checkpoint(
+                first, saved, save_optimizer_states=True
+            ), **settings,
+        )  # fmt: skip
+        second = mx.mod.Module.load(saved, 1, load_optimizer_states=True)
+        second.fit(data(store.rank), begin_epoch=1, num_epoch=EPOCHS, **settings)
+        compare(second, alone("kept", store.num_workers, 1, []))
 
 
 if __name__ == "__main__":

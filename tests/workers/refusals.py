@@ -76,9 +76,36 @@ refused("a script's own command", store._send_command_to_servers, 99, "hello")
 refused("an updater", store._set_updater, print)
 refused("an unknown capability", store.is_capable, "teleport")
 
-trainer = step(dense, x, kvstore=store)
-refused("save_states", trainer.save_states, sys.argv[1] + ".states")
-refused("load_states", trainer.load_states, sys.argv[1] + ".states")
+path = sys.argv[1] + ".states"
+refused("states without an optimizer", store.save_optimizer_states, path)
+trainer = step(dense, x, "adam", kvstore=store)
+trainer.save_states(path)
+with open(path, "rb") as file:
+    saved = file.read()
+
+
+def refused_load(name: str, states: Any, optimizer: str = "adam") -> None:
+    """Tries to load what MXNet would write with these states."""
+    updater = mx.optimizer.get_updater(mx.optimizer.create(optimizer))
+    updater.states = states
+    with open(path, "wb") as file:
+        file.write(states if isinstance(states, bytes) else updater.get_states(True))
+    refused(name, trainer.load_states, path)
+
+
+two = (mx.nd.ones(3), mx.nd.ones(3))
+refused_load("states in no file of states", b"MXNet can't read this")
+refused_load("half a file of states", saved[: len(saved) // 2])
+refused_load("states that are none", [1])
+refused_load("states of other keys", {7: two, "nobody": two})
+refused_load("states of another shape", {0: two, 1: two})
+refused_load("states of another optimizer", {1: mx.nd.ones(3)}, "adagrad")
+refused_load("states of too few arrays", {1: mx.nd.ones(3)})
+refused("states in a file that is not there", trainer.load_states, path + ".missing")
+refused("states for a folder that is not there", trainer.save_states, path + "/missing/states")
+trainer.save_states(path)
+with open(path, "rb") as file:
+    assert file.read() == saved, "a refused call has changed something"
 embedding = gluon.nn.Embedding(4, 2, sparse_grad=True)
 embedding.initialize()
 refused("sparse gradients", step, embedding, mx.nd.array([1, 2]), kvstore=store)

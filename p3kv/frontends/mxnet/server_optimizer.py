@@ -123,3 +123,17 @@ def _put_together(structure: Any, elements: Mapping[str, np.ndarray]) -> Any:
         return tuple(_put_together(part, elements) for part in structure)
     array = elements[structure]
     return mx.nd.array(array, dtype=array.dtype)
+
+
+def as_state(state: Any, updates: int, since_step: int) -> State:
+    """MXNet's state of a whole key, as the servers' optimizer remembers it; arrays are copied."""
+    elements: Dict[str, np.ndarray] = {}
+    structure = _take_apart(state, elements)
+    flat = {name: array.reshape(-1) for name, array in elements.items()}
+    return State(flat, {"since_step": since_step, "updates": updates, "structure": structure})
+
+
+def as_mxnets(state: State, shape: Tuple[int, ...]) -> Tuple[Any, int]:
+    """MXNet's state of a whole key of a shape, and how often it was updated."""
+    elements = {name: array.reshape(shape) for name, array in state.elements.items()}
+    return _put_together(state.numbers["structure"], elements), int(state.numbers["updates"])

@@ -13,8 +13,8 @@ from mxnet.kvstore import KVStoreBase
 from mxnet.ndarray import NDArray
 
 from p3kv import config
-from p3kv.errors import KeyMismatchError, NotSupportedError
-from p3kv.frontends.mxnet import compression, engine, optimizer_settings
+from p3kv.errors import KeyMismatchError, NotSupportedError, StatesError
+from p3kv.frontends.mxnet import compression, engine, optimizer_settings, saved_states
 from p3kv.frontends.mxnet.arrays import (
     Staging,
     by_key,
@@ -90,8 +90,11 @@ class P3(KVStoreBase):
             self._order.stop()
             FORWARD_READS.stop()
         self._optimizer: Optional[mx.optimizer.Optimizer] = None
+        self._updater: Optional[mx.optimizer.Updater] = None
+        """Where gluon's Trainer looks for the optimizer after it has loaded states."""
         self._settings = b""
         self._updates: Dict[Key, int] = {}
+        """How often the optimizer has updated each key, without its `begin_num_update`."""
         self._steps = 0
         """Counts the steps of this store. What else says step counts those of all stores."""
         self._step = 0
@@ -252,6 +255,63 @@ class P3(KVStoreBase):
         self._worker.choose_gradient_codec(chosen, self._number)
         self.compression_params = compression_params
 
+    def save_optimizer_states(self, fname: str, dump_optimizer: bool = False) -> None:
+        """Writes what the servers' optimizer remembers, as MXNet's Updater writes it.
+
+        The file is that of all rounds that this worker has pushed; it waits for their end. One
+        worker may call it, or each with a file of its own. Counts of updates are saved only with
+        `dump_optimizer`, as gluon's Trainer does. A file of this name is replaced when all is
+        written; raises OSError if that is not possible, and StatesError without an optimizer.
+        """
+        optimizer = self._optimizer_on_servers("saved")
+        with saved_states.replacing(fname, self.rank) as file:
+            mx.nd.waitall()  # all pushes are sent
+            keys = [key for key in self._keys() if key.key in self._updates]
+            states, updates = saved_states.fetched(self._worker, keys)
+            saved_states.write(file, optimizer, states, updates, dump_optimizer)
+
+    def load_optimizer_states(self, fname: str) -> None:
+        """Goes on from a file that a p3 store, or MXNet's Updater, has written.
+
+        All workers call it, and each reads the file. Worker rank 0's states count. Counts, learning
+        rate and its schedule are the file's if it has the optimizer, or else stay as they are.
+        Raises StatesError for a file that does not fit, before anything changes.
+        """
+        optimizer = self._optimizer_on_servers("loaded")
+        keys = self._keys()
+        loaded = saved_states.read(fname, optimizer, keys)
+        mx.nd.waitall()  # all pushes are sent
+        updates = loaded.updates
+        if updates is None:
+            updates = {key: self._updates.get(key, 0) for key in loaded.states}
+        purpose = f"to load optimizer states ({saved_states.digest(loaded, updates)})"
+        self._worker.barrier(purpose)
+        if loaded.optimizer is not None:
+            loaded.optimizer.param_dict = optimizer.param_dict
+            optimizer = self._optimizer = loaded.optimizer
+            self._optimizer_since = self._steps - loaded.steps
+            self._optimizer_since_step = self._step - loaded.steps
+            settings = optimizer_settings.to_bytes(optimizer, self._optimizer_since_step)
+            self._send_optimizer_settings(settings, self._step + 1)
+        self._updates = updates
+        self._updater = mx.optimizer.Updater(optimizer)
+        if self.rank == 0:
+            saved_states.give(self._worker, keys, loaded, updates, self._optimizer_since_step)
+        self._worker.barrier(purpose)
+
+    def _optimizer_on_servers(self, what: str) -> mx.optimizer.Optimizer:
+        self._worker.check()
+        if self._optimizer is None:
+            raise StatesError(
+                f"the servers have no optimizer whose states could be {what}: call "
+                "kv.set_optimizer first. With update_on_kvstore=False states are on the workers, "
+                "and trainer.save_states and load_states work"
+            )
+        return self._optimizer
+
+    def _keys(self) -> List[WorkerKey]:
+        return self._worker.keys(self._number)
+
     # What MXNet's store has and this one does not.
 
     def row_sparse_pull(
@@ -260,20 +320,6 @@ class P3(KVStoreBase):
         """Not built yet."""
         raise NotSupportedError(
             "row_sparse_pull is not built yet; use dense parameters, or kvstore='dist_sync'"
-        )
-
-    def save_optimizer_states(self, fname: str, dump_optimizer: bool = False) -> None:
-        """Not built yet."""
-        raise NotSupportedError(
-            "optimizer states on the servers can't be saved yet; with update_on_kvstore=False "
-            "they are on the workers, and trainer.save_states works"
-        )
-
-    def load_optimizer_states(self, fname: str) -> None:
-        """Not built yet."""
-        raise NotSupportedError(
-            "optimizer states on the servers can't be loaded yet; with update_on_kvstore=False "
-            "they are on the workers, and trainer.load_states works"
         )
 
     def _set_updater(self, updater: Any) -> None:

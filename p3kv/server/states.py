@@ -1,0 +1,139 @@
+"""Gives workers the optimizer's states of keys, and takes those that worker rank 0 has loaded."""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from typing import Callable, Dict, Mapping, NamedTuple, Optional
+
+from p3kv.errors import ProtocolError, in_one_line
+from p3kv.server.aggregation import Aggregator
+from p3kv.server.keys import ServerKey
+from p3kv.server.optimizer import State
+from p3kv.wire.connection import Connection
+from p3kv.wire.framing import Landing, message_landing
+from p3kv.wire.header import URGENT, Header, Kind, pack_header
+from p3kv.wire.messages import StateOutline
+from p3kv.wire.states import ArrivingState, PlainState, queue_state
+
+_log = logging.getLogger(__name__)
+
+
+class _Waiting(NamedTuple):
+    """What is to be done with a key's states when a round has ended for all its slices."""
+
+    key: ServerKey
+    round: int
+    act: Callable[[], None]
+
+
+class States:
+    """Copies and replaces the states of whole keys, each between two rounds.
+
+    Workers know nothing of slices here: a server joins the states of its slices, and cuts what it
+    gets. A worker asks for one key after the other. Belongs to the server's thread.
+    """
+
+    def __init__(
+        self,
+        rank: Callable[[], int],
+        keys: Mapping[int, ServerKey],
+        aggregator: Aggregator,
+        on_lost: Callable[[Connection, str], None],
+        fail: Callable[..., None],
+    ) -> None:
+        """`rank()` is this server's. `on_lost(connection, reason)` ends a connection that broke the
+        protocol; `fail(reason, round)` ends the job."""
+        self._rank = rank
+        self._keys = keys
+        self._aggregator = aggregator
+        self._on_lost = on_lost
+        self._fail = fail
+        self.waiting: Dict[int, _Waiting] = {}
+        """By the rank of the worker that waits."""
+        self._arriving: Optional[ArrivingState] = None
+
+    def ask(self, connection: Connection, header: Header) -> Landing:
+        """Sends a worker the state of a key, when the round has ended for which it asks."""
+        key = self._key(header)
+        give = partial(self._give, connection, header, key)
+        return Landing(None, partial(self._when_ended, header, key, give))
+
+    def place(self, connection: Connection, header: Header) -> Landing:
+        """Takes the outline of a state that worker rank 0 gives."""
+        key = self._key(header)
+        if self._arriving is not None:
+            raise ProtocolError("it sent an optimizer's state before the last one was complete")
+        return message_landing(
+            header, StateOutline, partial(self._outlined, connection, header, key)
+        )
+
+    def place_bytes(self, connection: Connection, header: Header) -> Landing:
+        """Takes the next bytes of this state."""
+        key = self._key(header)
+        if self._arriving is None:
+            raise ProtocolError("it sent bytes of an optimizer's state that it has not announced")
+        memory = self._arriving.place(header)
+        return Landing(memory, partial(self._take_if_complete, connection, header, key))
+
+    def round_ended(self, key: ServerKey) -> None:
+        """To be called when a slice of a key has ended a round, and something is waiting."""
+        for rank, waiting in list(self.waiting.items()):
+            if waiting.key is key and key.has_ended(waiting.round):
+                del self.waiting[rank]
+                waiting.act()
+
+    def _key(self, header: Header) -> ServerKey:
+        key = self._keys.get(header.key)
+        if key is None:
+            raise ProtocolError(f"worker {header.rank} speaks of key {header.key}, unknown here")
+        return key
+
+    def _when_ended(self, header: Header, key: ServerKey, act: Callable[[], None]) -> None:
+        if header.rank in self.waiting:
+            raise ProtocolError("it asked for a state before it had the last one")
+        key.states(header.round)  # or no round so far ahead would ever end
+        if key.has_ended(header.round):
+            act()
+        else:
+            self.waiting[header.rank] = _Waiting(key, header.round, act)
+
+    def _give(self, connection: Connection, header: Header, key: ServerKey) -> None:
+        if connection.closed:
+            return
+        optimizer = self._aggregator.optimizers.get(key.declared.store)
+        state = None if optimizer is None else key.copied_state(optimizer)
+        plain = None if state is None else PlainState(state.elements, state.numbers)
+        queue_state(connection.writer, self._rank(), header.key, header.round, plain)
+
+    def _outlined(
+        self, connection: Connection, header: Header, key: ServerKey, outline: StateOutline
+    ) -> None:
+        self._arriving = ArrivingState(outline, dict(key.declared.runs)[self._rank()])
+        self._take_if_complete(connection, header, key)
+
+    def _take_if_complete(self, connection: Connection, header: Header, key: ServerKey) -> None:
+        assert self._arriving is not None
+        if self._arriving.complete:
+            plain, self._arriving = self._arriving.state, None
+            state = None if plain is None else State(dict(plain.elements), dict(plain.numbers))
+            self._when_ended(header, key, partial(self._take, connection, header, key, state))
+
+    def _take(
+        self, connection: Connection, header: Header, key: ServerKey, state: Optional[State]
+    ) -> None:
+        try:
+            optimizer = self._aggregator.optimizers.get(key.declared.store)
+            if optimizer is None:
+                raise ProtocolError("it sent an optimizer's state, and there is no optimizer")
+            key.replace_state(optimizer, state)
+        except ProtocolError as error:
+            # Not raised: another worker's push may have brought this about.
+            self._on_lost(connection, str(error))
+            return
+        except Exception as error:  # noqa: BLE001  the optimizer's own
+            _log.exception("the optimizer can't take a state")
+            self._fail(f"the optimizer can't take a state: {in_one_line(error)}", header.round)
+            return
+        loaded = pack_header(Kind.LOADED, self._rank(), header.key, round=header.round)
+        connection.writer.push(URGENT, loaded)

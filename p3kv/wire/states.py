@@ -1,0 +1,103 @@
+"""What an optimizer remembers of a key on one server, as frames: an outline, then arrays' bytes.
+
+Nothing waits for these frames, so they leave after all slices.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from typing import Any, Deque, Dict, Mapping, NamedTuple, Optional
+
+import numpy as np
+
+from p3kv.errors import ProtocolError
+from p3kv.wire.framing import FrameWriter
+from p3kv.wire.header import (
+    LAST_ROUND,
+    MAX_STATE_BYTES,
+    Header,
+    Kind,
+    pack_header,
+)
+from p3kv.wire.messages import StateOutline, encode
+from p3kv.wire.queue import urgency
+
+STATE_URGENCY = urgency(LAST_ROUND, -(2**31))
+"""Behind every slice."""
+
+
+class PlainState(NamedTuple):
+    """An optimizer's state of a key on one server."""
+
+    elements: Mapping[str, np.ndarray]
+    """By names of the optimizer's own."""
+    numbers: Mapping[str, Any]
+    """What is the same for all elements, as plain values."""
+
+
+def queue_state(
+    writer: FrameWriter, rank: int, key_id: int, round: int, state: Optional[PlainState]
+) -> None:
+    """Queues the frames of a state, or of there being none; its arrays must stay as they are."""
+    elements = {} if state is None else state.elements
+    outline = StateOutline(
+        None if state is None else dict(state.numbers),
+        [(name, array.dtype.name, list(array.shape)) for name, array in elements.items()],
+    )
+    words = memoryview(encode(outline))
+    header = pack_header(Kind.STATE, rank, key_id, round=round, payload_bytes=len(words))
+    writer.push(STATE_URGENCY, header, words)
+    for array in elements.values():
+        memory = _bytes(array)
+        for start in range(0, len(memory), MAX_STATE_BYTES):
+            part = memory[start : start + MAX_STATE_BYTES]
+            header = pack_header(
+                Kind.STATE_BYTES, rank, key_id, round=round, payload_bytes=len(part)
+            )
+            writer.push(STATE_URGENCY, header, part)
+
+
+class ArrivingState:
+    """A state whose outline has arrived, and the memory for the bytes that follow."""
+
+    def __init__(self, outline: StateOutline, most_elems: int) -> None:
+        """Raises ProtocolError for an array of more than `most_elems` elements."""
+        self._numbers = outline.numbers
+        self._elements: Dict[str, np.ndarray] = {}
+        self._missing: Deque[memoryview] = deque()
+        for name, dtype, shape in outline.arrays:
+            if math.prod(shape) > most_elems:
+                raise ProtocolError(
+                    f"it sent an optimizer's state with an array of shape {shape}; at most "
+                    f"{most_elems} elements are right"
+                )
+            array = self._elements[name] = np.empty(shape, dtype)
+            if array.size:
+                self._missing.append(_bytes(array))
+
+    @property
+    def complete(self) -> bool:
+        """Whether all bytes have a place; they are there when the last frame has arrived."""
+        return not self._missing
+
+    @property
+    def state(self) -> Optional[PlainState]:
+        """The state, once it is complete; None if the optimizer remembers nothing."""
+        return None if self._numbers is None else PlainState(self._elements, self._numbers)
+
+    def place(self, header: Header) -> memoryview:
+        """Where the next frame's payload goes; ProtocolError for one that can't be right."""
+        count = header.payload_bytes
+        if not self._missing or not 0 < count <= len(self._missing[0]):
+            raise ProtocolError(
+                f"it sent {count} bytes of an optimizer's state, which are too many"
+            )
+        memory = self._missing.popleft()
+        if count < len(memory):
+            self._missing.appendleft(memory[count:])
+        return memory[:count]
+
+
+def _bytes(array: np.ndarray) -> memoryview:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data

@@ -1,0 +1,123 @@
+"""Asks the servers for their optimizer's states, and gives them those that were loaded."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from functools import partial
+from typing import Any, Dict, List, Mapping, Optional, Set
+
+from p3kv.errors import ProtocolError
+from p3kv.wire.connection import Connection
+from p3kv.wire.framing import Landing, message_landing
+from p3kv.wire.header import Header, Kind, pack_header
+from p3kv.wire.messages import StateOutline
+from p3kv.wire.states import STATE_URGENCY, ArrivingState, PlainState, queue_state
+from p3kv.worker.transfers import WorkerKey
+
+
+class _Request:
+    """What this worker has asked of all servers of a key."""
+
+    def __init__(self, kind: Kind, key: WorkerKey, round: int, answer: Future[Any]) -> None:
+        self.kind = kind
+        """The kind of the servers' answer."""
+        self.key = key
+        self.round = round
+        self.answer = answer
+        self.missing: Set[int] = {server for server, _ in key.runs}
+        """Servers that have not begun to answer."""
+        self.arriving: Dict[int, ArrivingState] = {}
+        self.states: Dict[int, Optional[PlainState]] = {}
+        """By server, also of those that have only confirmed."""
+
+
+class States:
+    """One key's states are under way at a time. Belongs to the worker's thread.
+
+    Frames are sent after all slices that wait, so the servers have those first.
+    """
+
+    def __init__(self, rank: int, servers: Mapping[int, Connection]) -> None:
+        self._rank = rank
+        self._servers = servers
+        self._requests: List[_Request] = []
+        """None or one."""
+
+    def ask(self, key: WorkerKey, round: int, answer: Future[Any]) -> None:
+        """Asks for a key's states after a round; the answer has them by server."""
+        self._begin(_Request(Kind.STATE, key, round, answer))
+        header = pack_header(Kind.STATES, self._rank, key.key_id, round=round)
+        for server, _ in key.runs:
+            self._servers[server].writer.push(STATE_URGENCY, header)
+
+    def give(
+        self,
+        key: WorkerKey,
+        round: int,
+        states: Mapping[int, Optional[PlainState]],
+        done: Future[Any],
+    ) -> None:
+        """Gives each server its part of a key's state after a round; their arrays must stay as they
+        are until `done`."""
+        self._begin(_Request(Kind.LOADED, key, round, done))
+        for server, state in states.items():
+            queue_state(self._servers[server].writer, self._rank, key.key_id, round, state)
+
+    def fail(self, error: BaseException) -> None:
+        """Ends what is under way with an error."""
+        for request in self._requests:
+            request.answer.set_exception(error)
+        self._requests.clear()
+
+    def place(self, connection: Connection, header: Header) -> Landing:
+        """Takes the outline of a state."""
+        request = self._expecting(header)
+        request.missing.remove(header.rank)
+        return message_landing(header, StateOutline, partial(self._outlined, header, request))
+
+    def place_bytes(self, connection: Connection, header: Header) -> Landing:
+        """Takes the next bytes of a server's state."""
+        request = self._requests[0] if self._requests else None
+        arriving = None if request is None else request.arriving.get(header.rank)
+        if request is None or arriving is None:
+            raise ProtocolError("it sent bytes of an optimizer's state that it has not announced")
+        return Landing(arriving.place(header), partial(self._arrived, header.rank, request))
+
+    def place_loaded(self, connection: Connection, header: Header) -> Landing:
+        """Takes note that a server has its state."""
+        request = self._expecting(header)
+        request.missing.remove(header.rank)
+        return Landing(None, partial(self._answered, header.rank, request, None))
+
+    def _begin(self, request: _Request) -> None:
+        assert not self._requests, "one key after the other"
+        self._requests.append(request)
+        self._end_if_complete(request)
+
+    def _expecting(self, header: Header) -> _Request:
+        for request in self._requests:
+            asked = request.kind, request.key.key_id, request.round
+            if asked == (header.kind, header.key, header.round) and header.rank in request.missing:
+                return request
+        raise ProtocolError(
+            f"it sent a frame of kind {header.kind} for key {header.key}, round {header.round}, "
+            "which nobody waits for"
+        )
+
+    def _outlined(self, header: Header, request: _Request, outline: StateOutline) -> None:
+        length = dict(request.key.runs)[header.rank]
+        request.arriving[header.rank] = ArrivingState(outline, length)
+        self._arrived(header.rank, request)
+
+    def _arrived(self, server: int, request: _Request) -> None:
+        if request.arriving[server].complete:
+            self._answered(server, request, request.arriving.pop(server).state)
+
+    def _answered(self, server: int, request: _Request, state: Optional[PlainState]) -> None:
+        request.states[server] = state
+        self._end_if_complete(request)
+
+    def _end_if_complete(self, request: _Request) -> None:
+        if len(request.states) == len(request.key.runs):
+            self._requests.remove(request)
+            request.answer.set_result(request.states)
