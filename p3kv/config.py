@@ -31,7 +31,8 @@ _PREFIX = "P3KV_"
 _TOLD = "P3KV_TOLD"
 # Each setting has a variable, too.
 _OTHER_VARIABLES = (
-    "P3KV_JOB", "P3KV_LAUNCHED", "P3KV_LAUNCHER_FD", "P3KV_PLUGINS", "P3KV_SCHEDULER_FD", _TOLD
+    "P3KV_JOB", "P3KV_LAUNCHED", "P3KV_LAUNCHER_FD", "P3KV_OPTIMIZERS", "P3KV_PLUGINS",
+    "P3KV_SCHEDULER_FD", _TOLD,
 )  # fmt: skip
 _FALL_BACKS: Dict[str, List[str]] = {"verbose": ["PS_VERBOSE"]}
 """By setting: variables of ps-lite and frameworks that count where ours is not set."""
@@ -268,7 +269,20 @@ def plugins(environ: Mapping[str, str] = os.environ) -> List[str]:
     They register what a job may then choose by name. Only the process's own environment names them;
     no message can. They must not import a framework, because a framework takes over roles itself.
     """
-    return [name.strip() for name in environ.get("P3KV_PLUGINS", "").split(",") if name.strip()]
+    return _modules("P3KV_PLUGINS", environ)
+
+
+def optimizer_modules(environ: Mapping[str, str] = os.environ) -> List[str]:
+    """P3KV_OPTIMIZERS: modules that a server imports after the framework, when its job has an
+    optimizer. They register optimizers of the user's own with the framework.
+
+    Only the server's own environment names them; no message can.
+    """
+    return _modules("P3KV_OPTIMIZERS", environ)
+
+
+def _modules(variable: str, environ: Mapping[str, str]) -> List[str]:
+    return [name.strip() for name in environ.get(variable, "").split(",") if name.strip()]
 
 
 def flag(name: str, default: bool, environ: Mapping[str, str] = os.environ) -> bool:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
-from typing import Any, Dict, Generic, List, NamedTuple, Type, TypeVar, Union
+from typing import Any, Dict, Generic, Iterable, List, NamedTuple, Type, TypeVar, Union
 
-from p3kv.errors import ConfigError
+from p3kv.errors import ConfigError, in_one_line
 
 MAX_NAME_CHARS = 64
 """Longest name of a class in a table."""
@@ -24,6 +25,20 @@ class Choice(NamedTuple):
         """In messages: "'2bit' (threshold=0.5)"."""
         values = ", ".join(f"{name}={value!r}" for name, value in sorted(self.parameters.items()))
         return f"{self.name!r} ({values})" if values else repr(self.name)
+
+
+def import_modules(names: Iterable[str], variable: str) -> None:
+    """Imports modules of the user's, which register what they define.
+
+    Raises ConfigError, with the variable that names them, where one can't be imported.
+    """
+    for name in names:
+        try:
+            importlib.import_module(name)
+        except Exception as error:
+            raise ConfigError(
+                f"can't import {name}, which {variable} names: {in_one_line(error)}"
+            ) from error
 
 
 class Registry(Generic[T]):

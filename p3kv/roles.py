@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import logging
 import multiprocessing
 import sys
@@ -10,8 +9,9 @@ from typing import Optional
 
 from p3kv import config
 from p3kv.config import Launch
-from p3kv.errors import ConfigError, P3Error, RendezvousError, in_one_line
+from p3kv.errors import ConfigError, P3Error, RendezvousError
 from p3kv.frontends import FRONT_ENDS
+from p3kv.registry import import_modules
 from p3kv.worker import this_process
 
 _log = logging.getLogger("p3kv")
@@ -49,7 +49,7 @@ def _launch() -> Optional[Launch]:
 
 def _join(launch: Launch) -> None:
     try:
-        _import_plugins()
+        import_modules(config.plugins(), "P3KV_PLUGINS")
         config.current()  # a wrong setting is told at once
         this_process.join(launch, [front_end.name for front_end in FRONT_ENDS])
     except P3Error as error:
@@ -63,7 +63,7 @@ def _serve(launch: Launch) -> int:
             _log.error("%s", problem)
             return 1
     try:
-        _import_plugins()
+        import_modules(config.plugins(), "P3KV_PLUGINS")
         settings = config.current()
         config.apply_verbosity(settings)
         if launch.role == "scheduler":
@@ -84,16 +84,6 @@ def _serve(launch: Launch) -> int:
     except KeyboardInterrupt:
         return 130
     return 0
-
-
-def _import_plugins() -> None:
-    for name in config.plugins():
-        try:
-            importlib.import_module(name)
-        except Exception as error:
-            raise ConfigError(
-                f"can't import {name}, which P3KV_PLUGINS names: {in_one_line(error)}"
-            ) from error
 
 
 def _start_logging(role: str) -> None:

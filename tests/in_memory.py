@@ -17,10 +17,10 @@ from p3kv.consistency import CONSISTENCIES, BulkSynchronous, Consistency
 from p3kv.errors import P3Error
 from p3kv.registry import Choice
 from p3kv.server.consumer import Consumer
-from p3kv.server.optimizer import JobOptimizers, Optimizer, State
+from p3kv.server.optimizer import WHOLE, JobOptimizers, Optimizer, State
 from p3kv.server.traffic import Traffic as ServerTraffic
 from p3kv.server.workers import Workers
-from p3kv.slicing import balanced_runs, make_layout
+from p3kv.slicing import balanced_runs, loads_with, make_layout
 from p3kv.trace import Tracer
 from p3kv.transport import Address, Link, Listener, Transport
 from p3kv.wire.connection import Connection
@@ -159,6 +159,19 @@ class Adding(Optimizer):
         raise AssertionError("there are no states")
 
 
+class AddingWhole(Adding):
+    """weight += total + the largest element of total: only right for a whole tensor."""
+
+    whole_tensors = True
+
+    def update(
+        self, key: DeclaredKey, index: int, weight: np.ndarray, total: np.ndarray, step: int
+    ) -> None:
+        assert index == WHOLE
+        assert total.size == np.prod(key.shape)
+        weight += total + total.max()
+
+
 class Worker:
     """A worker's traffic, and a script's calls."""
 
@@ -235,7 +248,9 @@ class Worker:
 class Server:
     """A server's traffic."""
 
-    def __init__(self, rank: int, launch: Launch, loop: Loop, settings: Settings) -> None:
+    def __init__(
+        self, rank: int, launch: Launch, loop: Loop, settings: Settings, optimizer: Optimizer
+    ) -> None:
         self.failures: List[Failure] = []
         self.listener = MemoryListener()
         self.workers = Workers(
@@ -243,7 +258,7 @@ class Server:
         )
         self.consumer = Consumer(launch, self.workers, _lost, _unused)
         self.consumer.rank = rank
-        self.consumer.aggregator.optimizers[0] = Adding()
+        self.consumer.aggregator.optimizers[0] = optimizer
         self.traffic = ServerTraffic(
             launch.num_workers, settings, self.workers, self.consumer, JobOptimizers(), _unused
         )
@@ -278,6 +293,7 @@ class Job:
         slice_size: int,
         rule: Type[Consistency] = BulkSynchronous,
         codec: str = "identity",
+        optimizer: Type[Optimizer] = Adding,
     ) -> None:
         """`codec` is that of both directions."""
         launch = Launch("server", "127.0.0.1", 9000, workers, servers, "in memory")
@@ -287,7 +303,10 @@ class Job:
         self._slice_size = slice_size
         self._codecs = CodecChoices(Choice(codec), Choice(codec))
         self._loads = [0] * servers
-        self.servers = [Server(rank, launch, self._loop, settings) for rank in range(servers)]
+        self._whole = optimizer.whole_tensors
+        self.servers = [
+            Server(rank, launch, self._loop, settings, optimizer()) for rank in range(servers)
+        ]
         self.workers = [Worker(rank, workers, settings, slice_size) for rank in range(workers)]
         self._connections: Dict[Link, Connection] = {}
         for worker in self.workers:
@@ -312,8 +331,9 @@ class Job:
         """A key, as each worker knows it."""
         key_id = len(self.servers[0].consumer._keys)
         made = make_layout(layout, shape)
-        full = made.full_slice_elems(self._slice_size)
+        full = made.size_elems if self._whole else made.full_slice_elems(self._slice_size)
         runs = balanced_runs(made.size_elems, full, self._loads)
+        self._loads = loads_with(self._loads, runs)
         declared = DeclaredKey(
             key_id, name, shape, "float32", runs, layout=layout, codecs=self._codecs
         )
@@ -349,7 +369,9 @@ class Job:
         """A key's value on the servers."""
         found = np.full(key.size_elems, np.nan, np.float32)
         for server in self.servers:
-            of_server = server.consumer._keys[key.key_id]
+            of_server = server.consumer._keys.get(key.key_id)
+            if of_server is None:
+                continue
             size = self.workers[0].terms.of(of_server._generation).slice_size
             for state in of_server._states[of_server._generation].values():
                 piece = key.slices(size)[state.index]

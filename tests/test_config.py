@@ -231,6 +231,8 @@ def test_a_trace_folder_in_code_is_text(fresh: None) -> None:
 def test_plugins_are_modules_with_commas_between() -> None:
     assert config.plugins({}) == config.plugins({"P3KV_PLUGINS": ""}) == []
     assert config.plugins({"P3KV_PLUGINS": "one, two.three,"}) == ["one", "two.three"]
+    assert config.optimizer_modules({"P3KV_OPTIMIZERS": "one,two "}) == ["one", "two"]
+    assert config.optimizer_modules({"P3KV_PLUGINS": "one"}) == []
 
 
 # Variables that mean nothing.

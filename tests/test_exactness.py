@@ -90,6 +90,15 @@ def test_deterministic_mode_equals_sums_in_rank_order_bit_for_bit(
         np.testing.assert_array_equal(weights[key], value, err_msg=key)
 
 
+@pytest.mark.parametrize(("name", "workers", "servers"), [("lamb", 3, 2), ("nadam", 2, 3)])
+def test_whole_tensors_and_numbers_that_keys_share_are_exact_with_several_workers(
+    tmp_path: Path, name: str, workers: int, servers: int
+) -> None:
+    weights = trained(tmp_path, name, True, workers, servers, P3KV_DETERMINISTIC=1)
+    for key, value in summed_in_rank_order(name, workers).items():
+        np.testing.assert_array_equal(weights[key], value, err_msg=key)
+
+
 def test_deterministic_mode_is_exact_in_the_engine_that_people_debug_with(tmp_path: Path) -> None:
     """It runs an operation where it is pushed: a push returns when its round has ended."""
     settings = {"P3KV_DETERMINISTIC": 1, "MXNET_ENGINE_TYPE": "NaiveEngine"}

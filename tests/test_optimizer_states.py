@@ -12,9 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from p3kv.frontends.mxnet.optimizer_settings import to_bytes
-from p3kv.frontends.mxnet.server_optimizer import MXNetOptimizer
-from p3kv.server.optimizer import State
+from p3kv.errors import NotSupportedError
+from p3kv.frontends.mxnet.optimizer_settings import plain
+from p3kv.frontends.mxnet.server_optimizer import MXNetOptimizer, _take_apart
+from p3kv.frontends.mxnet.worker_optimizer import WorkerOptimizer
+from p3kv.server.optimizer import WHOLE, State
 from p3kv.wire.messages import DeclaredKey, decode, encode
 from tests.jobs import SCRIPTS
 
@@ -25,7 +27,7 @@ SIZE = 67
 KEY = DeclaredKey(0, "w", (SIZE,), "float32", [(0, SIZE)])
 Make = Callable[[], mx.optimizer.Optimizer]
 CASES: Dict[str, Tuple[str, Dict[str, Any]]] = {
-    **{name: ("float32", {}) for name in optimizers.OPTIMIZERS},
+    **{name: ("float32", {}) for name in (*optimizers.OPTIMIZERS, *optimizers.IN_ORDER)},
     # Some of MXNet's other optimizers can't update float64.
     **{f"{name}, float64": ("float64", {}) for name in ("sgd momentum", "adam", "adamax")},
     # States within states, some of them None.
@@ -53,12 +55,19 @@ class Sliced:
 
     def __init__(self, make: Make, dtype: str, lengths: Sequence[int]) -> None:
         self._optimizer = MXNetOptimizer()
-        self._optimizer.configure(1, to_bytes(make(), 0), 0)
+        self._worker = WorkerOptimizer(make(), 0)
+        self._optimizer.configure(1, self._worker.settings, 0)
+        self._told = 0
         self._dtype = dtype
         self._lengths = lengths
         self.weight = tensor(0, dtype)
 
     def update(self, step: int) -> None:
+        while self._told < step and self._worker.shares_numbers:
+            self._told += 1
+            number = self._worker.shared_number(KEY.key, self._told)
+            assert number is not None
+            self._optimizer.configure(self._told, number, 0)
         gradient = tensor(step, self._dtype)
         for index, start, end in self._slices():
             weight, total = self.weight[start:end].copy(), gradient[start:end].copy()
@@ -86,10 +95,14 @@ class Sliced:
 
 def stored(state: State) -> State:
     """The state after it was on a disk, as bytes and numbers."""
-    arrays: Any = {name: (a.dtype.name, a.tobytes()) for name, a in state.elements.items()}
+    arrays: Any = {name: (a.dtype.name, a.shape, a.tobytes()) for name, a in state.elements.items()}
     arrays, numbers = decode(encode([arrays, state.numbers]), list)
     return State(
-        {name: np.frombuffer(data, dtype) for name, (dtype, data) in arrays.items()}, numbers
+        {
+            name: np.frombuffer(data, dtype).reshape(shape)
+            for name, (dtype, shape, data) in arrays.items()
+        },
+        numbers,
     )
 
 
@@ -132,6 +145,58 @@ def test_a_state_that_is_stored_and_cut_anew_goes_on_as_if_it_had_stayed(
     again = other.export()
     assert again is not None
     same(again, theirs)
+
+
+SHAPES = {"float16": (10, 7), "float32": (3, 41), "float64": (50, 2)}
+WHOLE_CASES = [
+    *[(name, "float32", {}) for name in (*optimizers.WHOLE_OPTIMIZERS, "jittering", "sgld")],
+    *[(name, "float64", {}) for name in ("lars momentum", "lamb", "lbsgd by lars", "bynorm")],
+    *[
+        (name, "float16", {"multi_precision": True})
+        for name in ("lars momentum", "lamb", "groupadagrad", "sgld")
+    ],
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "more"), WHOLE_CASES, ids=lambda value: str(value) if value else ""
+)
+def test_the_state_of_a_whole_tensor_goes_on_in_another_server(
+    name: str, dtype: str, more: Dict[str, Any]
+) -> None:
+    """After settings have changed, too: what an optimizer keeps for a key stays."""
+    shape = SHAPES[dtype]
+    size = int(np.prod(shape))
+    layout = DeclaredKey(0, "w", "float32", [(0, size)], None, shape)
+    stayed, first, second = (MXNetOptimizer() for _ in range(3))
+    servers, weights = [stayed, first], [np.ones(size, dtype), np.ones(size, dtype)]
+    worker = WorkerOptimizer(optimizers.made(name, **more), 0)
+    for optimizer in (stayed, first, second):
+        optimizer.configure(1, worker.settings, 0)
+    changed = optimizers.made(name, **more)
+    changed.set_learning_rate(0.05)
+    settings = encode(plain(changed, 0, worker._seed))
+    for step in range(1, 8):
+        if step == 3:
+            for optimizer in (stayed, first, second):
+                optimizer.configure(3, settings, 0)
+        if step == 4:
+            state = first.export(layout, WHOLE)
+            assert state is not None
+            second.load(layout, WHOLE, stored(state) if dtype == "float32" else state)
+            assert first.export(layout, WHOLE) is None
+            servers[1] = second
+        for optimizer, weight in zip(servers, weights):
+            total = np.random.RandomState(step).standard_normal(size).astype(dtype)
+            optimizer.update(layout, WHOLE, weight, total, step)
+    np.testing.assert_array_equal(*weights)
+    assert np.isfinite(weights[0]).all()
+    assert (weights[0] != 1).any()
+
+
+def test_a_state_that_can_not_be_stored_is_refused_by_the_name_of_its_type() -> None:
+    with pytest.raises(NotSupportedError, match="has a set"):
+        _take_apart((None, {3}), {})
 
 
 def test_the_structure_of_a_state_is_plain() -> None:

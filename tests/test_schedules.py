@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 
 from p3kv.consistency import BulkSynchronous, Consistency
 from p3kv.errors import ProtocolError
+from p3kv.server.optimizer import Optimizer
 from p3kv.wire.header import INITIAL_ROUND, Header, Kind, pack_header
 from p3kv.wire.messages import Terms
-from tests.in_memory import Event, Job, Worker
+from tests.in_memory import Adding, AddingWhole, Event, Job, Worker
 from tests.jobs import SCRIPTS
 
 sys.path.insert(0, str(SCRIPTS))
@@ -38,11 +39,12 @@ def gradient(rank: int, round: int) -> np.ndarray:
     return np.random.RandomState([rank, round]).randint(0, 9, SIZE).astype(np.float32)
 
 
-def values(workers: int, rounds: int) -> List[np.ndarray]:
+def values(workers: int, rounds: int, whole: bool = False) -> List[np.ndarray]:
     """What a key's value is after each round: whole numbers, exact in any order."""
     after = [np.ones(SIZE, np.float32)]
     for round_ in range(1, rounds + 1):
-        after.append(after[-1] + sum(gradient(rank, round_) for rank in range(workers)))
+        total = np.sum([gradient(rank, round_) for rank in range(workers)], axis=0)
+        after.append(after[-1] + total + (total.max() if whole else 0))
     return after
 
 
@@ -115,8 +117,9 @@ class Training(Job):
         servers: int,
         rule: Type[Consistency] = BulkSynchronous,
         codec: str = "identity",
+        optimizer: Type[Optimizer] = Adding,
     ) -> None:
-        super().__init__(workers, servers, SIZE // 2, rule, codec)
+        super().__init__(workers, servers, SIZE // 2, rule, codec, optimizer)
         self.keys = {
             "often": self.declare("often", SIZE),
             "seldom": self.declare("seldom", SIZE // ROW, ROW, layout="rows"),
@@ -130,14 +133,20 @@ class Training(Job):
     st.integers(1, 2),
     # Half precision is exact for the numbers here.
     st.sampled_from(["identity", "float16"]),
+    st.sampled_from([Adding, AddingWhole]),
 )
 @settings(max_examples=150, deadline=None)
 def test_results_are_right_and_rounds_few_while_sizes_change(
-    rule: Type[Consistency], seed: int, workers: int, servers: int, codec: str
+    rule: Type[Consistency],
+    seed: int,
+    workers: int,
+    servers: int,
+    codec: str,
+    optimizer: Type[Optimizer],
 ) -> None:
     random = Random(seed)
-    expected = values(workers, STEPS)
-    with closing(Training(workers, servers, rule, codec)) as job:
+    expected = values(workers, STEPS, optimizer.whole_tensors)
+    with closing(Training(workers, servers, rule, codec, optimizer)) as job:
         scripts = [
             Script(job, worker, rank, random, rule(workers))
             for rank, worker in enumerate(job.workers)
@@ -295,3 +304,19 @@ def test_slices_of_a_single_round_hand_their_values_on_at_once() -> None:
         job.finish()
         assert worker.under_way == 0
         np.testing.assert_array_equal(target, expected[5])
+
+
+def test_a_worker_goes_on_with_older_values_of_all_slices_of_a_whole_tensor() -> None:
+    """The last slice that arrives ends the round of all, and lets the next rounds of all go on."""
+    with closing(Training(2, 1, OneBehind, optimizer=AddingWhole)) as job:
+        (ahead, behind), keys = job.workers, job.keys["often"]
+        ahead.call(keys[0], INITIAL_ROUND, np.ones(SIZE, np.float32), None)
+        targets = [np.full(SIZE, np.nan, np.float32) for _ in range(2)]
+        for round_ in (1, 2):
+            ahead.call(keys[0], round_, gradient(0, round_), targets[round_ - 1])
+            job.finish()
+        assert ahead.under_way == 1, "the second round's value must be the first's, at least"
+        behind.call(keys[1], 1, gradient(1, 1), None)
+        job.finish()
+        assert ahead.under_way == 0
+        np.testing.assert_array_equal(targets[1], values(2, 1, whole=True)[1])

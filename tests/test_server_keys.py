@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from p3kv.consistency import BulkSynchronous
 from p3kv.errors import ProtocolError
-from p3kv.frontends.mxnet.optimizer_settings import to_bytes
+from p3kv.frontends.mxnet.optimizer_settings import plain
 from p3kv.frontends.mxnet.server_optimizer import MXNetOptimizer
 from p3kv.server.aggregation import Aggregator, SliceState
 from p3kv.server.buffers import BufferPool
@@ -21,7 +21,7 @@ from p3kv.server.keys import ServerKey
 from p3kv.server.optimizer import Optimizer, State
 from p3kv.slicing import Run, Slice, make_layout
 from p3kv.wire.header import INITIAL_ROUND
-from p3kv.wire.messages import DeclaredKey, Terms
+from p3kv.wire.messages import DeclaredKey, Terms, encode
 from p3kv.wire.terms import TermsByRound
 from tests.jobs import SCRIPTS
 
@@ -209,7 +209,7 @@ def test_a_push_for_a_round_of_an_earlier_size_is_refused() -> None:
 def test_states_of_mxnet_s_optimizers_are_cut_anew(name: str) -> None:
     made, beside = optimizers.made(name), optimizers.made(name)
     optimizer = MXNetOptimizer()
-    optimizer.configure(1, to_bytes(made, 1), 0)
+    optimizer.configure(1, encode(plain(made, 1)), 0)
     updater = mx.optimizer.get_updater(beside)
     server = Server(optimizer, dense((RANK, SIZE)), workers=1)
     for entry in ((INITIAL_ROUND, 30), (3, 11), (4, 101), (6, 50)):

@@ -6,13 +6,14 @@ share one job, whose start is what takes the time.
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Callable, Dict, Sequence, Tuple
 
 import pytest
 
-from tests.jobs import SCRIPTS, run_job
+from tests.jobs import ROOT, SCRIPTS, run_job
 
 sys.path.insert(0, str(SCRIPTS))
 import mixed_precision
@@ -23,6 +24,10 @@ import trainer
 import uses
 
 SERVERS = 2
+OWN_OPTIMIZERS = {
+    "P3KV_OPTIMIZERS": "own_mxnet_optimizers",
+    "PYTHONPATH": os.pathsep.join([str(ROOT), str(SCRIPTS)]),
+}
 
 
 class Checked:
@@ -85,7 +90,7 @@ def test_uses_of_the_store(run: Run, check: str) -> None:
 
 @pytest.mark.parametrize("check", [*names(optimizers.CHECKS), "ended_well"])
 def test_servers_update_as_mxnet_s_updater_does(run: Run, check: str) -> None:
-    look(run("optimizers.py", workers=1, slice_size=100), check)
+    look(run("optimizers.py", workers=1, slice_size=100, **OWN_OPTIMIZERS), check)
 
 
 @pytest.mark.parametrize("check", [*trainer.CHECKS["servers"], "ended_well"])

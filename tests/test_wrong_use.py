@@ -532,3 +532,12 @@ def test_workers_with_different_settings_all_learn_which() -> None:
         for word in ("slice_size=100", "slice_size=101", "the same on all workers"):
             assert word in result.output, f"{name} said {result.output}"
         assert result.code == 1
+
+
+def test_an_optimizer_that_the_servers_do_not_know_is_named_with_the_remedy() -> None:
+    result = run_job("unknown_optimizer.py")
+    assert result.code == 1
+    for who in ("worker 0", "server 0"):
+        said = result.said_by(who)
+        assert "the servers know no optimizer 'Cubic'. Set P3KV_OPTIMIZERS" in said
+        assert "Traceback" not in said

@@ -74,6 +74,17 @@ class Keys:
                 "same settings and codecs."
             )
             _refuse(node, reason, hint)
+        if first.whole != message.whole:
+            needs, needs_not = min(record.ranks), node.rank
+            if message.whole:
+                needs, needs_not = needs_not, needs
+            _refuse(
+                node,
+                f"workers disagree on {called(message.key, first.name)}: worker {needs} has an "
+                "optimizer that needs the whole tensor on one server, and worker "
+                f"{needs_not} has none when it declares the key",
+                "All workers must set the same optimizer before they declare keys.",
+            )
         record.ranks.add(node.rank)
         return [(node.identity, record.key)]
 
@@ -90,16 +101,18 @@ class Keys:
         self._loads_elems = loads_with(self._loads_elems, runs)
         return DeclaredKey(
             len(self._keys), message.key, message.shape, message.dtype, runs, message.name,
-            message.layout, message.codecs, message.store,
+            message.layout, message.codecs, message.store, message.whole,
         )  # fmt: skip
 
     def _runs(self, message: DeclareKey, layout: Layout, slice_size: int) -> List[Run]:
         assert self._placement is not None
+        if message.whole:
+            slice_size = max(layout.grain_elems, layout.size_elems)
         loads_elems = list(self._loads_elems)
         hosts = [server.hello.host for server in self._members.role("server")]
         try:
             runs = self._placement.place(layout, slice_size, loads_elems, hosts)
-            return checked(runs, layout, len(loads_elems))
+            return checked(runs, layout, len(loads_elems), message.whole)
         except Exception as error:
             # The placement may be a user's own.
             reason = (

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import Dict, Iterator, List, Optional, Set, Tuple
+from typing import Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from p3kv.codecs import KeyCodecs
 from p3kv.consistency import Consistency
 from p3kv.errors import ProtocolError
 from p3kv.server.buffers import Buffer, BufferPool
-from p3kv.server.optimizer import Optimizer
+from p3kv.server.optimizer import WHOLE, Optimizer
 from p3kv.wire.header import ENCODED, INITIAL_ROUND
 from p3kv.wire.messages import DeclaredKey, called
 
@@ -47,6 +47,7 @@ class Round:
 class Result:
     """A slice's value for workers that have pushed for a round."""
 
+    state: SliceState
     value: Buffer
     """The round's value, or an older one with which they may go on."""
     round: int
@@ -77,6 +78,9 @@ class SliceState:
         """The slice's first element among those that this server keeps of the key."""
         self.first_round = first_round
         """The first round that has slices of this size."""
+        self.of_key: Dict[int, SliceState] = {index: self}
+        """All slices of this size that the server keeps of the key, by index, in the order of their
+        elements."""
         self.dtype = np.dtype(key.dtype)
         self.value: Optional[Buffer] = None
         self.round = INITIAL_ROUND - 1
@@ -172,11 +176,19 @@ class Aggregator:
     def end_rounds(self, state: SliceState) -> Iterator[Result]:
         """Ends the rounds of a slice that are complete, usually none or one.
 
+        Where the optimizer needs whole tensors, a round ends for all slices of the key when it is
+        complete for the last of them, and each slice has a result.
+
         It ends the next round when the caller asks for the next result. By then the caller must
         have queued the result before: a value that no frame is being sent from is updated in place.
         """
         while self._complete(state):
-            yield self._end_round(state)
+            if not self._needs_whole(state):
+                yield self._end_round(state)
+            elif self._key_complete(state):
+                yield from self._end_round_of_key(list(state.of_key.values()))
+            else:
+                return
 
     def early_results(self, state: SliceState) -> Iterator[Result]:
         """The value that a slice has already, for workers that may go on with it.
@@ -190,7 +202,9 @@ class Aggregator:
                 state.early_rounds.remove(round_)
                 current = state.open_rounds[round_]
                 wanting, current.wanting = current.wanting, []
-                yield Result(state.value, round_, current.step, current.priority, wanting, [])
+                yield Result(
+                    state, state.value, round_, current.step, current.priority, wanting, []
+                )
 
     def is_new_enough(self, state: SliceState, round: int) -> bool:
         """Whether a slice's value lets a worker go on that has pushed for a round.
@@ -247,11 +261,57 @@ class Aggregator:
         # For the initial round only worker rank 0 pushes.
         return state.round < INITIAL_ROUND or self.consistency.ends(following.arrived)
 
-    def _end_round(self, state: SliceState) -> Result:
+    def _needs_whole(self, state: SliceState) -> bool:
+        """Whether the next round of a slice, which is complete, ends with those of all slices."""
+        optimizer = self.optimizers.get(state.key.store)
+        if optimizer is None or not optimizer.whole_tensors or state.round < INITIAL_ROUND:
+            return False
+        return optimizer.needs_whole(state.open_rounds[state.round + 1].step)
+
+    def _key_complete(self, state: SliceState) -> bool:
+        """Whether all slices of the key have what the next round of this one has."""
+        # The last slices usually come last: if one is missing, it is found at once.
+        return all(
+            other.round == state.round and self._complete(other)
+            for other in reversed(state.of_key.values())
+        )
+
+    def _end_round_of_key(self, states: Sequence[SliceState]) -> Iterator[Result]:
+        """Ends the next round of all slices of a key with one update of the whole tensor."""
+        key = states[0].key
+        if len(key.runs) > 1:
+            raise ProtocolError(
+                f"the optimizer needs whole tensors, and {states[0].called} was declared for "
+                f"{len(key.runs)} servers"
+            )
+        optimizer = self.optimizers[key.store]
+        rounds = [self._next_round(state) for state in states]
+        totals = [self._total(ended) for ended in rounds]
+        total = np.concatenate([buffer.array for buffer in totals])
+        for buffer in totals:
+            buffer.retire()
+        weight = np.concatenate([_value(state).array for state in states])
+        optimizer.update(key, WHOLE, weight, total, rounds[0].step)
+        start = 0
+        for state, ended in zip(states, rounds):
+            value = _value(state)
+            if value.sending:
+                value.retire()
+                value = state.value = self._pool.get(state.length, state.dtype)
+            value.array[:] = weight[start : start + state.length]
+            start += state.length
+            yield self._result(state, ended)
+
+    @staticmethod
+    def _next_round(state: SliceState) -> Round:
+        """Counts a slice's next round as ended, and returns what has arrived in it."""
         state.round += 1
         state.forget_wire()
-        ended = state.open_rounds.pop(state.round)
         state.early_rounds.discard(state.round)
+        return state.open_rounds.pop(state.round)
+
+    def _end_round(self, state: SliceState) -> Result:
+        ended = self._next_round(state)
         total = self._total(ended)
         optimizer = self.optimizers.get(state.key.store)
         if state.round == INITIAL_ROUND or optimizer is None:
@@ -259,15 +319,20 @@ class Aggregator:
                 state.value.retire()
             state.value = total
         else:
-            assert state.value is not None
-            if state.value.sending:
+            value = _value(state)
+            if value.sending:
                 # A straggler is still being sent the old value, so it must stay as it is.
-                state.value = self._copy(state.value)
-            optimizer.update(state.key, state.index, state.value.array, total.array, ended.step)
+                value = state.value = self._copy(value)
+            optimizer.update(state.key, state.index, value.array, total.array, ended.step)
             total.retire()
+        return self._result(state, ended)
+
+    @staticmethod
+    def _result(state: SliceState, ended: Round) -> Result:
         return Result(
-            state.value, state.round, ended.step, ended.priority, ended.wanting, ended.others
-        )
+            state, _value(state), state.round, ended.step, ended.priority, ended.wanting,
+            ended.others,
+        )  # fmt: skip
 
     def _total(self, ended: Round) -> Buffer:
         if ended.total is not None:
@@ -284,3 +349,8 @@ class Aggregator:
         copy.array[:] = value.array
         value.retire()
         return copy
+
+
+def _value(state: SliceState) -> Buffer:
+    assert state.value is not None
+    return state.value

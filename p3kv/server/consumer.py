@@ -95,6 +95,7 @@ class Consumer:
         self._keys: Dict[int, ServerKey] = {}
         self._pulls: Dict[SliceState, List[_Pull]] = {}
         self.states = States(lambda: self.rank, self._keys, self.aggregator, on_lost, fail)
+        self._stopped = False
 
     # What workers say of their slices.
 
@@ -174,7 +175,7 @@ class Consumer:
         Returns whether frames are left. The loop calls it between two looks at the connections.
         """
         handled_bytes = 0
-        while len(self._queue):
+        while len(self._queue) and not self._stopped:
             connection, header, push = self._queue.pop()
             handled_bytes += HEADER_BYTES + header.payload_bytes
             if push is None:
@@ -187,7 +188,11 @@ class Consumer:
                 self.check_departed()
             if handled_bytes >= _BATCH_BYTES and self._waiting_bytes <= _MOST_WAITING_BYTES:
                 break
-        return len(self._queue) > 0
+        return len(self._queue) > 0 and not self._stopped
+
+    def stop(self) -> None:
+        """Handles no frame any more: the job is about to fail, and values would be wrong."""
+        self._stopped = True
 
     def _push(self, connection: Connection, header: Header, push: _Push) -> None:
         start_ns = now_ns() if self.tracer.enabled else 0
@@ -221,6 +226,7 @@ class Consumer:
             return
         except Exception as error:  # noqa: BLE001  the optimizer's own
             _log.exception("the optimizer failed")
+            self.stop()
             reason = f"the optimizer failed on {state.name()}: {in_one_line(error)}"
             self._fail(reason, header.round)
             return
@@ -236,22 +242,33 @@ class Consumer:
         """Ends the complete rounds of a slice; queues each result before it ends the next round."""
         ended = 0
         for result in self.aggregator.end_rounds(state):
-            self._send_result(state, result)
-            self._answer_pulls(state)
+            self._send_result(result)
+            self._answer_pulls(result.state)
             if result.others and key.all_ended(result.round):
                 self._tell_ended(key, result)
             ended += 1
-        if state.early_rounds:
-            for result in self.aggregator.early_results(state):
-                self._send_result(state, result)
+            if result.state is not state:
+                self._send_early_results(result.state)
+        self._send_early_results(state)
         return ended
 
-    def _send_result(self, state: SliceState, result: Result) -> None:
+    def _send_early_results(self, state: SliceState) -> None:
+        if state.early_rounds:
+            for result in self.aggregator.early_results(state):
+                self._send_result(result)
+
+    def _send_result(self, result: Result) -> None:
         """Queues a value to the workers that want it."""
         connections = [self._workers.connections[rank] for rank in result.wanting]
         urgent = urgency(result.step, result.priority)
         self._send_value(
-            connections, urgent, state, Kind.UPDATED, result.round, result.step, result.priority
+            connections,
+            urgent,
+            result.state,
+            Kind.UPDATED,
+            result.round,
+            result.step,
+            result.priority,
         )
 
     def _tell_ended(self, key: ServerKey, result: Result) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 from p3kv.codecs import make_codecs
 from p3kv.errors import ProtocolError
 from p3kv.server.aggregation import SliceState
-from p3kv.server.buffers import BufferPool
+from p3kv.server.buffers import Buffer, BufferPool
 from p3kv.server.optimizer import Optimizer, State
 from p3kv.slicing import make_layout
 from p3kv.wire.header import INITIAL_ROUND
@@ -110,14 +110,15 @@ class ServerKey:
         del self._states[self._generation]
         self._generation += 1
         after = self._states_in(self._generation)
-        values = np.concatenate([_value(state) for state in before.values()])
+        values = np.concatenate([_value(state).array for state in before.values()])
         for state, value in zip(after.values(), _split(values, after.values())):
             state.value = pool.get(state.length, state.dtype)
             state.value.array[:] = value
             state.round = int(last_round)
         for state in before.values():
-            if state.value is not None:
-                state.value.retire()
+            _value(state).retire()
+            # The states refer to each other, and would keep the memory for a while.
+            state.value = None
         # No slice has the old lengths again.
         pool.clear()
         if optimizer is not None:
@@ -167,6 +168,7 @@ class ServerKey:
     def _reslice_states(
         self, optimizer: Optimizer, before: Iterable[int], after: Mapping[int, SliceState]
     ) -> None:
+        # A whole tensor's state stays as it is: slices have none then.
         exported = [optimizer.export(self.declared, index) for index in before]
         states = [state for state in exported if state is not None]
         if states:
@@ -202,12 +204,14 @@ class ServerKey:
                 )
                 for piece in own
             }  # fmt: skip
+            for state in states.values():
+                state.of_key = states
         return states
 
 
-def _value(state: SliceState) -> np.ndarray:
+def _value(state: SliceState) -> Buffer:
     assert state.value is not None
-    return state.value.array
+    return state.value
 
 
 def _split(values: np.ndarray, states: Iterable[SliceState]) -> List[np.ndarray]:

@@ -14,17 +14,21 @@ from p3kv.errors import ProtocolError
 from p3kv.registry import Registry
 from p3kv.wire.messages import DeclaredKey, OptimizerSettings, decode
 
+WHOLE = -1
+"""In place of a slice's index: all elements of a key, which one server keeps."""
+
 
 @dataclass(frozen=True)
 class State:
     """What an optimizer remembers of consecutive elements of a key: of a slice, or of several.
 
     It holds plain values only, so that it can be stored, and cut for slices of any size and for any
-    number of servers.
+    number of servers. The state of a whole tensor is stored as it is, and never cut.
     """
 
     elements: Dict[str, np.ndarray]
-    """Flat arrays with one number for each element, by names of the optimizer's own."""
+    """Flat arrays with one number for each element, by names of the optimizer's own. Of a whole
+    tensor: arrays of any shape."""
     numbers: Dict[str, Any]
     """What is the same for all elements of the key, as None, bools, ints, floats, strs, lists and
     dicts."""
@@ -50,10 +54,21 @@ class State:
 
 
 class Optimizer(ABC):
-    """Updates weights slice by slice, with state of its own for each slice.
+    """Updates weights slice by slice, or whole tensors, with state of its own for each.
 
     Belongs to one thread.
     """
+
+    whole_tensors = False
+    """Whether updates may need whole tensors; only then `needs_whole` is asked."""
+
+    def needs_whole(self, step: int) -> bool:
+        """Whether the updates of a step need whole tensors.
+
+        Then a key's round ends for all its slices at once, and `update` is called once for the key.
+        The key must be whole on one server: workers declare it so.
+        """
+        return self.whole_tensors
 
     @abstractmethod
     def configure(self, from_step: int, settings: bytes, oldest_step: int) -> None:
@@ -70,19 +85,22 @@ class Optimizer(ABC):
         """Updates `weight` in place with `total`, the sum of all workers' gradients.
 
         Both are flat and of the key's dtype; the caller owns them and may reuse them afterwards.
+        With the index WHOLE they have all elements of a tensor of `layout.shape`, nobody else uses
+        them, and the optimizer may keep `total`.
         `step` counts the job's updates as worker rank 0 has seen them, 1 for the first.
         """
 
     @abstractmethod
     def export(self, key: DeclaredKey, index: int) -> Optional[State]:
-        """Removes and returns a slice's state; None where it has none.
+        """Removes and returns the state of a slice, or of a whole tensor; None where it has none.
 
         Called between two updates of the whole key. Arrays belong to the caller.
         """
 
     @abstractmethod
     def load(self, key: DeclaredKey, index: int, state: State) -> None:
-        """Gives a slice a state, made of exported ones with `State.joined` and `State.cut`.
+        """Gives a slice a state, made of exported ones with `State.joined` and `State.cut`, or a
+        whole tensor an exported one.
 
         Copies the arrays.
         """

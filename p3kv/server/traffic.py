@@ -188,8 +188,13 @@ class Traffic:
         except ProtocolError:
             raise
         except Exception as error:  # noqa: BLE001  the framework's or the optimizer's own
-            _log.exception("the optimizer can't be set up")
-            self._fail(f"the optimizer can't be set up: {in_one_line(error)}", UNKNOWN)
+            # Without its optimizer this server would send sums for weights.
+            self._consumer.stop()
+            if isinstance(error, ConfigError):
+                self._fail(str(error), UNKNOWN, "ConfigError")
+            else:
+                _log.exception("the optimizer can't be set up")
+                self._fail(f"the optimizer can't be set up: {in_one_line(error)}", UNKNOWN)
 
     # The network.
 

@@ -29,7 +29,8 @@ class Placement(ABC):
 
         Called once for each key, in the order in which workers declare them. `layout` has the
         tensor's shape, its `size_elems` and its `grain_elems`. `slice_size` is how many elements a
-        full slice of this tensor has now; it may change, and the runs stay. Servers are named by
+        full slice of this tensor has now; it may change, and the runs stay. A tensor that must be
+        whole is placed as one slice, which is as large as the tensor. Servers are named by
         rank: `loads_elems` are the elements that each keeps already, and `hosts` says where it
         runs. Each server may have one run. Runs are not empty and have whole grains, and together
         they have all elements; a tensor without elements has no runs.
@@ -110,8 +111,11 @@ PLACEMENTS: Registry[Placement] = Registry(
 """Placements by name."""
 
 
-def checked(runs: Sequence[Run], layout: Layout, servers: int) -> List[Run]:
-    """A tensor's runs, as a placement has returned them; ValueError where they can't be right."""
+def checked(runs: Sequence[Run], layout: Layout, servers: int, whole: bool = False) -> List[Run]:
+    """A tensor's runs, as a placement has returned them; ValueError where they can't be right.
+
+    `whole`: they must all be on one server.
+    """
     found: List[Tuple[int, int]] = [(int(server), int(length)) for server, length in runs]
     ranks = {server for server, _ in found}
     if len(ranks) < len(found) or not ranks <= set(range(servers)):
@@ -120,6 +124,11 @@ def checked(runs: Sequence[Run], layout: Layout, servers: int) -> List[Run]:
         raise ValueError(f"{found} has a run without elements")
     if sum(length for _, length in found) != layout.size_elems:
         raise ValueError(f"{found} must have {layout.size_elems} elements together")
+    if whole and len(found) > 1:
+        raise ValueError(
+            f"{found} must be one run, because the optimizer needs the whole tensor on one server: "
+            "it is to be placed as one slice"
+        )
     if not layout.has_whole_grains(found):
         raise ValueError(
             f"{found} breaks a grain: every run must be a multiple of {layout.grain_elems} elements"

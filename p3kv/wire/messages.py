@@ -99,6 +99,11 @@ def _check_runs(key: Key, shape: Tuple[int, ...], runs: List[Tuple[int, int]]) -
     _check(elems == math.prod(shape), f"key {key!r} has {elems} elements for the shape {shape}")
 
 
+def _check_shape(key: Key, shape: Tuple[int, ...]) -> None:
+    _check(len(shape) <= MAX_DIMENSIONS, f"key {key!r} has too many dimensions")
+    _check(all(extent >= 0 for extent in shape), f"key {key!r} has the shape {shape}")
+
+
 def called(key: Key, name: Optional[str]) -> str:
     """A key's name in messages to users, with the parameter's name if it is known."""
     return f"key {key!r}" if name is None or name == key else f"parameter '{name}' (key {key!r})"
@@ -224,6 +229,8 @@ class DeclaredKey(Message, frozen=True):
     """As in DeclareKey, like what follows."""
     codecs: CodecChoices = CodecChoices()
     store: int = 0
+    whole: bool = False
+    """Whether one server must keep all elements, for an optimizer that needs whole tensors."""
 
     def __post_init__(self) -> None:
         _check_number("a store's number", self.store, 0, MAX_STORE)
@@ -336,6 +343,8 @@ class DeclareKey(Message, frozen=True):
     """How its tensor may be divided, by the name in `p3kv.slicing.LAYOUTS`."""
     codecs: CodecChoices = CodecChoices()
     store: int = 0
+    whole: bool = False
+    """Whether one server must keep all elements, for an optimizer that needs whole tensors."""
 
     def __post_init__(self) -> None:
         _check_number("a store's number", self.store, 0, MAX_STORE)

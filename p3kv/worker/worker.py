@@ -215,11 +215,13 @@ class Worker:
         name: Optional[str] = None,
         store: int = 0,
         layout: str = "dense",
+        whole: bool = False,
     ) -> WorkerKey:
         """Makes a key known to the job; all workers declare it with the same shape, dtype and
         layout.
 
-        `name` is what the user calls the parameter, for messages.
+        `name` is what the user calls the parameter, for messages. `whole`: one server must keep all
+        of it, because the optimizer needs whole tensors.
 
         Raises KeyMismatchError if they do not, and the other workers learn it too; ConfigError for
         a layout that is not known here.
@@ -230,7 +232,7 @@ class Worker:
             self._gradient_codecs.get(store, Choice(self.settings.gradient_codec)),
             Choice(self.settings.value_codec),
         )
-        declaration = DeclareKey(key, tuple(shape), dtype, name, layout, codecs, store)
+        declaration = DeclareKey(key, tuple(shape), dtype, name, layout, codecs, store, whole)
         answer = self._control.request(declaration, (DeclaredKey, KeyRefused))
         if isinstance(answer, KeyRefused):
             raise KeyMismatchError(answer.reason)
@@ -272,6 +274,10 @@ class Worker:
     def is_declared(self, key: Key, store: int = 0) -> bool:
         """Whether a store has a key."""
         return (store, key) in self._keys
+
+    def keys_on_several_servers(self, store: int = 0) -> List[WorkerKey]:
+        """A store's declared keys of which no server has the whole tensor."""
+        return [key for key in self.keys(store) if len(key.runs) > 1]
 
     def publish_order(self, keys: Sequence[Key], store: int = 0) -> None:
         """Worker rank 0 tells everybody a store's forward order, the first layer's key first.

@@ -20,6 +20,8 @@ _TAIL = 50
 OPTIMIZERS = {
     "sgd": {"learning_rate": 0.05, "momentum": 0.9, "wd": 1e-3},
     "adam": {"learning_rate": 0.003, "wd": 1e-3},
+    "lamb": {"learning_rate": 0.003, "wd": 1e-3},
+    "nadam": {"learning_rate": 0.003, "wd": 1e-3},
 }
 
 

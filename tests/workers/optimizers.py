@@ -1,4 +1,4 @@
-"""Optimizers on servers, slice by slice, beside MXNet's own Updater: equal bit for bit.
+"""Optimizers on servers beside MXNet's own Updater: equal bit for bit.
 
 Argument: the folder for the names of the checks that pass. One worker, so that no sum is rounded;
 one store, on which one optimizer is set after the other.
@@ -8,16 +8,19 @@ import p3kv  # noqa: F401, I001
 import sys
 from functools import partial
 from types import SimpleNamespace
-from typing import Any, Callable, Dict, List
+from typing import Any, Callable, Dict, List, Sequence
 
 import mxnet as mx
 import numpy as np
+import own_mxnet_optimizers  # noqa: F401  it registers some
 import pytest
 from checks import equal, random, run
 from mxnet import lr_scheduler
 from mxnet.kvstore import KVStoreBase
 
 from p3kv.errors import NotSupportedError
+from p3kv.frontends.mxnet.server_optimizer import _mixed
+from p3kv.server.optimizer import WHOLE
 
 STEPS = 5
 SHAPES = [(1,), (37,), (100,), (23, 17)]
@@ -48,6 +51,27 @@ OPTIMIZERS: Dict[str, Dict[str, Any]] = {
     "dcasgd": {"lamda": 0.1, "clip_gradient": 0.3},
     "test": {},
 }
+"""Slice by slice."""
+WHOLE_OPTIMIZERS: Dict[str, Dict[str, Any]] = {
+    "lars": {},
+    "lars momentum": {"momentum": 0.9, "eta": 0.5, "clip_gradient": 0.3},
+    "lamb": {},
+    "lamb bounded": {"lower_bound": 0.1, "upper_bound": 0.2, "clip_gradient": 0.3},
+    "lamb uncorrected": {"bias_correction": False, "begin_num_update": 4},
+    "lbsgd": {"momentum": 0.9, "updates_per_epoch": 1},
+    "lbsgd by lars": {"momentum": 0.9, "warmup_strategy": "lars"},
+    "lbsgd in large batches": {"batch_scale": 2, "warmup_strategy": "sqrt", "begin_epoch": 1},
+    "groupadagrad": {"wd": 0.0, "eps": 1e-3},
+    "groupadagrad clipped": {"wd": 0.0, "clip_gradient": 0.3},
+    "bynorm": {"needed": {"least": 0.01}},
+}
+IN_ORDER: Dict[str, Dict[str, Any]] = {
+    "nadam": {},
+    "nadam clipped": {"beta1": 0.8, "schedule_decay": 0.1, "clip_gradient": 0.3},
+    "nadam continued": {"begin_num_update": 7},
+}
+"""Slice by slice, by numbers that depend on the order of the keys."""
+ALL = {**OPTIMIZERS, **WHOLE_OPTIMIZERS, **IN_ORDER, "cubic": {}, "sgld": {}, "jittering": {}}
 
 
 class Sawtooth(lr_scheduler.LRScheduler):
@@ -81,14 +105,16 @@ class Beside:
 
     _numbers = iter(range(10**6))
 
-    def __init__(self, store: KVStoreBase, make: Make, dtype: str = "float32") -> None:
+    def __init__(
+        self, store: KVStoreBase, make: Make, dtype: str = "float32", shapes: List[tuple] = SHAPES
+    ) -> None:
         self._store = store
         self._dtype = dtype
         self.optimizer, self._reference = make(), make()
         self._updater = mx.optimizer.get_updater(self._reference)
         store.set_optimizer(self.optimizer)
         self._weights: Dict[str, List[mx.nd.NDArray]] = {}
-        for name, shape in zip("abcdefgh", SHAPES):
+        for name, shape in zip("abcdefgh", shapes):
             self.add_key(name, shape)
 
     def add_key(self, name: str, shape: tuple) -> None:
@@ -115,12 +141,19 @@ class Beside:
         change(self.optimizer)
         change(self._reference)
 
-    def step(self, steps: int = 1) -> None:
+    def before_update(self, number: int) -> None:
+        """Called before the reference is updated."""
+
+    def step(self, steps: int = 1, but: str = "") -> None:
+        """Trains all keys but those with these names."""
         for step in range(steps):
             for number, (weight, reference) in self._weights.items():
+                if self.optimizer.idx2name[number][0] in but:
+                    continue
                 value = random(weight.shape, number, step, 1, dtype=self._dtype)
                 gradient = mx.nd.array(value, dtype=self._dtype)
                 self._store.pushpull(number, gradient, out=weight)
+                self.before_update(number)
                 self._updater(number, gradient.copy(), reference)
                 equal(gradient, value)
         for weight, reference in self._weights.values():
@@ -133,16 +166,27 @@ class Beside:
 def made(name: str, **more: Any) -> mx.optimizer.Optimizer:
     # A rate would take the place of the scheduler's own.
     rate = None if "lr_scheduler" in more else 0.1
-    settings = {"learning_rate": rate, "wd": 0.01, "rescale_grad": 0.5, **OPTIMIZERS[name], **more}
+    settings = {"learning_rate": rate, "wd": 0.01, "rescale_grad": 0.5, **ALL[name], **more}
     return mx.optimizer.create(name.split()[0], param_idx2name={}, **settings)
 
 
+def shapes_for(name: str) -> List[tuple]:
+    return [(5, 60), (37, 1), (1, 1)] if name.startswith("group") else SHAPES
+
+
 def the_optimizer(name: str, store: KVStoreBase) -> None:
-    Beside(store, partial(made, name)).step(STEPS)
+    Beside(store, partial(made, name), shapes=shapes_for(name)).step(STEPS)
 
 
-def the_scheduler(name: str, store: KVStoreBase) -> None:
-    for optimizer in ("sgd momentum", "adam"):
+def schedulers_of_optimizers_that_need_whole_tensors(store: KVStoreBase) -> None:
+    for name in SCHEDULERS:
+        the_scheduler(name, store, ("lars momentum", "lbsgd", "lbsgd in large batches"))
+
+
+def the_scheduler(
+    name: str, store: KVStoreBase, names: Sequence[str] = ("sgd momentum", "adam", "nadam")
+) -> None:
+    for optimizer in names:
         beside = Beside(store, lambda o=optimizer: made(o, lr_scheduler=SCHEDULERS[name]()))
         rates = set()
         for _ in range(10):
@@ -157,6 +201,48 @@ def the_scheduler(name: str, store: KVStoreBase) -> None:
 def float64_is_updated_in_float64(store: KVStoreBase) -> None:
     for name in ("sgd momentum", "adam"):
         Beside(store, partial(made, name), "float64").step(STEPS)
+
+
+def float64_on_whole_tensors(store: KVStoreBase) -> None:
+    # MXNet's own GroupAdaGrad can't update float64.
+    for name in ("lars momentum", "lamb", "lbsgd by lars", "bynorm"):
+        Beside(store, partial(made, name), "float64").step(STEPS)
+
+
+def random_numbers_follow_from_worker_0_s_seed(store: KVStoreBase) -> None:
+    for name in ("sgld", "jittering"):
+        found = []
+        for seed in (3, 3, 4):
+            mx.random.seed(seed)
+            beside = Beside(store, partial(made, name))
+            updates: Dict[int, int] = {}
+
+            def seed_reference(
+                number: int, drawn: int = store._optimizer._seed, updates: dict = updates
+            ) -> None:
+                updates[number] = updates.get(number, 0) + 1
+                mx.random.seed(_mixed(drawn, number, WHOLE, updates[number]))
+
+            beside.before_update = seed_reference  # type: ignore[method-assign]
+            beside.step(2)
+            found.append(store._optimizer._seed)
+        assert found[0] == found[1] != found[2]
+
+
+def rates_and_keys_that_change_with_numbers_that_keys_share(name: str, store: KVStoreBase) -> None:
+    """The first update after a change has other numbers than the next."""
+    beside = Beside(store, partial(made, name))
+    beside.step(2, but="d")
+    beside.change(lambda o: o.set_learning_rate(0.3))
+    beside.step(1, but="bc")
+    beside.change(lambda o: o.set_learning_rate(0.2))
+    beside.add_key("late", (301,))
+    beside.step(2)
+    beside.change(lambda o: o.set_learning_rate(0.3))
+    beside.step(2, but="bd")
+    beside.set_again(lambda: made(name, lr_scheduler=SCHEDULERS["user"]()))
+    beside.step(3, but="l")
+    beside.step(3)
 
 
 def multipliers_by_name_are_honoured(store: KVStoreBase) -> None:
@@ -227,16 +313,39 @@ def pushes_before_a_new_optimizer_are_updated_by_the_old_one(store: KVStoreBase)
     equal(out, np.full(shape, 10 + 200 + 3000 + 40000 + 500000, np.float32))
 
 
-class Halving(mx.optimizer.SGD):
-    """Not MXNet's own, so nobody on the servers knows it."""
+def keys_of_several_servers_are_refused_to_an_optimizer_of_whole_tensors(
+    store: KVStoreBase,
+) -> None:
+    beside = Beside(store, partial(made, "sgd momentum"))
+    beside.step()
+    for name in ("lars", "lamb", "lbsgd", "sgld", "groupadagrad", "bynorm"):
+        with pytest.raises(NotSupportedError, match=r"(?i)" + name + r" needs whole.*before kv\."):
+            store.set_optimizer(made(name))
+    beside.step()
 
 
-def what_is_not_elementwise_is_refused_by_name(store: KVStoreBase) -> None:
-    for name in ("lars", "lamb", "lbsgd", "nadam", "sgld", "groupadagrad"):
-        with pytest.raises(NotSupportedError, match="(?i)" + name):
-            store.set_optimizer(mx.optimizer.create(name, learning_rate=0.1))
-    with pytest.raises(NotSupportedError, match="Halving"):
-        store.set_optimizer(Halving())
+def keys_of_one_server_may_get_an_optimizer_of_whole_tensors_later(store: KVStoreBase) -> None:
+    shapes = [(90,), (3, 30), (1,)]
+    beside = Beside(store, partial(made, "sgd momentum"), shapes=shapes)
+    beside.step(2)
+    for name in ("lamb", "adam", "lars momentum", "nadam"):
+        beside.set_again(partial(made, name))
+        beside.step(3)
+
+
+class Unknown(mx.optimizer.SGD):
+    """Not registered, so nobody on the servers knows it."""
+
+
+class SGD(mx.optimizer.SGD):
+    """Not MXNet's, but of the same name."""
+
+
+def what_no_server_can_make_is_refused(store: KVStoreBase) -> None:
+    with pytest.raises(NotSupportedError, match=r"Unknown of __main__.* P3KV_OPTIMIZERS"):
+        store.set_optimizer(Unknown())
+    with pytest.raises(NotSupportedError, match="give it another name"):
+        store.set_optimizer(SGD())
     Beside(store, partial(made, "sgd")).step()
 
 
@@ -247,6 +356,18 @@ def named(kind: Callable[[str, KVStoreBase], None], name: str) -> Callable[[KVSt
 
 
 CHECKS = [
+    # First, while no key lies on several servers.
+    *[named(the_optimizer, name) for name in WHOLE_OPTIMIZERS],
+    *[
+        named(rates_and_keys_that_change_with_numbers_that_keys_share, name)
+        for name in ("lars momentum", "lbsgd")
+    ],
+    float64_on_whole_tensors,
+    schedulers_of_optimizers_that_need_whole_tensors,
+    random_numbers_follow_from_worker_0_s_seed,
+    keys_of_one_server_may_get_an_optimizer_of_whole_tensors_later,
+    *[named(the_optimizer, name) for name in (*IN_ORDER, "cubic")],
+    named(rates_and_keys_that_change_with_numbers_that_keys_share, "nadam"),
     *[named(the_optimizer, name) for name in OPTIMIZERS],
     *[named(the_scheduler, name) for name in SCHEDULERS],
     float64_is_updated_in_float64,
@@ -256,7 +377,8 @@ CHECKS = [
     a_key_that_joins_later_has_a_count_of_its_own,
     an_optimizer_set_again_begins_afresh,
     pushes_before_a_new_optimizer_are_updated_by_the_old_one,
-    what_is_not_elementwise_is_refused_by_name,
+    keys_of_several_servers_are_refused_to_an_optimizer_of_whole_tensors,
+    what_no_server_can_make_is_refused,
 ]
 
 if __name__ == "__main__":

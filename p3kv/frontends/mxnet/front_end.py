@@ -8,8 +8,10 @@ import sys
 import tempfile
 from typing import Iterator, Optional
 
+from p3kv import config
 from p3kv.frontends.front_end import FrontEnd
 from p3kv.frontends.mxnet import environment
+from p3kv.registry import import_modules
 from p3kv.server.optimizer import MakeOptimizer, Optimizer
 from p3kv.words import Words
 
@@ -21,6 +23,7 @@ class MakeMXNetOptimizer(MakeOptimizer):
         _import_mxnet()
         from p3kv.frontends.mxnet.server_optimizer import MXNetOptimizer
 
+        import_modules(config.optimizer_modules(), "P3KV_OPTIMIZERS")
         return MXNetOptimizer()
 
     def get_ready(self) -> None:

@@ -1,29 +1,38 @@
 """An MXNet optimizer as plain data, so that a server can build the same one.
 
 MXNet pickles optimizers, which lets the sender run code on the server, and loses the multipliers
-of the parameters on the way. Here only names of MXNet's own classes and plain values travel.
-Learning rate schedulers stay on the worker, whose rate of each step is one of these values: so
-any scheduler works, and it is called once for each update, in order.
+of the parameters on the way. Here only names of classes that the server knows and plain values
+travel. Learning rate schedulers stay on the worker, whose rate of each step is one of these values:
+so any scheduler works, and it is called once for each update, in order.
 """
 
 from __future__ import annotations
 
+from copy import deepcopy
 from types import SimpleNamespace
-from typing import Any, Dict, List, Tuple
+from typing import Any, Dict, List, Optional, Tuple, Type, Union
 
 import mxnet as mx
 import numpy as np
 
-from p3kv.errors import NotSupportedError, ProtocolError
-from p3kv.wire.messages import Key, Message, decode, encode
+from p3kv.errors import ConfigError, NotSupportedError, ProtocolError
+from p3kv.wire.messages import Key, Message, decode
 
-# Each of these computes an element of the weight from the same element of gradient and state.
-_ELEMENTWISE = frozenset(
+# Each of these computes an element of the weight from the same element of gradient and state, and
+# from numbers that the key's updates share.
+_BY_SLICE = frozenset(
     {
-        "AdaDelta", "AdaGrad", "Adam", "Adamax", "DCASGD", "FTML", "Ftrl", "NAG", "RMSProp",
-        "SGD", "Signum", "Test", "ccSGD",
+        "AdaDelta", "AdaGrad", "Adam", "Adamax", "DCASGD", "FTML", "Ftrl", "NAG", "Nadam",
+        "RMSProp", "SGD", "Signum", "Test", "ccSGD",
     }
 )  # fmt: skip
+# These need norms (LARS, LAMB, LBSGD) or means of rows (GroupAdaGrad). SGLD adds random numbers,
+# which must not depend on the size of slices, or no run could be repeated.
+_ON_WHOLE_TENSORS = frozenset({"GroupAdaGrad", "LAMB", "LARS", "LBSGD", "SGLD"})
+_MXNETS: Dict[str, Type[mx.optimizer.Optimizer]] = {
+    name: getattr(mx.optimizer, name, None) or getattr(mx.optimizer.contrib, name)
+    for name in _BY_SLICE | _ON_WHOLE_TENSORS
+}
 # What the server counts itself, and what is no plain data and used on the worker only.
 _NOT_SENT = frozenset(
     {
@@ -31,6 +40,22 @@ _NOT_SENT = frozenset(
         "param_dict", "sym_info",
     }
 )  # fmt: skip
+_BEGUN_AFRESH: Dict[str, Dict[str, Any]] = {
+    "LARS": {"cur_lr": None, "last_lr": None},
+    "LBSGD": {"cumgrads": {}},
+    "Nadam": {"m_schedule": 1.0},
+}
+"""By class: what updates change in the optimizer itself, and its value before the first."""
+SHARED_NUMBERS = {"LARS": "cur_lr", "LBSGD": "lr", "Nadam": "m_schedule"}
+"""By class: a number that one key's update may leave for the next key's. So it depends on the order
+of updates, which is that of worker rank 0's pushes, and the worker sends it."""
+KEPT_BY_KEY = {"LBSGD": "cumgrads"}
+"""By class: a dict by key that is in fact state of the key."""
+
+_ELSEWHERE = (
+    "run it on the workers, with gluon.Trainer(..., update_on_kvstore=False) or "
+    "MXNET_UPDATE_ON_KVSTORE=0"
+)
 
 
 class PlainOptimizer(Message, frozen=True):
@@ -43,28 +68,68 @@ class PlainOptimizer(Message, frozen=True):
     """Key, lr_mult, wd_mult of each parameter that has them."""
     since_step: int
     """The store's step at which the optimizer was set; its own first one is the next."""
+    seed: Optional[int] = None
+    """What random numbers follow from, together with the key and the count of its updates."""
 
 
-def to_bytes(optimizer: mx.optimizer.Optimizer, since_step: int) -> bytes:
-    """The optimizer's settings as they are now, the rate for its `num_update` among them; equal
-    settings give equal bytes.
+class SharedNumber(Message, frozen=True):
+    """What a single update of a key has in place of one of the optimizer's attributes."""
 
-    `since_step` tells optimizers apart that were set one after the other. Raises
-    NotSupportedError for an optimizer that the servers can't run slice by slice.
+    key: Key
+    update: int
+    """Which of the key's updates with this optimizer, from 1."""
+    since_step: int
+    attribute: str
+    value: float
+
+    def __post_init__(self) -> None:
+        if self.attribute not in SHARED_NUMBERS.values():
+            raise ProtocolError(f"{self.attribute!r} is no number that updates share")
+
+
+Settings = Union[PlainOptimizer, SharedNumber]
+
+
+def is_mxnets(kind: Type[mx.optimizer.Optimizer]) -> bool:
+    """Whether a class is MXNet's own and not a user's."""
+    return _MXNETS.get(kind.__name__) is kind
+
+
+def needs_whole_tensors(kind: Type[mx.optimizer.Optimizer]) -> bool:
+    """Whether a class can't update slice by slice.
+
+    A user's class says with `p3kv_by_slice = True` that it can: each element then follows from the
+    same element of gradient, weight and state, whatever the shape.
     """
-    name = type(optimizer).__name__
-    if name not in _ELEMENTWISE or type(optimizer) is not getattr(mx.optimizer, name, None):
-        raise NotSupportedError(
-            f"the servers can't run the optimizer {name} slice by slice: it is not one of "
-            f"{', '.join(sorted(_ELEMENTWISE))}. Run it on the workers, with "
-            "gluon.Trainer(..., update_on_kvstore=False) or MXNET_UPDATE_ON_KVSTORE=0."
-        )
-    settings = PlainOptimizer(
+    if is_mxnets(kind):
+        return kind.__name__ in _ON_WHOLE_TENSORS
+    return not getattr(kind, "p3kv_by_slice", False)
+
+
+def is_random(kind: Type[mx.optimizer.Optimizer]) -> bool:
+    """Whether updates draw random numbers, or may."""
+    return kind is mx.optimizer.SGLD or not is_mxnets(kind)
+
+
+def plain(
+    optimizer: mx.optimizer.Optimizer, since_step: int, seed: Optional[int] = None
+) -> PlainOptimizer:
+    """The optimizer as it is now, the rate for its `num_update` included.
+
+    `since_step` tells optimizers apart that were set one after the other. Raises NotSupportedError
+    for an optimizer that no server can build.
+    """
+    kind = type(optimizer)
+    name = kind.__name__
+    if not is_mxnets(kind):
+        _check_registered(kind)
+    left_out = _NOT_SENT.union(_BEGUN_AFRESH.get(name, ()))
+    return PlainOptimizer(
         name=name,
         attributes={
-            attribute: _plain(value, f"{name}.{attribute}")
+            attribute: plain_value(value, f"{name}.{attribute}")
             for attribute, value in vars(optimizer).items()
-            if attribute not in _NOT_SENT
+            if attribute not in left_out
         },
         rate=float(optimizer.learning_rate),
         multipliers=[
@@ -72,22 +137,27 @@ def to_bytes(optimizer: mx.optimizer.Optimizer, since_step: int) -> bytes:
             for index, parameter in optimizer.param_dict.items()
         ],
         since_step=since_step,
+        seed=seed,
     )
-    return encode(settings)
 
 
-def from_bytes(data: bytes) -> Tuple[mx.optimizer.Optimizer, int]:
-    """Builds the optimizer; returns it and `since_step`.
+def read(data: bytes) -> Settings:
+    """What a worker has written; raises ProtocolError for anything else."""
+    settings: Settings = decode(data, Settings)
+    return settings
 
-    Raises ProtocolError for data that `to_bytes` does not make.
+
+def built(settings: PlainOptimizer) -> mx.optimizer.Optimizer:
+    """The optimizer, before its first update.
+
+    Raises ConfigError for a class that this process does not know, and ProtocolError for attributes
+    with which no update can run.
     """
-    settings: PlainOptimizer = decode(data, PlainOptimizer)
-    if settings.name not in _ELEMENTWISE:
-        raise ProtocolError(f"'{settings.name}' is no optimizer that a server runs")
-    kind = getattr(mx.optimizer, settings.name)
-    _check_attributes(kind, settings.attributes)
-    optimizer = kind.__new__(kind)
-    vars(optimizer).update(settings.attributes)
+    kind = _known(settings.name)
+    begun_afresh = _BEGUN_AFRESH.get(settings.name, {}) if is_mxnets(kind) else {}
+    _check_attributes(kind, settings.attributes, begun_afresh)
+    optimizer: mx.optimizer.Optimizer = object.__new__(kind)
+    vars(optimizer).update(deepcopy({**settings.attributes, **begun_afresh}))
     optimizer.lr = settings.rate
     optimizer.lr_scheduler = None
     optimizer.num_update = optimizer.begin_num_update
@@ -98,33 +168,84 @@ def from_bytes(data: bytes) -> Tuple[mx.optimizer.Optimizer, int]:
         key: SimpleNamespace(lr_mult=lr_mult, wd_mult=wd_mult)
         for key, lr_mult, wd_mult in settings.multipliers
     }
-    return optimizer, settings.since_step
+    return optimizer
 
 
-def _check_attributes(kind: Any, attributes: Dict[str, Any]) -> None:
-    """Raises ProtocolError for attributes with which an update would fail or be another one."""
-    for name in attributes:
-        if hasattr(kind, name):
-            raise ProtocolError(f"{kind.__name__}.{name} is no attribute that travels")
-    for name, usual in vars(kind()).items():
-        if name in _NOT_SENT:
+def check_unchanged(optimizer: mx.optimizer.Optimizer, attributes: Dict[str, Any]) -> None:
+    """Raises NotSupportedError where updates of a user's class have changed what all keys share."""
+    name = type(optimizer).__name__
+    for attribute, value in vars(optimizer).items():
+        if attribute in _NOT_SENT:
             continue
-        value = attributes.get(name)
-        kinds = type(usual) if isinstance(usual, dict) else (int, float)
-        if not isinstance(value, kinds) and not (usual is None and name in attributes):
-            raise ProtocolError(f"{kind.__name__}.{name} is {value!r}")
+        where = f"{name}.{attribute}"
+        missing = object()
+        if plain_value(value, where) != attributes.get(attribute, missing):
+            raise NotSupportedError(
+                f"an update has changed {where}, which all keys share. Each server updates only "
+                "some of the keys, and not in the script's order. Keep such values in the state "
+                f"that create_state returns, or {_ELSEWHERE}"
+            )
 
 
-def _plain(value: Any, where: str) -> Any:
+def plain_value(value: Any, where: str) -> Any:
+    """The value as numbers, strs, lists and dicts; NotSupportedError for any other."""
     if isinstance(value, np.generic):  # first: a numpy float64 is a float, too
         return value.item()
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, (list, tuple)):
-        return [_plain(item, where) for item in value]
+        return [plain_value(item, where) for item in value]
     if isinstance(value, dict):
-        return {_plain(key, where): _plain(item, where) for key, item in value.items()}
+        return {plain_value(key, where): plain_value(item, where) for key, item in value.items()}
     raise NotSupportedError(
         f"{where} is a {type(value).__name__}, which can't be sent to the servers; "
         "use plain numbers and strings, or update_on_kvstore=False"
     )
+
+
+def _check_registered(kind: Type[mx.optimizer.Optimizer]) -> None:
+    name = kind.__name__
+    if name in _MXNETS:
+        raise NotSupportedError(
+            f"the optimizer {name} of {kind.__module__} has the name of one of MXNet's own, which "
+            f"the servers would take; give it another name, or {_ELSEWHERE}"
+        )
+    if mx.optimizer.Optimizer.opt_registry.get(name.lower()) is not kind:
+        raise NotSupportedError(
+            f"the servers can't make the optimizer {name} of {kind.__module__}, which is not "
+            "registered with MXNet. Define it in a module of its own, with "
+            "@mx.optimizer.register, and set P3KV_OPTIMIZERS in the environment of every server to "
+            f"the module's name; or {_ELSEWHERE}"
+        )
+
+
+def _known(name: str) -> Type[mx.optimizer.Optimizer]:
+    kind = _MXNETS.get(name) or mx.optimizer.Optimizer.opt_registry.get(name.lower())
+    if kind is None or kind.__name__ != name:
+        raise ConfigError(
+            f"the servers know no optimizer {name!r}. Set P3KV_OPTIMIZERS, in the environment of "
+            "every server, to the module that defines it and registers it with "
+            "@mx.optimizer.register (not the script itself, since servers import the module); or "
+            f"{_ELSEWHERE}"
+        )
+    known: Type[mx.optimizer.Optimizer] = kind
+    return known
+
+
+def _check_attributes(
+    kind: Type[mx.optimizer.Optimizer], attributes: Dict[str, Any], begun_afresh: Dict[str, Any]
+) -> None:
+    """Raises ProtocolError for attributes with which an update would fail or be another one."""
+    mxnets = is_mxnets(kind)
+    for name in attributes:
+        # A user's class may have defaults of its attributes.
+        if callable(getattr(kind, name, None)) or (mxnets and hasattr(kind, name)):
+            raise ProtocolError(f"{kind.__name__}.{name} is no attribute that travels")
+    # Of a user's class only what MXNet defines is known: its own arguments are not.
+    for name, usual in vars(kind() if mxnets else mx.optimizer.Optimizer()).items():
+        if name in _NOT_SENT or name in begun_afresh:
+            continue
+        value = attributes.get(name)
+        kinds = type(usual) if isinstance(usual, (dict, str)) else (int, float)
+        if not isinstance(value, kinds) and not (usual is None and name in attributes):
+            raise ProtocolError(f"{kind.__name__}.{name} is {value!r}")

@@ -97,7 +97,7 @@ def read(fname: str, current: mx.optimizer.Optimizer, keys: Sequence[WorkerKey])
     _check_states(fname, states, optimizer, {key.key: key for key in keys})
     if optimizer is current:
         return Loaded(states)
-    optimizer_settings.to_bytes(optimizer, 0)  # the servers can run it
+    optimizer_settings.plain(optimizer, 0)  # the servers can run it
     first, counts = optimizer.begin_num_update, optimizer._index_update_count
     newest = max([optimizer.num_update, *counts.values()])
     updates = {key: counts.get(key, first) - first for key in states}

@@ -14,7 +14,7 @@ from mxnet.ndarray import NDArray
 
 from p3kv import config
 from p3kv.errors import KeyMismatchError, NotSupportedError, StatesError
-from p3kv.frontends.mxnet import compression, engine, optimizer_settings, saved_states
+from p3kv.frontends.mxnet import compression, engine, saved_states
 from p3kv.frontends.mxnet.arrays import (
     Staging,
     by_key,
@@ -31,6 +31,7 @@ from p3kv.frontends.mxnet.arrays import (
 )
 from p3kv.frontends.mxnet.forks import complete_before_forks
 from p3kv.frontends.mxnet.forward_order import FORWARD_READS, OrderLearner
+from p3kv.frontends.mxnet.worker_optimizer import WorkerOptimizer
 from p3kv.wire.header import INITIAL_ROUND
 from p3kv.wire.messages import Key, called
 from p3kv.worker import this_process
@@ -89,10 +90,10 @@ class P3(KVStoreBase):
             # Rank 0 decides, and all workers use its order.
             self._order.stop()
             FORWARD_READS.stop()
-        self._optimizer: Optional[mx.optimizer.Optimizer] = None
+        self._optimizer: Optional[WorkerOptimizer] = None
+        self._shares_numbers = False
         self._updater: Optional[mx.optimizer.Updater] = None
         """Where gluon's Trainer looks for the optimizer after it has loaded states."""
-        self._settings = b""
         self._updates: Dict[Key, int] = {}
         """How often the optimizer has updated each key, without its `begin_num_update`."""
         self._steps = 0
@@ -236,13 +237,23 @@ class P3(KVStoreBase):
 
         It begins with fresh states and counts, also if another one was set before. Later changes
         to it, such as `trainer.set_learning_rate`, hold from the next step on.
-        Raises NotSupportedError for an optimizer that can't run slice by slice.
+        Raises NotSupportedError for an optimizer that the servers can't build, or that needs whole
+        tensors while a key is on several servers already.
         """
-        settings = optimizer_settings.to_bytes(optimizer, self._step)
-        self._optimizer = optimizer
+        set_now = WorkerOptimizer(optimizer, self._step)
+        spread_out = self._worker.keys_on_several_servers(self._number)
+        if set_now.needs_whole_tensors and spread_out:
+            raise NotSupportedError(
+                f"the optimizer {type(optimizer).__name__} needs whole tensors, but "
+                f"{spread_out[0].called} was initialised before it was set, and lies on "
+                f"{len(spread_out[0].runs)} servers. Call kv.set_optimizer before kv.init and "
+                "kv.broadcast, or run the optimizer on the workers, with update_on_kvstore=False"
+            )
+        self._optimizer = set_now
+        self._shares_numbers = self.rank == 0 and set_now.shares_numbers
         self._updates.clear()
         self._optimizer_since, self._optimizer_since_step = self._steps, self._step
-        self._send_optimizer_settings(settings, self._step + 1)
+        self._tell_servers(self._step + 1, set_now.settings)
 
     def set_gradient_compression(self, compression_params: Mapping[str, Any]) -> None:
         """Has gradients travel by a codec: {'type': '2bit', 'threshold': 0.5}.
@@ -288,11 +299,11 @@ class P3(KVStoreBase):
         self._worker.barrier(purpose)
         if loaded.optimizer is not None:
             loaded.optimizer.param_dict = optimizer.param_dict
-            optimizer = self._optimizer = loaded.optimizer
+            optimizer = loaded.optimizer
             self._optimizer_since = self._steps - loaded.steps
             self._optimizer_since_step = self._step - loaded.steps
-            settings = optimizer_settings.to_bytes(optimizer, self._optimizer_since_step)
-            self._send_optimizer_settings(settings, self._step + 1)
+            self._optimizer = WorkerOptimizer(optimizer, self._optimizer_since_step)
+            self._tell_servers(self._step + 1, self._optimizer.settings)
         self._updates = updates
         self._updater = mx.optimizer.Updater(optimizer)
         if self.rank == 0:
@@ -307,7 +318,13 @@ class P3(KVStoreBase):
                 "kv.set_optimizer first. With update_on_kvstore=False states are on the workers, "
                 "and trainer.save_states and load_states work"
             )
-        return self._optimizer
+        if self._optimizer.needs_whole_tensors or self._optimizer.shares_numbers:
+            name = type(self._optimizer.optimizer).__name__
+            raise StatesError(
+                f"the servers' states of {name} can't be {what} yet. With update_on_kvstore=False "
+                "states are on the workers, and trainer.save_states and load_states work"
+            )
+        return self._optimizer.optimizer
 
     def _keys(self) -> List[WorkerKey]:
         return self._worker.keys(self._number)
@@ -354,7 +371,8 @@ class P3(KVStoreBase):
         shape, dtype = tuple(value.shape), dtype_name(value)
         # Before the key is declared to others: a refused call changes nothing.
         check_fit(key, called(key, name), shape, None, outs)
-        return self._worker.declare(key, shape, dtype, name, self._number)
+        whole = self._optimizer is not None and self._optimizer.needs_whole_tensors
+        return self._worker.declare(key, shape, dtype, name, self._number, whole=whole)
 
     def _known(
         self,
@@ -391,6 +409,9 @@ class P3(KVStoreBase):
             self._steps += 1
             self._step = self._worker.new_step()
             self._begin_step()
+        if self._shares_numbers:
+            assert self._optimizer is not None
+            self._tell_servers(self._step, self._optimizer.shared_number(worker_key.key, updates))
         self._worker.pushed(self._step, self._number)
         self._order.pushed(worker_key.key)
         return worker_key.round, self._step
@@ -398,19 +419,13 @@ class P3(KVStoreBase):
     def _begin_step(self) -> None:
         """Once a step, before its first slice: rank 0 publishes the order and new settings."""
         self._order.begin_step(self._steps)
-        optimizer = self._optimizer
-        if optimizer is not None:
-            # Learning rate schedulers run here and use this count, which MXNet only counts where
-            # it updates.
+        if self._optimizer is not None:
             updates = self._steps - self._optimizer_since
-            optimizer.num_update = optimizer.begin_num_update + updates
-            settings = optimizer_settings.to_bytes(optimizer, self._optimizer_since_step)
-            if settings != self._settings:
-                self._send_optimizer_settings(settings, self._step)
+            self._tell_servers(self._step, self._optimizer.begin_step(updates))
 
-    def _send_optimizer_settings(self, settings: bytes, from_step: int) -> None:
-        self._settings = settings
-        if self.rank == 0:
+    def _tell_servers(self, from_step: int, settings: Optional[bytes]) -> None:
+        """Worker rank 0 sends optimizer settings, if there are new ones, for a step and on."""
+        if settings is not None and self.rank == 0:
             # A front end has the name of its framework.
             self._worker.set_optimizer(from_step, mx.__name__, settings, self._number)
 

@@ -1,0 +1,96 @@
+"""The optimizer that a script has set, and what the servers must be told of it and when."""
+
+from __future__ import annotations
+
+from typing import Optional
+
+import mxnet as mx
+
+from p3kv.frontends.mxnet.optimizer_settings import (
+    SHARED_NUMBERS,
+    SharedNumber,
+    is_mxnets,
+    is_random,
+    needs_whole_tensors,
+    plain,
+)
+from p3kv.wire.messages import Key, encode
+
+
+class WorkerOptimizer:
+    """Keeps the servers' optimizer like the script's: once a step, and where need be once a push.
+
+    Every worker has one, so that all know what the servers need. Belongs to the script's thread.
+    """
+
+    def __init__(self, optimizer: mx.optimizer.Optimizer, since_step: int) -> None:
+        """Raises NotSupportedError for an optimizer that no server can build."""
+        kind = type(optimizer)
+        self.since_step = since_step
+        self.needs_whole_tensors = needs_whole_tensors(kind)
+        self.shares_numbers = is_mxnets(kind) and kind.__name__ in SHARED_NUMBERS
+        """Whether `shared_number` is to be asked for every push."""
+        self.optimizer = optimizer
+        """The script's."""
+        # All workers draw: those whose random numbers are alike stay so.
+        self._seed = _drawn() if is_random(kind) else None
+        self._settings = plain(optimizer, since_step, self._seed)
+        self._schedule = 1.0
+        self._value_for_first: Optional[float] = None
+
+    @property
+    def settings(self) -> bytes:
+        """What the servers build the optimizer from."""
+        return encode(self._settings)
+
+    def begin_step(self, updates: int) -> Optional[bytes]:
+        """Begins the step of the `updates`-th update, the first being 1; returns the settings that
+        hold from it on, where they are new.
+
+        Learning rate schedulers run here and use this count, which MXNet only counts where it
+        updates.
+        """
+        optimizer, before = self.optimizer, self._settings
+        optimizer.num_update = optimizer.begin_num_update + updates
+        self._settings = plain(optimizer, self.since_step, self._seed)
+        if self.shares_numbers and self._settings.rate != before.rate:
+            self._change_rate(before.rate, updates)
+        return self.settings if self._settings != before else None
+
+    def shared_number(self, key: Key, update: int) -> Optional[bytes]:
+        """What the servers must know for one push beside the step's settings.
+
+        MXNet's Nadam, LARS and LBSGD leave a number from one key's update for that of the next key.
+        Servers do not know which key is next, so it is computed here, in the order of the pushes.
+        `update` counts the key's, from 1.
+        """
+        name = type(self.optimizer).__name__
+        if name == "Nadam":
+            value: Optional[float] = self._schedule
+            self._advance_schedule(update)
+        else:
+            value, self._value_for_first = self._value_for_first, None
+        if value is None:
+            return None
+        return encode(SharedNumber(key, update, self.since_step, SHARED_NUMBERS[name], value))
+
+    def _advance_schedule(self, update: int) -> None:
+        """As Nadam's update does: with every update of any key, by the count of that key."""
+        nadam = self.optimizer
+        t = nadam.begin_num_update + update
+        momentum_t = nadam.beta1 * (1.0 - 0.5 * (pow(0.96, t * nadam.schedule_decay)))
+        self._schedule = self._schedule * momentum_t
+
+    def _change_rate(self, before: float, updates: int) -> None:
+        """LARS corrects the momentum of the first update with a new rate, by the rate before.
+        LBSGD asks its scheduler before it counts, so a step's first update has the rate before."""
+        if isinstance(self.optimizer, mx.optimizer.LARS):
+            has_updated = updates > 1
+        else:
+            has_updated = self.optimizer.lr_scheduler is not None
+        self._value_for_first = before if has_updated else None
+
+
+def _drawn() -> int:
+    """A seed that follows from the script's own, `mx.random.seed`."""
+    return int(mx.nd.random.randint(0, 2**31 - 1, shape=(1,)).asscalar())
