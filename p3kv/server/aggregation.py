@@ -276,7 +276,7 @@ class Aggregator:
             for other in reversed(state.of_key.values())
         )
 
-    def _end_round_of_key(self, states: Sequence[SliceState]) -> Iterator[Result]:
+    def _end_round_of_key(self, states: Sequence[SliceState]) -> List[Result]:
         """Ends the next round of all slices of a key with one update of the whole tensor."""
         key = states[0].key
         if len(key.runs) > 1:
@@ -293,14 +293,14 @@ class Aggregator:
         weight = np.concatenate([_value(state).array for state in states])
         optimizer.update(key, WHOLE, weight, total, rounds[0].step)
         start = 0
-        for state, ended in zip(states, rounds):
+        for state in states:
             value = _value(state)
             if value.sending:
                 value.retire()
                 value = state.value = self._pool.get(state.length, state.dtype)
             value.array[:] = weight[start : start + state.length]
             start += state.length
-            yield self._result(state, ended)
+        return [self._result(state, ended) for state, ended in zip(states, rounds)]
 
     @staticmethod
     def _next_round(state: SliceState) -> Round:
