@@ -45,7 +45,7 @@ class Registry(Generic[T]):
     """Classes of one kind by name.
 
     A user's own class is registered by a module that P3KV_PLUGINS names, in every process that has
-    to make one. Only names travel between processes.
+    to make one. Only names and plain parameters travel between processes.
     """
 
     def __init__(self, kind: str, needed_by: str, setting: str = "", **members: Type[T]) -> None:

@@ -398,6 +398,7 @@ REFUSALS = {
     "compression of an unknown type": ["ConfigError", "no codec '3bit', only 2bit, float16"],
     "compression without a type": ["ConfigError", "{'threshold': 0.5}", "'type'", "2bit, float16"],
     "compression by lists": ["ConfigError", "[0.5]", "such as {'type': '2bit'"],
+    "compression of other dtypes": ["ConfigError", "'doubles'", "it takes no parameters"],
     "compression by another parameter": ["ConfigError", "'treshold'", "it takes threshold"],
     "compression by the Trainer": ["ConfigError", "threshold", "is 0", "from 1e-06 to 65504"],
     "an optimizer for whole tensors": [*ON_THE_WORKERS, "LAMB"],

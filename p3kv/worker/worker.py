@@ -15,7 +15,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 import numpy as np
 
 from p3kv import words
-from p3kv.codecs import make_codec
+from p3kv.codecs import CODECS
 from p3kv.config import Launch, Settings, apply_verbosity
 from p3kv.errors import (
     ClosedError,
@@ -248,7 +248,7 @@ class Worker:
         late.
         """
         self.check()
-        make_codec(choice, 0, np.dtype(np.float32))
+        CODECS.make(choice, 0, np.dtype(np.float32))
         if any(number == store for number, _ in self._keys):
             raise ConfigError(
                 f"the store has keys already, whose gradients do not travel by the codec {choice}; "

@@ -13,6 +13,8 @@ import mxnet as mx
 import numpy as np
 from mxnet import autograd, gluon
 
+from p3kv.codecs import CODECS, Float16
+
 BFLOAT16 = np.dtype([("bfloat16", np.uint16)])
 refusals = {}
 
@@ -39,6 +41,14 @@ def step(net: gluon.Block, x: mx.nd.NDArray, optimizer: str = "sgd", **more: Any
     return trainer
 
 
+class Doubles(Float16):
+    """A codec of the user's own that most keys do not have."""
+
+    @classmethod
+    def carries(cls, dtype: np.dtype) -> bool:
+        return dtype == np.float64
+
+
 store = mx.kv.create("p3")
 dense = gluon.nn.Dense(3, in_units=2)
 dense.initialize()
@@ -63,6 +73,8 @@ refused("compression too late", compress, {"type": "2bit", "threshold": 0.5})
 refused("compression of an unknown type", compress, {"type": "3bit"})
 refused("compression without a type", compress, {"threshold": 0.5})
 refused("compression by lists", compress, {"type": "2bit", "threshold": [0.5]})
+CODECS.register("doubles", Doubles)
+refused("compression of other dtypes", compress, {"type": "doubles", "threshold": 0.5})
 refused("compression by another parameter", compress, {"type": "2bit", "treshold": 0.5})
 refused(
     "compression by the Trainer", step, dense, x, kvstore=mx.kv.create("p3"),

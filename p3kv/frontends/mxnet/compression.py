@@ -18,7 +18,7 @@ from p3kv.wire.messages import Key
 def choice(compression_params: Any) -> Choice:
     """The codec that MXNet's `compression_params` name as 'type', with its parameters.
 
-    Raises ConfigError for what is no codec, or has wrong parameters.
+    Raises ConfigError for what is not a name with plain parameters.
     """
     parameters = dict(compression_params) if isinstance(compression_params, dict) else {}
     name = parameters.pop("type", None)
@@ -33,15 +33,15 @@ def choice(compression_params: Any) -> Choice:
             f"as 'type' ({', '.join(CODECS.names())}) and the codec's parameters, such as "
             "{'type': '2bit', 'threshold': 0.5}"
         )
-    chosen = Choice(name, plain)
-    make_codec(chosen, 0, np.dtype(np.float32))
-    return chosen
+    return Choice(name, plain)
 
 
 class Compression:
     """Gradients as they would arrive on servers, in a process without any."""
 
     def __init__(self, chosen: Choice) -> None:
+        """Raises ConfigError for a codec that is not registered, or has wrong parameters."""
+        CODECS.make(chosen, 0, np.dtype(np.float32))
         self._choice = chosen
         self._codecs: Dict[Key, Codec] = {}
 
