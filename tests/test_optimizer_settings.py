@@ -282,11 +282,11 @@ def test_noise_differs_between_keys_and_updates_and_has_the_right_size() -> None
     optimizer.configure(1, WorkerOptimizer(sgld, 0).settings, 0)
     noises = []
     for key_id in (0, 1):
-        layout = DeclaredKey(key_id, key_id, "float32", [(0, 10_000)], None, (100, 100))
+        key = DeclaredKey(key_id, key_id, (100, 100), "float32", [(0, 10_000)])
         weight, total = np.zeros(10_000, np.float32), np.zeros(10_000, np.float32)
         for step in (1, 2):
             before = weight.copy()
-            optimizer.update(layout, WHOLE, weight, total, step)
+            optimizer.update(key, WHOLE, weight, total, step)
             noises.append(weight - before)
     assert np.abs(np.corrcoef(noises) - np.eye(4)).max() < 0.06
     assert np.abs(np.std(noises, axis=1) - 0.2).max() < 0.01

@@ -167,7 +167,7 @@ def test_the_state_of_a_whole_tensor_goes_on_in_another_server(
     """After settings have changed, too: what an optimizer keeps for a key stays."""
     shape = SHAPES[dtype]
     size = int(np.prod(shape))
-    layout = DeclaredKey(0, "w", "float32", [(0, size)], None, shape)
+    key = DeclaredKey(0, "w", shape, "float32", [(0, size)])
     stayed, first, second = (MXNetOptimizer() for _ in range(3))
     servers, weights = [stayed, first], [np.ones(size, dtype), np.ones(size, dtype)]
     worker = WorkerOptimizer(optimizers.made(name, **more), 0)
@@ -181,14 +181,14 @@ def test_the_state_of_a_whole_tensor_goes_on_in_another_server(
             for optimizer in (stayed, first, second):
                 optimizer.configure(3, settings, 0)
         if step == 4:
-            state = first.export(layout, WHOLE)
+            state = first.export(key, WHOLE)
             assert state is not None
-            second.load(layout, WHOLE, stored(state) if dtype == "float32" else state)
-            assert first.export(layout, WHOLE) is None
+            second.load(key, WHOLE, stored(state) if dtype == "float32" else state)
+            assert first.export(key, WHOLE) is None
             servers[1] = second
         for optimizer, weight in zip(servers, weights):
             total = np.random.RandomState(step).standard_normal(size).astype(dtype)
-            optimizer.update(layout, WHOLE, weight, total, step)
+            optimizer.update(key, WHOLE, weight, total, step)
     np.testing.assert_array_equal(*weights)
     assert np.isfinite(weights[0]).all()
     assert (weights[0] != 1).any()

@@ -18,7 +18,7 @@ from p3kv.wire.loop import Loop
 from p3kv.wire.messages import MAX_HELLO_BYTES, MAX_MESSAGE_BYTES
 from p3kv.wire.protocol import FROM_SERVERS, FROM_WORKERS, Conversation, Rules
 from p3kv.worker.joining import Joining
-from tests.in_memory import Job, Server
+from tests.in_memory import Adding, Job, Server
 from tests.served import frame, hello
 
 SLICE, WORDS, PROBE = MAX_SLICE_ELEMS * 8, MAX_MESSAGE_BYTES, 65536
@@ -102,7 +102,7 @@ def test_a_worker_says_nothing_before_its_server_serves() -> None:
     """Others that wait with it would hear it before their welcome, and blame the server."""
     loop = Loop()
     launch = Launch("server", "127.0.0.1", 9000, 2, 1, "in memory")
-    server = Server(0, launch, loop, Settings())
+    server = Server(0, launch, loop, Settings(), Adding())
     server.traffic._serving = False
     near = server.listener.connect()
     near.send([memoryview(hello(0, consistency="bulk_synchronous") + frame(Kind.OPEN, 0, step=1))])

@@ -16,10 +16,11 @@ from p3kv.server.aggregation import Aggregator
 from p3kv.server.buffers import Buffer, BufferPool
 from p3kv.server.keys import ServerKey
 from p3kv.server.optimizer import WHOLE, Optimizer, State
-from p3kv.slicing import PLACEMENTS, Run, Slice, SliceSizes, cut
+from p3kv.slicing import PLACEMENTS, Run, Slice, cut, make_layout
 from p3kv.slicing.placement import checked
 from p3kv.wire.header import INITIAL_ROUND
-from p3kv.wire.messages import DeclareKey, KeyDeclared, KeyLayout, KeyRefused
+from p3kv.wire.messages import DeclaredKey, DeclareKey, KeyRefused, Terms
+from p3kv.wire.terms import TermsByRound
 from tests.scheduled import running, to, worker
 
 SHAPE = (13, 9)
@@ -40,21 +41,21 @@ class RowMomentum(Optimizer):
         raise AssertionError("whoever sums does not configure")
 
     def update(
-        self, layout: KeyLayout, index: int, weight: np.ndarray, total: np.ndarray, step: int
+        self, key: DeclaredKey, index: int, weight: np.ndarray, total: np.ndarray, step: int
     ) -> None:
         assert index == WHOLE
         self.steps.append(step)
-        rows = self.rows.get(layout.key_id, np.zeros((SHAPE[0], 1), np.float32))
-        updated, self.rows[layout.key_id] = row_momentum(
-            weight.reshape(layout.shape), total.reshape(layout.shape), rows
+        rows = self.rows.get(key.key_id, np.zeros((SHAPE[0], 1), np.float32))
+        updated, self.rows[key.key_id] = row_momentum(
+            weight.reshape(key.shape), total.reshape(key.shape), rows
         )
         weight[:] = updated.reshape(-1)
 
-    def export(self, layout: KeyLayout, index: int) -> Optional[State]:
+    def export(self, key: DeclaredKey, index: int) -> Optional[State]:
         assert index != WHOLE, "nobody re-slices a whole tensor's state"
         return None
 
-    def load(self, layout: KeyLayout, index: int, state: State) -> None:
+    def load(self, key: DeclaredKey, index: int, state: State) -> None:
         raise AssertionError("slices have no states")
 
 
@@ -85,19 +86,20 @@ class Server:
 
     def __init__(self, workers: int, runs: List[Run], deterministic: bool = False) -> None:
         rule = BulkSynchronous(workers)
-        self.sizes = SliceSizes()
+        self.terms = TermsByRound()
         self.pool = BufferPool()
         self.key = ServerKey(
-            KeyLayout(0, "w", "float32", runs, None, SHAPE), 0, self.sizes, rule.window
+            DeclaredKey(0, "w", SHAPE, "float32", runs), 0, self.terms, rule.window
         )
         self.aggregator = Aggregator(rule, self.pool, deterministic)
         self.optimizer = RowMomentum()
-        self.aggregator.optimizer = self.optimizer
+        self.aggregator.optimizers[0] = self.optimizer
         self.values: Dict[int, np.ndarray] = {}
         self.in_use: List[Tuple[Buffer, np.ndarray]] = []
 
     def slices(self, round_: int) -> Tuple[Slice, ...]:
-        return cut(self.key.layout.runs, self.sizes.size(self.sizes.generation(round_)))
+        size = self.terms.of(self.terms.generation(round_)).slice_size
+        return cut(self.key.declared.runs, size)
 
     def push(self, rank: int, round_: int, piece: Slice) -> None:
         values = tensor(0) if round_ == INITIAL_ROUND else tensor(rank, round_, 1)
@@ -150,7 +152,7 @@ def test_values_are_those_of_the_joined_tensors(
     server = Server(workers, [(0, SIZE)], deterministic)
     changes = sorted(random.sample(range(1, ROUNDS), len(sizes) - 1))
     for from_round, size in zip([INITIAL_ROUND, *changes], sizes):
-        server.sizes.set(from_round, size)
+        server.terms.set(from_round, Terms(size))
     left = [(0, INITIAL_ROUND, piece) for piece in server.slices(INITIAL_ROUND)]
     for round_ in range(1, ROUNDS + 1):
         left += [(rank, round_, one) for rank in range(workers) for one in server.slices(round_)]
@@ -167,7 +169,7 @@ def test_values_are_those_of_the_joined_tensors(
 
 def test_a_round_ends_for_no_slice_before_it_is_complete_for_all() -> None:
     server = Server(2, [(0, SIZE)])
-    server.sizes.set(INITIAL_ROUND, 50)
+    server.terms.set(INITIAL_ROUND, Terms(50))
     first, second, third = server.slices(INITIAL_ROUND)
     for piece in (first, second, third):
         server.push(0, INITIAL_ROUND, piece)
@@ -187,7 +189,7 @@ def test_a_round_ends_for_no_slice_before_it_is_complete_for_all() -> None:
 
 def test_a_key_on_several_servers_is_not_updated_in_parts() -> None:
     server = Server(1, [(0, SIZE - 1), (1, 1)])
-    server.sizes.set(INITIAL_ROUND, SIZE)
+    server.terms.set(INITIAL_ROUND, Terms(SIZE))
     piece = server.slices(INITIAL_ROUND)[0]
     server.push(0, INITIAL_ROUND, piece)
     with pytest.raises(ProtocolError, match="key 'w' was declared for 2 servers"):
@@ -201,7 +203,9 @@ def test_a_key_on_several_servers_is_not_updated_in_parts() -> None:
 def test_a_key_that_must_be_whole_is_on_one_server(name: str) -> None:
     placement, loads = PLACEMENTS.find(name)(), [0, 0, 0]
     for size in (950, 900, 0, 30, 420, 400, 1000):
-        runs = checked(placement.place(size, max(1, size), loads, [""] * 3), size, 3, whole=True)
+        layout = make_layout("dense", (size,))
+        placed = placement.place(layout, max(1, size), loads, [""] * 3)
+        runs = checked(placed, layout, 3, whole=True)
         assert len(runs) == bool(size)
         for server, length in runs:
             if name != "round_robin":
@@ -210,7 +214,7 @@ def test_a_key_that_must_be_whole_is_on_one_server(name: str) -> None:
 
 
 def declared(key: str, whole: bool, size: int = 1000) -> DeclareKey:
-    return DeclareKey(key, (size,), "float32", None, whole)
+    return DeclareKey(key, (size,), "float32", whole=whole)
 
 
 def test_keys_that_must_be_whole_and_others_share_the_servers_evenly() -> None:
@@ -218,7 +222,7 @@ def test_keys_that_must_be_whole_and_others_share_the_servers_evenly() -> None:
     found = {}
     for key, whole in (("a", True), ("b", False), ("c", True), ("d", True)):
         ((_, answer),) = job.handle(worker(0), declared(key, whole))
-        assert isinstance(answer, KeyDeclared)
+        assert isinstance(answer, DeclaredKey)
         found[key] = answer.runs
     assert found == {"a": [(0, 1000)], "b": [(1, 1000)], "c": [(0, 1000)], "d": [(1, 1000)]}
 
@@ -238,6 +242,7 @@ def test_workers_of_which_one_has_no_such_optimizer_are_both_named(needs: int) -
 
 
 def test_a_placement_that_spreads_what_must_be_whole_is_named() -> None:
+    layout = make_layout("dense", (6,))
     with pytest.raises(ValueError, match="must be one run, because the optimizer needs the whole"):
-        checked([(0, 3), (1, 3)], 6, 2, whole=True)
-    assert checked([(0, 3), (1, 3)], 6, 2) == [(0, 3), (1, 3)]
+        checked([(0, 3), (1, 3)], layout, 2, whole=True)
+    assert checked([(0, 3), (1, 3)], layout, 2) == [(0, 3), (1, 3)]

@@ -377,7 +377,6 @@ def refusals(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Any]:
 
 DENSE = ["NotSupportedError", "sparse", "use dense parameters"]
 UNKNOWN_KEY = ["KeyMismatchError", "key 'nobody' is unknown on worker 0", "kv.init"]
-ON_THE_WORKERS = ["NotSupportedError", "update_on_kvstore=False"]
 NO_STATES = ["StatesError", "is no file of optimizer states", "trainer.save_states"]
 REFUSALS = {
     "configure too late": ["ConfigError", "before the first mx.kv.create('p3')"],
@@ -401,7 +400,6 @@ REFUSALS = {
     "compression of other dtypes": ["ConfigError", "'doubles'", "it takes no parameters"],
     "compression by another parameter": ["ConfigError", "'treshold'", "it takes threshold"],
     "compression by the Trainer": ["ConfigError", "threshold", "is 0", "from 1e-06 to 65504"],
-    "an optimizer for whole tensors": [*ON_THE_WORKERS, "LAMB"],
     "states without an optimizer": ["StatesError", "could be saved", "kv.set_optimizer"],
     "states in no file of states": [*NO_STATES, "UnpicklingError"],
     "half a file of states": NO_STATES,

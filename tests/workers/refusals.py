@@ -80,7 +80,6 @@ refused(
     "compression by the Trainer", step, dense, x, kvstore=mx.kv.create("p3"),
     compression_params={"type": "2bit", "threshold": 0},
 )  # fmt: skip
-refused("an optimizer for whole tensors", step, dense, x, "lamb", kvstore=store)
 refused("an optimizer as a command", store._send_command_to_servers, 0, "pickled")
 refused("compression as a command", store._send_command_to_servers, 4, "1,0.5")
 refused("a profiler's command", store._send_command_to_servers, 5, "profile")
