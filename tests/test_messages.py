@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import p3kv
 from p3kv import errors
 from p3kv.config import MAX_SLICE_ELEMS, ROLES
 from p3kv.errors import P3Error, ProtocolError
@@ -137,7 +138,7 @@ def values(kind: Any) -> Any:
     return plain[kind]
 
 
-PACKAGE = Path(messages.__file__).parent.parent
+PACKAGE = Path(p3kv.__file__).parent
 EXPECTED = [ToScheduler, FromScheduler, DataHello, DeclaredKey, ForwardOrder, OptimizerSettings]
 NAMES = [
     "to scheduler", "from scheduler", "data hello", "declared key", "forward order", "optimizer"

@@ -1,0 +1,85 @@
+"""What all messages share: their limits, checks and encoding."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Iterable, Optional, Union
+
+import msgspec
+
+from p3kv.config import MAX_SLICE_ELEMS
+from p3kv.errors import ProtocolError
+from p3kv.registry import MAX_NAME_CHARS
+
+PROTOCOL_VERSION = 6
+TOKEN_BYTES = 16
+"""The job's token comes before a data hello's MessagePack, as plain bytes: a server decodes nothing
+from a peer without the token."""
+MAX_HELLO_BYTES = 4096
+MAX_MESSAGE_BYTES = 64 * 1024 * 1024
+MAX_TO_SCHEDULER_BYTES = 1024 * 1024
+"""The scheduler reads from any peer, and no peer has long messages for it."""
+MAX_RANK = 2**16 - 1
+
+UNKNOWN = -1
+"""A rank or round that is not known (yet)."""
+
+
+def workers(ranks: Iterable[int]) -> str:
+    """Workers' names in messages to users: "worker 1", or "workers 0, 2"."""
+    numbers = sorted(ranks)
+    return ("worker " if len(numbers) == 1 else "workers ") + ", ".join(map(str, numbers))
+
+
+class Message(msgspec.Struct, frozen=True, tag=True):
+    """Base of the messages that travel as MessagePack.
+
+    Messages with numbers that are used in computations have a `__post_init__` that raises
+    ProtocolError for wrong values. So numbers are checked on arrival, before they are used.
+    """
+
+
+def check(allowed: bool, what: object) -> None:
+    if not allowed:
+        raise ProtocolError(f"a message is not what the protocol allows: {what}")
+
+
+def check_number(what: str, number: Optional[int], lowest: int, highest: int) -> None:
+    allowed = number is None or lowest <= number <= highest
+    check(allowed, f"{what} is {number}, and must be from {lowest} to {highest}")
+
+
+def check_name(what: str, name: str) -> None:
+    check(len(name) <= MAX_NAME_CHARS, f"{what} is too long")
+
+
+def check_slice_size(slice_size: Optional[int]) -> None:
+    """Raises ProtocolError for a size that slices can't have; None is one that is not set."""
+    check_number("the most elements in a slice", slice_size, 1, MAX_SLICE_ELEMS)
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoders: Dict[Any, msgspec.msgpack.Decoder] = {}
+
+
+def encode(message: Any) -> bytes:
+    """The message as MessagePack."""
+    return _encoder.encode(message)
+
+
+def decode(data: Union[bytes, memoryview], expected: Any) -> Any:
+    """Reads a message of the expected type (or union of types).
+
+    Raises ProtocolError for anything else, and for more than MAX_MESSAGE_BYTES.
+    """
+    if len(data) > MAX_MESSAGE_BYTES:
+        raise ProtocolError(
+            f"a message has {len(data)} bytes; at most {MAX_MESSAGE_BYTES} are allowed"
+        )
+    decoder = _decoders.get(expected)
+    if decoder is None:
+        decoder = _decoders[expected] = msgspec.msgpack.Decoder(expected)
+    try:
+        return decoder.decode(data)
+    except (msgspec.MsgspecError, ValueError, RecursionError, OverflowError) as error:
+        # Not only msgspec's own errors: text that is not UTF-8, for example, is a ValueError.
+        raise ProtocolError(f"a message is not what the protocol allows: {error}") from error

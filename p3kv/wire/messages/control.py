@@ -1,0 +1,173 @@
+"""Messages between a node and the scheduler."""
+
+from __future__ import annotations
+
+from typing import List, Optional, Tuple, Union
+
+from p3kv.transport import MAX_ADDRESS
+from p3kv.wire.messages.base import (
+    MAX_RANK,
+    TOKEN_BYTES,
+    Message,
+    check,
+    check_name,
+    check_number,
+    check_slice_size,
+)
+from p3kv.wire.messages.data import JobSettings
+from p3kv.wire.messages.failure import Failure
+from p3kv.wire.messages.keys import DeclaredKey, DeclareKey
+
+MAX_HOST_CHARS = 255
+MAX_BARRIER_CHARS = 256
+
+# From a node to the scheduler.
+
+
+class Hello(Message, frozen=True):
+    """A process asks to be part of the job."""
+
+    protocol: int
+    version: str
+    job: str
+    role: str
+    rank_wish: Optional[int]
+    host: str
+    port: int
+    """Where a server listens, by its transport's number; 0 for a worker."""
+    pid: int
+    transport: str
+    """By which transport workers connect to a server; empty for a worker."""
+
+    def __post_init__(self) -> None:
+        check_name("a transport's name", self.transport)
+        check_number("the number of an address", self.port, 0, MAX_ADDRESS)
+        check(len(self.host) <= MAX_HOST_CHARS, "a host's name is too long")
+
+
+class Ready(Message, frozen=True):
+    """A worker's store was created, with these settings."""
+
+    settings: JobSettings
+
+
+class Measured(Message, frozen=True):
+    """A worker has measured the rate at which it can send; sent again when it changes much."""
+
+    rate_bytes_s: float
+
+
+class BarrierReached(Message, frozen=True):
+    """A worker waits for all workers."""
+
+    purpose: str = ""
+    """What it does there, with all that must be the same on all workers."""
+
+    def __post_init__(self) -> None:
+        check(len(self.purpose) <= MAX_BARRIER_CHARS, "a barrier's purpose is too long")
+
+
+class ReportFailure(Message, frozen=True):
+    """A node says that the job cannot go on."""
+
+    failure: Failure
+    second_hand: bool = False
+    """The node only saw a connection end; a node that knows the cause counts before it."""
+
+
+class Alive(Message, frozen=True):
+    """A sign of life of a node, and the scheduler's answer to it.
+
+    It only helps to tell a stopped process from an ended one.
+    """
+
+
+class Bye(Message, frozen=True):
+    """A node ends in order."""
+
+
+# From the scheduler to a node.
+
+
+class Refused(Message, frozen=True):
+    """The process can't be part of the job."""
+
+    reason: str
+
+
+class Welcomed(Message, frozen=True):
+    """The scheduler has registered the process and waits for the others."""
+
+
+class Roster(Message, frozen=True):
+    """All processes have arrived: the receiver's rank, and where the servers listen."""
+
+    rank: int
+    token: bytes
+    servers: List[Tuple[str, int, str]]
+    """Each server's host, port and transport, by rank."""
+    workers: List[str]
+    """Host and process id of each worker, by rank, for messages."""
+
+    def __post_init__(self) -> None:
+        check_number("a rank", self.rank, 0, MAX_RANK)
+        check(len(self.token) == TOKEN_BYTES, f"a token has {len(self.token)} bytes")
+
+
+class Agreed(Message, frozen=True):
+    """Every worker's store has been created, with the same settings."""
+
+
+class SliceSize(Message, frozen=True):
+    """All workers have measured; slices have at most this many elements."""
+
+    slice_size: int
+
+    def __post_init__(self) -> None:
+        check_slice_size(self.slice_size)
+
+
+class NewSliceSize(Message, frozen=True):
+    """Worker rank 0 is to announce this slice size from a coming round on."""
+
+    slice_size: int
+
+    def __post_init__(self) -> None:
+        check_slice_size(self.slice_size)
+
+
+class KeyRefused(Message, frozen=True):
+    """The answer to a DeclareKey that contradicts another worker's."""
+
+    reason: str
+
+
+class BarrierPassed(Message, frozen=True):
+    """All workers have reached the barrier."""
+
+
+class Abort(Message, frozen=True):
+    """The job ends because of this."""
+
+    failure: Failure
+
+
+class Finished(Message, frozen=True):
+    """All workers are done: servers may end."""
+
+
+ToScheduler = Union[Hello, Ready, Measured, DeclareKey, BarrierReached, ReportFailure, Alive, Bye]
+FromScheduler = Union[
+    Alive,
+    Refused,
+    Welcomed,
+    Roster,
+    Agreed,
+    SliceSize,
+    NewSliceSize,
+    DeclaredKey,
+    KeyRefused,
+    BarrierPassed,
+    Abort,
+    Finished,
+]

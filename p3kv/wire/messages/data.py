@@ -1,0 +1,108 @@
+"""Messages in data frames, between workers and servers."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Optional, Tuple
+
+from p3kv.config import Settings
+from p3kv.registry import MAX_NAME_CHARS
+from p3kv.wire.messages.base import Message, check, check_name, check_slice_size
+from p3kv.wire.messages.keys import DTYPES, MAX_DIMENSIONS
+
+MAX_STATE_ARRAYS = 1024
+
+
+class JobSettings(Message, frozen=True):
+    """The settings that hold for the whole job: all workers have the same.
+
+    Names and defaults are those of `Settings`.
+    """
+
+    slice_size: Optional[int] = Settings.slice_size
+    """None: by the network's rate, which all workers will measure."""
+    deterministic: bool = Settings.deterministic
+    stall_timeout_s: float = Settings.stall_timeout_s
+    placement: str = Settings.placement
+    consistency: str = Settings.consistency
+
+    def __post_init__(self) -> None:
+        check_slice_size(self.slice_size)
+        for name in (self.placement, self.consistency):
+            check(
+                len(name) <= MAX_NAME_CHARS,
+                f"a name has {len(name)} letters; at most {MAX_NAME_CHARS} may",
+            )
+
+    @classmethod
+    def of(cls, settings: Settings) -> JobSettings:
+        """The part of a worker's settings that holds for the whole job."""
+        return cls(**{name: getattr(settings, name) for name in cls.__struct_fields__})
+
+    def besides(self, other: JobSettings) -> str:
+        """What differs from another worker's settings, in messages: "slice_size=1"."""
+        values = {name: getattr(self, name) for name in self.__struct_fields__}
+        differing = (name for name in values if values[name] != getattr(other, name))
+        return ", ".join(f"{name}={values[name]!r}" for name in differing)
+
+
+class DataHello(Message, frozen=True):
+    """A worker's first words to a server, after the job's token."""
+
+    rank: int
+    settings: JobSettings
+
+
+class Terms(Message, frozen=True):
+    """What all processes must agree on in a round."""
+
+    slice_size: int
+    """Most elements in a slice."""
+
+    def __post_init__(self) -> None:
+        check_slice_size(self.slice_size)
+
+
+class Stalled(Message, frozen=True):
+    """A round of a key waits for workers that have not pushed."""
+
+    key_id: int
+    called: str
+    round: int
+    missing: List[int]
+    arrived: List[int]
+    """Ranks of the workers that have pushed, or that wait for the initial value."""
+    waited_s: float
+    timeout_s: float
+    """How long it may wait before the job fails."""
+
+
+class ForwardOrder(Message, frozen=True):
+    """The order in which the forward pass needs the keys, the first layer's first."""
+
+    key_ids: List[int]
+
+
+class OptimizerSettings(Message, frozen=True):
+    """Worker rank 0's optimizer, as its front end has written it for the same one on servers."""
+
+    front_end: str
+    settings: bytes
+
+    def __post_init__(self) -> None:
+        check_name("a front end's name", self.front_end)
+
+
+class StateOutline(Message, frozen=True):
+    """What an optimizer remembers of a key on one server; the arrays' bytes follow."""
+
+    numbers: Optional[Dict[str, Any]]
+    """What holds for the whole key; None: it remembers nothing."""
+    arrays: List[Tuple[str, str, List[int]]]
+    """Name, dtype and shape of each array."""
+
+    def __post_init__(self) -> None:
+        check(len(self.arrays) <= MAX_STATE_ARRAYS, "an optimizer's state has too many arrays")
+        for name, dtype, shape in self.arrays:
+            check(dtype in DTYPES, f"an array {name!r} has dtype {dtype!r}")
+            check(len(shape) <= MAX_DIMENSIONS, f"an array {name!r} has too many dimensions")
+            check(all(extent >= 0 for extent in shape), f"an array {name!r} has shape {shape}")

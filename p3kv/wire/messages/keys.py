@@ -1,0 +1,110 @@
+"""What workers declare of a key, and what all processes then know of it."""
+
+from __future__ import annotations
+
+import math
+from typing import List, Optional, Tuple, Union
+
+from p3kv.config import Settings
+from p3kv.registry import Choice
+from p3kv.wire.messages.base import MAX_RANK, Message, check, check_name, check_number
+
+MAX_KEY_ELEMS = 2**36
+"""Elements of a key's tensor: a quarter of a terabyte of float32."""
+MAX_DIMENSIONS = 32
+DTYPES = ("float16", "float32", "float64", "int8", "uint8", "int32", "int64")
+"""All that can be summed and that every process has: no bool, and no bfloat16."""
+
+Key = Union[int, str]
+MAX_KEY_ID = 2**32 - 1
+MAX_STORE = 2**16 - 1
+"""A process may have several stores, numbered in the order in which it creates them. Each has keys
+and an optimizer of its own."""
+
+
+def called(key: Key, name: Optional[str]) -> str:
+    """A key's name in messages to users, with the parameter's name if it is known."""
+    return f"key {key!r}" if name is None or name == key else f"parameter '{name}' (key {key!r})"
+
+
+class CodecChoices(Message, frozen=True):
+    """By which codecs a key's slices travel."""
+
+    gradients: Choice = Choice(Settings.gradient_codec)
+    values: Choice = Choice(Settings.value_codec)
+
+    def __post_init__(self) -> None:
+        for choice in (self.gradients, self.values):
+            check_name("a codec's name", choice.name)
+            for name, value in choice.parameters.items():
+                check_name("the name of a codec's parameter", name)
+                if isinstance(value, str):
+                    check_name("a codec's parameter", value)
+
+
+class DeclareKey(Message, frozen=True):
+    """A worker declares a key."""
+
+    key: Key
+    shape: Tuple[int, ...]
+    dtype: str
+    name: Optional[str] = None
+    """What the user calls the parameter, where the front end knows; workers may differ."""
+    layout: str = "dense"
+    """How its tensor may be divided, by the name in `p3kv.slicing.LAYOUTS`."""
+    codecs: CodecChoices = CodecChoices()
+    store: int = 0
+    whole: bool = False
+    """Whether one server must keep all elements, for an optimizer that needs whole tensors."""
+
+    def __post_init__(self) -> None:
+        check_number("a store's number", self.store, 0, MAX_STORE)
+        check_tensor(self.key, self.shape, self.dtype, self.layout)
+
+
+class DeclaredKey(Message, frozen=True):
+    """A key as all processes know it.
+
+    The scheduler's answer to DeclareKey. A worker passes it on to the servers that keep the key.
+    """
+
+    key_id: int
+    key: Key
+    shape: Tuple[int, ...]
+    dtype: str
+    runs: List[Tuple[int, int]]
+    """How many of its elements each server keeps, as the job's placement has chosen."""
+    name: Optional[str] = None
+    """The parameter's name in all processes: that of the worker that declared it first."""
+    layout: str = "dense"
+    """As in DeclareKey, like what follows."""
+    codecs: CodecChoices = CodecChoices()
+    store: int = 0
+    whole: bool = False
+    """Whether one server must keep all elements, for an optimizer that needs whole tensors."""
+
+    def __post_init__(self) -> None:
+        check_number("a store's number", self.store, 0, MAX_STORE)
+        check_number("a key's id", self.key_id, 0, MAX_KEY_ID)
+        check_tensor(self.key, self.shape, self.dtype, self.layout)
+        check_runs(self.key, self.shape, self.runs)
+
+
+def check_tensor(key: Key, shape: Tuple[int, ...], dtype: str, layout: str) -> None:
+    check(dtype in DTYPES, f"key {key!r} has dtype {dtype!r}; use one of {', '.join(DTYPES)}")
+    check(len(shape) <= MAX_DIMENSIONS, f"key {key!r} has too many dimensions")
+    check(all(extent >= 0 for extent in shape), f"key {key!r} has the shape {shape}")
+    # Not with numpy, whose integers overflow.
+    elems = math.prod(shape)
+    check(elems <= MAX_KEY_ELEMS, f"key {key!r} has {elems} elements; at most {MAX_KEY_ELEMS} may")
+    check_name("a layout's name", layout)
+
+
+def check_runs(key: Key, shape: Tuple[int, ...], runs: List[Tuple[int, int]]) -> None:
+    servers = {server for server, _ in runs}
+    check(len(servers) == len(runs), f"key {key!r} has several runs on a server")
+    for server, length in runs:
+        check_number("a rank", server, 0, MAX_RANK)
+        check(length > 0, f"key {key!r} has {length} elements on server {server}")
+    elems = sum(length for _, length in runs)
+    check(elems == math.prod(shape), f"key {key!r} has {elems} elements for the shape {shape}")
