@@ -10,23 +10,16 @@ import os
 import threading
 import time
 from concurrent.futures import Future
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Optional
 
-import numpy as np
-
-from p3kv import words
-from p3kv.codecs import CODECS
 from p3kv.config import Launch, Settings, apply_verbosity
 from p3kv.errors import (
     ClosedError,
     ConfigError,
-    KeyMismatchError,
     P3Error,
     ProtocolError,
     in_one_line,
 )
-from p3kv.registry import Choice
-from p3kv.slicing import make_layout
 from p3kv.trace import Tracer
 from p3kv.wire.address import own_address
 from p3kv.wire.connection import Connection
@@ -38,25 +31,18 @@ from p3kv.wire.messages import (
     BarrierPassed,
     BarrierReached,
     Bye,
-    CodecChoices,
-    DeclaredKey,
-    DeclareKey,
     Failure,
-    Key,
-    KeyRefused,
     Measured,
     NewSliceSize,
-    OptimizerSettings,
     ReportFailure,
     Roster,
     Terms,
-    encode,
 )
-from p3kv.wire.states import PlainState
 from p3kv.worker.joining import Joining
+from p3kv.worker.stores import WorkerStore
 from p3kv.worker.switch_interval import SwitchInterval
 from p3kv.worker.traffic import Traffic
-from p3kv.worker.transfers import Transfer, WorkerKey
+from p3kv.worker.transfers import Transfer
 
 _log = logging.getLogger(__name__)
 
@@ -80,11 +66,7 @@ class Worker:
         self._thread = threading.Thread(target=self._run, name="p3kv-worker", daemon=True)
         self._address = own_address(launch)
         self._traffic: Optional[Traffic] = None
-        self._keys: Dict[Tuple[int, Key], WorkerKey] = {}
-        """By the store's number and the key."""
         self._num_stores = 0
-        self._gradient_codecs: Dict[int, Choice] = {}
-        """By the store's number, where a store has chosen another one than the settings."""
         self._failure: Optional[P3Error] = None
         self._state_changed = threading.Condition()
         self._script = threading.get_ident()
@@ -195,136 +177,20 @@ class Worker:
         here = [rank for rank, (host, *_) in enumerate(roster.servers) if host == self._address]
         return here if len(here) < len(roster.servers) else []
 
-    # Keys, and what all workers agree on.
+    # What scripts ask for.
 
-    def new_store(self) -> int:
-        """Returns the number of one more store, which has keys and an optimizer of its own.
+    def new_store(self) -> WorkerStore:
+        """One more store, which has keys and an optimizer of its own.
 
         All workers create their stores in the same order.
         """
         number, self._num_stores = self._num_stores, self._num_stores + 1
         if number > 0:
             self._joined.steps.new_store()
-        return number
-
-    def declare(
-        self,
-        key: Key,
-        shape: Sequence[int],
-        dtype: str,
-        name: Optional[str] = None,
-        store: int = 0,
-        layout: str = "dense",
-        whole: bool = False,
-    ) -> WorkerKey:
-        """Makes a key known to the job; all workers declare it with the same shape, dtype and
-        layout.
-
-        `name` is what the user calls the parameter, for messages. `whole`: one server must keep all
-        of it, because the optimizer needs whole tensors.
-
-        Raises KeyMismatchError if they do not, and the other workers learn it too; ConfigError for
-        a layout that is not known here.
-        """
-        self.check()
-        make_layout(layout, shape)  # before any process hears of it
-        codecs = CodecChoices(
-            self._gradient_codecs.get(store, Choice(self.settings.gradient_codec)),
-            Choice(self.settings.value_codec),
-        )
-        declaration = DeclareKey(key, tuple(shape), dtype, name, layout, codecs, store, whole)
-        answer = self._control.request(declaration, (DeclaredKey, KeyRefused))
-        if isinstance(answer, KeyRefused):
-            raise KeyMismatchError(answer.reason)
-        worker_key = self._keys[store, key] = WorkerKey(answer)
-        self._loop.call_soon(self._joined.declare, worker_key)
-        return worker_key
-
-    def choose_gradient_codec(self, choice: Choice, store: int = 0) -> None:
-        """Has the gradients of a store's keys travel by this codec, instead of by the settings'.
-
-        All workers choose the same, before they declare the store's first key. Raises ConfigError
-        for a codec that is not registered here or has wrong parameters, and where it comes too
-        late.
-        """
-        self.check()
-        CODECS.make(choice, 0, np.dtype(np.float32))
-        if any(number == store for number, _ in self._keys):
-            raise ConfigError(
-                f"the store has keys already, whose gradients do not travel by the codec {choice}; "
-                "choose it before the first key is initialised"
-            )
-        self._gradient_codecs[store] = choice
-
-    def key(self, key: Key, store: int = 0) -> WorkerKey:
-        """The declared key; KeyMismatchError if there is none."""
-        try:
-            return self._keys[store, key]
-        except KeyError:
-            known = ", ".join([repr(k) for s, k in self._keys if s == store][:10]) or "none"
-            raise KeyMismatchError(
-                f"key {key!r} is unknown on worker {self.rank}; initialise it with "
-                f"{words.current().declare_key} first. Known keys: {known}"
-            ) from None
-
-    def keys(self, store: int = 0) -> List[WorkerKey]:
-        """A store's keys, in the order in which they were declared."""
-        return [key for (its_store, _), key in self._keys.items() if its_store == store]
-
-    def is_declared(self, key: Key, store: int = 0) -> bool:
-        """Whether a store has a key."""
-        return (store, key) in self._keys
-
-    def keys_on_several_servers(self, store: int = 0) -> List[WorkerKey]:
-        """A store's declared keys of which no server has the whole tensor."""
-        return [key for key in self.keys(store) if len(key.runs) > 1]
-
-    def publish_order(self, keys: Sequence[Key], store: int = 0) -> None:
-        """Worker rank 0 tells everybody a store's forward order, the first layer's key first.
-
-        The servers pass it on before the result of any slice that is pushed later. So all workers
-        send a round in the same order if the round needs the results of the one before.
-        """
-        key_ids = [self._keys[store, key].key_id for key in keys]
-        self._loop.call_soon(self._joined.publish_order, key_ids, store)
-
-    def set_optimizer(
-        self, from_step: int, front_end: str, settings: bytes, store: int = 0
-    ) -> None:
-        """Worker rank 0 sends the servers a store's optimizer settings, as the front end has
-        written them. They hold from a step on.
-
-        They are sent before every slice of that step, so no slice waits for them.
-        """
-        self.check()
-        message = encode(OptimizerSettings(front_end, settings))
-        self._loop.call_soon(self._joined.steps.settings, from_step, message, store)
-
-    def optimizer_state(self, key: WorkerKey) -> List[Optional[PlainState]]:
-        """What the servers' optimizer remembers of a key, in the order of the key's runs.
-
-        Waits until all rounds have ended that this worker has pushed. All its pushes must have been
-        sent. The other workers need not call anything.
-        """
-        states = self._ask(lambda answer: self._joined.states.ask(key, key.round, answer))
-        return [states[server] for server, _ in key.runs]
-
-    def load_optimizer_state(self, key: WorkerKey, states: Sequence[Optional[PlainState]]) -> None:
-        """Worker rank 0 gives the servers' optimizer what it is to remember of a key from the end
-        of this worker's last round on, in the order of the key's runs. Waits until they have it.
-
-        All pushes must have been sent, and other workers must not push meanwhile.
-        """
-        by_server = {server: state for (server, _), state in zip(key.runs, states)}
-        self._ask(lambda done: self._joined.states.give(key, key.round, by_server, done))
-
-    def new_step(self) -> int:
-        """Returns the number of a step that begins in one of the stores."""
-        return self._joined.steps.new_step()
-
-    def pushed(self, step: int, store: int = 0) -> None:
-        """Counts a push of a store's newest step, before its transfer begins."""
-        self._joined.steps.pushed(step, store)
+        return WorkerStore(
+            number, self.rank, self.settings, self._joined, self._control.request,
+            self._loop.call_soon, self._ask, self.check,
+        )  # fmt: skip
 
     def barrier(self, purpose: str = "") -> None:
         """Waits until every worker has reached this barrier.
@@ -336,10 +202,6 @@ class Worker:
         self._control.request(
             BarrierReached(purpose), BarrierPassed, "all workers to reach a barrier"
         )
-
-    def forward_order(self, store: int = 0) -> List[Key]:
-        """A store's keys in the order in which the forward pass needs them, as far as known."""
-        return self._joined.forward_order(store)
 
     def begin(self, transfer: Transfer) -> None:
         """Has the worker's thread begin a transfer; from any thread.

@@ -11,7 +11,7 @@ import mxnet as mx
 from mxnet import gluon
 
 
-def main() -> None:
+def main() -> mx.kvstore.KVStoreBase:
     path, name, update_on_kvstore = sys.argv[1], sys.argv[2], bool(int(sys.argv[3]))
     store = mx.kv.create("p3")
     net = exact_model.network()
@@ -29,6 +29,7 @@ def main() -> None:
     if store.rank == 0:
         exact_model.save(net, path)
     exact_model.weights(net)
+    return store
 
 
-main()
+store = main()

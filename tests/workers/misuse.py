@@ -6,4 +6,4 @@ from p3kv.worker import this_process
 
 worker = this_process.worker()
 worker.start(config.settle())
-worker.key("nobody")  # line 9
+worker.new_store().key("nobody")  # line 9

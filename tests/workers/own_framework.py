@@ -23,6 +23,8 @@ _SIZES = {3: 10_000, 6: 500, 9: 90_000}
 _RATE = "0.25"
 
 worker = this_process.worker()
+worker.start(config.settle())
+store = worker.new_store()
 
 
 def tensor(round_: int, rank: int = 0) -> np.ndarray:
@@ -35,27 +37,26 @@ def exchange(key: WorkerKey, round_: int, source: np.ndarray, target: np.ndarray
     """Pushes `source` for a round, if it has elements, and waits for the value in `target`."""
     done = threading.Event()
     addresses = [array.ctypes.data if array.size else None for array in (source, target)]
-    worker.pushed(round_)
+    store.pushed(round_)
     worker.begin(Transfer(key, round_, round_, 0, *addresses, lambda _: done.set()))
     assert done.wait(20)
     worker.check()
 
 
 def main() -> None:
-    worker.start(config.settle())
     nothing, value = np.zeros(0, np.float32), np.zeros(_SIZE, np.float32)
     refusal = ""
     try:
-        worker.declare("v", (3,), "float32", layout="columns")
+        store.declare("v", (3,), "float32", layout="columns")
     except ConfigError as error:
         refusal = str(error)
     assert "no layout 'columns', only dense, rows" in refusal
-    key = worker.declare("w", (_SIZE // _ROW, _ROW), "float32", layout="rows")
+    key = store.declare("w", (_SIZE // _ROW, _ROW), "float32", layout="rows")
     assert len(key.runs) == 2 and not any(length % _ROW for _, length in key.runs)
     for size in _SIZES.values():
         assert not any(piece.offset % _ROW or piece.length % _ROW for piece in key.slices(size))
     if worker.rank == 0:
-        worker.set_optimizer(1, "toy", _RATE.encode())
+        store.set_optimizer(1, "toy", _RATE.encode())
         exchange(key, INITIAL_ROUND, tensor(0), nothing)
     weight, state = tensor(0), np.zeros(_SIZE, np.float32)
     for round_ in range(1, _ROUNDS + 1):

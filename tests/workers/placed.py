@@ -2,8 +2,7 @@
 
 import p3kv  # noqa: F401, I001
 
-import exact  # noqa: F401  has trained when it is imported
-from p3kv.worker import this_process
+import exact  # has trained when it is imported
 
-for key in this_process.worker()._keys.values():
+for key in exact.store._own.declared():
     print(f"{key.size_elems} elements:", *(f"{length}@{server}" for server, length in key.runs))

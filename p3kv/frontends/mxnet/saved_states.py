@@ -19,8 +19,8 @@ from p3kv.frontends.mxnet.server_optimizer import as_mxnets, as_state
 from p3kv.server.optimizer import State
 from p3kv.wire.messages import Key, encode
 from p3kv.wire.states import PlainState
+from p3kv.worker.stores import WorkerStore
 from p3kv.worker.transfers import WorkerKey
-from p3kv.worker.worker import Worker
 
 _MOST_NAMED = 5
 
@@ -37,13 +37,13 @@ class Loaded(NamedTuple):
     """How many updates the optimizer counts in all."""
 
 
-def fetched(worker: Worker, keys: Sequence[WorkerKey]) -> Tuple[Dict[Key, Any], Dict[Key, int]]:
+def fetched(store: WorkerStore, keys: Sequence[WorkerKey]) -> Tuple[Dict[Key, Any], Dict[Key, int]]:
     """MXNet's states of keys, and how often each was updated, as the servers have them."""
     states, updates = {}, {}
     for key in keys:
         parts = [
             State(dict(part.elements), dict(part.numbers))
-            for part in worker.optimizer_state(key)
+            for part in store.optimizer_state(key)
             if part is not None
         ]
         if parts:
@@ -105,7 +105,7 @@ def read(fname: str, current: mx.optimizer.Optimizer, keys: Sequence[WorkerKey])
 
 
 def give(
-    worker: Worker,
+    store: WorkerStore,
     keys: Sequence[WorkerKey],
     loaded: Loaded,
     updates: Dict[Key, int],
@@ -118,7 +118,7 @@ def give(
             whole = as_state(loaded.states[key.key], updates[key.key], since_step)
             cut = whole.cut([length for _, length in key.runs])
             parts = [PlainState(part.elements, part.numbers) for part in cut]
-        worker.load_optimizer_state(key, parts)
+        store.load_optimizer_state(key, parts)
 
 
 def digest(loaded: Loaded, updates: Dict[Key, int]) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import operator
 from contextlib import suppress
-from functools import partial
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple, Union
 
 import mxnet as mx
@@ -80,12 +79,13 @@ class P3(KVStoreBase):
             self._worker.start(config.settle())
             complete_before_forks()
             atexit.register(_finish)
-        self._number = self._worker.new_store()
+        self._own = self._worker.new_store()
+        """This store's keys and optimizer; the worker is that of all stores."""
         self.compression_params: Optional[Mapping[str, Any]] = None
         """What `set_gradient_compression` was called with."""
         self._staging = Staging()
         self._names: Mapping[Key, str] = {}
-        self._order = OrderLearner(partial(self._worker.publish_order, store=self._number))
+        self._order = OrderLearner(self._own.publish_order)
         if self.rank != 0:
             # Rank 0 decides, and all workers use its order.
             self._order.stop()
@@ -133,7 +133,7 @@ class P3(KVStoreBase):
 
         Empty until it is learned; the same on all workers.
         """
-        return self._worker.forward_order(self._number)
+        return self._own.forward_order
 
     def stats(self) -> Dict[str, int]:
         """Counts of what this worker has done so far.
@@ -147,9 +147,7 @@ class P3(KVStoreBase):
 
     def has_any(self, keys: Iterable[Key]) -> bool:
         """Whether a key is declared or has a name."""
-        return any(
-            key in self._names or self._worker.is_declared(key, self._number) for key in keys
-        )
+        return any(key in self._names or key in self._own for key in keys)
 
     def name_keys(self, names: Mapping[Key, str]) -> None:
         """Sets the user's names of parameters whose keys are still to be declared."""
@@ -241,7 +239,7 @@ class P3(KVStoreBase):
         tensors while a key is on several servers already.
         """
         set_now = WorkerOptimizer(optimizer, self._step)
-        spread_out = self._worker.keys_on_several_servers(self._number)
+        spread_out = self._own.keys_on_several_servers()
         if set_now.needs_whole_tensors and spread_out:
             raise NotSupportedError(
                 f"the optimizer {type(optimizer).__name__} needs whole tensors, but "
@@ -263,7 +261,7 @@ class P3(KVStoreBase):
         store's first key is initialised, or else ConfigError is raised; also for wrong parameters.
         """
         chosen = compression.choice(compression_params)
-        self._worker.choose_gradient_codec(chosen, self._number)
+        self._own.choose_gradient_codec(chosen)
         self.compression_params = compression_params
 
     def save_optimizer_states(self, fname: str, dump_optimizer: bool = False) -> None:
@@ -277,8 +275,8 @@ class P3(KVStoreBase):
         optimizer = self._optimizer_on_servers("saved")
         with saved_states.replacing(fname, self.rank) as file:
             mx.nd.waitall()  # all pushes are sent
-            keys = [key for key in self._keys() if key.key in self._updates]
-            states, updates = saved_states.fetched(self._worker, keys)
+            keys = [key for key in self._own.declared() if key.key in self._updates]
+            states, updates = saved_states.fetched(self._own, keys)
             saved_states.write(file, optimizer, states, updates, dump_optimizer)
 
     def load_optimizer_states(self, fname: str) -> None:
@@ -289,7 +287,7 @@ class P3(KVStoreBase):
         Raises StatesError for a file that does not fit, before anything changes.
         """
         optimizer = self._optimizer_on_servers("loaded")
-        keys = self._keys()
+        keys = self._own.declared()
         loaded = saved_states.read(fname, optimizer, keys)
         mx.nd.waitall()  # all pushes are sent
         updates = loaded.updates
@@ -307,7 +305,7 @@ class P3(KVStoreBase):
         self._updates = updates
         self._updater = mx.optimizer.Updater(optimizer)
         if self.rank == 0:
-            saved_states.give(self._worker, keys, loaded, updates, self._optimizer_since_step)
+            saved_states.give(self._own, keys, loaded, updates, self._optimizer_since_step)
         self._worker.barrier(purpose)
 
     def _optimizer_on_servers(self, what: str) -> mx.optimizer.Optimizer:
@@ -325,9 +323,6 @@ class P3(KVStoreBase):
                 "states are on the workers, and trainer.save_states and load_states work"
             )
         return self._optimizer.optimizer
-
-    def _keys(self) -> List[WorkerKey]:
-        return self._worker.keys(self._number)
 
     # What MXNet's store has and this one does not.
 
@@ -362,7 +357,7 @@ class P3(KVStoreBase):
 
     def _declare(self, key: Key, value: NDArray, outs: Sequence[NDArray] = ()) -> WorkerKey:
         name = self._names.get(key)
-        if self._worker.is_declared(key, self._number):
+        if key in self._own:
             raise KeyMismatchError(
                 f"{called(key, name)} was initialised before on worker {self.rank}; initialise "
                 "each key once, or use another store: each mx.kv.create('p3') has keys of its own"
@@ -372,7 +367,7 @@ class P3(KVStoreBase):
         # Before the key is declared to others: a refused call changes nothing.
         check_fit(key, called(key, name), shape, None, outs)
         whole = self._optimizer is not None and self._optimizer.needs_whole_tensors
-        return self._worker.declare(key, shape, dtype, name, self._number, whole=whole)
+        return self._own.declare(key, shape, dtype, name, whole=whole)
 
     def _known(
         self,
@@ -388,10 +383,8 @@ class P3(KVStoreBase):
         self._worker.check()
         arrays = [*values, *outs]
         if not isinstance(keys, (list, tuple)):
-            return [(self._worker.key(keys, self._number), *map(listed, arrays))]
-        known = [
-            (self._worker.key(key, self._number), *lists) for key, *lists in by_key(keys, *arrays)
-        ]
+            return [(self._own.key(keys), *map(listed, arrays))]
+        known = [(self._own.key(key), *lists) for key, *lists in by_key(keys, *arrays)]
         checks = [check_sources] * len(values) + [check_targets] * len(outs)
         for worker_key, *lists in known:
             for check, one in zip(checks, lists):
@@ -407,12 +400,12 @@ class P3(KVStoreBase):
         worker_key.round += 1
         if self._optimizer_since + updates > self._steps:
             self._steps += 1
-            self._step = self._worker.new_step()
+            self._step = self._own.new_step()
             self._begin_step()
         if self._shares_numbers:
             assert self._optimizer is not None
             self._tell_servers(self._step, self._optimizer.shared_number(worker_key.key, updates))
-        self._worker.pushed(self._step, self._number)
+        self._own.pushed(self._step)
         self._order.pushed(worker_key.key)
         return worker_key.round, self._step
 
@@ -427,7 +420,7 @@ class P3(KVStoreBase):
         """Worker rank 0 sends optimizer settings, if there are new ones, for a step and on."""
         if settings is not None and self.rank == 0:
             # A front end has the name of its framework.
-            self._worker.set_optimizer(from_step, mx.__name__, settings, self._number)
+            self._own.set_optimizer(from_step, mx.__name__, settings)
 
     def _push_initial(self, worker_key: WorkerKey, value: NDArray) -> None:
         source = self._staging.source(worker_key, [value])

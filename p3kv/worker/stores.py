@@ -1,0 +1,179 @@
+"""A store's keys and optimizer, as this worker has them."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from typing import Any, Callable, Dict, List, Optional, Sequence
+
+import numpy as np
+
+from p3kv import words
+from p3kv.codecs import CODECS
+from p3kv.config import Settings
+from p3kv.errors import ConfigError, KeyMismatchError
+from p3kv.registry import Choice
+from p3kv.slicing import make_layout
+from p3kv.wire.messages import (
+    CodecChoices,
+    DeclaredKey,
+    DeclareKey,
+    Key,
+    KeyRefused,
+    OptimizerSettings,
+    encode,
+)
+from p3kv.wire.states import PlainState
+from p3kv.worker.traffic import Traffic
+from p3kv.worker.transfers import WorkerKey
+
+
+class WorkerStore:
+    """One of the process's stores. Belongs to the thread that uses it.
+
+    What takes long raises the job's failure once there is one.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        rank: int,
+        settings: Settings,
+        traffic: Traffic,
+        request: Callable[..., Any],
+        call_soon: Callable[..., None],
+        ask: Callable[[Callable[[Future[Any]], None]], Any],
+        check: Callable[[], None],
+    ) -> None:
+        """`request` asks the scheduler; `call_soon` and `ask` have the worker's thread do
+        something, `ask` waits for its result. `check` raises the job's failure."""
+        self.number = number
+        """In the order in which the process, and each worker, creates its stores."""
+        self._rank = rank
+        self._gradient_codec = Choice(settings.gradient_codec)
+        self._value_codec = Choice(settings.value_codec)
+        self._traffic = traffic
+        self._request = request
+        self._call_soon = call_soon
+        self._ask = ask
+        self._check = check
+        self._keys: Dict[Key, WorkerKey] = {}
+
+    def declare(
+        self,
+        key: Key,
+        shape: Sequence[int],
+        dtype: str,
+        name: Optional[str] = None,
+        layout: str = "dense",
+        whole: bool = False,
+    ) -> WorkerKey:
+        """Makes a key known to the job; all workers declare it with the same shape, dtype and
+        layout.
+
+        `name` is what the user calls the parameter, for messages. `whole`: one server must keep all
+        of it, because the optimizer needs whole tensors.
+
+        Raises KeyMismatchError if they do not, and the other workers learn it too; ConfigError for
+        a layout that is not known here.
+        """
+        self._check()
+        make_layout(layout, shape)  # before any process hears of it
+        codecs = CodecChoices(
+            self._gradient_codec,
+            self._value_codec,
+        )
+        declaration = DeclareKey(key, tuple(shape), dtype, name, layout, codecs, self.number, whole)
+        answer = self._request(declaration, (DeclaredKey, KeyRefused))
+        if isinstance(answer, KeyRefused):
+            raise KeyMismatchError(answer.reason)
+        worker_key = self._keys[key] = WorkerKey(answer)
+        self._call_soon(self._traffic.declare, worker_key)
+        return worker_key
+
+    def choose_gradient_codec(self, choice: Choice) -> None:
+        """Has the gradients of a store's keys travel by this codec, instead of by the settings'.
+
+        All workers choose the same, before they declare the store's first key. Raises ConfigError
+        for a codec that is not registered here or has wrong parameters, and where it comes too
+        late.
+        """
+        self._check()
+        CODECS.make(choice, 0, np.dtype(np.float32))
+        if self._keys:
+            raise ConfigError(
+                f"the store has keys already, whose gradients do not travel by the codec {choice}; "
+                "choose it before the first key is initialised"
+            )
+        self._gradient_codec = choice
+
+    def key(self, key: Key) -> WorkerKey:
+        """The declared key; KeyMismatchError if there is none."""
+        try:
+            return self._keys[key]
+        except KeyError:
+            known = ", ".join([repr(known) for known in self._keys][:10]) or "none"
+            raise KeyMismatchError(
+                f"key {key!r} is unknown on worker {self._rank}; initialise it with "
+                f"{words.current().declare_key} first. Known keys: {known}"
+            ) from None
+
+    def declared(self) -> List[WorkerKey]:
+        """The store's keys, in the order in which they were declared."""
+        return list(self._keys.values())
+
+    def __contains__(self, key: Key) -> bool:
+        return key in self._keys
+
+    def keys_on_several_servers(self) -> List[WorkerKey]:
+        """A store's declared keys of which no server has the whole tensor."""
+        return [key for key in self.declared() if len(key.runs) > 1]
+
+    def publish_order(self, keys: Sequence[Key]) -> None:
+        """Worker rank 0 tells everybody a store's forward order, the first layer's key first.
+
+        The servers pass it on before the result of any slice that is pushed later. So all workers
+        send a round in the same order if the round needs the results of the one before.
+        """
+        key_ids = [self._keys[key].key_id for key in keys]
+        self._call_soon(self._traffic.publish_order, key_ids, self.number)
+
+    def set_optimizer(self, from_step: int, front_end: str, settings: bytes) -> None:
+        """Worker rank 0 sends the servers a store's optimizer settings, as the front end has
+        written them. They hold from a step on.
+
+        They are sent before every slice of that step, so no slice waits for them.
+        """
+        self._check()
+        message = encode(OptimizerSettings(front_end, settings))
+        self._call_soon(self._traffic.steps.settings, from_step, message, self.number)
+
+    def optimizer_state(self, key: WorkerKey) -> List[Optional[PlainState]]:
+        """What the servers' optimizer remembers of a key, in the order of the key's runs.
+
+        Waits until all rounds have ended that this worker has pushed. All its pushes must have been
+        sent. The other workers need not call anything.
+        """
+        states = self._ask(lambda answer: self._traffic.states.ask(key, key.round, answer))
+        return [states[server] for server, _ in key.runs]
+
+    def load_optimizer_state(self, key: WorkerKey, states: Sequence[Optional[PlainState]]) -> None:
+        """Worker rank 0 gives the servers' optimizer what it is to remember of a key from the end
+        of this worker's last round on, in the order of the key's runs. Waits until they have it.
+
+        All pushes must have been sent, and other workers must not push meanwhile.
+        """
+        by_server = {server: state for (server, _), state in zip(key.runs, states)}
+        self._ask(lambda done: self._traffic.states.give(key, key.round, by_server, done))
+
+    def new_step(self) -> int:
+        """Returns the number of a step that begins in one of the stores."""
+        return self._traffic.steps.new_step()
+
+    def pushed(self, step: int) -> None:
+        """Counts a push of a store's newest step, before its transfer begins."""
+        self._traffic.steps.pushed(step, self.number)
+
+    @property
+    def forward_order(self) -> List[Key]:
+        """The keys in the order in which the forward pass needs them, as far as known."""
+        return self._traffic.forward_order(self.number)
