@@ -233,7 +233,7 @@ class Worker:
         if source is not None:
             self._step = max(self._step, round)
             if round > INITIAL_ROUND:
-                self.steps.pushed(self._step)
+                self.steps.of_store(0).pushed(self._step)
         addresses = [None if array is None else array.ctypes.data for array in arrays]
         self.under_way += 1
         self.calls.append(Transfer(key, round, self._step, 0, *addresses, done))

@@ -107,7 +107,7 @@ TO_A_SERVER: Dict[str, Tuple[Callable[[int], bytes], str]] = {
     ),
     "a state that only worker 0 may load": (
         lambda rank: key(rank) + frame(Kind.STATE, rank, b"?", key=rank),
-        "must not come from it",
+        "only worker 0",
     ),
     "a kind that is none": (
         lambda rank: pack_header(255, rank, payload_bytes=2**32 - 1),

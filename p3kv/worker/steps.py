@@ -19,28 +19,28 @@ class Steps:
 
     All stores of a process count the same steps: each step is one store's. Settings wait here until
     their step is the current or the next one, so that a script that pushes far ahead does not pile
-    settings up on the servers. `new_step`, `new_store` and `pushed` belong to the thread that
-    pushes, all else to the worker's thread.
+    settings up on the servers. `new_step`, `new_store` and `StoreSteps.pushed` belong to the thread
+    that pushes, all else to the worker's thread.
     """
 
     def __init__(self, send: SendSettings) -> None:
         self._send = send
-        self._stores = [_StoreSteps()]
+        self._stores = [StoreSteps()]
         self._newest = 0
         self._begun = 0
 
     def new_store(self) -> None:
         """Counts the steps of one more store."""
-        self._stores.append(_StoreSteps())
+        self._stores.append(StoreSteps())
 
     def new_step(self) -> int:
         """Returns the number of a step that begins; the first one is 1."""
         self._newest += 1
         return self._newest
 
-    def pushed(self, step: int, store: int = 0) -> None:
-        """Counts a push of a store's newest step, before its transfer begins."""
-        self._stores[store].pushed(step)
+    def of_store(self, store: int) -> StoreSteps:
+        """A store's, which counts its pushes."""
+        return self._stores[store]
 
     def ended(self, step: int, store: int = 0) -> None:
         """Takes note that the round of a push has ended on all its servers."""
@@ -67,7 +67,7 @@ class Steps:
                 self._send(from_step, steps.oldest, settings, store)
 
 
-class _StoreSteps:
+class StoreSteps:
     """One store's steps that have not ended, and its settings that wait."""
 
     def __init__(self) -> None:
@@ -81,6 +81,7 @@ class _StoreSteps:
         self._open: Deque[int] = deque()
 
     def pushed(self, step: int) -> None:
+        """Counts a push of the store's newest step, before its transfer begins."""
         self._pushed[step] = self._pushed.get(step, 0) + 1
         if step != self._newest:
             self._open.append(step)

@@ -57,6 +57,8 @@ class WorkerStore:
         self._ask = ask
         self._check = check
         self._keys: Dict[Key, WorkerKey] = {}
+        self.pushed = traffic.steps.of_store(number).pushed
+        """Counts a push of the store's newest step, before its transfer begins."""
 
     def declare(
         self,
@@ -168,10 +170,6 @@ class WorkerStore:
     def new_step(self) -> int:
         """Returns the number of a step that begins in one of the stores."""
         return self._traffic.steps.new_step()
-
-    def pushed(self, step: int) -> None:
-        """Counts a push of a store's newest step, before its transfer begins."""
-        self._traffic.steps.pushed(step, self.number)
 
     @property
     def forward_order(self) -> List[Key]:

@@ -137,7 +137,9 @@ def address(array: NDArray) -> int:
     """
     handle = array.handle.value
     _reorder_to_default(handle)
-    check_call(_get_data(handle, _POINTER_ADDRESS))
+    failed = _get_data(handle, _POINTER_ADDRESS)
+    if failed:
+        check_call(failed)
     return _pointer.value or 0
 
 

@@ -36,12 +36,8 @@ from p3kv.wire.messages import Key, called
 from p3kv.worker import this_process
 from p3kv.worker.transfers import Transfer, WorkerKey
 
-_NAMES = {
-    (True, True): b"p3kv_pushpull",
-    (True, False): b"p3kv_push",
-    (False, True): b"p3kv_pull",
-}
-"""Names of operations in MXNet's profiler, by whether they send and whether they receive."""
+_PUSHPULL, _PUSH, _PULL = b"p3kv_pushpull", b"p3kv_push", b"p3kv_pull"
+"""Names of operations in MXNet's profiler."""
 
 _DONE_ANYWAY = (1, 3)
 """kSetMultiPrecision, which travels with the optimizer, and kSyncMode, which p3kv always has."""
@@ -443,22 +439,22 @@ class P3(KVStoreBase):
         def start(operation: engine.Operation) -> None:
             if source is not None and round_ != INITIAL_ROUND:
                 self._order.ready(key.key)
-            arrays = _address(source), _address(target)
-            self._worker.begin(Transfer(key, round_, step, priority, *arrays, operation.complete))
+            source_at = None if source is None else engine.address(source)
+            target_at = None if target is None else engine.address(target)
+            self._worker.begin(
+                Transfer(key, round_, step, priority, source_at, target_at, operation.complete)
+            )
 
         reads = [] if source is None or source is target else [source]
         writes = [] if target is None else [target]
-        engine.push(start, reads, writes, _NAMES[source is not None, target is not None])
+        name = _PUSH if target is None else _PULL if source is None else _PUSHPULL
+        engine.push(start, reads, writes, name)
 
 
 def _priority(priority: int) -> int:
     if not -(2**31) <= operator.index(priority) < 2**31:
         raise ValueError(f"priority is {priority}; it must be a whole number of 32 bits")
     return int(priority)
-
-
-def _address(array: Optional[NDArray]) -> Optional[int]:
-    return None if array is None else engine.address(array)
 
 
 def _finish() -> None:
