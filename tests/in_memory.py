@@ -269,7 +269,7 @@ class Server:
 
     def _connection(self, link: Link) -> Connection:
         connection = Connection(
-            link, Conversation(FROM_WORKERS, "worker"), self.traffic.place, _lost, 1 << 20
+            link, Conversation(FROM_WORKERS, "worker"), self.traffic.land, _lost, 1 << 20
         )
         self.connections.append(connection)
         return connection

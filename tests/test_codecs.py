@@ -150,7 +150,7 @@ def test_a_server_refuses_payloads_that_the_key_s_codec_does_not_make(
         job.declare("w", SIZE)
         (server,) = job.servers
         with pytest.raises(ProtocolError, match=f"{header.payload_bytes} .*bytes for key 'w'"):
-            server.consumer.place_push(server.connections[0], header)
+            server.consumer.land_push(server.connections[0], header)
 
 
 @pytest.mark.parametrize("payload_bytes", [2 * SIZE + 1, 4 * SIZE])
@@ -161,7 +161,7 @@ def test_a_worker_refuses_values_that_the_key_s_codec_does_not_make(payload_byte
         worker.begin()
         header = Header(Kind.UPDATED, ENCODED, 0, key.key_id, 0, 1, 1, 0, payload_bytes)
         with pytest.raises(ProtocolError, match=f"{payload_bytes} encoded bytes"):
-            worker.exchange.place(worker.servers[0], header)
+            worker.exchange.land(worker.servers[0], header)
 
 
 # Whole jobs.

@@ -57,18 +57,18 @@ class Sink:
     """Reads frames into memory of their own each, and notes what happened in which order."""
 
     def __init__(self) -> None:
-        self.places: dict = {}
+        self.landings: dict = {}
         self.events: List[Tuple[str, int]] = []
         self.frames: List[Tuple[Header, Optional[memoryview]]] = []
-        self.reader = FrameReader(self.place)
+        self.reader = FrameReader(self.land)
 
-    def place(self, header: Header) -> Landing:
-        self.events.append(("placed", header.key))
+    def land(self, header: Header) -> Landing:
+        self.events.append(("begun", header.key))
         if not header.payload_bytes:
             return Landing(None, partial(self._arrived, header, None))
-        place = np.zeros(header.payload_bytes, np.uint8)
-        self.places[header.key] = place
-        memory = memoryview(place)
+        array = np.zeros(header.payload_bytes, np.uint8)
+        self.landings[header.key] = array
+        memory = memoryview(array)
         return Landing(memory, partial(self._arrived, header, memory))
 
     def _arrived(self, header: Header, payload: Optional[memoryview]) -> None:
@@ -122,11 +122,11 @@ def test_frames_arrive_whole_and_in_place_however_the_bytes_are_cut(
             assert payload is not None
             assert payload == sent
             # The very memory that was asked for, not a copy of it.
-            assert np.shares_memory(np.asarray(payload), sink.places[header.key])
+            assert np.shares_memory(np.asarray(payload), sink.landings[header.key])
 
 
 @given(frames, cuts)
-def test_a_frame_arrives_before_the_next_is_placed(described: list, receiving: list) -> None:
+def test_a_frame_arrives_before_the_next_begins(described: list, receiving: list) -> None:
     sink = Sink()
     data = b""
     for number, (priority, payload_bytes) in enumerate(described):
@@ -134,7 +134,7 @@ def test_a_frame_arrives_before_the_next_is_placed(described: list, receiving: l
         data += header + (payload or b"")
     sink.receive(data, forever(receiving))
     assert sink.events == [
-        (event, number) for number in range(len(described)) for event in ("placed", "arrived")
+        (event, number) for number in range(len(described)) for event in ("begun", "arrived")
     ]
 
 
@@ -144,7 +144,7 @@ def test_a_large_payload_is_received_straight_into_its_place() -> None:
     sink.receive_some(header)
     first = sink.reader.buffers()[0]
     assert len(first) == 40_000
-    assert np.shares_memory(np.asarray(first), sink.places[0])
+    assert np.shares_memory(np.asarray(first), sink.landings[0])
     sink.receive_some(bytes(payload or b"")[:10_000])
     assert len(sink.reader.buffers()[0]) == 30_000
 
@@ -156,19 +156,19 @@ def test_there_is_always_room_beyond_the_payload_for_the_next_header() -> None:
 
 
 @given(frames.filter(bool), cuts, st.data())
-def test_what_place_raises_comes_out_after_the_frames_before_it(
+def test_what_land_raises_comes_out_after_the_frames_before_it(
     described: list, receiving: list, data: Any
 ) -> None:
     bad = data.draw(st.integers(0, len(described) - 1))
 
     sink = Sink()
 
-    def place(header: Header) -> Landing:
+    def land(header: Header) -> Landing:
         if header.key == bad:
             raise ProtocolError("this frame must not come")
-        return sink.place(header)
+        return sink.land(header)
 
-    sink.reader = FrameReader(place)
+    sink.reader = FrameReader(land)
     stream = b"".join(
         header + (payload or b"")
         for header, payload in (frame(n, *described[n]) for n in range(len(described)))

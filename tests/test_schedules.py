@@ -237,7 +237,7 @@ def test_a_server_refuses_rounds_that_nobody_may_be_at(kind: Kind, round_: int) 
         header = Header(kind, 0, 0, 0, 0, round_, round_, 0, SIZE // 2 * 4)
         with pytest.raises(ProtocolError, match=f"at round {round_} of key 'often', slice 0"):
             if kind == Kind.PUSH:
-                consumer.place_push(job.servers[0].connections[0], header)
+                consumer.land_push(job.servers[0].connections[0], header)
             else:
                 consumer._key(header).states(round_)
 

@@ -174,7 +174,7 @@ def test_bytes_land_in_the_arrays_in_their_order() -> None:
     a, c = np.arange(4, dtype=np.float32).reshape(2, 2), np.arange(3, dtype=np.float16)
     for piece in (a.tobytes()[:6], a.tobytes()[6:], c.tobytes()):
         assert not arriving.complete
-        arriving.place(of_bytes(len(piece)))[:] = piece
+        arriving.land(of_bytes(len(piece)))[:] = piece
     assert arriving.complete
     state = arriving.state
     assert state is not None
@@ -191,7 +191,7 @@ def of_bytes(count: int) -> Header:
 def test_bytes_that_no_array_has_room_for_are_refused(count: int) -> None:
     arriving = ArrivingState(outlined(("a", "float32", [4])), 4)
     with pytest.raises(ProtocolError, match=f"{count} bytes"):
-        arriving.place(of_bytes(count))
+        arriving.land(of_bytes(count))
 
 
 @pytest.mark.parametrize("shape", [[5], [2, 3], [2**40]])
@@ -207,20 +207,20 @@ def test_frames_of_states_that_nobody_waits_for_are_refused() -> None:
         for kind in (Kind.STATE, Kind.STATE_BYTES, Kind.LOADED):
             header = Header(kind, 0, 0, key.key_id, 0, 0, 0, 0, 1)
             with pytest.raises(ProtocolError):
-                worker.traffic._place(worker.servers[0], header)
+                worker.traffic._land(worker.servers[0], header)
         connection = server.connections[0]
         with pytest.raises(ProtocolError, match="not announced"):
-            server.traffic.place(connection, Header(Kind.STATE_BYTES, 0, 0, 0, 0, 0, 0, 0, 1))
+            server.traffic.land(connection, Header(Kind.STATE_BYTES, 0, 0, 0, 0, 0, 0, 0, 1))
         for kind in (Kind.STATES, Kind.STATE):
             with pytest.raises(ProtocolError, match="unknown here"):
-                server.traffic.place(connection, Header(kind, 0, 0, 7, 0, 0, 0, 0, 1))
-        ahead = server.traffic.place(connection, Header(Kind.STATES, 0, 0, 0, 0, 9, 0, 0, 0))
+                server.traffic.land(connection, Header(kind, 0, 0, 7, 0, 0, 0, 0, 1))
+        ahead = server.traffic.land(connection, Header(Kind.STATES, 0, 0, 0, 0, 9, 0, 0, 0))
         with pytest.raises(ProtocolError, match="round 9"):
             ahead.arrived()
         early = Header(Kind.STATES, 0, 0, 0, 0, 1, 0, 0, 0)
-        server.traffic.place(connection, early).arrived()
+        server.traffic.land(connection, early).arrived()
         with pytest.raises(ProtocolError, match="before it had the last one"):
-            server.traffic.place(connection, early).arrived()
+            server.traffic.land(connection, early).arrived()
 
 
 @pytest.mark.parametrize(

@@ -128,7 +128,7 @@ class Consumer:
         if self._keys.setdefault(declared.key_id, key).declared != declared:
             raise ProtocolError(f"it declares a key otherwise than another worker: {declared}")
 
-    def place_push(self, connection: Connection, header: Header) -> Landing:
+    def land_push(self, connection: Connection, header: Header) -> Landing:
         """Where a push is received; ProtocolError for a push that can't be right."""
         key = self._key(header)
         state = key.state(header.round, header.slice)
@@ -146,7 +146,7 @@ class Consumer:
         push = _Push(key, state, gradient)
         return Landing(memory, partial(self._add, connection, header, push))
 
-    def place_pull(self, connection: Connection, header: Header) -> Landing:
+    def land_pull(self, connection: Connection, header: Header) -> Landing:
         """Queues a request for a key's value."""
         return Landing(None, partial(self._add, connection, header, None))
 

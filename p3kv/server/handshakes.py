@@ -37,7 +37,7 @@ class Handshakes:
     def __contains__(self, connection: Connection) -> bool:
         return connection in self._hellos
 
-    def place(self, connection: Connection, header: Header) -> memoryview:
+    def land(self, connection: Connection, header: Header) -> memoryview:
         """Where a hello's payload goes; ProtocolError for one of another protocol."""
         if header.key != MAGIC:
             raise ProtocolError("what it sent is not p3kv's protocol")

@@ -148,7 +148,7 @@ class _Server:
         return Connection(
             link,
             Conversation(FROM_WORKERS, "worker"),
-            self._traffic.place,
+            self._traffic.land,
             self._workers.lose,
             self._settings.send_buffer_bytes or CREDIT_BYTES,
         )

@@ -59,7 +59,7 @@ class States:
         give = partial(self._give, connection, header, key)
         return Landing(None, partial(self._when_ended, header, key, give))
 
-    def place(self, connection: Connection, header: Header) -> Landing:
+    def land(self, connection: Connection, header: Header) -> Landing:
         """Takes the outline of a state that worker rank 0 gives."""
         key = self._key(header)
         if self._arriving is not None:
@@ -68,12 +68,12 @@ class States:
             header, StateOutline, partial(self._outlined, connection, header, key)
         )
 
-    def place_bytes(self, connection: Connection, header: Header) -> Landing:
+    def land_bytes(self, connection: Connection, header: Header) -> Landing:
         """Takes the next bytes of this state."""
         key = self._key(header)
         if self._arriving is None:
             raise ProtocolError("it sent bytes of an optimizer's state that it has not announced")
-        memory = self._arriving.place(header)
+        memory = self._arriving.land(header)
         return Landing(memory, partial(self._take_if_complete, connection, header, key))
 
     def round_ended(self, key: ServerKey) -> None:

@@ -72,8 +72,8 @@ class Traffic:
         """What all workers have agreed on, once one of them has said hello."""
         self._takers: Dict[int, Callable[[Connection, Header], Landing]] = {
             Kind.HELLO: self._hello,
-            Kind.PUSH: consumer.place_push,
-            Kind.PULL: consumer.place_pull,
+            Kind.PUSH: consumer.land_push,
+            Kind.PULL: consumer.land_pull,
             Kind.KEY: self._key,
             Kind.TERMS: self._terms,
             Kind.OPEN: self._open,
@@ -81,12 +81,12 @@ class Traffic:
             Kind.OPTIMIZER: self._optimizer,
             Kind.ORDER: self._forward_order,
             Kind.STATES: consumer.states.ask,
-            Kind.STATE: consumer.states.place,
-            Kind.STATE_BYTES: consumer.states.place_bytes,
+            Kind.STATE: consumer.states.land,
+            Kind.STATE_BYTES: consumer.states.land_bytes,
             Kind.BYE: self._bye,
         }
 
-    def place(self, connection: Connection, header: Header) -> Landing:
+    def land(self, connection: Connection, header: Header) -> Landing:
         """Where a frame's payload goes, and what happens then; ProtocolError for a frame that
         can't be right."""
         return self._takers[header.kind](connection, header)
@@ -105,7 +105,7 @@ class Traffic:
     # Coming and going.
 
     def _hello(self, connection: Connection, header: Header) -> Landing:
-        words = self._workers.place_hello(connection, header)
+        words = self._workers.land_hello(connection, header)
         return Landing(words, partial(self._admit, connection, words))
 
     def _admit(self, connection: Connection, words: memoryview) -> None:

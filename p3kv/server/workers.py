@@ -60,10 +60,10 @@ class Workers:
     def _listen(self) -> None:
         self._loop.add_reader(self._listener.descriptor, self._accept)
 
-    def place_hello(self, connection: Connection, header: Header) -> memoryview:
+    def land_hello(self, connection: Connection, header: Header) -> memoryview:
         """Where a hello's payload goes; ProtocolError for one of another protocol."""
         assert self._handshakes is not None
-        return self._handshakes.place(connection, header)
+        return self._handshakes.land(connection, header)
 
     def admit(self, connection: Connection, payload: memoryview) -> DataHello:
         """Completes a handshake; ProtocolError if the peer is not a worker of this job."""

@@ -14,7 +14,7 @@ from p3kv.wire.protocol import Conversation
 class Connection:
     """Frames in both directions over a link, driven by a `Loop`.
 
-    `place(connection, header)` takes every frame that the peer may send now, and
+    `land(connection, header)` takes every frame that the peer may send now, and
     `on_lost(connection, reason)` is called once, when the peer is gone or broke the protocol.
     """
 
@@ -22,13 +22,13 @@ class Connection:
         self,
         link: Link,
         conversation: Conversation,
-        place: Callable[[Connection, Header], Landing],
+        land: Callable[[Connection, Header], Landing],
         on_lost: Callable[[Connection, str], None],
         send_buffer_bytes: int,
     ) -> None:
         """`send_buffer_bytes`: most unsent bytes on the link, until `hold_at_most` changes it."""
         self._link = link
-        self._place = place
+        self._land = land
         self._on_lost = on_lost
         self._reader = FrameReader(self._hear)
         self.conversation = conversation
@@ -89,7 +89,7 @@ class Connection:
 
     def _hear(self, header: Header) -> Landing:
         self.conversation.hear(header)
-        return self._place(self, header)
+        return self._land(self, header)
 
     def _end(self, reason: str) -> None:
         self.ended = True

@@ -27,7 +27,7 @@ class Landing(NamedTuple):
     arrived: Callable[[], None]
 
 
-Place = Callable[[Header], Landing]
+Land = Callable[[Header], Landing]
 """Takes a frame whose header has arrived. Raises ProtocolError for a frame that must not come."""
 
 
@@ -38,14 +38,14 @@ def message_landing(header: Header, expected: Any, take: Callable[[Any], None]) 
 
 
 class FrameReader:
-    """Turns received bytes into frames, each of which `place` gives a landing.
+    """Turns received bytes into frames, each of which `land` gives a landing.
 
     Bytes are received into `buffers()`: first the missing bytes of the current payload, then a
     small read-ahead buffer, from which the reader takes further headers and small payloads.
     """
 
-    def __init__(self, place: Place) -> None:
-        self._place = place
+    def __init__(self, land: Land) -> None:
+        self._land = land
         self._ahead = memoryview(bytearray(_READ_AHEAD_BYTES))
         self._ahead_start = 0
         self._ahead_end = 0
@@ -64,8 +64,8 @@ class FrameReader:
     def received(self, count: int) -> None:
         """Takes `count` bytes that are in `buffers()`; frames that are complete now have arrived.
 
-        A frame arrives before the next one is placed, because its arrival may decide where the next
-        one goes. Raises what `place` and `arrived` raise.
+        A frame arrives before the next one gets its landing, because its arrival may decide where
+        the next one goes. Raises what `land` and `arrived` raise.
         """
         direct = min(count, len(self._missing))
         self._missing = self._missing[direct:]
@@ -79,7 +79,7 @@ class FrameReader:
                 break
             header = unpack_header(self._ahead, self._ahead_start)
             self._ahead_start += HEADER_BYTES
-            self._landing = self._place(header)
+            self._landing = self._land(header)
             memory = self._landing.memory
             if memory is not None:
                 self._missing = memory

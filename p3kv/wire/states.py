@@ -78,7 +78,7 @@ class ArrivingState:
 
     @property
     def complete(self) -> bool:
-        """Whether all bytes have a place; they are there when the last frame has arrived."""
+        """Whether all bytes have a landing; they are there when the last frame has arrived."""
         return not self._missing
 
     @property
@@ -86,7 +86,7 @@ class ArrivingState:
         """The state, once it is complete; None if the optimizer remembers nothing."""
         return None if self._numbers is None else PlainState(self._elements, self._numbers)
 
-    def place(self, header: Header) -> memoryview:
+    def land(self, header: Header) -> memoryview:
         """Where the next frame's payload goes; ProtocolError for one that can't be right."""
         count = header.payload_bytes
         if not self._missing or not 0 < count <= len(self._missing[0]):

@@ -101,7 +101,7 @@ class Exchange:
             self._windows.expect(transfer)
         self._send_slices(transfer, transfer.source, priority)
 
-    def place(self, connection: Connection, header: Header) -> Landing:
+    def land(self, connection: Connection, header: Header) -> Landing:
         """Where a slice from a server goes, and the end of a round; ProtocolError if no transfer
         expects it."""
         if header.kind == Kind.ENDED:
@@ -118,14 +118,14 @@ class Exchange:
         piece = slices[header.slice]
         memory = transfer.memory(transfer.target, piece)
         if header.flags & ENCODED:
-            return self._place_encoded(transfer, piece, header, memory)
+            return self._land_encoded(transfer, piece, header, memory)
         if len(memory) != header.payload_bytes:
             raise ProtocolError(
                 f"it sent {header.payload_bytes} bytes for a slice of {len(memory)} bytes"
             )
         return Landing(memory, partial(self._received, transfer, piece, header))
 
-    def _place_encoded(
+    def _land_encoded(
         self, transfer: Transfer, piece: Slice, header: Header, memory: memoryview
     ) -> Landing:
         codec = transfer.key.codecs.values

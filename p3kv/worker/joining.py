@@ -125,7 +125,7 @@ class Joining:
     def _echo(self, connection: Connection, header: Header) -> Landing:
         if self._probe is None:
             raise ProtocolError("it answered a measurement that nobody has begun")
-        return self._probe.place(connection, header)
+        return self._probe.land(connection, header)
 
     def _wait_for_welcome(self) -> None:
         deadline = time.monotonic() + _WELCOME_S

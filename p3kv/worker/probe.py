@@ -42,7 +42,7 @@ class Probe:
             for _ in range(_FRAMES_AHEAD):
                 self._send(connection)
 
-    def place(self, connection: Connection, header: Header) -> Landing:
+    def land(self, connection: Connection, header: Header) -> Landing:
         """Where an echo's bytes go, which nobody reads; ProtocolError if nothing was sent."""
         if header.payload_bytes != len(self._scratch) or not self._under_way:
             raise ProtocolError(f"it sent {header.payload_bytes} bytes back that nobody sent")

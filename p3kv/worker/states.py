@@ -69,21 +69,21 @@ class States:
             request.answer.set_exception(error)
         self._requests.clear()
 
-    def place(self, connection: Connection, header: Header) -> Landing:
+    def land(self, connection: Connection, header: Header) -> Landing:
         """Takes the outline of a state."""
         request = self._expecting(header)
         request.missing.remove(header.rank)
         return message_landing(header, StateOutline, partial(self._outlined, header, request))
 
-    def place_bytes(self, connection: Connection, header: Header) -> Landing:
+    def land_bytes(self, connection: Connection, header: Header) -> Landing:
         """Takes the next bytes of a server's state."""
         request = self._requests[0] if self._requests else None
         arriving = None if request is None else request.arriving.get(header.rank)
         if request is None or arriving is None:
             raise ProtocolError("it sent bytes of an optimizer's state that it has not announced")
-        return Landing(arriving.place(header), partial(self._arrived, header.rank, request))
+        return Landing(arriving.land(header), partial(self._arrived, header.rank, request))
 
-    def place_loaded(self, connection: Connection, header: Header) -> Landing:
+    def land_loaded(self, connection: Connection, header: Header) -> Landing:
         """Takes note that a server has its state."""
         request = self._expecting(header)
         request.missing.remove(header.rank)

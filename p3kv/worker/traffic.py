@@ -81,16 +81,16 @@ class Traffic:
         self.states = States(rank, self.servers)
         self._takers: Dict[int, Taker] = {
             **joining,
-            Kind.UPDATED: self.exchange.place,
-            Kind.PULLED: self.exchange.place,
-            Kind.ENDED: self.exchange.place,
+            Kind.UPDATED: self.exchange.land,
+            Kind.PULLED: self.exchange.land,
+            Kind.ENDED: self.exchange.land,
             Kind.TERMS: self._new_terms,
             Kind.OPEN: self._open,
             Kind.ORDER: self._forward_order,
             Kind.STALLED: self._stalled,
-            Kind.STATE: self.states.place,
-            Kind.STATE_BYTES: self.states.place_bytes,
-            Kind.LOADED: self.states.place_loaded,
+            Kind.STATE: self.states.land,
+            Kind.STATE_BYTES: self.states.land_bytes,
+            Kind.LOADED: self.states.land_loaded,
             Kind.BYE: self._bye,
         }
 
@@ -99,7 +99,7 @@ class Traffic:
         conversation = Conversation(FROM_SERVERS, "server")
         conversation.peer = server
         credit_bytes = self._settings.send_buffer_bytes or CREDIT_BYTES
-        connection = Connection(link, conversation, self._place, self._on_lost, credit_bytes)
+        connection = Connection(link, conversation, self._land, self._on_lost, credit_bytes)
         self.servers[server] = connection
         return connection
 
@@ -148,7 +148,7 @@ class Traffic:
         order = ForwardOrder([key_id for ids in self._orders.values() for key_id in ids])
         self.tell(Kind.ORDER, encode(order))
 
-    def _place(self, connection: Connection, header: Header) -> Landing:
+    def _land(self, connection: Connection, header: Header) -> Landing:
         return self._takers[header.kind](connection, header)
 
     def _begin_step(self, step: int) -> None:
