@@ -28,6 +28,7 @@ np.testing.assert_array_equal(value.asnumpy(), weight)  # initial values are exa
 gradients = [gradient(rank) for rank in range(store.num_workers)]
 scales = [(abs(one).max() + 0.02) / LARGEST for one in gradients]
 most_kept_back = RATE * sum(scales) / 2
+mx.nd.waitall()  # the initial value has left
 before = store.stats()
 for round_ in range(1, ROUNDS + 1):
     store.pushpull("w", mx.nd.array(gradients[store.rank]), out=value)
