@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import ClassVar, Dict, Iterator, List, Optional, Tuple
@@ -189,3 +191,31 @@ def test_a_server_without_the_front_end_says_so_and_everybody_learns_it() -> Non
     last = result.output.splitlines()[-1]
     for words_ in ("worker 0", "front end 'toy'", "only mxnet", "P3KV_PLUGINS"):
         assert words_ in last, result.output
+
+
+_UPDATE = """
+import os
+{prepare}
+import mxnet as mx
+threads = len(os.listdir("/proc/self/task"))
+weight = mx.nd.ones((1_000_000,))
+mx.nd.sgd_update(weight, weight, lr=0.1, wd=0, out=weight)
+weight.wait_to_read()
+print(len(os.listdir("/proc/self/task")) - threads)
+"""
+_PREPARE = """
+from p3kv.frontends.mxnet.environment import prepare_for_server_optimizer
+prepare_for_server_optimizer()
+"""
+
+
+def test_mxnet_updates_in_one_thread_on_a_server_whatever_the_script_is_to_have() -> None:
+    new_threads = {}
+    for prepare in (_PREPARE, ""):
+        environ = {**os.environ, "OMP_NUM_THREADS": "4", "MXNET_ENGINE_TYPE": "NaiveEngine"}
+        command = [sys.executable, "-c", _UPDATE.format(prepare=prepare)]
+        done = subprocess.run(
+            command, env=environ, cwd=ROOT, timeout=60, capture_output=True, text=True, check=True
+        )
+        new_threads[prepare] = int(done.stdout)
+    assert new_threads[_PREPARE] == 0 < new_threads[""], new_threads
