@@ -171,12 +171,16 @@ class OrderLearner:
 
     def pushed(self, key: Key) -> None:
         """Takes note that a key is pushed, before its gradient is ready."""
+        if not self._learning:  # never again: each push asks, and needs no lock for this answer
+            return
         with self._lock:
             if self._learning:
                 self._ready_order.pushed(key)
 
     def ready(self, key: Key) -> None:
         """Takes note that a pushed gradient is ready, before it leaves."""
+        if not self._learning:
+            return
         with self._lock:
             if self._learning:
                 self._ready_order.ready(key)

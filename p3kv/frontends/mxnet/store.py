@@ -377,10 +377,9 @@ class P3(KVStoreBase):
         The arrays of several keys are all checked here: a call that is refused pushes nothing.
         """
         self._worker.check()
-        arrays = [*values, *outs]
         if not isinstance(keys, (list, tuple)):
-            return [(self._own.key(keys), *map(listed, arrays))]
-        known = [(self._own.key(key), *lists) for key, *lists in by_key(keys, *arrays)]
+            return [(self._own.key(keys), *map(listed, values), *map(listed, outs))]
+        known = [(self._own.key(key), *lists) for key, *lists in by_key(keys, *values, *outs)]
         checks = [check_sources] * len(values) + [check_targets] * len(outs)
         for worker_key, *lists in known:
             for check, one in zip(checks, lists):
