@@ -76,6 +76,11 @@ class Settings:
     start roles by hand, and pods come one after the other."""
     stall_timeout_s: Annotated[float, Meta(ge=0.1, le=31 * 86_400.0)] = 1800.0
     """How long a round may wait for a worker's push before the job fails."""
+    silence_timeout_s: Annotated[float, Meta(ge=1.0, le=86_400.0)] = 120.0
+    """How long a process may be silent before the job fails: it is stopped, or its host can't be
+    reached. The job goes on when the process answers within this time."""
+    warn_after_s: Annotated[float, Meta(ge=0.1, le=86_400.0)] = 10.0
+    """How long a process may be silent, or a round wait for a push, before a warning says so."""
     send_buffer_bytes: Optional[Annotated[int, Meta(ge=4096, le=2**30)]] = None
     """Credit: most unsent bytes that the kernel holds for a connection. Priorities do not apply to
     them. None: by the slice size."""

@@ -52,6 +52,8 @@ def test_without_any_setting_the_defaults_hold() -> None:
     ("name", "text", "value"),
     [
         ("slice_size", "1000", 1000),
+        ("silence_timeout_s", "30", 30.0),
+        ("warn_after_s", "3", 3.0),
         ("deterministic", "1", True),
         ("placement", "round_robin", "round_robin"),
         ("gradient_codec", "float16", "float16"),

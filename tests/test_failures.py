@@ -57,7 +57,7 @@ def test_a_process_killed_in_mid_training_is_named_by_all_others_which_end_withi
 
 
 def test_a_process_that_is_stopped_is_said_to_be_so_by_all_others_which_end(tmp_path: Path) -> None:
-    with TrainingJob(tmp_path, workers=2, servers=1) as job:
+    with TrainingJob(tmp_path, workers=2, servers=1, P3KV_SILENCE_TIMEOUT_S=6) as job:
         job.wait_until_training()
         parts = job.parts()
         stopped = parts.pop("worker 1")
@@ -67,7 +67,8 @@ def test_a_process_that_is_stopped_is_said_to_be_so_by_all_others_which_end(tmp_
         assert not alive, job.output()
         print(f"all others ended {time.monotonic() - start:.1f} s after worker 1 was stopped")
         result = job.result(timeout_s=PROMISED_S)
-    reason = rf"it has not answered for \d+ s \(127.0.0.1, process {stopped.pid}\)"
+    silent = r"it has not answered for \d+ s, and was last heard of at \d\d:\d\d:\d\d"
+    reason = rf"{silent} \(127.0.0.1, process {stopped.pid}\)"
     for name in parts:
         assert_one_line(result, name, f"worker 1: {reason}$")
     assert re.match(f"p3kv launch: worker 1 failed first: {reason}", last_line(result))

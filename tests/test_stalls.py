@@ -21,7 +21,7 @@ class Heard:
     def __init__(self, timeout_s: float) -> None:
         self.told: List[Stalled] = []
         self.given_up: List[Tuple[int, str, str]] = []
-        self.stalls = Stalls(self.told.append, lambda *why: self.given_up.append(why))
+        self.stalls = Stalls(10.0, self.told.append, lambda *why: self.given_up.append(why))
         self.stalls.timeout_s = timeout_s
 
     def look_every(self, seconds: float, since_s: float, until_s: float) -> None:

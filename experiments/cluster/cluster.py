@@ -20,7 +20,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
-from typing import Iterable, NamedTuple
+from typing import Iterable, Iterator, NamedTuple
 
 from experiments.cluster.host import Host
 from experiments.cluster.netns import (
@@ -173,6 +173,17 @@ class Cluster:
         for host, change in zip(hosts, changes):
             self._batch("tc", host.namespace, [change.format(host.interface)])
             host.rate_mbit_s = rate_mbit_s
+
+    @contextlib.contextmanager
+    def cut(self, host: Host) -> Iterator[None]:
+        """Until the context ends, the switch drops all that `host` sends and is sent, and tells
+        nobody, as when a cable is pulled between two switches."""
+        rules = [f"{way} {host.address} blackhole" for way in ("from", "to")]
+        self._batch("ip", self._switch, [f"rule add {rule}" for rule in rules])
+        try:
+            yield
+        finally:
+            self._batch("ip", self._switch, [f"rule del {rule}" for rule in rules])
 
     def goodput(self, seconds: float = 0.5, at_once: bool = False) -> list[LinkGoodput]:
         """Measure the TCP payload rate from each host to the next, the last to the first.

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Dict, List, Optional, Tuple
 
 from p3kv import words
-from p3kv.wire.control import SILENT_HINT, SILENT_S
 from p3kv.wire.launcher_link import PartEnded
 from p3kv.wire.messages import UNKNOWN, Failure
+from p3kv.wire.silence import SILENT_HINT, SILENT_S, for_so_long
 
 _OUT_OF_MEMORY = "The kernel's out-of-memory killer does this, too: its log (dmesg) says so."
 _ITS_OUTPUT = "See its own output for why."
@@ -42,7 +42,8 @@ class _Suspect:
                 hint = f"Does its script import p3kv, and use {words.current().use_store}?"
             return f"its process {self.end.how}{self.lacks}", hint
         if self.silent_s is not None and self.silent_s >= SILENT_S:
-            return f"it has not answered for {self.silent_s:.0f} s ({self.place})", SILENT_HINT
+            reason = f"it has not answered for {for_so_long(self.silent_s)} ({self.place})"
+            return reason, SILENT_HINT
         if self.silent_s is not None:
             return (
                 f"its process ended without a word ({self.place})",

@@ -21,6 +21,7 @@ from p3kv.wire.messages import (
     Bye,
     DeclareKey,
     Failure,
+    FromScheduler,
     Hello,
     Measured,
     Ready,
@@ -109,6 +110,10 @@ class Job:
         """Takes note that the launcher has seen a process end; `judge` decides what that means."""
         if self.failure is None:
             self._losses.process_ended(end)
+
+    def tell_others(self, about: Node, message: FromScheduler) -> Replies:
+        """What sends a message to all nodes but the one that it is about."""
+        return [(node.identity, message) for node in self._members.present if node is not about]
 
     def judge(self) -> Replies:
         """Decides whether the job ends, and why, once all witnesses have had time to speak."""

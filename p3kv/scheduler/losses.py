@@ -6,9 +6,9 @@ from typing import List, Optional, Tuple
 
 from p3kv.scheduler.blame import LEFT, NEVER_JOINED, WITHOUT_LEAVING, Blame
 from p3kv.scheduler.membership import Membership, Node
-from p3kv.wire.control import SILENT_S
 from p3kv.wire.launcher_link import PartEnded
 from p3kv.wire.messages import Failure
+from p3kv.wire.silence import SILENT_S
 
 
 class Losses:

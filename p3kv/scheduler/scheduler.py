@@ -13,10 +13,22 @@ from zmq.utils.monitor import recv_monitor_message
 from p3kv import words
 from p3kv.config import Launch, Settings
 from p3kv.errors import ConfigError, P3Error, ProtocolError, in_one_line
-from p3kv.scheduler.job import Job, Replies
-from p3kv.wire.control import HEARTBEAT_EVERY_MS, HEARTBEAT_TIMEOUT_MS
+from p3kv.scheduler.job import Job
+from p3kv.scheduler.membership import Node
+from p3kv.scheduler.replies import Replies
+from p3kv.scheduler.silences import LOOK_EVERY_S, Silences
+from p3kv.wire import silence
+from p3kv.wire.control import HEARTBEAT_EVERY_MS, heartbeat_timeout_ms
 from p3kv.wire.launcher_link import Cause, LauncherLink, PartEnded
-from p3kv.wire.messages import MAX_TO_SCHEDULER_BYTES, UNKNOWN, Failure, ToScheduler, decode, encode
+from p3kv.wire.messages import (
+    MAX_TO_SCHEDULER_BYTES,
+    UNKNOWN,
+    Failure,
+    PeerSilent,
+    ToScheduler,
+    decode,
+    encode,
+)
 from p3kv.wire.refusals import Refusals
 from p3kv.wire.reminder import Reminder
 
@@ -46,7 +58,7 @@ def run_scheduler(launch: Launch, settings: Settings) -> None:
     if launch.launcher_fd is not None:
         link = LauncherLink(socket.socket(fileno=launch.launcher_fd))
     try:
-        _bind(router, launch)
+        _bind(router, launch, settings)
         _Scheduler(launch, settings, router, monitor, link).serve()
     finally:
         if link is not None:
@@ -57,13 +69,13 @@ def run_scheduler(launch: Launch, settings: Settings) -> None:
         context.term()
 
 
-def _bind(router: zmq.Socket, launch: Launch) -> None:
+def _bind(router: zmq.Socket, launch: Launch, settings: Settings) -> None:
     router.setsockopt(zmq.LINGER, _LINGER_MS)
     router.setsockopt(zmq.IPV6, 1)
     router.setsockopt(zmq.MAXMSGSIZE, MAX_TO_SCHEDULER_BYTES)
     router.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
     router.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_EVERY_MS)
-    router.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
+    router.setsockopt(zmq.HEARTBEAT_TIMEOUT, heartbeat_timeout_ms(settings))
     if launch.scheduler_fd is not None:
         router.setsockopt(zmq.USE_FD, launch.scheduler_fd)
     address = f"{launch.root_host}:{launch.root_port}"
@@ -92,7 +104,7 @@ class _Scheduler:
         link: Optional[LauncherLink],
     ) -> None:
         self._job = Job(launch.job, launch.num_workers, launch.num_servers)
-        self._timeout_s = settings.rendezvous_timeout_s
+        self._settings = settings
         self._router = router
         self._monitor = monitor
         self._refusals = Refusals(_log)
@@ -101,7 +113,8 @@ class _Scheduler:
         self._link = link
         self._nodes_by_descriptor: Dict[int, bytes] = {}
         self._open_descriptors: Set[int] = set()
-        self._heard_at: Dict[bytes, float] = {}
+        self._silences = Silences(settings)
+        self._look_at = self._last_arrival
         self._judge_at: Optional[float] = None
         self._farewell_deadline: Optional[float] = None
 
@@ -141,14 +154,15 @@ class _Scheduler:
         deadline = self._farewell_deadline
         return deadline is not None and time.monotonic() >= deadline
 
-    def _timeout_ms(self) -> Optional[int]:
-        deadlines = [] if self._judge_at is None else [self._judge_at]
+    def _timeout_ms(self) -> int:
+        deadlines = [self._look_at]
+        if self._judge_at is not None:
+            deadlines.append(self._judge_at)
         if self._farewell_deadline is not None:
             deadlines.append(self._farewell_deadline)
         elif not self._job.assembled:
-            deadlines += [self._last_arrival + self._timeout_s, self._reminder.at]
-        if not deadlines:
-            return None
+            give_up_at = self._last_arrival + self._settings.rendezvous_timeout_s
+            deadlines += [give_up_at, self._reminder.at]
         return max(0, int((min(deadlines) - time.monotonic()) * 1000) + 1)
 
     def _notice_connections(self) -> None:
@@ -175,7 +189,7 @@ class _Scheduler:
         self._send(self._job.handle(identity, message))
         node = self._job.node(identity)
         if node is not None:
-            self._heard_at[identity] = time.monotonic()
+            self._tell(node, self._silences.heard(node, time.monotonic()))
         if not known and node is not None:
             self._last_arrival = time.monotonic()
             self._reminder.postpone(self._last_arrival)
@@ -210,10 +224,16 @@ class _Scheduler:
     def _disconnected(self, identity: Optional[bytes]) -> None:
         if identity is None:
             return
-        heard_at = self._heard_at.pop(identity, None)
         node = self._job.node(identity)
-        if node is not None and heard_at is not None:
-            self._job.lost(node, time.monotonic() - heard_at)
+        silent_s = None if node is None else self._silences.end(node, time.monotonic())
+        if node is not None and silent_s is not None:
+            self._job.lost(node, silent_s)
+
+    def _tell(self, node: Node, told: Optional[PeerSilent]) -> None:
+        """Warns here and in all other processes that a node is silent, or answers again."""
+        if told is not None:
+            _log.warning("%s", silence.words(told))
+            self._send(self._job.tell_others(node, told))
 
     def _hear_ends(self) -> bool:
         """Takes the ends of processes that the launcher reports; False if it reports no more."""
@@ -226,6 +246,10 @@ class _Scheduler:
 
     def _check_clock(self) -> None:
         now = time.monotonic()
+        if now >= self._look_at:
+            self._look_at = now + LOOK_EVERY_S
+            for node, told in self._silences.look(now):
+                self._tell(node, told)
         if not self._job.undecided:
             self._judge_at = None
         elif self._judge_at is None:
@@ -234,8 +258,9 @@ class _Scheduler:
             self._judge_at = None
             self._send(self._job.judge())
         arriving = not self._job.assembled and self._job.failure is None
-        if arriving and now >= self._last_arrival + self._timeout_s:
-            self._send(self._job.nobody_else_came(self._timeout_s))
+        timeout_s = self._settings.rendezvous_timeout_s
+        if arriving and now >= self._last_arrival + timeout_s:
+            self._send(self._job.nobody_else_came(timeout_s))
         elif arriving and self._reminder.is_due(now):
             _log.warning("%s", self._job.who_came())
         if self._job.failure is not None and self._farewell_deadline is None:

@@ -36,7 +36,7 @@ def run_server(launch: Launch, settings: Settings) -> None:
     """
     address = own_address(launch)
     try:
-        listener = TRANSPORTS.find(settings.transport)().listen(address)
+        listener = TRANSPORTS.find(settings.transport)(settings.silence_timeout_s).listen(address)
     except OSError as error:
         raise ConfigError(
             f"a server can't listen at {address}: {error.strerror or error}. DMLC_NODE_HOST must "
@@ -72,6 +72,7 @@ class _Server:
         )  # fmt: skip
         self._control = ControlClient(
             launch,
+            settings,
             listener.address,
             settings.transport,
             {

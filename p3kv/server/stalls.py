@@ -12,8 +12,6 @@ from p3kv.wire.messages import Stalled, workers
 
 LOOK_EVERY_S = 1.0
 """How often `Stalls.look` is to be called."""
-_FIRST_S = 10.0
-"""How long a round waits before workers are told, unless the timeout is shorter."""
 
 _HINT = (
     "It is stopped or very slow, or it does not train the same parameters as the others, the same "
@@ -44,15 +42,20 @@ class Wait(NamedTuple):
 class Stalls:
     """Reports the round that has waited longest.
 
-    Tells the workers when the round has waited for `_FIRST_S`, and again whenever that time has
-    doubled. After `timeout_s` the job fails. Belongs to the server's thread.
+    Tells the workers when the round has waited for `warn_after_s`, or half the timeout if that is
+    less, and again whenever that time has doubled. After `timeout_s` the job fails. Belongs to the
+    server's thread.
     """
 
     def __init__(
-        self, tell: Callable[[Stalled], None], give_up: Callable[[int, str, str], None]
+        self,
+        warn_after_s: float,
+        tell: Callable[[Stalled], None],
+        give_up: Callable[[int, str, str], None],
     ) -> None:
         """`give_up(rank, reason, hint)` ends the job because of a missing worker."""
         self.timeout_s = Settings.stall_timeout_s
+        self._warn_after_s = warn_after_s
         self._tell = tell
         self._give_up = give_up
         self._told_wait_s = 0.0
@@ -60,7 +63,7 @@ class Stalls:
     @property
     def first_s(self) -> float:
         """How long a round waits before it counts as stalled."""
-        return min(_FIRST_S, self.timeout_s / 2)
+        return min(self._warn_after_s, self.timeout_s / 2)
 
     def look(self, waits: Iterable[Wait], now_s: float) -> None:
         """Reports the longest of `waits`, which are at least `first_s` long, if that is new."""

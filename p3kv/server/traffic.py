@@ -63,7 +63,7 @@ class Traffic:
         self._consumer = consumer
         self._optimizers = optimizers
         self._fail = fail
-        self._stalls = Stalls(self._tell_stall, workers.suspect)
+        self._stalls = Stalls(settings.warn_after_s, self._tell_stall, workers.suspect)
         self._scratch = memoryview(bytearray(MAX_PROBE_BYTES))
         self._order: Optional[memoryview] = None
         self._open_step = UNKNOWN

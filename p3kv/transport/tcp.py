@@ -7,12 +7,9 @@ import socket
 from p3kv.transport.sockets import SocketLink, SocketListener
 from p3kv.transport.transport import TRANSPORTS, Address, Link, Listener, Transport
 
-_DEAD_IDLE_S = 8
-"""An idle link to a host that has vanished ends after about this time (keep-alive)."""
-_DEAD_SENDING_S = 60
-"""The same while bytes are unacknowledged. Longer, because a peer that is only busy reads none: for
-example, a server that imports a framework from a slow disk. The scheduler notices a lost host
-sooner."""
+_LONGER_S = 60
+"""By how much a link outlives the longest silence that a job allows. The scheduler notices a lost
+host sooner; but a link may be cut alone."""
 _BACKLOG = 512
 
 
@@ -21,23 +18,23 @@ class Tcp(Transport):
 
     def listen(self, host: str) -> Listener:
         listener = socket.create_server((host, 0), backlog=_BACKLOG)
-        return SocketListener(listener, listener.getsockname()[:2], _link)
+        return SocketListener(listener, listener.getsockname()[:2], self._link)
 
     def connect(self, address: Address, timeout_s: float) -> Link:
         try:
-            return _link(socket.create_connection(address, timeout=timeout_s))
+            return self._link(socket.create_connection(address, timeout=timeout_s))
         except ValueError as error:  # a name or port that no address can have
             raise OSError(str(error)) from error
 
-
-def _link(sock: socket.socket) -> Link:
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _DEAD_SENDING_S * 1000)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _DEAD_IDLE_S // 2)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _DEAD_IDLE_S // 2)
-    return SocketLink(sock)
+    def _link(self, sock: socket.socket) -> Link:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        # For bytes that are not acknowledged or not read, and, with probes, for an idle link.
+        dead_ms = int((self.silence_timeout_s + _LONGER_S) * 1000)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, dead_ms)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _LONGER_S // 2)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _LONGER_S // 2)
+        return SocketLink(sock)
 
 
 TRANSPORTS.register("tcp", Tcp)

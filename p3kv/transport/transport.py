@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import List, Sequence, Tuple
 
+from p3kv.config import Settings
 from p3kv.registry import Registry
 
 MAX_ADDRESS = 2**32 - 1
@@ -67,7 +68,12 @@ class Listener(ABC):
 
 
 class Transport(ABC):
-    """Makes links between processes. Made without arguments, in each process."""
+    """Makes links between processes."""
+
+    def __init__(self, silence_timeout_s: float = Settings.silence_timeout_s) -> None:
+        """A link to a host that can't be reached must go on when the host can be reached again
+        within this time."""
+        self.silence_timeout_s = silence_timeout_s
 
     @abstractmethod
     def listen(self, host: str) -> Listener:

@@ -14,9 +14,10 @@ from typing import Any, Callable, Deque, Dict, Optional, Tuple, Type, TypeVar
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from p3kv.config import Launch
+from p3kv.config import Launch, Settings
 from p3kv.errors import P3Error, PeerLostError, ProtocolError, RendezvousError, in_one_line
 from p3kv.version import VERSION
+from p3kv.wire import silence
 from p3kv.wire.first_contact import EVENTS, FirstContact
 from p3kv.wire.messages import (
     PROTOCOL_VERSION,
@@ -26,6 +27,7 @@ from p3kv.wire.messages import (
     Failure,
     FromScheduler,
     Hello,
+    PeerSilent,
     Refused,
     ReportFailure,
     ToScheduler,
@@ -34,22 +36,23 @@ from p3kv.wire.messages import (
     encode,
 )
 from p3kv.wire.reminder import Reminder
+from p3kv.wire.silence import SILENT_HINT, SILENT_S, Silence, for_so_long
 
 _log = logging.getLogger(__name__)
 
 HEARTBEAT_EVERY_MS = 2000
-HEARTBEAT_TIMEOUT_MS = 6000
 _ALIVE_EVERY_S = 2.0
-SILENT_S = 5.0
-"""If a process was heard from within this time and its connection ends, the process has ended.
-After a longer silence it may be stopped."""
-SILENT_HINT = "Its process is stopped, its host is too busy, or the network between is cut."
 _LINGER_MS = 3000
 """How long to wait until the last message has left: a Bye, or the reason why the job ends."""
 _PATIENCE_S = 2.0
 """How long a node that sees a loss waits for the scheduler's verdict on the cause."""
 
 M = TypeVar("M")
+
+
+def heartbeat_timeout_ms(settings: Settings) -> int:
+    """For ZeroMQ, which ends a connection after so long a silence."""
+    return int(settings.silence_timeout_s * 1000)
 
 
 class ControlClient:
@@ -64,6 +67,7 @@ class ControlClient:
     def __init__(
         self,
         launch: Launch,
+        settings: Settings,
         listen_address: Tuple[str, int],
         transport: str,
         handlers: Dict[type, Callable[[Any], None]],
@@ -71,6 +75,7 @@ class ControlClient:
         known_round: Callable[[], int],
     ) -> None:
         self._launch = launch
+        self._settings = settings
         self._handlers = handlers
         self._on_failure = on_failure
         self._known_round = known_round
@@ -87,7 +92,7 @@ class ControlClient:
         self._suspicion: Optional[Tuple[float, P3Error]] = None
         self._alive_at: Optional[float] = None
         """When to send the next Alive."""
-        self._heard_at = self._created_at
+        self._scheduler = Silence(self._created_at, settings.warn_after_s)
         self._closing = False
         self._wake_reader, self._wake_writer = socket.socketpair()
         self._thread = threading.Thread(target=self._run, name="p3kv-control", daemon=True)
@@ -200,7 +205,7 @@ class ControlClient:
         dealer.setsockopt(zmq.RECONNECT_IVL, 50)
         dealer.setsockopt(zmq.RECONNECT_IVL_MAX, 500)
         dealer.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_EVERY_MS)
-        dealer.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
+        dealer.setsockopt(zmq.HEARTBEAT_TIMEOUT, heartbeat_timeout_ms(self._settings))
         monitor = dealer.get_monitor_socket(EVENTS)
         try:
             dealer.connect(f"tcp://{self._launch.root_host}:{self._launch.root_port}")
@@ -255,8 +260,13 @@ class ControlClient:
     def _check_clock(self) -> None:
         now = time.monotonic()
         if self._alive_at is not None and now >= self._alive_at:
-            self._alive_at = now + _ALIVE_EVERY_S
+            late_s, self._alive_at = now - self._alive_at, now + _ALIVE_EVERY_S
+            if late_s > _ALIVE_EVERY_S:
+                self._scheduler.leave_out(late_s, now)
             self._outbox.append(encode(Alive()))
+            silent_s = self._scheduler.due_s(now)
+            if silent_s is not None:
+                self._warn_of_scheduler(silent_s)
         if self._suspicion is not None and now >= self._suspicion[0]:
             self._fail(self._suspicion[1])
             self._suspicion = None
@@ -285,16 +295,21 @@ class ControlClient:
             self._scheduler_lost()
 
     def _receive(self, message: FromScheduler) -> None:
-        self._heard_at = time.monotonic()
+        now = time.monotonic()
+        silent_s = self._scheduler.heard(now)
+        if silent_s is not None:
+            self._warn_of_scheduler(silent_s, answers=True)
         if isinstance(message, Alive):
             pass
+        elif isinstance(message, PeerSilent):
+            self._warn(message)
         elif isinstance(message, Abort):
             self._suspicion = None
             self._fail(message.failure.to_error())
         elif isinstance(message, Refused):
             self._fail(RendezvousError(message.reason))
         elif isinstance(message, Welcomed):
-            self._alive_at = self._heard_at
+            self._alive_at = now
             with self._changed:
                 self._welcomed = True
                 self._changed.notify_all()
@@ -305,12 +320,20 @@ class ControlClient:
                 self._answers.append(message)
                 self._changed.notify_all()
 
+    def _warn_of_scheduler(self, silent_s: float, answers: bool = False) -> None:
+        self._warn(PeerSilent("the scheduler", silent_s, self._settings.silence_timeout_s, answers))
+
+    def _warn(self, told: PeerSilent) -> None:
+        """Only in workers: people read what their scripts say."""
+        if self._launch.role == "worker":
+            _log.warning("%s", silence.words(told))
+
     def _scheduler_lost(self) -> None:
         if self._welcomed and self._error is None and not self._closing:
-            silent_s = time.monotonic() - self._heard_at
+            silent_s = self._scheduler.lasts_s(time.monotonic())
             reason, hint = "its process ended", "See its own output for why."
             if silent_s >= SILENT_S:
-                reason, hint = f"it has not answered for {silent_s:.0f} s", SILENT_HINT
+                reason, hint = f"it has not answered for {for_so_long(silent_s)}", SILENT_HINT
             known_round = self._known_round()
             failure = Failure(reason, "scheduler", UNKNOWN, known_round, hint=hint)
             self._fail(failure.to_error())

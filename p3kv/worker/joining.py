@@ -90,7 +90,8 @@ class Joining:
         )
         for server, (host, port, transport) in enumerate(roster.servers):
             try:
-                link = TRANSPORTS.find(transport)().connect((host, port), _CONNECT_S)
+                member = TRANSPORTS.find(transport)(settings.silence_timeout_s)
+                link = member.connect((host, port), _CONNECT_S)
             except OSError as error:
                 raise self._blame(
                     server,

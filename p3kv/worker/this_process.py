@@ -36,7 +36,7 @@ def join(launch: Launch, frameworks: Iterable[str]) -> None:
     """
     global _worker, _libraries
     _libraries = ("p3kv", *frameworks)
-    _worker = Worker(launch)
+    _worker = Worker(launch, config.current())
     sys.exit = _exit
     sys.excepthook = _one_line_hook(sys.excepthook, launch.launched)
     atexit.register(leave)

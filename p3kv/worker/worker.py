@@ -57,10 +57,11 @@ class Worker:
     All raise the job's failure once there is one.
     """
 
-    def __init__(self, launch: Launch) -> None:
+    def __init__(self, launch: Launch, settings: Settings) -> None:
+        """`settings` hold until `start`."""
         self.rank = UNKNOWN
         self.num_workers = launch.num_workers
-        self.settings = Settings()
+        self.settings = settings
         self.tracer = Tracer(None, "worker")
         self._loop = Loop()
         self._thread = threading.Thread(target=self._run, name="p3kv-worker", daemon=True)
@@ -77,6 +78,7 @@ class Worker:
         self._switch_interval = SwitchInterval()
         self._control = ControlClient(
             launch,
+            settings,
             (self._address, 0),
             "",
             {

@@ -152,6 +152,16 @@ class Abort(Message, frozen=True):
     failure: Failure
 
 
+class PeerSilent(Message, frozen=True):
+    """A process of the job has not answered for some time, or answers again."""
+
+    who: str
+    silent_s: float
+    timeout_s: float
+    """The job ends when it has been silent for so long."""
+    answers: bool = False
+
+
 class Finished(Message, frozen=True):
     """All workers are done: servers may end."""
 
@@ -168,6 +178,7 @@ FromScheduler = Union[
     DeclaredKey,
     KeyRefused,
     BarrierPassed,
+    PeerSilent,
     Abort,
     Finished,
 ]

@@ -1,0 +1,49 @@
+"""When each node was last heard of, and what the others are told of those that are silent."""
+
+from __future__ import annotations
+
+from typing import Dict, Iterator, Optional, Tuple
+
+from p3kv.config import Settings
+from p3kv.scheduler.membership import Node
+from p3kv.wire.messages import PeerSilent
+from p3kv.wire.silence import Silence
+
+LOOK_EVERY_S = 1.0
+"""How often `Silences.look` is to be called."""
+
+
+class Silences:
+    """Which nodes are silent, by their connections. Times are of the monotonic clock."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._timeout_s = settings.silence_timeout_s
+        self._warn_after_s = settings.warn_after_s
+        self._nodes: Dict[bytes, Tuple[Node, Silence]] = {}
+        self._looked_at: Optional[float] = None
+
+    def heard(self, node: Node, now: float) -> Optional[PeerSilent]:
+        """Takes note of a message of a node; returns what to tell if the node was said to be
+        silent."""
+        _, silence = self._nodes.setdefault(node.identity, (node, Silence(now, self._warn_after_s)))
+        silent_s = silence.heard(now)
+        return None if silent_s is None else self._words(node, silent_s, answers=True)
+
+    def look(self, now: float) -> Iterator[Tuple[Node, PeerSilent]]:
+        """The nodes of whom the others are to be told now."""
+        late_s = 0.0 if self._looked_at is None else now - self._looked_at - LOOK_EVERY_S
+        self._looked_at = now
+        for node, silence in self._nodes.values():
+            if late_s > LOOK_EVERY_S:
+                silence.leave_out(late_s, now)
+            silent_s = silence.due_s(now)
+            if silent_s is not None and not node.gone:
+                yield node, self._words(node, silent_s)
+
+    def end(self, node: Node, now: float) -> Optional[float]:
+        """How long a node was silent when its connection ended; None if it had ended before."""
+        _, silence = self._nodes.pop(node.identity, (node, None))
+        return None if silence is None else silence.lasts_s(now)
+
+    def _words(self, node: Node, silent_s: float, answers: bool = False) -> PeerSilent:
+        return PeerSilent(node.name(), silent_s, self._timeout_s, answers)
