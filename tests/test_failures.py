@@ -13,6 +13,7 @@ from typing import Dict, List
 import psutil
 import pytest
 
+from p3kv.wire.messages import Abort, Agreed, Failure, Ready, ReportFailure, Roster, Welcomed
 from tests.jobs import (
     SCRIPTS,
     JobResult,
@@ -22,11 +23,13 @@ from tests.jobs import (
     environment,
     eventually,
     held_port,
+    output_of,
     results,
     run,
     run_job,
     start_role,
 )
+from tests.served import TOKEN, Scheduled
 
 PROMISED_S = 10.0
 KILLED = 128 + 9
@@ -248,6 +251,26 @@ def test_a_protocol_error_that_a_server_finds_is_told_by_all() -> None:
         words = "worker 1: it broke the protocol: it sent a frame of kind 99, which must not"
         assert words in result.output, f"{name} said {result.output}"
         assert len(result.output.splitlines()) == 1
+
+
+def test_a_worker_that_finds_a_server_gone_says_what_the_scheduler_knows_of_it() -> None:
+    with held_port() as nobody:
+        worker = Scheduled("worker")
+        try:
+            worker.hear()
+            servers = [(*nobody.getsockname(), "tcp")]
+            for message in (Welcomed(), Roster(0, TOKEN, servers, ["worker 0"])):
+                worker.say(message)
+            assert isinstance(worker.hear(), Ready)
+            worker.say(Agreed())
+            report = worker.hear()
+            assert isinstance(report, ReportFailure) and report.second_hand
+            assert "worker 0 can't connect to it" in report.failure.reason
+            worker.say(Abort(Failure("it lacks a rule.", "server", 0)))
+            said = output_of(worker.process, PROMISED_S)
+        finally:
+            worker.close()
+    assert said == "p3kv worker: server 0: it lacks a rule.\n"
 
 
 def test_a_server_that_fails_by_a_fault_of_its_own_says_why_to_all() -> None:

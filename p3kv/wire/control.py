@@ -9,7 +9,7 @@ import threading
 import time
 from collections import deque
 from contextlib import suppress
-from typing import Any, Callable, Deque, Dict, Optional, Tuple, Type, TypeVar
+from typing import Any, Callable, Deque, Dict, NoReturn, Optional, Tuple, Type, TypeVar
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
@@ -172,6 +172,13 @@ class ControlClient:
         if self._suspicion is None:
             self._suspicion = (time.monotonic() + _PATIENCE_S, failure.to_error())
             self._wake()
+
+    def wait_for_failure(self) -> NoReturn:
+        """Raises the job's failure as soon as it is known, after `suspect` in seconds."""
+        with self._changed:
+            while True:
+                self._raise_error()
+                self._changed.wait()
 
     def close(self) -> None:
         """Sends what is waiting and ends the thread; may be called twice."""

@@ -93,13 +93,17 @@ class Joining:
                 member = TRANSPORTS.find(transport)(settings.silence_timeout_s)
                 link = member.connect((host, port), _CONNECT_S)
             except OSError as error:
-                raise self._blame(
-                    server,
+                failure = Failure(
                     f"worker {roster.rank} can't connect to it at {host}:{port}: "
                     f"{error.strerror or error}",
-                    "Is the address reachable from here? DMLC_INTERFACE or DMLC_NODE_HOST, set for "
-                    "the server, choose another.",
-                ) from error
+                    "server",
+                    server,
+                    hint="Is the address reachable from here? DMLC_INTERFACE or DMLC_NODE_HOST, "
+                    "set for the server, choose another.",
+                )
+                # The server may have ended for a reason that another process knows.
+                self._control.suspect(failure, second_hand=True)
+                self._control.wait_for_failure()
             connection = self._servers[server] = make(server, link)
             self._loop.add_connection(connection)
             connection.writer.push(URGENT, header, memoryview(hello))
