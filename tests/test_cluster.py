@@ -69,6 +69,7 @@ def test_an_impossible_rate_is_refused_and_leaves_nothing(rate_mbit_s):
     assert _namespaces(cluster.name) == []
 
 
+@pytest.mark.alone
 def test_each_link_carries_its_rate_both_ways():
     with Cluster(3, 200) as cluster:
         links = cluster.goodput(0.1)
@@ -106,6 +107,7 @@ def test_a_short_flow_after_a_pause_does_not_exceed_the_rate():
     assert elapsed_s >= 0.0145
 
 
+@pytest.mark.alone
 def test_the_rate_changes_under_a_living_connection():
     with Cluster(2, 50) as cluster, ThreadPoolExecutor(1) as pool:
         sender, receiver = cluster.hosts
@@ -127,6 +129,7 @@ def test_the_rate_changes_under_a_living_connection():
         flow.result()
 
 
+@pytest.mark.alone
 def test_a_much_lower_rate_does_not_stall_what_was_queued():
     with Cluster(2, 1000) as cluster, ThreadPoolExecutor(1) as pool:
         sender, receiver = cluster.hosts
@@ -142,6 +145,7 @@ def test_a_much_lower_rate_does_not_stall_what_was_queued():
         flow.result()
 
 
+@pytest.mark.alone
 def test_one_host_can_be_slower_and_limits_can_go():
     with Cluster(2, 50) as cluster:
         cluster.set_rate(20, cluster.hosts[1])
@@ -192,6 +196,7 @@ def test_an_unknown_congestion_control_leaves_no_half_made_cluster():
     assert _namespaces(cluster.name) == []
 
 
+@pytest.mark.alone
 def test_two_clusters_with_the_same_addresses_do_not_meet():
     with Cluster(2, 20) as slow, Cluster(2, 40) as fast:
         assert slow.hosts[0].address == fast.hosts[0].address
@@ -209,6 +214,7 @@ def test_a_cluster_uses_nothing_of_the_first_namespace():
     assert strip.findall(now) == strip.findall(links)
 
 
+@pytest.mark.alone
 def test_sixteen_hosts_come_up_quickly():
     begin = time.monotonic()
     with Cluster(16, 100) as cluster:

@@ -14,6 +14,8 @@ from experiments.models import Model, load
 from experiments.models.graph import Layer, Parameter
 from p3kv.frontends.mxnet import engine
 
+pytestmark = pytest.mark.alone
+
 DEADLINE_S = 30
 
 

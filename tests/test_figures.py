@@ -68,6 +68,7 @@ def test_a_direction_is_idle_below_five_percent_of_the_link():
     assert traffic.idle_fraction([100.0], link_mbit_s=100.0) == 0.0
 
 
+@pytest.mark.alone
 def test_a_sampler_reads_every_ten_milliseconds_and_costs_little():
     octets = iter(range(10_000))
     cpu_s, threads = time.process_time(), threading.active_count()
@@ -263,6 +264,7 @@ def test_the_passes_of_the_papers_examples_take_one_unit_each(name):
     assert [*model.forward_s, *model.backward_s] == pytest.approx([0.1] * 6)
 
 
+@pytest.mark.alone
 @needs_cluster
 def test_a_measured_schedule_is_drawn_below_the_simulated_one():
     example = Example(

@@ -159,7 +159,8 @@ class TestExitCode:
         assert (job.code, job.err) == (0, "")
 
     def test_is_that_of_the_first_part_to_fail(self):
-        job = Job(shell("a", "sleep 0.2; exit 4"), shell("b", "exit 3"), shell("c", "true"))
+        parts = (shell("a", "sleep 1; exit 4"), shell("b", "exit 3"), shell("c", "true"))
+        job = Job(*parts, graces=Graces(others_s=DEADLINE_S))
         assert job.code == 3
         assert job.last_line == "p3kv launch: b failed first: exit code 3"
 

@@ -12,7 +12,10 @@ from experiments.cluster import Cluster, missing_requirements
 from p3kv.trace import read_trace
 
 _PROBLEM = missing_requirements()
-pytestmark = pytest.mark.skipif(_PROBLEM is not None, reason=str(_PROBLEM))
+pytestmark = [
+    pytest.mark.alone,
+    pytest.mark.skipif(_PROBLEM is not None, reason=str(_PROBLEM)),
+]
 
 FIRST, LAST = "0", "2"
 """Keys of the first and the last layer: without biases each layer has one."""

@@ -132,10 +132,10 @@ def test_256_hosts_take_seconds():
     model = load("resnet50")
     workload = Workload.of(model)
     lower_s, fifo_s = _bounds(model, 256, 1e9)
-    started = time.perf_counter()
+    started_s = time.process_time()
     p3_s = _steady(simulate(workload, P3, 256, 1e9, symmetric=True))
     fifo = _steady(simulate(workload, SLICING, 256, 1e9, symmetric=True))
-    assert time.perf_counter() - started < 5
+    assert time.process_time() - started_s < 5
     assert p3_s == pytest.approx(lower_s, rel=0.002)
     assert fifo == pytest.approx(fifo_s, rel=0.002)
 

@@ -85,6 +85,7 @@ def test_a_device_gets_back_the_qdisc_it_had(place, words):
     assert _qdisc(place) == before
 
 
+@pytest.mark.alone
 def test_a_limited_device_sends_at_the_rate(place):
     with _limit(place, "50") as limit:
         limit.stdout.readline()

@@ -85,6 +85,7 @@ def test_a_size_that_is_set_stays() -> None:
     assert tuned.reports == []
 
 
+@pytest.mark.alone
 @pytest.mark.skipif(missing_requirements() is not None, reason=str(missing_requirements()))
 def test_slices_become_small_when_the_network_becomes_slow() -> None:
     with Cluster(2, None) as cluster:
