@@ -21,6 +21,9 @@ from experiments.cluster import Cluster
 
 SCRIPTS = Path(__file__).parent / "workers"
 ROOT = Path(__file__).parent.parent
+SUMS_ONLY = {"MXNET_UPDATE_ON_KVSTORE": 0}
+"""For jobs that need no optimizer on their servers. By default each server imports MXNet when the
+job has assembled, which takes a second or two, and workers wait for that."""
 
 
 class JobResult:

@@ -28,7 +28,7 @@ from p3kv.wire.messages import (
     decode,
     encode,
 )
-from tests.jobs import SCRIPTS, end, start_role
+from tests.jobs import SCRIPTS, SUMS_ONLY, end, start_role
 
 TOLD_S = 20.0
 AS_IT_IS = make_codecs(Choice("identity"), Choice("identity"), 0, np.dtype(np.float32))
@@ -81,7 +81,7 @@ class Served(Scheduled):
     """A server; the test is its workers as well."""
 
     def __init__(self, workers: int) -> None:
-        super().__init__("server", workers)
+        super().__init__("server", workers, **SUMS_ONLY)
         self._workers = workers
 
     def welcome(self) -> Tuple[str, int]:

@@ -16,7 +16,7 @@ from p3kv.errors import ConfigError, ProtocolError
 from p3kv.registry import Choice
 from p3kv.wire.header import ENCODED, INITIAL_ROUND, WANTS_RESULT, Header, Kind
 from tests.in_memory import Job
-from tests.jobs import ROOT, SCRIPTS, run_job
+from tests.jobs import ROOT, SCRIPTS, SUMS_ONLY, run_job
 
 sys.path.insert(0, str(SCRIPTS))
 from own_codec import Int8
@@ -189,7 +189,7 @@ def test_a_job_trains_with_a_codec_of_the_user_s_own() -> None:
     ],
 )
 def test_a_codec_that_is_not_there_ends_the_job(settings: Dict[str, str], told: List[str]) -> None:
-    result = run_job("one_push.py", [], workers=2, servers=1, **settings)
+    result = run_job("one_push.py", [], workers=2, servers=1, **settings, **SUMS_ONLY)
     assert result.code != 0
     for words in told:
         assert words in result.output

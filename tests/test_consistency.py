@@ -18,7 +18,7 @@ from p3kv.server.buffers import BufferPool
 from p3kv.wire.header import INITIAL_ROUND, URGENT, Kind, pack_header
 from p3kv.wire.messages import DeclaredKey, JobSettings
 from tests.in_memory import Adding, Job
-from tests.jobs import ROOT, SCRIPTS, held_port, results, run_job, start_role
+from tests.jobs import ROOT, SCRIPTS, SUMS_ONLY, held_port, results, run_job, start_role
 from tests.served import AS_IT_IS
 
 sys.path.insert(0, str(SCRIPTS))
@@ -229,7 +229,7 @@ def test_a_process_that_does_not_know_the_rule_ends_the_job_and_is_named(lacks_i
         start = time.monotonic()
         processes = {
             name: start_role(
-                name.split()[0], JOIN, port.getsockname()[1], workers=2,
+                name.split()[0], JOIN, port.getsockname()[1], workers=2, **SUMS_ONLY,
                 **{f"DMLC_{name[:6].upper()}_ID": name[-1]},
                 **(OWN if "worker" in name else {}), **(PLUGIN if name != lacks_it else {}),
             )

@@ -8,7 +8,7 @@ from typing import Dict
 
 import pytest
 
-from tests.jobs import SCRIPTS, JobResult, end, held_port, results, start_role
+from tests.jobs import SCRIPTS, SUMS_ONLY, JobResult, end, held_port, results, start_role
 
 PROMISED_S = 10.0
 
@@ -21,7 +21,7 @@ def run_by_hand(how: str, steps: int) -> Dict[str, JobResult]:
         port = holder.getsockname()[1]
         processes = {
             "scheduler": start_role("scheduler", command, port, workers=2),
-            "server 0": start_role("server", command, port, workers=2),
+            "server 0": start_role("server", command, port, workers=2, **SUMS_ONLY),
             **{
                 f"worker {rank}": start_role("worker", command, port, 2, DMLC_WORKER_ID=rank)
                 for rank in range(2)

@@ -16,6 +16,7 @@ import pytest
 from p3kv.wire.messages import Abort, Agreed, Failure, Ready, ReportFailure, Roster, Welcomed
 from tests.jobs import (
     SCRIPTS,
+    SUMS_ONLY,
     JobResult,
     TrainingJob,
     connections_of,
@@ -39,7 +40,8 @@ KILLED = 128 + 9
 def test_a_process_killed_in_mid_training_is_named_by_all_others_which_end_within_10_s(
     tmp_path: Path, victim: str
 ) -> None:
-    with TrainingJob(tmp_path, workers=2, servers=2) as job:
+    who_updates = {} if victim == "server 1" else SUMS_ONLY
+    with TrainingJob(tmp_path, workers=2, servers=2, **who_updates) as job:
         job.wait_until_training()
         parts = job.parts()
         assert len(parts) == 5
@@ -119,9 +121,9 @@ def test_a_process_killed_during_the_rendezvous_is_named_by_all_others_which_end
     print({name: f"{one.seconds:.1f} s" for name, one in ended.items()})
 
 
-def fail(folder: Path, how: str) -> JobResult:
+def fail(folder: Path, how: str, **settings: object) -> JobResult:
     """Worker 1 goes wrong in step 20; everybody has ended within the promised time."""
-    with TrainingJob(folder, workers=2, servers=1, wrong=(1, 20, how)) as job:
+    with TrainingJob(folder, workers=2, servers=1, wrong=(1, 20, how), **settings) as job:
         job.wait_until_training()
         start = time.monotonic()
         result = job.result(PROMISED_S)
@@ -156,7 +158,7 @@ def test_a_worker_that_makes_fewer_steps_than_the_others_is_named_with_the_remed
 
 
 def test_a_script_that_exits_with_a_code_ends_the_job_as_one_that_raises(tmp_path: Path) -> None:
-    result = fail(tmp_path, "exit")
+    result = fail(tmp_path, "exit", **SUMS_ONLY)
     for name in ("worker 0", "server 0", "scheduler"):
         assert_one_line(result, name, r"worker 1 \(round 19\): its script ended with exit code 3$")
     assert result.said_by("worker 1") == ""
@@ -208,7 +210,7 @@ def run_by_hand(commands: Dict[str, List[str]]) -> Dict[str, JobResult]:
             role, _, rank = name.partition(" ")
             wish = {f"DMLC_{role.upper()}_ID": rank} if rank else {}
             processes[name] = start_role(
-                role, command, port, counts["worker"], counts["server"], **wish
+                role, command, port, counts["worker"], counts["server"], **wish, **SUMS_ONLY
             )
         try:
             return results(processes, start, timeout_s=2 * PROMISED_S)
@@ -291,7 +293,7 @@ def test_a_server_that_fails_by_a_fault_of_its_own_says_why_to_all() -> None:
 
 
 def test_a_worker_that_can_t_begin_to_send_fails_and_everybody_learns_why() -> None:
-    result = run_job("no_memory.py", workers=2, servers=1)
+    result = run_job("no_memory.py", workers=2, servers=1, **SUMS_ONLY)
     print(f"all ended after {result.seconds:.1f} s")
     reason = "Failed to allocate CPU Memory"
     for name in ("worker 0", "server 0", "scheduler"):

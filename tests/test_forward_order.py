@@ -19,12 +19,14 @@ from p3kv.frontends.mxnet import forward_order
 from p3kv.frontends.mxnet.forward_order import ForwardReads, OrderLearner
 from p3kv.trace import read_trace
 from p3kv.wire.messages import Key
-from tests.jobs import SCRIPTS, run_job
+from tests.jobs import SCRIPTS, SUMS_ONLY, run_job
 
 sys.path.insert(0, str(SCRIPTS))
 import forward_order_script as script
 
 WORKERS = 2
+ON_SERVERS = (script.blocks.__name__, script.graph.__name__)
+"""Scenarios whose Trainer updates on servers; in the others it updates on workers."""
 
 
 class Learned:
@@ -39,6 +41,7 @@ class Learned:
             2,
             P3KV_TRACE=trace,
             P3KV_SLICE_SIZE=40,
+            **({} if scenario in ON_SERVERS else SUMS_ONLY),
         )
         assert result.code == 0, result.output
         files = [folder / f"rank{rank}.json" for rank in range(WORKERS)]

@@ -39,6 +39,7 @@ from p3kv.wire.messages import (
 )
 from tests.jobs import (
     SCRIPTS,
+    SUMS_ONLY,
     TrainingJob,
     connections_of,
     end,
@@ -287,7 +288,7 @@ def test_a_job_comes_together_while_foreign_connections_come_and_go() -> None:
             stranger.start()
         start = time.monotonic()
         processes = {
-            f"{role} {rank}": start_role(role, join, port, workers=3, servers=3)
+            f"{role} {rank}": start_role(role, join, port, workers=3, servers=3, **SUMS_ONLY)
             for role, count in (("scheduler", 1), ("server", 3), ("worker", 3))
             for rank in range(count)
         }
@@ -319,7 +320,7 @@ def test_a_worker_with_mxnet_s_own_store_is_named_and_does_no_harm(kind: str) ->
             warning = said.readline()
             while "p3kv scheduler: waiting for" in warning:  # until the stranger has imported MXNet
                 warning = said.readline()
-            processes["server"] = start_role("server", join, port)
+            processes["server"] = start_role("server", join, port, **SUMS_ONLY)
             processes["worker"] = start_role("worker", join, port)
             ended = results(processes, start, timeout_s=4 * REFUSED_S)
         finally:
@@ -393,7 +394,7 @@ def test_workers_find_their_way_through_thousands_of_silent_connections() -> Non
         port = holder.getsockname()[1]
         start = time.monotonic()
         processes = {
-            name: start_role(name.split()[0], join, port, workers=3, servers=2)
+            name: start_role(name.split()[0], join, port, workers=3, servers=2, **SUMS_ONLY)
             for name in ("scheduler", "server 0", "server 1")
         }
         counts = [0]

@@ -9,14 +9,14 @@ import pytest
 from experiments.cluster import Cluster, missing_requirements
 from p3kv.slicing import slice_size_for
 from p3kv.slicing.size import FEWEST_ELEMS
-from tests.jobs import run_job, start_on
+from tests.jobs import SUMS_ONLY, run_job, start_on
 
 _SAID = re.compile(r"slices have (\d+) elements: (\d+) MB/s leave this worker")
 
 
 @pytest.mark.parametrize(("workers", "servers"), [(1, 1), (2, 3)])
 def test_all_workers_agree_on_the_size_for_the_slowest(workers: int, servers: int) -> None:
-    result = run_job("join.py", workers=workers, servers=servers, P3KV_VERBOSE=1)
+    result = run_job("join.py", workers=workers, servers=servers, P3KV_VERBOSE=1, **SUMS_ONLY)
     assert result.code == 0, result.output
     said = [_SAID.search(result.said_by(f"worker {rank}")) for rank in range(workers)]
     assert all(said), result.output
@@ -28,7 +28,7 @@ def test_all_workers_agree_on_the_size_for_the_slowest(workers: int, servers: in
 
 
 def test_a_size_that_is_set_is_not_measured() -> None:
-    result = run_job("join.py", P3KV_VERBOSE=1, P3KV_SLICE_SIZE=1000)
+    result = run_job("join.py", P3KV_VERBOSE=1, P3KV_SLICE_SIZE=1000, **SUMS_ONLY)
     assert result.code == 0, result.output
     assert not _SAID.search(result.output)
 
@@ -36,7 +36,7 @@ def test_a_size_that_is_set_is_not_measured() -> None:
 @pytest.mark.skipif(missing_requirements() is not None, reason=str(missing_requirements()))
 def test_a_server_on_the_same_host_does_not_hide_a_slow_link() -> None:
     with Cluster(2, 10.0) as cluster:
-        started = start_on(cluster, "join.py", P3KV_VERBOSE=1)
+        started = start_on(cluster, "join.py", P3KV_VERBOSE=1, **SUMS_ONLY)
         outputs = [(role, process.communicate(timeout=30)[0]) for role, process in started]
     said = [_SAID.search(output) for role, output in outputs if role == "worker"]
     assert [match[1] for match in said if match] == [str(FEWEST_ELEMS)] * 2, outputs

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.jobs import end, eventually, held_port, results, run_job, start_role
+from tests.jobs import SUMS_ONLY, end, eventually, held_port, results, run_job, start_role
 
 BUSY = """
 import p3kv, sys, time
@@ -51,6 +51,6 @@ def test_the_switch_interval_is_lowered_while_the_store_exists(
     setting: str, with_store: str
 ) -> None:
     changes = {} if setting is None else {"P3KV_SWITCH_INTERVAL_S": setting}
-    result = run_job("switch_interval.py", **changes)
+    result = run_job("switch_interval.py", **changes, **SUMS_ONLY)
     assert result.code == 0, result.output
     assert result.said_by("worker 0").split() == ["0.005000", with_store, "0.005000"]

@@ -15,7 +15,7 @@ import pytest
 
 from p3kv import trace
 from p3kv.trace import Tracer, read_trace
-from tests.jobs import TrainingJob, eventually, run_job
+from tests.jobs import SUMS_ONLY, TrainingJob, eventually, run_job
 
 TOGETHER = trace._EVENTS_TOGETHER
 ENDS_S = 20.0
@@ -150,7 +150,7 @@ def test_a_forked_child_leaves_its_parent_s_trace_alone(tmp_path: Path) -> None:
 
 def test_a_folder_that_can_t_be_made_is_a_warning_and_training_goes_on(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    result = run_job("join.py", P3KV_TRACE=tmp_path / "file" / "trace")
+    result = run_job("join.py", P3KV_TRACE=tmp_path / "file" / "trace", **SUMS_ONLY)
     assert result.code == 0, result.output
     for name in ("worker 0", "server 0"):
         assert result.said_by(name).count("can't be written: Not a directory") == 1, result.output
@@ -158,7 +158,7 @@ def test_a_folder_that_can_t_be_made_is_a_warning_and_training_goes_on(tmp_path:
 
 def test_a_trace_with_no_room_is_a_warning_and_training_goes_on(tmp_path: Path) -> None:
     folder = tmp_path / "trace"
-    with TrainingJob(tmp_path, workers=1, P3KV_TRACE=folder) as job:
+    with TrainingJob(tmp_path, workers=1, P3KV_TRACE=folder, **SUMS_ONLY) as job:
         job.wait_until_training()
         for part in job.parts().values():
             part.rlimit(resource.RLIMIT_FSIZE, (60_000, resource.RLIM_INFINITY))

@@ -20,6 +20,7 @@ from p3kv.config import Launch, Settings
 from p3kv.errors import ConfigError
 from tests.jobs import (
     SCRIPTS,
+    SUMS_ONLY,
     JobResult,
     end,
     environment,
@@ -99,7 +100,7 @@ def test_a_misspelt_variable_is_told_of_once_for_a_job_and_in_a_process_of_its_o
         [sys.executable, "-c", "import p3kv"], environment(P3KV_SLICE_SICE=100), timeout_s=30
     )
     assert (alone.code, alone.output) == (0, f"p3kv: {line}\n")
-    job = run_job("join.py", workers=2, P3KV_SLICE_SICE=100)
+    job = run_job("join.py", workers=2, P3KV_SLICE_SICE=100, **SUMS_ONLY)
     assert job.code == 0, job.output
     assert job.output.count("P3KV_SLICE_SICE") == 1 and line in job.output, job.output
     with held_port() as port:
@@ -338,6 +339,7 @@ def test_whoever_waits_says_for_whom_before_it_gives_up(
     assert said.count("waiting for") - said.count("still waiting for") == 1
 
 
+@pytest.mark.alone
 def test_native_processes_that_an_early_import_of_mxnet_starts_are_recognised_by_the_worker() -> (
     None
 ):
@@ -443,7 +445,7 @@ def test_a_mistake_of_the_script_s_is_one_line_with_its_place_or_a_traceback_if_
         start = time.monotonic()
         command = [sys.executable, str(SCRIPTS / "misuse.py")]
         processes = {
-            role: start_role(role, command, port, P3KV_VERBOSE=verbose)
+            role: start_role(role, command, port, P3KV_VERBOSE=verbose, **SUMS_ONLY)
             for role in ("scheduler", "server", "worker")
         }
         ended = results(processes, start, timeout_s=PROMISED_S)
@@ -476,7 +478,7 @@ def test_the_store_outside_a_launch_trains_in_its_process_alone_and_says_so() ->
     ],
 )
 def test_a_store_that_can_not_work_in_a_job_is_refused(name: str, words: List[str]) -> None:
-    result = run_job("other_store.py", [name], workers=2)
+    result = run_job("other_store.py", [name], workers=2, **SUMS_ONLY)
     for word in words:
         assert word in result.said_by("worker 0"), result.output
         assert word in result.said_by("worker 1"), result.output
@@ -485,7 +487,7 @@ def test_a_store_that_can_not_work_in_a_job_is_refused(name: str, words: List[st
 
 @pytest.mark.parametrize("name", ["device", "none"])
 def test_workers_that_train_each_alone_say_so(name: str) -> None:
-    result = run_job("other_store.py", [name], workers=2)
+    result = run_job("other_store.py", [name], workers=2, **SUMS_ONLY)
     for rank in range(2):
         said = result.said_by(f"worker {rank}")
         assert said.count("this worker trains alone") == 1, result.output
@@ -495,7 +497,7 @@ def test_workers_that_train_each_alone_say_so(name: str) -> None:
 
 
 def test_workers_that_disagree_on_a_key_all_learn_which_and_how() -> None:
-    result = run_job("disagree.py", workers=3, servers=1)
+    result = run_job("disagree.py", workers=3, servers=1, **SUMS_ONLY)
     for rank in range(3):
         said = result.said_by(f"worker {rank}")
         learned = re.search(r"learned within ([0-9.]+) s: (.*)", said)
@@ -517,7 +519,7 @@ def test_workers_with_different_settings_all_learn_which() -> None:
         start = time.monotonic()
         processes = {
             "scheduler": start_role("scheduler", JOIN, number, workers=2),
-            "server": start_role("server", JOIN, number, workers=2),
+            "server": start_role("server", JOIN, number, workers=2, **SUMS_ONLY),
             **{
                 f"worker {rank}": start_role(
                     "worker", JOIN, number, workers=2,
