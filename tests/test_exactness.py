@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import sys
+from functools import lru_cache
 from pathlib import Path
-from typing import Dict
+from typing import Dict, NamedTuple, Tuple
 
 import numpy as np
 import pytest
@@ -16,7 +16,16 @@ sys.path.insert(0, str(SCRIPTS))
 import exact_model
 import mxnet as mx
 
+TRAININGS = ("sgd-servers", "sgd-workers", "adam-servers", "adam-workers")
+"""Of each job: an optimizer, and who updates."""
+SHAPES = ((1, 1), (1, 2), (2, 3), (3, 1), (4, 2))
+"""Workers and servers: each number of workers and of servers, as many, fewer and more of either."""
+ORDERED = (*TRAININGS, "lamb-servers", "nadam-servers")
+"""Trainings in deterministic mode: with whole tensors, and with numbers that keys share, too."""
+ORDERED_SHAPES = ((3, 2), (4, 1))
 
+
+@lru_cache(maxsize=None)
 def summed_in_rank_order(name: str, num_workers: int) -> Dict[str, np.ndarray]:
     """One process that takes the workers' batches one after the other, and sums in numpy."""
     net = exact_model.network()
@@ -36,73 +45,60 @@ def summed_in_rank_order(name: str, num_workers: int) -> Dict[str, np.ndarray]:
     return exact_model.weights(net)
 
 
-def trained(
-    tmp_path: Path,
-    name: str,
-    update_on_kvstore: bool,
-    workers: int,
-    servers: int,
-    **settings: object,
-) -> Dict[str, np.ndarray]:
-    path = tmp_path / "weights.npz"
+class Trained(NamedTuple):
+    """A job that has trained, and where its weights are."""
+
+    workers: int
+    folder: Path
+
+
+def train(
+    folder: Path, shape: Tuple[int, int], trainings: Tuple[str, ...], **settings: object
+) -> Trained:
     result = run_job(
-        "exact.py",
-        [path, name, int(update_on_kvstore)],
-        workers,
-        servers,
-        P3KV_SLICE_SIZE=exact_model.SLICE_SIZE,
-        MXNET_UPDATE_ON_KVSTORE=int(update_on_kvstore),
-        **settings,
+        "exact.py", [folder, *trainings], *shape, P3KV_SLICE_SIZE=exact_model.SLICE_SIZE, **settings
     )
     assert result.code == 0, result.output
-    return dict(np.load(path))
+    return Trained(shape[0], folder)
 
 
-# Of the 48 cases a quarter, in which any two of the four parameters have all their values together.
-CASES = [
-    pytest.param(
-        workers, servers, name, on_servers,
-        id=f"{workers}w{servers}s-{name}-{'servers' if on_servers else 'workers'}",
-    )
-    for workers, servers, name, on_servers in itertools.product(
-        (1, 2, 3, 4), (1, 2, 3), ("sgd", "adam"), (True, False)
-    )
-    if (workers + servers + (name == "sgd")) % 2 == 0
-    and (workers // 2 + servers + on_servers) % 2 == 0
-]  # fmt: skip
+def assert_summed_in_rank_order(job: Trained, training: str) -> None:
+    weights = exact_model.saved(job.folder, training)
+    for key, value in summed_in_rank_order(training.partition("-")[0], job.workers).items():
+        np.testing.assert_array_equal(weights[key], value, err_msg=key)
 
 
-@pytest.mark.parametrize(("workers", "servers", "name", "update_on_kvstore"), CASES)
-def test_weights_equal_one_process_on_the_joined_batches(
-    tmp_path: Path, workers: int, servers: int, name: str, update_on_kvstore: bool
-) -> None:
-    weights = trained(tmp_path, name, update_on_kvstore, workers, servers)
-    exact_model.assert_trained_as_by_one_process(weights, name)
+def called(shape: Tuple[int, int]) -> str:
+    return "{}w{}s".format(*shape)
 
 
-@pytest.mark.parametrize("update_on_kvstore", [True, False], ids=["servers", "workers"])
-@pytest.mark.parametrize("name", ["sgd", "adam"])
-@pytest.mark.parametrize(("workers", "servers"), [(3, 2), (4, 3)])
+@pytest.fixture(scope="module", params=SHAPES, ids=called)
+def job(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    return train(tmp_path_factory.mktemp("weights"), request.param, TRAININGS)
+
+
+@pytest.mark.parametrize("training", TRAININGS)
+def test_weights_equal_one_process_on_the_joined_batches(job: Trained, training: str) -> None:
+    weights = exact_model.saved(job.folder, training)
+    exact_model.assert_trained_as_by_one_process(weights, training.partition("-")[0])
+
+
+@pytest.fixture(scope="module", params=ORDERED_SHAPES, ids=called)
+def ordered(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    folder = tmp_path_factory.mktemp("weights")
+    return train(folder, request.param, ORDERED, P3KV_DETERMINISTIC=1)
+
+
+@pytest.mark.parametrize("training", ORDERED)
 def test_deterministic_mode_equals_sums_in_rank_order_bit_for_bit(
-    tmp_path: Path, workers: int, servers: int, name: str, update_on_kvstore: bool
+    ordered: Trained, training: str
 ) -> None:
-    weights = trained(tmp_path, name, update_on_kvstore, workers, servers, P3KV_DETERMINISTIC=1)
-    for key, value in summed_in_rank_order(name, workers).items():
-        np.testing.assert_array_equal(weights[key], value, err_msg=key)
-
-
-@pytest.mark.parametrize(("name", "workers", "servers"), [("lamb", 3, 2), ("nadam", 2, 3)])
-def test_whole_tensors_and_numbers_that_keys_share_are_exact_with_several_workers(
-    tmp_path: Path, name: str, workers: int, servers: int
-) -> None:
-    weights = trained(tmp_path, name, True, workers, servers, P3KV_DETERMINISTIC=1)
-    for key, value in summed_in_rank_order(name, workers).items():
-        np.testing.assert_array_equal(weights[key], value, err_msg=key)
+    assert_summed_in_rank_order(ordered, training)
 
 
 def test_deterministic_mode_is_exact_in_the_engine_that_people_debug_with(tmp_path: Path) -> None:
     """It runs an operation where it is pushed: a push returns when its round has ended."""
     settings = {"P3KV_DETERMINISTIC": 1, "MXNET_ENGINE_TYPE": "NaiveEngine"}
-    weights = trained(tmp_path, "adam", True, 2, 2, **settings)
-    for key, value in summed_in_rank_order("adam", 2).items():
-        np.testing.assert_array_equal(weights[key], value, err_msg=key)
+    assert_summed_in_rank_order(
+        train(tmp_path, (2, 2), ("adam-servers",), **settings), "adam-servers"
+    )

@@ -9,8 +9,6 @@ import time
 from pathlib import Path
 from typing import Dict, List
 
-import numpy as np
-
 from tests.jobs import SCRIPTS, JobResult, end, held_port, results, start_role
 
 sys.path.insert(0, str(SCRIPTS))
@@ -46,12 +44,11 @@ def run_in_every_role(command: List[str]) -> Dict[str, JobResult]:
 
 
 def test_the_users_script_in_every_role_with_p3kv_as_its_first_import(tmp_path: Path) -> None:
-    path = tmp_path / "weights.npz"
-    command = [sys.executable, str(SCRIPTS / "exact.py"), str(path), "sgd", "1"]
+    command = [sys.executable, str(SCRIPTS / "exact.py"), str(tmp_path), "sgd-servers"]
     ended = run_in_every_role(command)
     for name, result in ended.items():
         assert result.code == 0, f"{name}: {result.output}"
-    exact_model.assert_trained_as_by_one_process(dict(np.load(path)), "sgd")
+    exact_model.assert_trained_as_by_one_process(exact_model.saved(tmp_path, "sgd-servers"), "sgd")
 
 
 def test_a_script_that_does_not_know_p3kv_runs_in_every_role_with_p3kv_run() -> None:

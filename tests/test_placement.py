@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 from typing import Dict, List, Sequence, Tuple, Type
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -25,7 +24,7 @@ from p3kv.slicing import (
 from p3kv.slicing.layout import Dense
 from p3kv.slicing.placement import Balanced
 from p3kv.wire.messages import DeclaredKey, DeclareKey, JobSettings, Ready
-from tests.jobs import ROOT, SCRIPTS, held_port, output_of, run_job, start_role
+from tests.jobs import ROOT, SCRIPTS, SUMS_ONLY, held_port, output_of, run_job, start_role
 from tests.scheduled import NAME, SLICE_SIZE, aborted, assembled, hello, server, worker
 
 sys.path.insert(0, str(SCRIPTS))
@@ -232,6 +231,8 @@ def test_workers_that_want_different_placements_end_the_job() -> None:
 
 # Whole jobs.
 
+PLUGIN = {"P3KV_PLUGINS": "own_placement", "PYTHONPATH": f"{ROOT}:{SCRIPTS}"}
+
 
 def places_told(output: str) -> List[Tuple[int, List[Run]]]:
     """What `placed.py` has printed, in the order in which keys were declared."""
@@ -244,21 +245,20 @@ def places_told(output: str) -> List[Tuple[int, List[Run]]]:
 
 
 @pytest.mark.parametrize(
-    ("name", "settings"),
+    ("name", "training", "settings"),
     [
-        ("round_robin", {}),
-        ("whole_tensors", {}),
-        ("biases_last", {"P3KV_PLUGINS": "own_placement", "PYTHONPATH": f"{ROOT}:{SCRIPTS}"}),
+        ("round_robin", "sgd-workers", SUMS_ONLY),
+        ("whole_tensors", "sgd-servers", {}),
+        ("biases_last", "sgd-workers", {**SUMS_ONLY, **PLUGIN}),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_a_job_trains_right_and_keeps_all_elements_where_its_placement_says(
-    tmp_path: Path, name: str, settings: Dict[str, str]
+    tmp_path: Path, name: str, training: str, settings: Dict[str, object]
 ) -> None:
-    path = tmp_path / "weights.npz"
     result = run_job(
         "placed.py",
-        [path, "sgd", 1],
+        [tmp_path, training],
         workers=2,
         servers=2,
         P3KV_SLICE_SIZE=exact_model.SLICE_SIZE,
@@ -266,7 +266,7 @@ def test_a_job_trains_right_and_keeps_all_elements_where_its_placement_says(
         **settings,
     )
     assert result.code == 0, result.output
-    trained = dict(np.load(path))
+    trained = exact_model.saved(tmp_path, training)
     exact_model.assert_trained_as_by_one_process(trained, "sgd")
     told = places_told(result.said_by("worker 0"))
     assert told == places_told(result.said_by("worker 1"))

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from p3kv.transport import MAX_ADDRESS, Link, Listener, Tcp, Transport
 from tests.in_memory import Memory
-from tests.jobs import ROOT, SCRIPTS, JobResult, held_port, results, run_job, start_role
+from tests.jobs import ROOT, SCRIPTS, SUMS_ONLY, JobResult, held_port, results, run_job, start_role
 
 sys.path.insert(0, str(SCRIPTS))
 import exact_model
@@ -301,17 +301,16 @@ JOIN = [sys.executable, str(SCRIPTS / "join.py")]
 
 
 def test_a_job_trains_right_by_a_transport_of_the_user_s_own_and_not_by_tcp(tmp_path: Path) -> None:
-    path = tmp_path / "weights.npz"
     result = run_job(
         "connected.py",
-        [path, "sgd", 1],
+        [tmp_path, "sgd-servers"],
         workers=2,
         servers=2,
         P3KV_SLICE_SIZE=exact_model.SLICE_SIZE,
         **OWN,
     )
     assert result.code == 0, result.output
-    exact_model.assert_trained_as_by_one_process(dict(np.load(path)), "sgd")
+    exact_model.assert_trained_as_by_one_process(exact_model.saved(tmp_path, "sgd-servers"), "sgd")
     told = [line.split() for line in result.said_by("worker 0").splitlines() if " has " in line]
     roles = sorted(role for role, _, *peers in told if peers == ["scheduler"])
     assert roles == ["server", "server", "worker", "worker"], told
@@ -325,7 +324,7 @@ def joined(*plan: Tuple[str, Dict[str, str]]) -> Dict[str, JobResult]:
         started = {"scheduler": start_role("scheduler", JOIN, port, *count.values())}
         for name, changes in plan:
             role, _, rank = name.partition(" ")
-            place = {f"DMLC_{role.upper()}_ID": rank}
+            place = {f"DMLC_{role.upper()}_ID": rank, **SUMS_ONLY}
             started[name] = start_role(role, JOIN, port, *count.values(), **place, **changes)
         return results(started, since, 60.0)
 

@@ -4,6 +4,8 @@ Activations are smooth: with ReLU or max pooling, a sum in another order can fli
 weights then differ by 1 % after some steps, whatever the store.
 """
 
+from functools import lru_cache
+from pathlib import Path
 from typing import Mapping
 
 import mxnet as mx
@@ -60,11 +62,17 @@ def weights(net: gluon.Block) -> dict:
     return {name: p.data().asnumpy() for name, p in net.collect_params().items()}
 
 
-def save(net: gluon.Block, path: str) -> None:
-    """Writes all weights to a file."""
-    np.savez(path, **weights(net))
+def save(net: gluon.Block, folder: str, training: str) -> None:
+    """Writes all weights to a file of the training's."""
+    np.savez(f"{folder}/{training}.npz", **weights(net))
 
 
+def saved(folder: Path, training: str) -> dict:
+    """The weights that `save` has written."""
+    return dict(np.load(folder / f"{training}.npz"))
+
+
+@lru_cache(maxsize=None)
 def joined_batches(name: str) -> dict:
     """The weights of one process, the whole batch at once, MXNet's own Trainer without a store."""
     net = network()
