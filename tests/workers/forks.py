@@ -1,6 +1,6 @@
 """Trains, and forks in every way that Python has, while gradients are on their way.
 
-Arguments: `all` where both workers fork, `one` where only worker 1 does.
+First both workers fork, then only worker 1.
 """
 
 import p3kv  # noqa: I001
@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import subprocess
 import sys
+from itertools import product
 
 import mxnet as mx
 import numpy as np
@@ -71,14 +72,14 @@ for key, weight in enumerate(weights):
     store.broadcast(key, weight, out=weight)
 store.set_optimizer(mx.optimizer.create("test"))
 steps = 0
-for way in WAYS:
+for all_fork, way in product((True, False), WAYS):
     for _ in range(_STEPS_EACH):
         steps += 1
         for key in range(_ARRAYS):
             store.pushpull(key, gradients[key], out=weights[key], priority=-key)
-        if sys.argv[1] == "all" or store.rank == 1:
+        if all_fork or store.rank == 1:
             way()
-    print(f"{way.__name__}: done", flush=True)
+    print(f"{way.__name__} in {'both' if all_fork else 'one'}: done", flush=True)
 for weight in weights:
     np.testing.assert_array_equal(weight.asnumpy(), np.full(_ELEMS, 3.0 * steps, np.float32))
 print("all weights are right")
