@@ -1,7 +1,7 @@
 """Module.fit, and beside it the same steps by executors, without a store: equal bit for bit.
 
-Arguments: the folder for the names of the checks that pass, and the store's name. The environment
-says with MXNET_UPDATE_ON_KVSTORE who updates.
+Argument: the folder for the names of the checks that pass. The environment says with
+MXNET_UPDATE_ON_KVSTORE who updates.
 """
 
 import p3kv  # noqa: F401, I001
@@ -21,7 +21,8 @@ SGD = {"learning_rate": 0.3, "momentum": 0.9, "wd": 0.05}
 DATA = (16, 6, 6)
 Weights = Dict[str, np.ndarray]
 CHECKS = [
-    "fit_by_name",
+    "fit_by_the_name_p3",
+    "fit_by_the_name_dist_sync_p3",
     "fit_with_the_store_on_two_devices",
     "fit_goes_on_from_a_checkpoint",
     "fit_goes_on_from_a_checkpoint_with_optimizer_states",
@@ -123,21 +124,29 @@ def compare(module: mx.mod.Module, expected: Weights) -> None:
 
 
 class Fits:
-    """One store: created by Module from its name, then handed to another Module."""
+    """Stores: created by Module from their names, then one handed to another Module."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self) -> None:
         self.on_servers = os.environ["MXNET_UPDATE_ON_KVSTORE"] == "1"
         self._rank = int(os.environ["DMLC_WORKER_ID"])
-        fixed = ["name_hidden_bias"]
-        self._first = fit("name", name, self._rank, [mx.cpu()], fixed)
-        self._fixed = fixed
+        self._fixed = ["name_hidden_bias"]
+        self._first = self._fit("p3")
         self.store = self._first._kvstore
         assert self.store.rank == self._rank
 
-    def fit_by_name(self, store: KVStoreBase) -> None:
-        assert store.type == "dist_sync_p3"
-        assert self._first._update_on_kvstore is self.on_servers
-        compare(self._first, alone("name", store.num_workers, 1, self._fixed))
+    def _fit(self, name: str) -> mx.mod.Module:
+        return fit("name", name, self._rank, [mx.cpu()], self._fixed)
+
+    def _compare(self, module: mx.mod.Module) -> None:
+        assert module._kvstore.type == "dist_sync_p3"
+        assert module._update_on_kvstore is self.on_servers
+        compare(module, alone("name", self.store.num_workers, 1, self._fixed))
+
+    def fit_by_the_name_p3(self, store: KVStoreBase) -> None:
+        self._compare(self._first)
+
+    def fit_by_the_name_dist_sync_p3(self, store: KVStoreBase) -> None:
+        self._compare(self._fit("dist_sync_p3"))
 
     def fit_with_the_store_on_two_devices(self, store: KVStoreBase) -> None:
         module = fit("object", store, store.rank, [mx.cpu(0), mx.cpu(1)], [])
@@ -177,5 +186,5 @@ class Fits:
 
 
 if __name__ == "__main__":
-    fits = Fits(sys.argv[2])
+    fits = Fits()
     run([getattr(fits, name) for name in CHECKS], fits.store, sys.argv[1])

@@ -1,11 +1,12 @@
 """gluon's Trainer, and beside it a training without a store: equal bit for bit, step by step.
 
-Arguments: the folder for the names of the checks that pass, and who updates: servers or workers.
+Argument: the folder for the names of the checks that pass.
 """
 
 import p3kv  # noqa: F401, I001
 import sys
-from typing import List
+from functools import partial
+from typing import Callable, List
 
 import mxnet as mx
 import numpy as np
@@ -14,18 +15,20 @@ from checks import run
 from mxnet import gluon
 from mxnet.kvstore import KVStoreBase
 
-CHECKS = {
-    "servers": [
-        "the_first_step_gives_rank_0_s_weights_to_all",
-        "a_frozen_layer_is_rank_0_s_and_stays_so",
-        "a_learning_rate_holds_from_the_next_step_on",
-        "weights_that_inference_has_used_are_trained_on",
-    ],
-    "workers": [
-        "gradients_of_all_devices_and_workers_are_clipped_by_their_global_norm",
-        "weights_that_inference_has_used_are_trained_on",
-    ],
-}
+ON_SERVERS = [
+    "the_first_step_gives_rank_0_s_weights_to_all",
+    "a_frozen_layer_is_rank_0_s_and_stays_so",
+    "a_learning_rate_holds_from_the_next_step_on",
+    "weights_that_inference_has_used_are_trained_on",
+]
+ON_WORKERS = [
+    "gradients_of_all_devices_and_workers_are_clipped_by_their_global_norm",
+    "weights_that_inference_has_used_are_trained_on",
+]
+CHECKS = [
+    *[f"{name}_on_servers" for name in ON_SERVERS],
+    *[f"{name}_on_workers" for name in ON_WORKERS],
+]
 
 
 class Training:
@@ -110,7 +113,14 @@ class Training:
                 )
 
 
+def check_of(training: Training, name: str, called: str) -> Callable[[KVStoreBase], None]:
+    check = partial(getattr(training, name))
+    check.__name__ = called  # type: ignore[attr-defined]
+    return check
+
+
 if __name__ == "__main__":
     p3 = mx.kv.create("p3")
-    training = Training(p3, sys.argv[2] == "servers")
-    run([getattr(training, name) for name in CHECKS[sys.argv[2]]], p3, sys.argv[1])
+    trainings = [Training(p3, True)] * len(ON_SERVERS)
+    trainings += [Training(mx.kv.create("p3"), False)] * len(ON_WORKERS)
+    run([*map(check_of, trainings, ON_SERVERS + ON_WORKERS, CHECKS)], p3, sys.argv[1])
