@@ -21,6 +21,7 @@ from experiments.cluster import Cluster
 
 SCRIPTS = Path(__file__).parent / "workers"
 ROOT = Path(__file__).parent.parent
+LEAN = Path(__file__).parent / "lean"
 SUMS_ONLY = {"MXNET_UPDATE_ON_KVSTORE": 0}
 """For jobs that need no optimizer on their servers. By default each server imports MXNet when the
 job has assembled, which takes a second or two, and workers wait for that."""
@@ -41,9 +42,13 @@ class JobResult:
 
 
 def environment(**changes: object) -> Dict[str, str]:
-    """This process's environment with changes, one thread of computation for each process."""
+    """This process's environment with changes, one thread of computation for each process.
+
+    MXNet finds neither scipy nor sklearn there, which it imports where they are.
+    """
     values = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     values.update({name: str(value) for name, value in changes.items()})
+    values["PYTHONPATH"] += f"{os.pathsep}{LEAN}"
     return values
 
 
