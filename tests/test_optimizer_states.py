@@ -50,6 +50,11 @@ def tensor(seed: int, dtype: str) -> np.ndarray:
     return np.random.RandomState(seed).standard_normal(SIZE).astype(dtype)
 
 
+def total_of(gradient: np.ndarray) -> np.ndarray:
+    """As servers sum it."""
+    return gradient.astype(np.float32) if gradient.dtype == np.float16 else gradient
+
+
 class Sliced:
     """A server's weight, updated slice by slice."""
 
@@ -68,7 +73,7 @@ class Sliced:
             number = self._worker.shared_number(KEY.key, self._told)
             assert number is not None
             self._optimizer.configure(self._told, number, 0)
-        gradient = tensor(step, self._dtype)
+        gradient = total_of(tensor(step, self._dtype))
         for index, start, end in self._slices():
             weight, total = self.weight[start:end].copy(), gradient[start:end].copy()
             self._optimizer.update(KEY, index, weight, total, step)
@@ -188,7 +193,7 @@ def test_the_state_of_a_whole_tensor_goes_on_in_another_server(
             servers[1] = second
         for optimizer, weight in zip(servers, weights):
             total = np.random.RandomState(step).standard_normal(size).astype(dtype)
-            optimizer.update(key, WHOLE, weight, total, step)
+            optimizer.update(key, WHOLE, weight, total_of(total), step)
     np.testing.assert_array_equal(*weights)
     assert np.isfinite(weights[0]).all()
     assert (weights[0] != 1).any()

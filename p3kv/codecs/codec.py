@@ -53,8 +53,11 @@ class Codec(ABC):
         make."""
 
     def add(self, payload: memoryview, total: np.ndarray) -> None:
-        """Adds a slice's elements to `total`, as `decode` gives them."""
-        elements = np.empty_like(total)
+        """Adds a slice's elements to `total`, as `decode` gives them.
+
+        `total` is of the key's dtype, or float32 where the key is float16.
+        """
+        elements = np.empty(len(total), self.dtype)
         self.decode(payload, elements)
         np.add(total, elements, out=total)
 

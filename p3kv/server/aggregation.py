@@ -20,6 +20,8 @@ from p3kv.wire.header import ENCODED, INITIAL_ROUND
 from p3kv.wire.messages import DeclaredKey, called
 
 _BYTE = np.dtype(np.uint8)
+_HALF = np.dtype(np.float16)
+_SINGLE = np.dtype(np.float32)
 
 
 @dataclass
@@ -82,6 +84,8 @@ class SliceState:
         """All slices of this size that the server keeps of the key, by index, in the order of their
         elements."""
         self.dtype = np.dtype(key.dtype)
+        self.half = self.dtype == _HALF
+        """Whether its gradients are half-precision numbers, whose sums are single-precision."""
         self.value: Optional[Buffer] = None
         self.round = INITIAL_ROUND - 1
         """The last round whose result the value is."""
@@ -129,6 +133,10 @@ class Aggregator:
     arrives twice or after its round is an error and is never added twice. In deterministic mode
     pushes are added in rank order; otherwise in order of arrival, and the first push's buffer
     becomes the sum without a copy.
+
+    Sums are of the key's dtype, but those of float16 are float32 until all gradients are in: an
+    optimizer with multiple precision takes them as they are. Which optimizer the round will have is
+    not known when its first push arrives: another worker may be ahead of rank 0's settings.
     """
 
     def __init__(
@@ -168,6 +176,8 @@ class Aggregator:
             current.step = step
         current.priority = priority
         if encoded is None:
+            if state.half and round != INITIAL_ROUND:
+                gradient = self._cast(gradient, _SINGLE)
             self._add(current, rank, gradient)
         else:
             self._add_encoded(state, current, rank, encoded)
@@ -250,6 +260,8 @@ class Aggregator:
         if self.deterministic or current.total is None:
             gradient = self._pool.get(state.length, state.dtype)
             codec.decode(encoded, gradient.array)
+            if state.half:
+                gradient = self._cast(gradient, _SINGLE)
             self._add(current, rank, gradient)
         else:
             codec.add(encoded, current.total.array)
@@ -317,6 +329,8 @@ class Aggregator:
         if state.round == INITIAL_ROUND or optimizer is None:
             if state.value is not None:
                 state.value.retire()
+            if state.half and state.round != INITIAL_ROUND:
+                total = self._cast(total, state.dtype)
             state.value = total
         else:
             value = _value(state)
@@ -345,8 +359,12 @@ class Aggregator:
         return total
 
     def _copy(self, value: Buffer) -> Buffer:
-        copy = self._pool.get(len(value.array), value.array.dtype)
-        copy.array[:] = value.array
+        return self._cast(value, value.array.dtype)
+
+    def _cast(self, value: Buffer, dtype: np.dtype) -> Buffer:
+        copy = self._pool.get(len(value.array), dtype)
+        with np.errstate(over="ignore"):
+            copy.array[:] = value.array
         value.retire()
         return copy
 

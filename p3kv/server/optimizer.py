@@ -84,7 +84,8 @@ class Optimizer(ABC):
     ) -> None:
         """Updates `weight` in place with `total`, the sum of all workers' gradients.
 
-        Both are flat and of the key's dtype; the caller owns them and may reuse them afterwards.
+        Both are flat and of the key's dtype, but a float16 key's total is float32. The caller owns
+        them and may reuse them afterwards.
         With the index WHOLE they have all elements of a tensor of `layout.shape`, nobody else uses
         them, and the optimizer may keep `total`.
         `step` counts the job's updates as worker rank 0 has seen them, 1 for the first.

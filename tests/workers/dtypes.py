@@ -182,6 +182,39 @@ def multi_precision_is_updated_as_by_one_process(store: KVStoreBase) -> None:
     _half_is_updated(store, True)
 
 
+WIDE: Dict[str, Dict[str, Any]] = {
+    "sgd": {"momentum": 0.9},
+    "nag": {"momentum": 0.9},
+    "adam": {},
+    "nadam": {},
+    "lars": {"momentum": 0.9},
+    "lamb": {},
+    "lbsgd": {"momentum": 0.9},
+}
+
+
+def multi_precision_sums_in_float32(store: KVStoreBase) -> None:
+    """As on MXNet's own servers: a float32 copy of the weight is updated by a float32 sum."""
+    for name, settings in WIDE.items():
+        for codec in ("identity", "float16"):
+            one = mx.kv.create("p3")
+            one.set_gradient_compression({"type": codec})
+            settings = {"learning_rate": 0.1, "rescale_grad": 1e-3, **settings}
+            one.set_optimizer(mx.optimizer.create(name, multi_precision=True, **settings))
+            updater = mx.optimizer.get_updater(mx.optimizer.create(name, **settings))
+            begin = numbers("float16", SHAPES[2], 5)
+            copy, weight = filled(begin.astype("float32")), zeros("float16", SHAPES[2])
+            one.broadcast("w", filled(begin), weight)
+            for step in range(STEPS):
+                parts = [numbers("float16", SHAPES[2], step, rank) for rank in range(2)]
+                for part in parts:
+                    part[0] = 60_000  # twice as much is infinite in float16
+                one.pushpull("w", filled(parts[store.rank]), out=weight)
+                updater("w", filled(parts[0].astype("float32") + parts[1]), copy)
+                equal(weight, copy.asnumpy().astype("float16"))
+                assert np.isfinite(copy.asnumpy()).all()
+
+
 def an_optimizer_updates_no_integers(store: KVStoreBase) -> None:
     out = zeros("int64", (3,))
     store.broadcast("count", filled(np.array([1, 2, 3])), out)
@@ -202,5 +235,6 @@ CHECKS = [
     # From here on the servers have an optimizer.
     half_precision_is_updated_as_by_one_process,
     multi_precision_is_updated_as_by_one_process,
+    multi_precision_sums_in_float32,
     an_optimizer_updates_no_integers,
 ]

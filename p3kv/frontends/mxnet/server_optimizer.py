@@ -25,6 +25,14 @@ from p3kv.frontends.mxnet.optimizer_settings import (
 from p3kv.server.optimizer import WHOLE, Optimizer, State
 from p3kv.wire.messages import DeclaredKey, Key
 
+_PLACES_OF_MASTER = {
+    mx.optimizer.Optimizer.create_state_multi_precision: 0,
+    mx.optimizer.SGD.create_state_multi_precision: 1,
+    mx.optimizer.LARS.create_state_multi_precision: 1,
+    mx.optimizer.NAG.create_state_multi_precision: 1,
+}
+"""By the method that makes the state, also where users' classes inherit it."""
+
 
 class _Built:
     """An optimizer as it is from a step on."""
@@ -41,6 +49,7 @@ class _Built:
         self.kept_by_key = KEPT_BY_KEY.get(settings.name) if mxnets else None
         self.unchanging = None if mxnets else settings.attributes
         """Attributes that updates of a user's class must not change."""
+        self.place_of_master = _place_of_master(self.optimizer)
 
 
 class _StateOfSlice:
@@ -93,10 +102,14 @@ class MXNetOptimizer(Optimizer):
     ) -> None:
         now = self._at(step)
         optimizer, name = now.optimizer, key.key
+        place = now.place_of_master if weight.dtype == np.float16 else None
         if index == WHOLE:
             arrays = [_of_shape(array, key.shape) for array in (weight, total)]
         else:
             arrays = [self._shared(weight), self._shared(total)]
+        if place is None and total.dtype != weight.dtype:
+            # In one process such an optimizer gets gradients in float16.
+            arrays[1] = arrays[1].astype(np.float16)
         state = self._states.get((key.key_id, index))
         if state is None or state.since_step != now.since_step:
             created = optimizer.create_state_multi_precision(name, arrays[0])
@@ -110,9 +123,9 @@ class MXNetOptimizer(Optimizer):
             mx.random.seed(_mixed(now.seed, name, index, state.updates))
         if now.incomplete:
             with self._completed(now, name, state):
-                _update(optimizer, name, arrays, state.state)
+                _update(optimizer, name, arrays, state.state, place)
         else:
-            _update(optimizer, name, arrays, state.state)
+            _update(optimizer, name, arrays, state.state, place)
         arrays[0].wait_to_read()
         if now.unchanging is not None:
             check_unchanged(optimizer, now.unchanging)
@@ -195,12 +208,33 @@ def _of_shape(array: np.ndarray, shape: Tuple[int, ...]) -> mx.nd.NDArray:
     return mx.nd.from_numpy(array.reshape(shape or (1,)), zero_copy=True)
 
 
+def _place_of_master(optimizer: mx.optimizer.Optimizer) -> Optional[int]:
+    """Where the float32 copy of a float16 weight is in the optimizer's state, a pair of this copy
+    and the copy's own state; None where the optimizer has none, or keeps it in a way of its own."""
+    if not optimizer.multi_precision:
+        return None
+    return _PLACES_OF_MASTER.get(type(optimizer).create_state_multi_precision)
+
+
 def _update(
-    optimizer: mx.optimizer.Optimizer, key: Key, arrays: Sequence[mx.nd.NDArray], state: Any
+    optimizer: mx.optimizer.Optimizer,
+    key: Key,
+    arrays: Sequence[mx.nd.NDArray],
+    state: Any,
+    place_of_master: Optional[int] = None,
 ) -> None:
     """Updates as MXNet's Updater does: LAMB, for example, has other kernels for lists of
-    tensors."""
+    tensors.
+
+    Where the state has a float32 copy of the weight, this copy is updated by the float32 total, and
+    the weight is cast from it, as on MXNet's own servers.
+    """
     weight, total = arrays
+    if place_of_master is not None:
+        master = state[place_of_master]
+        _update(optimizer, key, (master, total), state[1 - place_of_master])
+        master.copyto(weight)
+        return
     if optimizer.aggregate_num > 0:
         optimizer.update_multi_precision((key,), (weight,), (total,), [state])
     else:

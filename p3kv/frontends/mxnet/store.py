@@ -59,8 +59,10 @@ class P3(KVStoreBase):
     `mxnet.base.MXNetError` to callers that wait for a weight, and every further call raises it.
 
     Values are dense arrays of float16, float32, float64, int8, uint8, int32 or int64. Sums are of
-    the key's dtype, and integers wrap around. Where several arrays are given, one for each device,
-    they are summed before they are sent. A value is cast where an array of `out` has another dtype.
+    the key's dtype, and integers wrap around. Servers sum float16 in float32 and round a sum once;
+    an optimizer with `multi_precision` gets it in float32. Where several arrays are given, one for
+    each device, they are summed before they are sent. A value is cast where an array of `out` has
+    another dtype.
     To be used from one thread. A process may have several stores: each has keys and an optimizer of
     its own. All workers create their stores in the same order.
 

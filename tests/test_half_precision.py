@@ -1,0 +1,92 @@
+"""Sums of float16: in float32 until all gradients are in."""
+
+from __future__ import annotations
+
+from typing import List, Optional
+
+import numpy as np
+import pytest
+
+from p3kv.codecs import CODECS, KeyCodecs
+from p3kv.consistency import BulkSynchronous
+from p3kv.registry import Choice
+from p3kv.server.aggregation import Aggregator, SliceState
+from p3kv.server.buffers import BufferPool
+from p3kv.server.optimizer import Optimizer, State
+from p3kv.wire.header import INITIAL_ROUND
+from p3kv.wire.messages import DeclaredKey
+
+WORKERS, LENGTH = 4, 30
+HALF = np.dtype(np.float16)
+IDENTITY = CODECS.make(Choice("identity"), LENGTH, HALF)
+
+
+class Noting(Optimizer):
+    """Keeps the totals, and takes them for values."""
+
+    def __init__(self) -> None:
+        self.totals: List[np.ndarray] = []
+
+    def configure(self, from_step: int, settings: bytes, oldest_step: int) -> None:
+        raise AssertionError("whoever sums does not configure")
+
+    def update(
+        self, key: DeclaredKey, index: int, weight: np.ndarray, total: np.ndarray, step: int
+    ) -> None:
+        self.totals.append(total.copy())
+        weight[:] = total
+
+    def export(self, key: DeclaredKey, index: int) -> Optional[State]:
+        raise AssertionError("it has no states")
+
+    def load(self, key: DeclaredKey, index: int, state: State) -> None:
+        raise AssertionError("it has no states")
+
+
+def gradient(rank: int) -> np.ndarray:
+    """In float16, the sum of two of these is infinite."""
+    values = np.random.RandomState(rank).standard_normal(LENGTH)
+    values[0] = 60_000 if rank % 2 else -60_000
+    values[1] = (40_000, 40_000, -40_000, -39_999)[rank % WORKERS]
+    return values.astype(HALF)
+
+
+@pytest.mark.parametrize("codec", ["identity", "float16"])
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("updates", [False, True])
+def test_a_sum_is_rounded_to_float16_once_and_only_for_the_value(
+    updates: bool, deterministic: bool, codec: str
+) -> None:
+    pool = BufferPool()
+    aggregator = Aggregator(BulkSynchronous(WORKERS), pool, deterministic)
+    optimizer = Noting()
+    if updates:
+        aggregator.optimizers[0] = optimizer
+    codecs = KeyCodecs(CODECS.make(Choice(codec), LENGTH, HALF), IDENTITY)
+    key = DeclaredKey(0, "w", (LENGTH,), "float16", [(0, LENGTH)])
+    state = SliceState(key, 0, LENGTH, codecs)
+
+    def push(rank: int, round_: int, values: np.ndarray, encoded: bool) -> None:
+        buffer = pool.get(LENGTH, HALF)
+        buffer.array[:] = values
+        aggregator.push(
+            state, rank, round_, buffer, True, 0, round_, buffer.bytes if encoded else None
+        )
+
+    initial = gradient(9)
+    push(0, INITIAL_ROUND, initial, False)
+    (result,) = aggregator.end_rounds(state)
+    np.testing.assert_array_equal(result.value.array, initial)
+    for round_ in (1, 2):
+        expected = np.zeros(LENGTH, np.float32)
+        for rank in range(WORKERS):
+            push(rank, round_, gradient(rank), codec != "identity")
+            expected += gradient(rank)
+        assert np.isfinite(expected).all()
+        (result,) = aggregator.end_rounds(state)
+        assert result.value.array.dtype == HALF
+        np.testing.assert_array_equal(result.value.array, expected.astype(HALF))
+    for total in optimizer.totals:
+        assert total.dtype == np.float32
+        np.testing.assert_array_equal(total, expected)
+    assert len(optimizer.totals) == 2 * updates
