@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from p3kv.errors import NotSupportedError
 from p3kv.frontends.mxnet.optimizer_settings import plain
-from p3kv.frontends.mxnet.server_optimizer import MXNetOptimizer, _take_apart
+from p3kv.frontends.mxnet.plain_states import take_apart
+from p3kv.frontends.mxnet.server_optimizer import MXNetOptimizer
 from p3kv.frontends.mxnet.worker_optimizer import WorkerOptimizer
 from p3kv.server.optimizer import WHOLE, State
 from p3kv.wire.messages import DeclaredKey, decode, encode
@@ -201,7 +202,7 @@ def test_the_state_of_a_whole_tensor_goes_on_in_another_server(
 
 def test_a_state_that_can_not_be_stored_is_refused_by_the_name_of_its_type() -> None:
     with pytest.raises(NotSupportedError, match="has a set"):
-        _take_apart((None, {3}), {})
+        take_apart((None, {3}), {})
 
 
 def test_the_structure_of_a_state_is_plain() -> None:

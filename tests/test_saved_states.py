@@ -9,13 +9,14 @@ import pytest
 
 from p3kv.frontends.mxnet.saved_states import Loaded, digest, replacing
 from tests.jobs import run_job
+from tests.test_store import OWN_OPTIMIZERS
 
 
 def test_training_goes_on_bit_for_bit_with_other_servers_and_slices(tmp_path: Path) -> None:
     for what, servers, slice_size in (("saves", 2, 100), ("loads", 1, 37)):
         result = run_job(
             "resumed.py", [tmp_path, what], workers=2, servers=servers, P3KV_SLICE_SIZE=slice_size,
-            P3KV_DETERMINISTIC=1,
+            P3KV_DETERMINISTIC=1, **OWN_OPTIMIZERS,
         )  # fmt: skip
         assert result.code == 0, result.output
         for rank in range(2):

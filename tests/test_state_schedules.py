@@ -73,7 +73,7 @@ class Script:
             self.waits = True
         elif self._random.random() < 0.4:
             self._answer = Future()
-            self._worker.traffic.states.ask(self._key, self.round, self._answer)
+            self._worker.traffic.states.ask(self._key, self.round, False, self._answer)
             self._answer.add_done_callback(self._check)
         else:
             self.push(self.round + 1)
@@ -93,6 +93,7 @@ class Script:
         self._worker.traffic.states.give(
             self._key,
             self.round,
+            False,
             {
                 server: PlainState(part.elements, part.numbers)
                 for (server, _), part in zip(self._key.runs, parts)
@@ -170,7 +171,7 @@ def outlined(*arrays: Tuple[str, str, List[int]]) -> StateOutline:
 
 def test_bytes_land_in_the_arrays_in_their_order() -> None:
     arriving = ArrivingState(outlined(("a", "float32", [2, 2]), ("b", "int8", [0]),
-                                      ("c", "float16", [3])), 4)  # fmt: skip
+                                      ("c", "float16", [3])), 4, False)  # fmt: skip
     a, c = np.arange(4, dtype=np.float32).reshape(2, 2), np.arange(3, dtype=np.float16)
     for piece in (a.tobytes()[:6], a.tobytes()[6:], c.tobytes()):
         assert not arriving.complete
@@ -189,7 +190,7 @@ def of_bytes(count: int) -> Header:
 
 @pytest.mark.parametrize("count", [0, 17, MAX_STATE_BYTES])
 def test_bytes_that_no_array_has_room_for_are_refused(count: int) -> None:
-    arriving = ArrivingState(outlined(("a", "float32", [4])), 4)
+    arriving = ArrivingState(outlined(("a", "float32", [4])), 4, False)
     with pytest.raises(ProtocolError, match=f"{count} bytes"):
         arriving.land(of_bytes(count))
 
@@ -197,7 +198,14 @@ def test_bytes_that_no_array_has_room_for_are_refused(count: int) -> None:
 @pytest.mark.parametrize("shape", [[5], [2, 3], [2**40]])
 def test_an_array_that_is_too_large_takes_no_memory(shape: List[int]) -> None:
     with pytest.raises(ProtocolError, match="at most 4 elements"):
-        ArrivingState(outlined(("a", "float32", shape)), 4)
+        ArrivingState(outlined(("a", "float32", shape)), 4, False)
+
+
+def test_an_array_of_a_whole_tensor_may_have_more_elements_than_the_key() -> None:
+    arriving = ArrivingState(outlined(("a", "float32", [2, 3])), 4, True)
+    arriving.land(of_bytes(24))
+    with pytest.raises(ProtocolError, match="at most"):
+        ArrivingState(outlined(("a", "float32", [2**40])), 4, True)
 
 
 def test_frames_of_states_that_nobody_waits_for_are_refused() -> None:
@@ -235,6 +243,6 @@ def test_a_state_that_does_not_fit_the_key_ends_its_connection(
         worker.call(key, INITIAL_ROUND, np.ones(SIZE, np.float32), None)
         job.finish()
         state = PlainState({"sum": np.zeros(shape, np.float32)}, {})
-        worker.traffic.states.give(key, INITIAL_ROUND, {0: state}, Future())
+        worker.traffic.states.give(key, INITIAL_ROUND, False, {0: state}, Future())
         with pytest.raises(P3Error, match=reason):
             job.finish()

@@ -11,7 +11,7 @@ from p3kv.codecs import make_codecs
 from p3kv.errors import ProtocolError
 from p3kv.server.aggregation import SliceState
 from p3kv.server.buffers import Buffer, BufferPool
-from p3kv.server.optimizer import Optimizer, State
+from p3kv.server.optimizer import WHOLE, Optimizer, State
 from p3kv.slicing import make_layout
 from p3kv.wire.header import INITIAL_ROUND
 from p3kv.wire.messages import DeclaredKey, called
@@ -130,12 +130,12 @@ class ServerKey:
         rounds = {state.round for state in self._states_in(self._generation).values()}
         return len(rounds) == 1 and rounds.pop() >= round
 
-    def copied_state(self, optimizer: Optimizer) -> Optional[State]:
+    def copied_state(self, optimizer: Optimizer, whole: bool) -> Optional[State]:
         """What an optimizer remembers of all that this server keeps of the key; None if nothing.
 
-        Call it between two updates of the whole key.
+        Call it between two updates of the whole key. `whole`: of the whole tensor, not of slices.
         """
-        indices = self._states_in(self._generation)
+        indices = [WHOLE] if whole else list(self._states_in(self._generation))
         exported = [optimizer.export(self.declared, index) for index in indices]
         states = [state for state in exported if state is not None]
         if not states:
@@ -143,15 +143,26 @@ class ServerKey:
         assert len(states) == len(exported), "slices that have ended the same rounds"
         for index, state in zip(indices, states):
             optimizer.load(self.declared, index, state)
-        return State.joined(states)
+        return states[0] if whole else State.joined(states)
 
-    def replace_state(self, optimizer: Optimizer, state: Optional[State]) -> None:
+    def replace_state(self, optimizer: Optimizer, state: Optional[State], whole: bool) -> None:
         """Gives an optimizer another state of all that this server keeps of the key, or none.
 
-        Call it between two updates of the whole key. Raises ProtocolError for a state that does not
-        have one number for each element.
+        Call it between two updates of the whole key. `whole`: of the whole tensor, not of slices.
+        Raises ProtocolError for a state of slices that does not have one number for each element,
+        and for that of a whole tensor which this server does not have.
         """
         slices = self._states_in(self._generation)
+        if whole:
+            if len(self.declared.runs) > 1:
+                raise ProtocolError(
+                    "it sent a whole tensor's state for "
+                    f"{called(self.declared.key, self.declared.name)}, which is on several servers"
+                )
+            optimizer.export(self.declared, WHOLE)
+            if state is not None:
+                optimizer.load(self.declared, WHOLE, state)
+            return
         lengths = [one.length for one in slices.values()]
         for name, array in ({} if state is None else state.elements).items():
             if array.shape != (sum(lengths),):

@@ -12,7 +12,7 @@ from p3kv.server.keys import ServerKey
 from p3kv.server.optimizer import State
 from p3kv.wire.connection import Connection
 from p3kv.wire.framing import Landing, message_landing
-from p3kv.wire.header import URGENT, Header, Kind, pack_header
+from p3kv.wire.header import URGENT, WHOLE_TENSOR, Header, Kind, pack_header
 from p3kv.wire.messages import StateOutline
 from p3kv.wire.states import ArrivingState, PlainState, queue_state
 
@@ -102,31 +102,34 @@ class States:
         if connection.closed:
             return
         optimizer = self._aggregator.optimizers.get(key.declared.store)
-        state = None if optimizer is None else key.copied_state(optimizer)
+        whole = _whole(header)
+        state = None if optimizer is None else key.copied_state(optimizer, whole)
         plain = None if state is None else PlainState(state.elements, state.numbers)
-        queue_state(connection.writer, self._rank(), header.key, header.round, plain)
+        queue_state(connection.writer, self._rank(), header.key, header.round, plain, whole)
 
     def _outlined(
         self, connection: Connection, header: Header, key: ServerKey, outline: StateOutline
     ) -> None:
-        self._arriving = ArrivingState(outline, dict(key.declared.runs)[self._rank()])
+        kept_elems = dict(key.declared.runs)[self._rank()]
+        self._arriving = ArrivingState(outline, kept_elems, _whole(header))
         self._take_if_complete(connection, header, key)
 
     def _take_if_complete(self, connection: Connection, header: Header, key: ServerKey) -> None:
         assert self._arriving is not None
         if self._arriving.complete:
-            plain, self._arriving = self._arriving.state, None
-            state = None if plain is None else State(dict(plain.elements), dict(plain.numbers))
-            self._when_ended(header, key, partial(self._take, connection, header, key, state))
+            arrived, self._arriving = self._arriving, None
+            self._when_ended(header, key, partial(self._take, connection, header, key, arrived))
 
     def _take(
-        self, connection: Connection, header: Header, key: ServerKey, state: Optional[State]
+        self, connection: Connection, header: Header, key: ServerKey, arrived: ArrivingState
     ) -> None:
+        plain = arrived.state
+        state = None if plain is None else State(dict(plain.elements), dict(plain.numbers))
         try:
             optimizer = self._aggregator.optimizers.get(key.declared.store)
             if optimizer is None:
                 raise ProtocolError("it sent an optimizer's state, and there is no optimizer")
-            key.replace_state(optimizer, state)
+            key.replace_state(optimizer, state, arrived.whole)
         except ProtocolError as error:
             # Not raised: another worker's push may have brought this about.
             self._on_lost(connection, str(error))
@@ -137,3 +140,7 @@ class States:
             return
         loaded = pack_header(Kind.LOADED, self._rank(), header.key, round=header.round)
         connection.writer.push(URGENT, loaded)
+
+
+def _whole(header: Header) -> bool:
+    return bool(header.flags & WHOLE_TENSOR)

@@ -85,6 +85,8 @@ WANTS_RESULT = 1
 ENCODED = 2
 """Flag of PUSH, UPDATED and PULLED: the key's codec has made the payload. Initial values travel as
 they are in memory."""
+WHOLE_TENSOR = 4
+"""Flag of STATES and STATE: the optimizer needs whole tensors, and has one state for the key."""
 
 
 class Header(NamedTuple):

@@ -16,11 +16,12 @@ from p3kv.wire.framing import FrameWriter
 from p3kv.wire.header import (
     LAST_ROUND,
     MAX_STATE_BYTES,
+    WHOLE_TENSOR,
     Header,
     Kind,
     pack_header,
 )
-from p3kv.wire.messages import StateOutline, encode
+from p3kv.wire.messages import MAX_KEY_ELEMS, StateOutline, encode
 from p3kv.wire.queue import urgency
 
 STATE_URGENCY = urgency(LAST_ROUND, -(2**31))
@@ -37,16 +38,27 @@ class PlainState(NamedTuple):
 
 
 def queue_state(
-    writer: FrameWriter, rank: int, key_id: int, round: int, state: Optional[PlainState]
+    writer: FrameWriter,
+    rank: int,
+    key_id: int,
+    round: int,
+    state: Optional[PlainState],
+    whole: bool = False,
 ) -> None:
-    """Queues the frames of a state, or of there being none; its arrays must stay as they are."""
+    """Queues the frames of a state, or of there being none; its arrays must stay as they are.
+
+    `whole`: it is a whole tensor's.
+    """
     elements = {} if state is None else state.elements
     outline = StateOutline(
         None if state is None else dict(state.numbers),
         [(name, array.dtype.name, list(array.shape)) for name, array in elements.items()],
     )
     words = memoryview(encode(outline))
-    header = pack_header(Kind.STATE, rank, key_id, round=round, payload_bytes=len(words))
+    flags = WHOLE_TENSOR if whole else 0
+    header = pack_header(
+        Kind.STATE, rank, key_id, round=round, payload_bytes=len(words), flags=flags
+    )
     writer.push(STATE_URGENCY, header, words)
     for array in elements.values():
         memory = _bytes(array)
@@ -61,8 +73,13 @@ def queue_state(
 class ArrivingState:
     """A state whose outline has arrived, and the memory for the bytes that follow."""
 
-    def __init__(self, outline: StateOutline, most_elems: int) -> None:
-        """Raises ProtocolError for an array of more than `most_elems` elements."""
+    def __init__(self, outline: StateOutline, kept_elems: int, whole: bool) -> None:
+        """`kept_elems`: how many elements the server keeps of the key.
+
+        Raises ProtocolError for a larger array. Those of a whole tensor may have any size.
+        """
+        self.whole = whole
+        most_elems = MAX_KEY_ELEMS if whole else kept_elems
         self._numbers = outline.numbers
         self._elements: Dict[str, np.ndarray] = {}
         self._missing: Deque[memoryview] = deque()

@@ -9,7 +9,7 @@ from typing import Any, Dict, List, Mapping, Optional, Set
 from p3kv.errors import ProtocolError
 from p3kv.wire.connection import Connection
 from p3kv.wire.framing import Landing, message_landing
-from p3kv.wire.header import Header, Kind, pack_header
+from p3kv.wire.header import WHOLE_TENSOR, Header, Kind, pack_header
 from p3kv.wire.messages import StateOutline
 from p3kv.wire.states import STATE_URGENCY, ArrivingState, PlainState, queue_state
 from p3kv.worker.transfers import WorkerKey
@@ -18,11 +18,14 @@ from p3kv.worker.transfers import WorkerKey
 class _Request:
     """What this worker has asked of all servers of a key."""
 
-    def __init__(self, kind: Kind, key: WorkerKey, round: int, answer: Future[Any]) -> None:
+    def __init__(
+        self, kind: Kind, key: WorkerKey, round: int, whole: bool, answer: Future[Any]
+    ) -> None:
         self.kind = kind
         """The kind of the servers' answer."""
         self.key = key
         self.round = round
+        self.whole = whole
         self.answer = answer
         self.missing: Set[int] = {server for server, _ in key.runs}
         """Servers that have not begun to answer."""
@@ -43,10 +46,12 @@ class States:
         self._requests: List[_Request] = []
         """None or one."""
 
-    def ask(self, key: WorkerKey, round: int, answer: Future[Any]) -> None:
-        """Asks for a key's states after a round; the answer has them by server."""
-        self._begin(_Request(Kind.STATE, key, round, answer))
-        header = pack_header(Kind.STATES, self._rank, key.key_id, round=round)
+    def ask(self, key: WorkerKey, round: int, whole: bool, answer: Future[Any]) -> None:
+        """Asks for a key's states after a round, of slices or of a whole tensor; the answer has
+        them by server."""
+        self._begin(_Request(Kind.STATE, key, round, whole, answer))
+        flags = WHOLE_TENSOR if whole else 0
+        header = pack_header(Kind.STATES, self._rank, key.key_id, round=round, flags=flags)
         for server, _ in key.runs:
             self._servers[server].writer.push(STATE_URGENCY, header)
 
@@ -54,14 +59,15 @@ class States:
         self,
         key: WorkerKey,
         round: int,
+        whole: bool,
         states: Mapping[int, Optional[PlainState]],
         done: Future[Any],
     ) -> None:
         """Gives each server its part of a key's state after a round; their arrays must stay as they
         are until `done`."""
-        self._begin(_Request(Kind.LOADED, key, round, done))
+        self._begin(_Request(Kind.LOADED, key, round, whole, done))
         for server, state in states.items():
-            queue_state(self._servers[server].writer, self._rank, key.key_id, round, state)
+            queue_state(self._servers[server].writer, self._rank, key.key_id, round, state, whole)
 
     def fail(self, error: BaseException) -> None:
         """Ends what is under way with an error."""
@@ -106,7 +112,7 @@ class States:
 
     def _outlined(self, header: Header, request: _Request, outline: StateOutline) -> None:
         length = dict(request.key.runs)[header.rank]
-        request.arriving[header.rank] = ArrivingState(outline, length)
+        request.arriving[header.rank] = ArrivingState(outline, length, request.whole)
         self._arrived(header.rank, request)
 
     def _arrived(self, server: int, request: _Request) -> None:

@@ -149,23 +149,27 @@ class WorkerStore:
         message = encode(OptimizerSettings(front_end, settings))
         self._call_soon(self._traffic.steps.settings, from_step, message, self.number)
 
-    def optimizer_state(self, key: WorkerKey) -> List[Optional[PlainState]]:
-        """What the servers' optimizer remembers of a key, in the order of the key's runs.
+    def optimizer_state(self, key: WorkerKey, whole: bool) -> List[Optional[PlainState]]:
+        """What the servers' optimizer remembers of a key, in the order of the key's runs; `whole`
+        where it needs whole tensors.
 
         Waits until all rounds have ended that this worker has pushed. All its pushes must have been
         sent. The other workers need not call anything.
         """
-        states = self._ask(lambda answer: self._traffic.states.ask(key, key.round, answer))
+        states = self._ask(lambda answer: self._traffic.states.ask(key, key.round, whole, answer))
         return [states[server] for server, _ in key.runs]
 
-    def load_optimizer_state(self, key: WorkerKey, states: Sequence[Optional[PlainState]]) -> None:
+    def load_optimizer_state(
+        self, key: WorkerKey, states: Sequence[Optional[PlainState]], whole: bool
+    ) -> None:
         """Worker rank 0 gives the servers' optimizer what it is to remember of a key from the end
         of this worker's last round on, in the order of the key's runs. Waits until they have it.
+        `whole`: the optimizer needs whole tensors.
 
         All pushes must have been sent, and other workers must not push meanwhile.
         """
         by_server = {server: state for (server, _), state in zip(key.runs, states)}
-        self._ask(lambda done: self._traffic.states.give(key, key.round, by_server, done))
+        self._ask(lambda done: self._traffic.states.give(key, key.round, whole, by_server, done))
 
     def new_step(self) -> int:
         """Returns the number of a step that begins in one of the stores."""

@@ -11,12 +11,14 @@ from typing import Any, Dict, List, NamedTuple
 
 import mxnet as mx
 import numpy as np
+import own_mxnet_optimizers  # noqa: F401  it registers some
 from checks import random
 from mxnet import autograd, gluon
 
 SAVED, ALL = 4, 8
 """Steps until states are saved, and in all."""
 SHAPES = [(37, 23), (1,), (64,)]
+MATRICES = [(37, 23), (1, 1), (64, 1)]
 SELDOM, EVERY = 2, 3
 """The parameter that is trained in one of so many steps only."""
 
@@ -25,19 +27,36 @@ class Case(NamedTuple):
     optimizer: str
     settings: Dict[str, Any]
     dtype: str = "float32"
+    shapes: List[tuple] = SHAPES
+    scheduled: bool = False
+    random: bool = False
+    """Whether one process draws other numbers."""
 
 
 CASES = {
     "momentum": Case("sgd", {"learning_rate": 0.1, "momentum": 0.9, "wd": 0.01}),
-    "scheduled": Case("adam", {"begin_num_update": 3}),
+    "scheduled": Case("adam", {"begin_num_update": 3}, scheduled=True),
     "stateless": Case("sgd", {"learning_rate": 0.1}),
     "half": Case("sgd", {"momentum": 0.9, "multi_precision": True}, "float16"),
+    # These share numbers.
+    "nadam": Case("nadam", {"learning_rate": 0.1}),
+    "lars": Case("lars", {"momentum": 0.9}, scheduled=True),
+    # States are saved after one of three gradients.
+    "lbsgd": Case(
+        "lbsgd", {"momentum": 0.9, "batch_scale": 3, "warmup_strategy": "sqrt"}, scheduled=True
+    ),
+    # On whole tensors.
+    "lamb": Case("lamb", {"learning_rate": 0.1}),
+    "group": Case("groupadagrad", {"learning_rate": 0.1}, shapes=MATRICES),
+    "own": Case("bynorm", {"needed": {"least": 0.01}}),
+    "sgld": Case("sgld", {"learning_rate": 0.1}, random=True),
+    "own random": Case("jittering", {}, random=True),
 }
 
 
 def made(case: Case) -> mx.optimizer.Optimizer:
     more = {}
-    if case.optimizer == "adam":
+    if case.scheduled:
         more["lr_scheduler"] = mx.lr_scheduler.FactorScheduler(3, 0.5, base_lr=0.1)
     return mx.optimizer.create(case.optimizer, **case.settings, **more)
 
@@ -45,7 +64,7 @@ def made(case: Case) -> mx.optimizer.Optimizer:
 def gradients(name: str, step: int, rank: int) -> List[np.ndarray]:
     seeds = list(CASES).index(name), step, rank
     dtype = CASES[name].dtype
-    drawn = [random(shape, i, *seeds) for i, shape in enumerate(SHAPES)]
+    drawn = [random(shape, i, *seeds) for i, shape in enumerate(CASES[name].shapes)]
     if dtype == "float16":
         # Eighths: their sum is exact in float16.
         drawn = [np.rint(8 * one) / 8 for one in drawn]
@@ -126,7 +145,7 @@ def contents(path: str) -> bytes:
 
 
 def saves(folder: str, name: str) -> None:
-    begin = [random(shape, 5, dtype=CASES[name].dtype) for shape in SHAPES]
+    begin = [random(shape, 5, dtype=CASES[name].dtype) for shape in CASES[name].shapes]
     training = Training(name, begin)
     training.train(0, SAVED)
     store = training.store
@@ -142,6 +161,11 @@ def saves(folder: str, name: str) -> None:
     # Workers that write the same file at the same time: it is whole.
     training.trainer.save_states(f"{folder}/{name}.all")
     mx.optimizer.get_updater(made(CASES[name])).set_states(contents(f"{folder}/{name}.all"))
+    if store.rank == 0:
+        np.savez(f"{folder}/{name}.middle.npz", *middle)
+        np.savez(f"{folder}/{name}.end.npz", *end)
+    if CASES[name].random:
+        return
     alone = Alone(name, begin, store.num_workers)
     alone.train(0, SAVED)
     same(alone.weights(), middle, f"{name} alone")
@@ -151,8 +175,6 @@ def saves(folder: str, name: str) -> None:
     alone.train(SAVED, ALL)
     same(alone.weights(), end, f"{name} alone, from the store's states")
     if store.rank == 0:
-        np.savez(f"{folder}/{name}.middle.npz", *middle)
-        np.savez(f"{folder}/{name}.end.npz", *end)
         alone.updater.set_states(contents(f"{folder}/{name}.of_one"))
     alone.train(0, 1)
     same(alone.weights(), training.weights(), f"{name} alone, from what one worker has saved")
@@ -168,7 +190,7 @@ def loads(folder: str, name: str) -> None:
     middle, end = (
         list(np.load(f"{folder}/{name}.{when}.npz").values()) for when in ("middle", "end")
     )
-    for file in ("by_rank1", "alone0"):
+    for file in ("by_rank1", *([] if CASES[name].random else ["alone0"])):
         training = Training(name, middle)
         training.trainer.load_states(f"{folder}/{name}.{file}")
         training.train(SAVED, SAVED + 1)

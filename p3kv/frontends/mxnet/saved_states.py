@@ -7,15 +7,26 @@ import os
 import warnings
 import zlib
 from contextlib import contextmanager, suppress
-from typing import Any, BinaryIO, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import (
+    Any,
+    BinaryIO,
+    Dict,
+    Iterator,
+    List,
+    Mapping,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Tuple,
+)
 
 import mxnet as mx
 from mxnet.ndarray import NDArray
 
 from p3kv.errors import StatesError, in_one_line
-from p3kv.frontends.mxnet import optimizer_settings
 from p3kv.frontends.mxnet.arrays import dtype_name
-from p3kv.frontends.mxnet.server_optimizer import as_mxnets, as_state
+from p3kv.frontends.mxnet.plain_states import OfKey, as_mxnets, as_state
+from p3kv.frontends.mxnet.worker_optimizer import WorkerOptimizer, take_remembered
 from p3kv.server.optimizer import State
 from p3kv.wire.messages import Key, encode
 from p3kv.wire.states import PlainState
@@ -35,36 +46,42 @@ class Loaded(NamedTuple):
     """How often the optimizer has updated each key of `states`; None without the optimizer."""
     steps: int = 0
     """How many updates the optimizer counts in all."""
+    remembered: Mapping[str, Any] = {}
+    """What the optimizer remembers for all keys together."""
+    kept: Mapping[Key, Any] = {}
+    """What it keeps in itself for some of the keys."""
 
 
-def fetched(store: WorkerStore, keys: Sequence[WorkerKey]) -> Tuple[Dict[Key, Any], Dict[Key, int]]:
-    """MXNet's states of keys, and how often each was updated, as the servers have them."""
-    states, updates = {}, {}
+def fetched(store: WorkerStore, keys: Sequence[WorkerKey], whole: bool) -> Dict[Key, OfKey]:
+    """What the servers' optimizer remembers of keys; `whole` where it needs whole tensors."""
+    found = {}
     for key in keys:
         parts = [
             State(dict(part.elements), dict(part.numbers))
-            for part in store.optimizer_state(key)
+            for part in store.optimizer_state(key, whole)
             if part is not None
         ]
         if parts:
-            states[key.key], updates[key.key] = as_mxnets(State.joined(parts), _shape(key))
-    return states, updates
+            state = parts[0] if whole else State.joined(parts)
+            found[key.key] = as_mxnets(state, _shape(key), whole)
+    return found
 
 
 def write(
-    file: BinaryIO,
-    optimizer: mx.optimizer.Optimizer,
-    states: Dict[Key, Any],
-    updates: Dict[Key, int],
-    dump_optimizer: bool,
+    file: BinaryIO, optimizer: WorkerOptimizer, of_keys: Dict[Key, OfKey], dump_optimizer: bool
 ) -> None:
     """Writes states as MXNet does, the optimizer with them if it is to be dumped."""
-    counting = copy.copy(optimizer)
+    counting = copy.copy(optimizer.optimizer)
     first = counting.begin_num_update
-    counting._index_update_count = {key: first + count for key, count in updates.items()}
-    counting._all_index_update_counts = {0: counting._index_update_count}
+    counts = {key: first + of_key.updates for key, of_key in of_keys.items()}
+    counting._index_update_count = counts
+    counting._all_index_update_counts = {0: counts}
+    vars(counting).update(optimizer.remembered())
+    if optimizer.kept_by_key is not None:
+        kept = {key: of_key.kept for key, of_key in of_keys.items() if of_key.kept is not None}
+        setattr(counting, optimizer.kept_by_key, kept)
     updater = mx.optimizer.Updater(counting)
-    updater.states = states
+    updater.states = {key: of_key.state for key, of_key in of_keys.items()}
     file.write(updater.get_states(dump_optimizer))
 
 
@@ -97,28 +114,32 @@ def read(fname: str, current: mx.optimizer.Optimizer, keys: Sequence[WorkerKey])
     _check_states(fname, states, optimizer, {key.key: key for key in keys})
     if optimizer is current:
         return Loaded(states)
-    optimizer_settings.plain(optimizer, 0)  # the servers can run it
+    remembered = take_remembered(optimizer)
+    settings = WorkerOptimizer(optimizer, 0, remembered)  # the servers can run it
+    kept = getattr(optimizer, settings.kept_by_key) if settings.kept_by_key else {}
     first, counts = optimizer.begin_num_update, optimizer._index_update_count
     newest = max([optimizer.num_update, *counts.values()])
     updates = {key: counts.get(key, first) - first for key in states}
-    return Loaded(states, optimizer, updates, newest - first)
+    _check_kept(fname, kept, {key.key: key for key in keys})
+    return Loaded(states, optimizer, updates, newest - first, remembered, kept)
 
 
 def give(
     store: WorkerStore,
     keys: Sequence[WorkerKey],
-    loaded: Loaded,
-    updates: Dict[Key, int],
+    of_keys: Mapping[Key, OfKey],
     since_step: int,
+    whole: bool,
 ) -> None:
-    """Gives the servers the states of a store's keys; keys that the file lacks begin anew."""
+    """Gives the servers' optimizer what it is to remember of a store's keys; keys that are not in
+    `of_keys` begin anew. `whole` where it needs whole tensors."""
     for key in keys:
         parts: List[Optional[PlainState]] = [None] * len(key.runs)
-        if key.key in loaded.states:
-            whole = as_state(loaded.states[key.key], updates[key.key], since_step)
-            cut = whole.cut([length for _, length in key.runs])
+        if key.key in of_keys:
+            state = as_state(of_keys[key.key], since_step, whole)
+            cut = [state] if whole else state.cut([length for _, length in key.runs])
             parts = [PlainState(part.elements, part.numbers) for part in cut]
-        store.load_optimizer_state(key, parts)
+        store.load_optimizer_state(key, parts, whole)
 
 
 def digest(loaded: Loaded, updates: Dict[Key, int]) -> str:
@@ -179,10 +200,26 @@ def _check_states(
             )
 
 
+def _check_kept(fname: str, kept: Mapping[Key, Any], keys: Dict[Key, WorkerKey]) -> None:
+    """LBSGD keeps gradients of several steps in a dict, or the number 0."""
+    for key, values in kept.items():
+        for value in values.values():
+            shape = _shape(keys[key]) if key in keys else None
+            if isinstance(value, NDArray) and tuple(value.shape) != shape:
+                raise StatesError(
+                    f"'{fname}' has a gradient of shape {tuple(value.shape)} for key {key!r}, and "
+                    f"this training has {shape}; load it into the model that it was saved from"
+                )
+
+
 def _outline(state: Any) -> str:
     """What a state is made of: "(float32 (3, 4), None)"."""
     if isinstance(state, tuple):
         return f"({', '.join(map(_outline, state))})"
+    if isinstance(state, list):
+        return f"[{', '.join(map(_outline, state))}]"
+    if isinstance(state, dict):
+        return f"{{{', '.join(f'{name!r}: {_outline(part)}' for name, part in state.items())}}}"
     if isinstance(state, NDArray):
         sparse = "" if state.stype == "default" else f"{state.stype} "
         return f"{sparse}{dtype_name(state)} {tuple(state.shape)}"

@@ -5,12 +5,12 @@ from __future__ import annotations
 import zlib
 from bisect import bisect_right
 from contextlib import contextmanager
-from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import mxnet as mx
 import numpy as np
 
-from p3kv.errors import NotSupportedError, ProtocolError
+from p3kv.errors import ProtocolError
 from p3kv.frontends.mxnet.optimizer_settings import (
     KEPT_BY_KEY,
     SHARED_NUMBERS,
@@ -22,6 +22,7 @@ from p3kv.frontends.mxnet.optimizer_settings import (
     needs_whole_tensors,
     read,
 )
+from p3kv.frontends.mxnet.plain_states import put_together, take_apart
 from p3kv.server.optimizer import WHOLE, Optimizer, State
 from p3kv.wire.messages import DeclaredKey, Key
 
@@ -140,15 +141,15 @@ class MXNetOptimizer(Optimizer):
         numbers = {
             "since_step": state.since_step,
             "updates": state.updates,
-            "structure": _take_apart(state.state, elements),
-            "kept": _take_apart(state.kept, elements),
+            "structure": take_apart(state.state, elements),
+            "kept": take_apart(state.kept, elements),
         }
         return State(elements, numbers)
 
     def load(self, key: DeclaredKey, index: int, state: State) -> None:
         numbers = state.numbers
         structure, kept = (
-            _put_together(numbers[name], state.elements) for name in ("structure", "kept")
+            put_together(numbers[name], state.elements) for name in ("structure", "kept")
         )
         loaded = self._states[key.key_id, index] = _StateOfSlice(structure, numbers["since_step"])
         loaded.kept = kept
@@ -244,61 +245,3 @@ def _update(
 def _mixed(seed: int, key: Key, index: int, update: int) -> int:
     """A seed of its own for each update, the same in every process."""
     return zlib.crc32(f"{seed} {key!r} {index} {update}".encode()) & 0x7FFFFFFF
-
-
-def _take_apart(state: Any, elements: Dict[str, np.ndarray]) -> Any:
-    """Copies the arrays of MXNet's state into `elements`; returns its structure.
-
-    MXNet's state is None, an array or a tuple of states; those of users' classes and LBSGD's may be
-    lists, dicts and numbers, too. The structure is None, the array's name in `elements`, a list of
-    structures for a tuple, or a dict that says what is in it.
-    """
-    if state is None:
-        return None
-    if isinstance(state, tuple):
-        return [_take_apart(part, elements) for part in state]
-    if isinstance(state, mx.nd.NDArray):
-        name = str(len(elements))
-        elements[name] = state.asnumpy()
-        return name
-    if isinstance(state, list):
-        return {"list": [_take_apart(part, elements) for part in state]}
-    if isinstance(state, dict):
-        return {"dict": [[name, _take_apart(part, elements)] for name, part in state.items()]}
-    if isinstance(state, (bool, int, float, str)):
-        return {"value": state}
-    raise NotSupportedError(
-        f"an optimizer's state has a {type(state).__name__}; it may have MXNet's dense arrays, "
-        "numbers, strs, tuples, lists and dicts"
-    )
-
-
-def _put_together(structure: Any, elements: Mapping[str, np.ndarray]) -> Any:
-    """The state of MXNet's that `_take_apart` has taken apart, with arrays of its own."""
-    if structure is None:
-        return None
-    if isinstance(structure, list):
-        return tuple(_put_together(part, elements) for part in structure)
-    if isinstance(structure, str):
-        array = elements[structure]
-        return mx.nd.array(array, dtype=array.dtype)
-    if "list" in structure:
-        return [_put_together(part, elements) for part in structure["list"]]
-    if "dict" in structure:
-        return {name: _put_together(part, elements) for name, part in structure["dict"]}
-    return structure["value"]
-
-
-def as_state(state: Any, updates: int, since_step: int) -> State:
-    """MXNet's state of a whole key, as the servers' optimizer remembers it; arrays are copied."""
-    elements: Dict[str, np.ndarray] = {}
-    structure = _take_apart(state, elements)
-    flat = {name: array.reshape(-1) for name, array in elements.items()}
-    numbers = {"since_step": since_step, "updates": updates, "structure": structure, "kept": None}
-    return State(flat, numbers)
-
-
-def as_mxnets(state: State, shape: Tuple[int, ...]) -> Tuple[Any, int]:
-    """MXNet's state of a whole key of a shape, and how often it was updated."""
-    elements = {name: array.reshape(shape) for name, array in state.elements.items()}
-    return _put_together(state.numbers["structure"], elements), int(state.numbers["updates"])

@@ -30,6 +30,7 @@ from p3kv.frontends.mxnet.arrays import (
 )
 from p3kv.frontends.mxnet.forks import complete_before_forks
 from p3kv.frontends.mxnet.forward_order import FORWARD_READS, OrderLearner
+from p3kv.frontends.mxnet.plain_states import OfKey
 from p3kv.frontends.mxnet.worker_optimizer import WorkerOptimizer
 from p3kv.wire.header import INITIAL_ROUND
 from p3kv.wire.messages import Key, called
@@ -246,7 +247,7 @@ class P3(KVStoreBase):
                 "kv.broadcast, or run the optimizer on the workers, with update_on_kvstore=False"
             )
         self._optimizer = set_now
-        self._shares_numbers = self.rank == 0 and set_now.shares_numbers
+        self._shares_numbers = set_now.shares_numbers
         self._updates.clear()
         self._optimizer_since, self._optimizer_since_step = self._steps, self._step
         self._tell_servers(self._step + 1, set_now.settings)
@@ -273,9 +274,7 @@ class P3(KVStoreBase):
         optimizer = self._optimizer_on_servers("saved")
         with saved_states.replacing(fname, self.rank) as file:
             mx.nd.waitall()  # all pushes are sent
-            keys = [key for key in self._own.declared() if key.key in self._updates]
-            states, updates = saved_states.fetched(self._own, keys)
-            saved_states.write(file, optimizer, states, updates, dump_optimizer)
+            saved_states.write(file, optimizer, self._remembered_of_keys(), dump_optimizer)
 
     def load_optimizer_states(self, fname: str) -> None:
         """Goes on from a file that a p3 store, or MXNet's Updater, has written.
@@ -286,27 +285,40 @@ class P3(KVStoreBase):
         """
         optimizer = self._optimizer_on_servers("loaded")
         keys = self._own.declared()
-        loaded = saved_states.read(fname, optimizer, keys)
+        loaded = saved_states.read(fname, optimizer.optimizer, keys)
         mx.nd.waitall()  # all pushes are sent
-        updates = loaded.updates
+        updates, kept = loaded.updates, loaded.kept
         if updates is None:
             updates = {key: self._updates.get(key, 0) for key in loaded.states}
+            if optimizer.kept_by_key is not None:
+                kept = {key: found.kept for key, found in self._remembered_of_keys().items()}
         purpose = f"to load optimizer states ({saved_states.digest(loaded, updates)})"
         self._worker.barrier(purpose)
         if loaded.optimizer is not None:
-            loaded.optimizer.param_dict = optimizer.param_dict
-            optimizer = loaded.optimizer
+            loaded.optimizer.param_dict = optimizer.optimizer.param_dict
             self._optimizer_since = self._steps - loaded.steps
-            self._optimizer_since_step = self._step - loaded.steps
-            self._optimizer = WorkerOptimizer(optimizer, self._optimizer_since_step)
-            self._tell_servers(self._step + 1, self._optimizer.settings)
+            since = self._optimizer_since_step = self._step - loaded.steps
+            optimizer = WorkerOptimizer(loaded.optimizer, since, loaded.remembered)
+            self._optimizer = optimizer
+            self._tell_servers(self._step + 1, optimizer.settings)
         self._updates = updates
-        self._updater = mx.optimizer.Updater(optimizer)
+        self._updater = mx.optimizer.Updater(optimizer.optimizer)
         if self.rank == 0:
-            saved_states.give(self._own, keys, loaded, updates, self._optimizer_since_step)
+            of_keys = {
+                key: OfKey(state, updates[key], kept.get(key))
+                for key, state in loaded.states.items()
+            }
+            since, whole = self._optimizer_since_step, optimizer.needs_whole_tensors
+            saved_states.give(self._own, keys, of_keys, since, whole)
         self._worker.barrier(purpose)
 
-    def _optimizer_on_servers(self, what: str) -> mx.optimizer.Optimizer:
+    def _remembered_of_keys(self) -> Dict[Key, OfKey]:
+        """What the servers' optimizer remembers of the keys that it has updated."""
+        assert self._optimizer is not None
+        keys = [key for key in self._own.declared() if key.key in self._updates]
+        return saved_states.fetched(self._own, keys, self._optimizer.needs_whole_tensors)
+
+    def _optimizer_on_servers(self, what: str) -> WorkerOptimizer:
         self._worker.check()
         if self._optimizer is None:
             raise StatesError(
@@ -314,13 +326,7 @@ class P3(KVStoreBase):
                 "kv.set_optimizer first. With update_on_kvstore=False states are on the workers, "
                 "and trainer.save_states and load_states work"
             )
-        if self._optimizer.needs_whole_tensors or self._optimizer.shares_numbers:
-            name = type(self._optimizer.optimizer).__name__
-            raise StatesError(
-                f"the servers' states of {name} can't be {what} yet. With update_on_kvstore=False "
-                "states are on the workers, and trainer.save_states and load_states work"
-            )
-        return self._optimizer.optimizer
+        return self._optimizer
 
     # What MXNet's store has and this one does not.
 

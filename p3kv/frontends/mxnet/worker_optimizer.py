@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Optional
+from typing import Any, Dict, Mapping, Optional
 
 import mxnet as mx
 
 from p3kv.frontends.mxnet.optimizer_settings import (
+    KEPT_BY_KEY,
     SHARED_NUMBERS,
     SharedNumber,
     is_mxnets,
@@ -16,6 +17,9 @@ from p3kv.frontends.mxnet.optimizer_settings import (
 )
 from p3kv.wire.messages import Key, encode
 
+SEED = "p3kv_seed"
+"""In files, beside MXNet's own attributes of the optimizer: what its random numbers follow from."""
+
 
 class WorkerOptimizer:
     """Keeps the servers' optimizer like the script's: once a step, and where need be once a push.
@@ -23,19 +27,32 @@ class WorkerOptimizer:
     Every worker has one, so that all know what the servers need. Belongs to the script's thread.
     """
 
-    def __init__(self, optimizer: mx.optimizer.Optimizer, since_step: int) -> None:
-        """Raises NotSupportedError for an optimizer that no server can build."""
+    def __init__(
+        self,
+        optimizer: mx.optimizer.Optimizer,
+        since_step: int,
+        resumed: Optional[Mapping[str, Any]] = None,
+    ) -> None:
+        """`resumed`: what `remembered` was in the training that goes on.
+
+        Raises NotSupportedError for an optimizer that no server can build.
+        """
         kind = type(optimizer)
         self.since_step = since_step
         self.needs_whole_tensors = needs_whole_tensors(kind)
         self.shares_numbers = is_mxnets(kind) and kind.__name__ in SHARED_NUMBERS
         """Whether `shared_number` is to be asked for every push."""
+        self.kept_by_key = KEPT_BY_KEY.get(kind.__name__) if is_mxnets(kind) else None
+        """Its attribute with what it keeps for keys in itself."""
         self.optimizer = optimizer
         """The script's."""
+        resumed = resumed or {}
         # All workers draw: those whose random numbers are alike stay so.
-        self._seed = _drawn() if is_random(kind) else None
+        self._seed = None if not is_random(kind) else resumed[SEED] if SEED in resumed else _drawn()
         self._settings = plain(optimizer, since_step, self._seed)
-        self._schedule = 1.0
+        self._schedule: float = resumed.get("m_schedule", 1.0)
+        self._last_rate: Optional[float] = resumed.get("cur_lr")
+        """That of LARS's last update."""
         self._value_for_first: Optional[float] = None
 
     @property
@@ -53,8 +70,8 @@ class WorkerOptimizer:
         optimizer, before = self.optimizer, self._settings
         optimizer.num_update = optimizer.begin_num_update + updates
         self._settings = plain(optimizer, self.since_step, self._seed)
-        if self.shares_numbers and self._settings.rate != before.rate:
-            self._change_rate(before.rate, updates)
+        if self.shares_numbers:
+            self._change_rate(before.rate)
         return self.settings if self._settings != before else None
 
     def shared_number(self, key: Key, update: int) -> Optional[bytes]:
@@ -81,14 +98,39 @@ class WorkerOptimizer:
         momentum_t = nadam.beta1 * (1.0 - 0.5 * (pow(0.96, t * nadam.schedule_decay)))
         self._schedule = self._schedule * momentum_t
 
-    def _change_rate(self, before: float, updates: int) -> None:
+    def _change_rate(self, before: float) -> None:
         """LARS corrects the momentum of the first update with a new rate, by the rate before.
         LBSGD asks its scheduler before it counts, so a step's first update has the rate before."""
+        rate = self._settings.rate
         if isinstance(self.optimizer, mx.optimizer.LARS):
-            has_updated = updates > 1
+            last, self._last_rate = self._last_rate, rate
         else:
-            has_updated = self.optimizer.lr_scheduler is not None
-        self._value_for_first = before if has_updated else None
+            last = before if self.optimizer.lr_scheduler is not None else None
+        self._value_for_first = None if last == rate else last
+
+    def remembered(self) -> Dict[str, Any]:
+        """What updates have changed in the optimizer itself, by the names of its attributes.
+
+        In one process MXNet's own optimizer has these values now.
+        """
+        found: Dict[str, Any] = {}
+        if self._seed is not None:
+            found[SEED] = self._seed
+        if self.shares_numbers and isinstance(self.optimizer, mx.optimizer.Nadam):
+            found["m_schedule"] = self._schedule
+        if self.shares_numbers and isinstance(self.optimizer, mx.optimizer.LARS):
+            found["cur_lr"] = found["last_lr"] = self._last_rate
+        return found
+
+
+def take_remembered(optimizer: mx.optimizer.Optimizer) -> Dict[str, Any]:
+    """What a file's optimizer has of `WorkerOptimizer.remembered`. What MXNet does not know is
+    taken away."""
+    values = vars(optimizer)
+    found = {SEED: values.pop(SEED)} if SEED in values else {}
+    if is_mxnets(type(optimizer)):
+        found.update({name: values[name] for name in ("m_schedule", "cur_lr") if name in values})
+    return found
 
 
 def _drawn() -> int:

@@ -1,0 +1,92 @@
+"""MXNet's optimizer states as plain data, as servers keep, send and cut them."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Mapping, NamedTuple, Tuple
+
+import mxnet as mx
+import numpy as np
+
+from p3kv.errors import NotSupportedError
+from p3kv.server.optimizer import State
+
+
+class OfKey(NamedTuple):
+    """What an optimizer remembers of a whole key."""
+
+    state: Any
+    """MXNet's, as `create_state` returns it."""
+    updates: int
+    """How often it has updated the key."""
+    kept: Any = None
+    """What it keeps for the key in itself: LBSGD's gradients of several steps."""
+
+
+def take_apart(state: Any, elements: Dict[str, np.ndarray]) -> Any:
+    """Copies the arrays of MXNet's state into `elements`; returns its structure.
+
+    MXNet's state is None, an array or a tuple of states; those of users' classes and LBSGD's may be
+    lists, dicts and numbers, too. The structure is None, the array's name in `elements`, a list of
+    structures for a tuple, or a dict that says what is in it.
+    """
+    if state is None:
+        return None
+    if isinstance(state, tuple):
+        return [take_apart(part, elements) for part in state]
+    if isinstance(state, mx.nd.NDArray):
+        name = str(len(elements))
+        elements[name] = state.asnumpy()
+        return name
+    if isinstance(state, list):
+        return {"list": [take_apart(part, elements) for part in state]}
+    if isinstance(state, dict):
+        return {"dict": [[name, take_apart(part, elements)] for name, part in state.items()]}
+    if isinstance(state, (bool, int, float, str)):
+        return {"value": state}
+    raise NotSupportedError(
+        f"an optimizer's state has a {type(state).__name__}; it may have MXNet's dense arrays, "
+        "numbers, strs, tuples, lists and dicts"
+    )
+
+
+def put_together(structure: Any, elements: Mapping[str, np.ndarray]) -> Any:
+    """The state of MXNet's that `take_apart` has taken apart, with arrays of its own."""
+    if structure is None:
+        return None
+    if isinstance(structure, list):
+        return tuple(put_together(part, elements) for part in structure)
+    if isinstance(structure, str):
+        array = elements[structure]
+        return mx.nd.array(array, dtype=array.dtype)
+    if "list" in structure:
+        return [put_together(part, elements) for part in structure["list"]]
+    if "dict" in structure:
+        return {name: put_together(part, elements) for name, part in structure["dict"]}
+    return structure["value"]
+
+
+def as_state(of_key: OfKey, since_step: int, whole: bool) -> State:
+    """What the servers' optimizer remembers of a key; arrays are copied.
+
+    `whole`: the optimizer needs whole tensors. The state is not cut then.
+    """
+    elements: Dict[str, np.ndarray] = {}
+    numbers = {
+        "since_step": since_step,
+        "updates": of_key.updates,
+        "structure": take_apart(of_key.state, elements),
+        "kept": take_apart(of_key.kept, elements),
+    }
+    if not whole:
+        elements = {name: array.reshape(-1) for name, array in elements.items()}
+    return State(elements, numbers)
+
+
+def as_mxnets(state: State, shape: Tuple[int, ...], whole: bool) -> OfKey:
+    """What an optimizer remembers of a key of a shape, as MXNet has it."""
+    elements = state.elements
+    if not whole:
+        elements = {name: array.reshape(shape) for name, array in elements.items()}
+    numbers = state.numbers
+    structure, kept = (put_together(numbers[name], elements) for name in ("structure", "kept"))
+    return OfKey(structure, int(numbers["updates"]), kept)
