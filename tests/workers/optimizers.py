@@ -71,7 +71,8 @@ IN_ORDER: Dict[str, Dict[str, Any]] = {
     "nadam continued": {"begin_num_update": 7},
 }
 """Slice by slice, by numbers that depend on the order of the keys."""
-ALL = {**OPTIMIZERS, **WHOLE_OPTIMIZERS, **IN_ORDER, "cubic": {}, "sgld": {}, "jittering": {}}
+OTHERS: Dict[str, Dict[str, Any]] = {"cubic": {}, "counting": {}, "sgld": {}, "jittering": {}}
+ALL = {**OPTIMIZERS, **WHOLE_OPTIMIZERS, **IN_ORDER, **OTHERS}
 
 
 class Sawtooth(lr_scheduler.LRScheduler):
@@ -245,6 +246,13 @@ def rates_and_keys_that_change_with_numbers_that_keys_share(name: str, store: KV
     beside.step(3)
 
 
+def updates_are_counted_by_the_store(store: KVStoreBase) -> None:
+    """And not those of other stores, which step between."""
+    besides = [Beside(mx.kv.create("p3"), partial(made, "counting")) for _ in range(2)]
+    for number, steps in ((0, 2), (1, 1), (0, 1), (1, 3), (0, 2)):
+        besides[number].step(steps)
+
+
 def multipliers_by_name_are_honoured(store: KVStoreBase) -> None:
     beside = Beside(store, partial(made, "sgd momentum"))
     beside.change(lambda o: o.set_lr_mult({"a_weight": 0.1, "c_weight": 0.0}))
@@ -371,6 +379,7 @@ CHECKS = [
     *[named(the_optimizer, name) for name in OPTIMIZERS],
     *[named(the_scheduler, name) for name in SCHEDULERS],
     float64_is_updated_in_float64,
+    updates_are_counted_by_the_store,
     multipliers_by_name_are_honoured,
     multipliers_of_parameters_are_honoured_and_may_change,
     a_changed_setting_holds_from_the_next_step_on,

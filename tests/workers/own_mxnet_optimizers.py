@@ -45,6 +45,17 @@ class Cubic(mx.optimizer.Optimizer):
 
 
 @mx.optimizer.register
+class Counting(mx.optimizer.Optimizer):
+    """Steps as long as there were updates."""
+
+    p3kv_by_slice = True
+
+    def update(self, index, weight, grad, state):
+        self._update_count(index)
+        weight[:] -= grad * self.num_update
+
+
+@mx.optimizer.register
 class Jittering(mx.optimizer.Optimizer):
     """Adds random numbers, as a user's own may."""
 

@@ -68,6 +68,9 @@ class PlainOptimizer(Message, frozen=True):
     """Key, lr_mult, wd_mult of each parameter that has them."""
     since_step: int
     """The store's step at which the optimizer was set; its own first one is the next."""
+    counts_from: int
+    """The step from which `num_update` counts. Later than `since_step` where other stores have
+    stepped meanwhile, and the class may ask for it."""
     seed: Optional[int] = None
     """What random numbers follow from, together with the key and the count of its updates."""
 
@@ -112,12 +115,16 @@ def is_random(kind: Type[mx.optimizer.Optimizer]) -> bool:
 
 
 def plain(
-    optimizer: mx.optimizer.Optimizer, since_step: int, seed: Optional[int] = None
+    optimizer: mx.optimizer.Optimizer,
+    since_step: int,
+    seed: Optional[int] = None,
+    other_steps: int = 0,
 ) -> PlainOptimizer:
     """The optimizer as it is now, the rate for its `num_update` included.
 
-    `since_step` tells optimizers apart that were set one after the other. Raises NotSupportedError
-    for an optimizer that no server can build.
+    `since_step` tells optimizers apart that were set one after the other. `other_steps`: how many
+    steps of other stores there were since. Raises NotSupportedError for an optimizer that no server
+    can build.
     """
     kind = type(optimizer)
     name = kind.__name__
@@ -137,6 +144,8 @@ def plain(
             for index, parameter in optimizer.param_dict.items()
         ],
         since_step=since_step,
+        # MXNet's own classes ask for their `num_update` only where they have a scheduler.
+        counts_from=since_step + (0 if is_mxnets(kind) else other_steps),
         seed=seed,
     )
 

@@ -41,6 +41,7 @@ class _Built:
     def __init__(self, settings: PlainOptimizer) -> None:
         self.optimizer = built(settings)
         self.since_step = settings.since_step
+        self.counts_from = settings.counts_from
         self.seed = settings.seed
         kind = self.kind = type(self.optimizer)
         mxnets = is_mxnets(kind)
@@ -116,7 +117,7 @@ class MXNetOptimizer(Optimizer):
             created = optimizer.create_state_multi_precision(name, arrays[0])
             state = self._states[key.key_id, index] = _StateOfSlice(created, now.since_step)
         first = optimizer.begin_num_update
-        optimizer.num_update = first + step - now.since_step
+        optimizer.num_update = first + step - now.counts_from
         optimizer._index_update_count[name] = first + state.updates
         state.updates += 1
         if now.seed is not None:

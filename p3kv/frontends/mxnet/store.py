@@ -417,7 +417,7 @@ class P3(KVStoreBase):
         self._order.begin_step(self._steps)
         if self._optimizer is not None:
             updates = self._steps - self._optimizer_since
-            self._tell_servers(self._step, self._optimizer.begin_step(updates))
+            self._tell_servers(self._step, self._optimizer.begin_step(self._step, updates))
 
     def _tell_servers(self, from_step: int, settings: Optional[bytes]) -> None:
         """Worker rank 0 sends optimizer settings, if there are new ones, for a step and on."""

@@ -60,16 +60,17 @@ class WorkerOptimizer:
         """What the servers build the optimizer from."""
         return encode(self._settings)
 
-    def begin_step(self, updates: int) -> Optional[bytes]:
-        """Begins the step of the `updates`-th update, the first being 1; returns the settings that
-        hold from it on, where they are new.
+    def begin_step(self, step: int, updates: int) -> Optional[bytes]:
+        """Begins a step, that of the `updates`-th update, the first being 1; returns the settings
+        that hold from it on, where they are new.
 
         Learning rate schedulers run here and use this count, which MXNet only counts where it
         updates.
         """
         optimizer, before = self.optimizer, self._settings
         optimizer.num_update = optimizer.begin_num_update + updates
-        self._settings = plain(optimizer, self.since_step, self._seed)
+        other_steps = step - self.since_step - updates
+        self._settings = plain(optimizer, self.since_step, self._seed, other_steps)
         if self.shares_numbers:
             self._change_rate(before.rate)
         return self.settings if self._settings != before else None
