@@ -27,14 +27,15 @@ LETTERS = {
     Kind.PULL: "q", Kind.UPDATED: "u", Kind.PULLED: "v", Kind.BYE: "b", Kind.ORDER: "r",
     Kind.PROBE: "e", Kind.TERMS: "s", Kind.OPEN: "o", Kind.ENDED: "d", Kind.STALLED: "l",
     Kind.STATES: "a", Kind.STATE: "c", Kind.STATE_BYTES: "y", Kind.LOADED: "x",
+    Kind.CLIPPED: "i", Kind.PUSHED: "j", Kind.SQUARES: "g", Kind.SCALE: "f", Kind.NORM: "n",
 }  # fmt: skip
-MOST_BYTES = {"h": MAX_HELLO_BYTES, **dict.fromkeys("kzrlsc", WORDS), **dict.fromkeys("puv", SLICE)}
-MOST_BYTES.update(e=PROBE, y=MAX_STATE_BYTES)
+MOST_BYTES = {**dict.fromkeys("kzrlscjgfn", WORDS), **dict.fromkeys("puv", SLICE)}
+MOST_BYTES.update(h=MAX_HELLO_BYTES, e=PROBE, y=MAX_STATE_BYTES)
 WELCOME = "!"
 """What the server says to a worker, in a history of what the worker says."""
 DIRECTIONS: Dict[str, Tuple[Rules, str]] = {
-    "worker": (FROM_WORKERS, "h(![kzpqresoacy]*b?)?"),
-    "server": (FROM_SERVERS, "w([uvdsoerlcyx]*b?)?"),
+    "worker": (FROM_WORKERS, "h(![kzpqresoacyijf]*b?)?"),
+    "server": (FROM_SERVERS, "w([uvdsoerlcyxgn]*b?)?"),
 }
 """By who speaks: the table, and the same as a regular expression of whole histories."""
 
@@ -73,7 +74,7 @@ def test_what_is_accepted_is_what_the_protocol_says(
         allowed = (
             bool(re.fullmatch(language, history + letter))
             and header.payload_bytes <= MOST_BYTES.get(letter, 0)
-            and (role == "server" or letter not in "zrcy" or header.rank == 0)
+            and (role == "server" or letter not in "zrcyijf" or header.rank == 0)
             and conversation.peer in (None, header.rank)
         )
         try:

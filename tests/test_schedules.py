@@ -17,6 +17,7 @@ from p3kv.errors import ProtocolError
 from p3kv.server.optimizer import Optimizer
 from p3kv.wire.header import INITIAL_ROUND, Header, Kind, pack_header
 from p3kv.wire.messages import Terms
+from p3kv.worker.clipping import ClippedStep
 from tests.in_memory import Adding, AddingWhole, Event, Job, Worker
 from tests.jobs import SCRIPTS
 
@@ -82,15 +83,26 @@ class Script:
         self._job = job
         self.checks: List[Callable[[], None]] = []
 
-    def train(self, expected: List[np.ndarray]) -> None:
+    def train(self, expected: List[np.ndarray], clips: bool) -> None:
+        """`clips`: servers hold the rounds of each step for its norm, and nothing is scaled."""
+        clipping = self._worker.traffic.clipping
         for name in ("often", "seldom"):
             key = self._job.keys[name][self._rank]
             if self._rank == 0:
                 self._worker.call(key, INITIAL_ROUND, expected[0].copy(), None)
         for step in range(1, STEPS + 1):
-            for name, every in (("often", 1), ("seldom", SELDOM)):
-                if step % every == 0:
-                    self._step(self._job.keys[name][self._rank], step // every, expected)
+            keys = [(self._job.keys["often"][self._rank], step)]
+            if step % SELDOM == 0:
+                keys.append((self._job.keys["seldom"][self._rank], step // SELDOM))
+            if clips:
+                clipping.begin(step)
+            elems: Dict[int, int] = {}
+            for key, round_ in keys:
+                self._step(key, round_, expected)
+                for server, length in key.runs:
+                    elems[server] = elems.get(server, 0) + length
+            if clips:
+                clipping.pushed(ClippedStep(0, step, step, 1e9, elems))
 
     def _step(self, key, round_, expected) -> None:  # type: ignore[no-untyped-def]
         target = np.full(SIZE, np.nan, np.float32) if self._random.random() < 0.5 else None
@@ -134,6 +146,7 @@ class Training(Job):
     # Half precision is exact for the numbers here.
     st.sampled_from(["identity", "float16"]),
     st.sampled_from([Adding, AddingWhole]),
+    st.booleans(),
 )
 @settings(max_examples=150, deadline=None)
 def test_results_are_right_and_rounds_few_while_sizes_change(
@@ -143,6 +156,7 @@ def test_results_are_right_and_rounds_few_while_sizes_change(
     servers: int,
     codec: str,
     optimizer: Type[Optimizer],
+    clips: bool,
 ) -> None:
     random = Random(seed)
     expected = values(workers, STEPS, optimizer.whole_tensors)
@@ -152,7 +166,7 @@ def test_results_are_right_and_rounds_few_while_sizes_change(
             for rank, worker in enumerate(job.workers)
         ]
         for script in scripts:
-            script.train(expected)
+            script.train(expected, clips)
         sizes = [SIZE // 5, SIZE, SIZE // 3, SIZE // 2]
         ahead, moods = random.choice([1, 3]), Moods(random)
         while events := list(job.events(ahead)):
@@ -175,6 +189,13 @@ def test_results_are_right_and_rounds_few_while_sizes_change(
         for server in job.servers:
             assert server.most_open() == 0
             assert server.consumer._pulls == {}
+            assert not server.consumer.clipping.steps
+        if clips:
+            totals = [sum(gradient(rank, r) for rank in range(workers)) for r in (9, 9 // SELDOM)]
+            norm = np.linalg.norm(np.concatenate(totals).astype(np.float64))
+            for worker in job.workers:
+                number, known = worker.traffic.clipping._norms[0]
+                assert (number, known) == (STEPS, pytest.approx(norm, rel=1e-6))
 
 
 def test_two_rounds_that_end_at_once_are_two_results() -> None:

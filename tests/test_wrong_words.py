@@ -135,7 +135,7 @@ TO_A_SERVER.update(
                 partial(frame, kind),
                 f"kind {kind.name}, which only worker 0 may send",
             )
-            for kind in (Kind.OPTIMIZER, Kind.ORDER)
+            for kind in (Kind.OPTIMIZER, Kind.ORDER, Kind.CLIPPED, Kind.PUSHED, Kind.SCALE)
         },
         **{
             f"a server's {kind.name}": (
@@ -222,6 +222,10 @@ WELCOMED: Dict[str, Tuple[Callable[[int], bytes], str]] = {
     ),
     "another server's words": (lambda rank: slices(rank + 1), "sent a frame of server"),
     "the end of a round that nobody waits for": (partial(frame, Kind.ENDED), "key 0"),
+    "squares of a step that nobody clips": (
+        lambda rank: frame(Kind.SQUARES, rank, raw("Squares", parts=[1.0]), step=3),
+        "squares of step 3",
+    ),
     **{
         f"a {kind.name} that nobody waits for": (
             lambda rank, kind=kind: frame(kind, rank, bytes(4), round=1),

@@ -15,6 +15,7 @@ from p3kv.codecs import KeyCodecs
 from p3kv.consistency import Consistency
 from p3kv.errors import ProtocolError
 from p3kv.server.buffers import Buffer, BufferPool
+from p3kv.server.clipping import Clipping
 from p3kv.server.optimizer import WHOLE, Optimizer
 from p3kv.wire.header import ENCODED, INITIAL_ROUND
 from p3kv.wire.messages import DeclaredKey, called
@@ -140,11 +141,17 @@ class Aggregator:
     """
 
     def __init__(
-        self, consistency: Consistency, pool: BufferPool, deterministic: bool = False
+        self,
+        consistency: Consistency,
+        pool: BufferPool,
+        deterministic: bool = False,
+        clipping: Optional[Clipping[SliceState]] = None,
     ) -> None:
+        """`clipping` is that of all stores; by default nothing is clipped."""
         self.consistency = consistency
         self._pool = pool
         self.deterministic = deterministic
+        self.clipping = Clipping(lambda step, squares: None) if clipping is None else clipping
         self.optimizers: Dict[int, Optimizer] = {}
         """By the store's number. In a store without an optimizer, a round's sum is its value."""
 
@@ -193,6 +200,8 @@ class Aggregator:
         have queued the result before: a value that no frame is being sent from is updated in place.
         """
         while self._complete(state):
+            if self.clipping.steps and self._held(state):
+                return
             if not self._needs_whole(state):
                 yield self._end_round(state)
             elif self._key_complete(state):
@@ -273,6 +282,17 @@ class Aggregator:
         # For the initial round only worker rank 0 pushes.
         return state.round < INITIAL_ROUND or self.consistency.ends(following.arrived)
 
+    def _held(self, state: SliceState) -> bool:
+        """Whether the next round of a slice, which is complete, waits for the norm of its step."""
+        if state.round < INITIAL_ROUND:
+            return False
+        current = state.open_rounds[state.round + 1]
+        if self.clipping.is_new(current.step, state):
+            current.total = self._total(current)
+            current.by_rank.clear()
+            self.clipping.hold(current.step, state, current.total.array)
+        return self.clipping.holds(current.step)
+
     def _needs_whole(self, state: SliceState) -> bool:
         """Whether the next round of a slice, which is complete, ends with those of all slices."""
         optimizer = self.optimizers.get(state.key.store)
@@ -302,6 +322,8 @@ class Aggregator:
         total = np.concatenate([buffer.array for buffer in totals])
         for buffer in totals:
             buffer.retire()
+        if self.clipping.steps:
+            self.clipping.scale(rounds[0].step, total)
         weight = np.concatenate([_value(state).array for state in states])
         optimizer.update(key, WHOLE, weight, total, rounds[0].step)
         start = 0
@@ -337,6 +359,8 @@ class Aggregator:
             if value.sending:
                 # A straggler is still being sent the old value, so it must stay as it is.
                 value = state.value = self._copy(value)
+            if self.clipping.steps:
+                self.clipping.scale(ended.step, total.array)
             optimizer.update(state.key, state.index, value.array, total.array, ended.step)
             total.retire()
         return self._result(state, ended)

@@ -19,6 +19,7 @@ from p3kv.consistency import BulkSynchronous
 from p3kv.errors import ConfigError, ProtocolError, in_one_line
 from p3kv.server.aggregation import Aggregator, Result, SliceState
 from p3kv.server.buffers import Buffer, BufferPool
+from p3kv.server.clipping import Clipping
 from p3kv.server.keys import ServerKey
 from p3kv.server.stalls import Wait
 from p3kv.server.states import States
@@ -36,7 +37,7 @@ from p3kv.wire.header import (
     Kind,
     pack_header,
 )
-from p3kv.wire.messages import UNKNOWN, DeclaredKey, Terms, workers
+from p3kv.wire.messages import UNKNOWN, DeclaredKey, Squares, Terms, encode, workers
 from p3kv.wire.queue import PriorityQueue, urgency
 from p3kv.wire.terms import TermsByRound
 
@@ -54,7 +55,8 @@ class _Push(NamedTuple):
 
     key: ServerKey
     state: SliceState
-    gradient: Buffer
+    gradient: Optional[Buffer]
+    """None: nothing is to be added, but the slice's rounds may end."""
 
 
 class _Pull(NamedTuple):
@@ -83,7 +85,10 @@ class Consumer:
         self.rank = UNKNOWN
         self.tracer = Tracer(None, "server")
         self._pool = BufferPool()
-        self.aggregator = Aggregator(BulkSynchronous(launch.num_workers), self._pool)
+        self.clipping: Clipping[SliceState] = Clipping(self._send_squares)
+        self.aggregator = Aggregator(
+            BulkSynchronous(launch.num_workers), self._pool, clipping=self.clipping
+        )
         self._workers = workers
         self._on_lost = on_lost
         self._fail = fail
@@ -164,8 +169,31 @@ class Consumer:
         if push is not None:
             self._workers.pushed(header.rank, header.round)
             self._waiting_bytes += header.payload_bytes
+        self._queue_frame(connection, header, push)
+
+    def _queue_frame(self, connection: Connection, header: Header, push: Optional[_Push]) -> None:
         self._waiting_frames[header.rank] += 1
         self._queue.push(urgency(header.step, header.priority), (connection, header, push))
+
+    # Steps whose gradients are clipped.
+
+    def scaled(self, connection: Connection, step: int, scale: float) -> None:
+        """Has the rounds of a step end, by urgency: worker rank 0 has said how its gradients are
+        scaled."""
+        for state in self.clipping.scaled(step, scale):
+            round_ = state.round + 1
+            header = Header(
+                Kind.PUSH, 0, 0, state.key.key_id, state.index, round_, step,
+                state.open_rounds[round_].priority, state.length * state.dtype.itemsize,
+            )  # fmt: skip
+            self._queue_frame(connection, header, _Push(self._keys[header.key], state, None))
+
+    def _send_squares(self, step: int, squares: List[float]) -> None:
+        connection = self._workers.connections[0]
+        words = memoryview(encode(Squares(squares)))
+        header = pack_header(Kind.SQUARES, self.rank, step=step, payload_bytes=len(words))
+        if self._workers.listens(connection):
+            connection.writer.push(URGENT, header, words)
 
     # What the consumer does with them.
 
@@ -181,7 +209,6 @@ class Consumer:
             if push is None:
                 self._pull(connection, header)
             else:
-                self._waiting_bytes -= header.payload_bytes
                 self._push(connection, header, push)
             self._waiting_frames[header.rank] -= 1
             if self._departed(header.rank):
@@ -198,18 +225,20 @@ class Consumer:
         start_ns = now_ns() if self.tracer.enabled else 0
         ended = 0
         key, state, gradient = push
-        encoded = gradient.bytes[: header.payload_bytes] if header.flags & ENCODED else None
         try:
-            self.aggregator.push(
-                state,
-                header.rank,
-                header.round,
-                gradient,
-                bool(header.flags & WANTS_RESULT),
-                header.priority,
-                header.step,
-                encoded,
-            )
+            if gradient is not None:
+                self._waiting_bytes -= header.payload_bytes
+                encoded = gradient.bytes[: header.payload_bytes] if header.flags & ENCODED else None
+                self.aggregator.push(
+                    state,
+                    header.rank,
+                    header.round,
+                    gradient,
+                    bool(header.flags & WANTS_RESULT),
+                    header.priority,
+                    header.step,
+                    encoded,
+                )
             ended = newly_ended = self._end_rounds(key, state)
             # What had come for slices of another size may end at once, and be all of that size.
             while newly_ended:

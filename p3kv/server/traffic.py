@@ -31,6 +31,9 @@ from p3kv.wire.messages import (
     DeclaredKey,
     ForwardOrder,
     JobSettings,
+    Norm,
+    Pushed,
+    Scale,
     Stalled,
     Terms,
     decode,
@@ -80,6 +83,9 @@ class Traffic:
             Kind.PROBE: self._probe,
             Kind.OPTIMIZER: self._optimizer,
             Kind.ORDER: self._forward_order,
+            Kind.CLIPPED: self._clipped,
+            Kind.PUSHED: self._pushed,
+            Kind.SCALE: self._scale,
             Kind.STATES: consumer.states.ask,
             Kind.STATE: consumer.states.land,
             Kind.STATE_BYTES: consumer.states.land_bytes,
@@ -121,7 +127,7 @@ class Traffic:
         self._job = job
         self._stalls.timeout_s = job.stall_timeout_s
         aggregator = self._consumer.aggregator
-        aggregator.deterministic = job.deterministic
+        aggregator.deterministic = self._consumer.clipping.exact = job.deterministic
         try:
             aggregator.consistency = make_consistency(job.consistency, self._num_workers)
         except ConfigError as error:
@@ -195,6 +201,29 @@ class Traffic:
             else:
                 _log.exception("the optimizer can't be set up")
                 self._fail(f"the optimizer can't be set up: {in_one_line(error)}", UNKNOWN)
+
+    # Steps whose gradients are clipped by the norm of all.
+
+    def _clipped(self, connection: Connection, header: Header) -> Landing:
+        return Landing(None, partial(self._consumer.clipping.begin, header.step))
+
+    def _pushed(self, connection: Connection, header: Header) -> Landing:
+        return message_landing(header, Pushed, partial(self._all_pushed, header.step))
+
+    def _all_pushed(self, step: int, pushed: Pushed) -> None:
+        self._consumer.clipping.pushed(step, pushed.elems)
+
+    def _scale(self, connection: Connection, header: Header) -> Landing:
+        return message_landing(header, Scale, partial(self._take_scale, connection, header))
+
+    def _take_scale(self, connection: Connection, header: Header, scale: Scale) -> None:
+        self._consumer.scaled(connection, header.step, scale.scale)
+        if scale.pass_on:
+            words = memoryview(encode(Norm(scale.norm)))
+            news = pack_header(
+                Kind.NORM, self.rank, key=header.key, round=header.round, payload_bytes=len(words)
+            )
+            self._workers.tell(news, words)
 
     # The network.
 

@@ -78,6 +78,20 @@ class Kind(IntEnum):
     """The next bytes of the arrays that the last STATE has announced, array by array."""
     LOADED = 19
     """A server's optimizer has the state that worker rank 0 has given."""
+    CLIPPED = 20
+    """No round of `step` ends before worker rank 0 has sent SCALE: its gradients are clipped by the
+    norm of all. Comes before the step's first slice."""
+    PUSHED = 21
+    """Worker rank 0 has pushed all keys of the clipped step `step`; payload Pushed."""
+    SQUARES = 22
+    """All gradients of the clipped step `step` that this server gets are summed; payload
+    Squares. To worker rank 0 only."""
+    SCALE = 23
+    """Worker rank 0 has the norm of `step`; payload Scale. The step is number `round` of those that
+    store number `key` has clipped."""
+    NORM = 24
+    """A server tells all workers the norm of the step number `round` that store number `key` has
+    clipped; payload Norm."""
 
 
 WANTS_RESULT = 1

@@ -23,6 +23,7 @@ from p3kv.wire.messages import (
     encode,
 )
 from p3kv.wire.states import PlainState
+from p3kv.worker.clipping import ClippedStep
 from p3kv.worker.traffic import Traffic
 from p3kv.worker.transfers import WorkerKey
 
@@ -170,6 +171,23 @@ class WorkerStore:
         """
         by_server = {server: state for (server, _), state in zip(key.runs, states)}
         self._ask(lambda done: self._traffic.states.give(key, key.round, whole, by_server, done))
+
+    def begin_clipped_step(self, step: int) -> None:
+        """Has the servers end no round of a step before `end_clipped_step`; before its pushes."""
+        self._call_soon(self._traffic.clipping.begin, step)
+
+    def end_clipped_step(self, clipped: ClippedStep) -> None:
+        """Says that all keys of a step are pushed. Its sums are scaled so that the norm of all is
+        at most the step's `max_norm`, and then its rounds end."""
+        self._check()
+        self._call_soon(self._traffic.clipping.pushed, clipped)
+
+    def norm(self, number: int) -> float:
+        """The norm of the sums of the clipped step with this number; waits until it is known."""
+        norm: float = self._ask(
+            lambda answer: self._traffic.clipping.ask(self.number, number, answer)
+        )
+        return norm
 
     def new_step(self) -> int:
         """Returns the number of a step that begins in one of the stores."""

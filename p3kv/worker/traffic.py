@@ -19,6 +19,7 @@ from p3kv.wire.loop import Drain
 from p3kv.wire.messages import UNKNOWN, ForwardOrder, Stalled, Terms, encode
 from p3kv.wire.protocol import FROM_SERVERS, Conversation
 from p3kv.wire.terms import TermsByRound
+from p3kv.worker.clipping import Clipping
 from p3kv.worker.exchange import Exchange
 from p3kv.worker.gates import Gates
 from p3kv.worker.stalls import StallWarnings
@@ -68,7 +69,7 @@ class Traffic:
         self._keys: Dict[int, WorkerKey] = {}
         self._orders: Dict[int, List[int]] = {}
         terms = TermsByRound()
-        consistency = make_consistency(settings.consistency, num_workers)
+        consistency = self.consistency = make_consistency(settings.consistency, num_workers)
         self.tuning = Tuning(
             rank, self.servers, terms, settings, consistency.window, drain, report_rate
         )
@@ -79,6 +80,7 @@ class Traffic:
             settings.priorities, self._begin_step,
         )  # fmt: skip
         self.states = States(rank, self.servers)
+        self.clipping = Clipping(rank, self.tell, lambda: len(self.servers))
         self._takers: Dict[int, Taker] = {
             **joining,
             Kind.UPDATED: self.exchange.land,
@@ -91,6 +93,8 @@ class Traffic:
             Kind.STATE: self.states.land,
             Kind.STATE_BYTES: self.states.land_bytes,
             Kind.LOADED: self.states.land_loaded,
+            Kind.SQUARES: self.clipping.land_squares,
+            Kind.NORM: self.clipping.land_norm,
             Kind.BYE: self._bye,
         }
 

@@ -10,6 +10,7 @@ import os
 import threading
 import time
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any, Callable, Dict, List, Optional
 
 from p3kv.config import Launch, Settings, apply_verbosity
@@ -145,6 +146,10 @@ class Worker:
         """
         if self._closed:
             return
+        if self.started and self.usable:
+            with suppress(P3Error):
+                # Servers wait for what this worker says of the last steps' norms.
+                self._ask(self._joined.clipping.finish)
         self._closed = True
         if self.started and self._failure is None:
             deadline = time.monotonic() + _CLOSE_S
@@ -180,6 +185,13 @@ class Worker:
         return here if len(here) < len(roster.servers) else []
 
     # What scripts ask for.
+
+    @property
+    def ends_rounds_with_all(self) -> bool:
+        """Whether a round never ends before all workers have pushed for it."""
+        rule = self._joined.consistency
+        ranks = set(range(self.num_workers))
+        return not any(rule.ends(ranks - {rank}) for rank in ranks)
 
     def new_store(self) -> WorkerStore:
         """One more store, which has keys and an optimizer of its own.
@@ -289,6 +301,7 @@ class Worker:
                 self._loop.remove_connection(connection)
             self._traffic.exchange.fail(error)
             self._traffic.states.fail(error)
+            self._traffic.clipping.fail(error)
 
     def _received_bye(self) -> None:
         """A server has received all frames of this worker, and its last frame is read. Closing a

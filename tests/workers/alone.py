@@ -10,7 +10,7 @@ import pytest
 from checks import equal, random
 from mxnet import autograd, gluon
 
-from p3kv.errors import ConfigError
+from p3kv.errors import ConfigError, NotSupportedError
 
 
 def trained(store: object, update_on_kvstore: object) -> list:
@@ -64,7 +64,46 @@ for expected in ([0, 1, -1], [1, 1, -1], [0, 1, -1]):  # what is not sent is kep
     value = [mx.nd.array([0.25, 1, -1.5]), mx.nd.array([0.25, 0.25, -0.5])]
     kv.pushpull("w", value)
     equal(value[1], np.float32(expected))
+
+
+def clipped(store: object) -> list:
+    """Trains with the norm of all gradients at most 0.1; without a store, as one process clips."""
+    mx.random.seed(3)
+    net = gluon.nn.HybridSequential(prefix="clipped_")
+    net.add(gluon.nn.Dense(7, in_units=5), gluon.nn.Dense(2, in_units=7))
+    net.initialize()
+    parameters = list(net.collect_params().values())
+    trainer = gluon.Trainer(parameters, "adam", kvstore=store)
+    norms = []
+    for step in range(3):
+        with autograd.record():
+            loss = (net(mx.nd.array(random((4, 5), step))) ** 2).sum()
+        loss.backward()
+        if store is None:
+            norms.append(gluon.utils.clip_global_norm([p.grad() for p in parameters], 0.1))
+        trainer.step(4)
+        if store is not None:
+            norms.append(store.global_norm())
+    return [np.array(norms), *(p.data().asnumpy() for p in parameters)]
+
+
+kv = mx.kv.create("p3")
+kv.clip_global_norm(0.1)
+for found, wish in zip(clipped(kv), clipped(None)):
+    np.testing.assert_array_equal(found, wish)
+kv = mx.kv.create("p3")
+kv.set_optimizer(mx.optimizer.create("test", rescale_grad=1))
+kv.init([0, 1], [mx.nd.zeros(2)] * 2)
+kv.clip_global_norm(5)
+kv.push([0, 1], [mx.nd.array([6, 0]), mx.nd.array([0, 8])])
+value = mx.nd.zeros(2)
+kv.pull(1, out=value)
+equal(value, np.float32([0, 4]))
+kv.push(0, mx.nd.ones(2))
+with pytest.raises(NotSupportedError, match="a whole step"):
+    kv.push(1, mx.nd.ones(2))
 for call, told in [
+    (partial(kv.clip_global_norm, -1), "must be a number above 0"),
     (partial(kv.set_gradient_compression, {"type": "2bit"}), "has keys already"),
     (partial(mx.kv.create("p3").set_gradient_compression, {"type": "1bit"}), "no codec '1bit'"),
 ]:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import ctypes
 import logging
-from typing import Any, Dict, Iterable, List, Mapping, Optional, Set
+from contextlib import contextmanager
+from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Set, Tuple
 
 import mxnet as mx
 from mxnet.base import _LIB, KVStoreHandle, check_call
 from mxnet.kvstore import KVStore
+from mxnet.ndarray import NDArray
 
 from p3kv.errors import ConfigError
-from p3kv.frontends.mxnet import compression
+from p3kv.frontends.mxnet import clipping, compression
 from p3kv.frontends.mxnet.arrays import by_key
 from p3kv.wire.messages import Key
 
@@ -33,6 +35,15 @@ class Alone(KVStore):
         self.compression_params: Optional[Mapping[str, Any]] = None
         """What `set_gradient_compression` was called with."""
         self._compression: Optional[compression.Compression] = None
+        self.max_norm: Optional[float] = None
+        """What `clip_global_norm` was called with."""
+        self._norm: Optional[float] = None
+        self._inside = False
+        self._gathered: List[Tuple[Key, NDArray]] = []
+        """What is pushed in a step that is clipped, until its end."""
+        self._pulls: List[Tuple[Any, ...]] = []
+        self._pushes: Dict[Key, int] = {}
+        self._steps = 0
         _log.warning(
             "p3kv: kvstore='p3' trains in this process alone, since no launcher has started it "
             "(DMLC_ROLE is not set). 'p3kv launch -n 2 -s 2 -- python train.py' starts two workers."
@@ -78,15 +89,75 @@ class Alone(KVStore):
 
     def push(self, key: Any, value: Any, priority: int = 0) -> None:
         """Pushes gradients."""
-        super().push(*self._arrived(key, value), priority)
+        if self.max_norm is None:
+            super().push(*self._arrived(key, value), priority)
+        else:
+            self._gather(*self._arrived(key, value))
+
+    def pull(
+        self, key: Any, out: Any = None, priority: int = 0, ignore_sparse: bool = True
+    ) -> None:
+        """Receives values into `out`."""
+        if self._gathered:
+            self._pulls.append((key, out, priority, ignore_sparse))
+        else:
+            super().pull(key, out, priority, ignore_sparse)
 
     def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
         """Pushes gradients and receives the result into `out` (by default `value`)."""
-        if self._compression is None:
+        if self._compression is None and self.max_norm is None:
             super().pushpull(key, value, out, priority)
         else:
             self.push(key, value, priority)
             self.pull(key, value if out is None else out, priority)
+
+    def clip_global_norm(self, max_norm: Optional[float]) -> None:
+        """Scales the gradients of each step so that the norm of all together is at most
+        `max_norm`; None ends this."""
+        self.max_norm = None if max_norm is None else clipping.checked(max_norm)
+        self._pushes.clear()
+        self._steps = 0
+
+    def global_norm(self) -> Optional[float]:
+        """The norm of all gradients of the last step, before they were scaled."""
+        return self._norm
+
+    @contextmanager
+    def one_step(self) -> Iterator[None]:
+        """What is pushed inside is one step, for `clip_global_norm`."""
+        self._inside = self.max_norm is not None
+        try:
+            yield
+        finally:
+            self._inside = False
+            self._end_step()
+
+    def _gather(self, key: Any, value: Any) -> None:
+        if self._updater is None:
+            clipping.refuse_without_optimizer()
+        grouped = by_key(key, value)
+        most = max(self._pushes.get(one, 0) for one, _ in grouped)
+        if not self._inside and most < self._steps:
+            clipping.refuse_part_of_a_step([one for one, _ in grouped])
+        for one, gradients in grouped:
+            self._pushes[one] = self._pushes.get(one, 0) + 1
+            self._steps = max(self._steps, self._pushes[one])
+            several = [gradient.as_in_context(gradients[0].context) for gradient in gradients]
+            total = mx.nd.add_n(*several) if len(several) > 1 else several[0].copy()
+            self._gathered.append((one, total))
+        if not self._inside:
+            self._end_step()
+
+    def _end_step(self) -> None:
+        gathered, self._gathered = self._gathered, []
+        pulls, self._pulls = self._pulls, []
+        if gathered:
+            totals = [total for _, total in gathered]
+            self._norm = float(mx.gluon.utils.clip_global_norm(totals, self.max_norm))
+        for key, total in gathered:
+            super().push(key, total)
+        for pull in pulls:
+            super().pull(*pull)
 
     def _arrived(self, key: Any, value: Any) -> Any:
         """Keys and gradients as a push takes them, after the codec."""

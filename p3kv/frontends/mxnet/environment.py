@@ -16,6 +16,11 @@ def update_on_kvstore_default(environ: Mapping[str, str] = os.environ) -> bool:
     return config.flag("MXNET_UPDATE_ON_KVSTORE", True, environ)
 
 
+def runs_operations_at_once(environ: Mapping[str, str] = os.environ) -> bool:
+    """MXNET_ENGINE_TYPE: whether a call returns when its operation is complete."""
+    return environ.get("MXNET_ENGINE_TYPE") == "NaiveEngine"
+
+
 def prepare_for_server_optimizer() -> None:
     """Sets MXNet up for a server process, before it is imported there.
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import difflib
 import functools
 import logging
-from typing import Any, Mapping, Optional, Tuple
+from contextlib import nullcontext
+from typing import Any, ContextManager, Mapping, Optional, Tuple
 
 import mxnet as mx
 from mxnet.kvstore import KVStoreBase
@@ -44,6 +45,9 @@ def register() -> None:
     trainer = mx.gluon.Trainer
     trainer._check_and_rescale_grad = _rescaled(trainer._check_and_rescale_grad)
     trainer.__init__ = _noting(trainer.__init__)
+    trainer._allreduce_grads = _pushing_one_step(trainer._allreduce_grads)
+    for module in (mx.model, mx.module.module):
+        module._update_params_on_kvstore = _updating_in_one_step(module._update_params_on_kvstore)
     FORWARD_READS.start()
 
 
@@ -78,6 +82,8 @@ def _mended(create_kvstore: Any, keys_are_places: bool) -> Any:
             given, store = store, type(store)()
             if given.compression_params is not None:
                 store.set_gradient_compression(given.compression_params)
+            if given.max_norm is not None:
+                store.clip_global_norm(given.max_norm)
         store.name_keys(keys)
         return store, environment.update_on_kvstore_default()
 
@@ -94,6 +100,30 @@ def _noting(init: Any) -> Any:
             FORWARD_READS.start()
 
     return noting
+
+
+def _pushing_one_step(allreduce_grads: Any) -> Any:
+    """Says what a step's pushes are, which `clip_global_norm` must know."""
+
+    def allreduce(trainer: mx.gluon.Trainer) -> None:
+        with _one_step(trainer._kvstore):
+            allreduce_grads(trainer)
+
+    return allreduce
+
+
+def _updating_in_one_step(update: Any) -> Any:
+    """As for gluon's Trainer."""
+
+    def update_params(params: Any, gradients: Any, kvstore: Any, names: Any) -> None:
+        with _one_step(kvstore):
+            update(params, gradients, kvstore, names)
+
+    return update_params
+
+
+def _one_step(store: Any) -> ContextManager[None]:
+    return store.one_step() if isinstance(store, (P3, Alone)) else nullcontext()
 
 
 def _rescaled(check_and_rescale_grad: Any) -> Any:

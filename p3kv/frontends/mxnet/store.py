@@ -4,8 +4,19 @@ from __future__ import annotations
 
 import atexit
 import operator
-from contextlib import suppress
-from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple, Union
+from contextlib import nullcontext, suppress
+from typing import (
+    Any,
+    ContextManager,
+    Dict,
+    Iterable,
+    List,
+    Mapping,
+    Optional,
+    Sequence,
+    Tuple,
+    Union,
+)
 
 import mxnet as mx
 from mxnet.kvstore import KVStoreBase
@@ -13,7 +24,7 @@ from mxnet.ndarray import NDArray
 
 from p3kv import config
 from p3kv.errors import KeyMismatchError, NotSupportedError, StatesError
-from p3kv.frontends.mxnet import compression, engine, saved_states
+from p3kv.frontends.mxnet import clipping, compression, engine, environment, saved_states
 from p3kv.frontends.mxnet.arrays import (
     Staging,
     by_key,
@@ -89,6 +100,9 @@ class P3(KVStoreBase):
             # Rank 0 decides, and all workers use its order.
             self._order.stop()
             FORWARD_READS.stop()
+        self._clips = False
+        """Whether steps are clipped by the norm of all gradients."""
+        self._clipping = clipping.Clipping(self._own)
         self._optimizer: Optional[WorkerOptimizer] = None
         self._shares_numbers = False
         self._updater: Optional[mx.optimizer.Updater] = None
@@ -189,20 +203,30 @@ class P3(KVStoreBase):
         """
         priority = _priority(priority)
         known = self._known(key, [value], [value if out is None else out])
+        if self._clips:
+            clipping.check_apart(known)
+            self._begin_clipped_call(known)
         for worker_key, sources, targets in known:
             source = self._staging.source(worker_key, sources)
             target = self._staging.target(worker_key, targets)
             round_, step = self._next_round(worker_key)
             self._begin_when_ready(worker_key, round_, step, priority, source, target)
             spread(target, targets)
+        if self._clips:
+            self._clipping.end_call()
 
     def push(self, key: Union[Key, Sequence[Key]], value: Any, priority: int = 0) -> None:
         """Pushes gradients; the result stays on the servers until `pull`."""
         priority = _priority(priority)
-        for worker_key, sources in self._known(key, [value]):
+        known = self._known(key, [value])
+        if self._clips:
+            self._begin_clipped_call(known)
+        for worker_key, sources in known:
             source = self._staging.source(worker_key, sources)
             round_, step = self._next_round(worker_key)
             self._begin_when_ready(worker_key, round_, step, priority, source, None)
+        if self._clips:
+            self._clipping.end_call()
 
     def pull(
         self,
@@ -262,6 +286,52 @@ class P3(KVStoreBase):
         chosen = compression.choice(compression_params)
         self._own.choose_gradient_codec(chosen)
         self.compression_params = compression_params
+
+    def clip_global_norm(self, max_norm: Optional[float]) -> None:
+        """Has the servers scale the gradients of each step, from the next one on, so that the norm
+        of all together is at most `max_norm`; None ends this.
+
+        The numbers are those of `gluon.utils.clip_global_norm` on the gradients summed over the
+        workers, before `rescale_grad`: so `max_norm` is for the sum over the whole batch. A step is
+        what gluon's Trainer or Module pushes, or what one call of `push` or `pushpull` does. No
+        value comes back before all gradients of the step are summed. All workers call it; worker
+        rank 0's number counts, and may change at any step.
+
+        Raises ConfigError for a number that is not above 0, NotSupportedError where rounds may end
+        without worker rank 0.
+        """
+        number = None if max_norm is None else clipping.checked(max_norm)
+        if number is not None and not self._worker.ends_rounds_with_all:
+            raise NotSupportedError(
+                "kv.clip_global_norm needs rounds that end with the gradients of all workers; use "
+                "P3KV_CONSISTENCY=bulk_synchronous"
+            )
+        if number is not None and environment.runs_operations_at_once():
+            raise NotSupportedError(
+                "kv.clip_global_norm can't run in MXNet's NaiveEngine, where a push returns with "
+                "the new weight; set MXNET_ENGINE_TYPE to another engine, or to none"
+            )
+        if self._clips != (number is not None):
+            self._worker.barrier(
+                "to clip no more" if number is None else "to clip gradients by their norm"
+            )
+        self._clipping.max_norm = number
+        self._clips = number is not None
+
+    @property
+    def max_norm(self) -> Optional[float]:
+        """What `clip_global_norm` was called with."""
+        return self._clipping.max_norm
+
+    def global_norm(self) -> Optional[float]:
+        """The norm of all summed gradients of the last step, before they were scaled; None if no
+        step has been clipped. Waits until all workers have pushed."""
+        return self._own.norm(self._clipping.number) if self._clipping.number else None
+
+    def one_step(self) -> ContextManager[None]:
+        """What is pushed inside is one step, for `clip_global_norm`. Nothing that waits for a new
+        value may be inside."""
+        return self._clipping.one_step() if self._clips else nullcontext()
 
     def save_optimizer_states(self, fname: str, dump_optimizer: bool = False) -> None:
         """Writes what the servers' optimizer remembers, as MXNet's Updater writes it.
@@ -401,8 +471,12 @@ class P3(KVStoreBase):
             check_updatable(worker_key)
         self._updates[worker_key.key] = updates
         worker_key.round += 1
-        if self._optimizer_since + updates > self._steps:
+        is_new_step = self._optimizer_since + updates > self._steps
+        if is_new_step:
             self._steps += 1
+        if self._clips:
+            self._join_clipped_step(worker_key, is_new_step)
+        elif is_new_step:
             self._step = self._own.new_step()
             self._begin_step()
         if self._shares_numbers:
@@ -411,6 +485,29 @@ class P3(KVStoreBase):
         self._own.pushed(self._step)
         self._order.pushed(worker_key.key)
         return worker_key.round, self._step
+
+    def _begin_clipped_call(self, known: Sequence[Tuple[Any, ...]]) -> None:
+        """Raises NotSupportedError where the call can't be a step that is clipped."""
+        if self._optimizer is None:
+            clipping.refuse_without_optimizer()
+        keys = [worker_key.key for worker_key, *_ in known]
+
+        def is_new_step() -> bool:
+            most = max((self._updates.get(key, 0) for key in keys), default=self._steps)
+            return self._optimizer_since + most + 1 > self._steps
+
+        self._clipping.begin_call(is_new_step, keys)
+
+    def _join_clipped_step(self, worker_key: WorkerKey, is_new_step: bool) -> None:
+        """All pushes of a clipped step have the same number of the step, also where the first of
+        its keys is trained seldom."""
+        begins = self._clipping.begins_with(worker_key)
+        if begins:
+            self._step = self._own.new_step()
+            self._clipping.begin(self._step)
+        if begins or is_new_step:
+            self._begin_step()
+        self._clipping.add(worker_key)
 
     def _begin_step(self) -> None:
         """Once a step, before its first slice: rank 0 publishes the order and new settings."""

@@ -6,8 +6,8 @@ from typing import Any, Dict, List, Optional, Tuple
 
 from p3kv.config import Settings
 from p3kv.registry import MAX_NAME_CHARS
-from p3kv.wire.messages.base import Message, check, check_name, check_slice_size
-from p3kv.wire.messages.keys import DTYPES, MAX_DIMENSIONS
+from p3kv.wire.messages.base import Message, check, check_name, check_number, check_slice_size
+from p3kv.wire.messages.keys import DTYPES, MAX_DIMENSIONS, MAX_KEY_ELEMS, MAX_KEY_ID
 
 MAX_STATE_ARRAYS = 1024
 
@@ -90,6 +90,37 @@ class OptimizerSettings(Message, frozen=True):
 
     def __post_init__(self) -> None:
         check_name("a front end's name", self.front_end)
+
+
+class Pushed(Message, frozen=True):
+    """How much worker rank 0 has pushed to a server in a step whose gradients are clipped."""
+
+    elems: int
+
+    def __post_init__(self) -> None:
+        check_number("a number of elements", self.elems, 0, MAX_KEY_ID * MAX_KEY_ELEMS)
+
+
+class Squares(Message, frozen=True):
+    """What a server's sums of a step have in the square of the norm: the sum of these numbers."""
+
+    parts: List[float]
+
+
+class Scale(Message, frozen=True):
+    """By what all sums of a step are multiplied before the optimizer gets them."""
+
+    scale: float
+    norm: float
+    """That of all sums before."""
+    pass_on: bool
+    """Whether the server tells all workers the norm."""
+
+
+class Norm(Message, frozen=True):
+    """The norm of all sums of a step."""
+
+    norm: float
 
 
 class StateOutline(Message, frozen=True):
