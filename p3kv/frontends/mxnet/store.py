@@ -113,6 +113,8 @@ class P3(KVStoreBase):
         """Counts the steps of this store. What else says step counts those of all stores."""
         self._step = 0
         """This store's newest one."""
+        self._marked = False
+        """Whether a step begins with the next push, as gluon's Trainer and Module say."""
         self._optimizer_since = self._optimizer_since_step = 0
         """The values of both when the optimizer was set."""
 
@@ -329,9 +331,12 @@ class P3(KVStoreBase):
         return self._own.norm(self._clipping.number) if self._clipping.number else None
 
     def one_step(self) -> ContextManager[None]:
-        """What is pushed inside is one step, for `clip_global_norm`. Nothing that waits for a new
-        value may be inside."""
-        return self._clipping.one_step() if self._clips else nullcontext()
+        """What is pushed inside is one step: for `clip_global_norm`, and for settings that have
+        changed. Nothing that waits for a new value may be inside."""
+        if self._clips:
+            return self._clipping.one_step()
+        self._marked = True
+        return nullcontext()
 
     def save_optimizer_states(self, fname: str, dump_optimizer: bool = False) -> None:
         """Writes what the servers' optimizer remembers, as MXNet's Updater writes it.
@@ -476,7 +481,8 @@ class P3(KVStoreBase):
             self._steps += 1
         if self._clips:
             self._join_clipped_step(worker_key, is_new_step)
-        elif is_new_step:
+        elif is_new_step or (self._marked and self._settings_changed()):
+            self._marked = False
             self._step = self._own.new_step()
             self._begin_step()
         if self._shares_numbers:
@@ -497,6 +503,12 @@ class P3(KVStoreBase):
             return self._optimizer_since + most + 1 > self._steps
 
         self._clipping.begin_call(is_new_step, keys)
+
+    def _settings_changed(self) -> bool:
+        """For the first push of a step, which is of a key that is trained seldom: whether it needs
+        a number of its own, because the optimizer's settings are not those of the step before."""
+        self._marked = False
+        return self._optimizer is not None and self._optimizer.has_changed()
 
     def _join_clipped_step(self, worker_key: WorkerKey, is_new_step: bool) -> None:
         """All pushes of a clipped step have the same number of the step, also where the first of

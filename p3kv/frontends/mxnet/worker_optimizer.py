@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Dict, Mapping, Optional
 
 import mxnet as mx
+from msgspec import structs
 
 from p3kv.frontends.mxnet.optimizer_settings import (
     KEPT_BY_KEY,
@@ -74,6 +75,11 @@ class WorkerOptimizer:
         if self.shares_numbers:
             self._change_rate(before.rate)
         return self.settings if self._settings != before else None
+
+    def has_changed(self) -> bool:
+        """Whether the script has changed it since a step began."""
+        now = plain(self.optimizer, self.since_step, self._seed)
+        return now != structs.replace(self._settings, counts_from=now.counts_from)
 
     def shared_number(self, key: Key, update: int) -> Optional[bytes]:
         """What the servers must know for one push beside the step's settings.
