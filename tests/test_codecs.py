@@ -48,6 +48,47 @@ def test_float16_is_what_numpy_rounds_to(dtype: np.dtype, length: int, seed: int
     np.testing.assert_array_equal(elements, kept)
 
 
+@given(
+    st.sampled_from(["float16", "float32", "float64", "int8", "int64"]),
+    st.integers(0, 2000),
+    st.integers(0, 300),
+    st.sampled_from([0.0, 0.01, 0.5, 0.7, 0.9, 1.0]),
+    st.integers(0, 2**32 - 1),
+)
+def test_nothing_but_blocks_of_zeros_is_left_out(
+    name: str, length: int, offset: int, touched: float, seed: int
+) -> None:
+    random, dtype = np.random.RandomState(seed), np.dtype(name)
+    rows = random.random_sample(1 + (length + offset) // 128) < touched
+    of_rows = np.repeat(rows, 128)[offset : offset + length]
+    elements = np.where(of_rows, random.standard_normal(length) * 9, 0).astype(dtype)
+    if length and dtype.kind == "f":
+        elements[random.randint(length)] = random.choice([-0.0, np.nan, np.inf])
+    codec = make_codec(Choice("nonzero_blocks"), length, dtype)
+    payload = memoryview(bytearray(codec.most_bytes(length)))
+    payload = payload[: codec.encode(elements, offset, payload)]
+    if touched == 0.01 and length > 1000:
+        assert len(payload) < length * dtype.itemsize / 2
+    out, total = np.ones(length, dtype), random.standard_normal(length).astype(dtype)
+    with_it = total + elements
+    codec.decode(payload, out)
+    codec.add(payload, total)
+    for found, expected in ((out, elements), (total, with_it)):
+        assert found.tobytes() == expected.tobytes() or np.isnan(expected).any()
+        np.testing.assert_array_equal(found, expected)
+
+
+@given(st.integers(0, 300), st.binary(max_size=1300))
+def test_bytes_that_are_no_blocks_are_refused(length: int, payload: bytes) -> None:
+    codec = make_codec(Choice("nonzero_blocks"), length, np.dtype(np.float32))
+    for ending in (b"", bytes([1, 0]), bytes([1, 127]), bytes([1, 128]), bytes(2)):
+        out = np.zeros(length, np.float32)
+        try:
+            codec.decode(memoryview(payload + ending), out)
+        except ProtocolError as error:
+            assert "without zero blocks" in str(error)
+
+
 @pytest.mark.parametrize("size_bytes", [0, 5, 7, 8, 12])
 def test_half_floats_of_another_number_are_refused(size_bytes: int) -> None:
     codec = Float16(3, np.dtype(np.float32))

@@ -3,8 +3,10 @@
 from p3kv.codecs.codec import CODECS, Codec, KeyCodecs, make_codec, make_codecs
 from p3kv.codecs.float16 import Float16
 from p3kv.codecs.identity import Identity
+from p3kv.codecs.nonzero_blocks import NonzeroBlocks
 from p3kv.codecs.two_bit import TwoBit
 
 __all__ = [
-    "CODECS", "Codec", "Float16", "Identity", "KeyCodecs", "TwoBit", "make_codec", "make_codecs"
+    "CODECS", "Codec", "Float16", "Identity", "KeyCodecs", "NonzeroBlocks", "TwoBit", "make_codec",
+    "make_codecs",
 ]  # fmt: skip
