@@ -13,7 +13,7 @@ from mxnet.ndarray import NDArray
 
 from p3kv import config
 from p3kv.errors import KeyMismatchError, NotSupportedError, StatesError
-from p3kv.frontends.mxnet import compression, engine, saved_states
+from p3kv.frontends.mxnet import asynchronous, compression, engine, saved_states
 from p3kv.frontends.mxnet.arrays import (
     Staging,
     by_key,
@@ -39,11 +39,13 @@ from p3kv.worker.transfers import Transfer, WorkerKey
 _PUSHPULL, _PUSH, _PULL = b"p3kv_pushpull", b"p3kv_push", b"p3kv_pull"
 """Names of operations in MXNet's profiler."""
 
-_DONE_ANYWAY = (1, 3)
-"""kSetMultiPrecision, which travels with the optimizer, and kSyncMode, which p3kv always has."""
+_SET_MULTI_PRECISION, _SYNC_MODE = 1, 3
+"""Of MXNet's commands those that p3kv need not be given: the first one's number travels with the
+optimizer, and servers know by each store whether it is synchronous."""
 _INSTEAD_OF_COMMANDS = {
     0: "nothing that arrives is unpickled; use kv.set_optimizer",
     2: "they end with the job",
+    _SYNC_MODE: "use kvstore='p3'",
     4: "use kv.set_gradient_compression",
     5: "MXNet's profiler does not run there; P3KV_TRACE writes a trace of every process",
 }
@@ -69,13 +71,15 @@ class P3(KVStoreBase):
     interval, and 0 keeps Python's.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, consistency: Optional[str] = None) -> None:
+        """`consistency` names the rule by which rounds end, unless it is the job's: the store is
+        asynchronous by `p3kv.consistency.ASYNCHRONOUS`."""
         self._worker = this_process.worker()
         if not self._worker.started:
             self._worker.start(config.settle())
             complete_before_forks()
             atexit.register(_finish)
-        self._own = self._worker.new_store()
+        self._own = self._worker.new_store(consistency)
         """This store's keys and optimizer; the worker is that of all stores."""
         self.compression_params: Optional[Mapping[str, Any]] = None
         """What `set_gradient_compression` was called with."""
@@ -103,8 +107,9 @@ class P3(KVStoreBase):
 
     @property
     def type(self) -> str:
-        """'dist_sync_p3', whichever name it was created by: MXNet looks for 'dist' and '_sync'."""
-        return "dist_sync_p3"
+        """'dist_sync_p3', also if created as 'p3': MXNet looks for 'dist' and '_sync'. Or else
+        'dist_async_p3'."""
+        return asynchronous.TYPE if self._own.own_rounds else asynchronous.SYNC_TYPE
 
     @property
     def rank(self) -> int:
@@ -235,6 +240,8 @@ class P3(KVStoreBase):
         tensors while a key is on several servers already.
         """
         set_now = WorkerOptimizer(optimizer, self._step)
+        if self._own.own_rounds:
+            asynchronous.check_optimizer(set_now, self._optimizer)
         spread_out = self._own.keys_on_several_servers()
         if set_now.needs_whole_tensors and spread_out:
             raise NotSupportedError(
@@ -306,6 +313,8 @@ class P3(KVStoreBase):
 
     def _optimizer_on_servers(self, what: str) -> mx.optimizer.Optimizer:
         self._worker.check()
+        if self._own.own_rounds:
+            raise asynchronous.no_states(what)
         if self._optimizer is None:
             raise StatesError(
                 f"the servers have no optimizer whose states could be {what}: call "
@@ -339,7 +348,7 @@ class P3(KVStoreBase):
 
     def _send_command_to_servers(self, head: int, body: str) -> None:
         """Does what MXNet's command asks for where the servers do it anyway, and refuses others."""
-        if head not in _DONE_ANYWAY:
+        if head != _SET_MULTI_PRECISION and (head != _SYNC_MODE or self._own.own_rounds):
             instead = _INSTEAD_OF_COMMANDS.get(head, "they take no commands of a script's own")
             raise NotSupportedError(
                 f"the servers can't run command {head} ({body!r:.40}): {instead}"
@@ -389,8 +398,8 @@ class P3(KVStoreBase):
     def _next_round(self, worker_key: WorkerKey) -> Tuple[int, int]:
         """Counts a push: the key's round, and the step that an optimizer would count."""
         updates = self._updates.get(worker_key.key, 0) + 1
-        if updates == 1 and self._optimizer is not None:
-            check_updatable(worker_key)
+        if updates == 1:
+            self._check_first_push(worker_key)
         self._updates[worker_key.key] = updates
         worker_key.round += 1
         if self._optimizer_since + updates > self._steps:
@@ -403,6 +412,12 @@ class P3(KVStoreBase):
         self._own.pushed(self._step)
         self._order.pushed(worker_key.key)
         return worker_key.round, self._step
+
+    def _check_first_push(self, worker_key: WorkerKey) -> None:
+        if self._own.own_rounds:
+            asynchronous.check_first_push(worker_key.called, self._optimizer is not None)
+        if self._optimizer is not None:
+            check_updatable(worker_key)
 
     def _begin_step(self) -> None:
         """Once a step, before its first slice: rank 0 publishes the order and new settings."""
