@@ -85,12 +85,18 @@ refused("compression as a command", store._send_command_to_servers, 4, "1,0.5")
 refused("a profiler's command", store._send_command_to_servers, 5, "profile")
 refused("a script's own command", store._send_command_to_servers, 99, "hello")
 refused("an updater", store._set_updater, print)
+refused("a handle", getattr, store, "handle")
+assert not hasattr(store, "handle")
+profile = mx.profiler.set_state
+refused("a profile of the servers", profile, "run", profile_process="server")
+profile("stop")
 refused("an unknown capability", store.is_capable, "teleport")
 
 path = sys.argv[1] + ".states"
 refused("states without an optimizer", store.save_optimizer_states, path)
 trainer = step(dense, x, "adam", kvstore=store)
 trainer.save_states(path)
+refused("an update here", store._updater, 0, one, one)
 with open(path, "rb") as file:
     saved = file.read()
 

@@ -45,7 +45,25 @@ def register() -> None:
     trainer = mx.gluon.Trainer
     trainer._check_and_rescale_grad = _rescaled(trainer._check_and_rescale_grad)
     trainer.__init__ = _noting(trainer.__init__)
+    for name in ("set_config", "set_state", "dump", "pause", "resume"):
+        setattr(mx.profiler, name, _on_workers(getattr(mx.profiler, name)))
     FORWARD_READS.start()
+
+
+def _on_workers(profile: Any) -> Any:
+    """Has a function of MXNet's profiler say why it can't reach the servers. MXNet says that a
+    handle is null."""
+
+    @functools.wraps(profile)
+    def on_workers(*arguments: Any, **more: Any) -> Any:
+        if "server" in (*arguments, *more.values()) and this_process.is_worker():
+            raise NotSupportedError(
+                f"mx.profiler.{profile.__name__}(profile_process='server'): MXNet's profiler does "
+                "not run on p3kv's servers; P3KV_TRACE writes a trace of every process"
+            )
+        return profile(*arguments, **more)
+
+    return on_workers
 
 
 def _create() -> KVStoreBase:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import operator
 from contextlib import suppress
-from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, Iterable, List, Mapping, NoReturn, Optional, Sequence, Tuple, Union
 
 import mxnet as mx
 from mxnet.kvstore import KVStoreBase
@@ -30,6 +30,7 @@ from p3kv.frontends.mxnet.arrays import (
 )
 from p3kv.frontends.mxnet.forks import complete_before_forks
 from p3kv.frontends.mxnet.forward_order import FORWARD_READS, OrderLearner
+from p3kv.frontends.mxnet.updater import ServersUpdater
 from p3kv.frontends.mxnet.worker_optimizer import WorkerOptimizer
 from p3kv.wire.header import INITIAL_ROUND
 from p3kv.wire.messages import Key, called
@@ -92,8 +93,7 @@ class P3(KVStoreBase):
             FORWARD_READS.stop()
         self._optimizer: Optional[WorkerOptimizer] = None
         self._shares_numbers = False
-        self._updater: Optional[mx.optimizer.Updater] = None
-        """Where gluon's Trainer looks for the optimizer after it has loaded states."""
+        self._updater: Optional[ServersUpdater] = None
         self._updates: Dict[Key, int] = {}
         """How often the optimizer has updated each key, without its `begin_num_update`."""
         self._steps = 0
@@ -251,6 +251,7 @@ class P3(KVStoreBase):
                 "kv.broadcast, or run the optimizer on the workers, with update_on_kvstore=False"
             )
         self._optimizer = set_now
+        self._updater = ServersUpdater(optimizer, self._saved_states)
         self._shares_numbers = self.rank == 0 and set_now.shares_numbers
         self._updates.clear()
         self._optimizer_since, self._optimizer_since_step = self._steps, self._step
@@ -277,9 +278,7 @@ class P3(KVStoreBase):
         """
         optimizer = self._optimizer_on_servers("saved")
         with saved_states.replacing(fname, self.rank) as file:
-            mx.nd.waitall()  # all pushes are sent
-            keys = [key for key in self._own.declared() if key.key in self._updates]
-            states, updates = saved_states.fetched(self._own, keys)
+            states, updates = self._fetched_states()
             saved_states.write(file, optimizer, states, updates, dump_optimizer)
 
     def load_optimizer_states(self, fname: str) -> None:
@@ -306,10 +305,20 @@ class P3(KVStoreBase):
             self._optimizer = WorkerOptimizer(optimizer, self._optimizer_since_step)
             self._tell_servers(self._step + 1, self._optimizer.settings)
         self._updates = updates
-        self._updater = mx.optimizer.Updater(optimizer)
+        self._updater = ServersUpdater(optimizer, self._saved_states)
         if self.rank == 0:
             saved_states.give(self._own, keys, loaded, updates, self._optimizer_since_step)
         self._worker.barrier(purpose)
+
+    def _saved_states(self) -> Dict[Key, Any]:
+        self._optimizer_on_servers("saved")
+        return self._fetched_states()[0]
+
+    def _fetched_states(self) -> Tuple[Dict[Key, Any], Dict[Key, int]]:
+        """MXNet's state of each key, and how often it was updated."""
+        mx.nd.waitall()  # all pushes are sent
+        keys = [key for key in self._own.declared() if key.key in self._updates]
+        return saved_states.fetched(self._own, keys)
 
     def _optimizer_on_servers(self, what: str) -> mx.optimizer.Optimizer:
         self._worker.check()
@@ -330,6 +339,14 @@ class P3(KVStoreBase):
         return self._optimizer.optimizer
 
     # What MXNet's store has and this one does not.
+
+    @property
+    def handle(self) -> NoReturn:
+        """Absent, and `hasattr` says so: there is no native store, which MXNet's profiler needs."""
+        raise AttributeError(
+            "the p3 store has no handle, since it is none of MXNet's native stores. For a profile "
+            "of the servers, set P3KV_TRACE: every process writes a trace"
+        )
 
     def row_sparse_pull(
         self, key: Any, out: Any = None, priority: int = 0, row_ids: Any = None
