@@ -217,6 +217,18 @@ def test_steps_that_are_a_worker_s_own_do_not_count_for_others() -> None:
         assert worker.terms.generation(1 + BulkSynchronous.window) == 1
 
 
+def test_no_gate_holds_the_gradients_of_a_worker_s_own_step() -> None:
+    """The worker on a server's host may be at an older step for ever."""
+    with closing(Alone(1, 1)) as job:
+        job.set_optimizers()
+        job.initialise()
+        gates = job.workers[0].traffic._gates
+        gates._before_bytes = 1 << 30
+        gates.opened(0, 1)
+        for round_ in range(1, 4):
+            assert not np.isnan(job.push(0, round_)).any()
+
+
 @pytest.mark.parametrize("kind", [Kind.PUSH, Kind.PULL])
 def test_a_server_counts_each_worker_s_rounds_by_themselves(kind: Kind) -> None:
     with closing(Alone(2, 1)) as job:
