@@ -11,6 +11,7 @@ from typing import Any, Callable
 
 import mxnet as mx
 import numpy as np
+import pytest
 from mxnet import autograd, gluon
 
 from p3kv.codecs import CODECS, Float16
@@ -67,6 +68,9 @@ refused("init of a known key", store.init, "known", one)
 refused("pushpull of a sparse array", store.pushpull, "known", sparse)
 refused("pushpull of another shape", store.pushpull, "known", mx.nd.ones(4))
 refused("pushpull of another dtype", store.pushpull, "known", mx.nd.ones(3, dtype="float64"))
+for wrong in (lambda: store.pull("nobody", out=one), lambda: store.push("known", mx.nd.ones(4))):
+    with pytest.raises(mx.base.MXNetError):  # as with MXNet's own stores
+        wrong()
 refused("row_sparse_pull", store.row_sparse_pull, "known", out=sparse, row_ids=mx.nd.array([1]))
 compress = store.set_gradient_compression
 refused("compression too late", compress, {"type": "2bit", "threshold": 0.5})

@@ -11,8 +11,8 @@ import mxnet as mx
 from mxnet.kvstore import KVStoreBase
 from mxnet.ndarray import NDArray
 
-from p3kv import config
-from p3kv.errors import KeyMismatchError, NotSupportedError, StatesError
+from p3kv import config, errors
+from p3kv.errors import NotSupportedError, StatesError
 from p3kv.frontends.mxnet import asynchronous, compression, engine, saved_states
 from p3kv.frontends.mxnet.arrays import (
     Staging,
@@ -28,6 +28,7 @@ from p3kv.frontends.mxnet.arrays import (
     listed,
     spread,
 )
+from p3kv.frontends.mxnet.errors import KeyMismatchError
 from p3kv.frontends.mxnet.forks import complete_before_forks
 from p3kv.frontends.mxnet.forward_order import FORWARD_READS, OrderLearner
 from p3kv.frontends.mxnet.updater import ServersUpdater
@@ -403,9 +404,12 @@ class P3(KVStoreBase):
         The arrays of several keys are all checked here: a call that is refused pushes nothing.
         """
         self._worker.check()
-        if not isinstance(keys, (list, tuple)):
-            return [(self._own.key(keys), *map(listed, values), *map(listed, outs))]
-        known = [(self._own.key(key), *lists) for key, *lists in by_key(keys, *values, *outs)]
+        try:
+            if not isinstance(keys, (list, tuple)):
+                return [(self._own.key(keys), *map(listed, values), *map(listed, outs))]
+            known = [(self._own.key(key), *lists) for key, *lists in by_key(keys, *values, *outs)]
+        except errors.KeyMismatchError as error:
+            raise KeyMismatchError(str(error)) from None
         checks = [check_sources] * len(values) + [check_targets] * len(outs)
         for worker_key, *lists in known:
             for check, one in zip(checks, lists):
