@@ -7,13 +7,19 @@ sockets, the scheduler and MXNet are missing. So any order of events can be had,
 from __future__ import annotations
 
 import os
-from collections import deque
+from collections import Counter, deque
 from typing import Any, Deque, Dict, Iterator, List, Optional, Sequence, Tuple, Type
 
 import numpy as np
 
 from p3kv.config import Launch, Settings
-from p3kv.consistency import CONSISTENCIES, BulkSynchronous, Consistency
+from p3kv.consistency import (
+    ASYNCHRONOUS,
+    CONSISTENCIES,
+    BulkSynchronous,
+    Consistency,
+    consistency_of_key,
+)
 from p3kv.errors import P3Error
 from p3kv.registry import Choice
 from p3kv.server.consumer import Consumer
@@ -46,6 +52,8 @@ Event = Tuple[Any, ...]
 """A method and its arguments."""
 
 TOKEN = bytes(range(TOKEN_BYTES))
+OWN_STORE = 1
+"""The number of a store whose rounds are each worker's own."""
 
 
 class MemoryLink(Link):
@@ -148,7 +156,12 @@ class Adding(Optimizer):
         raise AssertionError("there is nothing to configure")
 
     def update(
-        self, key: DeclaredKey, index: int, weight: np.ndarray, total: np.ndarray, step: int
+        self,
+        key: DeclaredKey,
+        index: int,
+        weight: np.ndarray,
+        total: np.ndarray,
+        step: Optional[int],
     ) -> None:
         weight += total
 
@@ -165,7 +178,12 @@ class AddingWhole(Adding):
     whole_tensors = True
 
     def update(
-        self, key: DeclaredKey, index: int, weight: np.ndarray, total: np.ndarray, step: int
+        self,
+        key: DeclaredKey,
+        index: int,
+        weight: np.ndarray,
+        total: np.ndarray,
+        step: Optional[int],
     ) -> None:
         assert index == WHOLE
         assert total.size == np.prod(key.shape)
@@ -230,13 +248,17 @@ class Worker:
                 self.failures.append(error)
             self.complete.append((key.key, round))
 
-        if source is not None:
-            self._step = max(self._step, round)
+        step = self._step
+        if key.own_rounds:
+            pushes = source is not None and round > INITIAL_ROUND
+            step = self.steps.new_step(key.store) if pushes else 0
+        elif source is not None:
+            step = self._step = max(self._step, round)
             if round > INITIAL_ROUND:
-                self.steps.of_store(0).pushed(self._step)
+                self.steps.of_store(0).pushed(step)
         addresses = [None if array is None else array.ctypes.data for array in arrays]
         self.under_way += 1
-        self.calls.append(Transfer(key, round, self._step, 0, *addresses, done))
+        self.calls.append(Transfer(key, round, step, 0, *addresses, done))
 
     def begin(self, position: int = 0) -> None:
         """Has one of the calls begin whose arrays are ready now."""
@@ -282,6 +304,20 @@ class Server:
         """The most rounds that are open of one slice."""
         return max((len(state.open_rounds) for state in self.consumer._states()), default=0)
 
+    def most_own(self) -> int:
+        """The most rounds of one worker that wait for one slice."""
+        counts = [
+            Counter(rank for rank, *_ in state.own.waiting())
+            for state in self.consumer._states()
+            if state.own is not None
+        ]
+        return max((max(count.values(), default=0) for count in counts), default=0)
+
+    def set_optimizer(self, store: int, optimizer: Optimizer) -> None:
+        """As when worker rank 0's settings come."""
+        self.consumer.aggregator.optimizers[store] = optimizer
+        self.consumer.optimizer_is_set(store)
+
 
 class Job:
     """Workers, servers and the connections between them."""
@@ -303,6 +339,7 @@ class Job:
         self._slice_size = slice_size
         self._codecs = CodecChoices(Choice(codec), Choice(codec))
         self._loads = [0] * servers
+        self._num_keys = 0
         self._whole = optimizer.whole_tensors
         self.servers = [
             Server(rank, launch, self._loop, settings, optimizer()) for rank in range(servers)
@@ -318,6 +355,8 @@ class Job:
         self.finish()
         for worker in self.workers:
             worker.start()
+            worker.steps.new_store()
+            worker.steps.make_own(OWN_STORE)
         self.finish()
 
     def close(self) -> None:
@@ -327,17 +366,24 @@ class Job:
         for server in self.servers:
             server.listener.close()
 
-    def declare(self, name: str, *shape: int, layout: str = "dense") -> List[WorkerKey]:
-        """A key, as each worker knows it."""
-        key_id = len(self.servers[0].consumer._keys)
+    def declare(
+        self, name: str, *shape: int, layout: str = "dense", own: bool = False
+    ) -> List[WorkerKey]:
+        """A key, as each worker knows it; of a store whose rounds are each worker's own, if `own`,
+        to whose optimizer the test gives effect."""
+        key_id, self._num_keys = self._num_keys, self._num_keys + 1
         made = make_layout(layout, shape)
         full = made.size_elems if self._whole else made.full_slice_elems(self._slice_size)
         runs = balanced_runs(made.size_elems, full, self._loads)
         self._loads = loads_with(self._loads, runs)
         declared = DeclaredKey(
-            key_id, name, shape, "float32", runs, layout=layout, codecs=self._codecs
-        )
-        keys = [WorkerKey(declared) for _ in self.workers]
+            key_id, name, shape, "float32", runs, layout=layout, codecs=self._codecs,
+            store=OWN_STORE if own else 0, consistency=ASYNCHRONOUS if own else None,
+        )  # fmt: skip
+        keys = [
+            WorkerKey(declared, consistency_of_key(declared.consistency, one.traffic.consistency))
+            for one in self.workers
+        ]
         for worker, key in zip(self.workers, keys):
             worker.traffic.declare(key)
         self.finish()
@@ -372,7 +418,7 @@ class Job:
             of_server = server.consumer._keys.get(key.key_id)
             if of_server is None:
                 continue
-            size = self.workers[0].terms.of(of_server._generation).slice_size
+            size = of_server._terms.of(of_server._generation).slice_size
             for state in of_server._states[of_server._generation].values():
                 piece = key.slices(size)[state.index]
                 assert state.value is not None

@@ -35,7 +35,7 @@ MAY_IMPORT: Dict[str, Set[str]] = {
     # What a front end hands over to a server is declared in `p3kv.server.optimizer`.
     "p3kv.frontends": GROUND
     | {"p3kv.codecs", "p3kv.wire.header", "p3kv.wire.messages", "p3kv.wire.states", "p3kv.worker"}
-    | {"p3kv.server.optimizer"},
+    | {"p3kv.consistency", "p3kv.server.optimizer"},
     "p3kv.launcher": GROUND | {"p3kv.wire.launcher_link"},
     "p3kv.cli": GROUND | {"p3kv.launcher"},
     "p3kv": GROUND | {"p3kv.roles", "p3kv.frontends"},

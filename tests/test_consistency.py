@@ -238,7 +238,7 @@ def test_a_process_that_does_not_know_the_rule_ends_the_job_and_is_named(lacks_i
         ended = results(processes, start, timeout_s=30)
     for name, result in ended.items():
         for word in (
-            f"{lacks_it}: there is no consistency 'one_behind', only bulk_synchronous",
+            f"{lacks_it}: there is no consistency 'one_behind', only asynchronous, bulk_",
             "P3KV_CONSISTENCY", "P3KV_PLUGINS",
         ):  # fmt: skip
             assert word in result.output, f"{name} said {result.output}"

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from p3kv.consistency import ASYNCHRONOUS
 from p3kv.errors import ConfigError, KeyMismatchError, P3Error, PeerLostError, ProtocolError
 from p3kv.scheduler.job import Job, Replies
 from p3kv.slicing import balanced_runs, loads_with
@@ -174,8 +175,9 @@ def test_a_key_has_one_number_and_place_whoever_declares_it_first(
         (DeclareKey("w", (6,), "float32"), "(6,)"),
         (DeclareKey("w", (2, 3), "float64"), "float64"),
         (DeclareKey("w", (2, 3), "float32", layout="rows"), "(layout rows)"),
+        (DeclareKey("w", (2, 3), "float32", consistency=ASYNCHRONOUS), "consistency asynchronous"),
     ],
-    ids=["shape", "rank", "dtype", "layout"],
+    ids=["shape", "rank", "dtype", "layout", "consistency"],
 )
 def test_workers_that_disagree_on_a_key_are_both_named_and_the_job_ends(
     other: DeclareKey, word: str

@@ -260,7 +260,7 @@ def test_a_server_refuses_rounds_that_nobody_may_be_at(kind: Kind, round_: int) 
             if kind == Kind.PUSH:
                 consumer.land_push(job.servers[0].connections[0], header)
             else:
-                consumer._key(header).states(round_)
+                consumer._key(header).states(round_, header.rank)
 
 
 def test_a_key_that_is_trained_seldom_does_not_go_first() -> None:

@@ -74,7 +74,7 @@ class Server:
     def __init__(self, optimizer: Optimizer, declared: DeclaredKey, workers: int) -> None:
         self.terms = TermsByRound()
         rule = BulkSynchronous(workers)
-        self.key = ServerKey(declared, RANK, self.terms, rule.window)
+        self.key = ServerKey(declared, RANK, self.terms, rule)
         self.aggregator = Aggregator(rule, BufferPool())
         self.aggregator.optimizers[0] = optimizer
         self.pool = BufferPool()
@@ -84,7 +84,7 @@ class Server:
         """Pushes a whole tensor for a round, slice by slice."""
         for piece in self._slices(round):
             if piece.server == RANK:
-                state = self.key.state(round, piece.index)
+                state = self.key.state(round, piece.index, rank)
                 buffer = self.pool.get(piece.length, state.dtype)
                 buffer.array[:] = gradient[piece.offset : piece.offset + piece.length]
                 self.aggregator.push(state, rank, round, buffer, True, 0, max(round, 1))
@@ -200,9 +200,9 @@ def test_a_push_for_a_round_of_an_earlier_size_is_refused() -> None:
     for round_ in range(3):
         server.push(0, round_, tensor(round_))
     with pytest.raises(ProtocolError, match="no slice 0 for round 1"):
-        server.key.state(1, 0)
+        server.key.state(1, 0, rank=0)
     with pytest.raises(ProtocolError, match="no slice 99 for round 3"):
-        server.key.state(3, 99)
+        server.key.state(3, 99, rank=0)
 
 
 @pytest.mark.parametrize("name", list(optimizers.OPTIMIZERS))

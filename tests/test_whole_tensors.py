@@ -88,9 +88,7 @@ class Server:
         rule = BulkSynchronous(workers)
         self.terms = TermsByRound()
         self.pool = BufferPool()
-        self.key = ServerKey(
-            DeclaredKey(0, "w", SHAPE, "float32", runs), 0, self.terms, rule.window
-        )
+        self.key = ServerKey(DeclaredKey(0, "w", SHAPE, "float32", runs), 0, self.terms, rule)
         self.aggregator = Aggregator(rule, self.pool, deterministic)
         self.optimizer = RowMomentum()
         self.aggregator.optimizers[0] = self.optimizer
@@ -103,7 +101,7 @@ class Server:
 
     def push(self, rank: int, round_: int, piece: Slice) -> None:
         values = tensor(0) if round_ == INITIAL_ROUND else tensor(rank, round_, 1)
-        state = self.key.state(round_, piece.index)
+        state = self.key.state(round_, piece.index, rank)
         gradient = self.pool.get(piece.length, state.dtype)
         gradient.array[:] = values[piece.offset : piece.offset + piece.length]
         self.aggregator.push(state, rank, round_, gradient, True, 0, round_)
@@ -180,7 +178,7 @@ def test_a_round_ends_for_no_slice_before_it_is_complete_for_all() -> None:
     server.push(0, 1, second)
     assert set(server.values) == {INITIAL_ROUND}
     assert [
-        server.aggregator.missing(server.key.state(1, piece.index), 1)
+        server.aggregator.missing(server.key.state(1, piece.index, rank), 1)
         for piece in (first, second, third)
     ] == [[], [1], []]
     server.push(1, 1, second)

@@ -1,6 +1,20 @@
 """Rules that say when a round ends, and with which value a worker goes on."""
 
+from p3kv.consistency.asynchronous import ASYNCHRONOUS, Asynchronous
 from p3kv.consistency.bulk_synchronous import BulkSynchronous
-from p3kv.consistency.consistency import CONSISTENCIES, Consistency, make_consistency
+from p3kv.consistency.consistency import (
+    CONSISTENCIES,
+    Consistency,
+    consistency_of_key,
+    make_consistency,
+)
 
-__all__ = ["CONSISTENCIES", "BulkSynchronous", "Consistency", "make_consistency"]
+__all__ = [
+    "ASYNCHRONOUS",
+    "CONSISTENCIES",
+    "Asynchronous",
+    "BulkSynchronous",
+    "Consistency",
+    "consistency_of_key",
+    "make_consistency",
+]

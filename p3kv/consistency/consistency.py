@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Collection, List
+from typing import Collection, List, Optional
 
 from p3kv.errors import ConfigError, in_one_line
 from p3kv.registry import Registry
@@ -24,6 +24,13 @@ class Consistency(ABC):
     """How many rounds of a key may be open, at least 1. A worker pushes for a round only when the
     one `window` before has ended on all servers of the key. So no worker is further ahead, and this
     bounds a server's memory."""
+
+    own_rounds = False
+    """Whether each worker's rounds of a key are its own, after the initial one. Then each push is a
+    round by itself, that ends when the server has updated the value with it: at once, but in the
+    order of this worker's rounds. Only `window` is asked then. This needs an optimizer on the
+    servers. Slices of such a key keep the job's first size: no round comes for all workers alike,
+    from which another size could hold."""
 
     def __init__(self, num_workers: int) -> None:
         self.num_workers = num_workers
@@ -54,6 +61,22 @@ CONSISTENCIES: Registry[Consistency] = Registry(
     "consistency", "every worker and server", "P3KV_CONSISTENCY"
 )
 """Consistency rules by name."""
+
+
+def consistency_of_key(name: Optional[str], of_job: Consistency) -> Consistency:
+    """The rule that a key was declared with: that of the job (None), or another by its name.
+
+    Raises ConfigError for a name that is not known, and for a rule whose rounds workers share: all
+    keys with such rounds have the job's rule, since slice sizes change by it.
+    """
+    if name is None:
+        return of_job
+    rule = make_consistency(name, of_job.num_workers)
+    if not rule.own_rounds:
+        raise ConfigError(
+            f"a key can't have the consistency {name!r}: set P3KV_CONSISTENCY for the whole job"
+        )
+    return rule
 
 
 def make_consistency(name: str, num_workers: int) -> Consistency:

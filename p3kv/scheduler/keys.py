@@ -101,7 +101,7 @@ class Keys:
         self._loads_elems = loads_with(self._loads_elems, runs)
         return DeclaredKey(
             len(self._keys), message.key, message.shape, message.dtype, runs, message.name,
-            message.layout, message.codecs, message.store, message.whole,
+            message.layout, message.codecs, message.store, message.whole, message.consistency,
         )  # fmt: skip
 
     def _runs(self, message: DeclareKey, layout: Layout, slice_size: int) -> List[Run]:
@@ -127,6 +127,8 @@ def _declared_as(key: Union[DeclaredKey, DeclareKey]) -> str:
     words = f"shape {key.shape} and dtype {key.dtype} (layout {key.layout})"
     if key.codecs != CodecChoices():
         words += f", codecs {key.codecs.gradients} for gradients and {key.codecs.values} for values"
+    if key.consistency is not None:
+        words += f", consistency {key.consistency}"
     return words
 
 

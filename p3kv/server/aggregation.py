@@ -17,8 +17,9 @@ from p3kv.errors import ProtocolError
 from p3kv.server.buffers import Buffer, BufferPool
 from p3kv.server.clipping import Clipping
 from p3kv.server.optimizer import WHOLE, Optimizer
+from p3kv.server.own_rounds import OwnRounds
 from p3kv.wire.header import ENCODED, INITIAL_ROUND
-from p3kv.wire.messages import DeclaredKey, called
+from p3kv.wire.messages import UNKNOWN, DeclaredKey, called
 
 _BYTE = np.dtype(np.uint8)
 _HALF = np.dtype(np.float16)
@@ -29,6 +30,8 @@ _SINGLE = np.dtype(np.float32)
 class Round:
     """What has arrived of one slice in one round."""
 
+    round: int
+    """As workers count it."""
     early: bool
     """Whether a worker that has pushed for it may go on with an older value."""
     arrived: Set[int] = field(default_factory=set)
@@ -71,6 +74,7 @@ class SliceState:
         codecs: KeyCodecs,
         offset: int = 0,
         first_round: int = INITIAL_ROUND,
+        own_rounds: bool = False,
     ) -> None:
         self.key = key
         self.index = index
@@ -89,8 +93,11 @@ class SliceState:
         """Whether its gradients are half-precision numbers, whose sums are single-precision."""
         self.value: Optional[Buffer] = None
         self.round = INITIAL_ROUND - 1
-        """The last round whose result the value is."""
+        """The last round whose result the value is. If rounds are each worker's own, it counts
+        those of all workers."""
         self.open_rounds: Dict[int, Round] = {}
+        self.own: Optional[OwnRounds[Round]] = OwnRounds() if own_rounds else None
+        """Where rounds are each worker's own: those after the initial one, until they end."""
         self._wire: Optional[Tuple[Buffer, memoryview]] = None
         """The value as its codec has encoded it."""
         self.early_rounds: Set[int] = set()
@@ -216,7 +223,7 @@ class Aggregator:
         ended.
         """
         for round_ in sorted(state.early_rounds):
-            if self.is_new_enough(state, round_):
+            if self.is_new_enough(state, round_, UNKNOWN):
                 assert state.value is not None
                 state.early_rounds.remove(round_)
                 current = state.open_rounds[round_]
@@ -225,12 +232,14 @@ class Aggregator:
                     state, state.value, round_, current.step, current.priority, wanting, []
                 )
 
-    def is_new_enough(self, state: SliceState, round: int) -> bool:
+    def is_new_enough(self, state: SliceState, round: int, rank: int) -> bool:
         """Whether a slice's value lets a worker go on that has pushed for a round.
 
         Without an optimizer a value is the sum of one round's gradients, and no other round's will
         do.
         """
+        if state.own is not None:
+            return state.value is not None and state.own.ended(rank) >= round
         has_optimizer = state.key.store in self.optimizers
         oldest = self.consistency.needs(round) if has_optimizer else round
         return state.value is not None and state.round >= oldest
@@ -241,16 +250,38 @@ class Aggregator:
             return [0]
         return self.consistency.missing(state.open_rounds[round].arrived)
 
+    def waits(self, state: SliceState) -> Iterator[Tuple[int, Round, List[int]]]:
+        """Rounds of a slice that wait for workers: the round, what has come, and the ranks of those
+        that have not pushed.
+
+        A worker's own round waits for worker rank 0 at most: for the initial value, or for the
+        optimizer, which rank 0 sets before its first push.
+        """
+        for round_, current in state.open_rounds.items():
+            yield round_, current, self.missing(state, round_)
+        if state.own is not None:
+            for _, round_, current in state.own.waiting():
+                if state.value is None:
+                    yield INITIAL_ROUND, current, [0]
+                elif state.key.store not in self.optimizers:
+                    yield round_, current, [0]
+
     def _open_round(self, state: SliceState, rank: int, round: int, step: int) -> Round:
         """The round that a worker's push is for; ProtocolError for one that can't be right."""
         if round == INITIAL_ROUND and rank != 0:
             raise ProtocolError(f"worker {rank} sent an initial value of {state.name()}")
+        if state.own is not None and round != INITIAL_ROUND:
+            if state.own.has_come(rank, round):
+                raise ProtocolError(f"worker {rank} pushed {state.name()} twice in round {round}")
+            came = Round(round, early=False, step=step)
+            state.own.add(rank, round, came)
+            return came
         current = state.open_rounds.get(round)
         if round <= state.round or (current is not None and rank in current.arrived):
             raise ProtocolError(f"worker {rank} pushed {state.name()} twice in round {round}")
         if current is None:
             early = self.consistency.needs(round) < round
-            current = state.open_rounds[round] = Round(early, step=step)
+            current = state.open_rounds[round] = Round(round, early, step=step)
         return current
 
     def _add(self, current: Round, rank: int, gradient: Buffer) -> None:
@@ -278,13 +309,31 @@ class Aggregator:
     def _complete(self, state: SliceState) -> bool:
         following = state.open_rounds.get(state.round + 1)
         if following is None:
-            return False
+            return state.own is not None and self._open_own(state, state.own)
         # For the initial round only worker rank 0 pushes.
-        return state.round < INITIAL_ROUND or self.consistency.ends(following.arrived)
+        if state.round < INITIAL_ROUND or state.own is not None:
+            return True
+        return self.consistency.ends(following.arrived)
+
+    def _open_own(self, state: SliceState, own: OwnRounds[Round]) -> bool:
+        """Makes a round that is a worker's own the slice's next one, if one of them may end; with
+        it that of all slices of the key, where the optimizer needs whole tensors."""
+        optimizer = self.optimizers.get(state.key.store)
+        if optimizer is None:
+            return False
+        whole = optimizer.whole_tensors and optimizer.needs_whole(None)
+        states = list(state.of_key.values()) if whole else [state]
+        for rank, round_ in own.next():
+            if all(_may_end(one, rank, round_) for one in states):
+                for one in states:
+                    assert one.own is not None
+                    one.open_rounds[one.round + 1] = one.own.end(rank, round_)
+                return True
+        return False
 
     def _held(self, state: SliceState) -> bool:
         """Whether the next round of a slice, which is complete, waits for the norm of its step."""
-        if state.round < INITIAL_ROUND:
+        if state.round < INITIAL_ROUND or state.own is not None:
             return False
         current = state.open_rounds[state.round + 1]
         if self.clipping.is_new(current.step, state):
@@ -298,7 +347,7 @@ class Aggregator:
         optimizer = self.optimizers.get(state.key.store)
         if optimizer is None or not optimizer.whole_tensors or state.round < INITIAL_ROUND:
             return False
-        return optimizer.needs_whole(state.open_rounds[state.round + 1].step)
+        return optimizer.needs_whole(_update_step(state, state.open_rounds[state.round + 1]))
 
     def _key_complete(self, state: SliceState) -> bool:
         """Whether all slices of the key have what the next round of this one has."""
@@ -322,10 +371,10 @@ class Aggregator:
         total = np.concatenate([buffer.array for buffer in totals])
         for buffer in totals:
             buffer.retire()
-        if self.clipping.steps:
+        if self.clipping.steps and states[0].own is None:
             self.clipping.scale(rounds[0].step, total)
         weight = np.concatenate([_value(state).array for state in states])
-        optimizer.update(key, WHOLE, weight, total, rounds[0].step)
+        optimizer.update(key, WHOLE, weight, total, _update_step(states[0], rounds[0]))
         start = 0
         for state in states:
             value = _value(state)
@@ -359,16 +408,17 @@ class Aggregator:
             if value.sending:
                 # A straggler is still being sent the old value, so it must stay as it is.
                 value = state.value = self._copy(value)
-            if self.clipping.steps:
+            if self.clipping.steps and state.own is None:
                 self.clipping.scale(ended.step, total.array)
-            optimizer.update(state.key, state.index, value.array, total.array, ended.step)
+            step = _update_step(state, ended)
+            optimizer.update(state.key, state.index, value.array, total.array, step)
             total.retire()
         return self._result(state, ended)
 
     @staticmethod
     def _result(state: SliceState, ended: Round) -> Result:
         return Result(
-            state, _value(state), state.round, ended.step, ended.priority, ended.wanting,
+            state, _value(state), ended.round, ended.step, ended.priority, ended.wanting,
             ended.others,
         )  # fmt: skip
 
@@ -396,3 +446,13 @@ class Aggregator:
 def _value(state: SliceState) -> Buffer:
     assert state.value is not None
     return state.value
+
+
+def _may_end(state: SliceState, rank: int, round_: int) -> bool:
+    """Whether a worker's own round may be the next of a slice."""
+    return state.value is not None and state.own is not None and state.own.is_next(rank, round_)
+
+
+def _update_step(state: SliceState, ended: Round) -> Optional[int]:
+    """The step whose optimizer settings hold for a round; None for the newest settings."""
+    return ended.step if state.own is None else None

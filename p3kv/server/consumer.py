@@ -15,7 +15,7 @@ from typing import Callable, Dict, Iterable, Iterator, List, NamedTuple, Optiona
 import numpy as np
 
 from p3kv.config import Launch
-from p3kv.consistency import BulkSynchronous
+from p3kv.consistency import BulkSynchronous, consistency_of_key
 from p3kv.errors import ConfigError, ProtocolError, in_one_line
 from p3kv.server.aggregation import Aggregator, Result, SliceState
 from p3kv.server.buffers import Buffer, BufferPool
@@ -117,15 +117,15 @@ class Consumer:
     def declare(self, declared: DeclaredKey) -> None:
         """Keeps a key from now on; ProtocolError when another worker has declared it otherwise.
 
-        Ends the job if the key's layout or a codec is not known here.
+        Ends the job if the key's layout, a codec or its consistency is not known here.
         """
         if self._terms.generation(INITIAL_ROUND) < 0:
             raise ProtocolError("it has not said how large slices are")
         if self.rank not in dict(declared.runs):
             raise ProtocolError(f"server {self.rank} keeps nothing of key {declared.key!r}")
-        window = self.aggregator.consistency.window
         try:
-            key = ServerKey(declared, self.rank, self._terms, window)
+            consistency = consistency_of_key(declared.consistency, self.aggregator.consistency)
+            key = ServerKey(declared, self.rank, self._terms, consistency)
         except ConfigError as error:
             self._fail(str(error), UNKNOWN, "ConfigError")
             return
@@ -136,7 +136,7 @@ class Consumer:
     def land_push(self, connection: Connection, header: Header) -> Landing:
         """Where a push is received; ProtocolError for a push that can't be right."""
         key = self._key(header)
-        state = key.state(header.round, header.slice)
+        state = key.state(header.round, header.slice, header.rank)
         if header.flags & ENCODED:
             gradient = self._buffer_of_encoded(state, header)
             memory = gradient.bytes[: header.payload_bytes]
@@ -217,6 +217,13 @@ class Consumer:
                 break
         return len(self._queue) > 0 and not self._stopped
 
+    def optimizer_is_set(self, store: int) -> None:
+        """Ends the rounds that have waited for the optimizer: those that are a worker's own."""
+        for key in self._keys.values():
+            if key.own_rounds and key.declared.store == store:
+                for state in key.all_states():
+                    self._end_rounds(key, state)
+
     def stop(self) -> None:
         """Handles no frame any more: the job is about to fail, and values would be wrong."""
         self._stopped = True
@@ -273,7 +280,7 @@ class Consumer:
         for result in self.aggregator.end_rounds(state):
             self._send_result(result)
             self._answer_pulls(result.state)
-            if result.others and key.all_ended(result.round):
+            if result.others and key.all_ended(result.round, result.others[0]):
                 self._tell_ended(key, result)
             ended += 1
             if result.state is not state:
@@ -312,7 +319,7 @@ class Consumer:
 
     def _pull(self, connection: Connection, header: Header) -> None:
         try:
-            states = self._key(header).states(header.round)
+            states = self._key(header).states(header.round, header.rank)
         except ProtocolError as error:
             self._on_lost(connection, str(error))
             return
@@ -327,12 +334,13 @@ class Consumer:
     def _answer(self, state: SliceState, pull: _Pull) -> None:
         """Answers a pull with a slice's value, as soon as the value is new enough."""
         connection, header, _ = pull
-        if not self.aggregator.is_new_enough(state, header.round):
+        if not self.aggregator.is_new_enough(state, header.round, header.rank):
             self._pulls.setdefault(state, []).append(pull)
         else:
             # The worker finds where the slice belongs by a round of the slice's generation. A
-            # value that was re-sliced is of the round before its generation's first.
-            round_ = max(state.round, state.first_round)
+            # value that was re-sliced is of the round before its generation's first. Where rounds
+            # are each worker's own, all slices are of the first generation.
+            round_ = header.round if state.own is not None else max(state.round, state.first_round)
             self._send_value(
                 [connection], urgency(header.step, header.priority), state, Kind.PULLED, round_,
                 header.slice, header.priority,
@@ -374,12 +382,12 @@ class Consumer:
         return rank in self._workers.done and not self._waiting_frames[rank]
 
     def _check_departed(self, state: SliceState) -> bool:
-        for round_ in state.open_rounds:
-            for rank in self.aggregator.missing(state, round_):
+        for round_, current, missing in self.aggregator.waits(state):
+            for rank in missing:
                 if self._departed(rank):
                     self._workers.suspect(
                         rank,
-                        f"it ended in order, but {workers(state.open_rounds[round_].arrived)} "
+                        f"it ended in order, but {workers(current.arrived)} "
                         f"went on to round {round_} of {state.called}",
                         "All workers must make the same number of steps: give each the same "
                         "number of batches.",
@@ -390,12 +398,10 @@ class Consumer:
     def waits(self, longer_than_s: float, now_s: float) -> Iterator[Wait]:
         """Rounds that have waited for a worker's push for so long."""
         for state in self._states():
-            for round_, current in state.open_rounds.items():
-                if now_s - current.since_s >= longer_than_s:
-                    missing = self.aggregator.missing(state, round_)
-                    if missing:
-                        arrived = list(current.arrived)
-                        yield Wait(state, round_, missing, arrived, current.since_s)
+            for round_, current, missing in self.aggregator.waits(state):
+                if missing and now_s - current.since_s >= longer_than_s:
+                    arrived = list(current.arrived)
+                    yield Wait(state, round_, missing, arrived, current.since_s)
         for state, pulls in self._pulls.items():
             since_s = min(pull.since_s for pull in pulls)
             if state.round < INITIAL_ROUND and now_s - since_s >= longer_than_s:

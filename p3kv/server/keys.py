@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import math
-from typing import Dict, Iterable, Iterator, List, Mapping, Optional
+from typing import Dict, Iterable, Iterator, List, Mapping, Optional, Tuple
 
 import numpy as np
 
 from p3kv.codecs import make_codecs
+from p3kv.consistency import Consistency
 from p3kv.errors import ProtocolError
 from p3kv.server.aggregation import SliceState
 from p3kv.server.buffers import Buffer, BufferPool
 from p3kv.server.optimizer import WHOLE, Optimizer, State
 from p3kv.slicing import make_layout
 from p3kv.wire.header import INITIAL_ROUND
-from p3kv.wire.messages import DeclaredKey, called
+from p3kv.wire.messages import UNKNOWN, DeclaredKey, called
 from p3kv.wire.terms import TermsByRound
 
 
@@ -26,13 +27,17 @@ class ServerKey:
     is re-sliced.
     """
 
-    def __init__(self, declared: DeclaredKey, rank: int, terms: TermsByRound, window: int) -> None:
-        """`window`: how many rounds may be open.
+    def __init__(
+        self, declared: DeclaredKey, rank: int, terms: TermsByRound, consistency: Consistency
+    ) -> None:
+        """`consistency` is the rule that the key was declared with.
 
         Raises ConfigError if the key's layout or a codec is not known here, ProtocolError for runs
         that are none of this layout.
         """
         self.declared = declared
+        self.called = called(declared.key, declared.name)
+        """The key's name in messages to users."""
         self._layout = make_layout(declared.layout, declared.shape)
         dtype, names = np.dtype(declared.dtype), declared.codecs
         kept_elems = dict(declared.runs)[rank]
@@ -42,21 +47,23 @@ class ServerKey:
                 f"the runs {declared.runs} break grains of {self._layout.grain_elems} elements, "
                 f"which the layout {declared.layout!r} keeps together"
             )
-        self._window = window
+        self._window = consistency.window
+        self.own_rounds = consistency.own_rounds
         self._rank = rank
-        self._terms = terms
+        self._terms = terms.first_only() if consistency.own_rounds else terms
         self._generation = 0
         """The generation whose states have the values."""
         self._states: Dict[int, Dict[int, SliceState]] = {}
-        self._ended: Dict[int, int] = {}
-        """By round, how many slices have ended it, while others have not."""
+        self._ended: Dict[Tuple[int, int], int] = {}
+        """By round, how many slices have ended it, while others have not. With the rank whose own
+        round it is, or UNKNOWN."""
 
     def check_slices(self, slice_size: int) -> None:
         """Raises ProtocolError if the key would have too many slices of this size."""
         self._layout.check_slices(self.declared.runs, slice_size)
 
-    def state(self, round: int, index: int) -> SliceState:
-        """The slice that a push for a round is for.
+    def state(self, round: int, index: int, rank: int) -> SliceState:
+        """The slice that a worker's push for a round is for.
 
         ProtocolError if this server does not have it, or if no worker can be so far ahead.
         """
@@ -70,29 +77,34 @@ class ServerKey:
                 f"{called(self.declared.key, self.declared.name)} has no slice {index} for round "
                 f"{round} on this server"
             )
-        self._check_ahead(state, round)
+        self._check_ahead(state, round, rank)
         return state
 
-    def states(self, round: int) -> Iterable[SliceState]:
-        """The slices that answer a pull for a round, or for a later one that has ended already.
+    def states(self, round: int, rank: int) -> Iterable[SliceState]:
+        """The slices that answer a worker's pull for a round, or for a later one that has ended
+        already.
 
         ProtocolError if no worker can be so far ahead.
         """
         states = self._states_in(max(self._generation, self._terms.generation(round))).values()
         for state in states:
-            self._check_ahead(state, round)
+            self._check_ahead(state, round, rank)
         return states
 
     def all_states(self) -> Iterator[SliceState]:
         """The slices of all generations, also of announced ones."""
         return (state for states in self._states.values() for state in states.values())
 
-    def all_ended(self, round: int) -> bool:
-        """Counts a slice that has ended a round; True for the key's last slice."""
-        count = self._ended.pop(round, 0) + 1
+    def all_ended(self, round: int, rank: int) -> bool:
+        """Counts a slice that has ended a round; True for the key's last slice.
+
+        `rank` is that of a worker to be told, whose round it is where rounds are each worker's own.
+        """
+        ended = (round, rank if self.own_rounds else UNKNOWN)
+        count = self._ended.pop(ended, 0) + 1
         if count == len(self._states_in(self._generation)):
             return True
-        self._ended[round] = count
+        self._ended[ended] = count
         return False
 
     def reslice(self, pool: BufferPool, optimizer: Optional[Optimizer]) -> Iterable[SliceState]:
@@ -188,10 +200,12 @@ class ServerKey:
             for index, state in zip(after, State.joined(states).cut(lengths)):
                 optimizer.load(self.declared, index, state)
 
-    def _check_ahead(self, state: SliceState, round: int) -> None:
-        """Raises ProtocolError for a round beyond the window that any worker can have here."""
+    def _check_ahead(self, state: SliceState, round: int, rank: int) -> None:
+        """Raises ProtocolError for a round beyond the window that a worker can have here."""
         ended: float = max(state.round, INITIAL_ROUND)
-        if state.round < INITIAL_ROUND < state.first_round:
+        if state.own is not None:
+            ended = state.own.ended(rank)
+        elif state.round < INITIAL_ROUND < state.first_round:
             # It has no value until the current generation has ended its last round.
             ended = self._terms.last_round(self._generation)
         if round > ended + self._window:
@@ -211,7 +225,7 @@ class ServerKey:
             states = self._states[generation] = {
                 piece.index: SliceState(
                     key, piece.index, piece.length, self._codecs, piece.offset - own[0].offset,
-                    first_round,
+                    first_round, self.own_rounds,
                 )
                 for piece in own
             }  # fmt: skip

@@ -62,8 +62,8 @@ class Optimizer(ABC):
     whole_tensors = False
     """Whether updates may need whole tensors; only then `needs_whole` is asked."""
 
-    def needs_whole(self, step: int) -> bool:
-        """Whether the updates of a step need whole tensors.
+    def needs_whole(self, step: Optional[int]) -> bool:
+        """Whether the updates of a step need whole tensors; None: by the newest settings.
 
         Then a key's round ends for all its slices at once, and `update` is called once for the key.
         The key must be whole on one server: workers declare it so.
@@ -80,7 +80,12 @@ class Optimizer(ABC):
 
     @abstractmethod
     def update(
-        self, key: DeclaredKey, index: int, weight: np.ndarray, total: np.ndarray, step: int
+        self,
+        key: DeclaredKey,
+        index: int,
+        weight: np.ndarray,
+        total: np.ndarray,
+        step: Optional[int],
     ) -> None:
         """Updates `weight` in place with `total`, the sum of all workers' gradients.
 
@@ -88,7 +93,8 @@ class Optimizer(ABC):
         them and may reuse them afterwards.
         With the index WHOLE they have all elements of a tensor of `layout.shape`, nobody else uses
         them, and the optimizer may keep `total`.
-        `step` counts the job's updates as worker rank 0 has seen them, 1 for the first.
+        `step` counts the job's updates as worker rank 0 has seen them, 1 for the first. If it is
+        None, the newest settings hold: the update is that of one worker's push.
         """
 
     @abstractmethod

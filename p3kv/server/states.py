@@ -87,12 +87,16 @@ class States:
         key = self._keys.get(header.key)
         if key is None:
             raise ProtocolError(f"worker {header.rank} speaks of key {header.key}, unknown here")
+        if key.own_rounds:
+            raise ProtocolError(
+                f"it asked for states of {key.called}, whose slices have no round in common"
+            )
         return key
 
     def _when_ended(self, header: Header, key: ServerKey, act: Callable[[], None]) -> None:
         if header.rank in self.waiting:
             raise ProtocolError("it asked for a state before it had the last one")
-        key.states(header.round)  # or no round so far ahead would ever end
+        key.states(header.round, header.rank)  # or no round so far ahead would ever end
         if key.has_ended(header.round):
             act()
         else:

@@ -191,6 +191,7 @@ class Traffic:
             self._consumer.aggregator.optimizers[store] = self._optimizers.configure(
                 store, header.step, settings, header.round
             )
+            self._consumer.optimizer_is_set(store)
         except ProtocolError:
             raise
         except Exception as error:  # noqa: BLE001  the framework's or the optimizer's own

@@ -9,6 +9,9 @@ from typing import List
 from p3kv.errors import ProtocolError
 from p3kv.wire.messages import Terms
 
+FIRST_GENERATION = 0
+"""Whose terms hold in all rounds of keys whose rounds are each worker's own."""
+
 
 class TermsByRound:
     """The terms of every round, the same on all workers and servers.
@@ -60,6 +63,12 @@ class TermsByRound:
     def of(self, generation: int) -> Terms:
         """The terms of a generation."""
         return self._terms[generation]
+
+    def first_only(self) -> TermsByRound:
+        """The terms of the first generation, for all rounds."""
+        first = TermsByRound()
+        first.set(self.first_round(FIRST_GENERATION), self.of(FIRST_GENERATION))
+        return first
 
     @property
     def smallest_slice_size(self) -> int:

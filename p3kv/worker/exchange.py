@@ -7,7 +7,6 @@ from typing import Callable, Dict, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 
-from p3kv.consistency import Consistency
 from p3kv.errors import ProtocolError
 from p3kv.slicing import Slice
 from p3kv.trace import Tracer, now_ns
@@ -15,7 +14,7 @@ from p3kv.wire.connection import Connection
 from p3kv.wire.framing import Landing, Payload
 from p3kv.wire.header import ENCODED, INITIAL_ROUND, WANTS_RESULT, Header, Kind, pack_header
 from p3kv.wire.queue import urgency
-from p3kv.wire.terms import TermsByRound
+from p3kv.wire.terms import FIRST_GENERATION, TermsByRound
 from p3kv.worker.gates import Gates
 from p3kv.worker.steps import Steps
 from p3kv.worker.transfers import InProgress, Transfer, WorkerKey
@@ -35,12 +34,12 @@ class Exchange:
         gates: Gates,
         terms: TermsByRound,
         steps: Steps,
-        consistency: Consistency,
         tracer: Tracer,
         priorities: bool,
         on_step: Callable[[int], None],
     ) -> None:
-        """`on_step(step)` is called before the first transfer of a new step is sent."""
+        """`on_step(step)` is called before the first transfer of a new step is sent, of those that
+        workers share."""
         self.round = INITIAL_ROUND
         """The newest round for which a transfer was sent."""
         self.counts = {
@@ -56,12 +55,11 @@ class Exchange:
         self._tracer = tracer
         self._priorities = priorities
         self._steps = steps
-        self._consistency = consistency
         self._on_step = on_step
         self._step = 0
         self._positions: Dict[int, int] = {}
         self._in_progress = InProgress()
-        self._windows = Windows(consistency.window)
+        self._windows = Windows()
 
     def set_order(self, key_ids: Sequence[int]) -> None:
         """Sends from now on in the order of these keys."""
@@ -89,10 +87,11 @@ class Exchange:
             self._send_requests(transfer, priority)
             return
         self.round = max(self.round, transfer.round)
-        if transfer.step > self._step:
-            self._step = transfer.step
-            self._on_step(transfer.step)
-        self._gates.begin(transfer.step, transfer.key.size_bytes)
+        if not transfer.key.own_rounds:
+            if transfer.step > self._step:
+                self._step = transfer.step
+                self._on_step(transfer.step)
+            self._gates.begin(transfer.step, transfer.key.size_bytes)
         if transfer.target is None:
             self._in_progress.add_push(transfer)
         else:
@@ -177,7 +176,8 @@ class Exchange:
         """Whether a push's result tells that its round has ended, and is not perhaps older."""
         if transfer.source is None or transfer.target is None:
             return False
-        return self._consistency.needs(transfer.round) >= transfer.round
+        key = transfer.key
+        return key.own_rounds or key.consistency.needs(transfer.round) >= transfer.round
 
     def _end_round(self, transfer: Transfer) -> None:
         self._count_ended(transfer)
@@ -185,7 +185,8 @@ class Exchange:
             self._send(held)
 
     def _count_ended(self, transfer: Transfer) -> None:
-        if transfer.source is not None and transfer.round > INITIAL_ROUND:
+        own = transfer.key.own_rounds
+        if transfer.source is not None and transfer.round > INITIAL_ROUND and not own:
             self._steps.ended(transfer.step, transfer.key.store)
 
     def _priority(self, transfer: Transfer) -> int:
@@ -209,6 +210,8 @@ class Exchange:
         encoded = transfer.round > INITIAL_ROUND and not key.codecs.gradients.in_place
         if encoded:
             flags |= ENCODED
+        # Gates count steps that workers share: nobody waits for gradients of an own step.
+        gate_step = 0 if key.own_rounds else transfer.step
         slices = self._slices(key, transfer.round)
         for piece in slices:
             memory = transfer.memory(source, piece)
@@ -218,7 +221,7 @@ class Exchange:
                 step=transfer.step, priority=priority, payload_bytes=len(memory), flags=flags,
             )  # fmt: skip
             on_sent = self._on_sent(transfer, piece, priority)
-            self._gates.push(piece.server, transfer.step, urgent, header, payload, on_sent)
+            self._gates.push(piece.server, gate_step, urgent, header, payload, on_sent)
         self.counts["slices_sent"] += len(slices)
         if not encoded:
             self.counts["bytes_sent"] += key.size_bytes
@@ -264,4 +267,5 @@ class Exchange:
         return None
 
     def _slices(self, key: WorkerKey, round: int) -> Tuple[Slice, ...]:
-        return key.slices(self._terms.of(self._terms.generation(round)).slice_size)
+        generation = FIRST_GENERATION if key.own_rounds else self._terms.generation(round)
+        return key.slices(self._terms.of(generation).slice_size)

@@ -17,24 +17,34 @@ class Steps:
     while other keys are far ahead. Only this worker knows what it will push, so only it knows which
     settings are still needed.
 
-    All stores of a process count the same steps: each step is one store's. Settings wait here until
-    their step is the current or the next one, so that a script that pushes far ahead does not pile
-    settings up on the servers. `new_step`, `new_store` and `StoreSteps.pushed` belong to the thread
-    that pushes, all else to the worker's thread.
+    All stores of a process count the same steps: each step is one store's. A store whose rounds are
+    each worker's own counts beside them, so that the others' steps are the same on all workers; its
+    settings hold as soon as the servers have them, and only the newest are kept. Other settings
+    wait here until their step is the current or the next one, so that a script that pushes far
+    ahead does not pile settings up on the servers. `new_step`, `new_store`, `make_own` and
+    `StoreSteps.pushed` belong to the thread that pushes, all else to the worker's thread.
     """
 
     def __init__(self, send: SendSettings) -> None:
         self._send = send
         self._stores = [StoreSteps()]
-        self._newest = 0
+        self._newest = self._newest_own = 0
         self._begun = 0
 
     def new_store(self) -> None:
         """Counts the steps of one more store."""
         self._stores.append(StoreSteps())
 
-    def new_step(self) -> int:
-        """Returns the number of a step that begins; the first one is 1."""
+    def make_own(self, store: int) -> None:
+        """Says that a store's rounds are each worker's own, before its first step."""
+        self._stores[store] = OwnSteps()
+
+    def new_step(self, store: int = 0) -> int:
+        """Returns the number of a step that begins in a store; the first one is 1."""
+        if isinstance(self._stores[store], OwnSteps):
+            # Not before shared steps, for which other workers may wait.
+            self._newest_own = max(self._newest_own, self._newest) + 1
+            return self._newest_own
         self._newest += 1
         return self._newest
 
@@ -49,6 +59,9 @@ class Steps:
 
     def settings(self, from_step: int, settings: bytes, store: int = 0) -> None:
         """Sends settings before the first slice of the step from which they hold."""
+        if isinstance(self._stores[store], OwnSteps):
+            self._send(from_step, from_step, settings, store)
+            return
         self._stores[store].waiting.append((from_step, settings))
         self._send_waiting()
 
@@ -98,3 +111,10 @@ class StoreSteps:
             self._pushed.pop(self.oldest, None)
             self.ended.pop(self.oldest, None)
             self._open.popleft()
+
+
+class OwnSteps(StoreSteps):
+    """The steps of a store whose rounds are each worker's own; nothing is counted."""
+
+    def pushed(self, step: int) -> None:
+        pass

@@ -10,6 +10,7 @@ import numpy as np
 from p3kv import words
 from p3kv.codecs import CODECS
 from p3kv.config import Settings
+from p3kv.consistency import Consistency
 from p3kv.errors import ConfigError, KeyMismatchError
 from p3kv.registry import Choice
 from p3kv.slicing import make_layout
@@ -37,6 +38,8 @@ class WorkerStore:
     def __init__(
         self,
         number: int,
+        consistency: Optional[str],
+        rule: Consistency,
         rank: int,
         settings: Settings,
         traffic: Traffic,
@@ -45,10 +48,16 @@ class WorkerStore:
         ask: Callable[[Callable[[Future[Any]], None]], Any],
         check: Callable[[], None],
     ) -> None:
-        """`request` asks the scheduler; `call_soon` and `ask` have the worker's thread do
+        """`consistency` names the keys' rule, `rule`, unless it is the job's.
+
+        `request` asks the scheduler; `call_soon` and `ask` have the worker's thread do
         something, `ask` waits for its result. `check` raises the job's failure."""
         self.number = number
         """In the order in which the process, and each worker, creates its stores."""
+        self.own_rounds = rule.own_rounds
+        """Whether rounds are each worker's own: the store is asynchronous."""
+        self._consistency = consistency
+        self._rule = rule
         self._rank = rank
         self._gradient_codec = Choice(settings.gradient_codec)
         self._value_codec = Choice(settings.value_codec)
@@ -85,11 +94,13 @@ class WorkerStore:
             self._gradient_codec,
             self._value_codec,
         )
-        declaration = DeclareKey(key, tuple(shape), dtype, name, layout, codecs, self.number, whole)
+        declaration = DeclareKey(
+            key, tuple(shape), dtype, name, layout, codecs, self.number, whole, self._consistency
+        )
         answer = self._request(declaration, (DeclaredKey, KeyRefused))
         if isinstance(answer, KeyRefused):
             raise KeyMismatchError(answer.reason)
-        worker_key = self._keys[key] = WorkerKey(answer)
+        worker_key = self._keys[key] = WorkerKey(answer, self._rule)
         self._call_soon(self._traffic.declare, worker_key)
         return worker_key
 
@@ -191,7 +202,7 @@ class WorkerStore:
 
     def new_step(self) -> int:
         """Returns the number of a step that begins in one of the stores."""
-        return self._traffic.steps.new_step()
+        return self._traffic.steps.new_step(self.number)
 
     @property
     def forward_order(self) -> List[Key]:

@@ -69,15 +69,15 @@ class Traffic:
         self._keys: Dict[int, WorkerKey] = {}
         self._orders: Dict[int, List[int]] = {}
         terms = TermsByRound()
-        consistency = self.consistency = make_consistency(settings.consistency, num_workers)
+        self.consistency = make_consistency(settings.consistency, num_workers)
         self.tuning = Tuning(
-            rank, self.servers, terms, settings, consistency.window, drain, report_rate
+            rank, self.servers, terms, settings, self.consistency.window, drain, report_rate
         )
         self._gates = Gates(rank, self.servers, local_servers, call_later)
         self.steps = Steps(self._send_settings)
         self.exchange = Exchange(
-            rank, self.servers, self._gates, terms, self.steps, consistency, tracer,
-            settings.priorities, self._begin_step,
+            rank, self.servers, self._gates, terms, self.steps, tracer, settings.priorities,
+            self._begin_step,
         )  # fmt: skip
         self.states = States(rank, self.servers)
         self.clipping = Clipping(rank, self.tell, lambda: len(self.servers))

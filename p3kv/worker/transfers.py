@@ -9,6 +9,7 @@ from typing import Callable, Dict, List, Optional, Set, Tuple
 import numpy as np
 
 from p3kv.codecs import make_codecs
+from p3kv.consistency import Consistency
 from p3kv.slicing import Slice, make_layout
 from p3kv.wire.header import INITIAL_ROUND
 from p3kv.wire.messages import DeclaredKey, called
@@ -23,9 +24,14 @@ class WorkerKey:
     `round` belongs to the thread that pushes.
     """
 
-    def __init__(self, declared: DeclaredKey) -> None:
-        """Raises ConfigError if the key's layout or a codec is not known here."""
+    def __init__(self, declared: DeclaredKey, consistency: Consistency) -> None:
+        """`consistency` is the rule that the key was declared with.
+
+        Raises ConfigError if the key's layout or a codec is not known here.
+        """
         self.declared = declared
+        self.consistency = consistency
+        self.own_rounds = consistency.own_rounds
         self.key_id = declared.key_id
         self.store = declared.store
         self.key = declared.key

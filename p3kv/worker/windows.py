@@ -21,8 +21,7 @@ class Windows:
     receives a pull for a round knows the slice size of that round. Belongs to the worker's thread.
     """
 
-    def __init__(self, window: int) -> None:
-        self._window = window
+    def __init__(self) -> None:
         self._ended: Dict[int, int] = {}
         """The last round of each key that has ended on all its servers."""
         self._held: Dict[int, List[Transfer]] = {}
@@ -32,7 +31,8 @@ class Windows:
 
     def admits(self, transfer: Transfer) -> bool:
         """Whether a transfer may be sent now."""
-        return transfer.round <= self._ended.get(transfer.key.key_id, INITIAL_ROUND) + self._window
+        key = transfer.key
+        return transfer.round <= self._ended.get(key.key_id, INITIAL_ROUND) + key.consistency.window
 
     def hold(self, transfer: Transfer) -> None:
         """Keeps a transfer until `end` returns it."""

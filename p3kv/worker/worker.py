@@ -14,6 +14,7 @@ from contextlib import suppress
 from typing import Any, Callable, Dict, List, Optional
 
 from p3kv.config import Launch, Settings, apply_verbosity
+from p3kv.consistency import consistency_of_key
 from p3kv.errors import (
     ClosedError,
     ConfigError,
@@ -193,17 +194,21 @@ class Worker:
         ranks = set(range(self.num_workers))
         return not any(rule.ends(ranks - {rank}) for rank in ranks)
 
-    def new_store(self) -> WorkerStore:
+    def new_store(self, consistency: Optional[str] = None) -> WorkerStore:
         """One more store, which has keys and an optimizer of its own.
 
-        All workers create their stores in the same order.
+        All workers create their stores in the same order. `consistency` names the rule of its keys
+        if it is not the job's; ConfigError for one that a store can't have.
         """
+        rule = consistency_of_key(consistency, self._joined.consistency)
         number, self._num_stores = self._num_stores, self._num_stores + 1
         if number > 0:
             self._joined.steps.new_store()
+        if rule.own_rounds:
+            self._joined.steps.make_own(number)
         return WorkerStore(
-            number, self.rank, self.settings, self._joined, self._control.request,
-            self._loop.call_soon, self._ask, self.check,
+            number, consistency, rule, self.rank, self.settings, self._joined,
+            self._control.request, self._loop.call_soon, self._ask, self.check,
         )  # fmt: skip
 
     def barrier(self, purpose: str = "") -> None:

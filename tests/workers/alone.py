@@ -41,6 +41,10 @@ for store in ("p3", "dist_sync_p3"):
         for weight, wish in zip(trained(store, update_on_kvstore), expected):
             equal(mx.nd.array(weight), wish)
 
+for weight, wish in zip(trained("dist_async_p3", None), expected):
+    equal(mx.nd.array(weight), wish)
+assert mx.kv.create("dist_async_p3").type == "dist_async_p3"
+
 kv = mx.kv.create("p3")
 for _ in range(2):  # two Trainers that are given the same store
     for weight, wish in zip(trained(kv, None), expected):

@@ -11,6 +11,7 @@ from typing import Any, Callable
 
 import mxnet as mx
 import numpy as np
+import pytest
 from mxnet import autograd, gluon
 
 from p3kv.codecs import CODECS, Float16
@@ -67,6 +68,9 @@ refused("init of a known key", store.init, "known", one)
 refused("pushpull of a sparse array", store.pushpull, "known", sparse)
 refused("pushpull of another shape", store.pushpull, "known", mx.nd.ones(4))
 refused("pushpull of another dtype", store.pushpull, "known", mx.nd.ones(3, dtype="float64"))
+for wrong in (lambda: store.pull("nobody", out=one), lambda: store.push("known", mx.nd.ones(4))):
+    with pytest.raises(mx.base.MXNetError):  # as with MXNet's own stores
+        wrong()
 refused("row_sparse_pull", store.row_sparse_pull, "known", out=sparse, row_ids=mx.nd.array([1]))
 compress = store.set_gradient_compression
 refused("compression too late", compress, {"type": "2bit", "threshold": 0.5})
@@ -85,12 +89,18 @@ refused("compression as a command", store._send_command_to_servers, 4, "1,0.5")
 refused("a profiler's command", store._send_command_to_servers, 5, "profile")
 refused("a script's own command", store._send_command_to_servers, 99, "hello")
 refused("an updater", store._set_updater, print)
+refused("a handle", getattr, store, "handle")
+assert not hasattr(store, "handle")
+profile = mx.profiler.set_state
+refused("a profile of the servers", profile, "run", profile_process="server")
+profile("stop")
 refused("an unknown capability", store.is_capable, "teleport")
 
 path = sys.argv[1] + ".states"
 refused("states without an optimizer", store.save_optimizer_states, path)
 trainer = step(dense, x, "adam", kvstore=store)
 trainer.save_states(path)
+refused("an update here", store._updater, 0, one, one)
 with open(path, "rb") as file:
     saved = file.read()
 

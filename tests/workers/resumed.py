@@ -144,6 +144,24 @@ def contents(path: str) -> bytes:
         return file.read()
 
 
+def as_scripts_see_them(training: Training, path: str) -> None:
+    """What Trainer and scripts take from the store's `_updater` is what the file has."""
+    saved = mx.optimizer.get_updater(made(CASES["momentum"]))
+    saved.set_states(contents(path))
+    updater = training.store._updater
+    assert updater.optimizer is training.trainer._optimizer
+    assert updater.states.keys() == saved.states.keys()
+    for key, state in updater.states.items():
+        for one, other in zip(flat(state), flat(saved.states[key])):
+            np.testing.assert_array_equal(one.asnumpy(), other.asnumpy())
+
+
+def flat(state: Any) -> List[mx.nd.NDArray]:
+    if isinstance(state, tuple):
+        return [array for part in state for array in flat(part)]
+    return [] if state is None else [state]
+
+
 def saves(folder: str, name: str) -> None:
     begin = [random(shape, 5, dtype=CASES[name].dtype) for shape in CASES[name].shapes]
     training = Training(name, begin)
@@ -151,6 +169,7 @@ def saves(folder: str, name: str) -> None:
     store = training.store
     mine = f"{folder}/{name}.by_rank{store.rank}"
     training.trainer.save_states(mine)
+    as_scripts_see_them(training, mine)
     middle = training.weights()
     training.train(SAVED, ALL)
     end = training.weights()
@@ -193,6 +212,7 @@ def loads(folder: str, name: str) -> None:
     for file in ("by_rank1", *([] if CASES[name].random else ["alone0"])):
         training = Training(name, middle)
         training.trainer.load_states(f"{folder}/{name}.{file}")
+        assert training.store._updater.optimizer is training.trainer._optimizer
         training.train(SAVED, SAVED + 1)
         training.trainer.save_states(f"{folder}/{name}.{file}.again")
         training.train(SAVED + 1, ALL)

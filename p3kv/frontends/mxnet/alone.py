@@ -26,7 +26,9 @@ class Alone(KVStore):
     A script gets the numbers of a job with one worker, and the same methods as in a job.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, type_: str) -> None:
+        """`type_` is the store's type in a job."""
+        self._type = type_
         handle = KVStoreHandle()
         check_call(_LIB.MXKVStoreCreate(b"local", ctypes.byref(handle)))
         super().__init__(handle)
@@ -52,7 +54,7 @@ class Alone(KVStore):
     @property
     def type(self) -> str:
         """As in a job."""
-        return "dist_sync_p3"
+        return self._type
 
     def name_keys(self, names: Iterable[Key]) -> None:
         """Takes note of the keys that a Trainer or Module will declare."""

@@ -32,7 +32,7 @@ class MakeMXNetOptimizer(MakeOptimizer):
 
 
 class MXNet(FrontEnd):
-    """`kvstore='p3'` and `'dist_sync_p3'`."""
+    """`kvstore='p3'`, `'dist_sync_p3'` and `'dist_async_p3'`."""
 
     name = "mxnet"
     words = Words(

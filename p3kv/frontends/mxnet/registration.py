@@ -12,16 +12,17 @@ import mxnet as mx
 from mxnet.kvstore import KVStoreBase
 
 from p3kv import config
+from p3kv.consistency import ASYNCHRONOUS
 from p3kv.errors import ConfigError, NotSupportedError
 from p3kv.frontends.mxnet import environment
 from p3kv.frontends.mxnet.alone import Alone
+from p3kv.frontends.mxnet.asynchronous import SYNC_TYPE, TYPE
 from p3kv.frontends.mxnet.forward_order import FORWARD_READS
 from p3kv.frontends.mxnet.store import P3
 from p3kv.worker import this_process
 
 _log = logging.getLogger("p3kv")
 
-_NAMES = ("p3", "dist_sync_p3")
 _LOCAL = (
     "local", "local_update_cpu", "local_allreduce_cpu", "device", "local_allreduce_device", "nccl"
 )  # fmt: skip
@@ -34,8 +35,8 @@ def register() -> None:
     `mxnet.model._create_kvstore` gives no store at all when there is one device and the name
     lacks 'dist'; the modules that call it have bound it by value.
     """
-    for name in _NAMES:
-        KVStoreBase.kv_registry[name] = _create
+    for name, create in _NAMES.items():
+        KVStoreBase.kv_registry[name] = create
     for module in (mx.kvstore, mx.kvstore.base):
         module.create = _checked(module.create)
     for module in (mx.model, mx.gluon.trainer, mx.module.module):
@@ -48,12 +49,40 @@ def register() -> None:
     trainer._allreduce_grads = _pushing_one_step(trainer._allreduce_grads)
     for module in (mx.model, mx.module.module):
         module._update_params_on_kvstore = _updating_in_one_step(module._update_params_on_kvstore)
+    for name in ("set_config", "set_state", "dump", "pause", "resume"):
+        setattr(mx.profiler, name, _on_workers(getattr(mx.profiler, name)))
     FORWARD_READS.start()
 
 
+def _on_workers(profile: Any) -> Any:
+    """Has a function of MXNet's profiler say why it can't reach the servers. MXNet says that a
+    handle is null."""
+
+    @functools.wraps(profile)
+    def on_workers(*arguments: Any, **more: Any) -> Any:
+        if "server" in (*arguments, *more.values()) and this_process.is_worker():
+            raise NotSupportedError(
+                f"mx.profiler.{profile.__name__}(profile_process='server'): MXNet's profiler does "
+                "not run on p3kv's servers; P3KV_TRACE writes a trace of every process"
+            )
+        return profile(*arguments, **more)
+
+    return on_workers
+
+
 def _create() -> KVStoreBase:
-    in_a_job = this_process.is_worker() or config.Launch.from_environment() is not None
-    return P3() if in_a_job else Alone()
+    return P3() if _in_a_job() else Alone(SYNC_TYPE)
+
+
+def _create_asynchronous() -> KVStoreBase:
+    return P3(ASYNCHRONOUS) if _in_a_job() else Alone(TYPE)
+
+
+_NAMES = {"p3": _create, SYNC_TYPE: _create, TYPE: _create_asynchronous}
+
+
+def _in_a_job() -> bool:
+    return this_process.is_worker() or config.Launch.from_environment() is not None
 
 
 def _checked(create: Any) -> Any:
@@ -79,13 +108,13 @@ def _mended(create_kvstore: Any, keys_are_places: bool) -> Any:
         keys = dict(enumerate(names)) if keys_are_places else {name: name for name in names}
         if store.has_any(keys):
             # Another Trainer, or Module, has the store already: this one gets its own.
-            given, store = store, type(store)()
+            given, store = store, _NAMES[store.type]()
             if given.compression_params is not None:
                 store.set_gradient_compression(given.compression_params)
             if given.max_norm is not None:
                 store.clip_global_norm(given.max_norm)
         store.name_keys(keys)
-        return store, environment.update_on_kvstore_default()
+        return store, store.type == TYPE or environment.update_on_kvstore_default()
 
     return create
 

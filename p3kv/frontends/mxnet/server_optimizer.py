@@ -96,11 +96,16 @@ class MXNetOptimizer(Optimizer):
         self._forget(oldest_step)
         self.whole_tensors = any(one.needs_whole for one in self._optimizers)
 
-    def needs_whole(self, step: int) -> bool:
+    def needs_whole(self, step: Optional[int]) -> bool:
         return self._at(step).needs_whole
 
     def update(
-        self, key: DeclaredKey, index: int, weight: np.ndarray, total: np.ndarray, step: int
+        self,
+        key: DeclaredKey,
+        index: int,
+        weight: np.ndarray,
+        total: np.ndarray,
+        step: Optional[int],
     ) -> None:
         now = self._at(step)
         optimizer, name = now.optimizer, key.key
@@ -117,7 +122,8 @@ class MXNetOptimizer(Optimizer):
             created = optimizer.create_state_multi_precision(name, arrays[0])
             state = self._states[key.key_id, index] = _StateOfSlice(created, now.since_step)
         first = optimizer.begin_num_update
-        optimizer.num_update = first + step - now.counts_from
+        if step is not None:
+            optimizer.num_update = first + step - now.counts_from
         optimizer._index_update_count[name] = first + state.updates
         state.updates += 1
         if now.seed is not None:
@@ -165,8 +171,9 @@ class MXNetOptimizer(Optimizer):
                 break
             del self._shared_numbers[identity]
 
-    def _at(self, step: int) -> _Built:
-        position = bisect_right(self._from_steps, step)
+    def _at(self, step: Optional[int]) -> _Built:
+        """The optimizer as it is in a step; None: by the newest settings."""
+        position = len(self._from_steps) if step is None else bisect_right(self._from_steps, step)
         if position == 0:
             raise ProtocolError(f"no optimizer settings hold for step {step}")
         return self._optimizers[position - 1]

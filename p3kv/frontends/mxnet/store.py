@@ -12,6 +12,7 @@ from typing import (
     Iterable,
     List,
     Mapping,
+    NoReturn,
     Optional,
     Sequence,
     Tuple,
@@ -22,9 +23,16 @@ import mxnet as mx
 from mxnet.kvstore import KVStoreBase
 from mxnet.ndarray import NDArray
 
-from p3kv import config
-from p3kv.errors import KeyMismatchError, NotSupportedError, StatesError
-from p3kv.frontends.mxnet import clipping, compression, engine, environment, saved_states
+from p3kv import config, errors
+from p3kv.errors import NotSupportedError, StatesError
+from p3kv.frontends.mxnet import (
+    asynchronous,
+    clipping,
+    compression,
+    engine,
+    environment,
+    saved_states,
+)
 from p3kv.frontends.mxnet.arrays import (
     Staging,
     by_key,
@@ -39,9 +47,11 @@ from p3kv.frontends.mxnet.arrays import (
     listed,
     spread,
 )
+from p3kv.frontends.mxnet.errors import KeyMismatchError
 from p3kv.frontends.mxnet.forks import complete_before_forks
 from p3kv.frontends.mxnet.forward_order import FORWARD_READS, OrderLearner
 from p3kv.frontends.mxnet.plain_states import OfKey
+from p3kv.frontends.mxnet.updater import ServersUpdater
 from p3kv.frontends.mxnet.worker_optimizer import WorkerOptimizer
 from p3kv.wire.header import INITIAL_ROUND
 from p3kv.wire.messages import Key, called
@@ -51,11 +61,13 @@ from p3kv.worker.transfers import Transfer, WorkerKey
 _PUSHPULL, _PUSH, _PULL = b"p3kv_pushpull", b"p3kv_push", b"p3kv_pull"
 """Names of operations in MXNet's profiler."""
 
-_DONE_ANYWAY = (1, 3)
-"""kSetMultiPrecision, which travels with the optimizer, and kSyncMode, which p3kv always has."""
+_SET_MULTI_PRECISION, _SYNC_MODE = 1, 3
+"""Of MXNet's commands those that p3kv need not be given: the first one's number travels with the
+optimizer, and servers know by each store whether it is synchronous."""
 _INSTEAD_OF_COMMANDS = {
     0: "nothing that arrives is unpickled; use kv.set_optimizer",
     2: "they end with the job",
+    _SYNC_MODE: "use kvstore='p3'",
     4: "use kv.set_gradient_compression",
     5: "MXNet's profiler does not run there; P3KV_TRACE writes a trace of every process",
 }
@@ -83,13 +95,15 @@ class P3(KVStoreBase):
     interval, and 0 keeps Python's.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, consistency: Optional[str] = None) -> None:
+        """`consistency` names the rule by which rounds end, unless it is the job's: the store is
+        asynchronous by `p3kv.consistency.ASYNCHRONOUS`."""
         self._worker = this_process.worker()
         if not self._worker.started:
             self._worker.start(config.settle())
             complete_before_forks()
             atexit.register(_finish)
-        self._own = self._worker.new_store()
+        self._own = self._worker.new_store(consistency)
         """This store's keys and optimizer; the worker is that of all stores."""
         self.compression_params: Optional[Mapping[str, Any]] = None
         """What `set_gradient_compression` was called with."""
@@ -105,8 +119,7 @@ class P3(KVStoreBase):
         self._clipping = clipping.Clipping(self._own)
         self._optimizer: Optional[WorkerOptimizer] = None
         self._shares_numbers = False
-        self._updater: Optional[mx.optimizer.Updater] = None
-        """Where gluon's Trainer looks for the optimizer after it has loaded states."""
+        self._updater: Optional[ServersUpdater] = None
         self._updates: Dict[Key, int] = {}
         """How often the optimizer has updated each key, without its `begin_num_update`."""
         self._steps = 0
@@ -122,8 +135,9 @@ class P3(KVStoreBase):
 
     @property
     def type(self) -> str:
-        """'dist_sync_p3', whichever name it was created by: MXNet looks for 'dist' and '_sync'."""
-        return "dist_sync_p3"
+        """'dist_sync_p3', also if created as 'p3': MXNet looks for 'dist' and '_sync'. Or else
+        'dist_async_p3'."""
+        return asynchronous.TYPE if self._own.own_rounds else asynchronous.SYNC_TYPE
 
     @property
     def rank(self) -> int:
@@ -264,6 +278,8 @@ class P3(KVStoreBase):
         tensors while a key is on several servers already.
         """
         set_now = WorkerOptimizer(optimizer, self._step)
+        if self._own.own_rounds:
+            asynchronous.check_optimizer(set_now, self._optimizer)
         spread_out = self._own.keys_on_several_servers()
         if set_now.needs_whole_tensors and spread_out:
             raise NotSupportedError(
@@ -273,6 +289,7 @@ class P3(KVStoreBase):
                 "kv.broadcast, or run the optimizer on the workers, with update_on_kvstore=False"
             )
         self._optimizer = set_now
+        self._updater = ServersUpdater(optimizer, self._states)
         self._shares_numbers = set_now.shares_numbers
         self._updates.clear()
         self._optimizer_since, self._optimizer_since_step = self._steps, self._step
@@ -303,10 +320,11 @@ class P3(KVStoreBase):
         without worker rank 0.
         """
         number = None if max_norm is None else clipping.checked(max_norm)
-        if number is not None and not self._worker.ends_rounds_with_all:
+        ends_with_all = self._worker.ends_rounds_with_all and not self._own.own_rounds
+        if number is not None and not ends_with_all:
             raise NotSupportedError(
                 "kv.clip_global_norm needs rounds that end with the gradients of all workers; use "
-                "P3KV_CONSISTENCY=bulk_synchronous"
+                "kvstore='p3' with P3KV_CONSISTENCY=bulk_synchronous"
             )
         if number is not None and environment.runs_operations_at_once():
             raise NotSupportedError(
@@ -377,7 +395,7 @@ class P3(KVStoreBase):
             self._optimizer = optimizer
             self._tell_servers(self._step + 1, optimizer.settings)
         self._updates = updates
-        self._updater = mx.optimizer.Updater(optimizer.optimizer)
+        self._updater = ServersUpdater(optimizer.optimizer, self._states)
         if self.rank == 0:
             of_keys = {
                 key: OfKey(state, updates[key], kept.get(key))
@@ -387,6 +405,12 @@ class P3(KVStoreBase):
             saved_states.give(self._own, keys, of_keys, since, whole)
         self._worker.barrier(purpose)
 
+    def _states(self) -> Dict[Key, Any]:
+        """MXNet's state of each key that the servers' optimizer has updated."""
+        self._optimizer_on_servers("saved")
+        mx.nd.waitall()  # all pushes are sent
+        return {key: of_key.state for key, of_key in self._remembered_of_keys().items()}
+
     def _remembered_of_keys(self) -> Dict[Key, OfKey]:
         """What the servers' optimizer remembers of the keys that it has updated."""
         assert self._optimizer is not None
@@ -395,6 +419,8 @@ class P3(KVStoreBase):
 
     def _optimizer_on_servers(self, what: str) -> WorkerOptimizer:
         self._worker.check()
+        if self._own.own_rounds:
+            raise asynchronous.no_states(what)
         if self._optimizer is None:
             raise StatesError(
                 f"the servers have no optimizer whose states could be {what}: call "
@@ -404,6 +430,14 @@ class P3(KVStoreBase):
         return self._optimizer
 
     # What MXNet's store has and this one does not.
+
+    @property
+    def handle(self) -> NoReturn:
+        """Absent, and `hasattr` says so: there is no native store, which MXNet's profiler needs."""
+        raise AttributeError(
+            "the p3 store has no handle, since it is none of MXNet's native stores. For a profile "
+            "of the servers, set P3KV_TRACE: every process writes a trace"
+        )
 
     def row_sparse_pull(
         self, key: Any, out: Any = None, priority: int = 0, row_ids: Any = None
@@ -422,7 +456,7 @@ class P3(KVStoreBase):
 
     def _send_command_to_servers(self, head: int, body: str) -> None:
         """Does what MXNet's command asks for where the servers do it anyway, and refuses others."""
-        if head not in _DONE_ANYWAY:
+        if head != _SET_MULTI_PRECISION and (head != _SYNC_MODE or self._own.own_rounds):
             instead = _INSTEAD_OF_COMMANDS.get(head, "they take no commands of a script's own")
             raise NotSupportedError(
                 f"the servers can't run command {head} ({body!r:.40}): {instead}"
@@ -460,9 +494,12 @@ class P3(KVStoreBase):
         The arrays of several keys are all checked here: a call that is refused pushes nothing.
         """
         self._worker.check()
-        if not isinstance(keys, (list, tuple)):
-            return [(self._own.key(keys), *map(listed, values), *map(listed, outs))]
-        known = [(self._own.key(key), *lists) for key, *lists in by_key(keys, *values, *outs)]
+        try:
+            if not isinstance(keys, (list, tuple)):
+                return [(self._own.key(keys), *map(listed, values), *map(listed, outs))]
+            known = [(self._own.key(key), *lists) for key, *lists in by_key(keys, *values, *outs)]
+        except errors.KeyMismatchError as error:
+            raise KeyMismatchError(str(error)) from None
         checks = [check_sources] * len(values) + [check_targets] * len(outs)
         for worker_key, *lists in known:
             for check, one in zip(checks, lists):
@@ -472,8 +509,8 @@ class P3(KVStoreBase):
     def _next_round(self, worker_key: WorkerKey) -> Tuple[int, int]:
         """Counts a push: the key's round, and the step that an optimizer would count."""
         updates = self._updates.get(worker_key.key, 0) + 1
-        if updates == 1 and self._optimizer is not None:
-            check_updatable(worker_key)
+        if updates == 1:
+            self._check_first_push(worker_key)
         self._updates[worker_key.key] = updates
         worker_key.round += 1
         is_new_step = self._optimizer_since + updates > self._steps
@@ -520,6 +557,12 @@ class P3(KVStoreBase):
         if begins or is_new_step:
             self._begin_step()
         self._clipping.add(worker_key)
+
+    def _check_first_push(self, worker_key: WorkerKey) -> None:
+        if self._own.own_rounds:
+            asynchronous.check_first_push(worker_key.called, self._optimizer is not None)
+        if self._optimizer is not None:
+            check_updatable(worker_key)
 
     def _begin_step(self) -> None:
         """Once a step, before its first slice: rank 0 publishes the order and new settings."""

@@ -56,10 +56,13 @@ class DeclareKey(Message, frozen=True):
     store: int = 0
     whole: bool = False
     """Whether one server must keep all elements, for an optimizer that needs whole tensors."""
+    consistency: Optional[str] = None
+    """By which rule its rounds end, by the name in `p3kv.consistency`; None: by the job's."""
 
     def __post_init__(self) -> None:
         check_number("a store's number", self.store, 0, MAX_STORE)
         check_tensor(self.key, self.shape, self.dtype, self.layout)
+        check_name("a consistency's name", self.consistency or "")
 
 
 class DeclaredKey(Message, frozen=True):
@@ -82,8 +85,10 @@ class DeclaredKey(Message, frozen=True):
     store: int = 0
     whole: bool = False
     """Whether one server must keep all elements, for an optimizer that needs whole tensors."""
+    consistency: Optional[str] = None
 
     def __post_init__(self) -> None:
+        check_name("a consistency's name", self.consistency or "")
         check_number("a store's number", self.store, 0, MAX_STORE)
         check_number("a key's id", self.key_id, 0, MAX_KEY_ID)
         check_tensor(self.key, self.shape, self.dtype, self.layout)

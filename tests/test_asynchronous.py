@@ -1,0 +1,22 @@
+"""`kvstore='dist_async_p3'`: each worker's push updates the weights at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.jobs import run_job
+
+
+def test_workers_train_each_at_its_own_pace_and_every_push_counts_once(tmp_path: Path) -> None:
+    result = run_job("asynchronous.py", [tmp_path], workers=2, servers=2, P3KV_SLICE_SIZE=150)
+    assert result.code == 0, result.output
+    assert result.output.count("every value is right") == 2, result.output
+    for words in (
+        "key 'w' is pushed to an asynchronous store without an optimizer",
+        "Call kv.set_optimizer on every worker first",
+        "Nadam needs a number that one key's update leaves for the next key's",
+        "LAMB updates whole tensors and SGD slices",
+        "states of an asynchronous store can't be saved",
+        "Please set update_on_kvstore=True when training in async mode",
+    ):
+        assert words in result.said_by("worker 1"), result.output
