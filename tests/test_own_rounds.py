@@ -85,10 +85,11 @@ class Both(Training):
     st.integers(1, 3),
     st.integers(1, 2),
     st.sampled_from([Adding, AddingWhole]),
+    st.booleans(),
 )
 @settings(max_examples=150, deadline=None)
 def test_every_push_counts_once_and_no_worker_waits_while_others_share_rounds_and_sizes_change(
-    seed: int, workers: int, servers: int, optimizer: Type[Optimizer]
+    seed: int, workers: int, servers: int, optimizer: Type[Optimizer], clips: bool
 ) -> None:
     random = Random(seed)
     expected = values(workers, STEPS, optimizer.whole_tensors)
@@ -102,7 +103,7 @@ def test_every_push_counts_once_and_no_worker_waits_while_others_share_rounds_an
         ]
         for worker, *scripts in zip(job.workers, own, shared):
             scripts[0].train()
-            scripts[1].train(expected)
+            scripts[1].train(expected, clips)
             # What the script calls for one store goes on beside what it calls for the other.
             first = list(worker.calls)
             worker.calls.clear()
