@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from typing import Any, Dict, List, Mapping, Optional
@@ -42,6 +43,7 @@ _WORDS = {
     **dict.fromkeys(("0", "false", "no", "off"), False),
 }
 MAX_SLICE_ELEMS = 2**28
+_MOST = 2**31 - 1
 Name = Annotated[str, Meta(min_length=1, max_length=MAX_NAME_CHARS)]
 """The name of a class in a table (`p3kv.registry`)."""
 
@@ -104,7 +106,7 @@ class Settings:
             variables = [_variable(field.name), *_FALL_BACKS.get(field.name, ())]
             variable = next(filter(environ.get, variables), None)
             if variable is not None:
-                value: Any = environ[variable].strip()
+                value: Any = (_text(environ, variable) or "").strip()
                 if isinstance(field.default, bool):
                     value = _WORDS.get(value.lower(), value)
                 found[field.name] = _converted(field.name, variable, value, strict=False)
@@ -166,7 +168,7 @@ class Launch:
 
         Raises ConfigError for variables that are missing, no numbers or out of range.
         """
-        role = environ.get("DMLC_ROLE")
+        role = _text(environ, "DMLC_ROLE")
         if role is None:
             return None
         if role not in ROLES:
@@ -184,10 +186,10 @@ class Launch:
             root_port=port,
             num_workers=num_workers,
             num_servers=num_servers,
-            job=environ.get("P3KV_JOB") or f"{host}:{port}/{num_workers}w{num_servers}s",
+            job=_text(environ, "P3KV_JOB") or f"{host}:{port}/{num_workers}w{num_servers}s",
             rank_wish=_rank_wish(environ, role),
-            node_host=environ.get("DMLC_NODE_HOST") or None,
-            interface=environ.get("DMLC_INTERFACE") or None,
+            node_host=_text(environ, "DMLC_NODE_HOST") or None,
+            interface=_text(environ, "DMLC_INTERFACE") or None,
             scheduler_fd=_optional_number(environ, "P3KV_SCHEDULER_FD"),
             launcher_fd=_optional_number(environ, "P3KV_LAUNCHER_FD"),
             launched=_flag(environ, "P3KV_LAUNCHED", False),
@@ -307,7 +309,7 @@ def _rank_wish(environ: Mapping[str, str], role: str) -> Optional[int]:
 
 
 def _required(environ: Mapping[str, str], name: str, role: str) -> str:
-    value = environ.get(name)
+    value = _text(environ, name)
     if not value:
         raise ConfigError(
             f"{name} is not set, but DMLC_ROLE={role} says that this process belongs to a job. "
@@ -330,17 +332,28 @@ def _launch_number(
 
 
 def _optional_number(environ: Mapping[str, str], name: str) -> Optional[int]:
-    text = environ.get(name)
+    text = _text(environ, name)
     if not text:
         return None
+    with suppress(ValueError):
+        number = int(text)
+        if abs(number) <= _MOST:
+            return number
+    raise ConfigError(f"{name} is '{text}'; it must be a whole number of at most {_MOST}")
+
+
+def _text(environ: Mapping[str, str], name: str) -> Optional[str]:
+    """A variable's value, if it is set; ConfigError for bytes that are no UTF-8."""
+    value = environ.get(name)
     try:
-        return int(text)
-    except ValueError:
-        raise ConfigError(f"{name} is '{text}'; it must be a whole number") from None
+        (value or "").encode()
+    except UnicodeEncodeError:
+        raise ConfigError(f"{name} is {value!a}; it must be text in UTF-8") from None
+    return value
 
 
 def _flag(environ: Mapping[str, str], name: str, default: bool) -> bool:
-    text = environ.get(name)
+    text = _text(environ, name)
     if not text:
         return default
     if text.lower() not in _WORDS:

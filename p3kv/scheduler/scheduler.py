@@ -50,13 +50,11 @@ def run_scheduler(launch: Launch, settings: Settings) -> None:
 
     Raises ConfigError when the port is taken.
     """
+    link = None if launch.launcher_fd is None else _launchers_end(launch.launcher_fd)
     context = zmq.Context()
     router = context.socket(zmq.ROUTER)
     # Before anybody can connect, so that no connection goes unnoticed.
     monitor = router.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
-    link = None
-    if launch.launcher_fd is not None:
-        link = LauncherLink(socket.socket(fileno=launch.launcher_fd))
     try:
         _bind(router, launch, settings)
         _Scheduler(launch, settings, router, monitor, link).serve()
@@ -67,6 +65,16 @@ def run_scheduler(launch: Launch, settings: Settings) -> None:
         monitor.close()
         router.close()
         context.term()
+
+
+def _launchers_end(descriptor: int) -> LauncherLink[PartEnded]:
+    try:
+        return LauncherLink(socket.socket(fileno=descriptor), PartEnded)
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"P3KV_LAUNCHER_FD is {descriptor}, which is no socket here: {error}. Unset "
+            "it: 'p3kv launch' sets it for its own scheduler."
+        ) from error
 
 
 def _bind(router: zmq.Socket, launch: Launch, settings: Settings) -> None:
@@ -101,7 +109,7 @@ class _Scheduler:
         settings: Settings,
         router: zmq.Socket,
         monitor: zmq.Socket,
-        link: Optional[LauncherLink],
+        link: Optional[LauncherLink[PartEnded]],
     ) -> None:
         self._job = Job(launch.job, launch.num_workers, launch.num_servers)
         self._settings = settings
@@ -240,7 +248,6 @@ class _Scheduler:
         assert self._link is not None
         told = self._link.receive()
         for end in told:
-            assert isinstance(end, PartEnded)
             self._job.process_ended(end)
         return bool(told)
 
