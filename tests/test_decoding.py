@@ -38,7 +38,7 @@ from p3kv.wire.messages.depth import MAX_DEPTH, is_too_deep
 from p3kv.wire.messages.failure import MAX_REASON_CHARS
 from p3kv.wire.messages.keys import MAX_KEY_CHARS
 from tests.jobs import environment, output_of, results, run, start_role
-from tests.served import TOLD_S, Served, frame, hello
+from tests.served import TOLD_S, Served, frame, shake_hands
 
 # Nesting.
 
@@ -184,7 +184,7 @@ def test_a_server_names_worker_0_for_words_that_can_not_be_decoded() -> None:
     try:
         for served in servers.values():
             links.append(socket.create_connection(served.welcome(), timeout=TOLD_S))
-            links[-1].sendall(hello(0))
+            shake_hands(links[-1], 0)
         for link, (words, _) in zip(links, FROM_RANK_0.values()):
             assert link.recv(1)  # it is welcome
             link.sendall(words)

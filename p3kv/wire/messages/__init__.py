@@ -6,8 +6,8 @@ MessagePack, typed and validated by msgspec on arrival; nothing that arrives can
 """
 
 from p3kv.wire.messages.base import (
-    MAX_HELLO_BYTES,
     MAX_MESSAGE_BYTES,
+    MAX_PROOF_BYTES,
     MAX_RANK,
     MAX_TO_SCHEDULER_BYTES,
     PROTOCOL_VERSION,
@@ -80,11 +80,11 @@ __all__ = [
     "DTYPES",
     "MAX_BARRIER_CHARS",
     "MAX_DIMENSIONS",
-    "MAX_HELLO_BYTES",
     "MAX_HOST_CHARS",
     "MAX_KEY_ELEMS",
     "MAX_KEY_ID",
     "MAX_MESSAGE_BYTES",
+    "MAX_PROOF_BYTES",
     "MAX_RANK",
     "MAX_STATE_ARRAYS",
     "MAX_STORE",

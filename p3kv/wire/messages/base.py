@@ -11,11 +11,11 @@ from p3kv.errors import ProtocolError
 from p3kv.registry import MAX_NAME_CHARS
 from p3kv.wire.messages.depth import MAX_DEPTH, is_too_deep
 
-PROTOCOL_VERSION = 8
+PROTOCOL_VERSION = 9
 TOKEN_BYTES = 16
-"""The job's token comes before a data hello's MessagePack, as plain bytes: a server decodes nothing
-from a peer without the token."""
-MAX_HELLO_BYTES = 4096
+"""The job's token is random, and other in each run. It is part of the key of data connections."""
+MAX_PROOF_BYTES = 4096
+"""A proof and the DataHello behind it, which is decoded when the proof is right."""
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 MAX_TO_SCHEDULER_BYTES = 1024 * 1024
 """The scheduler reads from any peer, and no peer has long messages for it."""

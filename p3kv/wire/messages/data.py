@@ -54,7 +54,7 @@ class JobSettings(Message, frozen=True):
 
 
 class DataHello(Message, frozen=True):
-    """A worker's first words to a server, after the job's token."""
+    """A worker's first words to a server, once both have shown that they belong to the job."""
 
     rank: int
     settings: JobSettings
