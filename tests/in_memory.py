@@ -14,7 +14,7 @@ import numpy as np
 
 from p3kv.config import Launch, Settings
 from p3kv.consistency import CONSISTENCIES, BulkSynchronous, Consistency
-from p3kv.errors import P3Error
+from p3kv.errors import P3Error, ProtocolError
 from p3kv.registry import Choice
 from p3kv.server.consumer import Consumer
 from p3kv.server.optimizer import WHOLE, JobOptimizers, Optimizer, State
@@ -25,7 +25,7 @@ from p3kv.trace import Tracer
 from p3kv.transport import Address, Link, Listener, Transport
 from p3kv.wire.connection import Connection
 from p3kv.wire.framing import Landing
-from p3kv.wire.header import INITIAL_ROUND, Kind
+from p3kv.wire.header import INITIAL_ROUND, Header, Kind
 from p3kv.wire.loop import Drain, Loop
 from p3kv.wire.messages import (
     CodecChoices,
@@ -184,6 +184,7 @@ class Worker:
             {
                 Kind.CHALLENGE: self._handshakes.land,
                 Kind.WELCOME: lambda connection, header: Landing(None, lambda: None),
+                Kind.PROBE: _no_probe,
             },
         )  # fmt: skip
         self.servers = self.traffic.servers
@@ -383,6 +384,10 @@ class Job:
             function, *arguments = event
             function(*arguments)
         assert not any(worker.failures for worker in self.workers)
+
+
+def _no_probe(connection: Connection, header: Header) -> Landing:
+    raise ProtocolError("nobody measures the network here")
 
 
 def _unused(*_: object) -> Any:
