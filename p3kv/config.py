@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from dataclasses import dataclass, fields, replace
+from contextlib import suppress
+from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from typing import Any, Dict, List, Mapping, Optional
 
@@ -19,6 +20,7 @@ from msgspec import Meta, inspect
 from p3kv import words
 from p3kv.errors import ConfigError
 from p3kv.registry import MAX_NAME_CHARS
+from p3kv.secret import FILE_VARIABLE, VARIABLE, check_local, job_secret
 
 if sys.version_info >= (3, 9):
     from typing import Annotated
@@ -32,7 +34,7 @@ _TOLD = "P3KV_TOLD"
 # Each setting has a variable, too.
 _OTHER_VARIABLES = (
     "P3KV_JOB", "P3KV_LAUNCHED", "P3KV_LAUNCHER_FD", "P3KV_OPTIMIZERS", "P3KV_PLUGINS",
-    "P3KV_SCHEDULER_FD", _TOLD,
+    "P3KV_SCHEDULER_FD", VARIABLE, FILE_VARIABLE, _TOLD,
 )  # fmt: skip
 _FALL_BACKS: Dict[str, List[str]] = {"verbose": ["PS_VERBOSE"]}
 """By setting: variables of ps-lite and frameworks that count where ours is not set."""
@@ -42,6 +44,7 @@ _WORDS = {
     **dict.fromkeys(("0", "false", "no", "off"), False),
 }
 MAX_SLICE_ELEMS = 2**28
+_MOST = 2**31 - 1
 Name = Annotated[str, Meta(min_length=1, max_length=MAX_NAME_CHARS)]
 """The name of a class in a table (`p3kv.registry`)."""
 
@@ -100,14 +103,14 @@ class Settings:
         Raises ConfigError for a value that is not of the right kind or out of range.
         """
         found = {}
-        for field in fields(cls):
-            variables = [_variable(field.name), *_FALL_BACKS.get(field.name, ())]
+        for setting in fields(cls):
+            variables = [_variable(setting.name), *_FALL_BACKS.get(setting.name, ())]
             variable = next(filter(environ.get, variables), None)
             if variable is not None:
-                value: Any = environ[variable].strip()
-                if isinstance(field.default, bool):
+                value: Any = (_text(environ, variable) or "").strip()
+                if isinstance(setting.default, bool):
                     value = _WORDS.get(value.lower(), value)
-                found[field.name] = _converted(field.name, variable, value, strict=False)
+                found[setting.name] = _converted(setting.name, variable, value, strict=False)
         return cls(**found)
 
 
@@ -159,6 +162,8 @@ class Launch:
     """A socket on which the scheduler and the launcher tell each other who failed and who ended."""
     launched: bool = False
     """'p3kv launch' has started the process, and says at the end what made the job fail."""
+    secret: bytes = field(default=b"", repr=False)
+    """What only the job's processes know (`p3kv.secret`); empty if the job has none."""
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] = os.environ) -> Optional[Launch]:
@@ -166,7 +171,7 @@ class Launch:
 
         Raises ConfigError for variables that are missing, no numbers or out of range.
         """
-        role = environ.get("DMLC_ROLE")
+        role = _text(environ, "DMLC_ROLE")
         if role is None:
             return None
         if role not in ROLES:
@@ -178,19 +183,25 @@ class Launch:
         port = _launch_number(environ, "DMLC_PS_ROOT_PORT", role, 1, 65535)
         num_workers = _launch_number(environ, "DMLC_NUM_WORKER", role, 1, 65535)
         num_servers = _launch_number(environ, "DMLC_NUM_SERVER", role, 1, 65535)
+        node_host = _text(environ, "DMLC_NODE_HOST") or None
+        interface = _text(environ, "DMLC_INTERFACE") or None
+        secret = job_secret(environ)
+        if not secret:
+            check_local((host, node_host), interface)
         return cls(
             role=role,
             root_host=host,
             root_port=port,
             num_workers=num_workers,
             num_servers=num_servers,
-            job=environ.get("P3KV_JOB") or f"{host}:{port}/{num_workers}w{num_servers}s",
+            job=_text(environ, "P3KV_JOB") or f"{host}:{port}/{num_workers}w{num_servers}s",
             rank_wish=_rank_wish(environ, role),
-            node_host=environ.get("DMLC_NODE_HOST") or None,
-            interface=environ.get("DMLC_INTERFACE") or None,
+            node_host=node_host,
+            interface=interface,
             scheduler_fd=_optional_number(environ, "P3KV_SCHEDULER_FD"),
             launcher_fd=_optional_number(environ, "P3KV_LAUNCHER_FD"),
             launched=_flag(environ, "P3KV_LAUNCHED", False),
+            secret=secret,
         )
 
 
@@ -307,7 +318,7 @@ def _rank_wish(environ: Mapping[str, str], role: str) -> Optional[int]:
 
 
 def _required(environ: Mapping[str, str], name: str, role: str) -> str:
-    value = environ.get(name)
+    value = _text(environ, name)
     if not value:
         raise ConfigError(
             f"{name} is not set, but DMLC_ROLE={role} says that this process belongs to a job. "
@@ -330,17 +341,28 @@ def _launch_number(
 
 
 def _optional_number(environ: Mapping[str, str], name: str) -> Optional[int]:
-    text = environ.get(name)
+    text = _text(environ, name)
     if not text:
         return None
+    with suppress(ValueError):
+        number = int(text)
+        if abs(number) <= _MOST:
+            return number
+    raise ConfigError(f"{name} is '{text}'; it must be a whole number of at most {_MOST}")
+
+
+def _text(environ: Mapping[str, str], name: str) -> Optional[str]:
+    """A variable's value, if it is set; ConfigError for bytes that are no UTF-8."""
+    value = environ.get(name)
     try:
-        return int(text)
-    except ValueError:
-        raise ConfigError(f"{name} is '{text}'; it must be a whole number") from None
+        (value or "").encode()
+    except UnicodeEncodeError:
+        raise ConfigError(f"{name} is {value!a}; it must be text in UTF-8") from None
+    return value
 
 
 def _flag(environ: Mapping[str, str], name: str, default: bool) -> bool:
-    text = environ.get(name)
+    text = _text(environ, name)
     if not text:
         return default
     if text.lower() not in _WORDS:

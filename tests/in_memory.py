@@ -20,7 +20,7 @@ from p3kv.consistency import (
     Consistency,
     consistency_of_key,
 )
-from p3kv.errors import P3Error
+from p3kv.errors import P3Error, ProtocolError
 from p3kv.registry import Choice
 from p3kv.server.consumer import Consumer
 from p3kv.server.optimizer import WHOLE, JobOptimizers, Optimizer, State
@@ -31,27 +31,27 @@ from p3kv.trace import Tracer
 from p3kv.transport import Address, Link, Listener, Transport
 from p3kv.wire.connection import Connection
 from p3kv.wire.framing import Landing
-from p3kv.wire.header import INITIAL_ROUND, MAGIC, URGENT, Kind, pack_header
+from p3kv.wire.header import INITIAL_ROUND, Header, Kind
 from p3kv.wire.loop import Drain, Loop
 from p3kv.wire.messages import (
-    PROTOCOL_VERSION,
-    TOKEN_BYTES,
     CodecChoices,
     DataHello,
     DeclaredKey,
     Failure,
     JobSettings,
     Terms,
-    encode,
 )
+from p3kv.wire.proofs import Proofs
 from p3kv.wire.protocol import FROM_WORKERS, Conversation
+from p3kv.worker.handshakes import Handshakes
 from p3kv.worker.traffic import Traffic as WorkerTraffic
 from p3kv.worker.transfers import Transfer, WorkerKey
 
 Event = Tuple[Any, ...]
 """A method and its arguments."""
 
-TOKEN = bytes(range(TOKEN_BYTES))
+KEY = bytes(range(32))
+"""That of proofs on the job's connections."""
 OWN_STORE = 1
 """The number of a store whose rounds are each worker's own."""
 
@@ -194,11 +194,16 @@ class Worker:
     """A worker's traffic, and a script's calls."""
 
     def __init__(self, rank: int, num_workers: int, settings: Settings, slice_size: int) -> None:
+        self._handshakes = Handshakes(KEY, DataHello(rank, JobSettings.of(settings)))
         self.traffic = WorkerTraffic(
             rank, num_workers, settings, [], Tracer(None, "worker"),
             lambda delay_s, function: None, Drain(), lambda rate_bytes_s: None,
             _lost, lambda: None,
-            {Kind.WELCOME: lambda connection, header: Landing(None, lambda: None)},
+            {
+                Kind.CHALLENGE: self._handshakes.land,
+                Kind.WELCOME: lambda connection, header: Landing(None, lambda: None),
+                Kind.PROBE: _no_probe,
+            },
         )  # fmt: skip
         self.servers = self.traffic.servers
         self.tuning = self.traffic.tuning
@@ -214,18 +219,12 @@ class Worker:
         self.complete: List[Tuple[Any, int]] = []
         """Keys and rounds in the order in which they were."""
         self.under_way = 0
-        self._job = JobSettings.of(settings)
         self._slice_size = slice_size
         self._step = 0
 
     def connect(self, server: int, link: Link) -> None:
         """Says hello to a server, and how large slices are."""
-        rank = self.traffic.rank
-        hello = TOKEN + encode(DataHello(rank, self._job))
-        header = pack_header(
-            Kind.HELLO, rank, key=MAGIC, slice=PROTOCOL_VERSION, payload_bytes=len(hello)
-        )
-        self.traffic.connect(server, link).writer.push(URGENT, header, memoryview(hello))
+        self._handshakes.begin(self.traffic.connect(server, link), server)
 
     def start(self) -> None:
         """Says how large slices are."""
@@ -285,7 +284,7 @@ class Server:
             launch.num_workers, settings, self.workers, self.consumer, JobOptimizers(), _unused
         )
         self.traffic.rank = rank
-        self.workers.accept_workers(TOKEN)
+        self.workers.accept_workers(Proofs(KEY, rank))
         self.traffic.begin_to_serve()
         self.connections: List[Connection] = []
 
@@ -431,6 +430,10 @@ class Job:
             function, *arguments = event
             function(*arguments)
         assert not any(worker.failures for worker in self.workers)
+
+
+def _no_probe(connection: Connection, header: Header) -> Landing:
+    raise ProtocolError("nobody measures the network here")
 
 
 def _unused(*_: object) -> Any:

@@ -25,6 +25,7 @@ LEAN = Path(__file__).parent / "lean"
 SUMS_ONLY = {"MXNET_UPDATE_ON_KVSTORE": 0}
 """For jobs that need no optimizer on their servers. By default each server imports MXNet when the
 job has assembled, which takes a second or two, and workers wait for that."""
+SECRET = "what only the processes of tests know"
 
 
 class JobResult:
@@ -42,11 +43,14 @@ class JobResult:
 
 
 def environment(**changes: object) -> Dict[str, str]:
-    """This process's environment with changes, one thread of computation for each process.
+    """This process's environment with changes, one thread of computation for each process, and the
+    secret that jobs of tests have.
 
     MXNet finds neither scipy nor sklearn there, which it imports where they are.
     """
-    values = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    values = {
+        **os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "P3KV_SECRET": SECRET
+    }  # fmt: skip
     values.update({name: str(value) for name, value in changes.items()})
     values["PYTHONPATH"] += f"{os.pathsep}{LEAN}"
     return values

@@ -12,7 +12,8 @@ import zmq
 
 from p3kv.codecs import make_codecs
 from p3kv.registry import Choice
-from p3kv.wire.header import MAGIC, Kind, pack_header
+from p3kv.wire.credentials import Credentials
+from p3kv.wire.header import HEADER_BYTES, MAGIC, Header, Kind, pack_header, unpack_header
 from p3kv.wire.messages import (
     PROTOCOL_VERSION,
     TOKEN_BYTES,
@@ -28,11 +29,15 @@ from p3kv.wire.messages import (
     decode,
     encode,
 )
-from tests.jobs import SCRIPTS, SUMS_ONLY, end, start_role
+from p3kv.wire.proofs import NONCE_BYTES, Proofs
+from tests.jobs import SCRIPTS, SECRET, SUMS_ONLY, end, start_role
 
 TOLD_S = 20.0
+_CREDENTIALS = Credentials(SECRET.encode())
 AS_IT_IS = make_codecs(Choice("identity"), Choice("identity"), 0, np.dtype(np.float32))
 TOKEN = bytes(range(TOKEN_BYTES))
+KEY = _CREDENTIALS.data_key(TOKEN)
+"""That of proofs on data connections."""
 
 
 def frame(kind: Kind, rank: int, payload: bytes = b"", **fields: int) -> bytes:
@@ -40,10 +45,47 @@ def frame(kind: Kind, rank: int, payload: bytes = b"", **fields: int) -> bytes:
     return pack_header(kind, rank, payload_bytes=len(payload), **fields) + payload
 
 
-def hello(rank: int, **settings: Any) -> bytes:
-    """What makes a worker of a connection."""
-    payload = TOKEN + encode(DataHello(rank, JobSettings(**settings)))
+def received(link: socket.socket) -> Tuple[Header, bytes]:
+    """The next frame on a data connection."""
+    header = unpack_header(memoryview(link.recv(HEADER_BYTES, socket.MSG_WAITALL)), 0)
+    return header, link.recv(header.payload_bytes, socket.MSG_WAITALL)
+
+
+def hello(rank: int, workers_nonce: bytes = bytes(NONCE_BYTES), key: bytes = KEY) -> bytes:
+    """A worker's first word to server 0."""
+    payload = workers_nonce + Proofs(key, 0).hello(rank, workers_nonce)
     return frame(Kind.HELLO, rank, payload, key=MAGIC, slice=PROTOCOL_VERSION)
+
+
+def proof(
+    rank: int,
+    challenge: bytes,
+    workers_nonce: bytes = bytes(NONCE_BYTES),
+    key: bytes = KEY,
+    **settings: Any,
+) -> bytes:
+    """A worker's answer to the challenge of server 0."""
+    words = encode(DataHello(rank, JobSettings(**settings)))
+    servers_nonce = challenge[:NONCE_BYTES]
+    answer = Proofs(key, 0).answer(rank, workers_nonce, servers_nonce, words)
+    return frame(Kind.PROOF, rank, answer + words)
+
+
+def shake_hands(link: socket.socket, rank: int, **settings: Any) -> None:
+    """Makes a worker of a connection to server 0."""
+    link.sendall(hello(rank))
+    header, challenge = received(link)
+    assert header.kind == Kind.CHALLENGE
+    link.sendall(proof(rank, challenge, **settings))
+
+
+def challenge(link: socket.socket, server: int) -> None:
+    """Makes a server of a connection that worker 0 has opened."""
+    header, payload = received(link)
+    assert header.kind == Kind.HELLO
+    workers_nonce, servers_nonce = payload[:NONCE_BYTES], bytes(NONCE_BYTES)
+    proof = Proofs(KEY, server).challenge(header.rank, workers_nonce, servers_nonce)
+    link.sendall(frame(Kind.CHALLENGE, server, servers_nonce + proof))
 
 
 class Scheduled:
@@ -53,6 +95,7 @@ class Scheduled:
         self._context = zmq.Context()
         self._router = self._context.socket(zmq.ROUTER)
         self._router.linger = 0
+        _CREDENTIALS.protect_router(self._router)
         join = [sys.executable, str(SCRIPTS / "join.py")]
         port = self._router.bind_to_random_port("tcp://127.0.0.1")
         self.process = start_role(role, join, port, workers, servers, **settings)
@@ -105,7 +148,16 @@ class Serving(Scheduled):
         self._listener.settimeout(TOLD_S)
 
     def links(self) -> List[socket.socket]:
-        """Lets the worker in; returns its connections to the servers, by their ranks."""
+        """Lets the worker in; returns its connections to the servers, by their ranks, on which both
+        know each other."""
+        links = self.connections()
+        for rank, link in enumerate(links):
+            challenge(link, rank)
+        return links
+
+    def connections(self) -> List[socket.socket]:
+        """Lets the worker in; returns its connections to the servers, by their ranks, on which it
+        says hello."""
         assert isinstance(self.hear(), Hello)
         servers = [(*self._listener.getsockname(), "tcp")] * self._servers
         for message in (Welcomed(), Roster(0, TOKEN, servers, ["worker 0"])):

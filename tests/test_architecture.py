@@ -14,7 +14,10 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 
-GROUND = {"p3kv.errors", "p3kv.config", "p3kv.registry", "p3kv.trace", "p3kv.version", "p3kv.words"}
+GROUND = {
+    "p3kv.errors", "p3kv.config", "p3kv.registry", "p3kv.secret", "p3kv.trace", "p3kv.version",
+    "p3kv.words",
+}  # fmt: skip
 MIDDLE = {"p3kv.wire", "p3kv.slicing", "p3kv.codecs", "p3kv.consistency", "p3kv.transport"}
 MAY_IMPORT: Dict[str, Set[str]] = {
     "p3kv.errors": set(),
@@ -22,7 +25,8 @@ MAY_IMPORT: Dict[str, Set[str]] = {
     "p3kv.trace": set(),
     "p3kv.registry": {"p3kv.errors"},
     "p3kv.words": set(),
-    "p3kv.config": {"p3kv.errors", "p3kv.registry", "p3kv.words"},
+    "p3kv.secret": {"p3kv.errors"},
+    "p3kv.config": {"p3kv.errors", "p3kv.registry", "p3kv.secret", "p3kv.words"},
     "p3kv.slicing": GROUND,
     "p3kv.codecs": GROUND,
     "p3kv.consistency": GROUND,

@@ -23,6 +23,7 @@ LAUNCH = {
     "DMLC_PS_ROOT_PORT": "9091",
     "DMLC_NUM_WORKER": "4",
     "DMLC_NUM_SERVER": "2",
+    "P3KV_SECRET": "only the job knows it",
 }
 
 

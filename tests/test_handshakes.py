@@ -21,13 +21,12 @@ import pytest
 import zmq
 
 from p3kv.version import VERSION
+from p3kv.wire.credentials import Credentials
 from p3kv.wire.header import HEADER_BYTES, MAGIC, Kind, pack_header
 from p3kv.wire.messages import (
-    MAX_HELLO_BYTES,
     PROTOCOL_VERSION,
     Abort,
     Bye,
-    DataHello,
     Failure,
     Hello,
     JobSettings,
@@ -37,8 +36,10 @@ from p3kv.wire.messages import (
     decode,
     encode,
 )
+from p3kv.wire.proofs import HELLO_BYTES, NONCE_BYTES
 from tests.jobs import (
     SCRIPTS,
+    SECRET,
     SUMS_ONLY,
     TrainingJob,
     connections_of,
@@ -91,8 +92,7 @@ def nested(kind: str) -> bytes:
     return b"\x82\xa4type" + msgspec.msgpack.encode(kind) + b"\xa4more" + b"\x91" * 3500
 
 
-WRONG_TOKEN = b"0123456789abcdef"
-FALSE_HELLO = WRONG_TOKEN + encode(DataHello(0, JobSettings()))
+FALSE_HELLO = bytes(range(HELLO_BYTES))
 TO_A_SERVER = {
     "an HTTP request": HTTP,
     "noise": NOISE,
@@ -101,16 +101,15 @@ TO_A_SERVER = {
     "a hello without its payload": hello(FALSE_HELLO)[:-1],
     "a hello of another version": hello(FALSE_HELLO, version=PROTOCOL_VERSION + 1),
     "a hello of another protocol": hello(FALSE_HELLO, key=MAGIC + 1),
-    "a hello with a wrong token": hello(FALSE_HELLO),
-    "a hello with an empty token": hello(encode(DataHello(0, JobSettings()))),
+    "a hello with a wrong proof": hello(FALSE_HELLO),
+    "a hello without a proof": hello(FALSE_HELLO[:NONCE_BYTES]),
     "a hello without anything": hello(b""),
     "a hello that can't be read": hello(b"\x00" * 40),
-    "a hello without a token whose text is none": hello(NO_TEXT),
-    "a hello whose text is none": hello(WRONG_TOKEN + NO_TEXT),
-    "a nested hello without a token": hello(nested("DataHello")),
-    "a nested hello": hello(WRONG_TOKEN + nested("DataHello")),
+    "a hello whose text is none": hello(NO_TEXT.ljust(HELLO_BYTES)),
+    "a nested hello": hello(nested("DataHello")[:HELLO_BYTES]),
+    "a proof without a hello": pack_header(Kind.PROOF, 0, payload_bytes=40) + bytes(40),
     "a huge hello": huge(Kind.HELLO),
-    "a hello that is a little too long": hello(b"\xc0" * (MAX_HELLO_BYTES + 1)),
+    "a hello that is a little too long": hello(b"\xc0" * (HELLO_BYTES + 1)),
     "a huge slice": huge(Kind.PUSH),
     "a slice without a hello": pack_header(Kind.PUSH, 0, round=1, payload_bytes=4) + b"\x00" * 4,
     "an optimizer without a hello": pack_header(Kind.OPTIMIZER, 0, payload_bytes=1) + b"\x80",
@@ -145,8 +144,11 @@ TO_THE_SCHEDULER = {
 }
 
 
+NO_SECRET, ANOTHER_SECRET = "a stranger without a secret", "a stranger with another secret"
+OWN_KEYS = "a stranger that knows the scheduler's public key only"
 UNANSWERED = (
     "noise", "nothing", "many parts", "no text", "a nested hello", "a message of no kind",
+    NO_SECRET, ANOTHER_SECRET, OWN_KEYS,
 )  # fmt: skip
 
 
@@ -165,8 +167,9 @@ def false_hello(**changes: object) -> Hello:
     return Hello(**{**fields, **changes})  # type: ignore[arg-type]
 
 
-def ask_the_scheduler(port: int, job: str) -> Dict[str, List[bytes]]:
-    """What strangers that speak ZeroMQ are answered; each asks on a connection of its own."""
+def ask_the_scheduler(port: int, job: str, secret: str) -> Dict[str, List[bytes]]:
+    """What is answered to whoever speaks ZeroMQ and knows the secret, but does not belong to the
+    job; and to one that does not know it. Each asks on a connection of its own."""
     end_of_job = Failure("the job shall end", "worker", 0)
     questions = {
         "noise": [NOISE],
@@ -182,6 +185,9 @@ def ask_the_scheduler(port: int, job: str) -> Dict[str, List[bytes]]:
         "another version": [encode(false_hello(job=job, protocol=PROTOCOL_VERSION + 1))],
         "another role": [encode(false_hello(job=job, role="boss"))],
         "one worker too many": [encode(false_hello(job=job))],
+        NO_SECRET: [encode(false_hello(job=job, role="boss"))],
+        ANOTHER_SECRET: [encode(false_hello(job=job, role="boss"))],
+        OWN_KEYS: [encode(false_hello(job=job, role="boss"))],
     }
     answers = {}
     context = zmq.Context()
@@ -190,6 +196,11 @@ def ask_the_scheduler(port: int, job: str) -> Dict[str, List[bytes]]:
         for name, question in questions.items():
             dealers[name] = context.socket(zmq.DEALER)
             dealers[name].linger = 0
+            if name != NO_SECRET:
+                shown = SECRET if name == ANOTHER_SECRET else secret
+                Credentials(shown.encode()).protect_dealer(dealers[name])
+            if name == OWN_KEYS:
+                dealers[name].curve_publickey, dealers[name].curve_secretkey = zmq.curve_keypair()
             dealers[name].connect(f"tcp://127.0.0.1:{port}")
             dealers[name].send_multipart(question)
         for name, dealer in dealers.items():
@@ -199,22 +210,31 @@ def ask_the_scheduler(port: int, job: str) -> Dict[str, List[bytes]]:
     return answers
 
 
-def start_intruders(port: int, job: str) -> Dict[str, subprocess.Popen]:
+def start_intruders(port: int, job: str, secret: str) -> Dict[str, subprocess.Popen]:
     """Workers of p3kv that the job does not have."""
     join = [sys.executable, str(SCRIPTS / "join.py")]
     return {
-        "wrong job": start_role("worker", join, port, 2, 2, P3KV_JOB="another job"),
-        "worker 2": start_role("worker", join, port, 2, 2, P3KV_JOB=job),
+        "stranger": start_role("worker", join, port, 2, 2, P3KV_JOB=job),
+        "wrong job": start_role(
+            "worker", join, port, 2, 2, P3KV_JOB="another job", P3KV_SECRET=secret
+        ),
+        "worker 2": start_role("worker", join, port, 2, 2, P3KV_JOB=job, P3KV_SECRET=secret),
     }
 
 
 def test_training_goes_on_to_the_right_result_while_others_connect(
     tmp_path: Path,
 ) -> None:
-    with TrainingJob(tmp_path, workers=2, servers=2) as job:
+    with TrainingJob(tmp_path, 2, 2, P3KV_VERBOSE=1, P3KV_TRACE=tmp_path / "trace") as job:
         job.wait_until_training()
         parts = job.parts()
         place = parts["scheduler"].environ()
+        secret = place["P3KV_SECRET"]
+        launcher = psutil.Process(job.launcher.pid)
+        shown = [
+            " ".join(process.cmdline())
+            for process in (launcher, *launcher.children(recursive=True))
+        ]
         data_ports = [port_of(parts[name]) for name in ("server 0", "server 1")]
         start = time.monotonic()
         to_servers = {
@@ -226,9 +246,9 @@ def test_training_goes_on_to_the_right_result_while_others_connect(
         to_scheduler = {
             name: knock(scheduler_port, words) for name, words in TO_THE_SCHEDULER.items()
         }
-        intruders = start_intruders(scheduler_port, place["P3KV_JOB"])
+        intruders = start_intruders(scheduler_port, place["P3KV_JOB"], secret)
 
-        answers = ask_the_scheduler(scheduler_port, place["P3KV_JOB"])
+        answers = ask_the_scheduler(scheduler_port, place["P3KV_JOB"], secret)
         for name in UNANSWERED:
             assert answers[name] == [], name
         for name, words in {
@@ -249,6 +269,7 @@ def test_training_goes_on_to_the_right_result_while_others_connect(
             told_before_the_end(to_scheduler[name])
         assert time.monotonic() - start < REFUSED_S
         refused = results(intruders, start, REFUSED_S)
+        assert "refuses this process" in refused["stranger"].output
         assert "runs another job" in refused["wrong job"].output
         assert "all 2 workers of the job have arrived" in refused["worker 2"].output
         assert place["P3KV_JOB"] not in "".join(result.output for result in refused.values())
@@ -263,8 +284,11 @@ def test_training_goes_on_to_the_right_result_while_others_connect(
     assert result.code == 0, result.output
     for rank in range(2):
         assert "all weights are right" in result.said_by(f"worker {rank}")
-    for name in ("server 0", "server 1"):
+    for name in ("server 0", "server 1", "scheduler"):
         assert "refused a connection" in result.said_by(name)
+    shown += [result.output, *(path.read_text() for path in (tmp_path / "trace").iterdir())]
+    assert len(shown) > 8
+    assert not any(secret in text for text in shown)
 
 
 def test_a_job_comes_together_while_foreign_connections_come_and_go() -> None:
@@ -327,7 +351,8 @@ def test_a_worker_with_mxnet_s_own_store_is_named_and_does_no_harm(kind: str) ->
             for process in (stranger, *processes.values()):
                 end(process)
             stranger.communicate()
-    for words in ("on 127.0.0.1", "MXNet's own store", "'import p3kv'", "kvstore='p3'"):
+    # Its address is not known if it has hung up already.
+    for words in ("a process on", "MXNet's own store", "'import p3kv'", "kvstore='p3'"):
         assert words in warning
     for name, result in ended.items():
         assert result.code == 0, f"{name}: {result.output}"

@@ -124,7 +124,7 @@ def job_with_a_scheduler(causes, *parts, hear=False, graces=None):
     )
     graces = graces or Graces(others_s=10)
     with ours, theirs:
-        link = LauncherLink(ours)
+        link = LauncherLink(ours, Cause)
         return Job(scheduler, *parts, link=link, on_started=theirs.close, graces=graces)
 
 
@@ -144,7 +144,7 @@ class TestLink:
 
     def test_both_ends_live_without_the_other(self):
         ours, theirs = socket.socketpair()
-        link = LauncherLink(ours)
+        link = LauncherLink(ours, PartEnded)
         theirs.sendall(b'{"type":"PartEnded","role":"server","rank":0,"code":1}\n{"type":')
         assert link.receive() == [PartEnded("server", 0, 1)]
         theirs.close()
@@ -210,7 +210,7 @@ class TestExitCode:
             job = Job(
                 scheduler,
                 shell("worker 0", "exit 1"),
-                link=LauncherLink(ours),
+                link=LauncherLink(ours, Cause),
                 on_started=theirs.close,
                 graces=Graces(others_s=60, scheduler_s=0.3),
             )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from contextlib import closing
-from typing import Dict, Set, Tuple
+from typing import Any, Dict, List, Set, Tuple
 
 import numpy as np
 import pytest
@@ -13,29 +13,37 @@ from hypothesis import strategies as st
 
 from p3kv.config import MAX_SLICE_ELEMS, Launch, Settings
 from p3kv.errors import P3Error, ProtocolError
-from p3kv.wire.header import INITIAL_ROUND, MAX_STATE_BYTES, Header, Kind
+from p3kv.wire.header import HEADER_BYTES, INITIAL_ROUND, MAX_STATE_BYTES, Header, Kind
 from p3kv.wire.loop import Loop
-from p3kv.wire.messages import MAX_HELLO_BYTES, MAX_MESSAGE_BYTES
+from p3kv.wire.messages import MAX_MESSAGE_BYTES, MAX_PROOF_BYTES, DataHello, JobSettings
 from p3kv.wire.protocol import FROM_SERVERS, FROM_WORKERS, Conversation, Rules
+from p3kv.worker.handshakes import Handshakes
 from p3kv.worker.joining import Joining
-from tests.in_memory import Adding, Job, Server
-from tests.served import frame, hello
+from tests.in_memory import KEY, Adding, Job, Server
+from tests.served import frame, hello, proof
 
 SLICE, WORDS, PROBE = MAX_SLICE_ELEMS * 8, MAX_MESSAGE_BYTES, 65536
 LETTERS = {
-    Kind.HELLO: "h", Kind.WELCOME: "w", Kind.KEY: "k", Kind.OPTIMIZER: "z", Kind.PUSH: "p",
+    Kind.HELLO: "h", Kind.CHALLENGE: "C", Kind.PROOF: "P", Kind.WELCOME: "w", Kind.KEY: "k",
+    Kind.OPTIMIZER: "z", Kind.PUSH: "p",
     Kind.PULL: "q", Kind.UPDATED: "u", Kind.PULLED: "v", Kind.BYE: "b", Kind.ORDER: "r",
     Kind.PROBE: "e", Kind.TERMS: "s", Kind.OPEN: "o", Kind.ENDED: "d", Kind.STALLED: "l",
     Kind.STATES: "a", Kind.STATE: "c", Kind.STATE_BYTES: "y", Kind.LOADED: "x",
     Kind.CLIPPED: "i", Kind.PUSHED: "j", Kind.SQUARES: "g", Kind.SCALE: "f", Kind.NORM: "n",
 }  # fmt: skip
-MOST_BYTES = {**dict.fromkeys("kzrlscjgfn", WORDS), **dict.fromkeys("puv", SLICE)}
-MOST_BYTES.update(h=MAX_HELLO_BYTES, e=PROBE, y=MAX_STATE_BYTES)
+MOST_BYTES = {
+    "C": 64,
+    "P": MAX_PROOF_BYTES,
+    "h": 64,
+    **dict.fromkeys("kzrlscjgfn", WORDS),
+    **dict.fromkeys("puv", SLICE),
+}
+MOST_BYTES.update(e=PROBE, y=MAX_STATE_BYTES)
 WELCOME = "!"
 """What the server says to a worker, in a history of what the worker says."""
 DIRECTIONS: Dict[str, Tuple[Rules, str]] = {
-    "worker": (FROM_WORKERS, "h(![kzpqresoacyijf]*b?)?"),
-    "server": (FROM_SERVERS, "w([uvdsoerlcyxgn]*b?)?"),
+    "worker": (FROM_WORKERS, "h(P(![kzpqresoacyijf]*b?)?)?"),
+    "server": (FROM_SERVERS, "C(w([uvdsoerlcyxgn]*b?)?)?"),
 }
 """By who speaks: the table, and the same as a regular expression of whole histories."""
 
@@ -53,20 +61,20 @@ def frames(rank: int) -> st.SearchStrategy[Header]:
 
 @pytest.mark.parametrize("role", DIRECTIONS)
 @settings(max_examples=300)
-@given(st.data(), st.integers(0, 1), st.integers(0, 2))
+@given(st.data(), st.integers(0, 1), st.integers(0, 3))
 def test_what_is_accepted_is_what_the_protocol_says(
     role: str, data: st.DataObject, rank: int, well: int
 ) -> None:
     rules, language = DIRECTIONS[role]
     # Many histories begin well, or most would end with their first frame.
-    begin = Header(Kind.HELLO if role == "worker" else Kind.WELCOME, 0, rank, *[0] * 6)
-    said = [begin, WELCOME][:well]
+    kinds = [Kind.HELLO, Kind.PROOF] if role == "worker" else [Kind.CHALLENGE, Kind.WELCOME]
+    said: List[Any] = [*(Header(kind, 0, rank, *[0] * 6) for kind in kinds), WELCOME][:well]
     said += data.draw(st.lists(st.one_of(st.just(WELCOME), frames(rank)), max_size=25))
     conversation = Conversation(rules, role)
     history = ""
     for header in said:
         if isinstance(header, str):
-            if history == "h":
+            if history == "hP":
                 conversation.welcome()
                 history += WELCOME
             continue
@@ -95,7 +103,9 @@ def test_every_kind_is_in_a_table_and_whoever_hears_it_takes_it() -> None:
     assert kinds(FROM_WORKERS) | kinds(FROM_SERVERS) == set(Kind)
     with closing(Job(1, 1, 100)) as job:
         assert set(job.servers[0].traffic._takers) == kinds(FROM_WORKERS)
-        joining = Joining(*[None] * 6).takers  # type: ignore[arg-type]  # it only keeps them
+        handshakes = Handshakes(bytes(32), DataHello(0, JobSettings()))
+        # It only keeps what else it gets.
+        joining = Joining(*[None] * 4, handshakes, None, None).takers  # type: ignore[arg-type]
         assert {*job.workers[0].traffic._takers, *joining} == kinds(FROM_SERVERS)
 
 
@@ -106,8 +116,15 @@ def test_a_worker_says_nothing_before_its_server_serves() -> None:
     server = Server(0, launch, loop, Settings(), Adding())
     server.traffic._serving = False
     near = server.listener.connect()
-    near.send([memoryview(hello(0, consistency="bulk_synchronous") + frame(Kind.OPEN, 0, step=1))])
+    near.send([memoryview(hello(0, key=KEY))])
     server.workers._accept()
+    server.connections[0].receive()
+    while server.connections[0].writer:
+        server.connections[0].send()
+    answer = memoryview(bytearray(200))
+    near.receive_into([answer])
+    words = proof(0, bytes(answer[HEADER_BYTES:]), key=KEY, consistency="bulk_synchronous")
+    near.send([memoryview(words + frame(Kind.OPEN, 0, step=1))])
     with pytest.raises(P3Error, match="OPEN, which must not come before the welcome"):
         server.connections[0].receive()
     loop.close()

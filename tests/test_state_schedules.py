@@ -195,7 +195,7 @@ def test_bytes_that_no_array_has_room_for_are_refused(count: int) -> None:
         arriving.land(of_bytes(count))
 
 
-@pytest.mark.parametrize("shape", [[5], [2, 3], [2**40]])
+@pytest.mark.parametrize("shape", [[5], [2, 3], [2**36]])
 def test_an_array_that_is_too_large_takes_no_memory(shape: List[int]) -> None:
     with pytest.raises(ProtocolError, match="at most 4 elements"):
         ArrivingState(outlined(("a", "float32", shape)), 4, False)

@@ -16,7 +16,8 @@ import zmq
 
 from p3kv.transport import Tcp
 from p3kv.version import VERSION
-from p3kv.wire.header import HEADER_BYTES, INITIAL_ROUND, Kind, pack_header, unpack_header
+from p3kv.wire.credentials import Credentials
+from p3kv.wire.header import INITIAL_ROUND, Kind, pack_header
 from p3kv.wire.messages import (
     PROTOCOL_VERSION,
     Abort,
@@ -32,9 +33,10 @@ from p3kv.wire.messages import (
     decode,
     encode,
 )
+from p3kv.wire.proofs import CHALLENGE_BYTES
 from p3kv.wire.protocol import FROM_SERVERS, FROM_WORKERS, State
-from tests.jobs import SCRIPTS, end, held_port, output_of, start_role
-from tests.served import TOLD_S, Served, Serving, frame, hello
+from tests.jobs import SCRIPTS, SECRET, end, held_port, output_of, start_role
+from tests.served import TOLD_S, Served, Serving, frame, hello, received, shake_hands
 
 JOIN = [sys.executable, str(SCRIPTS / "join.py")]
 NO_TEXT = b"\x81\xa4type\xa5\xff\xff\xff\xff\xff"
@@ -164,11 +166,10 @@ def test_a_server_says_what_each_worker_said_wrongly_and_ends_its_connection() -
         address = served.welcome()
         for rank in range(len(names)):
             workers.append(socket.create_connection(address, timeout=TOLD_S))
-            workers[rank].sendall(hello(rank))
-            answer = workers[rank].recv(HEADER_BYTES, socket.MSG_WAITALL)
-            assert unpack_header(memoryview(answer), 0).kind == Kind.WELCOME
+            shake_hands(workers[rank], rank)
+            assert received(workers[rank])[0].kind == Kind.WELCOME
         workers.append(socket.create_connection(address, timeout=TOLD_S))
-        workers[-1].sendall(hello(len(names), deterministic=True))
+        shake_hands(workers[-1], len(names), deterministic=True)
         for rank, name in enumerate(names):
             workers[rank].sendall(TO_A_SERVER[name][0](rank))
         told: Dict[int, str] = {}
@@ -182,7 +183,9 @@ def test_a_server_says_what_each_worker_said_wrongly_and_ends_its_connection() -
         # A layout may be missing on the server only, so no worker is to blame.
         rank = len(workers)
         workers.append(socket.create_connection(address, timeout=TOLD_S))
-        workers[-1].sendall(hello(rank) + key(rank, layout="columns"))
+        shake_hands(workers[-1], rank)
+        assert received(workers[-1])[0].kind == Kind.WELCOME
+        workers[-1].sendall(key(rank, layout="columns"))
         report = served.hear()
         assert isinstance(report, ReportFailure), report
         assert (report.failure.role, report.failure.error) == ("server", "ConfigError")
@@ -200,8 +203,12 @@ def test_a_server_says_what_each_worker_said_wrongly_and_ends_its_connection() -
 # What servers say to a worker.
 
 TO_A_WORKER: Dict[str, Tuple[Callable[[int], bytes], str]] = {
-    "noise": (lambda rank: pack_header(255, rank) * 9, "is not p3kv's protocol"),
-    "words before the welcome": (partial(frame, Kind.BYE), "is not p3kv's protocol"),
+    "noise": (lambda rank: pack_header(255, rank) * 9, "kind 255, which must not come before the"),
+    "words before the welcome": (partial(frame, Kind.BYE), "kind BYE, which must not come before"),
+    "a second challenge": (
+        lambda rank: frame(Kind.CHALLENGE, rank, bytes(CHALLENGE_BYTES)),
+        "kind CHALLENGE, which must not come before the welcome",
+    ),
 }
 WELCOMED: Dict[str, Tuple[Callable[[int], bytes], str]] = {
     "a kind that is none": (partial(pack_header, 255), "kind 255, which must not come from a s"),
@@ -312,6 +319,7 @@ def member(context: zmq.Context, port: int, role: str) -> zmq.Socket:
     """A process of the job, as far as the scheduler can tell."""
     dealer = context.socket(zmq.DEALER)
     dealer.linger = 0
+    Credentials(SECRET.encode()).protect_dealer(dealer)
     dealer.connect(f"tcp://127.0.0.1:{port}")
     job = f"127.0.0.1:{port}/1w1s"
     dealer.send(

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import random
+import secrets
 import subprocess
 import sys
 import threading
@@ -73,6 +74,7 @@ class _Job:
     ) -> None:
         self.cpu_s = 0.0
         self.server_rss_kib = 0
+        self._secret = secrets.token_hex(32)
         self._cluster = cluster
         self._system = system
         self._settings = settings
@@ -146,6 +148,7 @@ class _Job:
             "DMLC_NUM_WORKER": str(count),
             "DMLC_NUM_SERVER": str(count),
             "DMLC_NODE_HOST": host.address,
+            "P3KV_SECRET": self._secret,
             f"DMLC_{role.upper()}_ID": str(host.index),
             **self._system.environment,
             **self._settings,

@@ -10,7 +10,7 @@ from typing import BinaryIO, Mapping, Sequence
 from p3kv.config import told_of
 from p3kv.launcher.parts import HOST, job_parts
 from p3kv.launcher.supervisor import Graces, Launcher
-from p3kv.wire.launcher_link import LauncherLink
+from p3kv.wire.launcher_link import Cause, LauncherLink
 
 _BACKLOG = 1024
 
@@ -74,6 +74,6 @@ def launch(
                 err=err,
                 graces=graces,
                 on_started=on_started,
-                link=LauncherLink(ours),
+                link=LauncherLink(ours, Cause),
             )
             return launcher.run()

@@ -5,13 +5,19 @@ from __future__ import annotations
 import os
 import secrets
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Mapping, Sequence
+
+from p3kv.secret import SECRET_BYTES
 
 HOST = "127.0.0.1"
 
-# Set for one role only: an old value from the launcher's own environment would mislead the others.
-_SET_PER_PART = ("DMLC_WORKER_ID", "DMLC_SERVER_ID", "P3KV_SCHEDULER_FD", "P3KV_LAUNCHER_FD")
+# Set for one role only, or for none: an old value from the launcher's own environment would mislead
+# the others.
+_SET_PER_PART = (
+    "DMLC_WORKER_ID", "DMLC_SERVER_ID", "P3KV_SCHEDULER_FD", "P3KV_LAUNCHER_FD",
+    "P3KV_SECRET_FILE",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -25,7 +31,7 @@ class Part:
 
     name: str
     argv: tuple[str, ...]
-    env: Mapping[str, str]
+    env: Mapping[str, str] = field(repr=False)  # the secret is in it
     serves_workers: bool = False
     pass_fds: tuple[int, ...] = ()
 
@@ -55,6 +61,7 @@ def job_parts(
         DMLC_NUM_SERVER=str(num_servers),
         P3KV_JOB=secrets.token_hex(16),
         P3KV_LAUNCHED="1",
+        P3KV_SECRET=secrets.token_hex(SECRET_BYTES),
     )
     # Python keeps what it prints back when it prints to a pipe, as it does here.
     shared.setdefault("PYTHONUNBUFFERED", "1")

@@ -83,7 +83,7 @@ class Launcher:
         err: BinaryIO | None = None,
         graces: Graces | None = None,
         on_started: Callable[[], None] = lambda: None,
-        link: LauncherLink | None = None,
+        link: LauncherLink[Cause] | None = None,
     ) -> None:
         self._parts = list(parts)
         self._graces = graces or Graces()
@@ -210,10 +210,9 @@ class Launcher:
             self._listener.start()
         return self._verdict is None
 
-    def _listen(self, link: LauncherLink) -> None:
+    def _listen(self, link: LauncherLink[Cause]) -> None:
         while told := link.receive():
             for cause in told:
-                assert isinstance(cause, Cause)
                 self._events.put(cause)
 
     def _report_end(self, index: int, running: RunningPart) -> None:

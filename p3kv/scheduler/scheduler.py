@@ -5,20 +5,21 @@ from __future__ import annotations
 import logging
 import socket
 import time
-from typing import Dict, Optional, Set
+from typing import Optional
 
 import zmq
-from zmq.utils.monitor import recv_monitor_message
 
-from p3kv import words
 from p3kv.config import Launch, Settings
 from p3kv.errors import ConfigError, P3Error, ProtocolError, in_one_line
+from p3kv.scheduler.connections import EVENTS, Connections
+from p3kv.scheduler.door import Door
 from p3kv.scheduler.job import Job
 from p3kv.scheduler.membership import Node
 from p3kv.scheduler.replies import Replies
 from p3kv.scheduler.silences import LOOK_EVERY_S, Silences
 from p3kv.wire import silence
 from p3kv.wire.control import HEARTBEAT_EVERY_MS, heartbeat_timeout_ms
+from p3kv.wire.credentials import Credentials
 from p3kv.wire.launcher_link import Cause, LauncherLink, PartEnded
 from p3kv.wire.messages import (
     MAX_TO_SCHEDULER_BYTES,
@@ -34,8 +35,6 @@ from p3kv.wire.reminder import Reminder
 
 _log = logging.getLogger(__name__)
 
-_IPV4 = "::ffff:"
-
 _LINGER_MS = 1000
 _HANDSHAKE_MS = 5000
 """A connection that does not complete ZeroMQ's handshake is closed after this time."""
@@ -50,23 +49,40 @@ def run_scheduler(launch: Launch, settings: Settings) -> None:
 
     Raises ConfigError when the port is taken.
     """
+    link = None if launch.launcher_fd is None else _launchers_end(launch.launcher_fd)
+    credentials = Credentials(launch.secret)
     context = zmq.Context()
     router = context.socket(zmq.ROUTER)
-    # Before anybody can connect, so that no connection goes unnoticed.
-    monitor = router.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
-    link = None
-    if launch.launcher_fd is not None:
-        link = LauncherLink(socket.socket(fileno=launch.launcher_fd))
+    # Before anybody can connect, so that no connection goes unnoticed, or unasked.
+    monitor = router.get_monitor_socket(EVENTS)
+    door = Door(context, credentials)
+    credentials.protect_router(router)
+    if not launch.secret:
+        _log.warning(
+            "this job has no secret, so whoever has an account on this host can join it. "
+            "'p3kv launch' makes one; or set P3KV_SECRET."
+        )
     try:
         _bind(router, launch, settings)
-        _Scheduler(launch, settings, router, monitor, link).serve()
+        _Scheduler(launch, settings, router, monitor, door, link).serve()
     finally:
         if link is not None:
             link.close()
         router.disable_monitor()
         monitor.close()
         router.close()
+        door.close()
         context.term()
+
+
+def _launchers_end(descriptor: int) -> LauncherLink[PartEnded]:
+    try:
+        return LauncherLink(socket.socket(fileno=descriptor), PartEnded)
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"P3KV_LAUNCHER_FD is {descriptor}, which is no socket here: {error}. Unset "
+            "it: 'p3kv launch' sets it for its own scheduler."
+        ) from error
 
 
 def _bind(router: zmq.Socket, launch: Launch, settings: Settings) -> None:
@@ -101,18 +117,21 @@ class _Scheduler:
         settings: Settings,
         router: zmq.Socket,
         monitor: zmq.Socket,
-        link: Optional[LauncherLink],
+        door: Door,
+        link: Optional[LauncherLink[PartEnded]],
     ) -> None:
         self._job = Job(launch.job, launch.num_workers, launch.num_servers)
         self._settings = settings
         self._router = router
         self._monitor = monitor
+        self._door = door
         self._refusals = Refusals(_log)
+        self._connections = Connections(
+            monitor, launch.num_workers + launch.num_servers, self._refusals
+        )
         self._last_arrival = time.monotonic()
         self._reminder = Reminder(self._last_arrival)
         self._link = link
-        self._nodes_by_descriptor: Dict[int, bytes] = {}
-        self._open_descriptors: Set[int] = set()
         self._silences = Silences(settings)
         self._look_at = self._last_arrival
         self._judge_at: Optional[float] = None
@@ -135,10 +154,13 @@ class _Scheduler:
         poller = zmq.Poller()
         poller.register(self._router, zmq.POLLIN)
         poller.register(self._monitor, zmq.POLLIN)
+        poller.register(self._door.socket, zmq.POLLIN)
         if self._link is not None:
             poller.register(self._link.fileno(), zmq.POLLIN)
         while not self._over():
             ready = dict(poller.poll(self._timeout_ms()))
+            if self._door.socket in ready:
+                self._door.answer()
             if self._router in ready:
                 self._receive()
             if self._monitor in ready:
@@ -166,14 +188,8 @@ class _Scheduler:
         return max(0, int((min(deadlines) - time.monotonic()) * 1000) + 1)
 
     def _notice_connections(self) -> None:
-        while self._monitor.poll(0):
-            message = recv_monitor_message(self._monitor)
-            descriptor = int(message["value"])
-            if message["event"] == zmq.EVENT_ACCEPTED:
-                self._open_descriptors.add(descriptor)
-            else:
-                self._open_descriptors.discard(descriptor)
-                self._disconnected(self._nodes_by_descriptor.pop(descriptor, None))
+        for identity in self._connections.notice():
+            self._disconnected(identity)
 
     def _receive(self) -> None:
         frames = self._router.recv_multipart(copy=False)
@@ -183,7 +199,7 @@ class _Scheduler:
                 raise ProtocolError(f"a message has {len(frames)} parts instead of 2")
             message: ToScheduler = decode(frames[1].buffer, ToScheduler)
         except ProtocolError as error:
-            self._misunderstood(identity, frames[-1], error)
+            self._misunderstood(identity, error)
             return
         known = self._job.node(identity) is not None
         self._send(self._job.handle(identity, message))
@@ -196,34 +212,21 @@ class _Scheduler:
             _log.info("here is %s", node.name())
             self._arrived(identity, frames[1].get(zmq.SRCFD))
 
-    def _misunderstood(self, identity: bytes, frame: zmq.Frame, error: ProtocolError) -> None:
+    def _misunderstood(self, identity: bytes, error: ProtocolError) -> None:
         node = self._job.node(identity)
         if node is not None and not node.gone:
             self._send(self._job.wrong_words(node, error))
             return
-        # Not a process of this job: it gets no answer and does no harm.
-        says = words.current()
-        self._refusals.note(
-            f"a process on {_address(frame)} speaks another protocol over ZeroMQ, very likely that "
-            f"of {says.native_store}. If it is a worker of this job, its script must 'import p3kv' "
-            f"first (or be started with 'p3kv run'), and use {says.use_store}. ({error})"
-        )
+        # It knows the secret, but has not joined the job: it gets no answer and does no harm.
+        self._refusals.note(f"a process that knows the job's secret did not say hello: {error}")
 
     def _arrived(self, identity: bytes, descriptor: int) -> None:
-        """Takes note of a node's connection.
-
-        The system reuses a descriptor's number at once. So this first handles the monitor's events
-        of earlier connections, which must not be taken for the end of this connection.
-        """
+        """Takes note of a node's connection."""
         self._notice_connections()
-        if descriptor in self._open_descriptors:
-            self._nodes_by_descriptor[descriptor] = identity
-        else:
+        if not self._connections.is_of(descriptor, identity):
             self._disconnected(identity)
 
-    def _disconnected(self, identity: Optional[bytes]) -> None:
-        if identity is None:
-            return
+    def _disconnected(self, identity: bytes) -> None:
         node = self._job.node(identity)
         silent_s = None if node is None else self._silences.end(node, time.monotonic())
         if node is not None and silent_s is not None:
@@ -240,7 +243,6 @@ class _Scheduler:
         assert self._link is not None
         told = self._link.receive()
         for end in told:
-            assert isinstance(end, PartEnded)
             self._job.process_ended(end)
         return bool(told)
 
@@ -283,13 +285,3 @@ class _Scheduler:
                 self._router.send_multipart([identity, encode(message)])
             except zmq.ZMQError as error:
                 raise P3Error(f"the scheduler can't send: {error}") from error
-
-
-def _address(frame: zmq.Frame) -> str:
-    """Where a message came from, as far as ZeroMQ says."""
-    try:
-        address = str(frame.get("Peer-Address"))
-    except zmq.ZMQError:
-        return "an unknown host"
-    # A socket for IPv6 and IPv4 shows IPv4 addresses with this prefix.
-    return address[len(_IPV4) :] if address.startswith(_IPV4) else address

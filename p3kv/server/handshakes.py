@@ -2,40 +2,61 @@
 
 from __future__ import annotations
 
-import hmac
 import logging
-from typing import Container, Dict, Optional
+from typing import Container, Dict, NamedTuple, Optional
 
 from p3kv.errors import ProtocolError
 from p3kv.wire.connection import Connection
 from p3kv.wire.header import MAGIC, Header
-from p3kv.wire.messages import MAX_HELLO_BYTES, PROTOCOL_VERSION, TOKEN_BYTES, DataHello, decode
+from p3kv.wire.messages import PROTOCOL_VERSION, DataHello, decode
+from p3kv.wire.proofs import HELLO_BYTES, NONCE_BYTES, PROOF_BYTES, Proofs, is_right, nonce
 from p3kv.wire.refusals import Refusals
 
 HANDSHAKE_S = 5.0
-"""A connection without a complete hello is closed after this time."""
+"""A connection without a complete handshake is closed after this time."""
 _MAX_PENDING = 128
-"""Connections that may be open without a hello; a worker sends its hello at once."""
+"""Connections that may be open without a hello, or without a proof, besides one for each worker, as
+all may come at the same time. A worker sends its hello at once."""
+_NOT_OURS = (
+    "it does not know this job's secret. If it is a worker of this job, give all its processes the "
+    "same P3KV_SECRET"
+)
 
 _log = logging.getLogger(__name__)
 
 
-class Handshakes:
-    """Authenticates connections by the job's token, and tells which worker each belongs to."""
+class _Challenge(NamedTuple):
+    """What a worker has to answer."""
 
-    def __init__(self, token: bytes, num_workers: int) -> None:
-        self._token = token
+    worker: int
+    workers_nonce: bytes
+    servers_nonce: bytes
+
+
+class Handshakes:
+    """Authenticates connections, and tells which worker each belongs to (`p3kv.wire.proofs`)."""
+
+    def __init__(self, proofs: Proofs, num_workers: int) -> None:
+        self._proofs = proofs
         self._num_workers = num_workers
-        self._hellos: Dict[Connection, bytearray] = {}
+        self._most_pending = _MAX_PENDING + num_workers
+        self._strangers: Dict[Connection, bytearray] = {}
+        """Connections without a hello, the oldest first, and the memory for theirs."""
+        self._challenged: Dict[Connection, _Challenge] = {}
         self._refusals = Refusals(_log)
 
     def add(self, connection: Connection) -> Optional[Connection]:
-        """Takes a new connection; returns the oldest one if there are too many."""
-        self._hellos[connection] = bytearray(MAX_HELLO_BYTES)
-        return next(iter(self._hellos)) if len(self._hellos) > _MAX_PENDING else None
+        """Takes a new connection; returns the oldest one without a hello if there are too many."""
+        self._strangers[connection] = bytearray(HELLO_BYTES)
+        too_many = len(self._strangers) > self._most_pending
+        return next(iter(self._strangers)) if too_many else None
+
+    def waits_for_hello(self, connection: Connection) -> bool:
+        """Whether a connection has said nothing that a worker says."""
+        return connection in self._strangers
 
     def __contains__(self, connection: Connection) -> bool:
-        return connection in self._hellos
+        return connection in self._strangers or connection in self._challenged
 
     def land(self, connection: Connection, header: Header) -> memoryview:
         """Where a hello's payload goes; ProtocolError for one of another protocol."""
@@ -46,7 +67,25 @@ class Handshakes:
                 f"it speaks protocol {header.slice}, this server {PROTOCOL_VERSION}; "
                 "install the same p3kv everywhere"
             )
-        return memoryview(self._hellos[connection])[: header.payload_bytes]
+        if header.payload_bytes != HELLO_BYTES:
+            raise ProtocolError(f"it sent a hello of {header.payload_bytes} bytes")
+        return memoryview(self._strangers[connection])
+
+    def challenge(self, connection: Connection, header: Header) -> bytes:
+        """Takes a hello that has arrived; returns what the worker must answer.
+
+        ProtocolError if whoever sent it does not know the job's secret.
+        """
+        hello = bytes(self._strangers[connection])
+        workers_nonce, proof = hello[:NONCE_BYTES], hello[NONCE_BYTES:]
+        if not is_right(proof, self._proofs.hello(header.rank, workers_nonce)):
+            raise ProtocolError(_NOT_OURS)
+        if len(self._challenged) >= self._most_pending:
+            raise ProtocolError("too many others have said hello and shown no proof")
+        del self._strangers[connection]
+        challenge = _Challenge(header.rank, workers_nonce, nonce())
+        self._challenged[connection] = challenge
+        return challenge.servers_nonce + self._proofs.challenge(*challenge)
 
     def admit(
         self, connection: Connection, payload: memoryview, taken: Container[int]
@@ -55,18 +94,23 @@ class Handshakes:
 
         `taken` are the ranks that are connected already.
         """
-        if not hmac.compare_digest(payload[:TOKEN_BYTES], self._token):
-            raise ProtocolError("it does not belong to this job")
-        hello: DataHello = decode(payload[TOKEN_BYTES:], DataHello)
-        if not 0 <= hello.rank < self._num_workers or hello.rank in taken:
+        challenge = self._challenged[connection]
+        proof, words = bytes(payload[:PROOF_BYTES]), bytes(payload[PROOF_BYTES:])
+        if not is_right(proof, self._proofs.answer(*challenge, words)):
+            raise ProtocolError(f"its proof is wrong: {_NOT_OURS}")
+        hello: DataHello = decode(words, DataHello)
+        right = hello.rank == challenge.worker and 0 <= hello.rank < self._num_workers
+        if not right or hello.rank in taken:
             raise ProtocolError(f"it says to be worker {hello.rank}, which can't be")
-        del self._hellos[connection]
+        del self._challenged[connection]
         connection.conversation.peer = hello.rank
         return hello
 
     def refuse(self, connection: Connection, reason: str) -> bool:
         """Forgets a connection whose handshake failed; False if its handshake was complete."""
-        if self._hellos.pop(connection, None) is None:
+        if connection not in self:
             return False
-        self._refusals.note(reason)
+        self._strangers.pop(connection, None)
+        self._challenged.pop(connection, None)
+        self._refusals.note(f"{reason} ({connection.place})")
         return True

@@ -22,8 +22,10 @@ from p3kv.transport import TRANSPORTS, Link, Listener
 from p3kv.wire.address import own_address
 from p3kv.wire.connection import Connection
 from p3kv.wire.control import ControlClient
+from p3kv.wire.credentials import Credentials
 from p3kv.wire.loop import Loop
 from p3kv.wire.messages import UNKNOWN, Bye, Failure, Finished, ReportFailure, Roster
+from p3kv.wire.proofs import Proofs
 from p3kv.wire.protocol import FROM_WORKERS, Conversation
 
 _log = logging.getLogger(__name__)
@@ -56,6 +58,7 @@ def run_server(launch: Launch, settings: Settings) -> None:
 class _Server:
     def __init__(self, launch: Launch, settings: Settings, listener: Listener) -> None:
         self._settings = settings
+        self._credentials = Credentials(launch.secret)
         self._optimizers = JobOptimizers()
         self._listener = listener
         self._loop = Loop()
@@ -73,6 +76,7 @@ class _Server:
         self._control = ControlClient(
             launch,
             settings,
+            self._credentials,
             listener.address,
             settings.transport,
             {
@@ -124,7 +128,8 @@ class _Server:
         self._rank = self._traffic.rank = roster.rank
         self._consumer.rank = roster.rank
         self._consumer.tracer = Tracer(self._settings.trace, f"server {roster.rank}")
-        self._workers.accept_workers(roster.token)
+        key = self._credentials.data_key(roster.token)
+        self._workers.accept_workers(Proofs(key, roster.rank))
         self._get_optimizer_ready()
 
     def _get_optimizer_ready(self) -> None:

@@ -75,6 +75,7 @@ class Traffic:
         """What all workers have agreed on, once one of them has said hello."""
         self._takers: Dict[int, Callable[[Connection, Header], Landing]] = {
             Kind.HELLO: self._hello,
+            Kind.PROOF: self._proof,
             Kind.PUSH: consumer.land_push,
             Kind.PULL: consumer.land_pull,
             Kind.KEY: self._key,
@@ -112,6 +113,15 @@ class Traffic:
 
     def _hello(self, connection: Connection, header: Header) -> Landing:
         words = self._workers.land_hello(connection, header)
+        return Landing(words, partial(self._challenge, connection, header))
+
+    def _challenge(self, connection: Connection, hello: Header) -> None:
+        words = memoryview(self._workers.challenge(connection, hello))
+        header = pack_header(Kind.CHALLENGE, self.rank, payload_bytes=len(words))
+        connection.writer.push(URGENT, header, words)
+
+    def _proof(self, connection: Connection, header: Header) -> Landing:
+        words = memoryview(bytearray(header.payload_bytes))
         return Landing(words, partial(self._admit, connection, words))
 
     def _admit(self, connection: Connection, words: memoryview) -> None:

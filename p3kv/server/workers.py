@@ -14,6 +14,7 @@ from p3kv.wire.connection import Connection
 from p3kv.wire.header import INITIAL_ROUND, LAST_ROUND, URGENT, Header
 from p3kv.wire.loop import Loop
 from p3kv.wire.messages import UNKNOWN, DataHello, Failure
+from p3kv.wire.proofs import Proofs
 
 _log = logging.getLogger(__name__)
 
@@ -52,9 +53,9 @@ class Workers:
         self._local_workers: Dict[int, int] = {}
         """By rank of a worker on this host: the step before which it waits for no values."""
 
-    def accept_workers(self, token: bytes) -> None:
-        """Accepts connections from now on; those that know the job's token become workers."""
-        self._handshakes = Handshakes(token, self._num_workers)
+    def accept_workers(self, proofs: Proofs) -> None:
+        """Accepts connections from now on; those that show the right proofs become workers."""
+        self._handshakes = Handshakes(proofs, self._num_workers)
         self._listen()
 
     def _listen(self) -> None:
@@ -64,6 +65,12 @@ class Workers:
         """Where a hello's payload goes; ProtocolError for one of another protocol."""
         assert self._handshakes is not None
         return self._handshakes.land(connection, header)
+
+    def challenge(self, connection: Connection, header: Header) -> bytes:
+        """Takes a hello that has arrived, and returns the challenge; ProtocolError if whoever sent
+        it does not belong to the job."""
+        assert self._handshakes is not None
+        return self._handshakes.challenge(connection, header)
 
     def admit(self, connection: Connection, payload: memoryview) -> DataHello:
         """Completes a handshake; ProtocolError if the peer is not a worker of this job."""
@@ -141,7 +148,7 @@ class Workers:
     def _read_or_drop(self, handshakes: Handshakes, oldest: Connection) -> None:
         """Makes room for newer connections. Reads first: a worker's hello may have arrived."""
         oldest.receive()
-        if oldest in handshakes:
+        if handshakes.waits_for_hello(oldest):
             self.lose(oldest, "too many newer ones did not say hello either")
 
     def _pause_accepting(self) -> None:
@@ -160,4 +167,4 @@ class Workers:
     def _check_handshake(self, waiting: ref[Connection]) -> None:
         connection = waiting()
         if connection is not None and self._handshakes and connection in self._handshakes:
-            self.lose(connection, f"it did not say hello within {HANDSHAKE_S:g} s")
+            self.lose(connection, f"it did not complete the handshake within {HANDSHAKE_S:g} s")

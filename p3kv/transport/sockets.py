@@ -25,6 +25,10 @@ class SocketLink(Link):
         sock.setblocking(False)
         self._socket = sock
         self.descriptor = sock.fileno()
+        with suppress(OSError):  # it may be closed already
+            peer = sock.getpeername()
+            if isinstance(peer, tuple):
+                self.place = f"from {peer[0]}"
 
     def receive_into(self, buffers: Sequence[memoryview]) -> int:
         return self._socket.recvmsg_into(buffers)[0]

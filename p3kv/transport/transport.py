@@ -23,6 +23,8 @@ class Link(ABC):
     descriptor: int
     """What epoll watches: readable when bytes have come or the peer has closed, writable when
     there is room for more."""
+    place = "from an unknown place"
+    """Where the peer is, in messages: "from 10.0.0.7"."""
 
     @abstractmethod
     def receive_into(self, buffers: Sequence[memoryview]) -> int:

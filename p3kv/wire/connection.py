@@ -37,6 +37,7 @@ class Connection:
         self.ended = False
         """The peer or the network ended it; False if it was lost for what the peer has sent."""
         self.descriptor = link.descriptor
+        self.place = link.place
         self.hold_at_most = link.hold_at_most
         self.hold_at_most(send_buffer_bytes)
         self.writer = FrameWriter()

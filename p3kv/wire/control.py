@@ -18,8 +18,10 @@ from p3kv.config import Launch, Settings
 from p3kv.errors import P3Error, PeerLostError, ProtocolError, RendezvousError, in_one_line
 from p3kv.version import VERSION
 from p3kv.wire import silence
+from p3kv.wire.credentials import Credentials
 from p3kv.wire.first_contact import EVENTS, FirstContact
 from p3kv.wire.messages import (
+    MAX_MESSAGE_BYTES,
     PROTOCOL_VERSION,
     UNKNOWN,
     Abort,
@@ -68,6 +70,7 @@ class ControlClient:
         self,
         launch: Launch,
         settings: Settings,
+        credentials: Credentials,
         listen_address: Tuple[str, int],
         transport: str,
         handlers: Dict[type, Callable[[Any], None]],
@@ -80,7 +83,8 @@ class ControlClient:
         self._on_failure = on_failure
         self._known_round = known_round
         self._created_at = time.monotonic()
-        self._contact = FirstContact(f"{launch.root_host}:{launch.root_port}")
+        self._credentials = credentials
+        self._contact = FirstContact(f"{launch.root_host}:{launch.root_port}", bool(launch.secret))
         self._outbox: Deque[bytes] = deque()
         self._answers: Deque[Any] = deque()
         self._changed = threading.Condition()
@@ -208,7 +212,11 @@ class ControlClient:
     def _run(self) -> None:
         context = zmq.Context()
         dealer = context.socket(zmq.DEALER)
+        self._credentials.protect_dealer(dealer)
         dealer.setsockopt(zmq.IPV6, 1)
+        # Where no peer is left, sending would wait for ever.
+        dealer.setsockopt(zmq.SNDTIMEO, _LINGER_MS)
+        dealer.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
         dealer.setsockopt(zmq.RECONNECT_IVL, 50)
         dealer.setsockopt(zmq.RECONNECT_IVL_MAX, 500)
         dealer.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_EVERY_MS)
@@ -237,8 +245,9 @@ class ControlClient:
             poller.register(readable, zmq.POLLIN)
         while True:
             closing = self._closing
-            while self._outbox:
-                dealer.send(self._outbox.popleft())
+            while self._outbox and not self._given_up:
+                with suppress(zmq.Again):  # no peer could take it
+                    dealer.send(self._outbox.popleft())
             if closing:
                 return
             ready = dict(poller.poll(self._timeout_ms()))
@@ -247,7 +256,8 @@ class ControlClient:
             if dealer in ready:
                 self._receive(self._decoded(dealer.recv()))
             if monitor in ready:
-                self._notice(recv_monitor_message(monitor)["event"])
+                event = recv_monitor_message(monitor)
+                self._notice(event["event"], event["value"])
             self._check_clock()
 
     def _timeout_ms(self) -> Optional[int]:
@@ -290,9 +300,9 @@ class ControlClient:
             raise
         return message
 
-    def _notice(self, event: int) -> None:
+    def _notice(self, event: int, value: int) -> None:
         if self._undecided():
-            error = self._contact.event(event)
+            error = self._contact.event(event, value)
             if error is not None:
                 self._given_up = True
                 self._fail(error)

@@ -1,8 +1,8 @@
 """Finds out what listens at the scheduler's address, until the scheduler welcomes this process.
 
-Another program may hold the port, or the framework's own scheduler may run there because the
-framework was imported first. The events of the connection tell these apart, so that the user need
-not guess.
+Another program may hold the port, the scheduler may have another secret, or the framework's own
+scheduler may run there because the framework was imported first. The events of the connection tell
+these apart, so that the user need not guess.
 """
 
 from __future__ import annotations
@@ -15,13 +15,17 @@ import zmq
 from p3kv import words
 from p3kv.errors import RendezvousError
 
+_REFUSED = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 EVENTS = (
     zmq.EVENT_CONNECTED | zmq.EVENT_CLOSED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
-)
+    | _REFUSED | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+)  # fmt: skip
 """The events that the monitor must report."""
 
 _ANSWER_S = 3.0
 """A scheduler answers at once; after a longer silence, what listens is another program."""
+_MOST_REFUSALS = 4
+"""A scheduler may end while this process connects. One that refuses does so each time."""
 _OTHER_PORT = (
     "Another program holds the port: choose another DMLC_PS_ROOT_PORT ('p3kv launch' finds a free "
     "one), or end that program."
@@ -31,8 +35,12 @@ _OTHER_PORT = (
 class FirstContact:
     """Reads a ZeroMQ monitor's events. Belongs to one thread, but for `silence`."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, has_secret: bool) -> None:
         self._address = address
+        self._has_secret = has_secret
+        self._refusals = 0
+        self._failed = False
+        """The handshake on the last connection has failed, for a reason that ZeroMQ has told."""
         self._connected = False
         self._handshaken_at: Optional[float] = None
 
@@ -41,15 +49,28 @@ class FirstContact:
         """When, on the monotonic clock, the scheduler must have answered."""
         return None if self._handshaken_at is None else self._handshaken_at + _ANSWER_S
 
-    def event(self, event: int) -> Optional[RendezvousError]:
-        """Takes an event; returns the error when it shows that no scheduler will answer."""
+    def event(self, event: int, value: int) -> Optional[RendezvousError]:
+        """Takes an event and its value; returns the error when it shows that no scheduler will
+        answer."""
         if event == zmq.EVENT_CONNECTED:
-            self._connected = True
+            self._connected, self._failed = True, False
         elif event == zmq.EVENT_CLOSED:
             self._connected = False
         elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             self._handshaken_at = time.monotonic()
-        elif event == zmq.EVENT_DISCONNECTED and self._handshaken_at is not None:
+        elif event & _REFUSED:
+            self._failed = True
+            self._refusals += 1
+            return self.refused() if self._refusals >= _MOST_REFUSALS else None
+        elif event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
+            self._failed = True
+            if value == zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH:
+                return self.no_answer()
+            return self.refused()
+        elif event == zmq.EVENT_DISCONNECTED and self._handshaken_at is None:
+            # ZeroMQ tells nothing more of what does not begin as ZeroMQ does.
+            return None if self._failed else self.foreign()
+        elif event == zmq.EVENT_DISCONNECTED:
             return RendezvousError(
                 f"what listened at {self._address} ended the connection instead of answering. If "
                 f"it was the scheduler, see its own output for why it ended. {_import_first()}"
@@ -61,6 +82,18 @@ class FirstContact:
         return RendezvousError(
             f"what listens at {self._address} does not answer as a p3kv scheduler does, though "
             f"it speaks ZeroMQ; install the same p3kv everywhere. {_import_first()}"
+        )
+
+    def refused(self) -> RendezvousError:
+        """The error when what listens ends the handshake again and again."""
+        mine = "a secret, and this one has none"
+        if self._has_secret:
+            mine = "another secret than this process, or none"
+        return RendezvousError(
+            f"what listens at {self._address} refuses this process, or does not answer as a p3kv "
+            f"scheduler does. If it is this job's scheduler, it has {mine}: set P3KV_SECRET (or "
+            "P3KV_SECRET_FILE) to the same in all processes of the job, and install the same p3kv "
+            f"everywhere. {_import_first()}"
         )
 
     def foreign(self) -> RendezvousError:

@@ -7,7 +7,7 @@ one of the messages (`p3kv.wire.messages`).
 from __future__ import annotations
 
 import struct
-from enum import IntEnum
+from enum import IntEnum, unique
 from typing import NamedTuple
 
 MAGIC = 0x564B3350
@@ -27,13 +27,18 @@ LAST_ROUND = 2**32 - 1
 """No header can name a later round or step."""
 
 
+@unique
 class Kind(IntEnum):
     """What a data frame is."""
 
     HELLO = 1
-    """First frame of a worker's connection; payload the job's token, then DataHello."""
+    """First frame of a worker's connection; payload a nonce and a proof (`p3kv.wire.proofs`)."""
+    CHALLENGE = 25
+    """The server's answer to it; payload a nonce and a proof."""
+    PROOF = 26
+    """The worker's answer to that; payload a proof, then DataHello."""
     WELCOME = 2
-    """The server's answer to it; no payload."""
+    """A server serves the worker from now on; no payload."""
     KEY = 3
     """A worker tells a server about a key, before its first slice; payload DeclaredKey."""
     OPTIMIZER = 4

@@ -6,15 +6,22 @@ fails. Each message is a line of JSON.
 
 from __future__ import annotations
 
+import logging
 import socket
 from contextlib import suppress
-from typing import List, Union
+from typing import Generic, List, Type, TypeVar, Union
 
 import msgspec
 
 from p3kv.wire.messages import Message
 
+_log = logging.getLogger(__name__)
+
 _READ_BYTES = 1 << 16
+_MOST_LINE_BYTES = 1 << 20
+
+M = TypeVar("M", bound=Message)
+"""The messages that one end receives."""
 
 
 class PartEnded(Message, frozen=True):
@@ -44,13 +51,18 @@ class Cause(Message, frozen=True):
     """Processes that can't be told: they have not joined, or do not answer."""
 
 
-class LauncherLink:
-    """One end of the socket. Sending never waits; one thread receives."""
+class LauncherLink(Generic[M]):
+    """One end of the socket. Sending never waits; one thread receives.
 
-    def __init__(self, sock: socket.socket) -> None:
+    Nobody else can reach the socket: it has no address, and the launcher makes it before it starts
+    the scheduler, which inherits the other end.
+    """
+
+    def __init__(self, sock: socket.socket, expected: Type[M]) -> None:
+        """`expected` is what the other end sends."""
         self._socket = sock
         self._buffer = b""
-        self._decoder = msgspec.json.Decoder(Union[PartEnded, Cause])
+        self._decoder = msgspec.json.Decoder(expected)
 
     def fileno(self) -> int:
         return self._socket.fileno()
@@ -61,16 +73,31 @@ class LauncherLink:
             line = msgspec.json.encode(message) + b"\n"
             self._socket.send(line, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 
-    def receive(self) -> List[Union[PartEnded, Cause]]:
-        """Waits for messages and returns them; none once the other end is closed."""
+    def receive(self) -> List[M]:
+        """Waits for messages and returns them; none once the other end is closed, or has sent
+        something else, which is logged."""
         while True:
             try:
                 data = self._socket.recv(_READ_BYTES)
             except OSError:  # with words of ours that it has not read
                 data = b""
             *lines, self._buffer = (self._buffer + data).split(b"\n")
+            if len(self._buffer) > _MOST_LINE_BYTES:
+                return self._misunderstood(f"a line of more than {_MOST_LINE_BYTES} bytes")
             if lines or not data:
-                return [self._decoder.decode(line) for line in lines]
+                try:
+                    return [self._decoder.decode(line) for line in lines]
+                except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+                    return self._misunderstood(str(error))
+
+    def _misunderstood(self, what: str) -> List[M]:
+        _log.error(
+            "on the socket between 'p3kv launch' and its scheduler came what neither says (%s). "
+            "They use it no more; does another program write to P3KV_LAUNCHER_FD?",
+            what,
+        )
+        self._buffer = b""
+        return []
 
     def close(self) -> None:
         """Closes this end; may be called twice."""

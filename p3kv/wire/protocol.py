@@ -1,8 +1,9 @@
 """Which data frame may come when: one table for each direction.
 
-A connection begins `NEW`. The worker says HELLO, and the server answers WELCOME when it serves.
-From then on each side may say what its table allows in any order, until its BYE: first the worker,
-and then the server. What a frame says of keys and rounds is checked by whoever takes it.
+A connection begins `NEW`. The worker says HELLO, the server CHALLENGE, and the worker PROOF: now
+both know that the other belongs to the job. The server answers WELCOME when it serves. From then on
+each side may say what its table allows in any order, until its BYE: first the worker, and then the
+server. What a frame says of keys and rounds is checked by whoever takes it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from typing import Mapping, NamedTuple, Optional
 from p3kv.config import MAX_SLICE_ELEMS
 from p3kv.errors import ProtocolError
 from p3kv.wire.header import MAX_PROBE_BYTES, MAX_STATE_BYTES, Header, Kind
-from p3kv.wire.messages import MAX_HELLO_BYTES, MAX_MESSAGE_BYTES
+from p3kv.wire.messages import MAX_MESSAGE_BYTES, MAX_PROOF_BYTES
+from p3kv.wire.proofs import CHALLENGE_BYTES, HELLO_BYTES
 
 MAX_SLICE_BYTES = MAX_SLICE_ELEMS * 8
 """Elements have at most 8 bytes."""
@@ -24,8 +26,10 @@ class State(Enum):
 
     NEW = "new"
     """It has not introduced itself."""
+    CHALLENGED = "challenged"
+    """It has, and has to prove that it belongs to the job. A server never is in this state."""
     WAITING = "waiting"
-    """It has, and says nothing more until it is welcome. A server never is in this state."""
+    """It has shown that it belongs to the job. The welcome comes next."""
     OPEN = "open"
     LEFT = "left"
     """It has said that it sends nothing more."""
@@ -45,7 +49,8 @@ Rules = Mapping[State, Mapping[int, Rule]]
 """By the sender's state, the kinds of frames that may come. Any other breaks the protocol."""
 
 FROM_WORKERS: Rules = {
-    State.NEW: {Kind.HELLO: Rule(MAX_HELLO_BYTES, then=State.WAITING)},
+    State.NEW: {Kind.HELLO: Rule(HELLO_BYTES, then=State.CHALLENGED)},
+    State.CHALLENGED: {Kind.PROOF: Rule(MAX_PROOF_BYTES, then=State.WAITING)},
     State.WAITING: {},
     State.OPEN: {
         Kind.PUSH: Rule(MAX_SLICE_BYTES),
@@ -67,7 +72,8 @@ FROM_WORKERS: Rules = {
     State.LEFT: {},
 }
 FROM_SERVERS: Rules = {
-    State.NEW: {Kind.WELCOME: Rule(then=State.OPEN)},
+    State.NEW: {Kind.CHALLENGE: Rule(CHALLENGE_BYTES, then=State.WAITING)},
+    State.WAITING: {Kind.WELCOME: Rule(then=State.OPEN)},
     State.OPEN: {
         Kind.UPDATED: Rule(MAX_SLICE_BYTES),
         Kind.PULLED: Rule(MAX_SLICE_BYTES),
@@ -88,7 +94,11 @@ FROM_SERVERS: Rules = {
 }
 
 
-_WHEN = {State.WAITING: "before the welcome", State.LEFT: "after its goodbye"}
+_WHEN = {
+    State.CHALLENGED: "before its proof",
+    State.WAITING: "before the welcome",
+    State.LEFT: "after its goodbye",
+}
 
 
 class Conversation:

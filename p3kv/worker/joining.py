@@ -11,15 +11,13 @@ from typing import Callable, Dict, Mapping, Optional, Set
 from p3kv.config import Settings
 from p3kv.errors import P3Error, ProtocolError
 from p3kv.transport import TRANSPORTS, Link
-from p3kv.wire import messages
 from p3kv.wire.connection import Connection
 from p3kv.wire.control import ControlClient
 from p3kv.wire.framing import Landing
-from p3kv.wire.header import MAGIC, URGENT, Header, Kind, pack_header
+from p3kv.wire.header import Header, Kind
 from p3kv.wire.loop import Loop
 from p3kv.wire.messages import (
     Agreed,
-    DataHello,
     Failure,
     JobSettings,
     Measured,
@@ -27,8 +25,8 @@ from p3kv.wire.messages import (
     ReportFailure,
     Roster,
     SliceSize,
-    encode,
 )
+from p3kv.worker.handshakes import Handshakes
 from p3kv.worker.probe import Probe
 
 _log = logging.getLogger(__name__)
@@ -50,6 +48,7 @@ class Joining:
         loop: Loop,
         settings: Settings,
         roster: Roster,
+        handshakes: Handshakes,
         check: Callable[[], None],
         changed: threading.Condition,
     ) -> None:
@@ -58,9 +57,11 @@ class Joining:
         self._loop = loop
         self._settings = settings
         self._roster = roster
+        self._handshakes = handshakes
         self._check = check
         self._changed = changed
         self.takers: Mapping[int, Callable[[Connection, Header], Landing]] = {
+            Kind.CHALLENGE: self._handshakes.land,
             Kind.WELCOME: self._welcome,
             Kind.PROBE: self._echo,
         }
@@ -77,20 +78,11 @@ class Joining:
         workers have different settings or a transport is unknown here, P3Error when a server can't
         be reached.
         """
-        settings, roster = self._settings, self._roster
-        job = JobSettings.of(settings)
+        roster, job = self._roster, JobSettings.of(self._settings)
         self._control.request(Ready(job), Agreed, "all workers to create their store")
-        hello = roster.token + encode(DataHello(roster.rank, job))
-        header = pack_header(
-            Kind.HELLO,
-            roster.rank,
-            key=MAGIC,
-            slice=messages.PROTOCOL_VERSION,
-            payload_bytes=len(hello),
-        )
         for server, (host, port, transport) in enumerate(roster.servers):
             try:
-                member = TRANSPORTS.find(transport)(settings.silence_timeout_s)
+                member = TRANSPORTS.find(transport)(self._settings.silence_timeout_s)
                 link = member.connect((host, port), _CONNECT_S)
             except OSError as error:
                 failure = Failure(
@@ -106,7 +98,7 @@ class Joining:
                 self._control.wait_for_failure()
             connection = self._servers[server] = make(server, link)
             self._loop.add_connection(connection)
-            connection.writer.push(URGENT, header, memoryview(hello))
+            self._handshakes.begin(connection, server)
             # At once: a server closes connections that say nothing when there are too many.
             self._loop.send_now(connection)
 

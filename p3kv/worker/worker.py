@@ -26,6 +26,7 @@ from p3kv.trace import Tracer
 from p3kv.wire.address import own_address
 from p3kv.wire.connection import Connection
 from p3kv.wire.control import ControlClient
+from p3kv.wire.credentials import Credentials
 from p3kv.wire.header import INITIAL_ROUND, Kind
 from p3kv.wire.loop import Loop
 from p3kv.wire.messages import (
@@ -33,13 +34,16 @@ from p3kv.wire.messages import (
     BarrierPassed,
     BarrierReached,
     Bye,
+    DataHello,
     Failure,
+    JobSettings,
     Measured,
     NewSliceSize,
     ReportFailure,
     Roster,
     Terms,
 )
+from p3kv.worker.handshakes import Handshakes
 from p3kv.worker.joining import Joining
 from p3kv.worker.stores import WorkerStore
 from p3kv.worker.switch_interval import SwitchInterval
@@ -78,9 +82,11 @@ class Worker:
         self._closed = False
         self._byes_left = 0
         self._switch_interval = SwitchInterval()
+        self._credentials = Credentials(launch.secret)
         self._control = ControlClient(
             launch,
             settings,
+            self._credentials,
             (self._address, 0),
             "",
             {
@@ -107,9 +113,12 @@ class Worker:
         roster = self._control.wait_for(Roster, "all processes to start")
         self.rank = roster.rank
         self.tracer = Tracer(settings.trace, f"worker {self.rank}")
+        key = self._credentials.data_key(roster.token)
+        handshakes = Handshakes(key, DataHello(self.rank, JobSettings.of(settings)))
         joining = Joining(
-            self._control, self._loop, settings, roster, self.check, self._state_changed
-        )
+            self._control, self._loop, settings, roster, handshakes, self.check,
+            self._state_changed,
+        )  # fmt: skip
         try:
             self._traffic = Traffic(
                 self.rank, self.num_workers, settings, self._local_servers(roster), self.tracer,

@@ -153,13 +153,16 @@ def as_scripts_see_them(training: Training, path: str) -> None:
     assert updater.states.keys() == saved.states.keys()
     for key, state in updater.states.items():
         for one, other in zip(flat(state), flat(saved.states[key])):
-            np.testing.assert_array_equal(one.asnumpy(), other.asnumpy())
+            np.testing.assert_array_equal(one, other)
 
 
-def flat(state: Any) -> List[mx.nd.NDArray]:
-    if isinstance(state, tuple):
-        return [array for part in state for array in flat(part)]
-    return [] if state is None else [state]
+def flat(state: Any) -> List[np.ndarray]:
+    if isinstance(state, (tuple, list, dict)):
+        parts = state.values() if isinstance(state, dict) else state
+        return [array for part in parts for array in flat(part)]
+    return [
+        state.asnumpy() if isinstance(state, mx.nd.NDArray) else np.array(state is None or state)
+    ]
 
 
 def saves(folder: str, name: str) -> None:

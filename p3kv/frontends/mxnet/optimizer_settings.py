@@ -16,7 +16,7 @@ import mxnet as mx
 import numpy as np
 
 from p3kv.errors import ConfigError, NotSupportedError, ProtocolError
-from p3kv.wire.messages import Key, Message, decode
+from p3kv.wire.messages import Key, Message, check_plain, decode
 
 # Each of these computes an element of the weight from the same element of gradient and state, and
 # from numbers that the key's updates share.
@@ -73,6 +73,9 @@ class PlainOptimizer(Message, frozen=True):
     stepped meanwhile, and the class may ask for it."""
     seed: Optional[int] = None
     """What random numbers follow from, together with the key and the count of its updates."""
+
+    def __post_init__(self) -> None:
+        check_plain("an optimizer", self.attributes)
 
 
 class SharedNumber(Message, frozen=True):

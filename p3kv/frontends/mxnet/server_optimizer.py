@@ -10,7 +10,7 @@ from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 import mxnet as mx
 import numpy as np
 
-from p3kv.errors import ProtocolError
+from p3kv.errors import ProtocolError, in_one_line
 from p3kv.frontends.mxnet.optimizer_settings import (
     KEPT_BY_KEY,
     SHARED_NUMBERS,
@@ -155,12 +155,18 @@ class MXNetOptimizer(Optimizer):
 
     def load(self, key: DeclaredKey, index: int, state: State) -> None:
         numbers = state.numbers
-        structure, kept = (
-            put_together(numbers[name], state.elements) for name in ("structure", "kept")
-        )
-        loaded = self._states[key.key_id, index] = _StateOfSlice(structure, numbers["since_step"])
+        try:
+            structure, kept = (
+                put_together(numbers[name], state.elements) for name in ("structure", "kept")
+            )
+            loaded = _StateOfSlice(structure, int(numbers["since_step"]))
+            loaded.updates = int(numbers["updates"])
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            raise ProtocolError(
+                f"it sent a state that no optimizer can have: {in_one_line(error)}"
+            ) from error
         loaded.kept = kept
-        loaded.updates = numbers["updates"]
+        self._states[key.key_id, index] = loaded
 
     def _forget(self, oldest_step: int) -> None:
         unneeded = max(0, bisect_right(self._from_steps, oldest_step) - 1)

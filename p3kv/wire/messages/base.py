@@ -9,12 +9,13 @@ import msgspec
 from p3kv.config import MAX_SLICE_ELEMS
 from p3kv.errors import ProtocolError
 from p3kv.registry import MAX_NAME_CHARS
+from p3kv.wire.messages.depth import MAX_DEPTH, is_too_deep
 
-PROTOCOL_VERSION = 8
+PROTOCOL_VERSION = 9
 TOKEN_BYTES = 16
-"""The job's token comes before a data hello's MessagePack, as plain bytes: a server decodes nothing
-from a peer without the token."""
-MAX_HELLO_BYTES = 4096
+"""The job's token is random, and other in each run. It is part of the key of data connections."""
+MAX_PROOF_BYTES = 4096
+"""A proof and the DataHello behind it, which is decoded when the proof is right."""
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 MAX_TO_SCHEDULER_BYTES = 1024 * 1024
 """The scheduler reads from any peer, and no peer has long messages for it."""
@@ -57,6 +58,20 @@ def check_slice_size(slice_size: Optional[int]) -> None:
     check_number("the most elements in a slice", slice_size, 1, MAX_SLICE_ELEMS)
 
 
+def check_plain(what: str, value: Any) -> None:
+    """Raises ProtocolError for all but None, bools, numbers, strs, and lists and dicts of these."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            check_plain(what, key)
+            check_plain(what, item)
+    elif isinstance(value, list):
+        for item in value:
+            check_plain(what, item)
+    else:
+        plain = value is None or isinstance(value, (bool, int, float, str))
+        check(plain, f"{what} has a {type(value).__name__}")
+
+
 _encoder = msgspec.msgpack.Encoder()
 _decoders: Dict[Any, msgspec.msgpack.Decoder] = {}
 
@@ -69,17 +84,22 @@ def encode(message: Any) -> bytes:
 def decode(data: Union[bytes, memoryview], expected: Any) -> Any:
     """Reads a message of the expected type (or union of types).
 
-    Raises ProtocolError for anything else, and for more than MAX_MESSAGE_BYTES.
+    Raises ProtocolError for anything else, for more than MAX_MESSAGE_BYTES, and for deeper nesting
+    than MAX_DEPTH. Size and depth are checked before anything is decoded.
     """
     if len(data) > MAX_MESSAGE_BYTES:
         raise ProtocolError(
             f"a message has {len(data)} bytes; at most {MAX_MESSAGE_BYTES} are allowed"
         )
+    check(not is_too_deep(data), f"it nests deeper than {MAX_DEPTH} arrays and maps")
     decoder = _decoders.get(expected)
     if decoder is None:
         decoder = _decoders[expected] = msgspec.msgpack.Decoder(expected)
     try:
         return decoder.decode(data)
-    except (msgspec.MsgspecError, ValueError, RecursionError, OverflowError) as error:
-        # Not only msgspec's own errors: text that is not UTF-8, for example, is a ValueError.
+    except ProtocolError:
+        raise
+    except Exception as error:
+        # Not only msgspec's own errors: text that is not UTF-8 is a ValueError, for example.
+        # Whatever it is, the bytes are the cause.
         raise ProtocolError(f"a message is not what the protocol allows: {error}") from error

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Dict, List, Optional, Tuple
 
 from p3kv.config import Settings
 from p3kv.registry import MAX_NAME_CHARS
-from p3kv.wire.messages.base import Message, check, check_name, check_number, check_slice_size
-from p3kv.wire.messages.keys import DTYPES, MAX_DIMENSIONS, MAX_KEY_ELEMS, MAX_KEY_ID
+from p3kv.wire.messages.base import (
+    Message,
+    check,
+    check_name,
+    check_number,
+    check_plain,
+    check_slice_size,
+)
+from p3kv.wire.messages.keys import DTYPES, MAX_KEY_ELEMS, MAX_KEY_ID, check_shape
 
 MAX_STATE_ARRAYS = 1024
 
@@ -46,7 +54,7 @@ class JobSettings(Message, frozen=True):
 
 
 class DataHello(Message, frozen=True):
-    """A worker's first words to a server, after the job's token."""
+    """A worker's first words to a server, once both have shown that they belong to the job."""
 
     rank: int
     settings: JobSettings
@@ -74,6 +82,10 @@ class Stalled(Message, frozen=True):
     waited_s: float
     timeout_s: float
     """How long it may wait before the job fails."""
+
+    def __post_init__(self) -> None:
+        for seconds in (self.waited_s, self.timeout_s):
+            check(0 <= seconds < math.inf, f"a round has waited for {seconds} s")
 
 
 class ForwardOrder(Message, frozen=True):
@@ -135,5 +147,5 @@ class StateOutline(Message, frozen=True):
         check(len(self.arrays) <= MAX_STATE_ARRAYS, "an optimizer's state has too many arrays")
         for name, dtype, shape in self.arrays:
             check(dtype in DTYPES, f"an array {name!r} has dtype {dtype!r}")
-            check(len(shape) <= MAX_DIMENSIONS, f"an array {name!r} has too many dimensions")
-            check(all(extent >= 0 for extent in shape), f"an array {name!r} has shape {shape}")
+            check_shape(f"an array {name!r}", shape)
+        check_plain("an optimizer's state", self.numbers)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from msgspec.structs import force_setattr
+
 from p3kv import errors
 from p3kv.config import ROLES
 from p3kv.errors import P3Error
 from p3kv.wire.header import LAST_ROUND
 from p3kv.wire.messages.base import MAX_RANK, UNKNOWN, Message, check, check_number
+
+MAX_REASON_CHARS = 4096
 
 
 class Failure(Message, frozen=True):
@@ -35,6 +39,9 @@ class Failure(Message, frozen=True):
         return f"{self.reason.rstrip('.')}. {self.hint}" if self.hint else self.reason
 
     def __post_init__(self) -> None:
+        # Cut here, and not refused: whoever fails must be able to say so, whatever a peer has sent.
+        for name in ("reason", "hint"):
+            force_setattr(self, name, getattr(self, name)[:MAX_REASON_CHARS])
         check(self.role in ROLES, f"a failure of the role {self.role!r}")
         check_number("a rank", self.rank, UNKNOWN, MAX_RANK)
         check_number("a round", self.round, UNKNOWN, LAST_ROUND)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import List, Optional, Tuple, Union
+from typing import List, Optional, Sequence, Tuple, Union
 
 from p3kv.config import Settings
 from p3kv.registry import Choice
@@ -11,6 +11,7 @@ from p3kv.wire.messages.base import MAX_RANK, Message, check, check_name, check_
 
 MAX_KEY_ELEMS = 2**36
 """Elements of a key's tensor: a quarter of a terabyte of float32."""
+MAX_KEY_CHARS = 4096
 MAX_DIMENSIONS = 32
 DTYPES = ("float16", "float32", "float64", "int8", "uint8", "int32", "int64")
 """All that can be summed and that every process has: no bool, and no bfloat16."""
@@ -96,13 +97,21 @@ class DeclaredKey(Message, frozen=True):
 
 
 def check_tensor(key: Key, shape: Tuple[int, ...], dtype: str, layout: str) -> None:
+    check(len(str(key)) <= MAX_KEY_CHARS, "a key has too many letters")
     check(dtype in DTYPES, f"key {key!r} has dtype {dtype!r}; use one of {', '.join(DTYPES)}")
-    check(len(shape) <= MAX_DIMENSIONS, f"key {key!r} has too many dimensions")
-    check(all(extent >= 0 for extent in shape), f"key {key!r} has the shape {shape}")
+    check_shape(f"key {key!r}", shape)
     # Not with numpy, whose integers overflow.
     elems = math.prod(shape)
     check(elems <= MAX_KEY_ELEMS, f"key {key!r} has {elems} elements; at most {MAX_KEY_ELEMS} may")
     check_name("a layout's name", layout)
+
+
+def check_shape(what: str, shape: Sequence[int]) -> None:
+    """Raises ProtocolError for a shape that no array can have."""
+    check(len(shape) <= MAX_DIMENSIONS, f"{what} has too many dimensions")
+    # Each on its own, too: their product is 0 if one of them is.
+    allowed = all(0 <= extent <= MAX_KEY_ELEMS for extent in shape)
+    check(allowed, f"{what} has the shape {shape}; an extent has at most {MAX_KEY_ELEMS} elements")
 
 
 def check_runs(key: Key, shape: Tuple[int, ...], runs: List[Tuple[int, int]]) -> None:

@@ -1,0 +1,63 @@
+"""Shows the servers that this worker belongs to the job, and has them show the same."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Dict, NamedTuple
+
+from p3kv.errors import ProtocolError
+from p3kv.wire.connection import Connection
+from p3kv.wire.framing import Landing
+from p3kv.wire.header import MAGIC, URGENT, Header, Kind, pack_header
+from p3kv.wire.messages import PROTOCOL_VERSION, DataHello, encode
+from p3kv.wire.proofs import CHALLENGE_BYTES, NONCE_BYTES, Proofs, is_right, nonce
+
+
+class _Hello(NamedTuple):
+    """What this worker has said to a server."""
+
+    proofs: Proofs
+    nonce: bytes
+
+
+class Handshakes:
+    """The worker's side of `p3kv.wire.proofs`, on all its connections.
+
+    `begin` is called before the worker's thread begins to serve the connection; the rest belongs to
+    this thread.
+    """
+
+    def __init__(self, key: bytes, hello: DataHello) -> None:
+        """`key` is the job's (`Credentials.data_key`); `hello` is for all servers."""
+        self._key = key
+        self._rank = hello.rank
+        self._words = encode(hello)
+        self._hellos: Dict[Connection, _Hello] = {}
+
+    def begin(self, connection: Connection, server: int) -> None:
+        """Queues a hello to a server."""
+        said = self._hellos[connection] = _Hello(Proofs(self._key, server), nonce())
+        hello = said.nonce + said.proofs.hello(self._rank, said.nonce)
+        self._push(connection, Kind.HELLO, hello, key=MAGIC, slice=PROTOCOL_VERSION)
+
+    def land(self, connection: Connection, header: Header) -> Landing:
+        """Takes a server's challenge."""
+        if header.payload_bytes != CHALLENGE_BYTES:
+            raise ProtocolError(f"it sent a challenge of {header.payload_bytes} bytes")
+        challenge = bytearray(CHALLENGE_BYTES)
+        return Landing(memoryview(challenge), partial(self._answer, connection, challenge))
+
+    def _answer(self, connection: Connection, challenge: bytearray) -> None:
+        proofs, workers_nonce = self._hellos.pop(connection)
+        servers_nonce, proof = bytes(challenge[:NONCE_BYTES]), bytes(challenge[NONCE_BYTES:])
+        if not is_right(proof, proofs.challenge(self._rank, workers_nonce, servers_nonce)):
+            raise ProtocolError(
+                "what answers in its place does not know the job's secret. Is its address that of "
+                "another program, or of another job?"
+            )
+        answer = proofs.answer(self._rank, workers_nonce, servers_nonce, self._words)
+        self._push(connection, Kind.PROOF, answer + self._words)
+
+    def _push(self, connection: Connection, kind: Kind, payload: bytes, **fields: int) -> None:
+        header = pack_header(kind, self._rank, payload_bytes=len(payload), **fields)
+        connection.writer.push(URGENT, header, memoryview(payload))
