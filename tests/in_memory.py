@@ -329,7 +329,8 @@ class Job:
 
     def declare(self, name: str, *shape: int, layout: str = "dense") -> List[WorkerKey]:
         """A key, as each worker knows it."""
-        key_id = len(self.servers[0].consumer._keys)
+        consumer = self.servers[0].consumer
+        key_id = len(consumer._keys) + len(consumer.rows.keys)
         made = make_layout(layout, shape)
         full = made.size_elems if self._whole else made.full_slice_elems(self._slice_size)
         runs = balanced_runs(made.size_elems, full, self._loads)

@@ -28,14 +28,16 @@ LETTERS = {
     Kind.PROBE: "e", Kind.TERMS: "s", Kind.OPEN: "o", Kind.ENDED: "d", Kind.STALLED: "l",
     Kind.STATES: "a", Kind.STATE: "c", Kind.STATE_BYTES: "y", Kind.LOADED: "x",
     Kind.CLIPPED: "i", Kind.PUSHED: "j", Kind.SQUARES: "g", Kind.SCALE: "f", Kind.NORM: "n",
+    Kind.PUSH_ROWS: "t", Kind.PULL_ROWS: "1", Kind.ROWS: "2",
 }  # fmt: skip
 MOST_BYTES = {**dict.fromkeys("kzrlscjgfn", WORDS), **dict.fromkeys("puv", SLICE)}
 MOST_BYTES.update(h=MAX_HELLO_BYTES, e=PROBE, y=MAX_STATE_BYTES)
+MOST_BYTES.update(dict.fromkeys("t12", SLICE + MAX_SLICE_ELEMS * 4))
 WELCOME = "!"
 """What the server says to a worker, in a history of what the worker says."""
 DIRECTIONS: Dict[str, Tuple[Rules, str]] = {
-    "worker": (FROM_WORKERS, "h(![kzpqresoacyijf]*b?)?"),
-    "server": (FROM_SERVERS, "w([uvdsoerlcyxgn]*b?)?"),
+    "worker": (FROM_WORKERS, "h(![kzpqt1resoacyijf]*b?)?"),
+    "server": (FROM_SERVERS, "w([uv2dsoerlcyxgn]*b?)?"),
 }
 """By who speaks: the table, and the same as a regular expression of whole histories."""
 

@@ -77,6 +77,8 @@ class Traffic:
             Kind.HELLO: self._hello,
             Kind.PUSH: consumer.land_push,
             Kind.PULL: consumer.land_pull,
+            Kind.PUSH_ROWS: consumer.rows.land_push,
+            Kind.PULL_ROWS: consumer.rows.land_pull,
             Kind.KEY: self._key,
             Kind.TERMS: self._terms,
             Kind.OPEN: self._open,

@@ -10,7 +10,7 @@ from p3kv.config import MAX_SLICE_ELEMS
 from p3kv.errors import ProtocolError
 from p3kv.registry import MAX_NAME_CHARS
 
-PROTOCOL_VERSION = 8
+PROTOCOL_VERSION = 9
 TOKEN_BYTES = 16
 """The job's token comes before a data hello's MessagePack, as plain bytes: a server decodes nothing
 from a peer without the token."""
