@@ -13,6 +13,7 @@ from experiments.campaign.campaign import Campaign, Point
 from experiments.campaign.records import Records
 from experiments.cluster import missing_requirements
 from experiments.drawing import curves
+from experiments.drawing.by_share import draw, summarize, table_text
 from experiments.models import load
 
 _PROBLEM = missing_requirements()
@@ -371,3 +372,28 @@ def test_rounds_memory_and_steps_are_set_beside_the_peers():
     part_mib = load("resnet50").size_bytes / 4 / 2**20
     assert beyond[2:] == ["50", f"{100 - 2 * part_mib:.0f}"]
     assert [line.split()[-2:] for line in lines[-2:]] == [["20.0", "40.0"], ["30.0", "30.0"]]
+
+
+def _of_rows(system, way, rows, share, seconds, **more):
+    return {
+        "system": system, "way": way, "rows": rows, "share": share, "iteration_s": seconds,
+        "link_bytes": 2_000_000, **more,
+    }  # fmt: skip
+
+
+def test_sparse_rows_are_summed_up_and_drawn_by_the_share_of_touched_rows(tmp_path):
+    runs = [
+        _of_rows("p3kv", "rows", 400, 0.01, [3.0, 2.0, 2.5], sent_share=1.01, received_share=1.0),
+        _of_rows("p3kv", "rows", 400, 0.01, [1.0, 1.0, 1.0], sent_share=1.02, received_share=1.0),
+        _of_rows("p3kv", "rows", 100, 0.5, [0.5]),
+        _of_rows("p3kv", "rows", 100, 1.0, [1.0]),
+        _of_rows("dist_sync", "dense", 100, 1.0, [1.5]),
+    ]
+    table = summarize(runs)
+    text = table_text(table)
+    assert "400 rows  0.01  p3kv      1.750 s (1.000 to 2.500), link 2.0 MB 1.020 1.000" in text
+    assert len(text.splitlines()) == 4
+    figure = draw(table)
+    figure.savefig(tmp_path / "figure.png")
+    plt.close(figure)
+    _assert_is_picture(tmp_path / "figure.png")

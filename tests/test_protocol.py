@@ -30,6 +30,7 @@ LETTERS = {
     Kind.PROBE: "e", Kind.TERMS: "s", Kind.OPEN: "o", Kind.ENDED: "d", Kind.STALLED: "l",
     Kind.STATES: "a", Kind.STATE: "c", Kind.STATE_BYTES: "y", Kind.LOADED: "x",
     Kind.CLIPPED: "i", Kind.PUSHED: "j", Kind.SQUARES: "g", Kind.SCALE: "f", Kind.NORM: "n",
+    Kind.PUSH_ROWS: "t", Kind.PULL_ROWS: "1", Kind.ROWS: "2",
 }  # fmt: skip
 MOST_BYTES = {
     "C": 64,
@@ -39,11 +40,12 @@ MOST_BYTES = {
     **dict.fromkeys("puv", SLICE),
 }
 MOST_BYTES.update(e=PROBE, y=MAX_STATE_BYTES)
+MOST_BYTES.update(dict.fromkeys("t12", SLICE + MAX_SLICE_ELEMS * 4))
 WELCOME = "!"
 """What the server says to a worker, in a history of what the worker says."""
 DIRECTIONS: Dict[str, Tuple[Rules, str]] = {
-    "worker": (FROM_WORKERS, "h(P(![kzpqresoacyijf]*b?)?)?"),
-    "server": (FROM_SERVERS, "C(w([uvdsoerlcyxgn]*b?)?)?"),
+    "worker": (FROM_WORKERS, "h(P(![kzpqt1resoacyijf]*b?)?)?"),
+    "server": (FROM_SERVERS, "C(w([uv2dsoerlcyxgn]*b?)?)?"),
 }
 """By who speaks: the table, and the same as a regular expression of whole histories."""
 

@@ -10,20 +10,23 @@ from __future__ import annotations
 import logging
 import time
 from functools import partial
-from typing import Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Tuple
+from typing import Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Tuple, Union
 
 import numpy as np
 
 from p3kv.config import Launch
 from p3kv.consistency import BulkSynchronous, consistency_of_key
 from p3kv.errors import ConfigError, ProtocolError, in_one_line
-from p3kv.server.aggregation import Aggregator, Result, SliceState
+from p3kv.server.aggregation import Aggregator, Result, Round, SliceState
 from p3kv.server.buffers import Buffer, BufferPool
 from p3kv.server.clipping import Clipping
 from p3kv.server.keys import ServerKey
+from p3kv.server.rows import RowsKey, RowsRound
+from p3kv.server.rows_traffic import RowsTraffic
 from p3kv.server.stalls import Wait
 from p3kv.server.states import States
 from p3kv.server.workers import Workers
+from p3kv.slicing import LAYOUTS
 from p3kv.trace import Tracer, now_ns
 from p3kv.wire.connection import Connection
 from p3kv.wire.framing import Landing
@@ -67,6 +70,10 @@ class _Pull(NamedTuple):
     since_s: float
 
 
+_Act = Callable[[], bool]
+"""What to do with a frame of a key of rows; returns whether a round has ended."""
+
+
 class Consumer:
     """Sums, updates and sends back, slice by slice, the most urgent first.
 
@@ -92,14 +99,16 @@ class Consumer:
         self._workers = workers
         self._on_lost = on_lost
         self._fail = fail
-        self._queue: PriorityQueue[Tuple[Connection, Header, Optional[_Push]]] = PriorityQueue()
+        self._queue: PriorityQueue[Tuple[Connection, Header, Union[_Push, _Act, None]]]
+        self._queue = PriorityQueue()
         self._waiting_bytes = 0
         self._waiting_frames = [0] * launch.num_workers
         """By rank, how many of the worker's frames are in the queue."""
         self._terms = TermsByRound()
         self._keys: Dict[int, ServerKey] = {}
         self._pulls: Dict[SliceState, List[_Pull]] = {}
-        self.states = States(lambda: self.rank, self._keys, self.aggregator, on_lost, fail)
+        self.rows = RowsTraffic(lambda: self.rank, workers, self.aggregator, self._terms, self._add)
+        self.states = States(lambda: self.rank, self._find, self.aggregator, on_lost, fail)
         self._stopped = False
 
     # What workers say of their slices.
@@ -125,6 +134,9 @@ class Consumer:
             raise ProtocolError(f"server {self.rank} keeps nothing of key {declared.key!r}")
         try:
             consistency = consistency_of_key(declared.consistency, self.aggregator.consistency)
+            if LAYOUTS.find(declared.layout).touched_only:
+                self.rows.declare(declared, consistency)
+                return
             key = ServerKey(declared, self.rank, self._terms, consistency)
         except ConfigError as error:
             self._fail(str(error), UNKNOWN, "ConfigError")
@@ -165,13 +177,15 @@ class Consumer:
             )
         return self._pool.get(most_bytes, np.dtype(np.uint8))
 
-    def _add(self, connection: Connection, header: Header, push: Optional[_Push]) -> None:
+    def _add(self, connection: Connection, header: Header, push: Union[_Push, _Act, None]) -> None:
         if push is not None:
             self._workers.pushed(header.rank, header.round)
             self._waiting_bytes += header.payload_bytes
         self._queue_frame(connection, header, push)
 
-    def _queue_frame(self, connection: Connection, header: Header, push: Optional[_Push]) -> None:
+    def _queue_frame(
+        self, connection: Connection, header: Header, push: Union[_Push, _Act, None]
+    ) -> None:
         self._waiting_frames[header.rank] += 1
         self._queue.push(urgency(header.step, header.priority), (connection, header, push))
 
@@ -209,7 +223,10 @@ class Consumer:
             if push is None:
                 self._pull(connection, header)
             else:
-                self._push(connection, header, push)
+                if isinstance(push, _Push):
+                    self._push(connection, header, push)
+                else:
+                    self._act(connection, header, push)
             self._waiting_frames[header.rank] -= 1
             if self._departed(header.rank):
                 self.check_departed()
@@ -223,6 +240,7 @@ class Consumer:
             if key.own_rounds and key.declared.store == store:
                 for state in key.all_states():
                     self._end_rounds(key, state)
+        self.rows.optimizer_is_set(store)
 
     def stop(self) -> None:
         """Handles no frame any more: the job is about to fail, and values would be wrong."""
@@ -261,10 +279,7 @@ class Consumer:
             self._on_lost(connection, str(error))
             return
         except Exception as error:  # noqa: BLE001  the optimizer's own
-            _log.exception("the optimizer failed")
-            self.stop()
-            reason = f"the optimizer failed on {state.name()}: {in_one_line(error)}"
-            self._fail(reason, header.round)
+            self._optimizer_failed(state.name(), header.round, error)
             return
         if self.tracer.enabled:
             self.tracer.span(
@@ -273,6 +288,27 @@ class Consumer:
             )  # fmt: skip
         if not ended and self._workers.done:
             self._check_departed(state)
+
+    def _act(self, connection: Connection, header: Header, act: _Act) -> None:
+        """Does what a frame of a key of rows asks for."""
+        self._waiting_bytes -= header.payload_bytes
+        key = self.rows.keys[header.key]
+        try:
+            ended = act()
+            if ended and self.states.waiting:
+                self.states.round_ended(key)
+        except ProtocolError as error:
+            self._on_lost(connection, str(error))
+        except Exception as error:  # noqa: BLE001  the optimizer's own
+            self._optimizer_failed(key.name(), header.round, error)
+        else:
+            if not ended and self._workers.done:
+                self._check_departed(key)
+
+    def _optimizer_failed(self, name: str, round_: int, error: Exception) -> None:
+        _log.exception("the optimizer failed")
+        self.stop()
+        self._fail(f"the optimizer failed on {name}: {in_one_line(error)}", round_)
 
     def _end_rounds(self, key: ServerKey, state: SliceState) -> int:
         """Ends the complete rounds of a slice; queues each result before it ends the next round."""
@@ -381,8 +417,8 @@ class Consumer:
         """Whether no more push of a worker comes. Its BYE overtakes its pushes in the queue."""
         return rank in self._workers.done and not self._waiting_frames[rank]
 
-    def _check_departed(self, state: SliceState) -> bool:
-        for round_, current, missing in self.aggregator.waits(state):
+    def _check_departed(self, state: Union[SliceState, RowsKey]) -> bool:
+        for round_, current, missing in self._waits(state):
             for rank in missing:
                 if self._departed(rank):
                     self._workers.suspect(
@@ -398,7 +434,7 @@ class Consumer:
     def waits(self, longer_than_s: float, now_s: float) -> Iterator[Wait]:
         """Rounds that have waited for a worker's push for so long."""
         for state in self._states():
-            for round_, current, missing in self.aggregator.waits(state):
+            for round_, current, missing in self._waits(state):
                 if missing and now_s - current.since_s >= longer_than_s:
                     arrived = list(current.arrived)
                     yield Wait(state, round_, missing, arrived, current.since_s)
@@ -407,9 +443,23 @@ class Consumer:
             if state.round < INITIAL_ROUND and now_s - since_s >= longer_than_s:
                 waiting = [pull.request.rank for pull in pulls]
                 yield Wait(state, INITIAL_ROUND, [0], waiting, since_s)
+        for key in self.rows.keys.values():
+            asked = self.rows.waits_for_initial(key)
+            since_s = min((pull.since_s for pull in asked), default=now_s)
+            if asked and now_s - since_s >= longer_than_s:
+                yield Wait(key, INITIAL_ROUND, [0], [pull.request.rank for pull in asked], since_s)
 
-    def _states(self) -> Iterator[SliceState]:
-        return (state for key in self._keys.values() for state in key.all_states())
+    def _waits(
+        self, state: Union[SliceState, RowsKey]
+    ) -> Iterator[Tuple[int, Union[Round, RowsRound], List[int]]]:
+        return state.waits() if isinstance(state, RowsKey) else self.aggregator.waits(state)
+
+    def _states(self) -> Iterator[Union[SliceState, RowsKey]]:
+        yield from (state for key in self._keys.values() for state in key.all_states())
+        yield from self.rows.keys.values()
+
+    def _find(self, key_id: int) -> Union[ServerKey, RowsKey, None]:
+        return self._keys.get(key_id) or self.rows.keys.get(key_id)
 
     def _key(self, header: Header) -> ServerKey:
         key = self._keys.get(header.key)

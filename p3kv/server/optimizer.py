@@ -10,7 +10,7 @@ from typing import Any, Dict, List, Optional, Sequence
 
 import numpy as np
 
-from p3kv.errors import ProtocolError
+from p3kv.errors import ConfigError, ProtocolError
 from p3kv.registry import Registry
 from p3kv.wire.messages import DeclaredKey, OptimizerSettings, decode
 
@@ -96,6 +96,32 @@ class Optimizer(ABC):
         `step` counts the job's updates as worker rank 0 has seen them, 1 for the first. If it is
         None, the newest settings hold: the update is that of one worker's push.
         """
+
+    def updates_touched_rows(self, key: DeclaredKey, step: int) -> bool:
+        """Whether a step's update of a key of rows changes only the rows that have a gradient, each
+        on its own.
+
+        Then `update_rows` may be called several times for an update, with some of the rows each.
+        """
+        return False
+
+    def update_rows(
+        self,
+        key: DeclaredKey,
+        weight: np.ndarray,
+        numbers: np.ndarray,
+        rows: np.ndarray,
+        step: Optional[int],
+        ends_update: bool = True,
+    ) -> bool:
+        """Updates `weight`, the rows of a key of rows that a server keeps, in place.
+
+        `rows` are the sums of the rows with these `numbers`, which ascend; all others are 0. Both
+        are two-dimensional; nobody else uses `rows`. `ends_update`: the next call is for another
+        update. Returns whether rows may have changed that are not in `numbers`. States are those of
+        the index WHOLE.
+        """
+        raise ConfigError(f"this front end has no optimizer for keys of rows, such as {key.key!r}")
 
     @abstractmethod
     def export(self, key: DeclaredKey, index: int) -> Optional[State]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import Callable, Iterable, List, NamedTuple, Optional
+from typing import Callable, Iterable, List, NamedTuple, Optional, Union
 
 from p3kv.config import Settings
 from p3kv.server.aggregation import SliceState
+from p3kv.server.rows import RowsKey
 from p3kv.wire.header import INITIAL_ROUND
 from p3kv.wire.messages import Stalled, workers
 
@@ -20,9 +21,9 @@ _HINT = (
 
 
 class Wait(NamedTuple):
-    """A slice's round that can't end yet."""
+    """A round of a slice, or of a key of rows, that can't end yet."""
 
-    state: SliceState
+    state: Union[SliceState, RowsKey]
     round: int
     missing: List[int]
     """Ranks of the workers that have not pushed."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 from functools import partial
-from typing import Callable, Dict, Mapping, NamedTuple, Optional
+from typing import Callable, Dict, NamedTuple, Optional, Union
 
 from p3kv.errors import ProtocolError, in_one_line
 from p3kv.server.aggregation import Aggregator
 from p3kv.server.keys import ServerKey
 from p3kv.server.optimizer import State
+from p3kv.server.rows import RowsKey
 from p3kv.wire.connection import Connection
 from p3kv.wire.framing import Landing, message_landing
 from p3kv.wire.header import URGENT, WHOLE_TENSOR, Header, Kind, pack_header
@@ -19,10 +20,13 @@ from p3kv.wire.states import ArrivingState, PlainState, queue_state
 _log = logging.getLogger(__name__)
 
 
+Key = Union[ServerKey, RowsKey]
+
+
 class _Waiting(NamedTuple):
     """What is to be done with a key's states when a round has ended for all its slices."""
 
-    key: ServerKey
+    key: Key
     round: int
     act: Callable[[], None]
 
@@ -37,15 +41,15 @@ class States:
     def __init__(
         self,
         rank: Callable[[], int],
-        keys: Mapping[int, ServerKey],
+        find: Callable[[int], Optional[Key]],
         aggregator: Aggregator,
         on_lost: Callable[[Connection, str], None],
         fail: Callable[..., None],
     ) -> None:
-        """`rank()` is this server's. `on_lost(connection, reason)` ends a connection that broke the
-        protocol; `fail(reason, round)` ends the job."""
+        """`rank()` is this server's; `find(key_id)` finds a key. `on_lost(connection, reason)` ends
+        a connection that broke the protocol; `fail(reason, round)` ends the job."""
         self._rank = rank
-        self._keys = keys
+        self._find = find
         self._aggregator = aggregator
         self._on_lost = on_lost
         self._fail = fail
@@ -76,15 +80,15 @@ class States:
         memory = self._arriving.land(header)
         return Landing(memory, partial(self._take_if_complete, connection, header, key))
 
-    def round_ended(self, key: ServerKey) -> None:
+    def round_ended(self, key: Key) -> None:
         """To be called when a slice of a key has ended a round, and something is waiting."""
         for rank, waiting in list(self.waiting.items()):
             if waiting.key is key and key.has_ended(waiting.round):
                 del self.waiting[rank]
                 waiting.act()
 
-    def _key(self, header: Header) -> ServerKey:
-        key = self._keys.get(header.key)
+    def _key(self, header: Header) -> Key:
+        key = self._find(header.key)
         if key is None:
             raise ProtocolError(f"worker {header.rank} speaks of key {header.key}, unknown here")
         if key.own_rounds:
@@ -93,7 +97,7 @@ class States:
             )
         return key
 
-    def _when_ended(self, header: Header, key: ServerKey, act: Callable[[], None]) -> None:
+    def _when_ended(self, header: Header, key: Key, act: Callable[[], None]) -> None:
         if header.rank in self.waiting:
             raise ProtocolError("it asked for a state before it had the last one")
         key.states(header.round, header.rank)  # or no round so far ahead would ever end
@@ -102,7 +106,7 @@ class States:
         else:
             self.waiting[header.rank] = _Waiting(key, header.round, act)
 
-    def _give(self, connection: Connection, header: Header, key: ServerKey) -> None:
+    def _give(self, connection: Connection, header: Header, key: Key) -> None:
         if connection.closed:
             return
         optimizer = self._aggregator.optimizers.get(key.declared.store)
@@ -112,20 +116,20 @@ class States:
         queue_state(connection.writer, self._rank(), header.key, header.round, plain, whole)
 
     def _outlined(
-        self, connection: Connection, header: Header, key: ServerKey, outline: StateOutline
+        self, connection: Connection, header: Header, key: Key, outline: StateOutline
     ) -> None:
         kept_elems = dict(key.declared.runs)[self._rank()]
         self._arriving = ArrivingState(outline, kept_elems, _whole(header))
         self._take_if_complete(connection, header, key)
 
-    def _take_if_complete(self, connection: Connection, header: Header, key: ServerKey) -> None:
+    def _take_if_complete(self, connection: Connection, header: Header, key: Key) -> None:
         assert self._arriving is not None
         if self._arriving.complete:
             arrived, self._arriving = self._arriving, None
             self._when_ended(header, key, partial(self._take, connection, header, key, arrived))
 
     def _take(
-        self, connection: Connection, header: Header, key: ServerKey, arrived: ArrivingState
+        self, connection: Connection, header: Header, key: Key, arrived: ArrivingState
     ) -> None:
         plain = arrived.state
         state = None if plain is None else State(dict(plain.elements), dict(plain.numbers))

@@ -78,6 +78,8 @@ class Traffic:
             Kind.PROOF: self._proof,
             Kind.PUSH: consumer.land_push,
             Kind.PULL: consumer.land_pull,
+            Kind.PUSH_ROWS: consumer.rows.land_push,
+            Kind.PULL_ROWS: consumer.rows.land_pull,
             Kind.KEY: self._key,
             Kind.TERMS: self._terms,
             Kind.OPEN: self._open,

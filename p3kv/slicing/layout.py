@@ -1,6 +1,6 @@
 """Layouts: which elements of a tensor stay together, on a server and in a slice; each by its name.
 
-Dense, the only member, keeps nothing together. A layout of a matrix's rows would keep each row.
+Dense keeps nothing together. Layouts of rows keep each row, and only touched rows travel.
 """
 
 from __future__ import annotations
@@ -14,6 +14,9 @@ from p3kv.errors import ConfigError, in_one_line
 from p3kv.registry import Registry
 from p3kv.slicing.slices import Run, Slice, check_count, cut
 
+MAX_ROWS = 2**32 - 1
+"""On the wire a row's number has 32 bits."""
+
 
 class Layout(ABC):
     """How a key's tensor may be divided: into runs for the servers, and runs into slices.
@@ -21,6 +24,9 @@ class Layout(ABC):
     Every process that handles a key makes one object, with the tensor's shape. All objects must
     answer alike, so an answer depends on the shape and on nothing else.
     """
+
+    touched_only = False
+    """Whether only the grains travel that a worker names, with their numbers, and not slices."""
 
     def __init__(self, shape: Sequence[int]) -> None:
         self.shape = tuple(shape)
@@ -61,7 +67,28 @@ class Dense(Layout):
     grain_elems = 1
 
 
-LAYOUTS: Registry[Layout] = Registry("layout", "every process", dense=Dense)
+class TouchedRows(Layout):
+    """A dense tensor whose gradients touch a few rows: what the first index counts."""
+
+    touched_only = True
+
+    def __init__(self, shape: Sequence[int]) -> None:
+        super().__init__(shape)
+        if not self.shape or self.shape[0] >= MAX_ROWS:
+            raise ConfigError(f"a tensor of rows has from one dimension and below {MAX_ROWS} rows")
+
+    @property
+    def grain_elems(self) -> int:
+        return max(1, math.prod(self.shape[1:]))
+
+
+class SparseRows(TouchedRows):
+    """A tensor that is sparse itself: workers have no copy and pull the rows that they need."""
+
+
+LAYOUTS: Registry[Layout] = Registry(
+    "layout", "every process", dense=Dense, touched_rows=TouchedRows, sparse_rows=SparseRows
+)
 """Layouts by name."""
 
 

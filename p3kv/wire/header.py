@@ -97,6 +97,16 @@ class Kind(IntEnum):
     NORM = 24
     """A server tells all workers the norm of the step number `round` that store number `key` has
     clipped; payload Norm."""
+    PUSH_ROWS = 27
+    """Some of the rows that a worker has touched, for a round of a key of rows; `slice` is how many
+    frames this push has for this server, at least one; payload Rows (`p3kv.wire.rows`)."""
+    PULL_ROWS = 28
+    """A worker that has pushed for `round` asks for rows of the key's value, as new as the
+    consistency rule says: those that it names (NAMED), those that have changed since the round in
+    the payload, or without a payload all. `slice` is the request's number."""
+    ROWS = 29
+    """Some of the rows of an answer to PULL_ROWS; `step` is the request's number, `slice` how many
+    frames the server's answer has, `round` that of the value; payload Rows."""
 
 
 WANTS_RESULT = 1
@@ -106,6 +116,9 @@ ENCODED = 2
 they are in memory."""
 WHOLE_TENSOR = 4
 """Flag of STATES and STATE: the optimizer needs whole tensors, and has one state for the key."""
+
+NAMED = 8
+"""Flag of PULL_ROWS: the payload has the numbers of rows, in ascending order."""
 
 
 class Header(NamedTuple):

@@ -19,6 +19,8 @@ from p3kv.wire.proofs import CHALLENGE_BYTES, HELLO_BYTES
 
 MAX_SLICE_BYTES = MAX_SLICE_ELEMS * 8
 """Elements have at most 8 bytes."""
+MAX_ROWS_BYTES = MAX_SLICE_BYTES + 4 * MAX_SLICE_ELEMS
+"""A row has an element at least, and a number of 4 bytes."""
 
 
 class State(Enum):
@@ -55,6 +57,8 @@ FROM_WORKERS: Rules = {
     State.OPEN: {
         Kind.PUSH: Rule(MAX_SLICE_BYTES),
         Kind.PULL: Rule(),
+        Kind.PUSH_ROWS: Rule(MAX_ROWS_BYTES),
+        Kind.PULL_ROWS: Rule(MAX_ROWS_BYTES),
         Kind.KEY: Rule(MAX_MESSAGE_BYTES),
         Kind.TERMS: Rule(MAX_MESSAGE_BYTES),
         Kind.OPEN: Rule(),
@@ -77,6 +81,7 @@ FROM_SERVERS: Rules = {
     State.OPEN: {
         Kind.UPDATED: Rule(MAX_SLICE_BYTES),
         Kind.PULLED: Rule(MAX_SLICE_BYTES),
+        Kind.ROWS: Rule(MAX_ROWS_BYTES),
         Kind.ENDED: Rule(),
         Kind.TERMS: Rule(MAX_MESSAGE_BYTES),
         Kind.OPEN: Rule(),

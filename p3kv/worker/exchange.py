@@ -16,6 +16,7 @@ from p3kv.wire.header import ENCODED, INITIAL_ROUND, WANTS_RESULT, Header, Kind,
 from p3kv.wire.queue import urgency
 from p3kv.wire.terms import FIRST_GENERATION, TermsByRound
 from p3kv.worker.gates import Gates
+from p3kv.worker.rows import RowsExchange, RowsPull, RowsPush
 from p3kv.worker.steps import Steps
 from p3kv.worker.transfers import InProgress, Transfer, WorkerKey
 from p3kv.worker.windows import Windows
@@ -60,6 +61,10 @@ class Exchange:
         self._positions: Dict[int, int] = {}
         self._in_progress = InProgress()
         self._windows = Windows()
+        self.rows = RowsExchange(
+            rank, servers, gates, self._in_progress, self.counts, self._slice_size
+        )
+        """Takes over what travels by rows."""
 
     def set_order(self, key_ids: Sequence[int]) -> None:
         """Sends from now on in the order of these keys."""
@@ -84,21 +89,27 @@ class Exchange:
     def _send(self, transfer: Transfer) -> None:
         priority = self._priority(transfer)
         if transfer.source is None:
-            self._send_requests(transfer, priority)
+            if isinstance(transfer, RowsPull):
+                self.rows.request(transfer, priority)
+            else:
+                self._send_requests(transfer, priority)
             return
         self.round = max(self.round, transfer.round)
         if not transfer.key.own_rounds:
             if transfer.step > self._step:
                 self._step = transfer.step
                 self._on_step(transfer.step)
-            self._gates.begin(transfer.step, transfer.key.size_bytes)
+            self._gates.begin(transfer.step, transfer.size_bytes)
         if transfer.target is None:
             self._in_progress.add_push(transfer)
         else:
             self._in_progress.add_update(transfer)
         if not self._ends_with_result(transfer):
             self._windows.expect(transfer)
-        self._send_slices(transfer, transfer.source, priority)
+        if isinstance(transfer, RowsPush):
+            self.rows.push(transfer, priority)
+        else:
+            self._send_slices(transfer, transfer.source, priority)
 
     def land(self, connection: Connection, header: Header) -> Landing:
         """Where a slice from a server goes, and the end of a round; ProtocolError if no transfer
@@ -108,12 +119,11 @@ class Exchange:
             return Landing(None, partial(self._round_ended, header))
         transfer = self._transfer_for(header)
         slices = () if transfer is None else self._slices(transfer.key, header.round)
-        if transfer is None or header.slice >= len(slices):
+        if transfer is None or transfer.target is None or header.slice >= len(slices):
             raise ProtocolError(
                 f"it sent a frame of kind {header.kind} for key {header.key}, slice "
                 f"{header.slice}, round {header.round}, which nobody waits for"
             )
-        assert transfer.target is not None
         piece = slices[header.slice]
         memory = transfer.memory(transfer.target, piece)
         if header.flags & ENCODED:
@@ -269,3 +279,6 @@ class Exchange:
     def _slices(self, key: WorkerKey, round: int) -> Tuple[Slice, ...]:
         generation = FIRST_GENERATION if key.own_rounds else self._terms.generation(round)
         return key.slices(self._terms.of(generation).slice_size)
+
+    def _slice_size(self, round: int) -> int:
+        return self._terms.of(self._terms.generation(round)).slice_size

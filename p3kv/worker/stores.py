@@ -11,7 +11,7 @@ from p3kv import words
 from p3kv.codecs import CODECS
 from p3kv.config import Settings
 from p3kv.consistency import Consistency
-from p3kv.errors import ConfigError, KeyMismatchError
+from p3kv.errors import ConfigError, KeyMismatchError, NotSupportedError
 from p3kv.registry import Choice
 from p3kv.slicing import make_layout
 from p3kv.wire.messages import (
@@ -21,6 +21,7 @@ from p3kv.wire.messages import (
     Key,
     KeyRefused,
     OptimizerSettings,
+    called,
     encode,
 )
 from p3kv.wire.states import PlainState
@@ -89,11 +90,14 @@ class WorkerStore:
         a layout that is not known here.
         """
         self._check()
-        make_layout(layout, shape)  # before any process hears of it
-        codecs = CodecChoices(
-            self._gradient_codec,
-            self._value_codec,
-        )
+        touched_only = make_layout(layout, shape).touched_only  # before any process hears of it
+        codecs = CodecChoices(self._gradient_codec, self._value_codec)
+        if touched_only and codecs != CodecChoices():
+            raise NotSupportedError(
+                f"{called(key, name)} has a sparse weight or gradient, whose rows no codec can "
+                f"encode: the store has {codecs.gradients} for gradients and {codecs.values} for "
+                "values. Give it a store of its own without codecs, or use dense arrays"
+            )
         declaration = DeclareKey(
             key, tuple(shape), dtype, name, layout, codecs, self.number, whole, self._consistency
         )

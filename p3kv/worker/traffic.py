@@ -86,6 +86,7 @@ class Traffic:
             Kind.UPDATED: self.exchange.land,
             Kind.PULLED: self.exchange.land,
             Kind.ENDED: self.exchange.land,
+            Kind.ROWS: self.exchange.rows.land,
             Kind.TERMS: self._new_terms,
             Kind.OPEN: self._open,
             Kind.ORDER: self._forward_order,

@@ -43,6 +43,9 @@ class WorkerKey:
         self.numpy_dtype = np.dtype(declared.dtype)
         self.item_bytes = self.numpy_dtype.itemsize
         self.size_elems = self._layout.size_elems
+        self.touched_only = self._layout.touched_only
+        """Whether rows travel that are touched, and not slices."""
+        self.row_elems = self._layout.grain_elems
         self.size_bytes = self.size_elems * self.item_bytes
         names = declared.codecs
         self.codecs = make_codecs(names.gradients, names.values, self.size_elems, self.numpy_dtype)
@@ -60,6 +63,10 @@ class WorkerKey:
             self._slices[slice_size] = slices
         return slices
 
+    def rows_in_slice(self, slice_size: int) -> int:
+        """How many rows a frame has at most, of a key of rows."""
+        return self._layout.full_slice_elems(slice_size) // self.row_elems
+
 
 class Transfer:
     """The slices of one key on their way, out of `source` or into `target` or both.
@@ -68,7 +75,10 @@ class Transfer:
     are until `done` is called.
     """
 
-    __slots__ = ("done", "key", "missing_elems", "priority", "round", "source", "step", "target")
+    __slots__ = (
+        "done", "key", "missing_elems", "priority", "round", "size_bytes", "source", "step",
+        "target",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -88,6 +98,7 @@ class Transfer:
         self.target = target
         self.done = done
         self.step = step
+        self.size_bytes = key.size_bytes
         self.missing_elems = key.size_elems
         """Elements that have not arrived; without a target, elements that have not left."""
 
@@ -98,6 +109,12 @@ class Transfer:
             array + piece.offset * item_bytes, piece.length * item_bytes, _WRITABLE
         )
         return view
+
+
+def memory_at(address: int, size_bytes: int) -> memoryview:
+    """The memory at an address; it must stay there while the view is used."""
+    view: memoryview = _memoryview(address, size_bytes, _WRITABLE)
+    return view
 
 
 _memoryview = ctypes.pythonapi.PyMemoryView_FromMemory

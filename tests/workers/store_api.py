@@ -318,7 +318,7 @@ def mistakes_are_told_where_they_are_made_and_harm_nothing(store: KVStoreBase) -
     with pytest.raises(KeyMismatchError, match="float"):
         store.init(1.5, mx.nd.zeros(SMALL))
     with pytest.raises(NotSupportedError, match="sparse"):
-        store.init("sparse", mx.nd.zeros(SMALL).tostype("row_sparse"))
+        store.init("sparse", mx.nd.zeros(SMALL).tostype("csr"))
     with pytest.raises(NotSupportedError, match="dtype bool, which can't be summed"):
         store.init("no sums", mx.nd.zeros(SMALL, dtype="bool"))
     with pytest.raises(ValueError, match="2 keys are given with 1 values"):

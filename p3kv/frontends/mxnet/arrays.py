@@ -64,25 +64,45 @@ def spread(value: NDArray, targets: Sequence[NDArray]) -> None:
     """Copies a value to all targets but itself; casts it where a target has another dtype."""
     for target in targets:
         if target is not value:
-            _classic(value).copyto(_classic(target))
+            # A forward pass that is recorded may be what needs the values.
+            with mx.autograd.pause():
+                _classic(value).copyto(_classic(target))
 
 
-def check_kind(key: Key, array: NDArray) -> None:
-    """Raises KeyMismatchError, TypeError or NotSupportedError for what a store can't hold."""
+DENSE, ROW_SPARSE = "default", "row_sparse"
+"""What MXNet calls how arrays are stored."""
+
+
+def check_kind(key: Key, array: NDArray, stypes: Sequence[str] = (DENSE,)) -> None:
+    """Raises KeyMismatchError, TypeError or NotSupportedError for what a store can't hold, or for
+    an array that is not stored in one of these ways."""
     if not isinstance(key, (int, str)):
         raise KeyMismatchError(f"key {key!r} is a {type(key).__name__}; use an int or a str")
     if not isinstance(array, NDArray):
         raise TypeError(f"key {key!r}: expected an NDArray, got {type(array).__name__}")
-    if array.stype != "default":
+    if array.stype not in stypes:
         raise NotSupportedError(
-            f"key {key!r} is a sparse array ({array.stype}), which is not built yet; use dense "
-            "parameters and gradients, or kvstore='dist_sync'"
+            f"key {key!r} is given {_STORED[array.stype]}, {_INSTEAD[stypes[0]]}"
         )
     dtype = dtype_name(array)
     if dtype not in DTYPES:
         raise NotSupportedError(
             f"key {key!r} has dtype {dtype}, which can't be summed; use {', '.join(DTYPES)}"
         )
+
+
+_STORED = {
+    DENSE: "a dense array",
+    ROW_SPARSE: "a sparse array (row_sparse)",
+    "csr": "a sparse array (csr)",
+}
+_INSTEAD = {
+    DENSE: "where a dense one is due. If gradients are to be row_sparse, the store must know it "
+    "when the key is initialised: call weight.attach_grad(stype='row_sparse') before, or "
+    "initialise the key with a row_sparse value",
+    ROW_SPARSE: "and its weight or gradient was row_sparse when it was initialised; give "
+    "row_sparse gradients, and row_sparse arrays to row_sparse_pull",
+}
 
 
 def dtype_name(array: NDArray) -> str:
@@ -92,14 +112,19 @@ def dtype_name(array: NDArray) -> str:
 
 
 def check_fit(
-    key: Key, called: str, shape: Tuple[int, ...], dtype: Optional[str], arrays: Sequence[NDArray]
+    key: Key,
+    called: str,
+    shape: Tuple[int, ...],
+    dtype: Optional[str],
+    arrays: Sequence[NDArray],
+    stype: str = DENSE,
 ) -> None:
     """Raises KeyMismatchError where one of `arrays` has another shape or dtype than the key.
 
     A dtype of None allows every dtype, for arrays into which values are cast.
     """
     for array in arrays:
-        check_kind(key, array)
+        check_kind(key, array, (stype,))
         its_shape, its_dtype = tuple(array.shape), dtype_name(array)
         if its_shape != shape or its_dtype != (dtype or its_dtype):
             of_dtype = f" and dtype {dtype}" if dtype else ""
@@ -111,7 +136,8 @@ def check_fit(
 
 def check_sources(key: WorkerKey, arrays: Sequence[NDArray]) -> None:
     """Raises KeyMismatchError where one of `arrays` is not what the key was declared with."""
-    check_fit(key.key, key.called, key.shape, key.dtype, arrays)
+    stype = ROW_SPARSE if key.touched_only else DENSE
+    check_fit(key.key, key.called, key.shape, key.dtype, arrays, stype)
 
 
 def check_targets(key: WorkerKey, arrays: Sequence[NDArray]) -> None:
@@ -174,12 +200,15 @@ class Staging:
         return self._stand_in(key, arrays[0]) if on_cpu is None else on_cpu
 
     def dense_targets(self, key: WorkerKey, arrays: Sequence[NDArray]) -> Sequence[NDArray]:
-        """`arrays` without sparse ones: as in MXNet, a pull leaves these as they are and warns."""
+        """`arrays` without sparse ones: as in MXNet, a pull leaves these as they are and warns.
+
+        Not of a row_sparse weight, of which Module pulls no row with every update.
+        """
         last = self._targets.get(key.key)
         if last is not None and _same(last.arrays, arrays):
             return arrays
         kept = dense(arrays)
-        if len(kept) < len(arrays):
+        if len(kept) < len(arrays) and key.declared.layout != "sparse_rows":
             _log.warning("pull leaves sparse arrays as they are (ignore_sparse): %s", key.called)
         return kept
 

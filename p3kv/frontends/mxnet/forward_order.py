@@ -10,6 +10,7 @@ nothing.
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 import weakref
@@ -35,27 +36,30 @@ class ForwardReads:
 
     def __init__(self) -> None:
         self._reads: MutableMapping[gluon.Parameter, None] = weakref.WeakKeyDictionary()
-        self._unpatched: Any = None
+        self._unpatched: Dict[str, Any] = {}
 
     def start(self) -> None:
         """Begins to record, unless it does already; costs a call for each read until `stop`."""
-        if self._unpatched is not None:
-            return
-        unpatched = self._unpatched = gluon.Parameter.data
+        if not self._unpatched:
+            for name in ("data", "row_sparse_data"):
+                self._patch(name)
 
-        def data(parameter: gluon.Parameter, ctx: Any = None) -> NDArray:
+    def _patch(self, name: str) -> None:
+        unpatched = self._unpatched[name] = getattr(gluon.Parameter, name)
+
+        @functools.wraps(unpatched)
+        def read(parameter: gluon.Parameter, *arguments: Any, **more: Any) -> NDArray:
             if parameter not in self._reads and autograd.is_recording():
                 self._reads[parameter] = None
-            return unpatched(parameter, ctx)
+            return unpatched(parameter, *arguments, **more)
 
-        data.__doc__ = unpatched.__doc__
-        gluon.Parameter.data = data
+        setattr(gluon.Parameter, name, read)
 
     def stop(self) -> None:
         """Restores gluon; may be called twice. What was noted stays, for stores created later."""
-        if self._unpatched is not None:
-            gluon.Parameter.data = self._unpatched
-            self._unpatched = None
+        for name, unpatched in self._unpatched.items():
+            setattr(gluon.Parameter, name, unpatched)
+        self._unpatched.clear()
 
     def order(self, keys_by_array: Dict[int, Key]) -> List[Key]:
         """Keys in the order of their first reads.

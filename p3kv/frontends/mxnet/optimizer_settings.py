@@ -29,6 +29,8 @@ _BY_SLICE = frozenset(
 # These need norms (LARS, LAMB, LBSGD) or means of rows (GroupAdaGrad). SGLD adds random numbers,
 # which must not depend on the size of slices, or no run could be repeated.
 _ON_WHOLE_TENSORS = frozenset({"GroupAdaGrad", "LAMB", "LARS", "LBSGD", "SGLD"})
+# These have kernels for row_sparse gradients.
+_BY_ROWS = frozenset({"AdaGrad", "Adam", "Ftrl", "GroupAdaGrad", "SGD", "ccSGD"})
 _MXNETS: Dict[str, Type[mx.optimizer.Optimizer]] = {
     name: getattr(mx.optimizer, name, None) or getattr(mx.optimizer.contrib, name)
     for name in _BY_SLICE | _ON_WHOLE_TENSORS
@@ -110,6 +112,31 @@ def needs_whole_tensors(kind: Type[mx.optimizer.Optimizer]) -> bool:
     if is_mxnets(kind):
         return kind.__name__ in _ON_WHOLE_TENSORS
     return not getattr(kind, "p3kv_by_slice", False)
+
+
+def updates_rows(optimizer: mx.optimizer.Optimizer, sparse_weight: bool, dtype: np.dtype) -> bool:
+    """Whether an update with a row_sparse gradient changes only the rows that the gradient has.
+
+    As MXNet's kernels do; for any other optimizer MXNet makes the gradient dense.
+    """
+    kind = type(optimizer)
+    if kind.__name__ not in _BY_ROWS or not is_mxnets(kind):
+        return False
+    if kind is mx.optimizer.Ftrl:
+        return sparse_weight
+    if dtype == np.float16 and isinstance(optimizer, mx.optimizer.SGD):
+        return bool(optimizer.lazy_update) and not optimizer.multi_precision
+    return bool(getattr(optimizer, "lazy_update", True))
+
+
+def needs_sparse_weight(optimizer: mx.optimizer.Optimizer) -> bool:
+    """Whether an update of a row_sparse weight has other numbers than that of a dense one.
+
+    Kernels that update rows do the same to both, but not Ftrl's. Test fails on a sparse one.
+    """
+    if isinstance(optimizer, mx.optimizer.Test):
+        return False
+    return not updates_rows(optimizer, False, np.dtype(np.float32))
 
 
 def is_random(kind: Type[mx.optimizer.Optimizer]) -> bool:

@@ -6,7 +6,7 @@ import difflib
 import functools
 import logging
 from contextlib import nullcontext
-from typing import Any, ContextManager, Mapping, Optional, Tuple
+from typing import Any, ContextManager, Optional, Set, Tuple
 
 import mxnet as mx
 from mxnet.kvstore import KVStoreBase
@@ -16,6 +16,7 @@ from p3kv.consistency import ASYNCHRONOUS
 from p3kv.errors import ConfigError, NotSupportedError
 from p3kv.frontends.mxnet import environment
 from p3kv.frontends.mxnet.alone import Alone
+from p3kv.frontends.mxnet.arrays import ROW_SPARSE
 from p3kv.frontends.mxnet.asynchronous import SYNC_TYPE, TYPE
 from p3kv.frontends.mxnet.forward_order import FORWARD_READS
 from p3kv.frontends.mxnet.store import P3
@@ -43,6 +44,8 @@ def register() -> None:
         module._create_kvstore = _mended(module._create_kvstore, module is mx.gluon.trainer)
     for module in (mx.model, mx.gluon.trainer):
         module._create_sparse_kvstore = _mended_for_sparse(module._create_sparse_kvstore)
+    # With sparse gradients the Trainer takes only stores of this class.
+    mx.gluon.trainer.KVStore = (mx.kvstore.KVStore, P3)
     trainer = mx.gluon.Trainer
     trainer._check_and_rescale_grad = _rescaled(trainer._check_and_rescale_grad)
     trainer.__init__ = _noting(trainer.__init__)
@@ -51,6 +54,8 @@ def register() -> None:
         module._update_params_on_kvstore = _updating_in_one_step(module._update_params_on_kvstore)
     for name in ("set_config", "set_state", "dump", "pause", "resume"):
         setattr(mx.profiler, name, _on_workers(getattr(mx.profiler, name)))
+    module_class = mx.module.Module
+    module_class.init_optimizer = _telling_of_rows(module_class.init_optimizer)
     FORWARD_READS.start()
 
 
@@ -102,8 +107,6 @@ def _mended(create_kvstore: Any, keys_are_places: bool) -> Any:
             _check_name(kvstore)
             return create_kvstore(kvstore, num_device, arg_params)
         store = mx.kv.create(kvstore) if isinstance(kvstore, str) else kvstore
-        if isinstance(store, P3):
-            _refuse_sparse(arg_params)
         names = arg_params or ()
         keys = dict(enumerate(names)) if keys_are_places else {name: name for name in names}
         if store.has_any(keys):
@@ -114,9 +117,39 @@ def _mended(create_kvstore: Any, keys_are_places: bool) -> Any:
             if given.max_norm is not None:
                 store.clip_global_norm(given.max_norm)
         store.name_keys(keys)
-        return store, store.type == TYPE or environment.update_on_kvstore_default()
+        on_kvstore = store.type == TYPE or environment.update_on_kvstore_default()
+        if isinstance(store, P3) and _row_sparse_gradients:
+            if not on_kvstore:
+                raise NotSupportedError(
+                    f"the gradient of '{min(_row_sparse_gradients)}' is row_sparse, and workers "
+                    "that update weights can't pull the sum of such gradients, in MXNet either. "
+                    "Unset MXNET_UPDATE_ON_KVSTORE, so that the servers update"
+                )
+            store.expect_rows(_row_sparse_gradients)
+        return store, on_kvstore
 
     return create
+
+
+_row_sparse_gradients: Set[str] = set()
+"""The parameters with row_sparse gradients of the Module that is about to create its store."""
+
+
+def _telling_of_rows(init_optimizer: Any) -> Any:
+    """Has the store of a Module know which gradients are row_sparse: their weights do not tell."""
+
+    @functools.wraps(init_optimizer)
+    def telling(module: mx.module.Module, *arguments: Any, **more: Any) -> None:
+        group = module._exec_group
+        for name, gradients in zip(group.param_names, group.grad_arrays):
+            if gradients and gradients[0] is not None and gradients[0].stype == ROW_SPARSE:
+                _row_sparse_gradients.add(name)
+        try:
+            init_optimizer(module, *arguments, **more)
+        finally:
+            _row_sparse_gradients.clear()
+
+    return telling
 
 
 def _noting(init: Any) -> Any:
@@ -175,7 +208,11 @@ def _mended_for_sparse(create_sparse_kvstore: Any) -> Any:
         if not _is_ours(kvstore):
             _check_name(kvstore)
             return create_sparse_kvstore(kvstore)
-        raise _not_supported("a parameter's weight is sparse (row_sparse)")
+        store = mx.kv.create(kvstore) if isinstance(kvstore, str) else kvstore
+        if isinstance(store, P3) and store.has_keys:
+            # MXNet does not say which keys follow; they may be there already.
+            store = type(store)()
+        return store, True
 
     return create
 
@@ -207,19 +244,3 @@ def _check_name(kvstore: Optional[Any]) -> None:
         raise ConfigError(f"MXNet has no kvstore '{kvstore}' and would use 'local'{hint}")
     elif name is not None or kvstore is None:
         this_process.trains_alone(f"with kvstore={kvstore!r}")
-
-
-def _refuse_sparse(arrays: Mapping[str, mx.nd.NDArray]) -> None:
-    """Before MXNet does, which would not say what to do."""
-    for name, array in (arrays or {}).items():
-        if array.stype != "default":
-            raise _not_supported(f"the weight of '{name}' is sparse ({array.stype})")
-        if array.grad is not None and array.grad.stype != "default":
-            raise _not_supported(f"the gradient of '{name}' is sparse ({array.grad.stype})")
-
-
-def _not_supported(what: str) -> NotSupportedError:
-    return NotSupportedError(
-        f"{what}, which is not built yet; use dense parameters and gradients, such as "
-        "gluon.nn.Embedding(..., sparse_grad=False), or kvstore='dist_sync'"
-    )

@@ -9,6 +9,7 @@ from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import mxnet as mx
 import numpy as np
+from mxnet.ndarray import NDArray
 
 from p3kv.errors import ProtocolError, in_one_line
 from p3kv.frontends.mxnet.optimizer_settings import (
@@ -19,8 +20,10 @@ from p3kv.frontends.mxnet.optimizer_settings import (
     built,
     check_unchanged,
     is_mxnets,
+    needs_sparse_weight,
     needs_whole_tensors,
     read,
+    updates_rows,
 )
 from p3kv.frontends.mxnet.plain_states import put_together, take_apart
 from p3kv.server.optimizer import WHOLE, Optimizer, State
@@ -108,7 +111,6 @@ class MXNetOptimizer(Optimizer):
         step: Optional[int],
     ) -> None:
         now = self._at(step)
-        optimizer, name = now.optimizer, key.key
         place = now.place_of_master if weight.dtype == np.float16 else None
         if index == WHOLE:
             arrays = [_of_shape(array, key.shape) for array in (weight, total)]
@@ -117,6 +119,53 @@ class MXNetOptimizer(Optimizer):
         if place is None and total.dtype != weight.dtype:
             # In one process such an optimizer gets gradients in float16.
             arrays[1] = arrays[1].astype(np.float16)
+        self._update(now, key, index, arrays, step, place)
+
+    def updates_touched_rows(self, key: DeclaredKey, step: int) -> bool:
+        now = self._at(step)
+        sparse_weight = key.layout == "sparse_rows"
+        alone = now.seed is None and not (sparse_weight and needs_sparse_weight(now.optimizer))
+        return alone and updates_rows(now.optimizer, sparse_weight, np.dtype(key.dtype))
+
+    def update_rows(
+        self,
+        key: DeclaredKey,
+        weight: np.ndarray,
+        numbers: np.ndarray,
+        rows: np.ndarray,
+        step: Optional[int],
+        ends_update: bool = True,
+    ) -> bool:
+        now = self._at(step)
+        shape = (len(weight), *key.shape[1:])
+        sparse_weight = key.layout == "sparse_rows"
+        # Kernels of these optimizers do the same to a sparse weight that has all its rows.
+        sparse = sparse_weight and needs_sparse_weight(now.optimizer)
+        if sparse:
+            array = row_sparse(np.arange(len(weight)), weight, shape)
+        else:
+            array = _of_shape(weight, shape)
+        state = self._update(now, key, WHOLE, [array, row_sparse(numbers, rows, shape)], step)
+        if not ends_update:
+            state.updates -= 1
+        if sparse:
+            weight[:] = array.asnumpy().reshape(weight.shape)
+        return not updates_rows(now.optimizer, sparse_weight, weight.dtype)
+
+    def _update(
+        self,
+        now: _Built,
+        key: DeclaredKey,
+        index: int,
+        arrays: Sequence[NDArray],
+        step: Optional[int],
+        place: Optional[int] = None,
+    ) -> _StateOfSlice:
+        """Updates the first of `arrays`, a weight, with the second, its gradient.
+
+        `place`: where the state has the weight's float32 copy, if the gradient is float32.
+        """
+        optimizer, name = now.optimizer, key.key
         state = self._states.get((key.key_id, index))
         if state is None or state.since_step != now.since_step:
             created = optimizer.create_state_multi_precision(name, arrays[0])
@@ -137,6 +186,7 @@ class MXNetOptimizer(Optimizer):
         arrays[0].wait_to_read()
         if now.unchanging is not None:
             check_unchanged(optimizer, now.unchanging)
+        return state
 
     def export(self, key: DeclaredKey, index: int) -> Optional[State]:
         # They would keep the memory of old slices.
@@ -229,6 +279,18 @@ def _place_of_master(optimizer: mx.optimizer.Optimizer) -> Optional[int]:
     if not optimizer.multi_precision:
         return None
     return _PLACES_OF_MASTER.get(type(optimizer).create_state_multi_precision)
+
+
+def row_sparse(numbers: np.ndarray, rows: np.ndarray, shape: Tuple[int, ...]) -> NDArray:
+    """A row_sparse array with a copy of these rows; it has no others."""
+    if not len(numbers):
+        return mx.nd.sparse.zeros("row_sparse", shape, dtype=rows.dtype)
+    elements = mx.nd.from_numpy(rows.reshape(-1, *shape[1:]), zero_copy=True)
+    array = mx.nd.sparse.row_sparse_array(
+        (elements, numbers.astype(np.int64)), shape, dtype=rows.dtype
+    )
+    rows.flags.writeable = True  # from_numpy makes it read-only
+    return array
 
 
 def _update(

@@ -15,6 +15,7 @@ from typing import (
     NoReturn,
     Optional,
     Sequence,
+    Set,
     Tuple,
     Union,
 )
@@ -31,9 +32,12 @@ from p3kv.frontends.mxnet import (
     compression,
     engine,
     environment,
+    rows,
     saved_states,
 )
 from p3kv.frontends.mxnet.arrays import (
+    DENSE,
+    ROW_SPARSE,
     Staging,
     by_key,
     check_distinct,
@@ -82,11 +86,12 @@ class P3(KVStoreBase):
     has arrived. A call raises what it can't do. If the job fails later, MXNet raises the reason as
     `mxnet.base.MXNetError` to callers that wait for a weight, and every further call raises it.
 
-    Values are dense arrays of float16, float32, float64, int8, uint8, int32 or int64. Sums are of
-    the key's dtype, and integers wrap around. Servers sum float16 in float32 and round a sum once;
-    an optimizer with `multi_precision` gets it in float32. Where several arrays are given, one for
+    Values are arrays of float16, float32, float64, int8, uint8, int32 or int64. Sums are of the
+    key's dtype, and integers wrap around. Servers sum float16 in float32 and round a sum once; an
+    optimizer with `multi_precision` gets it in float32. Where several arrays are given, one for
     each device, they are summed before they are sent. A value is cast where an array of `out` has
-    another dtype.
+    another dtype. If a weight or its gradient is row_sparse when its key is initialised, only
+    touched rows travel.
     To be used from one thread. A process may have several stores: each has keys and an optimizer of
     its own. All workers create their stores in the same order.
 
@@ -109,6 +114,7 @@ class P3(KVStoreBase):
         """What `set_gradient_compression` was called with."""
         self._staging = Staging()
         self._names: Mapping[Key, str] = {}
+        self._expected_rows: Set[Key] = set()
         self._order = OrderLearner(self._own.publish_order)
         if self.rank != 0:
             # Rank 0 decides, and all workers use its order.
@@ -117,6 +123,7 @@ class P3(KVStoreBase):
         self._clips = False
         """Whether steps are clipped by the norm of all gradients."""
         self._clipping = clipping.Clipping(self._own)
+        self._rows = rows.Rows(self._worker.begin, self._worker.abort, self._order.ready)
         self._optimizer: Optional[WorkerOptimizer] = None
         self._shares_numbers = False
         self._updater: Optional[ServersUpdater] = None
@@ -178,9 +185,18 @@ class P3(KVStoreBase):
         """Whether a key is declared or has a name."""
         return any(key in self._names or key in self._own for key in keys)
 
+    @property
+    def has_keys(self) -> bool:
+        """Whether any key is declared or has a name."""
+        return bool(self._names or self._own.declared())
+
     def name_keys(self, names: Mapping[Key, str]) -> None:
         """Sets the user's names of parameters whose keys are still to be declared."""
         self._names = {**self._names, **names}
+
+    def expect_rows(self, keys: Iterable[Key]) -> None:
+        """Says which keys that are still to be declared get row_sparse gradients."""
+        self._expected_rows.update(keys)
 
     def init(self, key: Union[Key, Sequence[Key]], value: Any) -> None:
         """Declares keys on all workers; worker rank 0's values are the initial ones."""
@@ -201,7 +217,7 @@ class P3(KVStoreBase):
             worker_key = self._declare(one_key, first, targets)
             self._order.declared(one_key, targets)
             if self.rank == 0:
-                self._push_initial(worker_key, first)
+                self._push_initial(worker_key, first, targets)
                 spread(first, targets)
             else:
                 target = self._staging.target(worker_key, targets)
@@ -223,6 +239,12 @@ class P3(KVStoreBase):
             clipping.check_apart(known)
             self._begin_clipped_call(known)
         for worker_key, sources, targets in known:
+            if worker_key.touched_only:
+                self._push_rows(worker_key, sources, priority)
+                target = self._staging.target(worker_key, targets)
+                self._pull(worker_key, target, priority)
+                spread(target, targets)
+                continue
             source = self._staging.source(worker_key, sources)
             target = self._staging.target(worker_key, targets)
             round_, step = self._next_round(worker_key)
@@ -238,6 +260,9 @@ class P3(KVStoreBase):
         if self._clips:
             self._begin_clipped_call(known)
         for worker_key, sources in known:
+            if worker_key.touched_only:
+                self._push_rows(worker_key, sources, priority)
+                continue
             source = self._staging.source(worker_key, sources)
             round_, step = self._next_round(worker_key)
             self._begin_when_ready(worker_key, round_, step, priority, source, None)
@@ -266,6 +291,21 @@ class P3(KVStoreBase):
             target = self._staging.target(worker_key, targets)
             self._pull(worker_key, target, priority)
             spread(target, targets)
+
+    def row_sparse_pull(
+        self, key: Any, out: Any = None, priority: int = 0, row_ids: Any = None
+    ) -> None:
+        """Receives the rows with the numbers `row_ids`, in any order, into row_sparse arrays.
+
+        This worker's last push is included. Returns at once when `row_ids` are ready, so a script
+        may call it early for the rows of its next batch.
+        """
+        if out is None or row_ids is None:
+            raise TypeError("row_sparse_pull needs out= and row_ids=")
+        priority = _priority(priority)
+        self._worker.check()
+        for one_key, outs, ids in rows.ids_by_out(key, out, row_ids):
+            self._rows.pull_named(self._own.key(one_key), self._step, priority, outs, ids)
 
     # The optimizer.
 
@@ -427,6 +467,8 @@ class P3(KVStoreBase):
                 "kv.set_optimizer first. With update_on_kvstore=False states are on the workers, "
                 "and trainer.save_states and load_states work"
             )
+        if any(key.declared.layout == "sparse_rows" for key in self._own.declared()):
+            raise StatesError(f"the servers' states of row_sparse weights can't be {what} yet")
         return self._optimizer
 
     # What MXNet's store has and this one does not.
@@ -437,14 +479,6 @@ class P3(KVStoreBase):
         raise AttributeError(
             "the p3 store has no handle, since it is none of MXNet's native stores. For a profile "
             "of the servers, set P3KV_TRACE: every process writes a trace"
-        )
-
-    def row_sparse_pull(
-        self, key: Any, out: Any = None, priority: int = 0, row_ids: Any = None
-    ) -> None:
-        """Not built yet."""
-        raise NotSupportedError(
-            "row_sparse_pull is not built yet; use dense parameters, or kvstore='dist_sync'"
         )
 
     def _set_updater(self, updater: Any) -> None:
@@ -475,12 +509,13 @@ class P3(KVStoreBase):
                 f"{called(key, name)} was initialised before on worker {self.rank}; initialise "
                 "each key once, or use another store: each mx.kv.create('p3') has keys of its own"
             )
-        check_kind(key, value)
+        check_kind(key, value, (DENSE, ROW_SPARSE))
         shape, dtype = tuple(value.shape), dtype_name(value)
         # Before the key is declared to others: a refused call changes nothing.
         check_fit(key, called(key, name), shape, None, outs)
         whole = self._optimizer is not None and self._optimizer.needs_whole_tensors
-        return self._own.declare(key, shape, dtype, name, whole=whole)
+        layout = rows.layout(value, outs, key in self._expected_rows)
+        return self._own.declare(key, shape, dtype, name, layout, whole)
 
     def _known(
         self,
@@ -533,6 +568,12 @@ class P3(KVStoreBase):
         """Raises NotSupportedError where the call can't be a step that is clipped."""
         if self._optimizer is None:
             clipping.refuse_without_optimizer()
+        for worker_key, *_ in known:
+            if worker_key.touched_only:
+                raise NotSupportedError(
+                    f"{worker_key.called} has sparse gradients, whose norm no server knows; "
+                    "call kv.clip_global_norm(None), or use dense gradients"
+                )
         keys = [worker_key.key for worker_key, *_ in known]
 
         def is_new_step() -> bool:
@@ -577,11 +618,25 @@ class P3(KVStoreBase):
             # A front end has the name of its framework.
             self._own.set_optimizer(from_step, mx.__name__, settings)
 
-    def _push_initial(self, worker_key: WorkerKey, value: NDArray) -> None:
+    def _push_initial(
+        self, worker_key: WorkerKey, value: NDArray, outs: Sequence[NDArray] = ()
+    ) -> None:
+        if worker_key.touched_only:
+            source = value.as_in_context(mx.cpu())
+            kept = source.stype == DENSE and any(out is source for out in outs)
+            self._rows.push(worker_key, INITIAL_ROUND, self._step, 0, source, kept)
+            return
         source = self._staging.source(worker_key, [value])
         self._begin_when_ready(worker_key, INITIAL_ROUND, self._step, 0, source, None)
 
+    def _push_rows(self, worker_key: WorkerKey, sources: List[NDArray], priority: int) -> None:
+        source = self._rows.source(worker_key, sources)
+        self._rows.push(worker_key, *self._next_round(worker_key), priority, source)
+
     def _pull(self, worker_key: WorkerKey, target: NDArray, priority: int) -> None:
+        if worker_key.touched_only:
+            self._rows.pull(worker_key, self._step, priority, target)
+            return
         self._begin_when_ready(worker_key, worker_key.round, self._step, priority, None, target)
 
     def _begin_when_ready(

@@ -1,0 +1,134 @@
+"""Sparse rows: a table of which each iteration touches some rows, against dense gradients.
+
+Shaped after Parallax (EuroSys'19), table 6: throughput against the share of touched rows.
+
+python -m experiments.sparse_rows
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any, Dict, Iterator, NamedTuple, Optional, Sequence
+
+from tqdm import tqdm
+
+from experiments.campaign import machine, options
+from experiments.campaign.job import run_job
+from experiments.campaign.records import Records
+from experiments.cluster import Cluster, missing_requirements
+from experiments.drawing import curves
+from experiments.drawing.by_share import draw, summarize, table_text
+from experiments.emulation.systems import SYSTEMS
+
+HOSTS = 4
+RATE_MBIT_S = 25.0
+"""So low because few cores serve all hosts, and the network is what is to be measured."""
+SLICE_ELEMS = 12_500
+"""What p3kv chooses at this rate. It is set because links have no limit until the table is there,
+which would take minutes."""
+COLUMNS = 512
+LARGE_ROWS, LARGE_SHARE = 400_000, 0.01
+SWEPT_ROWS, SHARES = 5_000, (1.0, 0.5, 0.25, 0.1, 0.04)
+_ABOUT = {
+    "figure": "iterations a second against the share of rows that each worker touches, and a table "
+    f"of {LARGE_ROWS} x {COLUMNS} of which {LARGE_SHARE:.0%} is touched",
+    "computation": "none: an iteration pushes the rows of a batch, pulls those of the next one "
+    "and waits for them; SGD on the servers. Dense: pushes the whole gradient, pulls the weight",
+    "units": "rate_mbit_s: each link, each direction, Ethernet frames; iteration_s: the slowest "
+    "worker's, one value for each iteration; link_bytes: most that a host's link has carried in a "
+    "direction in an iteration; sent_share, received_share: bytes as p3kv counts them, by those of "
+    "the worker's rows with numbers of 4 bytes",
+}
+
+
+class Case(NamedTuple):
+    """A system, a way to use it, and a table."""
+
+    system: str
+    way: str
+    rows: int
+    share: float
+
+
+def cases(quick: bool) -> Iterator[Case]:
+    """All that a repetition measures, systems in turn."""
+    for system in ("dist_sync", "p3kv"):
+        yield Case(system, "rows", LARGE_ROWS // (10 if quick else 1), LARGE_SHARE)
+    for share in SHARES[:: 4 if quick else 1]:
+        for system in ("dist_sync", "p3kv"):
+            yield Case(system, "rows", SWEPT_ROWS, share)
+    for system in ("dist_sync", "p3kv"):
+        yield Case(system, "dense", SWEPT_ROWS, 1.0)
+
+
+def run(cluster: Cluster, case: Case, iterations: int, warm_up: int) -> Dict[str, Any]:
+    """Measures one case. Raises RunFailed."""
+    touched = round(case.rows * case.share)
+    arguments = [case.system, case.way, case.rows, COLUMNS, touched]
+    arguments += [f"--iterations={iterations}", f"--warm-up={warm_up}"]
+    module = ["experiments.emulation.rows_worker", *map(str, arguments)]
+    settings = {"P3KV_SLICE_SIZE": SLICE_ELEMS}
+    job = run_job(cluster, SYSTEMS[case.system], module, 300.0, settings, _limited(cluster))
+    counts = [end["counts"] for end in job.ends]
+    most = max(max(one["link_sent"], one["link_received"]) for one in counts)
+    record = {
+        **case._asdict(),
+        "columns": COLUMNS,
+        "hosts": len(cluster.hosts),
+        "rate_mbit_s": RATE_MBIT_S,
+        "iteration_s": [
+            round(max(times), 5) for times in zip(*(end["iteration_s"] for end in job.ends))
+        ],
+        "link_bytes": most // iterations,
+    }
+    if case.way == "rows" and "sent" in counts[0]:
+        of_rows = iterations * touched * 4 * (COLUMNS + 1)
+        for name in ("sent", "received"):
+            record[f"{name}_share"] = round(max(one[name] for one in counts) / of_rows, 4)
+    return record
+
+
+@contextlib.contextmanager
+def _limited(cluster: Cluster) -> Iterator[None]:
+    cluster.set_rate(RATE_MBIT_S)
+    try:
+        yield
+    finally:
+        cluster.set_rate(None)
+
+
+def main(argv: Optional[Sequence[str]] = None) -> None:
+    parser = options.arguments(__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="less, into files of its own name")
+    parser.add_argument("--repetitions", type=int, default=3, metavar="N")
+    parser.add_argument("--iterations", type=int, default=3, metavar="N")
+    parser.add_argument("--warm-up", type=int, default=2, metavar="N")
+    parser.add_argument("--draw", action="store_true", help="measure nothing, draw what is there")
+    chosen = parser.parse_args(argv)
+    records = Records(options.numbers_path(chosen, "sparse_rows"), _ABOUT)
+    if not chosen.draw:
+        problem = missing_requirements()
+        if problem is not None:
+            raise SystemExit(problem)
+        _measure(records, chosen)
+    records.summary = summarize(records.runs)
+    print(table_text(records.summary))
+    curves.finish(records, draw(records.summary))
+
+
+def _measure(records: Records, chosen: Any) -> None:
+    place = records.begin(machine.describe("cubic"))
+    turns = list(cases(chosen.quick)) * (1 if chosen.quick else chosen.repetitions)
+    done = [Case(*(one[name] for name in Case._fields)) for one in records.runs]
+    for case in done:
+        turns.remove(case)
+    with Cluster(HOSTS) as cluster, tqdm(total=len(turns)) as bar:
+        for case in turns:
+            bar.set_description(f"{case.system}, {case.way}, {case.share:g} of {case.rows}")
+            measured = run(cluster, case, chosen.iterations, chosen.warm_up)
+            records.add_run({**measured, "machine": place})
+            bar.update()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,248 @@
+"""Keys of which only touched rows travel: row_sparse gradients and row_sparse weights."""
+
+from __future__ import annotations
+
+from typing import (
+    Any,
+    Callable,
+    Dict,
+    Iterable,
+    List,
+    Mapping,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Tuple,
+)
+
+import mxnet as mx
+import numpy as np
+from mxnet.ndarray import NDArray
+
+from p3kv.errors import KeyMismatchError, NotSupportedError, ProtocolError
+from p3kv.frontends.mxnet import engine, row_memory
+from p3kv.frontends.mxnet.arrays import ROW_SPARSE, check_fit, check_sources, listed, spread
+from p3kv.frontends.mxnet.row_memory import elements_at, rows_of, with_rows
+from p3kv.wire.header import INITIAL_ROUND
+from p3kv.wire.messages import Key
+from p3kv.worker.rows import RowsPull, RowsPush
+from p3kv.worker.transfers import Transfer, WorkerKey
+
+_PUSH, _PULL, _ROW_PULL = b"p3kv_push_rows", b"p3kv_pull_rows", b"p3kv_row_sparse_pull"
+"""Names of operations in MXNet's profiler."""
+_SAMPLES = 128
+
+
+def layout(value: NDArray, outs: Iterable[NDArray], expected: bool) -> str:
+    """The layout of a key with this initial value, and with these arrays for its weight.
+
+    Only touched rows travel where the weight or its gradient is row_sparse. `expected`: the
+    gradient is known to be. Raises NotSupportedError where a build's arrays can't be read.
+    """
+    gradients = (array.grad for array in (value, *outs) if isinstance(array, NDArray))
+    if value.stype == ROW_SPARSE:
+        chosen = "sparse_rows"
+    elif expected or any(one is not None and one.stype == ROW_SPARSE for one in gradients):
+        chosen = "touched_rows"
+    else:
+        return "dense"
+    row_memory.bind()
+    return chosen
+
+
+def ids_by_out(keys: Any, outs: Any, row_ids: Any) -> List[Tuple[Key, List[NDArray], NDArray]]:
+    """What `row_sparse_pull` is called with: each key with arrays, and the rows that they get.
+
+    As in MXNet, the arrays of a key may share row ids, or have some each.
+    """
+    if isinstance(keys, (list, tuple)):
+        if isinstance(row_ids, NDArray):
+            row_ids = [row_ids] * len(keys)
+        if not len(keys) == len(outs) == len(row_ids):
+            raise ValueError(
+                f"{len(keys)} keys are given with {len(outs)} arrays and {len(row_ids)} row_ids"
+            )
+        several = zip(keys, outs, row_ids)
+        return [asked for one in several for asked in ids_by_out(*one)]
+    arrays, ids = listed(outs), listed(row_ids)
+    if len(ids) == 1:
+        return [(keys, arrays, ids[0])]
+    if len(ids) != len(arrays):
+        raise ValueError(f"{len(arrays)} arrays are given with {len(ids)} row_ids")
+    return [(keys, [array], one) for array, one in zip(arrays, ids)]
+
+
+class _Held(NamedTuple):
+    """A dense array that has a key's value."""
+
+    array: NDArray
+    rounds: Mapping[int, int]
+    """By server: the round of the value."""
+    samples: bytes
+    """Some of its elements."""
+
+
+class Rows:
+    """Pushes and pulls keys of rows for a store.
+
+    Calls come from the script's thread; operations start in any.
+    """
+
+    def __init__(
+        self,
+        begin: Callable[[Transfer], None],
+        abort: Callable[[str], None],
+        ready: Callable[[Key], None],
+    ) -> None:
+        """`begin` has the worker begin a transfer, `abort` has it end the job; `ready` is told of
+        each gradient that is."""
+        self._begin_transfer = begin
+        self._abort = abort
+        self._ready = ready
+        self._held: Dict[Key, _Held] = {}
+        """What pulls have written last. Only rows that have changed since travel."""
+        self._samples: Dict[int, np.ndarray] = {}
+
+    def source(self, key: WorkerKey, arrays: Sequence[NDArray]) -> NDArray:
+        """One row_sparse array on the CPU with the sum of `arrays`, one for each device.
+
+        Raises KeyMismatchError for an array that is not what the key was declared with.
+        """
+        check_sources(key, arrays)
+        local = [array.as_in_context(mx.cpu()) for array in arrays]
+        return local[0] if len(local) == 1 else mx.nd.add_n(*local)
+
+    def push(
+        self,
+        key: WorkerKey,
+        round_: int,
+        step: int,
+        priority: int,
+        source: NDArray,
+        keeps_value: bool = False,
+    ) -> None:
+        """Pushes a row_sparse gradient, or the initial value, when it is ready.
+
+        `keeps_value`: the array has the key's value from now on, as if it had been pulled.
+        """
+
+        def start(operation: engine.Operation) -> None:
+            if round_ != INITIAL_ROUND:
+                self._ready(key.key)
+            try:
+                rows = self._rows_in(key, source)
+            except KeyMismatchError as error:
+                # Otherwise all workers would wait for this push.
+                self._abort(str(error))
+                operation.complete(error)
+                return
+            if keeps_value:
+                self._hold(key, source, dict.fromkeys(dict(key.runs), round_), rows[1])
+            self._begin_transfer(RowsPush(key, round_, step, priority, rows, operation.complete))
+
+        engine.push(start, [source], [], _PUSH)
+
+    def pull(self, key: WorkerKey, step: int, priority: int, target: NDArray) -> None:
+        """Pulls the whole value into a dense array: all rows, or those that have changed."""
+        key_round = key.round
+
+        def start(operation: engine.Operation) -> None:
+            elements = _all_rows(key, target)
+            held = self._held.pop(key.key, None)
+            if held is None or held.array is not target or held.samples != self._sampled(elements):
+                held = None
+
+            def put(numbers: np.ndarray, rows: np.ndarray) -> None:
+                elements[_consecutive(numbers)] = rows
+
+            def done(error: Optional[BaseException]) -> None:
+                if error is None:
+                    self._hold(key, target, transfer.rounds, elements)
+                operation.complete(error)
+
+            since = None if held is None else held.rounds
+            transfer = RowsPull(key, key_round, step, priority, put, done, since=since)
+            self._begin_transfer(transfer)
+
+        engine.push(start, [], [target], _PULL)
+
+    def pull_named(
+        self, key: WorkerKey, step: int, priority: int, outs: Sequence[NDArray], row_ids: NDArray
+    ) -> None:
+        """Pulls the rows with these numbers, in any order, into row_sparse arrays."""
+        if not key.touched_only:
+            raise NotSupportedError(
+                f"{key.called} was initialised with a dense value and a dense gradient, so it has "
+                "no rows to pull. Initialise it with a row_sparse value, or call "
+                "weight.attach_grad(stype='row_sparse') before, or use kv.pull"
+            )
+        check_fit(key.key, key.called, key.shape, key.dtype, outs, ROW_SPARSE)
+        named = np.unique(row_ids.asnumpy().astype(np.int64))
+        if len(named) and not 0 <= named[0] <= named[-1] < key.shape[0]:
+            raise KeyMismatchError(
+                f"row_ids are from {named[0]} to {named[-1]}, and {key.called} has the rows 0 to "
+                f"{key.shape[0] - 1}"
+            )
+        if not len(named):
+            spread(mx.nd.sparse.zeros(ROW_SPARSE, key.shape, dtype=key.dtype), outs)
+            return
+        arrived, key_round = with_rows(key.shape, key.dtype, len(named)), key.round
+
+        def start(operation: engine.Operation) -> None:
+            numbers, elements = rows_of(arrived)
+            numbers[:] = named
+
+            def put(arrived_numbers: np.ndarray, rows: np.ndarray) -> None:
+                places = named.searchsorted(arrived_numbers)
+                if not np.array_equal(named[np.minimum(places, len(named) - 1)], arrived_numbers):
+                    raise ProtocolError(f"it sent rows of {key.called} that nobody asked for")
+                elements[_consecutive(places)] = rows
+
+            self._begin_transfer(
+                RowsPull(key, key_round, step, priority, put, operation.complete, named)
+            )
+
+        engine.push(start, [], [arrived], _ROW_PULL)
+        spread(arrived, outs)
+
+    def _rows_in(self, key: WorkerKey, source: NDArray) -> Tuple[np.ndarray, np.ndarray]:
+        """Numbers, which ascend, and elements; KeyMismatchError where they can't be right."""
+        if source.stype != ROW_SPARSE:
+            return np.arange(key.shape[0]), _all_rows(key, source)
+        numbers, elements = rows_of(source)
+        if (numbers[1:] <= numbers[:-1]).any():
+            order = numbers.argsort(kind="stable")
+            numbers, elements = numbers[order], elements[order]
+        if len(numbers) and not (
+            0 <= numbers[0] <= numbers[-1] < key.shape[0] and (numbers[1:] > numbers[:-1]).all()
+        ):
+            raise KeyMismatchError(
+                f"a row_sparse array for {key.called} has a row twice, or others than 0 to "
+                f"{key.shape[0] - 1}"
+            )
+        return numbers, elements
+
+    def _hold(
+        self, key: WorkerKey, array: NDArray, rounds: Mapping[int, int], elements: np.ndarray
+    ) -> None:
+        self._held[key.key] = _Held(array, rounds, self._sampled(elements))
+
+    def _sampled(self, elements: np.ndarray) -> bytes:
+        """Some elements: if they are others than when a value came, the script has written."""
+        places = self._samples.get(elements.size)
+        if places is None:
+            count = min(_SAMPLES, elements.size)
+            places = np.random.RandomState(0).randint(0, max(1, elements.size), count)
+            self._samples[elements.size] = places
+        return elements.reshape(-1)[places].tobytes()
+
+
+def _all_rows(key: WorkerKey, array: NDArray) -> np.ndarray:
+    return elements_at(engine.address(array), key.numpy_dtype, key.shape[0], key.row_elems)
+
+
+def _consecutive(numbers: np.ndarray) -> Any:
+    """The same as an index; rows that follow each other are copied faster."""
+    if len(numbers) and numbers[-1] - numbers[0] + 1 == len(numbers):
+        return slice(int(numbers[0]), int(numbers[-1]) + 1)
+    return numbers

@@ -1,0 +1,234 @@
+"""Sends touched rows to the servers and receives rows of the value, in the worker's thread."""
+
+from __future__ import annotations
+
+from functools import partial
+from itertools import accumulate
+from typing import Callable, Dict, Iterator, Mapping, NamedTuple, Optional, Tuple
+
+import numpy as np
+
+from p3kv.errors import ProtocolError
+from p3kv.wire.connection import Connection
+from p3kv.wire.framing import Landing
+from p3kv.wire.header import NAMED, Header, Kind, pack_header
+from p3kv.wire.queue import urgency
+from p3kv.wire.rows import NUMBER, Rows, check_numbers, check_size, pieces, unpacked
+from p3kv.worker.gates import Gates
+from p3kv.worker.transfers import Done, InProgress, Transfer, WorkerKey
+
+Put = Callable[[np.ndarray, np.ndarray], None]
+"""Takes rows that have arrived: their numbers in the tensor, which ascend, and their elements."""
+
+
+class _Run(NamedTuple):
+    server: int
+    first: int
+    """Its first row."""
+    rows: int
+
+
+def _runs(key: WorkerKey) -> Iterator[_Run]:
+    rows = [length // key.row_elems for _, length in key.runs]
+    for (server, _), first, count in zip(key.runs, accumulate(rows, initial=0), rows):
+        yield _Run(server, first, count)
+
+
+class RowsPush(Transfer):
+    """The rows of a key that a worker has touched, on their way to the servers."""
+
+    __slots__ = ("elements", "missing_frames", "numbers")
+
+    def __init__(
+        self,
+        key: WorkerKey,
+        round: int,
+        step: int,
+        priority: int,
+        rows: Tuple[np.ndarray, np.ndarray],
+        done: Done,
+    ) -> None:
+        """`rows` are numbers, which ascend, and elements by row; they stay until `done`."""
+        super().__init__(key, round, step, priority, 0, None, done)
+        self.numbers, self.elements = rows
+        self.size_bytes = self.elements.nbytes
+        self.missing_frames = 0
+        """Frames that have not left."""
+
+
+class RowsPull(Transfer):
+    """Rows of a key's value on their way to this worker.
+
+    They are those that `named` has, or those that have changed since a round of each server.
+    """
+
+    __slots__ = ("arriving", "named", "put", "rounds")
+
+    def __init__(
+        self,
+        key: WorkerKey,
+        round: int,
+        step: int,
+        priority: int,
+        put: Put,
+        done: Done,
+        named: Optional[np.ndarray] = None,
+        since: Optional[Mapping[int, int]] = None,
+    ) -> None:
+        """`named` ascends. `since`: by server, the round whose value the worker has; None if it has
+        none, so that all rows are to come."""
+        super().__init__(key, round, step, priority, None, None, done)
+        self.named = named
+        self.put = put
+        self.rounds = dict(since or {})
+        """By server; when the pull is done, the round whose value has arrived."""
+        self.arriving: Dict[int, _Answer] = {}
+        """By server, what is still to come."""
+
+
+class _Answer:
+    """A server's answer, of which some frames have arrived."""
+
+    def __init__(self, run: _Run, named: Optional[int]) -> None:
+        self.run = run
+        self.named = named
+        """How many rows were named that have not come."""
+        self.missing: Optional[int] = None
+        """Frames, once the first has come."""
+        self.next_row = 0
+
+
+class RowsExchange:
+    """Sends and receives the rows of this worker's transfers. Belongs to the worker's thread."""
+
+    def __init__(
+        self,
+        rank: int,
+        servers: Mapping[int, Connection],
+        gates: Gates,
+        in_progress: InProgress,
+        counts: Dict[str, int],
+        slice_size: Callable[[int], int],
+    ) -> None:
+        """`slice_size` is that of a round."""
+        self._rank = rank
+        self._servers = servers
+        self._gates = gates
+        self._in_progress = in_progress
+        self._counts = counts
+        self._slice_size = slice_size
+
+    def push(self, transfer: RowsPush, priority: int) -> None:
+        """Queues frames for every server of the key, also for those whose rows are not touched."""
+        key, urgent = transfer.key, urgency(transfer.step, priority)
+        most = key.rows_in_slice(self._slice_size(transfer.round))
+        queued = []
+        for run in _runs(key):
+            ends = transfer.numbers.searchsorted((run.first, run.first + run.rows))
+            start, count = int(ends[0]), int(ends[1] - ends[0])
+            cut = list(pieces(count, most))
+            header = pack_header(
+                Kind.PUSH_ROWS, self._rank, key=key.key_id, slice=len(cut), round=transfer.round,
+                step=transfer.step, priority=priority,
+            )  # fmt: skip
+            for piece in cut:
+                rows = slice(start + piece.start, start + piece.stop)
+                queued.append((run.server, header, partial(self._payload, transfer, run, rows)))
+        transfer.missing_frames = len(queued)
+        sent = partial(self._sent, transfer)
+        gate_step = 0 if key.own_rounds else transfer.step
+        for server, header, payload in queued:
+            self._gates.push(server, gate_step, urgent, header, payload, sent)
+        self._counts["slices_sent"] += len(queued)
+
+    def _payload(self, transfer: RowsPush, run: _Run, rows: slice) -> memoryview:
+        """Made when the frame begins to leave."""
+        numbers = (transfer.numbers[rows] - run.first).astype(NUMBER)
+        payload = Rows(numbers, transfer.elements[rows]).copied()
+        self._counts["bytes_sent"] += len(payload)
+        return payload
+
+    def _sent(self, transfer: RowsPush) -> None:
+        transfer.missing_frames -= 1
+        if not transfer.missing_frames:
+            self._in_progress.end_push(transfer)
+            transfer.done(None)
+
+    def request(self, transfer: RowsPull, priority: int) -> None:
+        """Asks the servers for rows."""
+        asked = []
+        for run in _runs(transfer.key):
+            words = self._wanted(transfer, run)
+            if words is not None:
+                named = None if transfer.named is None else len(words)
+                transfer.arriving[run.server] = _Answer(run, named)
+                asked.append((run.server, words))
+        if not asked:
+            transfer.done(None)
+            return
+        request = self._in_progress.add_pull(transfer)
+        flags = 0 if transfer.named is None else NAMED
+        for server, words in asked:
+            header = pack_header(
+                Kind.PULL_ROWS, self._rank, key=transfer.key.key_id, round=transfer.round,
+                slice=request, step=transfer.step, priority=priority, payload_bytes=words.nbytes,
+                flags=flags,
+            )  # fmt: skip
+            payload = memoryview(words.tobytes())
+            self._servers[server].writer.push(urgency(transfer.step, priority), header, payload)
+            self._counts["bytes_sent"] += words.nbytes
+
+    @staticmethod
+    def _wanted(transfer: RowsPull, run: _Run) -> Optional[np.ndarray]:
+        """The words of a request to a server; None if nothing is asked of it."""
+        if transfer.named is None:
+            since = transfer.rounds.get(run.server)
+            return np.array([] if since is None else [since], NUMBER)
+        start, end = transfer.named.searchsorted((run.first, run.first + run.rows))
+        return None if start == end else (transfer.named[start:end] - run.first).astype(NUMBER)
+
+    def land(self, connection: Connection, header: Header) -> Landing:
+        """Takes rows from a server; ProtocolError if no pull expects them."""
+        transfer = self._in_progress.pull(header.step)
+        answer = None
+        if isinstance(transfer, RowsPull) and transfer.key.key_id == header.key:
+            answer = transfer.arriving.get(header.rank)
+        if answer is None or header.slice < 1:
+            raise ProtocolError(
+                f"it sent rows of key {header.key}, round {header.round}, which nobody waits for"
+            )
+        assert isinstance(transfer, RowsPull)
+        key = transfer.key
+        check_size(header.payload_bytes, key.row_elems * key.item_bytes, answer.run.rows)
+        payload = memoryview(bytearray(header.payload_bytes))
+        received = partial(self._received, transfer, answer, header, payload)
+        return Landing(payload if header.payload_bytes else None, received)
+
+    def _received(
+        self, transfer: RowsPull, answer: _Answer, header: Header, payload: memoryview
+    ) -> None:
+        self._counts["slices_received"] += 1
+        self._counts["bytes_received"] += len(payload)
+        numbers, elements = unpacked(payload, transfer.key.numpy_dtype, transfer.key.row_elems)
+        check_numbers(numbers, answer.next_row, answer.run.rows)
+        if len(numbers):
+            answer.next_row = int(numbers[-1]) + 1
+            transfer.put(numbers.astype(np.int64) + answer.run.first, elements)
+        if answer.named is not None:
+            answer.named -= len(numbers)
+        if answer.missing is None:
+            answer.missing = header.slice
+        answer.missing -= 1
+        if answer.missing:
+            return
+        if answer.named:
+            raise ProtocolError(
+                f"it sent {answer.named} rows of {transfer.key.called} less than were asked for"
+            )
+        transfer.rounds[header.rank] = header.round
+        del transfer.arriving[header.rank]
+        if not transfer.arriving:
+            self._in_progress.end_pull(header.step)
+            if not self._in_progress.waits_for_values:
+                self._gates.values_complete()
+            transfer.done(None)

@@ -1,0 +1,336 @@
+"""Keys of which only touched rows travel: numbers, bytes, and what breaks the protocol."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Dict, List, Optional, Tuple
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from p3kv.consistency import BulkSynchronous
+from p3kv.errors import P3Error, ProtocolError
+from p3kv.server.aggregation import Aggregator
+from p3kv.server.buffers import BufferPool
+from p3kv.server.rows import RowsKey, RowSum
+from p3kv.wire.header import INITIAL_ROUND, NAMED, URGENT, Kind, pack_header
+from p3kv.wire.messages import DeclaredKey
+from p3kv.wire.rows import NUMBER, Rows
+from p3kv.worker.rows import RowsPull, RowsPush
+from tests import in_memory
+from tests.jobs import run_job
+
+ROWS, COLUMNS = 12, 3
+
+
+def test_rows_have_the_numbers_of_one_process(tmp_path: Path) -> None:
+    job = run_job("rows.py", [tmp_path, 20], workers=3, servers=2, timeout_s=120.0)
+    assert job.code == 0, job.output
+    checks = [(tmp_path / f"rank{rank}").read_text().splitlines() for rank in range(3)]
+    assert len(checks[0]) == 12 and checks == [checks[0]] * 3
+
+
+def test_a_gradient_that_has_a_row_twice_ends_the_job_and_says_so() -> None:
+    job = run_job("wrong_rows.py")
+    assert job.code != 0
+    last = job.output.splitlines()[-1]
+    assert "failed first: a row_sparse array for key 'w' has a row twice" in last
+    assert "Traceback" not in job.output
+
+
+def rows(numbers: List[int], seed: int) -> Rows:
+    """Whole numbers, whose sums are exact in any order."""
+    elements = np.random.RandomState(seed).randint(-99, 99, (len(numbers), COLUMNS))
+    return Rows(np.array(numbers, NUMBER), elements.astype(np.float32))
+
+
+numbers = st.sets(st.integers(0, ROWS - 1)).map(sorted)
+
+
+@given(st.lists(numbers, max_size=6))
+def test_a_sum_has_the_rows_of_all_and_no_others(several: List[List[int]]) -> None:
+    total, expected = RowSum(ROWS, COLUMNS, np.dtype(np.float32)), np.zeros((ROWS, COLUMNS))
+    for seed, some in enumerate(several):
+        one = rows(some, seed)
+        total.add(one)
+        expected[some] += one.elements
+    found = total.between(0, ROWS)
+    assert found.numbers.tolist() == sorted(set().union(*several))
+    np.testing.assert_array_equal(found.elements, expected[found.numbers])
+
+
+def key_of(workers: int, deterministic: bool = False) -> RowsKey:
+    aggregator = Aggregator(BulkSynchronous(workers), BufferPool(), deterministic)
+    declared = DeclaredKey(
+        0, "w", (ROWS, COLUMNS), "float32", [(0, ROWS * COLUMNS)], layout="sparse_rows"
+    )
+    key = RowsKey(declared, 0, aggregator, aggregator.consistency)
+    key.push(0, INITIAL_ROUND, 1, rows(list(range(ROWS)), 0), 0)
+    key.end_round()
+    return key
+
+
+class Adding(in_memory.Adding):
+    """weight += rows, some of them at a time."""
+
+    def __init__(self) -> None:
+        self.ended = 0
+
+    def updates_touched_rows(self, key: DeclaredKey, step: int) -> bool:
+        return True
+
+    def update_rows(
+        self, key: DeclaredKey, weight: np.ndarray, numbers: np.ndarray, rows: np.ndarray,
+        step: int, ends_update: bool = True,
+    ) -> bool:  # fmt: skip
+        weight[numbers] += rows
+        self.ended += ends_update
+        return False
+
+
+@given(st.data(), st.booleans(), st.booleans())
+@settings(max_examples=60)
+def test_what_has_changed_since_a_round_makes_its_value_the_newest(
+    data: st.DataObject, deterministic: bool, updates: bool
+) -> None:
+    workers, rounds = 3, 4
+    key = key_of(workers, deterministic)
+    optimizer = Adding()
+    if updates:
+        key._aggregator.optimizers[0] = optimizer
+    values = [key.value.copy()]
+    for round_ in range(1, rounds + 1):
+        expected = key.value.copy() if updates else np.zeros((ROWS, COLUMNS), np.float32)
+        frames = []
+        for rank in range(workers):
+            some = rows(data.draw(numbers), 10 * round_ + rank)
+            expected[some.numbers] += some.elements
+            cut = data.draw(st.integers(0, len(some.numbers)))
+            frames.append([slice(None, cut), slice(cut, None)])
+            frames[-1] = [Rows(some.numbers[p], some.elements[p]) for p in frames[-1]]
+        for rank in data.draw(st.permutations([*range(workers)] * 2)):
+            assert not key.next_ends()
+            assert all(rank in missing for _, _, missing in key.waits())
+            key.push(rank, round_, 2, frames[rank].pop(0), round_)
+            end = key.rows_to_update()
+            if end:
+                key.update_until(end)
+        key.end_round()
+        assert optimizer.ended == (round_ if updates else 0)
+        values.append(key.value.copy())
+        np.testing.assert_array_equal(key.value, expected)
+    for since, value in enumerate(values):
+        changed = key.changed_since(since)
+        value[changed] = key.value[changed]
+        np.testing.assert_array_equal(value, key.value)
+
+
+@pytest.mark.parametrize(
+    ("rank", "round_", "frames", "of", "why"),
+    [
+        (1, 1, 1, [3, 3], "ascending"),
+        (1, 1, 1, [4, 3], "ascending"),
+        (1, 1, 1, [ROWS], "ascending order from 0 to 11"),
+        (0, 1, 2, [3], "ascending order from 5"),
+        (0, 1, 3, [6], "in 2 frames, or in 3"),
+        (1, 1, 0, [6], "0 frames"),
+        (2, 1, 1, [6], "twice"),
+        (1, 0, 1, [6], "initial value"),
+        (0, 0, 1, [6], "twice"),
+        (1, 3, 1, [6], "only 2 rounds"),
+    ],
+)
+def test_a_push_that_can_not_be_right_is_refused(
+    rank: int, round_: int, frames: int, of: List[int], why: str
+) -> None:
+    key = key_of(3)
+    key.push(0, 1, 2, rows([1, 4], 0), 1)
+    key.push(2, 1, 1, rows([], 0), 1)
+    with pytest.raises(ProtocolError, match=why):
+        key.push(rank, round_, frames, rows(of, 0), 1)
+
+
+class Job(in_memory.Job):
+    """A job in memory with keys of rows."""
+
+    def push(self, rank: int, key: in_memory.WorkerKey, round_: int, some: Rows) -> None:
+        arrays = (some.numbers.astype(np.int64), some.elements)
+        step = max(round_, 0)
+        if key.own_rounds:
+            step = self.workers[rank].steps.new_step(key.store)
+        elif round_ > INITIAL_ROUND:
+            self.workers[rank].steps.of_store(0).pushed(step)
+        self.workers[rank].calls.append(RowsPush(key, round_, step, 0, arrays, done))
+
+    def pull(self, rank: int, key: in_memory.WorkerKey, round_: int, value: np.ndarray,
+             since: Dict[int, int]) -> None:  # fmt: skip
+        def put(numbers: np.ndarray, elements: np.ndarray) -> None:
+            value[numbers] = elements
+
+        def pulled(error: object) -> None:
+            assert error is None
+            since.update(transfer.rounds)
+
+        transfer = RowsPull(key, round_, round_, 0, put, pulled, since=since)
+        self.workers[rank].calls.append(transfer)
+
+
+def done(error: object) -> None:
+    assert error is None
+
+
+def schedule(data: st.DataObject, job: Job) -> None:
+    while True:
+        events = list(job.events(ahead=3))
+        if not events:
+            return
+        function, *arguments = data.draw(st.sampled_from(events))
+        function(*arguments)
+
+
+@given(st.data())
+@settings(max_examples=25, deadline=None)
+def test_whatever_happens_first_all_workers_have_the_rows_of_every_round(
+    data: st.DataObject,
+) -> None:
+    workers, servers, rounds = 2, 2, 3
+    job = Job(workers, servers, 2 * COLUMNS)
+    for server in job.servers:
+        server.consumer.aggregator.optimizers.clear()
+    try:
+        keys = job.declare("w", ROWS, COLUMNS, layout="touched_rows")
+        job.push(0, keys[0], INITIAL_ROUND, rows(list(range(ROWS)), 99))
+        values = [np.full((ROWS, COLUMNS), np.nan, np.float32) for _ in range(workers)]
+        since: List[Dict[int, int]] = [{} for _ in range(workers)]
+        for round_ in range(1, rounds + 1):
+            expected = np.zeros((ROWS, COLUMNS), np.float32)
+            for rank in range(workers):
+                some = rows(data.draw(numbers), 10 * round_ + rank)
+                expected[some.numbers] += some.elements
+                job.push(rank, keys[rank], round_, some)
+                job.pull(rank, keys[rank], round_, values[rank], dict(since[rank]))
+            schedule(data, job)
+            for rank in range(workers):
+                np.testing.assert_array_equal(values[rank], expected)
+                since[rank] = dict.fromkeys(range(servers), round_)
+        assert not any(server.consumer._states and server.most_open() for server in job.servers)
+    finally:
+        job.close()
+
+
+class AddingRows(in_memory.Adding):
+    """weight += rows, for rounds that are each worker's own."""
+
+    def update_rows(
+        self, key: DeclaredKey, weight: np.ndarray, numbers: np.ndarray, rows: np.ndarray,
+        step: Optional[int], ends_update: bool = True,
+    ) -> bool:  # fmt: skip
+        assert step is None
+        weight[numbers] += rows
+        return False
+
+
+@given(st.data())
+@settings(max_examples=25, deadline=None)
+def test_rows_that_each_worker_pushes_at_its_own_pace_are_all_counted_once(
+    data: st.DataObject,
+) -> None:
+    workers, servers = 2, 2
+    job = Job(workers, servers, 2 * COLUMNS)
+    try:
+        keys = job.declare("w", ROWS, COLUMNS, layout="touched_rows", own=True)
+        initial = rows(list(range(ROWS)), 99)
+        expected = initial.elements.copy()
+        values = [np.full((ROWS, COLUMNS), np.nan, np.float32) for _ in range(workers)]
+        since: List[Dict[int, int]] = [{} for _ in range(workers)]
+        pushed = [0] * workers
+        for phase in range(3):
+            for rank in range(workers):
+                if phase == rank == 0:
+                    job.push(0, keys[0], INITIAL_ROUND, initial)
+                for _ in range(data.draw(st.integers(0, 3))):
+                    pushed[rank] += 1
+                    some = rows(data.draw(numbers), 10 * pushed[rank] + rank)
+                    expected[some.numbers] += some.elements
+                    job.push(rank, keys[rank], pushed[rank], some)
+            schedule(data, job)
+            if phase == 0:
+                assert (sum(pushed) > 0) == any(job.servers[0].consumer.waits(0, time.monotonic()))
+                for server in job.servers:
+                    server.set_optimizer(in_memory.OWN_STORE, AddingRows())
+                schedule(data, job)
+            for rank in range(workers):
+                job.pull(rank, keys[rank], pushed[rank], values[rank], since[rank])
+            schedule(data, job)
+            for value in values:
+                np.testing.assert_array_equal(value, expected)
+    finally:
+        job.close()
+
+
+def test_a_push_that_does_not_come_is_known_and_one_that_can_not_come_ends_the_job() -> None:
+    job = Job(2, 1, 6)
+    try:
+        keys = job.declare("w", ROWS, COLUMNS, layout="touched_rows")
+        consumer = job.servers[0].consumer
+        job.pull(1, keys[1], INITIAL_ROUND, np.zeros((ROWS, COLUMNS), np.float32), {})
+        job.finish()
+        [wait] = consumer.waits(0, time.monotonic())
+        assert (wait.round, wait.missing, wait.arrived) == (INITIAL_ROUND, [0], [1])
+        job.push(0, keys[0], INITIAL_ROUND, rows(list(range(ROWS)), 0))
+        job.push(0, keys[0], 1, rows([2], 0))
+        job.finish()
+        [wait] = consumer.waits(0, time.monotonic())
+        assert (wait.round, wait.missing, wait.arrived) == (1, [1], [0])
+        assert "key 'w'" in wait.told(1, 2).called
+        job.workers[1].traffic.tell(Kind.BYE)
+        while not job.servers[0].failures:
+            function, *arguments = next(job.events())
+            function(*arguments)
+        [failure] = job.servers[0].failures
+        assert failure.rank == 1 and "went on to round 1 of key 'w'" in failure.reason
+    finally:
+        job.close()
+
+
+WRONG_FROM_WORKERS: List[Tuple[dict, str]] = [
+    ({"kind": Kind.PUSH_ROWS, "slice": 1, "round": 1, "payload_bytes": 17}, "17 bytes"),
+    ({"kind": Kind.PUSH_ROWS, "slice": 1, "round": 1, "payload_bytes": 16 * 99}, "12 rows of 12"),
+    ({"kind": Kind.PUSH_ROWS, "slice": 1, "round": 9}, "only 2 rounds"),
+    ({"kind": Kind.PUSH_ROWS, "slice": 1, "round": 1, "key": 7}, "rows of key 7"),
+    ({"kind": Kind.PUSH, "round": 1}, "unknown here"),
+    ({"kind": Kind.PULL}, "unknown here"),
+    ({"kind": Kind.PULL_ROWS, "payload_bytes": 8}, "8 bytes to ask"),
+    ({"kind": Kind.PULL_ROWS, "flags": NAMED, "payload_bytes": 4 * 13}, "52 bytes to ask"),
+]
+
+
+@pytest.mark.parametrize(("sent", "why"), WRONG_FROM_WORKERS)
+def test_a_server_refuses_frames_of_rows_that_can_not_be_right(sent: dict, why: str) -> None:
+    job = Job(1, 1, 6)
+    try:
+        job.declare("w", ROWS, COLUMNS, layout="touched_rows")
+        header = pack_header(rank=0, **sent)
+        payload = memoryview(bytearray(sent.get("payload_bytes", 0)))
+        job.workers[0].servers[0].writer.push(URGENT, header, payload)
+        with pytest.raises(P3Error, match=why):
+            job.finish()
+    finally:
+        job.close()
+
+
+def test_a_worker_refuses_rows_that_nobody_waits_for() -> None:
+    job = Job(1, 1, 6)
+    try:
+        keys = job.declare("w", ROWS, COLUMNS, layout="touched_rows")
+        job.push(0, keys[0], INITIAL_ROUND, rows(list(range(ROWS)), 0))
+        job.finish()
+        header = pack_header(Kind.ROWS, 0, slice=1, step=3)
+        job.servers[0].connections[0].writer.push(URGENT, header)
+        with pytest.raises(P3Error, match="nobody waits for"):
+            job.finish()
+    finally:
+        job.close()
