@@ -129,7 +129,7 @@ KEY = {"type": "DeclareKey", "key": "w", "shape": [2], "dtype": "float32"}
         ({**KEY, "shape": [0, 2**63]}, ToScheduler),
         ({**KEY, "key": "w" * (MAX_KEY_CHARS + 1)}, ToScheduler),
     ],
-    ids=str,
+    ids=["extent", "dimensions", "bytes", "extension", "nan", "infinite", "shape", "key"],
 )
 def test_a_value_that_nobody_can_use_is_a_protocol_error(wrong: dict, expected: Any) -> None:
     right = {**OUTLINE, "numbers": {"a": [1, 2.5, None, {"b": "c"}]}}

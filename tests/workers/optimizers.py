@@ -219,14 +219,14 @@ def random_numbers_follow_from_worker_0_s_seed(store: KVStoreBase) -> None:
             updates: Dict[int, int] = {}
 
             def seed_reference(
-                number: int, drawn: int = store._optimizer._seed, updates: dict = updates
+                number: int, drawn: int = store._pushes.optimizer._seed, updates: dict = updates
             ) -> None:
                 updates[number] = updates.get(number, 0) + 1
                 mx.random.seed(_mixed(drawn, number, WHOLE, updates[number]))
 
             beside.before_update = seed_reference  # type: ignore[method-assign]
             beside.step(2)
-            found.append(store._optimizer._seed)
+            found.append(store._pushes.optimizer._seed)
         assert found[0] == found[1] != found[2]
 
 

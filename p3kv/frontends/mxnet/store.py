@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import atexit
 import operator
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from typing import (
     Any,
     ContextManager,
@@ -25,7 +25,7 @@ from mxnet.kvstore import KVStoreBase
 from mxnet.ndarray import NDArray
 
 from p3kv import config, errors
-from p3kv.errors import NotSupportedError, StatesError
+from p3kv.errors import NotSupportedError
 from p3kv.frontends.mxnet import (
     asynchronous,
     clipping,
@@ -33,7 +33,6 @@ from p3kv.frontends.mxnet import (
     engine,
     environment,
     rows,
-    saved_states,
 )
 from p3kv.frontends.mxnet.arrays import (
     DENSE,
@@ -45,7 +44,6 @@ from p3kv.frontends.mxnet.arrays import (
     check_kind,
     check_sources,
     check_targets,
-    check_updatable,
     dense,
     dtype_name,
     listed,
@@ -54,7 +52,8 @@ from p3kv.frontends.mxnet.arrays import (
 from p3kv.frontends.mxnet.errors import KeyMismatchError
 from p3kv.frontends.mxnet.forks import complete_before_forks
 from p3kv.frontends.mxnet.forward_order import FORWARD_READS, OrderLearner
-from p3kv.frontends.mxnet.plain_states import OfKey
+from p3kv.frontends.mxnet.pushes import Pushes
+from p3kv.frontends.mxnet.server_states import ServerStates
 from p3kv.frontends.mxnet.updater import ServersUpdater
 from p3kv.frontends.mxnet.worker_optimizer import WorkerOptimizer
 from p3kv.wire.header import INITIAL_ROUND
@@ -120,23 +119,10 @@ class P3(KVStoreBase):
             # Rank 0 decides, and all workers use its order.
             self._order.stop()
             FORWARD_READS.stop()
-        self._clips = False
-        """Whether steps are clipped by the norm of all gradients."""
-        self._clipping = clipping.Clipping(self._own)
         self._rows = rows.Rows(self._worker.begin, self._worker.abort, self._order.ready)
-        self._optimizer: Optional[WorkerOptimizer] = None
-        self._shares_numbers = False
+        self._pushes = Pushes(self._own, self._order, self.rank)
+        self._states = ServerStates(self._own, self._pushes, self.rank, self._worker.barrier)
         self._updater: Optional[ServersUpdater] = None
-        self._updates: Dict[Key, int] = {}
-        """How often the optimizer has updated each key, without its `begin_num_update`."""
-        self._steps = 0
-        """Counts the steps of this store. What else says step counts those of all stores."""
-        self._step = 0
-        """This store's newest one."""
-        self._marked = False
-        """Whether a step begins with the next push, as gluon's Trainer and Module say."""
-        self._optimizer_since = self._optimizer_since_step = 0
-        """The values of both when the optimizer was set."""
 
     # What MXNet asks about the store.
 
@@ -235,9 +221,9 @@ class P3(KVStoreBase):
         """
         priority = _priority(priority)
         known = self._known(key, [value], [value if out is None else out])
-        if self._clips:
+        if self._pushes.clips:
             clipping.check_apart(known)
-            self._begin_clipped_call(known)
+            self._pushes.begin_clipped_call(known)
         for worker_key, sources, targets in known:
             if worker_key.touched_only:
                 self._push_rows(worker_key, sources, priority)
@@ -247,27 +233,27 @@ class P3(KVStoreBase):
                 continue
             source = self._staging.source(worker_key, sources)
             target = self._staging.target(worker_key, targets)
-            round_, step = self._next_round(worker_key)
+            round_, step = self._pushes.next(worker_key)
             self._begin_when_ready(worker_key, round_, step, priority, source, target)
             spread(target, targets)
-        if self._clips:
-            self._clipping.end_call()
+        if self._pushes.clips:
+            self._pushes.clipping.end_call()
 
     def push(self, key: Union[Key, Sequence[Key]], value: Any, priority: int = 0) -> None:
         """Pushes gradients; the result stays on the servers until `pull`."""
         priority = _priority(priority)
         known = self._known(key, [value])
-        if self._clips:
-            self._begin_clipped_call(known)
+        if self._pushes.clips:
+            self._pushes.begin_clipped_call(known)
         for worker_key, sources in known:
             if worker_key.touched_only:
                 self._push_rows(worker_key, sources, priority)
                 continue
             source = self._staging.source(worker_key, sources)
-            round_, step = self._next_round(worker_key)
+            round_, step = self._pushes.next(worker_key)
             self._begin_when_ready(worker_key, round_, step, priority, source, None)
-        if self._clips:
-            self._clipping.end_call()
+        if self._pushes.clips:
+            self._pushes.clipping.end_call()
 
     def pull(
         self,
@@ -305,7 +291,7 @@ class P3(KVStoreBase):
         priority = _priority(priority)
         self._worker.check()
         for one_key, outs, ids in rows.ids_by_out(key, out, row_ids):
-            self._rows.pull_named(self._own.key(one_key), self._step, priority, outs, ids)
+            self._rows.pull_named(self._own.key(one_key), self._pushes.step, priority, outs, ids)
 
     # The optimizer.
 
@@ -317,9 +303,9 @@ class P3(KVStoreBase):
         Raises NotSupportedError for an optimizer that the servers can't build, or that needs whole
         tensors while a key is on several servers already.
         """
-        set_now = WorkerOptimizer(optimizer, self._step)
+        set_now = WorkerOptimizer(optimizer, self._pushes.step)
         if self._own.own_rounds:
-            asynchronous.check_optimizer(set_now, self._optimizer)
+            asynchronous.check_optimizer(set_now, self._pushes.optimizer)
         spread_out = self._own.keys_on_several_servers()
         if set_now.needs_whole_tensors and spread_out:
             raise NotSupportedError(
@@ -328,12 +314,8 @@ class P3(KVStoreBase):
                 f"{len(spread_out[0].runs)} servers. Call kv.set_optimizer before kv.init and "
                 "kv.broadcast, or run the optimizer on the workers, with update_on_kvstore=False"
             )
-        self._optimizer = set_now
-        self._updater = ServersUpdater(optimizer, self._states)
-        self._shares_numbers = set_now.shares_numbers
-        self._updates.clear()
-        self._optimizer_since, self._optimizer_since_step = self._steps, self._step
-        self._tell_servers(self._step + 1, set_now.settings)
+        self._pushes.set_optimizer(set_now)
+        self._updater = ServersUpdater(optimizer, self._states.of_keys)
 
     def set_gradient_compression(self, compression_params: Mapping[str, Any]) -> None:
         """Has gradients travel by a codec: {'type': '2bit', 'threshold': 0.5}.
@@ -371,30 +353,28 @@ class P3(KVStoreBase):
                 "kv.clip_global_norm can't run in MXNet's NaiveEngine, where a push returns with "
                 "the new weight; set MXNET_ENGINE_TYPE to another engine, or to none"
             )
-        if self._clips != (number is not None):
+        if self._pushes.clips != (number is not None):
             self._worker.barrier(
                 "to clip no more" if number is None else "to clip gradients by their norm"
             )
-        self._clipping.max_norm = number
-        self._clips = number is not None
+        self._pushes.clipping.max_norm = number
+        self._pushes.clips = number is not None
 
     @property
     def max_norm(self) -> Optional[float]:
         """What `clip_global_norm` was called with."""
-        return self._clipping.max_norm
+        return self._pushes.clipping.max_norm
 
     def global_norm(self) -> Optional[float]:
         """The norm of all summed gradients of the last step, before they were scaled; None if no
         step has been clipped. Waits until all workers have pushed."""
-        return self._own.norm(self._clipping.number) if self._clipping.number else None
+        number = self._pushes.clipping.number
+        return self._own.norm(number) if number else None
 
     def one_step(self) -> ContextManager[None]:
         """What is pushed inside is one step: for `clip_global_norm`, and for settings that have
         changed. Nothing that waits for a new value may be inside."""
-        if self._clips:
-            return self._clipping.one_step()
-        self._marked = True
-        return nullcontext()
+        return self._pushes.one_step()
 
     def save_optimizer_states(self, fname: str, dump_optimizer: bool = False) -> None:
         """Writes what the servers' optimizer remembers, as MXNet's Updater writes it.
@@ -404,10 +384,8 @@ class P3(KVStoreBase):
         `dump_optimizer`, as gluon's Trainer does. A file of this name is replaced when all is
         written; raises OSError if that is not possible, and StatesError without an optimizer.
         """
-        optimizer = self._optimizer_on_servers("saved")
-        with saved_states.replacing(fname, self.rank) as file:
-            mx.nd.waitall()  # all pushes are sent
-            saved_states.write(file, optimizer, self._remembered_of_keys(), dump_optimizer)
+        self._worker.check()
+        self._states.save(fname, dump_optimizer)
 
     def load_optimizer_states(self, fname: str) -> None:
         """Goes on from a file that a p3 store, or MXNet's Updater, has written.
@@ -416,60 +394,8 @@ class P3(KVStoreBase):
         rate and its schedule are the file's if it has the optimizer, or else stay as they are.
         Raises StatesError for a file that does not fit, before anything changes.
         """
-        optimizer = self._optimizer_on_servers("loaded")
-        keys = self._own.declared()
-        loaded = saved_states.read(fname, optimizer.optimizer, keys)
-        mx.nd.waitall()  # all pushes are sent
-        updates, kept = loaded.updates, loaded.kept
-        if updates is None:
-            updates = {key: self._updates.get(key, 0) for key in loaded.states}
-            if optimizer.kept_by_key is not None:
-                kept = {key: found.kept for key, found in self._remembered_of_keys().items()}
-        purpose = f"to load optimizer states ({saved_states.digest(loaded, updates)})"
-        self._worker.barrier(purpose)
-        if loaded.optimizer is not None:
-            loaded.optimizer.param_dict = optimizer.optimizer.param_dict
-            self._optimizer_since = self._steps - loaded.steps
-            since = self._optimizer_since_step = self._step - loaded.steps
-            optimizer = WorkerOptimizer(loaded.optimizer, since, loaded.remembered)
-            self._optimizer = optimizer
-            self._tell_servers(self._step + 1, optimizer.settings)
-        self._updates = updates
-        self._updater = ServersUpdater(optimizer.optimizer, self._states)
-        if self.rank == 0:
-            of_keys = {
-                key: OfKey(state, updates[key], kept.get(key))
-                for key, state in loaded.states.items()
-            }
-            since, whole = self._optimizer_since_step, optimizer.needs_whole_tensors
-            saved_states.give(self._own, keys, of_keys, since, whole)
-        self._worker.barrier(purpose)
-
-    def _states(self) -> Dict[Key, Any]:
-        """MXNet's state of each key that the servers' optimizer has updated."""
-        self._optimizer_on_servers("saved")
-        mx.nd.waitall()  # all pushes are sent
-        return {key: of_key.state for key, of_key in self._remembered_of_keys().items()}
-
-    def _remembered_of_keys(self) -> Dict[Key, OfKey]:
-        """What the servers' optimizer remembers of the keys that it has updated."""
-        assert self._optimizer is not None
-        keys = [key for key in self._own.declared() if key.key in self._updates]
-        return saved_states.fetched(self._own, keys, self._optimizer.needs_whole_tensors)
-
-    def _optimizer_on_servers(self, what: str) -> WorkerOptimizer:
         self._worker.check()
-        if self._own.own_rounds:
-            raise asynchronous.no_states(what)
-        if self._optimizer is None:
-            raise StatesError(
-                f"the servers have no optimizer whose states could be {what}: call "
-                "kv.set_optimizer first. With update_on_kvstore=False states are on the workers, "
-                "and trainer.save_states and load_states work"
-            )
-        if any(key.declared.layout == "sparse_rows" for key in self._own.declared()):
-            raise StatesError(f"the servers' states of row_sparse weights can't be {what} yet")
-        return self._optimizer
+        self._updater = ServersUpdater(self._states.load(fname), self._states.of_keys)
 
     # What MXNet's store has and this one does not.
 
@@ -513,7 +439,8 @@ class P3(KVStoreBase):
         shape, dtype = tuple(value.shape), dtype_name(value)
         # Before the key is declared to others: a refused call changes nothing.
         check_fit(key, called(key, name), shape, None, outs)
-        whole = self._optimizer is not None and self._optimizer.needs_whole_tensors
+        optimizer = self._pushes.optimizer
+        whole = optimizer is not None and optimizer.needs_whole_tensors
         layout = rows.layout(value, outs, key in self._expected_rows)
         return self._own.declare(key, shape, dtype, name, layout, whole)
 
@@ -541,103 +468,28 @@ class P3(KVStoreBase):
                 check(worker_key, dense(one) if ignore_sparse else one)
         return known
 
-    def _next_round(self, worker_key: WorkerKey) -> Tuple[int, int]:
-        """Counts a push: the key's round, and the step that an optimizer would count."""
-        updates = self._updates.get(worker_key.key, 0) + 1
-        if updates == 1:
-            self._check_first_push(worker_key)
-        self._updates[worker_key.key] = updates
-        worker_key.round += 1
-        is_new_step = self._optimizer_since + updates > self._steps
-        if is_new_step:
-            self._steps += 1
-        if self._clips:
-            self._join_clipped_step(worker_key, is_new_step)
-        elif is_new_step or (self._marked and self._settings_changed()):
-            self._marked = False
-            self._step = self._own.new_step()
-            self._begin_step()
-        if self._shares_numbers:
-            assert self._optimizer is not None
-            self._tell_servers(self._step, self._optimizer.shared_number(worker_key.key, updates))
-        self._own.pushed(self._step)
-        self._order.pushed(worker_key.key)
-        return worker_key.round, self._step
-
-    def _begin_clipped_call(self, known: Sequence[Tuple[Any, ...]]) -> None:
-        """Raises NotSupportedError where the call can't be a step that is clipped."""
-        if self._optimizer is None:
-            clipping.refuse_without_optimizer()
-        for worker_key, *_ in known:
-            if worker_key.touched_only:
-                raise NotSupportedError(
-                    f"{worker_key.called} has sparse gradients, whose norm no server knows; "
-                    "call kv.clip_global_norm(None), or use dense gradients"
-                )
-        keys = [worker_key.key for worker_key, *_ in known]
-
-        def is_new_step() -> bool:
-            most = max((self._updates.get(key, 0) for key in keys), default=self._steps)
-            return self._optimizer_since + most + 1 > self._steps
-
-        self._clipping.begin_call(is_new_step, keys)
-
-    def _settings_changed(self) -> bool:
-        """For the first push of a step, which is of a key that is trained seldom: whether it needs
-        a number of its own, because the optimizer's settings are not those of the step before."""
-        self._marked = False
-        return self._optimizer is not None and self._optimizer.has_changed()
-
-    def _join_clipped_step(self, worker_key: WorkerKey, is_new_step: bool) -> None:
-        """All pushes of a clipped step have the same number of the step, also where the first of
-        its keys is trained seldom."""
-        begins = self._clipping.begins_with(worker_key)
-        if begins:
-            self._step = self._own.new_step()
-            self._clipping.begin(self._step)
-        if begins or is_new_step:
-            self._begin_step()
-        self._clipping.add(worker_key)
-
-    def _check_first_push(self, worker_key: WorkerKey) -> None:
-        if self._own.own_rounds:
-            asynchronous.check_first_push(worker_key.called, self._optimizer is not None)
-        if self._optimizer is not None:
-            check_updatable(worker_key)
-
-    def _begin_step(self) -> None:
-        """Once a step, before its first slice: rank 0 publishes the order and new settings."""
-        self._order.begin_step(self._steps)
-        if self._optimizer is not None:
-            updates = self._steps - self._optimizer_since
-            self._tell_servers(self._step, self._optimizer.begin_step(self._step, updates))
-
-    def _tell_servers(self, from_step: int, settings: Optional[bytes]) -> None:
-        """Worker rank 0 sends optimizer settings, if there are new ones, for a step and on."""
-        if settings is not None and self.rank == 0:
-            # A front end has the name of its framework.
-            self._own.set_optimizer(from_step, mx.__name__, settings)
-
     def _push_initial(
         self, worker_key: WorkerKey, value: NDArray, outs: Sequence[NDArray] = ()
     ) -> None:
         if worker_key.touched_only:
             source = value.as_in_context(mx.cpu())
             kept = source.stype == DENSE and any(out is source for out in outs)
-            self._rows.push(worker_key, INITIAL_ROUND, self._step, 0, source, kept)
+            self._rows.push(worker_key, INITIAL_ROUND, self._pushes.step, 0, source, kept)
             return
         source = self._staging.source(worker_key, [value])
-        self._begin_when_ready(worker_key, INITIAL_ROUND, self._step, 0, source, None)
+        self._begin_when_ready(worker_key, INITIAL_ROUND, self._pushes.step, 0, source, None)
 
     def _push_rows(self, worker_key: WorkerKey, sources: List[NDArray], priority: int) -> None:
         source = self._rows.source(worker_key, sources)
-        self._rows.push(worker_key, *self._next_round(worker_key), priority, source)
+        self._rows.push(worker_key, *self._pushes.next(worker_key), priority, source)
 
     def _pull(self, worker_key: WorkerKey, target: NDArray, priority: int) -> None:
         if worker_key.touched_only:
-            self._rows.pull(worker_key, self._step, priority, target)
+            self._rows.pull(worker_key, self._pushes.step, priority, target)
             return
-        self._begin_when_ready(worker_key, worker_key.round, self._step, priority, None, target)
+        self._begin_when_ready(
+            worker_key, worker_key.round, self._pushes.step, priority, None, target
+        )
 
     def _begin_when_ready(
         self,

@@ -1,0 +1,157 @@
+"""Of which round and step each push of a store is, and what the servers are told before it."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any, ContextManager, Dict, Mapping, Optional, Sequence, Tuple
+
+import mxnet as mx
+
+from p3kv.errors import NotSupportedError
+from p3kv.frontends.mxnet import asynchronous
+from p3kv.frontends.mxnet.arrays import check_updatable
+from p3kv.frontends.mxnet.clipping import Clipping, refuse_without_optimizer
+from p3kv.frontends.mxnet.forward_order import OrderLearner
+from p3kv.frontends.mxnet.worker_optimizer import WorkerOptimizer
+from p3kv.wire.messages import Key
+from p3kv.worker.stores import WorkerStore
+from p3kv.worker.transfers import WorkerKey
+
+
+class Pushes:
+    """Counts a store's pushes, and keeps the servers' optimizer like the script's between steps.
+
+    A key that has been pushed in every step so far begins a new one with its next push. Belongs to
+    the script's thread.
+    """
+
+    def __init__(self, own: WorkerStore, order: OrderLearner, rank: int) -> None:
+        """Worker rank 0 tells the servers; all workers count."""
+        self._own = own
+        self._order = order
+        self._rank = rank
+        self.optimizer: Optional[WorkerOptimizer] = None
+        """The servers', as the script has set it."""
+        self._shares_numbers = False
+        self.updates: Dict[Key, int] = {}
+        """How often the optimizer has updated each key, without its `begin_num_update`."""
+        self._steps = 0
+        """Counts the steps of this store. What else says step counts those of all stores."""
+        self.step = 0
+        """This store's newest one."""
+        self._marked = False
+        """Whether a step begins with the next push, as gluon's Trainer and Module say."""
+        self._since = 0
+        self.since_step = 0
+        """The values of `_steps` and `step` when the optimizer was set."""
+        self.clips = False
+        """Whether steps are clipped by the norm of all gradients."""
+        self.clipping = Clipping(own)
+
+    def next(self, key: WorkerKey) -> Tuple[int, int]:
+        """Counts a push: the key's round, and the step that an optimizer would count."""
+        updates = self.updates.get(key.key, 0) + 1
+        if updates == 1:
+            self._check_first(key)
+        self.updates[key.key] = updates
+        key.round += 1
+        is_new_step = self._since + updates > self._steps
+        if is_new_step:
+            self._steps += 1
+        if self.clips:
+            self._join_clipped_step(key, is_new_step)
+        elif is_new_step or (self._marked and self._settings_changed()):
+            self._marked = False
+            self.step = self._own.new_step()
+            self._begin_step()
+        if self._shares_numbers:
+            assert self.optimizer is not None
+            self._tell_servers(self.step, self.optimizer.shared_number(key.key, updates))
+        self._own.pushed(self.step)
+        self._order.pushed(key.key)
+        return key.round, self.step
+
+    def one_step(self) -> ContextManager[None]:
+        """What is pushed inside is one step: for clipping, and for settings that have changed.
+        Nothing that waits for a new value may be inside."""
+        if self.clips:
+            return self.clipping.one_step()
+        self._marked = True
+        return nullcontext()
+
+    def begin_clipped_call(self, known: Sequence[Tuple[Any, ...]]) -> None:
+        """To be called before keys are pushed while steps are clipped; `known` has the keys first.
+
+        Raises NotSupportedError where the call can't be a step that is clipped.
+        """
+        if self.optimizer is None:
+            refuse_without_optimizer()
+        for key, *_ in known:
+            if key.touched_only:
+                raise NotSupportedError(
+                    f"{key.called} has sparse gradients, whose norm no server knows; call "
+                    "kv.clip_global_norm(None), or use dense gradients"
+                )
+        keys = [key.key for key, *_ in known]
+
+        def is_new_step() -> bool:
+            most = max((self.updates.get(key, 0) for key in keys), default=self._steps)
+            return self._since + most + 1 > self._steps
+
+        self.clipping.begin_call(is_new_step, keys)
+
+    # The optimizer.
+
+    def set_optimizer(self, optimizer: WorkerOptimizer) -> None:
+        """Has the servers update by an optimizer from the next step on, with fresh counts."""
+        self.optimizer = optimizer
+        self._shares_numbers = optimizer.shares_numbers
+        self.updates.clear()
+        self._since, self.since_step = self._steps, self.step
+        self._tell_servers(self.step + 1, optimizer.settings)
+
+    def go_on_with(
+        self, optimizer: mx.optimizer.Optimizer, steps: int, remembered: Mapping[str, Any]
+    ) -> WorkerOptimizer:
+        """Has the servers go on with an optimizer that has made so many steps in another training,
+        and what it remembers of them; the caller gives them its states."""
+        self._since, self.since_step = self._steps - steps, self.step - steps
+        self.optimizer = WorkerOptimizer(optimizer, self.since_step, remembered)
+        self._tell_servers(self.step + 1, self.optimizer.settings)
+        return self.optimizer
+
+    def _begin_step(self) -> None:
+        """Once a step, before its first slice: rank 0 publishes the order and new settings."""
+        self._order.begin_step(self._steps)
+        if self.optimizer is not None:
+            updates = self._steps - self._since
+            self._tell_servers(self.step, self.optimizer.begin_step(self.step, updates))
+
+    def _tell_servers(self, from_step: int, settings: Optional[bytes]) -> None:
+        """Worker rank 0 sends optimizer settings, if there are new ones, for a step and on."""
+        if settings is not None and self._rank == 0:
+            # A front end has the name of its framework.
+            self._own.set_optimizer(from_step, mx.__name__, settings)
+
+    def _settings_changed(self) -> bool:
+        """For the first push of a step, which is of a key that is trained seldom: whether it needs
+        a number of its own, because the optimizer's settings are not those of the step before."""
+        self._marked = False
+        return self.optimizer is not None and self.optimizer.has_changed()
+
+    def _join_clipped_step(self, key: WorkerKey, is_new_step: bool) -> None:
+        """All pushes of a clipped step have the same number of the step, also where the first of
+        its keys is trained seldom."""
+        begins = self.clipping.begins_with(key)
+        if begins:
+            self.step = self._own.new_step()
+            self.clipping.begin(self.step)
+        if begins or is_new_step:
+            self._begin_step()
+        self.clipping.add(key)
+
+    def _check_first(self, key: WorkerKey) -> None:
+        if self._own.own_rounds:
+            asynchronous.check_first_push(key.called, self.optimizer is not None)
+        if self.optimizer is not None:
+            check_updatable(key)

@@ -1,0 +1,86 @@
+"""Optimizer states that are on the servers: saved into MXNet's files, and loaded from them."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict
+
+import mxnet as mx
+
+from p3kv.errors import StatesError
+from p3kv.frontends.mxnet import asynchronous, saved_states
+from p3kv.frontends.mxnet.plain_states import OfKey
+from p3kv.frontends.mxnet.pushes import Pushes
+from p3kv.frontends.mxnet.worker_optimizer import WorkerOptimizer
+from p3kv.wire.messages import Key
+from p3kv.worker.stores import WorkerStore
+
+
+class ServerStates:
+    """What the servers' optimizer remembers of a store's keys. Belongs to the script's thread."""
+
+    def __init__(
+        self, own: WorkerStore, pushes: Pushes, rank: int, barrier: Callable[[str], None]
+    ) -> None:
+        """`barrier(purpose)` waits for all workers."""
+        self._own = own
+        self._pushes = pushes
+        self._rank = rank
+        self._barrier = barrier
+
+    def of_keys(self) -> Dict[Key, Any]:
+        """MXNet's state of each key that the servers' optimizer has updated."""
+        optimizer = self._optimizer("saved")
+        mx.nd.waitall()  # all pushes are sent
+        return {key: one.state for key, one in self._remembered(optimizer).items()}
+
+    def save(self, fname: str, dump_optimizer: bool) -> None:
+        """Writes them as MXNet's Updater does, with the optimizer if it is to be dumped."""
+        optimizer = self._optimizer("saved")
+        with saved_states.replacing(fname, self._rank) as file:
+            mx.nd.waitall()  # all pushes are sent
+            saved_states.write(file, optimizer, self._remembered(optimizer), dump_optimizer)
+
+    def load(self, fname: str) -> mx.optimizer.Optimizer:
+        """Has the servers go on from a file; returns the optimizer that the script goes on with."""
+        optimizer = self._optimizer("loaded")
+        keys = self._own.declared()
+        loaded = saved_states.read(fname, optimizer.optimizer, keys)
+        mx.nd.waitall()  # all pushes are sent
+        updates, kept = loaded.updates, loaded.kept
+        if updates is None:
+            updates = {key: self._pushes.updates.get(key, 0) for key in loaded.states}
+            if optimizer.kept_by_key is not None:
+                kept = {key: found.kept for key, found in self._remembered(optimizer).items()}
+        purpose = f"to load optimizer states ({saved_states.digest(loaded, updates)})"
+        self._barrier(purpose)
+        if loaded.optimizer is not None:
+            loaded.optimizer.param_dict = optimizer.optimizer.param_dict
+            optimizer = self._pushes.go_on_with(loaded.optimizer, loaded.steps, loaded.remembered)
+        self._pushes.updates = updates
+        if self._rank == 0:
+            of_keys = {
+                key: OfKey(state, updates[key], kept.get(key))
+                for key, state in loaded.states.items()
+            }
+            since, whole = self._pushes.since_step, optimizer.needs_whole_tensors
+            saved_states.give(self._own, keys, of_keys, since, whole)
+        self._barrier(purpose)
+        return optimizer.optimizer
+
+    def _remembered(self, optimizer: WorkerOptimizer) -> Dict[Key, OfKey]:
+        """What the servers' optimizer remembers of the keys that it has updated."""
+        keys = [key for key in self._own.declared() if key.key in self._pushes.updates]
+        return saved_states.fetched(self._own, keys, optimizer.needs_whole_tensors)
+
+    def _optimizer(self, what: str) -> WorkerOptimizer:
+        if self._own.own_rounds:
+            raise asynchronous.no_states(what)
+        if self._pushes.optimizer is None:
+            raise StatesError(
+                f"the servers have no optimizer whose states could be {what}: call "
+                "kv.set_optimizer first. With update_on_kvstore=False states are on the workers, "
+                "and trainer.save_states and load_states work"
+            )
+        if any(key.declared.layout == "sparse_rows" for key in self._own.declared()):
+            raise StatesError(f"the servers' states of row_sparse weights can't be {what} yet")
+        return self._pushes.optimizer
