@@ -72,8 +72,7 @@ class Loop:
         """Has the loop's thread call `function`; from any thread, in order of the calls."""
         self._inbox.append((function, arguments))
         if self._asleep:
-            with suppress(OSError):  # wake-ups are waiting already, or the loop is closed
-                self._wake_writer.send(b"\0")
+            self._wake()
 
     def call_soon_batched(self, function: Callable[..., None], *arguments: Any) -> None:
         """As `call_soon`, but lets the caller finish a batch of calls first.
@@ -82,7 +81,9 @@ class Loop:
         then it makes all calls.
         """
         self._batched += 1
-        self.call_soon(function, *arguments)
+        self._inbox.append((function, arguments))
+        if self._asleep:
+            self._wake()
 
     def call_later(self, delay_s: float, function: Callable[[], None]) -> None:
         """Calls `function` in `delay_s` seconds."""
@@ -248,6 +249,10 @@ class Loop:
         """
         while self._timers and self._timers[0][0] <= looked_at:
             heapq.heappop(self._timers)[2]()
+
+    def _wake(self) -> None:
+        with suppress(OSError):  # wake-ups are waiting already, or the loop is closed
+            self._wake_writer.send(b"\0")
 
     def _drain_wake(self) -> None:
         with suppress(BlockingIOError):
