@@ -32,10 +32,8 @@ ROLES = ("scheduler", "server", "worker")
 _PREFIX = "P3KV_"
 _TOLD = "P3KV_TOLD"
 # Each setting has a variable, too.
-_OTHER_VARIABLES = (
-    "P3KV_JOB", "P3KV_LAUNCHED", "P3KV_LAUNCHER_FD", "P3KV_OPTIMIZERS", "P3KV_PLUGINS",
-    "P3KV_SCHEDULER_FD", VARIABLE, FILE_VARIABLE, _TOLD,
-)  # fmt: skip
+_USERS_VARIABLES = ("P3KV_JOB", "P3KV_OPTIMIZERS", "P3KV_PLUGINS", VARIABLE, FILE_VARIABLE)
+_OTHER_VARIABLES = ("P3KV_LAUNCHED", "P3KV_LAUNCHER_FD", "P3KV_SCHEDULER_FD", _TOLD)
 _FALL_BACKS: Dict[str, List[str]] = {"verbose": ["PS_VERBOSE"]}
 """By setting: variables of ps-lite and frameworks that count where ours is not set."""
 
@@ -260,14 +258,15 @@ def unknown_variables(environ: Mapping[str, str] = os.environ) -> Dict[str, str]
     Without the warning nobody would notice a misspelt name. Variables of which the launcher has
     warned already are left out.
     """
-    settings = [field.name.upper() for field in fields(Settings)]
-    known = {*map(_variable, settings), *_OTHER_VARIABLES}
+    users = [*(_variable(field.name) for field in fields(Settings)), *_USERS_VARIABLES]
+    known = {*users, *_OTHER_VARIABLES}
     known.update(environ.get(_TOLD, "").split(","))
     unknown = {}
     for name in sorted(environ):
         if name.startswith(_PREFIX) and name not in known:
             # Compared without the prefix, which would make all names alike.
-            nearest = get_close_matches(name[len(_PREFIX) :], settings, n=1)
+            meant = [one[len(_PREFIX) :] for one in users]
+            nearest = get_close_matches(name[len(_PREFIX) :], meant, n=1)
             wish = f"did you mean {_PREFIX}{nearest[0]}?" if nearest else "there is no such setting"
             unknown[name] = f"the variable {name} is set and means nothing: {wish}"
     return unknown
