@@ -214,6 +214,24 @@ def test_two_rounds_that_end_at_once_are_two_results() -> None:
             np.testing.assert_array_equal(target, expected[round_])
 
 
+def test_a_slice_counts_once_and_only_from_the_server_that_keeps_it() -> None:
+    with closing(Training(1, 2)) as job:
+        worker, key = job.workers[0], job.keys["often"][0]
+        worker.call(key, INITIAL_ROUND, np.zeros(SIZE, np.float32), None)
+        job.finish()
+        worker.call(key, 1, gradient(0, 1), np.zeros(SIZE, np.float32))
+        worker.begin()
+        (first, *_), peers = key.slices(job._slice_size), worker.servers
+        frame = Header(
+            Kind.UPDATED, 0, first.server, key.key_id, first.index, 1, 1, 0, first.length * 4
+        )
+        with pytest.raises(ProtocolError, match=f"or in place of server {first.server}"):
+            worker.exchange.land(peers[1 - first.server], frame)
+        worker.exchange.land(peers[first.server], frame)
+        with pytest.raises(ProtocolError, match="twice in round 1"):
+            worker.exchange.land(peers[first.server], frame)
+
+
 def test_a_pull_after_slices_have_another_size_and_before_their_first_round() -> None:
     expected = values(1, 4)
     with closing(Training(1, 1)) as job:

@@ -125,7 +125,7 @@ class Exchange:
                 f"{header.slice}, round {header.round}, which nobody waits for"
             )
         piece = slices[header.slice]
-        memory = transfer.memory(transfer.target, piece)
+        memory = transfer.land(piece, connection.peer)
         if header.flags & ENCODED:
             return self._land_encoded(transfer, piece, header, memory)
         if len(memory) != header.payload_bytes:

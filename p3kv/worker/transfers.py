@@ -10,6 +10,7 @@ import numpy as np
 
 from p3kv.codecs import make_codecs
 from p3kv.consistency import Consistency
+from p3kv.errors import ProtocolError
 from p3kv.slicing import Slice, make_layout
 from p3kv.wire.header import INITIAL_ROUND
 from p3kv.wire.messages import DeclaredKey, called
@@ -76,8 +77,8 @@ class Transfer:
     """
 
     __slots__ = (
-        "done", "key", "missing_elems", "priority", "round", "size_bytes", "source", "step",
-        "target",
+        "_landed", "done", "key", "missing_elems", "priority", "round", "size_bytes", "source",
+        "step", "target",
     )  # fmt: skip
 
     def __init__(
@@ -101,6 +102,23 @@ class Transfer:
         self.size_bytes = key.size_bytes
         self.missing_elems = key.size_elems
         """Elements that have not arrived; without a target, elements that have not left."""
+        self._landed: Optional[Set[int]] = None
+
+    def land(self, piece: Slice, server: Optional[int]) -> memoryview:
+        """Where a slice that a server sends goes, in the target.
+
+        Raises ProtocolError for a slice that comes twice, or from a server that does not keep it.
+        """
+        if self._landed is None:
+            self._landed = set()
+        if piece.server != server or piece.offset in self._landed:
+            raise ProtocolError(
+                f"it sent slice {piece.index} of {self.key.called} twice in round {self.round}, or "
+                f"in place of server {piece.server}"
+            )
+        self._landed.add(piece.offset)
+        assert self.target is not None
+        return self.memory(self.target, piece)
 
     def memory(self, array: int, piece: Slice) -> memoryview:
         """The bytes of one slice of the array at an address, `source` or `target`."""
