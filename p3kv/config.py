@@ -49,8 +49,8 @@ Name = Annotated[str, Meta(min_length=1, max_length=MAX_NAME_CHARS)]
 
 @dataclass(frozen=True)
 class Settings:
-    """How p3kv works. The first six and `stall_timeout_s` hold for the whole job: all workers must
-    have the same.
+    """How p3kv works. The first seven and `stall_timeout_s` hold for the whole job: all workers
+    must have the same.
 
     Each line is the whole declaration of a setting: its name, type, range and default.
     """
@@ -59,6 +59,8 @@ class Settings:
     """Most elements in a slice; None has the workers measure the network when they start."""
     deterministic: bool = False
     """Sum in rank order, so that a run with three workers or more repeats bit for bit, too."""
+    check_finite: bool = False
+    """End the job on a gradient that has nan or infinity, and name its key and its worker."""
     placement: Name = "balanced"
     """The name of the placement by which the scheduler gives servers their runs of tensors."""
     consistency: Name = "bulk_synchronous"

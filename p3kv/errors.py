@@ -56,6 +56,10 @@ class PeerLostError(P3Error):
     """Another process of the job died, failed or left while it was still needed."""
 
 
+class NotFiniteError(P3Error):
+    """A gradient has nan or infinity, and P3KV_CHECK_FINITE ends the job on it."""
+
+
 class ClosedError(P3Error):
     """The store was used after it was closed."""
 

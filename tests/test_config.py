@@ -56,6 +56,7 @@ def test_without_any_setting_the_defaults_hold() -> None:
         ("silence_timeout_s", "30", 30.0),
         ("warn_after_s", "3", 3.0),
         ("deterministic", "1", True),
+        ("check_finite", "1", True),
         ("placement", "round_robin", "round_robin"),
         ("gradient_codec", "float16", "float16"),
         ("value_codec", "float16", "float16"),

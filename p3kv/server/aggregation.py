@@ -16,6 +16,7 @@ from p3kv.consistency import Consistency
 from p3kv.errors import ProtocolError
 from p3kv.server.buffers import Buffer, BufferPool
 from p3kv.server.clipping import Clipping
+from p3kv.server.finite import check_sum
 from p3kv.server.optimizer import WHOLE, Optimizer
 from p3kv.server.own_rounds import OwnRounds
 from p3kv.wire.header import ENCODED, INITIAL_ROUND
@@ -158,6 +159,9 @@ class Aggregator:
         self.consistency = consistency
         self._pool = pool
         self.deterministic = deterministic
+        self.checks_finite = False
+        """Whether `push` and `end_rounds` raise NotFinite for nan and infinity. What is checked is
+        the sum after each push, since the first one that is bad says whose gradient it was."""
         self.clipping = Clipping(lambda step, squares: None) if clipping is None else clipping
         self.optimizers: Dict[int, Optimizer] = {}
         """By the store's number. In a store without an optimizer, a round's sum is its value."""
@@ -196,6 +200,10 @@ class Aggregator:
         else:
             self._add_encoded(state, current, rank, encoded)
             gradient.retire()
+        if self.checks_finite and round != INITIAL_ROUND:
+            total = current.by_rank[rank] if self.deterministic else current.total
+            assert total is not None
+            check_sum(total.array, state.called, round, rank)
 
     def end_rounds(self, state: SliceState) -> Iterator[Result]:
         """Ends the rounds of a slice that are complete, usually none or one.
@@ -337,7 +345,7 @@ class Aggregator:
             return False
         current = state.open_rounds[state.round + 1]
         if self.clipping.is_new(current.step, state):
-            current.total = self._total(current)
+            current.total = self._total(state, current)
             current.by_rank.clear()
             self.clipping.hold(current.step, state, current.total.array)
         return self.clipping.holds(current.step)
@@ -367,7 +375,7 @@ class Aggregator:
             )
         optimizer = self.optimizers[key.store]
         rounds = [self._next_round(state) for state in states]
-        totals = [self._total(ended) for ended in rounds]
+        totals = [self._total(state, ended) for state, ended in zip(states, rounds)]
         total = np.concatenate([buffer.array for buffer in totals])
         for buffer in totals:
             buffer.retire()
@@ -395,13 +403,15 @@ class Aggregator:
 
     def _end_round(self, state: SliceState) -> Result:
         ended = self._next_round(state)
-        total = self._total(ended)
+        total = self._total(state, ended)
         optimizer = self.optimizers.get(state.key.store)
         if state.round == INITIAL_ROUND or optimizer is None:
             if state.value is not None:
                 state.value.retire()
             if state.half and state.round != INITIAL_ROUND:
                 total = self._cast(total, state.dtype)
+                if self.checks_finite:
+                    check_sum(total.array, state.called, ended.round)
             state.value = total
         else:
             value = _value(state)
@@ -422,7 +432,7 @@ class Aggregator:
             ended.others,
         )  # fmt: skip
 
-    def _total(self, ended: Round) -> Buffer:
+    def _total(self, state: SliceState, ended: Round) -> Buffer:
         if ended.total is not None:
             return ended.total
         buffers = [ended.by_rank[rank] for rank in sorted(ended.by_rank)]
@@ -430,6 +440,8 @@ class Aggregator:
         for gradient in buffers[1:]:
             np.add(total.array, gradient.array, out=total.array)
             gradient.retire()
+        if self.checks_finite and ended.round != INITIAL_ROUND:
+            check_sum(total.array, state.called, ended.round)
         return total
 
     def _copy(self, value: Buffer) -> Buffer:

@@ -20,6 +20,7 @@ from p3kv.errors import ConfigError, ProtocolError, in_one_line
 from p3kv.server.aggregation import Aggregator, Result, Round, SliceState
 from p3kv.server.buffers import Buffer, BufferPool
 from p3kv.server.clipping import Clipping
+from p3kv.server.finite import NotFinite
 from p3kv.server.keys import ServerKey
 from p3kv.server.rows import RowsKey, RowsRound
 from p3kv.server.rows_traffic import RowsTraffic
@@ -51,6 +52,10 @@ _MOST_WAITING_BYTES = 48 << 20
 _BATCH_BYTES = 16 * 1024
 """Bytes of frames handled before the loop looks at sockets again: one slice, or many tiny tensors
 that arrived together, whose values leave together."""
+_NOT_FINITE = (
+    "Look at this worker's batch, its loss and the learning rate; with P3KV_CHECK_FINITE=0 the job "
+    "goes on."
+)
 
 
 class _Push(NamedTuple):
@@ -278,6 +283,9 @@ class Consumer:
         except ProtocolError as error:
             self._on_lost(connection, str(error))
             return
+        except NotFinite as error:
+            self._not_finite(error)
+            return
         except Exception as error:  # noqa: BLE001  the optimizer's own
             self._optimizer_failed(state.name(), header.round, error)
             return
@@ -299,11 +307,20 @@ class Consumer:
                 self.states.round_ended(key)
         except ProtocolError as error:
             self._on_lost(connection, str(error))
+        except NotFinite as error:
+            self._not_finite(error)
         except Exception as error:  # noqa: BLE001  the optimizer's own
             self._optimizer_failed(key.name(), header.round, error)
         else:
             if not ended and self._workers.done:
                 self._check_departed(key)
+
+    def _not_finite(self, error: NotFinite) -> None:
+        self.stop()
+        if error.rank == UNKNOWN:
+            self._fail(str(error), error.round, "NotFiniteError")
+        else:
+            self._workers.suspect(error.rank, str(error), _NOT_FINITE, error="NotFiniteError")
 
     def _optimizer_failed(self, name: str, round_: int, error: Exception) -> None:
         _log.exception("the optimizer failed")

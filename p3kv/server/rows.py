@@ -15,6 +15,7 @@ import numpy as np
 from p3kv.consistency import Consistency
 from p3kv.errors import ProtocolError
 from p3kv.server.aggregation import Aggregator
+from p3kv.server.finite import check_sum
 from p3kv.server.optimizer import WHOLE, Optimizer, State
 from p3kv.server.own_rounds import OwnRounds
 from p3kv.slicing import make_layout
@@ -226,6 +227,8 @@ class RowsKey:
             push.next_row = int(rows.numbers[-1]) + 1
         if rank == 0:
             current.step = step
+        if self._aggregator.checks_finite and round != INITIAL_ROUND:
+            check_sum(rows.elements, self.called, round, rank)
         if round == INITIAL_ROUND:
             self._add_to_initial(rows)
         elif self._aggregator.deterministic:
@@ -320,6 +323,8 @@ class RowsKey:
         for rank in sorted(following.by_rank):
             _add_until(following.total, following.by_rank[rank], end)
         numbers, elements = following.total.between(first, end)
+        if self._aggregator.checks_finite:
+            check_sum(elements, self.called, following.round)
         following.updated_rows = end
         optimizer = self._aggregator.optimizers.get(self.key.store)
         step = None if self.own_rounds else following.step

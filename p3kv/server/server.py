@@ -9,6 +9,8 @@ import logging
 from concurrent.futures import ThreadPoolExecutor
 from typing import Optional
 
+import numpy as np
+
 from p3kv.config import Launch, Settings
 from p3kv.errors import ConfigError, P3Error, in_one_line
 from p3kv.server.consumer import Consumer
@@ -92,7 +94,9 @@ class _Server:
     def serve(self) -> None:
         """Runs until the job is finished; raises its failure."""
         self._control.wait_until_welcome(self._timeout_s)
-        self._loop.run(self._consumer.consume)
+        # As in frameworks, nan and infinity in gradients are no reason for a warning.
+        with np.errstate(over="ignore", invalid="ignore"):
+            self._loop.run(self._consumer.consume)
         inversions = self._loop.inversions
         _log.info(
             "%d values (%d bytes) left while a more urgent one waited for a full connection",

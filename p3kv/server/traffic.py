@@ -140,6 +140,7 @@ class Traffic:
         self._stalls.timeout_s = job.stall_timeout_s
         aggregator = self._consumer.aggregator
         aggregator.deterministic = self._consumer.clipping.exact = job.deterministic
+        aggregator.checks_finite = job.check_finite
         try:
             aggregator.consistency = make_consistency(job.consistency, self._num_workers)
         except ConfigError as error:

@@ -122,10 +122,18 @@ class Workers:
             what = "it was lost" if connection.ended else "it broke the protocol"
             self.suspect(connection.peer, f"{what}: {reason}", second_hand=connection.ended)
 
-    def suspect(self, rank: int, reason: str, hint: str = "", second_hand: bool = False) -> None:
-        """Reports that the job can't go on because of a worker."""
+    def suspect(
+        self,
+        rank: int,
+        reason: str,
+        hint: str = "",
+        second_hand: bool = False,
+        error: str = "PeerLostError",
+    ) -> None:
+        """Reports that the job can't go on because of a worker; `error` names a class in
+        p3kv.errors."""
         round_ = self._last_round.get(rank, UNKNOWN)
-        self._suspect(Failure(reason, "worker", rank, round_, hint=hint), second_hand)
+        self._suspect(Failure(reason, "worker", rank, round_, error, hint), second_hand)
 
     def known_round(self) -> int:
         """The newest round that any of them has pushed for; from any thread."""

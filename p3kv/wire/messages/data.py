@@ -29,6 +29,7 @@ class JobSettings(Message, frozen=True):
     slice_size: Optional[int] = Settings.slice_size
     """None: by the network's rate, which all workers will measure."""
     deterministic: bool = Settings.deterministic
+    check_finite: bool = Settings.check_finite
     stall_timeout_s: float = Settings.stall_timeout_s
     placement: str = Settings.placement
     consistency: str = Settings.consistency
