@@ -49,7 +49,7 @@ Name = Annotated[str, Meta(min_length=1, max_length=MAX_NAME_CHARS)]
 
 @dataclass(frozen=True)
 class Settings:
-    """How p3kv works. The first seven and `stall_timeout_s` hold for the whole job: all workers
+    """How p3kv works. The first eight and `stall_timeout_s` hold for the whole job: all workers
     must have the same.
 
     Each line is the whole declaration of a setting: its name, type, range and default.
@@ -61,6 +61,8 @@ class Settings:
     """Sum in rank order, so that a run with three workers or more repeats bit for bit, too."""
     check_finite: bool = False
     """End the job on a gradient that has nan or infinity, and name its key and its worker."""
+    let_workers_leave: bool = False
+    """Rounds go on without workers that have left in order; else such a round ends the job."""
     placement: Name = "balanced"
     """The name of the placement by which the scheduler gives servers their runs of tensors."""
     consistency: Name = "bulk_synchronous"

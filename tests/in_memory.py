@@ -219,6 +219,7 @@ class Worker:
         self.complete: List[Tuple[Any, int]] = []
         """Keys and rounds in the order in which they were."""
         self.under_way = 0
+        self.left = False
         self._slice_size = slice_size
         self._step = 0
 
@@ -258,6 +259,17 @@ class Worker:
         addresses = [None if array is None else array.ctypes.data for array in arrays]
         self.under_way += 1
         self.calls.append(Transfer(key, round, step, 0, *addresses, done))
+
+    @property
+    def may_leave(self) -> bool:
+        """Whether all that the script has called is done."""
+        waits = self.calls or self.under_way or self.traffic.clipping._waiting
+        return not waits and not self.left
+
+    def leave(self) -> None:
+        """Says goodbye."""
+        self.left = True
+        self.traffic.tell(Kind.BYE)
 
     def begin(self, position: int = 0) -> None:
         """Has one of the calls begin whose arrays are ready now."""
@@ -329,11 +341,12 @@ class Job:
         rule: Type[Consistency] = BulkSynchronous,
         codec: str = "identity",
         optimizer: Type[Optimizer] = Adding,
+        lets_leave: bool = False,
     ) -> None:
-        """`codec` is that of both directions."""
+        """`codec` is that of both directions; `lets_leave`: workers leave when they are done."""
         launch = Launch("server", "127.0.0.1", 9000, workers, servers, "in memory")
         consistency = next(n for n in CONSISTENCIES.names() if CONSISTENCIES.find(n) is rule)
-        settings = Settings(consistency=consistency)
+        settings = Settings(consistency=consistency, let_workers_leave=lets_leave)
         self._loop = Loop()
         self._slice_size = slice_size
         self._codecs = CodecChoices(Choice(codec), Choice(codec))

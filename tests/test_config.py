@@ -57,6 +57,7 @@ def test_without_any_setting_the_defaults_hold() -> None:
         ("warn_after_s", "3", 3.0),
         ("deterministic", "1", True),
         ("check_finite", "1", True),
+        ("let_workers_leave", "1", True),
         ("placement", "round_robin", "round_robin"),
         ("gradient_codec", "float16", "float16"),
         ("value_codec", "float16", "float16"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from contextlib import closing
 from random import Random
-from typing import Callable, Dict, List, Type
+from typing import Callable, Dict, List, Optional, Type
 
 import numpy as np
 import pytest
@@ -83,14 +83,24 @@ class Script:
         self._job = job
         self.checks: List[Callable[[], None]] = []
 
-    def train(self, expected: List[np.ndarray], clips: bool) -> None:
-        """`clips`: servers hold the rounds of each step for its norm, and nothing is scaled."""
+    def train(
+        self,
+        expected: List[np.ndarray],
+        clips: bool,
+        steps: int = STEPS,
+        of_seldom: Optional[List[np.ndarray]] = None,
+    ) -> None:
+        """`clips`: servers hold the rounds of each step for its norm, and nothing is scaled.
+
+        `of_seldom`: what is expected of the second key, if not the same as of the first.
+        """
+        second = expected if of_seldom is None else of_seldom
         clipping = self._worker.traffic.clipping
         for name in ("often", "seldom"):
             key = self._job.keys[name][self._rank]
             if self._rank == 0:
                 self._worker.call(key, INITIAL_ROUND, expected[0].copy(), None)
-        for step in range(1, STEPS + 1):
+        for step in range(1, steps + 1):
             keys = [(self._job.keys["often"][self._rank], step)]
             if step % SELDOM == 0:
                 keys.append((self._job.keys["seldom"][self._rank], step // SELDOM))
@@ -98,7 +108,7 @@ class Script:
                 clipping.begin(step)
             elems: Dict[int, int] = {}
             for key, round_ in keys:
-                self._step(key, round_, expected)
+                self._step(key, round_, expected if key.key == "often" else second)
                 for server, length in key.runs:
                     elems[server] = elems.get(server, 0) + length
             if clips:
@@ -130,8 +140,9 @@ class Training(Job):
         rule: Type[Consistency] = BulkSynchronous,
         codec: str = "identity",
         optimizer: Type[Optimizer] = Adding,
+        lets_leave: bool = False,
     ) -> None:
-        super().__init__(workers, servers, SIZE // 2, rule, codec, optimizer)
+        super().__init__(workers, servers, SIZE // 2, rule, codec, optimizer, lets_leave)
         self.keys = {
             "often": self.declare("often", SIZE),
             "seldom": self.declare("seldom", SIZE // ROW, ROW, layout="rows"),

@@ -41,6 +41,7 @@ class Agreement:
         self._slice_size: Optional[int] = None
         self._ready: Dict[bytes, JobSettings] = {}
         self._rates_bytes_s: Dict[bytes, float] = {}
+        self._lets_workers_leave = False
         self._at_barrier: Dict[bytes, str] = {}
         """What each worker that waits there does."""
 
@@ -80,6 +81,7 @@ class Agreement:
             self.check_nobody_is_missed()
             return []
         self._slice_size = mine.slice_size
+        self._lets_workers_leave = mine.let_workers_leave
         return [(worker.identity, Agreed()) for worker in workers]
 
     def measured(self, node: Node, message: Measured) -> Replies:
@@ -100,6 +102,8 @@ class Agreement:
             perhaps = slice_size_for(off * slowest, self._num_servers)
             if max(perhaps / self._slice_size, self._slice_size / perhaps) < _WORTH_A_CHANGE:
                 return []
+        if workers[0].gone:
+            return []  # it alone could announce another size
         self._slice_size = slice_size
         return [(workers[0].identity, NewSliceSize(slice_size))]
 
@@ -120,11 +124,31 @@ class Agreement:
                         hint="Run the same script with the same files on all workers.",
                     )
                 )
-        if len(self._at_barrier) < len(workers):
+        return self._after_barrier()
+
+    def worker_left(self) -> Replies:
+        """A worker has left in order; at a barrier, the others may have waited for it."""
+        if self._at_barrier:
+            return self._after_barrier()
+        self.check_nobody_is_missed()
+        return []
+
+    def _after_barrier(self) -> Replies:
+        """Lets those go on that wait at the barrier, if they wait for nobody."""
+        workers = self._members.workers
+        awaited = [one for one in workers if not one.gone or self._needed_at_barrier(one)]
+        if len(self._at_barrier) < len(awaited):
             self.check_nobody_is_missed()
             return []
         self._at_barrier.clear()
-        return [(worker.identity, BarrierPassed()) for worker in workers]
+        return [(worker.identity, BarrierPassed()) for worker in awaited]
+
+    def _needed_at_barrier(self, worker: Node) -> bool:
+        """Whether others wait for a worker at a barrier even if it has left."""
+        if not self._lets_workers_leave:
+            return bool(self._at_barrier)
+        # Where a barrier has a purpose, workers do there what worker rank 0 has said.
+        return worker.rank == 0 and any(self._at_barrier.values())
 
     def starts_without(self, node: Node) -> bool:
         """Whether other workers have created their stores and wait for this worker's."""
@@ -135,7 +159,7 @@ class Agreement:
         workers = self._members.workers
         starting = 0 < len(self._ready) < len(workers)
         measuring = self._slice_size is None and bool(self._rates_bytes_s)
-        waiting = starting or measuring or bool(self._at_barrier)
         for worker in workers:
+            waiting = starting or measuring or self._needed_at_barrier(worker)
             if waiting and worker.gone and not (starting and worker.identity in self._ready):
                 raise JobFails(self._members.left_early(worker))

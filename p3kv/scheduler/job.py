@@ -164,8 +164,7 @@ class Job:
             return self._members.let_servers_go()
         if node.hello.role == "server" or self._agreement.starts_without(node):
             raise JobFails(self._members.left_early(node))
-        self._agreement.check_nobody_is_missed()
-        return []
+        return self._agreement.worker_left()
 
     def _report(self, node: Node, message: ReportFailure) -> Replies:
         failure = message.failure

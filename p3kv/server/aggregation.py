@@ -17,6 +17,7 @@ from p3kv.errors import ProtocolError
 from p3kv.server.buffers import Buffer, BufferPool
 from p3kv.server.clipping import Clipping
 from p3kv.server.finite import check_sum
+from p3kv.server.leavers import Leavers
 from p3kv.server.optimizer import WHOLE, Optimizer
 from p3kv.server.own_rounds import OwnRounds
 from p3kv.wire.header import ENCODED, INITIAL_ROUND
@@ -159,6 +160,7 @@ class Aggregator:
         self.consistency = consistency
         self._pool = pool
         self.deterministic = deterministic
+        self.leavers = Leavers()
         self.checks_finite = False
         """Whether `push` and `end_rounds` raise NotFinite for nan and infinity. What is checked is
         the sum after each push, since the first one that is bad says whose gradient it was."""
@@ -253,10 +255,12 @@ class Aggregator:
         return state.value is not None and state.round >= oldest
 
     def missing(self, state: SliceState, round: int) -> List[int]:
-        """Ranks whose push for an open round has not arrived."""
+        """Ranks whose push for an open round has not arrived; round 0 need not be open."""
         if round == INITIAL_ROUND:
             return [0]
-        return self.consistency.missing(state.open_rounds[round].arrived)
+        optimizer = self.optimizers.get(state.key.store)
+        arrived = state.open_rounds[round].arrived
+        return self.leavers.missing(self.consistency, round, arrived, optimizer)
 
     def waits(self, state: SliceState) -> Iterator[Tuple[int, Round, List[int]]]:
         """Rounds of a slice that wait for workers: the round, what has come, and the ranks of those
@@ -321,7 +325,10 @@ class Aggregator:
         # For the initial round only worker rank 0 pushes.
         if state.round < INITIAL_ROUND or state.own is not None:
             return True
-        return self.consistency.ends(following.arrived)
+        if not self.leavers.ranks:  # asked after each push
+            return self.consistency.ends(following.arrived)
+        optimizer = self.optimizers.get(state.key.store)
+        return self.leavers.ends(self.consistency, following.round, following.arrived, optimizer)
 
     def _open_own(self, state: SliceState, own: OwnRounds[Round]) -> bool:
         """Makes a round that is a worker's own the slice's next one, if one of them may end; with
@@ -355,7 +362,7 @@ class Aggregator:
         optimizer = self.optimizers.get(state.key.store)
         if optimizer is None or not optimizer.whole_tensors or state.round < INITIAL_ROUND:
             return False
-        return optimizer.needs_whole(_update_step(state, state.open_rounds[state.round + 1]))
+        return optimizer.needs_whole(self._update_step(state, state.open_rounds[state.round + 1]))
 
     def _key_complete(self, state: SliceState) -> bool:
         """Whether all slices of the key have what the next round of this one has."""
@@ -382,7 +389,7 @@ class Aggregator:
         if self.clipping.steps and states[0].own is None:
             self.clipping.scale(rounds[0].step, total)
         weight = np.concatenate([_value(state).array for state in states])
-        optimizer.update(key, WHOLE, weight, total, _update_step(states[0], rounds[0]))
+        optimizer.update(key, WHOLE, weight, total, self._update_step(states[0], rounds[0]))
         start = 0
         for state in states:
             value = _value(state)
@@ -420,7 +427,7 @@ class Aggregator:
                 value = state.value = self._copy(value)
             if self.clipping.steps and state.own is None:
                 self.clipping.scale(ended.step, total.array)
-            step = _update_step(state, ended)
+            step = self._update_step(state, ended)
             optimizer.update(state.key, state.index, value.array, total.array, step)
             total.retire()
         return self._result(state, ended)
@@ -444,6 +451,11 @@ class Aggregator:
             check_sum(total.array, state.called, ended.round)
         return total
 
+    def _update_step(self, state: SliceState, ended: Round) -> Optional[int]:
+        """The step whose optimizer settings hold for a round; None for the newest settings."""
+        newest = state.own is not None or self.leavers.leads_no_more(ended.arrived)
+        return None if newest else ended.step
+
     def _copy(self, value: Buffer) -> Buffer:
         return self._cast(value, value.array.dtype)
 
@@ -463,8 +475,3 @@ def _value(state: SliceState) -> Buffer:
 def _may_end(state: SliceState, rank: int, round_: int) -> bool:
     """Whether a worker's own round may be the next of a slice."""
     return state.value is not None and state.own is not None and state.own.is_next(rank, round_)
-
-
-def _update_step(state: SliceState, ended: Round) -> Optional[int]:
-    """The step whose optimizer settings hold for a round; None for the newest settings."""
-    return ended.step if state.own is None else None

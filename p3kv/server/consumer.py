@@ -52,6 +52,14 @@ _MOST_WAITING_BYTES = 48 << 20
 _BATCH_BYTES = 16 * 1024
 """Bytes of frames handled before the loop looks at sockets again: one slice, or many tiny tensors
 that arrived together, whose values leave together."""
+_SAME_STEPS = (
+    "All workers must make the same number of steps: give each the same number of batches, or set "
+    "P3KV_LET_WORKERS_LEAVE=1 on all to have the others go on."
+)
+_NEEDS_RANK_0 = (
+    "Worker 0 must stay for each key's first round, while gradients are clipped by their norm, and "
+    "with an optimizer whose updates leave numbers for the next key: give it the most batches."
+)
 _NOT_FINITE = (
     "Look at this worker's batch, its loss and the learning rate; with P3KV_CHECK_FINITE=0 the job "
     "goes on."
@@ -75,6 +83,14 @@ class _Pull(NamedTuple):
     since_s: float
 
 
+class _InitialWait(NamedTuple):
+    """Workers that wait for a key's initial value, and since when, on the monotonic clock."""
+
+    state: Union[SliceState, RowsKey]
+    ranks: List[int]
+    since_s: float
+
+
 _Act = Callable[[], bool]
 """What to do with a frame of a key of rows; returns whether a round has ended."""
 
@@ -95,6 +111,8 @@ class Consumer:
         """`on_lost(connection, reason)` ends a connection that broke the protocol;
         `fail(reason, round, error)` ends the job; `error` names a class in p3kv.errors."""
         self.rank = UNKNOWN
+        self.lets_workers_leave = False
+        """Whether rounds go on without workers that have left."""
         self.tracer = Tracer(None, "server")
         self._pool = BufferPool()
         self.clipping: Clipping[SliceState] = Clipping(self._send_squares)
@@ -196,16 +214,25 @@ class Consumer:
 
     # Steps whose gradients are clipped.
 
+    def begin_clipped(self, step: int) -> None:
+        """Holds a step's rounds until worker rank 0 has said how its gradients are scaled."""
+        self.clipping.begin(step)
+        self.aggregator.leavers.clips = True
+
     def scaled(self, connection: Connection, step: int, scale: float) -> None:
         """Has the rounds of a step end, by urgency: worker rank 0 has said how its gradients are
         scaled."""
         for state in self.clipping.scaled(step, scale):
-            round_ = state.round + 1
-            header = Header(
-                Kind.PUSH, 0, 0, state.key.key_id, state.index, round_, step,
-                state.open_rounds[round_].priority, state.length * state.dtype.itemsize,
-            )  # fmt: skip
-            self._queue_frame(connection, header, _Push(self._keys[header.key], state, None))
+            self._queue_end(connection, 0, state, step)
+
+    def _queue_end(self, connection: Connection, rank: int, state: SliceState, step: int) -> None:
+        """Has the complete rounds of a slice end, by urgency, as if a worker's push had come."""
+        round_ = state.round + 1
+        header = Header(
+            Kind.PUSH, 0, rank, state.key.key_id, state.index, round_, step,
+            state.open_rounds[round_].priority, state.length * state.dtype.itemsize,
+        )  # fmt: skip
+        self._queue_frame(connection, header, _Push(self._keys[header.key], state, None))
 
     def _send_squares(self, step: int, squares: List[float]) -> None:
         connection = self._workers.connections[0]
@@ -234,7 +261,7 @@ class Consumer:
                     self._act(connection, header, push)
             self._waiting_frames[header.rank] -= 1
             if self._departed(header.rank):
-                self.check_departed()
+                self.worker_left(header.rank)
             if handled_bytes >= _BATCH_BYTES and self._waiting_bytes <= _MOST_WAITING_BYTES:
                 break
         return len(self._queue) > 0 and not self._stopped
@@ -314,6 +341,7 @@ class Consumer:
         else:
             if not ended and self._workers.done:
                 self._check_departed(key)
+                self._check_initial_values()
 
     def _not_finite(self, error: NotFinite) -> None:
         self.stop()
@@ -378,6 +406,8 @@ class Consumer:
             return
         for state in states:
             self._answer(state, _Pull(connection, header, time.monotonic()))
+        if self._workers.done:
+            self._check_initial_values()
 
     def _answer_pulls(self, state: SliceState) -> None:
         """Answers the pulls that wait for a slice's value and for which it is new enough now."""
@@ -424,11 +454,36 @@ class Consumer:
 
     # Pushes that do not arrive.
 
-    def check_departed(self) -> None:
-        """Ends the job if a round waits for a worker that has left."""
+    def worker_left(self, rank: int) -> None:
+        """To be called when a worker may have left: it has, when all its frames are handled.
+
+        Rounds then go on without it, if the job lets workers leave. Else, and where they can't, the
+        job ends if a round waits for a worker that has left.
+        """
+        if self.lets_workers_leave and self._departed(rank):
+            self._go_on_without(rank)
         for state in self._states():
             if self._check_departed(state):
                 return
+        self._check_initial_values()
+
+    def _go_on_without(self, rank: int) -> None:
+        leavers, connection = self.aggregator.leavers.ranks, self._workers.connections[rank]
+        if rank in leavers:
+            return
+        leavers.add(rank)
+        for key in self._keys.values():
+            for state in key.all_states():
+                following = state.open_rounds.get(state.round + 1)
+                if following is not None:
+                    self._queue_end(connection, rank, state, following.step)
+        for key_id, rows in self.rows.keys.items():
+            waiting = rows.open_rounds.get(rows.round + 1)
+            if waiting is not None:
+                header = Header(
+                    Kind.PUSH_ROWS, 0, rank, key_id, 0, waiting.round, waiting.step, 0, 0
+                )
+                self._queue_frame(connection, header, partial(self.rows.end_rounds, rows))
 
     def _departed(self, rank: int) -> bool:
         """Whether no more push of a worker comes. Its BYE overtakes its pushes in the queue."""
@@ -442,11 +497,22 @@ class Consumer:
                         rank,
                         f"it ended in order, but {workers(current.arrived)} "
                         f"went on to round {round_} of {state.called}",
-                        "All workers must make the same number of steps: give each the same "
-                        "number of batches.",
+                        _NEEDS_RANK_0 if self.lets_workers_leave else _SAME_STEPS,
                     )
                     return True
         return False
+
+    def _check_initial_values(self) -> None:
+        """Ends the job if a worker waits for an initial value, and worker rank 0 has left."""
+        if self._departed(0):
+            for wait in self._initial_waits():
+                self._workers.suspect(
+                    0,
+                    f"it ended in order, and {wait.state.called} has no initial value for "
+                    f"{workers(wait.ranks)}",
+                    "Worker 0 gives all initial values: have it initialise every key.",
+                )
+                return
 
     def waits(self, longer_than_s: float, now_s: float) -> Iterator[Wait]:
         """Rounds that have waited for a worker's push for so long."""
@@ -455,16 +521,24 @@ class Consumer:
                 if missing and now_s - current.since_s >= longer_than_s:
                     arrived = list(current.arrived)
                     yield Wait(state, round_, missing, arrived, current.since_s)
-        for state, pulls in self._pulls.items():
-            since_s = min(pull.since_s for pull in pulls)
-            if state.round < INITIAL_ROUND and now_s - since_s >= longer_than_s:
-                waiting = [pull.request.rank for pull in pulls]
-                yield Wait(state, INITIAL_ROUND, [0], waiting, since_s)
+        for wait in self._initial_waits():
+            if now_s - wait.since_s >= longer_than_s:
+                yield Wait(wait.state, INITIAL_ROUND, [0], wait.ranks, wait.since_s)
+
+    def _initial_waits(self) -> Iterator[_InitialWait]:
+        asked: List[Tuple[Union[SliceState, RowsKey], List[Tuple[int, float]]]] = [
+            (state, [(pull.request.rank, pull.since_s) for pull in pulls])
+            for state, pulls in self._pulls.items()
+            # Slices of a later size have no value before their first round, and wait for others.
+            if state.round < INITIAL_ROUND and state.first_round == INITIAL_ROUND
+        ]
         for key in self.rows.keys.values():
-            asked = self.rows.waits_for_initial(key)
-            since_s = min((pull.since_s for pull in asked), default=now_s)
-            if asked and now_s - since_s >= longer_than_s:
-                yield Wait(key, INITIAL_ROUND, [0], [pull.request.rank for pull in asked], since_s)
+            pulls = self.rows.waits_for_initial(key)
+            asked.append((key, [(pull.request.rank, pull.since_s) for pull in pulls]))
+        for state, since in asked:
+            if since:
+                ranks = sorted({rank for rank, _ in since})
+                yield _InitialWait(state, ranks, min(since_s for _, since_s in since))
 
     def _waits(
         self, state: Union[SliceState, RowsKey]

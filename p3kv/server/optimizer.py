@@ -62,6 +62,9 @@ class Optimizer(ABC):
     whole_tensors = False
     """Whether updates may need whole tensors; only then `needs_whole` is asked."""
 
+    needs_rank_0 = False
+    """Whether each update needs something that worker rank 0 sends for it."""
+
     def needs_whole(self, step: Optional[int]) -> bool:
         """Whether the updates of a step need whole tensors; None: by the newest settings.
 
@@ -94,10 +97,11 @@ class Optimizer(ABC):
         With the index WHOLE they have all elements of a tensor of `layout.shape`, nobody else uses
         them, and the optimizer may keep `total`.
         `step` counts the job's updates as worker rank 0 has seen them, 1 for the first. If it is
-        None, the newest settings hold: the update is that of one worker's push.
+        None, the newest settings hold: the update is that of one worker's push, or worker rank 0
+        has left.
         """
 
-    def updates_touched_rows(self, key: DeclaredKey, step: int) -> bool:
+    def updates_touched_rows(self, key: DeclaredKey, step: Optional[int]) -> bool:
         """Whether a step's update of a key of rows changes only the rows that have a gradient, each
         on its own.
 

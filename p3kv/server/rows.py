@@ -258,7 +258,10 @@ class RowsKey:
             return self.own_rounds and self._open_own()
         if self.round < INITIAL_ROUND:
             return bool(following.arrived)
-        return self.own_rounds or self._consistency.ends(following.arrived)
+        optimizer = self._aggregator.optimizers.get(self.key.store)
+        return self.own_rounds or self._aggregator.leavers.ends(
+            self._consistency, following.round, following.arrived, optimizer
+        )
 
     def _open_own(self) -> bool:
         """Makes a round that is a worker's own the next one, if one of them may end."""
@@ -286,7 +289,7 @@ class RowsKey:
         following = self.open_rounds.get(self.round + 1)
         if following is None or self.round < INITIAL_ROUND:
             return 0
-        missing = self._consistency.missing(following.arrived)
+        missing = self._missing(following)
         if not all(rank in following.pushes for rank in missing):
             return 0
         end = min((following.pushes[rank].next_row for rank in missing), default=self.rows)
@@ -294,7 +297,7 @@ class RowsKey:
         if (
             (end - following.updated_rows) * _PARTS < self.rows
             or optimizer is None
-            or not optimizer.updates_touched_rows(self.key, following.step)
+            or not optimizer.updates_touched_rows(self.key, self._update_step(following))
         ):
             return 0
         return end
@@ -308,14 +311,24 @@ class RowsKey:
         """Rounds that wait for workers: the round, what has come, and the ranks of those whose push
         is not complete."""
         for round_, current in self.open_rounds.items():
-            initial = round_ == INITIAL_ROUND
-            missing = [0] if initial else self._consistency.missing(current.arrived)
-            yield round_, current, missing
+            yield round_, current, self._missing(current)
         for _, round_, current in self._own.waiting():
             if self.round < INITIAL_ROUND:
                 yield INITIAL_ROUND, current, [0]
             elif self.key.store not in self._aggregator.optimizers:
                 yield round_, current, [0]
+
+    def _missing(self, current: RowsRound) -> List[int]:
+        optimizer = self._aggregator.optimizers.get(self.key.store)
+        return self._aggregator.leavers.missing(
+            self._consistency, current.round, current.arrived, optimizer
+        )
+
+    def _update_step(self, following: RowsRound) -> Optional[int]:
+        """The step whose optimizer settings hold for a round; None for the newest settings."""
+        leavers = self._aggregator.leavers
+        newest = self.own_rounds or leavers.leads_no_more(following.pushes)
+        return None if newest else following.step
 
     def _update(self, following: RowsRound, end: int, ends: bool) -> None:
         """Has the next round's sum of rows before `end` change the value."""
@@ -327,7 +340,7 @@ class RowsKey:
             check_sum(elements, self.called, following.round)
         following.updated_rows = end
         optimizer = self._aggregator.optimizers.get(self.key.store)
-        step = None if self.own_rounds else following.step
+        step = self._update_step(following)
         if optimizer is None:
             self.value[self._summed] = 0
             self._changed_in[self._summed] = round_

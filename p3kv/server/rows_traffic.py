@@ -156,15 +156,15 @@ class RowsTraffic:
         if end:
             self._values[header.key].value_changes()
             key.update_until(end)
-        return self._end_rounds(key)
+        return self.end_rounds(key)
 
     def optimizer_is_set(self, store: int) -> None:
         """Ends the rounds that have waited for the optimizer: those that are a worker's own."""
         for key in self.keys.values():
             if key.own_rounds and key.key.store == store:
-                self._end_rounds(key)
+                self.end_rounds(key)
 
-    def _end_rounds(self, key: RowsKey) -> bool:
+    def end_rounds(self, key: RowsKey) -> bool:
         """Ends the complete rounds of a key; whether there were any."""
         key_id = key.key.key_id
         values, ended = self._values[key_id], False

@@ -141,6 +141,7 @@ class Traffic:
         aggregator = self._consumer.aggregator
         aggregator.deterministic = self._consumer.clipping.exact = job.deterministic
         aggregator.checks_finite = job.check_finite
+        self._consumer.lets_workers_leave = job.let_workers_leave
         try:
             aggregator.consistency = make_consistency(job.consistency, self._num_workers)
         except ConfigError as error:
@@ -158,7 +159,7 @@ class Traffic:
     def _let_go(self, connection: Connection, rank: int) -> None:
         self._workers.end(rank)
         self._announce_open_step()
-        self._consumer.check_departed()
+        self._consumer.worker_left(rank)
         connection.writer.push(LAST, pack_header(Kind.BYE, self.rank))
 
     # What a worker says of its keys, and what rank 0 says for all.
@@ -219,7 +220,7 @@ class Traffic:
     # Steps whose gradients are clipped by the norm of all.
 
     def _clipped(self, connection: Connection, header: Header) -> Landing:
-        return Landing(None, partial(self._consumer.clipping.begin, header.step))
+        return Landing(None, partial(self._consumer.begin_clipped, header.step))
 
     def _pushed(self, connection: Connection, header: Header) -> Landing:
         return message_landing(header, Pushed, partial(self._all_pushed, header.step))

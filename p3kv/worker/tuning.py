@@ -38,7 +38,8 @@ class Tuning:
     before it has ended on all servers of the key (`worker/windows.py`). That round is s or later.
     Rank 0 has pushed for that round in step s or later, because no key has had more rounds than
     there were steps. So each of these servers had received the announcement before that push, and
-    had passed it on before it said that the round has ended. The proof holds for every consistency
+    had passed it on before it said that the round has ended. If rank 0 has left, its goodbye, which
+    came after the announcement, is in the place of that push. The proof holds for every consistency
     rule: a worker takes a round for ended when it has the round's own value or an ENDED frame, and
     not when an older value lets it go on.
     """

@@ -98,6 +98,7 @@ class MXNetOptimizer(Optimizer):
             self._from_steps.append(from_step)
         self._forget(oldest_step)
         self.whole_tensors = any(one.needs_whole for one in self._optimizers)
+        self.needs_rank_0 = any(one.incomplete for one in self._optimizers)
 
     def needs_whole(self, step: Optional[int]) -> bool:
         return self._at(step).needs_whole
@@ -121,7 +122,7 @@ class MXNetOptimizer(Optimizer):
             arrays[1] = arrays[1].astype(np.float16)
         self._update(now, key, index, arrays, step, place)
 
-    def updates_touched_rows(self, key: DeclaredKey, step: int) -> bool:
+    def updates_touched_rows(self, key: DeclaredKey, step: Optional[int]) -> bool:
         now = self._at(step)
         sparse_weight = key.layout == "sparse_rows"
         alone = now.seed is None and not (sparse_weight and needs_sparse_weight(now.optimizer))

@@ -30,6 +30,7 @@ class JobSettings(Message, frozen=True):
     """None: by the network's rate, which all workers will measure."""
     deterministic: bool = Settings.deterministic
     check_finite: bool = Settings.check_finite
+    let_workers_leave: bool = Settings.let_workers_leave
     stall_timeout_s: float = Settings.stall_timeout_s
     placement: str = Settings.placement
     consistency: str = Settings.consistency

@@ -1,0 +1,229 @@
+"""Workers with fewer batches leave, and the others go on with the right sums, or an error."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+from random import Random
+from typing import List, Sequence, Type
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from p3kv.errors import PeerLostError
+from p3kv.scheduler.job import Job as ScheduledJob
+from p3kv.server.optimizer import Optimizer
+from p3kv.wire.header import INITIAL_ROUND
+from p3kv.wire.messages import (
+    BarrierPassed,
+    BarrierReached,
+    Bye,
+    JobSettings,
+    Measured,
+    NewSliceSize,
+    Ready,
+    SliceSize,
+)
+from p3kv.worker.clipping import ClippedStep
+from tests.in_memory import Adding, AddingWhole
+from tests.jobs import run_job
+from tests.scheduled import SLICE_SIZE, aborted, assembled, of, worker
+from tests.test_rows import COLUMNS, key_of
+from tests.test_rows import rows as some_rows
+from tests.test_schedules import (
+    RULES,
+    SELDOM,
+    SIZE,
+    Consistency,
+    Moods,
+    Script,
+    Training,
+    gradient,
+)
+
+
+class Following(Adding):
+    """As an optimizer to which worker rank 0 tells a number for each update."""
+
+    needs_rank_0 = True
+
+
+def values(steps: Sequence[int], whole: bool) -> List[np.ndarray]:
+    """A key's value after each round, of which each worker makes its own number."""
+    after = [np.ones(SIZE, np.float32)]
+    for round_ in range(1, max(steps) + 1):
+        ranks = [rank for rank, most in enumerate(steps) if round_ <= most]
+        total = np.sum([gradient(rank, round_) for rank in ranks], axis=0)
+        after.append(after[-1] + total + (total.max() if whole else 0))
+    return after
+
+
+@pytest.mark.parametrize("rule", RULES)
+@given(
+    st.integers(0, 2**32),
+    st.lists(st.integers(SELDOM, 9), min_size=2, max_size=4),
+    st.integers(1, 2),
+    st.sampled_from([Adding, AddingWhole]),
+    st.booleans(),
+)
+@settings(max_examples=40, deadline=None)
+def test_each_round_has_the_sum_of_the_workers_that_are_left(
+    rule: Type[Consistency],
+    seed: int,
+    steps: List[int],
+    servers: int,
+    optimizer: Type[Optimizer],
+    clips: bool,
+) -> None:
+    random = Random(seed)
+    if clips:
+        steps[0] = max(steps)  # or the job would end, as another test shows
+    whole = optimizer.whole_tensors
+    seldom = [most // SELDOM for most in steps]
+    expected = {"often": values(steps, whole), "seldom": values(seldom, whole)}
+    job = Training(len(steps), servers, rule, optimizer=optimizer, lets_leave=True)
+    with closing(job):
+        scripts = []
+        for rank, one in enumerate(job.workers):
+            scripts.append(Script(job, one, rank, random, rule(len(steps))))
+            scripts[-1].train(expected["often"], clips, steps[rank], expected["seldom"])
+        sizes = [SIZE // 5, SIZE, SIZE // 3, SIZE // 2]
+        ahead, moods = random.choice([1, 3]), Moods(random)
+        while events := [
+            *job.events(ahead), *((one.leave,) for one in job.workers if one.may_leave)
+        ]:  # fmt: skip
+            if sizes and random.random() < 0.02:
+                job.workers[0].tuning.want(sizes.pop())
+            function, *arguments = moods.choice(events)
+            function(*arguments)
+            assert all(server.most_open() <= rule.window + 1 for server in job.servers)
+        for one in job.workers:
+            assert one.left and not one.failures
+        for script in scripts:
+            for check in script.checks:
+                check()
+        for name, after in expected.items():
+            np.testing.assert_array_equal(job.kept(job.keys[name][0]), after[-1])
+        for server in job.servers:
+            assert server.failures == []
+            assert server.most_open() == 0
+            assert server.consumer._pulls == {}
+            assert not server.consumer.clipping.steps
+
+
+@pytest.mark.parametrize("lets_leave", [False, True])
+@pytest.mark.parametrize(
+    "why", ["its push", "a first round", "clipping", "its numbers", "an initial value"]
+)
+def test_worker_0_ends_the_job_where_it_is_missed(why: str, lets_leave: bool) -> None:
+    optimizer = Following if why == "its numbers" else Adding
+    with closing(Training(2, 1, optimizer=optimizer, lets_leave=lets_leave)) as job:
+        (first, other), keys, (server,) = job.workers, job.keys["often"], job.servers
+        gives = why != "an initial value"
+        if gives:
+            first.call(keys[0], INITIAL_ROUND, np.ones(SIZE, np.float32), None)
+        if why == "clipping":
+            first.traffic.clipping.begin(1)
+        if gives and why != "a first round":
+            for rank, one in enumerate(job.workers):
+                one.call(keys[rank], 1, gradient(rank, 1), None)
+            if why == "clipping":
+                elems = dict(keys[0].runs)
+                first.traffic.clipping.pushed(ClippedStep(0, 1, 1, 1e9, elems))
+        job.finish()
+        first.leave()
+        job.finish()
+        assert server.failures == []
+        if gives:
+            round_ = 1 if why == "a first round" else 2
+            other.call(keys[1], round_, gradient(1, round_), None)
+        else:
+            other.call(keys[1], INITIAL_ROUND, None, np.zeros(SIZE, np.float32))
+        job.finish()
+        if lets_leave and why == "its push":
+            assert server.failures == []
+            return
+        failure = server.failures[0]
+        assert failure.rank == 0
+        what = f"worker 1 went on to round {1 if why == 'a first round' else 2} of key 'often'"
+        assert (what if gives else "key 'often' has no initial value for worker 1") in failure.words
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_rounds_of_a_key_of_rows_end_without_those_that_have_left(deterministic: bool) -> None:
+    key = key_of(3, deterministic)
+    for rank in range(3):
+        key.push(rank, 1, 1, some_rows([rank, 5], rank), 1)
+    assert key.next_ends()
+    key.end_round()
+    for rank in (1, 2):
+        key.push(rank, 2, 1, some_rows([rank], rank), 2)
+    assert not key.next_ends()
+    assert [missing for _, _, missing in key.waits()] == [[0]]
+    key._aggregator.leavers.ranks.add(0)
+    assert key.next_ends()
+    key.end_round()
+    expected = np.zeros((12, COLUMNS), np.float32)
+    for rank in (1, 2):
+        expected[rank] = some_rows([rank], rank).elements
+    np.testing.assert_array_equal(key.value, expected)
+
+
+def lenient(**job: object) -> ScheduledJob:
+    """A job of three workers in which they may leave."""
+    started = assembled(3, 1)
+    for rank in range(3):
+        started.handle(worker(rank), Ready(JobSettings(let_workers_leave=True, **job)))
+    return started
+
+
+@pytest.mark.parametrize("leaves_first", [False, True])
+def test_a_barrier_waits_for_those_that_are_left(leaves_first: bool) -> None:
+    job = lenient(slice_size=SLICE_SIZE)
+    for barrier in range(2):
+        if leaves_first and barrier == 0:
+            assert job.handle(worker(0), Bye()) == []
+        assert job.handle(worker(1), BarrierReached()) == []
+        passed = job.handle(worker(2), BarrierReached())
+        if not leaves_first and barrier == 0:
+            assert passed == []
+            passed = job.handle(worker(0), Bye())
+        assert set(of(passed, BarrierPassed)) == {worker(1), worker(2)}
+
+
+@pytest.mark.parametrize("leaves_first", [False, True])
+def test_what_workers_do_together_needs_worker_0(leaves_first: bool) -> None:
+    job = lenient(slice_size=SLICE_SIZE)
+    if leaves_first:
+        assert job.handle(worker(0), Bye()) == []
+    ended = job.handle(worker(1), BarrierReached("to load states"))
+    if not leaves_first:
+        assert ended == []
+        ended = job.handle(worker(0), Bye())
+    failure = aborted(ended, "ended while others still needed it", PeerLostError)
+    assert (failure.role, failure.rank) == ("worker", 0)
+
+
+def test_slices_keep_their_size_when_worker_0_has_left() -> None:
+    job = lenient()
+    for rank in range(3):
+        replies = job.handle(worker(rank), Measured(1e9))
+    assert set(of(replies, SliceSize)) == {worker(0), worker(1), worker(2)}
+    job.handle(worker(0), Bye())
+    for rank in (1, 2):
+        assert of(job.handle(worker(rank), Measured(1e3)), NewSliceSize) == {}
+    assert job.failure is None
+
+
+def test_three_workers_with_5_8_and_11_batches(tmp_path: Path) -> None:
+    job = run_job(
+        "unequal.py", [tmp_path], workers=3, servers=2, timeout_s=90.0,
+        P3KV_LET_WORKERS_LEAVE=1, P3KV_DETERMINISTIC=1, P3KV_SLICE_SIZE=500,
+    )  # fmt: skip
+    assert job.code == 0, job.output
+    for rank, batches in enumerate((5, 8, 11)):
+        assert f"{batches} batches" in job.said_by(f"worker {rank}")
+    assert "the job goes on without worker 0" in job.said_by("server 0")
+    assert (tmp_path / "states").exists()
