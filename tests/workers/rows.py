@@ -257,6 +257,11 @@ def other_dtypes_and_shapes(store: KVStoreBase) -> None:
         expected = np.zeros(shape, dtype)
         expected[rows] = workers
         equal(weight, expected)
+        out = mx.nd.sparse.zeros("row_sparse", shape)
+        store.row_sparse_pull(dtype, out=out, row_ids=mx.nd.array([3, 4]))
+        equal(out.data, expected[[3, 4]].astype("float32"))
+        store.row_sparse_pull(dtype, out=out, row_ids=mx.nd.array([]))
+        equal(out, np.zeros(shape, np.float32))
 
 
 def float16_with_weights_of_float32_on_the_servers(_: KVStoreBase) -> None:
@@ -350,6 +355,8 @@ def what_is_refused(store: KVStoreBase) -> None:
         store.push("sparse", row_sparse(np.ones((1, 2)), np.array([0]), (ROWS, 2)))
     with pytest.raises(ValueError, match="2 row_ids"):
         store.row_sparse_pull("sparse", out=out, row_ids=[ids, ids])
+    with pytest.raises(mx.MXNetError, match="'unknown'"):
+        store.row_sparse_pull("unknown", out=out, row_ids=ids)
     with pytest.raises(TypeError, match="row_ids="):
         store.row_sparse_pull("sparse", out=out)
     compressed = mx.kv.create("p3")

@@ -19,9 +19,10 @@ import mxnet as mx
 import numpy as np
 from mxnet.ndarray import NDArray
 
-from p3kv.errors import KeyMismatchError, NotSupportedError, ProtocolError
+from p3kv.errors import NotSupportedError, ProtocolError
 from p3kv.frontends.mxnet import engine, row_memory
 from p3kv.frontends.mxnet.arrays import ROW_SPARSE, check_fit, check_sources, listed, spread
+from p3kv.frontends.mxnet.errors import KeyMismatchError
 from p3kv.frontends.mxnet.row_memory import elements_at, rows_of, with_rows
 from p3kv.wire.header import INITIAL_ROUND
 from p3kv.wire.messages import Key
@@ -169,14 +170,15 @@ class Rows:
     def pull_named(
         self, key: WorkerKey, step: int, priority: int, outs: Sequence[NDArray], row_ids: NDArray
     ) -> None:
-        """Pulls the rows with these numbers, in any order, into row_sparse arrays."""
+        """Pulls the rows with these numbers, in any order, into row_sparse arrays; casts them where
+        an array has another dtype."""
         if not key.touched_only:
             raise NotSupportedError(
                 f"{key.called} was initialised with a dense value and a dense gradient, so it has "
                 "no rows to pull. Initialise it with a row_sparse value, or call "
                 "weight.attach_grad(stype='row_sparse') before, or use kv.pull"
             )
-        check_fit(key.key, key.called, key.shape, key.dtype, outs, ROW_SPARSE)
+        check_fit(key.key, key.called, key.shape, None, outs, ROW_SPARSE)
         named = np.unique(row_ids.asnumpy().astype(np.int64))
         if len(named) and not 0 <= named[0] <= named[-1] < key.shape[0]:
             raise KeyMismatchError(

@@ -289,9 +289,9 @@ class P3(KVStoreBase):
         if out is None or row_ids is None:
             raise TypeError("row_sparse_pull needs out= and row_ids=")
         priority = _priority(priority)
-        self._worker.check()
         for one_key, outs, ids in rows.ids_by_out(key, out, row_ids):
-            self._rows.pull_named(self._own.key(one_key), self._pushes.step, priority, outs, ids)
+            [(worker_key,)] = self._known(one_key)
+            self._rows.pull_named(worker_key, self._pushes.step, priority, outs, ids)
 
     # The optimizer.
 
