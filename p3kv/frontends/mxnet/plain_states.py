@@ -8,6 +8,7 @@ import mxnet as mx
 import numpy as np
 
 from p3kv.errors import NotSupportedError
+from p3kv.frontends.mxnet.arrays import ROW_SPARSE
 from p3kv.server.optimizer import State
 
 
@@ -27,7 +28,8 @@ def take_apart(state: Any, elements: Dict[str, np.ndarray]) -> Any:
 
     MXNet's state is None, an array or a tuple of states; those of users' classes and LBSGD's may be
     lists, dicts and numbers, too. The structure is None, the array's name in `elements`, a list of
-    structures for a tuple, or a dict that says what is in it.
+    structures for a tuple, or a dict that says what is in it. A row_sparse array is copied with all
+    its rows.
     """
     if state is None:
         return None
@@ -36,7 +38,7 @@ def take_apart(state: Any, elements: Dict[str, np.ndarray]) -> Any:
     if isinstance(state, mx.nd.NDArray):
         name = str(len(elements))
         elements[name] = state.asnumpy()
-        return name
+        return {"row_sparse": name} if state.stype == ROW_SPARSE else name
     if isinstance(state, list):
         return {"list": [take_apart(part, elements) for part in state]}
     if isinstance(state, dict):
@@ -44,7 +46,7 @@ def take_apart(state: Any, elements: Dict[str, np.ndarray]) -> Any:
     if isinstance(state, (bool, int, float, str)):
         return {"value": state}
     raise NotSupportedError(
-        f"an optimizer's state has a {type(state).__name__}; it may have MXNet's dense arrays, "
+        f"an optimizer's state has a {type(state).__name__}; it may have MXNet's arrays, "
         "numbers, strs, tuples, lists and dicts"
     )
 
@@ -58,11 +60,19 @@ def put_together(structure: Any, elements: Mapping[str, np.ndarray]) -> Any:
     if isinstance(structure, str):
         array = elements[structure]
         return mx.nd.array(array, dtype=array.dtype)
+    if "row_sparse" in structure:
+        return with_all_rows(elements[structure["row_sparse"]])
     if "list" in structure:
         return [put_together(part, elements) for part in structure["list"]]
     if "dict" in structure:
         return {name: put_together(part, elements) for name, part in structure["dict"]}
     return structure["value"]
+
+
+def with_all_rows(elements: np.ndarray) -> mx.nd.NDArray:
+    """A row_sparse array that has all rows, with a copy of these elements."""
+    numbers = np.arange(len(elements))
+    return mx.nd.sparse.row_sparse_array((elements, numbers), elements.shape, dtype=elements.dtype)
 
 
 def as_state(of_key: OfKey, since_step: int, whole: bool) -> State:

@@ -42,8 +42,7 @@ class Pushes:
         self._marked = False
         """Whether a step begins with the next push, as gluon's Trainer and Module say."""
         self._since = 0
-        self.since_step = 0
-        """The values of `_steps` and `step` when the optimizer was set."""
+        """The value of `_steps` when the optimizer was set."""
         self.clips = False
         """Whether steps are clipped by the norm of all gradients."""
         self.clipping = Clipping(own)
@@ -107,7 +106,7 @@ class Pushes:
         self.optimizer = optimizer
         self._shares_numbers = optimizer.shares_numbers
         self.updates.clear()
-        self._since, self.since_step = self._steps, self.step
+        self._since = self._steps
         self._tell_servers(self.step + 1, optimizer.settings)
 
     def go_on_with(
@@ -115,8 +114,8 @@ class Pushes:
     ) -> WorkerOptimizer:
         """Has the servers go on with an optimizer that has made so many steps in another training,
         and what it remembers of them; the caller gives them its states."""
-        self._since, self.since_step = self._steps - steps, self.step - steps
-        self.optimizer = WorkerOptimizer(optimizer, self.since_step, remembered)
+        self._since = self._steps - steps
+        self.optimizer = WorkerOptimizer(optimizer, self.step - steps, remembered)
         self._tell_servers(self.step + 1, self.optimizer.settings)
         return self.optimizer
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import os
-import warnings
 import zlib
 from contextlib import contextmanager, suppress
 from typing import (
@@ -26,6 +25,7 @@ from mxnet.ndarray import NDArray
 from p3kv.errors import StatesError, in_one_line
 from p3kv.frontends.mxnet.arrays import dtype_name
 from p3kv.frontends.mxnet.plain_states import OfKey, as_mxnets, as_state
+from p3kv.frontends.mxnet.sparse_states import as_in_files, as_on_servers, begun
 from p3kv.frontends.mxnet.worker_optimizer import WorkerOptimizer, take_remembered
 from p3kv.server.optimizer import State
 from p3kv.wire.messages import Key, encode
@@ -52,9 +52,11 @@ class Loaded(NamedTuple):
     """What it keeps in itself for some of the keys."""
 
 
-def fetched(store: WorkerStore, keys: Sequence[WorkerKey], whole: bool) -> Dict[Key, OfKey]:
-    """What the servers' optimizer remembers of keys; `whole` where it needs whole tensors."""
-    found = {}
+def fetched(
+    store: WorkerStore, keys: Sequence[WorkerKey], optimizer: WorkerOptimizer
+) -> Dict[Key, OfKey]:
+    """What the servers' optimizer remembers of keys."""
+    found, whole = {}, optimizer.needs_whole_tensors
     for key in keys:
         parts = [
             State(dict(part.elements), dict(part.numbers))
@@ -63,7 +65,9 @@ def fetched(store: WorkerStore, keys: Sequence[WorkerKey], whole: bool) -> Dict[
         ]
         if parts:
             state = parts[0] if whole else State.joined(parts)
-            found[key.key] = as_mxnets(state, _shape(key), whole)
+            of_key = as_mxnets(state, _shape(key), whole)
+            stored = as_in_files(optimizer.optimizer, key, of_key.state)
+            found[key.key] = of_key._replace(state=stored)
     return found
 
 
@@ -128,15 +132,17 @@ def give(
     store: WorkerStore,
     keys: Sequence[WorkerKey],
     of_keys: Mapping[Key, OfKey],
-    since_step: int,
-    whole: bool,
+    optimizer: WorkerOptimizer,
 ) -> None:
     """Gives the servers' optimizer what it is to remember of a store's keys; keys that are not in
-    `of_keys` begin anew. `whole` where it needs whole tensors."""
+    `of_keys` begin anew."""
+    whole = optimizer.needs_whole_tensors
     for key in keys:
         parts: List[Optional[PlainState]] = [None] * len(key.runs)
-        if key.key in of_keys:
-            state = as_state(of_keys[key.key], since_step, whole)
+        of_key = of_keys.get(key.key)
+        if of_key is not None:
+            stored = as_on_servers(optimizer.optimizer, key, of_key.state)
+            state = as_state(of_key._replace(state=stored), optimizer.since_step, whole)
             cut = [state] if whole else state.cut([length for _, length in key.runs])
             parts = [PlainState(part.elements, part.numbers) for part in cut]
         store.load_optimizer_state(key, parts, whole)
@@ -185,12 +191,7 @@ def _check_states(
         )
     for key, state in states.items():
         known = keys[key]
-        weight = mx.nd.zeros(_shape(known), dtype=known.dtype)
-        with warnings.catch_warnings():
-            # MXNet advises on float16; the training's own first step does so, too.
-            warnings.simplefilter("ignore")
-            expected = _outline(optimizer.create_state_multi_precision(key, weight))
-        found = _outline(state)
+        expected, found = _outline(begun(optimizer, known)), _outline(state)
         if found != expected:
             raise StatesError(
                 f"'{fname}' has for {known.called} the state {found}, and "

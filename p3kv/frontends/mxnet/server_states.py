@@ -62,15 +62,14 @@ class ServerStates:
                 key: OfKey(state, updates[key], kept.get(key))
                 for key, state in loaded.states.items()
             }
-            since, whole = self._pushes.since_step, optimizer.needs_whole_tensors
-            saved_states.give(self._own, keys, of_keys, since, whole)
+            saved_states.give(self._own, keys, of_keys, optimizer)
         self._barrier(purpose)
         return optimizer.optimizer
 
     def _remembered(self, optimizer: WorkerOptimizer) -> Dict[Key, OfKey]:
         """What the servers' optimizer remembers of the keys that it has updated."""
         keys = [key for key in self._own.declared() if key.key in self._pushes.updates]
-        return saved_states.fetched(self._own, keys, optimizer.needs_whole_tensors)
+        return saved_states.fetched(self._own, keys, optimizer)
 
     def _optimizer(self, what: str) -> WorkerOptimizer:
         if self._own.own_rounds:
@@ -81,6 +80,4 @@ class ServerStates:
                 "kv.set_optimizer first. With update_on_kvstore=False states are on the workers, "
                 "and trainer.save_states and load_states work"
             )
-        if any(key.declared.layout == "sparse_rows" for key in self._own.declared()):
-            raise StatesError(f"the servers' states of row_sparse weights can't be {what} yet")
         return self._pushes.optimizer
