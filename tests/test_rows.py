@@ -62,15 +62,31 @@ def test_a_sum_has_the_rows_of_all_and_no_others(several: List[List[int]]) -> No
     np.testing.assert_array_equal(found.elements, expected[found.numbers])
 
 
-def key_of(workers: int, deterministic: bool = False) -> RowsKey:
+def key_of(workers: int, deterministic: bool = False, dtype: str = "float32") -> RowsKey:
     aggregator = Aggregator(BulkSynchronous(workers), BufferPool(), deterministic)
     declared = DeclaredKey(
-        0, "w", (ROWS, COLUMNS), "float32", [(0, ROWS * COLUMNS)], layout="sparse_rows"
+        0, "w", (ROWS, COLUMNS), dtype, [(0, ROWS * COLUMNS)], layout="sparse_rows"
     )
     key = RowsKey(declared, 0, aggregator, aggregator.consistency)
     key.push(0, INITIAL_ROUND, 1, rows(list(range(ROWS)), 0), 0)
     key.end_round()
     return key
+
+
+@pytest.mark.parametrize("updates", [False, True])
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_float16_is_summed_in_float32_and_rounded_once(deterministic: bool, updates: bool) -> None:
+    key = key_of(3, deterministic, "float16")
+    if updates:
+        key._aggregator.optimizers[0] = Adding()
+    expected = np.zeros((ROWS, COLUMNS), np.float32) + (key.value if updates else 0)
+    for rank, (some, value) in enumerate([([1, 4], 40_000), ([1, 5], 40_001), ([0, 1], -50_000)]):
+        elements = np.full((2, COLUMNS), value, np.float16)  # the sum of two may be infinite
+        expected[some] += elements
+        key.push(rank, 1, 1, Rows(np.array(some, NUMBER), elements), 1)
+    key.end_round()
+    assert key.value.dtype == np.float16 and np.isfinite(key.value).all()
+    np.testing.assert_array_equal(key.value, expected.astype(np.float16))
 
 
 class Adding(in_memory.Adding):

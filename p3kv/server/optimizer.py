@@ -121,7 +121,8 @@ class Optimizer(ABC):
         """Updates `weight`, the rows of a key of rows that a server keeps, in place.
 
         `rows` are the sums of the rows with these `numbers`, which ascend; all others are 0. Both
-        are two-dimensional; nobody else uses `rows`. `ends_update`: the next call is for another
+        are two-dimensional and of the key's dtype, but a float16 key's `rows` are float32; nobody
+        else uses `rows`. `ends_update`: the next call is for another
         update. Returns whether rows may have changed that are not in `numbers`. States are those of
         the index WHOLE.
         """

@@ -38,7 +38,8 @@ class RowSum:
         self._count = 0
 
     def add(self, rows: Rows) -> None:
-        """Adds rows; their memory is not used any more when it returns."""
+        """Adds rows, casting them to the sum's dtype; their memory is not used any more when it
+        returns."""
         numbers, elements = rows
         places = self._place[numbers]
         new = places < 0
@@ -65,7 +66,7 @@ class RowSum:
         end = self._count + len(numbers)
         if end > len(self._elements):
             larger = min(len(self._place), max(end, 2 * len(self._elements)))
-            grown = np.empty((larger, elements.shape[1]), elements.dtype)
+            grown = np.empty((larger, elements.shape[1]), self._elements.dtype)
             grown[: self._count] = self._elements[: self._count]
             self._elements = grown
         self._elements[self._count : end] = elements
@@ -126,7 +127,8 @@ class RowsKey:
 
     Rows are counted in the run, from 0. The consistency rule says when a round is complete; rounds
     end in order. A push that arrives twice is an error and is never added twice. In deterministic
-    mode pushes are added in rank order, otherwise as they arrive.
+    mode pushes are added in rank order, otherwise as they arrive. Sums are of the key's dtype, but
+    those of float16 are float32, as for slices.
     """
 
     def __init__(
@@ -155,6 +157,7 @@ class RowsKey:
         self.rows = dict(declared.runs)[rank] // self.row_elems
         """How many rows this server keeps."""
         self.dtype = np.dtype(declared.dtype)
+        self._sum_dtype = np.dtype(np.float32) if self.dtype == np.float16 else self.dtype
         self.row_bytes = self.row_elems * self.dtype.itemsize
         self.round = INITIAL_ROUND - 1
         """The last round whose result the value is. If rounds are each worker's own, it counts
@@ -211,7 +214,7 @@ class RowsKey:
         own = self._is_own(round)
         current = self._arriving.get((rank, round)) if own else self.open_rounds.get(round)
         if current is None:
-            total = RowSum(self.rows, self.row_elems, self.dtype)
+            total = RowSum(self.rows, self.row_elems, self._sum_dtype)
             current = RowsRound(round, total, step=step)
             if own:
                 self._arriving[rank, round] = current
@@ -345,7 +348,8 @@ class RowsKey:
             self.value[self._summed] = 0
             self._changed_in[self._summed] = round_
             self._summed = numbers
-            self.value[numbers] = elements
+            with np.errstate(over="ignore"):
+                self.value[numbers] = elements
         elif optimizer.update_rows(self.key, self.value, numbers, elements, step, ends):
             self._changed_in[:] = round_
         self._changed_in[numbers] = round_

@@ -264,22 +264,34 @@ def other_dtypes_and_shapes(store: KVStoreBase) -> None:
         equal(out, np.zeros(shape, np.float32))
 
 
-def float16_with_weights_of_float32_on_the_servers(_: KVStoreBase) -> None:
-    for options in ({"optimizer": "adam"}, {"optimizer": "sgd", "momentum": 0.9, "wd": 0.1}):
-        name, options = options.pop("optimizer"), {**options, "multi_precision": True}
+def float16_is_summed_in_float32(_: KVStoreBase) -> None:
+    """With multi_precision weights are float32 on the servers, as on MXNet's."""
+    several = [
+        ("adam", {"multi_precision": True}, False),
+        ("sgd", {"momentum": 0.9, "wd": 0.1, "multi_precision": True}, False),
+        ("sgd", {"momentum": 0.9, "wd": 0.1, "multi_precision": True}, True),
+        ("ftrl", {"multi_precision": True}, True),
+        ("sgd", {"momentum": 0.9, "wd": 0.1}, False),
+    ]
+    for name, options, sparse in several:
+        dtype = "float32" if "multi_precision" in options else "float16"
         store = mx.kv.create("p3")
         store.set_optimizer(created(name, options))
         update = mx.optimizer.get_updater(created(name, options))
-        expected = mx.nd.array(random(SHAPE, 2), dtype="float16")
-        weight = expected.copy()
-        weight.attach_grad(stype="row_sparse")
-        store.broadcast("w", weight, out=weight)
+        start = random(SHAPE, 2).astype("float16").astype("float32")
+        expected = (full(start) if sparse else mx.nd.array(start)).astype(dtype)
+        weight = mx.nd.array(start, dtype="float16")
+        initial = full(start).astype("float16") if sparse else weight
+        if not sparse:
+            weight.attach_grad(stype="row_sparse")
+        store.broadcast("w", initial, out=weight)
         for round_ in (1, 2, 3):
             store.push("w", gradient(store.rank, round_).astype("float16"))
             store.pull("w", out=weight)
             halves = [gradient(rank, round_).astype("float16") for rank in range(store.num_workers)]
-            update("w", summed(halves).astype("float16"), expected)
-            equal(weight, expected.asnumpy())
+            total = summed([half.astype("float32") for half in halves])
+            update("w", total.astype(dtype), expected)
+            equal(weight, expected.asnumpy().astype("float16"))
 
 
 def only_touched_rows_travel(_: KVStoreBase) -> None:
@@ -390,7 +402,7 @@ CHECKS = [
     sums_without_an_optimizer,
     lists_of_keys_and_devices,
     other_dtypes_and_shapes,
-    float16_with_weights_of_float32_on_the_servers,
+    float16_is_summed_in_float32,
     only_touched_rows_travel,
     states_are_saved_in_mxnets_files_and_loaded,
     what_is_refused,

@@ -114,7 +114,7 @@ def needs_whole_tensors(kind: Type[mx.optimizer.Optimizer]) -> bool:
     return not getattr(kind, "p3kv_by_slice", False)
 
 
-def updates_rows(optimizer: mx.optimizer.Optimizer, sparse_weight: bool, dtype: np.dtype) -> bool:
+def updates_rows(optimizer: mx.optimizer.Optimizer, sparse_weight: bool) -> bool:
     """Whether an update with a row_sparse gradient changes only the rows that the gradient has.
 
     As MXNet's kernels do; for any other optimizer MXNet makes the gradient dense.
@@ -124,8 +124,6 @@ def updates_rows(optimizer: mx.optimizer.Optimizer, sparse_weight: bool, dtype: 
         return False
     if kind is mx.optimizer.Ftrl:
         return sparse_weight
-    if dtype == np.float16 and isinstance(optimizer, mx.optimizer.SGD):
-        return bool(optimizer.lazy_update) and not optimizer.multi_precision
     return bool(getattr(optimizer, "lazy_update", True))
 
 
@@ -136,7 +134,7 @@ def needs_sparse_weight(optimizer: mx.optimizer.Optimizer) -> bool:
     """
     if isinstance(optimizer, mx.optimizer.Test):
         return False
-    return not updates_rows(optimizer, False, np.dtype(np.float32))
+    return not updates_rows(optimizer, False)
 
 
 def is_random(kind: Type[mx.optimizer.Optimizer]) -> bool:

@@ -126,7 +126,7 @@ class MXNetOptimizer(Optimizer):
         now = self._at(step)
         sparse_weight = key.layout == "sparse_rows"
         alone = now.seed is None and not (sparse_weight and needs_sparse_weight(now.optimizer))
-        return alone and updates_rows(now.optimizer, sparse_weight, np.dtype(key.dtype))
+        return alone and updates_rows(now.optimizer, sparse_weight)
 
     def update_rows(
         self,
@@ -146,12 +146,16 @@ class MXNetOptimizer(Optimizer):
             array = row_sparse(np.arange(len(weight)), weight, shape)
         else:
             array = _of_shape(weight, shape)
-        state = self._update(now, key, WHOLE, [array, row_sparse(numbers, rows, shape)], step)
+        place = now.place_of_master if weight.dtype == np.float16 else None
+        total = row_sparse(numbers, rows, shape)
+        if place is None and rows.dtype != weight.dtype:
+            total = total.astype(weight.dtype)
+        state = self._update(now, key, WHOLE, [array, total], step, place)
         if not ends_update:
             state.updates -= 1
         if sparse:
             weight[:] = array.asnumpy().reshape(weight.shape)
-        return not updates_rows(now.optimizer, sparse_weight, weight.dtype)
+        return not updates_rows(now.optimizer, sparse_weight)
 
     def _update(
         self,
