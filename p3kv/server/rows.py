@@ -350,6 +350,8 @@ class RowsKey:
             self._summed = numbers
             with np.errstate(over="ignore"):
                 self.value[numbers] = elements
+            if self._aggregator.checks_finite and self.value.dtype != elements.dtype:
+                check_sum(self.value[numbers], self.called, following.round)
         elif optimizer.update_rows(self.key, self.value, numbers, elements, step, ends):
             self._changed_in[:] = round_
         self._changed_in[numbers] = round_
