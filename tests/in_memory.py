@@ -313,13 +313,13 @@ class Server:
 
     def most_open(self) -> int:
         """The most rounds that are open of one slice."""
-        return max((len(state.open_rounds) for state in self.consumer._states()), default=0)
+        return max((len(state.open_rounds) for state in self.consumer.waiting.states()), default=0)
 
     def most_own(self) -> int:
         """The most rounds of one worker that wait for one slice."""
         counts = [
             Counter(rank for rank, *_ in state.own.waiting())
-            for state in self.consumer._states()
+            for state in self.consumer.waiting.states()
             if state.own is not None
         ]
         return max((max(count.values(), default=0) for count in counts), default=0)

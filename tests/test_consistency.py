@@ -167,7 +167,7 @@ def test_pushes_ahead_are_held_by_the_rule_s_window() -> None:
         job.push(0, *range(1, 7))
         assert job.servers[0].most_open() == OneBehind.window
         job.push(1, 1)
-        assert sorted(next(job.servers[0].consumer._states()).open_rounds) == [2, 3, 4]
+        assert sorted(next(job.servers[0].consumer.waiting.states()).open_rounds) == [2, 3, 4]
 
 
 def test_settings_are_kept_for_a_round_that_has_not_ended_though_its_worker_went_on() -> None:
@@ -201,7 +201,7 @@ def test_rounds_that_wait_name_the_straggler_and_so_does_its_leaving() -> None:
     with closing(Straggling()) as job:
         job.push(0, 1, 2)
         (server,) = job.servers
-        waits = list(server.consumer.waits(0.0, time.monotonic()))
+        waits = list(server.consumer.waiting.longer_than(0.0, time.monotonic()))
         assert [(wait.round, wait.missing, wait.arrived) for wait in waits] == [
             (1, [1], [0]),
             (2, [1], [0]),

@@ -232,7 +232,7 @@ def test_whatever_happens_first_all_workers_have_the_rows_of_every_round(
             for rank in range(workers):
                 np.testing.assert_array_equal(values[rank], expected)
                 since[rank] = dict.fromkeys(range(servers), round_)
-        assert not any(server.consumer._states and server.most_open() for server in job.servers)
+        assert not any(server.most_open() for server in job.servers)
     finally:
         job.close()
 
@@ -274,7 +274,9 @@ def test_rows_that_each_worker_pushes_at_its_own_pace_are_all_counted_once(
                     job.push(rank, keys[rank], pushed[rank], some)
             schedule(data, job)
             if phase == 0:
-                assert (sum(pushed) > 0) == any(job.servers[0].consumer.waits(0, time.monotonic()))
+                assert (sum(pushed) > 0) == any(
+                    job.servers[0].consumer.waiting.longer_than(0, time.monotonic())
+                )
                 for server in job.servers:
                     server.set_optimizer(in_memory.OWN_STORE, AddingRows())
                 schedule(data, job)
@@ -294,12 +296,12 @@ def test_a_push_that_does_not_come_is_known_and_one_that_can_not_come_ends_the_j
         consumer = job.servers[0].consumer
         job.pull(1, keys[1], INITIAL_ROUND, np.zeros((ROWS, COLUMNS), np.float32), {})
         job.finish()
-        [wait] = consumer.waits(0, time.monotonic())
+        [wait] = consumer.waiting.longer_than(0, time.monotonic())
         assert (wait.round, wait.missing, wait.arrived) == (INITIAL_ROUND, [0], [1])
         job.push(0, keys[0], INITIAL_ROUND, rows(list(range(ROWS)), 0))
         job.push(0, keys[0], 1, rows([2], 0))
         job.finish()
-        [wait] = consumer.waits(0, time.monotonic())
+        [wait] = consumer.waiting.longer_than(0, time.monotonic())
         assert (wait.round, wait.missing, wait.arrived) == (1, [1], [0])
         assert "key 'w'" in wait.told(1, 2).called
         job.workers[1].traffic.tell(Kind.BYE)

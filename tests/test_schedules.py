@@ -267,7 +267,7 @@ def test_a_worker_sends_nothing_for_a_round_that_may_have_other_slices_than_it_k
         out = np.zeros(SIZE, np.float32)
         ahead.call(key, 5, None, out)
         job.finish()
-        states = list(job.servers[0].consumer._states())
+        states = list(job.servers[0].consumer.waiting.states())
         assert [sorted(state.open_rounds) for state in states[:2]] == [[1, 2], [1, 2]]
         assert job.servers[0].consumer._pulls == {}
         job.workers[0].tuning.want(SIZE // 5)

@@ -10,22 +10,22 @@ from __future__ import annotations
 import logging
 import time
 from functools import partial
-from typing import Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Tuple, Union
+from typing import Callable, Dict, Iterable, List, NamedTuple, Optional, Tuple, Union
 
 import numpy as np
 
 from p3kv.config import Launch
 from p3kv.consistency import BulkSynchronous, consistency_of_key
 from p3kv.errors import ConfigError, ProtocolError, in_one_line
-from p3kv.server.aggregation import Aggregator, Result, Round, SliceState
+from p3kv.server.aggregation import Aggregator, Result, SliceState
 from p3kv.server.buffers import Buffer, BufferPool
 from p3kv.server.clipping import Clipping
 from p3kv.server.finite import NotFinite
 from p3kv.server.keys import ServerKey
-from p3kv.server.rows import RowsKey, RowsRound
+from p3kv.server.rows import RowsKey
 from p3kv.server.rows_traffic import RowsTraffic
-from p3kv.server.stalls import Wait
 from p3kv.server.states import States
+from p3kv.server.waiting import Pull, Pulls, Waiting
 from p3kv.server.workers import Workers
 from p3kv.slicing import LAYOUTS
 from p3kv.trace import Tracer, now_ns
@@ -41,7 +41,7 @@ from p3kv.wire.header import (
     Kind,
     pack_header,
 )
-from p3kv.wire.messages import UNKNOWN, DeclaredKey, Squares, Terms, encode, workers
+from p3kv.wire.messages import UNKNOWN, DeclaredKey, Squares, Terms, encode
 from p3kv.wire.queue import PriorityQueue, urgency
 from p3kv.wire.terms import TermsByRound
 
@@ -52,14 +52,6 @@ _MOST_WAITING_BYTES = 48 << 20
 _BATCH_BYTES = 16 * 1024
 """Bytes of frames handled before the loop looks at sockets again: one slice, or many tiny tensors
 that arrived together, whose values leave together."""
-_SAME_STEPS = (
-    "All workers must make the same number of steps: give each the same number of batches, or set "
-    "P3KV_LET_WORKERS_LEAVE=1 on all to have the others go on."
-)
-_NEEDS_RANK_0 = (
-    "Worker 0 must stay for each key's first round, while gradients are clipped by their norm, and "
-    "with an optimizer whose updates leave numbers for the next key: give it the most batches."
-)
 _NOT_FINITE = (
     "Look at this worker's batch, its loss and the learning rate; with P3KV_CHECK_FINITE=0 the job "
     "goes on."
@@ -73,22 +65,6 @@ class _Push(NamedTuple):
     state: SliceState
     gradient: Optional[Buffer]
     """None: nothing is to be added, but the slice's rounds may end."""
-
-
-class _Pull(NamedTuple):
-    """A worker's request for values, and since when it waits, on the monotonic clock."""
-
-    connection: Connection
-    request: Header
-    since_s: float
-
-
-class _InitialWait(NamedTuple):
-    """Workers that wait for a key's initial value, and since when, on the monotonic clock."""
-
-    state: Union[SliceState, RowsKey]
-    ranks: List[int]
-    since_s: float
 
 
 _Act = Callable[[], bool]
@@ -111,8 +87,6 @@ class Consumer:
         """`on_lost(connection, reason)` ends a connection that broke the protocol;
         `fail(reason, round, error)` ends the job; `error` names a class in p3kv.errors."""
         self.rank = UNKNOWN
-        self.lets_workers_leave = False
-        """Whether rounds go on without workers that have left."""
         self.tracer = Tracer(None, "server")
         self._pool = BufferPool()
         self.clipping: Clipping[SliceState] = Clipping(self._send_squares)
@@ -129,9 +103,12 @@ class Consumer:
         """By rank, how many of the worker's frames are in the queue."""
         self._terms = TermsByRound()
         self._keys: Dict[int, ServerKey] = {}
-        self._pulls: Dict[SliceState, List[_Pull]] = {}
+        self._pulls: Pulls = {}
         self.rows = RowsTraffic(lambda: self.rank, workers, self.aggregator, self._terms, self._add)
         self.states = States(lambda: self.rank, self._find, self.aggregator, on_lost, fail)
+        self.waiting = Waiting(
+            self._keys, self.rows, self._pulls, self.aggregator, workers, self._departed
+        )
         self._stopped = False
 
     # What workers say of their slices.
@@ -322,7 +299,7 @@ class Consumer:
                 slice=state.index, round=header.round, worker=header.rank, ended=ended,
             )  # fmt: skip
         if not ended and self._workers.done:
-            self._check_departed(state)
+            self.waiting.check(state)
 
     def _act(self, connection: Connection, header: Header, act: _Act) -> None:
         """Does what a frame of a key of rows asks for."""
@@ -340,8 +317,8 @@ class Consumer:
             self._optimizer_failed(key.name(), header.round, error)
         else:
             if not ended and self._workers.done:
-                self._check_departed(key)
-                self._check_initial_values()
+                self.waiting.check(key)
+                self.waiting.check_initial_values()
 
     def _not_finite(self, error: NotFinite) -> None:
         self.stop()
@@ -405,16 +382,16 @@ class Consumer:
             self._on_lost(connection, str(error))
             return
         for state in states:
-            self._answer(state, _Pull(connection, header, time.monotonic()))
+            self._answer(state, Pull(connection, header, time.monotonic()))
         if self._workers.done:
-            self._check_initial_values()
+            self.waiting.check_initial_values()
 
     def _answer_pulls(self, state: SliceState) -> None:
         """Answers the pulls that wait for a slice's value and for which it is new enough now."""
         for pull in self._pulls.pop(state, ()):
             self._answer(state, pull)
 
-    def _answer(self, state: SliceState, pull: _Pull) -> None:
+    def _answer(self, state: SliceState, pull: Pull) -> None:
         """Answers a pull with a slice's value, as soon as the value is new enough."""
         connection, header, _ = pull
         if not self.aggregator.is_new_enough(state, header.round, header.rank):
@@ -452,7 +429,7 @@ class Consumer:
             buffer.begin_send()
             connection.writer.push(urgent, header, payload, buffer.end_send)
 
-    # Pushes that do not arrive.
+    # Workers that have left.
 
     def worker_left(self, rank: int) -> None:
         """To be called when a worker may have left: it has, when all its frames are handled.
@@ -460,12 +437,9 @@ class Consumer:
         Rounds then go on without it, if the job lets workers leave. Else, and where they can't, the
         job ends if a round waits for a worker that has left.
         """
-        if self.lets_workers_leave and self._departed(rank):
+        if self.waiting.workers_may_leave and self._departed(rank):
             self._go_on_without(rank)
-        for state in self._states():
-            if self._check_departed(state):
-                return
-        self._check_initial_values()
+        self.waiting.check_all()
 
     def _go_on_without(self, rank: int) -> None:
         leavers, connection = self.aggregator.leavers.ranks, self._workers.connections[rank]
@@ -488,66 +462,6 @@ class Consumer:
     def _departed(self, rank: int) -> bool:
         """Whether no more push of a worker comes. Its BYE overtakes its pushes in the queue."""
         return rank in self._workers.done and not self._waiting_frames[rank]
-
-    def _check_departed(self, state: Union[SliceState, RowsKey]) -> bool:
-        for round_, current, missing in self._waits(state):
-            for rank in missing:
-                if self._departed(rank):
-                    self._workers.suspect(
-                        rank,
-                        f"it ended in order, but {workers(current.arrived)} "
-                        f"went on to round {round_} of {state.called}",
-                        _NEEDS_RANK_0 if self.lets_workers_leave else _SAME_STEPS,
-                    )
-                    return True
-        return False
-
-    def _check_initial_values(self) -> None:
-        """Ends the job if a worker waits for an initial value, and worker rank 0 has left."""
-        if self._departed(0):
-            for wait in self._initial_waits():
-                self._workers.suspect(
-                    0,
-                    f"it ended in order, and {wait.state.called} has no initial value for "
-                    f"{workers(wait.ranks)}",
-                    "Worker 0 gives all initial values: have it initialise every key.",
-                )
-                return
-
-    def waits(self, longer_than_s: float, now_s: float) -> Iterator[Wait]:
-        """Rounds that have waited for a worker's push for so long."""
-        for state in self._states():
-            for round_, current, missing in self._waits(state):
-                if missing and now_s - current.since_s >= longer_than_s:
-                    arrived = list(current.arrived)
-                    yield Wait(state, round_, missing, arrived, current.since_s)
-        for wait in self._initial_waits():
-            if now_s - wait.since_s >= longer_than_s:
-                yield Wait(wait.state, INITIAL_ROUND, [0], wait.ranks, wait.since_s)
-
-    def _initial_waits(self) -> Iterator[_InitialWait]:
-        asked: List[Tuple[Union[SliceState, RowsKey], List[Tuple[int, float]]]] = [
-            (state, [(pull.request.rank, pull.since_s) for pull in pulls])
-            for state, pulls in self._pulls.items()
-            # Slices of a later size have no value before their first round, and wait for others.
-            if state.round < INITIAL_ROUND and state.first_round == INITIAL_ROUND
-        ]
-        for key in self.rows.keys.values():
-            pulls = self.rows.waits_for_initial(key)
-            asked.append((key, [(pull.request.rank, pull.since_s) for pull in pulls]))
-        for state, since in asked:
-            if since:
-                ranks = sorted({rank for rank, _ in since})
-                yield _InitialWait(state, ranks, min(since_s for _, since_s in since))
-
-    def _waits(
-        self, state: Union[SliceState, RowsKey]
-    ) -> Iterator[Tuple[int, Union[Round, RowsRound], List[int]]]:
-        return state.waits() if isinstance(state, RowsKey) else self.aggregator.waits(state)
-
-    def _states(self) -> Iterator[Union[SliceState, RowsKey]]:
-        yield from (state for key in self._keys.values() for state in key.all_states())
-        yield from self.rows.keys.values()
 
     def _find(self, key_id: int) -> Union[ServerKey, RowsKey, None]:
         return self._keys.get(key_id) or self.rows.keys.get(key_id)

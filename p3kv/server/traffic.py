@@ -109,7 +109,7 @@ class Traffic:
     def look_for_stalls(self) -> None:
         """Reports a round that has waited long."""
         now_s = time.monotonic()
-        self._stalls.look(self._consumer.waits(self._stalls.first_s, now_s), now_s)
+        self._stalls.look(self._consumer.waiting.longer_than(self._stalls.first_s, now_s), now_s)
 
     # Coming and going.
 
@@ -141,7 +141,7 @@ class Traffic:
         aggregator = self._consumer.aggregator
         aggregator.deterministic = self._consumer.clipping.exact = job.deterministic
         aggregator.checks_finite = job.check_finite
-        self._consumer.lets_workers_leave = job.let_workers_leave
+        self._consumer.waiting.workers_may_leave = job.let_workers_leave
         try:
             aggregator.consistency = make_consistency(job.consistency, self._num_workers)
         except ConfigError as error:
