@@ -41,7 +41,8 @@ MAY_IMPORT: Dict[str, Set[str]] = {
     | {"p3kv.codecs", "p3kv.wire.header", "p3kv.wire.messages", "p3kv.wire.states", "p3kv.worker"}
     | {"p3kv.consistency", "p3kv.server.optimizer"},
     "p3kv.launcher": GROUND | {"p3kv.wire.launcher_link"},
-    "p3kv.cli": GROUND | {"p3kv.launcher"},
+    "p3kv.commands": GROUND | {"p3kv.launcher"},
+    "p3kv.cli": GROUND | {"p3kv.commands"},
     "p3kv": GROUND | {"p3kv.roles", "p3kv.frontends"},
     "p3kv.__main__": {"p3kv.cli"},
 }

@@ -1,0 +1,10 @@
+"""The commands of `p3kv`, a module each; `COMMANDS` has them in the order of the help.
+
+A module has `add(commands)`, which adds the command's parser and sets its default `do`: what runs
+the command with the parsed options and returns the exit code. A module imports what its command
+needs inside `do`, so that the help comes at once.
+"""
+
+from p3kv.commands import launch, run
+
+COMMANDS = (launch, run)

@@ -1,0 +1,33 @@
+"""Types of arguments that several commands have, and what commands are added to."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
+    """What `ArgumentParser.add_subparsers` returns."""
+
+
+def positive(text: str) -> int:
+    """A whole number of 1 or more."""
+    number = _number(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number} is not 1 or more")
+    return number
+
+
+def port(text: str) -> int:
+    """A port; 0 is any that is free."""
+    number = _number(text)
+    if not 0 <= number <= 65535:
+        raise argparse.ArgumentTypeError(f"{number} is not a port; ports go up to 65535")
+    return number
+
+
+def _number(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a whole number") from None
