@@ -232,7 +232,8 @@ def connections_of(pid: int, status: str) -> List[tuple]:
 
 
 class TrainingJob:
-    """`steady.py` under `p3kv launch`: a job that trains until `stop`, or until it fails.
+    """`steady.py`, or a script that is like it, under `p3kv launch`: a job that trains until
+    `stop`, or until it fails.
 
     Everything that it starts inherits the variable TEST_JOB_MARK with a value of its own.
     """
@@ -242,9 +243,10 @@ class TrainingJob:
         folder: Path,
         workers: int = 2,
         servers: int = 1,
-        wrong: Sequence[object] = (),
+        arguments: Sequence[object] = (),
         root_port: int = 0,
         cwd: Optional[Path] = None,
+        script: str = "steady.py",
         **changes: object,
     ) -> None:
         self.mark = str(folder)
@@ -253,7 +255,7 @@ class TrainingJob:
         self._output = tempfile.TemporaryFile()  # noqa: SIM115  closed by __exit__
         self._started_at = time.monotonic()
         self.launcher = subprocess.Popen(
-            launch_command("steady.py", [folder, *wrong], workers, servers, root_port),
+            launch_command(script, [folder, *arguments], workers, servers, root_port),
             env=environment(TEST_JOB_MARK=self.mark, **changes),
             cwd=cwd,
             stdout=self._output,

@@ -123,7 +123,7 @@ def test_a_process_killed_during_the_rendezvous_is_named_by_all_others_which_end
 
 def fail(folder: Path, how: str, **settings: object) -> JobResult:
     """Worker 1 goes wrong in step 20; everybody has ended within the promised time."""
-    with TrainingJob(folder, workers=2, servers=1, wrong=(1, 20, how), **settings) as job:
+    with TrainingJob(folder, workers=2, servers=1, arguments=(1, 20, how), **settings) as job:
         job.wait_until_training()
         start = time.monotonic()
         result = job.result(PROMISED_S)
