@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
-from tests.jobs import TrainingJob
+import pytest
+
+from tests.jobs import TrainingJob, end, output_of, start_role
 
 MXNET_WARNS_IN = (
     "mxnet.numpy.utils", "mxnet.numpy.fallback", "mxnet.numpy_dispatch_protocol",
@@ -38,3 +41,15 @@ def test_a_job_of_two_workers_and_servers_has_nothing_to_warn_of(tmp_path: Path)
     lines = [line for line in result.output.splitlines() if "engine.cc" not in line]
     assert len(lines) == 2, result.output
     assert all("bit for bit the weights of one process" in line for line in lines), result.output
+
+
+@pytest.mark.parametrize("role", ["worker", "server"])
+def test_a_process_that_has_no_address_leaves_nothing_open(role: str) -> None:
+    code = [sys.executable, "-c", "import p3kv"]
+    process = start_role(role, code, 9, DMLC_INTERFACE="none0", **STRICT)
+    try:
+        output = output_of(process, 20.0)
+    finally:
+        end(process)
+    assert output is not None and len(output.splitlines()) == 1, output
+    assert "DMLC_INTERFACE is 'none0', which has no IPv4 address" in output

@@ -69,8 +69,6 @@ class Worker:
         self.num_workers = launch.num_workers
         self.settings = settings
         self.tracer = Tracer(None, "worker")
-        self._loop = Loop()
-        self._thread = threading.Thread(target=self._run, name="p3kv-worker", daemon=True)
         self._address = own_address(launch)
         self._traffic: Optional[Traffic] = None
         self._num_stores = 0
@@ -83,6 +81,9 @@ class Worker:
         self._byes_left = 0
         self._switch_interval = SwitchInterval()
         self._credentials = Credentials(launch.secret)
+        # After all that may fail: nobody would close its sockets.
+        self._loop = Loop()
+        self._thread = threading.Thread(target=self._run, name="p3kv-worker", daemon=True)
         self._control = ControlClient(
             launch,
             settings,
