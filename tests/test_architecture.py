@@ -30,6 +30,7 @@ MAY_IMPORT: Dict[str, Set[str]] = {
     "p3kv.slicing": GROUND,
     "p3kv.codecs": GROUND,
     "p3kv.consistency": GROUND,
+    "p3kv.forecast": {"p3kv.slicing"},
     "p3kv.transport": GROUND,
     "p3kv.wire": GROUND | {"p3kv.transport"},
     "p3kv.worker": GROUND | MIDDLE,
@@ -55,21 +56,20 @@ one this process is."""
 FOLDERS_MAY_IMPORT: Dict[str, Set[str]] = {
     "experiments.cluster": set(),
     "experiments.models": set(),
-    "experiments.simulation": {"experiments.models", "p3kv.slicing"},
     "experiments.emulation": {"experiments.models", "p3kv.frontends.mxnet"},
     "experiments.campaign": {
         "experiments.cluster",
         "experiments.models",
-        "experiments.simulation",
         "experiments.emulation",
+        "p3kv.forecast",
         "p3kv.version",
     },
     "experiments.drawing": {
         "experiments.cluster",
         "experiments.models",
-        "experiments.simulation",
         "experiments.emulation",
         "experiments.campaign",
+        "p3kv.forecast",
         "p3kv.trace",
     },
 }
@@ -83,8 +83,9 @@ BEFORE_THE_FRAMEWORK = ("front_end", "environment")
 """Modules of a front end that every process imports."""
 KNOW_NO_FRAMEWORK = (
     "p3kv.roles", "p3kv.config", "p3kv.words", "p3kv.worker", "p3kv.wire", "p3kv.server",
-    "p3kv.scheduler", "p3kv.slicing", "p3kv.consistency", "p3kv.transport", "p3kv.registry",
-    "p3kv.trace", "p3kv.launcher", "p3kv.frontends.front_end", "p3kv.frontends.attach",
+    "p3kv.scheduler", "p3kv.slicing", "p3kv.forecast", "p3kv.consistency", "p3kv.transport",
+    "p3kv.registry", "p3kv.trace", "p3kv.launcher", "p3kv.frontends.front_end",
+    "p3kv.frontends.attach",
 )  # fmt: skip
 WORDS_OF_FRAMEWORKS = re.compile(r"mxnet|gluon|kvstore=|torch|\bmx\.|\bkv\.", re.IGNORECASE)
 HANDS_ON_THE_ENVIRONMENT = {"p3kv.launcher.launch"}

@@ -7,12 +7,22 @@ import inspect
 import statistics
 
 from experiments.campaign.records import Records
-from experiments.models import graph, load, models
-from experiments.simulation import bound, policies, simulator
-from experiments.simulation.policies import Policy, Workload
+from experiments.models import Model, graph, load, models
+from p3kv.forecast import bound, policies, simulator
+from p3kv.forecast.policies import Policy, Workload
 
 _ITERATIONS = 5
 _WARM_UP = 2
+
+
+def workload(model: Model) -> Workload:
+    """The model as a simulation takes it."""
+    keys = model.keys
+    arrays = [
+        [(keys[parameter.name], parameter.elems) for parameter in layer.parameters]
+        for layer in model.layers
+    ]
+    return Workload(arrays, model.forward_s, model.backward_s)
 
 
 class Simulated:
@@ -37,7 +47,7 @@ class Simulated:
             if {**known, "iteration_s": None} == {**identity, "iteration_s": None}:
                 return known["iteration_s"]
         times = simulator.simulate(
-            Workload.of(load(model)), policy, hosts, link_bit_s, iterations=_ITERATIONS
+            workload(load(model)), policy, hosts, link_bit_s, iterations=_ITERATIONS
         ).iteration_s
         seconds = statistics.median(times[_WARM_UP:])
         self._records.add_simulated({**identity, "iteration_s": seconds})

@@ -14,8 +14,8 @@ from experiments.campaign.records import Records
 from experiments.campaign.simulated import Simulated
 from experiments.drawing import curves
 from experiments.models import load
-from experiments.simulation import bound
-from experiments.simulation.policies import BASELINE, P3KV
+from p3kv.forecast import bound
+from p3kv.forecast.policies import BASELINE, P3KV
 
 STATED_HOSTS = 4
 """What dilation and M/C are stated for."""

@@ -15,8 +15,8 @@ from __future__ import annotations
 import heapq
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
-from experiments.simulation.bound import TCP_PAYLOAD, payload_bytes_s
-from experiments.simulation.policies import Message, Policy, Workload, cut
+from p3kv.forecast.bound import TCP_PAYLOAD, payload_bytes_s
+from p3kv.forecast.policies import Message, Policy, Workload, cut
 
 
 class Event(NamedTuple):

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from typing import List, NamedTuple, Optional, Sequence, Tuple
 
-from experiments.models import Model
-from experiments.models.graph import FLOAT32_BYTES
 from p3kv import slicing
+
+FLOAT32_BYTES = 4
 
 
 class Policy(NamedTuple):
     """How gradients are cut, ordered and answered.
 
     `slice_elems`: the largest message. None sends whole arrays, of which those of more than
-    `split_elems` are split evenly over all servers, as MXNet's KVStore does
-    (MXNET_KVSTORE_BIGARRAY_BOUND).
+    `split_elems` are split evenly over all servers, as frameworks do over ps-lite.
     `priority`: the earliest layer first, in both directions and at the server; else first in,
     first out.
     `oldest_round_first`: among priorities, what belongs to an earlier iteration goes before
@@ -36,7 +35,8 @@ class Policy(NamedTuple):
     split_elems: int = 1_000_000
 
 
-# The three systems of the paper's figure 7, and this project's.
+# The three systems of the paper's figure 7, and this project's. The baseline is the framework's
+# synchronous store, `dist_sync`.
 BASELINE = Policy(slice_elems=None, priority=False, pulls=True)
 SLICING = Policy(slice_elems=50_000, priority=False, pulls=False)
 P3 = Policy(slice_elems=50_000, priority=True, pulls=False)
@@ -44,23 +44,26 @@ P3KV = P3._replace(oldest_round_first=True, even_servers=True)
 
 
 class Workload(NamedTuple):
-    """What is trained: by layer, its arrays as (key, elements), and its forward and backward time.
+    """What is trained: by layer in forward order, its arrays as (key, elements), and its forward
+    and backward time in seconds.
 
-    Keys matter to the placement of whole arrays only.
+    Elements are of float32: an array of another dtype counts as so many as have its bytes. Keys
+    matter to the placement of whole arrays only.
     """
 
     arrays: Sequence[Sequence[Tuple[int, int]]]
     forward_s: Sequence[float]
     backward_s: Sequence[float]
 
-    @classmethod
-    def of(cls, model: Model) -> Workload:
-        keys = model.keys
-        arrays = [
-            [(keys[parameter.name], parameter.elems) for parameter in layer.parameters]
-            for layer in model.layers
-        ]
-        return cls(arrays, model.forward_s, model.backward_s)
+    @property
+    def layer_bytes(self) -> List[int]:
+        """Bytes that a worker pushes for each layer in one iteration."""
+        return [FLOAT32_BYTES * sum(elems for _, elems in layer) for layer in self.arrays]
+
+    @property
+    def compute_s(self) -> float:
+        """C: one iteration's forward and backward pass."""
+        return sum(self.forward_s) + sum(self.backward_s)
 
 
 class Message(NamedTuple):
@@ -85,7 +88,7 @@ def cut(workload: Workload, policy: Policy, servers: int) -> List[Message]:
                 size_bytes = piece.length * FLOAT32_BYTES
                 messages.append(Message(layer, array, piece.server, size_bytes))
             continue
-        # As MXNet places whole arrays: kvstore_dist.h, EncodeDefaultKey.
+        # As the framework's own store places whole arrays: kvstore_dist.h, EncodeDefaultKey.
         sizes: List[float] = [elems]
         first = key * 9973
         if policy.slice_elems is not None:

@@ -1,1 +1,0 @@
-"""What an iteration must take on any network, and what it takes in an ideal one."""
