@@ -49,8 +49,8 @@ Name = Annotated[str, Meta(min_length=1, max_length=MAX_NAME_CHARS)]
 
 @dataclass(frozen=True)
 class Settings:
-    """How p3kv works. The first eight and `stall_timeout_s` hold for the whole job: all workers
-    must have the same.
+    """How p3kv works. Those of `JobSettings` hold for the whole job: all workers must have the
+    same.
 
     Each line is the whole declaration of a setting: its name, type, range and default.
     """
@@ -74,6 +74,8 @@ class Settings:
     they are."""
     transport: Name = "tcp"
     """The name of the transport by which workers connect to this server."""
+    encrypt: bool = False
+    """Encrypt all that workers and servers send each other; all of them must have the same."""
     priorities: bool = True
     """False sends slices first in, first out: slicing without priorities, for comparison."""
     rendezvous_timeout_s: Annotated[float, Meta(ge=0.1, le=86_400.0)] = 300.0

@@ -202,6 +202,20 @@ def results(
     return {name: one for name, one in ended.items() if one is not None}
 
 
+def joined(*plan: Tuple[str, Dict[str, str]]) -> Dict[str, JobResult]:
+    """How the processes of a job that joins and ends have ended, each with settings of its own."""
+    join = [sys.executable, str(SCRIPTS / "join.py")]
+    count = {role: sum(name.startswith(role) for name, _ in plan) for role in ("worker", "server")}
+    with held_port() as holder:
+        port, since = holder.getsockname()[1], time.monotonic()
+        started = {"scheduler": start_role("scheduler", join, port, *count.values())}
+        for name, changes in plan:
+            role, _, rank = name.partition(" ")
+            place = {f"DMLC_{role.upper()}_ID": rank, **SUMS_ONLY}
+            started[name] = start_role(role, join, port, *count.values(), **place, **changes)
+        return results(started, since, 60.0)
+
+
 def held_port() -> closing[socket.socket]:
     """A port of 127.0.0.1 that nobody gets by chance while the socket is open.
 

@@ -62,6 +62,7 @@ def test_without_any_setting_the_defaults_hold() -> None:
         ("gradient_codec", "float16", "float16"),
         ("value_codec", "float16", "float16"),
         ("transport", "memory", "memory"),
+        ("encrypt", "1", True),
         ("consistency", "own", "own"),
         ("priorities", "0", False),
         ("rendezvous_timeout_s", "2.5", 2.5),

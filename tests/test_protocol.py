@@ -107,7 +107,7 @@ def test_every_kind_is_in_a_table_and_whoever_hears_it_takes_it() -> None:
         assert set(job.servers[0].traffic._takers) == kinds(FROM_WORKERS)
         handshakes = Handshakes(bytes(32), DataHello(0, JobSettings()))
         # It only keeps what else it gets.
-        joining = Joining(*[None] * 4, handshakes, None, None).takers  # type: ignore[arg-type]
+        joining = Joining(*[None] * 4, handshakes, b"", None, None).takers  # type: ignore[arg-type]
         assert {*job.workers[0].traffic._takers, *joining} == kinds(FROM_SERVERS)
 
 

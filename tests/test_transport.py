@@ -10,7 +10,7 @@ import sys
 import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Dict, Iterator, List, Tuple, Type
+from typing import Callable, Iterator, List, Tuple
 
 import numpy as np
 import pytest
@@ -18,8 +18,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from p3kv.transport import MAX_ADDRESS, Link, Listener, Tcp, Transport
+from p3kv.transport.tls import Tls
 from tests.in_memory import Memory
-from tests.jobs import ROOT, SCRIPTS, SUMS_ONLY, JobResult, held_port, results, run_job, start_role
+from tests.jobs import ROOT, SCRIPTS, joined, run_job
 
 sys.path.insert(0, str(SCRIPTS))
 import exact_model
@@ -27,25 +28,38 @@ from own_transport import UnixSockets
 
 DEADLINE_S = 10.0
 HOST = "127.0.0.1"
-READY: Tuple[Type[Transport], ...] = (Tcp, UnixSockets)
+KEY = bytes(range(32))
+
+
+def encrypted_tcp() -> Transport:
+    return Tls(Tcp(), KEY)
+
+
+def encrypted_memory() -> Transport:
+    return Tls(Memory(), KEY)
+
+
+Kind = Callable[[], Transport]
+OVER_TCP = (Tcp, encrypted_tcp)
+READY: Tuple[Kind, ...] = (*OVER_TCP, UnixSockets)
 """Transports that say by their descriptors when they are ready. In memory nothing wakes anybody:
 there the test says when bytes go, and accepting takes no descriptor."""
 
 
-@pytest.fixture(params=[Tcp, UnixSockets, Memory], ids=lambda kind: kind.__name__)
-def kind(request: pytest.FixtureRequest) -> Type[Transport]:
-    made: Type[Transport] = request.param
+@pytest.fixture(params=[*READY, Memory, encrypted_memory], ids=lambda kind: kind.__name__)
+def kind(request: pytest.FixtureRequest) -> Kind:
+    made: Kind = request.param
     return made
 
 
 @pytest.fixture(params=READY, ids=lambda kind: kind.__name__)
-def ready_kind(request: pytest.FixtureRequest) -> Type[Transport]:
-    made: Type[Transport] = request.param
+def ready_kind(request: pytest.FixtureRequest) -> Kind:
+    made: Kind = request.param
     return made
 
 
 @contextmanager
-def listening(kind: Type[Transport]) -> Iterator[Listener]:
+def listening(kind: Kind) -> Iterator[Listener]:
     listener = kind().listen(HOST)
     try:
         yield listener
@@ -54,16 +68,40 @@ def listening(kind: Type[Transport]) -> Iterator[Listener]:
 
 
 @contextmanager
-def linked(kind: Type[Transport]) -> Iterator[Tuple[Link, Link]]:
+def linked(kind: Kind) -> Iterator[Tuple[Link, Link]]:
     """Both ends of a link."""
     with listening(kind) as listener:
         near = kind().connect(listener.address, DEADLINE_S)
         (far,) = accepted(listener, 1)
     try:
+        shake_hands(near, far)
         yield near, far
     finally:
         near.close()
         far.close()
+
+
+def shake_hands(near: Link, far: Link) -> None:
+    """Brings a byte from each end to the other, after which no handshake is under way."""
+    assert carried(near, far, b"?") == b"?"
+    assert carried(far, near, b"!") == b"!"
+
+
+def carried(near: Link, far: Link, byte: bytes) -> bytes:
+    """What comes at one end of a byte that the other end sends, if both ends listen."""
+    assert near.send([memoryview(byte)]) == 1
+    deadline = time.monotonic() + DEADLINE_S
+    while not (heard := heard_now(far)):
+        assert not heard_now(near)
+        assert time.monotonic() < deadline
+    return heard
+
+
+def heard_now(link: Link, most_bytes: int = 1) -> bytes:
+    buffer = bytearray(most_bytes)
+    with suppress(BlockingIOError):
+        return bytes(buffer[: link.receive_into([memoryview(buffer)])])
+    return b""
 
 
 def accepted(listener: Listener, count: int) -> List[Link]:
@@ -88,12 +126,15 @@ def received(link: Link, most_bytes: int = 1 << 20) -> bytes:
         select.select([link.descriptor], [], [], 0.01)
 
 
+PIECE = memoryview(bytes(4096))
+
+
 def fill(link: Link) -> int:
     """Sends until the link is full; returns how many bytes it has taken."""
-    piece, taken = memoryview(bytes(4096)), 0
+    taken = 0
     with suppress(BlockingIOError):
         while True:
-            taken += link.send([piece])
+            taken += link.send([PIECE])
     return taken
 
 
@@ -114,7 +155,7 @@ def is_ready(descriptor: int, event: int, within_s: float = 0) -> bool:
     st.booleans(),
 )
 def test_all_bytes_come_in_order_whatever_the_sizes_of_buffers(
-    kind: Type[Transport], sent: List[int], into: List[int], held_bytes: int, back: bool
+    kind: Kind, sent: List[int], into: List[int], held_bytes: int, back: bool
 ) -> None:
     words = np.random.RandomState(sum(sent)).bytes(sum(sent))
     ends = np.cumsum([0, *sent])
@@ -142,7 +183,7 @@ def test_all_bytes_come_in_order_whatever_the_sizes_of_buffers(
         assert got == words
 
 
-def test_a_link_without_bytes_or_without_room_says_so_and_goes_on(kind: Type[Transport]) -> None:
+def test_a_link_without_bytes_or_without_room_says_so_and_goes_on(kind: Kind) -> None:
     with linked(kind) as (near, far):
         with pytest.raises(BlockingIOError):
             near.receive_into([memoryview(bytearray(1))])
@@ -150,14 +191,18 @@ def test_a_link_without_bytes_or_without_room_says_so_and_goes_on(kind: Type[Tra
         taken = fill(far)
         assert taken > 0
         with pytest.raises(BlockingIOError):
-            far.send([memoryview(b"more")])
+            far.send([PIECE])
         while taken:
-            taken -= len(received(near))
-        assert far.send([memoryview(b"more")]) == 4
-        assert received(near) == b"more"
+            taken -= len(received(near, taken))
+        rest = memoryview(bytes(PIECE) + b"more")
+        assert far.send([rest]) == len(rest)
+        got = b""
+        while len(got) < len(rest):
+            got += received(near)
+        assert got == rest
 
 
-def test_the_peer_s_end_comes_after_its_bytes(kind: Type[Transport]) -> None:
+def test_the_peer_s_end_comes_after_its_bytes(kind: Kind) -> None:
     with linked(kind) as (near, far):
         assert far.send([memoryview(b"last "), memoryview(b"words")]) in (5, 10)
         far.close()
@@ -168,7 +213,7 @@ def test_the_peer_s_end_comes_after_its_bytes(kind: Type[Transport]) -> None:
         assert received(near) == b""
 
 
-def test_sending_to_a_peer_that_has_gone_is_an_error(kind: Type[Transport]) -> None:
+def test_sending_to_a_peer_that_has_gone_is_an_error(kind: Kind) -> None:
     with linked(kind) as (near, far):
         fill(near)
         far.close()  # with bytes that it has not received
@@ -180,7 +225,7 @@ def test_sending_to_a_peer_that_has_gone_is_an_error(kind: Type[Transport]) -> N
         assert not isinstance(told.value, BlockingIOError)
 
 
-def test_a_link_takes_few_bytes_that_it_can_not_send(kind: Type[Transport]) -> None:
+def test_a_link_takes_few_bytes_that_it_can_not_send(kind: Kind) -> None:
     """With a small limit fewer than with a large one, and no more than twice the limit and a page:
     Linux doubles what it is told, for its own notes."""
     taken = {}
@@ -188,12 +233,12 @@ def test_a_link_takes_few_bytes_that_it_can_not_send(kind: Type[Transport]) -> N
         with linked(kind) as (near, far):
             near.hold_at_most(limit_bytes)
             taken[limit_bytes] = fill(near)
-            at_peer = 0 if kind is not Tcp else len(received(far, 1 << 24))
+            at_peer = 0 if kind not in OVER_TCP else len(received(far, 1 << 24))
             assert taken[limit_bytes] - at_peer <= 2 * limit_bytes + 4096
     assert taken[16_384] < taken[262_144]
 
 
-def test_a_link_may_be_closed_twice_and_does_nothing_afterwards(kind: Type[Transport]) -> None:
+def test_a_link_may_be_closed_twice_and_does_nothing_afterwards(kind: Kind) -> None:
     with linked(kind) as (near, far):
         for _ in range(2):
             near.close()
@@ -205,14 +250,14 @@ def test_a_link_may_be_closed_twice_and_does_nothing_afterwards(kind: Type[Trans
             near.receive_into([memoryview(bytearray(1))])
 
 
-def test_a_listener_has_an_address_of_its_own_on_the_host(kind: Type[Transport]) -> None:
+def test_a_listener_has_an_address_of_its_own_on_the_host(kind: Kind) -> None:
     with listening(kind) as one, listening(kind) as other:
         assert one.address != other.address
         for host, number in (one.address, other.address):
             assert host == HOST and 0 <= number <= MAX_ADDRESS
 
 
-def test_a_listener_accepts_as_many_as_it_is_asked_for(kind: Type[Transport]) -> None:
+def test_a_listener_accepts_as_many_as_it_is_asked_for(kind: Kind) -> None:
     with listening(kind) as listener:
         assert listener.accept(2) == ([], False)
         near = [kind().connect(listener.address, DEADLINE_S) for _ in range(3)]
@@ -223,14 +268,13 @@ def test_a_listener_accepts_as_many_as_it_is_asked_for(kind: Type[Transport]) ->
             far += more
         far += accepted(listener, 1)
         assert listener.accept(2) == ([], False)
-        for number, link in enumerate(near):
-            link.send([memoryview(bytes([number]))])
-        assert [received(link) for link in far] == [bytes([number]) for number in range(3)]
+        for one, other, byte in zip(near, far, (b"a", b"b", b"c")):
+            assert carried(one, other, byte) == byte
         for link in near + far:
             link.close()
 
 
-def test_where_nobody_listens_is_an_error_in_time(kind: Type[Transport]) -> None:
+def test_where_nobody_listens_is_an_error_in_time(kind: Kind) -> None:
     with listening(kind) as listener:
         pass
     listener.close()  # once more
@@ -253,7 +297,7 @@ def test_a_host_that_does_not_answer_is_an_error_in_time() -> None:
 
 
 def test_a_listener_says_that_there_is_no_room_and_accepts_later(
-    ready_kind: Type[Transport],
+    ready_kind: Kind,
 ) -> None:
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     with listening(ready_kind) as listener:
@@ -271,13 +315,14 @@ def test_a_listener_says_that_there_is_no_room_and_accepts_later(
         far.close()
 
 
-def test_descriptors_say_when_there_is_something_to_do(ready_kind: Type[Transport]) -> None:
+def test_descriptors_say_when_there_is_something_to_do(ready_kind: Kind) -> None:
     with listening(ready_kind) as listener:
         assert not is_ready(listener.descriptor, select.EPOLLIN)
         near = ready_kind().connect(listener.address, DEADLINE_S)
         assert is_ready(listener.descriptor, select.EPOLLIN, DEADLINE_S)
         (far,) = accepted(listener, 1)
         assert not is_ready(listener.descriptor, select.EPOLLIN)
+    shake_hands(near, far)
     assert is_ready(far.descriptor, select.EPOLLOUT)
     assert not is_ready(far.descriptor, select.EPOLLIN)
     near.hold_at_most(8192)
@@ -286,6 +331,7 @@ def test_descriptors_say_when_there_is_something_to_do(ready_kind: Type[Transpor
     assert not is_ready(near.descriptor, select.EPOLLOUT)
     while taken:
         taken -= len(received(far))
+    assert not heard_now(far)  # perhaps of a record that has not come completely
     assert is_ready(near.descriptor, select.EPOLLOUT, DEADLINE_S)
     assert not is_ready(far.descriptor, select.EPOLLIN)
     near.close()
@@ -293,11 +339,21 @@ def test_descriptors_say_when_there_is_something_to_do(ready_kind: Type[Transpor
     far.close()
 
 
+def test_of_bytes_that_are_left_the_descriptor_tells_or_the_link(ready_kind: Kind) -> None:
+    with linked(ready_kind) as (near, far):
+        left = near.send([memoryview(bytes(40_000))])
+        assert left == 40_000
+        while left:
+            assert far.holds_more or is_ready(far.descriptor, select.EPOLLIN, DEADLINE_S)
+            left -= len(heard_now(far, 700))
+        assert not heard_now(far)
+        assert not far.holds_more
+
+
 # Whole jobs with a transport of a user's own.
 
 PLUGIN = {"P3KV_PLUGINS": "own_transport", "PYTHONPATH": f"{ROOT}:{SCRIPTS}"}
 OWN = {**PLUGIN, "P3KV_TRANSPORT": "unix"}
-JOIN = [sys.executable, str(SCRIPTS / "join.py")]
 
 
 def test_a_job_trains_right_by_a_transport_of_the_user_s_own_and_not_by_tcp(tmp_path: Path) -> None:
@@ -314,19 +370,6 @@ def test_a_job_trains_right_by_a_transport_of_the_user_s_own_and_not_by_tcp(tmp_
     told = [line.split() for line in result.said_by("worker 0").splitlines() if " has " in line]
     roles = sorted(role for role, _, *peers in told if peers == ["scheduler"])
     assert roles == ["server", "server", "worker", "worker"], told
-
-
-def joined(*plan: Tuple[str, Dict[str, str]]) -> Dict[str, JobResult]:
-    """How the processes of a job end, each of which has settings of its own."""
-    count = {role: sum(name.startswith(role) for name, _ in plan) for role in ("worker", "server")}
-    with held_port() as holder:
-        port, since = holder.getsockname()[1], time.monotonic()
-        started = {"scheduler": start_role("scheduler", JOIN, port, *count.values())}
-        for name, changes in plan:
-            role, _, rank = name.partition(" ")
-            place = {f"DMLC_{role.upper()}_ID": rank, **SUMS_ONLY}
-            started[name] = start_role(role, JOIN, port, *count.values(), **place, **changes)
-        return results(started, since, 60.0)
 
 
 def test_a_worker_follows_each_server_s_own_transport() -> None:

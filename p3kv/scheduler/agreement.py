@@ -77,6 +77,7 @@ class Agreement:
                         hint="Set p3kv.configure or the P3KV_* variables the same on all workers.",
                     )
                 )
+        self._check_encryption(node, mine.encrypt)
         if len(self._ready) < len(workers):
             self.check_nobody_is_missed()
             return []
@@ -132,6 +133,22 @@ class Agreement:
             return self._after_barrier()
         self.check_nobody_is_missed()
         return []
+
+    def _check_encryption(self, worker: Node, encrypts: bool) -> None:
+        """Servers are the same as workers in this one setting."""
+        for server in self._members.role("server"):
+            if server.hello.encrypts != encrypts:
+                raise JobFails(
+                    Failure(
+                        f"{worker.name()} has encrypt={encrypts}, "
+                        f"{server.name()} has encrypt={not encrypts}",
+                        "worker",
+                        worker.rank,
+                        error="ConfigError",
+                        hint="Set P3KV_ENCRYPT the same in the environment of all workers and "
+                        "servers.",
+                    )
+                )
 
     def _after_barrier(self) -> Replies:
         """Lets those go on that wait at the barrier, if they wait for nobody."""

@@ -20,7 +20,7 @@ from p3kv.server.traffic import Traffic
 from p3kv.server.workers import Workers
 from p3kv.slicing import CREDIT_BYTES
 from p3kv.trace import Tracer
-from p3kv.transport import TRANSPORTS, Link, Listener
+from p3kv.transport import Link, Listener, make_transport
 from p3kv.wire.address import own_address
 from p3kv.wire.connection import Connection
 from p3kv.wire.control import ControlClient
@@ -39,15 +39,17 @@ def run_server(launch: Launch, settings: Settings) -> None:
     Raises ConfigError when this host does not have the address that it is to listen on.
     """
     address = own_address(launch)
+    credentials = Credentials(launch.secret)
+    transport = make_transport(settings.transport, settings, credentials.transport_key())
     try:
-        listener = TRANSPORTS.find(settings.transport)(settings.silence_timeout_s).listen(address)
+        listener = transport.listen(address)
     except OSError as error:
         raise ConfigError(
             f"a server can't listen at {address}: {error.strerror or error}. DMLC_NODE_HOST must "
             "be an address of the server's own host; DMLC_INTERFACE chooses one by the "
             "interface's name."
         ) from error
-    server = _Server(launch, settings, listener)
+    server = _Server(launch, settings, credentials, listener)
     try:
         server.serve()
     except BaseException as error:
@@ -58,9 +60,11 @@ def run_server(launch: Launch, settings: Settings) -> None:
 
 
 class _Server:
-    def __init__(self, launch: Launch, settings: Settings, listener: Listener) -> None:
+    def __init__(
+        self, launch: Launch, settings: Settings, credentials: Credentials, listener: Listener
+    ) -> None:
         self._settings = settings
-        self._credentials = Credentials(launch.secret)
+        self._credentials = credentials
         self._optimizers = JobOptimizers()
         self._listener = listener
         self._loop = Loop()

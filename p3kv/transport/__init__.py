@@ -2,7 +2,15 @@
 
 from p3kv.transport.sockets import SocketLink, SocketListener
 from p3kv.transport.tcp import Tcp
-from p3kv.transport.transport import MAX_ADDRESS, TRANSPORTS, Address, Link, Listener, Transport
+from p3kv.transport.transport import (
+    MAX_ADDRESS,
+    TRANSPORTS,
+    Address,
+    Link,
+    Listener,
+    Transport,
+    make_transport,
+)
 
 __all__ = [
     "MAX_ADDRESS",
@@ -14,4 +22,5 @@ __all__ = [
     "SocketListener",
     "Tcp",
     "Transport",
+    "make_transport",
 ]

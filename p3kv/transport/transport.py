@@ -18,6 +18,7 @@ class Link(ABC):
     """A stream of bytes to another process, in both directions, that never blocks.
 
     Belongs to one thread. `receive_into` and `send` may raise OSError: the link is broken then.
+    `receive_into` may raise ProtocolError: the peer does not speak as the transport does.
     """
 
     descriptor: int
@@ -25,6 +26,9 @@ class Link(ABC):
     there is room for more."""
     place = "from an unknown place"
     """Where the peer is, in messages: "from 10.0.0.7"."""
+    holds_more = False
+    """There may be bytes of which `descriptor` does not tell, since they have been read from there:
+    `receive_into` is to be called again."""
 
     @abstractmethod
     def receive_into(self, buffers: Sequence[memoryview]) -> int:
@@ -33,8 +37,9 @@ class Link(ABC):
 
     @abstractmethod
     def send(self, buffers: Sequence[memoryview]) -> int:
-        """Takes the first bytes of `buffers`, and returns how many; the caller may change the
-        buffers afterwards. Raises BlockingIOError while there is no room."""
+        """Takes the first bytes of `buffers`, and returns how many; the caller may change these
+        afterwards. The next call begins with the bytes that were not taken. Raises BlockingIOError
+        while there is no room."""
 
     @abstractmethod
     def hold_at_most(self, size_bytes: int) -> None:
@@ -84,6 +89,20 @@ class Transport(ABC):
     @abstractmethod
     def connect(self, address: Address, timeout_s: float) -> Link:
         """A link to the listener at `address`; OSError if there is none within the time."""
+
+
+def make_transport(name: str, settings: Settings, key: bytes) -> Transport:
+    """The transport of this name, encrypted if the settings say so, with the job's key for it.
+
+    Raises ConfigError for a name that nobody has registered here, and where this Python can't
+    encrypt.
+    """
+    transport = TRANSPORTS.find(name)(settings.silence_timeout_s)
+    if not settings.encrypt:
+        return transport
+    from p3kv.transport.tls import Tls  # only then, since OpenSSL is large
+
+    return Tls(transport, key)
 
 
 TRANSPORTS: Registry[Transport] = Registry("transport", "every worker and server", "P3KV_TRANSPORT")

@@ -50,10 +50,18 @@ class Connection:
         return self.conversation.peer
 
     def receive(self) -> None:
-        """Reads once; the loop calls again while there is more."""
+        """Reads once, and what the link holds then; the loop calls again while there is more."""
+        self._receive_once()
+        while self._link.holds_more and not self.closed:
+            self._receive_once()
+
+    def _receive_once(self) -> None:
         try:
             count = self._link.receive_into(self._reader.buffers())
         except (BlockingIOError, InterruptedError):
+            return
+        except ProtocolError as error:
+            self._lose(str(error))
             return
         except OSError as error:
             self._end(_translated(error))

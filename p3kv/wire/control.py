@@ -110,6 +110,7 @@ class ControlClient:
                 host=listen_address[0],
                 port=listen_address[1],
                 transport=transport,
+                encrypts=settings.encrypt,
                 pid=os.getpid(),
             )
         )

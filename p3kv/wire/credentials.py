@@ -5,7 +5,8 @@ to its public key, and all messages are encrypted and authenticated. Scheduler a
 pair each. Both pairs follow from the secret. So whoever has it knows all four keys, and nobody else
 knows any: a stranger can't even make a hello that the scheduler reads.
 
-Data connections have proofs of their own (`p3kv.wire.proofs`).
+Data connections have proofs of their own (`p3kv.wire.proofs`), and a key for a transport that
+encrypts (`p3kv.transport.certificate`).
 """
 
 from __future__ import annotations
@@ -58,6 +59,10 @@ class Credentials:
     def data_key(self, token: bytes) -> bytes:
         """The key of proofs on data connections; of one run only, as the token is."""
         return self._derived("data", token)
+
+    def transport_key(self) -> bytes:
+        """32 bytes for transports that encrypt."""
+        return self._derived("transport")
 
     def _pair(self, role: str) -> _Pair:
         secret = z85.encode(self._derived(role))

@@ -10,7 +10,7 @@ from typing import Callable, Dict, Mapping, Optional, Set
 
 from p3kv.config import Settings
 from p3kv.errors import P3Error, ProtocolError
-from p3kv.transport import TRANSPORTS, Link
+from p3kv.transport import Link, make_transport
 from p3kv.wire.connection import Connection
 from p3kv.wire.control import ControlClient
 from p3kv.wire.framing import Landing
@@ -49,15 +49,18 @@ class Joining:
         settings: Settings,
         roster: Roster,
         handshakes: Handshakes,
+        transport_key: bytes,
         check: Callable[[], None],
         changed: threading.Condition,
     ) -> None:
-        """All waits are on `changed`; `check` is called each time and raises the job's failure."""
+        """`transport_key` is for transports that encrypt (`Credentials.transport_key`). All waits
+        are on `changed`; `check` is called each time and raises the job's failure."""
         self._control = control
         self._loop = loop
         self._settings = settings
         self._roster = roster
         self._handshakes = handshakes
+        self._transport_key = transport_key
         self._check = check
         self._changed = changed
         self.takers: Mapping[int, Callable[[Connection, Header], Landing]] = {
@@ -75,14 +78,14 @@ class Joining:
         """Connects to all servers, and says hello to each.
 
         `make` makes the link to a server, given by rank, a connection. Raises ConfigError when
-        workers have different settings or a transport is unknown here, P3Error when a server can't
-        be reached.
+        workers have different settings, or a transport is unknown or can't be encrypted here,
+        P3Error when a server can't be reached.
         """
         roster, job = self._roster, JobSettings.of(self._settings)
         self._control.request(Ready(job), Agreed, "all workers to create their store")
         for server, (host, port, transport) in enumerate(roster.servers):
             try:
-                member = TRANSPORTS.find(transport)(self._settings.silence_timeout_s)
+                member = make_transport(transport, self._settings, self._transport_key)
                 link = member.connect((host, port), _CONNECT_S)
             except OSError as error:
                 failure = Failure(

@@ -117,8 +117,8 @@ class Worker:
         key = self._credentials.data_key(roster.token)
         handshakes = Handshakes(key, DataHello(self.rank, JobSettings.of(settings)))
         joining = Joining(
-            self._control, self._loop, settings, roster, handshakes, self.check,
-            self._state_changed,
+            self._control, self._loop, settings, roster, handshakes,
+            self._credentials.transport_key(), self.check, self._state_changed,
         )  # fmt: skip
         try:
             self._traffic = Traffic(

@@ -38,6 +38,8 @@ class Hello(Message, frozen=True):
     pid: int
     transport: str
     """By which transport workers connect to a server; empty for a worker."""
+    encrypts: bool = False
+    """Whether a server encrypts; of workers, `Ready` says so."""
 
     def __post_init__(self) -> None:
         check_name("a transport's name", self.transport)

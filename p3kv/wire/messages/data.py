@@ -34,6 +34,7 @@ class JobSettings(Message, frozen=True):
     stall_timeout_s: float = Settings.stall_timeout_s
     placement: str = Settings.placement
     consistency: str = Settings.consistency
+    encrypt: bool = Settings.encrypt
 
     def __post_init__(self) -> None:
         check_slice_size(self.slice_size)
