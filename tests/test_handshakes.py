@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import ssl
 import struct
 import subprocess
 import sys
@@ -72,6 +73,15 @@ def knock(port: int, words: bytes) -> socket.socket:
     return stranger
 
 
+def knock_by_tls(port: int, words: bytes) -> socket.socket:
+    """As `knock`, inside TLS, with a server of which it knows nothing."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    stranger = context.wrap_socket(knock(port, b""))
+    stranger.sendall(words)
+    return stranger
+
+
 # The servers' ports.
 
 
@@ -92,6 +102,17 @@ def nested(kind: str) -> bytes:
     return b"\x82\xa4type" + msgspec.msgpack.encode(kind) + b"\xa4more" + b"\x91" * 3500
 
 
+def tls_hello() -> bytes:
+    """What a client of TLS says first."""
+    said = ssl.MemoryBIO()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    with suppress(ssl.SSLWantReadError):
+        context.wrap_bio(ssl.MemoryBIO(), said).do_handshake()
+    return said.read()
+
+
+TLS_HELLO = "a hello of TLS"
 FALSE_HELLO = bytes(range(HELLO_BYTES))
 TO_A_SERVER = {
     "an HTTP request": HTTP,
@@ -114,6 +135,10 @@ TO_A_SERVER = {
     "a slice without a hello": pack_header(Kind.PUSH, 0, round=1, payload_bytes=4) + b"\x00" * 4,
     "an optimizer without a hello": pack_header(Kind.OPTIMIZER, 0, payload_bytes=1) + b"\x80",
     "a goodbye without a hello": pack_header(Kind.BYE, 1),
+    TLS_HELLO: tls_hello(),
+    "half a hello of TLS": tls_hello()[:100],
+    "a hello of TLS and noise": tls_hello() + NOISE,
+    "a huge record of TLS": b"\x16\x03\x01\xff\xff" + bytes(70_000),
 }
 
 
@@ -222,10 +247,12 @@ def start_intruders(port: int, job: str, secret: str) -> Dict[str, subprocess.Po
     }
 
 
+@pytest.mark.parametrize("encrypt", [0, 1])
 def test_training_goes_on_to_the_right_result_while_others_connect(
-    tmp_path: Path,
+    tmp_path: Path, encrypt: int
 ) -> None:
-    with TrainingJob(tmp_path, 2, 2, P3KV_VERBOSE=1, P3KV_TRACE=tmp_path / "trace") as job:
+    settings = {"P3KV_VERBOSE": 1, "P3KV_TRACE": tmp_path / "trace", "P3KV_ENCRYPT": encrypt}
+    with TrainingJob(tmp_path, 2, 2, **settings) as job:
         job.wait_until_training()
         parts = job.parts()
         place = parts["scheduler"].environ()
@@ -242,6 +269,9 @@ def test_training_goes_on_to_the_right_result_while_others_connect(
             for name, words in TO_A_SERVER.items()
             for port in data_ports
         }
+        if encrypt:
+            for name, words in (("silence", b""), ("a wrong proof", hello(FALSE_HELLO))):
+                to_servers[f"{name} inside TLS", 0] = knock_by_tls(data_ports[0], words)
         scheduler_port = int(place["DMLC_PS_ROOT_PORT"])
         to_scheduler = {
             name: knock(scheduler_port, words) for name, words in TO_THE_SCHEDULER.items()
@@ -263,8 +293,9 @@ def test_training_goes_on_to_the_right_result_while_others_connect(
             assert words in decode(answers[name][0], Refused).reason
             assert place["P3KV_JOB"].encode() not in answers[name][0]
 
-        for stranger in to_servers.values():
-            assert told_before_the_end(stranger) == b""
+        for (name, _), stranger in to_servers.items():
+            told = told_before_the_end(stranger)
+            assert told == b"" or (encrypt and TLS_HELLO in name), name
         for name in ("silence", "half a greeting", "a huge message", "a rather large message"):
             told_before_the_end(to_scheduler[name])
         assert time.monotonic() - start < REFUSED_S

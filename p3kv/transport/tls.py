@@ -115,7 +115,7 @@ class TlsLink(Link):
         except ssl.SSLCertVerificationError as error:
             self._flush()  # it says there why
             raise ProtocolError(
-                "what answers in its place can't show the certificate of this job "
+                f"what answers in its place {self.place} can't show the certificate of this job "
                 f"({error.verify_message}). Does its address belong to another program, or does "
                 "somebody intercept the connection?"
             ) from error
