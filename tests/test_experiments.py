@@ -7,7 +7,7 @@ import json
 import matplotlib.pyplot as plt
 import pytest
 
-from experiments import figure7, figure10, figure12, overhead
+from experiments import encryption, figure7, figure10, figure12, overhead
 from experiments.campaign import campaign, machine, options
 from experiments.campaign.campaign import Campaign, Point
 from experiments.campaign.records import Records
@@ -372,6 +372,19 @@ def test_rounds_memory_and_steps_are_set_beside_the_peers():
     part_mib = load("resnet50").size_bytes / 4 / 2**20
     assert beyond[2:] == ["50", f"{100 - 2 * part_mib:.0f}"]
     assert [line.split()[-2:] for line in lines[-2:]] == [["20.0", "40.0"], ["30.0", "30.0"]]
+
+
+def test_the_cost_of_encryption_is_told_for_each_case_by_the_bytes_that_are_sent():
+    case = encryption.CASES[0]
+    runs = [
+        {**case._asdict(), "encrypt": encrypt, "hosts": 2, "iteration_s": [s] * 5, "cpu_s": cpu_s}
+        for encrypt, s, cpu_s in ((0, 0.5, 4.0), (1, 0.8, 9.0), (0, 0.3, 3.0), (0, 0.4, 5.0))
+    ]
+    without, encrypted = (line.split() for line in encryption.report(runs).splitlines()[1:])
+    gibibytes = 5 * 2 * 2 * load("resnet50").size_bytes / 2**30
+    assert without[:6] == [case.model, "none", "0", "0.400", "s", "0.300"]
+    assert float(without[-4]) == pytest.approx(4.0 / gibibytes, abs=0.01)
+    assert float(encrypted[-4]) == pytest.approx(9.0 / gibibytes, abs=0.01)
 
 
 def _of_rows(system, way, rows, share, seconds, **more):
