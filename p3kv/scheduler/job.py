@@ -12,6 +12,7 @@ from p3kv.scheduler.keys import Keys
 from p3kv.scheduler.losses import Losses
 from p3kv.scheduler.membership import Membership, Node
 from p3kv.scheduler.replies import JobFails, Replies
+from p3kv.scheduler.reports import Reports
 from p3kv.wire.launcher_link import PartEnded
 from p3kv.wire.messages import (
     UNKNOWN,
@@ -44,6 +45,7 @@ class Job:
         self._agreement = Agreement(self._members, num_servers)
         self._keys = Keys(self._members, num_servers)
         self._losses = Losses(self._members)
+        self._reports = Reports()
 
     @property
     def assembled(self) -> bool:
@@ -139,7 +141,7 @@ class Job:
         if isinstance(message, ReportFailure):
             return self._report(node, message)
         if isinstance(message, Alive):
-            return [(node.identity, message)]
+            return [(node.identity, self._reports.heard(node, message))]
         if self.failure is not None:
             return [(node.identity, Abort(self.failure))]
         if not self._agreement.in_turn(node, message):

@@ -49,6 +49,8 @@ class Round:
     priority: int = 0
     since_s: float = field(default_factory=time.monotonic)
     """When the first push arrived, on the monotonic clock."""
+    newest_s: float = 0.0
+    """When the last push so far was added; kept by `Lateness`."""
 
 
 @dataclass

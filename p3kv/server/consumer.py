@@ -22,6 +22,7 @@ from p3kv.server.buffers import Buffer, BufferPool
 from p3kv.server.clipping import Clipping
 from p3kv.server.finite import NotFinite
 from p3kv.server.keys import ServerKey
+from p3kv.server.lateness import Lateness
 from p3kv.server.rows import RowsKey
 from p3kv.server.rows_traffic import RowsTraffic
 from p3kv.server.states import States
@@ -93,6 +94,7 @@ class Consumer:
         self.aggregator = Aggregator(
             BulkSynchronous(launch.num_workers), self._pool, clipping=self.clipping
         )
+        self.lateness = Lateness(launch.num_workers)
         self._workers = workers
         self._on_lost = on_lost
         self._fail = fail
@@ -251,6 +253,11 @@ class Consumer:
                     self._end_rounds(key, state)
         self.rows.optimizer_is_set(store)
 
+    @property
+    def queued_frames(self) -> int:
+        """Frames that wait to be handled; from any thread."""
+        return len(self._queue)
+
     def stop(self) -> None:
         """Handles no frame any more: the job is about to fail, and values would be wrong."""
         self._stopped = True
@@ -273,6 +280,9 @@ class Consumer:
                     header.step,
                     encoded,
                 )
+                current = state.open_rounds.get(header.round)
+                if current is not None:  # else the round is this worker's own
+                    self.lateness.pushed(current, header.rank)
             ended = newly_ended = self._end_rounds(key, state)
             # What had come for slices of another size may end at once, and be all of that size.
             while newly_ended:

@@ -26,7 +26,15 @@ from p3kv.wire.connection import Connection
 from p3kv.wire.control import ControlClient
 from p3kv.wire.credentials import Credentials
 from p3kv.wire.loop import Loop
-from p3kv.wire.messages import UNKNOWN, Bye, Failure, Finished, ReportFailure, Roster
+from p3kv.wire.messages import (
+    UNKNOWN,
+    Bye,
+    Failure,
+    Finished,
+    ReportFailure,
+    Roster,
+    ServerNumbers,
+)
 from p3kv.wire.proofs import Proofs
 from p3kv.wire.protocol import FROM_WORKERS, Conversation
 
@@ -91,6 +99,7 @@ class _Server:
             },
             on_failure=lambda error: self._loop.call_soon(self._fail, error),
             known_round=self._workers.known_round,
+            numbers=self._numbers,
         )
         self._timeout_s = settings.rendezvous_timeout_s
         self._rank = UNKNOWN
@@ -165,6 +174,22 @@ class _Server:
             self._traffic.land,
             self._workers.lose,
             self._settings.send_buffer_bytes or CREDIT_BYTES,
+        )
+
+    def _numbers(self) -> ServerNumbers:
+        """What this server has measured; from any thread."""
+        connections = list(self._workers.connections.values())
+        lateness, inversions = self._consumer.lateness, self._loop.inversions
+        return ServerNumbers(
+            wire_bytes_sent=sum(connection.sent_bytes for connection in connections),
+            wire_bytes_received=sum(connection.received_bytes for connection in connections),
+            inversions=inversions.frames,
+            inversion_bytes=inversions.bytes,
+            queued_frames=self._consumer.queued_frames
+            + sum(len(connection.writer) for connection in connections),
+            rounds=lateness.rounds,
+            last_rounds=tuple(lateness.last_rounds),
+            last_s=tuple(lateness.last_s),
         )
 
     def _fail(self, error: P3Error) -> None:

@@ -41,6 +41,7 @@ class Connection:
         self.hold_at_most = link.hold_at_most
         self.hold_at_most(send_buffer_bytes)
         self.writer = FrameWriter()
+        self.received_bytes = 0
         self.blocked = False
         """The link is full: it takes no more bytes for now."""
 
@@ -48,6 +49,11 @@ class Connection:
     def peer(self) -> Optional[int]:
         """Rank of the peer, once it has shown that it belongs to the job."""
         return self.conversation.peer
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes that the link has taken, with headers."""
+        return self.writer.sent_bytes
 
     def receive(self) -> None:
         """Reads once, and what the link holds then; the loop calls again while there is more."""
@@ -69,6 +75,7 @@ class Connection:
         if count == 0:
             self._end("it closed the connection")
             return
+        self.received_bytes += count
         try:
             self._reader.received(count)
         except ProtocolError as error:

@@ -29,6 +29,8 @@ from p3kv.wire.messages import (
     Failure,
     FromScheduler,
     Hello,
+    Lag,
+    Numbers,
     PeerSilent,
     Refused,
     ReportFailure,
@@ -61,7 +63,8 @@ class ControlClient:
     """Speaks with the scheduler for this process.
 
     `on_failure(error)` is called once, from this client's thread, when the job can't go on;
-    `known_round()`, from there too, says how far this process has come, or UNKNOWN.
+    `known_round()`, from there too, says how far this process has come, or UNKNOWN, and `numbers()`
+    what it has measured, if there is anything.
     Messages whose type is in `handlers` go there (in this client's thread); any other is the
     answer to a `request`. All methods may be called from any thread.
     """
@@ -76,12 +79,16 @@ class ControlClient:
         handlers: Dict[type, Callable[[Any], None]],
         on_failure: Callable[[P3Error], None],
         known_round: Callable[[], int],
+        numbers: Callable[[], Optional[Numbers]],
     ) -> None:
         self._launch = launch
         self._settings = settings
         self._handlers = handlers
         self._on_failure = on_failure
         self._known_round = known_round
+        self._numbers = numbers
+        self.slowest: Optional[Lag] = None
+        """The worker for which the others wait longest, as the scheduler has told last."""
         self._created_at = time.monotonic()
         self._credentials = credentials
         self._contact = FirstContact(f"{launch.root_host}:{launch.root_port}", bool(launch.secret))
@@ -281,7 +288,7 @@ class ControlClient:
             late_s, self._alive_at = now - self._alive_at, now + _ALIVE_EVERY_S
             if late_s > _ALIVE_EVERY_S:
                 self._scheduler.leave_out(late_s, now)
-            self._outbox.append(encode(Alive()))
+            self._outbox.append(encode(Alive(self._numbers())))
             silent_s = self._scheduler.due_s(now)
             if silent_s is not None:
                 self._warn_of_scheduler(silent_s)
@@ -318,7 +325,7 @@ class ControlClient:
         if silent_s is not None:
             self._warn_of_scheduler(silent_s, answers=True)
         if isinstance(message, Alive):
-            pass
+            self.slowest = message.slowest
         elif isinstance(message, PeerSilent):
             self._warn(message)
         elif isinstance(message, Abort):

@@ -122,7 +122,7 @@ class FrameWriter:
         self._queue: PriorityQueue[_Outgoing] = PriorityQueue()
         self._buffers: Deque[memoryview] = deque()
         self._begun: Deque[Tuple[int, _Outgoing]] = deque()
-        self._sent_bytes = 0
+        self.sent_bytes = 0
         self.begun_frames = 0
         self.begun_bytes = 0
         """Frames that have begun, and their bytes: no frame overtakes them."""
@@ -143,6 +143,10 @@ class FrameWriter:
     def __bool__(self) -> bool:
         return bool(self._buffers) or len(self._queue) > 0
 
+    def __len__(self) -> int:
+        """Frames that have not left."""
+        return len(self._queue) + len(self._begun)
+
     def top_priority(self) -> int:
         """Priority of the frame that would begin next; a frame that has begun is above all."""
         return 2**31 if self._buffers else self._queue.top_priority()
@@ -159,7 +163,7 @@ class FrameWriter:
 
     def sent(self, count: int) -> None:
         """Removes the first `count` bytes of `buffers()`, which are sent."""
-        self._sent_bytes += count
+        self.sent_bytes += count
         buffers = self._buffers
         while count:
             first = buffers[0]
@@ -168,7 +172,7 @@ class FrameWriter:
                 break
             count -= len(first)
             buffers.popleft()
-        while self._begun and self._begun[0][0] <= self._sent_bytes:
+        while self._begun and self._begun[0][0] <= self.sent_bytes:
             frame = self._begun.popleft()[1]
             if frame.on_sent is not None:
                 frame.on_sent()

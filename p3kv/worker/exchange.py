@@ -17,6 +17,7 @@ from p3kv.wire.queue import urgency
 from p3kv.wire.terms import FIRST_GENERATION, TermsByRound
 from p3kv.worker.gates import Gates
 from p3kv.worker.rows import RowsExchange, RowsPull, RowsPush
+from p3kv.worker.step_times import StepTimes
 from p3kv.worker.steps import Steps
 from p3kv.worker.transfers import InProgress, Transfer, WorkerKey
 from p3kv.worker.windows import Windows
@@ -35,6 +36,7 @@ class Exchange:
         gates: Gates,
         terms: TermsByRound,
         steps: Steps,
+        times: StepTimes,
         tracer: Tracer,
         priorities: bool,
         on_step: Callable[[int], None],
@@ -56,13 +58,14 @@ class Exchange:
         self._tracer = tracer
         self._priorities = priorities
         self._steps = steps
+        self._times = times
         self._on_step = on_step
         self._step = 0
         self._positions: Dict[int, int] = {}
         self._in_progress = InProgress()
         self._windows = Windows()
         self.rows = RowsExchange(
-            rank, servers, gates, self._in_progress, self.counts, self._slice_size
+            rank, servers, gates, self._in_progress, self.counts, self._slice_size, times
         )
         """Takes over what travels by rows."""
 
@@ -78,6 +81,8 @@ class Exchange:
     def begin(self, transfer: Transfer) -> None:
         """Queues a transfer's slices, or the requests for them, as soon as the window of its key
         admits the transfer's round."""
+        if transfer.source is not None and transfer.round > INITIAL_ROUND:
+            self._times.gradient_ready(transfer)
         if transfer.key.size_elems == 0:
             self._count_ended(transfer)
             transfer.done(None)
@@ -167,6 +172,7 @@ class Exchange:
                 self._in_progress.end_pull(header.step)
             else:
                 self._in_progress.end_update(transfer)
+            self._times.value_arrived(transfer.key)
             if not self._in_progress.waits_for_values:
                 self._gates.values_complete()
             transfer.done(None)

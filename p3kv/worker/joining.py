@@ -72,7 +72,8 @@ class Joining:
         self._servers: Dict[int, Connection] = {}
         self._welcomed_by: Set[int] = set()
         self._probe: Optional[Probe] = None
-        self._rate_bytes_s: Optional[float] = None
+        self.rate_bytes_s: Optional[float] = None
+        """How fast this worker can send while all workers do; None if that was not measured."""
 
     def connect(self, make: Callable[[int, Link], Connection]) -> None:
         """Connects to all servers, and says hello to each.
@@ -156,19 +157,19 @@ class Joining:
         self._probe = Probe(self._roster.rank, self._servers, self._probed)
         self._loop.call_soon(self._probe.begin)
         with self._changed:
-            while self._rate_bytes_s is None:
+            while self.rate_bytes_s is None:
                 self._check()
                 self._changed.wait()
         answer = self._control.request(
-            Measured(self._rate_bytes_s), SliceSize, "all workers to measure the network"
+            Measured(self.rate_bytes_s), SliceSize, "all workers to measure the network"
         )
         _log.info(
             "slices have %d elements: %.0f MB/s leave this worker",
-            answer.slice_size, self._rate_bytes_s / 1e6,
+            answer.slice_size, self.rate_bytes_s / 1e6,
         )  # fmt: skip
         return int(answer.slice_size)
 
     def _probed(self, rate_bytes_s: float) -> None:
         with self._changed:
-            self._rate_bytes_s = rate_bytes_s
+            self.rate_bytes_s = rate_bytes_s
             self._changed.notify_all()

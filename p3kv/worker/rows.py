@@ -15,6 +15,7 @@ from p3kv.wire.header import NAMED, Header, Kind, pack_header
 from p3kv.wire.queue import urgency
 from p3kv.wire.rows import NUMBER, Rows, check_numbers, check_size, pieces, unpacked
 from p3kv.worker.gates import Gates
+from p3kv.worker.step_times import StepTimes
 from p3kv.worker.transfers import Done, InProgress, Transfer, WorkerKey
 
 Put = Callable[[np.ndarray, np.ndarray], None]
@@ -109,6 +110,7 @@ class RowsExchange:
         in_progress: InProgress,
         counts: Dict[str, int],
         slice_size: Callable[[int], int],
+        times: StepTimes,
     ) -> None:
         """`slice_size` is that of a round."""
         self._rank = rank
@@ -117,6 +119,7 @@ class RowsExchange:
         self._in_progress = in_progress
         self._counts = counts
         self._slice_size = slice_size
+        self._times = times
 
     def push(self, transfer: RowsPush, priority: int) -> None:
         """Queues frames for every server of the key, also for those whose rows are not touched."""
@@ -229,6 +232,7 @@ class RowsExchange:
         del transfer.arriving[header.rank]
         if not transfer.arriving:
             self._in_progress.end_pull(header.step)
+            self._times.value_arrived(transfer.key)
             if not self._in_progress.waits_for_values:
                 self._gates.values_complete()
             transfer.done(None)

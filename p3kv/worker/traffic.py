@@ -24,6 +24,7 @@ from p3kv.worker.exchange import Exchange
 from p3kv.worker.gates import Gates
 from p3kv.worker.stalls import StallWarnings
 from p3kv.worker.states import States
+from p3kv.worker.step_times import StepTimes
 from p3kv.worker.steps import Steps
 from p3kv.worker.transfers import WorkerKey
 from p3kv.worker.tuning import Tuning
@@ -66,7 +67,7 @@ class Traffic:
         self._settings = settings
         self._on_lost = on_lost
         self._on_bye = on_bye
-        self._keys: Dict[int, WorkerKey] = {}
+        self.keys: Dict[int, WorkerKey] = {}
         self._orders: Dict[int, List[int]] = {}
         terms = TermsByRound()
         self.consistency = make_consistency(settings.consistency, num_workers)
@@ -75,9 +76,10 @@ class Traffic:
         )
         self._gates = Gates(rank, self.servers, local_servers, call_later)
         self.steps = Steps(self._send_settings)
+        self.times = StepTimes()
         self.exchange = Exchange(
-            rank, self.servers, self._gates, terms, self.steps, tracer, settings.priorities,
-            self._begin_step,
+            rank, self.servers, self._gates, terms, self.steps, self.times, tracer,
+            settings.priorities, self._begin_step,
         )  # fmt: skip
         self.states = States(rank, self.servers)
         self.clipping = Clipping(rank, self.tell, lambda: len(self.servers))
@@ -113,7 +115,7 @@ class Traffic:
 
         Every worker does so: its slices may arrive before another worker's message.
         """
-        self._keys[key.key_id] = key
+        self.keys[key.key_id] = key
         self.tell(Kind.KEY, encode(key.declared), servers=[server for server, _ in key.runs])
 
     def tell(
@@ -140,7 +142,7 @@ class Traffic:
 
     def forward_order(self, store: int) -> List[messages.Key]:
         """A store's keys in the order in which the forward pass needs them; from any thread."""
-        known = [self._keys.get(key_id) for key_id in self.exchange.order]
+        known = [self.keys.get(key_id) for key_id in self.exchange.order]
         return [key.key for key in known if key is not None and key.store == store]
 
     def publish_order(self, key_ids: List[int], store: int) -> None:
@@ -180,7 +182,7 @@ class Traffic:
         return message_landing(header, Stalled, self._note_stall)
 
     def _note_stall(self, stalled: Stalled) -> None:
-        self.stalls.note(stalled, self.rank, stalled.key_id in self._keys)
+        self.stalls.note(stalled, self.rank, stalled.key_id in self.keys)
 
     def _bye(self, connection: Connection, header: Header) -> Landing:
         return Landing(None, self._on_bye)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import time
 from typing import Callable, Dict, List, Optional, Set, Tuple
 
 import numpy as np
@@ -77,8 +78,8 @@ class Transfer:
     """
 
     __slots__ = (
-        "_landed", "done", "key", "missing_elems", "priority", "round", "size_bytes", "source",
-        "step", "target",
+        "_landed", "done", "key", "missing_elems", "priority", "ready_s", "round", "size_bytes",
+        "source", "step", "target",
     )  # fmt: skip
 
     def __init__(
@@ -100,6 +101,8 @@ class Transfer:
         self.done = done
         self.step = step
         self.size_bytes = key.size_bytes
+        self.ready_s = time.monotonic()
+        """When the arrays were ready: a transfer is made when they are."""
         self.missing_elems = key.size_elems
         """Elements that have not arrived; without a target, elements that have not left."""
         self._landed: Optional[Set[int]] = None

@@ -45,6 +45,7 @@ from p3kv.wire.messages import (
 )
 from p3kv.worker.handshakes import Handshakes
 from p3kv.worker.joining import Joining
+from p3kv.worker.measures import Measures
 from p3kv.worker.stores import WorkerStore
 from p3kv.worker.switch_interval import SwitchInterval
 from p3kv.worker.traffic import Traffic
@@ -71,6 +72,7 @@ class Worker:
         self.tracer = Tracer(None, "worker")
         self._address = own_address(launch)
         self._traffic: Optional[Traffic] = None
+        self._measures: Optional[Measures] = None
         self._num_stores = 0
         self._failure: Optional[P3Error] = None
         self._state_changed = threading.Condition()
@@ -97,6 +99,7 @@ class Worker:
             },
             on_failure=lambda error: self._loop.call_soon(self._fail, error),
             known_round=self._known_round,
+            numbers=lambda: None if self._measures is None else self._measures.numbers(),
         )
         os.register_at_fork(after_in_child=self._close_in_child)
 
@@ -120,9 +123,10 @@ class Worker:
             self._control, self._loop, settings, roster, handshakes,
             self._credentials.transport_key(), self.check, self._state_changed,
         )  # fmt: skip
+        local_servers = self._local_servers(roster)
         try:
             self._traffic = Traffic(
-                self.rank, self.num_workers, settings, self._local_servers(roster), self.tracer,
+                self.rank, self.num_workers, settings, local_servers, self.tracer,
                 self._loop.call_later, self._loop.drain,
                 lambda rate_bytes_s: self._control.send(Measured(rate_bytes_s)),
                 self._on_lost, self._received_bye, joining.takers,
@@ -136,6 +140,9 @@ class Worker:
         self._thread.start()
         self.started = True
         slice_size = joining.slice_size()
+        self._measures = Measures(
+            self._loop, self._traffic, local_servers, joining.rate_bytes_s or 0.0
+        )
         self._loop.call_soon(self._traffic.tuning.announce, INITIAL_ROUND, Terms(slice_size))
 
     def abort(self, reason: str) -> None:
@@ -242,18 +249,10 @@ class Worker:
         call = self._loop.call_soon_batched if from_script else self._loop.call_soon
         call(self._begin, transfer)
 
-    def stats(self) -> Dict[str, int]:
-        """What this worker has sent and received: slices, and their bytes without headers.
-
-        Inversions are slices, and their bytes, that left while a more urgent one waited for a
-        connection that was full.
-        """
-        inversions = self._loop.inversions
-        return {
-            **self._joined.exchange.counts,
-            "inversions": inversions.frames,
-            "inversion_bytes": inversions.bytes,
-        }
+    def stats(self) -> Dict[str, Any]:
+        """What this worker has measured so far (`WorkerNumbers`), and what it has been told."""
+        assert self._measures is not None
+        return self._measures.stats(self._control.slowest)
 
     # The worker's thread.
 

@@ -157,12 +157,8 @@ class P3(KVStoreBase):
         """
         return self._own.forward_order
 
-    def stats(self) -> Dict[str, int]:
-        """Counts of what this worker has done so far.
-
-        bytes_sent, bytes_received, slices_sent, slices_received; and inversions, inversion_bytes:
-        slices that left while a more urgent slice waited for a full connection.
-        """
+    def stats(self) -> Dict[str, Any]:
+        """What this worker has measured so far; docs/measuring.md says what each number means."""
         return self._worker.stats()
 
     # Values.

@@ -17,6 +17,7 @@ from p3kv.wire.messages.base import (
 from p3kv.wire.messages.data import JobSettings
 from p3kv.wire.messages.failure import Failure
 from p3kv.wire.messages.keys import DeclaredKey, DeclareKey
+from p3kv.wire.messages.numbers import Lag, Numbers
 
 MAX_HOST_CHARS = 255
 MAX_BARRIER_CHARS = 256
@@ -80,8 +81,14 @@ class ReportFailure(Message, frozen=True):
 class Alive(Message, frozen=True):
     """A sign of life of a node, and the scheduler's answer to it.
 
-    It only helps to tell a stopped process from an ended one.
+    It helps to tell a stopped process from an ended one, and carries what is measured. Nothing
+    depends on that.
     """
+
+    numbers: Optional[Numbers] = None
+    """What the node has measured so far."""
+    slowest: Optional[Lag] = None
+    """In the answer: for which worker the others wait longest."""
 
 
 class Bye(Message, frozen=True):

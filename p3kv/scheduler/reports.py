@@ -1,0 +1,25 @@
+"""What the processes of a job have measured, as they have said last."""
+
+from __future__ import annotations
+
+from typing import Dict, Optional
+
+from p3kv.scheduler.membership import Node
+from p3kv.wire.messages import Alive, Lag, Numbers, ServerNumbers, slowest
+
+
+class Reports:
+    """Keeps each node's newest numbers."""
+
+    def __init__(self) -> None:
+        self._numbers: Dict[bytes, Numbers] = {}
+        self._slowest: Optional[Lag] = None
+
+    def heard(self, node: Node, message: Alive) -> Alive:
+        """Takes a node's sign of life; returns the answer to it."""
+        if message.numbers is not None:
+            self._numbers[node.identity] = message.numbers
+            if node.hello.role == "server" and node.rank == 0:  # often enough for all
+                servers = [one for one in self._numbers.values() if isinstance(one, ServerNumbers)]
+                self._slowest = slowest(servers)
+        return Alive(slowest=self._slowest)

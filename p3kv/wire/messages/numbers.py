@@ -1,0 +1,114 @@
+"""What processes have measured: the same numbers in `stats()`, in metrics, and on the control line.
+
+Names end in their units. Numbers from the start of the process on only grow, but those that say
+otherwise; `GAUGES` names these. So whoever keeps two reports of a process knows its rates.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Optional, Sequence, Tuple, Union
+
+from p3kv.wire.messages.base import MAX_RANK, Message, check
+
+MAX_LAYER_CHARS = 256
+
+
+class _Numbers(Message, frozen=True):
+    def __post_init__(self) -> None:
+        for field in self.__struct_fields__:
+            value = getattr(self, field)
+            for number in value if isinstance(value, tuple) else [value]:
+                if isinstance(number, (int, float)):
+                    check(0 <= number < math.inf, f"{field} is {number}")
+
+
+class WorkerNumbers(_Numbers, frozen=True):
+    """What a worker has measured."""
+
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    """Bytes of slices, without headers."""
+    slices_sent: int = 0
+    slices_received: int = 0
+    inversions: int = 0
+    inversion_bytes: int = 0
+    """Slices, and their bytes, that left while a more urgent one waited for a full connection."""
+    wire_bytes_sent: int = 0
+    wire_bytes_received: int = 0
+    """All bytes on connections to servers on other hosts; to all servers, if all are on this
+    host."""
+    steps: int = 0
+    """Steps that have ended: the next one's first gradient was ready."""
+    step_s: float = 0.0
+    """The time of all these steps."""
+    waiting_s: float = 0.0
+    """For how long they waited for values, as estimated."""
+    forward_s: float = 0.0
+    backward_s: float = 0.0
+    """Of one step, the median of the last ones, without waiting; a gauge."""
+    push_bytes_s: float = 0.0
+    """How fast this worker could send to all servers while all workers did, and received as much,
+    as measured when the job began; 0 if a slice size was set. A gauge."""
+    queued_frames: int = 0
+    """Frames that wait to be sent now; a gauge."""
+    slowest_layer: str = ""
+    """The parameter for which the most steps have waited longest; empty if none has waited."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check(len(self.slowest_layer) <= MAX_LAYER_CHARS, "a layer's name is too long")
+
+
+class ServerNumbers(_Numbers, frozen=True):
+    """What a server has measured."""
+
+    wire_bytes_sent: int = 0
+    wire_bytes_received: int = 0
+    """All bytes on the connections of workers."""
+    inversions: int = 0
+    inversion_bytes: int = 0
+    queued_frames: int = 0
+    """Frames that wait to be handled or to be sent now; a gauge."""
+    rounds: int = 0
+    """Rounds of slices for which all workers have pushed."""
+    last_rounds: Tuple[int, ...] = ()
+    """By rank of the workers: in how many of these rounds the worker's push came last."""
+    last_s: Tuple[float, ...] = ()
+    """By rank: for how long, in all, the others' pushes had to wait for it then."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        lengths = {len(self.last_rounds), len(self.last_s)}
+        check(len(lengths) == 1 and max(lengths) <= MAX_RANK + 1, "lags are not by rank")
+
+
+Numbers = Union[WorkerNumbers, ServerNumbers]
+
+GAUGES = ("forward_s", "backward_s", "push_bytes_s", "queued_frames")
+"""The names of numbers that may become smaller."""
+
+
+class Lag(Message, frozen=True):
+    """The worker for which the others wait longest: in `share` of the rounds it came last, then
+    `lag_s` after the others."""
+
+    rank: int
+    share: float
+    lag_s: float
+
+
+def slowest(servers: Sequence[ServerNumbers]) -> Optional[Lag]:
+    """The worker that has kept the others waiting longest, or None without any round."""
+    rounds = sum(server.rounds for server in servers)
+    if not rounds:
+        return None
+    workers = max(len(server.last_s) for server in servers)
+
+    def total(name: str, rank: int) -> float:
+        lists = [getattr(server, name) for server in servers]
+        return float(sum(numbers[rank] for numbers in lists if rank < len(numbers)))
+
+    rank = max(range(workers), key=lambda one: total("last_s", one))
+    last = total("last_rounds", rank)
+    return Lag(rank, last / rounds, total("last_s", rank) / last) if last else None
