@@ -95,6 +95,8 @@ class Settings:
     """Python's switch interval in this process while the store exists, if Python's own is longer:
     how long a script that is busy in Python holds the GIL when the network thread wants it. 0 keeps
     Python's own."""
+    summary_every: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
+    """Every worker logs a line after so many steps, and rank 0 a verdict at the end; 0: none."""
     trace: Optional[str] = None
     """A folder in which every process writes its trace; None records nothing."""
     verbose: Annotated[int, Meta(ge=0, le=9)] = 0

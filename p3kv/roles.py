@@ -11,6 +11,7 @@ from p3kv import config
 from p3kv.config import Launch
 from p3kv.errors import ConfigError, P3Error, RendezvousError
 from p3kv.frontends import FRONT_ENDS
+from p3kv.log import Lines
 from p3kv.registry import import_modules
 from p3kv.worker import this_process
 
@@ -89,6 +90,6 @@ def _serve(launch: Launch) -> int:
 def _start_logging(role: str) -> None:
     """Shows p3kv's warnings to the user, whatever the script does with logging."""
     handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter(f"p3kv {role}: %(message)s"))
+    handler.setFormatter(Lines(role))
     _log.addHandler(handler)
     _log.propagate = False

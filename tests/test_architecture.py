@@ -15,14 +15,15 @@ import pytest
 ROOT = Path(__file__).parent.parent
 
 GROUND = {
-    "p3kv.errors", "p3kv.config", "p3kv.registry", "p3kv.secret", "p3kv.trace", "p3kv.version",
-    "p3kv.words",
+    "p3kv.errors", "p3kv.config", "p3kv.log", "p3kv.registry", "p3kv.secret", "p3kv.trace",
+    "p3kv.version", "p3kv.words",
 }  # fmt: skip
 MIDDLE = {"p3kv.wire", "p3kv.slicing", "p3kv.codecs", "p3kv.consistency", "p3kv.transport"}
 MAY_IMPORT: Dict[str, Set[str]] = {
     "p3kv.errors": set(),
     "p3kv.version": set(),
     "p3kv.trace": set(),
+    "p3kv.log": set(),
     "p3kv.registry": {"p3kv.errors"},
     "p3kv.words": set(),
     "p3kv.secret": {"p3kv.errors"},
@@ -33,7 +34,8 @@ MAY_IMPORT: Dict[str, Set[str]] = {
     "p3kv.forecast": {"p3kv.slicing"},
     "p3kv.transport": GROUND,
     "p3kv.wire": GROUND | {"p3kv.transport"},
-    "p3kv.worker": GROUND | MIDDLE,
+    "p3kv.report": {"p3kv.forecast", "p3kv.wire.messages"},
+    "p3kv.worker": GROUND | MIDDLE | {"p3kv.forecast", "p3kv.report"},
     "p3kv.server": GROUND | MIDDLE,
     "p3kv.scheduler": GROUND | MIDDLE,
     "p3kv.roles": GROUND | {"p3kv.frontends", "p3kv.worker"},
@@ -83,8 +85,8 @@ BEFORE_THE_FRAMEWORK = ("front_end", "environment")
 """Modules of a front end that every process imports."""
 KNOW_NO_FRAMEWORK = (
     "p3kv.roles", "p3kv.config", "p3kv.words", "p3kv.worker", "p3kv.wire", "p3kv.server",
-    "p3kv.scheduler", "p3kv.slicing", "p3kv.forecast", "p3kv.consistency", "p3kv.transport",
-    "p3kv.registry", "p3kv.trace", "p3kv.launcher", "p3kv.frontends.front_end",
+    "p3kv.scheduler", "p3kv.slicing", "p3kv.forecast", "p3kv.report", "p3kv.consistency",
+    "p3kv.transport", "p3kv.registry", "p3kv.trace", "p3kv.launcher", "p3kv.frontends.front_end",
     "p3kv.frontends.attach",
 )  # fmt: skip
 WORDS_OF_FRAMEWORKS = re.compile(r"mxnet|gluon|kvstore=|torch|\bmx\.|\bkv\.", re.IGNORECASE)

@@ -156,6 +156,7 @@ def test_waiting_is_measured_on_a_slow_link_and_there_is_none_on_a_fast_one(
 def test_stats_say_which_worker_the_others_wait_for() -> None:
     result = run_job("measured.py", [8, 0.1, 0.1, 3.0], workers=2, servers=2)
     assert result.code == 0, result.output
+    assert "p3kv worker 0" not in result.output  # a job of some seconds gets no verdict unasked
     for one in told(result.output):
         stats = one["stats"]
         assert stats["rounds"] == {str(key): 8 for key in range(8)}

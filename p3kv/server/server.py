@@ -13,6 +13,7 @@ import numpy as np
 
 from p3kv.config import Launch, Settings
 from p3kv.errors import ConfigError, P3Error, in_one_line
+from p3kv.log import name_rank
 from p3kv.server.consumer import Consumer
 from p3kv.server.optimizer import JobOptimizers
 from p3kv.server.stalls import LOOK_EVERY_S
@@ -143,6 +144,7 @@ class _Server:
 
     def _join(self, roster: Roster) -> None:
         self._rank = self._traffic.rank = roster.rank
+        name_rank(self._rank)
         self._consumer.rank = roster.rank
         self._consumer.tracer = Tracer(self._settings.trace, f"server {roster.rank}")
         key = self._credentials.data_key(roster.token)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Collection, Dict, Optional
+from typing import Any, Callable, Collection, Dict, Optional
 
 from msgspec import structs
 
+from p3kv.forecast import Workload
+from p3kv.forecast.policies import FLOAT32_BYTES
+from p3kv.report import Verdict, verdict
 from p3kv.wire.loop import Loop
 from p3kv.wire.messages import MAX_LAYER_CHARS, Lag, WorkerNumbers
 from p3kv.worker.traffic import Traffic
@@ -15,13 +18,22 @@ class Measures:
     """Reads the worker's numbers; from any thread."""
 
     def __init__(
-        self, loop: Loop, traffic: Traffic, local_servers: Collection[int], push_bytes_s: float
+        self,
+        loop: Loop,
+        traffic: Traffic,
+        num_workers: int,
+        local_servers: Collection[int],
+        push_bytes_s: float,
+        slowest: Callable[[], Optional[Lag]],
     ) -> None:
         """`local_servers` are the ranks of the servers on this host. `push_bytes_s`: how fast this
-        worker can send while all workers do; 0 if that was not measured."""
+        worker can send while all workers do; 0 if that was not measured. `slowest` says for which
+        worker the others wait."""
         self._loop = loop
         self._traffic = traffic
+        self._num_workers = num_workers
         self._local_servers = local_servers
+        self.slowest = slowest
         self._push_bytes_s = push_bytes_s
 
     def numbers(self) -> WorkerNumbers:
@@ -46,8 +58,20 @@ class Measures:
             slowest_layer=slowest.called[:MAX_LAYER_CHARS] if slowest else "",
         )
 
-    def stats(self, slowest: Optional[Lag]) -> Dict[str, Any]:
-        """The numbers by name, `links` and `rounds`, and the worker that the others wait for."""
+    def verdict(self) -> Optional[Verdict]:
+        """Whether the network is the limit, as far as this worker can tell; None if it is too
+        early."""
+        layers = self._traffic.times.layers()
+        arrays = [[(layer.key.key_id, layer.key.size_bytes // FLOAT32_BYTES)] for layer in layers]
+        workload = Workload(
+            arrays, [layer.forward_s for layer in layers], [layer.backward_s for layer in layers]
+        )
+        return verdict(self.numbers(), workload, self._num_workers, self.slowest())
+
+    def stats(self) -> Dict[str, Any]:
+        """The numbers by name, `links` and `rounds`, the worker that the others wait for, and the
+        verdict."""
+        slowest, found = self.slowest(), self.verdict()
         return {
             **structs.asdict(self.numbers()),
             "links": {
@@ -60,4 +84,7 @@ class Measures:
             },
             "rounds": {key.key: key.round for key in list(self._traffic.keys.values())},
             "slowest_worker": None if slowest is None else structs.asdict(slowest),
+            "verdict": None
+            if found is None
+            else {**found._asdict(), "slowest": None, "lines": found.lines},
         }

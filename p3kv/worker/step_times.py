@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections import Counter, deque
-from typing import Deque, Dict, List, Optional, Tuple
+from typing import Callable, Deque, Dict, List, Optional, Tuple
 
 import numpy as np
 
@@ -50,6 +50,8 @@ class StepTimes:
     """
 
     def __init__(self) -> None:
+        self.on_step: Callable[[int], None] = lambda steps: None
+        """Called when a step has ended, with their number."""
         self.steps = 0
         """Steps that have ended; all times are theirs."""
         self.step_s = 0.0
@@ -132,6 +134,7 @@ class StepTimes:
         self.waiting_s += waiting_s
         self.step_s += next_s - first_s
         self.steps += 1
+        self.on_step(self.steps)
 
 
 def _low(seconds: Deque[float]) -> float:

@@ -22,6 +22,7 @@ from p3kv.errors import (
     ProtocolError,
     in_one_line,
 )
+from p3kv.log import name_rank
 from p3kv.trace import Tracer
 from p3kv.wire.address import own_address
 from p3kv.wire.connection import Connection
@@ -47,6 +48,7 @@ from p3kv.worker.handshakes import Handshakes
 from p3kv.worker.joining import Joining
 from p3kv.worker.measures import Measures
 from p3kv.worker.stores import WorkerStore
+from p3kv.worker.summary import Summary
 from p3kv.worker.switch_interval import SwitchInterval
 from p3kv.worker.traffic import Traffic
 from p3kv.worker.transfers import Transfer
@@ -73,6 +75,7 @@ class Worker:
         self._address = own_address(launch)
         self._traffic: Optional[Traffic] = None
         self._measures: Optional[Measures] = None
+        self._summary: Optional[Summary] = None
         self._num_stores = 0
         self._failure: Optional[P3Error] = None
         self._state_changed = threading.Condition()
@@ -116,6 +119,7 @@ class Worker:
         self._control.wait_until_welcome(settings.rendezvous_timeout_s)
         roster = self._control.wait_for(Roster, "all processes to start")
         self.rank = roster.rank
+        name_rank(self.rank)
         self.tracer = Tracer(settings.trace, f"worker {self.rank}")
         key = self._credentials.data_key(roster.token)
         handshakes = Handshakes(key, DataHello(self.rank, JobSettings.of(settings)))
@@ -141,8 +145,11 @@ class Worker:
         self.started = True
         slice_size = joining.slice_size()
         self._measures = Measures(
-            self._loop, self._traffic, local_servers, joining.rate_bytes_s or 0.0
-        )
+            self._loop, self._traffic, self.num_workers, local_servers,
+            joining.rate_bytes_s or 0.0, lambda: self._control.slowest,
+        )  # fmt: skip
+        self._summary = Summary(self._measures, settings)
+        self._traffic.times.on_step = self._summary.look
         self._loop.call_soon(self._traffic.tuning.announce, INITIAL_ROUND, Terms(slice_size))
 
     def abort(self, reason: str) -> None:
@@ -168,6 +175,8 @@ class Worker:
             with suppress(P3Error):
                 # Servers wait for what this worker says of the last steps' norms.
                 self._ask(self._joined.clipping.finish)
+            if self._summary is not None:
+                self._summary.end(self.rank)
         self._closed = True
         if self.started and self._failure is None:
             deadline = time.monotonic() + _CLOSE_S
@@ -252,7 +261,7 @@ class Worker:
     def stats(self) -> Dict[str, Any]:
         """What this worker has measured so far (`WorkerNumbers`), and what it has been told."""
         assert self._measures is not None
-        return self._measures.stats(self._control.slowest)
+        return self._measures.stats()
 
     # The worker's thread.
 

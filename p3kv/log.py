@@ -1,0 +1,31 @@
+"""How p3kv's lines in logs begin."""
+
+from __future__ import annotations
+
+import logging
+
+
+class Lines(logging.Formatter):
+    """Marks each line with the process; what was asked for also with its rank and the time.
+
+    Warnings and errors come without: they name the processes that they are about.
+    """
+
+    def __init__(self, role: str) -> None:
+        super().__init__()
+        self._role = role
+        self.rank = ""
+
+    def format(self, record: logging.LogRecord) -> str:
+        said = super().format(record)
+        if record.levelno >= logging.WARNING:
+            return f"p3kv {self._role}: {said}"
+        clock = f"{self.formatTime(record, '%H:%M:%S')}.{record.msecs:03.0f}"
+        return f"p3kv {self._role}{self.rank} {clock}: {said}"
+
+
+def name_rank(rank: int) -> None:
+    """Has this process's lines name its rank from now on."""
+    for handler in logging.getLogger("p3kv").handlers:
+        if isinstance(handler.formatter, Lines):
+            handler.formatter.rank = f" {rank}"

@@ -1,0 +1,50 @@
+"""What a worker says of its speed: a line every so many steps, and a verdict at the end."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Optional
+
+from p3kv.config import Settings
+from p3kv.report import rates
+from p3kv.report.rates import lag_words
+from p3kv.worker.measures import Measures
+
+REPORTS = "p3kv.report"
+"""The logger of what users have asked for: it speaks whatever the verbosity."""
+_WORTH_A_VERDICT_S = 30.0
+"""A shorter training gets a verdict only if summaries were asked for."""
+
+_log = logging.getLogger(REPORTS)
+
+
+class Summary:
+    """Logs what a worker measures. `look` belongs to the worker's thread."""
+
+    def __init__(self, measures: Measures, settings: Settings) -> None:
+        _log.setLevel(logging.INFO)
+        self._measures = measures
+        self._every = settings.summary_every
+        self._last = measures.numbers()
+        self._at_s = time.monotonic()
+
+    def look(self, steps: int) -> None:
+        """Logs a line if it is time; to be called when a step has ended."""
+        if not self._every or steps % self._every:
+            return
+        now_s = time.monotonic()
+        numbers = self._measures.numbers()
+        between = rates(self._last, numbers, max(now_s - self._at_s, 1e-9))
+        self._last, self._at_s = numbers, now_s
+        slowest = self._measures.slowest()
+        behind = f"; {lag_words(slowest)}" if slowest is not None else ""
+        _log.info("step %d: %s%s", steps, between.words, behind)
+
+    def end(self, rank: int) -> None:
+        """Logs the verdict, on worker rank 0."""
+        asked_for: Optional[int] = self._every
+        if rank == 0 and (asked_for or self._measures.numbers().step_s > _WORTH_A_VERDICT_S):
+            found = self._measures.verdict()
+            for line in [] if found is None else found.lines:
+                _log.info("%s", line)

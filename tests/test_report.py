@@ -1,0 +1,111 @@
+"""A verdict says what limits a job, and a summary what it does now."""
+
+from __future__ import annotations
+
+import re
+from typing import Optional
+
+import pytest
+
+from p3kv.forecast import Workload
+from p3kv.forecast.bound import lower_bound_s
+from p3kv.report import rates, verdict
+from p3kv.wire.messages import Lag, ServerNumbers, WorkerNumbers
+from tests.jobs import run_job
+
+LAYERS = Workload([[(0, 250_000)], [(1, 250_000)]], [0.1, 0.1], [0.2, 0.2])  # 2 MB, C = 0.6 s
+STEPS = 10
+
+
+def numbers(step_s: float, push_bytes_s: float, sent: float = 1.0) -> WorkerNumbers:
+    """Ten steps of LAYERS, each so long; `sent`: the part of the bytes that travels."""
+    size_bytes = round(STEPS * sum(LAYERS.layer_bytes) * sent)
+    return WorkerNumbers(
+        steps=STEPS, step_s=STEPS * step_s, waiting_s=STEPS * (step_s - 0.6), forward_s=0.2,
+        backward_s=0.4, push_bytes_s=push_bytes_s, bytes_sent=size_bytes, bytes_received=size_bytes,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("step_s", "push_bytes_s", "slowest", "limit", "advice"),
+    [
+        (0.61, 1e9, None, "compute", "at most 1.6% shorter"),
+        (1.0, 2e6, None, "network", "nearly what the network allows"),
+        (1.0, 1e9, None, "network", "1.7 times what the network allowed"),
+        (1.0, 0.0, None, "network", "up to 40% shorter"),
+        (0.8, 1e9, Lag(3, 0.97, 0.2), "straggler", "look at worker 3"),
+        (0.6, 1e9, Lag(3, 0.97, 0.2), "straggler", "look at worker 3"),
+        (1.0, 2e6, Lag(3, 0.27, 0.3), "network", "nearly"),  # each of four comes last in a quarter
+    ],
+)
+def test_the_limit_is_found_and_what_to_do(
+    step_s: float, push_bytes_s: float, slowest: Optional[Lag], limit: str, advice: str
+) -> None:
+    found = verdict(numbers(step_s, push_bytes_s), LAYERS, 4, slowest)
+    assert found is not None
+    assert found.limit == limit
+    assert advice in found.advice
+    assert found.waiting == pytest.approx(1 - 0.6 / step_s)
+    text = "\n".join(found.lines)
+    assert (slowest is not None) == ("comes last" in text)
+    assert (push_bytes_s > 0) == ("the shortest possible step" in text)
+
+
+def test_bounds_are_those_of_the_measured_network() -> None:
+    found = verdict(numbers(1.4, 2e6), LAYERS, 4, None)
+    assert found is not None and found.bound_s is not None
+    # A worker that pushes 2 MB/s shares a link of 3 MB/s with a server.
+    assert found.link_bytes_s == pytest.approx(3e6)
+
+    def bound_s(hosts: int, link_bit_s: float) -> float:
+        layers = (LAYERS.layer_bytes, LAYERS.forward_s, LAYERS.backward_s)
+        return lower_bound_s(*layers, hosts, link_bit_s, payload=1.0)
+
+    assert found.bound_s == pytest.approx(bound_s(4, 24e6))
+    assert found.bound_twice_the_bandwidth_s == pytest.approx(bound_s(4, 48e6))
+    assert found.bound_twice_the_hosts_s == pytest.approx(bound_s(8, 24e6))
+    # Half the bytes are on the wire where a codec makes half of them.
+    half = verdict(numbers(1.4, 2e6, sent=0.5), LAYERS, 4, None)
+    assert half is not None
+    assert half.bound_s == pytest.approx(found.bound_twice_the_bandwidth_s)
+    # Steps that are faster than the network was: it has more bandwidth.
+    faster = verdict(numbers(0.9, 2e6), LAYERS, 4, None)
+    assert faster is not None and faster.bound_s is not None and faster.link_bytes_s is not None
+    assert faster.bound_s <= 0.9
+    assert faster.link_bytes_s > 3e6
+
+
+def test_a_job_that_has_just_begun_has_no_verdict() -> None:
+    assert verdict(WorkerNumbers(steps=2, step_s=1.0), LAYERS, 4, None) is None
+    assert verdict(WorkerNumbers(), Workload([], [], []), 4, None) is None
+    alone = verdict(numbers(0.6, 1e9), LAYERS, 1, None)
+    assert alone is not None and alone.bound_s is None
+
+
+def test_rates_are_those_between_two_reports() -> None:
+    before = WorkerNumbers(steps=5, step_s=5.0, waiting_s=1.0, wire_bytes_sent=100, inversions=2)
+    after = WorkerNumbers(
+        steps=9, step_s=7.0, waiting_s=1.5, wire_bytes_sent=2_000_100, wire_bytes_received=10**6,
+        inversions=5, queued_frames=7, slowest_layer="layer3",
+    )  # fmt: skip
+    found = rates(before, after, 2.0)
+    assert found == (1e6, 5e5, 7, 3, 0.5, 0.25, "layer3")
+    assert found.words == (
+        "0.5 s a step, 25% waiting for the network, most for layer3, 8 Mbit/s out, 4 Mbit/s in, "
+        "7 frames queued, 3 inversions"
+    )
+    idle = rates(after, after, 2.0)
+    assert (idle.step_s, idle.waiting) == (None, None)
+    server = rates(ServerNumbers(), ServerNumbers(wire_bytes_sent=10), 1.0)
+    assert (server.send_bytes_s, server.step_s) == (10.0, None)
+
+
+def test_a_job_logs_its_speed_and_a_verdict_with_time_and_rank() -> None:
+    result = run_job("measured.py", [9, 0.05, 0.0], workers=2, servers=1, P3KV_SUMMARY_EVERY=4)
+    assert result.code == 0, result.output
+    for rank in range(2):
+        said = result.said_by(f"worker {rank}")
+        mark = rf"p3kv worker {rank} \d\d:\d\d:\d\d\.\d\d\d: "
+        for step in (4, 8):
+            assert re.search(rf"{mark}step {step}: .* a step, .*bit/s out", said), result.output
+        assert bool(re.search(f"{mark}the job's limit is ", said)) == (rank == 0), result.output
