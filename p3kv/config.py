@@ -97,6 +97,11 @@ class Settings:
     Python's own."""
     summary_every: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
     """Every worker logs a line after so many steps, and rank 0 a verdict at the end; 0: none."""
+    metrics_port: Optional[Annotated[int, Meta(ge=0, le=65535)]] = None
+    """Where workers and servers serve metrics for Prometheus: the first free port from this one on,
+    or any if it is 0; None serves none."""
+    metrics_host: Name = "127.0.0.1"
+    """The address of this host at which metrics are served, to whoever can reach it."""
     trace: Optional[str] = None
     """A folder in which every process writes its trace; None records nothing."""
     verbose: Annotated[int, Meta(ge=0, le=9)] = 0

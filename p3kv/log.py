@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import logging
 
+REPORTS = "p3kv.report"
+"""The logger of what users have asked for: it speaks whatever the verbosity."""
+
 
 class Lines(logging.Formatter):
     """Marks each line with the process; what was asked for also with its rank and the time.

@@ -34,9 +34,9 @@ MAY_IMPORT: Dict[str, Set[str]] = {
     "p3kv.forecast": {"p3kv.slicing"},
     "p3kv.transport": GROUND,
     "p3kv.wire": GROUND | {"p3kv.transport"},
-    "p3kv.report": {"p3kv.forecast", "p3kv.wire.messages"},
+    "p3kv.report": GROUND | {"p3kv.forecast", "p3kv.wire.messages"},
     "p3kv.worker": GROUND | MIDDLE | {"p3kv.forecast", "p3kv.report"},
-    "p3kv.server": GROUND | MIDDLE,
+    "p3kv.server": GROUND | MIDDLE | {"p3kv.report"},
     "p3kv.scheduler": GROUND | MIDDLE,
     "p3kv.roles": GROUND | {"p3kv.frontends", "p3kv.worker"},
     # What a front end hands over to a server is declared in `p3kv.server.optimizer`.

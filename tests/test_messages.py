@@ -100,6 +100,15 @@ ALLOWED: dict = {
     "slice_size": slice_sizes,
 }
 """Values of the fields that can't have just any."""
+counts, measured_s = st.integers(0, 2**64 - 1), st.floats(0, allow_nan=False, allow_infinity=False)
+MEASURED: dict = {
+    int: counts,
+    float: measured_s,
+    str: st.text(max_size=20),
+    typing.Tuple[int, ...]: st.tuples(counts, counts),
+    typing.Tuple[float, ...]: st.tuples(measured_s, measured_s),
+}
+"""Of the fields of what was measured, by type."""
 
 
 def fields(kind: Any) -> dict:
@@ -111,6 +120,10 @@ def fields(kind: Any) -> dict:
 def values(kind: Any) -> Any:
     arguments = typing.get_args(kind)
     origin = typing.get_origin(kind)
+    if kind in typing.get_args(messages.Numbers):
+        return st.builds(
+            kind, **{name: MEASURED[t] for name, t in typing.get_type_hints(kind).items()}
+        )
     if isinstance(kind, type) and issubclass(kind, messages.Message):
         return st.builds(kind, **fields(kind))
     if kind is Choice:

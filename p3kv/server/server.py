@@ -14,6 +14,7 @@ import numpy as np
 from p3kv.config import Launch, Settings
 from p3kv.errors import ConfigError, P3Error, in_one_line
 from p3kv.log import name_rank
+from p3kv.report.metrics import Metrics
 from p3kv.server.consumer import Consumer
 from p3kv.server.optimizer import JobOptimizers
 from p3kv.server.stalls import LOOK_EVERY_S
@@ -104,6 +105,7 @@ class _Server:
         )
         self._timeout_s = settings.rendezvous_timeout_s
         self._rank = UNKNOWN
+        self._metrics: Optional[Metrics] = None
 
     def serve(self) -> None:
         """Runs until the job is finished; raises its failure."""
@@ -133,6 +135,8 @@ class _Server:
 
     def close(self) -> None:
         """Ends the trace and the control thread, and closes all sockets."""
+        if self._metrics is not None:
+            self._metrics.close()
         self._consumer.tracer.close()
         self._control.send(Bye())
         self._control.close()
@@ -145,6 +149,10 @@ class _Server:
     def _join(self, roster: Roster) -> None:
         self._rank = self._traffic.rank = roster.rank
         name_rank(self._rank)
+        try:
+            self._metrics = Metrics(self._settings, "server", self._rank, self._numbers)
+        except ConfigError as error:
+            self._fail_here(str(error), UNKNOWN, "ConfigError")
         self._consumer.rank = roster.rank
         self._consumer.tracer = Tracer(self._settings.trace, f"server {roster.rank}")
         key = self._credentials.data_key(roster.token)

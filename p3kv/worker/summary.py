@@ -7,12 +7,11 @@ import time
 from typing import Optional
 
 from p3kv.config import Settings
+from p3kv.log import REPORTS
 from p3kv.report import rates
 from p3kv.report.rates import lag_words
 from p3kv.worker.measures import Measures
 
-REPORTS = "p3kv.report"
-"""The logger of what users have asked for: it speaks whatever the verbosity."""
 _WORTH_A_VERDICT_S = 30.0
 """A shorter training gets a verdict only if summaries were asked for."""
 

@@ -38,6 +38,7 @@ from p3kv.wire.messages import (
     DataHello,
     Failure,
     JobSettings,
+    Lag,
     Measured,
     NewSliceSize,
     ReportFailure,
@@ -46,9 +47,8 @@ from p3kv.wire.messages import (
 )
 from p3kv.worker.handshakes import Handshakes
 from p3kv.worker.joining import Joining
-from p3kv.worker.measures import Measures
+from p3kv.worker.reporting import Reporting
 from p3kv.worker.stores import WorkerStore
-from p3kv.worker.summary import Summary
 from p3kv.worker.switch_interval import SwitchInterval
 from p3kv.worker.traffic import Traffic
 from p3kv.worker.transfers import Transfer
@@ -74,8 +74,6 @@ class Worker:
         self.tracer = Tracer(None, "worker")
         self._address = own_address(launch)
         self._traffic: Optional[Traffic] = None
-        self._measures: Optional[Measures] = None
-        self._summary: Optional[Summary] = None
         self._num_stores = 0
         self._failure: Optional[P3Error] = None
         self._state_changed = threading.Condition()
@@ -88,6 +86,7 @@ class Worker:
         self._credentials = Credentials(launch.secret)
         # After all that may fail: nobody would close its sockets.
         self._loop = Loop()
+        self._reporting = Reporting(self._loop, self.num_workers, self._slowest)
         self._thread = threading.Thread(target=self._run, name="p3kv-worker", daemon=True)
         self._control = ControlClient(
             launch,
@@ -102,7 +101,7 @@ class Worker:
             },
             on_failure=lambda error: self._loop.call_soon(self._fail, error),
             known_round=self._known_round,
-            numbers=lambda: None if self._measures is None else self._measures.numbers(),
+            numbers=lambda: self._reporting.numbers(),
         )
         os.register_at_fork(after_in_child=self._close_in_child)
 
@@ -144,12 +143,7 @@ class Worker:
         self._thread.start()
         self.started = True
         slice_size = joining.slice_size()
-        self._measures = Measures(
-            self._loop, self._traffic, self.num_workers, local_servers,
-            joining.rate_bytes_s or 0.0, lambda: self._control.slowest,
-        )  # fmt: skip
-        self._summary = Summary(self._measures, settings)
-        self._traffic.times.on_step = self._summary.look
+        self._reporting.begin(self._traffic, settings, local_servers, joining.rate_bytes_s)
         self._loop.call_soon(self._traffic.tuning.announce, INITIAL_ROUND, Terms(slice_size))
 
     def abort(self, reason: str) -> None:
@@ -175,8 +169,7 @@ class Worker:
             with suppress(P3Error):
                 # Servers wait for what this worker says of the last steps' norms.
                 self._ask(self._joined.clipping.finish)
-            if self._summary is not None:
-                self._summary.end(self.rank)
+            self._reporting.end(self.rank)
         self._closed = True
         if self.started and self._failure is None:
             deadline = time.monotonic() + _CLOSE_S
@@ -258,10 +251,12 @@ class Worker:
         call = self._loop.call_soon_batched if from_script else self._loop.call_soon
         call(self._begin, transfer)
 
+    def _slowest(self) -> Optional[Lag]:
+        return self._control.slowest
+
     def stats(self) -> Dict[str, Any]:
         """What this worker has measured so far (`WorkerNumbers`), and what it has been told."""
-        assert self._measures is not None
-        return self._measures.stats()
+        return self._reporting.stats()
 
     # The worker's thread.
 
@@ -351,6 +346,7 @@ class Worker:
         if self.started:
             self._thread.join(timeout=_CLOSE_S)
         self._loop.close()
+        self._reporting.close()
         self._switch_interval.restore()
         self.tracer.close()
 
@@ -361,6 +357,7 @@ class Worker:
             f"this process was forked from {_name(self.rank)}, which goes on using the p3 store; "
             "a child can't"
         )
+        self._reporting.close_in_child()
         if self._traffic is not None:
             for connection in self._traffic.servers.values():
                 connection.close()

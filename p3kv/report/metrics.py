@@ -1,0 +1,99 @@
+"""A process's numbers over HTTP, in Prometheus's format."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, Callable, Iterator, Optional
+
+from msgspec import structs
+
+from p3kv.config import Settings
+from p3kv.errors import ConfigError
+from p3kv.log import REPORTS
+from p3kv.wire.messages import GAUGES, Numbers
+
+_MORE_PORTS = 64
+"""How many ports after the one that is set are tried: several processes share a host."""
+_UNITS = (("_bytes_s", "_bytes_per_second"), ("_s", "_seconds"))
+"""How numbers' names end, and how Prometheus's do."""
+_HELP = "docs/measuring.md has its meaning"
+
+_log = logging.getLogger(REPORTS)
+
+
+class Metrics:
+    """Serves the numbers while it exists, from a thread of its own; nothing unless asked to."""
+
+    def __init__(
+        self, settings: Settings, role: str, rank: int, numbers: Callable[[], Optional[Numbers]]
+    ) -> None:
+        """`numbers` may be called from any thread.
+
+        Raises ConfigError if prometheus_client is not installed, or no port is free.
+        """
+        self._numbers = numbers
+        self._role = role
+        self._rank = str(rank)
+        self._server: Any = None
+        if settings.metrics_port is not None:
+            self._serve(settings.metrics_host, settings.metrics_port)
+
+    def collect(self) -> Iterator[Any]:
+        """The metrics, as prometheus_client asks for them."""
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        numbers = self._numbers()
+        for name, value in {} if numbers is None else structs.asdict(numbers).items():
+            if isinstance(value, str):
+                continue
+            kind = GaugeMetricFamily if name in GAUGES else CounterMetricFamily
+            by_worker = isinstance(value, tuple)
+            labels = ["rank", "worker"] if by_worker else ["rank"]
+            family = kind(f"p3kv_{self._role}_{_with_unit(name)}", _HELP, labels=labels)
+            for worker, number in enumerate(value if by_worker else (value,)):
+                family.add_metric([self._rank, str(worker)][: len(labels)], number)
+            yield family
+
+    def close(self) -> None:
+        """Ends the thread and closes the port; may be called twice."""
+        if self._server is not None:
+            self._server.shutdown()
+            self._thread.join()
+            self.close_in_child()
+
+    def close_in_child(self) -> None:
+        """Closes the port in a forked child, which has no such thread."""
+        if self._server is not None:
+            self._server.server_close()
+            self._server = None
+
+    def _serve(self, host: str, first: int) -> None:
+        try:
+            from prometheus_client import CollectorRegistry, start_http_server
+        except ImportError:
+            raise ConfigError(
+                "P3KV_METRICS_PORT needs the package prometheus_client: pip install 'p3kv[metrics]'"
+            ) from None
+        registry = CollectorRegistry()
+        registry.register(self)
+        for port in range(first, min(first + _MORE_PORTS, 65535) + 1 if first else 1):
+            try:
+                self._server, self._thread = start_http_server(port, host, registry)
+            except OSError as error:
+                why = error.strerror or str(error)
+                continue
+            _log.setLevel(logging.INFO)
+            at = self._server.server_address[1]
+            _log.info("metrics for Prometheus are at http://%s:%d/metrics", host, at)
+            return
+        raise ConfigError(
+            f"no metrics can be served at {host}, port {first} and up: {why}. P3KV_METRICS_HOST "
+            "must be an address of this host; P3KV_METRICS_PORT=0 takes any free port"
+        )
+
+
+def _with_unit(name: str) -> str:
+    for ours, theirs in _UNITS:
+        if name.endswith(ours):
+            return name[: -len(ours)] + theirs
+    return name

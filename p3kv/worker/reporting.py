@@ -1,0 +1,66 @@
+"""All ways in which a worker tells people what it measures."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Collection, Dict, Optional
+
+from p3kv.config import Settings
+from p3kv.report.metrics import Metrics
+from p3kv.wire.loop import Loop
+from p3kv.wire.messages import Lag, WorkerNumbers
+from p3kv.worker.measures import Measures
+from p3kv.worker.summary import Summary
+from p3kv.worker.traffic import Traffic
+
+
+class Reporting:
+    """Numbers for scripts, the scheduler and Prometheus, and lines in the log; from `begin` on."""
+
+    def __init__(self, loop: Loop, num_workers: int, slowest: Callable[[], Optional[Lag]]) -> None:
+        """`slowest` says for which worker the others wait."""
+        self._loop = loop
+        self._num_workers = num_workers
+        self._slowest = slowest
+        self._measures: Optional[Measures] = None
+        self._summary: Optional[Summary] = None
+        self._metrics: Optional[Metrics] = None
+
+    def begin(
+        self,
+        traffic: Traffic,
+        settings: Settings,
+        local_servers: Collection[int],
+        push_bytes_s: Optional[float],
+    ) -> None:
+        """Says what is to be told, and how: see `Measures`. ConfigError if metrics can't be."""
+        self._measures = Measures(
+            self._loop, traffic, self._num_workers, local_servers, push_bytes_s or 0.0,
+            self._slowest,
+        )  # fmt: skip
+        self._summary = Summary(self._measures, settings)
+        traffic.times.on_step = self._summary.look
+        self._metrics = Metrics(settings, "worker", traffic.rank, self.numbers)
+
+    def numbers(self) -> Optional[WorkerNumbers]:
+        """What the worker has measured; from any thread."""
+        return None if self._measures is None else self._measures.numbers()
+
+    def stats(self) -> Dict[str, Any]:
+        """The same for scripts, with what the worker has been told."""
+        assert self._measures is not None
+        return self._measures.stats()
+
+    def end(self, rank: int) -> None:
+        """Logs the verdict, if this worker is the one to do so."""
+        if self._summary is not None:
+            self._summary.end(rank)
+
+    def close(self) -> None:
+        """Serves no metrics any more; may be called twice."""
+        if self._metrics is not None:
+            self._metrics.close()
+
+    def close_in_child(self) -> None:
+        """In a forked child: closes its copy of the port."""
+        if self._metrics is not None:
+            self._metrics.close_in_child()
