@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import selectors
 import shutil
 import threading
 import time
-from typing import IO, BinaryIO, Callable, NamedTuple
+from typing import IO, BinaryIO, Callable, NamedTuple, TextIO
 
 _READ_BYTES = 1 << 16
 _LINE_CAP_BYTES = 1 << 20
@@ -73,10 +74,16 @@ class Screen:
     On a terminal, progress stays in the last line and is overwritten, as its writer meant it. In a
     file or a pipe it would be one endless line, so it appears there now and then and when it is
     complete. Any thread may use a screen.
+
+    What a stream does not take, because its disk is full, for example, is lost, and the other
+    stream says so: a job is worth more than its output. But if a pipe's reader is gone, `show`
+    raises BrokenPipeError.
     """
 
     def __init__(self, out: BinaryIO, err: BinaryIO) -> None:
+        """The streams must have no buffers: what one does not take would go to it again."""
         self._streams = (out, err)
+        self._loses = [False, False]
         self._is_tty = tuple(_is_tty(stream) for stream in self._streams)
         self._lock = threading.Lock()
         self._progress = b""
@@ -129,16 +136,26 @@ class Screen:
 
     def _write(self, to_err: bool, data: bytes) -> None:
         stream = self._streams[to_err]
+        left = memoryview(data)
         try:
-            stream.write(data)
-            stream.flush()
+            while left:
+                count = stream.write(left)
+                if count is None:  # another process has made the terminal one that never blocks
+                    select.select([], [stream], [])
+                left = left[count or 0 :]
         except BrokenPipeError:
-            # What is still buffered has to go somewhere, or Python's own last flush fails and
-            # the process ends with its code instead of ours.
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, stream.fileno())
-            os.close(nowhere)
             raise
+        except OSError as error:
+            self._lose(to_err, error)
+        else:
+            self._loses[to_err] = False
+
+    def _lose(self, to_err: bool, error: OSError) -> None:
+        if not self._loses[to_err]:
+            self._loses[to_err] = True
+            what, why = ("output", "errors")[to_err], error.strerror or error
+            line = f"p3kv launch: {what} can't be written, and what comes is lost: {why}\n"
+            self._write(not to_err, line.encode())
 
 
 class _Source(NamedTuple):
@@ -202,13 +219,17 @@ class Forwarder:
         if texts and not self._is_broken:
             try:
                 self._screen.show(source.to_err, source.name, source.colour, texts)
-            except OSError:
-                # Not only a closed pipe: a full disk too.
+            except BrokenPipeError:
                 self._is_broken = True
                 self._on_broken()
         if not data:
             self._selector.unregister(source.stream)
             source.stream.close()
+
+
+def unbuffered(stream: TextIO) -> BinaryIO:
+    """The file of a stream, for as long as the stream is there."""
+    return open(stream.fileno(), "wb", buffering=0, closefd=False)
 
 
 def _is_tty(stream: BinaryIO) -> bool:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import BinaryIO, Callable, Iterator, NamedTuple, Sequence, Union
 
 from p3kv.launcher.guardian import Guardian, group_is_alive, signal_group
-from p3kv.launcher.output import Forwarder, Screen
+from p3kv.launcher.output import Forwarder, Screen, unbuffered
 from p3kv.launcher.parts import Part
 from p3kv.launcher.process import RunningPart, signal_name
 from p3kv.wire.launcher_link import Cause, LauncherLink, PartEnded
@@ -93,7 +93,7 @@ class Launcher:
         self._cause: Cause | None = None
         # SimpleQueue's put may interrupt its own get, as a signal handler does.
         self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
-        self._screen = Screen(out or sys.stdout.buffer, err or sys.stderr.buffer)
+        self._screen = Screen(out or unbuffered(sys.stdout), err or unbuffered(sys.stderr))
         # The process whose reader is gone gets SIGPIPE; so does the job.
         self._forwarder = Forwarder(
             self._screen, lambda: self._events.put(_Signalled(signal.SIGPIPE))
