@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import signal
 import socket
@@ -155,6 +156,32 @@ def test_one_host_can_be_slower_and_limits_can_go():
         cluster.set_rate(None)
         assert min(link.mbit_s for link in cluster.goodput(0.2)) > 300
         cluster.set_rate(None)
+
+
+def test_a_lossy_link_loses_its_share_of_the_packets():
+    with Cluster(2) as cluster, contextlib.ExitStack() as stack:
+        sender, receiver = (
+            stack.enter_context(
+                in_namespace(host.namespace, lambda: socket.socket(type=socket.SOCK_DGRAM))
+            )
+            for host in cluster.hosts
+        )
+        receiver.bind((cluster.hosts[1].address, 0))
+        receiver.settimeout(0.2)
+
+        def arrived():
+            count = 0
+            for _ in range(300):
+                sender.sendto(b"packet", receiver.getsockname())
+            with contextlib.suppress(TimeoutError, socket.timeout):
+                while receiver.recv(10):
+                    count += 1
+            return count
+
+        assert arrived() == 300
+        with cluster.lossy(cluster.hosts[1], 0.3):
+            assert 150 < arrived() < 270
+        assert arrived() == 300
 
 
 def test_counters_follow_what_a_host_sends_and_receives():

@@ -61,23 +61,35 @@ def test_a_process_killed_in_mid_training_is_named_by_all_others_which_end_withi
     )
 
 
-def test_a_process_that_is_stopped_is_said_to_be_so_by_all_others_which_end(tmp_path: Path) -> None:
-    with TrainingJob(tmp_path, workers=2, servers=1, P3KV_SILENCE_TIMEOUT_S=6) as job:
+@pytest.mark.parametrize("victim", ["worker 1", "server 0", "scheduler"])
+def test_a_process_that_is_stopped_is_said_to_be_so_by_all_others_which_end(
+    tmp_path: Path, victim: str
+) -> None:
+    who_updates = {} if victim == "worker 1" else SUMS_ONLY
+    with TrainingJob(
+        tmp_path, workers=2, servers=1, P3KV_SILENCE_TIMEOUT_S=6, **who_updates
+    ) as job:
         job.wait_until_training()
         parts = job.parts()
-        stopped = parts.pop("worker 1")
+        stopped = parts.pop(victim)
         stopped.suspend()
         start = time.monotonic()
         _, alive = psutil.wait_procs(parts.values(), timeout=PROMISED_S + 2)
         assert not alive, job.output()
-        print(f"all others ended {time.monotonic() - start:.1f} s after worker 1 was stopped")
+        print(f"all others ended {time.monotonic() - start:.1f} s after {victim} was stopped")
         result = job.result(timeout_s=PROMISED_S)
-    silent = r"it has not answered for \d+ s, and was last heard of at \d\d:\d\d:\d\d"
-    reason = rf"{silent} \(127.0.0.1, process {stopped.pid}\)"
+    reason = r"it has not answered for \d+ s, and was last heard of at \d\d:\d\d:\d\d"
+    if victim != "scheduler":
+        reason += rf" \(127.0.0.1, process {stopped.pid}\)"
     for name in parts:
-        assert_one_line(result, name, f"worker 1: {reason}$")
-    assert re.match(f"p3kv launch: worker 1 failed first: {reason}", last_line(result))
-    assert "Its process is stopped" in last_line(result)
+        assert_one_line(result, name, rf"{victim}( \(round \d+\))?: {reason}$")
+    if victim == "scheduler":
+        assert last_line(result).startswith(
+            "p3kv launch: scheduler failed first: it answered nobody any more"
+        )
+    else:
+        assert re.match(f"p3kv launch: {victim} failed first: {reason}", last_line(result))
+        assert "Its process is stopped" in last_line(result)
     assert result.code == 1
 
 

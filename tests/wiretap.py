@@ -29,10 +29,10 @@ class Wiretap:
         self.intercepted = 0
         """Connections on which a worker has taken it for a server."""
         self.settings = {
-            "P3KV_PLUGINS": "by_proxy",
-            "P3KV_TRANSPORT": "by_proxy",
+            "P3KV_PLUGINS": "by_wiretap",
+            "P3KV_TRANSPORT": "by_wiretap",
             "PYTHONPATH": f"{ROOT}:{SCRIPTS}",
-            "TEST_PROXY": self._listener.getsockname()[1],
+            "TEST_WIRETAP": self._listener.getsockname()[1],
         }
 
     def __enter__(self) -> Wiretap:

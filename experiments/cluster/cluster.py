@@ -33,7 +33,7 @@ from experiments.cluster.netns import (
     set_congestion_control,
     tool_path,
 )
-from experiments.cluster.throttle import bucket
+from experiments.cluster.throttle import bucket, losing
 
 MTU_BYTES = 1500
 MAX_HOSTS = 1000  # more were never tried
@@ -184,6 +184,20 @@ class Cluster:
             yield
         finally:
             self._batch("ip", self._switch, [f"rule del {rule}" for rule in rules])
+
+    @contextlib.contextmanager
+    def lossy(self, host: Host, share: float) -> Iterator[None]:
+        """Until the context ends, `host`'s link loses this share of the packets in each direction,
+        at random."""
+        ends = [(host.namespace, host.interface), (self._switch, f"port{host.index}")]
+        for namespace, device in ends:
+            lose = f"filter add dev {device} egress bpf direct-action {losing(share)}"
+            self._batch("tc", namespace, [f"qdisc add dev {device} clsact", lose])
+        try:
+            yield
+        finally:
+            for namespace, device in ends:
+                self._batch("tc", namespace, [f"qdisc del dev {device} clsact"])
 
     def goodput(self, seconds: float = 0.5, at_once: bool = False) -> list[LinkGoodput]:
         """Measure the TCP payload rate from each host to the next, the last to the first.

@@ -62,6 +62,16 @@ def bucket(rate_mbit_s: float) -> Bucket:
     )
 
 
+def losing(share: float) -> str:
+    """What `tc filter add ... bpf direct-action` needs to drop a share of the packets.
+
+    A program for the kernel's packet filter: load a random number of 32 bits, compare it, let the
+    packet go on (0) or drop it (2).
+    """
+    kept = int((1 - share) * 0xFFFFFFFF)
+    return f"bytecode '4,32 0 0 4294963256,37 0 1 {kept},6 0 0 2,6 0 0 0'"
+
+
 class DeviceLimit:
     """Limits what the interface `device` of this machine sends to `rate_mbit_s`, while entered.
 

@@ -1,18 +1,25 @@
-"""A transport that connects by a proxy, which TEST_PROXY names, and tells it the way to go on."""
+"""TCP to a server whose workers come by way of a test's proxy (`tests.faults.Proxy`)."""
 
 import os
 import socket
 
-from p3kv.transport import TRANSPORTS, Address, Link, SocketLink, Tcp
+from p3kv.transport import TRANSPORTS, Address, Listener
+from p3kv.transport.tcp import Tcp
 
 
 class ByProxy(Tcp):
-    """TCP, but for the way of connections."""
+    """Says of itself the address that the proxy at TEST_PROXY, `host:port`, gives it."""
 
-    def connect(self, address: Address, timeout_s: float) -> Link:
-        sock = socket.create_connection(("127.0.0.1", int(os.environ["TEST_PROXY"])), timeout_s)
-        sock.sendall(f"{address[0]} {address[1]}\n".encode())
-        return SocketLink(sock)
+    def listen(self, host: str) -> Listener:
+        listener = super().listen(host)
+        listener.address = self._address_at_proxy(listener.address)
+        return listener
+
+    def _address_at_proxy(self, address: Address) -> Address:
+        proxy, _, port = os.environ["TEST_PROXY"].partition(":")
+        with socket.create_connection((proxy, int(port)), timeout=10.0) as line:
+            line.sendall(f"{address[0]} {address[1]}\n".encode())
+            return proxy, int(line.makefile().readline())
 
 
 TRANSPORTS.register("by_proxy", ByProxy)

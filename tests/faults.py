@@ -1,0 +1,199 @@
+"""Faults for jobs of real processes: processes that stop, links that stall, disks that are full.
+
+Links of whole hosts are cut, slowed and made to lose packets by `experiments.cluster.Cluster`, and
+`TrainingJob.parts` has the processes to kill.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import signal
+import socket
+import struct
+import subprocess
+import threading
+import time
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Dict, Iterator, List, Optional, Sequence, Set
+
+import psutil
+
+from tests.jobs import ROOT, SCRIPTS, eventually
+
+_CHUNK_BYTES = 1 << 14
+_ON_THE_WAY = 64
+"""Chunks of a direction that the proxy keeps at a time."""
+_STEP_S = 0.01
+_RESET = struct.pack("ii", 1, 0)
+
+
+def rounds(folder: Path) -> int:
+    """How many rounds worker 0 of a job of `enduring.py` has made."""
+    file = folder / "rounds"
+    return int(file.read_text()) if file.exists() else 0
+
+
+def goes_on(folder: Path, timeout_s: float = 20.0) -> float:
+    """Returns after how many seconds a job of `enduring.py` has made 20 rounds more."""
+    before, start = rounds(folder), time.monotonic()
+    eventually(lambda: rounds(folder) > before + 20, timeout_s)
+    return time.monotonic() - start
+
+
+@contextmanager
+def stopped(processes: Sequence[psutil.Process]) -> Iterator[None]:
+    """Processes of anybody do nothing, and are there, until the context ends."""
+    for process in processes:
+        process.send_signal(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for process in processes:
+            with suppress(psutil.NoSuchProcess):
+                process.send_signal(signal.SIGCONT)
+
+
+@contextmanager
+def small_disk(folder: Path, size_bytes: int) -> Iterator[Path]:
+    """A disk of its own at `folder`, which needs root; whatever has a file open may outlive it."""
+    folder.mkdir()
+    options = f"size={size_bytes}"
+    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)], check=True)
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def fill(folder: Path) -> None:
+    """Leaves no room on the disk of `folder`."""
+    with (folder / "filler").open("wb", buffering=0) as file:
+        try:
+            while True:
+                file.write(bytes(1 << 12))
+        except OSError as error:
+            assert error.errno == errno.ENOSPC
+
+
+class Proxy:
+    """Data connections of a job go through it while it is entered, and their bytes as it says.
+
+    `settings` are those of the job's processes. Everything may be changed and called from any
+    thread, at any time.
+    """
+
+    def __init__(self) -> None:
+        self.delay_s = 0.0
+        """How late bytes arrive, in each direction."""
+        self.rate_bytes_s: Optional[float] = None
+        """How many bytes a connection carries in each direction."""
+        self.passed_bytes = 0
+        self._holds = False
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="proxy", daemon=True)
+        self._tasks: Set[asyncio.Task] = set()
+        self._writers: List[asyncio.StreamWriter] = []
+        self._stack = ExitStack()
+        self.settings: Dict[str, object] = {}
+
+    def __enter__(self) -> Proxy:
+        self._thread.start()
+        port = self._call(self._listen(self._register))
+        self.settings = {
+            "P3KV_TRANSPORT": "by_proxy", "P3KV_PLUGINS": "by_proxy",
+            "PYTHONPATH": f"{ROOT}:{SCRIPTS}", "TEST_PROXY": f"127.0.0.1:{port}",
+        }  # fmt: skip
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._call(self._end())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """No byte arrives, and nobody is told, until the context ends."""
+        self._holds = True
+        try:
+            yield
+        finally:
+            self._holds = False
+
+    def reset(self) -> int:
+        """Resets all connections on both sides, and returns how many there were; bytes that were
+        on their way are lost. New ones are let in."""
+        return self._call(self._reset())
+
+    def _call(self, work):  # type: ignore[no-untyped-def]
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout=10.0)
+
+    async def _listen(self, handler) -> int:  # type: ignore[no-untyped-def]
+        server = await asyncio.start_server(handler, "127.0.0.1", 0)
+        self._stack.callback(server.close)
+        port: int = server.sockets[0].getsockname()[1]
+        return port
+
+    async def _register(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """A server says where it listens, and hears where its workers will come."""
+        host, port = (await reader.readline()).decode().split()
+
+        async def link(near: asyncio.StreamReader, back: asyncio.StreamWriter) -> None:
+            far, on = await asyncio.open_connection(host, int(port))
+            self._writers += [back, on]
+            for source, target in ((near, on), (far, back)):
+                task = asyncio.ensure_future(self._pass_on(source, target))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+
+        writer.write(b"%d\n" % await self._listen(link))
+        await writer.drain()
+        writer.close()
+
+    async def _pass_on(self, source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+        """Passes bytes on until one side ends, and ends the other."""
+        on_the_way: asyncio.Queue = asyncio.Queue(_ON_THE_WAY)
+
+        async def take() -> None:
+            with suppress(OSError):
+                while chunk := await source.read(_CHUNK_BYTES):
+                    await on_the_way.put((self._loop.time(), chunk))
+            await on_the_way.put((self._loop.time(), b""))
+
+        taking = asyncio.ensure_future(take())
+        try:
+            while True:
+                since, chunk = await on_the_way.get()
+                while self._holds or self._loop.time() < since + self.delay_s:
+                    await asyncio.sleep(_STEP_S)
+                if not chunk:
+                    break
+                if self.rate_bytes_s is not None:
+                    await asyncio.sleep(len(chunk) / self.rate_bytes_s)
+                target.write(chunk)
+                self.passed_bytes += len(chunk)
+                await target.drain()
+        except OSError:  # the target has gone
+            pass
+        finally:
+            taking.cancel()
+            target.close()
+
+    async def _reset(self) -> int:
+        writers, self._writers = self._writers, []
+        living = [writer for writer in writers if not writer.transport.is_closing()]
+        for writer in living:
+            sock = writer.get_extra_info("socket")
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+            writer.transport.abort()
+        return len(living) // 2
+
+    async def _end(self) -> None:
+        self._stack.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for writer in self._writers:
+            writer.close()
