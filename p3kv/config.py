@@ -281,7 +281,7 @@ def unknown_variables(environ: Mapping[str, str] = os.environ) -> Dict[str, str]
             meant = [one[len(_PREFIX) :] for one in users]
             nearest = get_close_matches(name[len(_PREFIX) :], meant, n=1)
             wish = f"did you mean {_PREFIX}{nearest[0]}?" if nearest else "there is no such setting"
-            unknown[name] = f"the variable {name} is set and means nothing: {wish}"
+            unknown[name] = f"the variable {ascii(name)[1:-1]} is set and means nothing: {wish}"
     return unknown
 
 
@@ -364,12 +364,11 @@ def _optional_number(environ: Mapping[str, str], name: str) -> Optional[int]:
 
 
 def _text(environ: Mapping[str, str], name: str) -> Optional[str]:
-    """A variable's value, if it is set; ConfigError for bytes that are no UTF-8."""
+    """A variable's value, if it is set; ConfigError for bytes that are no UTF-8, and for what can't
+    be printed: every message is one line."""
     value = environ.get(name)
-    try:
-        (value or "").encode()
-    except UnicodeEncodeError:
-        raise ConfigError(f"{name} is {value!a}; it must be text in UTF-8") from None
+    if value is not None and not value.isprintable():
+        raise ConfigError(f"{name} is {value!a}; it must be text in UTF-8 that can be printed")
     return value
 
 

@@ -383,3 +383,14 @@ def test_a_wrong_number_is_told_with_its_variable(name: str, value: Any) -> None
 def test_a_wrong_optional_number_is_told_with_its_variable(name: str) -> None:
     with pytest.raises(ConfigError, match=f"{name} is 'first'"):
         Launch.from_environment({**LAUNCH, name: "first"})
+
+
+@pytest.mark.parametrize(
+    "name", ["DMLC_ROLE", "DMLC_NUM_WORKER", "DMLC_WORKER_ID", "P3KV_LAUNCHED", "DMLC_NODE_HOST"]
+)
+@pytest.mark.parametrize("text", ["1\n2", "\x1b[2J", "\u202e"])
+def test_a_wrong_value_that_can_t_be_printed_is_told_in_one_line(name: str, text: str) -> None:
+    environ = {**LAUNCH, name: text}
+    with pytest.raises(ConfigError) as told:
+        Launch.from_environment(environ)
+    assert str(told.value).isprintable()
