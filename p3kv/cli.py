@@ -3,24 +3,68 @@
 from __future__ import annotations
 
 import argparse
+import sys
 
+import shtab
+
+from p3kv import config
 from p3kv.commands import COMMANDS
+from p3kv.errors import P3Error
 from p3kv.version import VERSION
+
+_WRONG, _INTERRUPTED = 2, 130
+
+_DESCRIPTION = """\
+A key-value store that makes distributed training with MXNet faster where the
+network is the limit."""
+
+_EPILOG = """\
+`p3kv COMMAND --help` says more. Settings are variables, such as P3KV_VERBOSE=1,
+which logs what happens and shows the traceback of an error."""
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs the command line `argv`, by default this process's; returns the exit code."""
-    options = _parser().parse_args(argv)
-    exit_code: int = options.do(options)
+    """Runs the command line `argv`, by default this process's; returns the exit code.
+
+    An error of p3kv's is one line, with P3KV_VERBOSE=1 a traceback. Errors of a script that a
+    command runs in this process are the script's affair (`own_errors`).
+    """
+    parser = _parser()
+    arguments = sys.argv[1:] if argv is None else argv
+    if not arguments:
+        parser.print_help(sys.stderr)
+        return _WRONG
+    options = parser.parse_args(arguments)
+    try:
+        exit_code: int = options.do(options)
+    except P3Error as error:
+        if not options.own_errors or config.wants_traceback():
+            raise
+        print(f"{options.parser.prog}: {error}", file=sys.stderr)
+        return _WRONG
+    except KeyboardInterrupt:
+        if not options.own_errors:
+            raise
+        return _INTERRUPTED
     return exit_code
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="p3kv", description="A key-value store for data-parallel training with MXNet."
+        prog="p3kv",
+        usage="p3kv [-h] COMMAND ...",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.set_defaults(own_errors=True)
     parser.add_argument("--version", action="version", version=f"p3kv {VERSION}")
-    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    shtab.add_argument_to(
+        parser, "--print-completion", help="print a shell's completion of this command"
+    )
+    commands = parser.add_subparsers(
+        title="commands", metavar="COMMAND", prog="p3kv", required=True
+    )
     for command in COMMANDS:
         command.add(commands)
     return parser

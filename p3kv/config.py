@@ -259,6 +259,19 @@ def settle() -> Settings:
     return settings
 
 
+def wants_traceback() -> bool:
+    """Whether an error of p3kv's shows its traceback, too; not if settings are what is wrong."""
+    try:
+        return current().verbose > 0
+    except ConfigError:
+        return False
+
+
+def wants_colours(environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether a terminal may show colours (https://no-color.org)."""
+    return not environ.get("NO_COLOR")
+
+
 def apply_verbosity(settings: Settings) -> None:
     """Sets the level of p3kv's loggers; warnings are always logged."""
     level = logging.INFO if settings.verbose else logging.WARNING

@@ -54,6 +54,8 @@ def _join(launch: Launch) -> None:
         config.current()  # a wrong setting is told at once
         this_process.join(launch, [front_end.name for front_end in FRONT_ENDS])
     except P3Error as error:
+        if config.wants_traceback():
+            raise
         sys.exit(f"p3kv worker: {error}")
 
 
@@ -76,11 +78,10 @@ def _serve(launch: Launch) -> int:
 
             run_server(launch, settings)
     except P3Error as error:
-        if not launch.launched:
-            _log.error("%s", error)
-        elif error.role is None or not isinstance(error, RendezvousError):
-            _log.error("%s", error.brief or error)
         # If the job never began, the launcher says which processes are missing.
+        if not launch.launched or error.role is None or not isinstance(error, RendezvousError):
+            text = error if not launch.launched else error.brief or error
+            _log.error("%s", text, exc_info=config.wants_traceback())
         return 1
     except KeyboardInterrupt:
         return 130

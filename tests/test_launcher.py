@@ -369,11 +369,13 @@ class TestOutput:
         job = Job(shell("a", "cat; echo end"))
         assert job.out == "a | end\n"
 
-    def test_progress_on_a_terminal_stays_below_the_lines(self):
+    @pytest.mark.parametrize("colours", [True, False])
+    def test_progress_on_a_terminal_stays_below_the_lines(self, colours, monkeypatch):
         class Terminal(io.BytesIO):
             def isatty(self):
                 return True
 
+        monkeypatch.setenv("NO_COLOR", "" if colours else "1")
         terminal = Terminal()
         screen = Screen(terminal, terminal)
         screen.show(True, "w0", 0, [Text(b"1 %", False)])
@@ -381,6 +383,8 @@ class TestOutput:
         screen.show(True, "w0", 0, [Text(b"2 %", True)])
         screen.say("end")
         w0, w1, erase = "\033[32mw0 | \033[0m", "\033[36mw1 | \033[0m", "\r\033[K"
+        if not colours:
+            w0, w1 = "w0 | ", "w1 | "
         assert terminal.getvalue().decode() == (
             f"{w0}1 %{erase}{w1}hello\n{w0}1 %{erase}{w0}2 %\nend\n"
         )

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from p3kv.commands.arguments import port, positive
 from p3kv.config import Settings
-from p3kv.errors import ConfigError
 
 if TYPE_CHECKING:
     from p3kv.commands.arguments import Commands
@@ -17,10 +16,10 @@ if TYPE_CHECKING:
 _BROKEN_PIPE = 141  # 128 + SIGPIPE
 
 _DESCRIPTION = """\
-Start a scheduler, servers and workers on this machine, the workers with the given command, and
-show what they print, each line marked with its writer. When one of them fails, the others get a
-moment to end, then all are ended; the last line says which one failed first, and why. The exit
-code is that one's.
+Start a job on this machine: a scheduler, servers, and workers that run COMMAND.
+Show what they print, each line marked with its writer. If one of them fails,
+all end, and the last line says which one failed first, and why. The exit code
+is then that one's, else 0.
 
 example: p3kv launch -n 2 -s 2 -- python train.py --epochs 10"""
 
@@ -35,34 +34,40 @@ def add(commands: Commands) -> None:
         usage="p3kv launch -n WORKERS [-s SERVERS] [--root-port PORT] -- COMMAND ...",
     )
     parser.add_argument(
-        "-n", "--num-workers", type=positive, required=True, metavar="WORKERS", help="how many"
+        "-n",
+        "--num-workers",
+        type=positive,
+        required=True,
+        metavar="WORKERS",
+        help="number of workers",
     )
     parser.add_argument(
         "-s",
         "--num-servers",
         type=positive,
         metavar="SERVERS",
-        help="how many (default: as many as workers)",
+        help="number of servers (default: as many as workers)",
     )
     parser.add_argument(
         "--root-port",
         type=port,
         default=0,
         metavar="PORT",
-        help="the scheduler's port (default: a free one)",
+        help="port of the scheduler (default: a free one)",
     )
-    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND", help="a worker's")
+    parser.add_argument(
+        "command",
+        nargs=argparse.REMAINDER,
+        metavar="COMMAND",
+        help="what each worker runs, such as `python train.py`",
+    )
     parser.set_defaults(do=_launch, parser=parser)
 
 
 def _launch(options: argparse.Namespace) -> int:
     from p3kv.launcher import launch
 
-    try:
-        Settings.from_environment()  # every process would say the same
-    except ConfigError as error:
-        print(f"p3kv launch: {error}", file=sys.stderr)
-        return 2
+    Settings.from_environment()  # if a setting is wrong, every process would say so
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
     if not command:
         options.parser.error("the workers' command is missing, such as '-- python train.py'")

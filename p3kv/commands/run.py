@@ -8,22 +8,33 @@ import runpy
 import sys
 from typing import TYPE_CHECKING
 
+import shtab
+
 if TYPE_CHECKING:
     from p3kv.commands.arguments import Commands
 
 _DESCRIPTION = """\
-Run a training script that does not import p3kv itself: like `python SCRIPT`, with the store
-registered and the roles of scheduler and server taken over from MXNet."""
+Run a training script that does not import p3kv itself: as `python SCRIPT` does,
+but with `kvstore='p3'`, and in the roles of scheduler and server as p3kv's.
+
+example: p3kv launch -n 2 -- p3kv run train.py --kv-store p3"""
 
 
 def add(commands: Commands) -> None:
     """Adds the command."""
     parser = commands.add_parser(
-        "run", help="run a script that stays unchanged", description=_DESCRIPTION
+        "run",
+        help="run a script that does not import p3kv",
+        description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        usage="p3kv run [-h] SCRIPT [ARGS ...]",
     )
-    parser.add_argument("script", metavar="SCRIPT", help="the script's path")
-    parser.add_argument("args", nargs=argparse.REMAINDER, metavar="ARGS", help="the script's own")
-    parser.set_defaults(do=_run, parser=parser)
+    script = parser.add_argument("script", metavar="SCRIPT", help="path of the script")
+    script.complete = shtab.FILE  # type: ignore[attr-defined]  # shtab looks for it there
+    parser.add_argument(
+        "args", nargs=argparse.REMAINDER, metavar="ARGS", help="arguments of the script"
+    )
+    parser.set_defaults(do=_run, parser=parser, own_errors=False)
 
 
 def _run(options: argparse.Namespace) -> int:

@@ -11,6 +11,8 @@ import threading
 import time
 from typing import IO, BinaryIO, Callable, NamedTuple, TextIO
 
+from p3kv.config import wants_colours
+
 _READ_BYTES = 1 << 16
 _LINE_CAP_BYTES = 1 << 20
 _PROGRESS_EVERY_S = 10.0
@@ -85,6 +87,7 @@ class Screen:
         self._streams = (out, err)
         self._loses = [False, False]
         self._is_tty = tuple(_is_tty(stream) for stream in self._streams)
+        self._has_colours = wants_colours()
         self._lock = threading.Lock()
         self._progress = b""
         self._progress_of = b""
@@ -96,7 +99,7 @@ class Screen:
             prefix = f"{name} | ".encode()
             if self._is_tty[to_err]:
                 number = _COLOURS[colour % len(_COLOURS)]
-                shown = b"\x1b[%dm%s\x1b[0m" % (number, prefix)
+                shown = b"\x1b[%dm%s\x1b[0m" % (number, prefix) if self._has_colours else prefix
                 self._show_on_tty(to_err, shown, len(prefix), texts)
             else:
                 self._show_in_file(to_err, prefix, texts)

@@ -149,7 +149,7 @@ def _one_line_hook(previous: _Hook, launched: bool) -> _Hook:
         kind: Type[BaseException], error: BaseException, trace: Optional[TracebackType]
     ) -> None:
         words = _our_words(error, trace, launched)
-        if words is None or _wants_traceback():
+        if words is None or config.wants_traceback():
             previous(kind, error, trace)
         else:
             _log.error("%s", words)
@@ -178,10 +178,3 @@ def _our_words(
         if frame.f_globals.get("__name__", "").partition(".")[0] not in _libraries
     ]
     return f"{error}{places[-1] if places else ''}"
-
-
-def _wants_traceback() -> bool:
-    try:
-        return config.current().verbose > 0
-    except ConfigError:
-        return False
