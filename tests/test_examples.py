@@ -1,0 +1,44 @@
+"""The examples run as their first lines say, and learn what they are to learn."""
+
+from __future__ import annotations
+
+import re
+import sys
+from typing import Callable, Dict, List
+
+import pytest
+
+from tests.jobs import ROOT, environment, run
+
+Numbers = List[float]
+EXAMPLES = {path.stem for path in (ROOT / "examples").glob("*.py")}
+LEARNED: Dict[str, Callable[[str], bool]] = {
+    "image_classification": lambda said: numbers("accuracy", said)[0] > 0.8,
+    "language_model": lambda said: (
+        numbers("perplexity", said)[-1] < 0.5 * numbers("perplexity", said)[0]
+        # The embedding is two thirds of the model.
+        and numbers("sent", said)[0] < 0.5 * numbers("it would be", said)[0]
+    ),
+    "module": lambda said: numbers("accuracy", said)[0] > 0.9,
+    "custom_loop": lambda said: numbers("loss", said)[-1] < 0.5,
+}
+
+
+def numbers(word: str, said: str) -> Numbers:
+    """The numbers that stand behind a word."""
+    return [float(found) for found in re.findall(rf"{word} ([\d.]+)\b", said)]
+
+
+def test_every_example_is_run() -> None:
+    assert LEARNED.keys() == EXAMPLES
+
+
+@pytest.mark.parametrize("name", LEARNED)
+def test_an_example_runs_with_two_workers_and_learns(name: str) -> None:
+    path = ROOT / "examples" / f"{name}.py"
+    command = f"p3kv launch -n 2 -- python examples/{name}.py"
+    assert command in path.read_text()
+    words = [sys.executable if word == "python" else word for word in command.split()[1:]]
+    result = run([sys.executable, "-m", "p3kv", *words], environment(), 100)
+    assert result.code == 0, result.output
+    assert LEARNED[name](result.said_by("worker 0")), result.output
