@@ -1,4 +1,4 @@
-"""A transport that connects by a wiretap, which TEST_WIRETAP names, and tells it the way to go on."""
+"""A transport that connects by a wiretap, TEST_WIRETAP, and tells it the way to go on."""
 
 import os
 import socket
