@@ -63,7 +63,7 @@ class Settings:
     """End the job on a gradient that has nan or infinity, and name its key and its worker."""
     let_workers_leave: bool = False
     """Rounds go on without workers that have left in order; else such a round ends the job."""
-    placement: Name = "balanced"
+    placement: Name = "by_link"
     """The name of the placement by which the scheduler gives servers their runs of tensors."""
     consistency: Name = "bulk_synchronous"
     """The name of the rule by which rounds end on servers, and workers go on with new values."""

@@ -92,6 +92,9 @@ def test_a_size_that_was_set_is_not_measured_later_either() -> None:
         Measured(float("nan")),
         Measured(float("inf")),
         Measured(-1.0),
+        Measured(1.0, (1.0, -1.0)),
+        Measured(1.0, (1.0, float("nan"))),
+        Measured(1.0, (1.0,)),
     ],
 )
 def test_nothing_else_comes_before_all_have_measured(message: ToScheduler) -> None:
@@ -122,7 +125,7 @@ def test_a_worker_that_leaves_while_others_measure_is_missed(leaves_first: bool)
         (
             JobSettings(SLICE_SIZE, True, placement="round_robin"),
             "deterministic=True, placement='round_robin'",
-            "deterministic=False, placement='balanced'",
+            "deterministic=False, placement='by_link'",
         ),
     ],
     ids=["one", "two"],

@@ -17,6 +17,7 @@ from p3kv.slicing import (
     Layout,
     Placement,
     Run,
+    Topology,
     balanced_runs,
     checked,
     loads_with,
@@ -32,7 +33,7 @@ import exact_model
 from own_layout import Rows
 from own_placement import BiasesLast
 
-MEMBERS = ("balanced", "round_robin", "whole_tensors")
+MEMBERS = ("balanced", "by_link", "round_robin", "whole_tensors")
 
 layouts = st.lists(
     st.builds(Dense, st.tuples(st.integers(0, 3000)))
@@ -54,9 +55,10 @@ def register(monkeypatch: pytest.MonkeyPatch) -> object:
 def placed(name: str, of: Sequence[Layout], slice_size: int, num_servers: int) -> List[List[Run]]:
     """The runs of tensors that come one after the other."""
     chosen, loads, found = PLACEMENTS.find(name)(), [0] * num_servers, []
+    topology = Topology(("10.0.0.7",) * num_servers, ("10.0.0.7",))
     for layout in of:
         full = layout.full_slice_elems(slice_size)
-        found.append(chosen.place(layout, full, loads, ["10.0.0.7"] * num_servers))
+        found.append(chosen.place(layout, full, loads, topology))
         loads = loads_with(loads, found[-1])
     return found
 
@@ -205,7 +207,7 @@ def test_a_placement_is_told_the_layout_the_loads_of_all_servers_and_their_hosts
     job.handle(worker(0), DeclareKey("v", (7,), "float32"))
     job.handle(worker(0), DeclareKey("w", (5, 30), "float32", layout="rows"))
     job.handle(worker(0), DeclareKey("x", (2, SLICE_SIZE + 1), "float32", layout="rows"))
-    hosts = ["10.0.0.1", "10.0.0.0"]
+    hosts = Topology(("10.0.0.1", "10.0.0.0"), ("10.0.0.7", "10.0.0.7"))
     assert told == [
         ((7,), 7, 1, SLICE_SIZE, [0, 0], hosts),
         ((5, 30), 150, 30, 90, [0, 7], hosts),

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import Dict, Optional
+from typing import Dict, Optional, Tuple
 
 from p3kv.scheduler.membership import Membership, Node
 from p3kv.scheduler.replies import JobFails, Replies
-from p3kv.slicing import slice_size_for
+from p3kv.slicing import Topology, link_rates, slice_size_for
 from p3kv.wire.messages import (
     Agreed,
     BarrierPassed,
@@ -41,14 +41,36 @@ class Agreement:
         self._slice_size: Optional[int] = None
         self._ready: Dict[bytes, JobSettings] = {}
         self._rates_bytes_s: Dict[bytes, float] = {}
+        self._flows_bytes_s: Dict[bytes, Tuple[float, ...]] = {}
+        """By worker, what it sent to each server when all workers measured for the first time."""
         self._lets_workers_leave = False
         self._at_barrier: Dict[bytes, str] = {}
         """What each worker that waits there does."""
+        self._topology: Optional[Topology] = None
 
     @property
     def slice_size(self) -> Optional[int]:
         """Most elements in a slice; None until that is agreed on."""
         return self._slice_size
+
+    @property
+    def topology(self) -> Topology:
+        """Which hosts there are, once the slice size is agreed on; with their links' rates, if
+        workers have measured them."""
+        if self._topology is None:
+            members = self._members
+            servers, workers = (
+                tuple(node.hello.host for node in members.role(role))
+                for role in ("server", "worker")
+            )
+            flows = [
+                self._flows_bytes_s[worker.identity]
+                for worker in members.workers
+                if worker.identity in self._flows_bytes_s
+            ]
+            rates = link_rates(servers, workers, flows)
+            self._topology = Topology(servers, workers, rates)
+        return self._topology
 
     def in_turn(self, node: Node, message: ToScheduler) -> bool:
         """Whether the protocol allows the node to send such a message now."""
@@ -57,7 +79,10 @@ class Agreement:
             return False
         if isinstance(message, Measured):
             first = node.identity not in self._rates_bytes_s
-            return (self._slice_size is None) == first and 0 <= message.rate_bytes_s < math.inf
+            whole = len(message.flows_bytes_s) in (0, self._num_servers)
+            rates = (message.rate_bytes_s, *message.flows_bytes_s)
+            in_range = all(0 <= rate < math.inf for rate in rates)
+            return (self._slice_size is None) == first and whole and in_range
         return not isinstance(message, DeclareKey) or self._slice_size is not None
 
     def ready(self, node: Node, message: Ready) -> Replies:
@@ -89,6 +114,8 @@ class Agreement:
         """A worker has measured the network. At first all workers do, later those whose rate has
         changed."""
         self._rates_bytes_s[node.identity] = message.rate_bytes_s
+        if message.flows_bytes_s:
+            self._flows_bytes_s[node.identity] = message.flows_bytes_s
         workers = self._members.workers
         if len(self._rates_bytes_s) < len(workers):
             self.check_nobody_is_missed()

@@ -43,7 +43,7 @@ class Job:
         self.failure: Optional[Failure] = None
         self._members = Membership(name, num_workers, num_servers)
         self._agreement = Agreement(self._members, num_servers)
-        self._keys = Keys(self._members, num_servers)
+        self._keys = Keys(num_servers)
         self._losses = Losses(self._members)
         self._reports = Reports()
 
@@ -153,8 +153,9 @@ class Job:
         if isinstance(message, Measured):
             return self._agreement.measured(node, message)
         if isinstance(message, DeclareKey):
-            assert self._agreement.slice_size is not None
-            return self._keys.declare(node, message, self._agreement.slice_size)
+            agreed = self._agreement
+            assert agreed.slice_size is not None
+            return self._keys.declare(node, message, agreed.slice_size, agreed.topology)
         assert isinstance(message, BarrierReached)
         return self._agreement.barrier(node, message)
 

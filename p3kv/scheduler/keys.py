@@ -6,9 +6,18 @@ from dataclasses import dataclass, field
 from typing import Dict, List, NoReturn, Optional, Set, Tuple, Union
 
 from p3kv.errors import ConfigError, ProtocolError, in_one_line
-from p3kv.scheduler.membership import Membership, Node
+from p3kv.scheduler.membership import Node
 from p3kv.scheduler.replies import JobFails, Replies
-from p3kv.slicing import PLACEMENTS, Layout, Placement, Run, checked, loads_with, make_layout
+from p3kv.slicing import (
+    PLACEMENTS,
+    Layout,
+    Placement,
+    Run,
+    Topology,
+    checked,
+    loads_with,
+    make_layout,
+)
 from p3kv.wire.messages import (
     UNKNOWN,
     CodecChoices,
@@ -32,8 +41,7 @@ class _Record:
 class Keys:
     """All keys that workers have declared, and what each server keeps of them."""
 
-    def __init__(self, members: Membership, num_servers: int) -> None:
-        self._members = members
+    def __init__(self, num_servers: int) -> None:
         self._placement: Optional[Placement] = None
         self._placed_by = ""
         self._keys: Dict[Tuple[int, Key], _Record] = {}
@@ -51,11 +59,13 @@ class Keys:
             raise JobFails(failure) from error
         self._placed_by = name
 
-    def declare(self, node: Node, message: DeclareKey, slice_size: int) -> Replies:
+    def declare(
+        self, node: Node, message: DeclareKey, slice_size: int, topology: Topology
+    ) -> Replies:
         """A worker declares a key; raises JobFails where it contradicts another worker's."""
         record = self._keys.get((message.store, message.key))
         if record is None:
-            record = _Record(self._place(node, message, slice_size))
+            record = _Record(self._place(node, message, slice_size, topology))
             self._keys[message.store, message.key] = record
         if node.rank in record.ranks:
             _refuse(
@@ -88,7 +98,9 @@ class Keys:
         record.ranks.add(node.rank)
         return [(node.identity, record.key)]
 
-    def _place(self, node: Node, message: DeclareKey, slice_size: int) -> DeclaredKey:
+    def _place(
+        self, node: Node, message: DeclareKey, slice_size: int, topology: Topology
+    ) -> DeclaredKey:
         try:
             layout = make_layout(message.layout, message.shape)
             layout.check_slices([(0, layout.size_elems)], slice_size)
@@ -97,21 +109,22 @@ class Keys:
             raise JobFails(failure) from error
         except ProtocolError as error:
             _refuse(node, f"key {message.key!r}: {error}")
-        runs = self._runs(message, layout, layout.full_slice_elems(slice_size))
+        runs = self._runs(message, layout, layout.full_slice_elems(slice_size), topology)
         self._loads_elems = loads_with(self._loads_elems, runs)
         return DeclaredKey(
             len(self._keys), message.key, message.shape, message.dtype, runs, message.name,
             message.layout, message.codecs, message.store, message.whole, message.consistency,
         )  # fmt: skip
 
-    def _runs(self, message: DeclareKey, layout: Layout, slice_size: int) -> List[Run]:
+    def _runs(
+        self, message: DeclareKey, layout: Layout, slice_size: int, topology: Topology
+    ) -> List[Run]:
         assert self._placement is not None
         if message.whole:
             slice_size = max(layout.grain_elems, layout.size_elems)
         loads_elems = list(self._loads_elems)
-        hosts = [server.hello.host for server in self._members.role("server")]
         try:
-            runs = self._placement.place(layout, slice_size, loads_elems, hosts)
+            runs = self._placement.place(layout, slice_size, loads_elems, topology)
             return checked(runs, layout, len(loads_elems), message.whole)
         except Exception as error:
             # The placement may be a user's own.

@@ -9,6 +9,7 @@ from p3kv.slicing.size import (
     value_credit_bytes,
 )
 from p3kv.slicing.slices import Run, Slice, balanced_runs, cut, loads_with
+from p3kv.slicing.topology import Topology, link_rates
 
 __all__ = [
     "CREDIT_BYTES",
@@ -18,10 +19,12 @@ __all__ = [
     "Placement",
     "Run",
     "Slice",
+    "Topology",
     "balanced_runs",
     "checked",
     "cut",
     "gradient_credit_bytes",
+    "link_rates",
     "loads_with",
     "make_layout",
     "slice_size_for",

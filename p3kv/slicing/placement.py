@@ -8,6 +8,7 @@ from typing import List, Sequence, Tuple
 from p3kv.registry import Registry
 from p3kv.slicing.layout import Layout
 from p3kv.slicing.slices import Run, balanced_runs
+from p3kv.slicing.topology import Topology
 
 
 class Placement(ABC):
@@ -23,7 +24,7 @@ class Placement(ABC):
         layout: Layout,
         slice_size: int,
         loads_elems: Sequence[int],
-        hosts: Sequence[str],
+        topology: Topology,
     ) -> List[Run]:
         """Returns a tensor's runs: which server keeps how many of its elements, in their order.
 
@@ -31,10 +32,26 @@ class Placement(ABC):
         tensor's shape, its `size_elems` and its `grain_elems`. `slice_size` is how many elements a
         full slice of this tensor has now; it may change, and the runs stay. A tensor that must be
         whole is placed as one slice, which is as large as the tensor. Servers are named by
-        rank: `loads_elems` are the elements that each keeps already, and `hosts` says where it
-        runs. Each server may have one run. Runs are not empty and have whole grains, and together
-        they have all elements; a tensor without elements has no runs.
+        rank: `loads_elems` are the elements that each keeps already, and `topology.servers` says
+        where it runs. Each server may have one run. Runs are not empty and have whole grains, and
+        together they have all elements; a tensor without elements has no runs.
         """
+
+
+class ByLink(Placement):
+    """As `Balanced`, but servers whose hosts' links have more time for it keep more.
+
+    The same where all hosts have a worker, a server and equal links.
+    """
+
+    def place(
+        self,
+        layout: Layout,
+        slice_size: int,
+        loads_elems: Sequence[int],
+        topology: Topology,
+    ) -> List[Run]:
+        return balanced_runs(layout.size_elems, slice_size, loads_elems, topology.shares)
 
 
 class Balanced(Placement):
@@ -45,7 +62,7 @@ class Balanced(Placement):
         layout: Layout,
         slice_size: int,
         loads_elems: Sequence[int],
-        hosts: Sequence[str],
+        topology: Topology,
     ) -> List[Run]:
         return balanced_runs(layout.size_elems, slice_size, loads_elems)
 
@@ -65,7 +82,7 @@ class RoundRobin(Placement):
         layout: Layout,
         slice_size: int,
         loads_elems: Sequence[int],
-        hosts: Sequence[str],
+        topology: Topology,
     ) -> List[Run]:
         servers, slices = len(loads_elems), -(-layout.size_elems // slice_size)
         first, self._next = self._next, (self._next + slices) % len(loads_elems)
@@ -94,7 +111,7 @@ class WholeTensors(Placement):
         layout: Layout,
         slice_size: int,
         loads_elems: Sequence[int],
-        hosts: Sequence[str],
+        topology: Topology,
     ) -> List[Run]:
         least = min(range(len(loads_elems)), key=lambda server: loads_elems[server])
         return [(least, layout.size_elems)] if layout.size_elems else []
@@ -105,6 +122,7 @@ PLACEMENTS: Registry[Placement] = Registry(
     "the scheduler",
     "P3KV_PLACEMENT",
     balanced=Balanced,
+    by_link=ByLink,
     round_robin=RoundRobin,
     whole_tensors=WholeTensors,
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from dataclasses import dataclass
-from typing import Dict, List, Sequence, Tuple
+from typing import Dict, List, Optional, Sequence, Tuple
 
 from p3kv.errors import ProtocolError
 
@@ -29,20 +29,33 @@ class Slice:
     """Rank of the server that sums and keeps this slice."""
 
 
-def balanced_runs(size_elems: int, slice_size: int, loads_elems: Sequence[int]) -> List[Run]:
+def balanced_runs(
+    size_elems: int,
+    slice_size: int,
+    loads_elems: Sequence[int],
+    shares: Optional[Sequence[float]] = None,
+) -> List[Run]:
     """Returns the runs of a tensor, the server of its first slice first.
 
-    `loads_elems` are the elements that each server keeps already. Each slice goes to the server
-    with the fewest, so that no server keeps over one slice more than another: an iteration takes as
-    long as the link of the server with the most elements. So full slices go round robin, as in P3
-    section 4.2, but a bias with few elements does not count like a full slice.
+    `loads_elems` are the elements that each server keeps already, and `shares` the part of all that
+    each should keep; without them equal parts. Each slice goes to the server that would have the
+    least for its share then. So with equal parts no server keeps over one slice more than another:
+    an iteration takes as long as the link of the server with the most elements. Full slices go
+    round robin, as in P3 section 4.2, but a bias with few elements does not count like a full
+    slice.
     """
-    servers = [(load, server) for server, load in enumerate(loads_elems)]
+    equal = [1.0] * len(loads_elems)
+    servers = [
+        ((load + slice_size) / share, server, load, share)
+        for server, (load, share) in enumerate(zip(loads_elems, shares or equal))
+        if share > 0
+    ]
     heapq.heapify(servers)
     runs: Dict[int, int] = {}
     for length in _lengths(size_elems, slice_size):
-        load, server = servers[0]
-        heapq.heapreplace(servers, (load + length, server))
+        _, server, load, share = servers[0]
+        load += length
+        heapq.heapreplace(servers, ((load + slice_size) / share, server, load, share))
         runs[server] = runs.get(server, 0) + length
     return list(runs.items())
 

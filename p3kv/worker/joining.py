@@ -72,8 +72,7 @@ class Joining:
         self._servers: Dict[int, Connection] = {}
         self._welcomed_by: Set[int] = set()
         self._probe: Optional[Probe] = None
-        self.rate_bytes_s: Optional[float] = None
-        """How fast this worker can send while all workers do; None if that was not measured."""
+        self._measured: Optional[Measured] = None
 
     def connect(self, make: Callable[[int, Link], Connection]) -> None:
         """Connects to all servers, and says hello to each.
@@ -105,6 +104,11 @@ class Joining:
             self._handshakes.begin(connection, server)
             # At once: a server closes connections that say nothing when there are too many.
             self._loop.send_now(connection)
+
+    @property
+    def rate_bytes_s(self) -> Optional[float]:
+        """How fast this worker can send while all workers do; None if that was not measured."""
+        return None if self._measured is None else self._measured.rate_bytes_s
 
     def slice_size(self) -> int:
         """Waits until all servers have answered; returns the elements of a slice.
@@ -157,19 +161,19 @@ class Joining:
         self._probe = Probe(self._roster.rank, self._servers, self._probed)
         self._loop.call_soon(self._probe.begin)
         with self._changed:
-            while self.rate_bytes_s is None:
+            while self._measured is None:
                 self._check()
                 self._changed.wait()
         answer = self._control.request(
-            Measured(self.rate_bytes_s), SliceSize, "all workers to measure the network"
+            self._measured, SliceSize, "all workers to measure the network"
         )
         _log.info(
             "slices have %d elements: %.0f MB/s leave this worker",
-            answer.slice_size, self.rate_bytes_s / 1e6,
+            answer.slice_size, self._measured.rate_bytes_s / 1e6,
         )  # fmt: skip
         return int(answer.slice_size)
 
-    def _probed(self, rate_bytes_s: float) -> None:
+    def _probed(self, measured: Measured) -> None:
         with self._changed:
-            self.rate_bytes_s = rate_bytes_s
+            self._measured = measured
             self._changed.notify_all()

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from functools import partial
-from typing import Callable, Dict, Mapping, Optional
+from typing import Callable, Dict, Mapping, Optional, Tuple
 
 from p3kv.errors import ProtocolError
 from p3kv.wire.connection import Connection
 from p3kv.wire.framing import Landing
 from p3kv.wire.header import MAX_PROBE_BYTES, URGENT, Header, Kind, pack_header
+from p3kv.wire.messages import Measured
 
 _SETTLE_S, _MEASURE_S = 0.05, 0.2
 _FRAMES_AHEAD = 2
@@ -24,21 +25,26 @@ class Probe:
     """
 
     def __init__(
-        self, rank: int, servers: Mapping[int, Connection], done: Callable[[float], None]
+        self, rank: int, servers: Mapping[int, Connection], done: Callable[[Measured], None]
     ) -> None:
-        """Calls `done` with the rate in bytes a second when all frames are back."""
+        """Calls `done` with what was measured when all frames are back."""
         self._scratch = memoryview(bytearray(MAX_PROBE_BYTES))
         self._header = pack_header(Kind.PROBE, rank, payload_bytes=len(_NOTHING))
         self._servers = servers
         self._done = done
+        self._sent_s = 0.0
         self._began_s: Optional[float] = None
         self._under_way = 0
         self._counted_bytes: Dict[Connection, int] = {}
+        self._echoed: Dict[Connection, Tuple[int, float]] = {}
+        """How many bytes have come back in all, and until when."""
 
     def begin(self) -> None:
         """Queues the first frames."""
+        self._sent_s = time.monotonic()
         for connection in self._servers.values():
             self._counted_bytes[connection] = 0
+            self._echoed[connection] = (0, self._sent_s)
             for _ in range(_FRAMES_AHEAD):
                 self._send(connection)
 
@@ -54,13 +60,14 @@ class Probe:
         now_s = time.monotonic()
         if self._began_s is None:
             self._began_s = now_s
+        self._echoed[connection] = (self._echoed[connection][0] + len(_NOTHING), now_s)
         elapsed_s = now_s - self._began_s
         if elapsed_s < _SETTLE_S + _MEASURE_S:
             if elapsed_s >= _SETTLE_S:
                 self._counted_bytes[connection] += len(_NOTHING)
             self._send(connection)
         if self._under_way == 0:
-            self._done(self._rate_bytes_s())
+            self._done(Measured(self._rate_bytes_s(), self._flows_bytes_s()))
 
     def _send(self, connection: Connection) -> None:
         self._under_way += 1
@@ -69,3 +76,9 @@ class Probe:
     def _rate_bytes_s(self) -> float:
         # The slowest server decides: frames to a server on the worker's own host pass no network.
         return min(self._counted_bytes.values()) * len(self._servers) / _MEASURE_S
+
+    def _flows_bytes_s(self) -> Tuple[float, ...]:
+        """The rate to each server, by rank. On a slow network only a few frames come back, so all
+        are counted."""
+        echoed = (self._echoed[self._servers[server]] for server in sorted(self._servers))
+        return tuple(size / (until_s - self._sent_s) for size, until_s in echoed)

@@ -2,6 +2,7 @@
 
 from typing import List, Sequence
 
+from p3kv.slicing import Topology
 from p3kv.slicing.layout import Layout
 from p3kv.slicing.placement import PLACEMENTS, Placement
 
@@ -14,7 +15,7 @@ class BiasesLast(Placement):
         layout: Layout,
         slice_size: int,
         loads_elems: Sequence[int],
-        hosts: Sequence[str],
+        topology: Topology,
     ) -> List[tuple]:
         servers = len(loads_elems)
         if layout.size_elems <= slice_size:

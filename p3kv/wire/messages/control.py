@@ -58,6 +58,8 @@ class Measured(Message, frozen=True):
     """A worker has measured the rate at which it can send; sent again when it changes much."""
 
     rate_bytes_s: float
+    flows_bytes_s: Tuple[float, ...] = ()
+    """The first time, the rate to each server while all workers sent to all."""
 
 
 class BarrierReached(Message, frozen=True):

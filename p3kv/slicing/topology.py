@@ -1,0 +1,105 @@
+"""Which host each worker and each server is on, how fast hosts' links are, and what follows."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import DefaultDict, Dict, List, Mapping, Sequence, Tuple
+
+_SLOWER = 0.7
+"""A link is taken for slower if flows over it have less than this part of their other end's fastest
+flow: a quarter of a second does not measure more exactly."""
+_HALVINGS = 60
+
+
+@dataclass(frozen=True)
+class Topology:
+    """The hosts of a job's servers and workers, by rank, and the rates of these hosts' links.
+
+    A host has one full-duplex link. `rates` are by host, in any unit; a host that is not there has
+    a link as fast as the fastest.
+    """
+
+    servers: Tuple[str, ...]
+    workers: Tuple[str, ...]
+    rates: Mapping[str, float] = field(default_factory=dict)
+
+    @cached_property
+    def shares(self) -> List[float]:
+        """The part of all elements that each server should keep, so that no link takes long.
+
+        In an iteration a worker sends its gradients to the servers that are not on its host, and
+        each server sends its values to the workers that are not on its own. So of a model of one
+        byte, the link of a host with w of n workers, whose servers keep a part x, carries
+        w (1 - x) + x (n - w) bytes in each direction. Sought is the least time in which all links
+        carry theirs: a host keeps at most what its link carries in that time, and all hosts
+        together keep everything. For equal links this is theorem 1 of Y. Jiang et al., "A Unified
+        Architecture for Accelerating Distributed DNN Training in Heterogeneous GPU/CPU Clusters"
+        (OSDI'20). Servers of one host have equal parts.
+        """
+        parts = self._parts()
+        servers_on = Counter(self.servers)
+        return [parts[host] / servers_on[host] for host in self.servers]
+
+    def _parts(self) -> Dict[str, float]:
+        """What the servers of each host that has some keep together."""
+        hosts, workers_on, count = set(self.servers), Counter(self.workers), len(self.workers)
+        for host in hosts:
+            if 2 * workers_on[host] > count:
+                # Whatever another host kept, all links would carry more.
+                return {other: float(other == host) for other in hosts}
+        fastest = max(self.rates.values(), default=1.0)
+
+        def most(host: str, time: float) -> float:
+            """The largest part that the host can keep if its link is busy for this time."""
+            left = time * self.rates.get(host, fastest) - workers_on[host]
+            growth = count - 2 * workers_on[host]
+            if left < 0:
+                return 0.0
+            return min(1.0, left / growth) if growth > 0 else 1.0
+
+        least = max(
+            (number / self.rates.get(host, fastest) for host, number in workers_on.items()),
+            default=0.0,
+        )
+        slowest = min((self.rates.get(host, fastest) for host in hosts), default=fastest)
+        low, high = least, least + count / slowest
+        for _ in range(_HALVINGS):
+            middle = (low + high) / 2
+            if sum(most(host, middle) for host in hosts) < 1:
+                low = middle
+            else:
+                high = middle
+        parts = {host: most(host, high) for host in hosts}
+        together = sum(parts.values())
+        return {host: part / together for host, part in parts.items()}
+
+
+def link_rates(
+    servers: Sequence[str], workers: Sequence[str], flows: Sequence[Sequence[float]]
+) -> Dict[str, float]:
+    """The rates of hosts' links, from rates at which all workers sent to all servers and back.
+
+    `flows` has a row for each worker and in it a number for each server, in bytes a second, all
+    measured at the same time. A flow does not tell which of its two links has held it up. A link
+    is slower if most of its flows are slower than the fastest one at their other end. The other
+    links count as equal: where servers have hosts of their own, these hosts' links were not full.
+    """
+    carried: DefaultDict[str, float] = defaultdict(float)
+    ends: DefaultDict[str, List[Tuple[str, float]]] = defaultdict(list)
+    for worker, row in zip(workers, flows):
+        for server, rate in zip(servers, row):
+            if worker != server:
+                for here, there in ((worker, server), (server, worker)):
+                    carried[here] += rate
+                    ends[here].append((there, rate))
+    if not carried or min(carried.values()) <= 0:
+        return {}
+    fastest = max(carried.values())
+    rates = {}
+    for host, flows_here in ends.items():
+        compared = [rate / max(other for _, other in ends[there]) for there, rate in flows_here]
+        rates[host] = carried[host] if statistics.median(compared) < _SLOWER else fastest
+    return rates
