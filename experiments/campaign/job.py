@@ -43,8 +43,11 @@ def run_job(
     timeout_s: float,
     settings: Mapping[str, object],
     during: Optional[ContextManager[object]] = None,
+    workers: Optional[int] = None,
 ) -> Finished:
     """Runs `system` on all hosts of `cluster`, each a server and a worker that runs a module.
+
+    With `workers`, only so many of the first hosts have a worker.
 
     `worker` is the module and its arguments. Each worker prints a line of JSON with the event
     "begin" when what is measured begins, and one with the event "end", and its results, when that
@@ -53,7 +56,8 @@ def run_job(
     link. `settings` are environment variables for all processes. Raises RunFailed when a process
     fails or the job takes more than `timeout_s` seconds; nothing is left running either way.
     """
-    job = _Job(cluster, system, {name: str(value) for name, value in settings.items()}, during)
+    as_text = {name: str(value) for name, value in settings.items()}
+    job = _Job(cluster, system, as_text, during, workers or len(cluster.hosts))
     try:
         job.start([sys.executable, "-m", *worker])
         ends = job.wait(time.monotonic() + timeout_s)
@@ -71,6 +75,7 @@ class _Job:
         system: System,
         settings: Dict[str, str],
         during: Optional[ContextManager[object]],
+        num_workers: int,
     ) -> None:
         self.cpu_s = 0.0
         self.server_rss_kib = 0
@@ -79,6 +84,7 @@ class _Job:
         self._system = system
         self._settings = settings
         self._during = during
+        self._num_workers = num_workers
         self._measured = contextlib.ExitStack()
         self._processes: List[subprocess.Popen] = []
         self._servers: List[subprocess.Popen] = []
@@ -91,13 +97,13 @@ class _Job:
         self._cpu_begin_s = 0.0
 
     def start(self, worker_command: List[str]) -> None:
-        """Starts a scheduler on the first host, and a server and a worker on each."""
+        """Starts a scheduler on the first host, a server on each, and the workers."""
         hosts = self._cluster.hosts
         port = _scheduler_port()
         self._start(hosts[0], "scheduler", port, self._system.role_command)
         for host in hosts:
             self._servers.append(self._start(host, "server", port, self._system.role_command))
-        for host in hosts:
+        for host in hosts[: self._num_workers]:
             self._workers.append(self._start(host, "worker", port, worker_command))
 
     def wait(self, deadline: float) -> List[Dict[str, Any]]:
@@ -137,7 +143,6 @@ class _Job:
         self._measured.close()
 
     def _start(self, host: Host, role: str, port: int, command: List[str]) -> subprocess.Popen:
-        count = len(self._cluster.hosts)
         env = {
             **os.environ,
             "OMP_NUM_THREADS": "1",
@@ -145,8 +150,8 @@ class _Job:
             "DMLC_ROLE": role,
             "DMLC_PS_ROOT_URI": self._cluster.hosts[0].address,
             "DMLC_PS_ROOT_PORT": str(port),
-            "DMLC_NUM_WORKER": str(count),
-            "DMLC_NUM_SERVER": str(count),
+            "DMLC_NUM_WORKER": str(self._num_workers),
+            "DMLC_NUM_SERVER": str(len(self._cluster.hosts)),
             "DMLC_NODE_HOST": host.address,
             "P3KV_SECRET": self._secret,
             f"DMLC_{role.upper()}_ID": str(host.index),
@@ -185,10 +190,9 @@ class _Job:
                 self._changed.notify_all()
 
     def _take(self, facts: Dict[str, Any]) -> None:
-        count = len(self._cluster.hosts)
         if facts["event"] == "begin":
             self._begun.append(facts)
-            if len(self._begun) == count:
+            if len(self._begun) == self._num_workers:
                 self._cpu_begin_s = self._cpu_now_s()
                 if self._during is not None:
                     self._measured.enter_context(self._during)
