@@ -11,6 +11,7 @@ version = release = VERSION
 extensions = ["myst_parser", "sphinx.ext.autodoc"]
 html_theme = "furo"
 html_title = f"p3kv {VERSION}"
+html_show_copyright = False  # the licence is in the repository
 exclude_patterns = ["conf.py"]
 
 myst_heading_anchors = 3  # links to headings are checked
