@@ -15,7 +15,8 @@ import pytest
 ROOT = Path(__file__).parent.parent
 
 GROUND = {
-    "p3kv.errors", "p3kv.config", "p3kv.log", "p3kv.registry", "p3kv.secret", "p3kv.trace",
+    "p3kv.errors", "p3kv.config", "p3kv.forwarding", "p3kv.log", "p3kv.registry", "p3kv.secret",
+    "p3kv.trace",
     "p3kv.version", "p3kv.words",
 }  # fmt: skip
 MIDDLE = {"p3kv.wire", "p3kv.slicing", "p3kv.codecs", "p3kv.consistency", "p3kv.transport"}
@@ -26,6 +27,7 @@ MAY_IMPORT: Dict[str, Set[str]] = {
     "p3kv.log": set(),
     "p3kv.registry": {"p3kv.errors"},
     "p3kv.words": set(),
+    "p3kv.forwarding": set(),
     "p3kv.secret": {"p3kv.errors"},
     "p3kv.config": {"p3kv.errors", "p3kv.registry", "p3kv.secret", "p3kv.words"},
     "p3kv.slicing": GROUND,
@@ -86,12 +88,13 @@ BEFORE_THE_FRAMEWORK = ("front_end", "environment")
 KNOW_NO_FRAMEWORK = (
     "p3kv.roles", "p3kv.config", "p3kv.words", "p3kv.worker", "p3kv.wire", "p3kv.server",
     "p3kv.scheduler", "p3kv.slicing", "p3kv.forecast", "p3kv.report", "p3kv.consistency",
-    "p3kv.transport", "p3kv.registry", "p3kv.trace", "p3kv.launcher", "p3kv.frontends.front_end",
+    "p3kv.transport", "p3kv.registry", "p3kv.forwarding", "p3kv.trace", "p3kv.launcher",
+    "p3kv.frontends.front_end",
     "p3kv.frontends.attach",
 )  # fmt: skip
 WORDS_OF_FRAMEWORKS = re.compile(r"mxnet|gluon|kvstore=|torch|\bmx\.|\bkv\.", re.IGNORECASE)
-HANDS_ON_THE_ENVIRONMENT = {"p3kv.launcher.launch"}
-"""Gives its own environment to the processes it starts, whole, and reads nothing in it."""
+HANDS_ON_THE_ENVIRONMENT = {"p3kv.launcher.guardian", "p3kv.launcher.launch"}
+"""Give their own environment to the processes they start, whole, and read nothing in it."""
 
 
 class Import(NamedTuple):

@@ -116,9 +116,7 @@ def test_a_job_that_other_hosts_can_reach_needs_a_secret(
 
 def test_the_launcher_makes_a_secret_for_each_job_and_shows_it_to_nobody() -> None:
     env = {"P3KV_SECRET": GOOD, "P3KV_SECRET_FILE": "/nowhere"}
-    jobs = [
-        job_parts(["true"], 2, 1, port=1, scheduler_fd=3, launcher_fd=4, env=env) for _ in range(2)
-    ]
+    jobs = [job_parts(["true"], 2, 1, port=1, env=env) for _ in range(2)]
     secrets = [{part.env["P3KV_SECRET"] for part in parts} for parts in jobs]
     assert [len(one) for one in secrets] == [1, 1] and secrets[0] != secrets[1]
     (secret,) = secrets[0]

@@ -1,4 +1,4 @@
-"""`p3kv launch`: a whole job on this machine."""
+"""`p3kv launch`: a whole job, on this machine or on several hosts."""
 
 from __future__ import annotations
 
@@ -9,37 +9,49 @@ from typing import TYPE_CHECKING
 
 from p3kv.commands.arguments import port, positive
 from p3kv.config import Settings
+from p3kv.errors import ConfigError
 
 if TYPE_CHECKING:
     from p3kv.commands.arguments import Commands
+    from p3kv.launcher import Host
 
 _BROKEN_PIPE = 141  # 128 + SIGPIPE
 
 _DESCRIPTION = """\
-Start a job on this machine: a scheduler, servers, and workers that run COMMAND.
-Show what they print, each line marked with its writer. If one of them fails,
-all end, and the last line says which one failed first, and why. The exit code
-is then that one's, else 0.
+Start a job on this machine or, with -H, on several hosts over ssh: a scheduler,
+servers, and workers that run COMMAND. Show what they print, each line marked
+with its writer. If one of them fails, all end, and the last line says which one
+failed first, and why. The exit code is then that one's, else 0.
 
-example: p3kv launch -n 2 -s 2 -- python train.py --epochs 10"""
+examples: p3kv launch -n 2 -s 2 -- python train.py --epochs 10
+          p3kv launch -H host1,host2:2 -- python train.py --epochs 10"""
 
 
 def add(commands: Commands) -> None:
     """Adds the command."""
     parser = commands.add_parser(
         "launch",
-        help="run a whole job on this machine",
+        help="run a whole job, here or on several hosts",
         description=_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        usage="p3kv launch -n WORKERS [-s SERVERS] [--root-port PORT] -- COMMAND ...",
+        usage="p3kv launch -n WORKERS [-s SERVERS] [--root-port PORT] -- COMMAND ...\n"
+        "       p3kv launch -H HOSTS [-s SERVERS] [--root-port PORT] -- COMMAND ...",
     )
-    parser.add_argument(
+    where = parser.add_mutually_exclusive_group(required=True)
+    where.add_argument(
         "-n",
         "--num-workers",
         type=positive,
-        required=True,
         metavar="WORKERS",
-        help="number of workers",
+        help="number of workers, on this machine",
+    )
+    where.add_argument(
+        "-H",
+        "--hosts",
+        type=_hosts,
+        metavar="HOSTS",
+        help="hosts that ssh reaches without a password, each with its number of workers after a "
+        "colon (default: 1), as host1,host2:2; the first has the scheduler",
     )
     parser.add_argument(
         "-s",
@@ -53,7 +65,7 @@ def add(commands: Commands) -> None:
         type=port,
         default=0,
         metavar="PORT",
-        help="port of the scheduler (default: a free one)",
+        help="port of the scheduler (default: a free one; with -H one by chance)",
     )
     parser.add_argument(
         "command",
@@ -64,19 +76,29 @@ def add(commands: Commands) -> None:
     parser.set_defaults(do=_launch, parser=parser)
 
 
+def _hosts(text: str) -> list[Host]:
+    from p3kv.launcher import parse_hosts
+
+    try:
+        return parse_hosts(text)
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
 def _launch(options: argparse.Namespace) -> int:
-    from p3kv.launcher import launch
+    from p3kv.launcher import launch, launch_on
 
     Settings.from_environment()  # if a setting is wrong, every process would say so
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
     if not command:
         options.parser.error("the workers' command is missing, such as '-- python train.py'")
-    exit_code = launch(
-        command,
-        options.num_workers,
-        options.num_servers or options.num_workers,
-        root_port=options.root_port,
-    )
+    port, hosts = options.root_port, options.hosts
+    num_workers = options.num_workers or sum(host.workers for host in hosts)
+    num_servers = options.num_servers or num_workers
+    if hosts:
+        exit_code = launch_on(hosts, command, num_servers, root_port=port)
+    else:
+        exit_code = launch(command, num_workers, num_servers, root_port=port)
     if exit_code == _BROKEN_PIPE:
         # Python would try to write the rest once more at its end, and complain.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

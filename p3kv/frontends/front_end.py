@@ -20,6 +20,8 @@ class FrontEnd(ABC):
     words: Words
     aliases: Mapping[str, str]
     """The framework's own environment variable for a setting, by the setting's name."""
+    prefix: str
+    """What the names of the framework's own environment variables begin with."""
     make_optimizer: Type[MakeOptimizer]
     """What runs the framework's optimizers on servers."""
 

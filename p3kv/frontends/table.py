@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Tuple
 
-from p3kv import config, words
+from p3kv import config, forwarding, words
 from p3kv.frontends.front_end import FrontEnd
 from p3kv.frontends.mxnet.front_end import MXNet
 from p3kv.server.optimizer import OPTIMIZERS
@@ -17,4 +17,5 @@ def register() -> None:
     for front_end in FRONT_ENDS:
         words.add(front_end.words)
         config.add_aliases(front_end.aliases)
+        forwarding.add_prefix(front_end.prefix)
         OPTIMIZERS.register(front_end.name, front_end.make_optimizer)

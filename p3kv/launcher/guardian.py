@@ -5,6 +5,9 @@ standard input and ends every process group that the launcher has started. A par
 would reach only the direct children, and a worker's command is often a shell script that started
 the training.
 
+On another host, where ssh starts it, a guardian watches over one process, which it starts itself
+(`_host`).
+
 This file also runs as a script of its own (isolated, without site-packages), so it imports
 nothing but the standard library.
 """
@@ -12,14 +15,22 @@ nothing but the standard library.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
-from typing import Iterable
+from typing import Any, Iterable
 
 _POLL_S = 0.05
+_LAST_WORDS_S = 1.0
+GREETING = b"p3kv guardian\n"
+"""The first that a guardian on another host writes to its standard output. What comes before it is
+the remote shell's."""
+_NOT_FOUND, _NOT_EXECUTABLE = 127, 126
 
 
 def group_is_alive(group: int) -> bool:
@@ -51,6 +62,12 @@ def signal_group(group: int, signum: int) -> None:
         os.killpg(group, signum)
 
 
+def guardian_command(task: str, grace_s: float) -> list[str]:
+    """What runs this file: `task` is "guard" (groups of this host) or "host" (a process there)."""
+    # -I: the user's PYTHONPATH and current folder cannot shadow the standard library.
+    return [sys.executable, "-I", "-S", os.path.abspath(__file__), task, str(grace_s)]
+
+
 class Guardian:
     """The launcher's end: a pipe to the guardian process, which is started here.
 
@@ -65,10 +82,11 @@ class Guardian:
 
     def start(self) -> None:
         """Starts the guardian process in a session of its own, out of Ctrl-C's reach."""
-        # -I: the user's PYTHONPATH and current folder cannot shadow the standard library.
-        command = [sys.executable, "-I", "-S", os.path.abspath(__file__), str(self._grace_s)]
         self._process = subprocess.Popen(
-            command, stdin=self._read_fd, stdout=subprocess.DEVNULL, start_new_session=True
+            guardian_command("guard", self._grace_s),
+            stdin=self._read_fd,
+            stdout=subprocess.DEVNULL,
+            start_new_session=True,
         )
         os.close(self._read_fd)
         self._read_fd = -1
@@ -123,5 +141,87 @@ def _guard(grace_s: float) -> None:
         _end(groups, grace_s)
 
 
+def _host(grace_s: float) -> None:
+    """Runs one process here for a launcher on another host, and ends with its exit code.
+
+    The first line of the standard input is the errand, a JSON object: `argv`, `env` (set over this
+    host's own), `cwd`, `workers_here` (who share the cores) and `has_link`. Each further line is
+    the number of a signal for the process's group, or a message for its link. At the end of the
+    input, when the launcher or the way to it is gone, the group is ended.
+
+    With `has_link`, the standard output carries what the process says to the launcher, and all that
+    it prints goes to the standard error.
+    """
+    lines = sys.stdin.buffer
+    sys.stdout.buffer.write(GREETING)
+    sys.stdout.buffer.flush()
+    first = lines.readline()
+    if not first:
+        return
+    errand = json.loads(first)
+    link, fd = None, -1
+    if errand["has_link"]:
+        link, theirs = socket.socketpair()
+        fd = theirs.detach()
+    process = _started(errand, fd)
+    group = process.pid
+    threading.Thread(target=_report_end, args=(process, link, grace_s), daemon=True).start()
+    for line in lines:
+        if line[:1].isdigit():
+            signal_group(group, int(line))
+        elif link is not None:
+            with contextlib.suppress(OSError):
+                link.sendall(line)
+    _end([group], grace_s)
+    os._exit(1)
+
+
+def _started(errand: dict[str, Any], link_fd: int) -> subprocess.Popen:
+    env = {**os.environ, **errand["env"]}
+    cores = len(os.sched_getaffinity(0))
+    env.setdefault("OMP_NUM_THREADS", str(max(1, cores // max(1, errand["workers_here"]))))
+    if link_fd >= 0:
+        env["P3KV_LAUNCHER_FD"] = str(link_fd)
+    try:
+        process = subprocess.Popen(
+            errand["argv"],
+            env=env,
+            cwd=errand["cwd"],
+            pass_fds=[link_fd] if link_fd >= 0 else [],
+            stdin=subprocess.DEVNULL,
+            stdout=2 if link_fd >= 0 else None,
+            start_new_session=True,
+        )
+    except OSError as error:
+        name = error.filename or errand["argv"][0]
+        print(
+            f"p3kv launch: host {socket.gethostname()} can't start '{errand['argv'][0]}' in "
+            f"'{errand['cwd']}': {name}: {error.strerror}. The script and Python must be at the "
+            "same paths on all hosts",
+            file=sys.stderr,
+        )
+        sys.exit(_NOT_FOUND if isinstance(error, FileNotFoundError) else _NOT_EXECUTABLE)
+    if link_fd >= 0:
+        os.close(link_fd)
+    return process
+
+
+def _report_end(process: subprocess.Popen, link: socket.socket | None, grace_s: float) -> None:
+    words = threading.Thread(target=_hand_on, args=(link,), daemon=True)
+    words.start()
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    # What it leaves in its group ends with it. Until it is reaped, the number is the group's.
+    _end([process.pid], grace_s)
+    code = process.wait()
+    words.join(_LAST_WORDS_S)
+    os._exit(code if code >= 0 else 128 - code)
+
+
+def _hand_on(link: socket.socket | None) -> None:
+    with contextlib.suppress(OSError):
+        while link is not None and (data := link.recv(1 << 16)):
+            os.write(1, data)
+
+
 if __name__ == "__main__":
-    _guard(float(sys.argv[1]))
+    {"guard": _guard, "host": _host}[sys.argv[1]](float(sys.argv[2]))

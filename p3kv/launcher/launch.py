@@ -1,4 +1,4 @@
-"""`launch`: a whole job on this machine in one call."""
+"""`launch`: a whole job in one call, on this machine or on several hosts."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ import socket
 import sys
 from typing import BinaryIO, Mapping, Sequence
 
-from p3kv.config import told_of
-from p3kv.launcher.parts import HOST, job_parts
+from p3kv.config import Settings, told_of
+from p3kv.forwarding import forwarded
+from p3kv.launcher.hosts import Host, address_of_first
+from p3kv.launcher.parts import HOST, job_parts, on_this_host
+from p3kv.launcher.remote import on_hosts, some_port
 from p3kv.launcher.supervisor import Graces, Launcher
 from p3kv.wire.launcher_link import Cause, LauncherLink
 
@@ -50,15 +53,11 @@ def launch(
             return 1
         ours, schedulers = socket.socketpair()
         with ours, schedulers:
-            parts = job_parts(
-                command,
-                num_workers,
-                num_servers,
-                port=listener.getsockname()[1],
+            port = listener.getsockname()[1]
+            parts = on_this_host(
+                job_parts(command, num_workers, num_servers, port=port, env=_own(env)),
                 scheduler_fd=listener.fileno(),
                 launcher_fd=schedulers.fileno(),
-                # This process has told of its own variables when it imported p3kv.
-                env={**os.environ, **told_of(os.environ)} if env is None else env,
             )
 
             def on_started() -> None:
@@ -77,3 +76,51 @@ def launch(
                 link=LauncherLink(ours, Cause),
             )
             return launcher.run()
+
+
+def launch_on(
+    hosts: Sequence[Host],
+    command: Sequence[str],
+    num_servers: int,
+    *,
+    root_port: int = 0,
+    env: Mapping[str, str] | None = None,
+    out: BinaryIO | None = None,
+    err: BinaryIO | None = None,
+    graces: Graces | None = None,
+) -> int:
+    """Like `launch`, on `hosts` over ssh: each has the number of workers that it says.
+
+    Of `env` the hosts get what `p3kv.forwarding` lists, over what they have themselves. The first
+    host has the scheduler, at DMLC_PS_ROOT_URI of `env` or at the address that ssh uses.
+    `root_port` 0 takes a port by chance.
+    """
+    own = _own(env)
+    graces = graces or Graces()
+    parts = on_hosts(
+        job_parts(
+            command,
+            sum(host.workers for host in hosts),
+            num_servers,
+            host=own.get("DMLC_PS_ROOT_URI") or address_of_first(hosts),
+            port=root_port or some_port(),
+            env=forwarded(own),
+        ),
+        hosts,
+        own_env=own,
+        cwd=os.getcwd(),
+        term_s=graces.term_s,
+        silence_s=Settings.from_environment(own).silence_timeout_s,
+    )
+    lines = [part.line for part in parts if part.line is not None]
+    try:
+        link = LauncherLink(lines[0].ours, Cause)
+        return Launcher(parts, out=out, err=err, graces=graces, link=link).run()
+    finally:
+        for line in lines:
+            line.close()
+
+
+def _own(env: Mapping[str, str] | None) -> Mapping[str, str]:
+    # This process has told of its own variables when it imported p3kv.
+    return {**os.environ, **told_of(os.environ)} if env is None else env

@@ -1,13 +1,14 @@
-"""What a job on one machine is made of: commands and environments, nothing started yet."""
+"""What a job is made of: commands and environments, nothing started yet."""
 
 from __future__ import annotations
 
 import os
 import secrets
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Mapping, Sequence
 
+from p3kv.launcher.line import Line
 from p3kv.secret import SECRET_BYTES
 
 HOST = "127.0.0.1"
@@ -26,7 +27,8 @@ class Part:
 
     `name` is what people read ("worker 0"). A part with `serves_workers` has nothing to do once
     the others have ended and is expected to end by itself then. `pass_fds` are open descriptors
-    that the process inherits under the same numbers.
+    that the process inherits under the same numbers. With a `line` the process is ssh, and the
+    part's own process runs on another host.
     """
 
     name: str
@@ -34,6 +36,7 @@ class Part:
     env: Mapping[str, str] = field(repr=False)  # the secret is in it
     serves_workers: bool = False
     pass_fds: tuple[int, ...] = ()
+    line: Line | None = None
 
 
 def job_parts(
@@ -42,20 +45,17 @@ def job_parts(
     num_servers: int,
     *,
     port: int,
-    scheduler_fd: int,
-    launcher_fd: int,
     env: Mapping[str, str],
+    host: str = HOST,
 ) -> list[Part]:
     """Returns a scheduler, `num_servers` servers and `num_workers` workers that run `command`.
 
-    `scheduler_fd` is a socket that listens on `port` already; the scheduler inherits it, so nobody
-    can take the port in between. `launcher_fd` is its end of the socket on which it and the
-    launcher tell each other who failed and who ended. `env` reaches every part whole; only the
-    variables that describe the job are set on top of it.
+    The scheduler listens on `port` of `host`. `env` reaches every part whole; only the variables
+    that describe the job are set on top of it.
     """
     shared = {key: value for key, value in env.items() if key not in _SET_PER_PART}
     shared.update(
-        DMLC_PS_ROOT_URI=HOST,
+        DMLC_PS_ROOT_URI=host,
         DMLC_PS_ROOT_PORT=str(port),
         DMLC_NUM_WORKER=str(num_workers),
         DMLC_NUM_SERVER=str(num_servers),
@@ -65,23 +65,12 @@ def job_parts(
     )
     # Python keeps what it prints back when it prints to a pipe, as it does here.
     shared.setdefault("PYTHONUNBUFFERED", "1")
-    # Each worker's operators would use a thread for every core, and idle ones spin.
-    cores = len(os.sched_getaffinity(0))
-    shared.setdefault("OMP_NUM_THREADS", str(max(1, cores // num_workers)))
 
     def environment(role: str, **more: str) -> dict[str, str]:
         return {**shared, "DMLC_ROLE": role, **more}
 
     serve = (sys.executable, "-m", "p3kv")
-    scheduler = Part(
-        "scheduler",
-        serve,
-        environment(
-            "scheduler", P3KV_SCHEDULER_FD=str(scheduler_fd), P3KV_LAUNCHER_FD=str(launcher_fd)
-        ),
-        serves_workers=True,
-        pass_fds=(scheduler_fd, launcher_fd),
-    )
+    scheduler = Part("scheduler", serve, environment("scheduler"), serves_workers=True)
     servers = [
         Part(
             f"server {rank}",
@@ -96,3 +85,27 @@ def job_parts(
         for rank in range(num_workers)
     ]
     return [scheduler, *servers, *workers]
+
+
+def on_this_host(parts: Sequence[Part], *, scheduler_fd: int, launcher_fd: int) -> list[Part]:
+    """A job's parts as they run beside the launcher.
+
+    `scheduler_fd` is a socket that listens on the job's port already; the scheduler inherits it, so
+    nobody can take the port in between. `launcher_fd` is its end of the socket on which it and the
+    launcher tell each other who failed and who ended.
+    """
+    # Each worker's operators would use a thread for every core, and idle ones spin.
+    num_workers = sum(not part.serves_workers for part in parts)
+    threads = str(max(1, len(os.sched_getaffinity(0)) // num_workers))
+    scheduler, *others = [
+        replace(part, env={"OMP_NUM_THREADS": threads, **part.env}) for part in parts
+    ]
+    descriptors = {
+        "P3KV_SCHEDULER_FD": str(scheduler_fd), "P3KV_LAUNCHER_FD": str(launcher_fd)
+    }  # fmt: skip
+    inherits = replace(
+        scheduler,
+        env={**scheduler.env, **descriptors},
+        pass_fds=(scheduler_fd, launcher_fd),
+    )
+    return [inherits, *others]

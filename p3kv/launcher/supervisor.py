@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import queue
-import shutil
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -18,9 +15,9 @@ from p3kv.launcher.guardian import Guardian, group_is_alive, signal_group
 from p3kv.launcher.output import Forwarder, Screen, unbuffered
 from p3kv.launcher.parts import Part
 from p3kv.launcher.process import RunningPart, signal_name
+from p3kv.launcher.starting import CannotStart, check_commands, started
 from p3kv.wire.launcher_link import Cause, LauncherLink, PartEnded
 
-_NOT_FOUND, _NOT_EXECUTABLE = 127, 126
 _LAST_WORDS_S = 1.0
 """How long to wait for words of a scheduler that has ended; they are there already."""
 _GROUP_POLL_S = 0.05
@@ -115,7 +112,7 @@ class Launcher:
         """
         try:
             with self._signals_as_events():
-                if self._check_commands() and self._start():
+                if self._start():
                     self._on_started()
                 self._watch()
         finally:
@@ -151,49 +148,22 @@ class Launcher:
 
     # ---- starting
 
-    def _check_commands(self) -> bool:
-        for part in self._parts:
-            path = part.env.get("PATH", os.defpath)
-            if shutil.which(part.argv[0], path=path) is None:
-                exists = os.path.isfile(part.argv[0])
-                problem = "is not executable" if exists else "was not found"
-                if part.argv[0].endswith(".py"):
-                    problem += f"; is it 'python {part.argv[0]}'?"
-                code = _NOT_EXECUTABLE if exists else _NOT_FOUND
-                self._verdict = _Verdict(
-                    code, f"cannot start {part.name}: the command '{part.argv[0]}' {problem}"
-                )
-                return False
-        return True
-
     def _start(self) -> bool:
-        self._guardian.start()
         width = max(len(part.name) for part in self._parts)
-        for colour, part in enumerate(self._parts):
-            try:
-                process = subprocess.Popen(
-                    part.argv,
-                    env=dict(part.env),
-                    pass_fds=part.pass_fds,
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.PIPE,
-                    bufsize=0,
-                    start_new_session=True,
-                    preexec_fn=self._guardian.announce,
-                )
-            except OSError as error:
-                code = _NOT_FOUND if isinstance(error, FileNotFoundError) else _NOT_EXECUTABLE
-                self._verdict = _Verdict(
-                    code, f"cannot start {part.name}: '{part.argv[0]}': {error.strerror}"
-                )
-                self._set_term_at(0.0)
-                break
-            self._running.append(RunningPart(part, process))
-            assert process.stdout is not None and process.stderr is not None
-            name = part.name.ljust(width)
-            self._forwarder.add(process.stdout, False, name, colour)
-            self._forwarder.add(process.stderr, True, name, colour)
+        try:
+            check_commands(self._parts)
+            self._guardian.start()
+            for colour, running in enumerate(started(self._parts, self._guardian.announce)):
+                self._running.append(running)
+                name = running.part.name.ljust(width)
+                if running.out is not None:
+                    self._forwarder.add(running.out, False, name, colour)
+                self._forwarder.add(running.err, True, name, colour)
+        except CannotStart as problem:
+            self._verdict = _Verdict(problem.code, str(problem))
+            self._set_term_at(0.0)
+            if not self._running:
+                return False
         # Threads come after the last fork: a child must not inherit a lock that one of them holds.
         self._forwarder.start()
         for index, running in enumerate(self._running):
@@ -323,7 +293,7 @@ class Launcher:
             running.take_due_measure(now_s, self._graces.kill_s)
             if running.is_over:
                 name = running.part.name
-                self._screen.say(f"p3kv launch: {name} (process group {running.group}) stays")
+                self._screen.say(f"p3kv launch: {name} ({running.whereabouts}) stays")
             elif running.code is not None and not group_is_alive(running.group):
                 running.is_over = True
                 # From now on the number may become anybody's.

@@ -9,6 +9,7 @@ from p3kv import config
 
 ALIASES = {"slice_size": "MXNET_KVSTORE_SLICE_THRESHOLD"}
 """MXNet's variables for settings of p3kv's."""
+PREFIX = "MXNET_"
 
 
 def update_on_kvstore_default(environ: Mapping[str, str] = os.environ) -> bool:

@@ -44,6 +44,7 @@ class MXNet(FrontEnd):
         native_roles="'import mxnet' comes first, MXNet's own scheduler and servers run instead",
     )
     aliases = environment.ALIASES
+    prefix = environment.PREFIX
     make_optimizer = MakeMXNetOptimizer
 
     def attach(self) -> None:
