@@ -12,12 +12,12 @@ import sys
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
-from typing import Any, Dict, List, Mapping, Optional
+from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 import msgspec
 from msgspec import Meta, inspect
 
-from p3kv import words
+from p3kv import ranks, words
 from p3kv.errors import ConfigError
 from p3kv.registry import MAX_NAME_CHARS
 from p3kv.secret import FILE_VARIABLE, VARIABLE, check_local, job_secret
@@ -175,13 +175,19 @@ class Launch:
     """'p3kv launch' has started the process, and says at the end what made the job fail."""
     secret: bytes = field(default=b"", repr=False)
     """What only the job's processes know (`p3kv.secret`); empty if the job has none."""
+    beside: Tuple[Mapping[str, str], ...] = field(default=(), repr=False)
+    """Environments of the processes that this one starts beside itself (`p3kv.ranks`)."""
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] = os.environ) -> Optional[Launch]:
-        """Reads DMLC_*; None if no launcher has started this process.
+        """Reads DMLC_*, or what launchers of ranks set; None if none has started this process.
 
         Raises ConfigError for variables that are missing, no numbers or out of range.
         """
+        place = None if "DMLC_ROLE" in environ else ranks.place(environ)
+        told = told_of(environ) if place else {}
+        beside = [{**environ, **told, **one} for one in (place.beside if place else ())]
+        environ = {**environ, **(place.variables if place else {})}
         role = _text(environ, "DMLC_ROLE")
         if role is None:
             return None
@@ -213,6 +219,7 @@ class Launch:
             launcher_fd=_optional_number(environ, "P3KV_LAUNCHER_FD"),
             launched=_flag(environ, "P3KV_LAUNCHED", False),
             secret=secret,
+            beside=tuple(beside),
         )
 
 

@@ -7,7 +7,7 @@ import multiprocessing
 import sys
 from typing import Optional
 
-from p3kv import config
+from p3kv import companions, config
 from p3kv.config import Launch
 from p3kv.errors import ConfigError, P3Error, RendezvousError
 from p3kv.frontends import FRONT_ENDS
@@ -52,6 +52,7 @@ def _join(launch: Launch) -> None:
     try:
         import_modules(config.plugins(), "P3KV_PLUGINS")
         config.current()  # a wrong setting is told at once
+        companions.start(launch)
         this_process.join(launch, [front_end.name for front_end in FRONT_ENDS])
     except P3Error as error:
         if config.wants_traceback():

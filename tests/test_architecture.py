@@ -15,9 +15,8 @@ import pytest
 ROOT = Path(__file__).parent.parent
 
 GROUND = {
-    "p3kv.errors", "p3kv.config", "p3kv.forwarding", "p3kv.log", "p3kv.registry", "p3kv.secret",
-    "p3kv.trace",
-    "p3kv.version", "p3kv.words",
+    "p3kv.errors", "p3kv.config", "p3kv.forwarding", "p3kv.log", "p3kv.ranks", "p3kv.registry",
+    "p3kv.secret", "p3kv.trace", "p3kv.version", "p3kv.words",
 }  # fmt: skip
 MIDDLE = {"p3kv.wire", "p3kv.slicing", "p3kv.codecs", "p3kv.consistency", "p3kv.transport"}
 MAY_IMPORT: Dict[str, Set[str]] = {
@@ -28,8 +27,9 @@ MAY_IMPORT: Dict[str, Set[str]] = {
     "p3kv.registry": {"p3kv.errors"},
     "p3kv.words": set(),
     "p3kv.forwarding": set(),
+    "p3kv.ranks": {"p3kv.errors"},
     "p3kv.secret": {"p3kv.errors"},
-    "p3kv.config": {"p3kv.errors", "p3kv.registry", "p3kv.secret", "p3kv.words"},
+    "p3kv.config": {"p3kv.errors", "p3kv.ranks", "p3kv.registry", "p3kv.secret", "p3kv.words"},
     "p3kv.slicing": GROUND,
     "p3kv.codecs": GROUND,
     "p3kv.consistency": GROUND,
@@ -40,7 +40,8 @@ MAY_IMPORT: Dict[str, Set[str]] = {
     "p3kv.worker": GROUND | MIDDLE | {"p3kv.forecast", "p3kv.report"},
     "p3kv.server": GROUND | MIDDLE | {"p3kv.report"},
     "p3kv.scheduler": GROUND | MIDDLE,
-    "p3kv.roles": GROUND | {"p3kv.frontends", "p3kv.worker"},
+    "p3kv.companions": GROUND | {"p3kv.wire.address"},
+    "p3kv.roles": GROUND | {"p3kv.companions", "p3kv.frontends", "p3kv.worker"},
     # What a front end hands over to a server is declared in `p3kv.server.optimizer`.
     "p3kv.frontends": GROUND
     | {"p3kv.codecs", "p3kv.wire.header", "p3kv.wire.messages", "p3kv.wire.states", "p3kv.worker"}
@@ -88,9 +89,8 @@ BEFORE_THE_FRAMEWORK = ("front_end", "environment")
 KNOW_NO_FRAMEWORK = (
     "p3kv.roles", "p3kv.config", "p3kv.words", "p3kv.worker", "p3kv.wire", "p3kv.server",
     "p3kv.scheduler", "p3kv.slicing", "p3kv.forecast", "p3kv.report", "p3kv.consistency",
-    "p3kv.transport", "p3kv.registry", "p3kv.forwarding", "p3kv.trace", "p3kv.launcher",
-    "p3kv.frontends.front_end",
-    "p3kv.frontends.attach",
+    "p3kv.transport", "p3kv.registry", "p3kv.forwarding", "p3kv.companions", "p3kv.ranks",
+    "p3kv.trace", "p3kv.launcher", "p3kv.frontends.front_end", "p3kv.frontends.attach",
 )  # fmt: skip
 WORDS_OF_FRAMEWORKS = re.compile(r"mxnet|gluon|kvstore=|torch|\bmx\.|\bkv\.", re.IGNORECASE)
 HANDS_ON_THE_ENVIRONMENT = {"p3kv.launcher.guardian", "p3kv.launcher.launch"}

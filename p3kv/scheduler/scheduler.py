@@ -18,6 +18,7 @@ from p3kv.scheduler.membership import Node
 from p3kv.scheduler.replies import Replies
 from p3kv.scheduler.silences import LOOK_EVERY_S, Silences
 from p3kv.wire import silence
+from p3kv.wire.address import listening_address
 from p3kv.wire.control import HEARTBEAT_EVERY_MS, heartbeat_timeout_ms
 from p3kv.wire.credentials import Credentials
 from p3kv.wire.launcher_link import Cause, LauncherLink, PartEnded
@@ -94,7 +95,7 @@ def _bind(router: zmq.Socket, launch: Launch, settings: Settings) -> None:
     router.setsockopt(zmq.HEARTBEAT_TIMEOUT, heartbeat_timeout_ms(settings))
     if launch.scheduler_fd is not None:
         router.setsockopt(zmq.USE_FD, launch.scheduler_fd)
-    address = f"{launch.root_host}:{launch.root_port}"
+    address = f"{listening_address(launch.root_host)}:{launch.root_port}"
     try:
         router.bind(f"tcp://{address}")
     except zmq.ZMQError as error:

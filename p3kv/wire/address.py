@@ -1,10 +1,12 @@
-"""The address of this host that other processes can reach."""
+"""The addresses of this host that other processes can reach."""
 
 from __future__ import annotations
 
 import fcntl
+import ipaddress
 import socket
 import struct
+from contextlib import suppress
 
 from p3kv.config import Launch
 from p3kv.errors import ConfigError, RendezvousError
@@ -35,6 +37,26 @@ def own_address(launch: Launch) -> str:
             f"this host finds no way to the scheduler at {launch.root_host}:{launch.root_port}: "
             f"{error.strerror or error}. Check DMLC_PS_ROOT_URI."
         ) from error
+
+
+def listening_address(host: str) -> str:
+    """The address at which the scheduler listens if `host` is what the others know it by.
+
+    A name is replaced by what it means here. Raises ConfigError for a name that means an address
+    which other hosts can't reach.
+    """
+    with suppress(ValueError):
+        return str(ipaddress.ip_address(host))
+    try:
+        address = socket.gethostbyname(host)
+    except OSError:
+        return host  # an interface, perhaps; whoever listens there says so if it is none
+    if host != "localhost" and ipaddress.ip_address(address).is_loopback:
+        raise ConfigError(
+            f"DMLC_PS_ROOT_URI is '{host}', which on this host means {address}: others can't reach "
+            "that. Set it to the host's address in the job's network, or mend /etc/hosts here."
+        )
+    return address
 
 
 def _interface_address(interface: str) -> str:

@@ -1,0 +1,78 @@
+"""Servers and the scheduler beside a worker, where the launcher starts nothing but ranks.
+
+The worker starts them. They end with the job, and the worker's process waits for that when its
+script has ended: other workers may still train. If the worker is killed, the kernel ends them.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import sys
+from typing import List
+
+from p3kv.config import Launch
+from p3kv.errors import ConfigError
+from p3kv.wire.address import listening_address
+
+_BACKLOG = 1024
+_SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
+
+
+def start(launch: Launch) -> None:
+    """Starts the processes that `launch` wants beside this one.
+
+    Raises ConfigError if this host can't have the scheduler.
+    """
+    if not launch.beside:
+        return
+    libc = ctypes.CDLL(None)
+    parent = os.getpid()
+
+    def end_with_parent() -> None:
+        libc.prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGTERM)
+        if os.getppid() != parent:
+            os._exit(1)  # the parent has ended before the kernel knew
+
+    processes: List[subprocess.Popen] = []
+    for env in launch.beside:
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
+            more, fds = {}, []
+            if env["DMLC_ROLE"] == "scheduler":
+                # Opened here: a port that is not free is told at once, by the script.
+                _listen(listener, launch)
+                more, fds = {"P3KV_SCHEDULER_FD": str(listener.fileno())}, [listener.fileno()]
+            processes.append(
+                subprocess.Popen(
+                    [sys.executable, "-m", "p3kv"],
+                    env={**env, **more},
+                    stdin=subprocess.DEVNULL,
+                    pass_fds=fds,
+                    preexec_fn=end_with_parent,
+                )
+            )
+    # Before the worker's own: what is registered first comes last.
+    atexit.register(_wait, processes, parent)
+
+
+def _listen(listener: socket.socket, launch: Launch) -> None:
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((listening_address(launch.root_host), launch.root_port))
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        raise ConfigError(
+            f"the scheduler can't listen at {launch.root_host}:{launch.root_port}: "
+            f"{error.strerror}. It runs beside rank 0: DMLC_PS_ROOT_URI must be an address of that "
+            "host, and DMLC_PS_ROOT_PORT a free port there. Set them in all processes."
+        ) from error
+
+
+def _wait(processes: List[subprocess.Popen], parent: int) -> None:
+    if os.getpid() == parent:  # and not a fork of it
+        for process in processes:
+            process.wait()

@@ -1,0 +1,156 @@
+"""Processes that a launcher of ranks has started: their place in a job, as DMLC_* variables.
+
+Such launchers (Open MPI's and MPICH's mpirun, Slurm's srun, an Indexed Job of Kubernetes) start the
+same script several times and number the processes. Each is a worker then, with servers beside it:
+one for each worker, unless DMLC_NUM_SERVER says how many there are in all. Every rank can start its
+own without knowing how many hosts there are, and several servers of a host sum on several cores.
+The process with rank 0 starts the scheduler, too.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from dataclasses import dataclass
+from typing import Callable, Dict, Mapping, Optional, Tuple
+
+from p3kv.errors import ConfigError
+
+Environ = Mapping[str, str]
+
+_HERE = "127.0.0.1"
+_USUAL_PORT = 9091  # as dmlc_tracker
+_PORTS = range(10_000, 32_768)
+"""Linux gives none of them to a connection by itself."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A rank's place in its job: its own variables, and those of each process beside it."""
+
+    variables: Dict[str, str]
+    beside: Tuple[Dict[str, str], ...]
+
+
+@dataclass(frozen=True)
+class _Launcher:
+    """How one launcher tells its ranks what they must know; names are those of variables."""
+
+    name: str
+    rank: str
+    size: str
+    is_one_host: Callable[[Environ], bool]
+    job: Callable[[Environ], str]
+    """What only this job's processes have in common; empty if the launcher gives no such thing."""
+    first_host: Callable[[Environ], str]
+    """An address of rank 0's host; empty if the launcher does not tell."""
+
+
+def place(environ: Environ) -> Optional[Place]:
+    """The place of this process; None if no launcher of ranks has started it, or it alone.
+
+    Raises ConfigError if the job has several hosts and nothing says which is the first.
+    """
+    launcher = next((one for one in _LAUNCHERS if _is_number(environ, one.rank, one.size)), None)
+    if launcher is None:
+        return None
+    rank, size = int(environ[launcher.rank]), int(environ[launcher.size])
+    if size < 2:
+        return None
+    host = environ.get("DMLC_PS_ROOT_URI") or _first_host(launcher, environ)
+    if not host:
+        raise ConfigError(
+            f"{launcher.name} has started this process as rank {rank} of {size} on several hosts, "
+            "and does not say where rank 0 runs. Set DMLC_PS_ROOT_URI to the address of that host "
+            "in all processes."
+        )
+    job = launcher.job(environ)
+    port = _PORTS[zlib.crc32(job.encode()) % len(_PORTS)] if job else _USUAL_PORT
+    servers = int(environ.get("DMLC_NUM_SERVER") or size)
+    shared = {
+        "DMLC_PS_ROOT_URI": host,
+        "DMLC_PS_ROOT_PORT": environ.get("DMLC_PS_ROOT_PORT") or str(port),
+        "DMLC_NUM_WORKER": str(size),
+        "DMLC_NUM_SERVER": str(servers),
+    }
+    if job:
+        shared["P3KV_JOB"] = environ.get("P3KV_JOB") or job
+    scheduler = [{**shared, "DMLC_ROLE": "scheduler"}] if rank == 0 else []
+    return Place(
+        {**shared, "DMLC_ROLE": "worker", "DMLC_WORKER_ID": str(rank)},
+        (
+            *scheduler,
+            *(
+                {**shared, "DMLC_ROLE": "server", "DMLC_SERVER_ID": str(number)}
+                for number in range(rank, servers, size)
+            ),
+        ),
+    )
+
+
+def _first_host(launcher: _Launcher, environ: Environ) -> str:
+    return _HERE if launcher.is_one_host(environ) else launcher.first_host(environ)
+
+
+def _is_number(environ: Environ, *names: str) -> bool:
+    return all(environ.get(name, "").isdigit() for name in names)
+
+
+def _mpirun_host(environ: Environ) -> str:
+    # "1441988608.0;tcp://10.0.0.1,172.17.0.1:41449": the addresses of mpirun's own host.
+    found = re.search(r"tcp://([^,:;]+)", environ.get("OMPI_MCA_orte_hnp_uri", ""))
+    return found[1] if found else ""
+
+
+def _first_node(environ: Environ) -> str:
+    """The first host of a list in Slurm's notation, such as "a[01-03,7]-ib,b"."""
+    nodes = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST", "")
+    first = re.match(r"(?:[^,\[]|\[[^\]]*\])*", nodes)
+    return re.sub(r"\[([^\],-]*)[^\]]*\]", r"\1", first[0] if first else "")
+
+
+def _numbered(prefix: str, *names: str) -> Callable[[Environ], str]:
+    def job(environ: Environ) -> str:
+        numbers = [environ[name] for name in names if environ.get(name)]
+        return " ".join([prefix, ".".join(numbers)]) if numbers else ""
+
+    return job
+
+
+_LAUNCHERS = (
+    _Launcher(
+        "Open MPI's mpirun",
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+        lambda env: env.get("OMPI_COMM_WORLD_LOCAL_SIZE") == env["OMPI_COMM_WORLD_SIZE"],
+        _numbered("mpirun", "PMIX_NAMESPACE"),
+        _mpirun_host,
+    ),
+    # After mpirun, which itself uses srun inside of an allocation. Only srun's own processes have
+    # SLURM_STEP_NUM_TASKS: a batch script has a rank, too, but is no rank of a job.
+    _Launcher(
+        "Slurm's srun",
+        "SLURM_PROCID",
+        "SLURM_STEP_NUM_TASKS",
+        lambda env: env.get("SLURM_STEP_NUM_NODES") == "1",
+        _numbered("slurm", "SLURM_JOB_ID", "SLURM_STEP_ID"),
+        _first_node,
+    ),
+    _Launcher(
+        "MPICH's mpiexec",
+        "PMI_RANK",
+        "PMI_SIZE",
+        lambda env: env.get("MPI_LOCALNRANKS") == env["PMI_SIZE"],
+        _numbered(""),
+        lambda env: "",
+    ),
+    # Kubernetes does not say how many there are: the manifest does.
+    _Launcher(
+        "Kubernetes",
+        "JOB_COMPLETION_INDEX",
+        "DMLC_NUM_WORKER",
+        lambda env: False,
+        _numbered(""),
+        lambda env: "",
+    ),
+)
