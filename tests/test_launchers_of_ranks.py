@@ -1,0 +1,213 @@
+"""mpirun and srun for real: over the hosts of a cluster, with their own daemons, ssh and names."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+from typing import Dict, Iterator, List, Optional, Sequence
+
+import psutil
+import pytest
+
+from experiments.cluster import Cluster, missing_requirements
+from tests import slurm, sshd
+from tests.jobs import SCRIPTS, SECRET, JobResult, environment, eventually, run
+from tests.names import named
+
+DEADLINE_S = 60.0
+_HOLD = [sys.executable, str(SCRIPTS / "hold.py")]
+_MPIRUN = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n", "2"]
+_NO_MPIRUN = None if shutil.which("mpirun") else "'mpirun' is missing (package openmpi-bin)"
+_NO_CLUSTER = missing_requirements()
+_NO_SSH = sshd.missing()
+_NO_SLURM = slurm.missing()
+
+
+def needs(*problems: Optional[str]) -> pytest.MarkDecorator:
+    problem = next(filter(None, problems), None)
+    return pytest.mark.skipif(problem is not None, reason=str(problem))
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with Cluster(2) as made, named(made, ["n0", "n1"]):
+        yield made
+
+
+@pytest.fixture(scope="module")
+def ssh_path(cluster: Cluster) -> Iterator[str]:
+    with tempfile.TemporaryDirectory() as folder, sshd.ssh_between(cluster, Path(folder)) as path:
+        yield path
+
+
+@pytest.fixture(scope="module")
+def slurm_env(cluster: Cluster) -> Iterator[Dict[str, str]]:
+    with tempfile.TemporaryDirectory() as folder, slurm.slurm_on(cluster, Path(folder)) as env:
+        yield env
+
+
+class Ranks:
+    """A command on the cluster's first host that starts `hold.py` on both."""
+
+    def __init__(
+        self, cluster: Cluster, folder: Path, command: Sequence[str], **changes: object
+    ) -> None:
+        self._folder = folder
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115  closed by result
+        self.process = cluster.hosts[0].popen(
+            command,
+            env=environment(TEST_JOB_MARK=folder, **changes),
+            stdin=subprocess.DEVNULL,
+            stdout=self._output,
+            stderr=subprocess.STDOUT,
+        )
+
+    def said(self) -> str:
+        return os.pread(self._output.fileno(), 1 << 24, 0).decode(errors="replace")
+
+    def wait_until_joined(self) -> None:
+        def joined() -> bool:
+            assert self.process.poll() is None, self.said()
+            return len(list(self._folder.glob("worker-*"))) == 2
+
+        eventually(joined, DEADLINE_S)
+
+    def stop(self) -> None:
+        (self._folder / "stop").touch()
+
+    def result(self) -> JobResult:
+        """How it ended; nothing of it may be left."""
+        try:
+            self.process.wait(DEADLINE_S)
+        finally:
+            said = self.said()
+            self._output.close()
+        eventually(lambda: not self.left())
+        return JobResult(self.process.returncode, said, 0.0)
+
+    def left(self) -> List[psutil.Process]:
+        """Those of its processes that run."""
+        found = []
+        for process in psutil.process_iter():
+            with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+                marked = process.environ().get("TEST_JOB_MARK") == str(self._folder)
+                if marked and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+        return found
+
+
+def mpirun(cluster: Cluster, path: str, folder: Path, *arguments: str) -> Ranks:
+    hosts = ",".join(host.address for host in cluster.hosts)
+    names = ["P3KV_SECRET", "PYTHONPATH", "OMP_NUM_THREADS", "TEST_JOB_MARK"]
+    passed = [word for name in names for word in ("-x", name)]
+    command = [*_MPIRUN, "--host", hosts, *passed, *_HOLD, str(folder), *arguments]
+    return Ranks(cluster, folder, command, PATH=path)
+
+
+def srun(cluster: Cluster, env: Dict[str, str], folder: Path, *arguments: str) -> Ranks:
+    command = ["srun", "-N2", "-n2", *_HOLD, str(folder), *arguments]
+    return Ranks(cluster, folder, command, **env)
+
+
+@needs(_NO_MPIRUN, _NO_CLUSTER, _NO_SSH)
+class TestMpirun:
+    def test_starts_a_job_on_two_hosts_and_shows_the_secret_to_nobody(
+        self, cluster: Cluster, ssh_path: str, tmp_path: Path
+    ) -> None:
+        job = mpirun(cluster, ssh_path, tmp_path)
+        job.wait_until_joined()
+        roles = sorted(
+            f"{env['DMLC_ROLE']}{env.get('DMLC_SERVER_ID', '')}"
+            for env in (process.environ() for process in job.left())
+            if "DMLC_ROLE" in env
+        )
+        assert roles == ["scheduler", "server0", "server1"]
+        lines = []
+        for process in psutil.process_iter():
+            with suppress(psutil.NoSuchProcess):
+                lines.append(" ".join(process.cmdline()))
+        assert any("orted" in line for line in lines)
+        assert not any(SECRET in line for line in lines)
+        job.stop()
+        result = job.result()
+        assert result.code == 0, result.output
+        assert "worker 1 of 2 has joined" in result.output
+
+    def test_ends_with_the_failed_script_s_code_and_everybody_knows_why(
+        self, cluster: Cluster, ssh_path: str, tmp_path: Path
+    ) -> None:
+        result = mpirun(cluster, ssh_path, tmp_path, "1=7").result()
+        assert result.code == 7, result.output
+        assert "p3kv worker: worker 1: its script ended with exit code 7" in result.output
+
+    def test_a_killed_worker_takes_its_servers_and_the_job_with_it(
+        self, cluster: Cluster, ssh_path: str, tmp_path: Path
+    ) -> None:
+        job = mpirun(cluster, ssh_path, tmp_path)
+        job.wait_until_joined()
+        workers = [
+            process
+            for process in job.left()
+            if "hold.py" in " ".join(process.cmdline()) and process.name() != "mpirun"
+        ]
+        first = next(p for p in workers if p.environ().get("OMPI_COMM_WORLD_RANK") == "0")
+        first.send_signal(signal.SIGKILL)
+        result = job.result()
+        assert result.code == 128 + signal.SIGKILL, result.output
+
+
+@needs(_NO_MPIRUN)
+@pytest.mark.parametrize("launcher", ["mpirun", "mpiexec.hydra"])
+def test_a_job_of_ranks_on_one_host_needs_nothing_but_its_script(
+    tmp_path: Path, launcher: str
+) -> None:
+    if shutil.which(launcher) is None:
+        pytest.skip(f"'{launcher}' is missing (package mpich)")
+    (tmp_path / "stop").touch()
+    command = _MPIRUN if launcher == "mpirun" else [launcher, "-n", "2"]
+    env = environment(P3KV_SECRET="")
+    result = run([*command, *_HOLD, str(tmp_path)], env, DEADLINE_S)
+    assert result.code == 0, result.output
+    assert "worker 1 of 2 has joined" in result.output
+
+
+@needs(_NO_SLURM, _NO_CLUSTER)
+class TestSlurm:
+    def test_srun_in_a_batch_script_starts_a_job_and_the_script_itself_is_in_none(
+        self, cluster: Cluster, slurm_env: Dict[str, str], tmp_path: Path
+    ) -> None:
+        script, code = tmp_path / "batch.sh", tmp_path / "code"
+        (tmp_path / "stop").touch()
+        script.write_text(
+            f"#!/bin/bash\n{sys.executable} -c 'import p3kv; print(\"in no job\")'\n"
+            f"srun {' '.join(_HOLD)} {tmp_path}\necho $? > {code}.new\nmv {code}.new {code}\n"
+        )
+        # With --wait, sbatch looks seldom.
+        command = ["sbatch", "-N2", "-n2", f"--output={tmp_path}/out", str(script)]
+        job = Ranks(cluster, tmp_path, command, **slurm_env)
+        eventually(code.exists, DEADLINE_S)
+        said = (tmp_path / "out").read_text() + job.result().output
+        assert code.read_text() == "0\n", said
+        assert "in no job" in said and "worker 1 of 2 has joined" in said
+
+    def test_srun_ends_with_the_failed_script_s_code_and_everybody_knows_why(
+        self, cluster: Cluster, slurm_env: Dict[str, str], tmp_path: Path
+    ) -> None:
+        result = srun(cluster, slurm_env, tmp_path, "1=7").result()
+        assert result.code == 7, result.output
+        assert "p3kv worker: worker 1: its script ended with exit code 7" in result.output
+
+    def test_a_cancelled_job_leaves_nothing(
+        self, cluster: Cluster, slurm_env: Dict[str, str], tmp_path: Path
+    ) -> None:
+        job = srun(cluster, slurm_env, tmp_path)
+        job.wait_until_joined()
+        scancel = ["scancel", "--user=root"]
+        cluster.hosts[0].popen(scancel, env={**os.environ, **slurm_env}).wait(DEADLINE_S)
+        assert job.result().code != 0

@@ -1,0 +1,129 @@
+"""A worker finds its job in the variables of mpirun, srun and Kubernetes; pure."""
+
+from __future__ import annotations
+
+from typing import Dict
+
+import pytest
+
+from p3kv.config import Launch
+from p3kv.errors import ConfigError
+from p3kv.ranks import place
+
+SECRET = {"P3KV_SECRET": "0123456789abcdef"}
+
+
+def mpirun(rank: int, size: int = 4, here: int = 2) -> Dict[str, str]:
+    return {
+        "OMPI_COMM_WORLD_RANK": str(rank),
+        "OMPI_COMM_WORLD_SIZE": str(size),
+        "OMPI_COMM_WORLD_LOCAL_SIZE": str(here),
+        "OMPI_MCA_orte_hnp_uri": "1441988608.0;tcp://10.0.0.1,172.17.0.1:41449",
+        "PMIX_NAMESPACE": "1441988609",
+    }
+
+
+def srun(rank: int, nodes: str = "n[0-1]", step: str = "0") -> Dict[str, str]:
+    return {
+        "SLURM_PROCID": str(rank),
+        "SLURM_STEP_NUM_TASKS": "2",
+        "SLURM_STEP_NUM_NODES": "2",
+        "SLURM_STEP_NODELIST": nodes,
+        "SLURM_JOB_NODELIST": "first,last",
+        "SLURM_JOB_ID": "7",
+        "SLURM_STEP_ID": step,
+    }
+
+
+def root(environ: Dict[str, str]) -> str:
+    found = place(environ)
+    assert found is not None
+    return found.variables["DMLC_PS_ROOT_URI"]
+
+
+def test_every_rank_is_a_worker_with_a_server_and_the_first_has_the_scheduler() -> None:
+    for rank in range(4):
+        launch = Launch.from_environment({**mpirun(rank), **SECRET, "MINE": "kept"})
+        assert launch is not None
+        assert (launch.role, launch.rank_wish, launch.num_workers) == ("worker", rank, 4)
+        assert (launch.root_host, launch.num_servers) == ("10.0.0.1", 4)
+        roles = [env["DMLC_ROLE"] for env in launch.beside]
+        assert roles == (["scheduler", "server"] if rank == 0 else ["server"])
+        for env in launch.beside:
+            other = Launch.from_environment(env)
+            assert other is not None and env["MINE"] == "kept"
+            assert (other.job, other.root_port) == (launch.job, launch.root_port)
+            assert other.beside == () and other.secret == launch.secret
+            assert other.role == "scheduler" or other.rank_wish == rank
+
+
+@pytest.mark.parametrize("servers", [1, 4, 6])
+def test_another_number_of_servers_is_spread_over_the_ranks(servers: int) -> None:
+    found = [place({**mpirun(rank), "DMLC_NUM_SERVER": str(servers)}) for rank in range(4)]
+    beside = [one for it in found if it is not None for one in it.beside]
+    numbers = [int(one["DMLC_SERVER_ID"]) for one in beside if one["DMLC_ROLE"] == "server"]
+    assert sorted(numbers) == [*range(servers)]
+
+
+def test_jobs_of_one_cluster_have_ports_of_their_own() -> None:
+    found = [place(srun(0, step=str(step))) for step in range(8)]
+    ports = {it.variables["DMLC_PS_ROOT_PORT"] for it in found if it}
+    assert len(ports) == 8 and all(10_000 <= int(port) < 32_768 for port in ports)
+    mine = place({**srun(0), "DMLC_PS_ROOT_PORT": "9000", "DMLC_PS_ROOT_URI": "n9"})
+    assert mine is not None and mine.variables["DMLC_PS_ROOT_PORT"] == "9000"
+    assert mine.variables["DMLC_PS_ROOT_URI"] == "n9"
+
+
+@pytest.mark.parametrize(
+    ("nodes", "first"),
+    [
+        ("n7", "n7"),
+        ("n7,n8", "n7"),
+        ("n[0-1]", "n0"),
+        ("n[007,9-12],a", "n007"),
+        ("rack[2-3]node[0-1]-ib,x", "rack2node0-ib"),
+        ("a.b-c[10]", "a.b-c10"),
+    ],
+)
+def test_the_first_host_of_a_list_of_slurm_s(nodes: str, first: str) -> None:
+    assert root(srun(1, nodes)) == first
+
+
+def test_on_one_host_the_job_stays_there() -> None:
+    assert root(mpirun(1, size=4, here=4)) == "127.0.0.1"
+    assert root({**srun(1), "SLURM_STEP_NUM_NODES": "1"}) == "127.0.0.1"
+    assert root({"PMI_RANK": "0", "PMI_SIZE": "2", "MPI_LOCALNRANKS": "2"}) == "127.0.0.1"
+
+
+def test_mpirun_inside_of_an_allocation_counts_before_srun() -> None:
+    assert root({**srun(0), **mpirun(3)}) == "10.0.0.1"
+
+
+def test_where_nobody_says_which_host_is_the_first_the_user_must() -> None:
+    mpich = {"PMI_RANK": "1", "PMI_SIZE": "4", "MPI_LOCALNRANKS": "2"}
+    indexed = {"JOB_COMPLETION_INDEX": "1", "DMLC_NUM_WORKER": "4"}
+    for environ, name in ((mpich, "MPICH's mpiexec"), (indexed, "Kubernetes")):
+        with pytest.raises(ConfigError, match=f"{name} .*rank 1 of 4.*DMLC_PS_ROOT_URI"):
+            place(environ)
+        assert root({**environ, "DMLC_PS_ROOT_URI": "train-0.train"}) == "train-0.train"
+
+
+def test_several_hosts_need_a_secret() -> None:
+    for environ in (mpirun(1), srun(1)):
+        with pytest.raises(ConfigError, match="Set P3KV_SECRET to the same text in all"):
+            Launch.from_environment(environ)
+
+
+def test_other_processes_belong_to_no_job_of_ranks() -> None:
+    batch_script = {**srun(0), "SLURM_NTASKS": "2"}
+    del batch_script["SLURM_STEP_NUM_TASKS"]
+    alone = mpirun(0, size=1, here=1)
+    for environ in ({}, batch_script, alone, {"JOB_COMPLETION_INDEX": "0"}):
+        assert place(environ) is None
+        assert Launch.from_environment(environ) is None
+    tracker = {
+        **mpirun(1), **SECRET, "DMLC_ROLE": "server", "DMLC_PS_ROOT_URI": "10.0.0.9",
+        "DMLC_PS_ROOT_PORT": "9091", "DMLC_NUM_WORKER": "2", "DMLC_NUM_SERVER": "2",
+    }  # fmt: skip
+    launch = Launch.from_environment(tracker)
+    assert launch is not None and (launch.role, launch.beside) == ("server", ())
