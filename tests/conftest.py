@@ -1,7 +1,30 @@
-"""What holds for all tests."""
+"""What holds for all tests, and the networks that several of them use."""
 
+import tempfile
+from pathlib import Path
+from typing import Iterator
+
+import pytest
 from hypothesis import HealthCheck, settings
+
+from experiments.cluster import Cluster
+from tests import sshd
+from tests.names import named
 
 # How long an example takes says more of the machine's other work than of the code.
 settings.register_profile("p3kv", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("p3kv")
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    """Two hosts that know each other as n0 and n1."""
+    with Cluster(2) as made, named(made, ["n0", "n1"]):
+        yield made
+
+
+@pytest.fixture(scope="module")
+def ssh_path(cluster: Cluster) -> Iterator[str]:
+    """A PATH whose ssh reaches both hosts."""
+    with tempfile.TemporaryDirectory() as folder, sshd.ssh_between(cluster, Path(folder)) as path:
+        yield path

@@ -5,45 +5,21 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
-from contextlib import suppress
 from pathlib import Path
-from typing import Dict, Iterator, List, Optional, Sequence
+from typing import Dict, Iterator
 
-import psutil
 import pytest
 
 from experiments.cluster import Cluster, missing_requirements
 from tests import slurm, sshd
-from tests.jobs import SCRIPTS, SECRET, JobResult, environment, eventually, run
-from tests.names import named
+from tests.jobs import SECRET, SUMS_ONLY, environment, eventually, run
+from tests.on_cluster import DEADLINE_S, HOLD, MARK, ClusterJob, command_lines, needs
 
-DEADLINE_S = 60.0
-_HOLD = [sys.executable, str(SCRIPTS / "hold.py")]
 _MPIRUN = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n", "2"]
 _NO_MPIRUN = None if shutil.which("mpirun") else "'mpirun' is missing (package openmpi-bin)"
 _NO_CLUSTER = missing_requirements()
-_NO_SSH = sshd.missing()
-_NO_SLURM = slurm.missing()
-
-
-def needs(*problems: Optional[str]) -> pytest.MarkDecorator:
-    problem = next(filter(None, problems), None)
-    return pytest.mark.skipif(problem is not None, reason=str(problem))
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    with Cluster(2) as made, named(made, ["n0", "n1"]):
-        yield made
-
-
-@pytest.fixture(scope="module")
-def ssh_path(cluster: Cluster) -> Iterator[str]:
-    with tempfile.TemporaryDirectory() as folder, sshd.ssh_between(cluster, Path(folder)) as path:
-        yield path
 
 
 @pytest.fixture(scope="module")
@@ -52,70 +28,20 @@ def slurm_env(cluster: Cluster) -> Iterator[Dict[str, str]]:
         yield env
 
 
-class Ranks:
-    """A command on the cluster's first host that starts `hold.py` on both."""
-
-    def __init__(
-        self, cluster: Cluster, folder: Path, command: Sequence[str], **changes: object
-    ) -> None:
-        self._folder = folder
-        self._output = tempfile.TemporaryFile()  # noqa: SIM115  closed by result
-        self.process = cluster.hosts[0].popen(
-            command,
-            env=environment(TEST_JOB_MARK=folder, **changes),
-            stdin=subprocess.DEVNULL,
-            stdout=self._output,
-            stderr=subprocess.STDOUT,
-        )
-
-    def said(self) -> str:
-        return os.pread(self._output.fileno(), 1 << 24, 0).decode(errors="replace")
-
-    def wait_until_joined(self) -> None:
-        def joined() -> bool:
-            assert self.process.poll() is None, self.said()
-            return len(list(self._folder.glob("worker-*"))) == 2
-
-        eventually(joined, DEADLINE_S)
-
-    def stop(self) -> None:
-        (self._folder / "stop").touch()
-
-    def result(self) -> JobResult:
-        """How it ended; nothing of it may be left."""
-        try:
-            self.process.wait(DEADLINE_S)
-        finally:
-            said = self.said()
-            self._output.close()
-        eventually(lambda: not self.left())
-        return JobResult(self.process.returncode, said, 0.0)
-
-    def left(self) -> List[psutil.Process]:
-        """Those of its processes that run."""
-        found = []
-        for process in psutil.process_iter():
-            with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-                marked = process.environ().get("TEST_JOB_MARK") == str(self._folder)
-                if marked and process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(process)
-        return found
-
-
-def mpirun(cluster: Cluster, path: str, folder: Path, *arguments: str) -> Ranks:
+def mpirun(cluster: Cluster, path: str, folder: Path, *arguments: str) -> ClusterJob:
     hosts = ",".join(host.address for host in cluster.hosts)
-    names = ["P3KV_SECRET", "PYTHONPATH", "OMP_NUM_THREADS", "TEST_JOB_MARK"]
+    names = ["P3KV_SECRET", "PYTHONPATH", "OMP_NUM_THREADS", MARK, *SUMS_ONLY]
     passed = [word for name in names for word in ("-x", name)]
-    command = [*_MPIRUN, "--host", hosts, *passed, *_HOLD, str(folder), *arguments]
-    return Ranks(cluster, folder, command, PATH=path)
+    command = [*_MPIRUN, "--host", hosts, *passed, *HOLD, str(folder), *arguments]
+    return ClusterJob(cluster, folder, command, PATH=path)
 
 
-def srun(cluster: Cluster, env: Dict[str, str], folder: Path, *arguments: str) -> Ranks:
-    command = ["srun", "-N2", "-n2", *_HOLD, str(folder), *arguments]
-    return Ranks(cluster, folder, command, **env)
+def srun(cluster: Cluster, env: Dict[str, str], folder: Path, *arguments: str) -> ClusterJob:
+    command = ["srun", "-N2", "-n2", *HOLD, str(folder), *arguments]
+    return ClusterJob(cluster, folder, command, **env)
 
 
-@needs(_NO_MPIRUN, _NO_CLUSTER, _NO_SSH)
+@needs(_NO_MPIRUN, _NO_CLUSTER, sshd.missing())
 class TestMpirun:
     def test_starts_a_job_on_two_hosts_and_shows_the_secret_to_nobody(
         self, cluster: Cluster, ssh_path: str, tmp_path: Path
@@ -128,10 +54,7 @@ class TestMpirun:
             if "DMLC_ROLE" in env
         )
         assert roles == ["scheduler", "server0", "server1"]
-        lines = []
-        for process in psutil.process_iter():
-            with suppress(psutil.NoSuchProcess):
-                lines.append(" ".join(process.cmdline()))
+        lines = command_lines()
         assert any("orted" in line for line in lines)
         assert not any(SECRET in line for line in lines)
         job.stop()
@@ -171,13 +94,13 @@ def test_a_job_of_ranks_on_one_host_needs_nothing_but_its_script(
         pytest.skip(f"'{launcher}' is missing (package mpich)")
     (tmp_path / "stop").touch()
     command = _MPIRUN if launcher == "mpirun" else [launcher, "-n", "2"]
-    env = environment(P3KV_SECRET="")
-    result = run([*command, *_HOLD, str(tmp_path)], env, DEADLINE_S)
+    env = environment(P3KV_SECRET="", **SUMS_ONLY)
+    result = run([*command, *HOLD, str(tmp_path)], env, DEADLINE_S)
     assert result.code == 0, result.output
     assert "worker 1 of 2 has joined" in result.output
 
 
-@needs(_NO_SLURM, _NO_CLUSTER)
+@needs(slurm.missing(), _NO_CLUSTER)
 class TestSlurm:
     def test_srun_in_a_batch_script_starts_a_job_and_the_script_itself_is_in_none(
         self, cluster: Cluster, slurm_env: Dict[str, str], tmp_path: Path
@@ -186,11 +109,11 @@ class TestSlurm:
         (tmp_path / "stop").touch()
         script.write_text(
             f"#!/bin/bash\n{sys.executable} -c 'import p3kv; print(\"in no job\")'\n"
-            f"srun {' '.join(_HOLD)} {tmp_path}\necho $? > {code}.new\nmv {code}.new {code}\n"
+            f"srun {' '.join(HOLD)} {tmp_path}\necho $? > {code}.new\nmv {code}.new {code}\n"
         )
         # With --wait, sbatch looks seldom.
         command = ["sbatch", "-N2", "-n2", f"--output={tmp_path}/out", str(script)]
-        job = Ranks(cluster, tmp_path, command, **slurm_env)
+        job = ClusterJob(cluster, tmp_path, command, **slurm_env)
         eventually(code.exists, DEADLINE_S)
         said = (tmp_path / "out").read_text() + job.result().output
         assert code.read_text() == "0\n", said

@@ -6,16 +6,12 @@ import io
 import json
 import os
 import signal
-import subprocess
 import sys
-import tempfile
 import time
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, NamedTuple
+from typing import Any, Dict, List
 
-import psutil
 import pytest
 
 from experiments.cluster import Cluster, missing_requirements
@@ -25,104 +21,55 @@ from p3kv.launcher import Graces, Host, Launcher, Part, parse_hosts
 from p3kv.launcher.hosts import in_turn
 from p3kv.launcher.remote import on_hosts
 from tests import sshd
-from tests.jobs import ROOT, SCRIPTS, environment, eventually
+from tests.jobs import ROOT
+from tests.on_cluster import HOLD, ClusterJob, command_lines, needs
 
-DEADLINE_S = 60.0
-_PROBLEM = missing_requirements() or sshd.missing()
-needs_ssh = pytest.mark.skipif(_PROBLEM is not None, reason=str(_PROBLEM))
-
-
-class Network(NamedTuple):
-    cluster: Cluster
-    path: str
-    """A PATH with the ssh that reaches all hosts."""
+needs_ssh = needs(missing_requirements(), sshd.missing())
 
 
-@pytest.fixture(scope="module")
-def network() -> Iterator[Network]:
-    with tempfile.TemporaryDirectory() as folder, Cluster(2) as cluster, sshd.ssh_between(
-        cluster, Path(folder)
-    ) as path:
-        yield Network(cluster, path)
-
-
-class Job:
+class SshJob(ClusterJob):
     """`hold.py` with a worker on the first host and two on the second, launched on the first."""
 
-    def __init__(self, network: Network, folder: Path, *arguments: str, hosts: str = "") -> None:
-        first, second = network.cluster.hosts
-        self.folder = folder
-        command = [
-            sys.executable, "-m", "p3kv", "launch", "-H",
-            hosts or f"{first.address},{second.address}:2", "-s", "2", "--",
-            "python", str(SCRIPTS / "hold.py"), str(folder), *arguments,
-        ]  # fmt: skip
-        bin_folder = str(Path(sys.executable).parent)
-        self.output = tempfile.TemporaryFile()  # noqa: SIM115  closed by result
-        self.launcher = first.popen(
-            command,
-            env=environment(
-                PATH=f"{bin_folder}:{network.path}", DMLC_TEST_MARK=folder, MXNET_TEST="of MXNet's",
-                P3KV_WARN_AFTER_S=7, OMP_NUM_THREADS=3, DMLC_NODE_HOST="192.0.2.1", MINE="private",
-            ),
+    def __init__(
+        self, cluster: Cluster, path: str, folder: Path, *arguments: str, hosts: str = "n0,n1:2"
+    ) -> None:
+        super().__init__(
+            cluster,
+            folder,
+            [
+                sys.executable, "-m", "p3kv", "launch", "-H", hosts, "-s", "2", "--",
+                "python", *HOLD[1:], str(folder), *arguments,
+            ],
+            workers=3,
             cwd=ROOT / "tests",
-            stdout=self.output,
-            stderr=subprocess.STDOUT,
+            PATH=f"{Path(sys.executable).parent}:{path}",
+            MXNET_TEST="of MXNet's",
+            P3KV_WARN_AFTER_S=7,
+            OMP_NUM_THREADS=3,
+            DMLC_NODE_HOST="192.0.2.1",
+            MINE="private",
         )  # fmt: skip
 
     def joined(self) -> List[Dict[str, Any]]:
         """What the workers say of themselves, when all have joined."""
-        files = [self.folder / f"worker-{rank}" for rank in range(3)]
-
-        def all_there() -> bool:
-            assert self.launcher.poll() is None, self.said()
-            return all(file.exists() for file in files)
-
-        eventually(all_there, DEADLINE_S)
-        return [json.loads(file.read_text()) for file in files]
-
-    def said(self) -> str:
-        return os.pread(self.output.fileno(), 1 << 24, 0).decode()
-
-    def end(self) -> str:
-        """Waits for the launcher, and returns what all have printed."""
-        try:
-            self.launcher.wait(DEADLINE_S)
-        finally:
-            said = self.said()
-            self.output.close()
-        return said
-
-    def left(self) -> List[str]:
-        """The job's processes on all hosts that run."""
-        found = []
-        for process in psutil.process_iter():
-            with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-                mark = process.environ().get("DMLC_TEST_MARK")
-                if mark == str(self.folder) and process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(" ".join(process.cmdline()))
-        return found
+        return [json.loads(file.read_text()) for file in self.wait_until_joined()]
 
 
 @needs_ssh
 def test_settings_and_the_secret_reach_the_hosts_but_no_command_line(
-    network: Network, tmp_path: Path
+    cluster: Cluster, ssh_path: str, tmp_path: Path
 ) -> None:
-    job = Job(network, tmp_path)
+    job = SshJob(cluster, ssh_path, tmp_path)
     told = job.joined()
-    secrets = {one["env"]["P3KV_SECRET"] for one in told}
-    assert len(secrets) == 1
-    shown = []
-    for process in psutil.process_iter():
-        with suppress(psutil.NoSuchProcess):
-            shown.append(" ".join(process.cmdline()))
+    (secret,) = {one["env"]["P3KV_SECRET"] for one in told}
+    shown = command_lines()
     assert sum("hold.py" in line for line in shown) >= 4
-    assert not any(secrets.copy().pop() in line for line in shown)
-    (tmp_path / "stop").touch()
-    said = job.end()
-    assert job.launcher.returncode == 0, said
+    assert not any(secret in line for line in shown)
+    job.stop()
+    result = job.result()
+    assert result.code == 0, result.output
     for rank, one in enumerate(told):
-        assert f"worker {rank}  | worker {rank} of 3 has joined" in said
+        assert f"worker {rank} of 3 has joined" in result.said_by(f"worker {rank}")
         env = one["env"]
         assert (env["MXNET_TEST"], env["P3KV_WARN_AFTER_S"]) == ("of MXNet's", "7")
         assert (env["OMP_NUM_THREADS"], one["cwd"]) == ("3", str(ROOT / "tests"))
@@ -130,65 +77,61 @@ def test_settings_and_the_secret_reach_the_hosts_but_no_command_line(
         assert "SSH_CONNECTION" in env, "its own host's variables are there as well"
     networks = [one["network"] for one in told]
     assert networks[0] != networks[1] == networks[2] != os.readlink("/proc/self/ns/net")
-    eventually(lambda: not job.left())
 
 
 @needs_ssh
 def test_the_exit_code_is_the_failed_script_s_and_everybody_knows_why(
-    network: Network, tmp_path: Path
+    cluster: Cluster, ssh_path: str, tmp_path: Path
 ) -> None:
-    job = Job(network, tmp_path, "2=7")
-    said = job.end()
-    assert job.launcher.returncode == 7, said
-    last = said.splitlines()[-1]
-    assert last == "p3kv launch: worker 2 failed first: its script ended with exit code 7"
-    assert "worker 0" in said
-    eventually(lambda: not job.left())
+    result = SshJob(cluster, ssh_path, tmp_path, "2=7").result()
+    assert result.code == 7, result.output
+    why = "worker 2: its script ended with exit code 7"
+    assert result.output.splitlines()[-1] == f"p3kv launch: {why.replace(':', ' failed first:')}"
+    assert why in result.said_by("worker 0")
 
 
 @needs_ssh
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGKILL])
 def test_nothing_is_left_on_a_host_when_the_launcher_ends(
-    network: Network, tmp_path: Path, signum: signal.Signals
+    cluster: Cluster, ssh_path: str, tmp_path: Path, signum: signal.Signals
 ) -> None:
-    job = Job(network, tmp_path)
+    job = SshJob(cluster, ssh_path, tmp_path)
     job.joined()
     assert len(job.left()) >= 6
     start = time.monotonic()
     job.launcher.send_signal(signum)
-    said = job.end()
+    result = job.result()
     expected = -signum if signum == signal.SIGKILL else 128 + signum
-    assert job.launcher.returncode == expected, said
-    eventually(lambda: not job.left())
+    assert result.code == expected, result.output
     assert time.monotonic() - start < 15
 
 
 @needs_ssh
-def test_a_host_that_lets_nobody_in_is_named(network: Network, tmp_path: Path) -> None:
-    first, second = network.cluster.hosts
-    hosts = f"{first.address},nobody@{second.address}:2"
-    job = Job(network, tmp_path, hosts=hosts)
-    said = job.end()
-    assert job.launcher.returncode == 255, said
-    assert "Permission denied" in said
-    last = said.splitlines()[-1]
-    assert last.startswith(f"p3kv launch: cannot start server 1 on nobody@{second.address}: ")
+def test_a_host_that_lets_nobody_in_is_named(
+    cluster: Cluster, ssh_path: str, tmp_path: Path
+) -> None:
+    result = SshJob(cluster, ssh_path, tmp_path, hosts="n0,nobody@n1:2").result()
+    assert result.code == 255, result.output
+    assert "Permission denied" in result.output
+    last = result.output.splitlines()[-1]
+    assert last.startswith("p3kv launch: cannot start server 1 on nobody@n1: ")
     assert "without a password" in last
-    eventually(lambda: not job.left())
 
 
 @needs_ssh
-def test_more_processes_start_on_a_host_than_sshd_lets_in_at_once(network: Network) -> None:
-    env = {"PATH": network.path}
+def test_more_processes_start_on_a_host_than_sshd_lets_in_at_once(
+    cluster: Cluster, ssh_path: str
+) -> None:
+    env = {"PATH": ssh_path}
     parts = [
         Part("scheduler", ("true",), {}, serves_workers=True),
         *(Part(f"worker {i}", ("sh", "-c", f"echo {i}; kill -9 $$"), {}) for i in range(25)),
     ]
-    host = Host(network.cluster.hosts[0].address, 25)
+    host = Host(cluster.hosts[0].address, 25)
     out, err = io.BytesIO(), io.BytesIO()
     there = on_hosts(parts, [host], own_env=env, cwd="/", term_s=1, silence_s=60)
     # From here no host is reached: ssh has to start in a namespace.
-    ip = ("ip", "netns", "exec", network.cluster.hosts[1].namespace)
+    ip = ("ip", "netns", "exec", cluster.hosts[1].namespace)
     there = [replace(part, argv=(*ip, *part.argv)) for part in there]
     code = Launcher(there, out=out, err=err, graces=Graces(others_s=20)).run()
     assert code == 137, err.getvalue()
