@@ -19,14 +19,15 @@ die() {
     exit 1
 }
 
-# Installs a system package where that needs nobody's leave; says so when it does not work.
-install_system_package() {
+# Installs system packages where that needs nobody's leave; says so when it does not work.
+install_system_packages() {
     if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
         return 1
     fi
-    say "installing the system package $1 ..."
+    say "installing the system packages $* ..."
     apt-get update -qq >/dev/null 2>&1
-    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq "$1" >/dev/null 2>&1
+    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" \
+        >/dev/null 2>&1
 }
 
 # Says in one word whether a Python can be used: usable, or what is wrong with it.
@@ -128,7 +129,7 @@ _check_mxnet() {
     local problem
     problem="$("$VENV_PYTHON" -c 'import mxnet' 2>&1 >/dev/null)" && return
     if [[ "$problem" == *libgomp.so.1* ]]; then
-        install_system_package libgomp1 && "$VENV_PYTHON" -c 'import mxnet' && return
+        install_system_packages libgomp1 && "$VENV_PYTHON" -c 'import mxnet' && return
         die "MXNet needs the library libgomp.so.1 (on Debian and Ubuntu: apt-get install libgomp1)"
     fi
     die "MXNet does not work here: ${problem##*$'\n'}"

@@ -18,8 +18,8 @@ settings.load_profile("p3kv")
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    """Two hosts that know each other as n0 and n1."""
-    with Cluster(2) as made, named(made, ["n0", "n1"]):
+    """Two hosts that know each other as n0 and n1, and as pods of a job."""
+    with Cluster(2) as made, named(made, ["n0 train-0.train", "n1 train-1.train"]):
         yield made
 
 

@@ -125,9 +125,9 @@ def test_more_processes_start_on_a_host_than_sshd_lets_in_at_once(
     env = {"PATH": ssh_path}
     parts = [
         Part("scheduler", ("true",), {}, serves_workers=True),
-        *(Part(f"worker {i}", ("sh", "-c", f"echo {i}; kill -9 $$"), {}) for i in range(25)),
+        *(Part(f"worker {i}", ("sh", "-c", f"echo {i}; kill -9 $$"), {}) for i in range(13)),
     ]
-    host = Host(cluster.hosts[0].address, 25)
+    host = Host(cluster.hosts[0].address, 13)
     out, err = io.BytesIO(), io.BytesIO()
     there = on_hosts(parts, [host], own_env=env, cwd="/", term_s=1, silence_s=60)
     # From here no host is reached: ssh has to start in a namespace.
@@ -135,7 +135,7 @@ def test_more_processes_start_on_a_host_than_sshd_lets_in_at_once(
     there = [replace(part, argv=(*ip, *part.argv)) for part in there]
     code = Launcher(there, out=out, err=err, graces=Graces(others_s=20)).run()
     assert code == 137, err.getvalue()
-    assert sorted(int(line.split(b"|")[1]) for line in out.getvalue().splitlines()) == [*range(25)]
+    assert sorted(int(line.split(b"|")[1]) for line in out.getvalue().splitlines()) == [*range(13)]
     assert f"killed by SIGKILL on {host.name}".encode() in err.getvalue()
 
 
