@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+from contextlib import suppress
 from typing import List
 
 from p3kv.config import Launch
@@ -73,6 +74,8 @@ def _listen(listener: socket.socket, launch: Launch) -> None:
 
 
 def _wait(processes: List[subprocess.Popen], parent: int) -> None:
-    if os.getpid() == parent:  # and not a fork of it
+    if os.getpid() != parent:
+        return  # a fork of it
+    with suppress(KeyboardInterrupt):
         for process in processes:
             process.wait()

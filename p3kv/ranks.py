@@ -19,6 +19,7 @@ from p3kv.errors import ConfigError
 Environ = Mapping[str, str]
 
 _HERE = "127.0.0.1"
+_MOST_DIGITS = 5
 _USUAL_PORT = 9091  # as dmlc_tracker
 _PORTS = range(10_000, 32_768)
 """Linux gives none of them to a connection by itself."""
@@ -66,12 +67,14 @@ def place(environ: Environ) -> Optional[Place]:
         )
     job = launcher.job(environ)
     port = _PORTS[zlib.crc32(job.encode()) % len(_PORTS)] if job else _USUAL_PORT
-    servers = int(environ.get("DMLC_NUM_SERVER") or size)
+    servers = environ.get("DMLC_NUM_SERVER") or str(size)
+    # What is no number, or none that can be, is refused where all DMLC_* variables are read.
+    num_servers = int(servers) if servers.isdecimal() and len(servers) <= _MOST_DIGITS else 0
     shared = {
         "DMLC_PS_ROOT_URI": host,
         "DMLC_PS_ROOT_PORT": environ.get("DMLC_PS_ROOT_PORT") or str(port),
         "DMLC_NUM_WORKER": str(size),
-        "DMLC_NUM_SERVER": str(servers),
+        "DMLC_NUM_SERVER": servers,
     }
     if job:
         shared["P3KV_JOB"] = environ.get("P3KV_JOB") or job
@@ -82,7 +85,7 @@ def place(environ: Environ) -> Optional[Place]:
             *scheduler,
             *(
                 {**shared, "DMLC_ROLE": "server", "DMLC_SERVER_ID": str(number)}
-                for number in range(rank, servers, size)
+                for number in range(rank, num_servers, size)
             ),
         ),
     )
@@ -93,7 +96,7 @@ def _first_host(launcher: _Launcher, environ: Environ) -> str:
 
 
 def _is_number(environ: Environ, *names: str) -> bool:
-    return all(environ.get(name, "").isdigit() for name in names)
+    return all(environ.get(name, "").isdecimal() for name in names)
 
 
 def _mpirun_host(environ: Environ) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -134,3 +135,20 @@ class TestSlurm:
         scancel = ["scancel", "--user=root"]
         cluster.hosts[0].popen(scancel, env={**os.environ, **slurm_env}).wait(DEADLINE_S)
         assert job.result().code != 0
+
+
+@needs(_NO_CLUSTER)
+def test_a_scheduler_that_others_could_not_reach_by_its_name_says_so(cluster: Cluster) -> None:
+    place = {
+        "DMLC_ROLE": "scheduler", "DMLC_PS_ROOT_URI": "own-name", "DMLC_PS_ROOT_PORT": 9000,
+        "DMLC_NUM_WORKER": 1, "DMLC_NUM_SERVER": 1,
+    }  # fmt: skip
+    scheduler = cluster.hosts[0].popen(
+        [sys.executable, "-m", "p3kv"],
+        env=environment(**place),
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    said = scheduler.communicate(timeout=DEADLINE_S)[1]
+    assert scheduler.returncode == 1, said
+    assert "'own-name', which on this host means 127.0.1.1: others can't reach that" in said

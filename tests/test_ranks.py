@@ -65,6 +65,12 @@ def test_another_number_of_servers_is_spread_over_the_ranks(servers: int) -> Non
     assert sorted(numbers) == [*range(servers)]
 
 
+@pytest.mark.parametrize("servers", ["x", "0", "70000", "1" * 5000])
+def test_a_wrong_number_of_servers_is_refused_as_everywhere(servers: str) -> None:
+    with pytest.raises(ConfigError, match="DMLC_NUM_SERVER is .* number from 1 to 65535"):
+        Launch.from_environment({**mpirun(0), **SECRET, "DMLC_NUM_SERVER": servers})
+
+
 def test_jobs_of_one_cluster_have_ports_of_their_own() -> None:
     found = [place(srun(0, step=str(step))) for step in range(8)]
     ports = {it.variables["DMLC_PS_ROOT_PORT"] for it in found if it}

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from dataclasses import replace
@@ -18,6 +19,7 @@ from experiments.cluster import Cluster, missing_requirements
 from p3kv.errors import ConfigError
 from p3kv.forwarding import forwarded
 from p3kv.launcher import Graces, Host, Launcher, Part, parse_hosts
+from p3kv.launcher.guardian import GREETING, guardian_command
 from p3kv.launcher.hosts import in_turn
 from p3kv.launcher.remote import on_hosts
 from tests import sshd
@@ -137,6 +139,36 @@ def test_more_processes_start_on_a_host_than_sshd_lets_in_at_once(
     assert code == 137, err.getvalue()
     assert sorted(int(line.split(b"|")[1]) for line in out.getvalue().splitlines()) == [*range(13)]
     assert f"killed by SIGKILL on {host.name}".encode() in err.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("argv", "cwd", "code", "words"),
+    [
+        (["true"], "/no/such/folder", 127, "'true' in '/no/such/folder': /no/such/folder: No such"),
+        (["no-such-program"], "/", 127, "'no-such-program' in '/': no-such-program: No such file"),
+        (["/etc/passwd"], "/", 126, "'/etc/passwd' in '/': /etc/passwd: Permission denied"),
+        (["sh", "-c", "echo $OMP_NUM_THREADS; exit 255"], "/", 255, ""),
+    ],
+    ids=["folder", "program", "permission", "none"],
+)
+def test_a_guardian_says_what_its_host_lacks(
+    argv: List[str], cwd: str, code: int, words: str
+) -> None:
+    errand = {"argv": argv, "env": {}, "cwd": cwd, "workers_here": 1000, "has_link": False}
+    guardian = subprocess.Popen(
+        guardian_command("host", 1.0),
+        env={"PATH": os.environ["PATH"]},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert guardian.stdin is not None
+    guardian.stdin.write(json.dumps(errand).encode() + b"\n")
+    guardian.stdin.flush()
+    assert guardian.wait(30) == code
+    out, err = guardian.communicate()
+    assert out == GREETING + (b"" if words else b"1\n")
+    assert words in err.decode()
 
 
 def test_hosts_have_one_worker_or_as_many_as_a_colon_says() -> None:
