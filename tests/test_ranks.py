@@ -67,7 +67,7 @@ def test_another_number_of_servers_is_spread_over_the_ranks(servers: int) -> Non
 
 @pytest.mark.parametrize("servers", ["x", "0", "70000", "1" * 5000])
 def test_a_wrong_number_of_servers_is_refused_as_everywhere(servers: str) -> None:
-    with pytest.raises(ConfigError, match="DMLC_NUM_SERVER is .* number from 1 to 65535"):
+    with pytest.raises(ConfigError, match=r"DMLC_NUM_SERVER is .* number from 1 to 65535"):
         Launch.from_environment({**mpirun(0), **SECRET, "DMLC_NUM_SERVER": servers})
 
 
