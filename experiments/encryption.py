@@ -39,7 +39,7 @@ class Case(NamedTuple):
 CASES = (
     Case("resnet50_at_once", None, 1.0, 20),
     Case("resnet50", 100.0, 7.0, 3),  # M/C = 1
-    Case("resnet50_at_once", 25.0, 1.0, 1),  # no computation
+    Case("resnet50_at_once", 50.0, 1.0, 1),  # no computation
 )
 
 

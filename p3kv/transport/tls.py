@@ -17,8 +17,9 @@ from p3kv.transport.transport import Address, Link, Listener, Transport
 _RECORD_BYTES = 16 * 1024
 """Most bytes in a record of TLS."""
 _PIECE_BYTES = 4 * _RECORD_BYTES
-_RECEIVED_BYTES = 2 * _RECORD_BYTES
+_RECEIVED_BYTES = 8 * _RECORD_BYTES
 _EARLY_BYTES = 4096
+"""Enough for a handshake, and for what a worker says before it is complete."""
 
 
 class TlsLink(Link):
@@ -30,7 +31,8 @@ class TlsLink(Link):
         self._link = link
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side)
-        self._received = memoryview(bytearray(_RECEIVED_BYTES))
+        # Small, because strangers get it, too.
+        self._received = memoryview(bytearray(_EARLY_BYTES))
         self._is_ready = False
         """The handshake is complete."""
         self._has_ended = False
@@ -122,6 +124,7 @@ class TlsLink(Link):
         except ssl.SSLError as error:
             raise ProtocolError(f"its TLS handshake is wrong ({_why(error)})") from error
         self._is_ready = True
+        self._received = memoryview(bytearray(_RECEIVED_BYTES))
         if self._early:
             self._tls.write(self._early)
         self._flush()
