@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import sys
+from contextlib import suppress
 from pathlib import Path
-from typing import Dict, List, Tuple
+from typing import Any, Dict, List, Tuple
 
 import numpy as np
 import pytest
 
+from p3kv.errors import ProtocolError
+from p3kv.server.handshakes import Handshakes
+from p3kv.transport import Link
 from p3kv.transport.certificate import context_of_server, make_certificate
+from p3kv.transport.tls import Tls
+from p3kv.wire.connection import Connection
+from p3kv.wire.proofs import Proofs
+from p3kv.wire.protocol import FROM_WORKERS, Conversation
+from tests.in_memory import Memory
 from tests.jobs import ROOT, SCRIPTS, JobResult, joined, run_job
 from tests.served import Serving
 from tests.wiretap import Wiretap
@@ -21,6 +30,7 @@ import exact_model
 TRAINING = "sgd-servers"
 ENCRYPTED = {"P3KV_ENCRYPT": 1}
 ENDED_S = 30.0
+KEY = bytes(range(32))
 
 
 def trained(folder: Path, tap: Wiretap, **settings: object) -> Tuple[JobResult, Dict]:
@@ -135,9 +145,68 @@ def test_without_the_package_that_it_needs_it_says_how_to_install_it(tmp_path: P
             assert words in result.output, f"{name}: {result.output}"
 
 
+def ends(workers_key: bytes) -> Tuple[Link, Link]:
+    """A worker's end of an encrypted link, and the server's, with the worker's first bytes."""
+    listener = Tls(Memory(), KEY).listen("memory")
+    near = Tls(Memory(), workers_key).connect(listener.address, 1.0)
+    ((far,), _) = listener.accept(1)
+    listener.close()
+    return near, far
+
+
+def hear(link: Link) -> int:
+    """Has a link take what has come; how many bytes there are for the caller."""
+    with suppress(BlockingIOError):
+        return link.receive_into([memoryview(bytearray(10))])
+    return 0
+
+
+def test_a_server_answers_a_worker_and_not_who_has_another_key() -> None:
+    near, far = ends(KEY)
+    assert not far.is_known
+    assert hear(far) == hear(near) == hear(far) == 0
+    assert far.is_known
+    assert far.send([memoryview(b"answer")]) == hear(near) == 6
+    stranger, refused = ends(bytes(32))
+    with pytest.raises(ProtocolError, match="handshake"):
+        hear(refused)
+    assert not refused.is_known
+    refused.close()
+    assert hear(stranger) == 0
+    for link in (near, far, stranger):
+        link.close()
+
+
+def test_a_worker_in_its_handshake_is_not_closed_for_strangers_that_come_later() -> None:
+    handshakes = Handshakes(Proofs(KEY, 0), 1)
+    pairs = [ends(KEY if number == 1 else bytes(32)) for number in range(200)]
+    servers = [
+        Connection(far, Conversation(FROM_WORKERS, "worker"), lost, lost, 4096) for _, far in pairs
+    ]
+    servers[1].receive()
+    assert servers[1].is_known
+    closed = []
+    for connection in servers:
+        oldest = handshakes.add(connection)
+        if oldest is not None:
+            assert handshakes.waits_for_hello(oldest)
+            handshakes.refuse(oldest, "there are too many")
+            closed.append(servers.index(oldest))
+    assert closed[0] == 0 and closed[1:] == list(range(2, len(closed) + 1))
+    assert not handshakes.waits_for_hello(servers[1])
+    assert len(closed) > 50
+    for pair in pairs:
+        for link in pair:
+            link.close()
+
+
+def lost(*_: object) -> Any:
+    raise AssertionError("nothing comes")
+
+
 def test_a_key_s_certificate_is_the_same_in_all_processes() -> None:
     """Also with other versions of the package that makes it."""
-    made = make_certificate(bytes(range(32)))
+    made = make_certificate(KEY)
     assert hashlib.sha256(made.public).hexdigest() == (
         "4e8fe4f1870e63a1c425c20f93880928bd012e8c75926f08bddcbb4b90a2bb7c"
     )

@@ -46,14 +46,16 @@ class Handshakes:
         self._refusals = Refusals(_log)
 
     def add(self, connection: Connection) -> Optional[Connection]:
-        """Takes a new connection; returns the oldest one without a hello if there are too many."""
+        """Takes a new connection; returns the oldest one that has said nothing that a worker says
+        if there are too many without a hello."""
         self._strangers[connection] = bytearray(HELLO_BYTES)
-        too_many = len(self._strangers) > self._most_pending
-        return next(iter(self._strangers)) if too_many else None
+        if len(self._strangers) <= self._most_pending:
+            return None
+        return next((c for c in self._strangers if not c.is_known), connection)
 
     def waits_for_hello(self, connection: Connection) -> bool:
         """Whether a connection has said nothing that a worker says."""
-        return connection in self._strangers
+        return connection in self._strangers and not connection.is_known
 
     def __contains__(self, connection: Connection) -> bool:
         return connection in self._strangers or connection in self._challenged

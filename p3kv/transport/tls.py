@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import errno
 import ssl
-from typing import Iterator, List, Sequence, Tuple, Union, cast
+from functools import partial
+from typing import Iterator, List, Optional, Sequence, Tuple, Union, cast
 
 from p3kv.errors import ProtocolError
 from p3kv.transport.certificate import context_of_server, context_of_worker, make_certificate
+from p3kv.transport.knock import is_right_knock, make_knock
 from p3kv.transport.transport import Address, Link, Listener, Transport
 
 _RECORD_BYTES = 16 * 1024
@@ -25,12 +27,12 @@ _EARLY_BYTES = 4096
 class TlsLink(Link):
     """A link whose bytes are encrypted on the way, over another link."""
 
-    def __init__(self, link: Link, context: ssl.SSLContext, server_side: bool) -> None:
-        """Owns `link` from now on. The side that connects begins the handshake; the rest of it
-        happens when bytes are received. OSError if the link is broken already."""
+    def __init__(self, link: Link, context: ssl.SSLContext, knock: Optional[str] = None) -> None:
+        """Owns `link` from now on. The side that connects has a knock and begins the handshake; the
+        rest of it happens when bytes are received. OSError if the link is broken already."""
         self._link = link
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side)
+        self._tls = context.wrap_bio(self._incoming, self._outgoing, knock is None, knock)
         # Small, because strangers get it, too.
         self._received = memoryview(bytearray(_EARLY_BYTES))
         self._is_ready = False
@@ -45,7 +47,7 @@ class TlsLink(Link):
         when the records have left, and repeats them until then."""
         self.descriptor = link.descriptor
         self.place = link.place
-        if not server_side:
+        if knock is not None:
             self._shake_hands()
 
     def receive_into(self, buffers: Sequence[memoryview]) -> int:
@@ -112,6 +114,8 @@ class TlsLink(Link):
         try:
             self._tls.do_handshake()
         except ssl.SSLWantReadError:
+            if self._outgoing.pending:
+                self.is_known = True  # OpenSSL answers nobody else
             self._flush()
             return False
         except ssl.SSLCertVerificationError as error:
@@ -122,6 +126,7 @@ class TlsLink(Link):
                 "somebody intercept the connection?"
             ) from error
         except ssl.SSLError as error:
+            # Without an answer, which would only help strangers.
             raise ProtocolError(f"its TLS handshake is wrong ({_why(error)})") from error
         self._is_ready = True
         self._received = memoryview(bytearray(_RECEIVED_BYTES))
@@ -163,7 +168,7 @@ class TlsListener(Listener):
 
     def accept(self, most: int) -> Tuple[List[Link], bool]:
         links, no_room = self._listener.accept(most)
-        return [TlsLink(link, self._context, server_side=True) for link in links], no_room
+        return [TlsLink(link, self._context) for link in links], no_room
 
     def close(self) -> None:
         self._listener.close()
@@ -179,15 +184,24 @@ class Tls(Transport):
         """
         super().__init__(transport.silence_timeout_s)
         self._transport = transport
+        self._key = key
         self._certificate = make_certificate(key)
 
     def listen(self, host: str) -> Listener:
         context = context_of_server(self._certificate)
+        context.sni_callback = partial(_refuse_strangers, self._key)
         return TlsListener(self._transport.listen(host), context)
 
     def connect(self, address: Address, timeout_s: float) -> Link:
         link = self._transport.connect(address, timeout_s)
-        return TlsLink(link, context_of_worker(self._certificate), server_side=False)
+        return TlsLink(link, context_of_worker(self._certificate), make_knock(self._key))
+
+
+def _refuse_strangers(
+    key: bytes, tls: ssl.SSLObject, name: Optional[str], context: ssl.SSLContext
+) -> Optional[int]:
+    """OpenSSL asks before it answers a hello; a number refuses it."""
+    return None if is_right_knock(key, name) else int(ssl.ALERT_DESCRIPTION_UNRECOGNIZED_NAME)
 
 
 def _pieces(buffers: Sequence[memoryview], skip_bytes: int) -> Iterator[Union[memoryview, bytes]]:

@@ -26,6 +26,8 @@ class Link(ABC):
     there is room for more."""
     place = "from an unknown place"
     """Where the peer is, in messages: "from 10.0.0.7"."""
+    is_known = False
+    """The peer has shown that it has the job's key, in a handshake that the transport has."""
     holds_more = False
     """There may be bytes of which `descriptor` does not tell, since they have been read from there:
     `receive_into` is to be called again."""

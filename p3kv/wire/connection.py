@@ -55,6 +55,11 @@ class Connection:
         """Bytes that the link has taken, with headers."""
         return self.writer.sent_bytes
 
+    @property
+    def is_known(self) -> bool:
+        """Whether the link knows that the peer has the job's key; see `Link`."""
+        return self._link.is_known
+
     def receive(self) -> None:
         """Reads once, and what the link holds then; the loop calls again while there is more."""
         self._receive_once()
