@@ -40,6 +40,7 @@ MAY_IMPORT: Dict[str, Set[str]] = {
     "p3kv.worker": GROUND | MIDDLE | {"p3kv.forecast", "p3kv.report"},
     "p3kv.server": GROUND | MIDDLE | {"p3kv.report"},
     "p3kv.scheduler": GROUND | MIDDLE,
+    "p3kv.top": GROUND | {"p3kv.report", "p3kv.wire"},
     "p3kv.companions": GROUND | {"p3kv.wire.address"},
     "p3kv.roles": GROUND | {"p3kv.companions", "p3kv.frontends", "p3kv.worker"},
     # What a front end hands over to a server is declared in `p3kv.server.optimizer`.
@@ -47,7 +48,7 @@ MAY_IMPORT: Dict[str, Set[str]] = {
     | {"p3kv.codecs", "p3kv.wire.header", "p3kv.wire.messages", "p3kv.wire.states", "p3kv.worker"}
     | {"p3kv.consistency", "p3kv.server.optimizer"},
     "p3kv.launcher": GROUND | {"p3kv.wire.launcher_link"},
-    "p3kv.commands": GROUND | {"p3kv.launcher"},
+    "p3kv.commands": GROUND | {"p3kv.launcher", "p3kv.top"},
     "p3kv.cli": GROUND | {"p3kv.commands"},
     "p3kv": GROUND | {"p3kv.roles", "p3kv.frontends"},
     "p3kv.__main__": {"p3kv.cli"},

@@ -83,20 +83,22 @@ def test_a_job_that_has_just_begun_has_no_verdict() -> None:
 
 
 def test_rates_are_those_between_two_reports() -> None:
-    before = WorkerNumbers(steps=5, step_s=5.0, waiting_s=1.0, wire_bytes_sent=100, inversions=2)
+    before = WorkerNumbers(
+        uptime_s=10.0, steps=5, step_s=5.0, waiting_s=1.0, wire_bytes_sent=100, inversions=2
+    )
     after = WorkerNumbers(
-        steps=9, step_s=7.0, waiting_s=1.5, wire_bytes_sent=2_000_100, wire_bytes_received=10**6,
-        inversions=5, queued_frames=7, slowest_layer="layer3",
+        uptime_s=12.0, steps=9, step_s=7.0, waiting_s=1.5, wire_bytes_sent=2_000_100,
+        wire_bytes_received=10**6, inversions=5, queued_frames=7, slowest_layer="layer3",
     )  # fmt: skip
-    found = rates(before, after, 2.0)
+    found = rates(before, after)
     assert found == (1e6, 5e5, 7, 3, 0.5, 0.25, "layer3")
     assert found.words == (
         "0.5 s a step, 25% waiting for the network, most for layer3, 8 Mbit/s out, 4 Mbit/s in, "
         "7 frames queued, 3 inversions"
     )
-    idle = rates(after, after, 2.0)
+    idle = rates(after, after)
     assert (idle.step_s, idle.waiting) == (None, None)
-    server = rates(ServerNumbers(), ServerNumbers(wire_bytes_sent=10), 1.0)
+    server = rates(ServerNumbers(), ServerNumbers(uptime_s=1.0, wire_bytes_sent=10))
     assert (server.send_bytes_s, server.step_s) == (10.0, None)
 
 

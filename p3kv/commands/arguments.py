@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import math
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -24,6 +26,14 @@ def port(text: str) -> int:
     if not 0 <= number <= 65535:
         raise argparse.ArgumentTypeError(f"{number} is not a port; ports go up to 65535")
     return number
+
+
+def positive_seconds(text: str) -> float:
+    """A number above 0."""
+    with suppress(ValueError):
+        if 0 < float(text) < math.inf:
+            return float(text)
+    raise argparse.ArgumentTypeError(f"'{text}' is not a number above 0")
 
 
 def _number(text: str) -> int:

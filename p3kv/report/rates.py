@@ -39,8 +39,9 @@ class Rates(NamedTuple):
         return ", ".join(parts)
 
 
-def rates(before: Numbers, after: Numbers, elapsed_s: float) -> Rates:
-    """The rates of one process between two reports, of which `after` came `elapsed_s` later."""
+def rates(before: Numbers, after: Numbers) -> Rates:
+    """The rates of one process between two reports."""
+    elapsed_s = max(after.uptime_s - before.uptime_s, 1e-6)
     traffic = (
         max(0, after.wire_bytes_sent - before.wire_bytes_sent) / elapsed_s,
         max(0, after.wire_bytes_received - before.wire_bytes_received) / elapsed_s,

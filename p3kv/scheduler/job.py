@@ -12,12 +12,13 @@ from p3kv.scheduler.keys import Keys
 from p3kv.scheduler.losses import Losses
 from p3kv.scheduler.membership import Membership, Node
 from p3kv.scheduler.replies import JobFails, Replies
-from p3kv.scheduler.reports import Reports
+from p3kv.scheduler.reports import KeptReports
 from p3kv.wire.launcher_link import PartEnded
 from p3kv.wire.messages import (
     UNKNOWN,
     Abort,
     Alive,
+    AskReports,
     BarrierReached,
     Bye,
     DeclareKey,
@@ -45,7 +46,7 @@ class Job:
         self._agreement = Agreement(self._members, num_servers)
         self._keys = Keys(num_servers)
         self._losses = Losses(self._members)
-        self._reports = Reports()
+        self._reports = KeptReports()
 
     @property
     def assembled(self) -> bool:
@@ -79,6 +80,8 @@ class Job:
         """Takes a message; returns what to send, and to whom."""
         if isinstance(message, Hello):
             return self._hello(identity, message)
+        if isinstance(message, AskReports):
+            return [(identity, self._reports.of(self._members))]
         node = self._members.node(identity)
         if node is None:
             return [(identity, Refused("say Hello first"))]

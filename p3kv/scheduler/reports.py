@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from typing import Dict, Optional
 
-from p3kv.scheduler.membership import Node
-from p3kv.wire.messages import Alive, Lag, Numbers, ServerNumbers, slowest
+from p3kv.scheduler.membership import Membership, Node
+from p3kv.wire.messages import (
+    Alive,
+    Lag,
+    Numbers,
+    ProcessReport,
+    Reports,
+    ServerNumbers,
+    slowest,
+)
 
 
-class Reports:
+class KeptReports:
     """Keeps each node's newest numbers."""
 
     def __init__(self) -> None:
@@ -23,3 +31,16 @@ class Reports:
                 servers = [one for one in self._numbers.values() if isinstance(one, ServerNumbers)]
                 self._slowest = slowest(servers)
         return Alive(slowest=self._slowest)
+
+    def of(self, members: Membership) -> Reports:
+        """What is known of all nodes that have come."""
+        return Reports(
+            [
+                ProcessReport(
+                    node.hello.role, node.rank, node.hello.host, node.gone,
+                    self._numbers.get(node.identity),
+                )
+                for role in ("worker", "server")
+                for node in members.role(role)
+            ]
+        )  # fmt: skip

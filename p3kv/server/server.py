@@ -6,6 +6,7 @@ One thread does everything: between two events of the sockets the consumer handl
 from __future__ import annotations
 
 import logging
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Optional
 
@@ -105,6 +106,7 @@ class _Server:
         )
         self._timeout_s = settings.rendezvous_timeout_s
         self._rank = UNKNOWN
+        self._began_s = time.monotonic()
         self._metrics: Optional[Metrics] = None
 
     def serve(self) -> None:
@@ -191,6 +193,7 @@ class _Server:
         connections = list(self._workers.connections.values())
         lateness, inversions = self._consumer.lateness, self._loop.inversions
         return ServerNumbers(
+            uptime_s=time.monotonic() - self._began_s,
             wire_bytes_sent=sum(connection.sent_bytes for connection in connections),
             wire_bytes_received=sum(connection.received_bytes for connection in connections),
             inversions=inversions.frames,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any, Callable, Collection, Dict, Optional
 
 from msgspec import structs
@@ -31,6 +32,7 @@ class Measures:
         worker the others wait."""
         self._loop = loop
         self._traffic = traffic
+        self._began_s = time.monotonic()
         self._num_workers = num_workers
         self._local_servers = local_servers
         self.slowest = slowest
@@ -43,6 +45,7 @@ class Measures:
         times, inversions = self._traffic.times, self._loop.inversions
         slowest = times.waited_for
         return WorkerNumbers(
+            uptime_s=time.monotonic() - self._began_s,
             **self._traffic.exchange.counts,
             inversions=inversions.frames,
             inversion_bytes=inversions.bytes,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from typing import Optional
 
 from p3kv.config import Settings
@@ -26,16 +25,13 @@ class Summary:
         self._measures = measures
         self._every = settings.summary_every
         self._last = measures.numbers()
-        self._at_s = time.monotonic()
 
     def look(self, steps: int) -> None:
         """Logs a line if it is time; to be called when a step has ended."""
         if not self._every or steps % self._every:
             return
-        now_s = time.monotonic()
         numbers = self._measures.numbers()
-        between = rates(self._last, numbers, max(now_s - self._at_s, 1e-9))
-        self._last, self._at_s = numbers, now_s
+        between, self._last = rates(self._last, numbers), numbers
         slowest = self._measures.slowest()
         behind = f"; {lag_words(slowest)}" if slowest is not None else ""
         _log.info("step %d: %s%s", steps, between.words, behind)

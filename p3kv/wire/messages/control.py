@@ -93,6 +93,10 @@ class Alive(Message, frozen=True):
     """In the answer: for which worker the others wait longest."""
 
 
+class AskReports(Message, frozen=True):
+    """Whoever knows the job's secret asks what its processes have measured; `p3kv top` does."""
+
+
 class Bye(Message, frozen=True):
     """A node ends in order."""
 
@@ -173,11 +177,29 @@ class PeerSilent(Message, frozen=True):
     answers: bool = False
 
 
+class ProcessReport(Message, frozen=True):
+    """What a process has measured, as it has said last."""
+
+    role: str
+    rank: int
+    host: str
+    gone: bool
+    numbers: Optional[Numbers]
+
+
+class Reports(Message, frozen=True):
+    """The answer to AskReports."""
+
+    processes: List[ProcessReport]
+
+
 class Finished(Message, frozen=True):
     """All workers are done: servers may end."""
 
 
-ToScheduler = Union[Hello, Ready, Measured, DeclareKey, BarrierReached, ReportFailure, Alive, Bye]
+ToScheduler = Union[
+    Hello, Ready, Measured, DeclareKey, BarrierReached, ReportFailure, Alive, AskReports, Bye
+]
 FromScheduler = Union[
     Alive,
     Refused,
@@ -189,6 +211,7 @@ FromScheduler = Union[
     DeclaredKey,
     KeyRefused,
     BarrierPassed,
+    Reports,
     PeerSilent,
     Abort,
     Finished,

@@ -15,6 +15,9 @@ MAX_LAYER_CHARS = 256
 
 
 class _Numbers(Message, frozen=True):
+    uptime_s: float = 0.0
+    """For how long the process had measured when it read the numbers."""
+
     def __post_init__(self) -> None:
         for field in self.__struct_fields__:
             value = getattr(self, field)

@@ -1,0 +1,141 @@
+"""`p3kv top` finds a running job and shows what its processes do; nobody without the secret can."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import List, Optional
+
+import pytest
+
+from p3kv.config import Launch
+from p3kv.errors import ConfigError, PeerLostError
+from p3kv.top import ask
+from p3kv.top.ask import Asker
+from p3kv.top.jobs import find
+from p3kv.top.view import Job
+from p3kv.wire.messages import ProcessReport, Reports, ServerNumbers, WorkerNumbers
+from tests.jobs import SUMS_ONLY, TrainingJob, environment, eventually, run
+
+TOP = [sys.executable, "-m", "p3kv", "top"]
+
+
+def reports(at_s: float, steps: int, gone: bool = False) -> Reports:
+    """Two workers, of which the second is behind, and a server."""
+
+    def worker(rank: int) -> ProcessReport:
+        numbers = WorkerNumbers(
+            uptime_s=at_s, steps=steps, step_s=at_s, waiting_s=at_s / 4, queued_frames=3,
+            wire_bytes_sent=int(at_s * 1e6), slowest_layer="layer0",
+        )  # fmt: skip
+        return ProcessReport("worker", rank, "10.0.0.7", gone, numbers)
+
+    server = ServerNumbers(uptime_s=at_s, rounds=10, last_rounds=(1, 9), last_s=(0.0, 1.8))
+    return Reports([ProcessReport("server", 0, "10.0.0.8", False, server), worker(0), worker(1)])
+
+
+def test_rates_are_shown_by_process_and_workers_come_first() -> None:
+    job = Job()
+    job.take(reports(2.0, 4))
+    assert job.lines[1:] == [
+        "  worker 0: step 4, no rates yet", "  worker 1: step 4, no rates yet",
+        "  server 0: no rates yet",
+    ]  # fmt: skip
+    job.take(reports(4.0, 8))
+    job.take(reports(4.0, 8))  # no process has said anything since
+    assert job.title == (
+        "0.5 s a step, up to 25% waiting for the network; worker 1 comes last in 90% of the "
+        "rounds, by 0.2 s"
+    )
+    assert job.lines[2] == (
+        "  worker 1: step 8, 0.5 s a step, 25% waiting for the network, most for layer0, "
+        "8 Mbit/s out, 0 Mbit/s in, 3 frames queued, 0 inversions"
+    )
+    assert job.rows[0].cells == [
+        "worker 0", "10.0.0.7", "8", "2", "25%", "8 Mbit/s", "0 Mbit/s", "3", "0", "layer0"
+    ]  # fmt: skip
+    assert not job.over
+    job.take(reports(4.0, 8, gone=True))
+    assert job.over
+    assert job.lines[1] == "  worker 0: has left"
+
+
+def test_a_running_job_is_found_and_shown_until_it_ends(tmp_path: Path) -> None:
+    with TrainingJob(tmp_path, **SUMS_ONLY) as job:
+        job.wait_until_training()
+        pid = job.parts()["worker 1"].pid
+        shown = run([*TOP, str(pid), "--every", "2.5", "--count", "3"], environment(), 60.0)
+        assert shown.code == 0, shown.output
+        last = shown.output[shown.output.rindex("  worker 0") :].splitlines()
+        assert re.search(r"  worker 0: step \d+, .* a step, .*bit/s out", last[0]), shown.output
+        assert last[1].startswith("  worker 1: step "), shown.output
+        assert re.search(r"  server 0: .*bit/s out, .* queued", last[2]), shown.output
+        assert "comes last in" in shown.output
+        # On a terminal, a table.
+        screen = shown_on_terminal([*TOP, str(pid), "--count", "1"])
+        for word in ("worker 0", "server 0", "queued", "slowest"):
+            assert word in screen, screen
+        launch = find(pid)
+        assert launch.secret
+        with pytest.raises(PeerLostError, match="does not answer"):
+            refused(launch, "not the job's secret")
+        # It goes on to the end of the job.
+        watching = subprocess.Popen(
+            [*TOP, str(pid), "--every", "0.2"], env=environment(), stdout=subprocess.PIPE, text=True
+        )
+        assert watching.stdout is not None
+        watching.stdout.readline()
+        job.stop()
+        assert watching.wait(60.0) == 0
+        watching.stdout.close()
+        result = job.result(30.0)
+        assert result.code == 0, result.output
+        # Who asks is no process of the job, and nobody misses it.
+        assert "did not say hello" not in result.output
+
+
+def refused(launch: Launch, secret: str) -> None:
+    stranger = Asker(Launch(**{**launch.__dict__, "secret": secret.encode()}))
+    patience_ms, ask.PATIENCE_MS = ask.PATIENCE_MS, 2000
+    try:
+        stranger.ask()
+    finally:
+        ask.PATIENCE_MS = patience_ms
+        stranger.close()
+
+
+def shown_on_terminal(command: List[str]) -> str:
+    main, end = pty.openpty()
+    wide = environment(COLUMNS=160, TERM="xterm")
+    process = subprocess.Popen(command, env=wide, stdin=end, stdout=end, stderr=end)
+    os.close(end)
+    shown = b""
+
+    def read() -> Optional[bytes]:
+        nonlocal shown
+        try:
+            more = os.read(main, 1 << 16)
+        except OSError:  # the other end is closed
+            return None
+        shown += more
+        return more
+
+    eventually(lambda: not read(), 60.0)
+    os.close(main)
+    assert process.wait(10.0) == 0, shown
+    return shown.decode()
+
+
+def test_what_can_not_be_shown_is_an_error_in_a_line() -> None:
+    with pytest.raises(ConfigError, match=f"process {os.getpid()} belongs to no job"):
+        find(os.getpid())
+    result = run([*TOP, str(os.getpid())], environment(), 30.0)
+    assert result.code == 2
+    assert result.output == f"p3kv top: process {os.getpid()} belongs to no job of yours\n"
+    result = run([*TOP, "--every", "0"], environment(), 30.0)
+    assert result.code == 2
+    assert "'0' is not a number above 0" in result.output
