@@ -10,6 +10,7 @@ import pytest
 from p3kv.forecast import Workload
 from p3kv.forecast.bound import lower_bound_s
 from p3kv.report import rates, verdict
+from p3kv.report.verdict import with_dist_sync
 from p3kv.wire.messages import Lag, ServerNumbers, WorkerNumbers
 from tests.jobs import run_job
 
@@ -73,6 +74,18 @@ def test_bounds_are_those_of_the_measured_network() -> None:
     assert faster is not None and faster.bound_s is not None and faster.link_bytes_s is not None
     assert faster.bound_s <= 0.9
     assert faster.link_bytes_s > 3e6
+
+
+def test_a_verdict_compares_with_dist_sync_on_the_same_network() -> None:
+    found = verdict(numbers(1.4, 2e6), LAYERS, 4, None)
+    assert found is not None and found.bound_s is not None
+    said = with_dist_sync(found, LAYERS, 4)
+    assert said is not None
+    step_s = float(re.findall(r"at least ([\d.]+) s", said)[0])
+    assert found.bound_s < step_s < 0.6 + 1.0 + 0.5  # computing, M, and nothing overlapped twice
+    unknown = verdict(numbers(1.4, 0.0), LAYERS, 4, None)
+    assert unknown is not None
+    assert with_dist_sync(unknown, LAYERS, 4) is None
 
 
 def test_a_job_that_has_just_begun_has_no_verdict() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import List, NamedTuple, Optional
 
-from p3kv.forecast import Workload
+from p3kv.forecast import Workload, forecast
 from p3kv.forecast.bound import lower_bound_s
 from p3kv.report.rates import bit_rate, lag_words, seconds
 from p3kv.wire.messages import Lag, WorkerNumbers
@@ -96,6 +96,18 @@ def verdict(
     return found._replace(
         advice=f"a faster network would make steps at most {found.waiting:.1%} shorter: what "
         "counts is computation"
+    )
+
+
+def with_dist_sync(found: Verdict, workload: Workload, workers: int) -> Optional[str]:
+    """What a step would take with the framework's synchronous store, in a sentence; None where the
+    network was not measured. Some tenths of a second of simulating."""
+    if found.link_bytes_s is None:
+        return None
+    simulated = forecast(workload, workers, 8 * found.link_bytes_s, payload=1.0)
+    return (
+        f"with dist_sync a step would take at least {seconds(simulated.dist_sync_s)} on this "
+        "network, by simulation"
     )
 
 

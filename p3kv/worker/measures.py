@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from typing import Any, Callable, Collection, Dict, Optional
+from typing import Any, Callable, Collection, Dict, List, Optional
 
 from msgspec import structs
 
 from p3kv.forecast import Workload
 from p3kv.forecast.policies import FLOAT32_BYTES
 from p3kv.report import Verdict, verdict
+from p3kv.report.verdict import with_dist_sync
 from p3kv.wire.loop import Loop
 from p3kv.wire.messages import MAX_LAYER_CHARS, Lag, WorkerNumbers
 from p3kv.worker.traffic import Traffic
@@ -64,12 +65,23 @@ class Measures:
     def verdict(self) -> Optional[Verdict]:
         """Whether the network is the limit, as far as this worker can tell; None if it is too
         early."""
+        return verdict(self.numbers(), self._workload(), self._num_workers, self.slowest())
+
+    def lines(self) -> List[str]:
+        """The verdict for people; it takes some tenths of a second."""
+        found = self.verdict()
+        if found is None:
+            return []
+        compared = with_dist_sync(found, self._workload(), self._num_workers)
+        return found.lines if compared is None else [*found.lines, compared]
+
+    def _workload(self) -> Workload:
         layers = self._traffic.times.layers()
-        arrays = [[(layer.key.key_id, layer.key.size_bytes // FLOAT32_BYTES)] for layer in layers]
-        workload = Workload(
-            arrays, [layer.forward_s for layer in layers], [layer.backward_s for layer in layers]
+        return Workload(
+            [[(layer.key.key_id, layer.key.size_bytes // FLOAT32_BYTES)] for layer in layers],
+            [layer.forward_s for layer in layers],
+            [layer.backward_s for layer in layers],
         )
-        return verdict(self.numbers(), workload, self._num_workers, self.slowest())
 
     def stats(self) -> Dict[str, Any]:
         """The numbers by name, `links` and `rounds`, the worker that the others wait for, and the

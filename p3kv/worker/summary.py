@@ -40,6 +40,5 @@ class Summary:
         """Logs the verdict, on worker rank 0."""
         asked_for: Optional[int] = self._every
         if rank == 0 and (asked_for or self._measures.numbers().step_s > _WORTH_A_VERDICT_S):
-            found = self._measures.verdict()
-            for line in [] if found is None else found.lines:
+            for line in self._measures.lines():
                 _log.info("%s", line)
