@@ -56,6 +56,11 @@ class Connection:
         return self.writer.sent_bytes
 
     @property
+    def moved_bytes(self) -> int:
+        """What was sent and received."""
+        return self.sent_bytes + self.received_bytes
+
+    @property
     def is_known(self) -> bool:
         """Whether the link knows that the peer has the job's key; see `Link`."""
         return self._link.is_known
@@ -101,6 +106,10 @@ class Connection:
         self.writer.sent(count)
         self.blocked = len(buffers) > 0
         return count
+
+    def end(self, reason: str) -> None:
+        """Takes the link for one that the network has ended."""
+        self._end(reason)
 
     def close(self) -> None:
         """Closes the link; no callback comes after it. May be called twice."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Callable, Dict, Mapping, Optional, Sequence, Tuple
+from typing import Callable, Dict, Mapping, Optional, Sequence, Set, Tuple
 
 import numpy as np
 
@@ -178,6 +178,16 @@ class Exchange:
             transfer.done(None)
             if self._ends_with_result(transfer):
                 self._end_round(transfer)
+
+    def awaited(self) -> Optional[Tuple[Transfer, Set[int]]]:
+        """The oldest transfer of which values are still to come, or else the end of its round, and
+        from which servers; all servers of the key if that is not known."""
+        transfer = self._in_progress.oldest
+        if transfer is None:
+            return self._windows.oldest
+        slices = [] if transfer.key.touched_only else self._slices(transfer.key, transfer.round)
+        missing = {piece.server for piece in slices if transfer.misses(piece)}
+        return transfer, missing or {server for server, _ in transfer.key.runs}
 
     def _round_ended(self, header: Header) -> None:
         for push in self._windows.told(header):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from functools import partial
 from typing import Callable, Collection, Dict, Iterable, List, Mapping, Optional
 
@@ -22,6 +23,7 @@ from p3kv.wire.terms import TermsByRound
 from p3kv.worker.clipping import Clipping
 from p3kv.worker.exchange import Exchange
 from p3kv.worker.gates import Gates
+from p3kv.worker.silences import LOOK_EVERY_S, Silences
 from p3kv.worker.stalls import StallWarnings
 from p3kv.worker.states import States
 from p3kv.worker.step_times import StepTimes
@@ -82,6 +84,8 @@ class Traffic:
             settings.priorities, self._begin_step,
         )  # fmt: skip
         self.states = States(rank, self.servers)
+        self._call_later = call_later
+        self._silences = Silences(settings, self.servers, self.exchange.awaited)
         self.clipping = Clipping(rank, self.tell, lambda: len(self.servers))
         self._takers: Dict[int, Taker] = {
             **joining,
@@ -100,6 +104,11 @@ class Traffic:
             Kind.NORM: self.clipping.land_norm,
             Kind.BYE: self._bye,
         }
+
+    def look_for_silences(self) -> None:
+        """Tells of servers that say nothing, from now on."""
+        self._silences.look(time.monotonic())
+        self._call_later(LOOK_EVERY_S, self.look_for_silences)
 
     def connect(self, server: int, link: Link) -> Connection:
         """Makes a link the connection to a server."""

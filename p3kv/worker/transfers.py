@@ -123,6 +123,10 @@ class Transfer:
         assert self.target is not None
         return self.memory(self.target, piece)
 
+    def misses(self, piece: Slice) -> bool:
+        """Whether a slice has not begun to arrive in the target."""
+        return self._landed is None or piece.offset not in self._landed
+
     def memory(self, array: int, piece: Slice) -> memoryview:
         """The bytes of one slice of the array at an address, `source` or `target`."""
         item_bytes = self.key.item_bytes
@@ -194,6 +198,11 @@ class InProgress:
     def waits_for_values(self) -> bool:
         """Whether any value is still to come."""
         return bool(self._updates or self._pulls)
+
+    @property
+    def oldest(self) -> Optional[Transfer]:
+        """Of the transfers whose values are still to come, the first update, or the first pull."""
+        return next(iter(self._updates.values()), None) or next(iter(self._pulls.values()), None)
 
     def clear(self) -> List[Transfer]:
         """Forgets all transfers and returns them, each once."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, List, Set, Tuple
+from typing import Dict, List, Optional, Set, Tuple
 
 from p3kv.errors import ProtocolError
 from p3kv.wire.header import INITIAL_ROUND, Header
@@ -76,6 +76,11 @@ class Windows:
         if len(free) < len(held):
             self._held[key_id] = [one for one in held if not self.admits(one)]
         return sorted(free, key=lambda one: one.round)
+
+    @property
+    def oldest(self) -> Optional[Tuple[Transfer, Set[int]]]:
+        """The first push whose round's end is expected, and the servers that have not ended it."""
+        return next(iter(self._expected.values()), None)
 
     def clear(self) -> List[Transfer]:
         """Forgets all transfers, and returns those that were held."""

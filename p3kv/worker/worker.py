@@ -145,6 +145,7 @@ class Worker:
         slice_size = joining.slice_size()
         self._reporting.begin(self._traffic, settings, local_servers, joining.rate_bytes_s)
         self._loop.call_soon(self._traffic.tuning.announce, INITIAL_ROUND, Terms(slice_size))
+        self._loop.call_soon(self._traffic.look_for_silences)
 
     def abort(self, reason: str) -> None:
         """Ends the job because this process can't go on, and tells all processes the reason.

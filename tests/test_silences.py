@@ -1,0 +1,108 @@
+"""A worker that waits for values tells of a server that says nothing, and waits not for ever."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from typing import Iterator
+
+import numpy as np
+import pytest
+
+from p3kv.config import Settings
+from p3kv.wire.header import INITIAL_ROUND
+from p3kv.worker.silences import Silences
+from tests.in_memory import Job
+
+SIZE, SLICE_SIZE = 250, 100
+
+
+class Waiting:
+    """Worker 1 of two, which has pushed a round for which worker 0 has not pushed."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        [key, *_] = keys = job.declare("w", SIZE)
+        self.arrays = [np.ones(SIZE, np.float32) for _ in keys]
+        job.workers[0].call(key, INITIAL_ROUND, self.arrays[0], None)
+        job.finish()
+        job.workers[1].call(keys[1], 1, self.arrays[1], self.arrays[1])
+        job.finish()
+        self.keys = keys
+        self.traffic = job.workers[1].traffic
+        self.silences = Silences(
+            Settings(stall_timeout_s=100.0), self.traffic.servers, self.traffic.exchange.awaited
+        )
+
+
+@pytest.fixture
+def waiting() -> Iterator[Waiting]:
+    with closing(Job(2, 2, SLICE_SIZE)) as job:
+        yield Waiting(job)
+
+
+def test_all_silent_servers_are_told_and_again_when_the_wait_has_doubled(
+    waiting: Waiting, caplog: pytest.LogCaptureFixture
+) -> None:
+    counts = []
+    for now_s in range(100, 136, 5):
+        waiting.silences.look(float(now_s))
+        counts.append(len(caplog.messages))
+    assert counts == [0, 0, 2, 2, 4, 4, 4, 4]
+    assert caplog.messages[0].startswith(
+        "server 0: nothing has moved on its connection for 10 s, and key 'w' in round 1 is still "
+        "to come."
+    )
+    assert caplog.messages[1].startswith("server 1: ")
+
+
+def test_a_server_that_says_what_it_waits_for_is_not_silent(
+    waiting: Waiting, caplog: pytest.LogCaptureFixture
+) -> None:
+    for now_s in range(100, 199):
+        if now_s in (110, 120, 140, 180):  # as a server's own words come
+            for connection in waiting.traffic.servers.values():
+                connection.received_bytes += 100
+        waiting.silences.look(float(now_s))
+    assert caplog.messages == []
+
+
+def test_nobody_is_told_of_once_the_values_are_there(
+    waiting: Waiting, caplog: pytest.LogCaptureFixture
+) -> None:
+    waiting.silences.look(100.0)
+    waiting.job.workers[0].call(waiting.keys[0], 1, waiting.arrays[0], waiting.arrays[0])
+    waiting.job.finish()
+    waiting.silences.look(150.0)
+    waiting.silences.look(250.0)
+    assert caplog.messages == []
+
+
+def test_only_servers_that_owe_something_are_told_of(
+    waiting: Waiting, caplog: pytest.LogCaptureFixture
+) -> None:
+    job = waiting.job
+    job.workers[0].call(waiting.keys[0], 1, waiting.arrays[0], waiting.arrays[0])
+    job.workers[0].begin()
+    job.carry_all(job.workers[0].servers[1])
+    server = job.servers[1]
+    while len(server.consumer._queue):
+        server.consumer.consume()
+    job.carry_all(server.workers.connections[1])
+    waiting.silences.look(100.0)
+    waiting.silences.look(111.0)
+    assert [message.partition(":")[0] for message in caplog.messages] == ["server 0"]
+
+
+def test_after_the_timeout_the_connection_counts_as_lost(waiting: Waiting) -> None:
+    lost = []
+    for connection in waiting.traffic.servers.values():
+        connection._on_lost = lambda connection, reason: lost.append((connection.peer, reason))
+    waiting.silences.look(100.0)
+    waiting.silences.look(199.0)
+    assert lost == []
+    waiting.silences.look(200.0)
+    reason = (
+        "nothing has moved on its connection for 100 s, and key 'w' in round 1 is still to come"
+    )
+    assert lost == [(rank, f"{reason} (P3KV_STALL_TIMEOUT_S)") for rank in (0, 1)]
+    assert all(connection.ended for connection in waiting.traffic.servers.values())
