@@ -105,8 +105,7 @@ def stranger_to_server(words: bytes) -> None:
     """Somebody who has no secret says anything to a server."""
     data = atheris.FuzzedDataProvider(words)
     with closing(Job(1, 1, SLICE_SIZE)) as job:
-        listener = job.servers[0].listener
-        link = listener.connect()
+        link = job.servers[0].listener.connect()
         job.servers[0].workers._accept()
         connection = job.servers[0].connections[-1]
         said = data.ConsumeBytes(data.ConsumeIntInRange(0, 200))
@@ -121,8 +120,8 @@ def stranger_to_server(words: bytes) -> None:
             except P3Error:
                 break
         assert connection not in job.servers[0].workers.connections.values()
-        link.close()
-        connection.close()
+    link.close()
+    connection.close()
 
 
 def node_to_scheduler(words: bytes) -> None:

@@ -149,7 +149,7 @@ def test_a_host_may_lose_packets_and_time_but_its_end_is_told_on_both_sides(
     for (role, process), (output, seconds) in zip(started, ended):
         print(f"{role} ended {seconds:.1f} s after the cut")
         assert seconds < SILENCE_TIMEOUT_S + PROMISED_S
-        silent = r"( \(round \d+\))?: it has not answered for \d+ s, and was last heard of at \S+"
+        silent = r" \(round \d+\): it has not answered for \d+ s, and was last heard of at \S+"
         who = rf"(worker|server) \d{silent} \({host.address}, process"
         if process.args[3] == host.namespace:
             who = rf"scheduler{silent}"

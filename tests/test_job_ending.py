@@ -179,7 +179,21 @@ def test_a_process_that_was_silent_is_not_said_to_have_ended() -> None:
     failure = aborted(job.judge(), "it has not answered for 7 s", PeerLostError)
     assert "stopped" in failure.hint
     assert "out-of-memory" not in failure.words
+    assert failure.round == UNKNOWN
     assert job.unreached() == ["worker 1"]
+
+
+def test_the_round_of_a_lost_process_is_the_last_one_that_it_or_its_peers_have_told() -> None:
+    for told, seen, expected in ((7, None, 7), (7, 9, 9), (7, 6, 7)):
+        job = running()
+        node = job.node(worker(1))
+        assert node is not None
+        job.handle(worker(1), Alive(round=told))
+        job.handle(worker(1), Alive())
+        if seen is not None:
+            job.handle(server(0), worker_1_lost(seen))
+        job.lost(node, silent_s=7.2)
+        assert aborted(job.judge(), "it has not answered", PeerLostError).round == expected
 
 
 def test_a_connection_that_only_peers_have_lost_is_told_in_their_words() -> None:

@@ -62,8 +62,8 @@ LEFT = ", though it had left the job in order"
 class Blame:
     """Collects what witnesses have seen of lost processes, until all have had time to report.
 
-    The launcher knows best how a process ended, the scheduler knows how long it was silent, and its
-    peers know in which round.
+    The launcher knows best how a process ended, and the scheduler how long it was silent and in
+    which round; its peers may know a later one.
     """
 
     def __init__(self) -> None:
@@ -80,9 +80,13 @@ class Blame:
             reason = f"{failure.reason} (seen by {witness})"
             suspect.report = Failure(reason, failure.role, failure.rank, hint=failure.hint)
 
-    def disconnected(self, role: str, rank: int, place: str, silent_s: float) -> None:
-        """The scheduler has lost its connection to a process, last heard of `silent_s` ago."""
+    def disconnected(
+        self, role: str, rank: int, place: str, silent_s: float, round: int = UNKNOWN
+    ) -> None:
+        """The scheduler has lost its connection to a process, last heard of `silent_s` ago, in
+        `round`."""
         suspect = self._suspect(role, rank)
+        suspect.round = max(suspect.round, round)
         suspect.place, suspect.silent_s = place, silent_s
 
     def ended(self, end: PartEnded, lacks: str) -> None:

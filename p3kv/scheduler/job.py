@@ -144,6 +144,7 @@ class Job:
         if isinstance(message, ReportFailure):
             return self._report(node, message)
         if isinstance(message, Alive):
+            node.round = max(node.round, message.round)
             return [(node.identity, self._reports.heard(node, message))]
         if self.failure is not None:
             return [(node.identity, Abort(self.failure))]

@@ -49,7 +49,7 @@ class Losses:
         for lost, silent_s in self._lost:
             if not lost.gone:
                 rank = self._members.rank_of(lost)
-                self._blame.disconnected(lost.hello.role, rank, lost.place(), silent_s)
+                self._blame.disconnected(lost.hello.role, rank, lost.place(), silent_s, lost.round)
                 if silent_s >= SILENT_S:
                     self._silent.append(self._members.called(lost))
         for end in self._ends:

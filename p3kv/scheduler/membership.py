@@ -28,6 +28,8 @@ class Node:
     arrival: int
     rank: int = UNKNOWN
     gone: bool = False
+    round: int = UNKNOWN
+    """How far it had come when it last gave a sign of life."""
 
     def name(self) -> str:
         """The node's name in messages."""

@@ -288,7 +288,7 @@ class ControlClient:
             late_s, self._alive_at = now - self._alive_at, now + _ALIVE_EVERY_S
             if late_s > _ALIVE_EVERY_S:
                 self._scheduler.leave_out(late_s, now)
-            self._outbox.append(encode(Alive(self._numbers())))
+            self._outbox.append(encode(Alive(self._numbers(), round=self._known_round())))
             silent_s = self._scheduler.due_s(now)
             if silent_s is not None:
                 self._warn_of_scheduler(silent_s)

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import List, Optional, Tuple, Union
 
 from p3kv.transport import MAX_ADDRESS
+from p3kv.wire.header import LAST_ROUND
 from p3kv.wire.messages.base import (
     MAX_RANK,
     TOKEN_BYTES,
+    UNKNOWN,
     Message,
     check,
     check_name,
@@ -83,14 +85,19 @@ class ReportFailure(Message, frozen=True):
 class Alive(Message, frozen=True):
     """A sign of life of a node, and the scheduler's answer to it.
 
-    It helps to tell a stopped process from an ended one, and carries what is measured. Nothing
-    depends on that.
+    It helps to tell a stopped process from an ended one, and in which round it fell silent. It
+    carries what is measured, on which nothing depends.
     """
 
     numbers: Optional[Numbers] = None
     """What the node has measured so far."""
     slowest: Optional[Lag] = None
     """In the answer: for which worker the others wait longest."""
+    round: int = UNKNOWN
+    """How far the node has come."""
+
+    def __post_init__(self) -> None:
+        check_number("a round", self.round, UNKNOWN, LAST_ROUND)
 
 
 class AskReports(Message, frozen=True):
