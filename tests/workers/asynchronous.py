@@ -95,6 +95,9 @@ for round_ in range(1, 4):
             store.push("w", one)
     shared.pushpull("s", one * round_, out=pulled)
     has(pulled, 2 * round_)
+# A push may be under way when its worker is at a barrier, but not when that worker's pull is done.
+store.pull("w", out=pulled)
+pulled.wait_to_read()
 store._barrier()
 store.pull("w", out=pulled)
 has(pulled, -FAST - SLOW - 2 - 9 * 2)
