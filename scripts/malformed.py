@@ -73,6 +73,7 @@ def _attack(ports: List[int], scheduler: int, count: int, parts: Dict[str, psuti
     kept: Deque[socket.socket] = deque()
     before = _state(parts)
     most = {name: dict(values) for name, values in before.items()}
+    course = []
     for number in range(count):
         port = chance.choice([*ports, scheduler])
         words = _to_the_scheduler(chance) if port == scheduler else _to_a_server(chance)
@@ -86,13 +87,16 @@ def _attack(ports: List[int], scheduler: int, count: int, parts: Dict[str, psuti
         if len(kept) > _KEPT:
             kept.popleft().close()
         if number % _LOOK_EVERY == 0:
-            for name, values in _state(parts).items():
+            now = _state(parts)
+            for name, values in now.items():
                 for what, value in values.items():
                     most[name][what] = max(most[name][what], value)
+            memory = {name: values["rss_kib"] for name, values in now.items()}
+            course.append({"frames": number, **memory})
             print(f"{number} frames", file=sys.stderr, flush=True)
     for stranger in kept:
         stranger.close()
-    return {"before": before, "most": most, "after": _state(parts)}
+    return {"before": before, "most": most, "after": _state(parts), "rss_kib": course}
 
 
 def main() -> None:
