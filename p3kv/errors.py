@@ -48,6 +48,10 @@ class StatesError(P3Error):
     or of another training."""
 
 
+class TraceError(P3Error):
+    """A file is no trace, or one that this version does not read."""
+
+
 class ProtocolError(P3Error):
     """A peer sent something that the protocol does not allow."""
 

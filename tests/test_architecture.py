@@ -22,7 +22,7 @@ MIDDLE = {"p3kv.wire", "p3kv.slicing", "p3kv.codecs", "p3kv.consistency", "p3kv.
 MAY_IMPORT: Dict[str, Set[str]] = {
     "p3kv.errors": set(),
     "p3kv.version": set(),
-    "p3kv.trace": set(),
+    "p3kv.trace": {"p3kv.errors"},
     "p3kv.log": set(),
     "p3kv.registry": {"p3kv.errors"},
     "p3kv.words": set(),
@@ -48,7 +48,8 @@ MAY_IMPORT: Dict[str, Set[str]] = {
     | {"p3kv.codecs", "p3kv.wire.header", "p3kv.wire.messages", "p3kv.wire.states", "p3kv.worker"}
     | {"p3kv.consistency", "p3kv.server.optimizer"},
     "p3kv.launcher": GROUND | {"p3kv.wire.launcher_link"},
-    "p3kv.commands": GROUND | {"p3kv.launcher", "p3kv.top"},
+    "p3kv.timeline": GROUND,
+    "p3kv.commands": GROUND | {"p3kv.launcher", "p3kv.timeline", "p3kv.top"},
     "p3kv.cli": GROUND | {"p3kv.commands"},
     "p3kv": GROUND | {"p3kv.roles", "p3kv.frontends"},
     "p3kv.__main__": {"p3kv.cli"},
@@ -76,7 +77,7 @@ FOLDERS_MAY_IMPORT: Dict[str, Set[str]] = {
         "experiments.emulation",
         "experiments.campaign",
         "p3kv.forecast",
-        "p3kv.trace",
+        "p3kv.timeline",
     },
 }
 """Each folder of experiments, and what its modules may import beside each other. What is in none

@@ -20,7 +20,7 @@ from experiments.drawing import schedule, schedule_figure
 from experiments.drawing.schedule import ACCELERATOR, Bar
 from experiments.drawing.schedule_figure import Case, Example
 from experiments.models import load
-from p3kv.trace import Tracer
+from p3kv.trace import RECEIVE, SEND, KeyName, Span, Tracer
 
 _PROBLEM = missing_requirements()
 needs_cluster = pytest.mark.skipif(_PROBLEM is not None, reason=str(_PROBLEM))
@@ -190,31 +190,35 @@ def test_delays_are_measured_and_one_of_the_iterations_shown():
     ]  # fmt: skip
 
 
-def _trace(folder: Path, process: str, events: List[Tuple[Any, ...]]) -> None:
+def _trace(folder: Path, process: str, spans: List[Span]) -> None:
     tracer = Tracer(str(folder), process)
-    for category, key, start, end, details in events:
-        tracer.span(category, key, int(start * 1e9), int(end * 1e9), **{"round": 1, **details})
+    tracer.name_key(KeyName(7, 0, "conv_weight", 8))
+    for span in spans:
+        times = (int(span.since_ns * 1e9), int(span.start_ns * 1e9), int(span.end_ns * 1e9))
+        tracer.span(Span(span.kind, 7, *times, *span[5:]))
     tracer.close()
 
 
 def test_a_trace_shows_what_passed_the_link_and_since_when_it_could(tmp_path):
-    """Two slices of one key, one for each server; worker 0 and server 0 share a host."""
+    """Two slices of one key, one for each server; worker 0 and server 0 share a host. Times are in
+    seconds."""
     model = load("three_layers")
+
+    def moved(kind, since, end, peer, slice_, round_=1):
+        return Span(kind, 7, since, end, end, peer, round_, round_, slice_)
+
     for worker in (0, 1):
-        late = 0.5 * worker
-        received = [("receive", "0", 6 + late, 6 + late, {"slice": part}) for part in (0, 1)]
-        before = [("receive", "0", 0, 0, {"slice": part, "round": 0}) for part in (0, 1)]
-        _trace(tmp_path, f"worker-{worker}", [
-            *before,
-            ("send", "0", 2 + late, 3, {"slice": 0}),
-            ("send", "0", 2 + late, 3, {"slice": 1}),
-            *received,
+        arrived = 6 + 0.5 * worker
+        _trace(tmp_path, f"worker {worker}", [
+            *(moved(RECEIVE, 0, 0, part, part, 0) for part in (0, 1)),
+            *(moved(SEND, 2 + 0.5 * worker, 3, part, part) for part in (0, 1)),
+            *(moved(RECEIVE, arrived, arrived, part, part) for part in (0, 1)),
         ])  # fmt: skip
     for server in (0, 1):
-        _trace(tmp_path, f"server-{server}", [
-            ("consume", "0", 0, 0, {"slice": server, "worker": 0, "round": 0, "ended": 1}),
-            ("consume", "0", 3, 3.1, {"slice": server, "worker": 0, "ended": 0}),
-            ("consume", "0", 4, 4.2, {"slice": server, "worker": 1, "ended": 1}),
+        _trace(tmp_path, f"server {server}", [
+            *(moved(SEND, 0, 0, worker, server, 0) for worker in (0, 1)),
+            *(moved(RECEIVE, 3 + worker, 3 + worker, worker, server) for worker in (0, 1)),
+            *(moved(SEND, 4.2, 5, worker, server) for worker in (0, 1)),
         ])  # fmt: skip
     spans = []
     for iteration in (0, 1):

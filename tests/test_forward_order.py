@@ -17,7 +17,7 @@ from mxnet import autograd, gluon
 
 from p3kv.frontends.mxnet import forward_order
 from p3kv.frontends.mxnet.forward_order import ForwardReads, OrderLearner
-from p3kv.trace import read_trace
+from p3kv.trace import SEND, read_trace
 from p3kv.wire.messages import Key
 from tests.jobs import SCRIPTS, SUMS_ONLY, run_job
 
@@ -49,7 +49,7 @@ class Learned:
         self.orders: List[List[int]] = [one["learned"] for one in written]
         self.truth: List[int] = written[0]["truth"]
         self.pushed: List[int] = written[0]["pushed"]
-        self._sent = [sent(trace / f"worker-{rank}.json") for rank in range(WORKERS)]
+        self._sent = [sent(trace / f"worker-{rank}.jsonl") for rank in range(WORKERS)]
 
     def priorities(self, round_: int) -> List[Dict[int, int]]:
         """Each worker's priority of every key that it has sent in a round."""
@@ -64,8 +64,12 @@ class Learned:
 
 
 def sent(path: Path) -> List[Dict[str, Any]]:
-    events = read_trace(path)
-    return [{"key": int(e["name"]), **e["args"]} for e in events if e["cat"] == "send"]
+    trace = read_trace(path)
+    return [
+        {"key": trace.keys[span.key_id].key, "round": span.round, "priority": span.priority}
+        for span in trace.spans
+        if span.kind == SEND
+    ]
 
 
 @pytest.fixture(scope="module", params=[s.__name__ for s in script.SCENARIOS[:-1]])

@@ -98,6 +98,7 @@ ALLOWED: dict = {
     "store": shorts,
     "rank": ranks,
     "slice_size": slice_sizes,
+    **dict.fromkeys(("asked_ns", "received_ns", "sent_ns"), st.integers(0, 2**62)),
 }
 """Values of the fields that can't have just any."""
 counts, measured_s = st.integers(0, 2**64 - 1), st.floats(0, allow_nan=False, allow_infinity=False)
@@ -321,6 +322,11 @@ HELLO = {
         ({"type": "Ready", "settings": {**SETTINGS, "consistency": "x" * 65}}, ToScheduler),
         ({"type": "DataHello", "rank": 0, "settings": {**SETTINGS, "slice_size": 0}}, DataHello),
         ({"type": "NewSliceSize", "slice_size": 0}, FromScheduler),
+        ({"type": "AskTime", "asked_ns": -1}, ToScheduler),
+        (
+            {"type": "TimeTold", "asked_ns": 0, "received_ns": 2**62 + 1, "sent_ns": 0},
+            FromScheduler,
+        ),
         ({"type": "SliceSize", "slice_size": -1}, FromScheduler),
         ({"type": "Terms", "slice_size": 2**28 + 1}, Terms),
         ({**DECLARED, "shape": [2], "layout": "x" * 65}, ToScheduler),

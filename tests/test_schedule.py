@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Tuple
 
 import pytest
 
 from experiments.campaign.measure import Run, measure
 from experiments.cluster import Cluster, missing_requirements
-from p3kv.trace import read_trace
+from p3kv.timeline import Timeline, read_job
+from p3kv.trace import RECEIVE, SEND, Span
 
 _PROBLEM = missing_requirements()
 pytestmark = [
@@ -17,7 +17,7 @@ pytestmark = [
     pytest.mark.skipif(_PROBLEM is not None, reason=str(_PROBLEM)),
 ]
 
-FIRST, LAST = "0", "2"
+FIRST, LAST = 0, 2
 """Keys of the first and the last layer: without biases each layer has one."""
 
 
@@ -30,13 +30,14 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Any:
             cluster, "p3kv", "three_layers", iterations=6, spans=True, timeout_s=60,
             P3KV_SLICE_SIZE=10_000, P3KV_SEND_BUFFER_BYTES=65_536, P3KV_TRACE=folder,
         )  # fmt: skip
-    return result, folder
+    return result, read_job(folder)
 
 
-def events(folder: Path, category: str) -> List[Dict[str, Any]]:
-    """What worker 0 recorded in a category, times in microseconds."""
-    found = read_trace(folder / "worker-0.json")
-    return [event for event in found if event["cat"] == category]
+def spans(timeline: Timeline, kind: str) -> List[Tuple[int, Span]]:
+    """What worker 0 recorded of a kind, with keys; times are the scheduler's, whose clock this
+    machine shares."""
+    worker = timeline.of_role("worker")[0]
+    return [(timeline.keys[s.key_id].key, s) for s in worker.spans if s.kind == kind]
 
 
 def computing(run: Run, phase: str) -> List[Dict[str, Any]]:
@@ -45,11 +46,11 @@ def computing(run: Run, phase: str) -> List[Dict[str, Any]]:
 
 
 def test_early_layers_overtake_queued_late_layers(run: Any) -> None:
-    sends = events(run[1], "send")
-    early = [e for e in sends if e["name"] == FIRST and e["args"]["round"] > 1]
-    late = [e for e in sends if e["name"] == LAST and e["args"]["round"] > 1]
+    sends = spans(run[1], SEND)
+    early = [span for key, span in sends if key == FIRST and span.round > 1]
+    late = [span for key, span in sends if key == LAST and span.round > 1]
     overtakings = sum(
-        e["ts"] > l["ts"] and e["ts"] + e["dur"] < l["ts"] + l["dur"]
+        e.since_ns > l.since_ns and e.end_ns < l.start_ns
         for l in late  # noqa: E741
         for e in early
     )
@@ -57,43 +58,42 @@ def test_early_layers_overtake_queued_late_layers(run: Any) -> None:
 
 
 def test_the_next_forward_pass_starts_before_the_last_update_arrives(run: Any) -> None:
-    received = events(run[1], "receive")
+    received = spans(run[1], RECEIVE)
     forwards = [span for span in computing(run[0], "forward") if span["layer"].endswith("dense0")]
     assert len(forwards) >= 7
     early_starts = 0
     for span in forwards[2:]:
         # Iteration i, counted from 0, needs the values of round i.
-        last_us = max(
-            e["ts"] for e in received
-            if e["name"] == LAST and e["args"]["round"] == span["iteration"]
-        )  # fmt: skip
-        early_starts += span["start_ns"] / 1000 < last_us
+        last_ns = max(
+            one.end_ns for key, one in received if key == LAST and one.round == span["iteration"]
+        )
+        early_starts += span["start_ns"] < last_ns
     assert early_starts == len(forwards[2:])
 
 
 def test_slices_are_sent_during_backward_and_during_forward(run: Any) -> None:
-    ends_us = [e["ts"] + e["dur"] for e in events(run[1], "send") if e["args"]["round"] > 1]
+    ends_ns = [span.end_ns for _, span in spans(run[1], SEND) if span.round > 1]
     for phase in ("forward", "backward"):
-        spans = [s for s in computing(run[0], phase) if s["iteration"] >= 2]
-        for iteration in {s["iteration"] for s in spans} - {max(s["iteration"] for s in spans)}:
+        computed = [s for s in computing(run[0], phase) if s["iteration"] >= 2]
+        iterations = {s["iteration"] for s in computed}
+        for iteration in iterations - {max(iterations)}:
             inside = [
                 end
-                for end in ends_us
-                for s in spans
-                if s["iteration"] == iteration and s["start_ns"] <= end * 1000 <= s["end_ns"]
+                for end in ends_ns
+                for s in computed
+                if s["iteration"] == iteration and s["start_ns"] <= end <= s["end_ns"]
             ]
             assert inside, f"nothing was sent during the {phase} pass of iteration {iteration}"
 
 
 def test_a_layer_waits_for_its_own_weights_only(run: Any) -> None:
-    received = events(run[1], "receive")
+    received = spans(run[1], RECEIVE)
     for span in computing(run[0], "forward"):
         if span["iteration"] < 2:
             continue
-        key = str("012".index(span["layer"][-1]))
-        arrived_us = [
-            e["ts"] for e in received
-            if e["name"] == key and e["args"]["round"] == span["iteration"]
-        ]  # fmt: skip
-        assert arrived_us, span
-        assert max(arrived_us) <= span["start_ns"] / 1000
+        layer = int(span["layer"][-1])
+        arrived_ns = [
+            one.end_ns for key, one in received if key == layer and one.round == span["iteration"]
+        ]
+        assert arrived_ns, span
+        assert max(arrived_ns) <= span["start_ns"]

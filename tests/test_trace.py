@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import resource
@@ -13,11 +12,20 @@ from typing import Iterator, List
 
 import pytest
 
-from p3kv import trace
-from p3kv.trace import Tracer, read_trace
+from p3kv.errors import TraceError
+from p3kv.trace import (
+    SEND,
+    ClockSample,
+    KeyName,
+    Process,
+    Span,
+    Tracer,
+    read_trace,
+    tracer,
+)
 from tests.jobs import SUMS_ONLY, TrainingJob, eventually, run_job
 
-TOGETHER = trace._EVENTS_TOGETHER
+TOGETHER = tracer._SPANS_TOGETHER
 ENDS_S = 20.0
 
 
@@ -35,7 +43,7 @@ class Warnings(logging.Handler):
 @pytest.fixture
 def warnings() -> Iterator[List[str]]:
     handler = Warnings()
-    logger = logging.getLogger("p3kv.trace")
+    logger = logging.getLogger("p3kv.trace.tracer")
     logger.addHandler(handler)
     yield handler.said
     logger.removeHandler(handler)
@@ -43,55 +51,71 @@ def warnings() -> Iterator[List[str]]:
 
 def record(tracer: Tracer, count: int, first: int = 0) -> None:
     for number in range(first, first + count):
-        tracer.span("send", "key", number, number + 1, slice=number)
+        tracer.span(Span(SEND, 5, number, number + 1, number + 2, slice=number))
 
 
 def slices(path: Path) -> List[int]:
-    return [event["args"]["slice"] for event in read_trace(path)]
+    return [span.slice for span in read_trace(path).spans]
 
 
-def test_spans_are_read_as_they_were_recorded(tmp_path: Path) -> None:
-    tracer = Tracer(str(tmp_path / "new" / "folder"), "worker 3")
-    tracer.span("send", 'dense0\n"weight"', 5_000, 7_500, slice=1, priority=-2)
-    tracer.instant("receive", "w")
+def test_records_are_read_as_they_were_made(tmp_path: Path) -> None:
+    tracer = Tracer(str(tmp_path / "new" / "folder"), "worker 3", "10.0.0.1")
+    name = KeyName(5, "k", 'dense0\n"weight"', 4096)
+    span = Span(SEND, 5, 4_000, 5_000, 7_500, 1, 2, 3, 4, -2, 100)
+    sample = ClockSample(1, -(10**15), 3)
+    tracer.name_key(name)
+    tracer.span(span)
+    tracer.clock(sample)
     tracer.close()
     tracer.close()
-    path = tmp_path / "new" / "folder" / "worker-3.json"
-    span, instant = read_trace(path)
-    assert span == {
-        "name": "dense0\n\"weight\"", "cat": "send", "ph": "X", "ts": 5.0, "dur": 2.5,
-        "pid": "worker 3", "tid": "send", "args": {"slice": 1, "priority": -2},
-    }  # fmt: skip
-    assert instant["dur"] == 0
-    # For other readers it is a whole JSON array.
-    assert json.loads(path.read_text()) == [span, instant]
+    trace = read_trace(tmp_path / "new" / "folder" / "worker-3.jsonl")
+    assert trace == (Process("worker 3", "10.0.0.1", os.getpid()), [span], {5: name}, [sample])
 
 
 def test_a_trace_without_spans_is_one(tmp_path: Path) -> None:
-    Tracer(str(tmp_path), "server 0").close()
-    assert read_trace(tmp_path / "server-0.json") == []
-    assert json.loads((tmp_path / "server-0.json").read_text()) == []
+    tracer = Tracer(str(tmp_path), "server 0")
+    for _ in range(2):
+        trace = read_trace(tmp_path / "server-0.jsonl")
+        assert trace.process.name == "server 0" and not trace.spans
+        tracer.close()
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("", "no line"),
+        ("[1]\n", "line 1 is"),
+        ('["process","worker 0","h",1,99]\n', "line 1 is"),
+        ('["process","worker 0","h",1,1]\n{"ph":"X"}\n', "line 2 is"),
+        ('["process","worker 0","h",1,1]\n["send",1]\n', "line 2 is"),
+    ],
+    ids=["empty", "no process", "another format", "an object", "a span without times"],
+)
+def test_what_is_no_trace_is_refused_with_its_line(tmp_path: Path, text: str, problem: str) -> None:
+    path = tmp_path / "worker-0.jsonl"
+    path.write_text(text)
+    with pytest.raises(TraceError, match=problem):
+        read_trace(path)
 
 
 def test_nothing_is_written_without_a_folder(tmp_path: Path) -> None:
     tracer = Tracer(None, "worker 0")
     record(tracer, 3 * TOGETHER)
     tracer.close()
-    assert not tracer.enabled and not tracer._events
+    assert not tracer.enabled and not tracer._records
 
 
 def test_what_was_recorded_is_there_before_the_end_and_little_is_in_memory(tmp_path: Path) -> None:
     tracer = Tracer(str(tmp_path), "worker 0")
     record(tracer, 10 * TOGETHER + 7)
-    path = tmp_path / "worker-0.json"
+    path = tmp_path / "worker-0.jsonl"
     assert slices(path) == list(range(10 * TOGETHER))
-    assert len(tracer._events) == 7
-    cut = tmp_path / "cut.json"
+    assert len(tracer._records) == 7
+    cut = tmp_path / "cut.jsonl"
     cut.write_bytes(path.read_bytes()[:-20])
     assert slices(cut) == list(range(10 * TOGETHER - 1))
     tracer.close()
     assert slices(path) == list(range(10 * TOGETHER + 7))
-    json.loads(path.read_text())
 
 
 def test_threads_record_together_and_nothing_is_lost(tmp_path: Path) -> None:
@@ -106,26 +130,26 @@ def test_threads_record_together_and_nothing_is_lost(tmp_path: Path) -> None:
         thread.join()
     tracer.close()
     expected = [first * 10 * TOGETHER + n for first in range(4) for n in range(3 * TOGETHER)]
-    assert sorted(slices(tmp_path / "worker-0.json")) == expected
+    assert sorted(slices(tmp_path / "worker-0.jsonl")) == expected
 
 
 def test_a_file_has_no_more_than_it_may(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warnings: List[str]
 ) -> None:
-    monkeypatch.setattr(trace, "MAX_TRACE_BYTES", 1 << 20)
-    tracer = Tracer(str(tmp_path), "worker 0")
-    record(tracer, 50 * TOGETHER)
-    tracer.close()
-    path = tmp_path / "worker-0.json"
-    assert (1 << 19) < path.stat().st_size < (1 << 20) + 10
-    assert len(json.loads(path.read_text())) % TOGETHER == 0
-    assert not tracer.enabled and not tracer._events
+    monkeypatch.setattr(tracer, "MAX_TRACE_BYTES", 1 << 18)
+    recording = Tracer(str(tmp_path), "worker 0")
+    record(recording, 50 * TOGETHER)
+    recording.close()
+    path = tmp_path / "worker-0.jsonl"
+    assert (1 << 17) < path.stat().st_size <= 1 << 18
+    assert len(slices(path)) % TOGETHER == 0
+    assert not recording.enabled and not recording._records
     assert len(warnings) == 1 and "gets no more" in warnings[0]
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no full device")
 def test_a_full_disk_ends_the_trace_with_one_warning(tmp_path: Path, warnings: List[str]) -> None:
-    (tmp_path / "worker-0.json").symlink_to("/dev/full")
+    (tmp_path / "worker-0.jsonl").symlink_to("/dev/full")
     tracer = Tracer(str(tmp_path), "worker 0")
     record(tracer, 3 * TOGETHER)
     tracer.close()
@@ -142,7 +166,7 @@ def test_a_forked_child_leaves_its_parent_s_trace_alone(tmp_path: Path) -> None:
         os._exit(0)
     os.waitpid(child, 0)
     tracer.close()
-    assert slices(tmp_path / "worker-0.json") == list(range(5))
+    assert slices(tmp_path / "worker-0.jsonl") == list(range(5))
 
 
 # In whole jobs.
@@ -168,19 +192,18 @@ def test_a_trace_with_no_room_is_a_warning_and_training_goes_on(tmp_path: Path) 
     assert result.code == 0, result.output
     assert "all weights are right" in result.output
     for path in folder.iterdir():
-        assert read_trace(path)
+        assert read_trace(path).spans
 
 
 def test_a_trace_is_there_after_the_processes_were_killed_or_interrupted(tmp_path: Path) -> None:
     folder = tmp_path / "trace"
     with TrainingJob(tmp_path, workers=1, P3KV_TRACE=folder) as job:
         job.wait_until_training()
-        paths = [folder / "worker-0.json", folder / "server-0.json"]
-        eventually(lambda: all(path.stat().st_size > 10 for path in paths))
+        paths = [folder / "worker-0.jsonl", folder / "server-0.jsonl"]
+        eventually(lambda: all(path.stat().st_size > 1000 for path in paths))
         parts = job.parts()
         parts["worker 0"].kill()
         parts["server 0"].send_signal(signal.SIGINT)
         parts["server 0"].wait(ENDS_S)
     assert set(folder.iterdir()) == set(paths)
-    assert all(read_trace(path) for path in paths)
-    json.loads(paths[1].read_text())
+    assert all(read_trace(path).spans for path in paths)

@@ -18,7 +18,7 @@ from experiments.models.graph import FLOAT32_BYTES
 from p3kv.forecast.bound import payload_bytes_s
 from p3kv.forecast.policies import Policy
 from p3kv.forecast.simulator import Event, simulate
-from p3kv.trace import read_trace
+from p3kv.timeline import pairs, read_job
 
 ACCELERATOR = "accelerator"
 ROWS = (ACCELERATOR, "gradients out", "parameters out", "gradients in", "parameters in")
@@ -184,8 +184,8 @@ class _Transfer(NamedTuple):
 def _traced_bars(folder: Path, layer_of: Dict[str, int]) -> Iterator[Bar]:
     """What passes host 0's link.
 
-    A trace has when a slice was queued and when it arrived, but not when its first byte left:
-    that is when the slice before it on the same connection arrived, if it was queued by then.
+    A slice's bar begins when the slice before it on the same connection arrived, if it was queued
+    by then: before that it could not be sent.
     """
     crossing = [t for t in _transfers(folder, layer_of) if t.worker != t.server]
 
@@ -204,46 +204,20 @@ def _traced_bars(folder: Path, layer_of: Dict[str, int]) -> Iterator[Bar]:
             yield Bar(row, what, transfer.layer, transfer.iteration, start_s, free_s)
 
 
-def _transfers(folder: Path, layer_of: Dict[str, int]) -> List[_Transfer]:
+def _transfers(folder: Path, layer_of: Dict[str, int]) -> Iterator[_Transfer]:
     """All slices of all rounds but the first values, in both directions."""
-    sent_s: Dict[Tuple[int, str, int, int], float] = {}
-    received = []
-    for rank, event in _events(folder, "worker"):
-        details = event["args"]
-        place = (event["name"], details["slice"], details["round"])
-        if event["cat"] == "send":
-            sent_s[(rank, *place)] = event["ts"] / 1e6
-        elif event["cat"] == "receive":
-            received.append((rank, place, event["ts"] / 1e6))
-    transfers = []
-    updated: Dict[Tuple[str, int, int], Tuple[int, float]] = {}
-    for server, event in _events(folder, "server"):
-        details = event["args"]
-        place = (event["name"], details["slice"], details["round"])
-        if event["cat"] != "consume" or details["round"] == 0:
+    timeline = read_job(folder)
+    for sender, sent, receiver, received in pairs(timeline):
+        if sent.round == 0:
             continue
-        worker = details["worker"]
-        layer, iteration = layer_of[event["name"]], details["round"] - 1
-        queued_s, arrived_s = sent_s[(worker, *place)], event["ts"] / 1e6
-        transfers.append(
-            _Transfer("gradient", worker, server, layer, iteration, queued_s, arrived_s)
+        is_gradient = sender.role == "worker"
+        worker, server = (sender, receiver) if is_gradient else (receiver, sender)
+        yield _Transfer(
+            "gradient" if is_gradient else "parameter",
+            worker.rank,
+            server.rank,
+            layer_of[str(timeline.keys[sent.key_id].key)],
+            sent.round - 1,
+            sent.since_ns / 1e9,
+            received.end_ns / 1e9,
         )
-        if details["ended"]:
-            updated[place] = (server, (event["ts"] + event["dur"]) / 1e6)
-    for worker, place, arrived_s in received:
-        if place[2] == 0:
-            continue
-        server, queued_s = updated[place]
-        layer, iteration = layer_of[place[0]], place[2] - 1
-        transfers.append(
-            _Transfer("parameter", worker, server, layer, iteration, queued_s, arrived_s)
-        )
-    return transfers
-
-
-def _events(folder: Path, role: str) -> Iterator[Tuple[int, Dict[str, Any]]]:
-    """Every event in the traces of `role`, with the rank of its process."""
-    for path in sorted(folder.glob(f"{role}-*.json")):
-        rank = int(path.stem.rpartition("-")[2])
-        for event in read_trace(path):
-            yield rank, event

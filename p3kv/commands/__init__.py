@@ -7,6 +7,6 @@ p3kv's, users see it as one line that begins with the command's name. Lines of a
 most 80 characters.
 """
 
-from p3kv.commands import launch, run, top
+from p3kv.commands import launch, run, top, trace
 
-COMMANDS = (launch, run, top)
+COMMANDS = (launch, run, top, trace)

@@ -17,6 +17,7 @@ from p3kv.scheduler.job import Job
 from p3kv.scheduler.membership import Node
 from p3kv.scheduler.replies import Replies
 from p3kv.scheduler.silences import LOOK_EVERY_S, Silences
+from p3kv.trace import now_ns
 from p3kv.wire import silence
 from p3kv.wire.address import listening_address
 from p3kv.wire.control import HEARTBEAT_EVERY_MS, heartbeat_timeout_ms
@@ -25,8 +26,10 @@ from p3kv.wire.launcher_link import Cause, LauncherLink, PartEnded
 from p3kv.wire.messages import (
     MAX_TO_SCHEDULER_BYTES,
     UNKNOWN,
+    AskTime,
     Failure,
     PeerSilent,
+    TimeTold,
     ToScheduler,
     decode,
     encode,
@@ -194,6 +197,7 @@ class _Scheduler:
 
     def _receive(self) -> None:
         frames = self._router.recv_multipart(copy=False)
+        received_ns = now_ns()
         identity = frames[0].bytes
         try:
             if len(frames) != 2:
@@ -203,7 +207,10 @@ class _Scheduler:
             self._misunderstood(identity, error)
             return
         known = self._job.node(identity) is not None
-        self._send(self._job.handle(identity, message))
+        if known and isinstance(message, AskTime):
+            self._send([(identity, TimeTold(message.asked_ns, received_ns, now_ns()))])
+        else:
+            self._send(self._job.handle(identity, message))
         node = self._job.node(identity)
         if node is not None:
             self._tell(node, self._silences.heard(node, time.monotonic()))

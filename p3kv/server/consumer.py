@@ -25,6 +25,7 @@ from p3kv.server.keys import ServerKey
 from p3kv.server.lateness import Lateness
 from p3kv.server.rows import RowsKey
 from p3kv.server.rows_traffic import RowsTraffic
+from p3kv.server.spans import trace_sum, trace_update
 from p3kv.server.states import States
 from p3kv.server.waiting import Pull, Pulls, Waiting
 from p3kv.server.workers import Workers
@@ -44,6 +45,7 @@ from p3kv.wire.header import (
 )
 from p3kv.wire.messages import UNKNOWN, DeclaredKey, Squares, Terms, encode
 from p3kv.wire.queue import PriorityQueue, urgency
+from p3kv.wire.spans import traced_arrival, traced_departure
 from p3kv.wire.terms import TermsByRound
 
 _log = logging.getLogger(__name__)
@@ -106,7 +108,9 @@ class Consumer:
         self._terms = TermsByRound()
         self._keys: Dict[int, ServerKey] = {}
         self._pulls: Pulls = {}
-        self.rows = RowsTraffic(lambda: self.rank, workers, self.aggregator, self._terms, self._add)
+        self.rows = RowsTraffic(
+            lambda: self.rank, workers, self.aggregator, self._terms, self._add, lambda: self.tracer
+        )
         self.states = States(lambda: self.rank, self._find, self.aggregator, on_lost, fail)
         self.waiting = Waiting(
             self._keys, self.rows, self._pulls, self.aggregator, workers, self._departed
@@ -162,8 +166,8 @@ class Consumer:
                 )
             gradient = self._pool.get(state.length, state.dtype)
             memory = gradient.bytes
-        push = _Push(key, state, gradient)
-        return Landing(memory, partial(self._add, connection, header, push))
+        arrived = partial(self._add, connection, header, _Push(key, state, gradient))
+        return Landing(memory, traced_arrival(self.tracer, header, arrived))
 
     def land_pull(self, connection: Connection, header: Header) -> Landing:
         """Queues a request for a key's value."""
@@ -263,7 +267,7 @@ class Consumer:
         self._stopped = True
 
     def _push(self, connection: Connection, header: Header, push: _Push) -> None:
-        start_ns = now_ns() if self.tracer.enabled else 0
+        start_ns = now_ns()
         ended = 0
         key, state, gradient = push
         try:
@@ -280,6 +284,7 @@ class Consumer:
                     header.step,
                     encoded,
                 )
+                trace_sum(self.tracer, header, start_ns)
                 current = state.open_rounds.get(header.round)
                 if current is not None:  # else the round is this worker's own
                     self.lateness.pushed(current, header.rank)
@@ -303,11 +308,6 @@ class Consumer:
         except Exception as error:  # noqa: BLE001  the optimizer's own
             self._optimizer_failed(state.name(), header.round, error)
             return
-        if self.tracer.enabled:
-            self.tracer.span(
-                "consume", str(state.key.key), start_ns, now_ns(),
-                slice=state.index, round=header.round, worker=header.rank, ended=ended,
-            )  # fmt: skip
         if not ended and self._workers.done:
             self.waiting.check(state)
 
@@ -315,8 +315,11 @@ class Consumer:
         """Does what a frame of a key of rows asks for."""
         self._waiting_bytes -= header.payload_bytes
         key = self.rows.keys[header.key]
+        start_ns = now_ns()
         try:
             ended = act()
+            if header.kind == Kind.PUSH_ROWS:
+                trace_sum(self.tracer, header, start_ns)
             if ended and self.states.waiting:
                 self.states.round_ended(key)
         except ProtocolError as error:
@@ -344,8 +347,9 @@ class Consumer:
 
     def _end_rounds(self, key: ServerKey, state: SliceState) -> int:
         """Ends the complete rounds of a slice; queues each result before it ends the next round."""
-        ended = 0
+        ended, start_ns = 0, now_ns()
         for result in self.aggregator.end_rounds(state):
+            trace_update(self.tracer, result, start_ns)
             self._send_result(result)
             self._answer_pulls(result.state)
             if result.others and key.all_ended(result.round, result.others[0]):
@@ -353,6 +357,7 @@ class Consumer:
             ended += 1
             if result.state is not state:
                 self._send_early_results(result.state)
+            start_ns = now_ns()
         self._send_early_results(state)
         return ended
 
@@ -437,7 +442,12 @@ class Consumer:
         )  # fmt: skip
         for connection in listening:
             buffer.begin_send()
-            connection.writer.push(urgent, header, payload, buffer.end_send)
+            peer = UNKNOWN if connection.peer is None else connection.peer
+            frame = traced_departure(
+                self.tracer, payload, buffer.end_send, state.key.key_id, peer, round,
+                step if kind == Kind.UPDATED else UNKNOWN, state.index, priority,
+            )  # fmt: skip
+            connection.writer.push(urgent, header, *frame)
 
     # Workers that have left.
 

@@ -13,12 +13,14 @@ from p3kv.errors import ProtocolError
 from p3kv.server.aggregation import Aggregator
 from p3kv.server.rows import RowsKey
 from p3kv.server.workers import Workers
+from p3kv.trace import UNKNOWN, Tracer
 from p3kv.wire.connection import Connection
 from p3kv.wire.framing import Landing
 from p3kv.wire.header import INITIAL_ROUND, NAMED, URGENT, Header, Kind, pack_header
 from p3kv.wire.messages import DeclaredKey
 from p3kv.wire.queue import urgency
 from p3kv.wire.rows import NUMBER, Rows, check_numbers, check_size, pieces, unpacked
+from p3kv.wire.spans import traced_arrival, traced_departure
 from p3kv.wire.terms import TermsByRound
 
 Enqueue = Callable[[Connection, Header, Callable[[], bool]], None]
@@ -35,9 +37,12 @@ class _Frame:
         self.waiting = 0
         """By how many workers."""
 
-    def queue(self, connection: Connection, urgent: int, header: bytes) -> None:
+    def queue(
+        self, connection: Connection, urgent: int, header: bytes, tracer: Tracer, *traced: int
+    ) -> None:
         self.waiting += 1
-        connection.writer.push(urgent, header, self._payload, self._sent)
+        frame = traced_departure(tracer, self._payload, self._sent, self._key.key.key_id, *traced)
+        connection.writer.push(urgent, header, *frame)
 
     def copy_if_needed(self) -> None:
         """To be called before the value changes."""
@@ -94,13 +99,15 @@ class RowsTraffic:
         aggregator: Aggregator,
         terms: TermsByRound,
         enqueue: Enqueue,
+        tracer: Callable[[], Tracer],
     ) -> None:
-        """`rank()` is this server's."""
+        """`rank()` and `tracer()` are this server's."""
         self._rank = rank
         self._workers = workers
         self._aggregator = aggregator
         self._terms = terms
         self._enqueue = enqueue
+        self._tracer = tracer
         self.keys: Dict[int, RowsKey] = {}
         self._values: Dict[int, _Values] = {}
 
@@ -122,7 +129,8 @@ class RowsTraffic:
             rows = unpacked(payload, key.dtype, key.row_elems)
             self._enqueue(connection, header, partial(self._push, header, key, rows))
 
-        return Landing(payload if header.payload_bytes else None, arrived)
+        landed = traced_arrival(self._tracer(), header, arrived)
+        return Landing(payload if header.payload_bytes else None, landed)
 
     def land_pull(self, connection: Connection, header: Header) -> Landing:
         """Takes a request for rows; ProtocolError for one that can't be right."""
@@ -202,7 +210,10 @@ class RowsTraffic:
             step=request.slice, priority=request.priority,
         )  # fmt: skip
         for frame in frames:
-            frame.queue(pull.connection, urgent, header)
+            frame.queue(
+                pull.connection, urgent, header, self._tracer(), request.rank, key.round, UNKNOWN,
+                len(frames), request.priority,
+            )  # fmt: skip
 
     def _frames(self, key: RowsKey, pull: _Pull) -> List[_Frame]:
         values = self._values[pull.request.key]

@@ -25,6 +25,7 @@ from p3kv.slicing import CREDIT_BYTES
 from p3kv.trace import Tracer
 from p3kv.transport import Link, Listener, make_transport
 from p3kv.wire.address import own_address
+from p3kv.wire.clock import SchedulersClock
 from p3kv.wire.connection import Connection
 from p3kv.wire.control import ControlClient
 from p3kv.wire.credentials import Credentials
@@ -37,6 +38,7 @@ from p3kv.wire.messages import (
     ReportFailure,
     Roster,
     ServerNumbers,
+    TimeTold,
 )
 from p3kv.wire.proofs import Proofs
 from p3kv.wire.protocol import FROM_WORKERS, Conversation
@@ -90,6 +92,7 @@ class _Server:
             launch.num_workers, settings, self._workers, self._consumer, self._optimizers,
             self._fail_here,
         )  # fmt: skip
+        self._clock = SchedulersClock(lambda message: self._control.send(message))
         self._control = ControlClient(
             launch,
             settings,
@@ -99,6 +102,7 @@ class _Server:
             {
                 Roster: lambda message: self._loop.call_soon(self._join, message),
                 Finished: lambda message: self._loop.call_soon(self._loop.stop),
+                TimeTold: self._clock.told,
             },
             on_failure=lambda error: self._loop.call_soon(self._fail, error),
             known_round=self._workers.known_round,
@@ -156,7 +160,10 @@ class _Server:
         except ConfigError as error:
             self._fail_here(str(error), UNKNOWN, "ConfigError")
         self._consumer.rank = roster.rank
-        self._consumer.tracer = Tracer(self._settings.trace, f"server {roster.rank}")
+        host, *_ = self._listener.address
+        tracer = Tracer(self._settings.trace, f"server {roster.rank}", str(host))
+        self._consumer.tracer = tracer
+        self._clock.watch(tracer, self._loop.call_later)
         key = self._credentials.data_key(roster.token)
         self._workers.accept_workers(Proofs(key, roster.rank))
         self._get_optimizer_ready()

@@ -9,14 +9,16 @@ import numpy as np
 
 from p3kv.errors import ProtocolError
 from p3kv.slicing import Slice
-from p3kv.trace import Tracer, now_ns
+from p3kv.trace import Tracer
 from p3kv.wire.connection import Connection
 from p3kv.wire.framing import Landing, Payload
 from p3kv.wire.header import ENCODED, INITIAL_ROUND, WANTS_RESULT, Header, Kind, pack_header
 from p3kv.wire.queue import urgency
+from p3kv.wire.spans import traced_arrival, traced_departure
 from p3kv.wire.terms import FIRST_GENERATION, TermsByRound
 from p3kv.worker.gates import Gates
 from p3kv.worker.rows import RowsExchange, RowsPull, RowsPush
+from p3kv.worker.spans import trace_applied
 from p3kv.worker.step_times import StepTimes
 from p3kv.worker.steps import Steps
 from p3kv.worker.transfers import InProgress, Transfer, WorkerKey
@@ -65,7 +67,7 @@ class Exchange:
         self._in_progress = InProgress()
         self._windows = Windows()
         self.rows = RowsExchange(
-            rank, servers, gates, self._in_progress, self.counts, self._slice_size, times
+            rank, servers, gates, self._in_progress, self.counts, self._slice_size, times, tracer
         )
         """Takes over what travels by rows."""
 
@@ -137,7 +139,8 @@ class Exchange:
             raise ProtocolError(
                 f"it sent {header.payload_bytes} bytes for a slice of {len(memory)} bytes"
             )
-        return Landing(memory, partial(self._received, transfer, piece, header))
+        received = partial(self._received, transfer, piece, header)
+        return Landing(memory, traced_arrival(self._tracer, header, received))
 
     def _land_encoded(
         self, transfer: Transfer, piece: Slice, header: Header, memory: memoryview
@@ -155,17 +158,12 @@ class Exchange:
             codec.decode(payload, elements)
             self._received(transfer, piece, header)
 
-        return Landing(payload, decode)
+        return Landing(payload, traced_arrival(self._tracer, header, decode))
 
     def _received(self, transfer: Transfer, piece: Slice, header: Header) -> None:
         """Counts a slice that has arrived; the last slice completes its transfer."""
         self.counts["slices_received"] += 1
         self.counts["bytes_received"] += header.payload_bytes
-        if self._tracer.enabled:
-            self._tracer.instant(
-                "receive", str(transfer.key.key),
-                slice=header.slice, round=header.round, priority=header.priority,
-            )  # fmt: skip
         transfer.missing_elems -= piece.length
         if transfer.missing_elems == 0:
             if header.kind == Kind.PULLED:
@@ -176,6 +174,7 @@ class Exchange:
             if not self._in_progress.waits_for_values:
                 self._gates.values_complete()
             transfer.done(None)
+            trace_applied(self._tracer, transfer)
             if self._ends_with_result(transfer):
                 self._end_round(transfer)
 
@@ -246,8 +245,14 @@ class Exchange:
                 Kind.PUSH, self._rank, key=key.key_id, slice=piece.index, round=transfer.round,
                 step=transfer.step, priority=priority, payload_bytes=len(memory), flags=flags,
             )  # fmt: skip
-            on_sent = self._on_sent(transfer, piece, priority)
-            self._gates.push(piece.server, gate_step, urgent, header, payload, on_sent)
+            on_sent: Optional[Callable[[], None]] = None
+            if transfer.target is None:
+                on_sent = partial(self._slice_sent, transfer, piece)
+            frame = traced_departure(
+                self._tracer, payload, on_sent, key.key_id, piece.server, transfer.round,
+                transfer.step, piece.index, priority,
+            )  # fmt: skip
+            self._gates.push(piece.server, gate_step, urgent, header, *frame)
         self.counts["slices_sent"] += len(slices)
         if not encoded:
             self.counts["bytes_sent"] += key.size_bytes
@@ -261,23 +266,6 @@ class Exchange:
         payload = out[: codec.encode(elements, piece.offset, out)]
         self.counts["bytes_sent"] += len(payload)
         return payload
-
-    def _on_sent(
-        self, transfer: Transfer, piece: Slice, priority: int
-    ) -> Optional[Callable[[], None]]:
-        """What to call when a slice has left. Nothing, if the transfer waits for the slice's result
-        and nothing is traced."""
-        if self._tracer.enabled:
-            return partial(self._trace_sent, transfer, piece, priority, now_ns())
-        return partial(self._slice_sent, transfer, piece) if transfer.target is None else None
-
-    def _trace_sent(self, transfer: Transfer, piece: Slice, priority: int, queued_ns: int) -> None:
-        self._tracer.span(
-            "send", str(transfer.key.key), queued_ns, now_ns(),
-            slice=piece.index, round=transfer.round, priority=priority,
-        )  # fmt: skip
-        if transfer.target is None:
-            self._slice_sent(transfer, piece)
 
     def _slice_sent(self, transfer: Transfer, piece: Slice) -> None:
         transfer.missing_elems -= piece.length

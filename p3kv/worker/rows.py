@@ -9,12 +9,15 @@ from typing import Callable, Dict, Iterator, Mapping, NamedTuple, Optional, Tupl
 import numpy as np
 
 from p3kv.errors import ProtocolError
+from p3kv.trace import Tracer
 from p3kv.wire.connection import Connection
 from p3kv.wire.framing import Landing
 from p3kv.wire.header import NAMED, Header, Kind, pack_header
 from p3kv.wire.queue import urgency
 from p3kv.wire.rows import NUMBER, Rows, check_numbers, check_size, pieces, unpacked
+from p3kv.wire.spans import traced_arrival, traced_departure
 from p3kv.worker.gates import Gates
+from p3kv.worker.spans import trace_applied
 from p3kv.worker.step_times import StepTimes
 from p3kv.worker.transfers import Done, InProgress, Transfer, WorkerKey
 
@@ -111,6 +114,7 @@ class RowsExchange:
         counts: Dict[str, int],
         slice_size: Callable[[int], int],
         times: StepTimes,
+        tracer: Tracer,
     ) -> None:
         """`slice_size` is that of a round."""
         self._rank = rank
@@ -120,11 +124,13 @@ class RowsExchange:
         self._counts = counts
         self._slice_size = slice_size
         self._times = times
+        self._tracer = tracer
 
     def push(self, transfer: RowsPush, priority: int) -> None:
         """Queues frames for every server of the key, also for those whose rows are not touched."""
         key, urgent = transfer.key, urgency(transfer.step, priority)
         most = key.rows_in_slice(self._slice_size(transfer.round))
+        sent = partial(self._sent, transfer)
         queued = []
         for run in _runs(key):
             ends = transfer.numbers.searchsorted((run.first, run.first + run.rows))
@@ -136,12 +142,16 @@ class RowsExchange:
             )  # fmt: skip
             for piece in cut:
                 rows = slice(start + piece.start, start + piece.stop)
-                queued.append((run.server, header, partial(self._payload, transfer, run, rows)))
+                payload = partial(self._payload, transfer, run, rows)
+                frame = traced_departure(
+                    self._tracer, payload, sent, key.key_id, run.server, transfer.round,
+                    transfer.step, len(cut), priority,
+                )  # fmt: skip
+                queued.append((run.server, header, frame))
         transfer.missing_frames = len(queued)
-        sent = partial(self._sent, transfer)
         gate_step = 0 if key.own_rounds else transfer.step
-        for server, header, payload in queued:
-            self._gates.push(server, gate_step, urgent, header, payload, sent)
+        for server, header, frame in queued:
+            self._gates.push(server, gate_step, urgent, header, *frame)
         self._counts["slices_sent"] += len(queued)
 
     def _payload(self, transfer: RowsPush, run: _Run, rows: slice) -> memoryview:
@@ -205,7 +215,8 @@ class RowsExchange:
         check_size(header.payload_bytes, key.row_elems * key.item_bytes, answer.run.rows)
         payload = memoryview(bytearray(header.payload_bytes))
         received = partial(self._received, transfer, answer, header, payload)
-        return Landing(payload if header.payload_bytes else None, received)
+        arrived = traced_arrival(self._tracer, header, received)
+        return Landing(payload if header.payload_bytes else None, arrived)
 
     def _received(
         self, transfer: RowsPull, answer: _Answer, header: Header, payload: memoryview
@@ -236,3 +247,4 @@ class RowsExchange:
             if not self._in_progress.waits_for_values:
                 self._gates.values_complete()
             transfer.done(None)
+            trace_applied(self._tracer, transfer)

@@ -10,7 +10,7 @@ from typing import Callable, Collection, Dict, Iterable, List, Mapping, Optional
 from p3kv.config import Settings
 from p3kv.consistency import make_consistency
 from p3kv.slicing import CREDIT_BYTES
-from p3kv.trace import Tracer
+from p3kv.trace import KeyName, Tracer
 from p3kv.transport import Link
 from p3kv.wire import messages
 from p3kv.wire.connection import Connection
@@ -70,6 +70,7 @@ class Traffic:
         self._on_lost = on_lost
         self._on_bye = on_bye
         self.keys: Dict[int, WorkerKey] = {}
+        self._tracer = tracer
         self._orders: Dict[int, List[int]] = {}
         terms = TermsByRound()
         self.consistency = make_consistency(settings.consistency, num_workers)
@@ -125,6 +126,7 @@ class Traffic:
         Every worker does so: its slices may arrive before another worker's message.
         """
         self.keys[key.key_id] = key
+        self._tracer.name_key(KeyName(key.key_id, key.key, key.declared.name, key.size_bytes))
         self.tell(Kind.KEY, encode(key.declared), servers=[server for server, _ in key.runs])
 
     def tell(

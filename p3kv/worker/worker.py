@@ -25,6 +25,7 @@ from p3kv.errors import (
 from p3kv.log import name_rank
 from p3kv.trace import Tracer
 from p3kv.wire.address import own_address
+from p3kv.wire.clock import SchedulersClock
 from p3kv.wire.connection import Connection
 from p3kv.wire.control import ControlClient
 from p3kv.wire.credentials import Credentials
@@ -44,10 +45,12 @@ from p3kv.wire.messages import (
     ReportFailure,
     Roster,
     Terms,
+    TimeTold,
 )
 from p3kv.worker.handshakes import Handshakes
 from p3kv.worker.joining import Joining
 from p3kv.worker.reporting import Reporting
+from p3kv.worker.spans import trace_ready
 from p3kv.worker.stores import WorkerStore
 from p3kv.worker.switch_interval import SwitchInterval
 from p3kv.worker.traffic import Traffic
@@ -84,6 +87,7 @@ class Worker:
         self._byes_left = 0
         self._switch_interval = SwitchInterval()
         self._credentials = Credentials(launch.secret)
+        self._clock = SchedulersClock(lambda message: self._control.send(message))
         # After all that may fail: nobody would close its sockets.
         self._loop = Loop()
         self._reporting = Reporting(self._loop, self.num_workers, self._slowest)
@@ -97,7 +101,8 @@ class Worker:
             {
                 NewSliceSize: lambda message: self._loop.call_soon(
                     self._joined.tuning.want, message.slice_size
-                )
+                ),
+                TimeTold: self._clock.told,
             },
             on_failure=lambda error: self._loop.call_soon(self._fail, error),
             known_round=self._known_round,
@@ -119,7 +124,7 @@ class Worker:
         roster = self._control.wait_for(Roster, "all processes to start")
         self.rank = roster.rank
         name_rank(self.rank)
-        self.tracer = Tracer(settings.trace, f"worker {self.rank}")
+        self.tracer = Tracer(settings.trace, f"worker {self.rank}", self._address)
         key = self._credentials.data_key(roster.token)
         handshakes = Handshakes(key, DataHello(self.rank, JobSettings.of(settings)))
         joining = Joining(
@@ -146,6 +151,7 @@ class Worker:
         self._reporting.begin(self._traffic, settings, local_servers, joining.rate_bytes_s)
         self._loop.call_soon(self._traffic.tuning.announce, INITIAL_ROUND, Terms(slice_size))
         self._loop.call_soon(self._traffic.look_for_silences)
+        self._loop.call_soon(self._clock.watch, self.tracer, self._loop.call_later)
 
     def abort(self, reason: str) -> None:
         """Ends the job because this process can't go on, and tells all processes the reason.
@@ -251,6 +257,7 @@ class Worker:
         from_script = threading.get_ident() == self._script
         call = self._loop.call_soon_batched if from_script else self._loop.call_soon
         call(self._begin, transfer)
+        trace_ready(self.tracer, transfer)
 
     def _slowest(self) -> Optional[Lag]:
         return self._control.slowest

@@ -32,6 +32,7 @@ from p3kv.frontends.mxnet import (
     compression,
     engine,
     environment,
+    forward_ends,
     rows,
 )
 from p3kv.frontends.mxnet.arrays import (
@@ -107,6 +108,7 @@ class P3(KVStoreBase):
             self._worker.start(config.settle())
             complete_before_forks()
             atexit.register(_finish)
+            forward_ends.trace(self._worker.tracer)
         self._own = self._worker.new_store(consistency)
         """This store's keys and optimizer; the worker is that of all stores."""
         self.compression_params: Optional[Mapping[str, Any]] = None

@@ -23,6 +23,7 @@ from p3kv.wire.messages.numbers import Lag, Numbers
 
 MAX_HOST_CHARS = 255
 MAX_BARRIER_CHARS = 256
+MAX_TIME_NS = 2**62
 
 # From a node to the scheduler.
 
@@ -104,6 +105,16 @@ class AskReports(Message, frozen=True):
     """Whoever knows the job's secret asks what its processes have measured; `p3kv top` does."""
 
 
+class AskTime(Message, frozen=True):
+    """A node that writes a trace asks for the scheduler's time."""
+
+    asked_ns: int
+    """The node's time, on its monotonic clock."""
+
+    def __post_init__(self) -> None:
+        check_number("a time", self.asked_ns, 0, MAX_TIME_NS)
+
+
 class Bye(Message, frozen=True):
     """A node ends in order."""
 
@@ -119,6 +130,19 @@ class Refused(Message, frozen=True):
 
 class Welcomed(Message, frozen=True):
     """The scheduler has registered the process and waits for the others."""
+
+
+class TimeTold(Message, frozen=True):
+    """The answer to AskTime: what it said, and when the scheduler has received it and answered, on
+    the scheduler's monotonic clock."""
+
+    asked_ns: int
+    received_ns: int
+    sent_ns: int
+
+    def __post_init__(self) -> None:
+        for time_ns in (self.asked_ns, self.received_ns, self.sent_ns):
+            check_number("a time", time_ns, 0, MAX_TIME_NS)
 
 
 class Roster(Message, frozen=True):
@@ -205,10 +229,12 @@ class Finished(Message, frozen=True):
 
 
 ToScheduler = Union[
-    Hello, Ready, Measured, DeclareKey, BarrierReached, ReportFailure, Alive, AskReports, Bye
+    Hello, Ready, Measured, DeclareKey, BarrierReached, ReportFailure, Alive, AskReports, AskTime,
+    Bye,
 ]
 FromScheduler = Union[
     Alive,
+    TimeTold,
     Refused,
     Welcomed,
     Roster,

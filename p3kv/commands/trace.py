@@ -1,0 +1,92 @@
+"""`p3kv trace`: the traces of a job, put together for people."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, List
+
+from p3kv.errors import TraceError
+
+if TYPE_CHECKING:
+    from p3kv.commands.arguments import Commands
+    from p3kv.timeline import Timeline
+    from p3kv.timeline.passes import Iteration
+
+_DESCRIPTION = """\
+Put the traces together that the processes of a job have written (P3KV_TRACE=FOLDER), on one clock:
+FOLDER/trace.json for https://ui.perfetto.dev and chrome://tracing, FOLDER/trace.png with one
+iteration, and numbers of this iteration.
+
+overlap: the part of the communication during which the worker computes
+compute idle: the part of the iteration in which the worker surely waits
+link idle: the part in which the worker neither sends nor receives a slice"""
+
+
+def add(commands: Commands) -> None:
+    """Adds the command."""
+    parser = commands.add_parser(
+        "trace",
+        help="put the traces of a job together, for Perfetto and as a picture",
+        description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("folder", metavar="FOLDER", type=Path, help="where the traces are")
+    parser.set_defaults(do=_trace)
+
+
+def _trace(options: argparse.Namespace) -> int:
+    from p3kv.timeline import read_job
+    from p3kv.timeline.chrome import write_chrome
+    from p3kv.timeline.passes import iterations, typical
+
+    try:
+        timeline = read_job(options.folder)
+        path = options.folder / "trace.json"
+        write_chrome(timeline, path)
+        workers = [iterations(timeline, worker) for worker in timeline.of_role("worker")]
+        print(_clocks(timeline))
+        print(f"{path}: open it at https://ui.perfetto.dev or in chrome://tracing")
+        shown = next((found for found in map(typical, workers) if found is not None), None)
+        if shown is None:
+            print("no picture: no worker has recorded two steps")
+            return 0
+        of_step = [one for found in workers for one in found if one.step == shown.step]
+        _draw(timeline, shown, of_step, options.folder / "trace.png")
+        print(_table(of_step))
+    except (TraceError, OSError) as error:
+        print(f"p3kv trace: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _draw(timeline: Timeline, shown: Iteration, of_step: List[Iteration], path: Path) -> None:
+    try:
+        from p3kv.timeline.picture import draw
+    except ImportError as error:
+        print(f"no picture: {error}. Install it: pip install 'p3kv[plots]'")
+        return
+    draw(timeline, shown, of_step, path)
+    print(f"{path}: an iteration of median length")
+
+
+def _clocks(timeline: Timeline) -> str:
+    unknown = [one.process.name for one in timeline.processes if not one.has_clock]
+    roles = (f"{len(timeline.of_role(role))} {role}s" for role in ("worker", "server"))
+    worst_ms = max(one.uncertainty_ns for one in timeline.processes) / 1e6
+    text = f"{' and '.join(roles)}; their clocks are aligned within {worst_ms:.2f} ms"
+    if unknown:
+        text += f", but for {', '.join(unknown)}: nothing is known of those clocks"
+    return text
+
+
+def _table(of_step: List[Iteration]) -> str:
+    lines = [f"{'step ' + str(of_step[0].step):10}{'ms':>10}{'overlap':>10}{'compute idle':>14}"
+             f"{'link idle':>11}"]  # fmt: skip
+    lines += [
+        f"{'worker ' + str(one.worker):10}{one.seconds * 1e3:10.1f}{one.overlap:10.1%}"
+        f"{one.compute_idle:14.1%}{one.link_idle:11.1%}"
+        for one in of_step
+    ]
+    return "\n".join(lines)

@@ -1,0 +1,29 @@
+"""What is traced of a worker's transfers."""
+
+from __future__ import annotations
+
+from p3kv.trace import APPLIED, READY, UNKNOWN, Span, Tracer, now_ns
+from p3kv.wire.header import INITIAL_ROUND
+from p3kv.worker.transfers import Transfer
+
+
+def trace_ready(tracer: Tracer, transfer: Transfer) -> None:
+    """Records that a transfer begins, because its gradient is ready."""
+    if tracer.enabled and transfer.source is not None and transfer.round > INITIAL_ROUND:
+        _trace(tracer, READY, transfer)
+
+
+def trace_applied(tracer: Tracer, transfer: Transfer) -> None:
+    """Records that a transfer is done: its value is where the forward pass reads it."""
+    if tracer.enabled:
+        _trace(tracer, APPLIED, transfer)
+
+
+def _trace(tracer: Tracer, kind: str, transfer: Transfer) -> None:
+    at_ns = now_ns()
+    tracer.span(
+        Span(
+            kind, transfer.key.key_id, at_ns, at_ns, at_ns, UNKNOWN, transfer.round, transfer.step,
+            UNKNOWN, transfer.priority, transfer.size_bytes,
+        )
+    )  # fmt: skip
