@@ -13,7 +13,7 @@ from p3kv.trace import ClockSample, Tracer, now_ns
 from p3kv.wire.messages import AskTime, TimeTold
 
 ASK_EVERY_S = 2.0
-_TIMES = 5
+_TIMES = 8
 """Questions that follow each other, of which the best answer counts. The first leaves this process
 late, because a thread has to wake for it; the others follow an answer at once."""
 
