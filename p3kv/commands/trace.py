@@ -75,7 +75,8 @@ def _clocks(timeline: Timeline) -> str:
     unknown = [one.process.name for one in timeline.processes if not one.has_clock]
     roles = (f"{len(timeline.of_role(role))} {role}s" for role in ("worker", "server"))
     worst_ms = max(one.uncertainty_ns for one in timeline.processes) / 1e6
-    text = f"{' and '.join(roles)}; their clocks are aligned within {worst_ms:.2f} ms"
+    text = f"{' and '.join(roles)}; "
+    text += f"their clocks are aligned within {worst_ms:.2f} ms" if worst_ms else "on one clock"
     if unknown:
         text += f", but for {', '.join(unknown)}: nothing is known of those clocks"
     return text

@@ -58,28 +58,21 @@ class _Writer:
         self._timeline = timeline
         self._first_ns = first_ns
         self._pids = {(one.role, one.rank): pid for pid, one in enumerate(timeline.processes, 1)}
-        self._placed: Dict[Tuple[int, int, Span], int] = {}
-        """When the event of a slice that was sent or received begins, by process and track."""
 
     def process(self, pid: int, one: Traced) -> Iterator[Event]:
         yield from self._names(pid, one)
         if one.role == "worker":
             yield from self._compute(pid, one)
-        free_ns: Dict[int, int] = {}
-        for span in sorted(one.spans, key=lambda span: (span.start_ns, span.end_ns)):
+        for span in one.spans:
             if span.kind not in _TRACKS[one.role]:
                 continue
-            tid = _tid(one.role, span)
-            event = self._event(span.kind, self._timeline.name(span.key_id), pid, tid)
+            name = self._timeline.name(span.key_id)
+            event = self._event(span.kind, name, pid, _tid(one.role, span))
             event["args"] = _details(span)
             if span.kind in (READY, APPLIED):
                 yield {**event, "ph": "i", "s": "t", "ts": self._us(span.end_ns)}
-                continue
-            # Small frames are handed to a link together, and then leave one after the other.
-            start_ns = max(span.start_ns, free_ns.get(tid, 0))
-            end_ns = free_ns[tid] = max(start_ns, span.end_ns)
-            self._placed[pid, tid, span] = start_ns
-            yield self._lasting(event, start_ns, end_ns)
+            else:
+                yield self._lasting(event, span.start_ns, span.end_ns)
         yield from self._queue(pid, one)
 
     def flows(self) -> Iterator[Event]:
@@ -89,8 +82,8 @@ class _Writer:
             for phase, one, span in (("s", sender, sent), ("f", receiver, received)):
                 pid, tid = self._pids[one.role, one.rank], _tid(one.role, span)
                 event = self._event("slice", what, pid, tid)
-                at_ns = self._placed[pid, tid, span]
-                yield {**event, "ph": phase, "bp": "e", "id": number, "ts": self._us(at_ns)}
+                at_us = self._us(span.start_ns)
+                yield {**event, "ph": phase, "bp": "e", "id": number, "ts": at_us}
 
     def _names(self, pid: int, one: Traced) -> Iterator[Event]:
         name = f"{one.process.name} ({one.process.host})"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from pathlib import Path
-from typing import Deque, Dict, Iterator, List, NamedTuple, Tuple
+from typing import Deque, Dict, Iterable, Iterator, List, NamedTuple, Tuple
 
 import numpy as np
 
@@ -20,6 +20,7 @@ class Traced(NamedTuple):
     rank: int
     process: Process
     spans: List[Span]
+    """In order of their starts."""
     uncertainty_ns: int
     """By how much its times are wrong at most."""
     has_clock: bool
@@ -101,9 +102,24 @@ def _traced(trace: Trace) -> Traced:
     role, _, rank = trace.process.name.partition(" ")
     times = np.array([span[2:5] for span in trace.spans], np.int64).reshape(-1, 3)
     shifted = aligned(times, trace.clock).tolist()
-    spans = [
+    spans = _one_after_the_other(
         span._replace(since_ns=since, start_ns=start, end_ns=end)
         for span, (since, start, end) in zip(trace.spans, shifted)
-    ]
+    )
     error_ns = uncertainty_ns(trace.clock)
     return Traced(role, int(rank), trace.process, spans, error_ns, bool(trace.clock))
+
+
+def _one_after_the_other(spans: Iterable[Span]) -> List[Span]:
+    """The spans in order of their starts. Small frames are handed to a link together, but leave one
+    after the other: so no two of a connection and direction overlap."""
+    ordered = []
+    free_ns: Dict[Tuple[str, int], int] = {}
+    for span in sorted(spans, key=lambda span: (span.start_ns, span.end_ns)):
+        track = (span.kind, span.peer)
+        if span.kind in (SEND, RECEIVE) and span.start_ns < free_ns.get(track, 0):
+            start_ns = free_ns[track]
+            span = span._replace(start_ns=start_ns, end_ns=max(start_ns, span.end_ns))
+        free_ns[track] = span.end_ns
+        ordered.append(span)
+    return ordered

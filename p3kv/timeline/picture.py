@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from pathlib import Path
-from typing import Any, Dict, List, Sequence
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence
 
 from matplotlib import colormaps
 from matplotlib.cm import ScalarMappable
@@ -12,7 +13,7 @@ from matplotlib.figure import Figure
 
 from p3kv.timeline.job import Timeline, Traced
 from p3kv.timeline.passes import Iteration, passes
-from p3kv.trace import RECEIVE, SEND, SUM, UPDATE
+from p3kv.trace import RECEIVE, SEND, SUM, UNKNOWN, UPDATE
 
 _ROWS = {
     "worker": ("compute", "send", "receive"),
@@ -27,13 +28,14 @@ _LEAST_PART = 1 / 1500
 """Of the width: shorter bars would not be seen."""
 
 
-class _Bar:
-    """One bar: in which row and lane, when, in milliseconds, and of which key."""
+class _Bar(NamedTuple):
+    """Something in a lane of a row, in nanoseconds, with a key or UNKNOWN."""
 
-    def __init__(self, row: str, lane: int, start_ns: int, end_ns: int, key_id: int) -> None:
-        self.row, self.lane = row, lane
-        self.start_ns, self.end_ns = start_ns, end_ns
-        self.key_id = key_id
+    row: str
+    lane: int
+    start_ns: int
+    end_ns: int
+    key_id: int
 
 
 def draw(timeline: Timeline, shown: Iteration, of_all: Sequence[Iteration], path: Path) -> None:
@@ -45,14 +47,13 @@ def draw(timeline: Timeline, shown: Iteration, of_all: Sequence[Iteration], path
     axes = figure.subplots(
         len(heights), 1, sharex=True, squeeze=False, gridspec_kw={"height_ratios": heights}
     )[:, 0]
-    width_ns = shown.end_ns - shown.start_ns
     numbers = {one.worker: _numbers(one) for one in of_all}
     for axis, one in zip(axes, timeline.processes):
-        _draw_process(axis, one, _bars(one), shown, places)
+        _draw_process(axis, one, shown, places)
         axis.set_title(f"{one.process.name} ({one.process.host})", loc="left", fontsize=9, pad=3)
         if one.role == "worker" and one.rank in numbers:
             axis.set_title(numbers[one.rank], loc="right", fontsize=8, pad=3)
-    axes[-1].set_xlim(0, width_ns / 1e6)
+    axes[-1].set_xlim(0, shown.seconds * 1e3)
     axes[-1].set_xlabel(
         f"ms since worker {shown.worker} ended the forward pass of step {shown.step}"
     )
@@ -93,33 +94,49 @@ def _bars(one: Traced) -> List[_Bar]:
     return bars
 
 
-def _draw_process(
-    axis: Any, one: Traced, bars: List[_Bar], shown: Iteration, places: Dict[int, float]
-) -> None:
+def _draw_process(axis: Any, one: Traced, shown: Iteration, places: Dict[int, float]) -> None:
     rows = _ROWS[one.role]
-    least_ns = int((shown.end_ns - shown.start_ns) * _LEAST_PART)
+    begin_ns, width_ns = shown.start_ns, shown.end_ns - shown.start_ns
+    lanes: Dict[str, Dict[int, List[_Bar]]] = {row: defaultdict(list) for row in rows}
+    for bar in _bars(one):
+        if bar.end_ns > begin_ns and bar.start_ns < shown.end_ns:
+            lanes[bar.row][bar.lane].append(bar)
     for number, row in enumerate(rows):
-        inside = [
-            bar
-            for bar in bars
-            if bar.row == row and bar.end_ns > shown.start_ns and bar.start_ns < shown.end_ns
-        ]
-        lanes = {lane: place for place, lane in enumerate(sorted({bar.lane for bar in inside}))}
-        height = 0.84 / max(1, len(lanes))
-        for bar in inside:
-            place = places.get(bar.key_id)
-            colour = _NO_PRIORITY if place is None else _COLOURS(place)
-            start_ns = max(bar.start_ns, shown.start_ns)
-            length_ns = max(min(bar.end_ns, shown.end_ns) - start_ns, least_ns)
-            axis.barh(
-                number - 0.42 + (lanes[bar.lane] + 0.5) * height, length_ns / 1e6, height,
-                left=(start_ns - shown.start_ns) / 1e6, color=colour, linewidth=0,
-            )  # fmt: skip
+        height = 0.84 / max(1, len(lanes[row]))
+        for place, (_, bars) in enumerate(sorted(lanes[row].items())):
+            begins = [max(bar.start_ns, begin_ns) for bar in bars]
+            lengths = [
+                max(min(bar.end_ns, shown.end_ns) - begin, int(width_ns * _LEAST_PART))
+                for bar, begin in zip(bars, begins)
+            ]
+            axis.broken_barh(
+                [
+                    ((begin - begin_ns) / 1e6, length / 1e6)
+                    for begin, length in zip(begins, lengths)
+                ],
+                (number - 0.42 + place * height, height),
+                facecolors=[_colour(places.get(bar.key_id)) for bar in bars],
+                linewidth=0,
+            )
+            _name_forward(axis, number, bars, begin_ns, width_ns)
     axis.set_yticks(range(len(rows)), rows, fontsize=8)
     axis.set_ylim(len(rows) - 0.5, -0.5)
     axis.tick_params(axis="x", labelsize=8)
     for side in ("top", "right"):
         axis.spines[side].set_visible(False)
+
+
+def _name_forward(axis: Any, number: int, bars: List[_Bar], begin_ns: int, width_ns: int) -> None:
+    """Writes into the bar of a forward pass what it is: it has no key, and so no colour."""
+    for bar in bars:
+        length_ns = min(bar.end_ns, begin_ns + width_ns) - max(bar.start_ns, begin_ns)
+        if bar.key_id == UNKNOWN and length_ns > 0.06 * width_ns:
+            middle_ms = (max(bar.start_ns, begin_ns) - begin_ns + length_ns / 2) / 1e6
+            axis.text(middle_ms, number, "forward", ha="center", va="center", fontsize=8)
+
+
+def _colour(place: Optional[float]) -> Any:
+    return _NO_PRIORITY if place is None else _COLOURS(place)
 
 
 def _numbers(iteration: Iteration) -> str:
