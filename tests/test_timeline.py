@@ -246,10 +246,15 @@ def test_an_iteration_s_numbers_are_of_what_overlaps() -> None:
 
 def test_without_a_forward_s_end_the_first_gradient_takes_no_time() -> None:
     spans = [span for span in [*_step(1, 10), *_step(2, 18)] if span.kind != FORWARD_END]
-    found = passes(_worker(*spans))
+    worker = _worker(*spans)
+    found = passes(worker)
     assert [(one.phase, (one.end_ns - one.start_ns) // MS) for one in found] == [
         ("backward", 0), ("backward", 1), ("backward", 0), ("backward", 1)
     ]  # fmt: skip
+    (iteration,) = iterations(Timeline([worker], {}), worker)
+    assert iteration.seconds == pytest.approx(8e-3)
+    assert iteration.overlap is None and iteration.compute_idle is None
+    assert iteration.link_idle == pytest.approx(4 / 8)
 
 
 def test_slices_that_stay_on_a_host_do_not_pass_its_link() -> None:

@@ -83,11 +83,17 @@ def _clocks(timeline: Timeline) -> str:
 
 
 def _table(of_step: List[Iteration]) -> str:
-    lines = [f"{'step ' + str(of_step[0].step):10}{'ms':>10}{'overlap':>10}{'compute idle':>14}"
-             f"{'link idle':>11}"]  # fmt: skip
-    lines += [
-        f"{'worker ' + str(one.worker):10}{one.seconds * 1e3:10.1f}{one.overlap:10.1%}"
-        f"{one.compute_idle:14.1%}{one.link_idle:11.1%}"
+    from p3kv.timeline.passes import percent
+
+    rows = [(f"step {of_step[0].step}", "ms", "overlap", "compute idle", "link idle")]
+    rows += [
+        (
+            f"worker {one.worker}", f"{one.seconds * 1e3:.1f}", percent(one.overlap),
+            percent(one.compute_idle), percent(one.link_idle),
+        )
         for one in of_step
-    ]
-    return "\n".join(lines)
+    ]  # fmt: skip
+    return "\n".join(
+        f"{who:10}{ms:>10}{overlap:>10}{idle:>14}{link:>11}"
+        for who, ms, overlap, idle, link in rows
+    )

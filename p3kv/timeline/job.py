@@ -111,15 +111,15 @@ def _traced(trace: Trace) -> Traced:
 
 
 def _one_after_the_other(spans: Iterable[Span]) -> List[Span]:
-    """The spans in order of their starts. Small frames are handed to a link together, but leave one
-    after the other: so no two of a connection and direction overlap."""
-    ordered = []
-    free_ns: Dict[Tuple[str, int], int] = {}
+    """The spans in order of their starts. Small frames are handed to a link in one call: each lasts
+    until the next begins, so no two of a connection and direction overlap."""
+    ordered: List[Span] = []
+    newest: Dict[Tuple[str, int], int] = {}
     for span in sorted(spans, key=lambda span: (span.start_ns, span.end_ns)):
-        track = (span.kind, span.peer)
-        if span.kind in (SEND, RECEIVE) and span.start_ns < free_ns.get(track, 0):
-            start_ns = free_ns[track]
-            span = span._replace(start_ns=start_ns, end_ns=max(start_ns, span.end_ns))
-        free_ns[track] = span.end_ns
+        before = newest.get((span.kind, span.peer))
+        if before is not None and ordered[before].end_ns > span.start_ns:
+            ordered[before] = ordered[before]._replace(end_ns=span.start_ns)
+        if span.kind in (SEND, RECEIVE):
+            newest[span.kind, span.peer] = len(ordered)
         ordered.append(span)
     return ordered

@@ -33,7 +33,10 @@ class Pass(NamedTuple):
 
 
 class Iteration(NamedTuple):
-    """From the end of a forward pass to that of the next one, on one worker. Times in seconds."""
+    """From the end of a forward pass to that of the next one, on one worker. Times in seconds.
+
+    Where these ends are not known, it lasts from one backward pass's first gradient to the next's.
+    """
 
     worker: int
     step: int
@@ -44,6 +47,8 @@ class Iteration(NamedTuple):
     """For how long slices were sent or received."""
     overlap_s: float
     """For how long both went on."""
+    whole: bool
+    """Whether it is known when the forward pass ended, and so what was computed."""
 
     @property
     def seconds(self) -> float:
@@ -51,14 +56,15 @@ class Iteration(NamedTuple):
         return (self.end_ns - self.start_ns) / 1e9
 
     @property
-    def overlap(self) -> float:
-        """The part of the communication during which the worker computed."""
-        return self.overlap_s / self.link_s if self.link_s else 0.0
+    def overlap(self) -> Optional[float]:
+        """The part of the communication during which the worker computed; None if not known."""
+        return self.overlap_s / self.link_s if self.link_s and self.whole else None
 
     @property
-    def compute_idle(self) -> float:
-        """The part of the iteration in which the worker did not compute, as far as is known."""
-        return 1 - self.compute_s / self.seconds
+    def compute_idle(self) -> Optional[float]:
+        """The least part of the iteration in which the worker did not compute; None if not
+        known."""
+        return 1 - self.compute_s / self.seconds if self.whole else None
 
     @property
     def link_idle(self) -> float:
@@ -93,6 +99,7 @@ def iterations(timeline: Timeline, worker: Traced) -> List[Iteration]:
     for one in computed:
         if one.phase == BACKWARD:
             starts.setdefault(one.step, one.start_ns)
+    forwards = {one.step for one in computed if one.phase == FORWARD}
     computing = _union([(one.start_ns, one.end_ns) for one in computed])
     link = _union([
         (span.start_ns, span.end_ns)
@@ -101,14 +108,16 @@ def iterations(timeline: Timeline, worker: Traced) -> List[Iteration]:
     ])  # fmt: skip
     both = _common(computing, link)
     steps = list(starts)
-    return [
-        Iteration(
-            worker.rank, step, starts[step], starts[following],
-            *(_inside(one, starts[step], starts[following]) for one in (computing, link, both)),
-        )
-        for step, following in zip(steps, steps[1:])
-        if starts[following] > starts[step]
-    ]  # fmt: skip
+    found = []
+    for step, following in zip(steps, steps[1:]):
+        start, end = starts[step], starts[following]
+        if start < end:
+            compute_s, link_s, both_s = (
+                _inside(intervals, start, end) for intervals in (computing, link, both)
+            )
+            whole = following in forwards
+            found.append(Iteration(worker.rank, step, start, end, compute_s, link_s, both_s, whole))
+    return found
 
 
 def typical(found: List[Iteration]) -> Optional[Iteration]:
@@ -119,6 +128,11 @@ def typical(found: List[Iteration]) -> Optional[Iteration]:
     # Of an even number, the median of all would be nobody's.
     middle = statistics.median_low(one.seconds for one in settled)
     return next(one for one in settled if one.seconds == middle)
+
+
+def percent(part: Optional[float]) -> str:
+    """For people: '42%', or 'unknown'."""
+    return "unknown" if part is None else f"{part:.0%}"
 
 
 def _ready_by_step(worker: Traced) -> Dict[int, List[Span]]:

@@ -12,7 +12,7 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 
 from p3kv.timeline.job import Timeline, Traced
-from p3kv.timeline.passes import Iteration, passes
+from p3kv.timeline.passes import Iteration, passes, percent
 from p3kv.trace import RECEIVE, SEND, SUM, UNKNOWN, UPDATE
 
 _ROWS = {
@@ -55,7 +55,7 @@ def draw(timeline: Timeline, shown: Iteration, of_all: Sequence[Iteration], path
             axis.set_title(numbers[one.rank], loc="right", fontsize=8, pad=3)
     axes[-1].set_xlim(0, shown.seconds * 1e3)
     axes[-1].set_xlabel(
-        f"ms since worker {shown.worker} ended the forward pass of step {shown.step}"
+        f"ms since worker {shown.worker} began the backward pass of step {shown.step}"
     )
     figure.suptitle("An iteration: backward pass, transfers, next forward pass", fontsize=11)
     figure.subplots_adjust(
@@ -141,6 +141,6 @@ def _colour(place: Optional[float]) -> Any:
 
 def _numbers(iteration: Iteration) -> str:
     return (
-        f"{iteration.seconds * 1e3:.1f} ms, overlap {iteration.overlap:.0%}, compute idle "
-        f"{iteration.compute_idle:.0%}, link idle {iteration.link_idle:.0%}"
+        f"{iteration.seconds * 1e3:.1f} ms, overlap {percent(iteration.overlap)}, compute idle "
+        f"{percent(iteration.compute_idle)}, link idle {percent(iteration.link_idle)}"
     )
