@@ -307,7 +307,7 @@ def test_events_nest_in_each_track(made: Dict[str, Any]) -> None:
             track = tracks[event["pid"], event["tid"]]
             track.append((start, start + round(event["dur"] * 1000)))
     # A worker has 5 (compute, two each of send and receive), a server 6.
-    assert len(tracks) == 2 * 5 + 2 * 6
+    assert len(tracks) == len({track for _, track in tracks}) == 2 * 5 + 2 * 6
     for track in tracks.values():
         around: List[int] = []
         for start, end in sorted(track, key=lambda event: (event[0], -event[1])):

@@ -13,12 +13,13 @@ import msgspec
 
 from p3kv.timeline.job import Timeline, Traced, pairs
 from p3kv.timeline.passes import BACKWARD, FORWARD, passes
-from p3kv.trace import APPLIED, READY, RECEIVE, SEND, SUM, UPDATE, Span
+from p3kv.trace import APPLIED, READY, RECEIVE, SEND, SUM, UNKNOWN, UPDATE, Span
 
 Event = Dict[str, Any]
 
+_COMPUTE = "compute"
 _TRACKS = {
-    "worker": ("compute", READY, SEND, RECEIVE, APPLIED),
+    "worker": (_COMPUTE, READY, SEND, RECEIVE, APPLIED),
     "server": (RECEIVE, SUM, UPDATE, SEND),
 }
 """What a process's tracks show, from top to bottom."""
@@ -27,9 +28,7 @@ _TRACK_NAMES = {
     APPLIED: "values applied",
     SUM: "sum",
     UPDATE: "update",
-    "compute": "compute",
 }
-_MOST_PEERS = 1 << 16
 
 
 def write_chrome(timeline: Timeline, path: Path) -> None:
@@ -67,7 +66,7 @@ class _Writer:
             if span.kind not in _TRACKS[one.role]:
                 continue
             name = self._timeline.name(span.key_id)
-            event = self._event(span.kind, name, pid, _tid(one.role, span))
+            event = self._event(span.kind, name, pid, _tid(pid, one.role, span.kind, span.peer))
             event["args"] = _details(span)
             if span.kind in (READY, APPLIED):
                 yield {**event, "ph": "i", "s": "t", "ts": self._us(span.end_ns)}
@@ -80,7 +79,8 @@ class _Writer:
         for number, (sender, sent, receiver, received) in enumerate(pairs(self._timeline), 1):
             what = "gradient" if sender.role == "worker" else "value"
             for phase, one, span in (("s", sender, sent), ("f", receiver, received)):
-                pid, tid = self._pids[one.role, one.rank], _tid(one.role, span)
+                pid = self._pids[one.role, one.rank]
+                tid = _tid(pid, one.role, span.kind, span.peer)
                 event = self._event("slice", what, pid, tid)
                 at_us = self._us(span.start_ns)
                 yield {**event, "ph": phase, "bp": "e", "id": number, "ts": at_us}
@@ -90,13 +90,17 @@ class _Writer:
         yield _meta(pid, 0, "process_name", name=name)
         yield _meta(pid, 0, "process_sort_index", sort_index=pid)
         peer = "server" if one.role == "worker" else "worker"
-        tracks = {_tid(one.role, s): s for s in one.spans if s.kind in _TRACKS[one.role]}
+        tracks = {
+            _tid(pid, one.role, span.kind, span.peer): span
+            for span in one.spans
+            if span.kind in _TRACKS[one.role]
+        }
         names = {
             tid: _TRACK_NAMES.get(span.kind, f"{_direction(span)} {peer} {span.peer}")
             for tid, span in tracks.items()
         }
         if one.role == "worker":
-            names[0] = _TRACK_NAMES["compute"]
+            names[_tid(pid, one.role, _COMPUTE)] = _COMPUTE
         for tid, track in sorted(names.items()):
             yield _meta(pid, tid, "thread_name", name=track)
             yield _meta(pid, tid, "thread_sort_index", sort_index=tid)
@@ -104,7 +108,7 @@ class _Writer:
     def _compute(self, pid: int, worker: Traced) -> Iterator[Event]:
         for one in passes(worker):
             name = FORWARD if one.phase == FORWARD else self._timeline.name(one.key_id)
-            event = self._event(one.phase, name, pid, 0)
+            event = self._event(one.phase, name, pid, _tid(pid, worker.role, _COMPUTE))
             event["args"] = {"step": one.step}
             if one.phase == BACKWARD:
                 event["args"]["of"] = "the gradient of this parameter"
@@ -136,9 +140,10 @@ def _meta(pid: int, tid: int, what: str, **args: Any) -> Event:
     return {"ph": "M", "name": what, "pid": pid, "tid": tid, "args": args}
 
 
-def _tid(role: str, span: Span) -> int:
-    number = _TRACKS[role].index(span.kind) * _MOST_PEERS
-    return number + span.peer if span.kind in (SEND, RECEIVE) else number
+def _tid(pid: int, role: str, kind: str, peer: int = UNKNOWN) -> int:
+    """A track's number, which no other process has: readers take it for a thread of the system."""
+    lane = peer if kind in (SEND, RECEIVE) else 0
+    return (pid << 20) + (_TRACKS[role].index(kind) << 16) + lane
 
 
 def _direction(span: Span) -> str:
