@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, List
 
@@ -15,13 +14,13 @@ if TYPE_CHECKING:
     from p3kv.timeline.passes import Iteration
 
 _DESCRIPTION = """\
-Put the traces together that the processes of a job have written (P3KV_TRACE=FOLDER), on one clock:
-FOLDER/trace.json for https://ui.perfetto.dev and chrome://tracing, FOLDER/trace.png with one
-iteration, and numbers of this iteration.
+Put the traces together that the processes of a job have written
+(P3KV_TRACE=FOLDER), on one clock: FOLDER/trace.json for https://ui.perfetto.dev
+and chrome://tracing, FOLDER/trace.png with one iteration, and its numbers:
 
-overlap: the part of the communication during which the worker computes
-compute idle: the part of the iteration in which the worker surely waits
-link idle: the part in which the worker neither sends nor receives a slice"""
+overlap       part of the communication during which the worker computes
+compute idle  part of the iteration in which the worker surely waits
+link idle     part in which the worker neither sends nor receives a slice"""
 
 
 def add(commands: Commands) -> None:
@@ -33,7 +32,7 @@ def add(commands: Commands) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("folder", metavar="FOLDER", type=Path, help="where the traces are")
-    parser.set_defaults(do=_trace)
+    parser.set_defaults(do=_trace, parser=parser)
 
 
 def _trace(options: argparse.Namespace) -> int:
@@ -55,9 +54,8 @@ def _trace(options: argparse.Namespace) -> int:
         of_step = [one for found in workers for one in found if one.step == shown.step]
         _draw(timeline, shown, of_step, options.folder / "trace.png")
         print(_table(of_step))
-    except (TraceError, OSError) as error:
-        print(f"p3kv trace: {error}", file=sys.stderr)
-        return 2
+    except OSError as error:
+        raise TraceError(f"{error.filename}: {error.strerror or error}") from error
     return 0
 
 
