@@ -229,7 +229,15 @@ class Finished(Message, frozen=True):
 
 
 ToScheduler = Union[
-    Hello, Ready, Measured, DeclareKey, BarrierReached, ReportFailure, Alive, AskReports, AskTime,
+    Hello,
+    Ready,
+    Measured,
+    DeclareKey,
+    BarrierReached,
+    ReportFailure,
+    Alive,
+    AskReports,
+    AskTime,
     Bye,
 ]
 FromScheduler = Union[
