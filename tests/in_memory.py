@@ -29,13 +29,14 @@ from p3kv.server.workers import Workers
 from p3kv.slicing import balanced_runs, loads_with, make_layout
 from p3kv.trace import Tracer
 from p3kv.transport import Address, Link, Listener, Transport
+from p3kv.wire.breaks import Breaks
 from p3kv.wire.connection import Connection
-from p3kv.wire.framing import Landing
+from p3kv.wire.framing import Landing, message_landing
 from p3kv.wire.header import INITIAL_ROUND, Header, Kind
 from p3kv.wire.loop import Drain, Loop
 from p3kv.wire.messages import (
     CodecChoices,
-    DataHello,
+    DataWelcome,
     DeclaredKey,
     Failure,
     JobSettings,
@@ -44,6 +45,7 @@ from p3kv.wire.messages import (
 from p3kv.wire.proofs import Proofs
 from p3kv.wire.protocol import FROM_WORKERS, Conversation
 from p3kv.worker.handshakes import Handshakes
+from p3kv.worker.mending import Mending
 from p3kv.worker.traffic import Traffic as WorkerTraffic
 from p3kv.worker.transfers import Transfer, WorkerKey
 
@@ -194,14 +196,15 @@ class Worker:
     """A worker's traffic, and a script's calls."""
 
     def __init__(self, rank: int, num_workers: int, settings: Settings, slice_size: int) -> None:
-        self._handshakes = Handshakes(KEY, DataHello(rank, JobSettings.of(settings)))
+        self.handshakes = Handshakes(KEY, rank, JobSettings.of(settings))
+        self.mending: Mending
         self.traffic = WorkerTraffic(
             rank, num_workers, settings, [], Tracer(None, "worker"),
             lambda delay_s, function: None, Drain(), lambda rate_bytes_s: None,
-            _lost, lambda: None,
+            self._lost, lambda: None,
             {
-                Kind.CHALLENGE: self._handshakes.land,
-                Kind.WELCOME: lambda connection, header: Landing(None, lambda: None),
+                Kind.CHALLENGE: self.handshakes.land,
+                Kind.WELCOME: _welcome,
                 Kind.PROBE: _no_probe,
             },
         )  # fmt: skip
@@ -225,7 +228,12 @@ class Worker:
 
     def connect(self, server: int, link: Link) -> None:
         """Says hello to a server, and how large slices are."""
-        self._handshakes.begin(self.traffic.connect(server, link), server)
+        self.handshakes.begin(self.traffic.connect(server, link), server)
+
+    def _lost(self, connection: Connection, reason: str) -> None:
+        if not connection.ended:
+            _lost(connection, reason)
+        self.mending.begin(connection, reason, 0)
 
     def start(self) -> None:
         """Says how large slices are."""
@@ -287,7 +295,13 @@ class Server:
         self.failures: List[Failure] = []
         self.listener = MemoryListener()
         self.workers = Workers(
-            launch.num_workers, loop, self.listener, self._connection, self._failed
+            launch.num_workers,
+            loop,
+            self.listener,
+            self._connection,
+            self._failed,
+            lambda failure: None,
+            settings.silence_timeout_s,
         )
         self.consumer = Consumer(launch, self.workers, _lost, _unused)
         self.consumer.rank = rank
@@ -302,10 +316,15 @@ class Server:
 
     def _connection(self, link: Link) -> Connection:
         connection = Connection(
-            link, Conversation(FROM_WORKERS, "worker"), self.traffic.land, _lost, 1 << 20
+            link, Conversation(FROM_WORKERS, "worker"), self.traffic.land, self._lost, 1 << 20
         )
         self.connections.append(connection)
         return connection
+
+    def _lost(self, connection: Connection, reason: str) -> None:
+        if not connection.ended:
+            _lost(connection, reason)
+        self.workers.lose(connection, reason)
 
     def _failed(self, failure: Failure, second_hand: bool) -> None:
         assert not second_hand
@@ -359,6 +378,10 @@ class Job:
         self.workers = [Worker(rank, workers, settings, slice_size) for rank in range(workers)]
         self._connections: Dict[Link, Connection] = {}
         for worker in self.workers:
+            breaks = Breaks("server", 60.0, self._loop.call_later, lambda failure: None, _unused)
+            worker.mending = Mending(
+                self._loop, worker.handshakes, self._new_link, breaks, lambda server: None, _lost
+            )
             for rank, server in enumerate(self.servers):
                 worker.connect(rank, server.listener.connect())
                 server.workers._accept()
@@ -400,6 +423,44 @@ class Job:
             worker.traffic.declare(key)
         self.finish()
         return keys
+
+    def break_link(self, connection: Connection) -> None:
+        """Ends a connection's link at one end or both; what is on its way is lost."""
+        for link in (connection._link, connection._link.other):
+            end = self._connections.pop(link, None)
+            if end is not None:
+                end._end("its connection was reset")
+
+    def half_break_link(self, connection: Connection) -> None:
+        """The same, and the other end does not hear of it."""
+        del self._connections[connection._link]
+        connection._end("its connection was reset")
+
+    def mend_link(self, worker: Worker, server: int) -> None:
+        """Begins a new link for a connection that has none."""
+        worker.mending._made(worker.servers[server], self._new_link(server), 0.0)
+
+    def _new_link(self, server: int) -> Link:
+        """A link to a server, whose other end it has accepted."""
+        near = self.servers[server].listener.connect()
+        self.servers[server].workers._accept()
+        assert isinstance(near, MemoryLink)
+        self._connections[near.other] = self.servers[server].connections[-1]
+        return near
+
+    def follow_links(self) -> None:
+        """To be called after each event: finds out which connection has which link now."""
+        for attempt in [a for one in self.workers for a in one.mending._attempts]:
+            self._connections[attempt._link] = attempt
+        connections = [c for one in self.workers for c in one.servers.values()]
+        for server in self.servers:
+            connections += server.workers.connections.values()
+        for connection in connections:
+            if not connection.ended and not connection.closed:
+                self._connections[connection._link] = connection
+        for link, connection in list(self._connections.items()):
+            if connection._link is not link:
+                del self._connections[link]
 
     def events(self, ahead: int = 1) -> Iterator[Event]:
         """All that can happen next; of each script's calls, one of the first `ahead` begins."""
@@ -443,6 +504,10 @@ class Job:
             function, *arguments = event
             function(*arguments)
         assert not any(worker.failures for worker in self.workers)
+
+
+def _welcome(connection: Connection, header: Header) -> Landing:
+    return message_landing(header, DataWelcome, lambda welcome: connection.begin())
 
 
 def _no_probe(connection: Connection, header: Header) -> Landing:

@@ -6,7 +6,15 @@ from typing import Any, Dict, List, Optional
 
 from p3kv.scheduler.job import Job, Replies
 from p3kv.version import VERSION
-from p3kv.wire.messages import PROTOCOL_VERSION, Abort, Failure, Hello, JobSettings, Ready
+from p3kv.wire.messages import (
+    PROTOCOL_VERSION,
+    TOKEN_BYTES,
+    Abort,
+    Failure,
+    Hello,
+    JobSettings,
+    Ready,
+)
 
 NAME = "127.0.0.1:9000/2w2s"
 SLICE_SIZE = 100
@@ -23,6 +31,7 @@ def hello(role: str, wish: Optional[int] = None, **changes: Any) -> Hello:
         "port": 4000 if role == "server" else 0,
         "pid": 321,
         "transport": "tcp" if role == "server" else "",
+        "process": bytes(TOKEN_BYTES),
     }
     return Hello(**{**fields, **changes})
 

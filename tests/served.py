@@ -14,12 +14,14 @@ from p3kv.codecs import make_codecs
 from p3kv.registry import Choice
 from p3kv.wire.credentials import Credentials
 from p3kv.wire.header import HEADER_BYTES, MAGIC, Header, Kind, pack_header, unpack_header
+from p3kv.wire.line import Line
 from p3kv.wire.messages import (
     PROTOCOL_VERSION,
     TOKEN_BYTES,
     Agreed,
     Alive,
     DataHello,
+    DataWelcome,
     Hello,
     JobSettings,
     Ready,
@@ -38,6 +40,8 @@ AS_IT_IS = make_codecs(Choice("identity"), Choice("identity"), 0, np.dtype(np.fl
 TOKEN = bytes(range(TOKEN_BYTES))
 KEY = _CREDENTIALS.data_key(TOKEN)
 """That of proofs on data connections."""
+PROCESS = bytes(range(1, 1 + TOKEN_BYTES))
+"""What each worker's process has chosen."""
 
 
 def frame(kind: Kind, rank: int, payload: bytes = b"", **fields: int) -> bytes:
@@ -62,13 +66,20 @@ def proof(
     challenge: bytes,
     workers_nonce: bytes = bytes(NONCE_BYTES),
     key: bytes = KEY,
+    had: int = 0,
+    process: bytes = PROCESS,
     **settings: Any,
 ) -> bytes:
     """A worker's answer to the challenge of server 0."""
-    words = encode(DataHello(rank, JobSettings(**settings)))
+    words = encode(DataHello(rank, JobSettings(**settings), process, had))
     servers_nonce = challenge[:NONCE_BYTES]
     answer = Proofs(key, 0).answer(rank, workers_nonce, servers_nonce, words)
     return frame(Kind.PROOF, rank, answer + words)
+
+
+def welcome(server: int, had: int = 0) -> bytes:
+    """A server's answer to a worker's proof; it has had so many bytes before."""
+    return frame(Kind.WELCOME, server, encode(DataWelcome(had)))
 
 
 def shake_hands(link: socket.socket, rank: int, **settings: Any) -> None:
@@ -100,9 +111,12 @@ class Scheduled:
         port = self._router.bind_to_random_port("tcp://127.0.0.1")
         self.process = start_role(role, join, port, workers, servers, **settings)
         self.identity = b""
+        self._line = Line()
 
     def say(self, message: Any) -> None:
-        self._router.send_multipart([self.identity, encode(message)])
+        data = encode(message)
+        parts = [data] if isinstance(message, Welcomed) else self._line.keep(data)
+        self._router.send_multipart([self.identity, *parts])
 
     def hear(self) -> Any:
         """What the process says next, but for its word that it is there."""
@@ -110,7 +124,9 @@ class Scheduled:
         while True:
             left_s = max(0.0, deadline - time.monotonic())
             assert self._router.poll(left_s * 1000), "the process says nothing"
-            self.identity, data = self._router.recv_multipart()
+            self.identity, data, *numbers = self._router.recv_multipart()
+            for number in numbers:
+                self._line.take(number)
             message = decode(data, ToScheduler)
             if not isinstance(message, Alive):
                 return message

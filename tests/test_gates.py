@@ -158,7 +158,7 @@ def unused(*_: object) -> NoReturn:
 
 def test_a_server_is_open_when_all_workers_of_its_host_are(servers: Servers) -> None:
     with socket.socket() as listener:
-        workers = Workers(3, servers.loop, listener, unused, unused)
+        workers = Workers(3, servers.loop, listener, unused, unused, unused, 1.0)
         assert workers.open_step == UNKNOWN
         workers.needs_no_values_before(2, 7)
         workers.needs_no_values_before(0, 6)

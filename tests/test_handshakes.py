@@ -27,6 +27,7 @@ from p3kv.wire.credentials import Credentials
 from p3kv.wire.header import HEADER_BYTES, MAGIC, Kind, pack_header
 from p3kv.wire.messages import (
     PROTOCOL_VERSION,
+    TOKEN_BYTES,
     Abort,
     Bye,
     Failure,
@@ -191,6 +192,7 @@ def false_hello(**changes: object) -> Hello:
         "port": 0,
         "pid": os.getpid(),
         "transport": "",
+        "process": os.urandom(TOKEN_BYTES),
     }
     return Hello(**{**fields, **changes})  # type: ignore[arg-type]
 

@@ -53,7 +53,10 @@ bytes_ = st.integers(0, 2**8 - 1)
 shorts = st.integers(0, 2**16 - 1)
 words = st.integers(0, 2**32 - 1)
 priorities = st.integers(-(2**31), 2**31 - 1)
-headers = st.builds(Header, bytes_, bytes_, shorts, words, words, words, words, priorities, words)
+longs = st.integers(0, 2**64 - 1)
+headers = st.builds(
+    Header, bytes_, bytes_, shorts, words, words, words, words, priorities, words, longs
+)
 
 
 def packed(header: Header) -> bytes:
@@ -94,6 +97,8 @@ ALLOWED: dict = {
     "shape": st.lists(st.integers(0, 1000), max_size=3).map(tuple),
     "layout": st.text(max_size=64),
     "token": st.binary(min_size=messages.TOKEN_BYTES, max_size=messages.TOKEN_BYTES),
+    "process": st.binary(min_size=messages.TOKEN_BYTES, max_size=messages.TOKEN_BYTES),
+    "received": st.integers(0, messages.MAX_RECEIVED),
     "port": words,
     "store": shorts,
     "rank": ranks,
@@ -298,7 +303,7 @@ def by_codec(*choice: object) -> dict:
 DECLARED = {"type": "DeclareKey", **KEY}
 HELLO = {
     "type": "Hello", "protocol": 1, "version": "", "job": "", "role": "worker", "rank_wish": None,
-    "host": "", "port": 1, "pid": 1, "transport": "tcp",
+    "host": "", "port": 1, "pid": 1, "transport": "tcp", "process": bytes(messages.TOKEN_BYTES),
 }  # fmt: skip
 
 
@@ -316,6 +321,8 @@ HELLO = {
         ({**HELLO, "port": 2**32}, ToScheduler),
         ({**HELLO, "host": "h" * 256}, ToScheduler),
         ({**HELLO, "transport": "x" * 65}, ToScheduler),
+        ({**HELLO, "process": b""}, ToScheduler),
+        ({**HELLO, "received": -1}, ToScheduler),
         ({"type": "Ready", "settings": {**SETTINGS, "slice_size": 0}}, ToScheduler),
         ({"type": "Ready", "settings": {**SETTINGS, "slice_size": 2**28 + 1}}, ToScheduler),
         ({"type": "Ready", "settings": {**SETTINGS, "placement": "x" * 65}}, ToScheduler),

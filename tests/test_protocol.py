@@ -15,7 +15,7 @@ from p3kv.config import MAX_SLICE_ELEMS, Launch, Settings
 from p3kv.errors import P3Error, ProtocolError
 from p3kv.wire.header import HEADER_BYTES, INITIAL_ROUND, MAX_STATE_BYTES, Header, Kind
 from p3kv.wire.loop import Loop
-from p3kv.wire.messages import MAX_MESSAGE_BYTES, MAX_PROOF_BYTES, DataHello, JobSettings
+from p3kv.wire.messages import MAX_MESSAGE_BYTES, MAX_PROOF_BYTES, JobSettings
 from p3kv.wire.protocol import FROM_SERVERS, FROM_WORKERS, Conversation, Rules
 from p3kv.worker.handshakes import Handshakes
 from p3kv.worker.joining import Joining
@@ -34,7 +34,7 @@ LETTERS = {
 }  # fmt: skip
 MOST_BYTES = {
     "C": 64,
-    "P": MAX_PROOF_BYTES,
+    **dict.fromkeys("Pw", MAX_PROOF_BYTES),
     "h": 64,
     **dict.fromkeys("kzrlscjgfn", WORDS),
     **dict.fromkeys("puv", SLICE),
@@ -102,10 +102,10 @@ def kinds(rules: Rules) -> Set[int]:
 
 
 def test_every_kind_is_in_a_table_and_whoever_hears_it_takes_it() -> None:
-    assert kinds(FROM_WORKERS) | kinds(FROM_SERVERS) == set(Kind)
+    assert kinds(FROM_WORKERS) | kinds(FROM_SERVERS) | {Kind.ACK} == set(Kind)
     with closing(Job(1, 1, 100)) as job:
         assert set(job.servers[0].traffic._takers) == kinds(FROM_WORKERS)
-        handshakes = Handshakes(bytes(32), DataHello(0, JobSettings()))
+        handshakes = Handshakes(bytes(32), 0, JobSettings())
         # It only keeps what else it gets.
         joining = Joining(*[None] * 4, handshakes, b"", None, None).takers  # type: ignore[arg-type]
         assert {*job.workers[0].traffic._takers, *joining} == kinds(FROM_SERVERS)

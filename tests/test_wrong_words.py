@@ -18,8 +18,10 @@ from p3kv.transport import Tcp
 from p3kv.version import VERSION
 from p3kv.wire.credentials import Credentials
 from p3kv.wire.header import INITIAL_ROUND, Kind, pack_header
+from p3kv.wire.line import Line
 from p3kv.wire.messages import (
     PROTOCOL_VERSION,
+    TOKEN_BYTES,
     Abort,
     Agreed,
     Bye,
@@ -36,7 +38,7 @@ from p3kv.wire.messages import (
 from p3kv.wire.proofs import CHALLENGE_BYTES
 from p3kv.wire.protocol import FROM_SERVERS, FROM_WORKERS, State
 from tests.jobs import SCRIPTS, SECRET, end, held_port, output_of, start_role
-from tests.served import TOLD_S, Served, Serving, frame, hello, received, shake_hands
+from tests.served import TOLD_S, Served, Serving, frame, hello, received, shake_hands, welcome
 
 JOIN = [sys.executable, str(SCRIPTS / "join.py")]
 NO_TEXT = b"\x81\xa4type\xa5\xff\xff\xff\xff\xff"
@@ -144,7 +146,7 @@ TO_A_SERVER.update(
                 partial(frame, kind),
                 f"kind {kind.name}, which must not come from a worker now",
             )
-            for kind in set(Kind) - {*FROM_WORKERS[State.OPEN], Kind.HELLO}
+            for kind in set(Kind) - {*FROM_WORKERS[State.OPEN], Kind.HELLO, Kind.ACK}
         },
         **{
             f"too long a {kind.name}": (
@@ -246,7 +248,7 @@ WELCOMED: Dict[str, Tuple[Callable[[int], bytes], str]] = {
             partial(frame, kind),
             f"kind {kind.name}, which must not come from a server now",
         )
-        for kind in set(Kind) - set(FROM_SERVERS[State.OPEN])
+        for kind in set(Kind) - set(FROM_SERVERS[State.OPEN]) - {Kind.ACK}
     },
     **{
         f"too long a {kind.name}": (
@@ -258,7 +260,7 @@ WELCOMED: Dict[str, Tuple[Callable[[int], bytes], str]] = {
 }  # fmt: skip
 TO_A_WORKER.update(
     {
-        name: (lambda rank, words=words: frame(Kind.WELCOME, rank) + words(rank), reason)
+        name: (lambda rank, words=words: welcome(rank) + words(rank), reason)
         for name, (words, reason) in WELCOMED.items()
     }
 )
@@ -316,29 +318,35 @@ TO_THE_SCHEDULER = {
 }
 
 
-def member(context: zmq.Context, port: int, role: str) -> zmq.Socket:
+class Member:
     """A process of the job, as far as the scheduler can tell."""
-    dealer = context.socket(zmq.DEALER)
-    dealer.linger = 0
-    Credentials(SECRET.encode()).protect_dealer(dealer)
-    dealer.connect(f"tcp://127.0.0.1:{port}")
-    job = f"127.0.0.1:{port}/1w1s"
-    dealer.send(
-        encode(
-            Hello(PROTOCOL_VERSION, VERSION, job, role, 0, "127.0.0.1", 4000, os.getpid(), "tcp")
-        )
-    )
-    return dealer
 
+    def __init__(self, context: zmq.Context, port: int, role: str) -> None:
+        self._line = Line()
+        self._dealer = context.socket(zmq.DEALER)
+        self._dealer.linger = 0
+        Credentials(SECRET.encode()).protect_dealer(self._dealer)
+        self._dealer.connect(f"tcp://127.0.0.1:{port}")
+        self._dealer.send(
+            encode(
+                Hello(
+                    PROTOCOL_VERSION, VERSION, f"127.0.0.1:{port}/1w1s", role, 0, "127.0.0.1",
+                    4000, os.getpid(), "tcp", os.urandom(TOKEN_BYTES),
+                )
+            )
+        )  # fmt: skip
 
-def told(dealer: zmq.Socket, kind: type) -> Any:
-    """The next message of a kind."""
-    deadline = time.monotonic() + TOLD_S
-    while dealer.poll(max(0.0, deadline - time.monotonic()) * 1000):
-        message = decode(dealer.recv(), FromScheduler)
-        if isinstance(message, kind):
-            return message
-    raise AssertionError(f"no {kind.__name__} came")
+    def say(self, words: bytes) -> None:
+        self._dealer.send_multipart(self._line.keep(words))
+
+    def told(self, kind: type) -> Any:
+        """The next message of a kind."""
+        deadline = time.monotonic() + TOLD_S
+        while self._dealer.poll(max(0.0, deadline - time.monotonic()) * 1000):
+            message = decode(self._dealer.recv_multipart()[0], FromScheduler)
+            if isinstance(message, kind):
+                return message
+        raise AssertionError(f"no {kind.__name__} came")
 
 
 def test_the_scheduler_ends_the_job_for_a_worker_that_says_something_wrong() -> None:
@@ -351,20 +359,20 @@ def test_the_scheduler_ends_the_job_for_a_worker_that_says_something_wrong() -> 
                 ports[name] = holder.getsockname()[1]
                 schedulers.append(start_role("scheduler", JOIN, ports[name]))
         members = {
-            name: [member(context, port, role) for role in ("server", "worker")]
+            name: [Member(context, port, role) for role in ("server", "worker")]
             for name, port in ports.items()
         }
         for name, (words, reason) in TO_THE_SCHEDULER.items():
             server, worker = members[name]
-            told(worker, Roster)
-            worker.send(encode(Ready(JobSettings(SLICE_SIZE))))
-            told(worker, Agreed)
-            worker.send(words)
-            failure = told(server, Abort).failure
+            worker.told(Roster)
+            worker.say(encode(Ready(JobSettings(SLICE_SIZE))))
+            worker.told(Agreed)
+            worker.say(words)
+            failure = server.told(Abort).failure
             assert (failure.role, failure.rank) == ("worker", 0), f"{name}: {failure}"
             assert reason in failure.reason, f"{name}: {failure}"
-            for dealer in members[name]:
-                dealer.send(encode(Bye()))
+            for member in members[name]:
+                member.say(encode(Bye()))
         for scheduler in schedulers:
             output = output_of(scheduler, TOLD_S)
             assert output is not None and "Traceback" not in output, output

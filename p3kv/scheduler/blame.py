@@ -68,9 +68,17 @@ class Blame:
 
     def __init__(self) -> None:
         self._suspects: Dict[Tuple[str, int], _Suspect] = {}
+        self._rounds: Dict[Tuple[str, int], int] = {}
+        """In which round each process was whose data connections have ended."""
 
     def __bool__(self) -> bool:
         return bool(self._suspects)
+
+    def link_ended(self, failure: Failure) -> None:
+        """A node's data connection to the process that `failure` is about has ended. If that
+        process turns out to be lost, its round is known."""
+        who = failure.role, failure.rank
+        self._rounds[who] = max(failure.round, self._rounds.get(who, UNKNOWN))
 
     def lost(self, failure: Failure, witness: str) -> None:
         """A node, `witness`, has lost its connection to the process that `failure` is about."""
@@ -100,7 +108,9 @@ class Blame:
         suspects = list(self._suspects.values())
         ended: List[_Suspect] = [one for one in suspects if one.end is not None]
         unreached = [one for one in suspects if one.silent_s is not None]
-        return (ended or unreached or suspects)[0].failure()
+        guilty = (ended or unreached or suspects)[0]
+        guilty.round = max(guilty.round, self._rounds.get((guilty.role, guilty.rank), UNKNOWN))
+        return guilty.failure()
 
     def _suspect(self, role: str, rank: int) -> _Suspect:
         return self._suspects.setdefault((role, rank), _Suspect(role, rank))

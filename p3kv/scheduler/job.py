@@ -25,6 +25,7 @@ from p3kv.wire.messages import (
     Failure,
     FromScheduler,
     Hello,
+    LinkEnded,
     Measured,
     Ready,
     Refused,
@@ -143,6 +144,9 @@ class Job:
             return self._bye(node)
         if isinstance(message, ReportFailure):
             return self._report(node, message)
+        if isinstance(message, LinkEnded):
+            self._losses.link_ended(message.failure)
+            return []
         if isinstance(message, Alive):
             node.round = max(node.round, message.round)
             return [(node.identity, self._reports.heard(node, message))]

@@ -38,6 +38,10 @@ class Losses:
         """A node has lost its connection to the process that `failure` is about."""
         self._blame.lost(failure, self._members.called(witness))
 
+    def link_ended(self, failure: Failure) -> None:
+        """A node's data connection to the process that `failure` is about has ended."""
+        self._blame.link_ended(failure)
+
     def process_ended(self, end: PartEnded) -> None:
         """The launcher has seen a process end."""
         node = self._members.ranked(end.role, end.rank)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import socket
 import time
 from typing import Optional
@@ -10,32 +11,38 @@ from typing import Optional
 import zmq
 
 from p3kv.config import Launch, Settings
-from p3kv.errors import ConfigError, P3Error, ProtocolError, in_one_line
+from p3kv.errors import ConfigError, ProtocolError, in_one_line
 from p3kv.scheduler.connections import EVENTS, Connections
 from p3kv.scheduler.door import Door
 from p3kv.scheduler.job import Job
+from p3kv.scheduler.lines import Lines
 from p3kv.scheduler.membership import Node
 from p3kv.scheduler.replies import Replies
 from p3kv.scheduler.silences import LOOK_EVERY_S, Silences
 from p3kv.trace import now_ns
 from p3kv.wire import silence
 from p3kv.wire.address import listening_address
-from p3kv.wire.control import HEARTBEAT_EVERY_MS, heartbeat_timeout_ms
 from p3kv.wire.credentials import Credentials
 from p3kv.wire.launcher_link import Cause, LauncherLink, PartEnded
+from p3kv.wire.line import RETURN_S
 from p3kv.wire.messages import (
     MAX_TO_SCHEDULER_BYTES,
     UNKNOWN,
+    Alive,
+    AskReports,
     AskTime,
+    Bye,
     Failure,
+    Hello,
     PeerSilent,
+    Refused,
     TimeTold,
     ToScheduler,
     decode,
-    encode,
 )
 from p3kv.wire.refusals import Refusals
 from p3kv.wire.reminder import Reminder
+from p3kv.wire.scheduler_socket import HEARTBEAT_EVERY_MS, heartbeat_timeout_ms
 
 _log = logging.getLogger(__name__)
 
@@ -136,6 +143,7 @@ class _Scheduler:
         self._last_arrival = time.monotonic()
         self._reminder = Reminder(self._last_arrival)
         self._link = link
+        self._lines = Lines(router)
         self._silences = Silences(settings)
         self._look_at = self._last_arrival
         self._judge_at: Optional[float] = None
@@ -182,6 +190,8 @@ class _Scheduler:
 
     def _timeout_ms(self) -> int:
         deadlines = [self._look_at]
+        if self._lines.gives_up_at is not None:
+            deadlines.append(self._lines.gives_up_at)
         if self._judge_at is not None:
             deadlines.append(self._judge_at)
         if self._farewell_deadline is not None:
@@ -192,51 +202,101 @@ class _Scheduler:
         return max(0, int((min(deadlines) - time.monotonic()) * 1000) + 1)
 
     def _notice_connections(self) -> None:
-        for identity in self._connections.notice():
-            self._disconnected(identity)
+        for connection in self._connections.notice():
+            self._disconnected(connection)
 
     def _receive(self) -> None:
         frames = self._router.recv_multipart(copy=False)
         received_ns = now_ns()
-        identity = frames[0].bytes
+        connection = frames[0].bytes
+        identity = self._lines.node(connection)
+        if identity is None and len(frames) == 3:
+            return  # of a node that has another connection now, where it comes again
         try:
-            if len(frames) != 2:
-                raise ProtocolError(f"a message has {len(frames)} parts instead of 2")
+            if len(frames) != (2 if identity is None else 3):
+                raise ProtocolError(f"a message has {len(frames)} parts")
             message: ToScheduler = decode(frames[1].buffer, ToScheduler)
+            if identity is not None:
+                self._lines.take(connection, frames[2].buffer)
         except ProtocolError as error:
             self._misunderstood(identity, error)
             return
-        known = self._job.node(identity) is not None
-        if known and isinstance(message, AskTime):
+        if identity is None:
+            self._meet(connection, message, frames[1].get(zmq.SRCFD))
+        elif isinstance(message, AskTime):
             self._send([(identity, TimeTold(message.asked_ns, received_ns, now_ns()))])
+            self._heard(identity)
         else:
-            self._send(self._job.handle(identity, message))
+            self._heed(identity, message)
+
+    def _meet(self, connection: bytes, message: ToScheduler, descriptor: int) -> None:
+        """A process that knows the job's secret, and is no node yet."""
+        if isinstance(message, Hello):
+            self._hello(connection, message, descriptor)
+        elif isinstance(message, AskReports):
+            for _, answer in self._job.handle(connection, message):
+                self._lines.answer(connection, answer)
+        else:
+            self._lines.answer(connection, Refused("say Hello first"))
+
+    def _heed(self, identity: bytes, message: ToScheduler) -> None:
+        self._send(self._job.handle(identity, message))
+        if isinstance(message, Bye):
+            self._send([(identity, Alive())])  # shows that it has come: it is the last message
+        self._heard(identity)
+
+    def _heard(self, identity: bytes) -> None:
         node = self._job.node(identity)
         if node is not None:
             self._tell(node, self._silences.heard(node, time.monotonic()))
-        if not known and node is not None:
+
+    def _hello(self, connection: bytes, hello: Hello, descriptor: int) -> None:
+        identity = hello.process
+        try:
+            knows = self._lines.resume(identity, connection, hello.received)
+        except ProtocolError as error:
+            self._misunderstood(identity, error)
+            return
+        if not knows:
+            self._lines.begin(identity, connection)
+            self._heed(identity, hello)
+        node = self._job.node(identity)
+        if node is None:
+            self._lines.forget(identity)
+            return
+        if knows:
+            _log.warning("%s has a new connection to the scheduler", node.name())
+        else:
             self._last_arrival = time.monotonic()
             self._reminder.postpone(self._last_arrival)
             _log.info("here is %s", node.name())
-            self._arrived(identity, frames[1].get(zmq.SRCFD))
+        self._arrived(connection, descriptor)
 
-    def _misunderstood(self, identity: bytes, error: ProtocolError) -> None:
-        node = self._job.node(identity)
+    def _misunderstood(self, identity: Optional[bytes], error: ProtocolError) -> None:
+        node = None if identity is None else self._job.node(identity)
         if node is not None and not node.gone:
             self._send(self._job.wrong_words(node, error))
             return
         # It knows the secret, but has not joined the job: it gets no answer and does no harm.
         self._refusals.note(f"a process that knows the job's secret did not say hello: {error}")
 
-    def _arrived(self, identity: bytes, descriptor: int) -> None:
+    def _arrived(self, connection: bytes, descriptor: int) -> None:
         """Takes note of a node's connection."""
         self._notice_connections()
-        if not self._connections.is_of(descriptor, identity):
-            self._disconnected(identity)
+        if not self._connections.is_of(descriptor, connection):
+            self._disconnected(connection)
 
-    def _disconnected(self, identity: bytes) -> None:
+    def _disconnected(self, connection: bytes) -> None:
+        """A connection has ended. Its node may come back: only then, or soon, is it known whether
+        its process has ended, unless the launcher says so."""
+        identity = self._lines.ended(connection, time.monotonic())
+        if identity is not None and self._job.failure is not None:
+            self._lost(identity)
+
+    def _lost(self, identity: bytes) -> None:
         node = self._job.node(identity)
-        silent_s = None if node is None else self._silences.end(node, time.monotonic())
+        ended_at = time.monotonic() - RETURN_S
+        silent_s = None if node is None else self._silences.end(node, ended_at)
         if node is not None and silent_s is not None:
             self._job.lost(node, silent_s)
 
@@ -256,6 +316,8 @@ class _Scheduler:
 
     def _check_clock(self) -> None:
         now = time.monotonic()
+        for identity in self._lines.lost(now if self._job.failure is None else math.inf):
+            self._lost(identity)
         if now >= self._look_at:
             self._look_at = now + LOOK_EVERY_S
             for node, told in self._silences.look(now):
@@ -289,7 +351,4 @@ class _Scheduler:
 
     def _send(self, replies: Replies) -> None:
         for identity, message in replies:
-            try:
-                self._router.send_multipart([identity, encode(message)])
-            except zmq.ZMQError as error:
-                raise P3Error(f"the scheduler can't send: {error}") from error
+            self._lines.send(identity, message)

@@ -444,10 +444,10 @@ class Consumer:
             buffer.begin_send()
             peer = UNKNOWN if connection.peer is None else connection.peer
             frame = traced_departure(
-                self.tracer, payload, buffer.end_send, state.key.key_id, peer, round,
+                self.tracer, payload, None, state.key.key_id, peer, round,
                 step if kind == Kind.UPDATED else UNKNOWN, state.index, priority,
             )  # fmt: skip
-            connection.writer.push(urgent, header, *frame)
+            connection.writer.push(urgent, header, *frame, buffer.end_send)
 
     # Workers that have left.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import Container, Dict, NamedTuple, Optional
+from typing import Dict, NamedTuple, Optional
 
 from p3kv.errors import ProtocolError
 from p3kv.wire.connection import Connection
@@ -43,6 +43,8 @@ class Handshakes:
         self._strangers: Dict[Connection, bytearray] = {}
         """Connections without a hello, the oldest first, and the memory for theirs."""
         self._challenged: Dict[Connection, _Challenge] = {}
+        self._processes: Dict[int, bytes] = {}
+        """By rank, what the worker's process has chosen."""
         self._refusals = Refusals(_log)
 
     def add(self, connection: Connection) -> Optional[Connection]:
@@ -89,21 +91,18 @@ class Handshakes:
         self._challenged[connection] = challenge
         return challenge.servers_nonce + self._proofs.challenge(*challenge)
 
-    def admit(
-        self, connection: Connection, payload: memoryview, taken: Container[int]
-    ) -> DataHello:
-        """Completes a handshake; ProtocolError if the peer is not a worker of this job.
-
-        `taken` are the ranks that are connected already.
-        """
+    def admit(self, connection: Connection, payload: memoryview) -> DataHello:
+        """Completes a handshake; ProtocolError if the peer is not a worker of this job, or not the
+        process that was connected as this worker before."""
         challenge = self._challenged[connection]
         proof, words = bytes(payload[:PROOF_BYTES]), bytes(payload[PROOF_BYTES:])
         if not is_right(proof, self._proofs.answer(*challenge, words)):
             raise ProtocolError(f"its proof is wrong: {_NOT_OURS}")
         hello: DataHello = decode(words, DataHello)
         right = hello.rank == challenge.worker and 0 <= hello.rank < self._num_workers
-        if not right or hello.rank in taken:
+        if not right or self._processes.get(hello.rank, hello.process) != hello.process:
             raise ProtocolError(f"it says to be worker {hello.rank}, which can't be")
+        self._processes[hello.rank] = hello.process
         del self._challenged[connection]
         connection.conversation.peer = hello.rank
         return hello

@@ -35,6 +35,7 @@ from p3kv.wire.messages import (
     Bye,
     Failure,
     Finished,
+    LinkEnded,
     ReportFailure,
     Roster,
     ServerNumbers,
@@ -85,7 +86,9 @@ class _Server:
         self._failure: Optional[P3Error] = None
         self._workers = Workers(
             launch.num_workers, self._loop, listener, self._connection,
-            suspect=lambda failure, second_hand: self._control.suspect(failure, second_hand),
+            lambda failure, second_hand: self._control.suspect(failure, second_hand),
+            lambda failure: self._control.send(LinkEnded(failure)),
+            settings.silence_timeout_s,
         )  # fmt: skip
         self._consumer = Consumer(launch, self._workers, self._workers.lose, self._fail_here)
         self._traffic = Traffic(

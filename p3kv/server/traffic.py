@@ -133,7 +133,7 @@ class Traffic:
         elif hello.settings != self._job:
             raise ProtocolError(f"it has {hello.settings.besides(self._job)}, unlike the others")
         if self._serving:
-            self._send_welcome(connection)
+            self._send_welcome(self._workers.connections[hello.rank])
 
     def _apply(self, job: JobSettings) -> None:
         self._job = job
@@ -148,9 +148,9 @@ class Traffic:
             self._fail(str(error), UNKNOWN, "ConfigError")
 
     def _send_welcome(self, connection: Connection) -> None:
-        connection.conversation.welcome()
-        connection.writer.push(URGENT, pack_header(Kind.WELCOME, self.rank))
-        if self._order is not None:
+        is_new = not connection.welcome
+        self._workers.welcome(connection, self.rank)
+        if is_new and self._order is not None:
             connection.writer.push(URGENT, self._order_header(self._order), self._order)
 
     def _bye(self, connection: Connection, header: Header) -> Landing:

@@ -8,12 +8,14 @@ from resource import RLIMIT_NOFILE, getrlimit
 from typing import Callable, Dict, Optional, Set
 from weakref import ref
 
+from p3kv.errors import ProtocolError
 from p3kv.server.handshakes import HANDSHAKE_S, Handshakes
 from p3kv.transport import Link, Listener
+from p3kv.wire.breaks import Breaks
 from p3kv.wire.connection import Connection
-from p3kv.wire.header import INITIAL_ROUND, LAST_ROUND, URGENT, Header
+from p3kv.wire.header import INITIAL_ROUND, LAST_ROUND, URGENT, Header, Kind, pack_header
 from p3kv.wire.loop import Loop
-from p3kv.wire.messages import UNKNOWN, DataHello, Failure
+from p3kv.wire.messages import UNKNOWN, DataHello, DataWelcome, Failure, encode
 from p3kv.wire.proofs import Proofs
 
 _log = logging.getLogger(__name__)
@@ -36,9 +38,12 @@ class Workers:
         listener: Listener,
         connection: Callable[[Link], Connection],
         suspect: Callable[[Failure, bool], None],
+        report_break: Callable[[Failure], None],
+        silence_timeout_s: float,
     ) -> None:
         """`connection` makes an accepted link a connection. `suspect` is told which worker is lost,
-        and whether other processes may know a better cause."""
+        and whether other processes may know a better cause; `report_break` is told whose link has
+        ended."""
         self.connections: Dict[int, Connection] = {}
         self.done: Set[int] = set()
         """Ranks of the workers that have said that they send nothing more."""
@@ -48,6 +53,12 @@ class Workers:
         self._connection = connection
         self._suspect = suspect
         self._handshakes: Optional[Handshakes] = None
+        self._received: Dict[int, int] = {}
+        """By rank, what the worker had received when it said hello last."""
+        self._breaks = Breaks(
+            "worker", silence_timeout_s, loop.call_later, report_break,
+            lambda failure: suspect(failure, True),
+        )  # fmt: skip
         self._warned = False
         self._last_round: Dict[int, int] = {}
         self._local_workers: Dict[int, int] = {}
@@ -73,12 +84,40 @@ class Workers:
         return self._handshakes.challenge(connection, header)
 
     def admit(self, connection: Connection, payload: memoryview) -> DataHello:
-        """Completes a handshake; ProtocolError if the peer is not a worker of this job."""
+        """Completes a handshake; ProtocolError if the peer is not a worker of this job.
+
+        A worker that was connected before goes on here: its new link takes the place of the old
+        one, of whose end this server may not have heard.
+        """
         assert self._handshakes is not None
-        hello = self._handshakes.admit(connection, payload, self.connections)
-        self.connections[hello.rank] = connection
+        hello = self._handshakes.admit(connection, payload)
+        known = self.connections.setdefault(hello.rank, connection)
+        if known is not connection:
+            self._loop.pause_connection(known)
+            self._loop.pause_connection(connection)
+            link, ahead = connection.hand_over()
+            known.take_over(link)
+            self._loop.add_connection(known)
+            if ahead:
+                self.lose(known, "it said more before the welcome")
+        self._received[hello.rank] = hello.received
+        self._breaks.mended(known)
         _log.info("worker %d is connected", hello.rank)
         return hello
+
+    def welcome(self, connection: Connection, rank: int) -> None:
+        """Welcomes a worker that was admitted: it gets what it has not received, if anything was
+        sent before."""
+        words = encode(DataWelcome(connection.received_bytes))
+        header = pack_header(Kind.WELCOME, rank, payload_bytes=len(words))
+        if not connection.welcome:
+            connection.conversation.welcome()
+        assert connection.peer is not None
+        try:
+            connection.resume(self._received[connection.peer], header + words)
+        except ProtocolError as error:
+            # Not raised: another connection may have made the handshake.
+            self.lose(connection, str(error))
 
     def pushed(self, rank: int, round: int) -> None:
         """Takes note of how far a worker is."""
@@ -114,26 +153,25 @@ class Workers:
         )
 
     def lose(self, connection: Connection, reason: str) -> None:
-        """Closes a connection. The job ends if its worker is not done, or broke the protocol."""
-        self._loop.remove_connection(connection)
+        """Closes a connection. The job ends if its worker broke the protocol; if its link has
+        ended, this server waits for the worker's next one."""
         refused = self._handshakes is not None and self._handshakes.refuse(connection, reason)
-        left = connection.ended and connection.peer in self.done
-        if not refused and connection.peer is not None and not left:
-            what = "it was lost" if connection.ended else "it broke the protocol"
-            self.suspect(connection.peer, f"{what}: {reason}", second_hand=connection.ended)
+        if not refused and connection.ended and connection.peer is not None:
+            self._loop.pause_connection(connection)
+            connection.drop_link()
+            if connection.peer not in self.done:
+                round_ = self._last_round.get(connection.peer, UNKNOWN)
+                self._breaks.begin(connection, reason, round_)
+            return
+        self._loop.remove_connection(connection)
+        if not refused and connection.peer is not None:
+            self.suspect(connection.peer, f"it broke the protocol: {reason}")
 
-    def suspect(
-        self,
-        rank: int,
-        reason: str,
-        hint: str = "",
-        second_hand: bool = False,
-        error: str = "PeerLostError",
-    ) -> None:
+    def suspect(self, rank: int, reason: str, hint: str = "", error: str = "PeerLostError") -> None:
         """Reports that the job can't go on because of a worker; `error` names a class in
         p3kv.errors."""
         round_ = self._last_round.get(rank, UNKNOWN)
-        self._suspect(Failure(reason, "worker", rank, round_, error, hint), second_hand)
+        self._suspect(Failure(reason, "worker", rank, round_, error, hint), False)
 
     def known_round(self) -> int:
         """The newest round that any of them has pushed for; from any thread."""

@@ -10,6 +10,9 @@ from p3kv.transport.transport import TRANSPORTS, Address, Link, Listener, Transp
 _LONGER_S = 60
 """By how much a link outlives the longest silence that a job allows. The scheduler notices a lost
 host sooner; but a link may be cut alone."""
+_PROBE_EVERY_S = 2
+"""On an idle link. The answer to a probe tells of a link that the other end has lost, and probes
+keep those alive that a firewall or an address translator would forget."""
 _BACKLOG = 512
 
 
@@ -32,8 +35,8 @@ class Tcp(Transport):
         dead_ms = int((self.silence_timeout_s + _LONGER_S) * 1000)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, dead_ms)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _LONGER_S // 2)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _LONGER_S // 2)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _PROBE_EVERY_S)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _PROBE_EVERY_S)
         return SocketLink(sock)
 
 

@@ -1,21 +1,28 @@
-"""One data connection between a worker and a server."""
+"""One data connection between a worker and a server, over one link after the other."""
 
 from __future__ import annotations
 
-from typing import Callable, Optional
+from typing import Any, Callable, Optional, Tuple
 
 from p3kv.errors import ProtocolError
 from p3kv.transport import Link
 from p3kv.wire.framing import FrameReader, FrameWriter, Landing
-from p3kv.wire.header import Header
+from p3kv.wire.header import ACKNOWLEDGE, URGENT, Header, Kind, pack_header
 from p3kv.wire.protocol import Conversation
+
+_TELL_EVERY_BYTES = 1 << 20
+"""How much may arrive without the peer being told: it keeps what it does not know to be here."""
+_ACK = pack_header(Kind.ACK, 0)
+_NOTHING = Landing(None, lambda: None)
 
 
 class Connection:
     """Frames in both directions over a link, driven by a `Loop`.
 
     `land(connection, header)` takes every frame that the peer may send now, and
-    `on_lost(connection, reason)` is called once, when the peer is gone or broke the protocol.
+    `on_lost(connection, reason)` is called once when the peer broke the protocol, and each time
+    when the link has ended. `resume` then goes on with another link: no byte is lost or comes
+    twice, because both ends count them, from the welcome on.
     """
 
     def __init__(
@@ -27,23 +34,25 @@ class Connection:
         send_buffer_bytes: int,
     ) -> None:
         """`send_buffer_bytes`: most unsent bytes on the link, until `hold_at_most` changes it."""
-        self._link = link
         self._land = land
         self._on_lost = on_lost
         self._reader = FrameReader(self._hear)
+        self._held_bytes = send_buffer_bytes
         self.conversation = conversation
         self.closed = False
         """Lost, or closed by this process: nothing is sent or received any more."""
         self.ended = False
-        """The peer or the network ended it; False if it was lost for what the peer has sent."""
-        self.descriptor = link.descriptor
-        self.place = link.place
-        self.hold_at_most = link.hold_at_most
-        self.hold_at_most(send_buffer_bytes)
+        """The peer or the network ended the link, and there is no other yet."""
+        self.welcome = False
+        """Whether the handshake is complete."""
         self.writer = FrameWriter()
-        self.received_bytes = 0
+        self.sent_bytes = 0
+        """Bytes that links have taken, with headers."""
+        self._asked = self._telling = False
+        """Whether the peer waits to be told what has arrived, and whether an ACK is to leave."""
         self.blocked = False
         """The link is full: it takes no more bytes for now."""
+        self._use(link)
 
     @property
     def peer(self) -> Optional[int]:
@@ -51,9 +60,9 @@ class Connection:
         return self.conversation.peer
 
     @property
-    def sent_bytes(self) -> int:
-        """Bytes that the link has taken, with headers."""
-        return self.writer.sent_bytes
+    def received_bytes(self) -> int:
+        """What has been received since the welcome."""
+        return self.writer.received_bytes if self.welcome else 0
 
     @property
     def moved_bytes(self) -> int:
@@ -68,7 +77,10 @@ class Connection:
     def receive(self) -> None:
         """Reads once, and what the link holds then; the loop calls again while there is more."""
         self._receive_once()
-        while self._link.holds_more and not self.closed:
+        self._receive_held()
+
+    def _receive_held(self) -> None:
+        while self._link.holds_more and not self.closed and not self.ended:
             self._receive_once()
 
     def _receive_once(self) -> None:
@@ -85,11 +97,8 @@ class Connection:
         if count == 0:
             self._end("it closed the connection")
             return
-        self.received_bytes += count
-        try:
-            self._reader.received(count)
-        except ProtocolError as error:
-            self._lose(str(error))
+        self.writer.received_bytes += count
+        self._read(self._reader.received, count)
 
     def send(self) -> int:
         """Writes once, and returns how many bytes; sets `blocked` when the link is full."""
@@ -103,31 +112,118 @@ class Connection:
             self.blocked = True
             self._end(_translated(error))
             return 0
+        self.sent_bytes += count
         self.writer.sent(count)
-        self.blocked = len(buffers) > 0
+        self.blocked = self.writer.has_begun
         return count
 
     def end(self, reason: str) -> None:
         """Takes the link for one that the network has ended."""
         self._end(reason)
 
+    def hold_at_most(self, size_bytes: int) -> None:
+        """Limits the unsent bytes on the link, and on those that come after it."""
+        self._held_bytes = size_bytes
+        self._link.hold_at_most(size_bytes)
+
+    def begin(self, preamble: bytes = b"") -> None:
+        """The handshake is complete: bytes are counted from here on. A server sends its welcome as
+        `preamble`, which is not counted."""
+        self.welcome = True
+        self.writer = FrameWriter(preamble)
+        self.writer.received_bytes = self._reader.ahead_bytes
+        self._asked = self._telling = False
+
+    def hand_over(self) -> Tuple[Link, bytes]:
+        """The link, and what was received from it behind the handshake's last frame. This
+        connection, which made the handshake, is closed then; the loop must not have it any more."""
+        self.closed = self.blocked = True
+        return self._link, self._reader.take_ahead()
+
+    def take_over(self, link: Link) -> None:
+        """Gives up its own link for another, on which the same peer has made a handshake. `resume`
+        must follow."""
+        self.drop_link()
+        self.ended = False
+        self._use(link)
+        if not self.welcome:
+            self._reader = FrameReader(self._hear)
+
+    def resume(self, received: int, preamble: bytes = b"", ahead: bytes = b"") -> None:
+        """Goes on where the last link has ended: the peer has received `received` bytes. `preamble`
+        as in `begin`; `ahead` is what was received from the new link already.
+
+        Raises ProtocolError if the peer can't have received so much, or so little.
+        """
+        if self.welcome:
+            self.writer.resume(received, preamble)
+        elif received:
+            raise ProtocolError(f"it has received {received} bytes, and none were sent")
+        else:
+            self.begin(preamble)
+        self.blocked = False
+        self.writer.received_bytes += len(ahead)
+        self._read(self._reader.feed, ahead)
+        self._receive_held()
+
+    def drop_link(self) -> None:
+        """Closes the link; `take_over` brings another."""
+        self.blocked = True
+        self.descriptor = -1
+        self._link.close()
+
     def close(self) -> None:
         """Closes the link; no callback comes after it. May be called twice."""
         self.closed = True
-        self.blocked = True
-        self._link.close()
+        self.drop_link()
+
+    def _use(self, link: Link) -> None:
+        self._link = link
+        self.descriptor = link.descriptor
+        self.place = link.place
+        link.hold_at_most(self._held_bytes)
 
     def _hear(self, header: Header) -> Landing:
+        if self.welcome:
+            self.writer.arrived(header.received)
+            if header.kind == Kind.ACK and not header.payload_bytes:
+                return _NOTHING
         self.conversation.hear(header)
+        if header.flags & ACKNOWLEDGE:
+            self._asked = True
         return self._land(self, header)
 
+    def _read(self, read: Callable[[Any], None], what: Any) -> None:
+        try:
+            read(what)
+        except ProtocolError as error:
+            self._lose(str(error))
+        else:
+            self._tell_if_due()
+
+    def _tell_if_due(self) -> None:
+        """Has the peer know what has arrived, if it asked for that, or if it was much."""
+        owed_bytes = self.writer.received_bytes - self.writer.told_bytes
+        due = owed_bytes >= _TELL_EVERY_BYTES or (self._asked and not self._reader.in_payload)
+        if due and self.welcome and not self._telling and not self.closed:
+            self._asked = False
+            if owed_bytes:
+                self._telling = True
+                self.writer.push(URGENT, _ACK, on_sent=self._told)
+
+    def _told(self) -> None:
+        self._telling = False
+        self._tell_if_due()
+
     def _end(self, reason: str) -> None:
-        self.ended = True
-        self._lose(reason)
+        if not self.closed and not self.ended:
+            self.ended = True
+            self._on_lost(self, reason)
 
     def _lose(self, reason: str) -> None:
         if not self.closed:
             self.closed = True
+            self.ended = False
             self._on_lost(self, reason)
 
 

@@ -3,32 +3,28 @@
 from __future__ import annotations
 
 import logging
-import os
 import socket
 import threading
 import time
 from collections import deque
 from contextlib import suppress
-from typing import Any, Callable, Deque, Dict, NoReturn, Optional, Tuple, Type, TypeVar
+from typing import Any, Callable, Deque, Dict, List, NoReturn, Optional, Tuple, Type, TypeVar
 
 import zmq
-from zmq.utils.monitor import recv_monitor_message
+from msgspec import structs
 
 from p3kv.config import Launch, Settings
 from p3kv.errors import P3Error, PeerLostError, ProtocolError, RendezvousError, in_one_line
-from p3kv.version import VERSION
 from p3kv.wire import silence
 from p3kv.wire.credentials import Credentials
-from p3kv.wire.first_contact import EVENTS, FirstContact
+from p3kv.wire.first_contact import FirstContact
+from p3kv.wire.line import RETURN_S, Line
 from p3kv.wire.messages import (
-    MAX_MESSAGE_BYTES,
-    PROTOCOL_VERSION,
     UNKNOWN,
     Abort,
     Alive,
     Failure,
     FromScheduler,
-    Hello,
     Lag,
     Numbers,
     PeerSilent,
@@ -40,23 +36,18 @@ from p3kv.wire.messages import (
     encode,
 )
 from p3kv.wire.reminder import Reminder
+from p3kv.wire.scheduler_socket import SchedulerSocket, hello
 from p3kv.wire.silence import SILENT_HINT, SILENT_S, Silence, for_so_long
 
 _log = logging.getLogger(__name__)
 
-HEARTBEAT_EVERY_MS = 2000
 _ALIVE_EVERY_S = 2.0
-_LINGER_MS = 3000
-"""How long to wait until the last message has left: a Bye, or the reason why the job ends."""
+_LINGER_S = 3.0
+"""How long to wait until the last message has arrived: a Bye, or the reason why the job ends."""
 _PATIENCE_S = 2.0
 """How long a node that sees a loss waits for the scheduler's verdict on the cause."""
 
 M = TypeVar("M")
-
-
-def heartbeat_timeout_ms(settings: Settings) -> int:
-    """For ZeroMQ, which ends a connection after so long a silence."""
-    return int(settings.silence_timeout_s * 1000)
 
 
 class ControlClient:
@@ -97,7 +88,12 @@ class ControlClient:
         self._changed = threading.Condition()
         self._requesting = threading.Lock()
         self._error: Optional[P3Error] = None
+        self._line = Line()
         self._welcomed = False
+        self._connected = False
+        """The scheduler has answered on the connection of now."""
+        self._lost_at: Optional[float] = None
+        """When the scheduler is lost if it has not answered again."""
         self._given_up = False
         """No peer will read the messages that are left to send."""
         self._suspicion: Optional[Tuple[float, P3Error]] = None
@@ -105,22 +101,11 @@ class ControlClient:
         """When to send the next Alive."""
         self._scheduler = Silence(self._created_at, settings.warn_after_s)
         self._closing = False
+        self._close_at: Optional[float] = None
+        """When not to wait any longer for what is left to say."""
         self._wake_reader, self._wake_writer = socket.socketpair()
         self._thread = threading.Thread(target=self._run, name="p3kv-control", daemon=True)
-        self.send(
-            Hello(
-                protocol=PROTOCOL_VERSION,
-                version=VERSION,
-                job=launch.job,
-                role=launch.role,
-                rank_wish=launch.rank_wish,
-                host=listen_address[0],
-                port=listen_address[1],
-                transport=transport,
-                encrypts=settings.encrypt,
-                pid=os.getpid(),
-            )
-        )
+        self._hello = hello(launch, settings, listen_address, transport)
         self._thread.start()
 
     def send(self, message: ToScheduler) -> None:
@@ -219,20 +204,8 @@ class ControlClient:
 
     def _run(self) -> None:
         context = zmq.Context()
-        dealer = context.socket(zmq.DEALER)
-        self._credentials.protect_dealer(dealer)
-        dealer.setsockopt(zmq.IPV6, 1)
-        # Where no peer is left, sending would wait for ever.
-        dealer.setsockopt(zmq.SNDTIMEO, _LINGER_MS)
-        dealer.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
-        dealer.setsockopt(zmq.RECONNECT_IVL, 50)
-        dealer.setsockopt(zmq.RECONNECT_IVL_MAX, 500)
-        dealer.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_EVERY_MS)
-        dealer.setsockopt(zmq.HEARTBEAT_TIMEOUT, heartbeat_timeout_ms(self._settings))
-        monitor = dealer.get_monitor_socket(EVENTS)
         try:
-            dealer.connect(f"tcp://{self._launch.root_host}:{self._launch.root_port}")
-            self._serve(dealer, monitor)
+            self._serve(context, self._new_contact(context))
         except (zmq.ZMQError, P3Error) as error:
             self._given_up = True
             self._fail(error if isinstance(error, P3Error) else RendezvousError(str(error)))
@@ -240,33 +213,55 @@ class ControlClient:
             _log.error("the control thread failed", exc_info=error)
             self._fail(P3Error(f"p3kv failed in its control thread: {in_one_line(error)}"))
         finally:
-            dealer.disable_monitor()
-            monitor.close()
-            dealer.close(0 if self._given_up else _LINGER_MS)
-            context.term()
+            context.destroy(0)
             self._wake_reader.close()
             self._wake_writer.close()
 
-    def _serve(self, dealer: zmq.Socket, monitor: zmq.Socket) -> None:
-        poller = zmq.Poller()
-        for readable in (dealer, monitor, self._wake_reader):
-            poller.register(readable, zmq.POLLIN)
-        while True:
-            closing = self._closing
-            while self._outbox and not self._given_up:
-                with suppress(zmq.Again):  # no peer could take it
-                    dealer.send(self._outbox.popleft())
-            if closing:
-                return
-            ready = dict(poller.poll(self._timeout_ms()))
-            if self._wake_reader.fileno() in ready:
-                self._wake_reader.recv(4096)
-            if dealer in ready:
-                self._receive(self._decoded(dealer.recv()))
-            if monitor in ready:
-                event = recv_monitor_message(monitor)
-                self._notice(event["event"], event["value"])
+    def _new_contact(self, context: zmq.Context) -> SchedulerSocket:
+        """A socket that says hello. ZeroMQ would connect the old one again, too, but would not say
+        which messages it has lost."""
+        self._connected = False
+        address = f"tcp://{self._launch.root_host}:{self._launch.root_port}"
+        contact = SchedulerSocket(context, self._credentials, address, self._settings)
+        contact.send([encode(structs.replace(self._hello, received=self._line.received))])
+        return contact
+
+    def _serve(self, context: zmq.Context, contact: SchedulerSocket) -> None:
+        while not self._done():
+            while self._outbox and self._connected:
+                contact.send(self._line.keep(self._outbox.popleft()))
+            messages, events = contact.wait(self._wake_reader, self._timeout_ms())
+            for parts in messages:
+                self._take(contact, parts)
+            for event, value in events:
+                if self._notice(event, value):
+                    contact.close()
+                    contact = self._new_contact(context)
+                    break
             self._check_clock()
+
+    def _done(self) -> bool:
+        """Whether this client is closed and has said all that the scheduler can still hear."""
+        if not self._closing:
+            return False
+        now = time.monotonic()
+        if self._close_at is None:
+            self._close_at = now + _LINGER_S
+        all_said = not self._outbox and self._line.all_arrived
+        return all_said or self._given_up or now >= self._close_at
+
+    def _take(self, contact: SchedulerSocket, parts: List[bytes]) -> None:
+        """Takes a message: of those without numbers, there is one on each connection."""
+        message = self._decoded(parts[0])
+        if len(parts) == 2:
+            self._line.take(parts[1])
+        elif isinstance(message, Welcomed):
+            for again in self._line.again(message.received):
+                contact.send(again)
+            if self._lost_at is not None and self._launch.role == "worker":
+                _log.warning("the connection to the scheduler had ended, and there is a new one")
+            self._connected, self._lost_at = True, None
+        self._receive(message)
 
     def _timeout_ms(self) -> Optional[int]:
         deadlines = [] if self._suspicion is None else [self._suspicion[0]]
@@ -274,6 +269,7 @@ class ControlClient:
             deadlines.append(self._alive_at)
         if self._contact.deadline is not None and self._undecided():
             deadlines.append(self._contact.deadline)
+        deadlines += [at for at in (self._lost_at, self._close_at) if at is not None]
         if not deadlines:
             return None
         return max(0, int((min(deadlines) - time.monotonic()) * 1000) + 1)
@@ -295,8 +291,13 @@ class ControlClient:
         if self._suspicion is not None and now >= self._suspicion[0]:
             self._fail(self._suspicion[1])
             self._suspicion = None
+        if self._lost_at is not None and now >= self._lost_at:
+            self._lost_at, self._given_up = None, True
+            self._alive_at = None
+            self._scheduler_lost(now - RETURN_S)
         deadline = self._contact.deadline
         if deadline is not None and now >= deadline and self._undecided():
+            self._given_up = True
             self._fail(self._contact.no_answer())
 
     def _decoded(self, data: bytes) -> FromScheduler:
@@ -308,16 +309,20 @@ class ControlClient:
             raise
         return message
 
-    def _notice(self, event: int, value: int) -> None:
+    def _notice(self, event: int, value: int) -> bool:
+        """Takes an event of a connection; returns whether a new connection is needed."""
         if self._undecided():
             error = self._contact.event(event, value)
             if error is not None:
                 self._given_up = True
                 self._fail(error)
+        elif event == zmq.EVENT_DISCONNECTED and self._error is not None:
+            self._connected, self._given_up = False, True
         elif event == zmq.EVENT_DISCONNECTED:
-            self._given_up = True
-            self._alive_at = None
-            self._scheduler_lost()
+            if self._lost_at is None:
+                self._lost_at = time.monotonic() + RETURN_S
+            return True
+        return False
 
     def _receive(self, message: FromScheduler) -> None:
         now = time.monotonic()
@@ -332,6 +337,7 @@ class ControlClient:
             self._suspicion = None
             self._fail(message.failure.to_error())
         elif isinstance(message, Refused):
+            self._given_up = True
             self._fail(RendezvousError(message.reason))
         elif isinstance(message, Welcomed):
             self._alive_at = now
@@ -353,9 +359,9 @@ class ControlClient:
         if self._launch.role == "worker":
             _log.warning("%s", silence.words(told))
 
-    def _scheduler_lost(self) -> None:
-        if self._welcomed and self._error is None and not self._closing:
-            silent_s = self._scheduler.lasts_s(time.monotonic())
+    def _scheduler_lost(self, ended_at: float) -> None:
+        if self._error is None and not self._closing:
+            silent_s = self._scheduler.lasts_s(ended_at)
             reason, hint = "its process ended", "See its own output for why."
             if silent_s >= SILENT_S:
                 reason, hint = f"it has not answered for {for_so_long(silent_s)}", SILENT_HINT

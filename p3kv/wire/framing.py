@@ -8,9 +8,11 @@ is the most urgent.
 from __future__ import annotations
 
 from collections import deque
+from itertools import islice
 from typing import Any, Callable, Deque, List, NamedTuple, Optional, Tuple, Union
 
-from p3kv.wire.header import HEADER_BYTES, Header, unpack_header, with_payload_bytes
+from p3kv.errors import ProtocolError
+from p3kv.wire.header import HEADER_BYTES, Header, unpack_header, with_payload, with_received
 from p3kv.wire.messages import decode
 from p3kv.wire.queue import PriorityQueue
 
@@ -85,6 +87,34 @@ class FrameReader:
                 self._missing = memory
                 self._fill_from_ahead()
 
+    @property
+    def in_payload(self) -> bool:
+        """Whether bytes of the current payload are missing."""
+        return len(self._missing) > 0
+
+    @property
+    def ahead_bytes(self) -> int:
+        """How many bytes were received behind the last frame."""
+        return self._ahead_end - self._ahead_start
+
+    def take_ahead(self) -> bytes:
+        """These bytes, which this reader then does not read."""
+        ahead = bytes(self._ahead[self._ahead_start : self._ahead_end])
+        self._ahead_start = self._ahead_end
+        return ahead
+
+    def feed(self, data: bytes) -> None:
+        """Takes bytes that another reader has received ahead; raises what `received` raises."""
+        rest = memoryview(data)
+        while len(rest):
+            count = 0
+            for buffer in self.buffers():
+                part = rest[count : count + len(buffer)]
+                buffer[: len(part)] = part
+                count += len(part)
+            self.received(count)
+            rest = rest[count:]
+
     def _fill_from_ahead(self) -> None:
         count = min(len(self._missing), self._ahead_end - self._ahead_start)
         if count:
@@ -98,31 +128,42 @@ Payload = Union[memoryview, Callable[[], memoryview]]
 
 
 class _Outgoing:
-    __slots__ = ("header", "on_sent", "payload")
+    __slots__ = ("header", "on_arrived", "on_sent", "payload")
 
     def __init__(
         self,
         header: bytes,
         payload: Optional[Payload],
         on_sent: Optional[Callable[[], None]],
+        on_arrived: Optional[Callable[[], None]],
     ) -> None:
         self.header = header
         self.payload = payload
         self.on_sent = on_sent
+        self.on_arrived = on_arrived
 
 
 class FrameWriter:
     """Turns queued frames into bytes to send, the most urgent frame first.
 
     No frame overtakes one that has begun. Small frames are sent together, so that a thousand tiny
-    tensors do not cost a thousand system calls.
+    tensors do not cost a thousand system calls. Frames that have begun are kept until the peer has
+    received them: `resume` sends again what a broken link has lost.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, preamble: bytes = b"") -> None:
+        """`preamble` goes before all frames and is not counted."""
         self._queue: PriorityQueue[_Outgoing] = PriorityQueue()
-        self._buffers: Deque[memoryview] = deque()
+        self._buffers: Deque[memoryview] = deque([memoryview(preamble)] if preamble else [])
         self._begun: Deque[Tuple[int, _Outgoing]] = deque()
-        self.sent_bytes = 0
+        """Frames that have begun and that the peer may not have, each with where it ends."""
+        self._on_sent: Deque[Tuple[int, Callable[[], None]]] = deque()
+        self._sent_bytes = -len(preamble)
+        self._arrived_bytes = 0
+        self.received_bytes = 0
+        """What this process has received; the headers of frames say so."""
+        self.told_bytes = 0
+        """The same, as the newest frame that has begun says it."""
         self.begun_frames = 0
         self.begun_bytes = 0
         """Frames that have begun, and their bytes: no frame overtakes them."""
@@ -133,19 +174,21 @@ class FrameWriter:
         header: bytes,
         payload: Optional[Payload] = None,
         on_sent: Optional[Callable[[], None]] = None,
+        on_arrived: Optional[Callable[[], None]] = None,
     ) -> None:
-        """Queues a frame. `payload` must stay as it is until `on_sent` is called.
+        """Queues a frame. `payload` must stay as it is until `on_arrived` is called: the peer is
+        known to have it then. `on_sent` is called before, when all of it has left.
 
         If the payload is made later, the header gets its size then.
         """
-        self._queue.push(priority, _Outgoing(header, payload, on_sent))
+        self._queue.push(priority, _Outgoing(header, payload, on_sent, on_arrived))
 
     def __bool__(self) -> bool:
         return bool(self._buffers) or len(self._queue) > 0
 
     def __len__(self) -> int:
         """Frames that have not left."""
-        return len(self._queue) + len(self._begun)
+        return len(self._queue) + sum(end > self._sent_bytes for end, _ in self._begun)
 
     def top_priority(self) -> int:
         """Priority of the frame that would begin next; a frame that has begun is above all."""
@@ -159,11 +202,18 @@ class FrameWriter:
         """The next bytes to send; empty when there are none."""
         if not self._buffers:
             self._begin_frames()
+        elif len(self._buffers) > 2 * _MAX_BUFFERS:  # all that is sent again
+            return deque(islice(self._buffers, _MAX_BUFFERS))
         return self._buffers
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether bytes of frames that have begun are still to be sent."""
+        return bool(self._buffers)
 
     def sent(self, count: int) -> None:
         """Removes the first `count` bytes of `buffers()`, which are sent."""
-        self.sent_bytes += count
+        self._sent_bytes += count
         buffers = self._buffers
         while count:
             first = buffers[0]
@@ -172,19 +222,60 @@ class FrameWriter:
                 break
             count -= len(first)
             buffers.popleft()
-        while self._begun and self._begun[0][0] <= self.sent_bytes:
-            frame = self._begun.popleft()[1]
-            if frame.on_sent is not None:
-                frame.on_sent()
+        while self._on_sent and self._on_sent[0][0] <= self._sent_bytes:
+            self._on_sent.popleft()[1]()
+
+    def arrived(self, count: int) -> None:
+        """Takes note that the peer has received the first `count` bytes; ProtocolError if so many
+        were not sent."""
+        if count <= self._arrived_bytes:
+            return
+        if count > self._sent_bytes:
+            raise ProtocolError(f"it has received {count} bytes, and {self._sent_bytes} were sent")
+        self._arrived_bytes = count
+        begun = self._begun
+        while begun and begun[0][0] <= count:
+            frame = begun.popleft()[1]
+            if frame.on_arrived is not None:
+                frame.on_arrived()
+
+    def resume(self, received: int, preamble: bytes = b"") -> None:
+        """Goes on over a new link: after `preamble` comes what the peer has not received, of which
+        it has the first `received` bytes. Raises ProtocolError if this can't be."""
+        if received < self._arrived_bytes:
+            raise ProtocolError(
+                f"it has received {received} bytes, and said {self._arrived_bytes} before"
+            )
+        self._sent_bytes = max(self._sent_bytes, 0)
+        self.arrived(received)
+        self._buffers.clear()
+        if preamble:
+            self._buffers.append(memoryview(preamble))
+        skip = -1
+        for end, frame in self._begun:
+            parts = [memoryview(frame.header)]
+            if frame.payload is not None:
+                assert isinstance(frame.payload, memoryview)
+                parts.append(frame.payload)
+            if skip < 0:  # the first frame may have arrived in part
+                skip = received - (end - sum(map(len, parts)))
+            for part in parts:
+                if skip < len(part):
+                    self._buffers.append(part[skip:])
+                skip = max(0, skip - len(part))
+        self._sent_bytes = received - len(preamble)
 
     def _begin_frames(self) -> None:
-        batch_bytes = 0
+        batch_bytes, received = 0, self.received_bytes
+        self.told_bytes = received
         while len(self._queue) and batch_bytes < _BATCH_BYTES and len(self._buffers) < _MAX_BUFFERS:
             frame = self._queue.pop()
             header, payload = frame.header, frame.payload
             if callable(payload):
-                payload = payload()
-                header = with_payload_bytes(header, len(payload))
+                payload = frame.payload = payload()
+                header = frame.header = with_payload(header, len(payload), received)
+            else:
+                header = frame.header = with_received(header, received)
             self._buffers.append(memoryview(header))
             frame_bytes = len(header)
             if payload is not None and len(payload):
@@ -194,3 +285,5 @@ class FrameWriter:
             self.begun_frames += 1
             self.begun_bytes += frame_bytes
             self._begun.append((self.begun_bytes, frame))
+            if frame.on_sent is not None:
+                self._on_sent.append((self.begun_bytes, frame.on_sent))

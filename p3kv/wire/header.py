@@ -107,6 +107,8 @@ class Kind(IntEnum):
     ROWS = 29
     """Some of the rows of an answer to PULL_ROWS; `step` is the request's number, `slice` how many
     frames the server's answer has, `round` that of the value; payload Rows."""
+    ACK = 30
+    """Only carries `received`, where no other frame would; once a connection is welcome."""
 
 
 WANTS_RESULT = 1
@@ -119,6 +121,9 @@ WHOLE_TENSOR = 4
 
 NAMED = 8
 """Flag of PULL_ROWS: the payload has the numbers of rows, in ascending order."""
+
+ACKNOWLEDGE = 16
+"""Flag of any frame: the sender waits until it knows that the frame has arrived."""
 
 
 class Header(NamedTuple):
@@ -133,12 +138,18 @@ class Header(NamedTuple):
     step: int
     priority: int
     payload_bytes: int
+    received: int = 0
+    """How many bytes the sender has received since the connection was welcome, on all its links.
+    Known when the frame begins to leave."""
 
 
-_LAYOUT = struct.Struct("<BBHIIIIiI")
-_PAYLOAD_BYTES = struct.Struct("<I")
-"""The last field."""
+_LAYOUT = struct.Struct("<BBHIIIIiIQ")
+_LAST = struct.Struct("<IQ")
+_RECEIVED = struct.Struct("<Q")
+"""The last two fields, and the last one."""
 HEADER_BYTES = _LAYOUT.size
+_FIRST_BYTES = HEADER_BYTES - _LAST.size
+_UNTIL_RECEIVED = HEADER_BYTES - _RECEIVED.size
 
 
 def pack_header(
@@ -151,14 +162,22 @@ def pack_header(
     priority: int = URGENT,
     payload_bytes: int = 0,
     flags: int = 0,
+    received: int = 0,
 ) -> bytes:
     """The bytes of a header; struct.error if a number does not fit its field."""
-    return _LAYOUT.pack(kind, flags, rank, key, slice, round, step, priority, payload_bytes)
+    return _LAYOUT.pack(
+        kind, flags, rank, key, slice, round, step, priority, payload_bytes, received
+    )
 
 
-def with_payload_bytes(header: bytes, payload_bytes: int) -> bytes:
-    """A header of a payload whose size was not known before."""
-    return header[: -_PAYLOAD_BYTES.size] + _PAYLOAD_BYTES.pack(payload_bytes)
+def with_received(header: bytes, received: int) -> bytes:
+    """A header with what the sender has received until now."""
+    return header[:_UNTIL_RECEIVED] + _RECEIVED.pack(received)
+
+
+def with_payload(header: bytes, payload_bytes: int, received: int) -> bytes:
+    """The same, of a payload whose size was not known before."""
+    return header[:_FIRST_BYTES] + _LAST.pack(payload_bytes, received)
 
 
 def unpack_header(buffer: memoryview, offset: int) -> Header:

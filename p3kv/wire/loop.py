@@ -105,10 +105,14 @@ class Loop:
         self._connections[connection.descriptor] = connection
         self._epoll.register(connection.descriptor, select.EPOLLIN)
 
-    def remove_connection(self, connection: Connection) -> None:
-        """Stops serving `connection`, and closes it."""
+    def pause_connection(self, connection: Connection) -> None:
+        """Stops serving `connection` until it is added again, perhaps with another link."""
         if self._connections.pop(connection.descriptor, None) is not None:
             self._epoll.unregister(connection.descriptor)
+
+    def remove_connection(self, connection: Connection) -> None:
+        """Stops serving `connection`, and closes it."""
+        self.pause_connection(connection)
         connection.close()
 
     def run(self, work: Callable[[], bool] = lambda: False) -> None:

@@ -77,7 +77,7 @@ FROM_WORKERS: Rules = {
 }
 FROM_SERVERS: Rules = {
     State.NEW: {Kind.CHALLENGE: Rule(CHALLENGE_BYTES, then=State.WAITING)},
-    State.WAITING: {Kind.WELCOME: Rule(then=State.OPEN)},
+    State.WAITING: {Kind.WELCOME: Rule(MAX_PROOF_BYTES, then=State.OPEN)},
     State.OPEN: {
         Kind.UPDATED: Rule(MAX_SLICE_BYTES),
         Kind.PULLED: Rule(MAX_SLICE_BYTES),
@@ -123,6 +123,16 @@ class Conversation:
         """Lets the peer say what its table allows, from now on."""
         assert self._state is State.WAITING
         self._enter(State.OPEN)
+
+    def go_on(self) -> None:
+        """The peer has been welcomed over another link; it has not said more before than here."""
+        if self._state in (State.NEW, State.CHALLENGED, State.WAITING):
+            self._enter(State.OPEN)
+
+    @property
+    def over(self) -> bool:
+        """Whether the peer says nothing any more."""
+        return self._state is State.LEFT
 
     def hear(self, header: Header) -> None:
         """Takes a frame's header; ProtocolError for a frame that must not come now."""

@@ -12,7 +12,15 @@ from p3kv.slicing import Slice
 from p3kv.trace import Tracer
 from p3kv.wire.connection import Connection
 from p3kv.wire.framing import Landing, Payload
-from p3kv.wire.header import ENCODED, INITIAL_ROUND, WANTS_RESULT, Header, Kind, pack_header
+from p3kv.wire.header import (
+    ACKNOWLEDGE,
+    ENCODED,
+    INITIAL_ROUND,
+    WANTS_RESULT,
+    Header,
+    Kind,
+    pack_header,
+)
 from p3kv.wire.queue import urgency
 from p3kv.wire.spans import traced_arrival, traced_departure
 from p3kv.wire.terms import FIRST_GENERATION, TermsByRound
@@ -230,7 +238,10 @@ class Exchange:
 
     def _send_slices(self, transfer: Transfer, source: int, priority: int) -> None:
         key = transfer.key
-        flags = 0 if transfer.target is None else WANTS_RESULT
+        # The result of a slice shows that it has arrived; without one the server has to say so,
+        # because the gradient must stay as it is until then.
+        no_result = transfer.target is None
+        flags = ACKNOWLEDGE if no_result else WANTS_RESULT
         urgent = urgency(transfer.step, priority)
         encoded = transfer.round > INITIAL_ROUND and not key.codecs.gradients.in_place
         if encoded:
@@ -245,14 +256,12 @@ class Exchange:
                 Kind.PUSH, self._rank, key=key.key_id, slice=piece.index, round=transfer.round,
                 step=transfer.step, priority=priority, payload_bytes=len(memory), flags=flags,
             )  # fmt: skip
-            on_sent: Optional[Callable[[], None]] = None
-            if transfer.target is None:
-                on_sent = partial(self._slice_sent, transfer, piece)
             frame = traced_departure(
-                self._tracer, payload, on_sent, key.key_id, piece.server, transfer.round,
+                self._tracer, payload, None, key.key_id, piece.server, transfer.round,
                 transfer.step, piece.index, priority,
             )  # fmt: skip
-            self._gates.push(piece.server, gate_step, urgent, header, *frame)
+            on_arrived = partial(self._slice_arrived, transfer, piece) if no_result else None
+            self._gates.push(piece.server, gate_step, urgent, header, *frame, on_arrived)
         self.counts["slices_sent"] += len(slices)
         if not encoded:
             self.counts["bytes_sent"] += key.size_bytes
@@ -267,7 +276,7 @@ class Exchange:
         self.counts["bytes_sent"] += len(payload)
         return payload
 
-    def _slice_sent(self, transfer: Transfer, piece: Slice) -> None:
+    def _slice_arrived(self, transfer: Transfer, piece: Slice) -> None:
         transfer.missing_elems -= piece.length
         if transfer.missing_elems == 0:
             self._in_progress.end_push(transfer)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from functools import partial
 from typing import Dict, NamedTuple
 
@@ -9,7 +10,7 @@ from p3kv.errors import ProtocolError
 from p3kv.wire.connection import Connection
 from p3kv.wire.framing import Landing
 from p3kv.wire.header import MAGIC, URGENT, Header, Kind, pack_header
-from p3kv.wire.messages import PROTOCOL_VERSION, DataHello, encode
+from p3kv.wire.messages import PROTOCOL_VERSION, TOKEN_BYTES, DataHello, JobSettings, encode
 from p3kv.wire.proofs import CHALLENGE_BYTES, NONCE_BYTES, Proofs, is_right, nonce
 
 
@@ -18,6 +19,8 @@ class _Hello(NamedTuple):
 
     proofs: Proofs
     nonce: bytes
+    words: bytes
+    """What it says with its proof."""
 
 
 class Handshakes:
@@ -27,16 +30,19 @@ class Handshakes:
     this thread.
     """
 
-    def __init__(self, key: bytes, hello: DataHello) -> None:
-        """`key` is the job's (`Credentials.data_key`); `hello` is for all servers."""
+    def __init__(self, key: bytes, rank: int, settings: JobSettings) -> None:
+        """`key` is the job's (`Credentials.data_key`)."""
         self._key = key
-        self._rank = hello.rank
-        self._words = encode(hello)
+        self._rank = rank
+        self._settings = settings
+        self._process = secrets.token_bytes(TOKEN_BYTES)
         self._hellos: Dict[Connection, _Hello] = {}
 
-    def begin(self, connection: Connection, server: int) -> None:
-        """Queues a hello to a server."""
-        said = self._hellos[connection] = _Hello(Proofs(self._key, server), nonce())
+    def begin(self, connection: Connection, server: int, received: int = 0) -> None:
+        """Queues a hello to a server, from which this worker has `received` so many bytes over
+        links that have ended."""
+        words = encode(DataHello(self._rank, self._settings, self._process, received))
+        said = self._hellos[connection] = _Hello(Proofs(self._key, server), nonce(), words)
         hello = said.nonce + said.proofs.hello(self._rank, said.nonce)
         self._push(connection, Kind.HELLO, hello, key=MAGIC, slice=PROTOCOL_VERSION)
 
@@ -48,15 +54,19 @@ class Handshakes:
         return Landing(memoryview(challenge), partial(self._answer, connection, challenge))
 
     def _answer(self, connection: Connection, challenge: bytearray) -> None:
-        proofs, workers_nonce = self._hellos.pop(connection)
+        proofs, workers_nonce, words = self._hellos.pop(connection)
         servers_nonce, proof = bytes(challenge[:NONCE_BYTES]), bytes(challenge[NONCE_BYTES:])
         if not is_right(proof, proofs.challenge(self._rank, workers_nonce, servers_nonce)):
             raise ProtocolError(
                 "what answers in its place does not know the job's secret. Is its address that of "
                 "another program, or of another job?"
             )
-        answer = proofs.answer(self._rank, workers_nonce, servers_nonce, self._words)
-        self._push(connection, Kind.PROOF, answer + self._words)
+        answer = proofs.answer(self._rank, workers_nonce, servers_nonce, words)
+        self._push(connection, Kind.PROOF, answer + words)
+
+    def forget(self, connection: Connection) -> None:
+        """The connection has ended before the handshake was complete."""
+        self._hellos.pop(connection, None)
 
     def _push(self, connection: Connection, kind: Kind, payload: bytes, **fields: int) -> None:
         header = pack_header(kind, self._rank, payload_bytes=len(payload), **fields)

@@ -13,11 +13,12 @@ from p3kv.errors import P3Error, ProtocolError
 from p3kv.transport import Link, make_transport
 from p3kv.wire.connection import Connection
 from p3kv.wire.control import ControlClient
-from p3kv.wire.framing import Landing
+from p3kv.wire.framing import Landing, message_landing
 from p3kv.wire.header import Header, Kind
 from p3kv.wire.loop import Loop
 from p3kv.wire.messages import (
     Agreed,
+    DataWelcome,
     Failure,
     JobSettings,
     Measured,
@@ -83,10 +84,9 @@ class Joining:
         """
         roster, job = self._roster, JobSettings.of(self._settings)
         self._control.request(Ready(job), Agreed, "all workers to create their store")
-        for server, (host, port, transport) in enumerate(roster.servers):
+        for server, (host, port, _) in enumerate(roster.servers):
             try:
-                member = make_transport(transport, self._settings, self._transport_key)
-                link = member.connect((host, port), _CONNECT_S)
+                link = self.link(server)
             except OSError as error:
                 failure = Failure(
                     f"worker {roster.rank} can't connect to it at {host}:{port}: "
@@ -110,6 +110,13 @@ class Joining:
         """How fast this worker can send while all workers do; None if that was not measured."""
         return None if self._measured is None else self._measured.rate_bytes_s
 
+    def link(self, server: int) -> Link:
+        """A new link to a server, from any thread. Raises OSError when it can't be reached,
+        ConfigError when its transport is unknown here."""
+        host, port, transport = self._roster.servers[server]
+        member = make_transport(transport, self._settings, self._transport_key)
+        return member.connect((host, port), _CONNECT_S)
+
     def slice_size(self) -> int:
         """Waits until all servers have answered; returns the elements of a slice.
 
@@ -120,9 +127,16 @@ class Joining:
         return self._settings.slice_size or self._measured_slice_size()
 
     def _welcome(self, connection: Connection, header: Header) -> Landing:
-        return Landing(None, partial(self._welcomed, header.rank))
+        return message_landing(header, DataWelcome, partial(self._begin, connection, header.rank))
 
-    def _welcomed(self, server: int) -> None:
+    def _begin(self, connection: Connection, server: int, welcome: DataWelcome) -> None:
+        if welcome.received:
+            raise ProtocolError(f"it has received {welcome.received} bytes that nobody sent")
+        connection.begin()
+        self.welcomed(server)
+
+    def welcomed(self, server: int) -> None:
+        """A server serves this worker from now on."""
         with self._changed:
             self._welcomed_by.add(server)
             self._changed.notify_all()

@@ -104,7 +104,8 @@ class Transfer:
         self.ready_s = time.monotonic()
         """When the arrays were ready: a transfer is made when they are."""
         self.missing_elems = key.size_elems
-        """Elements that have not arrived; without a target, elements that have not left."""
+        """Elements that have not arrived; without a target, elements of which this worker does not
+        know that they have arrived there."""
         self._landed: Optional[Set[int]] = None
 
     def land(self, piece: Slice, server: Optional[int]) -> memoryview:
@@ -161,7 +162,7 @@ class InProgress:
         self._requests = itertools.count()
 
     def add_push(self, transfer: Transfer) -> None:
-        """Keeps a transfer without a target until its slices have left."""
+        """Keeps a transfer without a target until its slices have arrived on their servers."""
         self._pushes.add(transfer)
 
     def end_push(self, transfer: Transfer) -> None:

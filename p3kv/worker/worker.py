@@ -25,6 +25,7 @@ from p3kv.errors import (
 from p3kv.log import name_rank
 from p3kv.trace import Tracer
 from p3kv.wire.address import own_address
+from p3kv.wire.breaks import Breaks
 from p3kv.wire.clock import SchedulersClock
 from p3kv.wire.connection import Connection
 from p3kv.wire.control import ControlClient
@@ -36,10 +37,10 @@ from p3kv.wire.messages import (
     BarrierPassed,
     BarrierReached,
     Bye,
-    DataHello,
     Failure,
     JobSettings,
     Lag,
+    LinkEnded,
     Measured,
     NewSliceSize,
     ReportFailure,
@@ -49,6 +50,7 @@ from p3kv.wire.messages import (
 )
 from p3kv.worker.handshakes import Handshakes
 from p3kv.worker.joining import Joining
+from p3kv.worker.mending import Mending
 from p3kv.worker.reporting import Reporting
 from p3kv.worker.spans import trace_ready
 from p3kv.worker.stores import WorkerStore
@@ -77,6 +79,7 @@ class Worker:
         self.tracer = Tracer(None, "worker")
         self._address = own_address(launch)
         self._traffic: Optional[Traffic] = None
+        self._mending: Optional[Mending] = None
         self._num_stores = 0
         self._failure: Optional[P3Error] = None
         self._state_changed = threading.Condition()
@@ -126,12 +129,20 @@ class Worker:
         name_rank(self.rank)
         self.tracer = Tracer(settings.trace, f"worker {self.rank}", self._address)
         key = self._credentials.data_key(roster.token)
-        handshakes = Handshakes(key, DataHello(self.rank, JobSettings.of(settings)))
+        handshakes = Handshakes(key, self.rank, JobSettings.of(settings))
         joining = Joining(
             self._control, self._loop, settings, roster, handshakes,
             self._credentials.transport_key(), self.check, self._state_changed,
         )  # fmt: skip
         local_servers = self._local_servers(roster)
+        breaks = Breaks(
+            "server", settings.silence_timeout_s, self._loop.call_later,
+            lambda failure: self._control.send(LinkEnded(failure)),
+            lambda failure: self._control.suspect(failure, second_hand=True),
+        )  # fmt: skip
+        self._mending = Mending(
+            self._loop, handshakes, joining.link, breaks, joining.welcomed, self._on_lost
+        )
         try:
             self._traffic = Traffic(
                 self.rank, self.num_workers, settings, local_servers, self.tracer,
@@ -308,13 +319,14 @@ class Worker:
         return answer.result()
 
     def _on_lost(self, connection: Connection, reason: str) -> None:
+        if connection.ended and not connection.conversation.over:
+            assert self._mending is not None
+            self._mending.begin(connection, reason, self._known_round())
+            return
         self._loop.remove_connection(connection)
-        left = connection.ended and self._closed
-        if not left and connection.peer is not None:
-            # If the connection was ended from outside, another process may know the cause.
-            what = "it was lost" if connection.ended else "it broke the protocol"
-            failure = Failure(f"{what}: {reason}", "server", connection.peer, self._known_round())
-            self._control.suspect(failure, second_hand=connection.ended)
+        if not connection.ended and connection.peer is not None:
+            reason = f"it broke the protocol: {reason}"
+            self._control.suspect(Failure(reason, "server", connection.peer, self._known_round()))
 
     def _fail(self, error: P3Error) -> None:
         with self._state_changed:
@@ -322,6 +334,8 @@ class Worker:
                 self._failure = error
             self._state_changed.notify_all()
         if self._traffic is not None:
+            if self._mending is not None:
+                self._mending.close()
             # First: no array may be read or written once its operation is completed.
             for connection in self._traffic.servers.values():
                 self._loop.remove_connection(connection)

@@ -20,6 +20,8 @@ MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 MAX_TO_SCHEDULER_BYTES = 1024 * 1024
 """The scheduler reads from any peer, and no peer has long messages for it."""
 MAX_RANK = 2**16 - 1
+MAX_RECEIVED = 2**63 - 1
+"""No connection carries more bytes or messages."""
 
 UNKNOWN = -1
 """A rank or round that is not known (yet)."""
@@ -51,6 +53,11 @@ def check_number(what: str, number: Optional[int], lowest: int, highest: int) ->
 
 def check_name(what: str, name: str) -> None:
     check(len(name) <= MAX_NAME_CHARS, f"{what} is too long")
+
+
+def check_received(received: int) -> None:
+    """Raises ProtocolError for what nobody can have received."""
+    check_number("what was received before", received, 0, MAX_RECEIVED)
 
 
 def check_slice_size(slice_size: Optional[int]) -> None:

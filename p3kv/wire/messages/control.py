@@ -14,6 +14,7 @@ from p3kv.wire.messages.base import (
     check,
     check_name,
     check_number,
+    check_received,
     check_slice_size,
 )
 from p3kv.wire.messages.data import JobSettings
@@ -29,7 +30,9 @@ MAX_TIME_NS = 2**62
 
 
 class Hello(Message, frozen=True):
-    """A process asks to be part of the job."""
+    """A process asks to be part of the job, or says on a new connection that it is still there.
+
+    Only this message and the answer to it have no numbers (`p3kv.wire.line`)."""
 
     protocol: int
     version: str
@@ -42,6 +45,10 @@ class Hello(Message, frozen=True):
     pid: int
     transport: str
     """By which transport workers connect to a server; empty for a worker."""
+    process: bytes
+    """A number that the process has chosen: by it the scheduler knows it on its next connection."""
+    received: int = 0
+    """How many messages of the scheduler it has received over connections that have ended."""
     encrypts: bool = False
     """Whether a server encrypts; of workers, `Ready` says so."""
 
@@ -49,6 +56,8 @@ class Hello(Message, frozen=True):
         check_name("a transport's name", self.transport)
         check_number("the number of an address", self.port, 0, MAX_ADDRESS)
         check(len(self.host) <= MAX_HOST_CHARS, "a host's name is too long")
+        check(len(self.process) == TOKEN_BYTES, f"a token has {len(self.process)} bytes")
+        check_received(self.received)
 
 
 class Ready(Message, frozen=True):
@@ -81,6 +90,14 @@ class ReportFailure(Message, frozen=True):
     failure: Failure
     second_hand: bool = False
     """The node only saw a connection end; a node that knows the cause counts before it."""
+
+
+class LinkEnded(Message, frozen=True):
+    """A node's data connection to another process has ended, and it waits for a new one.
+
+    `failure` says which process, and in which round: that process may have ended."""
+
+    failure: Failure
 
 
 class Alive(Message, frozen=True):
@@ -129,7 +146,13 @@ class Refused(Message, frozen=True):
 
 
 class Welcomed(Message, frozen=True):
-    """The scheduler has registered the process and waits for the others."""
+    """The scheduler has registered the process and waits for the others; or knows it again."""
+
+    received: int = 0
+    """How many messages of this process it has received over connections that have ended."""
+
+    def __post_init__(self) -> None:
+        check_received(self.received)
 
 
 class TimeTold(Message, frozen=True):
@@ -235,6 +258,7 @@ ToScheduler = Union[
     DeclareKey,
     BarrierReached,
     ReportFailure,
+    LinkEnded,
     Alive,
     AskReports,
     AskTime,

@@ -8,11 +8,13 @@ from typing import Any, Dict, List, Optional, Tuple
 from p3kv.config import Settings
 from p3kv.registry import MAX_NAME_CHARS
 from p3kv.wire.messages.base import (
+    TOKEN_BYTES,
     Message,
     check,
     check_name,
     check_number,
     check_plain,
+    check_received,
     check_slice_size,
 )
 from p3kv.wire.messages.keys import DTYPES, MAX_KEY_ELEMS, MAX_KEY_ID, check_shape
@@ -61,6 +63,24 @@ class DataHello(Message, frozen=True):
 
     rank: int
     settings: JobSettings
+    process: bytes
+    """A number that the worker's process has chosen: no other one can go on in its place."""
+    received: int = 0
+    """How many bytes it has received from this server over links that have ended."""
+
+    def __post_init__(self) -> None:
+        check(len(self.process) == TOKEN_BYTES, f"a token has {len(self.process)} bytes")
+        check_received(self.received)
+
+
+class DataWelcome(Message, frozen=True):
+    """A server's answer to it: the connection begins, or goes on."""
+
+    received: int
+    """How many bytes it has received from this worker over links that have ended."""
+
+    def __post_init__(self) -> None:
+        check_received(self.received)
 
 
 class Terms(Message, frozen=True):

@@ -1,0 +1,111 @@
+"""The scheduler's line to each node, and the nodes whose connection has ended."""
+
+from __future__ import annotations
+
+from typing import Dict, List, Optional, Union
+
+import zmq
+
+from p3kv.errors import P3Error
+from p3kv.wire.line import RETURN_S, Line
+from p3kv.wire.messages import FromScheduler, Refused, Welcomed, encode
+
+
+class _NodeLine:
+    def __init__(self, connection: bytes) -> None:
+        self.line = Line()
+        self.connection = connection
+        """What ZeroMQ calls the newest connection of the node."""
+        self.gives_up_at: Optional[float] = None
+
+
+class Lines:
+    """By the number that a node's process has chosen, which nobody else knows.
+
+    ZeroMQ has another name for each connection, and loses what is on its way when one ends. Times
+    are of the monotonic clock.
+    """
+
+    def __init__(self, router: zmq.Socket) -> None:
+        self._router = router
+        self._lines: Dict[bytes, _NodeLine] = {}
+        self._nodes: Dict[bytes, bytes] = {}
+        """By connection."""
+
+    def node(self, connection: bytes) -> Optional[bytes]:
+        """Which node speaks on a connection."""
+        return self._nodes.get(connection)
+
+    def begin(self, node: bytes, connection: bytes) -> None:
+        """A node says hello for the first time."""
+        self._lines[node] = _NodeLine(connection)
+        self._nodes[connection] = node
+
+    def forget(self, node: bytes) -> None:
+        """The node is not let in."""
+        del self._nodes[self._lines.pop(node).connection]
+
+    def resume(self, node: bytes, connection: bytes, received: int) -> bool:
+        """A node says hello, and has received so many messages before; False if it is not known.
+
+        It gets those that it has not. ProtocolError if it can't have received so many.
+        """
+        known = self._lines.get(node)
+        if known is None:
+            return False
+        self._nodes.pop(known.connection, None)
+        self._nodes[connection] = node
+        known.connection, known.gives_up_at = connection, None
+        again = known.line.again(received)
+        self.send(node, Welcomed())
+        for parts in again:
+            self._send(connection, parts)
+        return True
+
+    def take(self, connection: bytes, numbers: Union[bytes, memoryview]) -> None:
+        """Takes note of a message of a node; ProtocolError if the numbers can't be right."""
+        self._lines[self._nodes[connection]].line.take(numbers)
+
+    def send(self, node: bytes, message: FromScheduler) -> None:
+        """Sends a message, now or when the node has a connection again."""
+        line = self._lines[node]
+        if isinstance(message, Welcomed):
+            self._send(line.connection, [encode(Welcomed(line.line.received))])
+        elif isinstance(message, Refused):
+            self.answer(line.connection, message)
+        else:
+            self._send(line.connection, line.line.keep(encode(message)))
+
+    def answer(self, connection: bytes, message: FromScheduler) -> None:
+        """Answers a process that is no node."""
+        self._send(connection, [encode(message)])
+
+    def ended(self, connection: bytes, now: float) -> Optional[bytes]:
+        """A connection has ended; returns the node that has no other now."""
+        node = self._nodes.pop(connection, None)
+        if node is not None:
+            self._lines[node].gives_up_at = now + RETURN_S
+        return node
+
+    @property
+    def gives_up_at(self) -> Optional[float]:
+        """When the next node is lost if it does not come back."""
+        times = [line.gives_up_at for line in self._lines.values() if line.gives_up_at is not None]
+        return min(times, default=None)
+
+    def lost(self, now: float) -> List[bytes]:
+        """The nodes that have not come back in time; each once."""
+        late = [
+            node
+            for node, line in self._lines.items()
+            if line.gives_up_at is not None and now >= line.gives_up_at
+        ]
+        for node in late:
+            self._lines[node].gives_up_at = None
+        return late
+
+    def _send(self, connection: bytes, parts: List[bytes]) -> None:
+        try:
+            self._router.send_multipart([connection, *parts])
+        except zmq.ZMQError as error:
+            raise P3Error(f"the scheduler can't send: {error}") from error

@@ -1,0 +1,141 @@
+"""Connects again to servers, where the network has ended a worker's link."""
+
+from __future__ import annotations
+
+import threading
+from functools import partial
+from typing import Callable, Dict, List, Optional
+
+from p3kv.errors import ProtocolError
+from p3kv.transport import Link
+from p3kv.wire.breaks import Breaks
+from p3kv.wire.connection import Connection
+from p3kv.wire.framing import Landing, message_landing
+from p3kv.wire.header import Header, Kind
+from p3kv.wire.loop import Loop
+from p3kv.wire.messages import DataWelcome
+from p3kv.wire.protocol import FROM_SERVERS, Conversation
+from p3kv.worker.handshakes import Handshakes
+
+_FIRST_DELAY_S, _LONGEST_DELAY_S = 0.1, 1.0
+_WELCOME_S = 10.0
+"""A server that has answered once answers soon."""
+_HANDSHAKE_BYTES = 1 << 16
+
+
+class Mending:
+    """Gives connections new links. Belongs to the worker's thread.
+
+    A thread of its own waits while a link is made, because the worker's thread serves the other
+    connections meanwhile.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        handshakes: Handshakes,
+        connect: Callable[[int], Link],
+        breaks: Breaks,
+        begun: Callable[[int], None],
+        lose: Callable[[Connection, str], None],
+    ) -> None:
+        """`connect` makes a link to a server, given by rank; OSError if it can't. `begun` is told
+        of a server that welcomes this worker for the first time. `lose` ends a connection whose
+        server breaks the protocol."""
+        self._loop = loop
+        self._handshakes = handshakes
+        self._connect = connect
+        self._breaks = breaks
+        self._begun = begun
+        self._lose = lose
+        self._attempts: Dict[Connection, Connection] = {}
+        """By the connection that shakes hands, the one that waits for its link."""
+
+    def begin(self, connection: Connection, reason: str, round: int) -> None:
+        """A connection's link has ended: makes another, until `breaks` gives the connection up."""
+        self._loop.pause_connection(connection)
+        connection.drop_link()
+        self._breaks.begin(connection, reason, round)
+        self._loop.call_later(_FIRST_DELAY_S, partial(self._try, connection, _FIRST_DELAY_S))
+
+    def _try(self, connection: Connection, delay_s: float) -> None:
+        if connection in self._breaks:
+            thread = threading.Thread(
+                target=self._make, args=(connection, delay_s), name="p3kv-connect", daemon=True
+            )
+            thread.start()
+
+    def _make(self, connection: Connection, delay_s: float) -> None:
+        link: Optional[Link] = None
+        try:
+            assert connection.peer is not None
+            link = self._connect(connection.peer)
+        except OSError:
+            pass  # tried again
+        finally:
+            self._loop.call_soon(self._made, connection, link, delay_s)
+
+    def _made(self, connection: Connection, link: Optional[Link], delay_s: float) -> None:
+        again = partial(self._try, connection, min(2 * delay_s, _LONGEST_DELAY_S))
+        if link is None:
+            self._loop.call_later(delay_s, again)
+        elif connection not in self._breaks:
+            link.close()
+        else:
+            conversation = Conversation(FROM_SERVERS, "server")
+            conversation.peer = connection.peer
+            attempt = Connection(
+                link, conversation, self._land, partial(self._failed, again), _HANDSHAKE_BYTES
+            )
+            self._attempts[attempt] = connection
+            self._loop.add_connection(attempt)
+            assert connection.peer is not None
+            self._handshakes.begin(attempt, connection.peer, connection.received_bytes)
+            self._loop.call_later(_WELCOME_S, partial(self._check, attempt, again))
+
+    def _check(self, attempt: Connection, again: Callable[[], None]) -> None:
+        if attempt in self._attempts:
+            self._failed(again, attempt, "no welcome")
+
+    def _failed(self, again: Callable[[], None], attempt: Connection, reason: str) -> None:
+        self._loop.remove_connection(attempt)
+        self._handshakes.forget(attempt)
+        if self._attempts.pop(attempt, None) is not None:
+            self._loop.call_later(_FIRST_DELAY_S, again)
+
+    def _land(self, attempt: Connection, header: Header) -> Landing:
+        if header.kind == Kind.CHALLENGE:
+            return self._handshakes.land(attempt, header)
+        if header.kind == Kind.WELCOME:
+            return message_landing(header, DataWelcome, partial(self._welcomed, attempt))
+        raise ProtocolError("it said more before its welcome was read")
+
+    def _welcomed(self, attempt: Connection, welcome: DataWelcome) -> None:
+        connection = self._attempts.pop(attempt)
+        self._loop.pause_connection(attempt)
+        link, ahead = attempt.hand_over()
+        if connection not in self._breaks:
+            link.close()
+            return
+        begins = not connection.welcome
+        connection.take_over(link)
+        connection.conversation.go_on()
+        self._loop.add_connection(connection)
+        self._breaks.mended(connection)
+        try:
+            connection.resume(welcome.received, ahead=ahead)
+        except ProtocolError as error:
+            self._lose(connection, str(error))
+            return
+        if begins:
+            assert connection.peer is not None
+            self._begun(connection.peer)
+
+    def close(self) -> None:
+        """The job has failed, or this worker leaves it: no link is made any more."""
+        attempts: List[Connection] = list(self._attempts)
+        for connection in self._attempts.values():
+            self._breaks.forget(connection)
+        self._attempts.clear()
+        for attempt in attempts:
+            self._loop.remove_connection(attempt)

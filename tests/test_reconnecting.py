@@ -1,0 +1,179 @@
+"""Connections that are reset again and again, in jobs of real processes: nothing is lost."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import time
+from contextlib import suppress
+from pathlib import Path
+from shutil import which
+from typing import Dict, List, Tuple
+
+import pytest
+
+from p3kv.wire.header import Kind
+from p3kv.wire.messages import TOKEN_BYTES, LinkEnded, ReportFailure
+from p3kv.wire.proofs import NONCE_BYTES
+from tests.jobs import ROOT, SCRIPTS, TrainingJob, run_job
+from tests.served import TOLD_S, Served, hello, proof, received
+
+RESETTING = {
+    "P3KV_TRANSPORT": "resetting",
+    "P3KV_PLUGINS": "resetting",
+    "PYTHONPATH": f"{ROOT}:{SCRIPTS}",
+}
+CHECKED: Dict[str, Tuple[List[object], int, Dict[str, object]]] = {
+    "rows.py": ([20], 80_000, {}),
+    "asynchronous.py": ([], 20_000, {"P3KV_SLICE_SIZE": 150}),
+    "unequal.py": (
+        [], 30_000,
+        {"P3KV_LET_WORKERS_LEAVE": 1, "P3KV_DETERMINISTIC": 1, "P3KV_SLICE_SIZE": 500},
+    ),
+    "resumed.py": (
+        ["saves"], 100_000,
+        {"P3KV_DETERMINISTIC": 1, "P3KV_SLICE_SIZE": 40, "P3KV_OPTIMIZERS": "own_mxnet_optimizers"},
+    ),
+}  # fmt: skip
+"""Scripts that compare with one process, bit for bit: their arguments, and how much a link carries
+before it is reset, at most. The first measures the network, too."""
+
+
+@pytest.mark.parametrize("script", CHECKED)
+def test_a_job_whose_data_connections_are_reset_trains_as_if_they_were_not(
+    tmp_path: Path, script: str
+) -> None:
+    arguments, most_bytes, settings = CHECKED[script]
+    workers = 3 if script == "unequal.py" else 2
+    result = run_job(
+        script, [tmp_path, *arguments], workers, 2, timeout_s=120.0,
+        TEST_RESET_BYTES=most_bytes, **RESETTING, **settings,
+    )  # fmt: skip
+    assert result.code == 0, result.output
+    assert result.output.count("has a new connection to this process") > 10, result.output
+
+
+def reset_all_of(pids: List[int]) -> int:
+    """Resets all TCP connections of some processes on this host, at both ends; how many."""
+    ended = 0
+    listed = subprocess.run(["ss", "-Htnp"], capture_output=True, text=True, check=True).stdout
+    for line in listed.splitlines():
+        if any(f"pid={pid}," in line for pid in pids):
+            near, far = line.split()[3:5]
+            subprocess.run(
+                ["ss", "-K", "-tn", "src", near, "dst", far],
+                check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            )  # fmt: skip
+            ended += 1
+    return ended
+
+
+def may_reset() -> bool:
+    """Whether this system lets tests end connections of others."""
+    if which("ss") is None:
+        return False
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(
+        listener.getsockname()
+    ) as near:
+        place = f"127.0.0.1:{near.getsockname()[1]}"
+        subprocess.run(["ss", "-K", "-tn", "src", place], check=False, capture_output=True)
+        near.settimeout(0.5)
+        with suppress(TimeoutError):
+            try:
+                near.recv(1)
+            except OSError as error:
+                return not isinstance(error, TimeoutError)
+    return False
+
+
+@pytest.mark.skipif(not may_reset(), reason="'ss -K' can't end connections here")
+def test_a_job_whose_connections_to_the_scheduler_and_servers_are_reset_goes_on(
+    tmp_path: Path,
+) -> None:
+    with TrainingJob(tmp_path, 2, 2) as job:
+        job.wait_until_training()
+        pids = [process.pid for process in job.parts().values()]
+        ended = 0
+        for _ in range(8):
+            ended += reset_all_of(pids)
+            time.sleep(0.4)
+        assert job.launcher.poll() is None, job.output()
+        job.stop()
+        result = job.result(timeout_s=40.0)
+    assert result.code == 0, result.output
+    assert ended > 30
+    for rank in range(2):
+        assert "all weights are right" in result.said_by(f"worker {rank}")
+        assert "the connection to the scheduler had ended" in result.said_by(f"worker {rank}")
+    assert "has a new connection to the scheduler" in result.said_by("scheduler")
+
+
+def test_a_worker_that_can_t_connect_again_ends_the_job_when_it_has_waited_long_enough(
+    tmp_path: Path,
+) -> None:
+    with TrainingJob(
+        tmp_path, 2, 1, P3KV_SILENCE_TIMEOUT_S=3, TEST_RESET_BYTES=1 << 20,
+        TEST_RESET_FOR_GOOD=tmp_path / "trains-0", **RESETTING,
+    ) as job:  # fmt: skip
+        result = job.result(timeout_s=60.0)
+    assert result.code == 1, result.output
+    assert "no new connection could be made for 3 s" in result.output, result.output
+    assert "The job goes on when there is a new one" in result.output
+
+
+# Who may go on in a worker's place.
+
+
+def test_nobody_but_its_own_process_goes_on_in_a_worker_s_place() -> None:
+    served = Served(1)
+    links: List[socket.socket] = []
+
+    def connected() -> socket.socket:
+        links.append(socket.create_connection(address, timeout=TOLD_S))
+        return links[-1]
+
+    def told_nothing(link: socket.socket) -> bool:
+        try:
+            return link.recv(1) == b""
+        except ConnectionResetError:
+            return True
+
+    try:
+        address = served.welcome()
+        first = connected()
+        first.sendall(hello(0))
+        said = proof(0, received(first)[1])
+        first.sendall(said)
+        assert received(first)[0].kind == Kind.WELCOME
+
+        # The same words again: the challenge is another one.
+        replayed = connected()
+        replayed.sendall(hello(0))
+        received(replayed)
+        replayed.sendall(said)
+        assert told_nothing(replayed)
+
+        another = connected()
+        another.sendall(hello(0))
+        another.sendall(proof(0, received(another)[1], process=bytes(TOKEN_BYTES)))
+        assert told_nothing(another)
+
+        # The worker itself, of the end of whose first link the server has not heard.
+        again = connected()
+        again.sendall(hello(0, bytes(range(NONCE_BYTES))))
+        again.sendall(proof(0, received(again)[1], bytes(range(NONCE_BYTES))))
+        assert received(again)[0].kind == Kind.WELCOME
+        assert told_nothing(first)
+
+        lying = connected()
+        lying.sendall(hello(0))
+        lying.sendall(proof(0, received(lying)[1], had=1))
+        report = served.hear()
+        while isinstance(report, LinkEnded):
+            report = served.hear()
+        assert isinstance(report, ReportFailure)
+        assert "it broke the protocol: it has received 1 bytes" in report.failure.reason
+    finally:
+        for link in links:
+            link.close()
+        served.close()
