@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import subprocess
+import sys
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -15,7 +17,17 @@ import pytest
 from p3kv.wire.header import Kind
 from p3kv.wire.messages import TOKEN_BYTES, LinkEnded, ReportFailure
 from p3kv.wire.proofs import NONCE_BYTES
-from tests.jobs import ROOT, SCRIPTS, TrainingJob, run_job
+from tests.jobs import (
+    ROOT,
+    SCRIPTS,
+    SUMS_ONLY,
+    TrainingJob,
+    eventually,
+    held_port,
+    results,
+    run_job,
+    start_role,
+)
 from tests.served import TOLD_S, Served, hello, proof, received
 
 RESETTING = {
@@ -177,3 +189,29 @@ def test_nobody_but_its_own_process_goes_on_in_a_worker_s_place() -> None:
         for link in links:
             link.close()
         served.close()
+
+
+def test_a_process_that_ends_without_a_launcher_is_named_with_host_and_round_within_10_s(
+    tmp_path: Path,
+) -> None:
+    """Though others wait a little for it to connect again."""
+    steady = [sys.executable, str(SCRIPTS / "steady.py"), str(tmp_path)]
+    with held_port() as holder:
+        port = holder.getsockname()[1]
+        parts = {
+            name: start_role(role, steady, port, 2, 1, DMLC_WORKER_ID=rank, **SUMS_ONLY)
+            for name, role, rank in (
+                ("scheduler", "scheduler", 0), ("server 0", "server", 0),
+                ("worker 0", "worker", 0), ("worker 1", "worker", 1),
+            )
+        }  # fmt: skip
+        eventually(lambda: len(list(tmp_path.glob("trains-*"))) == 2)
+        killed = parts.pop("worker 1")
+        killed.kill()
+        ended = results(parts, time.monotonic(), 10.0)
+        killed.communicate()
+    place = rf"127.0.0.1, process {killed.pid}"
+    for name, result in ended.items():
+        said = rf"worker 1 \(round \d+\): its process ended without a word \({place}\)"
+        assert result.code == 1 and re.search(said, result.output), f"{name}: {result.output}"
+    print(f"all ended {max(result.seconds for result in ended.values()):.1f} s after it was killed")
