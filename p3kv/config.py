@@ -42,6 +42,7 @@ _WORDS = {
     **dict.fromkeys(("0", "false", "no", "off"), False),
 }
 MAX_SLICE_ELEMS = 2**28
+MAX_PATH_CHARS = 4096
 _MOST = 2**31 - 1
 Name = Annotated[str, Meta(min_length=1, max_length=MAX_NAME_CHARS)]
 """The name of a class in a table (`p3kv.registry`)."""
@@ -102,6 +103,12 @@ class Settings:
     or any if it is 0; None serves none."""
     metrics_host: Name = "127.0.0.1"
     """The address of this host at which metrics are served, to whoever can reach it."""
+    checkpoint_dir: Optional[Annotated[str, Meta(min_length=1, max_length=MAX_PATH_CHARS)]] = None
+    """A folder in which servers write checkpoints; None writes none."""
+    checkpoint_every: Annotated[int, Meta(ge=1, le=_MOST)] = 1000
+    """After how many steps of the script there is a checkpoint."""
+    resume: bool = False
+    """Go on from the newest complete checkpoint in the folder."""
     trace: Optional[str] = None
     """A folder in which every process writes its trace; None records nothing."""
     verbose: Annotated[int, Meta(ge=0, le=9)] = 0
@@ -262,6 +269,14 @@ def settle() -> Settings:
     """The settings of the store that is being created; `configure` changes nothing any more."""
     global _settled
     settings = current()
+    if settings.checkpoint_dir is not None:
+        # Servers may have another current folder.
+        settings = replace(settings, checkpoint_dir=os.path.abspath(settings.checkpoint_dir))
+    elif settings.resume:
+        raise ConfigError(
+            "resume (P3KV_RESUME) is set without checkpoint_dir (P3KV_CHECKPOINT_DIR), the folder "
+            "of the checkpoints from which to go on"
+        )
     _settled = True
     return settings
 

@@ -52,6 +52,10 @@ class TraceError(P3Error):
     """A file is no trace, or one that this version does not read."""
 
 
+class CheckpointError(P3Error):
+    """A job can't go on from a checkpoint: none can be used, or it is of another training."""
+
+
 class ProtocolError(P3Error):
     """A peer sent something that the protocol does not allow."""
 

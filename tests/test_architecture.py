@@ -18,7 +18,10 @@ GROUND = {
     "p3kv.errors", "p3kv.config", "p3kv.forwarding", "p3kv.log", "p3kv.ranks", "p3kv.registry",
     "p3kv.secret", "p3kv.trace", "p3kv.version", "p3kv.words",
 }  # fmt: skip
-MIDDLE = {"p3kv.wire", "p3kv.slicing", "p3kv.codecs", "p3kv.consistency", "p3kv.transport"}
+MIDDLE = {
+    "p3kv.checkpoints", "p3kv.wire", "p3kv.slicing", "p3kv.codecs", "p3kv.consistency",
+    "p3kv.transport",
+}  # fmt: skip
 MAY_IMPORT: Dict[str, Set[str]] = {
     "p3kv.errors": set(),
     "p3kv.version": set(),
@@ -36,6 +39,7 @@ MAY_IMPORT: Dict[str, Set[str]] = {
     "p3kv.forecast": {"p3kv.slicing"},
     "p3kv.transport": GROUND,
     "p3kv.wire": GROUND | {"p3kv.transport"},
+    "p3kv.checkpoints": GROUND | {"p3kv.wire.messages"},
     "p3kv.report": GROUND | {"p3kv.forecast", "p3kv.wire.messages"},
     "p3kv.worker": GROUND | MIDDLE | {"p3kv.forecast", "p3kv.report"},
     "p3kv.server": GROUND | MIDDLE | {"p3kv.report"},
@@ -46,7 +50,7 @@ MAY_IMPORT: Dict[str, Set[str]] = {
     # What a front end hands over to a server is declared in `p3kv.server.optimizer`.
     "p3kv.frontends": GROUND
     | {"p3kv.codecs", "p3kv.wire.header", "p3kv.wire.messages", "p3kv.wire.states", "p3kv.worker"}
-    | {"p3kv.consistency", "p3kv.server.optimizer"},
+    | {"p3kv.checkpoints", "p3kv.consistency", "p3kv.server.optimizer"},
     "p3kv.launcher": GROUND | {"p3kv.wire.launcher_link"},
     "p3kv.timeline": GROUND,
     "p3kv.commands": GROUND | {"p3kv.launcher", "p3kv.timeline", "p3kv.top"},
@@ -90,8 +94,8 @@ BEFORE_THE_FRAMEWORK = ("front_end", "environment")
 """Modules of a front end that every process imports."""
 KNOW_NO_FRAMEWORK = (
     "p3kv.roles", "p3kv.config", "p3kv.words", "p3kv.worker", "p3kv.wire", "p3kv.server",
-    "p3kv.scheduler", "p3kv.slicing", "p3kv.forecast", "p3kv.report", "p3kv.consistency",
-    "p3kv.transport", "p3kv.registry", "p3kv.forwarding", "p3kv.companions", "p3kv.ranks",
+    "p3kv.scheduler", "p3kv.checkpoints", "p3kv.slicing", "p3kv.forecast", "p3kv.report",
+    "p3kv.consistency", "p3kv.transport", "p3kv.registry", "p3kv.forwarding", "p3kv.companions", "p3kv.ranks",
     "p3kv.trace", "p3kv.launcher", "p3kv.frontends.front_end", "p3kv.frontends.attach",
 )  # fmt: skip
 WORDS_OF_FRAMEWORKS = re.compile(r"mxnet|gluon|kvstore=|torch|\bmx\.|\bkv\.", re.IGNORECASE)

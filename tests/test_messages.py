@@ -35,6 +35,7 @@ from p3kv.wire.header import (
 from p3kv.wire.messages import (
     MAX_MESSAGE_BYTES,
     PROTOCOL_VERSION,
+    Checkpoint,
     DataHello,
     DeclaredKey,
     DeclareKey,
@@ -42,8 +43,10 @@ from p3kv.wire.messages import (
     ForwardOrder,
     FromScheduler,
     OptimizerSettings,
+    Resumed,
     Terms,
     ToScheduler,
+    Written,
     decode,
     encode,
 )
@@ -86,6 +89,7 @@ def made(kind: Any) -> Any:
 
 ranks = st.integers(0, messages.MAX_RANK)
 slice_sizes = st.integers(1, MAX_SLICE_ELEMS)
+steps = st.integers(0, messages.MAX_STEP)
 ALLOWED: dict = {
     "role": st.sampled_from(ROLES),
     "round": st.integers(messages.UNKNOWN, LAST_ROUND),
@@ -104,6 +108,12 @@ ALLOWED: dict = {
     "rank": ranks,
     "slice_size": slice_sizes,
     **dict.fromkeys(("asked_ns", "received_ns", "sent_ns"), st.integers(0, 2**62)),
+    "checkpoint_every": st.integers(1, 2**31 - 1),
+    "step": steps,
+    "steps": steps,
+    "keep_from": st.integers(messages.UNKNOWN, messages.MAX_STEP),
+    "identity": st.text(min_size=1, max_size=20),
+    "rounds": st.lists(st.tuples(words, words), max_size=3),
 }
 """Values of the fields that can't have just any."""
 counts, measured_s = st.integers(0, 2**64 - 1), st.floats(0, allow_nan=False, allow_infinity=False)
@@ -153,14 +163,19 @@ def values(kind: Any) -> Any:
         bool: st.booleans(),
         bytes: st.binary(max_size=20),
         type(None): st.none(),
+        typing.Any: st.none(),
     }
     return plain[kind]
 
 
 PACKAGE = Path(p3kv.__file__).parent
-EXPECTED = [ToScheduler, FromScheduler, DataHello, DeclaredKey, ForwardOrder, OptimizerSettings]
+EXPECTED = [
+    ToScheduler, FromScheduler, DataHello, DeclaredKey, ForwardOrder, OptimizerSettings, Checkpoint,
+    Resumed, Written,
+]  # fmt: skip
 NAMES = [
-    "to scheduler", "from scheduler", "data hello", "declared key", "forward order", "optimizer"
+    "to scheduler", "from scheduler", "data hello", "declared key", "forward order", "optimizer",
+    "checkpoint", "resumed", "written",
 ]  # fmt: skip
 
 

@@ -31,12 +31,13 @@ LETTERS = {
     Kind.STATES: "a", Kind.STATE: "c", Kind.STATE_BYTES: "y", Kind.LOADED: "x",
     Kind.CLIPPED: "i", Kind.PUSHED: "j", Kind.SQUARES: "g", Kind.SCALE: "f", Kind.NORM: "n",
     Kind.PUSH_ROWS: "t", Kind.PULL_ROWS: "1", Kind.ROWS: "2",
+    Kind.CHECKPOINT: "3", Kind.WRITTEN: "4", Kind.RESUMED: "5",
 }  # fmt: skip
 MOST_BYTES = {
     "C": 64,
     **dict.fromkeys("Pw", MAX_PROOF_BYTES),
     "h": 64,
-    **dict.fromkeys("kzrlscjgfn", WORDS),
+    **dict.fromkeys("kzrlscjgfn345", WORDS),
     **dict.fromkeys("puv", SLICE),
 }
 MOST_BYTES.update(e=PROBE, y=MAX_STATE_BYTES)
@@ -44,8 +45,8 @@ MOST_BYTES.update(dict.fromkeys("t12", SLICE + MAX_SLICE_ELEMS * 4))
 WELCOME = "!"
 """What the server says to a worker, in a history of what the worker says."""
 DIRECTIONS: Dict[str, Tuple[Rules, str]] = {
-    "worker": (FROM_WORKERS, "h(P(![kzpqt1resoacyijf]*b?)?)?"),
-    "server": (FROM_SERVERS, "C(w([uv2dsoerlcyxgn]*b?)?)?"),
+    "worker": (FROM_WORKERS, "h(P(![kzpqt1resoacyijf35]*b?)?)?"),
+    "server": (FROM_SERVERS, "C(w([uv2dsoerlcyxgn45]*b?)?)?"),
 }
 """By who speaks: the table, and the same as a regular expression of whole histories."""
 
@@ -84,7 +85,7 @@ def test_what_is_accepted_is_what_the_protocol_says(
         allowed = (
             bool(re.fullmatch(language, history + letter))
             and header.payload_bytes <= MOST_BYTES.get(letter, 0)
-            and (role == "server" or letter not in "zrcyijf" or header.rank == 0)
+            and (role == "server" or letter not in "zrcyijf35" or header.rank == 0)
             and conversation.peer in (None, header.rank)
         )
         try:

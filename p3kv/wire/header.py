@@ -109,6 +109,14 @@ class Kind(IntEnum):
     frames the server's answer has, `round` that of the value; payload Rows."""
     ACK = 30
     """Only carries `received`, where no other frame would; once a connection is welcome."""
+    CHECKPOINT = 31
+    """Worker rank 0 asks for a checkpoint, before it pushes for any later round than those that the
+    payload names; payload Checkpoint."""
+    WRITTEN = 32
+    """A server's answer to it, to worker rank 0 only; payload Written."""
+    RESUMED = 33
+    """Worker rank 0 tells server 0 from which checkpoint the job goes on, and the server passes it
+    on to all workers; payload Resumed."""
 
 
 WANTS_RESULT = 1

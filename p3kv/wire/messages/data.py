@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, Dict, List, Optional, Tuple
 
-from p3kv.config import Settings
+from p3kv.config import MAX_PATH_CHARS, Settings
 from p3kv.registry import MAX_NAME_CHARS
 from p3kv.wire.messages.base import (
     TOKEN_BYTES,
@@ -37,6 +37,9 @@ class JobSettings(Message, frozen=True):
     placement: str = Settings.placement
     consistency: str = Settings.consistency
     encrypt: bool = Settings.encrypt
+    checkpoint_dir: Optional[str] = Settings.checkpoint_dir
+    checkpoint_every: int = Settings.checkpoint_every
+    resume: bool = Settings.resume
 
     def __post_init__(self) -> None:
         check_slice_size(self.slice_size)
@@ -45,6 +48,8 @@ class JobSettings(Message, frozen=True):
                 len(name) <= MAX_NAME_CHARS,
                 f"a name has {len(name)} letters; at most {MAX_NAME_CHARS} may",
             )
+        check(len(self.checkpoint_dir or "") <= MAX_PATH_CHARS, "a folder's name is too long")
+        check_number("the steps between checkpoints", self.checkpoint_every, 1, 2**31 - 1)
 
     @classmethod
     def of(cls, settings: Settings) -> JobSettings:

@@ -1,0 +1,27 @@
+"""Files of checkpoints: what servers write, and what worker rank 0 reads."""
+
+from p3kv.checkpoints.outline import (
+    CutOfKey,
+    KeyOutline,
+    Outline,
+    Part,
+    any_parts,
+    parts_in,
+)
+from p3kv.checkpoints.reading import Saved, SavedKey, newest
+from p3kv.checkpoints.writing import Abandoned, remove_unneeded, write
+
+__all__ = [
+    "Abandoned",
+    "CutOfKey",
+    "KeyOutline",
+    "Outline",
+    "Part",
+    "Saved",
+    "SavedKey",
+    "any_parts",
+    "newest",
+    "parts_in",
+    "remove_unneeded",
+    "write",
+]

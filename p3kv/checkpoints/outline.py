@@ -1,0 +1,136 @@
+"""What a checkpoint is on a disk: one file of each server, and what each file has.
+
+A file is a ZIP archive without compression, whose members have checksums (CRC-32): the outline, and
+numpy's arrays. `numpy.load` reads it. A checkpoint is complete when all its servers' files are
+there; each file says of how many.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+
+import numpy as np
+
+from p3kv.wire.messages import (
+    DTYPES,
+    MAX_STATE_ARRAYS,
+    MAX_STEP,
+    Key,
+    Message,
+    ResumedStore,
+)
+from p3kv.wire.messages.base import check, check_number, check_plain
+from p3kv.wire.messages.keys import check_runs, check_shape, check_tensor
+
+VERSION = 1
+OUTLINE = "outline.msgpack"
+"""The member with the outline."""
+UNFINISHED = ".unfinished"
+"""How the name of a file ends that is being written."""
+_NAME = re.compile(r"step-(\d{10,16})\.server-(\d{1,5})-of-(\d{1,5})\.npz")
+
+
+class KeyOutline(Message, frozen=True):
+    """What a file has of a key: the value of this server's run, and the optimizer's state."""
+
+    store: int
+    key: Key
+    name: Optional[str]
+    shape: Tuple[int, ...]
+    dtype: str
+    layout: str
+    runs: List[Tuple[int, int]]
+    """How many elements each server keeps, in the order of the elements."""
+    whole: bool
+    """Whether the state is that of a whole tensor, which is never cut."""
+    numbers: Optional[Dict[str, Any]]
+    """The state's; None if the optimizer remembers nothing."""
+    arrays: List[Tuple[str, str, List[int]]]
+    """Name, dtype and shape of each of the state's arrays; flat unless it is a whole tensor's."""
+
+    def __post_init__(self) -> None:
+        check_tensor(self.key, self.shape, self.dtype, self.layout)
+        check_runs(self.key, self.shape, self.runs)
+        check(len(self.arrays) <= MAX_STATE_ARRAYS, "an optimizer's state has too many arrays")
+        for name, dtype, shape in self.arrays:
+            check(dtype in DTYPES, f"an array {name!r} has dtype {dtype!r}")
+            check_shape(f"an array {name!r}", shape)
+        check_plain("an optimizer's state", self.numbers)
+
+
+class Outline(Message, frozen=True):
+    """What a file has."""
+
+    version: int
+    identity: str
+    """The same in all files of a checkpoint, and in no others."""
+    step: int
+    server: int
+    hosts: List[str]
+    """Where each server of the checkpoint has written, by rank."""
+    stores: List[ResumedStore]
+    keys: List[KeyOutline]
+
+    def __post_init__(self) -> None:
+        check_number("a checkpoint's version", self.version, VERSION, VERSION)
+        check_number("a step", self.step, 1, MAX_STEP)
+        check_number("a server's rank", self.server, 0, len(self.hosts) - 1)
+
+    @property
+    def part(self) -> Part:
+        """The name that the file must have."""
+        return Part(self.step, self.server, len(self.hosts))
+
+
+class CutOfKey(NamedTuple):
+    """What a server has of a key at a checkpoint. The arrays stay as they are."""
+
+    outline: KeyOutline
+    value: List[np.ndarray]
+    """Consecutive parts."""
+    arrays: List[List[np.ndarray]]
+    """As in the outline, each in consecutive parts."""
+
+
+class Part(NamedTuple):
+    """One server's file of a checkpoint, as its name says."""
+
+    step: int
+    server: int
+    servers: int
+
+    @property
+    def name(self) -> str:
+        return f"step-{self.step:010}.server-{self.server}-of-{self.servers}.npz"
+
+
+def value_member(index: int) -> str:
+    """The name of the member with the value of the outline's key number `index`."""
+    return f"{index}/value.npy"
+
+
+def array_member(index: int, place: int) -> str:
+    """The name of the member with one of its state's arrays."""
+    return f"{index}/state{place}.npy"
+
+
+def part_of(name: str) -> Optional[Part]:
+    """What a file is by its name; None if it is no checkpoint's."""
+    found = _NAME.fullmatch(name)
+    return None if found is None else Part(*map(int, found.groups()))
+
+
+def parts_in(folder: str) -> List[Part]:
+    """The files in a folder, in no order; none if there is no such folder. Raises OSError."""
+    try:
+        names = os.listdir(folder)
+    except FileNotFoundError:
+        return []
+    return [part for part in map(part_of, names) if part is not None]
+
+
+def any_parts(folder: str) -> bool:
+    """Whether a folder has any file of a checkpoint."""
+    return bool(parts_in(folder))

@@ -1,0 +1,121 @@
+"""Writes a server's part of a checkpoint, so that it is there as a whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from contextlib import suppress
+from typing import BinaryIO, Callable, List, Sequence
+
+import numpy as np
+from numpy.lib import format as npy
+
+from p3kv.checkpoints.outline import (
+    OUTLINE,
+    UNFINISHED,
+    CutOfKey,
+    Outline,
+    array_member,
+    part_of,
+    value_member,
+)
+from p3kv.wire.messages import encode
+
+_PIECE_BYTES = 1 << 20
+"""Written at once: the interpreter's lock is free meanwhile, and often held in between."""
+
+
+class Abandoned(Exception):
+    """Nobody waits for the file any more."""
+
+
+def write(
+    folder: str, outline: Outline, keys: Sequence[CutOfKey], wanted: Callable[[], bool]
+) -> None:
+    """Writes a file, and gives it its name when all of it is on the disk.
+
+    May run in a thread of its own: it takes no lock for long. Raises OSError, and Abandoned soon
+    after `wanted()` is false; nothing is left of the file then.
+    """
+    path = os.path.join(folder, outline.part.name)
+    unfinished = path + UNFINISHED
+    try:
+        os.makedirs(folder, exist_ok=True)
+        with open(unfinished, "wb") as file:
+            _write_archive(file, outline, keys, wanted)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(unfinished, path)
+        _sync_folder(folder)
+    except BaseException as error:
+        with suppress(OSError):
+            os.unlink(unfinished)
+        raise _cause(error) from error
+
+
+def remove_unneeded(folder: str, server: int, servers: int, keep_from: int) -> None:
+    """Removes this server's files of older steps than `keep_from`.
+
+    Where an earlier run had more servers, its files are divided among those that there are now.
+    """
+    with suppress(OSError):
+        for name in os.listdir(folder):
+            part = part_of(name[: -len(UNFINISHED)] if name.endswith(UNFINISHED) else name)
+            if part is not None and part.server % servers == server and part.step < keep_from:
+                os.unlink(os.path.join(folder, name))
+
+
+def _write_archive(
+    file: BinaryIO, outline: Outline, keys: Sequence[CutOfKey], wanted: Callable[[], bool]
+) -> None:
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+        archive.writestr(_member(OUTLINE), encode(outline))
+        for index, key in enumerate(keys):
+            _write_array(archive, value_member(index), [_length(key.value)], key.value, wanted)
+            for place, (parts, (_, _, shape)) in enumerate(zip(key.arrays, key.outline.arrays)):
+                _write_array(archive, array_member(index, place), shape, parts, wanted)
+
+
+def _write_array(
+    archive: zipfile.ZipFile,
+    name: str,
+    shape: Sequence[int],
+    parts: Sequence[np.ndarray],
+    wanted: Callable[[], bool],
+) -> None:
+    """Writes consecutive parts as one array."""
+    described = {
+        "descr": npy.dtype_to_descr(parts[0].dtype), "fortran_order": False, "shape": tuple(shape)
+    }  # fmt: skip
+    with archive.open(_member(name), "w", force_zip64=True) as member:
+        npy.write_array_header_1_0(member, described)
+        for part in parts:
+            memory = np.ascontiguousarray(part).reshape(-1).view(np.uint8).data
+            for start in range(0, len(memory), _PIECE_BYTES):
+                if not wanted():
+                    raise Abandoned
+                member.write(memory[start : start + _PIECE_BYTES])
+
+
+def _member(name: str) -> zipfile.ZipInfo:
+    """With the same date always: equal checkpoints are equal files."""
+    return zipfile.ZipInfo(name)
+
+
+def _length(parts: List[np.ndarray]) -> int:
+    return sum(len(part) for part in parts)
+
+
+def _sync_folder(folder: str) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _cause(error: BaseException) -> BaseException:
+    """The error that came first: closing an archive that could not be written fails, too."""
+    while not isinstance(error, (OSError, Abandoned)) and error.__context__ is not None:
+        error = error.__context__
+    return error

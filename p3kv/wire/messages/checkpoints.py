@@ -1,0 +1,79 @@
+"""Messages about checkpoints, between worker rank 0 and the servers."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Tuple
+
+from p3kv.wire.messages.base import UNKNOWN, Message, check, check_number, check_plain
+from p3kv.wire.messages.keys import MAX_KEY_ID, MAX_STORE
+
+MAX_STEP = 2**53
+"""Steps of a script, over all runs that went on from one another."""
+MAX_IDENTITY_CHARS = 64
+_MAX_ROUND = 2**32 - 1
+
+
+class ResumedStore(Message, frozen=True):
+    """What all workers must know of a store of a checkpoint."""
+
+    store: int
+    steps: int
+    """How many steps the script has made with the store."""
+    numbers: Dict[str, Any]
+    """What the front end knows of the store, as plain values."""
+
+    def __post_init__(self) -> None:
+        check_number("a store's number", self.store, 0, MAX_STORE)
+        check_number("a number of steps", self.steps, 0, MAX_STEP)
+        check_plain("a store", self.numbers)
+
+
+class StoreAtCut(Message, frozen=True):
+    """A store at the end of a step."""
+
+    known: ResumedStore
+    whole: bool
+    """Whether its optimizer needs whole tensors."""
+    rounds: List[Tuple[int, int]]
+    """Key's id, and the last round for which worker rank 0 has pushed, of each key."""
+
+    def __post_init__(self) -> None:
+        for key_id, round_ in self.rounds:
+            check_number("a key's id", key_id, 0, MAX_KEY_ID)
+            check_number("a round", round_, 0, _MAX_ROUND)
+
+
+class Checkpoint(Message, frozen=True):
+    """What belongs to a checkpoint."""
+
+    step: int
+    """Counts the steps of the script, and names the checkpoint."""
+    identity: str
+    """Random: tells parts of different checkpoints of the same step apart."""
+    keep_from: int
+    """Checkpoints of older steps are no longer needed; UNKNOWN: all are."""
+    stores: List[StoreAtCut]
+
+    def __post_init__(self) -> None:
+        check_number("a step", self.step, 0, MAX_STEP)
+        check_number("a step", self.keep_from, UNKNOWN, MAX_STEP)
+        check(0 < len(self.identity) <= MAX_IDENTITY_CHARS, "a checkpoint's identity")
+
+
+class Written(Message, frozen=True):
+    """A server has written its part of a checkpoint, or could not."""
+
+    step: int
+    problem: str
+    """Why not; empty if it is written."""
+
+
+class Resumed(Message, frozen=True):
+    """From which checkpoint a job goes on."""
+
+    step: int
+    """0: from none."""
+    stores: List[ResumedStore]
+
+    def __post_init__(self) -> None:
+        check_number("a step", self.step, 0, MAX_STEP)
