@@ -303,7 +303,11 @@ class Server:
             lambda failure: None,
             settings.silence_timeout_s,
         )
-        self.consumer = Consumer(launch, self.workers, _lost, _unused)
+        self.calls: Deque[Event] = deque()
+        """What threads ask this server's thread to do."""
+        self.consumer = Consumer(
+            launch, self.workers, _lost, _unused, lambda *call: self.calls.append(call)
+        )
         self.consumer.rank = rank
         self.consumer.aggregator.optimizers[0] = optimizer
         self.traffic = ServerTraffic(
@@ -329,6 +333,12 @@ class Server:
     def _failed(self, failure: Failure, second_hand: bool) -> None:
         assert not second_hand
         self.failures.append(failure)
+
+    def make_calls(self) -> None:
+        """Does what threads have asked for."""
+        while self.calls:
+            function, *arguments = self.calls.popleft()
+            function(*arguments)
 
     def most_open(self) -> int:
         """The most rounds that are open of one slice."""
@@ -476,6 +486,8 @@ class Job:
         for server in self.servers:
             if len(server.consumer._queue):
                 yield (server.consumer.consume,)
+            if server.calls:
+                yield (server.make_calls,)
 
     def carry_all(self, connection: Connection) -> None:
         """Brings everything that one side of a connection has to say to the other."""

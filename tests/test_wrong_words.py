@@ -139,7 +139,15 @@ TO_A_SERVER.update(
                 partial(frame, kind),
                 f"kind {kind.name}, which only worker 0 may send",
             )
-            for kind in (Kind.OPTIMIZER, Kind.ORDER, Kind.CLIPPED, Kind.PUSHED, Kind.SCALE)
+            for kind in (
+                Kind.OPTIMIZER,
+                Kind.ORDER,
+                Kind.CLIPPED,
+                Kind.PUSHED,
+                Kind.SCALE,
+                Kind.CHECKPOINT,
+                Kind.RESUMED,
+            )
         },
         **{
             f"a server's {kind.name}": (
@@ -235,6 +243,10 @@ WELCOMED: Dict[str, Tuple[Callable[[int], bytes], str]] = {
     "squares of a step that nobody clips": (
         lambda rank: frame(Kind.SQUARES, rank, raw("Squares", parts=[1.0]), step=3),
         "squares of step 3",
+    ),
+    "a checkpoint for which nobody has asked": (
+        lambda rank: frame(Kind.WRITTEN, rank, raw("Written", step=3, problem="")),
+        "for which nobody has asked",
     ),
     **{
         f"a {kind.name} that nobody waits for": (

@@ -19,6 +19,7 @@ from p3kv.consistency import BulkSynchronous, consistency_of_key
 from p3kv.errors import ConfigError, ProtocolError, in_one_line
 from p3kv.server.aggregation import Aggregator, Result, SliceState
 from p3kv.server.buffers import Buffer, BufferPool
+from p3kv.server.checkpoints import Checkpoints
 from p3kv.server.clipping import Clipping
 from p3kv.server.finite import NotFinite
 from p3kv.server.keys import ServerKey
@@ -86,9 +87,11 @@ class Consumer:
         workers: Workers,
         on_lost: Callable[[Connection, str], None],
         fail: Callable[..., None],
+        call_soon: Callable[..., None],
     ) -> None:
         """`on_lost(connection, reason)` ends a connection that broke the protocol;
-        `fail(reason, round, error)` ends the job; `error` names a class in p3kv.errors."""
+        `fail(reason, round, error)` ends the job; `error` names a class in p3kv.errors. `call_soon`
+        has the server's thread call something."""
         self.rank = UNKNOWN
         self.tracer = Tracer(None, "server")
         self._pool = BufferPool()
@@ -111,6 +114,10 @@ class Consumer:
         self.rows = RowsTraffic(
             lambda: self.rank, workers, self.aggregator, self._terms, self._add, lambda: self.tracer
         )
+        self.checkpoints = Checkpoints(
+            lambda: self.rank, self._keys, self.rows.keys, self.aggregator, call_soon
+        )
+        self.rows.ended = self.checkpoints.rows_ended
         self.states = States(lambda: self.rank, self._find, self.aggregator, on_lost, fail)
         self.waiting = Waiting(
             self._keys, self.rows, self._pulls, self.aggregator, workers, self._departed
@@ -350,6 +357,8 @@ class Consumer:
         ended, start_ns = 0, now_ns()
         for result in self.aggregator.end_rounds(state):
             trace_update(self.tracer, result, start_ns)
+            if self.checkpoints.open is not None:
+                self.checkpoints.slice_ended(result.state)
             self._send_result(result)
             self._answer_pulls(result.state)
             if result.others and key.all_ended(result.round, result.others[0]):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Dict, Iterable, Iterator, List, Mapping, Optional, Tuple
+from typing import Collection, Dict, Iterable, Iterator, List, Mapping, Optional, Tuple
 
 import numpy as np
 
@@ -86,10 +86,14 @@ class ServerKey:
 
         ProtocolError if no worker can be so far ahead.
         """
-        states = self._states_in(max(self._generation, self._terms.generation(round))).values()
+        states = self.slices(round)
         for state in states:
             self._check_ahead(state, round, rank)
         return states
+
+    def slices(self, round: int) -> Collection[SliceState]:
+        """The slices that end a round, or have ended it already, or a later one."""
+        return self._states_in(max(self._generation, self._terms.generation(round))).values()
 
     def all_states(self) -> Iterator[SliceState]:
         """The slices of all generations, also of announced ones."""
@@ -148,13 +152,11 @@ class ServerKey:
         Call it between two updates of the whole key. `whole`: of the whole tensor, not of slices.
         """
         indices = [WHOLE] if whole else list(self._states_in(self._generation))
-        exported = [optimizer.export(self.declared, index) for index in indices]
-        states = [state for state in exported if state is not None]
+        copied = [optimizer.copied(self.declared, index) for index in indices]
+        states = [state for state in copied if state is not None]
         if not states:
             return None
-        assert len(states) == len(exported), "slices that have ended the same rounds"
-        for index, state in zip(indices, states):
-            optimizer.load(self.declared, index, state)
+        assert len(states) == len(copied), "slices that have ended the same rounds"
         return states[0] if whole else State.joined(states)
 
     def replace_state(self, optimizer: Optimizer, state: Optional[State], whole: bool) -> None:

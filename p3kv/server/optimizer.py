@@ -135,6 +135,13 @@ class Optimizer(ABC):
         Called between two updates of the whole key. Arrays belong to the caller.
         """
 
+    def copied(self, key: DeclaredKey, index: int) -> Optional[State]:
+        """As `export`, but the optimizer keeps the state."""
+        state = self.export(key, index)
+        if state is not None:
+            self.load(key, index, state)
+        return state
+
     @abstractmethod
     def load(self, key: DeclaredKey, index: int, state: State) -> None:
         """Gives a slice a state, made of exported ones with `State.joined` and `State.cut`, or a

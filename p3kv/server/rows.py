@@ -386,10 +386,9 @@ class RowsKey:
 
     def copied_state(self, optimizer: Optimizer, whole: bool = False) -> Optional[State]:
         """What an optimizer remembers of the run, with flat arrays; None if nothing."""
-        state = optimizer.export(self.declared, WHOLE)
+        state = optimizer.copied(self.declared, WHOLE)
         if state is None:
             return None
-        optimizer.load(self.declared, WHOLE, state)
         return state if whole else State(_reshaped(state.elements, (-1,)), state.numbers)
 
     def replace_state(

@@ -109,6 +109,8 @@ class RowsTraffic:
         self._enqueue = enqueue
         self._tracer = tracer
         self.keys: Dict[int, RowsKey] = {}
+        self.ended: Callable[[RowsKey], None] = lambda key: None
+        """Called when a key has ended a round, and before it ends the next."""
         self._values: Dict[int, _Values] = {}
 
     def declare(self, declared: DeclaredKey, consistency: Consistency) -> None:
@@ -179,6 +181,7 @@ class RowsTraffic:
         while key.next_ends():
             values.value_changes()
             round_ = key.end_round()
+            self.ended(key)
             ended = True
             told = pack_header(
                 Kind.ENDED, self._rank(), key=key_id, round=round_.round, step=round_.step

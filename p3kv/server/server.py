@@ -90,7 +90,9 @@ class _Server:
             lambda failure: self._control.send(LinkEnded(failure)),
             settings.silence_timeout_s,
         )  # fmt: skip
-        self._consumer = Consumer(launch, self._workers, self._workers.lose, self._fail_here)
+        self._consumer = Consumer(
+            launch, self._workers, self._workers.lose, self._fail_here, self._loop.call_soon
+        )
         self._traffic = Traffic(
             launch.num_workers, settings, self._workers, self._consumer, self._optimizers,
             self._fail_here,
@@ -143,12 +145,13 @@ class _Server:
             self._control.send(ReportFailure(failure))
 
     def close(self) -> None:
-        """Ends the trace and the control thread, and closes all sockets."""
+        """Ends the trace and the other threads, and closes all sockets."""
         if self._metrics is not None:
             self._metrics.close()
         self._consumer.tracer.close()
         self._control.send(Bye())
         self._control.close()
+        self._consumer.checkpoints.close()
         self._loop.close()
         self._listener.close()
         self._import_thread.shutdown()  # an import that is cut short says so
@@ -163,6 +166,7 @@ class _Server:
         except ConfigError as error:
             self._fail_here(str(error), UNKNOWN, "ConfigError")
         self._consumer.rank = roster.rank
+        self._consumer.checkpoints.hosts = [host for host, *_ in roster.servers]
         host, *_ = self._listener.address
         tracer = Tracer(self._settings.trace, f"server {roster.rank}", str(host))
         self._consumer.tracer = tracer

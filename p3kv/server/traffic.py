@@ -28,14 +28,17 @@ from p3kv.wire.header import (
 )
 from p3kv.wire.messages import (
     UNKNOWN,
+    Checkpoint,
     DeclaredKey,
     ForwardOrder,
     JobSettings,
     Norm,
     Pushed,
+    Resumed,
     Scale,
     Stalled,
     Terms,
+    Written,
     decode,
     encode,
 )
@@ -67,8 +70,10 @@ class Traffic:
         self._optimizers = optimizers
         self._fail = fail
         self._stalls = Stalls(settings.warn_after_s, self._tell_stall, workers.suspect)
+        consumer.checkpoints.tell = self._written
         self._scratch = memoryview(bytearray(MAX_PROBE_BYTES))
         self._order: Optional[memoryview] = None
+        self._resumed_from: Optional[memoryview] = None
         self._open_step = UNKNOWN
         self._serving = False
         self._job: Optional[JobSettings] = None
@@ -92,6 +97,8 @@ class Traffic:
             Kind.STATES: consumer.states.ask,
             Kind.STATE: consumer.states.land,
             Kind.STATE_BYTES: consumer.states.land_bytes,
+            Kind.CHECKPOINT: self._checkpoint,
+            Kind.RESUMED: self._resumed,
             Kind.BYE: self._bye,
         }
 
@@ -143,6 +150,8 @@ class Traffic:
         aggregator.checks_finite = job.check_finite
         self._consumer.waiting.workers_may_leave = job.let_workers_leave
         try:
+            if job.checkpoint_dir is not None:
+                self._consumer.checkpoints.write_to(job.checkpoint_dir)
             aggregator.consistency = make_consistency(job.consistency, self._num_workers)
         except ConfigError as error:
             self._fail(str(error), UNKNOWN, "ConfigError")
@@ -150,8 +159,11 @@ class Traffic:
     def _send_welcome(self, connection: Connection) -> None:
         is_new = not connection.welcome
         self._workers.welcome(connection, self.rank)
-        if is_new and self._order is not None:
-            connection.writer.push(URGENT, self._order_header(self._order), self._order)
+        if not is_new:
+            return
+        for kind, words in ((Kind.ORDER, self._order), (Kind.RESUMED, self._resumed_from)):
+            if words is not None:
+                connection.writer.push(URGENT, self._header(kind, words), words)
 
     def _bye(self, connection: Connection, header: Header) -> Landing:
         return Landing(None, partial(self._let_go, connection, header.rank))
@@ -190,10 +202,10 @@ class Traffic:
     def _pass_order_on(self, words: memoryview) -> None:
         decode(words, ForwardOrder)  # or all workers would blame this server for it
         self._order = words
-        self._workers.tell(self._order_header(words), words)
+        self._workers.tell(self._header(Kind.ORDER, words), words)
 
-    def _order_header(self, words: memoryview) -> bytes:
-        return pack_header(Kind.ORDER, self.rank, payload_bytes=len(words))
+    def _header(self, kind: Kind, words: memoryview) -> bytes:
+        return pack_header(kind, self.rank, payload_bytes=len(words))
 
     def _optimizer(self, connection: Connection, header: Header) -> Landing:
         words = memoryview(bytearray(header.payload_bytes))
@@ -239,6 +251,26 @@ class Traffic:
                 Kind.NORM, self.rank, key=header.key, round=header.round, payload_bytes=len(words)
             )
             self._workers.tell(news, words)
+
+    # Checkpoints.
+
+    def _checkpoint(self, connection: Connection, header: Header) -> Landing:
+        return message_landing(header, Checkpoint, self._consumer.checkpoints.begin)
+
+    def _written(self, step: int, problem: str) -> None:
+        connection = self._workers.connections[0]
+        if self._workers.listens(connection):
+            words = memoryview(encode(Written(step, problem)))
+            connection.writer.push(URGENT, self._header(Kind.WRITTEN, words), words)
+
+    def _resumed(self, connection: Connection, header: Header) -> Landing:
+        words = memoryview(bytearray(header.payload_bytes))
+        return Landing(words, partial(self._pass_resumed_on, words))
+
+    def _pass_resumed_on(self, words: memoryview) -> None:
+        decode(words, Resumed)  # or all workers would blame this server for it
+        self._resumed_from = words
+        self._workers.tell(self._header(Kind.RESUMED, words), words)
 
     # The network.
 

@@ -21,8 +21,8 @@ class Steps:
     each worker's own counts beside them, so that the others' steps are the same on all workers; its
     settings hold as soon as the servers have them, and only the newest are kept. Other settings
     wait here until their step is the current or the next one, so that a script that pushes far
-    ahead does not pile settings up on the servers. `new_step`, `new_store`, `make_own` and
-    `StoreSteps.pushed` belong to the thread that pushes, all else to the worker's thread.
+    ahead does not pile settings up on the servers. `new_step`, `newest`, `new_store`, `make_own`
+    and `StoreSteps.pushed` belong to the thread that pushes, all else to the worker's thread.
     """
 
     def __init__(self, send: SendSettings) -> None:
@@ -46,6 +46,11 @@ class Steps:
             self._newest_own = max(self._newest_own, self._newest) + 1
             return self._newest_own
         self._newest += 1
+        return self._newest
+
+    @property
+    def newest(self) -> int:
+        """The number of the last step that has begun, of those that workers share."""
         return self._newest
 
     def of_store(self, store: int) -> StoreSteps:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
-from typing import Any, Callable, Dict, List, Optional, Sequence
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
 from p3kv import words
+from p3kv.checkpoints import Saved
 from p3kv.codecs import CODECS
 from p3kv.config import Settings
 from p3kv.consistency import Consistency
@@ -21,10 +22,13 @@ from p3kv.wire.messages import (
     Key,
     KeyRefused,
     OptimizerSettings,
+    ResumedStore,
+    StoreAtCut,
     called,
     encode,
 )
 from p3kv.wire.states import PlainState
+from p3kv.worker.checkpoints import Cut
 from p3kv.worker.clipping import ClippedStep
 from p3kv.worker.traffic import Traffic
 from p3kv.worker.transfers import WorkerKey
@@ -53,13 +57,28 @@ class WorkerStore:
 
         `request` asks the scheduler; `call_soon` and `ask` have the worker's thread do
         something, `ask` waits for its result. `check` raises the job's failure."""
+        if rule.own_rounds and settings.checkpoint_dir is not None:
+            raise NotSupportedError(
+                "there are no checkpoints of an asynchronous store, whose slices never have the "
+                "same workers' pushes; use a synchronous store, or unset P3KV_CHECKPOINT_DIR"
+            )
         self.number = number
         """In the order in which the process, and each worker, creates its stores."""
+        self.describe: Callable[[], Tuple[bool, Dict[str, Any]]] = lambda: (False, {})
+        """What the front end knows of the store between two steps: whether its optimizer needs
+        whole tensors, and plain values. To be set by the front end."""
+        self.resumed = traffic.cuts.add(self._at_cut)
+        """The store in the checkpoint from which the job goes on."""
+        self._steps = 0 if self.resumed is None else self.resumed.steps
         self.own_rounds = rule.own_rounds
         """Whether rounds are each worker's own: the store is asynchronous."""
         self._consistency = consistency
         self._rule = rule
         self._rank = rank
+        self._cuts_before = 0
+        """How many checkpoints there were before the store's newest step."""
+        self.is_saved = settings.checkpoint_dir is not None
+        """Whether the job writes checkpoints."""
         self._gradient_codec = Choice(settings.gradient_codec)
         self._value_codec = Choice(settings.value_codec)
         self._traffic = traffic
@@ -204,8 +223,36 @@ class WorkerStore:
         )
         return norm
 
+    def step_begins(self) -> None:
+        """To be called before the first push of each step of the script: there may be a checkpoint
+        of all that was pushed before."""
+        if not self.is_saved:
+            return
+        due = self._traffic.cuts.due(self.number, self._steps)
+        if due is not None and self._rank == 0:
+            cut = Cut(self._traffic.steps.newest, due, self._traffic.cuts.stores())
+            self._call_soon(self._traffic.checkpoints.add, cut)
+        self._steps += 1
+
+    @property
+    def was_cut(self) -> bool:
+        """Whether there is a checkpoint of the store's newest step, so that what is pushed from now
+        on can't belong to this step."""
+        return self._traffic.cuts.count != self._cuts_before
+
+    def _at_cut(self) -> StoreAtCut:
+        whole, numbers = self.describe()
+        rounds = [(key.key_id, key.round) for key in self.declared()]
+        return StoreAtCut(ResumedStore(self.number, self._steps, numbers), whole, rounds)
+
+    @property
+    def saved(self) -> Optional[Saved]:
+        """The checkpoint from which the job goes on; on worker rank 0 only."""
+        return self._traffic.checkpoints.saved
+
     def new_step(self) -> int:
         """Returns the number of a step that begins in one of the stores."""
+        self._cuts_before = self._traffic.cuts.count
         return self._traffic.steps.new_step(self.number)
 
     @property

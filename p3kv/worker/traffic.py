@@ -20,6 +20,7 @@ from p3kv.wire.loop import Drain
 from p3kv.wire.messages import UNKNOWN, ForwardOrder, Stalled, Terms, encode
 from p3kv.wire.protocol import FROM_SERVERS, Conversation
 from p3kv.wire.terms import TermsByRound
+from p3kv.worker.checkpoints import Checkpoints, Cuts
 from p3kv.worker.clipping import Clipping
 from p3kv.worker.exchange import Exchange
 from p3kv.worker.gates import Gates
@@ -88,6 +89,9 @@ class Traffic:
         self._call_later = call_later
         self._silences = Silences(settings, self.servers, self.exchange.awaited)
         self.clipping = Clipping(rank, self.tell, lambda: len(self.servers))
+        self.checkpoints = Checkpoints(rank, settings, self.tell, lambda: len(self.servers))
+        self.cuts = Cuts(settings.checkpoint_every, self.checkpoints.resumed)
+        """Belongs to the thread that uses the stores."""
         self._takers: Dict[int, Taker] = {
             **joining,
             Kind.UPDATED: self.exchange.land,
@@ -103,6 +107,8 @@ class Traffic:
             Kind.LOADED: self.states.land_loaded,
             Kind.SQUARES: self.clipping.land_squares,
             Kind.NORM: self.clipping.land_norm,
+            Kind.WRITTEN: self.checkpoints.land_written,
+            Kind.RESUMED: self.checkpoints.land_resumed,
             Kind.BYE: self._bye,
         }
 
@@ -170,6 +176,7 @@ class Traffic:
         return self._takers[header.kind](connection, header)
 
     def _begin_step(self, step: int) -> None:
+        self.checkpoints.begin_step(step)
         self.steps.begin(step)
         self.tuning.begin_step(step)
 

@@ -16,6 +16,7 @@ from typing import Any, Callable, Dict, List, Optional
 from p3kv.config import Launch, Settings, apply_verbosity
 from p3kv.consistency import consistency_of_key
 from p3kv.errors import (
+    CheckpointError,
     ClosedError,
     ConfigError,
     P3Error,
@@ -150,9 +151,10 @@ class Worker:
                 lambda rate_bytes_s: self._control.send(Measured(rate_bytes_s)),
                 self._on_lost, self._received_bye, joining.takers,
             )  # fmt: skip
+            self._traffic.checkpoints.find(self._address, self.ends_rounds_with_all)
             joining.connect(self._traffic.connect)
-        except ConfigError as error:
-            failure = Failure(str(error), "worker", self.rank, error="ConfigError")
+        except (CheckpointError, ConfigError) as error:
+            failure = Failure(str(error), "worker", self.rank, error=type(error).__name__)
             self._control.send(ReportFailure(failure))
             raise failure.to_error() from error
         self._switch_interval.lower(settings.switch_interval_s)
@@ -163,6 +165,7 @@ class Worker:
         self._loop.call_soon(self._traffic.tuning.announce, INITIAL_ROUND, Terms(slice_size))
         self._loop.call_soon(self._traffic.look_for_silences)
         self._loop.call_soon(self._clock.watch, self.tracer, self._loop.call_later)
+        self._loop.call_soon(self._traffic.checkpoints.announce)
 
     def abort(self, reason: str) -> None:
         """Ends the job because this process can't go on, and tells all processes the reason.
@@ -342,6 +345,7 @@ class Worker:
             self._traffic.exchange.fail(error)
             self._traffic.states.fail(error)
             self._traffic.clipping.fail(error)
+            self._traffic.checkpoints.fail(error)
 
     def _received_bye(self) -> None:
         """A server has received all frames of this worker, and its last frame is read. Closing a

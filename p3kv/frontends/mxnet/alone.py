@@ -56,6 +56,9 @@ class Alone(KVStore):
         """As in a job."""
         return self._type
 
+    resumed_steps = 0
+    """As in a job; there are no checkpoints without one."""
+
     def name_keys(self, names: Iterable[Key]) -> None:
         """Takes note of the keys that a Trainer or Module will declare."""
         self._names.update(names)

@@ -46,20 +46,26 @@ class Pushes:
         self.clips = False
         """Whether steps are clipped by the norm of all gradients."""
         self.clipping = Clipping(own)
+        self._says_steps = False
+        """Whether the script says where steps are: gluon's Trainer and Module do."""
+        self._begins = False
 
     def next(self, key: WorkerKey) -> Tuple[int, int]:
         """Counts a push: the key's round, and the step that an optimizer would count."""
         updates = self.updates.get(key.key, 0) + 1
         if updates == 1:
             self._check_first(key)
+        is_new_step = self._since + updates > self._steps
+        if self._begins or (is_new_step and not self._says_steps):
+            self._begins = False
+            self._own.step_begins()  # before anything counts
         self.updates[key.key] = updates
         key.round += 1
-        is_new_step = self._since + updates > self._steps
         if is_new_step:
             self._steps += 1
         if self.clips:
             self._join_clipped_step(key, is_new_step)
-        elif is_new_step or (self._marked and self._settings_changed()):
+        elif is_new_step or self._own.was_cut or (self._marked and self._settings_changed()):
             self._marked = False
             self.step = self._own.new_step()
             self._begin_step()
@@ -71,8 +77,9 @@ class Pushes:
         return key.round, self.step
 
     def one_step(self) -> ContextManager[None]:
-        """What is pushed inside is one step: for clipping, and for settings that have changed.
-        Nothing that waits for a new value may be inside."""
+        """What is pushed inside is one step: for clipping, for settings that have changed and for
+        checkpoints. Nothing that waits for a new value may be inside."""
+        self._says_steps = self._begins = True
         if self.clips:
             return self.clipping.one_step()
         self._marked = True
@@ -101,6 +108,11 @@ class Pushes:
 
     # The optimizer.
 
+    @property
+    def counts(self) -> Tuple[int, Dict[Key, int]]:
+        """How many steps the optimizer has made, and how often it has updated each key."""
+        return self._steps - self._since, self.updates
+
     def set_optimizer(self, optimizer: WorkerOptimizer) -> None:
         """Has the servers update by an optimizer from the next step on, with fresh counts."""
         self.optimizer = optimizer
@@ -116,6 +128,7 @@ class Pushes:
         and what it remembers of them; the caller gives them its states."""
         self._since = self._steps - steps
         self.optimizer = WorkerOptimizer(optimizer, self.step - steps, remembered)
+        self._shares_numbers = self.optimizer.shares_numbers
         self._tell_servers(self.step + 1, self.optimizer.settings)
         return self.optimizer
 
@@ -150,6 +163,13 @@ class Pushes:
         self.clipping.add(key)
 
     def _check_first(self, key: WorkerKey) -> None:
+        if self._own.is_saved and self.optimizer is None:
+            raise NotSupportedError(
+                f"{key.called} is pushed to a store without an optimizer: the workers update the "
+                "weights, and checkpoints would not have them. Let the servers update them "
+                "(update_on_kvstore=True), or unset P3KV_CHECKPOINT_DIR and save weights and "
+                "states in the script"
+            )
         if self._own.own_rounds:
             asynchronous.check_first_push(key.called, self.optimizer is not None)
         if self.optimizer is not None:

@@ -18,6 +18,7 @@ from p3kv.frontends.mxnet import environment
 from p3kv.frontends.mxnet.alone import Alone
 from p3kv.frontends.mxnet.arrays import ROW_SPARSE
 from p3kv.frontends.mxnet.asynchronous import SYNC_TYPE, TYPE
+from p3kv.frontends.mxnet.checkpoints import declare_now
 from p3kv.frontends.mxnet.forward_order import FORWARD_READS
 from p3kv.frontends.mxnet.store import P3
 from p3kv.worker import this_process
@@ -153,13 +154,16 @@ def _telling_of_rows(init_optimizer: Any) -> Any:
 
 
 def _noting(init: Any) -> Any:
-    """Has every new Trainer learn its forward order, also when others have learned theirs."""
+    """Has every new Trainer learn its forward order, also when others have learned theirs; and
+    declare its keys where there are checkpoints."""
 
     @functools.wraps(init)
     def noting(trainer: mx.gluon.Trainer, *arguments: Any, **more: Any) -> None:
         init(trainer, *arguments, **more)
         if _is_ours(trainer._kvstore_params["kvstore"]):
             FORWARD_READS.start()
+            if _in_a_job() and config.current().checkpoint_dir is not None:
+                declare_now(trainer)
 
     return noting
 

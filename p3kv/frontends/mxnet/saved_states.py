@@ -56,19 +56,25 @@ def fetched(
     store: WorkerStore, keys: Sequence[WorkerKey], optimizer: WorkerOptimizer
 ) -> Dict[Key, OfKey]:
     """What the servers' optimizer remembers of keys."""
-    found, whole = {}, optimizer.needs_whole_tensors
+    found = {}
     for key in keys:
-        parts = [
+        states = [
             State(dict(part.elements), dict(part.numbers))
-            for part in store.optimizer_state(key, whole)
+            for part in store.optimizer_state(key, optimizer.needs_whole_tensors)
             if part is not None
         ]
-        if parts:
-            state = parts[0] if whole else State.joined(parts)
-            of_key = as_mxnets(state, _shape(key), whole)
-            stored = as_in_files(optimizer.optimizer, key, of_key.state)
-            found[key.key] = of_key._replace(state=stored)
+        if states:
+            found[key.key] = of_states(states, key, optimizer)
     return found
+
+
+def of_states(states: Sequence[State], key: WorkerKey, optimizer: WorkerOptimizer) -> OfKey:
+    """What the servers' optimizer remembers of a key, from the states of all its servers, in the
+    order of the elements."""
+    whole = optimizer.needs_whole_tensors
+    state = states[0] if whole else State.joined(states)
+    of_key = as_mxnets(state, _shape(key), whole)
+    return of_key._replace(state=as_in_files(optimizer.optimizer, key, of_key.state))
 
 
 def write(
@@ -115,7 +121,7 @@ def read(fname: str, current: mx.optimizer.Optimizer, keys: Sequence[WorkerKey])
             f"'{fname}' is of the optimizer {type(optimizer).__name__}, and this training has "
             f"{type(current).__name__}; train with the file's optimizer, or without the file"
         )
-    _check_states(fname, states, optimizer, {key.key: key for key in keys})
+    check(f"'{fname}'", states, optimizer, keys)
     if optimizer is current:
         return Loaded(states)
     remembered = take_remembered(optimizer)
@@ -155,6 +161,34 @@ def digest(loaded: Loaded, updates: Dict[Key, int]) -> str:
     return f"{len(counts)} keys, {loaded.steps} steps, {number:08x}"
 
 
+def check(
+    what: str,
+    states: Dict[Key, Any],
+    optimizer: mx.optimizer.Optimizer,
+    declared: Sequence[WorkerKey],
+) -> None:
+    """Raises StatesError unless states are those of these keys and this optimizer; `what` names
+    where they are from."""
+    keys = {key.key: key for key in declared}
+    unknown = [key for key in states if key not in keys]
+    if unknown:
+        raise StatesError(
+            f"{what} has states of {_named(unknown)}, and this store has {_named(list(keys))}; "
+            "load it into the model that it was saved from, after the model's parameters have "
+            "their shapes"
+        )
+    for key, state in states.items():
+        known = keys[key]
+        expected, found = _outline(begun(optimizer, known)), _outline(state)
+        if found != expected:
+            raise StatesError(
+                f"{what} has for {known.called} the state {found}, and "
+                f"{type(optimizer).__name__} with these settings has {expected} for shape "
+                f"{known.shape} and dtype {known.dtype}; use the model, the dtype and the "
+                "optimizer with which it was saved"
+            )
+
+
 @contextmanager
 def replacing(fname: str, rank: int) -> Iterator[BinaryIO]:
     """A new file that takes the place of `fname` when all is written; OSError if it can't."""
@@ -174,31 +208,6 @@ def replacing(fname: str, rank: int) -> Iterator[BinaryIO]:
         with suppress(OSError):
             os.unlink(part)
         raise
-
-
-def _check_states(
-    fname: str,
-    states: Dict[Key, Any],
-    optimizer: mx.optimizer.Optimizer,
-    keys: Dict[Key, WorkerKey],
-) -> None:
-    unknown = [key for key in states if key not in keys]
-    if unknown:
-        raise StatesError(
-            f"'{fname}' has states of {_named(unknown)}, and this store has {_named(list(keys))}; "
-            "load it into the model that it was saved from, after the model's parameters have "
-            "their shapes"
-        )
-    for key, state in states.items():
-        known = keys[key]
-        expected, found = _outline(begun(optimizer, known)), _outline(state)
-        if found != expected:
-            raise StatesError(
-                f"'{fname}' has for {known.called} the state {found}, and "
-                f"{type(optimizer).__name__} with these settings has {expected} for shape "
-                f"{known.shape} and dtype {known.dtype}; use the model, the dtype and the "
-                "optimizer that the file was saved with"
-            )
 
 
 def _check_kept(fname: str, kept: Mapping[Key, Any], keys: Dict[Key, WorkerKey]) -> None:

@@ -196,7 +196,12 @@ class MXNetOptimizer(Optimizer):
     def export(self, key: DeclaredKey, index: int) -> Optional[State]:
         # They would keep the memory of old slices.
         self._arrays.clear()
-        state = self._states.pop((key.key_id, index), None)
+        copied = self.copied(key, index)
+        self._states.pop((key.key_id, index), None)
+        return copied
+
+    def copied(self, key: DeclaredKey, index: int) -> Optional[State]:
+        state = self._states.get((key.key_id, index))
         if state is None:
             return None
         elements: Dict[str, np.ndarray] = {}

@@ -50,6 +50,7 @@ from p3kv.frontends.mxnet.arrays import (
     listed,
     spread,
 )
+from p3kv.frontends.mxnet.checkpoints import Resuming
 from p3kv.frontends.mxnet.errors import KeyMismatchError
 from p3kv.frontends.mxnet.forks import complete_before_forks
 from p3kv.frontends.mxnet.forward_order import FORWARD_READS, OrderLearner
@@ -123,6 +124,7 @@ class P3(KVStoreBase):
             FORWARD_READS.stop()
         self._rows = rows.Rows(self._worker.begin, self._worker.abort, self._order.ready)
         self._pushes = Pushes(self._own, self._order, self.rank)
+        self._resuming = Resuming(self._own, self._pushes, self.rank)
         self._states = ServerStates(self._own, self._pushes, self.rank, self._worker.barrier)
         self._updater: Optional[ServersUpdater] = None
 
@@ -159,6 +161,12 @@ class P3(KVStoreBase):
         """
         return self._own.forward_order
 
+    @property
+    def resumed_steps(self) -> int:
+        """How many steps the script had made with this store at the checkpoint from which the job
+        goes on: it skips their batches. 0 where the job goes on from none."""
+        return 0 if self._own.resumed is None else self._own.resumed.steps
+
     def stats(self) -> Dict[str, Any]:
         """What this worker has measured so far; docs/measuring.md says what each number means."""
         return self._worker.stats()
@@ -189,7 +197,8 @@ class P3(KVStoreBase):
             worker_key = self._declare(one_key, first)
             self._order.declared(one_key, [first])
             if self.rank == 0:
-                self._push_initial(worker_key, first)
+                self._push_initial(worker_key, self._resuming.initial(worker_key, first))
+                self._resuming.give_state(worker_key)
 
     def broadcast(
         self, key: Union[Key, Sequence[Key]], value: Any, out: Any, priority: int = 0
@@ -201,7 +210,9 @@ class P3(KVStoreBase):
             worker_key = self._declare(one_key, first, targets)
             self._order.declared(one_key, targets)
             if self.rank == 0:
+                first = self._resuming.initial(worker_key, first)
                 self._push_initial(worker_key, first, targets)
+                self._resuming.give_state(worker_key)
                 spread(first, targets)
             else:
                 target = self._staging.target(worker_key, targets)
@@ -312,7 +323,7 @@ class P3(KVStoreBase):
                 f"{len(spread_out[0].runs)} servers. Call kv.set_optimizer before kv.init and "
                 "kv.broadcast, or run the optimizer on the workers, with update_on_kvstore=False"
             )
-        self._pushes.set_optimizer(set_now)
+        self._resuming.set_optimizer(optimizer, set_now)
         self._updater = ServersUpdater(optimizer, self._states.of_keys)
 
     def set_gradient_compression(self, compression_params: Mapping[str, Any]) -> None:

@@ -1,0 +1,170 @@
+"""What MXNet's part of a checkpoint is, and how a store goes on from one."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Mapping, NamedTuple, Optional, Tuple
+
+import mxnet as mx
+from mxnet.ndarray import NDArray
+
+from p3kv.checkpoints import SavedKey
+from p3kv.errors import CheckpointError, ConfigError, StatesError
+from p3kv.frontends.mxnet import saved_states
+from p3kv.frontends.mxnet.arrays import ROW_SPARSE
+from p3kv.frontends.mxnet.plain_states import with_all_rows
+from p3kv.frontends.mxnet.pushes import Pushes
+from p3kv.frontends.mxnet.worker_optimizer import WorkerOptimizer
+from p3kv.server.optimizer import State
+from p3kv.wire.messages import Key
+from p3kv.worker.stores import WorkerStore
+from p3kv.worker.transfers import WorkerKey
+
+
+class Counts(NamedTuple):
+    """How far a store's optimizer is, as all workers know it."""
+
+    optimizer: str
+    """Name of its class."""
+    steps: int
+    """Its updates of the key that was updated most often."""
+    updates: Dict[Key, int]
+    remembered: Mapping[str, Any]
+    """As `WorkerOptimizer.remembered`."""
+
+
+class Resuming:
+    """Has a store go on from a checkpoint: worker rank 0 gives its values and states to the
+    servers in place of the script's, and all workers count on.
+
+    Belongs to the script's thread.
+    """
+
+    def __init__(self, own: WorkerStore, pushes: Pushes, rank: int) -> None:
+        self._own = own
+        self._pushes = pushes
+        self._rank = rank
+        self._counts: Optional[Counts] = None
+        """Until an optimizer is set."""
+        self._optimizer: Optional[WorkerOptimizer] = None
+        """The one that goes on."""
+        self._kept: Dict[Key, SavedKey] = {}
+        """Keys whose states the servers' optimizer is still to get."""
+        own.describe = self._describe
+        if own.resumed is not None and own.resumed.numbers:
+            self._counts = _counts_in(own.resumed.numbers)
+
+    def set_optimizer(self, optimizer: mx.optimizer.Optimizer, fresh: WorkerOptimizer) -> None:
+        """Has the servers update by an optimizer. The first one goes on where that of the
+        checkpoint was, any other begins with fresh counts and states.
+
+        Raises CheckpointError for another class than the checkpoint's.
+        """
+        counts, self._counts = self._counts, None
+        self._optimizer = None
+        if counts is None:
+            self._kept.clear()
+            self._pushes.set_optimizer(fresh)
+            return
+        name = type(optimizer).__name__
+        if name != counts.optimizer:
+            raise CheckpointError(
+                f"the checkpoint is of the optimizer {counts.optimizer}, and this script sets "
+                f"{name}; go on with the checkpoint's, or set P3KV_RESUME=0 and "
+                "P3KV_CHECKPOINT_DIR to another folder"
+            )
+        # What was the rate of the last step follows from it.
+        optimizer.num_update = optimizer.begin_num_update + counts.steps
+        self._optimizer = self._pushes.go_on_with(optimizer, counts.steps, counts.remembered)
+        self._pushes.updates = dict(counts.updates)
+        for key in self._own.declared():
+            self.give_state(key)
+
+    def initial(self, key: WorkerKey, value: NDArray) -> NDArray:
+        """On worker rank 0: the initial value of a key, in place of the script's `value`.
+
+        Raises CheckpointError for a key that the checkpoint does not have, or not like this.
+        """
+        saved = self._own.saved
+        if saved is None or self._own.resumed is None or not key.size_elems:
+            return value
+        outline = saved.outline(key.store, key.key)
+        if outline is None:
+            if self._pushes.step:
+                return value  # it was not there at the checkpoint either
+            raise CheckpointError(
+                f"the checkpoint of step {saved.step} has no {key.called}, of shape {key.shape}; "
+                "go on with the model that it was written of"
+            )
+        theirs, ours = (outline.shape, outline.dtype), (key.shape, key.dtype)
+        if theirs != ours:
+            raise CheckpointError(
+                f"the checkpoint of step {saved.step} has {key.called} with shape {theirs[0]} and "
+                f"dtype {theirs[1]}, and this script has shape {ours[0]} and dtype {ours[1]}; go "
+                "on with the model that it was written of"
+            )
+        of_key = self._kept[key.key] = saved.key(key.store, key.key)
+        elements = of_key.value.reshape(key.shape or (1,))
+        if value.stype == ROW_SPARSE:
+            return with_all_rows(elements)
+        return mx.nd.array(elements, dtype=key.dtype)
+
+    def give_state(self, key: WorkerKey) -> None:
+        """On worker rank 0, when a key has its initial value: gives the servers' optimizer what it
+        is to remember of the key, once it is set."""
+        optimizer = self._optimizer
+        if optimizer is None or key.key not in self._kept:
+            return
+        of_key = self._kept.pop(key.key)
+        states = [State(dict(one.elements), dict(one.numbers)) for one in of_key.states]
+        # Of other keys the servers had the states of an optimizer that was set before.
+        if states and key.key in self._pushes.updates:
+            found = saved_states.of_states(states, key, optimizer)
+            try:
+                saved_states.check(
+                    "the checkpoint", {key.key: found.state}, optimizer.optimizer, [key]
+                )
+            except StatesError as error:
+                raise CheckpointError(str(error)) from None
+            saved_states.give(self._own, [key], {key.key: found}, optimizer)
+
+    def _describe(self) -> Tuple[bool, Dict[str, Any]]:
+        optimizer = self._pushes.optimizer
+        if optimizer is None:
+            return False, {}
+        steps, updates = self._pushes.counts
+        return optimizer.needs_whole_tensors, {
+            "optimizer": type(optimizer.optimizer).__name__,
+            "steps": steps,
+            "updates": [[key, count] for key, count in updates.items()],
+            "remembered": optimizer.remembered(),
+        }
+
+
+def declare_now(trainer: mx.gluon.Trainer) -> None:
+    """Has a Trainer declare its parameters as soon as it is made, and not in its first step: their
+    values may be a checkpoint's, and the first gradient is to be that of these values.
+
+    Raises ConfigError where a parameter has no value yet.
+    """
+    for parameter in trainer._params:
+        if parameter._data is None:
+            raise ConfigError(
+                f"the parameter '{parameter.name}' has no value yet. With P3KV_CHECKPOINT_DIR a "
+                "Trainer needs all values when it is made, since a checkpoint's may take their "
+                "place: initialise the network, and run one forward pass if its layers find out "
+                "their shapes by themselves, before you make the Trainer"
+            )
+    trainer._init_kvstore()
+    trainer._init_params()
+
+
+def _counts_in(numbers: Mapping[str, Any]) -> Counts:
+    try:
+        updates = {key: int(count) for key, count in numbers["updates"]}
+        return Counts(
+            str(numbers["optimizer"]), int(numbers["steps"]), updates, dict(numbers["remembered"])
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"the checkpoint does not say how far its optimizer is ({error!r})"
+        ) from error

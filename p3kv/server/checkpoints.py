@@ -1,0 +1,243 @@
+"""Takes part in checkpoints: copies what this server keeps at the end of a step, and writes it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from typing import Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Union
+
+import numpy as np
+
+from p3kv.checkpoints import Abandoned, CutOfKey, KeyOutline, Outline, remove_unneeded, write
+from p3kv.errors import ConfigError, ProtocolError, in_one_line
+from p3kv.server.aggregation import Aggregator, SliceState
+from p3kv.server.keys import ServerKey
+from p3kv.server.optimizer import WHOLE, State
+from p3kv.server.rows import RowsKey
+from p3kv.wire.messages import UNKNOWN, Checkpoint, DeclaredKey, StoreAtCut
+
+_log = logging.getLogger(__name__)
+
+_CLOSE_S = 5.0
+"""How long to wait at the end of the job for a file that is being written."""
+
+Tell = Callable[[int, str], None]
+"""Tells worker rank 0 that this server's part of a step is written, or the reason why it is not."""
+
+
+class _Cut:
+    """What this server has of a key in a round, as far as its slices have ended the round."""
+
+    def __init__(self, declared: DeclaredKey, round: int, whole: bool, slices: int) -> None:
+        self.declared = declared
+        self.round = round
+        self.whole = whole
+        self.missing = slices
+        self._values: Dict[int, np.ndarray] = {}
+        self._states: Dict[int, State] = {}
+
+    def add(self, offset: int, value: np.ndarray, state: Optional[State]) -> None:
+        """Keeps a copy of a slice's value, and its state, or that of the whole tensor."""
+        self._values[offset] = value
+        if state is not None:
+            self._states[offset] = state
+        self.missing -= 1
+
+    @property
+    def complete(self) -> CutOfKey:
+        """All of it, once nothing is missing."""
+        key = self.declared
+        states = [self._states[offset] for offset in sorted(self._states)]
+        first = states[0] if states else State({}, {})
+        arrays = [[state.elements[name] for state in states] for name in first.elements]
+        outline = KeyOutline(
+            key.store, key.key, key.name, key.shape, key.dtype, key.layout, key.runs, self.whole,
+            first.numbers if states else None,
+            [
+                (name, array.dtype.name, list(array.shape) if self.whole else [_elems(parts)])
+                for (name, array), parts in zip(first.elements.items(), arrays)
+            ],
+        )  # fmt: skip
+        return CutOfKey(outline, [self._values[offset] for offset in sorted(self._values)], arrays)
+
+
+class _Open:
+    """A checkpoint of which something is still to be copied."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self.checkpoint = checkpoint
+        self.cuts: Dict[int, _Cut] = {}
+        self.missing = 0
+        """Slices, and keys of rows."""
+
+
+class Checkpoints:
+    """Copies each slice when it ends the round that worker rank 0 has named, and writes the copies.
+
+    Rank 0 asks for a checkpoint before it pushes for any later round, so no slice has ended a later
+    one. A round that has ended is copied at once, any other when it ends: no worker waits. The file
+    is written by a thread. Rank 0 asks for the next checkpoint when all servers have answered.
+
+    Belongs to the server's thread.
+    """
+
+    def __init__(
+        self,
+        rank: Callable[[], int],
+        keys: Mapping[int, ServerKey],
+        rows: Mapping[int, RowsKey],
+        aggregator: Aggregator,
+        call_soon: Callable[..., None],
+    ) -> None:
+        """`rank()` is this server's; `call_soon` has the server's thread call something."""
+        self.hosts: Sequence[str] = ()
+        """The servers', by rank."""
+        self.tell: Tell = lambda step, problem: None
+        self.open: Optional[_Open] = None
+        self._rank = rank
+        self._keys = keys
+        self._rows = rows
+        self._aggregator = aggregator
+        self._call_soon = call_soon
+        self._folder = ""
+        self._thread: Optional[threading.Thread] = None
+        self._writes = False
+        self._wanted = True
+
+    def write_to(self, folder: str) -> None:
+        """Says where files are to be written; ConfigError if they can't be."""
+        try:
+            os.makedirs(folder, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(
+                f"the folder {folder} for checkpoints can't be made: {error.strerror}; set "
+                "P3KV_CHECKPOINT_DIR to one that every server can write to"
+            ) from error
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise ConfigError(
+                f"checkpoints can't be written to {folder}: permission denied; set "
+                "P3KV_CHECKPOINT_DIR to a folder that every server can write to"
+            )
+        self._folder = folder
+
+    def begin(self, checkpoint: Checkpoint) -> None:
+        """Begins a checkpoint; ProtocolError for one that can't be right."""
+        if self.open is not None or self._writes:
+            raise ProtocolError("it asked for a checkpoint before it had the last one")
+        if not self._folder:
+            raise ProtocolError("it asked for a checkpoint in a job that has none")
+        self.open = _Open(checkpoint)
+        for store in checkpoint.stores:
+            for key_id, round_ in store.rounds:
+                self._begin_key(store, key_id, round_)
+        self._write_if_complete()
+
+    def slice_ended(self, state: SliceState) -> None:
+        """To be called while a checkpoint is open, when a slice has ended a round and before it
+        ends the next."""
+        assert self.open is not None
+        cut = self.open.cuts.get(state.key.key_id)
+        if cut is not None and cut.round == state.round:
+            self._copy_slice(cut, state)
+            self._write_if_complete()
+
+    def rows_ended(self, key: RowsKey) -> None:
+        """The same, of a key of rows."""
+        cut = None if self.open is None else self.open.cuts.get(key.key.key_id)
+        if cut is not None and cut.round == key.round:
+            self._copy_rows(cut, key)
+            self._write_if_complete()
+
+    def close(self) -> None:
+        """Waits for a file that is being written, for some seconds at most."""
+        if self._thread is not None:
+            self._thread.join(_CLOSE_S)
+            self._wanted = False
+            self._thread.join()
+
+    def _begin_key(self, store: StoreAtCut, key_id: int, round_: int) -> None:
+        assert self.open is not None
+        key = self._keys.get(key_id) or self._rows.get(key_id)
+        if key is None:
+            return  # on other servers
+        ended: List[Union[SliceState, RowsKey]]
+        if isinstance(key, RowsKey):
+            slices: List[Union[SliceState, RowsKey]] = [key]
+        else:
+            slices = list(key.slices(round_))
+        ended = [one for one in slices if one.round >= round_]
+        if any(one.round > round_ for one in ended):
+            raise ProtocolError(
+                f"it asked for round {round_} of {key.called}, which has ended a later one"
+            )
+        cut = _Cut(key.declared, round_, store.whole, len(slices))
+        self.open.cuts[key_id] = cut
+        self.open.missing += len(slices)
+        for one in ended:
+            if isinstance(one, RowsKey):
+                self._copy_rows(cut, one)
+            else:
+                self._copy_slice(cut, one)
+
+    def _copy_slice(self, cut: _Cut, state: SliceState) -> None:
+        assert self.open is not None and state.value is not None
+        optimizer = self._aggregator.optimizers.get(state.key.store)
+        copied = None
+        # That of a whole tensor is the same for all slices: they have ended the round together.
+        if optimizer is not None and (not cut.whole or state.offset == 0):
+            copied = optimizer.copied(state.key, WHOLE if cut.whole else state.index)
+        cut.add(state.offset, state.value.array.copy(), copied)
+        self.open.missing -= 1
+
+    def _copy_rows(self, cut: _Cut, key: RowsKey) -> None:
+        assert self.open is not None
+        optimizer = self._aggregator.optimizers.get(key.key.store)
+        copied = None if optimizer is None else key.copied_state(optimizer, cut.whole)
+        cut.add(0, key.value.reshape(-1).copy(), copied)
+        self.open.missing -= 1
+
+    def _write_if_complete(self) -> None:
+        assert self.open is not None
+        if self.open.missing:
+            return
+        complete, self.open = self.open, None
+        checkpoint = complete.checkpoint
+        keys = [cut.complete for cut in complete.cuts.values()]
+        outline = Outline(
+            1, checkpoint.identity, checkpoint.step, self._rank(), list(self.hosts),
+            [store.known for store in checkpoint.stores], [key.outline for key in keys],
+        )  # fmt: skip
+        self._writes = True
+        self._thread = threading.Thread(
+            target=self._write, args=(outline, keys, checkpoint.keep_from),
+            name="p3kv-checkpoint", daemon=True,
+        )  # fmt: skip
+        self._thread.start()
+
+    def _write(self, outline: Outline, keys: Sequence[CutOfKey], keep_from: int) -> None:
+        """In a thread of its own."""
+        problem = ""
+        try:
+            if keep_from != UNKNOWN:
+                remove_unneeded(self._folder, outline.server, len(outline.hosts), keep_from)
+            write(self._folder, outline, keys, lambda: self._wanted)
+        except Abandoned:
+            return
+        except Exception as error:  # noqa: BLE001  the job goes on without the file
+            reason = error.strerror if isinstance(error, OSError) else in_one_line(error)
+            problem = f"{os.path.join(self._folder, outline.part.name)}: {reason}"
+            _log.warning(
+                "the checkpoint of step %d can't be written to %s. The job goes on, keeps the "
+                "checkpoint before and tries again at the next one.",
+                outline.step, problem,
+            )  # fmt: skip
+        self._call_soon(self._written, outline.step, problem)
+
+    def _written(self, step: int, problem: str) -> None:
+        self._writes = False
+        self.tell(step, problem)
+
+
+def _elems(parts: Iterable[np.ndarray]) -> int:
+    return sum(len(part) for part in parts)

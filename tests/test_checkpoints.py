@@ -1,0 +1,170 @@
+"""Jobs that die and go on from a checkpoint: bit for bit as if nothing had happened."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+from pathlib import Path
+from typing import Any, Dict
+
+import numpy as np
+import pytest
+
+from p3kv.checkpoints import newest
+from tests.jobs import ROOT, SCRIPTS, JobResult, environment, run, run_job
+from tests.small_disk import small_disk
+
+SETTINGS: Dict[str, Any] = {
+    "P3KV_CHECKPOINT_EVERY": 4,
+    "P3KV_DETERMINISTIC": 1,  # the norm by which one store clips does not depend on slices then
+    "P3KV_SLICE_SIZE": 200,
+    "P3KV_OPTIMIZERS": "own_mxnet_optimizers",
+}
+
+
+def train(
+    folder: Path, *victim: str, servers: int = 2, restarts: int = 0, **more: Any
+) -> JobResult:
+    """Runs `continued.py` with checkpoints in `folder`; the weights go to `end.npz` there."""
+    settings = {**SETTINGS, "P3KV_CHECKPOINT_DIR": folder / "checkpoints", **more}
+    command = [
+        sys.executable, "-m", "p3kv", "launch", "-n", "2", "-s", str(servers),
+        "--restarts", str(restarts), "--",
+        sys.executable, str(SCRIPTS / "continued.py"), str(folder / "end.npz"), *victim,
+    ]  # fmt: skip
+    return run(command, environment(PYTHONPATH=f"{ROOT}:{SCRIPTS}", **settings), 120)
+
+
+def goes_on(folder: Path, servers: int = 2, **more: Any) -> JobResult:
+    return train(folder, servers=servers, P3KV_RESUME=1, **more)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, np.ndarray]:
+    """The weights of a run that nothing has disturbed."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    result = train(folder)
+    assert result.code == 0, result.output
+    return weights(folder)
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with what a job has left whose server was killed."""
+    folder = tmp_path_factory.mktemp("killed")
+    result = train(folder, "server 0")
+    assert result.code != 0
+    assert "server 0" in result.output.splitlines()[-1], result.output
+    return folder
+
+
+@pytest.fixture
+def left(killed: Path, tmp_path: Path) -> Path:
+    """A copy of it."""
+    shutil.copytree(killed / "checkpoints", tmp_path / "checkpoints")
+    return tmp_path
+
+
+def weights(folder: Path) -> Dict[str, np.ndarray]:
+    return dict(np.load(folder / "end.npz"))
+
+
+def same(actual: Dict[str, np.ndarray], expected: Dict[str, np.ndarray]) -> None:
+    assert actual.keys() == expected.keys()
+    assert len(actual) > 30
+    for name, value in expected.items():
+        assert actual[name].dtype == value.dtype
+        np.testing.assert_array_equal(actual[name], value, err_msg=name)
+
+
+@pytest.mark.parametrize("servers", [1, 2, 3])
+def test_after_a_server_s_death_the_job_goes_on_bit_for_bit_on_any_number_of_servers(
+    left: Path, undisturbed: Dict[str, np.ndarray], servers: int
+) -> None:
+    # Slices of another size, too.
+    result = goes_on(left, servers, P3KV_SLICE_SIZE=150 * servers)
+    assert result.code == 0, result.output
+    assert "the job goes on from the checkpoint of step" in result.said_by("worker 0")
+    assert "begins after 0" not in result.output
+    same(weights(left), undisturbed)
+
+
+def test_after_the_death_of_all_the_job_goes_on_bit_for_bit(
+    tmp_path: Path, undisturbed: Dict[str, np.ndarray]
+) -> None:
+    assert train(tmp_path, "all").code != 0
+    result = goes_on(tmp_path)
+    assert result.code == 0, result.output
+    same(weights(tmp_path), undisturbed)
+
+
+def test_a_job_whose_worker_dies_is_restarted_and_ends_as_if_nothing_had_happened(
+    tmp_path: Path, undisturbed: Dict[str, np.ndarray]
+) -> None:
+    result = train(tmp_path, "worker 1", restarts=1)
+    assert result.code == 0, result.output
+    assert "p3kv launch: worker 1 (round" in result.output
+    assert "starts the job again from its newest checkpoint (1 of 1)" in result.output
+    same(weights(tmp_path), undisturbed)
+
+
+def test_a_damaged_checkpoint_is_refused_by_name_and_the_one_before_is_used(
+    left: Path, undisturbed: Dict[str, np.ndarray]
+) -> None:
+    older, newer = sorted((left / "checkpoints").glob("*server-1-of-2.npz"))
+    data = newer.read_bytes()
+    middle = len(data) // 2
+    newer.write_bytes(data[:middle] + bytes([data[middle] ^ 4]) + data[middle + 1 :])
+    result = goes_on(left)
+    assert result.code == 0, result.output
+    said = result.said_by("worker 0")
+    assert f"{newer} is damaged" in said, said
+    assert f"goes on from the checkpoint of step {int(older.name[5:15])}" in said, said
+    same(weights(left), undisturbed)
+
+
+def test_on_a_full_disk_the_job_goes_on_and_keeps_the_last_checkpoint(
+    left: Path, tmp_path: Path, undisturbed: Dict[str, np.ndarray]
+) -> None:
+    newest_parts = sorted((left / "checkpoints").glob("*.npz"))[-2:]
+    folder = tmp_path / "small"
+    size_bytes = sum(part.stat().st_size for part in newest_parts)
+    with small_disk(folder, int(1.5 * size_bytes)):
+        for part in newest_parts:
+            shutil.copy(part, folder)
+        result = goes_on(left, P3KV_CHECKPOINT_DIR=folder)
+        kept = newest(str(folder), "127.0.0.1")
+    assert result.code == 0, result.output
+    said = re.findall(r"the checkpoint of step \d+ can't be written to (\S+): (.*)", result.output)
+    assert said, result.output
+    for path, reason in said:
+        assert path.startswith(f"{folder}/step-")
+        assert reason.startswith("No space left on device. The job goes on")
+    assert kept is not None
+    assert kept.stores[0].steps == 8
+    same(weights(left), undisturbed)
+
+
+def test_a_job_that_begins_does_not_mix_its_checkpoints_with_those_of_another(left: Path) -> None:
+    result = train(left)
+    assert result.code != 0
+    assert "has checkpoints of an earlier run" in result.output.splitlines()[-1]
+
+
+def test_what_can_not_go_on_or_have_checkpoints_is_refused_with_the_reason(left: Path) -> None:
+    result = run_job(
+        "checkpoint_misuse.py", P3KV_CHECKPOINT_DIR=left / "checkpoints", P3KV_RESUME=1,
+        PYTHONPATH=f"{ROOT}:{SCRIPTS}", **SETTINGS,
+    )  # fmt: skip
+    assert "all is refused" in result.output, result.output
+
+
+def test_a_module_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
+    for resume, right in ((0, "right from step 0"), (1, "right from step 3")):
+        result = run_job(
+            "module_continued.py", workers=2, P3KV_CHECKPOINT_DIR=tmp_path,
+            P3KV_CHECKPOINT_EVERY=3, P3KV_RESUME=resume, MXNET_UPDATE_ON_KVSTORE=1,
+        )  # fmt: skip
+        assert result.code == 0, result.output
+        assert right in result.output
