@@ -20,6 +20,14 @@ def positive(text: str) -> int:
     return number
 
 
+def number_of_times(text: str) -> int:
+    """A whole number from 0 on."""
+    number = _number(text)
+    if number < 0:
+        raise argparse.ArgumentTypeError(f"{number} is not 0 or more")
+    return number
+
+
 def port(text: str) -> int:
     """A port; 0 is any that is free."""
     number = _number(text)

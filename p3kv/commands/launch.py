@@ -7,7 +7,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from p3kv.commands.arguments import port, positive
+from p3kv.commands.arguments import number_of_times, port, positive
 from p3kv.config import Settings
 from p3kv.errors import ConfigError
 
@@ -34,8 +34,9 @@ def add(commands: Commands) -> None:
         help="run a whole job, here or on several hosts",
         description=_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        usage="p3kv launch -n WORKERS [-s SERVERS] [--root-port PORT] -- COMMAND ...\n"
-        "       p3kv launch -H HOSTS [-s SERVERS] [--root-port PORT] -- COMMAND ...",
+        usage="p3kv launch -n WORKERS [-s SERVERS] [--root-port PORT]\n"
+        "                   [--resume] [--restarts TIMES] -- COMMAND ...\n"
+        "       p3kv launch -H HOSTS [the same options] -- COMMAND ...",
     )
     where = parser.add_mutually_exclusive_group(required=True)
     where.add_argument(
@@ -68,6 +69,19 @@ def add(commands: Commands) -> None:
         help="port of the scheduler (default: a free one; with -H one by chance)",
     )
     parser.add_argument(
+        "--resume",
+        action="store_true",
+        help="go on from the newest complete checkpoint in P3KV_CHECKPOINT_DIR",
+    )
+    parser.add_argument(
+        "--restarts",
+        type=number_of_times,
+        default=0,
+        metavar="TIMES",
+        help="how many times to start the job again from its newest checkpoint when a process "
+        "fails (default: never)",
+    )
+    parser.add_argument(
         "command",
         nargs=argparse.REMAINDER,
         metavar="COMMAND",
@@ -88,17 +102,22 @@ def _hosts(text: str) -> list[Host]:
 def _launch(options: argparse.Namespace) -> int:
     from p3kv.launcher import launch, launch_on
 
-    Settings.from_environment()  # if a setting is wrong, every process would say so
+    settings = Settings.from_environment()  # if a setting is wrong, every process would say so
+    if settings.checkpoint_dir is None and (options.resume or options.restarts):
+        raise ConfigError(
+            "--resume and --restarts need checkpoints: set P3KV_CHECKPOINT_DIR to a folder for them"
+        )
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
     if not command:
         options.parser.error("the workers' command is missing, such as '-- python train.py'")
-    port, hosts = options.root_port, options.hosts
+    hosts, more = options.hosts, {"root_port": options.root_port, "resume": options.resume}
+    more["restarts"] = options.restarts
     num_workers = options.num_workers or sum(host.workers for host in hosts)
     num_servers = options.num_servers or num_workers
     if hosts:
-        exit_code = launch_on(hosts, command, num_servers, root_port=port)
+        exit_code = launch_on(hosts, command, num_servers, **more)
     else:
-        exit_code = launch(command, num_workers, num_servers, root_port=port)
+        exit_code = launch(command, num_workers, num_servers, **more)
     if exit_code == _BROKEN_PIPE:
         # Python would try to write the rest once more at its end, and complain.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

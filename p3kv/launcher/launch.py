@@ -12,6 +12,7 @@ from p3kv.forwarding import forwarded
 from p3kv.launcher.hosts import Host, address_of_first
 from p3kv.launcher.parts import HOST, job_parts, on_this_host
 from p3kv.launcher.remote import on_hosts, some_port
+from p3kv.launcher.restarts import Run, run_with_restarts
 from p3kv.launcher.supervisor import Graces, Launcher
 from p3kv.wire.launcher_link import Cause, LauncherLink
 
@@ -28,6 +29,8 @@ def launch(
     out: BinaryIO | None = None,
     err: BinaryIO | None = None,
     graces: Graces | None = None,
+    resume: bool = False,
+    restarts: int = 0,
 ) -> int:
     """Runs `command` as `num_workers` workers with a scheduler and `num_servers` servers.
 
@@ -35,11 +38,30 @@ def launch(
     shell would give it (128 + signal for a process killed by a signal, 127 for a command that does
     not exist). `root_port` 0 takes a free port; `env` None passes this process's environment on.
     What the processes print goes line by line to `out` and `err`, by default this process's
-    standard output and error.
+    standard output and error. `resume` has the job go on from its newest checkpoint; a job that
+    fails is started again, to go on from there, at most `restarts` times.
 
     Call it in the main thread if Ctrl-C and SIGTERM shall end the job: Python gives signals to no
     other thread.
     """
+
+    def run(resumes: bool) -> Run:
+        own = _own(env, resumes)
+        return _run_once(command, num_workers, num_servers, root_port, own, out, err, graces)
+
+    return run_with_restarts(run, restarts, resume, err)
+
+
+def _run_once(
+    command: Sequence[str],
+    num_workers: int,
+    num_servers: int,
+    root_port: int,
+    env: Mapping[str, str],
+    out: BinaryIO | None,
+    err: BinaryIO | None,
+    graces: Graces | None,
+) -> Run:
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -50,12 +72,12 @@ def launch(
             message = f"p3kv launch: port {root_port} of {HOST} is not free: {error.strerror}\n"
             stream.write(message.encode())
             stream.flush()
-            return 1
+            return Run(1, may_start_again=False)
         ours, schedulers = socket.socketpair()
         with ours, schedulers:
             port = listener.getsockname()[1]
             parts = on_this_host(
-                job_parts(command, num_workers, num_servers, port=port, env=_own(env)),
+                job_parts(command, num_workers, num_servers, port=port, env=env),
                 scheduler_fd=listener.fileno(),
                 launcher_fd=schedulers.fileno(),
             )
@@ -75,7 +97,8 @@ def launch(
                 on_started=on_started,
                 link=LauncherLink(ours, Cause),
             )
-            return launcher.run()
+            code = launcher.run()
+            return Run(code, launcher.a_part_failed)
 
 
 def launch_on(
@@ -88,6 +111,8 @@ def launch_on(
     out: BinaryIO | None = None,
     err: BinaryIO | None = None,
     graces: Graces | None = None,
+    resume: bool = False,
+    restarts: int = 0,
 ) -> int:
     """Like `launch`, on `hosts` over ssh: each has the number of workers that it says.
 
@@ -95,7 +120,24 @@ def launch_on(
     host has the scheduler, at DMLC_PS_ROOT_URI of `env` or at the address that ssh uses.
     `root_port` 0 takes a port by chance.
     """
-    own = _own(env)
+
+    def run(resumes: bool) -> Run:
+        own = _own(env, resumes)
+        return _run_once_on(hosts, command, num_servers, root_port, own, out, err, graces)
+
+    return run_with_restarts(run, restarts, resume, err)
+
+
+def _run_once_on(
+    hosts: Sequence[Host],
+    command: Sequence[str],
+    num_servers: int,
+    root_port: int,
+    own: Mapping[str, str],
+    out: BinaryIO | None,
+    err: BinaryIO | None,
+    graces: Graces | None,
+) -> Run:
     graces = graces or Graces()
     parts = on_hosts(
         job_parts(
@@ -115,12 +157,15 @@ def launch_on(
     lines = [part.line for part in parts if part.line is not None]
     try:
         link = LauncherLink(lines[0].ours, Cause)
-        return Launcher(parts, out=out, err=err, graces=graces, link=link).run()
+        launcher = Launcher(parts, out=out, err=err, graces=graces, link=link)
+        code = launcher.run()
+        return Run(code, launcher.a_part_failed)
     finally:
         for line in lines:
             line.close()
 
 
-def _own(env: Mapping[str, str] | None) -> Mapping[str, str]:
+def _own(env: Mapping[str, str] | None, resumes: bool) -> Mapping[str, str]:
     # This process has told of its own variables when it imported p3kv.
-    return {**os.environ, **told_of(os.environ)} if env is None else env
+    own = {**os.environ, **told_of(os.environ)} if env is None else env
+    return {**own, "P3KV_RESUME": "1"} if resumes else own

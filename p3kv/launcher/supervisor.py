@@ -146,6 +146,12 @@ class Launcher:
             for signum, handler in before.items():
                 signal.signal(signum, handler)
 
+    @property
+    def a_part_failed(self) -> bool:
+        """After `run`: whether the job failed because a part did, and not because the launcher was
+        stopped, or could not start one."""
+        return self._cause is not None if self._verdict is None else self._verdict.by_end
+
     # ---- starting
 
     def _start(self) -> bool:
