@@ -251,7 +251,7 @@ class _Scheduler:
             self._tell(node, self._silences.heard(node, time.monotonic()))
 
     def _hello(self, connection: bytes, hello: Hello, descriptor: int) -> None:
-        identity = hello.process
+        identity = hello.process or connection
         try:
             knows = self._lines.resume(identity, connection, hello.received)
         except ProtocolError as error:

@@ -45,8 +45,9 @@ class Hello(Message, frozen=True):
     pid: int
     transport: str
     """By which transport workers connect to a server; empty for a worker."""
-    process: bytes
-    """A number that the process has chosen: by it the scheduler knows it on its next connection."""
+    process: bytes = b""
+    """A number that the process has chosen: by it the scheduler knows it on its next connection.
+    Earlier versions have none."""
     received: int = 0
     """How many messages of the scheduler it has received over connections that have ended."""
     encrypts: bool = False
@@ -56,7 +57,7 @@ class Hello(Message, frozen=True):
         check_name("a transport's name", self.transport)
         check_number("the number of an address", self.port, 0, MAX_ADDRESS)
         check(len(self.host) <= MAX_HOST_CHARS, "a host's name is too long")
-        check(len(self.process) == TOKEN_BYTES, f"a token has {len(self.process)} bytes")
+        check(len(self.process) in (0, TOKEN_BYTES), f"a token has {len(self.process)} bytes")
         check_received(self.received)
 
 
