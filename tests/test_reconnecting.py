@@ -99,10 +99,11 @@ def may_reset() -> bool:
 
 
 @pytest.mark.skipif(not may_reset(), reason="'ss -K' can't end connections here")
+@pytest.mark.parametrize("encrypts", [0, 1])
 def test_a_job_whose_connections_to_the_scheduler_and_servers_are_reset_goes_on(
-    tmp_path: Path,
+    tmp_path: Path, encrypts: int
 ) -> None:
-    with TrainingJob(tmp_path, 2, 2) as job:
+    with TrainingJob(tmp_path, 2, 2, P3KV_ENCRYPT=encrypts) as job:
         job.wait_until_training()
         pids = [process.pid for process in job.parts().values()]
         ended = 0
