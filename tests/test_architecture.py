@@ -96,7 +96,8 @@ KNOW_NO_FRAMEWORK = (
     "p3kv.roles", "p3kv.config", "p3kv.words", "p3kv.worker", "p3kv.wire", "p3kv.server",
     "p3kv.scheduler", "p3kv.checkpoints", "p3kv.slicing", "p3kv.forecast", "p3kv.report",
     "p3kv.consistency", "p3kv.transport", "p3kv.registry", "p3kv.forwarding", "p3kv.companions",
-    "p3kv.ranks", "p3kv.trace", "p3kv.launcher", "p3kv.frontends.front_end", "p3kv.frontends.attach",
+    "p3kv.ranks", "p3kv.trace", "p3kv.launcher", "p3kv.frontends.front_end",
+    "p3kv.frontends.attach",
 )  # fmt: skip
 WORDS_OF_FRAMEWORKS = re.compile(r"mxnet|gluon|kvstore=|torch|\bmx\.|\bkv\.", re.IGNORECASE)
 HANDS_ON_THE_ENVIRONMENT = {"p3kv.launcher.guardian", "p3kv.launcher.launch"}
