@@ -97,6 +97,10 @@ class _Server:
             launch.num_workers, settings, self._workers, self._consumer, self._optimizers,
             self._fail_here,
         )  # fmt: skip
+        self._timeout_s = settings.rendezvous_timeout_s
+        self._rank = UNKNOWN
+        self._began_s = time.monotonic()
+        self._metrics: Optional[Metrics] = None
         self._clock = SchedulersClock(lambda message: self._control.send(message))
         self._control = ControlClient(
             launch,
@@ -113,10 +117,6 @@ class _Server:
             known_round=self._workers.known_round,
             numbers=self._numbers,
         )
-        self._timeout_s = settings.rendezvous_timeout_s
-        self._rank = UNKNOWN
-        self._began_s = time.monotonic()
-        self._metrics: Optional[Metrics] = None
 
     def serve(self) -> None:
         """Runs until the job is finished; raises its failure."""
