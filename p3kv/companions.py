@@ -13,20 +13,25 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from contextlib import suppress
-from typing import List
+from typing import Callable, List
 
 from p3kv.config import Launch
 from p3kv.errors import ConfigError
 from p3kv.wire.address import listening_address
 
 _BACKLOG = 1024
+_OTHER_FIRST_S = 1.0
+"""mpirun and srun end with the exit code of the rank that ends first: it is to be the one whose
+failure it is, and then they end the others."""
 _SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
 
 
-def start(launch: Launch) -> None:
+def start(launch: Launch, fails_for_another: Callable[[], bool]) -> None:
     """Starts the processes that `launch` wants beside this one.
 
+    `fails_for_another()` says at the end whether the job has failed because of another rank.
     Raises ConfigError if this host can't have the scheduler.
     """
     if not launch.beside:
@@ -57,7 +62,7 @@ def start(launch: Launch) -> None:
                 )
             )
     # Before the worker's own: what is registered first comes last.
-    atexit.register(_wait, processes, parent)
+    atexit.register(_wait, processes, parent, fails_for_another)
 
 
 def _listen(listener: socket.socket, launch: Launch) -> None:
@@ -73,9 +78,13 @@ def _listen(listener: socket.socket, launch: Launch) -> None:
         ) from error
 
 
-def _wait(processes: List[subprocess.Popen], parent: int) -> None:
+def _wait(
+    processes: List[subprocess.Popen], parent: int, fails_for_another: Callable[[], bool]
+) -> None:
     if os.getpid() != parent:
         return  # a fork of it
     with suppress(KeyboardInterrupt):
         for process in processes:
             process.wait()
+        if fails_for_another():
+            time.sleep(_OTHER_FIRST_S)

@@ -61,6 +61,14 @@ def worker() -> Worker:
     return _worker
 
 
+def fails_for_another() -> bool:
+    """Whether the job has failed because of another process than this worker."""
+    failure = None if _worker is None else _worker.failure
+    if _worker is None or failure is None:
+        return False
+    return (failure.role, failure.rank) != ("worker", _worker.rank)
+
+
 def trains_alone(how: str) -> None:
     """Warns, once, that this worker of a job shares nothing with the others: `how` says why.
 
