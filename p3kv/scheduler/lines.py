@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Dict, List, Optional, Union
+from typing import Dict, List, Optional, Tuple, Union
 
 import zmq
 
 from p3kv.errors import P3Error
-from p3kv.wire.line import RETURN_S, Line
+from p3kv.wire.line import Line
 from p3kv.wire.messages import FromScheduler, Refused, Welcomed, encode
 
 
@@ -16,6 +16,7 @@ class _NodeLine:
         self.line = Line()
         self.connection = connection
         """What ZeroMQ calls the newest connection of the node."""
+        self.ended_at = 0.0
         self.gives_up_at: Optional[float] = None
 
 
@@ -80,12 +81,10 @@ class Lines:
         """Answers a process that is no node."""
         self._send(connection, [encode(message)])
 
-    def ended(self, connection: bytes, now: float) -> Optional[bytes]:
-        """A connection has ended; returns the node that has no other now."""
-        node = self._nodes.pop(connection, None)
-        if node is not None:
-            self._lines[node].gives_up_at = now + RETURN_S
-        return node
+    def ended(self, connection: bytes, now: float, waits_s: float) -> None:
+        """A node's connection has ended; the node is waited for."""
+        line = self._lines[self._nodes.pop(connection)]
+        line.ended_at, line.gives_up_at = now, now + waits_s
 
     @property
     def gives_up_at(self) -> Optional[float]:
@@ -93,16 +92,17 @@ class Lines:
         times = [line.gives_up_at for line in self._lines.values() if line.gives_up_at is not None]
         return min(times, default=None)
 
-    def lost(self, now: float) -> List[bytes]:
-        """The nodes that have not come back in time; each once."""
+    def lost(self, now: float) -> List[Tuple[bytes, float]]:
+        """The nodes that have not come back in time, and when their connections have ended; each
+        once."""
         late = [
-            node
+            (node, line)
             for node, line in self._lines.items()
             if line.gives_up_at is not None and now >= line.gives_up_at
         ]
-        for node in late:
-            self._lines[node].gives_up_at = None
-        return late
+        for _, line in late:
+            line.gives_up_at = None
+        return [(node, line.ended_at) for node, line in late]
 
     def _send(self, connection: bytes, parts: List[bytes]) -> None:
         try:

@@ -24,7 +24,6 @@ from p3kv.wire import silence
 from p3kv.wire.address import listening_address
 from p3kv.wire.credentials import Credentials
 from p3kv.wire.launcher_link import Cause, LauncherLink, PartEnded
-from p3kv.wire.line import RETURN_S
 from p3kv.wire.messages import (
     MAX_TO_SCHEDULER_BYTES,
     UNKNOWN,
@@ -289,13 +288,15 @@ class _Scheduler:
     def _disconnected(self, connection: bytes) -> None:
         """A connection has ended. Its node may come back: only then, or soon, is it known whether
         its process has ended, unless the launcher says so."""
-        identity = self._lines.ended(connection, time.monotonic())
-        if identity is not None and self._job.failure is not None:
-            self._lost(identity)
+        identity, now = self._lines.node(connection), time.monotonic()
+        if identity is not None:
+            waits_s = (
+                0.0 if self._job.failure is not None else self._silences.waits_s(identity, now)
+            )
+            self._lines.ended(connection, now, waits_s)
 
-    def _lost(self, identity: bytes) -> None:
+    def _lost(self, identity: bytes, ended_at: float) -> None:
         node = self._job.node(identity)
-        ended_at = time.monotonic() - RETURN_S
         silent_s = None if node is None else self._silences.end(node, ended_at)
         if node is not None and silent_s is not None:
             self._job.lost(node, silent_s)
@@ -316,8 +317,8 @@ class _Scheduler:
 
     def _check_clock(self) -> None:
         now = time.monotonic()
-        for identity in self._lines.lost(now if self._job.failure is None else math.inf):
-            self._lost(identity)
+        for identity, ended_at in self._lines.lost(now if self._job.failure is None else math.inf):
+            self._lost(identity, ended_at)
         if now >= self._look_at:
             self._look_at = now + LOOK_EVERY_S
             for node, told in self._silences.look(now):

@@ -40,6 +40,11 @@ class Silences:
             if silent_s is not None and not node.gone:
                 yield node, self._words(node, silent_s)
 
+    def waits_s(self, identity: bytes, now: float) -> float:
+        """How long to wait for a node whose connection has ended now."""
+        _, silence = self._nodes[identity]
+        return silence.waits_s(now, self._timeout_s)
+
     def end(self, node: Node, now: float) -> Optional[float]:
         """How long a node was silent when its connection ended; None if it had ended before."""
         _, silence = self._nodes.pop(node.identity, (node, None))

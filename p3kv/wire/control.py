@@ -18,7 +18,7 @@ from p3kv.errors import P3Error, PeerLostError, ProtocolError, RendezvousError, 
 from p3kv.wire import silence
 from p3kv.wire.credentials import Credentials
 from p3kv.wire.first_contact import FirstContact
-from p3kv.wire.line import RETURN_S, Line
+from p3kv.wire.line import Line
 from p3kv.wire.messages import (
     UNKNOWN,
     Abort,
@@ -92,6 +92,7 @@ class ControlClient:
         self._welcomed = False
         self._connected = False
         """The scheduler has answered on the connection of now."""
+        self._ended_at = 0.0
         self._lost_at: Optional[float] = None
         """When the scheduler is lost if it has not answered again."""
         self._given_up = False
@@ -205,7 +206,7 @@ class ControlClient:
     def _run(self) -> None:
         context = zmq.Context()
         try:
-            self._serve(context, self._new_contact(context))
+            self._serve(context)
         except (zmq.ZMQError, P3Error) as error:
             self._given_up = True
             self._fail(error if isinstance(error, P3Error) else RendezvousError(str(error)))
@@ -226,19 +227,23 @@ class ControlClient:
         contact.send([encode(structs.replace(self._hello, received=self._line.received))])
         return contact
 
-    def _serve(self, context: zmq.Context, contact: SchedulerSocket) -> None:
-        while not self._done():
-            while self._outbox and self._connected:
-                contact.send(self._line.keep(self._outbox.popleft()))
-            messages, events = contact.wait(self._wake_reader, self._timeout_ms())
-            for parts in messages:
-                self._take(contact, parts)
-            for event, value in events:
-                if self._notice(event, value):
-                    contact.close()
-                    contact = self._new_contact(context)
-                    break
-            self._check_clock()
+    def _serve(self, context: zmq.Context) -> None:
+        contact = self._new_contact(context)
+        try:
+            while not self._done():
+                while self._outbox and self._connected:
+                    contact.send(self._line.keep(self._outbox.popleft()))
+                messages, events = contact.wait(self._wake_reader, self._timeout_ms())
+                for parts in messages:
+                    self._take(contact, parts)
+                for event, value in events:
+                    if self._notice(event, value):
+                        contact.close()
+                        contact = self._new_contact(context)
+                        break
+                self._check_clock()
+        finally:
+            contact.close()
 
     def _done(self) -> bool:
         """Whether this client is closed and has said all that the scheduler can still hear."""
@@ -294,7 +299,7 @@ class ControlClient:
         if self._lost_at is not None and now >= self._lost_at:
             self._lost_at, self._given_up = None, True
             self._alive_at = None
-            self._scheduler_lost(now - RETURN_S)
+            self._scheduler_lost(self._ended_at)
         deadline = self._contact.deadline
         if deadline is not None and now >= deadline and self._undecided():
             self._given_up = True
@@ -320,7 +325,9 @@ class ControlClient:
             self._connected, self._given_up = False, True
         elif event == zmq.EVENT_DISCONNECTED:
             if self._lost_at is None:
-                self._lost_at = time.monotonic() + RETURN_S
+                now = self._ended_at = time.monotonic()
+                timeout_s = self._settings.silence_timeout_s
+                self._lost_at = now + self._scheduler.waits_s(now, timeout_s)
             return True
         return False
 

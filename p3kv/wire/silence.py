@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from typing import Optional
 
+from p3kv.wire.line import RETURN_S
 from p3kv.wire.messages import PeerSilent
 
 SILENT_S = 5.0
@@ -48,6 +49,11 @@ class Silence:
         warned = self._next_s > self._first_s
         self.heard_at, self._next_s = now, self._first_s
         return silent_s if warned else None
+
+    def waits_s(self, now: float, timeout_s: float) -> float:
+        """How long to wait for the process when its connection has ended: not at all if that came
+        from a silence of `timeout_s`, which is all that is allowed."""
+        return 0.0 if self.lasts_s(now) >= timeout_s else RETURN_S
 
     def leave_out(self, pause_s: float, now: float) -> None:
         """This process was stopped itself for so long, and could not hear anybody."""
