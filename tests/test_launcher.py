@@ -500,7 +500,8 @@ class TestCommandLine:
         )
         command = ["python", "train.py", "-n", "3", "--", "x"]
         assert cli.main(["launch", "-n", "2", "--root-port", "9", *dashes, *command]) == 5
-        assert calls == [((command, 2, 2), {"root_port": 9})]
+        more = {"root_port": 9, "resume": False, "restarts": 0}
+        assert calls == [((command, 2, 2), more)]
 
     def test_launch_of_an_unknown_command_exits_127(self):
         result = p3kv("launch", "-n", "1", "-s", "1", "--", "no-such-command")

@@ -61,7 +61,7 @@ def test_a_server_that_says_what_it_waits_for_is_not_silent(
     for now_s in range(100, 199):
         if now_s in (110, 120, 140, 180):  # as a server's own words come
             for connection in waiting.traffic.servers.values():
-                connection.received_bytes += 100
+                connection.sent_bytes += 100
         waiting.silences.look(float(now_s))
     assert caplog.messages == []
 

@@ -43,7 +43,8 @@ def draw(timeline: Timeline, shown: Iteration, of_all: Sequence[Iteration], path
     of that step, whose numbers are written beside them. Raises OSError."""
     places = _urgency(timeline, shown.step)
     heights = [len(_ROWS[one.role]) for one in timeline.processes]
-    figure = Figure(figsize=(13, 1.6 + _ROW_INCHES * sum(heights) + 0.25 * len(heights)))
+    height = 1.6 + _ROW_INCHES * sum(heights) + 0.25 * len(heights)
+    figure = Figure(figsize=(13, height), layout="none")
     axes = figure.subplots(
         len(heights), 1, sharex=True, squeeze=False, gridspec_kw={"height_ratios": heights}
     )[:, 0]
