@@ -50,7 +50,7 @@ MAY_IMPORT: Dict[str, Set[str]] = {
     # What a front end hands over to a server is declared in `p3kv.server.optimizer`.
     "p3kv.frontends": GROUND
     | {"p3kv.codecs", "p3kv.wire.header", "p3kv.wire.messages", "p3kv.wire.states", "p3kv.worker"}
-    | {"p3kv.checkpoints", "p3kv.consistency", "p3kv.server.optimizer"},
+    | {"p3kv.checkpoints", "p3kv.consistency", "p3kv.forecast", "p3kv.server.optimizer"},
     "p3kv.launcher": GROUND | {"p3kv.wire.launcher_link"},
     "p3kv.timeline": GROUND,
     "p3kv.commands": GROUND | {"p3kv.launcher", "p3kv.timeline", "p3kv.top"},
@@ -66,13 +66,14 @@ one this process is."""
 
 FOLDERS_MAY_IMPORT: Dict[str, Set[str]] = {
     "experiments.cluster": set(),
-    "experiments.models": set(),
-    "experiments.emulation": {"experiments.models", "p3kv.frontends.mxnet"},
+    "experiments.models": {"p3kv.forecast", "p3kv.frontends.mxnet"},
+    "experiments.emulation": {"experiments.models", "p3kv.forecast", "p3kv.frontends.mxnet"},
     "experiments.campaign": {
         "experiments.cluster",
         "experiments.models",
         "experiments.emulation",
         "p3kv.forecast",
+        "p3kv.frontends.mxnet",
         "p3kv.version",
     },
     "experiments.drawing": {

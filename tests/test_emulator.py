@@ -10,8 +10,8 @@ import mxnet as mx
 import pytest
 
 from experiments.emulation.emulator import EmulatedModel, NullStore
-from experiments.models import Model, load
-from experiments.models.graph import Layer, Parameter
+from experiments.models import load
+from p3kv.forecast import Layer, Model, Parameter
 from p3kv.frontends.mxnet import engine
 
 pytestmark = pytest.mark.alone

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from experiments.campaign.simulated import workload
 from experiments.models import load
 from p3kv.forecast import Workload, bound, forecast
 
@@ -16,7 +15,7 @@ def test_stores_come_in_the_order_of_their_measured_times() -> None:
     times as long as p3kv."""
     model = load("resnet50")
     link_bit_s = bound.link_for_ratio_bit_s(1.0, model.compute_s, model.size_bytes, 4)
-    found = forecast(workload(model), 4, link_bit_s)
+    found = forecast(model.workload, 4, link_bit_s)
     assert found.compute_s <= found.bound_s <= found.p3kv_s < 1.02 * found.bound_s
     assert found.p3kv_s < found.perfect_fifo_s <= found.fifo_s <= found.dist_sync_s
     assert found.dist_sync_s / found.p3kv_s == pytest.approx(1.41, rel=0.05)

@@ -9,8 +9,8 @@ from mxnet.gluon.model_zoo import vision
 
 from experiments import figure5
 from experiments.models import MODELS, load
-from experiments.models.graph import trace
 from experiments.models.sockeye import Sockeye
+from p3kv.frontends.mxnet.layers import trace
 
 
 def _share(name, layer):

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiments.campaign.simulated import workload as workload_of
 from experiments.models import load
 from p3kv.forecast import bound
 from p3kv.forecast.policies import BASELINE, P3, P3KV, SLICING, Policy, Workload, cut
@@ -90,7 +89,7 @@ def test_no_policy_beats_the_bound(layers, hosts, link_bit_s, policy):
 def test_four_hosts_are_ordered_as_in_the_paper(name, ratio):
     model = load(name)
     link_bit_s = bound.link_for_ratio_bit_s(ratio, model.compute_s, model.size_bytes, 4)
-    workload = workload_of(model)
+    workload = model.workload
     baseline_s, slicing_s, p3_s, p3kv_s = (
         _steady(simulate(workload, policy, 4, link_bit_s, iterations=6))
         for policy in (BASELINE, SLICING, P3, P3KV)
@@ -108,7 +107,7 @@ def test_p3_is_near_the_bound_where_wire_and_computation_take_as_long():
     link_bit_s = bound.link_for_ratio_bit_s(1.0, model.compute_s, model.size_bytes, 4)
     lower_s, _ = _bounds(model, 4, link_bit_s)
     for policy, slack in ((P3, 1.04), (P3KV, 1.02)):
-        assert _steady(simulate(workload_of(model), policy, 4, link_bit_s)) < lower_s * slack
+        assert _steady(simulate(model.workload, policy, 4, link_bit_s)) < lower_s * slack
 
 
 @pytest.mark.parametrize(
@@ -117,7 +116,7 @@ def test_p3_is_near_the_bound_where_wire_and_computation_take_as_long():
 def test_a_worker_that_lags_starves_unless_its_round_goes_first(name, hosts, ratio):
     """The slowest worker falls an iteration behind when others' early layers pass its last ones."""
     model = load(name)
-    workload = workload_of(model)
+    workload = model.workload
     link_bit_s = bound.link_for_ratio_bit_s(ratio, model.compute_s, model.size_bytes, hosts)
     lower_s, _ = _bounds(model, hosts, link_bit_s)
     by_layer_s, oldest_first_s, even_too_s = (
@@ -131,7 +130,7 @@ def test_a_worker_that_lags_starves_unless_its_round_goes_first(name, hosts, rat
 
 def test_256_hosts_take_seconds():
     model = load("resnet50")
-    workload = workload_of(model)
+    workload = model.workload
     lower_s, fifo_s = _bounds(model, 256, 1e9)
     started_s = time.process_time()
     p3_s = _steady(simulate(workload, P3, 256, 1e9, symmetric=True))
@@ -192,7 +191,7 @@ def test_figure_6_slicing_reduces_the_communication_by_a_third():
 @pytest.mark.parametrize("policy", [BASELINE, SLICING, P3, P3KV])
 def test_a_link_carries_one_message_at_a_time_and_all_of_them(policy):
     model = load("resnet50")
-    result = simulate(workload_of(model), policy, 4, 1e9, iterations=3, timeline=True)
+    result = simulate(model.workload, policy, 4, 1e9, iterations=3, timeline=True)
     for lane in ("compute", "up", "down"):
         events = sorted(
             (event for event in result.timeline if event.lane == lane), key=lambda e: e.start_s

@@ -7,22 +7,13 @@ import inspect
 import statistics
 
 from experiments.campaign.records import Records
-from experiments.models import Model, graph, load, models
-from p3kv.forecast import bound, policies, simulator
-from p3kv.forecast.policies import Policy, Workload
+from experiments.models import load, models
+from p3kv.forecast import bound, model, policies, simulator
+from p3kv.forecast.policies import Policy
+from p3kv.frontends.mxnet import layers, model_zoo
 
 _ITERATIONS = 5
 _WARM_UP = 2
-
-
-def workload(model: Model) -> Workload:
-    """The model as a simulation takes it."""
-    keys = model.keys
-    arrays = [
-        [(keys[parameter.name], parameter.elems) for parameter in layer.parameters]
-        for layer in model.layers
-    ]
-    return Workload(arrays, model.forward_s, model.backward_s)
 
 
 class Simulated:
@@ -30,7 +21,7 @@ class Simulated:
 
     def __init__(self, records: Records) -> None:
         self._records = records
-        sources = (bound, graph, models, policies, simulator)
+        sources = (bound, layers, model, model_zoo, models, policies, simulator)
         text = "".join(inspect.getsource(module) for module in sources)
         self._source = hashlib.sha256(text.encode()).hexdigest()[:12]
 
@@ -47,7 +38,7 @@ class Simulated:
             if {**known, "iteration_s": None} == {**identity, "iteration_s": None}:
                 return known["iteration_s"]
         times = simulator.simulate(
-            workload(load(model)), policy, hosts, link_bit_s, iterations=_ITERATIONS
+            load(model).workload, policy, hosts, link_bit_s, iterations=_ITERATIONS
         ).iteration_s
         seconds = statistics.median(times[_WARM_UP:])
         self._records.add_simulated({**identity, "iteration_s": seconds})

@@ -12,11 +12,9 @@ from pathlib import Path
 from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Sequence, Tuple
 
 from experiments.campaign.measure import Run
-from experiments.campaign.simulated import workload
-from experiments.models import Model
-from experiments.models.graph import FLOAT32_BYTES
+from p3kv.forecast import Model
 from p3kv.forecast.bound import payload_bytes_s
-from p3kv.forecast.policies import Policy
+from p3kv.forecast.policies import FLOAT32_BYTES, Policy
 from p3kv.forecast.simulator import Event, simulate
 from p3kv.timeline import pairs, read_job
 
@@ -81,7 +79,7 @@ def simulated(
     """The schedule of p3kv on links without latency and processors that cost nothing."""
     policy = Policy(slice_elems, priority, pulls=False, oldest_round_first=True)
     result = simulate(
-        workload(model), policy, hosts, link_bit_s, iterations=2 * _SETTLED, timeline=True
+        model.workload, policy, hosts, link_bit_s, iterations=2 * _SETTLED, timeline=True
     )
     bars = [_simulated_bar(event) for event in result.timeline]
     # Gradients and parameters take turns on a link, slice by slice; in a trace both are under way.

@@ -20,8 +20,8 @@ from experiments.cluster import Cluster, missing_requirements
 from experiments.drawing import curves, output
 from experiments.drawing.schedule import ACCELERATOR, ROWS, measured, simulated
 from experiments.emulation.systems import SYSTEMS
-from experiments.models import Model, load
-from p3kv.forecast import bound
+from experiments.models import load
+from p3kv.forecast import Model, bound
 
 HOSTS = 2
 _CONGESTION_CONTROL = "cubic"

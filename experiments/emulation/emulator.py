@@ -15,7 +15,7 @@ import mxnet as mx
 from mxnet.ndarray import NDArray
 
 from experiments.emulation.stream import Span, Stream
-from experiments.models import Model
+from p3kv.forecast import Model
 from p3kv.frontends.mxnet import engine
 
 _ITERATIONS_AHEAD = 2

@@ -1,5 +1,5 @@
 """The models that are trained: what the network sees of them, and how long they compute."""
 
-from experiments.models.models import MODELS, Model, load
+from experiments.models.models import MODELS, load
 
-__all__ = ["MODELS", "Model", "load"]
+__all__ = ["MODELS", "load"]

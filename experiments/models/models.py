@@ -9,73 +9,18 @@ paper states neither batch sizes nor times; each builder says which were taken.
 from __future__ import annotations
 
 import functools
-from typing import Callable, Dict, List, NamedTuple, Sequence, Tuple
+from typing import Callable, Dict, Sequence
 
 import mxnet as mx
-from mxnet.gluon.model_zoo import vision
 
-from experiments.models.graph import FLOAT32_BYTES, Layer, Parameter, trace
 from experiments.models.sockeye import Sockeye
-
-# A backward pass computes two products, for the input and for the weight, where the forward
-# pass computes one.
-_FORWARD_SHARE = 1 / 3
-
-
-class Model(NamedTuple):
-    """A model as the network sees it.
-
-    `layers` are in forward order. `parameters` are all arrays, trained or not, in the order of
-    gluon's Trainer: the position is the key. `compute_s` is C, the time of one iteration's
-    forward and backward pass, in seconds, of which `forward_share` is the forward pass.
-    """
-
-    name: str
-    batch_size: int
-    compute_s: float
-    layers: Tuple[Layer, ...]
-    parameters: Tuple[Parameter, ...]
-    forward_share: float = _FORWARD_SHARE
-
-    @property
-    def keys(self) -> Dict[str, int]:
-        """The Trainer's key of every parameter by name."""
-        return {parameter.name: key for key, parameter in enumerate(self.parameters)}
-
-    @property
-    def elems(self) -> int:
-        """Trained elements."""
-        return sum(layer.elems for layer in self.layers)
-
-    @property
-    def size_bytes(self) -> int:
-        """S: what a worker pushes in one iteration, in bytes of float32."""
-        return self.elems * FLOAT32_BYTES
-
-    @property
-    def layer_bytes(self) -> List[int]:
-        return [layer.size_bytes for layer in self.layers]
-
-    @property
-    def forward_s(self) -> List[float]:
-        """f_i: C's forward part, shared out by the layers' work, in seconds."""
-        total = sum(layer.flops for layer in self.layers)
-        return [self.compute_s * self.forward_share * layer.flops / total for layer in self.layers]
-
-    @property
-    def backward_s(self) -> List[float]:
-        """b_i: C's backward part, in seconds, by layer in forward order."""
-        return [seconds * (1 / self.forward_share - 1) for seconds in self.forward_s]
+from p3kv.forecast import Layer, Model, Parameter
+from p3kv.frontends.mxnet.layers import trace
+from p3kv.frontends.mxnet.model_zoo import model
 
 
-def _image_model(
-    name: str, network: Callable[[], mx.gluon.HybridBlock], pixels: int, compute_s: float
-) -> Model:
-    batch_size = 32
-    with mx.name.NameManager():  # the names, and so the keys, of a fresh script's first network
-        block = network()
-    layers, parameters = trace(block, {"data": (batch_size, 3, pixels, pixels)})
-    return Model(name, batch_size, compute_s, tuple(layers), tuple(parameters))
+def _image_model(name: str, of_the_zoo: str, compute_s: float) -> Model:
+    return model(of_the_zoo, batch_size=32, compute_s=compute_s)._replace(name=name)
 
 
 def _resnet50() -> Model:
@@ -83,12 +28,12 @@ def _resnet50() -> Model:
 
     On four hosts M equals C at 1.05 Gb/s; the paper's baseline lags behind at 4 Gb/s.
     """
-    return _image_model("resnet50", vision.resnet50_v1, pixels=224, compute_s=1.22)
+    return _image_model("resnet50", "resnet50_v1", compute_s=1.22)
 
 
 def _inception_v3() -> Model:
     """Stretched by 4 from 0.45 s for 32 images."""
-    return _image_model("inception_v3", vision.inception_v3, pixels=299, compute_s=1.8)
+    return _image_model("inception_v3", "inceptionv3", compute_s=1.8)
 
 
 def _vgg19() -> Model:
@@ -96,7 +41,7 @@ def _vgg19() -> Model:
 
     The paper's 15 Gb/s, where it gains most, become 0.8 Gb/s, where M equals C on four hosts.
     """
-    return _image_model("vgg19", vision.vgg19, pixels=224, compute_s=9.0)
+    return _image_model("vgg19", "vgg19", compute_s=9.0)
 
 
 def _sockeye() -> Model:

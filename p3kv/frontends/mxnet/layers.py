@@ -14,38 +14,7 @@ from typing import AbstractSet, Any, Dict, Iterable, List, Mapping, NamedTuple, 
 
 import mxnet as mx
 
-FLOAT32_BYTES = 4
-
-
-class Parameter(NamedTuple):
-    """One array of a model, trained or not."""
-
-    name: str
-    shape: Tuple[int, ...]
-
-    @property
-    def elems(self) -> int:
-        return math.prod(self.shape)
-
-
-class Layer(NamedTuple):
-    """What a forward pass computes between two reads of parameters.
-
-    `parameters` are the trained ones, in the order in which the graph reads them; `flops` is the
-    layer's forward work for one batch, a multiplication and an addition counted as two.
-    """
-
-    name: str
-    parameters: Tuple[Parameter, ...]
-    flops: float
-
-    @property
-    def elems(self) -> int:
-        return sum(parameter.elems for parameter in self.parameters)
-
-    @property
-    def size_bytes(self) -> int:
-        return self.elems * FLOAT32_BYTES
+from p3kv.forecast import Layer, Parameter
 
 
 class _Use(NamedTuple):
