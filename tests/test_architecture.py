@@ -53,7 +53,10 @@ MAY_IMPORT: Dict[str, Set[str]] = {
     | {"p3kv.checkpoints", "p3kv.consistency", "p3kv.forecast", "p3kv.server.optimizer"},
     "p3kv.launcher": GROUND | {"p3kv.wire.launcher_link"},
     "p3kv.timeline": GROUND,
-    "p3kv.commands": GROUND | {"p3kv.launcher", "p3kv.timeline", "p3kv.top"},
+    "p3kv.plan": GROUND | {"p3kv.forecast", "p3kv.report"},
+    "p3kv.commands": GROUND
+    | {"p3kv.launcher", "p3kv.timeline", "p3kv.top"}
+    | {"p3kv.forecast", "p3kv.frontends", "p3kv.plan"},
     "p3kv.cli": GROUND | {"p3kv.commands"},
     "p3kv": GROUND | {"p3kv.roles", "p3kv.frontends"},
     "p3kv.__main__": {"p3kv.cli"},
@@ -97,7 +100,7 @@ KNOW_NO_FRAMEWORK = (
     "p3kv.roles", "p3kv.config", "p3kv.words", "p3kv.worker", "p3kv.wire", "p3kv.server",
     "p3kv.scheduler", "p3kv.checkpoints", "p3kv.slicing", "p3kv.forecast", "p3kv.report",
     "p3kv.consistency", "p3kv.transport", "p3kv.registry", "p3kv.forwarding", "p3kv.companions",
-    "p3kv.ranks", "p3kv.trace", "p3kv.launcher", "p3kv.frontends.front_end",
+    "p3kv.ranks", "p3kv.trace", "p3kv.launcher", "p3kv.plan", "p3kv.frontends.front_end",
     "p3kv.frontends.attach",
 )  # fmt: skip
 WORDS_OF_FRAMEWORKS = re.compile(r"mxnet|gluon|kvstore=|torch|\bmx\.|\bkv\.", re.IGNORECASE)

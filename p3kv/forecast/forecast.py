@@ -15,7 +15,7 @@ _WARM_UP = 2
 """The first iteration finds its parameters there, and the second one follows it."""
 _MOST_SLICES = 1000
 """More and smaller slices change nothing, and take long to simulate."""
-_EACH_HOST = 8
+MOST_HOSTS_EACH = 8
 """Up to so many hosts, each is simulated for stores whose servers are not balanced."""
 
 
@@ -61,7 +61,7 @@ def forecast(
     def iteration_s(policy: Policy, balanced: bool) -> float:
         times = simulate(
             workload, policy, hosts, link_bit_s, _ITERATIONS, payload,
-            symmetric=balanced or hosts > _EACH_HOST,
+            symmetric=balanced or hosts > MOST_HOSTS_EACH,
         ).iteration_s  # fmt: skip
         return statistics.median(times[_WARM_UP:])
 

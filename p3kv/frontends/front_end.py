@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Mapping, Optional, Type
+from typing import Callable, Mapping, Optional, Type
 
+from p3kv.forecast import Model
 from p3kv.server.optimizer import MakeOptimizer
 from p3kv.words import Words
+
+MakeModel = Callable[[int, float], Model]
+"""Makes a model for a size of batches, and C, the seconds of a forward and backward pass."""
 
 
 class FrontEnd(ABC):
@@ -37,3 +41,10 @@ class FrontEnd(ABC):
     def came_too_early(self, role: str) -> Optional[str]:
         """Why this process can't be a scheduler or server, because the framework was imported
         before p3kv; None if it can."""
+
+    def known_models(self) -> Mapping[str, MakeModel]:
+        """The models that the framework brings with it, by name; none by default.
+
+        Imports the framework, and raises ImportError if that fails.
+        """
+        return {}

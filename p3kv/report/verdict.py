@@ -11,7 +11,7 @@ from p3kv.wire.messages import Lag, WorkerNumbers
 
 NETWORK, COMPUTE, STRAGGLER = "network", "compute", "straggler"
 
-_LITTLE = 0.05
+LITTLE = 0.05
 """This part of a step is not worth a user's time."""
 _NEAR = 1.25
 """A step that takes at most so many times the bound is what the network allows."""
@@ -89,9 +89,9 @@ def verdict(
         found = _with_bounds(found, numbers, workload, workers)
     behind_s = 0.0 if slowest is None else _behind_s(slowest, workers)
     # At least half of the waiting. If this is the slowest worker, it does not wait.
-    if slowest is not None and behind_s > step_s * max(_LITTLE, found.waiting / 2):
+    if slowest is not None and behind_s > step_s * max(LITTLE, found.waiting / 2):
         return found._replace(limit=STRAGGLER, advice=_about_straggler(slowest))
-    if found.waiting > _LITTLE:
+    if found.waiting > LITTLE:
         return found._replace(limit=NETWORK, advice=_about_network(found))
     return found._replace(
         advice=f"a faster network would make steps at most {found.waiting:.1%} shorter: what "

@@ -6,10 +6,11 @@ import contextlib
 import os
 import sys
 import tempfile
-from typing import Iterator, Optional
+from functools import partial
+from typing import Iterator, Mapping, Optional
 
 from p3kv import config
-from p3kv.frontends.front_end import FrontEnd
+from p3kv.frontends.front_end import FrontEnd, MakeModel
 from p3kv.frontends.mxnet import environment
 from p3kv.registry import import_modules
 from p3kv.server.optimizer import MakeOptimizer, Optimizer
@@ -64,6 +65,11 @@ class MXNet(FrontEnd):
             "p3kv' the script's first import, or start it with 'p3kv run script.py', so that p3kv "
             f"takes the role over before MXNet's native {role} does."
         )
+
+    def known_models(self) -> Mapping[str, MakeModel]:
+        from p3kv.frontends.mxnet import model_zoo
+
+        return {name: partial(model_zoo.model, name) for name in model_zoo.names()}
 
 
 def _other_python() -> str:
