@@ -229,6 +229,36 @@ class Launch:
             beside=tuple(beside),
         )
 
+    @classmethod
+    def of_a_worker(
+        cls, root_host: Optional[str], environ: Mapping[str, str] = os.environ
+    ) -> Launch:
+        """What this process would read as a worker, with a secret, whose scheduler is at
+        `root_host`; None: at DMLC_PS_ROOT_URI, or on this host. Raises as `from_environment`."""
+        pretended = {
+            **environ,
+            "DMLC_ROLE": "worker",
+            "DMLC_PS_ROOT_URI": root_host or environ.get("DMLC_PS_ROOT_URI") or "127.0.0.1",
+            "DMLC_PS_ROOT_PORT": "9",
+            "DMLC_NUM_WORKER": "1",
+            "DMLC_NUM_SERVER": "1",
+            VARIABLE: "of a job to come",
+        }
+        pretended.pop(FILE_VARIABLE, None)
+        launch = cls.from_environment(pretended)
+        assert launch is not None
+        return launch
+
+
+def where_secret_is(environ: Mapping[str, str] = os.environ) -> Optional[str]:
+    """The variable that has the job's secret, or names its file; None if there is none.
+
+    Raises ConfigError for a secret that is too short, or that others can read.
+    """
+    if not job_secret(environ):
+        return None
+    return FILE_VARIABLE if environ.get(FILE_VARIABLE) else VARIABLE
+
 
 _overrides: Dict[str, Any] = {}
 _settled = False
@@ -272,13 +302,18 @@ def settle() -> Settings:
     if settings.checkpoint_dir is not None:
         # Servers may have another current folder.
         settings = replace(settings, checkpoint_dir=os.path.abspath(settings.checkpoint_dir))
-    elif settings.resume:
+    check_together(settings)
+    _settled = True
+    return settings
+
+
+def check_together(settings: Settings) -> None:
+    """Raises ConfigError for settings that contradict each other."""
+    if settings.resume and settings.checkpoint_dir is None:
         raise ConfigError(
             "resume (P3KV_RESUME) is set without checkpoint_dir (P3KV_CHECKPOINT_DIR), the folder "
             "of the checkpoints from which to go on"
         )
-    _settled = True
-    return settings
 
 
 def wants_traceback() -> bool:

@@ -53,10 +53,11 @@ MAY_IMPORT: Dict[str, Set[str]] = {
     | {"p3kv.checkpoints", "p3kv.consistency", "p3kv.forecast", "p3kv.server.optimizer"},
     "p3kv.launcher": GROUND | {"p3kv.wire.launcher_link"},
     "p3kv.timeline": GROUND,
+    "p3kv.doctor": GROUND | MIDDLE | {"p3kv.frontends", "p3kv.launcher", "p3kv.report"},
     "p3kv.plan": GROUND | {"p3kv.forecast", "p3kv.report"},
     "p3kv.commands": GROUND
     | {"p3kv.launcher", "p3kv.timeline", "p3kv.top"}
-    | {"p3kv.forecast", "p3kv.frontends", "p3kv.plan"},
+    | {"p3kv.doctor", "p3kv.forecast", "p3kv.frontends", "p3kv.plan"},
     "p3kv.cli": GROUND | {"p3kv.commands"},
     "p3kv": GROUND | {"p3kv.roles", "p3kv.frontends"},
     "p3kv.__main__": {"p3kv.cli"},

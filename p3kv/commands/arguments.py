@@ -7,7 +7,11 @@ import math
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from p3kv.errors import ConfigError
+
 if TYPE_CHECKING:
+    from p3kv.launcher import Host
+
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
     """What `ArgumentParser.add_subparsers` returns."""
 
@@ -42,6 +46,16 @@ def positive_seconds(text: str) -> float:
         if 0 < float(text) < math.inf:
             return float(text)
     raise argparse.ArgumentTypeError(f"'{text}' is not a number above 0")
+
+
+def hosts(text: str) -> list[Host]:
+    """Hosts that ssh reaches: "host1,host2:2"."""
+    from p3kv.launcher import parse_hosts
+
+    try:
+        return parse_hosts(text)
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _number(text: str) -> int:

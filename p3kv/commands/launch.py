@@ -7,13 +7,12 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from p3kv.commands.arguments import number_of_times, port, positive
+from p3kv.commands.arguments import hosts, number_of_times, port, positive
 from p3kv.config import Settings
 from p3kv.errors import ConfigError
 
 if TYPE_CHECKING:
     from p3kv.commands.arguments import Commands
-    from p3kv.launcher import Host
 
 _BROKEN_PIPE = 141  # 128 + SIGPIPE
 
@@ -49,7 +48,7 @@ def add(commands: Commands) -> None:
     where.add_argument(
         "-H",
         "--hosts",
-        type=_hosts,
+        type=hosts,
         metavar="HOSTS",
         help="hosts that ssh reaches without a password, each with its number of workers after a "
         "colon (default: 1), as host1,host2:2; the first has the scheduler",
@@ -90,15 +89,6 @@ def add(commands: Commands) -> None:
     parser.set_defaults(do=_launch, parser=parser)
 
 
-def _hosts(text: str) -> list[Host]:
-    from p3kv.launcher import parse_hosts
-
-    try:
-        return parse_hosts(text)
-    except ConfigError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
 def _launch(options: argparse.Namespace) -> int:
     from p3kv.launcher import launch, launch_on
 
@@ -110,12 +100,12 @@ def _launch(options: argparse.Namespace) -> int:
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
     if not command:
         options.parser.error("the workers' command is missing, such as '-- python train.py'")
-    hosts, more = options.hosts, {"root_port": options.root_port, "resume": options.resume}
+    more = {"root_port": options.root_port, "resume": options.resume}
     more["restarts"] = options.restarts
-    num_workers = options.num_workers or sum(host.workers for host in hosts)
+    num_workers = options.num_workers or sum(host.workers for host in options.hosts)
     num_servers = options.num_servers or num_workers
-    if hosts:
-        exit_code = launch_on(hosts, command, num_servers, **more)
+    if options.hosts:
+        exit_code = launch_on(options.hosts, command, num_servers, **more)
     else:
         exit_code = launch(command, num_workers, num_servers, **more)
     if exit_code == _BROKEN_PIPE:

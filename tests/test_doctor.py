@@ -1,0 +1,77 @@
+"""`p3kv doctor`: what it finds before a job starts, and what it says of it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import List
+
+import pytest
+
+from tests.jobs import environment, run
+
+DOCTOR = [sys.executable, "-m", "p3kv", "doctor"]
+
+
+def _lines(output: str, level: str) -> List[str]:
+    return [line.split(None, 1)[1] for line in output.splitlines() if line.startswith(f"  {level}")]
+
+
+def test_a_host_that_is_fine_has_no_problem() -> None:
+    result = run(DOCTOR, environment(), 60)
+    assert result.code == 0, result.output
+    fine = _lines(result.output, "ok")
+    assert any("p3kv 0." in line and "mxnet 1." in line and "msgspec" in line for line in fine)
+    assert any(line.startswith("processes listen at 127.0.0.1,") for line in fine)
+    assert "the job's secret is in P3KV_SECRET, " in result.output
+    assert result.output.endswith("\n0 problems\n") and "problem " not in result.output
+
+
+def test_each_problem_is_said_once_with_what_to_mend(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("known to all who can read it")
+    secret.chmod(0o644)
+    file = tmp_path / "file"
+    file.touch()
+    wrong = environment(
+        P3KV_RESUME=1, P3KV_SLICESIZE=1000, P3KV_PLACEMENT="everywhere", P3KV_TRACE=file,
+        P3KV_SECRET_FILE=secret, DMLC_INTERFACE="none0",
+    )  # fmt: skip
+    del wrong["P3KV_SECRET"]
+    command = ["sh", "-c", 'ulimit -n 300; exec "$@"', "sh", *DOCTOR]
+    result = run(command, wrong, 60)
+    assert result.code == 1, result.output
+    problems = _lines(result.output, "problem")
+    for said in (
+        "resume (P3KV_RESUME) is set without checkpoint_dir",
+        "there is no placement 'everywhere', only balanced,",
+        f"P3KV_TRACE is '{file}', where this user can't write",
+        f"P3KV_SECRET_FILE is '{secret}', which other users may read",
+        "DMLC_INTERFACE is 'none0', which has no IPv4 address",
+    ):
+        assert sum(line.startswith(said) for line in problems) == 1, result.output
+    assert len(problems) == 5 and result.output.endswith("\n5 problems\n")
+    unknown, files = _lines(result.output, "warning")
+    assert "did you mean P3KV_SLICE_SIZE?" in unknown
+    assert files.startswith("a process may open only 300 files")
+    assert "to mend it: run 'ulimit -n " in result.output
+
+
+@pytest.mark.parametrize("value", ["192.0.2.1", "no.such.host.invalid"])
+def test_an_address_at_which_nobody_can_listen_is_a_problem(value: str) -> None:
+    result = run(DOCTOR, environment(DMLC_NODE_HOST=value), 60)
+    assert result.code == 1, result.output
+    (problem,) = _lines(result.output, "problem")
+    assert problem.startswith(f"no process can be reached at {value}, which DMLC_NODE_HOST names: ")
+
+
+def test_a_framework_that_can_not_be_imported_is_a_problem(tmp_path: Path) -> None:
+    broken = tmp_path / "mxnet"
+    broken.mkdir()
+    (broken / "__init__.py").write_text("raise OSError('libcudart.so.11.0: no such file')")
+    env = environment()
+    env["PYTHONPATH"] = f"{tmp_path}:{env['PYTHONPATH']}"
+    result = run(DOCTOR, env, 60)
+    assert result.code == 1, result.output
+    (problem,) = _lines(result.output, "problem")
+    assert problem == "mxnet is installed, but can't be imported: libcudart.so.11.0: no such file"
