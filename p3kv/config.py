@@ -238,7 +238,7 @@ class Launch:
         pretended = {
             **environ,
             "DMLC_ROLE": "worker",
-            "DMLC_PS_ROOT_URI": root_host or environ.get("DMLC_PS_ROOT_URI") or "127.0.0.1",
+            "DMLC_PS_ROOT_URI": root_host or _text(environ, "DMLC_PS_ROOT_URI") or "127.0.0.1",
             "DMLC_PS_ROOT_PORT": "9",
             "DMLC_NUM_WORKER": "1",
             "DMLC_NUM_SERVER": "1",
@@ -248,6 +248,11 @@ class Launch:
         launch = cls.from_environment(pretended)
         assert launch is not None
         return launch
+
+
+def root_host(environ: Mapping[str, str] = os.environ) -> Optional[str]:
+    """DMLC_PS_ROOT_URI, if it is set: the scheduler's host."""
+    return _text(environ, "DMLC_PS_ROOT_URI") or None
 
 
 def where_secret_is(environ: Mapping[str, str] = os.environ) -> Optional[str]:

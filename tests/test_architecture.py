@@ -105,7 +105,9 @@ KNOW_NO_FRAMEWORK = (
     "p3kv.frontends.attach",
 )  # fmt: skip
 WORDS_OF_FRAMEWORKS = re.compile(r"mxnet|gluon|kvstore=|torch|\bmx\.|\bkv\.", re.IGNORECASE)
-HANDS_ON_THE_ENVIRONMENT = {"p3kv.launcher.guardian", "p3kv.launcher.launch"}
+HANDS_ON_THE_ENVIRONMENT = {
+    "p3kv.launcher.agents", "p3kv.launcher.guardian", "p3kv.launcher.launch",
+}  # fmt: skip
 """Give their own environment to the processes they start, whole, and read nothing in it."""
 
 

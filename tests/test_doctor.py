@@ -8,7 +8,13 @@ from typing import List
 
 import pytest
 
-from tests.jobs import environment, run
+from experiments.cluster import Cluster, missing_requirements
+from p3kv.doctor.probes import Target, rate_bytes_s, round_trip_s
+from tests import sshd
+from tests.jobs import JobResult, environment, run
+from tests.on_cluster import needs
+
+needs_ssh = needs(missing_requirements(), sshd.missing())
 
 DOCTOR = [sys.executable, "-m", "p3kv", "doctor"]
 
@@ -75,3 +81,68 @@ def test_a_framework_that_can_not_be_imported_is_a_problem(tmp_path: Path) -> No
     assert result.code == 1, result.output
     (problem,) = _lines(result.output, "problem")
     assert problem == "mxnet is installed, but can't be imported: libcudart.so.11.0: no such file"
+
+
+def test_a_probe_without_the_token_learns_nothing() -> None:
+    target = Target("127.0.0.1", "token of the check")
+    try:
+        with pytest.raises(OSError):
+            round_trip_s("127.0.0.1", target.port, "token of the other")
+        assert 0 < round_trip_s("127.0.0.1", target.port, "token of the check") < 1
+        assert rate_bytes_s("127.0.0.1", target.port, "token of the check") > 1e6
+    finally:
+        target.close()
+
+
+def test_without_ssh_other_hosts_are_an_error_in_one_line(tmp_path: Path) -> None:
+    result = run([*DOCTOR, "-H", "n0,n1"], environment(PATH=tmp_path), 60)
+    assert result.code == 2, result.output
+    assert result.output.splitlines()[-1].startswith("p3kv doctor: can't start ssh, which reaches")
+
+
+@needs_ssh
+def test_hosts_and_the_ways_between_them_are_looked_at(cluster: Cluster, ssh_path: str) -> None:
+    cluster.set_rate(50)
+    try:
+        result = _on_first(cluster, ssh_path, "n0,n1:2")
+    finally:
+        cluster.set_rate(None)
+    assert result.code == 0, result.output
+    fine = _lines(result.output, "ok")
+    for host in cluster.hosts:
+        assert f"processes listen at {host.address}, from which" in result.output
+    assert "Python and all packages have the same versions" in fine
+    assert sum(line.startswith("clocks are ") for line in fine) == 1
+    for way in ("n0 to n1", "n1 to n0"):
+        (line,) = [line for line in fine if line.startswith(way)]
+        rate, unit = line[len(way) :].split(",")[0].split()
+        assert unit == "Mbit/s" and 30 < float(rate) < 51, result.output
+        assert "round trip" in line
+
+
+@needs_ssh
+def test_a_host_that_is_not_reached_is_a_problem_of_its_own(
+    cluster: Cluster, ssh_path: str
+) -> None:
+    result = _on_first(cluster, ssh_path, "n0,nobody@n1")
+    assert result.code == 1, result.output
+    (problem,) = _lines(result.output, "problem")
+    assert problem.startswith("ssh does not start p3kv there: ") and "Permission denied" in problem
+    assert "host n0:\n  ok  " in result.output
+
+
+@needs_ssh
+def test_an_address_that_the_others_do_not_reach_is_a_problem(
+    cluster: Cluster, ssh_path: str
+) -> None:
+    result = _on_first(cluster, ssh_path, "n0,n1", DMLC_INTERFACE="lo")
+    assert result.code == 1, result.output
+    problems = _lines(result.output, "problem")
+    assert len(problems) == 2
+    assert problems[0].startswith("n0 does not reach n1 at 127.0.0.1, port "), result.output
+
+
+def _on_first(cluster: Cluster, path: str, hosts: str, **changes: object) -> JobResult:
+    command = ["ip", "netns", "exec", cluster.hosts[0].namespace, *DOCTOR, "-H", hosts]
+    path = f"{Path(sys.executable).parent}:{path}"
+    return run(command, environment(PATH=path, **changes), 90)

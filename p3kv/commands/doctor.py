@@ -5,24 +5,38 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Iterable
 
+from p3kv.commands.arguments import hosts
+
 if TYPE_CHECKING:
     from p3kv.commands.arguments import Commands
     from p3kv.doctor import Finding
 
 _DESCRIPTION = """\
 Check, before a job starts, what could keep it from running well here: settings
-and secret, versions of MXNet and of what p3kv needs, the address of this host,
-limits. Lines begin with ok, warning or problem, and say what to mend. The exit
-code is 1 if there is a problem."""
+and secret, versions of MXNet and of what p3kv needs, addresses, limits. With -H
+not this host is checked but those that `p3kv launch -H` would reach, and also
+whether their versions agree, how far their clocks are apart, and how fast each
+reaches each other one. Lines begin with ok, warning or problem, and say what to
+mend. The exit code is 1 if there is a problem.
+
+examples: p3kv doctor
+          p3kv doctor -H host1,host2"""
 
 
 def add(commands: Commands) -> None:
     """Adds the command."""
     parser = commands.add_parser(
         "doctor",
-        help="check this host and its settings before a job",
+        help="check hosts and settings before a job",
         description=_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "-H",
+        "--hosts",
+        type=hosts,
+        metavar="HOSTS",
+        help="the job's hosts, as for p3kv launch (default: this host alone)",
     )
     parser.set_defaults(do=_doctor, parser=parser)
 
@@ -31,7 +45,11 @@ def _doctor(options: argparse.Namespace) -> int:
     from p3kv import doctor
 
     found = _show("settings", doctor.check_settings())
-    found += _show("this host", doctor.examine().findings)
+    if options.hosts is None:
+        found += _show("this host", doctor.examine().findings)
+    else:
+        for title, findings in doctor.examine_hosts(options.hosts):
+            found += _show(title, findings)
     problems = [one for one in found if one.level == doctor.PROBLEM]
     print(f"\n{len(problems)} problems" if len(problems) != 1 else "\n1 problem")
     return 1 if problems else 0

@@ -46,21 +46,37 @@ def on_hosts(
     of_workers = [host for host in hosts for _ in range(host.workers)]
     of_servers = in_turn(hosts, len(serving))
     return [
-        _on_host(part, host, own_env, cwd, term_s, silence_s)
+        on_host(
+            part,
+            host,
+            own_env=own_env,
+            cwd=cwd,
+            term_s=term_s,
+            silence_s=silence_s,
+            has_link=part.name == "scheduler",
+        )
         for part, host in zip([parts[0], *serving, *working], [hosts[0], *of_servers, *of_workers])
     ]
 
 
-def _on_host(
-    part: Part, host: Host, own_env: Mapping[str, str], cwd: str, term_s: float, silence_s: float
+def on_host(
+    part: Part,
+    host: Host,
+    *,
+    own_env: Mapping[str, str],
+    cwd: str,
+    term_s: float,
+    silence_s: float,
+    has_link: bool,
 ) -> Part:
+    """The part as it runs on `host`; with `has_link` it can speak with the launcher."""
     line = Line(
         host.name,
         part.argv,
         part.env,
         cwd,
         workers_here=host.workers,
-        has_link=part.name == "scheduler",
+        has_link=has_link,
     )
     options = {
         "BatchMode": "yes",  # nobody is there to answer questions
