@@ -90,6 +90,7 @@ def test_after_a_server_s_death_the_job_goes_on_bit_for_bit_on_any_number_of_ser
     same(weights(left), undisturbed)
 
 
+@pytest.mark.long
 def test_after_the_death_of_all_the_job_goes_on_bit_for_bit(
     tmp_path: Path, undisturbed: Dict[str, np.ndarray]
 ) -> None:

@@ -123,6 +123,7 @@ def test_a_launcher_whose_output_s_disk_is_full_says_so_and_the_job_goes_on(
 # Links of whole hosts.
 
 
+@pytest.mark.long
 @needs_root
 def test_a_host_may_lose_packets_and_time_but_its_end_is_told_on_both_sides(
     tmp_path: Path,

@@ -252,7 +252,7 @@ def start_intruders(port: int, job: str, secret: str) -> Dict[str, subprocess.Po
     }
 
 
-@pytest.mark.parametrize("encrypt", [0, 1])
+@pytest.mark.parametrize("encrypt", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_training_goes_on_to_the_right_result_while_others_connect(
     tmp_path: Path, encrypt: int
 ) -> None:
@@ -448,7 +448,7 @@ def flood(ports: List[int], done: threading.Event, counts: List[int]) -> None:
         stranger.close()
 
 
-@pytest.mark.parametrize("encrypt", [0, 1])
+@pytest.mark.parametrize("encrypt", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_workers_find_their_way_through_thousands_of_silent_connections(encrypt: int) -> None:
     join = [sys.executable, str(SCRIPTS / "join.py")]
     place = {**SUMS_ONLY, "P3KV_ENCRYPT": encrypt}

@@ -69,6 +69,7 @@ def variables(index: int) -> Dict[str, str]:
     return environment(**own, JOB_COMPLETION_INDEX=index)
 
 
+@pytest.mark.long
 @needs(missing_requirements())
 def test_the_pods_train_as_a_job_and_their_probes_say_so(cluster: Cluster) -> None:
     python, script = CONTAINER["args"]

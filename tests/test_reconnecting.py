@@ -51,7 +51,15 @@ CHECKED: Dict[str, Tuple[List[object], int, Dict[str, object]]] = {
 before it is reset, at most. The first measures the network, too."""
 
 
-@pytest.mark.parametrize("script", CHECKED)
+@pytest.mark.parametrize(
+    "script",
+    [
+        "rows.py",
+        "asynchronous.py",
+        pytest.param("unequal.py", marks=pytest.mark.long),
+        pytest.param("resumed.py", marks=pytest.mark.long),
+    ],
+)
 def test_a_job_whose_data_connections_are_reset_trains_as_if_they_were_not(
     tmp_path: Path, script: str
 ) -> None:
@@ -99,7 +107,7 @@ def may_reset() -> bool:
 
 
 @pytest.mark.skipif(not may_reset(), reason="'ss -K' can't end connections here")
-@pytest.mark.parametrize("encrypts", [0, 1])
+@pytest.mark.parametrize("encrypts", [pytest.param(0, marks=pytest.mark.long), 1])
 def test_a_job_whose_connections_to_the_scheduler_and_servers_are_reset_goes_on(
     tmp_path: Path, encrypts: int
 ) -> None:

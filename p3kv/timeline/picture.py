@@ -44,7 +44,8 @@ def draw(timeline: Timeline, shown: Iteration, of_all: Sequence[Iteration], path
     places = _urgency(timeline, shown.step)
     heights = [len(_ROWS[one.role]) for one in timeline.processes]
     height = 1.6 + _ROW_INCHES * sum(heights) + 0.25 * len(heights)
-    figure = Figure(figsize=(13, height), layout="none")
+    figure = Figure(figsize=(13, height))
+    figure.set_layout_engine("none")
     axes = figure.subplots(
         len(heights), 1, sharex=True, squeeze=False, gridspec_kw={"height_ratios": heights}
     )[:, 0]
