@@ -44,8 +44,8 @@ def draw(timeline: Timeline, shown: Iteration, of_all: Sequence[Iteration], path
     places = _urgency(timeline, shown.step)
     heights = [len(_ROWS[one.role]) for one in timeline.processes]
     height = 1.6 + _ROW_INCHES * sum(heights) + 0.25 * len(heights)
-    figure = Figure(figsize=(13, height))
-    figure.set_layout_engine("none")
+    # matplotlib takes "none", but its types do not know that.
+    figure = Figure(figsize=(13, height), layout="none")  # type: ignore[arg-type]
     axes = figure.subplots(
         len(heights), 1, sharex=True, squeeze=False, gridspec_kw={"height_ratios": heights}
     )[:, 0]
