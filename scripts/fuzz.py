@@ -9,9 +9,13 @@ follows its name is for libFuzzer, for example a folder that keeps what has reac
 
 from __future__ import annotations
 
+import logging
 import socket
 import sys
+import zipfile
 from contextlib import closing, suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Callable, Dict, List, Mapping, Type
 
 import atheris
@@ -19,8 +23,10 @@ import atheris
 with atheris.instrument_imports(include=["p3kv"]):
     import msgspec
 
+    from p3kv.checkpoints import newest
+    from p3kv.checkpoints.outline import OUTLINE
     from p3kv.config import Launch, Settings, optimizer_modules, plugins, unknown_variables
-    from p3kv.errors import ConfigError, P3Error, ProtocolError
+    from p3kv.errors import CheckpointError, ConfigError, P3Error, ProtocolError
     from p3kv.launcher.output import LineSplitter
     from p3kv.wire.header import HEADER_BYTES, MAGIC, Kind, pack_header, unpack_header
     from p3kv.wire.launcher_link import Cause, LauncherLink, PartEnded
@@ -40,6 +46,7 @@ with atheris.instrument_imports(include=["p3kv"]):
     from p3kv.wire.states import ArrivingState
     from tests.in_memory import Job
     from tests.scheduled import running, server, worker
+    from tests.test_checkpoint_files import HERE, path_of, save
     from tests.test_fuzz import MESSAGES, SIZE, SLICE_SIZE, encode, fail, hear, trained
 
 _NUMBERS = (0, 1, 2, 3, 5, SIZE, 2**16 - 1, 2**31, 2**32 - 1)
@@ -290,12 +297,45 @@ def _text(data: atheris.FuzzedDataProvider) -> str:
     return bytes(words).replace(b"\0", b"").decode("utf-8", "surrogateescape")
 
 
+_FOLDER = TemporaryDirectory()
+
+
+def checkpoint_files(words: bytes) -> None:
+    """A checkpoint of two files, of which one has other bytes, or other members with the right
+    checksums."""
+    data, folder = atheris.FuzzedDataProvider(words), Path(_FOLDER.name)
+    path = path_of(folder, 4, data.ConsumeIntInRange(0, 1))
+    save(folder, 4, 0, 1)
+    if data.ConsumeBool():
+        content = bytearray(path.read_bytes())
+        for _ in range(data.ConsumeIntInRange(1, 4)):
+            content[data.ConsumeIntInRange(0, len(content) - 1)] = data.ConsumeIntInRange(0, 255)
+        path.write_bytes(content[: data.ConsumeIntInRange(0, len(content))] or content)
+    else:
+        with zipfile.ZipFile(path) as archive:
+            members = {name: archive.read(name) for name in archive.namelist()}
+        changed = str(data.PickValueInList([OUTLINE, *members]))
+        member = bytearray(members[changed])
+        for _ in range(data.ConsumeIntInRange(1, 4)):
+            place = data.ConsumeIntInRange(0, len(member))
+            member[place : place + data.ConsumeIntInRange(0, 3)] = data.ConsumeBytes(3)
+        with zipfile.ZipFile(path, "w") as archive:
+            for name, content in {**members, changed: bytes(member)}.items():
+                archive.writestr(name, content)
+    with suppress(CheckpointError):
+        saved = newest(str(folder), HERE)
+        if saved is not None:
+            for store, key in ((0, "w"), (1, 7)):
+                if saved.outline(store, key) is not None:
+                    saved.key(store, key)
+
+
 TARGETS = {
     target.__name__: target
     for target in (
         worker_to_server, server_to_worker, stranger_to_server, node_to_scheduler,
         scheduler_to_node, data_messages, depth, states, header, launcher_link, launcher_output,
-        environment,
+        environment, checkpoint_files,
     )
 }  # fmt: skip
 
@@ -304,6 +344,7 @@ def main() -> None:
     target = TARGETS.get(sys.argv[1] if len(sys.argv) > 1 else "")
     if target is None:
         sys.exit(f"{__doc__}\nTargets: {', '.join(TARGETS)}")
+    logging.disable()  # what is refused is logged
     atheris.Setup([sys.argv[0], *sys.argv[2:]], target)
     atheris.Fuzz()
 
