@@ -42,7 +42,7 @@ class Silences:
 
     def waits_s(self, identity: bytes, now: float) -> float:
         """How long to wait for a node whose connection has ended now."""
-        _, silence = self._nodes[identity]
+        _, silence = self._nodes.get(identity, (None, Silence(now, self._warn_after_s)))
         return silence.waits_s(now, self._timeout_s)
 
     def end(self, node: Node, now: float) -> Optional[float]:
