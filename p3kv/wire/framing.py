@@ -187,8 +187,8 @@ class FrameWriter:
         return bool(self._buffers) or len(self._queue) > 0
 
     def __len__(self) -> int:
-        """Frames that have not left."""
-        return len(self._queue) + sum(end > self._sent_bytes for end, _ in self._begun)
+        """Frames that have not begun, and one more while any is leaving; from any thread."""
+        return len(self._queue) + bool(self._buffers)
 
     def top_priority(self) -> int:
         """Priority of the frame that would begin next; a frame that has begun is above all."""
