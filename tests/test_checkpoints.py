@@ -78,7 +78,7 @@ def same(actual: Dict[str, np.ndarray], expected: Dict[str, np.ndarray]) -> None
         np.testing.assert_array_equal(actual[name], value, err_msg=name)
 
 
-@pytest.mark.parametrize("servers", [1, 2, 3])
+@pytest.mark.parametrize("servers", [1, pytest.param(2, marks=pytest.mark.long), 3])
 def test_after_a_server_s_death_the_job_goes_on_bit_for_bit_on_any_number_of_servers(
     left: Path, undisturbed: Dict[str, np.ndarray], servers: int
 ) -> None:
@@ -105,7 +105,7 @@ def test_a_job_whose_worker_dies_is_restarted_and_ends_as_if_nothing_had_happene
 ) -> None:
     result = train(tmp_path, "worker 1", restarts=1)
     assert result.code == 0, result.output
-    assert "p3kv launch: worker 1 (round" in result.output
+    assert re.search(r"p3kv launch: worker 1( \(round \d+\))? failed first", result.output)
     assert "starts the job again from its newest checkpoint (1 of 1)" in result.output
     same(weights(tmp_path), undisturbed)
 

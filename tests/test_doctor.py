@@ -120,6 +120,7 @@ def test_hosts_and_the_ways_between_them_are_looked_at(cluster: Cluster, ssh_pat
         assert "round trip" in line
 
 
+@pytest.mark.long
 @needs_ssh
 def test_a_host_that_is_not_reached_is_a_problem_of_its_own(
     cluster: Cluster, ssh_path: str
@@ -131,6 +132,7 @@ def test_a_host_that_is_not_reached_is_a_problem_of_its_own(
     assert "host n0:\n  ok  " in result.output
 
 
+@pytest.mark.long
 @needs_ssh
 def test_an_address_that_the_others_do_not_reach_is_a_problem(
     cluster: Cluster, ssh_path: str

@@ -33,7 +33,11 @@ def test_every_example_is_run() -> None:
     assert LEARNED.keys() == EXAMPLES
 
 
-@pytest.mark.parametrize("name", LEARNED)
+@pytest.mark.parametrize(
+    "name",
+    ["image_classification", "language_model"]
+    + [pytest.param(name, marks=pytest.mark.long) for name in ("module", "custom_loop")],
+)
 def test_an_example_runs_with_two_workers_and_learns(name: str) -> None:
     path = ROOT / "examples" / f"{name}.py"
     command = f"p3kv launch -n 2 -- python examples/{name}.py"

@@ -91,6 +91,7 @@ def test_the_smallest_figure_is_measured_resumed_and_drawn(tmp_path, monkeypatch
     assert _document(tmp_path)["runs"] == runs
 
 
+@pytest.mark.long
 @needs_cluster
 def test_what_goes_wrong_is_kept_and_measured_again_when_asked(tmp_path, monkeypatch):
     monkeypatch.setattr(campaign, "LINK_TOLERANCE", -1.0)  # as if every link were off

@@ -61,7 +61,9 @@ def test_a_process_killed_in_mid_training_is_named_by_all_others_which_end_withi
     )
 
 
-@pytest.mark.parametrize("victim", ["worker 1", "server 0", "scheduler"])
+@pytest.mark.parametrize(
+    "victim", ["worker 1", pytest.param("server 0", marks=pytest.mark.long), "scheduler"]
+)
 def test_a_process_that_is_stopped_is_said_to_be_so_by_all_others_which_end(
     tmp_path: Path, victim: str
 ) -> None:

@@ -133,6 +133,7 @@ def test_traffic_of_one_system_alone_is_drawn():
     plt.close(figure)
 
 
+@pytest.mark.long
 @needs_cluster
 def test_traffic_of_a_small_cluster_is_measured_drawn_and_not_measured_again(tmp_path):
     command = ["--quick", "--models", "three_layers", "--hosts", "2", "--output", str(tmp_path)]

@@ -68,6 +68,7 @@ def test_launch_py_hides_the_failure_that_p3kv_tells(tmp_path: Path) -> None:
     assert "'DMLC_ROLE'" in result.output and SECRET not in result.output
 
 
+@pytest.mark.long
 @needs(missing_requirements(), sshd.missing())
 def test_launch_py_starts_a_job_over_ssh(cluster: Cluster, ssh_path: str, tmp_path: Path) -> None:
     hosts = tmp_path / "hosts"

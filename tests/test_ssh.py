@@ -120,6 +120,7 @@ def test_a_host_that_lets_nobody_in_is_named(
     assert "without a password" in last
 
 
+@pytest.mark.long
 @needs_ssh
 def test_more_processes_start_on_a_host_than_sshd_lets_in_at_once(
     cluster: Cluster, ssh_path: str
