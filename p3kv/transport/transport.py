@@ -93,19 +93,5 @@ class Transport(ABC):
         """A link to the listener at `address`; OSError if there is none within the time."""
 
 
-def make_transport(name: str, settings: Settings, key: bytes) -> Transport:
-    """The transport of this name, encrypted if the settings say so, with the job's key for it.
-
-    Raises ConfigError for a name that nobody has registered here, and where this Python can't
-    encrypt.
-    """
-    transport = TRANSPORTS.find(name)(settings.silence_timeout_s)
-    if not settings.encrypt:
-        return transport
-    from p3kv.transport.tls import Tls  # only then, since OpenSSL is large
-
-    return Tls(transport, key)
-
-
 TRANSPORTS: Registry[Transport] = Registry("transport", "every worker and server", "P3KV_TRANSPORT")
 """Transports by name. A server tells workers its own by this name, so both must know it."""
