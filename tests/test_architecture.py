@@ -248,7 +248,7 @@ def test_what_every_framework_uses_names_none_in_code_messages_or_comments(modul
 
 @pytest.mark.parametrize("module", MODULES)
 def test_the_environment_is_read_in_config_and_by_each_front_end_in_one_module(module: str) -> None:
-    if module == "p3kv.config" or module in HANDS_ON_THE_ENVIRONMENT:
+    if is_in(module, "p3kv.config") or module in HANDS_ON_THE_ENVIRONMENT:
         return
     if module in (f"{front_end}.environment" for front_end in FRAMEWORKS.values()):
         return

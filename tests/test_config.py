@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import p3kv
 from p3kv import config
-from p3kv.config import Launch, Settings
+from p3kv.config import Launch, Settings, overrides, settings
 from p3kv.errors import ConfigError
 from p3kv.frontends.mxnet import environment
 
@@ -30,8 +30,8 @@ LAUNCH = {
 @pytest.fixture
 def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No settings in code or in the environment, and none left behind."""
-    monkeypatch.setattr(config, "_overrides", {})
-    monkeypatch.setattr(config, "_settled", False)
+    monkeypatch.setattr(overrides, "_overrides", {})
+    monkeypatch.setattr(overrides, "_settled", False)
     for name in settings_names():
         monkeypatch.delenv(f"P3KV_{name.upper()}", raising=False)
     yield
@@ -139,7 +139,7 @@ def test_spaces_around_a_value_do_not_count() -> None:
 def test_a_front_end_s_variable_counts_where_ours_is_not_set_and_is_told_by_its_name(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(config, "_FALL_BACKS", {})
+    monkeypatch.setattr(settings, "_FALL_BACKS", {})
     assert Settings.from_environment({"MXNET_KVSTORE_SLICE_THRESHOLD": "2"}) == Settings()
     for variable in ("ONE_TIMEOUT", "OTHER_TIMEOUT"):
         config.add_aliases({"stall_timeout_s": variable})
@@ -277,7 +277,7 @@ def test_a_variable_that_means_nothing_is_told_with_the_nearest_one(
 
 
 def test_every_variable_that_the_code_names_is_a_known_one() -> None:
-    package = Path(config.__file__).parent
+    package = Path(p3kv.__file__).parent
     source = "".join(path.read_text() for path in package.rglob("*.py"))
     named = set(re.findall(r"P3KV_[A-Z_]+[A-Z]", source))
     assert {"P3KV_SLICE_SIZE", "P3KV_LAUNCHER_FD"} <= named

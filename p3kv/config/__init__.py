@@ -1,0 +1,26 @@
+"""Every setting, and all that is read from the environment: no other room reads it.
+
+`Settings` say how p3kv works, and are set in code (`p3kv.configure`) or by environment. `Launch`
+says which process of its job this is, and comes from the launcher's environment.
+"""
+
+from p3kv.config.further import optimizer_modules, plugins, wants_colours
+from p3kv.config.launch import ROLES, Launch, root_host, where_secret_is
+from p3kv.config.overrides import configure, current, settle, wants_traceback
+from p3kv.config.settings import (
+    MAX_PATH_CHARS,
+    MAX_SLICE_ELEMS,
+    Settings,
+    add_aliases,
+    apply_verbosity,
+    check_together,
+)
+from p3kv.config.unknown import told_of, unknown_variables
+from p3kv.config.variables import flag
+
+__all__ = [
+    "MAX_PATH_CHARS", "MAX_SLICE_ELEMS", "ROLES", "Launch", "Settings", "add_aliases",
+    "apply_verbosity", "check_together", "configure", "current", "flag", "optimizer_modules",
+    "plugins", "root_host", "settle", "told_of", "unknown_variables", "wants_colours",
+    "wants_traceback", "where_secret_is",
+]  # fmt: skip

@@ -1,0 +1,156 @@
+"""Which process of its job this is, as launchers say."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from typing import Mapping, Optional, Tuple
+
+from p3kv import ranks
+from p3kv.config.unknown import told_of
+from p3kv.config.variables import flag, optional_number, text_of
+from p3kv.errors import ConfigError
+from p3kv.secret import FILE_VARIABLE, VARIABLE, check_local, job_secret
+
+ROLES = ("scheduler", "server", "worker")
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Which process of its job this is, as launchers for ps-lite say."""
+
+    role: str
+    root_host: str
+    root_port: int
+    num_workers: int
+    num_servers: int
+    job: str
+    """Name that all processes of the job share; a process with another name is refused."""
+    rank_wish: Optional[int] = None
+    """Processes of a role are ranked by their wishes, then by arrival."""
+    node_host: Optional[str] = None
+    interface: Optional[str] = None
+    scheduler_fd: Optional[int] = None
+    """A listening socket that the launcher passes to the scheduler, so that no other process can
+    take the port that the launcher has chosen."""
+    launcher_fd: Optional[int] = None
+    """A socket on which the scheduler and the launcher tell each other who failed and who ended."""
+    launched: bool = False
+    """'p3kv launch' has started the process, and says at the end what made the job fail."""
+    secret: bytes = field(default=b"", repr=False)
+    """What only the job's processes know (`p3kv.secret`); empty if the job has none."""
+    beside: Tuple[Mapping[str, str], ...] = field(default=(), repr=False)
+    """Environments of the processes that this one starts beside itself (`p3kv.ranks`)."""
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str] = os.environ) -> Optional[Launch]:
+        """Reads DMLC_*, or what launchers of ranks set; None if none has started this process.
+
+        Raises ConfigError for variables that are missing, no numbers or out of range.
+        """
+        place = None if "DMLC_ROLE" in environ else ranks.place(environ)
+        told = told_of(environ) if place else {}
+        beside = [{**environ, **told, **one} for one in (place.beside if place else ())]
+        environ = {**environ, **(place.variables if place else {})}
+        role = text_of("DMLC_ROLE", environ)
+        if role is None:
+            return None
+        if role not in ROLES:
+            raise ConfigError(
+                f"DMLC_ROLE is '{role}'; it must be one of {', '.join(ROLES)}. "
+                "Launchers such as 'p3kv launch' set it."
+            )
+        host = _required("DMLC_PS_ROOT_URI", environ, role)
+        port = _launch_number("DMLC_PS_ROOT_PORT", environ, role, 1, 65535)
+        num_workers = _launch_number("DMLC_NUM_WORKER", environ, role, 1, 65535)
+        num_servers = _launch_number("DMLC_NUM_SERVER", environ, role, 1, 65535)
+        node_host = text_of("DMLC_NODE_HOST", environ) or None
+        interface = text_of("DMLC_INTERFACE", environ) or None
+        secret = job_secret(environ)
+        if not secret:
+            check_local((host, node_host), interface)
+        return cls(
+            role=role,
+            root_host=host,
+            root_port=port,
+            num_workers=num_workers,
+            num_servers=num_servers,
+            job=text_of("P3KV_JOB", environ) or f"{host}:{port}/{num_workers}w{num_servers}s",
+            rank_wish=_rank_wish(role, environ),
+            node_host=node_host,
+            interface=interface,
+            scheduler_fd=optional_number("P3KV_SCHEDULER_FD", environ),
+            launcher_fd=optional_number("P3KV_LAUNCHER_FD", environ),
+            launched=flag("P3KV_LAUNCHED", False, environ),
+            secret=secret,
+            beside=tuple(beside),
+        )
+
+    @classmethod
+    def of_a_worker(
+        cls, root_host: Optional[str], environ: Mapping[str, str] = os.environ
+    ) -> Launch:
+        """What this process would read as a worker, with a secret, whose scheduler is at
+        `root_host`; None: at DMLC_PS_ROOT_URI, or on this host. Raises as `from_environment`."""
+        pretended = {
+            **environ,
+            "DMLC_ROLE": "worker",
+            "DMLC_PS_ROOT_URI": root_host or text_of("DMLC_PS_ROOT_URI", environ) or "127.0.0.1",
+            "DMLC_PS_ROOT_PORT": "9",
+            "DMLC_NUM_WORKER": "1",
+            "DMLC_NUM_SERVER": "1",
+            VARIABLE: "of a job to come",
+        }
+        pretended.pop(FILE_VARIABLE, None)
+        launch = cls.from_environment(pretended)
+        assert launch is not None
+        return launch
+
+
+def root_host(environ: Mapping[str, str] = os.environ) -> Optional[str]:
+    """DMLC_PS_ROOT_URI, if it is set: the scheduler's host."""
+    return text_of("DMLC_PS_ROOT_URI", environ) or None
+
+
+def where_secret_is(environ: Mapping[str, str] = os.environ) -> Optional[str]:
+    """The variable that has the job's secret, or names its file; None if there is none.
+
+    Raises ConfigError for a secret that is too short, or that others can read.
+    """
+    if not job_secret(environ):
+        return None
+    return FILE_VARIABLE if environ.get(FILE_VARIABLE) else VARIABLE
+
+
+def _rank_wish(role: str, environ: Mapping[str, str]) -> Optional[int]:
+    names = [f"DMLC_{role.upper()}_ID", "DMLC_TASK_ID"]
+    if role == "worker":
+        names += ["OMPI_COMM_WORLD_RANK", "SLURM_PROCID"]
+    for name in names:
+        wish = optional_number(name, environ)
+        if wish is not None:
+            return wish
+    return None
+
+
+def _required(name: str, environ: Mapping[str, str], role: str) -> str:
+    value = text_of(name, environ)
+    if not value:
+        raise ConfigError(
+            f"{name} is not set, but DMLC_ROLE={role} says that this process belongs to a job. "
+            "Start the job with 'p3kv launch' or another launcher that sets the DMLC_* variables."
+        )
+    return value
+
+
+def _launch_number(
+    name: str, environ: Mapping[str, str], role: str, lowest: int, highest: int
+) -> int:
+    text = _required(name, environ, role)
+    try:
+        value = int(text)
+    except ValueError:
+        value = lowest - 1
+    if not lowest <= value <= highest:
+        raise ConfigError(f"{name} is '{text}'; it must be a number from {lowest} to {highest}")
+    return value

@@ -1,0 +1,162 @@
+"""The settings: what each is, what it may be, and how a text of the environment becomes one."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from dataclasses import dataclass, fields
+from typing import Any, Dict, List, Mapping, Optional
+
+import msgspec
+from msgspec import Meta, inspect
+
+from p3kv.config.variables import MAX_NUMBER, WORDS, text_of
+from p3kv.errors import ConfigError
+from p3kv.registry import MAX_NAME_CHARS
+
+if sys.version_info >= (3, 9):
+    from typing import Annotated
+else:
+    from typing_extensions import Annotated
+
+PREFIX = "P3KV_"
+_FALL_BACKS: Dict[str, List[str]] = {"verbose": ["PS_VERBOSE"]}
+"""By setting: variables of ps-lite and frameworks that count where ours is not set."""
+
+MAX_SLICE_ELEMS = 2**28
+MAX_PATH_CHARS = 4096
+Name = Annotated[str, Meta(min_length=1, max_length=MAX_NAME_CHARS)]
+"""The name of a class in a table (`p3kv.registry`)."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How p3kv works. Those of `JobSettings` hold for the whole job: all workers must have the
+    same.
+
+    Each line is the whole declaration of a setting: its name, type, range and default.
+    """
+
+    slice_size: Optional[Annotated[int, Meta(ge=1, le=MAX_SLICE_ELEMS)]] = None
+    """Most elements in a slice; None has the workers measure the network when they start."""
+    deterministic: bool = False
+    """Sum in rank order, so that a run with three workers or more repeats bit for bit, too."""
+    check_finite: bool = False
+    """End the job on a gradient that has nan or infinity, and name its key and its worker."""
+    let_workers_leave: bool = False
+    """Rounds go on without workers that have left in order; else such a round ends the job."""
+    placement: Name = "by_link"
+    """The name of the placement by which the scheduler gives servers their runs of tensors."""
+    consistency: Name = "bulk_synchronous"
+    """The name of the rule by which rounds end on servers, and workers go on with new values."""
+    gradient_codec: Name = "identity"
+    """The name of the codec by which gradients travel to the servers."""
+    value_codec: Name = "identity"
+    """The name of the codec by which values travel to the workers. Initial values always travel as
+    they are."""
+    transport: Name = "tcp"
+    """The name of the transport by which workers connect to this server."""
+    encrypt: bool = False
+    """Encrypt all that workers and servers send each other; all of them must have the same."""
+    priorities: bool = True
+    """False sends slices first in, first out: slicing without priorities, for comparison."""
+    rendezvous_timeout_s: Annotated[float, Meta(ge=0.1, le=86_400.0)] = 300.0
+    """How long a process waits after the last arrival before it gives up. Long, because people
+    start roles by hand, and pods come one after the other."""
+    stall_timeout_s: Annotated[float, Meta(ge=0.1, le=31 * 86_400.0)] = 1800.0
+    """How long a round may wait for a worker's push before the job fails."""
+    silence_timeout_s: Annotated[float, Meta(ge=1.0, le=86_400.0)] = 120.0
+    """How long a process may be silent before the job fails: it is stopped, or its host can't be
+    reached. The job goes on when the process answers within this time."""
+    warn_after_s: Annotated[float, Meta(ge=0.1, le=86_400.0)] = 10.0
+    """How long a process may be silent, or a round wait for a push, before a warning says so."""
+    send_buffer_bytes: Optional[Annotated[int, Meta(ge=4096, le=2**30)]] = None
+    """Credit: most unsent bytes that the kernel holds for a connection. Priorities do not apply to
+    them. None: by the slice size."""
+    switch_interval_s: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.0001
+    """Python's switch interval in this process while the store exists, if Python's own is longer:
+    how long a script that is busy in Python holds the GIL when the network thread wants it. 0 keeps
+    Python's own."""
+    summary_every: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
+    """Every worker logs a line after so many steps, and rank 0 a verdict at the end; 0: none."""
+    metrics_port: Optional[Annotated[int, Meta(ge=0, le=65535)]] = None
+    """Where workers and servers serve metrics for Prometheus: the first free port from this one on,
+    or any if it is 0; None serves none."""
+    metrics_host: Name = "127.0.0.1"
+    """The address of this host at which metrics are served, to whoever can reach it."""
+    checkpoint_dir: Optional[Annotated[str, Meta(min_length=1, max_length=MAX_PATH_CHARS)]] = None
+    """A folder in which servers write checkpoints; None writes none."""
+    checkpoint_every: Annotated[int, Meta(ge=1, le=MAX_NUMBER)] = 1000
+    """After how many steps of the script there is a checkpoint."""
+    resume: bool = False
+    """Go on from the newest complete checkpoint in the folder."""
+    trace: Optional[str] = None
+    """A folder in which every process writes its trace; None records nothing."""
+    verbose: Annotated[int, Meta(ge=0, le=9)] = 0
+    """1 logs which processes join and leave and what they agree on (ps-lite's PS_VERBOSE)."""
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str] = os.environ) -> Settings:
+        """Reads P3KV_<NAME>; ps-lite's and frameworks' own variables count where ours are not set.
+
+        Raises ConfigError for a value that is not of the right kind or out of range.
+        """
+        found = {}
+        for setting in fields(cls):
+            variables = [variable_of(setting.name), *_FALL_BACKS.get(setting.name, ())]
+            variable = next(filter(environ.get, variables), None)
+            if variable is not None:
+                value: Any = (text_of(variable, environ) or "").strip()
+                if isinstance(setting.default, bool):
+                    value = WORDS.get(value.lower(), value)
+                found[setting.name] = converted(setting.name, variable, value, strict=False)
+        return cls(**found)
+
+
+def variable_of(setting: str) -> str:
+    """The variable of the environment that sets it."""
+    return PREFIX + setting.upper()
+
+
+def add_aliases(aliases: Mapping[str, str]) -> None:
+    """Has a framework's variables count where ours are not set, by the settings' names."""
+    for setting, variable in aliases.items():
+        _FALL_BACKS.setdefault(setting, []).append(variable)
+
+
+def check_together(settings: Settings) -> None:
+    """Raises ConfigError for settings that contradict each other."""
+    if settings.resume and settings.checkpoint_dir is None:
+        raise ConfigError(
+            "resume (P3KV_RESUME) is set without checkpoint_dir (P3KV_CHECKPOINT_DIR), the folder "
+            "of the checkpoints from which to go on"
+        )
+
+
+def apply_verbosity(settings: Settings) -> None:
+    """Sets the level of p3kv's loggers; warnings are always logged."""
+    level = logging.INFO if settings.verbose else logging.WARNING
+    logging.getLogger("p3kv").setLevel(level)
+
+
+def converted(name: str, variable: str, value: Any, strict: bool) -> Any:
+    """The value as the setting's type has it; not `strict`: of text, which may spell a number."""
+    try:
+        return getattr(msgspec.convert({name: value}, Settings, strict=strict), name)
+    except msgspec.ValidationError:
+        wanted = _wanted(name, strict)
+        raise ConfigError(f"{name} ({variable}) is {value!r}; it must be {wanted}") from None
+
+
+def _wanted(name: str, strict: bool) -> str:
+    """What a setting's declaration allows, in words."""
+    declared: Any = inspect.type_info(Settings)
+    kind = next(field.type for field in declared.fields if field.name == name)
+    kind = getattr(kind, "types", [kind])[0]  # of an Optional, the type beside None
+    if isinstance(kind, inspect.BoolType):
+        return "True or False" if strict else "1 or 0"
+    if isinstance(kind, inspect.StrType):
+        return f"a name of at most {kind.max_length} letters" if kind.max_length else "text"
+    whole = "whole " if isinstance(kind, inspect.IntType) else ""
+    return f"a {whole}number from {kind.ge} to {kind.le}"
