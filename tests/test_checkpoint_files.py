@@ -25,7 +25,7 @@ from p3kv.checkpoints import (
 )
 from p3kv.errors import CheckpointError
 from p3kv.wire.messages import ResumedStore
-from tests.small_disk import small_disk
+from tests.faults import small_disk
 
 HERE, THERE = "10.0.0.1", "10.0.0.2"
 SHAPE = (5, 4)

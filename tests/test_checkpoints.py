@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from p3kv.checkpoints import newest
+from tests.faults import small_disk
 from tests.jobs import ROOT, SCRIPTS, JobResult, environment, run, run_job
-from tests.small_disk import small_disk
 
 SETTINGS: Dict[str, Any] = {
     "P3KV_CHECKPOINT_EVERY": 4,
