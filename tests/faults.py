@@ -11,6 +11,7 @@ import errno
 import os
 import signal
 import socket
+import ssl
 import struct
 import subprocess
 import threading
@@ -85,16 +86,24 @@ def fill(folder: Path) -> None:
 class Proxy:
     """Data connections of a job go through it while it is entered, and their bytes as it says.
 
+    It records them. With a context of TLS it takes the servers' place instead, as far as workers
+    let it.
+
     `settings` are those of the job's processes. Everything may be changed and called from any
     thread, at any time.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, context: Optional[ssl.SSLContext] = None) -> None:
+        self._context = context
         self.delay_s = 0.0
         """How late bytes arrive, in each direction."""
         self.rate_bytes_s: Optional[float] = None
         """How many bytes a connection carries in each direction."""
-        self.passed_bytes = 0
+        self.to_servers: List[bytearray] = []
+        """What each connection has brought to a server."""
+        self.to_workers: List[bytearray] = []
+        self.intercepted = 0
+        """Connections on which a worker has taken it for a server."""
         self._holds = False
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="proxy", daemon=True)
@@ -127,6 +136,11 @@ class Proxy:
         finally:
             self._holds = False
 
+    @property
+    def passed_bytes(self) -> int:
+        """How many bytes have passed, in both directions."""
+        return sum(map(len, [*self.to_servers, *self.to_workers]))
+
     def reset(self) -> int:
         """Resets all connections on both sides, and returns how many there were; bytes that were
         on their way are lost. New ones are let in."""
@@ -135,8 +149,8 @@ class Proxy:
     def _call(self, work):  # type: ignore[no-untyped-def]
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout=10.0)
 
-    async def _listen(self, handler) -> int:  # type: ignore[no-untyped-def]
-        server = await asyncio.start_server(handler, "127.0.0.1", 0)
+    async def _listen(self, handler, context=None) -> int:  # type: ignore[no-untyped-def]
+        server = await asyncio.start_server(handler, "127.0.0.1", 0, ssl=context)
         self._stack.callback(server.close)
         port: int = server.sockets[0].getsockname()[1]
         return port
@@ -146,19 +160,28 @@ class Proxy:
         host, port = (await reader.readline()).decode().split()
 
         async def link(near: asyncio.StreamReader, back: asyncio.StreamWriter) -> None:
+            if self._context is not None:  # and the handshake is over
+                self.intercepted += 1
+                back.close()
+                return
             far, on = await asyncio.open_connection(host, int(port))
             self._writers += [back, on]
-            for source, target in ((near, on), (far, back)):
-                task = asyncio.ensure_future(self._pass_on(source, target))
+            for source, target, streams in (
+                (near, on, self.to_servers), (far, back, self.to_workers),
+            ):  # fmt: skip
+                streams.append(bytearray())
+                task = asyncio.ensure_future(self._pass_on(source, target, streams[-1]))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
 
-        writer.write(b"%d\n" % await self._listen(link))
+        writer.write(b"%d\n" % await self._listen(link, self._context))
         await writer.drain()
         writer.close()
 
-    async def _pass_on(self, source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
-        """Passes bytes on until one side ends, and ends the other."""
+    async def _pass_on(
+        self, source: asyncio.StreamReader, target: asyncio.StreamWriter, passed: bytearray
+    ) -> None:
+        """Passes bytes on until one side ends, and ends the other; `passed` grows by them."""
         on_the_way: asyncio.Queue = asyncio.Queue(_ON_THE_WAY)
 
         async def take() -> None:
@@ -178,7 +201,7 @@ class Proxy:
                 if self.rate_bytes_s is not None:
                     await asyncio.sleep(len(chunk) / self.rate_bytes_s)
                 target.write(chunk)
-                self.passed_bytes += len(chunk)
+                passed += chunk
                 await target.drain()
         except OSError:  # the target has gone
             pass

@@ -19,10 +19,10 @@ from p3kv.transport.tls import Tls
 from p3kv.wire.connection import Connection
 from p3kv.wire.proofs import Proofs
 from p3kv.wire.protocol import FROM_WORKERS, Conversation
+from tests.faults import Proxy
 from tests.in_memory import Memory
 from tests.jobs import ROOT, SCRIPTS, JobResult, joined, run_job
 from tests.served import Serving
-from tests.wiretap import Wiretap
 
 sys.path.insert(0, str(SCRIPTS))
 import exact_model
@@ -33,16 +33,16 @@ ENDED_S = 30.0
 KEY = bytes(range(32))
 
 
-def trained(folder: Path, tap: Wiretap, **settings: object) -> Tuple[JobResult, Dict]:
+def trained(folder: Path, proxy: Proxy, **settings: object) -> Tuple[JobResult, Dict]:
     folder.mkdir()
     result = run_job(
         "exact.py", [folder, TRAINING], workers=2, servers=2,
-        P3KV_SLICE_SIZE=exact_model.SLICE_SIZE, **{**tap.settings, **settings},
+        P3KV_SLICE_SIZE=exact_model.SLICE_SIZE, **{**proxy.settings, **settings},
     )  # fmt: skip
     return result, exact_model.saved(folder, TRAINING) if result.code == 0 else {}
 
 
-def known_in(streams: List[bytes], weights: Dict[str, np.ndarray]) -> List[str]:
+def known_in(streams: List[bytearray], weights: Dict[str, np.ndarray]) -> List[str]:
     """Which weights somebody reads who has these bytes: their first elements are enough. Not those
     that begin with zeros, which are in the hello of TLS, too."""
     firsts = {name: value.ravel()[:10].tobytes() for name, value in weights.items()}
@@ -58,10 +58,10 @@ def test_who_listens_reads_no_weight_and_the_weights_are_the_same_bit_for_bit(
 ) -> None:
     heard, weights = {}, {}
     for encrypt in (0, 1):
-        with Wiretap() as tap:
-            result, weights[encrypt] = trained(tmp_path / str(encrypt), tap, P3KV_ENCRYPT=encrypt)
+        with Proxy() as proxy:
+            result, weights[encrypt] = trained(tmp_path / str(encrypt), proxy, P3KV_ENCRYPT=encrypt)
         assert result.code == 0, result.output
-        heard[encrypt] = (tap.to_servers, tap.to_workers)
+        heard[encrypt] = (proxy.to_servers, proxy.to_workers)
         assert [len(streams) for streams in heard[encrypt]] == [4, 4]
     assert weights[0].keys() == weights[1].keys()
     for name, value in weights[0].items():
@@ -76,10 +76,10 @@ def test_who_listens_reads_no_weight_and_the_weights_are_the_same_bit_for_bit(
 
 
 def test_who_puts_himself_in_the_middle_is_found_out() -> None:
-    with Wiretap(context_of_server(make_certificate(bytes(32)))) as tap:
-        place = {**tap.settings, **ENCRYPTED}
+    with Proxy(context_of_server(make_certificate(bytes(32)))) as proxy:
+        place = {**proxy.settings, **ENCRYPTED}
         ended = joined(*((name, place) for name in ("server 0", "server 1", "worker 0")))
-    assert tap.intercepted == 0
+    assert proxy.intercepted == 0
     for name, result in ended.items():
         assert result.code == 1 and result.seconds < ENDED_S
         assert "Traceback" not in result.output, result.output
