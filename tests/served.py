@@ -102,14 +102,21 @@ def challenge(link: socket.socket, server: int) -> None:
 class Scheduled:
     """One process that takes the test for its scheduler."""
 
-    def __init__(self, role: str, workers: int = 1, servers: int = 1, **settings: Any) -> None:
+    def __init__(
+        self,
+        role: str,
+        workers: int = 1,
+        servers: int = 1,
+        script: str = "join.py",
+        **settings: Any,
+    ) -> None:
         self._context = zmq.Context()
         self._router = self._context.socket(zmq.ROUTER)
         self._router.linger = 0
         _CREDENTIALS.protect_router(self._router)
-        join = [sys.executable, str(SCRIPTS / "join.py")]
+        command = [sys.executable, str(SCRIPTS / script)]
         port = self._router.bind_to_random_port("tcp://127.0.0.1")
-        self.process = start_role(role, join, port, workers, servers, **settings)
+        self.process = start_role(role, command, port, workers, servers, **settings)
         self.identity = b""
         self._line = Line()
 
@@ -181,6 +188,15 @@ class Serving(Scheduled):
         assert isinstance(self.hear(), Ready)
         self.say(Agreed())
         return [self._listener.accept()[0] for _ in servers]
+
+    def refuse(self) -> socket.socket:
+        """Refuses new connections, until the socket that it returns listens."""
+        address = self._listener.getsockname()
+        self._listener.close()
+        self._listener = socket.socket()
+        self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._listener.bind(address)
+        return self._listener
 
     def close(self) -> None:
         self._listener.close()

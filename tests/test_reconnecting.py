@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from shutil import which
 from typing import Dict, List, Tuple
@@ -15,8 +15,9 @@ from typing import Dict, List, Tuple
 import pytest
 
 from p3kv.wire.header import Kind
-from p3kv.wire.messages import TOKEN_BYTES, LinkEnded, ReportFailure
+from p3kv.wire.messages import TOKEN_BYTES, Abort, Failure, LinkEnded, ReportFailure
 from p3kv.wire.proofs import NONCE_BYTES
+from p3kv.worker.mending import LONGEST_DELAY_S
 from tests.jobs import (
     ROOT,
     SCRIPTS,
@@ -28,7 +29,7 @@ from tests.jobs import (
     run_job,
     start_role,
 )
-from tests.served import TOLD_S, Served, hello, proof, received
+from tests.served import TOLD_S, Served, Serving, hello, proof, received, welcome
 
 RESETTING = {
     "P3KV_TRANSPORT": "resetting",
@@ -198,6 +199,22 @@ def test_nobody_but_its_own_process_goes_on_in_a_worker_s_place() -> None:
         for link in links:
             link.close()
         served.close()
+
+
+def test_a_worker_whose_job_has_failed_tries_no_more_to_connect_again() -> None:
+    with closing(Serving(1, script="stays.py")) as serving:
+        (link,) = serving.links()
+        link.sendall(welcome(0))
+        listener = serving.refuse()
+        link.close()
+        assert isinstance(serving.hear(), LinkEnded)
+        serving.say(Abort(Failure("its process ended", "server", 0)))
+        assert serving.process.stdout is not None
+        assert "its process ended" in serving.process.stdout.readline()
+        listener.listen()
+        listener.settimeout(LONGEST_DELAY_S + 1.0)
+        with pytest.raises(socket.timeout):
+            listener.accept()
 
 
 def test_a_process_that_ends_without_a_launcher_is_named_with_host_and_round_within_10_s(

@@ -75,9 +75,9 @@ class Breaks:
                 self._name(connection), time.monotonic() - broken.since, broken.reason, broken.at,
             )  # fmt: skip
 
-    def forget(self, connection: Connection) -> None:
+    def clear(self) -> None:
         """Nobody waits for another link any more."""
-        self._breaks.pop(connection, None)
+        self._breaks.clear()
 
     def _warn(self, connection: Connection, broken: _Break) -> None:
         if self._breaks.get(connection) is broken:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from functools import partial
-from typing import Callable, Dict, List, Optional
+from typing import Callable, Dict, Optional
 
 from p3kv.errors import ProtocolError
 from p3kv.transport import Link
@@ -17,7 +17,7 @@ from p3kv.wire.messages import DataWelcome
 from p3kv.wire.protocol import FROM_SERVERS, Conversation
 from p3kv.worker.handshakes import Handshakes
 
-_FIRST_DELAY_S, _LONGEST_DELAY_S = 0.1, 1.0
+_FIRST_DELAY_S, LONGEST_DELAY_S = 0.1, 1.0
 _WELCOME_S = 10.0
 """A server that has answered once answers soon."""
 _HANDSHAKE_BYTES = 1 << 16
@@ -76,7 +76,7 @@ class Mending:
             self._loop.call_soon(self._made, connection, link, delay_s)
 
     def _made(self, connection: Connection, link: Optional[Link], delay_s: float) -> None:
-        again = partial(self._try, connection, min(2 * delay_s, _LONGEST_DELAY_S))
+        again = partial(self._try, connection, min(2 * delay_s, LONGEST_DELAY_S))
         if link is None:
             self._loop.call_later(delay_s, again)
         elif connection not in self._breaks:
@@ -133,9 +133,7 @@ class Mending:
 
     def close(self) -> None:
         """The job has failed, or this worker leaves it: no link is made any more."""
-        attempts: List[Connection] = list(self._attempts)
-        for connection in self._attempts.values():
-            self._breaks.forget(connection)
-        self._attempts.clear()
-        for attempt in attempts:
+        self._breaks.clear()
+        for attempt in self._attempts:
             self._loop.remove_connection(attempt)
+        self._attempts.clear()
