@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from typing import Optional
 
 from p3kv.config import Settings
 from p3kv.log import REPORTS
@@ -38,7 +37,6 @@ class Summary:
 
     def end(self, rank: int) -> None:
         """Logs the verdict, on worker rank 0."""
-        asked_for: Optional[int] = self._every
-        if rank == 0 and (asked_for or self._measures.numbers().step_s > _WORTH_A_VERDICT_S):
+        if rank == 0 and (self._every or self._measures.numbers().step_s > _WORTH_A_VERDICT_S):
             for line in self._measures.lines():
                 _log.info("%s", line)
