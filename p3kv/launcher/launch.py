@@ -28,7 +28,6 @@ def launch(
     env: Mapping[str, str] | None = None,
     out: BinaryIO | None = None,
     err: BinaryIO | None = None,
-    graces: Graces | None = None,
     resume: bool = False,
     restarts: int = 0,
 ) -> int:
@@ -47,7 +46,7 @@ def launch(
 
     def run(resumes: bool) -> Run:
         own = _own(env, resumes)
-        return _run_once(command, num_workers, num_servers, root_port, own, out, err, graces)
+        return _run_once(command, num_workers, num_servers, root_port, own, out, err)
 
     return run_with_restarts(run, restarts, resume, err)
 
@@ -60,7 +59,6 @@ def _run_once(
     env: Mapping[str, str],
     out: BinaryIO | None,
     err: BinaryIO | None,
-    graces: Graces | None,
 ) -> Run:
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -93,7 +91,6 @@ def _run_once(
                 parts,
                 out=out,
                 err=err,
-                graces=graces,
                 on_started=on_started,
                 link=LauncherLink(ours, Cause),
             )
@@ -110,7 +107,6 @@ def launch_on(
     env: Mapping[str, str] | None = None,
     out: BinaryIO | None = None,
     err: BinaryIO | None = None,
-    graces: Graces | None = None,
     resume: bool = False,
     restarts: int = 0,
 ) -> int:
@@ -123,7 +119,7 @@ def launch_on(
 
     def run(resumes: bool) -> Run:
         own = _own(env, resumes)
-        return _run_once_on(hosts, command, num_servers, root_port, own, out, err, graces)
+        return _run_once_on(hosts, command, num_servers, root_port, own, out, err)
 
     return run_with_restarts(run, restarts, resume, err)
 
@@ -136,9 +132,7 @@ def _run_once_on(
     own: Mapping[str, str],
     out: BinaryIO | None,
     err: BinaryIO | None,
-    graces: Graces | None,
 ) -> Run:
-    graces = graces or Graces()
     parts = on_hosts(
         job_parts(
             command,
@@ -151,13 +145,13 @@ def _run_once_on(
         hosts,
         own_env=own,
         cwd=os.getcwd(),
-        term_s=graces.term_s,
+        term_s=Graces().term_s,
         silence_s=Settings.from_environment(own).silence_timeout_s,
     )
     lines = [part.line for part in parts if part.line is not None]
     try:
         link = LauncherLink(lines[0].ours, Cause)
-        launcher = Launcher(parts, out=out, err=err, graces=graces, link=link)
+        launcher = Launcher(parts, out=out, err=err, link=link)
         code = launcher.run()
         return Run(code, launcher.a_part_failed)
     finally:
