@@ -10,12 +10,10 @@ from __future__ import annotations
 
 from typing import Any, Dict, Iterator, Optional, Sequence
 
-from tqdm import tqdm
-
-from experiments.campaign import machine, options
+from experiments.campaign import options, turns
 from experiments.campaign.job import run_job
 from experiments.campaign.records import Records
-from experiments.cluster import Cluster, missing_requirements
+from experiments.cluster import Cluster
 from experiments.drawing import curves
 from experiments.drawing.by_spare_hosts import (
     DILATION,
@@ -30,8 +28,12 @@ from experiments.drawing.by_spare_hosts import (
 from experiments.emulation.systems import SYSTEMS
 
 _ALONE = (0, 1, 2, 4)
-_SETTINGS = {"p3kv": {}, "p3kv_balanced": {"P3KV_PLACEMENT": "balanced"}, "dist_sync": {}}
-"""By what is measured: settings beside those of the system."""
+_MEASURED = {
+    "p3kv": ("p3kv", {}),
+    "p3kv_balanced": ("p3kv", {"P3KV_PLACEMENT": "balanced"}),
+    "dist_sync": ("dist_sync", {}),
+}
+"""By name: the system, and settings beside those that it has."""
 _ABOUT = {
     "figure": f"iterations of {WORKERS} workers, each on a host with a server, by how many more "
     "hosts have a server only, and with one host whose link has half the rate",
@@ -46,7 +48,7 @@ def cases(models: Sequence[str], quick: bool) -> Iterator[Case]:
     """All that a repetition measures, systems in turn."""
     for model in models[: 1 if quick else None]:
         for alone, slow in (*((alone, False) for alone in _ALONE[:: 3 if quick else 1]), (0, True)):
-            for system in _SETTINGS:
+            for system in _MEASURED:
                 if system != "p3kv_balanced" or alone or slow:
                     yield Case(system, model, alone, slow)
 
@@ -54,16 +56,14 @@ def cases(models: Sequence[str], quick: bool) -> Iterator[Case]:
 def run(case: Case, iterations: int, warm_up: int) -> Dict[str, Any]:
     """Measures one case on a cluster of its own. Raises RunFailed."""
     rate, dilation = rate_mbit_s(case.model), DILATION[case.model]
-    system = case.system.partition("_balanced")[0]
+    system, settings = _MEASURED[case.system]
     module = ["experiments.emulation.emulated_worker", case.model, system]
     module += [f"--dilation={dilation}", f"--warm-up={warm_up}", f"--iterations={iterations}"]
     with Cluster(WORKERS + case.alone, rate) as cluster:
         if case.slow:
             cluster.set_rate(rate * SLOW_SHARE, cluster.hosts[-1])
-        settings = _SETTINGS[case.system]
         job = run_job(cluster, SYSTEMS[system], module, 600.0, settings, workers=WORKERS)
     return {
-        **case._asdict(),
         "rate_mbit_s": rate,
         "dilation": dilation,
         "compute_s": job.ends[0]["compute_s"],
@@ -75,37 +75,14 @@ def run(case: Case, iterations: int, warm_up: int) -> Dict[str, Any]:
 
 
 def main(argv: Optional[Sequence[str]] = None) -> None:
-    parser = options.arguments(__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="less, into files of its own name")
+    parser = turns.parser(__doc__.splitlines()[0])
     parser.add_argument("--models", nargs="+", choices=DILATION, default=list(DILATION))
-    parser.add_argument("--repetitions", type=int, default=3, metavar="N")
-    parser.add_argument("--iterations", type=int, default=3, metavar="N")
-    parser.add_argument("--warm-up", type=int, default=2, metavar="N")
-    parser.add_argument("--draw", action="store_true", help="measure nothing, draw what is there")
     chosen = parser.parse_args(argv)
     records = Records(options.numbers_path(chosen, "idle_links"), _ABOUT)
-    if not chosen.draw:
-        problem = missing_requirements()
-        if problem is not None:
-            raise SystemExit(problem)
-        _measure(records, chosen)
+    turns.measure(records, chosen, [*cases(chosen.models, chosen.quick)], run)
     records.summary = summarize(records.runs)
     print(table_text(records.summary))
     curves.finish(records, draw(records.summary))
-
-
-def _measure(records: Records, chosen: Any) -> None:
-    place = records.begin(machine.describe("cubic"))
-    turns = list(cases(chosen.models, chosen.quick)) * (1 if chosen.quick else chosen.repetitions)
-    done = [Case(*(one[name] for name in Case._fields)) for one in records.runs]
-    for case in done:
-        if case in turns:
-            turns.remove(case)
-    with tqdm(total=len(turns)) as bar:
-        for case in turns:
-            bar.set_description(f"{case.system}, {case.model}, {case.alone} alone, {case.slow}")
-            records.add_run({**run(case, chosen.iterations, chosen.warm_up), "machine": place})
-            bar.update()
 
 
 if __name__ == "__main__":

@@ -10,12 +10,10 @@ from __future__ import annotations
 import contextlib
 from typing import Any, Dict, Iterator, NamedTuple, Optional, Sequence
 
-from tqdm import tqdm
-
-from experiments.campaign import machine, options
+from experiments.campaign import options, turns
 from experiments.campaign.job import run_job
 from experiments.campaign.records import Records
-from experiments.cluster import Cluster, missing_requirements
+from experiments.cluster import Cluster
 from experiments.drawing import curves
 from experiments.drawing.by_share import draw, summarize, table_text
 from experiments.emulation.systems import SYSTEMS
@@ -61,20 +59,20 @@ def cases(quick: bool) -> Iterator[Case]:
         yield Case(system, "dense", SWEPT_ROWS, 1.0)
 
 
-def run(cluster: Cluster, case: Case, iterations: int, warm_up: int) -> Dict[str, Any]:
-    """Measures one case. Raises RunFailed."""
+def run(case: Case, iterations: int, warm_up: int) -> Dict[str, Any]:
+    """Measures one case on a cluster of its own. Raises RunFailed."""
     touched = round(case.rows * case.share)
     arguments = [case.system, case.way, case.rows, COLUMNS, touched]
     arguments += [f"--iterations={iterations}", f"--warm-up={warm_up}"]
     module = ["experiments.emulation.rows_worker", *map(str, arguments)]
     settings = {"P3KV_SLICE_SIZE": SLICE_ELEMS}
-    job = run_job(cluster, SYSTEMS[case.system], module, 300.0, settings, _limited(cluster))
+    with Cluster(HOSTS) as cluster:
+        job = run_job(cluster, SYSTEMS[case.system], module, 300.0, settings, _limited(cluster))
     counts = [end["counts"] for end in job.ends]
     most = max(max(one["link_sent"], one["link_received"]) for one in counts)
     record = {
-        **case._asdict(),
         "columns": COLUMNS,
-        "hosts": len(cluster.hosts),
+        "hosts": HOSTS,
         "rate_mbit_s": RATE_MBIT_S,
         "iteration_s": [
             round(max(times), 5) for times in zip(*(end["iteration_s"] for end in job.ends))
@@ -98,36 +96,12 @@ def _limited(cluster: Cluster) -> Iterator[None]:
 
 
 def main(argv: Optional[Sequence[str]] = None) -> None:
-    parser = options.arguments(__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="less, into files of its own name")
-    parser.add_argument("--repetitions", type=int, default=3, metavar="N")
-    parser.add_argument("--iterations", type=int, default=3, metavar="N")
-    parser.add_argument("--warm-up", type=int, default=2, metavar="N")
-    parser.add_argument("--draw", action="store_true", help="measure nothing, draw what is there")
-    chosen = parser.parse_args(argv)
+    chosen = turns.parser(__doc__.splitlines()[0]).parse_args(argv)
     records = Records(options.numbers_path(chosen, "sparse_rows"), _ABOUT)
-    if not chosen.draw:
-        problem = missing_requirements()
-        if problem is not None:
-            raise SystemExit(problem)
-        _measure(records, chosen)
+    turns.measure(records, chosen, [*cases(chosen.quick)], run)
     records.summary = summarize(records.runs)
     print(table_text(records.summary))
     curves.finish(records, draw(records.summary))
-
-
-def _measure(records: Records, chosen: Any) -> None:
-    place = records.begin(machine.describe("cubic"))
-    turns = list(cases(chosen.quick)) * (1 if chosen.quick else chosen.repetitions)
-    done = [Case(*(one[name] for name in Case._fields)) for one in records.runs]
-    for case in done:
-        turns.remove(case)
-    with Cluster(HOSTS) as cluster, tqdm(total=len(turns)) as bar:
-        for case in turns:
-            bar.set_description(f"{case.system}, {case.way}, {case.share:g} of {case.rows}")
-            measured = run(cluster, case, chosen.iterations, chosen.warm_up)
-            records.add_run({**measured, "machine": place})
-            bar.update()
 
 
 if __name__ == "__main__":

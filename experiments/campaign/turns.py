@@ -1,0 +1,55 @@
+"""Figures of few cases, each on a cluster of its own: measured in turns, resumed where it stopped.
+
+Repetitions are outermost, as in `experiments.campaign.campaign`.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any, Callable, Dict, Sequence
+
+from tqdm import tqdm
+
+from experiments.campaign import machine, options
+from experiments.campaign.records import Records
+from experiments.cluster import missing_requirements
+
+
+def parser(description: str) -> argparse.ArgumentParser:
+    """Returns a parser with what every such figure takes."""
+    made = options.arguments(description)
+    made.add_argument("--quick", action="store_true", help="less, into files of its own name")
+    made.add_argument("--repetitions", type=int, default=3, metavar="N")
+    made.add_argument("--iterations", type=int, default=3, metavar="N")
+    made.add_argument("--warm-up", type=int, default=2, metavar="N")
+    made.add_argument("--draw", action="store_true", help="measure nothing, draw what is there")
+    return made
+
+
+def measure(
+    records: Records,
+    chosen: argparse.Namespace,
+    cases: Sequence[Any],
+    run: Callable[[Any, int, int], Dict[str, Any]],
+) -> None:
+    """Measures what is not in the records yet, with the options of `parser`; nothing with --draw.
+
+    A case is a NamedTuple, and `cases` those of one repetition. `run` measures one, with so many
+    iterations after so many to warm up, and returns what it has measured beside the case's fields.
+    """
+    if chosen.draw:
+        return
+    problem = missing_requirements()
+    if problem is not None:
+        raise SystemExit(problem)
+    place = records.begin(machine.describe("cubic"))
+    turns = list(cases) * (1 if chosen.quick else chosen.repetitions)
+    for known in records.runs:
+        done = next((one for one in turns if one._asdict().items() <= known.items()), None)
+        if done is not None:
+            turns.remove(done)
+    with tqdm(turns) as bar:
+        for case in bar:
+            bar.set_description(", ".join(map(str, case)))
+            measured = run(case, chosen.iterations, chosen.warm_up)
+            records.add_run({**case._asdict(), **measured, "machine": place})
