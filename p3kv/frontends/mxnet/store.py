@@ -30,7 +30,6 @@ from p3kv.frontends.mxnet import (
     asynchronous,
     clipping,
     compression,
-    engine,
     environment,
     forward_ends,
     rows,
@@ -38,7 +37,6 @@ from p3kv.frontends.mxnet import (
 from p3kv.frontends.mxnet.arrays import (
     DENSE,
     ROW_SPARSE,
-    Staging,
     by_key,
     check_distinct,
     check_fit,
@@ -54,17 +52,14 @@ from p3kv.frontends.mxnet.checkpoints import Resuming
 from p3kv.frontends.mxnet.errors import KeyMismatchError
 from p3kv.frontends.mxnet.forks import complete_before_forks
 from p3kv.frontends.mxnet.forward_order import FORWARD_READS, OrderLearner
+from p3kv.frontends.mxnet.operations import Operations
 from p3kv.frontends.mxnet.pushes import Pushes
 from p3kv.frontends.mxnet.server_states import ServerStates
 from p3kv.frontends.mxnet.updater import ServersUpdater
 from p3kv.frontends.mxnet.worker_optimizer import WorkerOptimizer
-from p3kv.wire.header import INITIAL_ROUND
 from p3kv.wire.messages import Key, called
 from p3kv.worker import this_process
-from p3kv.worker.transfers import Transfer, WorkerKey
-
-_PUSHPULL, _PUSH, _PULL = b"p3kv_pushpull", b"p3kv_push", b"p3kv_pull"
-"""Names of operations in MXNet's profiler."""
+from p3kv.worker.transfers import WorkerKey
 
 _SET_MULTI_PRECISION, _SYNC_MODE = 1, 3
 """Of MXNet's commands those that p3kv need not be given: the first one's number travels with the
@@ -114,7 +109,6 @@ class P3(KVStoreBase):
         """This store's keys and optimizer; the worker is that of all stores."""
         self.compression_params: Optional[Mapping[str, Any]] = None
         """What `set_gradient_compression` was called with."""
-        self._staging = Staging()
         self._names: Mapping[Key, str] = {}
         self._expected_rows: Set[Key] = set()
         self._order = OrderLearner(self._own.publish_order)
@@ -122,8 +116,8 @@ class P3(KVStoreBase):
             # Rank 0 decides, and all workers use its order.
             self._order.stop()
             FORWARD_READS.stop()
-        self._rows = rows.Rows(self._worker.begin, self._worker.abort, self._order.ready)
         self._pushes = Pushes(self._own, self._order, self.rank)
+        self._operations = Operations(self._worker, self._pushes, self._order)
         self._resuming = Resuming(self._own, self._pushes, self.rank)
         self._states = ServerStates(self._own, self._pushes, self.rank, self._worker.barrier)
         self._updater: Optional[ServersUpdater] = None
@@ -197,7 +191,7 @@ class P3(KVStoreBase):
             worker_key = self._declare(one_key, first)
             self._order.declared(one_key, [first])
             if self.rank == 0:
-                self._push_initial(worker_key, self._resuming.initial(worker_key, first))
+                self._operations.push_initial(worker_key, self._resuming.initial(worker_key, first))
                 self._resuming.give_state(worker_key)
 
     def broadcast(
@@ -211,13 +205,11 @@ class P3(KVStoreBase):
             self._order.declared(one_key, targets)
             if self.rank == 0:
                 first = self._resuming.initial(worker_key, first)
-                self._push_initial(worker_key, first, targets)
+                self._operations.push_initial(worker_key, first, targets)
                 self._resuming.give_state(worker_key)
                 spread(first, targets)
             else:
-                target = self._staging.target(worker_key, targets)
-                self._pull(worker_key, target, priority)
-                spread(target, targets)
+                self._operations.pull(worker_key, targets, priority)
 
     def pushpull(
         self, key: Union[Key, Sequence[Key]], value: Any, out: Any = None, priority: int = 0
@@ -234,17 +226,7 @@ class P3(KVStoreBase):
             clipping.check_apart(known)
             self._pushes.begin_clipped_call(known)
         for worker_key, sources, targets in known:
-            if worker_key.touched_only:
-                self._push_rows(worker_key, sources, priority)
-                target = self._staging.target(worker_key, targets)
-                self._pull(worker_key, target, priority)
-                spread(target, targets)
-                continue
-            source = self._staging.source(worker_key, sources)
-            target = self._staging.target(worker_key, targets)
-            round_, step = self._pushes.next(worker_key)
-            self._begin_when_ready(worker_key, round_, step, priority, source, target)
-            spread(target, targets)
+            self._operations.pushpull(worker_key, sources, targets, priority)
         if self._pushes.clips:
             self._pushes.clipping.end_call()
 
@@ -255,12 +237,7 @@ class P3(KVStoreBase):
         if self._pushes.clips:
             self._pushes.begin_clipped_call(known)
         for worker_key, sources in known:
-            if worker_key.touched_only:
-                self._push_rows(worker_key, sources, priority)
-                continue
-            source = self._staging.source(worker_key, sources)
-            round_, step = self._pushes.next(worker_key)
-            self._begin_when_ready(worker_key, round_, step, priority, source, None)
+            self._operations.push(worker_key, sources, priority)
         if self._pushes.clips:
             self._pushes.clipping.end_call()
 
@@ -278,14 +255,9 @@ class P3(KVStoreBase):
         if out is None:
             raise TypeError("pull needs out=, the arrays to write into")
         priority = _priority(priority)
+        pull = self._operations.pull_dense if ignore_sparse else self._operations.pull
         for worker_key, targets in self._known(key, [], [out], ignore_sparse):
-            if ignore_sparse:
-                targets = self._staging.dense_targets(worker_key, targets)
-                if not targets:
-                    continue
-            target = self._staging.target(worker_key, targets)
-            self._pull(worker_key, target, priority)
-            spread(target, targets)
+            pull(worker_key, targets, priority)
 
     def row_sparse_pull(
         self, key: Any, out: Any = None, priority: int = 0, row_ids: Any = None
@@ -300,7 +272,7 @@ class P3(KVStoreBase):
         priority = _priority(priority)
         for one_key, outs, ids in rows.ids_by_out(key, out, row_ids):
             [(worker_key,)] = self._known(one_key)
-            self._rows.pull_named(worker_key, self._pushes.step, priority, outs, ids)
+            self._operations.pull_rows(worker_key, outs, priority, ids)
 
     # The optimizer.
 
@@ -476,54 +448,6 @@ class P3(KVStoreBase):
             for check, one in zip(checks, lists):
                 check(worker_key, dense(one) if ignore_sparse else one)
         return known
-
-    def _push_initial(
-        self, worker_key: WorkerKey, value: NDArray, outs: Sequence[NDArray] = ()
-    ) -> None:
-        if worker_key.touched_only:
-            source = value.as_in_context(mx.cpu())
-            kept = source.stype == DENSE and any(out is source for out in outs)
-            self._rows.push(worker_key, INITIAL_ROUND, self._pushes.step, 0, source, kept)
-            return
-        source = self._staging.source(worker_key, [value])
-        self._begin_when_ready(worker_key, INITIAL_ROUND, self._pushes.step, 0, source, None)
-
-    def _push_rows(self, worker_key: WorkerKey, sources: List[NDArray], priority: int) -> None:
-        source = self._rows.source(worker_key, sources)
-        self._rows.push(worker_key, *self._pushes.next(worker_key), priority, source)
-
-    def _pull(self, worker_key: WorkerKey, target: NDArray, priority: int) -> None:
-        if worker_key.touched_only:
-            self._rows.pull(worker_key, self._pushes.step, priority, target)
-            return
-        self._begin_when_ready(
-            worker_key, worker_key.round, self._pushes.step, priority, None, target
-        )
-
-    def _begin_when_ready(
-        self,
-        key: WorkerKey,
-        round_: int,
-        step: int,
-        priority: int,
-        source: Optional[NDArray],
-        target: Optional[NDArray],
-    ) -> None:
-        """Has the worker begin a transfer when its arrays are ready."""
-
-        def start(operation: engine.Operation) -> None:
-            if source is not None and round_ != INITIAL_ROUND:
-                self._order.ready(key.key)
-            source_at = None if source is None else engine.address(source)
-            target_at = None if target is None else engine.address(target)
-            self._worker.begin(
-                Transfer(key, round_, step, priority, source_at, target_at, operation.complete)
-            )
-
-        reads = [] if source is None or source is target else [source]
-        writes = [] if target is None else [target]
-        name = _PUSH if target is None else _PULL if source is None else _PUSHPULL
-        engine.push(start, reads, writes, name)
 
 
 def _priority(priority: int) -> int:
