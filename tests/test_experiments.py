@@ -7,7 +7,7 @@ import json
 import matplotlib.pyplot as plt
 import pytest
 
-from experiments import encryption, figure7, figure10, figure12, overhead
+from experiments import encryption, figure7, figure10, figure12, overhead, tracing
 from experiments.campaign import campaign, machine, options
 from experiments.campaign.campaign import Campaign, Point
 from experiments.campaign.records import Records
@@ -386,6 +386,15 @@ def test_the_cost_of_encryption_is_told_for_each_case_by_the_bytes_that_are_sent
     assert without[:6] == [case.model, "none", "0", "0.400", "s", "0.300"]
     assert float(without[-4]) == pytest.approx(4.0 / gibibytes, abs=0.01)
     assert float(encrypted[-4]) == pytest.approx(9.0 / gibibytes, abs=0.01)
+
+
+def test_the_cost_of_a_trace_is_told_by_records():
+    runs = [
+        {"traced": traced, "cpu_s": cpu_s, "records": 1000 * traced}
+        for traced, cpu_s in ((False, 0.1), (True, 0.103), (False, 0.2), (True, 0.201))
+    ]
+    assert "with 1000 records: 2.0 us each (1.0 to 3.0)" in tracing.report(runs)
+    assert tracing.report(runs[:1]) == "not measured yet"
 
 
 def _of_rows(system, way, rows, share, seconds, **more):
