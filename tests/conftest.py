@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, settings
 
 from experiments.cluster import Cluster
 from tests import sshd
-from tests.names import named
+from tests.names import give_names
 
 # How long an example takes says more of the machine's other work than of the code.
 settings.register_profile("p3kv", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -19,7 +19,8 @@ settings.load_profile("p3kv")
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
     """Two hosts that know each other as n0 and n1, and as pods of a job."""
-    with Cluster(2) as made, named(made, ["n0 train-0.train", "n1 train-1.train"]):
+    with Cluster(2) as made:
+        give_names(made, ["n0 train-0.train", "n1 train-1.train"])
         yield made
 
 

@@ -31,6 +31,10 @@ def _namespaces(name):
     return [line for line in run_tool("ip", "netns", "list").splitlines() if name in line]
 
 
+def _files(name):
+    return list(Path("/etc/netns").glob(f"{name}*"))
+
+
 def _is_alive(pid):
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
@@ -250,6 +254,14 @@ def test_sixteen_hosts_come_up_quickly():
     assert _namespaces(cluster.name) == []
 
 
+def test_each_host_means_itself_by_the_machines_name():
+    resolve = "import socket; print(socket.gethostbyname(socket.gethostname()))"
+    with Cluster(2) as cluster:
+        for host in cluster.hosts:
+            process = host.popen([sys.executable, "-c", resolve], stdout=subprocess.PIPE, text=True)
+            assert process.communicate(timeout=DEADLINE_S)[0].strip() == host.address
+
+
 def test_processes_run_inside_their_host_and_end_with_the_cluster():
     with Cluster(2) as cluster:
         host = cluster.hosts[1]
@@ -293,7 +305,7 @@ def test_a_process_that_ignores_sigterm_is_killed(monkeypatch):
 def test_an_exception_removes_the_cluster_and_passes_through():
     with pytest.raises(ZeroDivisionError), Cluster(2, 10) as cluster:
         raise ZeroDivisionError
-    assert _namespaces(cluster.name) == []
+    assert _namespaces(cluster.name) == [] == _files(cluster.name)
     cluster.close()
 
 
@@ -312,10 +324,11 @@ def test_a_signal_to_the_holder_removes_cluster_and_processes(number):
     with _python("-c", _HOLDER) as holder:
         name, child = holder.stdout.readline().split()
         assert len(_namespaces(name)) == 3
+        assert len(_files(name)) == 2
         holder.send_signal(number)
         holder.communicate(timeout=DEADLINE_S)
     assert holder.returncode != 0
-    eventually(lambda: not _namespaces(name) and not _is_alive(int(child)))
+    eventually(lambda: not _namespaces(name) and not _files(name) and not _is_alive(int(child)))
 
 
 _INTERRUPTED = """
@@ -336,7 +349,7 @@ def test_a_half_made_cluster_is_removed(number):
     with _python("-c", _INTERRUPTED, str(int(number))) as holder:
         output, _ = holder.communicate(timeout=DEADLINE_S)
     assert holder.returncode != 0
-    eventually(lambda: not _namespaces(output.strip()))
+    eventually(lambda: not _namespaces(output.strip()) and not _files(output.strip()))
 
 
 def test_a_guard_waits_for_whoever_still_makes_something(tmp_path):

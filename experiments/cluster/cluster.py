@@ -14,6 +14,7 @@ import ipaddress
 import os
 import secrets
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -58,6 +59,7 @@ done
 status=0
 for namespace; do
   [ ! -e "/var/run/netns/$namespace" ] || ip netns del "$namespace" || status=1
+  rm -rf "/etc/netns/$namespace" || status=1
 done
 exit $status
 """
@@ -81,7 +83,8 @@ class Cluster:
     """`host_count` hosts, each behind a link of `rate_mbit_s` (None: unlimited), while entered.
 
     Rates are Mbit/s of Ethernet frames at MTU 1500. TCP in the hosts uses `congestion_control`,
-    whatever the machine's default. Everything is removed on leaving, and by a small guard process
+    whatever the machine's default. The machine's name means each host itself there, as it would if
+    hosts were machines. Everything is removed on leaving, and by a small guard process
     when this process ends in any other way. One thread makes, changes and removes a cluster;
     counters may be read from any. Raises ClusterError, with nothing left behind.
     """
@@ -116,6 +119,7 @@ class Cluster:
         self._guard = CleanupGuard(_REMOVE, *namespaces)
         try:
             self._batch("ip", None, [f"netns add {namespace}" for namespace in namespaces])
+            self._name_hosts()
             set_congestion_control(namespaces[1:], self.congestion_control)
             for namespace in namespaces:
                 in_namespace(namespace, _disable_ipv6)
@@ -235,6 +239,13 @@ class Cluster:
         place = [] if namespace is None else ["-n", namespace]
         text = "".join(command + "\n" for command in commands)
         run_tool(tool, *place, "-batch", "-", stdin=text, pass_fds=(self._guard.fileno(),))
+
+    def _name_hosts(self) -> None:
+        for host in self.hosts:
+            try:
+                host.write_names(["127.0.0.1 localhost", f"{host.address} {socket.gethostname()}"])
+            except OSError as error:
+                raise ClusterError(f"a host can't get an /etc/hosts of its own: {error}") from error
 
     def _switch_commands(self) -> list[str]:
         commands = []

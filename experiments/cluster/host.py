@@ -5,10 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
+from pathlib import Path
 from typing import Any, Mapping, Sequence
 
 from experiments.cluster.netns import tool_path
 from experiments.cluster.throttle import Bucket
+
+# `ip netns exec` mounts what a namespace has there over the files of /etc.
+_FILES = Path("/etc/netns")
 
 
 class Host:
@@ -24,6 +28,12 @@ class Host:
         self._processes: list[tuple[subprocess.Popen[Any], bool]] = []
         self._burst_bytes = 0
         self._handle = 0
+
+    def write_names(self, lines: Sequence[str]) -> None:
+        """Makes `lines` the /etc/hosts that processes of the host see from their start on."""
+        folder = _FILES / self.namespace
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "hosts").write_text("".join(line + "\n" for line in lines))
 
     def popen(
         self,
