@@ -1,16 +1,22 @@
-# Gives a script its Python environment: .venv in the repository. To be sourced by bash scripts.
+# Gives a script its Python environment: .venv in the repository, unless it asks for another one
+# with `use_environment FOLDER`. To be sourced by bash scripts.
 #
 # After `prepare_environment EXTRAS`, $VENV_PYTHON runs p3kv from this repository, with the named
 # optional dependencies (see pyproject.toml) installed.
 
 REPOSITORY="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
-VENV="$REPOSITORY/.venv"
-VENV_PYTHON="$VENV/bin/python"
 
-# Ours, so that an environment that somebody else has made is never removed.
-_MARK="$VENV/made-by-p3kv"
-# What is completely installed: a key on the first line, the extras on the second.
-_STAMP="$VENV/installed-by-p3kv"
+# Makes $1 the folder of the environment.
+use_environment() {
+    VENV="$1"
+    VENV_PYTHON="$VENV/bin/python"
+    # Ours, so that an environment that somebody else has made is never removed.
+    _MARK="$VENV/made-by-p3kv"
+    # What is completely installed: a key on the first line, the extras on the second.
+    _STAMP="$VENV/installed-by-p3kv"
+}
+
+use_environment "$REPOSITORY/.venv"
 
 say() { printf '%s\n' "${0##*/}: $*" >&2; }
 
@@ -86,7 +92,7 @@ _pip() {
     "$VENV_PYTHON" -m pip --disable-pip-version-check -qq "$@" </dev/null
 }
 
-# Makes sure that .venv has p3kv with the extras $1 ("cpu,experiments"); quick when it has.
+# Makes sure that the environment has p3kv with the extras $1 ("cpu,experiments"); quick when it has.
 prepare_environment() {
     local extras="$1" key stamp_key="" stamp_extras="" extra missing=""
     _find_python
@@ -101,7 +107,7 @@ prepare_environment() {
         fi
         rm -rf "$VENV"
         say "making the environment $VENV with $("$_BASE_PYTHON" --version) ..."
-        mkdir "$VENV"
+        mkdir -p "$VENV"
         touch "$_MARK"
         "$_BASE_PYTHON" -m venv "$VENV" || die "$_BASE_PYTHON could not make the environment"
         # The first that installs a project without setup.py in place.
