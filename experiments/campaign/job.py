@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import random
-import secrets
 import subprocess
 import sys
 import threading
@@ -14,7 +12,8 @@ import time
 from pathlib import Path
 from typing import Any, ContextManager, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
-from experiments.cluster import Cluster, Host
+from experiments.campaign.processes import Process, with_servers
+from experiments.cluster import Cluster
 from experiments.emulation.systems import System
 
 _CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
@@ -79,7 +78,6 @@ class _Job:
     ) -> None:
         self.cpu_s = 0.0
         self.server_rss_kib = 0
-        self._secret = secrets.token_hex(32)
         self._cluster = cluster
         self._system = system
         self._settings = settings
@@ -88,7 +86,6 @@ class _Job:
         self._measured = contextlib.ExitStack()
         self._processes: List[subprocess.Popen] = []
         self._servers: List[subprocess.Popen] = []
-        self._workers: List[subprocess.Popen] = []
         self._threads: List[threading.Thread] = []
         self._outputs: List[List[str]] = []
         self._changed = threading.Condition()
@@ -97,26 +94,21 @@ class _Job:
         self._cpu_begin_s = 0.0
 
     def start(self, worker_command: List[str]) -> None:
-        """Starts a scheduler on the first host, a server on each, and the workers."""
-        hosts = self._cluster.hosts
-        port = _scheduler_port()
-        self._start(hosts[0], "scheduler", port, self._system.role_command)
-        for host in hosts:
-            self._servers.append(self._start(host, "server", port, self._system.role_command))
-        for host in hosts[: self._num_workers]:
-            self._workers.append(self._start(host, "worker", port, worker_command))
+        """Starts the workers, and what the system has beside them."""
+        hosts, count = self._cluster.hosts, self._num_workers
+        for process in with_servers(hosts, self._system, count, worker_command):
+            self._start(process)
 
     def wait(self, deadline: float) -> List[Dict[str, Any]]:
         """Returns the workers' results when all are in."""
-        count = len(self._workers)
         with self._changed:
-            while len(self._ended) < count:
+            while len(self._ended) < self._num_workers:
                 left_s = deadline - time.monotonic()
                 failed = [p for p in self._processes if p.poll() not in (None, 0)]
                 if failed or left_s <= 0:
                     break
                 self._changed.wait(min(left_s, 0.5))
-        if len(self._ended) < count:
+        if len(self._ended) < self._num_workers:
             for process in failed or self._processes:
                 process.kill()
             self._join()
@@ -142,24 +134,17 @@ class _Job:
         self._join()
         self._measured.close()
 
-    def _start(self, host: Host, role: str, port: int, command: List[str]) -> subprocess.Popen:
+    def _start(self, planned: Process) -> None:
         env = {
             **os.environ,
             "OMP_NUM_THREADS": "1",
             "PYTHONPATH": str(_ROOT),
-            "DMLC_ROLE": role,
-            "DMLC_PS_ROOT_URI": self._cluster.hosts[0].address,
-            "DMLC_PS_ROOT_PORT": str(port),
-            "DMLC_NUM_WORKER": str(self._num_workers),
-            "DMLC_NUM_SERVER": str(len(self._cluster.hosts)),
-            "DMLC_NODE_HOST": host.address,
-            "P3KV_SECRET": self._secret,
-            f"DMLC_{role.upper()}_ID": str(host.index),
+            **planned.environment,
             **self._system.environment,
             **self._settings,
         }
-        process = host.popen(
-            command,
+        process = planned.host.popen(
+            planned.command,
             env=env,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -167,12 +152,13 @@ class _Job:
             cwd=str(_ROOT),
         )
         self._processes.append(process)
+        if planned.role == "server":
+            self._servers.append(process)
         lines: List[str] = []
         self._outputs.append(lines)
         reader = threading.Thread(target=self._read, args=(process, lines), daemon=True)
         reader.start()
         self._threads.append(reader)
-        return process
 
     def _read(self, process: subprocess.Popen, lines: List[str]) -> None:
         assert process.stdout is not None
@@ -199,7 +185,7 @@ class _Job:
         else:
             if not self._ended:
                 self.cpu_s = self._cpu_now_s() - self._cpu_begin_s
-                self.server_rss_kib = max(_peak_rss_kib(server) for server in self._servers)
+                self.server_rss_kib = max(map(_peak_rss_kib, self._servers))
                 self._measured.close()
             self._ended.append(facts)
 
@@ -217,12 +203,6 @@ class _Job:
     def _join(self) -> None:
         for thread in self._threads:
             thread.join(timeout=5.0)
-
-
-def _scheduler_port() -> int:
-    """A port that is free in a host's namespace, which nobody else uses, and stays so: below those
-    that the kernel gives to who asks for any."""
-    return random.randrange(10_000, 32_768)
 
 
 def _peak_rss_kib(process: subprocess.Popen) -> int:
