@@ -146,7 +146,7 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
         "--ratio", type=float, default=1.0, metavar="M/C",
         help="on four hosts; states the links' rate; default: %(default)s",
     )  # fmt: skip
-    parser.add_argument("--systems", nargs="+", choices=SYSTEMS, metavar="SYSTEM")
+    options.add_systems(parser, _SYSTEMS)
     parser.add_argument("--simulate-up-to", type=int, metavar="N", help="default: 256, quick: 64")
     chosen = options.parse(parser, argv, FIGURE_MODELS)
     chosen.hosts = chosen.hosts or ((2, 4) if chosen.quick else HOSTS)

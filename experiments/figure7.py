@@ -28,7 +28,7 @@ from experiments.drawing.by_bandwidth import (
     summarize,
     table_text,
 )
-from experiments.emulation.systems import SYSTEMS
+from experiments.emulation.systems import SYSTEMS, USUAL
 from experiments.models import MODELS, load
 
 RATIOS = (0.25, 0.5, 1.0, 2.0, 4.0)
@@ -159,11 +159,11 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
         "--ratios", nargs="+", type=float, metavar="M/C",
         help=f"rates, by M/C; default: {' '.join(f'{r:g}' for r in RATIOS)}, quick: 1",
     )  # fmt: skip
-    parser.add_argument("--systems", nargs="+", choices=SYSTEMS, metavar="SYSTEM")
+    options.add_systems(parser, USUAL)
     parser.add_argument("--hosts", type=int, default=4, metavar="N", help="default: %(default)s")
     chosen = options.parse(parser, argv, MODELS)
     chosen.ratios = chosen.ratios or ([1.0] if chosen.quick else RATIOS)
-    chosen.systems = chosen.systems or (_QUICK_SYSTEMS if chosen.quick else tuple(SYSTEMS))
+    chosen.systems = chosen.systems or (_QUICK_SYSTEMS if chosen.quick else USUAL)
     measured_figure.make(
         "figure7",
         _ABOUT,

@@ -285,6 +285,16 @@ def test_all_of_a_file_is_drawn(hand_made):
     _assert_is_picture(hand_made.path.with_suffix(".png"))
 
 
+def test_horovod_is_told_and_drawn_where_it_was_measured(hand_made):
+    assert "horovod" not in figure7.table_text(figure7.summarize(hand_made.runs))
+    hand_made.add_run(_run("horovod", _rate(1), 6.63))
+    assert "+30% at M/C = 1" in figure7.table_text(figure7.summarize(hand_made.runs))
+    figure = figure7.draw(hand_made)
+    labels = figure.axes[0].get_legend_handles_labels()[1]
+    plt.close(figure)
+    assert "Horovod with gloo" in labels
+
+
 def test_figure_10_undoes_the_dilation_and_says_what_the_machine_is_too_small_for(tmp_path):
     setup = figure10.Setup("resnet50", 4.0, "cubic", 1.0)
     records = Records(tmp_path / "figure10.json", {})

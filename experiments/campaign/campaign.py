@@ -227,6 +227,7 @@ class Campaign:
                 cpu_s=round(result.cpu_s, 2),
                 worker_rss_kib=result.worker_rss_kib,
                 took_s=round(time.monotonic() - began_s, 1),
+                **({"versions": result.versions} if result.versions else {}),
                 **(traffic.record() if traffic is not None else {}),
             )
             break

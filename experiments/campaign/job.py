@@ -5,15 +5,16 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import socket
 import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
 from typing import Any, ContextManager, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
-from experiments.campaign.processes import Process, with_servers
+from experiments.campaign.processes import Process, all_reducing, with_servers
 from experiments.cluster import Cluster
+from experiments.cluster.netns import in_namespace
 from experiments.emulation.systems import System
 
 _CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
@@ -32,7 +33,7 @@ class Finished(NamedTuple):
     cpu_s: float
     """Processor time of all processes while the workers measured."""
     server_rss_kib: int
-    """The most memory that a server has held."""
+    """The most memory that a server has held; 0 without servers."""
 
 
 def run_job(
@@ -44,7 +45,8 @@ def run_job(
     during: Optional[ContextManager[object]] = None,
     workers: Optional[int] = None,
 ) -> Finished:
-    """Runs `system` on all hosts of `cluster`, each a server and a worker that runs a module.
+    """Runs `system` on all hosts of `cluster`, each a worker that runs a module, and a server if
+    the system has servers.
 
     With `workers`, only so many of the first hosts have a worker.
 
@@ -58,7 +60,7 @@ def run_job(
     as_text = {name: str(value) for name, value in settings.items()}
     job = _Job(cluster, system, as_text, during, workers or len(cluster.hosts))
     try:
-        job.start([sys.executable, "-m", *worker])
+        job.start([system.python, "-m", *worker])
         ends = job.wait(time.monotonic() + timeout_s)
     finally:
         job.end()
@@ -86,6 +88,7 @@ class _Job:
         self._measured = contextlib.ExitStack()
         self._processes: List[subprocess.Popen] = []
         self._servers: List[subprocess.Popen] = []
+        self._rendezvous: Optional[subprocess.Popen] = None
         self._threads: List[threading.Thread] = []
         self._outputs: List[List[str]] = []
         self._changed = threading.Condition()
@@ -96,8 +99,18 @@ class _Job:
     def start(self, worker_command: List[str]) -> None:
         """Starts the workers, and what the system has beside them."""
         hosts, count = self._cluster.hosts, self._num_workers
-        for process in with_servers(hosts, self._system, count, worker_command):
-            self._start(process)
+        if not self._system.all_reduce:
+            for process in with_servers(hosts, self._system, count, worker_command):
+                self._start(process, subprocess.DEVNULL)
+            return
+        with in_namespace(
+            hosts[0].namespace,
+            lambda: socket.create_server((hosts[0].address, 0), backlog=len(hosts)),
+        ) as listener:
+            port = listener.getsockname()[1]
+            for process in all_reducing(hosts[:count], self._system, worker_command, port):
+                at_rendezvous = process.role == "rendezvous"
+                self._start(process, listener if at_rendezvous else subprocess.DEVNULL)
 
     def wait(self, deadline: float) -> List[Dict[str, Any]]:
         """Returns the workers' results when all are in."""
@@ -117,11 +130,12 @@ class _Job:
         # What the last iteration has pushed is still on its way: for many seconds on a slow link.
         end = max(deadline, time.monotonic() + _END_S)
         for process in self._processes:
+            if process is self._rendezvous:
+                continue  # which serves until it is killed
             try:
                 process.wait(max(0.0, end - time.monotonic()))
             except subprocess.TimeoutExpired as error:
                 raise RunFailed(f"{self._system.title}: a process did not end") from error
-        self._join()
         return list(self._ended)
 
     def end(self) -> None:
@@ -134,7 +148,7 @@ class _Job:
         self._join()
         self._measured.close()
 
-    def _start(self, planned: Process) -> None:
+    def _start(self, planned: Process, stdin: Any) -> None:
         env = {
             **os.environ,
             "OMP_NUM_THREADS": "1",
@@ -146,7 +160,7 @@ class _Job:
         process = planned.host.popen(
             planned.command,
             env=env,
-            stdin=subprocess.DEVNULL,
+            stdin=stdin,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             cwd=str(_ROOT),
@@ -154,6 +168,8 @@ class _Job:
         self._processes.append(process)
         if planned.role == "server":
             self._servers.append(process)
+        elif planned.role == "rendezvous":
+            self._rendezvous = process
         lines: List[str] = []
         self._outputs.append(lines)
         reader = threading.Thread(target=self._read, args=(process, lines), daemon=True)
@@ -185,7 +201,7 @@ class _Job:
         else:
             if not self._ended:
                 self.cpu_s = self._cpu_now_s() - self._cpu_begin_s
-                self.server_rss_kib = max(map(_peak_rss_kib, self._servers))
+                self.server_rss_kib = max(map(_peak_rss_kib, self._servers), default=0)
                 self._measured.close()
             self._ended.append(facts)
 

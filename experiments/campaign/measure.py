@@ -30,7 +30,9 @@ class Run:
     arrays_rss_kib: int
     """What it held when it had its arrays and no store yet."""
     server_rss_kib: int
-    """The most memory that a server has held."""
+    """The most memory that a server has held; 0 without servers."""
+    versions: Dict[str, str] = field(default_factory=dict)
+    """Of what workers have used and this process has not."""
     spans: Dict[int, List[Dict[str, Any]]] = field(default_factory=dict)
     """By worker: what the emulated accelerator did, if asked for."""
 
@@ -57,7 +59,7 @@ def measure(
     during: Optional[ContextManager[object]] = None,
     **settings: object,
 ) -> Run:
-    """Runs `system` on all hosts of `cluster`, each a worker and a server.
+    """Runs `system` on all hosts of `cluster`, each a worker and, if it has servers, a server.
 
     `during`, `settings` and what is raised are those of `experiments.campaign.job.run_job`.
     """
@@ -84,5 +86,6 @@ def measure(
         worker_rss_kib=max(end["max_rss_kib"] for end in job.ends),
         arrays_rss_kib=min(end["arrays_rss_kib"] for end in job.ends),
         server_rss_kib=job.server_rss_kib,
+        versions=job.ends[0]["versions"],
         spans={rank: end["spans"] for rank, end in by_rank.items()} if spans else {},
     )

@@ -12,6 +12,7 @@ from typing import Any, Iterator, Mapping, Optional, Sequence, Tuple
 from experiments.campaign.campaign import DILATION, Campaign
 from experiments.campaign.records import Records
 from experiments.cluster import missing_requirements
+from experiments.emulation.systems import SYSTEMS, USUAL
 
 _RESULTS = Path(__file__).parent.parent / "results"
 
@@ -71,6 +72,16 @@ def parser(
     return made
 
 
+def add_systems(made: argparse.ArgumentParser, systems: Sequence[str]) -> None:
+    """Adds `--systems`; `systems` are those of the figure."""
+    on_request = [name for name in SYSTEMS if name not in USUAL]
+    made.add_argument(
+        "--systems", nargs="+", type=_system, metavar="SYSTEM",
+        help=f"of {', '.join(SYSTEMS)}; default: {' '.join(systems)}; build "
+        f"{' '.join(on_request)} with ./scripts/horovod first",
+    )  # fmt: skip
+
+
 def parse(
     made: argparse.ArgumentParser,
     argv: Optional[Sequence[str]],
@@ -111,6 +122,15 @@ def _count(text: str) -> int:
     if not text.isdigit() or int(text) == 0:
         raise argparse.ArgumentTypeError(f"{text!r} is not a positive whole number")
     return int(text)
+
+
+def _system(text: str) -> str:
+    if text not in SYSTEMS:
+        raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(SYSTEMS)}")
+    missing = SYSTEMS[text].missing
+    if missing is not None:
+        raise argparse.ArgumentTypeError(missing)
+    return text
 
 
 class _ByModel(argparse.Action):

@@ -11,7 +11,7 @@ from experiments.emulation.systems import System
 
 
 class Process(NamedTuple):
-    """One process of a job. Its role is "scheduler", "server" or "worker"."""
+    """One process of a job. Its role is "scheduler", "server", "worker" or "rendezvous"."""
 
     role: str
     host: Host
@@ -49,6 +49,39 @@ def with_servers(
         *(process("server", host) for host in hosts),
         *(process("worker", host) for host in hosts[:workers]),
     ]
+
+
+def all_reducing(
+    hosts: Sequence[Host], system: System, worker: List[str], port: int
+) -> List[Process]:
+    """Workers on all `hosts` that run `worker`, and where they find each other: on the first host,
+    at `port`, on which a socket listens that the process gets as its input.
+
+    They learn what Horovod's own launcher would tell them; each is alone on its host.
+    """
+    common = {
+        "HOROVOD_CONTROLLER": "gloo",
+        "HOROVOD_CPU_OPERATIONS": "gloo",
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR": hosts[0].address,
+        "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
+        "HOROVOD_SIZE": str(len(hosts)),
+        "HOROVOD_LOCAL_RANK": "0",
+        "HOROVOD_LOCAL_SIZE": "1",
+        "HOROVOD_CROSS_SIZE": str(len(hosts)),
+    }
+    names = [host.name for host in hosts]
+    rendezvous = [system.python, "-m", "experiments.emulation.rendezvous", *names]
+    made = [Process("rendezvous", hosts[0], rendezvous, {})]
+    for host in hosts:
+        environment = {
+            **common,
+            "HOROVOD_HOSTNAME": host.name,
+            "HOROVOD_GLOO_IFACE": host.interface,
+            "HOROVOD_RANK": str(host.index),
+            "HOROVOD_CROSS_RANK": str(host.index),
+        }
+        made.append(Process("worker", host, worker, environment))
+    return made
 
 
 def _scheduler_port() -> int:

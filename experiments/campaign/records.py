@@ -15,9 +15,10 @@ class Records:
     """What is known of one figure, kept in `path`; opens what an earlier process left there.
 
     `about` says in words what was measured. Each record in `runs` has the parameters that
-    identify the run, `machine` (its place in `machines`), and `iteration_s` unless it failed;
-    `failures` has the reason of each attempt that failed. `links` are checks of the links.
-    `summary` and `simulated` are worked out from the rest or computed without measuring.
+    identify the run, `machine` (its place in `machines`), `versions` of what is not named there,
+    and `iteration_s` unless it failed; `failures` has the reason of each attempt that failed.
+    `links` are checks of the links. `summary` and `simulated` are worked out from the rest or
+    computed without measuring.
 
     Raises ValueError when the file is there but is not such a file. For one thread; two processes
     must not measure into one file.

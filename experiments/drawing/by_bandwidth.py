@@ -15,7 +15,7 @@ from p3kv.forecast import bound
 PAPER_GAINS = {"resnet50": 0.26, "inception_v3": 0.18, "vgg19": 0.66, "sockeye": 0.38}
 """What P3 section 5.2 reports as the greatest speed-up over its baseline."""
 
-OVER = ("dist_sync_apart", "dist_sync", "mxnet_p3", "slicing")
+OVER = ("dist_sync_apart", "dist_sync", "mxnet_p3", "slicing", "horovod")
 """The systems that p3kv is compared with; the first is the paper's baseline."""
 
 PEERS = ("dist_sync_apart", "dist_sync", "mxnet_p3")
@@ -128,11 +128,12 @@ def _greatest(
 def table_text(table: Sequence[Mapping[str, Any]]) -> str:
     """Returns `summarize`'s table to be read: speed-ups beside the paper's, then the bound."""
     lines = ["", "Speed-up of p3kv over other systems, where it is greatest"]
-    lines.append(f"{'':14}{'paper':>8}" + "".join(f"{system:>24}" for system in OVER))
+    over = [system for system in OVER if any(system in row["speed_ups"] for row in table)]
+    lines.append(f"{'':14}{'paper':>8}" + "".join(f"{system:>24}" for system in over))
     for row in table:
         paper = row["paper_speed_up"]
         cells = [f"{row['model']:14}", "       -" if paper is None else f"{paper:>8.0%}"]
-        for system in OVER:
+        for system in over:
             gain = row["speed_ups"].get(system)
             cells.append(
                 f"{'-':>24}"

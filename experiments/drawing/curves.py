@@ -45,6 +45,7 @@ LOOKS = {
     "dist_sync": Look("#CC79A7", "D"),
     "mxnet_p3": Look("#009E73", "^"),
     "slicing": Look(output.COLOURS["slicing"], "v"),
+    "horovod": Look("#56B4E9", "X"),
     "p3kv": Look(output.COLOURS["p3"], "o"),
 }
 

@@ -6,7 +6,7 @@ iterations begin and one, with the results, when they end.
 
 import sys
 
-from experiments.emulation.systems import SYSTEMS, import_p3kv
+from experiments.emulation.systems import SYSTEMS, System, import_p3kv
 
 import_p3kv(SYSTEMS[sys.argv[2]])
 
@@ -16,6 +16,7 @@ import json  # noqa: E402
 import os  # noqa: E402
 import resource  # noqa: E402
 from pathlib import Path  # noqa: E402
+from typing import Any  # noqa: E402
 
 import mxnet as mx  # noqa: E402
 
@@ -41,7 +42,7 @@ def main() -> None:
         apart=system.apart,
     )
     arrays_rss_kib = rss_kib()
-    store = mx.kv.create(system.store)
+    store = create(system)
     if system.update_on_kvstore:
         store.set_optimizer(mx.optimizer.create("sgd", learning_rate=0.1))
     model.broadcast(store)
@@ -56,11 +57,22 @@ def main() -> None:
         iteration_s=model.iteration_s[options.warm_up :],
         compute_s=model.compute_s,
         arrays_rss_kib=arrays_rss_kib,
+        versions={store.type: store.version} if system.all_reduce else {},
         max_rss_kib=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
         spans=[span._asdict() for span in model.spans] if options.spans else [],
     )
     mx.nd.waitall()
     model.close()
+
+
+def create(system: System) -> Any:
+    """Makes what the model's gradients are given to."""
+    if system.all_reduce:
+        # Only its own environment has Horovod.
+        from experiments.emulation.all_reduce import AllReduce
+
+        return AllReduce()
+    return mx.kv.create(system.store)
 
 
 def rss_kib() -> int:
