@@ -115,21 +115,27 @@ def end(process: subprocess.Popen, patience_s: float = 10.0) -> None:
 
 
 def start_on(
-    cluster: Cluster, script: str, arguments: Sequence[object] = (), **settings: object
+    cluster: Cluster,
+    script: str,
+    arguments: Sequence[object] = (),
+    servers: Optional[int] = None,
+    **settings: object,
 ) -> List[Tuple[str, subprocess.Popen]]:
     """Starts a job with a worker and a server on each of the cluster's hosts; their roles, too.
 
-    The first host has the scheduler as well.
+    The first host has the scheduler as well. With `servers`, only so many hosts have one.
     """
     serve = [sys.executable, "-c", "import p3kv"]
     work = [sys.executable, str(SCRIPTS / script), *map(str, arguments)]
     hosts = cluster.hosts
     started = []
+    serving = hosts[:servers]
     for host in hosts:
-        for role in ("server", "worker", *(["scheduler"] if host is hosts[0] else [])):
+        roles = ["server"] * (host in serving) + ["worker"] + ["scheduler"] * (host is hosts[0])
+        for role in roles:
             env = environment(
                 DMLC_ROLE=role, DMLC_PS_ROOT_URI=hosts[0].address, DMLC_PS_ROOT_PORT=9000,
-                DMLC_NUM_WORKER=len(hosts), DMLC_NUM_SERVER=len(hosts),
+                DMLC_NUM_WORKER=len(hosts), DMLC_NUM_SERVER=len(serving),
                 DMLC_NODE_HOST=host.address, **settings,
             )  # fmt: skip
             process = host.popen(

@@ -55,6 +55,7 @@ def test_no_shares_are_better(servers: List[str], workers: List[str], rates: dic
     topology = Topology(tuple(servers), tuple(workers), rates)
     assert min(topology.shares) >= 0 and sum(topology.shares) == pytest.approx(1)
     assert time_of(topology) == pytest.approx(least_time(topology), rel=1e-6)
+    assert topology.busy == pytest.approx(time_of(topology), rel=1e-6)
 
 
 @pytest.mark.parametrize(("alone", "time"), [(0, 1.5), (1, 4 / 3), (2, 1.2), (4, 1.0)])

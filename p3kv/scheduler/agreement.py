@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Dict, Optional, Tuple
 
 from p3kv.scheduler.membership import Membership, Node
@@ -58,18 +59,13 @@ class Agreement:
         """Which hosts there are, once the slice size is agreed on; with their links' rates, if
         workers have measured them."""
         if self._topology is None:
-            members = self._members
-            servers, workers = (
-                tuple(node.hello.host for node in members.role(role))
-                for role in ("server", "worker")
-            )
+            hosts = self._members.hosts()
             flows = [
                 self._flows_bytes_s[worker.identity]
-                for worker in members.workers
+                for worker in self._members.workers
                 if worker.identity in self._flows_bytes_s
             ]
-            rates = link_rates(servers, workers, flows)
-            self._topology = Topology(servers, workers, rates)
+            self._topology = replace(hosts, rates=link_rates(hosts.servers, hosts.workers, flows))
         return self._topology
 
     def in_turn(self, node: Node, message: ToScheduler) -> bool:

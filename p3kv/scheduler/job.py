@@ -13,6 +13,7 @@ from p3kv.scheduler.losses import Losses
 from p3kv.scheduler.membership import Membership, Node
 from p3kv.scheduler.replies import JobFails, Replies
 from p3kv.scheduler.reports import KeptReports
+from p3kv.scheduler.server_count import too_few_servers
 from p3kv.wire.launcher_link import PartEnded
 from p3kv.wire.messages import (
     UNKNOWN,
@@ -76,6 +77,10 @@ class Job:
     def who_came(self) -> str:
         """Which processes are missing and which have come from where, for people who start them."""
         return self._members.who_came()
+
+    def too_few_servers(self) -> Optional[str]:
+        """Whether more servers would help, in words for people, once all have arrived."""
+        return too_few_servers(self._members.hosts())
 
     def handle(self, identity: bytes, message: ToScheduler) -> Replies:
         """Takes a message; returns what to send, and to whom."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Dict, List, Optional
 
 from p3kv.scheduler.replies import Replies
+from p3kv.slicing import Topology
 from p3kv.wire.messages import (
     PROTOCOL_VERSION,
     TOKEN_BYTES,
@@ -120,6 +121,13 @@ class Membership:
         """The nodes of a role that came, by rank."""
         nodes = [node for node in self._nodes.values() if node.hello.role == role]
         return sorted(nodes, key=lambda node: node.rank)
+
+    def hosts(self) -> Topology:
+        """Which hosts servers and workers are on, once all have arrived."""
+        servers, workers = (
+            tuple(node.hello.host for node in self.role(role)) for role in ("server", "worker")
+        )
+        return Topology(servers, workers)
 
     def node(self, identity: bytes) -> Optional[Node]:
         """The node with this identity, if it belongs to the job."""

@@ -269,7 +269,15 @@ class _Scheduler:
             self._last_arrival = time.monotonic()
             self._reminder.postpone(self._last_arrival)
             _log.info("here is %s", node.name())
+            if self._job.assembled:
+                self._tell_of_servers()
         self._arrived(connection, descriptor)
+
+    def _tell_of_servers(self) -> None:
+        """Warns, once in a job, where more servers would make it faster."""
+        words = self._job.too_few_servers()
+        if words is not None:
+            _log.warning("%s", words)
 
     def _misunderstood(self, identity: Optional[bytes], error: ProtocolError) -> None:
         node = None if identity is None else self._job.node(identity)

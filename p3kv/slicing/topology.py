@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter, defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import DefaultDict, Dict, List, Mapping, Sequence, Tuple
 
@@ -42,6 +42,23 @@ class Topology:
         parts = self._parts()
         servers_on = Counter(self.servers)
         return [parts[host] / servers_on[host] for host in self.servers]
+
+    @property
+    def busy(self) -> float:
+        """How long the busiest link is busy in an iteration with these shares, for a model of one
+        byte; in the rates' unit of time."""
+        workers_on, count, parts = Counter(self.workers), len(self.workers), self._parts()
+        fastest = max(self.rates.values(), default=1.0)
+        return max(
+            (workers_on[host] + parts.get(host, 0.0) * (count - 2 * workers_on[host]))
+            / self.rates.get(host, fastest)
+            for host in {*self.servers, *self.workers}
+        )
+
+    def with_servers_beside_workers(self) -> Topology:
+        """The same with one more server on each host that has workers and no server."""
+        without = sorted({*self.workers}.difference(self.servers))
+        return replace(self, servers=(*self.servers, *without))
 
     def _parts(self) -> Dict[str, float]:
         """What the servers of each host that has some keep together."""
