@@ -467,7 +467,7 @@ def test_the_store_outside_a_launch_trains_in_its_process_alone_and_says_so() ->
     assert result.code == 0, result.output
     assert "all weights are right" in result.output
     assert "trains in this process alone" in result.output
-    assert "p3kv launch -n 2 -s 2 -- python train.py" in result.output
+    assert "p3kv launch -n 2 -- python train.py" in result.output
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ servers, and workers that run COMMAND. Show what they print, each line marked
 with its writer. If one of them fails, all end, and the last line says which one
 failed first, and why. The exit code is then that one's, else 0.
 
-examples: p3kv launch -n 2 -s 2 -- python train.py --epochs 10
+examples: p3kv launch -n 2 -- python train.py --epochs 10
           p3kv launch -H host1,host2:2 -- python train.py --epochs 10"""
 
 

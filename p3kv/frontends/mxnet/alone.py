@@ -48,7 +48,7 @@ class Alone(KVStore):
         self._steps = 0
         _log.warning(
             "p3kv: kvstore='p3' trains in this process alone, since no launcher has started it "
-            "(DMLC_ROLE is not set). 'p3kv launch -n 2 -s 2 -- python train.py' starts two workers."
+            "(DMLC_ROLE is not set). 'p3kv launch -n 2 -- python train.py' starts two workers."
         )
 
     @property
