@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import sysconfig
 from pathlib import Path
 
 import pytest
 
-from tests.jobs import ROOT, environment, run
+from tests.jobs import ROOT, SCRIPTS, SUMS_ONLY, environment, run, run_job
 
 REGISTERED = """
 from mxnet.kvstore import KVStoreBase
@@ -58,3 +59,21 @@ def test_a_script_may_go_on_without_mxnet(without_mxnet: Path) -> None:
     command = [sys.executable, "-S", "-c", program]
     result = run(command, environment(PYTHONPATH=f"{ROOT}:{without_mxnet}"), 60)
     assert (result.code, result.output) == (0, "without mxnet\n")
+
+
+@pytest.mark.parametrize("in_a_job", [True, False])
+def test_a_worker_s_full_collections_leave_out_what_mxnet_s_import_has_made(
+    in_a_job: bool,
+) -> None:
+    if in_a_job:
+        result = run_job("collecting.py", **SUMS_ONLY)
+    else:
+        result = run([sys.executable, str(SCRIPTS / "collecting.py")], environment(), 60)
+    assert result.code == 0, result.output
+    said = re.search(r"look at (\d+) objects and leave out (\d+)", result.output)
+    assert said is not None, result.output
+    looked_at, left_out = int(said[1]), int(said[2])
+    if in_a_job:
+        assert left_out > 50_000 > 5 * looked_at
+    else:
+        assert left_out == 0

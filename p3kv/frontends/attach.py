@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.abc
 import importlib.machinery
 import importlib.util
@@ -10,6 +11,7 @@ from types import ModuleType
 from typing import Iterable, Optional, Sequence
 
 from p3kv.frontends.front_end import FrontEnd
+from p3kv.worker import this_process
 
 
 def attach(front_ends: Iterable[FrontEnd]) -> None:
@@ -81,3 +83,16 @@ class _Loader(importlib.abc.Loader):
         assert module.__spec__ is not None
         module.__spec__.loader = self._loader
         self._front_end.attach()
+        if this_process.is_worker():
+            _leave_out_of_collections()
+
+
+def _leave_out_of_collections() -> None:
+    """Has the garbage collector look no more at what there is now: modules, which stay anyway.
+
+    A full collection goes through all of it, a hundred thousand objects. It holds the
+    GIL, so the network thread stands still meanwhile, and with it all workers. Nothing is collected
+    any more that exists now, so a script's models must come later.
+    """
+    gc.collect()  # garbage would stay, too
+    gc.freeze()
