@@ -11,7 +11,6 @@ from experiments.emulation.systems import SYSTEMS, System, import_p3kv
 import_p3kv(SYSTEMS[sys.argv[2]])
 
 import argparse  # noqa: E402
-import gc  # noqa: E402
 import json  # noqa: E402
 import os  # noqa: E402
 import resource  # noqa: E402
@@ -46,8 +45,6 @@ def main() -> None:
     if system.update_on_kvstore:
         store.set_optimizer(mx.optimizer.create("sgd", learning_rate=0.1))
     model.broadcast(store)
-    # A full collection goes through all that was imported: 0.1 s, in whichever iteration it falls.
-    gc.freeze()
     model.run(store, options.warm_up)
     say(event="begin", rank=store.rank)
     model.run(store, options.iterations)
