@@ -43,7 +43,7 @@ from p3kv.wire.messages import (
     Terms,
 )
 from p3kv.wire.proofs import Proofs
-from p3kv.wire.protocol import FROM_WORKERS, Conversation
+from p3kv.wire.protocol import FROM_NEIGHBOURS, FROM_WORKERS, Conversation
 from p3kv.worker.handshakes import Handshakes
 from p3kv.worker.mending import Mending
 from p3kv.worker.traffic import Traffic as WorkerTraffic
@@ -198,6 +198,7 @@ class Worker:
     def __init__(self, rank: int, num_workers: int, settings: Settings, slice_size: int) -> None:
         self.handshakes = Handshakes(KEY, rank, JobSettings.of(settings))
         self.mending: Mending
+        self.neighbours: Dict[int, Connection] = {}
         self.traffic = WorkerTraffic(
             rank, num_workers, settings, [], Tracer(None, "worker"),
             lambda delay_s, function: None, Drain(), lambda rate_bytes_s: None,
@@ -207,6 +208,7 @@ class Worker:
                 Kind.WELCOME: _welcome,
                 Kind.PROBE: _no_probe,
             },
+            self.neighbours,
         )  # fmt: skip
         self.servers = self.traffic.servers
         self.tuning = self.traffic.tuning
@@ -229,6 +231,17 @@ class Worker:
     def connect(self, server: int, link: Link) -> None:
         """Says hello to a server, and how large slices are."""
         self.handshakes.begin(self.traffic.connect(server, link), server)
+
+    def meet(self, rank: int, link: Link) -> Connection:
+        """Makes a link the connection to another worker of the host."""
+        conversation = Conversation(FROM_NEIGHBOURS, "worker")
+        conversation.peer = rank
+        takers = self.traffic.host_sums.takers
+        connection = self.neighbours[rank] = Connection(
+            link, conversation, lambda _, header: takers[header.kind](rank, header), _lost, 1 << 20
+        )
+        connection.begin()
+        return connection
 
     def _lost(self, connection: Connection, reason: str) -> None:
         if not connection.ended:
@@ -371,8 +384,10 @@ class Job:
         codec: str = "identity",
         optimizer: Type[Optimizer] = Adding,
         lets_leave: bool = False,
+        per_host: int = 1,
     ) -> None:
-        """`codec` is that of both directions; `lets_leave`: workers leave when they are done."""
+        """`codec` is that of both directions; `lets_leave`: workers leave when they are done;
+        `per_host`: so many workers of a host sum their gradients first."""
         launch = Launch("server", "127.0.0.1", 9000, workers, servers, "in memory")
         consistency = next(n for n in CONSISTENCIES.names() if CONSISTENCIES.find(n) is rule)
         settings = Settings(consistency=consistency, let_workers_leave=lets_leave)
@@ -397,6 +412,12 @@ class Job:
                 server.workers._accept()
                 near, far = worker.servers[rank], server.connections[-1]
                 self._connections.update({near._link: near, far._link: far})
+        for rank, worker in enumerate(self.workers):
+            for other in range(rank - rank % per_host, rank):
+                near, far = MemoryLink(), MemoryLink()
+                near.other, far.other = far, near
+                self._connections[near] = worker.meet(other, near)
+                self._connections[far] = self.workers[other].meet(rank, far)
         self.finish()
         for worker in self.workers:
             worker.start()
@@ -410,6 +431,8 @@ class Job:
             connection.close()
         for server in self.servers:
             server.listener.close()
+        for worker in self.workers:
+            worker.traffic.host_sums.close()
 
     def declare(
         self, name: str, *shape: int, layout: str = "dense", own: bool = False
@@ -483,6 +506,9 @@ class Job:
                 yield (connection.send,)
             if link.incoming:
                 yield (connection.receive,)
+        for worker in self.workers:
+            if len(worker.traffic.host_sums._queue):
+                yield (worker.traffic.host_sums.work,)
         for server in self.servers:
             if len(server.consumer._queue):
                 yield (server.consumer.consume,)

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from p3kv.consistency import BulkSynchronous
 from p3kv.errors import ProtocolError
 from p3kv.wire.framing import FrameReader, FrameWriter, Landing
 from p3kv.wire.header import HEADER_BYTES, Header, Kind, pack_header
@@ -160,13 +161,14 @@ def test_a_line_loses_no_message_and_brings_none_twice(events: List[str]) -> Non
 
 @pytest.mark.parametrize("rule", RULES)
 @settings(max_examples=15, deadline=None)
-@given(st.integers(0, 2**32), st.integers(1, 3), st.integers(1, 2), st.booleans())
+@given(st.integers(0, 2**32), st.integers(1, 3), st.integers(1, 2), st.booleans(), st.booleans())
 def test_results_are_right_whatever_links_end(
-    rule: type, seed: int, workers: int, servers: int, clips: bool
+    rule: type, seed: int, workers: int, servers: int, clips: bool, neighbours: bool
 ) -> None:
+    per_host = 2 if neighbours and rule is BulkSynchronous else 1
     random = Random(seed)
     expected = values(workers, STEPS)
-    with closing(Training(workers, servers, rule)) as job:
+    with closing(Training(workers, servers, rule, per_host=per_host)) as job:
         scripts = [
             Script(job, worker, rank, random, rule(workers))
             for rank, worker in enumerate(job.workers)
@@ -213,6 +215,8 @@ def _break_one(job: Training, random: Random) -> None:
         for connection in job._connections.values()
         if not connection.ended and not connection.closed
     ]
+    neighbours = [c for one in job.workers for c in one.neighbours.values()]
+    living = [one for one in living if one not in neighbours]  # no network is between those
     connection: Optional[object] = random.choice(living) if living else None
     if connection is None:
         return

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from functools import lru_cache
 from pathlib import Path
-from typing import Dict, NamedTuple, Tuple
+from typing import Dict, List, NamedTuple, Tuple
 
 import numpy as np
 import pytest
@@ -26,8 +26,9 @@ ORDERED_SHAPES = ((3, 2), (4, 1))
 
 
 @lru_cache(maxsize=None)
-def summed_in_rank_order(name: str, num_workers: int) -> Dict[str, np.ndarray]:
-    """One process that takes the workers' batches one after the other, and sums in numpy."""
+def summed_in_rank_order(name: str, num_workers: int, per_host: int = 1) -> Dict[str, np.ndarray]:
+    """One process that takes the workers' batches one after the other, and sums in numpy: first
+    those of each host, and then these sums."""
     net = exact_model.network()
     parameters = [p for _, p in sorted(net.collect_params().items())]
     optimizer = mx.optimizer.create(
@@ -35,14 +36,23 @@ def summed_in_rank_order(name: str, num_workers: int) -> Dict[str, np.ndarray]:
     )
     updater = mx.optimizer.get_updater(optimizer)
     for step in range(exact_model.STEPS):
-        totals: list = []
+        gradients = []
         for rank in range(num_workers):
             exact_model.backward(net, *exact_model.part(step, rank, num_workers))
-            gradients = [p.grad().asnumpy() for p in parameters]
-            totals = gradients if not totals else [t + g for t, g in zip(totals, gradients)]
+            gradients.append([p.grad().asnumpy() for p in parameters])
+        hosts = [gradients[first : first + per_host] for first in range(0, num_workers, per_host)]
+        totals = added([added(host) for host in hosts])
         for index, (parameter, total) in enumerate(zip(parameters, totals)):
             updater(index, mx.nd.array(total), parameter.data())
     return exact_model.weights(net)
+
+
+def added(all_gradients: List[List[np.ndarray]]) -> List[np.ndarray]:
+    """The sum of several workers' gradients, in this order."""
+    totals, *others = all_gradients
+    for gradients in others:
+        totals = [total + gradient for total, gradient in zip(totals, gradients)]
+    return totals
 
 
 class Trained(NamedTuple):

@@ -114,6 +114,10 @@ ALLOWED: dict = {
     "keep_from": st.integers(messages.UNKNOWN, messages.MAX_STEP),
     "identity": st.text(min_size=1, max_size=20),
     "rounds": st.lists(st.tuples(words, words), max_size=3),
+    "neighbours": st.lists(ranks, max_size=3).map(tuple),
+    "pid": st.integers(1, 2**31 - 1),
+    "descriptor": st.integers(0, 2**31 - 1),
+    **dict.fromkeys(("offset", "size_bytes"), st.integers(0, 2**63 - 1)),
 }
 """Values of the fields that can't have just any."""
 counts, measured_s = st.integers(0, 2**64 - 1), st.floats(0, allow_nan=False, allow_infinity=False)

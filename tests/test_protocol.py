@@ -16,7 +16,7 @@ from p3kv.errors import P3Error, ProtocolError
 from p3kv.wire.header import HEADER_BYTES, INITIAL_ROUND, MAX_STATE_BYTES, Header, Kind
 from p3kv.wire.loop import Loop
 from p3kv.wire.messages import MAX_MESSAGE_BYTES, MAX_PROOF_BYTES, JobSettings
-from p3kv.wire.protocol import FROM_SERVERS, FROM_WORKERS, Conversation, Rules
+from p3kv.wire.protocol import FROM_NEIGHBOURS, FROM_SERVERS, FROM_WORKERS, Conversation, Rules
 from p3kv.worker.handshakes import Handshakes
 from p3kv.worker.joining import Joining
 from tests.in_memory import KEY, Adding, Job, Server
@@ -103,13 +103,15 @@ def kinds(rules: Rules) -> Set[int]:
 
 
 def test_every_kind_is_in_a_table_and_whoever_hears_it_takes_it() -> None:
-    assert kinds(FROM_WORKERS) | kinds(FROM_SERVERS) | {Kind.ACK} == set(Kind)
+    heard = kinds(FROM_WORKERS) | kinds(FROM_SERVERS) | kinds(FROM_NEIGHBOURS)
+    assert heard | {Kind.ACK} == set(Kind)
     with closing(Job(1, 1, 100)) as job:
         assert set(job.servers[0].traffic._takers) == kinds(FROM_WORKERS)
         handshakes = Handshakes(bytes(32), 0, JobSettings())
         # It only keeps what else it gets.
         joining = Joining(*[None] * 4, handshakes, b"", None, None).takers  # type: ignore[arg-type]
         assert {*job.workers[0].traffic._takers, *joining} == kinds(FROM_SERVERS)
+        assert {*job.workers[0].traffic.host_sums.takers, Kind.BYE} == kinds(FROM_NEIGHBOURS)
 
 
 def test_a_worker_says_nothing_before_its_server_serves() -> None:

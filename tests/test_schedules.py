@@ -141,8 +141,9 @@ class Training(Job):
         codec: str = "identity",
         optimizer: Type[Optimizer] = Adding,
         lets_leave: bool = False,
+        per_host: int = 1,
     ) -> None:
-        super().__init__(workers, servers, SIZE // 2, rule, codec, optimizer, lets_leave)
+        super().__init__(workers, servers, SIZE // 2, rule, codec, optimizer, lets_leave, per_host)
         self.keys = {
             "often": self.declare("often", SIZE),
             "seldom": self.declare("seldom", SIZE // ROW, ROW, layout="rows"),

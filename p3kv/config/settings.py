@@ -59,6 +59,9 @@ class Settings:
     """The name of the transport by which workers connect to this server."""
     encrypt: bool = False
     """Encrypt all that workers and servers send each other; all of them must have the same."""
+    local_aggregation: bool = True
+    """Workers of one host sum their gradients in shared memory, and send the sum; False: each sends
+    its own."""
     priorities: bool = True
     """False sends slices first in, first out: slicing without priorities, for comparison."""
     rendezvous_timeout_s: Annotated[float, Meta(ge=0.1, le=86_400.0)] = 300.0

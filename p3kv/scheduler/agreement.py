@@ -45,6 +45,7 @@ class Agreement:
         self._flows_bytes_s: Dict[bytes, Tuple[float, ...]] = {}
         """By worker, what it sent to each server when all workers measured for the first time."""
         self._lets_workers_leave = False
+        self._sums_on_hosts = False
         self._at_barrier: Dict[bytes, str] = {}
         """What each worker that waits there does."""
         self._topology: Optional[Topology] = None
@@ -59,13 +60,15 @@ class Agreement:
         """Which hosts there are, once the slice size is agreed on; with their links' rates, if
         workers have measured them."""
         if self._topology is None:
-            hosts = self._members.hosts()
+            hosts = self._members.hosts(neighbours_as_one=False)
             flows = [
                 self._flows_bytes_s[worker.identity]
                 for worker in self._members.workers
                 if worker.identity in self._flows_bytes_s
             ]
-            self._topology = replace(hosts, rates=link_rates(hosts.servers, hosts.workers, flows))
+            rates = link_rates(hosts.servers, hosts.workers, flows)
+            senders = self._members.hosts(neighbours_as_one=self._sums_on_hosts)
+            self._topology = replace(senders, rates=rates)
         return self._topology
 
     def in_turn(self, node: Node, message: ToScheduler) -> bool:
@@ -104,6 +107,7 @@ class Agreement:
             return []
         self._slice_size = mine.slice_size
         self._lets_workers_leave = mine.let_workers_leave
+        self._sums_on_hosts = mine.sums_on_hosts
         return [(worker.identity, Agreed()) for worker in workers]
 
     def measured(self, node: Node, message: Measured) -> Replies:

@@ -80,7 +80,7 @@ class Job:
 
     def too_few_servers(self) -> Optional[str]:
         """Whether more servers would help, in words for people, once all have arrived."""
-        return too_few_servers(self._members.hosts())
+        return too_few_servers(self._members.hosts(neighbours_as_one=True))
 
     def handle(self, identity: bytes, message: ToScheduler) -> Replies:
         """Takes a message; returns what to send, and to whom."""

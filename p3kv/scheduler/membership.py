@@ -5,7 +5,7 @@ from __future__ import annotations
 import hmac
 import secrets
 from dataclasses import dataclass
-from typing import Dict, List, Optional
+from typing import Dict, List, Optional, Tuple
 
 from p3kv.scheduler.replies import Replies
 from p3kv.slicing import Topology
@@ -76,7 +76,10 @@ class Membership:
         ]
         workers = [node.name() for node in self.workers]
         return [
-            (node.identity, Roster(node.rank, self._token, servers, workers))
+            (
+                node.identity,
+                Roster(node.rank, self._token, servers, workers, self.neighbours(node)),
+            )
             for node in self._nodes.values()
         ]
 
@@ -117,17 +120,30 @@ class Membership:
         """The workers that came, by rank."""
         return self.role("worker")
 
+    def neighbours(self, node: Node) -> Tuple[int, ...]:
+        """Ranks of the workers that can share memory with a worker, and its own."""
+        mine = node.hello
+        if mine.role != "worker" or not mine.neighbourhood:
+            return ()
+        return tuple(
+            other.rank
+            for other in self.workers
+            if (other.hello.host, other.hello.neighbourhood) == (mine.host, mine.neighbourhood)
+        )
+
     def role(self, role: str) -> List[Node]:
         """The nodes of a role that came, by rank."""
         nodes = [node for node in self._nodes.values() if node.hello.role == role]
         return sorted(nodes, key=lambda node: node.rank)
 
-    def hosts(self) -> Topology:
-        """Which hosts servers and workers are on, once all have arrived."""
-        servers, workers = (
-            tuple(node.hello.host for node in self.role(role)) for role in ("server", "worker")
-        )
-        return Topology(servers, workers)
+    def hosts(self, neighbours_as_one: bool) -> Topology:
+        """Which hosts servers and workers are on, once all have arrived. With `neighbours_as_one`,
+        workers that send one sum of their gradients are there as one."""
+        workers = self.workers
+        if neighbours_as_one:
+            workers = [one for one in workers if self.neighbours(one)[:1] in ((), (one.rank,))]
+        servers = tuple(server.hello.host for server in self.role("server"))
+        return Topology(servers, tuple(worker.hello.host for worker in workers))
 
     def node(self, identity: bytes) -> Optional[Node]:
         """The node with this identity, if it belongs to the job."""

@@ -44,6 +44,8 @@ class Round:
     total: Optional[Buffer] = None
     by_rank: Dict[int, Buffer] = field(default_factory=dict)
     """The pushes, kept until all have arrived; only in deterministic mode."""
+    host_sums: Set[int] = field(default_factory=set)
+    """Ranks of the workers that will send the sum of their host's workers."""
     step: int = 0
     """The step in which worker rank 0 pushed; until it has, that of the first push."""
     priority: int = 0
@@ -144,7 +146,8 @@ class Aggregator:
     The consistency rule says when a round is complete; pushes are counted by rank. A push that
     arrives twice or after its round is an error and is never added twice. In deterministic mode
     pushes are added in rank order; otherwise in order of arrival, and the first push's buffer
-    becomes the sum without a copy.
+    becomes the sum without a copy. Workers of one host may send one sum of theirs
+    (`p3kv.worker.host_sums`); they are counted by rank all the same.
 
     Sums are of the key's dtype, but those of float16 are float32 until all gradients are in: an
     optimizer with multiple precision takes them as they are. Which optimizer the round will have is
@@ -198,9 +201,7 @@ class Aggregator:
             current.step = step
         current.priority = priority
         if encoded is None:
-            if state.half and round != INITIAL_ROUND:
-                gradient = self._cast(gradient, _SINGLE)
-            self._add(current, rank, gradient)
+            self._add(state, current, rank, gradient)
         else:
             self._add_encoded(state, current, rank, encoded)
             gradient.retire()
@@ -208,6 +209,54 @@ class Aggregator:
             total = current.by_rank[rank] if self.deterministic else current.total
             assert total is not None
             check_sum(total.array, state.called, round, rank)
+
+    def push_in_host_sum(
+        self,
+        state: SliceState,
+        rank: int,
+        round: int,
+        wants_result: bool,
+        step: int,
+        carries: bool,
+    ) -> Round:
+        """Counts a worker whose slice is in the sum of its host's workers, which comes by
+        `push_host_sum`; `carries`: from this worker. Returns the round.
+
+        If the worker wants a result, whoever sends the sum gets it.
+
+        ProtocolError for a push that can't be right.
+        """
+        if round == INITIAL_ROUND or state.own is not None:
+            raise ProtocolError(f"it sums {state.name()} with others, in round {round}")
+        current = self._open_round(state, rank, round, step)
+        current.arrived.add(rank)
+        if not wants_result:
+            current.others.append(rank)
+        if carries:
+            current.host_sums.add(rank)
+        if rank == 0:
+            current.step = step
+        return current
+
+    def push_host_sum(
+        self,
+        state: SliceState,
+        rank: int,
+        round: int,
+        total: Buffer,
+        wants_result: bool,
+        priority: int,
+    ) -> None:
+        """Adds the sum of a host's workers, which its sender has announced and which are counted
+        each on its own; otherwise as `push`."""
+        current = state.open_rounds.get(round)
+        if current is None or rank not in current.host_sums:
+            raise ProtocolError(f"worker {rank} has announced no sum of {state.name()}")
+        current.host_sums.remove(rank)
+        if wants_result:
+            current.wanting.append(rank)
+        current.priority = priority
+        self._add(state, current, rank, total)
 
     def end_rounds(self, state: SliceState) -> Iterator[Result]:
         """Ends the rounds of a slice that are complete, usually none or one.
@@ -298,7 +347,9 @@ class Aggregator:
             current = state.open_rounds[round] = Round(round, early, step=step)
         return current
 
-    def _add(self, current: Round, rank: int, gradient: Buffer) -> None:
+    def _add(self, state: SliceState, current: Round, rank: int, gradient: Buffer) -> None:
+        if state.half and gradient.array.dtype == _HALF and current.round != INITIAL_ROUND:
+            gradient = self._cast(gradient, _SINGLE)
         if self.deterministic:
             current.by_rank[rank] = gradient
         elif current.total is None:
@@ -314,9 +365,7 @@ class Aggregator:
         if self.deterministic or current.total is None:
             gradient = self._pool.get(state.length, state.dtype)
             codec.decode(encoded, gradient.array)
-            if state.half:
-                gradient = self._cast(gradient, _SINGLE)
-            self._add(current, rank, gradient)
+            self._add(state, current, rank, gradient)
         else:
             codec.add(encoded, current.total.array)
 
@@ -327,6 +376,8 @@ class Aggregator:
         # For the initial round only worker rank 0 pushes.
         if state.round < INITIAL_ROUND or state.own is not None:
             return True
+        if following.host_sums:
+            return False
         if not self.leavers.ranks:  # asked after each push
             return self.consistency.ends(following.arrived)
         optimizer = self.optimizers.get(state.key.store)
@@ -445,6 +496,8 @@ class Aggregator:
         if ended.total is not None:
             return ended.total
         buffers = [ended.by_rank[rank] for rank in sorted(ended.by_rank)]
+        if not buffers:
+            raise ProtocolError(f"nobody has sent the sum of {state.name()} in round {ended.round}")
         total = buffers[0]
         for gradient in buffers[1:]:
             np.add(total.array, gradient.array, out=total.array)

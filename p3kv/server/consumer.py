@@ -35,8 +35,10 @@ from p3kv.trace import Tracer, now_ns
 from p3kv.wire.connection import Connection
 from p3kv.wire.framing import Landing
 from p3kv.wire.header import (
+    CARRIES,
     ENCODED,
     HEADER_BYTES,
+    IN_HOST_SUM,
     INITIAL_ROUND,
     URGENT,
     WANTS_RESULT,
@@ -68,7 +70,7 @@ class _Push(NamedTuple):
     key: ServerKey
     state: SliceState
     gradient: Optional[Buffer]
-    """None: nothing is to be added, but the slice's rounds may end."""
+    """None: nothing is to be added to the sum, but the slice's rounds may end."""
 
 
 _Act = Callable[[], bool]
@@ -162,6 +164,13 @@ class Consumer:
         """Where a push is received; ProtocolError for a push that can't be right."""
         key = self._key(header)
         state = key.state(header.round, header.slice, header.rank)
+        if header.flags & IN_HOST_SUM:
+            if header.payload_bytes:
+                raise ProtocolError(
+                    f"it sent {header.payload_bytes} bytes for {state.name()} besides those in its "
+                    "host's sum"
+                )
+            return Landing(None, partial(self._add, connection, header, _Push(key, state, None)))
         if header.flags & ENCODED:
             gradient = self._buffer_of_encoded(state, header)
             memory = gradient.bytes[: header.payload_bytes]
@@ -278,7 +287,28 @@ class Consumer:
         ended = 0
         key, state, gradient = push
         try:
-            if gradient is not None:
+            if gradient is None and header.flags & IN_HOST_SUM:
+                joined = self.aggregator.push_in_host_sum(
+                    state,
+                    header.rank,
+                    header.round,
+                    bool(header.flags & WANTS_RESULT),
+                    header.step,
+                    carries=bool(header.flags & CARRIES),
+                )
+                self.lateness.pushed(joined, header.rank)
+            elif gradient is not None and header.flags & CARRIES:
+                self._waiting_bytes -= header.payload_bytes
+                self.aggregator.push_host_sum(
+                    state,
+                    header.rank,
+                    header.round,
+                    gradient,
+                    bool(header.flags & WANTS_RESULT),
+                    header.priority,
+                )
+                trace_sum(self.tracer, header, start_ns)
+            elif gradient is not None:
                 self._waiting_bytes -= header.payload_bytes
                 encoded = gradient.bytes[: header.payload_bytes] if header.flags & ENCODED else None
                 self.aggregator.push(

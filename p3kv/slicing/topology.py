@@ -19,7 +19,7 @@ class Topology:
     """The hosts of a job's servers and workers, by rank, and the rates of these hosts' links.
 
     A host has one full-duplex link. `rates` are by host, in any unit; a host that is not there has
-    a link as fast as the fastest.
+    a link as fast as the fastest. Workers that send one sum for their host are here as one.
     """
 
     servers: Tuple[str, ...]

@@ -71,6 +71,7 @@ class ControlClient:
         on_failure: Callable[[P3Error], None],
         known_round: Callable[[], int],
         numbers: Callable[[], Optional[Numbers]],
+        neighbourhood: str = "",
     ) -> None:
         self._launch = launch
         self._settings = settings
@@ -106,7 +107,7 @@ class ControlClient:
         """When not to wait any longer for what is left to say."""
         self._wake_reader, self._wake_writer = socket.socketpair()
         self._thread = threading.Thread(target=self._run, name="p3kv-control", daemon=True)
-        self._hello = hello(launch, settings, listen_address, transport)
+        self._hello = hello(launch, settings, listen_address, transport, neighbourhood)
         self._thread.start()
 
     def send(self, message: ToScheduler) -> None:

@@ -117,6 +117,14 @@ class Kind(IntEnum):
     RESUMED = 33
     """Worker rank 0 tells server 0 from which checkpoint the job goes on, and the server passes it
     on to all workers; payload Resumed."""
+    MEMORY = 34
+    """A worker tells a neighbour, another worker of its host, where the memory of key `key` is that
+    it shares; payload SharedMemory. Comes before the frames that speak of it."""
+    SUMMAND = 35
+    """A worker's slice is in its shared memory, for the neighbour that sends the host's sum; with
+    WANTS_RESULT the worker wants the value."""
+    VALUE = 36
+    """The value of a slice is in the shared memory of the neighbour that says so."""
 
 
 WANTS_RESULT = 1
@@ -132,6 +140,13 @@ NAMED = 8
 
 ACKNOWLEDGE = 16
 """Flag of any frame: the sender waits until it knows that the frame has arrived."""
+
+IN_HOST_SUM = 32
+"""Flag of PUSH, which has no payload then: the worker's slice is in the sum of its host's workers,
+which one of them sends. With WANTS_RESULT, its result comes to that worker."""
+CARRIES = 64
+"""Flag of PUSH: with IN_HOST_SUM, it is this worker that will send the host's sum of the slice.
+Without, the payload is this sum, and the worker's own push was counted before."""
 
 
 class Header(NamedTuple):

@@ -1,4 +1,4 @@
-"""Which data frame may come when: one table for each direction.
+"""Which data frame may come when: one table for each direction, and one between workers.
 
 A connection begins `NEW`. The worker says HELLO, the server CHALLENGE, and the worker PROOF: now
 both know that the other belongs to the job. The server answers WELCOME when it serves. From then on
@@ -101,6 +101,17 @@ FROM_SERVERS: Rules = {
     },
     State.LEFT: {},
 }
+FROM_NEIGHBOURS: Rules = {
+    # The socket shows who it is.
+    State.NEW: {
+        Kind.MEMORY: Rule(MAX_MESSAGE_BYTES),
+        Kind.SUMMAND: Rule(),
+        Kind.VALUE: Rule(),
+        Kind.BYE: Rule(then=State.LEFT),
+    },
+    State.LEFT: {},
+}
+"""From another worker of the host."""
 
 
 _WHEN = {

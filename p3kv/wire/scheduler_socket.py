@@ -27,7 +27,11 @@ def heartbeat_timeout_ms(settings: Settings) -> int:
 
 
 def hello(
-    launch: Launch, settings: Settings, listen_address: Tuple[str, int], transport: str
+    launch: Launch,
+    settings: Settings,
+    listen_address: Tuple[str, int],
+    transport: str,
+    neighbourhood: str = "",
 ) -> Hello:
     """How this process introduces itself; it chooses a number for that, so call this once."""
     return Hello(
@@ -42,6 +46,7 @@ def hello(
         pid=os.getpid(),
         encrypts=settings.encrypt,
         process=secrets.token_bytes(TOKEN_BYTES),
+        neighbourhood=neighbourhood,
     )
 
 

@@ -22,9 +22,10 @@ from p3kv.wire.header import (
     pack_header,
 )
 from p3kv.wire.queue import urgency
-from p3kv.wire.spans import traced_arrival, traced_departure
+from p3kv.wire.spans import OnSent, traced_arrival, traced_departure
 from p3kv.wire.terms import FIRST_GENERATION, TermsByRound
 from p3kv.worker.gates import Gates
+from p3kv.worker.host_sums import HostSums
 from p3kv.worker.rows import RowsExchange, RowsPull, RowsPush
 from p3kv.worker.spans import trace_applied
 from p3kv.worker.step_times import StepTimes
@@ -49,6 +50,7 @@ class Exchange:
         times: StepTimes,
         tracer: Tracer,
         priorities: bool,
+        host_sums: HostSums,
         on_step: Callable[[int], None],
     ) -> None:
         """`on_step(step)` is called before the first transfer of a new step is sent, of those that
@@ -69,6 +71,7 @@ class Exchange:
         self._priorities = priorities
         self._steps = steps
         self._times = times
+        self._host_sums = host_sums
         self._on_step = on_step
         self._step = 0
         self._positions: Dict[int, int] = {}
@@ -123,6 +126,10 @@ class Exchange:
             self._windows.expect(transfer)
         if isinstance(transfer, RowsPush):
             self.rows.push(transfer, priority)
+        elif self._host_sums.takes(transfer):
+            transfer.priority = priority
+            slices = self._slices(transfer.key, transfer.round)
+            self._host_sums.add(transfer, slices, urgency(transfer.step, priority))
         else:
             self._send_slices(transfer, transfer.source, priority)
 
@@ -147,7 +154,7 @@ class Exchange:
             raise ProtocolError(
                 f"it sent {header.payload_bytes} bytes for a slice of {len(memory)} bytes"
             )
-        received = partial(self._received, transfer, piece, header)
+        received = partial(self.received, transfer, piece, header)
         return Landing(memory, traced_arrival(self._tracer, header, received))
 
     def _land_encoded(
@@ -164,14 +171,16 @@ class Exchange:
 
         def decode() -> None:
             codec.decode(payload, elements)
-            self._received(transfer, piece, header)
+            self.received(transfer, piece, header)
 
         return Landing(payload, traced_arrival(self._tracer, header, decode))
 
-    def _received(self, transfer: Transfer, piece: Slice, header: Header) -> None:
+    def received(self, transfer: Transfer, piece: Slice, header: Header) -> None:
         """Counts a slice that has arrived; the last slice completes its transfer."""
         self.counts["slices_received"] += 1
         self.counts["bytes_received"] += header.payload_bytes
+        if transfer.in_host_sum and header.kind == Kind.UPDATED:
+            self._host_sums.spread(transfer, piece)
         transfer.missing_elems -= piece.length
         if transfer.missing_elems == 0:
             if header.kind == Kind.PULLED:
@@ -194,6 +203,14 @@ class Exchange:
             return self._windows.oldest
         slices = [] if transfer.key.touched_only else self._slices(transfer.key, transfer.round)
         missing = {piece.server for piece in slices if transfer.misses(piece)}
+        if transfer.in_host_sum:
+            missing = {
+                piece.server
+                for piece in slices
+                if transfer.misses(piece)
+                and self._host_sums.carrier(transfer.key, piece) == self._rank
+            }
+            return transfer, missing
         return transfer, missing or {server for server, _ in transfer.key.runs}
 
     def _round_ended(self, header: Header) -> None:
@@ -214,6 +231,8 @@ class Exchange:
 
     def _end_round(self, transfer: Transfer) -> None:
         self._count_ended(transfer)
+        if transfer.in_host_sum:
+            self._host_sums.ended(transfer)
         for held in self._windows.end(transfer):
             self._send(held)
 
@@ -242,29 +261,66 @@ class Exchange:
         # because the gradient must stay as it is until then.
         no_result = transfer.target is None
         flags = ACKNOWLEDGE if no_result else WANTS_RESULT
-        urgent = urgency(transfer.step, priority)
         encoded = transfer.round > INITIAL_ROUND and not key.codecs.gradients.in_place
         if encoded:
             flags |= ENCODED
-        # Gates count steps that workers share: nobody waits for gradients of an own step.
-        gate_step = 0 if key.own_rounds else transfer.step
-        slices = self._slices(key, transfer.round)
-        for piece in slices:
+        for piece in self._slices(key, transfer.round):
             memory = transfer.memory(source, piece)
             payload: Payload = partial(self._encoded, key, piece, memory) if encoded else memory
-            header = pack_header(
-                Kind.PUSH, self._rank, key=key.key_id, slice=piece.index, round=transfer.round,
-                step=transfer.step, priority=priority, payload_bytes=len(memory), flags=flags,
-            )  # fmt: skip
+            on_arrived = partial(self.slice_is_free, transfer, piece) if no_result else None
+            self._send_slice(transfer, piece, priority, payload, flags, on_arrived)
+
+    def _send_slice(
+        self,
+        transfer: Transfer,
+        piece: Slice,
+        priority: int,
+        payload: Optional[Payload],
+        flags: int,
+        on_arrived: Optional[Callable[[], None]] = None,
+    ) -> None:
+        key = transfer.key
+        size_bytes = 0 if payload is None else piece.length * key.item_bytes
+        header = pack_header(
+            Kind.PUSH, self._rank, key=key.key_id, slice=piece.index, round=transfer.round,
+            step=transfer.step, priority=priority, payload_bytes=size_bytes, flags=flags,
+        )  # fmt: skip
+        frame: Tuple[Optional[Payload], OnSent] = (None, None)
+        if payload is not None:
             frame = traced_departure(
                 self._tracer, payload, None, key.key_id, piece.server, transfer.round,
                 transfer.step, piece.index, priority,
             )  # fmt: skip
-            on_arrived = partial(self._slice_arrived, transfer, piece) if no_result else None
-            self._gates.push(piece.server, gate_step, urgent, header, *frame, on_arrived)
-        self.counts["slices_sent"] += len(slices)
-        if not encoded:
-            self.counts["bytes_sent"] += key.size_bytes
+            self.counts["slices_sent"] += 1
+            if not flags & ENCODED:
+                self.counts["bytes_sent"] += size_bytes
+        # Gates count steps that workers share: nobody waits for gradients of an own step.
+        gate_step = 0 if key.own_rounds else transfer.step
+        urgent = urgency(transfer.step, priority)
+        self._gates.push(piece.server, gate_step, urgent, header, *frame, on_arrived)
+
+    def send_in_host_sum(
+        self, transfer: Transfer, piece: Slice, payload: Optional[Payload], flags: int
+    ) -> None:
+        """Sends a slice of a transfer that is summed with others, or says that it is."""
+        self._send_slice(transfer, piece, transfer.priority, payload, flags)
+
+    def expect(self, transfer: Transfer) -> None:
+        """Has values arrive in a transfer's target."""
+        self._in_progress.add_update(transfer)
+
+    def in_host_sum(self, header: Header) -> Tuple[Transfer, Slice]:
+        """The transfer and the slice of which a neighbour's frame speaks; ProtocolError if none
+        waits for it."""
+        transfer = self._in_progress.update(header.key, header.round)
+        if transfer is not None and transfer.in_host_sum:
+            slices = self._slices(transfer.key, header.round)
+            if header.slice < len(slices):
+                return transfer, slices[header.slice]
+        raise ProtocolError(
+            f"it has a value for key {header.key}, slice {header.slice}, round {header.round}, "
+            "for which nobody waits"
+        )
 
     def _encoded(self, key: WorkerKey, piece: Slice, memory: memoryview) -> memoryview:
         """A slice as it travels, made when it begins to leave: a large tensor's first slice does
@@ -276,7 +332,8 @@ class Exchange:
         self.counts["bytes_sent"] += len(payload)
         return payload
 
-    def _slice_arrived(self, transfer: Transfer, piece: Slice) -> None:
+    def slice_is_free(self, transfer: Transfer, piece: Slice) -> None:
+        """Counts a slice of a push without a result that is needed no more."""
         transfer.missing_elems -= piece.length
         if transfer.missing_elems == 0:
             self._in_progress.end_push(transfer)

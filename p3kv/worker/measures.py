@@ -25,17 +25,19 @@ class Measures:
         traffic: Traffic,
         num_workers: int,
         local_servers: Collection[int],
+        summing: int,
         push_bytes_s: float,
         slowest: Callable[[], Optional[Lag]],
     ) -> None:
-        """`local_servers` are the ranks of the servers on this host. `push_bytes_s`: how fast this
-        worker can send while all workers do; 0 if that was not measured. `slowest` says for which
-        worker the others wait."""
+        """`local_servers` are the ranks of the servers on this host. `summing`: how many workers of
+        each host send as one. `push_bytes_s`: how fast this worker can send while all workers do; 0
+        if that was not measured. `slowest` says for which worker the others wait."""
         self._loop = loop
         self._traffic = traffic
         self._began_s = time.monotonic()
         self._num_workers = num_workers
         self._local_servers = local_servers
+        self._summing = summing
         self.slowest = slowest
         self._push_bytes_s = push_bytes_s
         self._found: Optional[Tuple[int, Optional[Verdict]]] = None
@@ -67,14 +69,33 @@ class Measures:
     def verdict(self) -> Optional[Verdict]:
         """Whether the network is the limit, as far as this worker can tell; None if it is too
         early."""
-        return verdict(self.numbers(), self._workload(), self._num_workers, self.slowest())
+        return verdict(self._of_senders(), self._workload(), self._num_senders, self.slowest())
+
+    @property
+    def _num_senders(self) -> int:
+        """How many workers there were if those that send as one were one."""
+        return -(-self._num_workers // self._summing)
+
+    def _of_senders(self) -> WorkerNumbers:
+        """The numbers of all workers that send as one: they share a link, and each sends a part."""
+        numbers = self.numbers()
+        return structs.replace(
+            numbers,
+            bytes_sent=numbers.bytes_sent * self._summing,
+            bytes_received=numbers.bytes_received * self._summing,
+            push_bytes_s=numbers.push_bytes_s * self._summing,
+        )
 
     def lines(self) -> List[str]:
         """The verdict for people; it takes some tenths of a second."""
         found = self.verdict()
         if found is None:
             return []
-        compared = with_dist_sync(found, self._workload(), self._num_workers)
+        # With dist_sync, each worker sends for itself.
+        alone = found
+        if found.link_bytes_s is not None:
+            alone = found._replace(link_bytes_s=found.link_bytes_s / self._summing)
+        compared = with_dist_sync(alone, self._workload(), self._num_workers)
         return found.lines if compared is None else [*found.lines, compared]
 
     def _workload(self) -> Workload:

@@ -30,12 +30,13 @@ class Reporting:
         traffic: Traffic,
         settings: Settings,
         local_servers: Collection[int],
+        summing: int,
         push_bytes_s: Optional[float],
     ) -> None:
         """Says what is to be told, and how: see `Measures`. ConfigError if metrics can't be."""
         self._measures = Measures(
-            self._loop, traffic, self._num_workers, local_servers, push_bytes_s or 0.0,
-            self._slowest,
+            self._loop, traffic, self._num_workers, local_servers, summing,
+            push_bytes_s or 0.0, self._slowest,
         )  # fmt: skip
         self._summary = Summary(self._measures, settings)
         traffic.times.on_step = self._summary.look

@@ -24,6 +24,7 @@ from p3kv.worker.checkpoints import Checkpoints, Cuts
 from p3kv.worker.clipping import Clipping
 from p3kv.worker.exchange import Exchange
 from p3kv.worker.gates import Gates
+from p3kv.worker.host_sums import HostSums
 from p3kv.worker.silences import LOOK_EVERY_S, Silences
 from p3kv.worker.stalls import StallWarnings
 from p3kv.worker.states import States
@@ -57,10 +58,12 @@ class Traffic:
         on_lost: Callable[[Connection, str], None],
         on_bye: Callable[[], None],
         joining: Mapping[int, Taker],
+        neighbours: Mapping[int, Connection],
     ) -> None:
         """`local_servers` are the ranks of the servers on this host. `call_later` and `drain` are
         those of the event loop. `on_bye` is called when a server has said its last word; `joining`
-        takes the frames with which connections begin.
+        takes the frames with which connections begin. `neighbours` are the workers of this host
+        with which this one sums, by rank, once they are connected.
 
         Raises ConfigError when there is no consistency rule as the settings name it.
         """
@@ -81,9 +84,14 @@ class Traffic:
         self._gates = Gates(rank, self.servers, local_servers, call_later)
         self.steps = Steps(self._send_settings)
         self.times = StepTimes()
+        self.host_sums = HostSums(rank, neighbours, settings.deterministic)
         self.exchange = Exchange(
             rank, self.servers, self._gates, terms, self.steps, self.times, tracer,
-            settings.priorities, self._begin_step,
+            settings.priorities, self.host_sums, self._begin_step,
+        )  # fmt: skip
+        self.host_sums.begin(
+            self.exchange.send_in_host_sum, self.exchange.in_host_sum, self.exchange.received,
+            self.exchange.slice_is_free, self.exchange.expect,
         )  # fmt: skip
         self.states = States(rank, self.servers)
         self._call_later = call_later

@@ -78,8 +78,8 @@ class Transfer:
     """
 
     __slots__ = (
-        "_landed", "done", "key", "missing_elems", "priority", "ready_s", "round", "size_bytes",
-        "source", "step", "target",
+        "_landed", "done", "in_host_sum", "key", "missing_elems", "priority", "ready_s", "round",
+        "size_bytes", "source", "step", "target",
     )  # fmt: skip
 
     def __init__(
@@ -106,6 +106,8 @@ class Transfer:
         self.missing_elems = key.size_elems
         """Elements that have not arrived; without a target, elements of which this worker does not
         know that they have arrived there."""
+        self.in_host_sum = False
+        """Whether its slices are summed with those of other workers of the host."""
         self._landed: Optional[Set[int]] = None
 
     def land(self, piece: Slice, server: Optional[int]) -> memoryview:

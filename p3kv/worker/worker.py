@@ -11,7 +11,7 @@ import threading
 import time
 from concurrent.futures import Future
 from contextlib import suppress
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable, Dict, List, Optional, Sequence
 
 from p3kv.config import Launch, Settings, apply_verbosity
 from p3kv.consistency import consistency_of_key
@@ -52,6 +52,7 @@ from p3kv.wire.messages import (
 from p3kv.worker.handshakes import Handshakes
 from p3kv.worker.joining import Joining
 from p3kv.worker.mending import Mending
+from p3kv.worker.neighbours import Neighbours, neighbourhood
 from p3kv.worker.reporting import Reporting
 from p3kv.worker.spans import trace_ready
 from p3kv.worker.stores import WorkerStore
@@ -81,6 +82,7 @@ class Worker:
         self._address = own_address(launch)
         self._traffic: Optional[Traffic] = None
         self._mending: Optional[Mending] = None
+        self._neighbours: Optional[Neighbours] = None
         self._num_stores = 0
         self._failure: Optional[P3Error] = None
         self._state_changed = threading.Condition()
@@ -111,6 +113,7 @@ class Worker:
             on_failure=lambda error: self._loop.call_soon(self._fail, error),
             known_round=self._known_round,
             numbers=lambda: self._reporting.numbers(),
+            neighbourhood=neighbourhood(),
         )
         os.register_at_fork(after_in_child=self._close_in_child)
 
@@ -130,12 +133,15 @@ class Worker:
         name_rank(self.rank)
         self.tracer = Tracer(settings.trace, f"worker {self.rank}", self._address)
         key = self._credentials.data_key(roster.token)
-        handshakes = Handshakes(key, self.rank, JobSettings.of(settings))
+        job = JobSettings.of(settings)
+        handshakes = Handshakes(key, self.rank, job)
         joining = Joining(
             self._control, self._loop, settings, roster, handshakes,
             self._credentials.transport_key(), self.check, self._state_changed,
         )  # fmt: skip
         local_servers = self._local_servers(roster)
+        neighbours = Neighbours(self.rank, self._sums_with(roster, job), key)
+        self._neighbours = neighbours
         breaks = Breaks(
             "server", settings.silence_timeout_s, self._loop.call_later,
             lambda failure: self._control.send(LinkEnded(failure)),
@@ -149,10 +155,12 @@ class Worker:
                 self.rank, self.num_workers, settings, local_servers, self.tracer,
                 self._loop.call_later, self._loop.drain,
                 lambda rate_bytes_s: self._control.send(Measured(rate_bytes_s)),
-                self._on_lost, self._received_bye, joining.takers,
+                self._on_lost, self._received_bye, joining.takers, neighbours.connections,
             )  # fmt: skip
             self._traffic.checkpoints.find(self._address, self.ends_rounds_with_all)
             joining.connect(self._traffic.connect)
+            takers = self._traffic.host_sums.takers
+            neighbours.connect(self._loop, takers, self._on_neighbour_lost, self.check)
         except (CheckpointError, ConfigError) as error:
             failure = Failure(str(error), "worker", self.rank, error=type(error).__name__)
             self._control.send(ReportFailure(failure))
@@ -161,7 +169,8 @@ class Worker:
         self._thread.start()
         self.started = True
         slice_size = joining.slice_size()
-        self._reporting.begin(self._traffic, settings, local_servers, joining.rate_bytes_s)
+        summing = 1 + len(neighbours.connections)
+        self._reporting.begin(self._traffic, settings, local_servers, summing, joining.rate_bytes_s)
         self._loop.call_soon(self._traffic.tuning.announce, INITIAL_ROUND, Terms(slice_size))
         self._loop.call_soon(self._traffic.look_for_silences)
         self._loop.call_soon(self._clock.watch, self.tracer, self._loop.call_later)
@@ -194,8 +203,10 @@ class Worker:
         self._closed = True
         if self.started and self._failure is None:
             deadline = time.monotonic() + _CLOSE_S
-            self._byes_left = len(self._joined.servers)
+            assert self._neighbours is not None
+            self._byes_left = len(self._joined.servers) + len(self._neighbours.connections)
             self._loop.call_soon(self._joined.tell, Kind.BYE)
+            self._loop.call_soon(self._neighbours.say_goodbye, self._heard_goodbye)
             with self._state_changed:
                 while self._byes_left and self._failure is None:
                     left_s = deadline - time.monotonic()
@@ -219,6 +230,12 @@ class Worker:
             raise self._failure
         if self._closed:
             raise ClosedError("the p3 store is closed")
+
+    def _sums_with(self, roster: Roster, job: JobSettings) -> Sequence[int]:
+        """Ranks of the workers of this host that sum their gradients first, this one too; none if
+        that saves no link anything."""
+        all_here = all(host == self._address for host, *_ in roster.servers)
+        return roster.neighbours if job.sums_on_hosts and not all_here else ()
 
     def _local_servers(self, roster: Roster) -> List[int]:
         """Ranks of the servers on this host; none if all are here, since no link matters then."""
@@ -286,7 +303,7 @@ class Worker:
         ended = False
         while not ended:
             try:
-                self._loop.run()
+                self._loop.run(self._joined.host_sums.work)
                 ended = True
             except Exception as error:  # noqa: BLE001  what begins later has to end, too
                 self._fail(self._give_up(error))
@@ -331,6 +348,18 @@ class Worker:
             reason = f"it broke the protocol: {reason}"
             self._control.suspect(Failure(reason, "server", connection.peer, self._known_round()))
 
+    def _on_neighbour_lost(self, connection: Connection, reason: str) -> None:
+        self._loop.remove_connection(connection)
+        assert connection.peer is not None and self._neighbours is not None
+        self._neighbours.ended(connection.peer)
+        if connection.ended and not connection.conversation.over:
+            # No network is between the two: the process has ended, and the scheduler knows why.
+            failure = Failure(reason, "worker", connection.peer, self._known_round())
+            self._control.suspect(failure, second_hand=True)
+        elif not connection.ended:
+            reason = f"it broke the protocol: {reason}"
+            self._control.suspect(Failure(reason, "worker", connection.peer, self._known_round()))
+
     def _fail(self, error: P3Error) -> None:
         with self._state_changed:
             if self._failure is None:
@@ -342,6 +371,9 @@ class Worker:
             # First: no array may be read or written once its operation is completed.
             for connection in self._traffic.servers.values():
                 self._loop.remove_connection(connection)
+            if self._neighbours is not None:
+                self._neighbours.close(self._loop)
+            self._traffic.host_sums.clear()
             self._traffic.exchange.fail(error)
             self._traffic.states.fail(error)
             self._traffic.clipping.fail(error)
@@ -352,6 +384,9 @@ class Worker:
         connection with unread bytes would reset it, and lose frames that are under way."""
         if not self._closed:
             raise ProtocolError("it said goodbye before this worker did")
+        self._heard_goodbye()
+
+    def _heard_goodbye(self) -> None:
         with self._state_changed:
             self._byes_left -= 1
             self._state_changed.notify_all()
@@ -372,6 +407,9 @@ class Worker:
         if self.started:
             self._thread.join(timeout=_CLOSE_S)
         self._loop.close()
+        if self._neighbours is not None:
+            self._neighbours.close(self._loop)
+            self._joined.host_sums.close()
         self._reporting.close()
         self._switch_interval.restore()
         self.tracer.close()
@@ -387,6 +425,8 @@ class Worker:
         if self._traffic is not None:
             for connection in self._traffic.servers.values():
                 connection.close()
+        if self._neighbours is not None:
+            self._neighbours.close_in_child()
 
 
 def _name(rank: int) -> str:

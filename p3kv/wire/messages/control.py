@@ -52,11 +52,14 @@ class Hello(Message, frozen=True):
     """How many messages of the scheduler it has received over connections that have ended."""
     encrypts: bool = False
     """Whether a server encrypts; of workers, `Ready` says so."""
+    neighbourhood: str = ""
+    """Workers with the same host and the same neighbourhood can share memory; empty: with none."""
 
     def __post_init__(self) -> None:
         check_name("a transport's name", self.transport)
         check_number("the number of an address", self.port, 0, MAX_ADDRESS)
         check(len(self.host) <= MAX_HOST_CHARS, "a host's name is too long")
+        check(len(self.neighbourhood) <= MAX_HOST_CHARS, "a neighbourhood's name is too long")
         check(len(self.process) in (0, TOKEN_BYTES), f"a token has {len(self.process)} bytes")
         check_received(self.received)
 
@@ -178,9 +181,13 @@ class Roster(Message, frozen=True):
     """Each server's host, port and transport, by rank."""
     workers: List[str]
     """Host and process id of each worker, by rank, for messages."""
+    neighbours: Tuple[int, ...] = ()
+    """Ranks of the workers that can share memory with the receiver, a worker, and its own."""
 
     def __post_init__(self) -> None:
         check_number("a rank", self.rank, 0, MAX_RANK)
+        for rank in self.neighbours:
+            check_number("a rank", rank, 0, MAX_RANK)
         check(len(self.token) == TOKEN_BYTES, f"a token has {len(self.token)} bytes")
 
 

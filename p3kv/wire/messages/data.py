@@ -40,6 +40,7 @@ class JobSettings(Message, frozen=True):
     checkpoint_dir: Optional[str] = Settings.checkpoint_dir
     checkpoint_every: int = Settings.checkpoint_every
     resume: bool = Settings.resume
+    local_aggregation: bool = Settings.local_aggregation
 
     def __post_init__(self) -> None:
         check_slice_size(self.slice_size)
@@ -50,6 +51,17 @@ class JobSettings(Message, frozen=True):
             )
         check(len(self.checkpoint_dir or "") <= MAX_PATH_CHARS, "a folder's name is too long")
         check_number("the steps between checkpoints", self.checkpoint_every, 1, 2**31 - 1)
+
+    @property
+    def sums_on_hosts(self) -> bool:
+        """Whether workers of one host sum their gradients before they send them. Not where rounds
+        may end without some of them, or gradients have to be told apart."""
+        return (
+            self.local_aggregation
+            and not self.let_workers_leave
+            and not self.check_finite
+            and self.consistency == Settings.consistency
+        )
 
     @classmethod
     def of(cls, settings: Settings) -> JobSettings:
@@ -86,6 +98,22 @@ class DataWelcome(Message, frozen=True):
 
     def __post_init__(self) -> None:
         check_received(self.received)
+
+
+class SharedMemory(Message, frozen=True):
+    """Where a process has memory that other processes of its host may read."""
+
+    pid: int
+    descriptor: int
+    """The number of its descriptor of the memory."""
+    offset: int
+    size_bytes: int
+
+    def __post_init__(self) -> None:
+        check_number("a process", self.pid, 1, 2**31 - 1)
+        check_number("a descriptor", self.descriptor, 0, 2**31 - 1)
+        for number in (self.offset, self.size_bytes):
+            check_number("a place in memory", number, 0, 2**63 - 1)
 
 
 class Terms(Message, frozen=True):

@@ -1,0 +1,384 @@
+"""Local aggregation: the workers of one host send one sum of their gradients, and get one value.
+
+The largest single gain of Parallax (S. Kim et al., EuroSys'19, table 4), and what GPUs of one host
+do among themselves in BytePS. There a process of the host's own sums; here the workers do, each its
+part of the slices, so a host needs no server for it.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import (
+    Callable,
+    Dict,
+    List,
+    Mapping,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Set,
+    Tuple,
+)
+
+import numpy as np
+
+from p3kv.errors import ProtocolError
+from p3kv.slicing import Slice
+from p3kv.wire.connection import Connection
+from p3kv.wire.framing import Landing, Payload, message_landing
+from p3kv.wire.header import (
+    CARRIES,
+    HEADER_BYTES,
+    IN_HOST_SUM,
+    INITIAL_ROUND,
+    URGENT,
+    WANTS_RESULT,
+    Header,
+    Kind,
+    pack_header,
+)
+from p3kv.wire.messages import SharedMemory, encode
+from p3kv.wire.queue import PriorityQueue, urgency
+from p3kv.worker.shared_memory import OwnMemory, TheirMemory
+from p3kv.worker.transfers import Transfer, WorkerKey
+
+_BATCH_BYTES = 64 * 1024
+"""What is copied before the loop looks at sockets again."""
+
+Push = Callable[[Transfer, Slice, Optional[Payload], int], None]
+"""Queues the frame of a transfer's slice to its server, with a payload and flags."""
+_Place = Tuple[int, int, int]
+"""The id of a key, a round and a slice's number."""
+
+
+class _Part(NamedTuple):
+    """What this worker adds to a sum that it sends."""
+
+    transfer: Transfer
+    piece: Slice
+    announced: bool
+    """Whether the server knows already that the sum will come."""
+
+
+class _Round(NamedTuple):
+    """What this worker pushes in a round of a key."""
+
+    transfer: Transfer
+    slices: Sequence[Slice]
+    urgent: int
+
+
+class HostSums:
+    """Sums slices with the neighbours, the other workers of this host.
+
+    For each slice one of the workers is the carrier. The others copy their slices into memory that
+    they share with it, and tell it so (SUMMAND); the carrier sends the sum when all are there. It
+    receives the value, copies it into its shared memory, and tells the others (VALUE), which copy
+    it where it belongs. Each worker sends the server a frame of its own all the same, without
+    elements when its slice is in a sum. So the server counts by rank and round as ever, knows who
+    is late, and what a worker says before its slices is there before they count.
+
+    For each key a worker shares memory for what it adds or sends, and as much for values, of which
+    only those take any that it has received. Nothing is written before all have read what was
+    there, whatever the size of slices: a worker adds to a round of a key when the round before has
+    ended for it, so all its parts are read; and a value comes when all have added to its round, so
+    all have read the values of the round before.
+
+    Workers may want the result of a round or not, as in `push` and `pushpull`, and need not agree.
+
+    Belongs to the worker's thread.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        neighbours: Mapping[int, Connection],
+        deterministic: bool,
+    ) -> None:
+        self._rank = rank
+        self._neighbours = neighbours
+        self._deterministic = deterministic
+        self._all: List[int] = []
+        self._queue: PriorityQueue[Tuple[Transfer, Slice]] = PriorityQueue()
+        """Slices of this worker that are to be copied or added."""
+        self._parts: Dict[_Place, _Part] = {}
+        self._came: Dict[_Place, Set[int]] = {}
+        """The neighbours whose parts of a sum are there."""
+        self._own = OwnMemory()
+        self._theirs = TheirMemory()
+        self._memory: Dict[Tuple[int, int], np.ndarray] = {}
+        """By rank and key."""
+        self._rounds: Dict[Tuple[int, int], _Round] = {}
+        """By key and round: what is under way, or waits for the end of the round before."""
+        self._ended: Dict[int, int] = {}
+        """By key, the last round that has ended."""
+        self._wanting: Dict[_Place, List[int]] = {}
+        """The neighbours that want the value of a slice that this worker carries."""
+        self._for_others: Dict[int, int] = {}
+        """By key, the newest round whose values this worker receives only for its neighbours."""
+        self.takers: Mapping[int, Callable[[int, Header], Landing]] = {
+            Kind.MEMORY: self._land_memory,
+            Kind.SUMMAND: lambda rank, header: Landing(None, partial(self._add, rank, header)),
+            Kind.VALUE: lambda rank, header: Landing(None, partial(self._value, rank, header)),
+        }
+        self._push: Push
+        self._slice_of: Callable[[Header], Tuple[Transfer, Slice]]
+        self._received: Callable[[Transfer, Slice, Header], None]
+        self._is_free: Callable[[Transfer, Slice], None]
+        self._expect: Callable[[Transfer], None]
+
+    def begin(
+        self,
+        push: Push,
+        slice_of: Callable[[Header], Tuple[Transfer, Slice]],
+        received: Callable[[Transfer, Slice, Header], None],
+        is_free: Callable[[Transfer, Slice], None],
+        expect: Callable[[Transfer], None],
+    ) -> None:
+        """Before anything else is called.
+
+        `slice_of` finds the transfer and the slice of which a frame speaks. `received` is told of
+        each slice whose value a neighbour had, `is_free` of each slice of a push without a result
+        that is needed no more. `expect` has the values of a transfer arrive that has no source.
+        """
+        self._push, self._slice_of, self._received = push, slice_of, received
+        self._is_free, self._expect = is_free, expect
+
+    def takes(self, transfer: Transfer) -> bool:
+        """Whether a push is to be summed with the neighbours'; all of them answer alike."""
+        key = transfer.key
+        return (
+            len(self._neighbours) > 0
+            and transfer.round > INITIAL_ROUND
+            and not key.own_rounds
+            and not key.touched_only
+            and key.codecs.gradients.in_place
+            # Sums of half-precision numbers are single-precision, and as many bytes for two hosts.
+            and key.numpy_dtype != np.float16
+        )
+
+    def add(self, transfer: Transfer, slices: Sequence[Slice], urgent: int) -> None:
+        """Adds a push's slices to the host's sums, by urgency, as soon as the round before has
+        ended; `ended` must be called when this one has."""
+        transfer.in_host_sum = True
+        key_id = transfer.key.key_id
+        self._rounds[key_id, transfer.round] = _Round(transfer, slices, urgent)
+        if transfer.round == self._ended.get(key_id, INITIAL_ROUND) + 1:
+            self._begin(key_id, transfer.round)
+
+    def ended(self, transfer: Transfer) -> None:
+        """A push's round has ended."""
+        key_id = transfer.key.key_id
+        del self._rounds[key_id, transfer.round]
+        self._ended[key_id] = transfer.round
+        self._begin(key_id, transfer.round + 1)
+
+    def _begin(self, key_id: int, round: int) -> None:
+        begun = self._rounds.get((key_id, round))
+        if begun is not None:
+            for piece in begun.slices:
+                self._queue.push(begun.urgent, (begun.transfer, piece))
+
+    def work(self) -> bool:
+        """Copies or adds some slices; returns whether there are more. To be called between two
+        looks at the sockets."""
+        done_bytes = 0
+        while len(self._queue) and done_bytes < _BATCH_BYTES:
+            transfer, piece = self._queue.pop()
+            done_bytes += HEADER_BYTES + piece.length * transfer.key.item_bytes
+            carrier = self.carrier(transfer.key, piece)
+            if carrier == self._rank:
+                self._join(transfer, piece)
+            else:
+                self._hand_in(transfer, piece, carrier)
+        return len(self._queue) > 0
+
+    def spread(self, transfer: Transfer, piece: Slice) -> None:
+        """Gives the neighbours that want it a slice's value, which a server has sent."""
+        assert transfer.target is not None
+        key = transfer.key
+        value = _elements(transfer, transfer.target, piece)
+        wanting = self._wanting.pop((key.key_id, transfer.round, piece.index), None)
+        if wanting is None:
+            raise ProtocolError(
+                f"it sent the value of slice {piece.index} of {key.called}, for which another "
+                "worker of this host has asked"
+            )
+        if wanting:
+            _value_at(self._own_memory(key), key, piece)[:] = value
+        for rank in wanting:
+            self._tell(rank, Kind.VALUE, transfer, piece)
+
+    def carrier(self, key: WorkerKey, piece: Slice) -> int:
+        """The worker of the host that sends and receives a slice for all.
+
+        All carry alike; in deterministic mode it is the first one, so that the sums of hosts are
+        added in the same order whatever the size of slices.
+        """
+        turn = 0 if self._deterministic else (key.key_id + piece.index) % len(self._ranks)
+        return self._ranks[turn]
+
+    def clear(self) -> None:
+        """The job has failed: nothing is read or written any more."""
+        self._queue.clear()
+        self._parts.clear()
+        self._rounds.clear()
+
+    def close(self) -> None:
+        """Shares nothing with those that have not opened it. May be called twice."""
+        self._own.close()
+
+    @property
+    def _ranks(self) -> List[int]:
+        """Of all workers of the host that sum together."""
+        if len(self._all) <= len(self._neighbours):
+            self._all = sorted([self._rank, *self._neighbours])
+        return self._all
+
+    # What this worker's slices are for.
+
+    def _hand_in(self, transfer: Transfer, piece: Slice, carrier: int) -> None:
+        assert transfer.source is not None
+        key = transfer.key
+        _part_at(self._own_memory(key), key, piece)[:] = _elements(transfer, transfer.source, piece)
+        wants = 0 if transfer.target is None else WANTS_RESULT
+        self._tell(carrier, Kind.SUMMAND, transfer, piece, wants)
+        self._push(transfer, piece, None, IN_HOST_SUM | wants)
+        self._read(transfer, piece)
+
+    def _join(self, transfer: Transfer, piece: Slice) -> None:
+        place = (transfer.key.key_id, transfer.round, piece.index)
+        wants = 0 if transfer.target is None else WANTS_RESULT
+        complete = len(self._came.get(place, ())) == len(self._neighbours)
+        # A sum says at the same time what its sender wants, unless another one wants more.
+        announced = not complete or (not wants and place in self._wanting)
+        if announced:
+            self._push(transfer, piece, None, IN_HOST_SUM | CARRIES | wants)
+        self._parts[place] = _Part(transfer, piece, announced)
+        self._send_if_complete(place)
+
+    def _add(self, rank: int, header: Header) -> None:
+        place = (header.key, header.round, header.slice)
+        came = self._came.setdefault(place, set())
+        if rank in came or header.round <= INITIAL_ROUND:
+            raise ProtocolError(f"it has given slice {header.slice} of key {header.key} twice")
+        came.add(rank)
+        if header.flags & WANTS_RESULT:
+            self._wanting.setdefault(place, []).append(rank)
+        self._send_if_complete(place)
+
+    def _send_if_complete(self, place: _Place) -> None:
+        came = self._came.get(place, ())
+        if len(came) < len(self._neighbours) or place not in self._parts:
+            return
+        del self._came[place]
+        transfer, piece, announced = self._parts.pop(place)
+        parts = [self._part(rank, transfer, piece) for rank in self._ranks]
+        flags = CARRIES if announced else 0
+        if transfer.target is not None or place in self._wanting:
+            flags |= WANTS_RESULT
+            self._wanting.setdefault(place, [])
+            if transfer.target is None:
+                self._receive_for_others(transfer)
+        self._push(transfer, piece, partial(self._sum, parts, transfer, piece), flags)
+
+    def _sum(self, parts: Sequence[np.ndarray], transfer: Transfer, piece: Slice) -> memoryview:
+        """The sum, in the order of the parts; made when it begins to leave."""
+        total = _part_at(self._own_memory(transfer.key), transfer.key, piece)
+        with np.errstate(over="ignore", invalid="ignore"):
+            np.add(parts[0], parts[1], out=total)
+            for part in parts[2:]:
+                np.add(total, part, out=total)
+        self._read(transfer, piece)
+        return total.data.cast("B")
+
+    def _read(self, transfer: Transfer, piece: Slice) -> None:
+        """A slice of the gradient is needed no more."""
+        if transfer.target is None:
+            self._is_free(transfer, piece)
+
+    def _receive_for_others(self, transfer: Transfer) -> None:
+        """Has the values arrive in the shared memory of which only neighbours want any."""
+        key = transfer.key
+        if self._for_others.get(key.key_id) == transfer.round:
+            return
+        self._for_others[key.key_id] = transfer.round
+        memory = self._own_memory(key)[key.size_bytes :]
+        values = Transfer(
+            key, transfer.round, transfer.step, transfer.priority, None, memory.ctypes.data,
+            lambda error: None,
+        )  # fmt: skip
+        values.in_host_sum = True
+        slices = self._rounds[key.key_id, transfer.round].slices
+        values.missing_elems = sum(
+            piece.length for piece in slices if self.carrier(key, piece) == self._rank
+        )
+        self._expect(values)
+
+    def _part(self, rank: int, transfer: Transfer, piece: Slice) -> np.ndarray:
+        if rank == self._rank:
+            assert transfer.source is not None
+            return _elements(transfer, transfer.source, piece)
+        return _part_at(self._memory_of(rank, transfer.key), transfer.key, piece)
+
+    # What neighbours say.
+
+    def _value(self, rank: int, header: Header) -> None:
+        transfer, piece = self._slice_of(header)
+        if rank != self.carrier(transfer.key, piece):
+            raise ProtocolError(f"it has the value of slice {piece.index}, which another carries")
+        memory = transfer.land(piece, piece.server)
+        value = _value_at(self._memory_of(rank, transfer.key), transfer.key, piece)
+        np.frombuffer(memory, value.dtype)[:] = value
+        self._received(transfer, piece, header)
+
+    def _land_memory(self, rank: int, header: Header) -> Landing:
+        return message_landing(header, SharedMemory, partial(self._open, rank, header.key))
+
+    def _open(self, rank: int, key_id: int, place: SharedMemory) -> None:
+        if (rank, key_id) in self._memory:
+            raise ProtocolError(f"it has shared memory for key {key_id} before")
+        self._memory[rank, key_id] = self._theirs.at(place)
+
+    def _memory_of(self, rank: int, key: WorkerKey) -> np.ndarray:
+        memory = self._memory.get((rank, key.key_id))
+        if memory is None or len(memory) != 2 * key.size_bytes:
+            raise ProtocolError(f"worker {rank} shares no memory for {key.called}")
+        return memory
+
+    def _own_memory(self, key: WorkerKey) -> np.ndarray:
+        memory = self._memory.get((self._rank, key.key_id))
+        if memory is None:
+            memory, place = self._own.take(2 * key.size_bytes)
+            self._memory[self._rank, key.key_id] = memory
+            words = memoryview(encode(place))
+            header = pack_header(Kind.MEMORY, self._rank, key=key.key_id, payload_bytes=len(words))
+            for connection in self._neighbours.values():
+                connection.writer.push(URGENT, header, words)
+        return memory
+
+    def _tell(
+        self, rank: int, kind: Kind, transfer: Transfer, piece: Slice, flags: int = 0
+    ) -> None:
+        header = pack_header(
+            kind, self._rank, key=transfer.key.key_id, slice=piece.index, round=transfer.round,
+            step=transfer.step, priority=transfer.priority, flags=flags,
+        )  # fmt: skip
+        urgent = urgency(transfer.step, transfer.priority)
+        self._neighbours[rank].writer.push(urgent, header)
+
+
+def _elements(transfer: Transfer, array: int, piece: Slice) -> np.ndarray:
+    """A slice of the array at an address."""
+    return np.frombuffer(transfer.memory(array, piece), transfer.key.numpy_dtype)
+
+
+def _part_at(memory: np.ndarray, key: WorkerKey, piece: Slice) -> np.ndarray:
+    """What a worker adds of a slice, in its memory for the key: the first half of it."""
+    start = piece.offset * key.item_bytes
+    return memory[start : start + piece.length * key.item_bytes].view(key.numpy_dtype)
+
+
+def _value_at(memory: np.ndarray, key: WorkerKey, piece: Slice) -> np.ndarray:
+    """A slice's value: in the second half."""
+    return _part_at(memory[key.size_bytes :], key, piece)

@@ -1,0 +1,162 @@
+"""Connections to the other workers of this host, over sockets that no network reaches."""
+
+from __future__ import annotations
+
+import hmac
+import os
+import socket
+import struct
+import time
+from contextlib import suppress
+from functools import partial
+from hashlib import sha256
+from typing import Callable, Dict, Mapping, Optional, Sequence, Set
+
+from p3kv.errors import P3Error
+from p3kv.transport.sockets import SocketLink
+from p3kv.wire.connection import Connection
+from p3kv.wire.framing import Landing
+from p3kv.wire.header import ACKNOWLEDGE, LAST, Header, Kind, pack_header
+from p3kv.wire.loop import Loop
+from p3kv.wire.protocol import FROM_NEIGHBOURS, Conversation
+
+_CONNECT_S = 60.0
+_LOOK_EVERY_S = 0.2
+_BUFFER_BYTES = 1 << 20
+"""Of frames without payloads: there is room for thousands."""
+_CREDENTIALS = struct.Struct("3i")
+
+
+class Neighbours:
+    """The other workers of this host, by rank.
+
+    A socket's name follows from the job's key, so that jobs do not meet. Anybody on the host may
+    see the names of such sockets; the kernel tells whose process is at the other end, and only one
+    of the same user is a neighbour.
+    """
+
+    def __init__(self, rank: int, ranks: Sequence[int], key: bytes) -> None:
+        """Listens from now on, if there are others. `ranks`: of all workers of the host, this one
+        too; `key` is that of data connections."""
+        self.connections: Dict[int, Connection] = {}
+        self._rank = rank
+        self._ranks = ranks
+        self._key = key
+        self._goodbyes: Set[int] = set()
+        self._heard: Callable[[], None] = lambda: None
+        self._listener: Optional[socket.socket] = None
+        if len(ranks) > 1:
+            self._listener = _socket()
+            self._listener.bind(self._name(rank))
+            self._listener.listen(len(ranks))
+
+    def connect(
+        self,
+        loop: Loop,
+        takers: Mapping[int, Callable[[int, Header], Landing]],
+        on_lost: Callable[[Connection, str], None],
+        check: Callable[[], None],
+    ) -> None:
+        """Connects to all of them, which must all listen; `loop` serves the connections.
+
+        `takers` take their frames, given by rank. `check` is called while this waits, and raises
+        the job's failure. Raises P3Error where a neighbour does not come.
+        """
+
+        def land(connection: Connection, header: Header) -> Landing:
+            if header.kind == Kind.BYE:
+                return Landing(None, lambda: None)
+            return takers[header.kind](header.rank, header)
+
+        for rank, sock in self._sockets(check).items():
+            conversation = Conversation(FROM_NEIGHBOURS, "worker")
+            conversation.peer = rank
+            connection = Connection(SocketLink(sock), conversation, land, on_lost, _BUFFER_BYTES)
+            connection.begin()
+            self.connections[rank] = connection
+            loop.add_connection(connection)
+
+    def say_goodbye(self, heard: Callable[[], None]) -> None:
+        """Tells all that nothing more comes; `heard` is called once for each, when it has received
+        all frames, or has ended. Belongs to the loop's thread."""
+        header = pack_header(Kind.BYE, self._rank, flags=ACKNOWLEDGE)
+        self._heard = heard
+        self._goodbyes = set(self.connections)
+        for rank, connection in self.connections.items():
+            if connection.closed:
+                self.ended(rank)
+            else:
+                connection.writer.push(LAST, header, on_arrived=partial(self.ended, rank))
+
+    def ended(self, rank: int) -> None:
+        """A neighbour has received this worker's goodbye, or has ended."""
+        if rank in self._goodbyes:
+            self._goodbyes.remove(rank)
+            self._heard()
+
+    def close(self, loop: Loop) -> None:
+        """Ends all connections; may be called twice."""
+        if self._listener is not None:
+            self._listener.close()
+        for connection in self.connections.values():
+            loop.remove_connection(connection)
+
+    def close_in_child(self) -> None:
+        """In a forked child: closes its copies of the sockets."""
+        if self._listener is not None:
+            self._listener.close()
+        for connection in self.connections.values():
+            connection.close()
+
+    def _sockets(self, check: Callable[[], None]) -> Dict[int, socket.socket]:
+        """Connects to workers of lower ranks, and waits for those of higher ranks."""
+        found: Dict[int, socket.socket] = {}
+        if self._listener is None:
+            return found
+        for rank in self._ranks:
+            if rank < self._rank:
+                sock = found[rank] = _socket()
+                sock.bind(self._name(self._rank, rank))  # tells who connects
+                sock.connect(self._name(rank))
+                if not _is_ours(sock):
+                    raise P3Error(f"another user's process has taken the place of worker {rank}")
+        names = {self._name(rank, self._rank): rank for rank in self._ranks if rank > self._rank}
+        deadline = time.monotonic() + _CONNECT_S
+        self._listener.settimeout(_LOOK_EVERY_S)
+        while len(found) < len(self._ranks) - 1:
+            check()
+            with suppress(socket.timeout):
+                sock, name = self._listener.accept()
+                if name in names and _is_ours(sock):
+                    found[names[name]] = sock
+                else:
+                    sock.close()
+            if time.monotonic() > deadline:
+                missing = sorted(set(names.values()) - found.keys())
+                raise P3Error(f"worker {missing[0]}, on the same host, did not connect")
+        return found
+
+    def _name(self, *ranks: int) -> bytes:
+        digest = hmac.new(self._key, b"p3kv neighbours %s" % repr(ranks).encode(), sha256)
+        return b"\0p3kv-" + digest.hexdigest()[:32].encode()
+
+
+def neighbourhood() -> str:
+    """Processes for which this is the same can share memory and be neighbours: those of one user,
+    in one machine's network and process namespaces. Empty where the system does not tell."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            boot = file.read().strip()
+        namespaces = [os.readlink(f"/proc/self/ns/{name}") for name in ("net", "pid")]
+    except OSError:
+        return ""
+    return " ".join([boot, *namespaces, str(os.getuid())])
+
+
+def _socket() -> socket.socket:
+    return socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+
+
+def _is_ours(sock: socket.socket) -> bool:
+    packed = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return _CREDENTIALS.unpack(packed)[1] == os.getuid()

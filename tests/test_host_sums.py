@@ -1,0 +1,226 @@
+"""Workers of one host send one sum and get one value, and nothing else is different."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from contextlib import closing
+from pathlib import Path
+from random import Random
+from typing import Type
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from p3kv.consistency import BulkSynchronous
+from p3kv.errors import ConfigError, ProtocolError
+from p3kv.server.optimizer import Optimizer
+from p3kv.wire.header import (
+    CARRIES,
+    IN_HOST_SUM,
+    INITIAL_ROUND,
+    WANTS_RESULT,
+    Header,
+    Kind,
+    pack_header,
+)
+from p3kv.wire.messages import SharedMemory
+from p3kv.worker.shared_memory import OwnMemory, TheirMemory
+from tests.in_memory import Adding, AddingWhole
+from tests.jobs import SCRIPTS, JobResult, run_job
+from tests.test_exactness import summed_in_rank_order
+from tests.test_schedules import SELDOM, SIZE, STEPS, Moods, Script, Training, gradient, values
+
+sys.path.insert(0, str(SCRIPTS))
+import exact_model
+
+ELSEWHERE = "127.0.0.9"
+"""The servers' host; workers fill 127.0.0.1, 127.0.0.2 and so on."""
+
+
+def run_on_hosts(
+    per_host: int, script: str, *arguments: object, workers: int, servers: int = 2, **more: object
+) -> JobResult:
+    settings = {"DMLC_NODE_HOST": ELSEWHERE, **more}
+    return run_job("on_hosts.py", [per_host, script, *arguments], workers, servers, **settings)
+
+
+@given(
+    st.integers(0, 2**32),
+    st.integers(2, 5),
+    st.integers(1, 2),
+    st.integers(2, 3),
+    st.sampled_from([Adding, AddingWhole]),
+    st.booleans(),
+)
+@settings(max_examples=80, deadline=None)
+def test_results_are_right_whatever_the_order_of_events(
+    seed: int,
+    workers: int,
+    servers: int,
+    per_host: int,
+    optimizer: Type[Optimizer],
+    clips: bool,
+) -> None:
+    """While some workers want results and others do not, and sizes change."""
+    random = Random(seed)
+    expected = values(workers, STEPS, optimizer.whole_tensors)
+    with closing(Training(workers, servers, optimizer=optimizer, per_host=per_host)) as job:
+        scripts = [
+            Script(job, worker, rank, random, BulkSynchronous(workers))
+            for rank, worker in enumerate(job.workers)
+        ]
+        for script in scripts:
+            script.train(expected, clips)
+        sizes = [SIZE // 5, SIZE, SIZE // 3, SIZE // 2]
+        ahead, moods = random.choice([1, 3]), Moods(random)
+        while events := list(job.events(ahead)):
+            if sizes and random.random() < 0.02:
+                job.workers[0].tuning.want(sizes.pop())
+            function, *arguments = moods.choice(events)
+            function(*arguments)
+        for worker in job.workers:
+            assert worker.under_way == 0
+            assert not worker.failures
+            sums = worker.traffic.host_sums
+            assert not sums._rounds and not sums._parts and not sums._came and not sums._wanting
+        for name, rounds in (("often", STEPS), ("seldom", STEPS // SELDOM)):
+            np.testing.assert_array_equal(job.kept(job.keys[name][0]), expected[rounds])
+        for script in scripts:
+            for check in script.checks:
+                check()
+        assert not any(server.most_open() for server in job.servers)
+
+
+@pytest.mark.parametrize(
+    ("workers", "per_host"),
+    [(3, 2), *(pytest.param(*shape, marks=pytest.mark.long) for shape in ((4, 2), (4, 4)))],
+)
+def test_sums_are_by_host_and_then_by_rank_bit_for_bit_in_deterministic_mode(
+    tmp_path: Path, workers: int, per_host: int
+) -> None:
+    trainings = ("sgd-servers", "adam-workers")
+    result = run_on_hosts(
+        per_host, "exact.py", tmp_path, *trainings, workers=workers, P3KV_DETERMINISTIC=1,
+        P3KV_SLICE_SIZE=exact_model.SLICE_SIZE,
+    )  # fmt: skip
+    assert result.code == 0, result.output
+    for training in trainings:
+        weights = exact_model.saved(tmp_path, training)
+        exact_model.assert_trained_as_by_one_process(weights, training.partition("-")[0])
+        expected = summed_in_rank_order(training.partition("-")[0], workers, per_host)
+        for key, value in expected.items():
+            np.testing.assert_array_equal(weights[key], value, err_msg=key)
+
+
+@pytest.mark.parametrize(("on", "share"), [(1, 1 / 3), pytest.param(0, 1, marks=pytest.mark.long)])
+def test_a_host_sends_and_receives_each_byte_once(on: int, share: float) -> None:
+    result = run_on_hosts(
+        3, "neighbours.py", workers=6, P3KV_LOCAL_AGGREGATION=on, P3KV_SLICE_SIZE=5000
+    )
+    assert result.code == 0, result.output
+    for rank in range(6):
+        [line] = re.findall("sent .*$", result.said_by(f"worker {rank}"), re.M)
+        sent, received, size = map(float, re.findall(r"[\d.]+", line))
+        assert sent / size == pytest.approx(share, rel=0.2)
+        assert received / size == pytest.approx(share, rel=0.2)
+
+
+def test_a_neighbour_that_does_not_push_is_named_and_nobody_who_waits_for_it() -> None:
+    result = run_on_hosts(2, "skips.py", "skips", workers=2, P3KV_STALL_TIMEOUT_S=4)
+    assert result.code == 1, result.output
+    assert "worker 1 has not pushed parameter 'net_dense0_weight' (key 1) in round 3" in (
+        result.output
+    )
+    # Worker 1 goes on, so it comes to wait for worker 0; but never for the same parameter.
+    assert not re.search("worker 0 has not pushed .*dense0_weight|workers 0, 1", result.output)
+
+
+def test_a_neighbour_that_is_killed_is_named_by_the_others() -> None:
+    result = run_on_hosts(2, "neighbours.py", "killed", workers=4)
+    assert result.code == 137, result.output
+    for rank in (0, 2, 3):
+        said = result.said_by(f"worker {rank}")
+        assert re.search(r"worker 1 \(round \d\): its process was killed by SIGKILL", said)
+    assert "p3kv launch: worker 1" in result.output.splitlines()[-1]
+
+
+def test_what_a_neighbour_or_a_server_may_not_say_of_sums() -> None:
+    with closing(Training(2, 1, per_host=2)) as job:
+        key = job.keys["often"][0]
+        job.workers[0].call(key, INITIAL_ROUND, np.ones(SIZE, np.float32), None)
+        job.finish()
+        worker = job.workers[0]
+        worker.call(key, 1, gradient(0, 1), np.zeros(SIZE, np.float32))
+        job.finish()
+        sums = worker.traffic.host_sums
+        carried = next(p for p in key.slices(job._slice_size) if sums.carrier(key, p) == 0)
+        other = next(p for p in key.slices(job._slice_size) if sums.carrier(key, p) == 1)
+
+        def hear(kind: Kind, index: int, round: int = 1) -> None:
+            header = Header(kind, 0, 1, key.key_id, index, round, 1, 0, 0)
+            sums.takers[kind](1, header).arrived()
+
+        with pytest.raises(ProtocolError, match="shares no memory"):
+            hear(Kind.SUMMAND, carried.index)
+        with pytest.raises(ProtocolError, match="twice"):
+            for _ in range(2):
+                hear(Kind.SUMMAND, other.index, round=2)
+        with pytest.raises(ProtocolError, match="which another carries"):
+            hear(Kind.VALUE, carried.index)
+        for index, round_ in ((99, 1), (0, 5)):
+            with pytest.raises(ProtocolError, match="for which nobody waits"):
+                hear(Kind.VALUE, index, round_)
+        update = Header(Kind.UPDATED, 0, 0, key.key_id, other.index, 1, 1, 0, 4 * other.length)
+        landing = worker.exchange.land(worker.servers[0], update)
+        with pytest.raises(ProtocolError, match="another worker of this host has asked"):
+            landing.arrived()
+
+
+@pytest.mark.parametrize(
+    ("flags", "round_", "payload", "refusal"),
+    [
+        (IN_HOST_SUM, 1, b"1234", "besides those in its host's sum"),
+        (IN_HOST_SUM, INITIAL_ROUND, b"", "with others, in round 0"),
+        (CARRIES | WANTS_RESULT, 1, b"1234" * (SIZE // 2), "has announced no sum"),
+    ],
+)
+def test_a_server_refuses_sums_that_can_t_be_right(
+    flags: int, round_: int, payload: bytes, refusal: str
+) -> None:
+    with closing(Training(2, 1)) as job:
+        key, worker = job.keys["often"][0], job.workers[0]
+        worker.call(key, INITIAL_ROUND, np.ones(SIZE, np.float32), None)
+        job.finish()
+        header = pack_header(
+            Kind.PUSH, 0, key=key.key_id, round=round_, step=round_, flags=flags,
+            payload_bytes=len(payload),
+        )  # fmt: skip
+        worker.servers[0].writer.push(0, header, memoryview(payload))
+        with pytest.raises(Exception, match=refusal):
+            job.finish()
+
+
+def test_memory_is_what_its_owner_writes_and_no_more() -> None:
+    own, theirs = OwnMemory(), TheirMemory()
+    small, place = own.take(100)
+    large, elsewhere = own.take(100 << 20)
+    again, beside = own.take(7)
+    small[:], large[-5:], again[:] = 1, 2, 3
+    assert (theirs.at(place) == 1).all()
+    seen = theirs.at(elsewhere)
+    assert len(seen) == 100 << 20
+    assert (seen[-5:] == 2).all()
+    assert not seen[:-5].any()
+    assert (theirs.at(beside) == 3).all()
+    with pytest.raises(ValueError, match="read-only"):
+        seen[0] = 1
+    with pytest.raises(ProtocolError, match="it shares memory up to byte"):
+        theirs.at(SharedMemory(os.getpid(), place.descriptor, 64 << 20, 1))
+    own.close()
+    assert (seen[-5:] == 2).all(), "what was opened stays"
+    with pytest.raises(ConfigError, match="P3KV_LOCAL_AGGREGATION=0"):
+        TheirMemory().at(place)

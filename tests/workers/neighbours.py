@@ -1,0 +1,36 @@
+"""Some steps with several keys; says how many bytes the worker has sent and received for them.
+
+Argument: `killed` ends worker 1 by SIGKILL in the third step.
+"""
+
+import p3kv  # noqa: F401, I001
+import os
+import signal
+import sys
+
+import mxnet as mx
+import numpy as np
+
+STEPS = 5
+SHAPES = [(300_000,), (40, 50), (7,), (100_000,), (3, 3)]
+
+store = mx.kv.create("p3")
+store.set_optimizer(mx.optimizer.create("test"))
+weights = [mx.nd.zeros(shape) for shape in SHAPES]
+for key, weight in enumerate(weights):
+    store.broadcast(key, weight, out=weight)
+mx.nd.waitall()
+before = store.stats()
+for step in range(1, STEPS + 1):
+    if step == 3 and store.rank == 1 and sys.argv[1:] == ["killed"]:
+        os.kill(os.getpid(), signal.SIGKILL)
+    for key, weight in enumerate(weights):
+        store.pushpull(key, mx.nd.full(weight.shape, store.rank + step), out=weight)
+    mx.nd.waitall()
+after = store.stats()
+sent, received = (after[name] - before[name] for name in ("bytes_sent", "bytes_received"))
+size = STEPS * sum(weight.size * 4 for weight in weights)
+print(f"sent {sent} received {received} of {size}", flush=True)
+total = sum(rank + step for rank in range(store.num_workers) for step in range(1, STEPS + 1))
+for weight in weights:
+    np.testing.assert_array_equal(weight.asnumpy(), np.full(weight.shape, total, np.float32))
