@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, ContextManager, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
 from experiments.campaign.processes import Process, all_reducing, with_servers
-from experiments.cluster import Cluster
+from experiments.cluster import Cluster, Host
 from experiments.cluster.netns import in_namespace
 from experiments.emulation.systems import System
 
@@ -44,11 +44,13 @@ def run_job(
     settings: Mapping[str, object],
     during: Optional[ContextManager[object]] = None,
     workers: Optional[int] = None,
+    per_host: int = 1,
 ) -> Finished:
     """Runs `system` on all hosts of `cluster`, each a worker that runs a module, and a server if
     the system has servers.
 
-    With `workers`, only so many of the first hosts have a worker.
+    With `workers`, only so many of the first hosts have a worker; with `per_host`, each of them has
+    so many.
 
     `worker` is the module and its arguments. Each worker prints a line of JSON with the event
     "begin" when what is measured begins, and one with the event "end", and its results, when that
@@ -58,7 +60,9 @@ def run_job(
     fails or the job takes more than `timeout_s` seconds; nothing is left running either way.
     """
     as_text = {name: str(value) for name, value in settings.items()}
-    job = _Job(cluster, system, as_text, during, workers or len(cluster.hosts))
+    hosts = cluster.hosts[: workers or len(cluster.hosts)]
+    working = [host for host in hosts for _ in range(per_host)]
+    job = _Job(cluster, system, as_text, during, working)
     try:
         job.start([system.python, "-m", *worker])
         ends = job.wait(time.monotonic() + timeout_s)
@@ -76,15 +80,17 @@ class _Job:
         system: System,
         settings: Dict[str, str],
         during: Optional[ContextManager[object]],
-        num_workers: int,
+        working: Sequence[Host],
     ) -> None:
+        """`working`: each worker's host."""
         self.cpu_s = 0.0
         self.server_rss_kib = 0
         self._cluster = cluster
         self._system = system
         self._settings = settings
         self._during = during
-        self._num_workers = num_workers
+        self._working = working
+        self._num_workers = len(working)
         self._measured = contextlib.ExitStack()
         self._processes: List[subprocess.Popen] = []
         self._servers: List[subprocess.Popen] = []
@@ -98,9 +104,9 @@ class _Job:
 
     def start(self, worker_command: List[str]) -> None:
         """Starts the workers, and what the system has beside them."""
-        hosts, count = self._cluster.hosts, self._num_workers
+        hosts = self._cluster.hosts
         if not self._system.all_reduce:
-            for process in with_servers(hosts, self._system, count, worker_command):
+            for process in with_servers(hosts, self._system, self._working, worker_command):
                 self._start(process, subprocess.DEVNULL)
             return
         with in_namespace(
@@ -108,7 +114,7 @@ class _Job:
             lambda: socket.create_server((hosts[0].address, 0), backlog=len(hosts)),
         ) as listener:
             port = listener.getsockname()[1]
-            for process in all_reducing(hosts[:count], self._system, worker_command, port):
+            for process in all_reducing(self._working, self._system, worker_command, port):
                 at_rendezvous = process.role == "rendezvous"
                 self._start(process, listener if at_rendezvous else subprocess.DEVNULL)
 

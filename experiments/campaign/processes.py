@@ -20,34 +20,35 @@ class Process(NamedTuple):
 
 
 def with_servers(
-    hosts: Sequence[Host], system: System, workers: int, worker: List[str]
+    hosts: Sequence[Host], system: System, working: Sequence[Host], worker: List[str]
 ) -> List[Process]:
-    """A scheduler on the first host, a server on each, and the workers; they run `worker`.
+    """A scheduler on the first host, a server on each, and a worker, which runs `worker`, on each
+    of `working`.
 
-    p3kv's ranks are the hosts' numbers.
+    Ranks are in the order of the hosts.
     """
     common = {
         "DMLC_PS_ROOT_URI": hosts[0].address,
         "DMLC_PS_ROOT_PORT": str(_scheduler_port()),
-        "DMLC_NUM_WORKER": str(workers),
+        "DMLC_NUM_WORKER": str(len(working)),
         "DMLC_NUM_SERVER": str(len(hosts)),
         "P3KV_SECRET": secrets.token_hex(32),
     }
 
-    def process(role: str, host: Host) -> Process:
+    def process(role: str, rank: int, host: Host) -> Process:
         environment = {
             **common,
             "DMLC_ROLE": role,
             "DMLC_NODE_HOST": host.address,
-            f"DMLC_{role.upper()}_ID": str(host.index),
+            f"DMLC_{role.upper()}_ID": str(rank),
         }
         command = worker if role == "worker" else system.role_command
         return Process(role, host, command, environment)
 
     return [
-        process("scheduler", hosts[0]),
-        *(process("server", host) for host in hosts),
-        *(process("worker", host) for host in hosts[:workers]),
+        process("scheduler", 0, hosts[0]),
+        *(process("server", rank, host) for rank, host in enumerate(hosts)),
+        *(process("worker", rank, host) for rank, host in enumerate(working)),
     ]
 
 
