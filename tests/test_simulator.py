@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from experiments.models import load
 from p3kv.forecast import bound
-from p3kv.forecast.policies import BASELINE, P3, P3KV, SLICING, Policy, Workload, cut
+from p3kv.forecast.policies import BASELINE, EQUAL_PARTS, P3, P3KV, SLICING, Policy, Workload, cut
 from p3kv.forecast.simulator import simulate
 
 GIGABYTE_S = 8e9  # a link, in bits a second, that carries 1e9 bytes a second
@@ -126,6 +126,30 @@ def test_a_worker_that_lags_starves_unless_its_round_goes_first(name, hosts, rat
     assert by_layer_s > 1.4 * lower_s
     assert oldest_first_s < 1.1 * lower_s
     assert even_too_s < 1.05 * lower_s
+
+
+def test_equal_parts_that_workers_push_in_turn_keep_many_links_busy():
+    """32 hosts; a slice of 50,000 elements would take a server's link as long as all of a layer
+    takes 32 links."""
+    hosts, layers = 32, 16
+    workload = Workload(
+        [[(key, 400_000)] for key in range(layers)], [1 / 48] * layers, [2 / 48] * layers
+    )
+    size_bytes = sum(workload.layer_bytes)
+    link_bit_s = bound.link_for_ratio_bit_s(1.2, workload.compute_s, size_bytes, hosts)
+    times = (workload.layer_bytes, workload.forward_s, workload.backward_s)
+    lower_s = bound.lower_bound_s(*times, hosts, link_bit_s)
+    parts_s, at_once_s, slices_s = (
+        _steady(simulate(workload, policy, hosts, link_bit_s))
+        for policy in (
+            EQUAL_PARTS,
+            EQUAL_PARTS._replace(next_slice_first=False),
+            P3KV,
+        )
+    )
+    assert parts_s < 1.01 * lower_s
+    assert at_once_s > 1.03 * parts_s
+    assert slices_s > 1.1 * parts_s
 
 
 def test_256_hosts_take_seconds():

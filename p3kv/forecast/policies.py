@@ -23,6 +23,12 @@ class Policy(NamedTuple):
     one behind has caught up.
     `even_servers`: each slice goes to the server that has the fewest bytes so far, as in p3kv. The
     paper's go round robin, which counts one of a bias like a full one.
+    `least_part_elems`: with even servers, each keeps an equal part of every array, where such a
+    part has at least so many elements. A server's link carries a slice from all workers and to
+    all workers, and with many hosts that takes long while the links of servers without one are
+    idle. None: servers keep full slices.
+    `next_slice_first`: of the slices of one layer, each worker first pushes another one. Else all
+    begin with the same server, whose link is then busy while the others' are idle.
     `pulls`: an update is sent only when all of its array is updated and the worker, told so,
     has asked for it (what P3 section 4.2 removes); else each message is answered at once.
     """
@@ -32,6 +38,8 @@ class Policy(NamedTuple):
     pulls: bool
     oldest_round_first: bool = False
     even_servers: bool = False
+    least_part_elems: Optional[int] = None
+    next_slice_first: bool = False
     split_elems: int = 1_000_000
 
 
@@ -41,6 +49,8 @@ BASELINE = Policy(slice_elems=None, priority=False, pulls=True)
 SLICING = Policy(slice_elems=50_000, priority=False, pulls=False)
 P3 = Policy(slice_elems=50_000, priority=True, pulls=False)
 P3KV = P3._replace(oldest_round_first=True, even_servers=True)
+EQUAL_PARTS = P3KV._replace(least_part_elems=1024, next_slice_first=True)
+"""What p3kv could do on hundreds of hosts."""
 
 
 class Workload(NamedTuple):
@@ -82,7 +92,8 @@ def cut(workload: Workload, policy: Policy, servers: int) -> List[Message]:
     arrays = [(layer, *array) for layer, of in enumerate(workload.arrays) for array in of]
     for array, (layer, key, elems) in enumerate(arrays):
         if policy.even_servers and policy.slice_elems is not None:
-            runs = slicing.balanced_runs(elems, policy.slice_elems, filled_elems)
+            at_once_elems = _at_once_elems(elems, policy, servers)
+            runs = slicing.balanced_runs(elems, at_once_elems, filled_elems)
             filled_elems = slicing.loads_with(filled_elems, runs)
             for piece in slicing.cut(runs, policy.slice_elems):
                 size_bytes = piece.length * FLOAT32_BYTES
@@ -103,3 +114,13 @@ def cut(workload: Workload, policy: Policy, servers: int) -> List[Message]:
             server = (first + index) % servers
             messages.append(Message(layer, array, server, size * FLOAT32_BYTES))
     return messages
+
+
+def _at_once_elems(elems: int, policy: Policy, servers: int) -> int:
+    """How many elements of an array a server gets before the next one does."""
+    assert policy.slice_elems is not None
+    if policy.least_part_elems is None or not elems:
+        return policy.slice_elems
+    part_elems = -(-elems // servers)
+    slices = -(-part_elems // policy.slice_elems)
+    return min(policy.slice_elems, max(policy.least_part_elems, -(-part_elems // slices)))

@@ -197,12 +197,20 @@ class _Simulation:
     def _enqueue(self, station: _Station, job: _Job) -> None:
         rank: Tuple[int, ...] = ()
         if self._policy.priority:
-            rank = (self._messages[job.message].layer, job.kind, job.message)
+            layer = self._messages[job.message].layer
+            rank = (layer, job.kind, self._turn(job, self._of_layer[layer]))
             if self._policy.oldest_round_first:
                 rank = (job.iteration, *rank)
         self._sequence += 1  # the arrival decides among equals
         heapq.heappush(station.queue, (rank, self._sequence, job))
         self._touched.append(station)
+
+    def _turn(self, job: _Job, of_layer: Sequence[int]) -> int:
+        """The job's place among those of its layer."""
+        if job.kind == _BROADCAST or not self._policy.next_slice_first:
+            return job.message
+        first = job.worker.node * len(of_layer) // len(self._workers)
+        return (job.message - of_layer[0] - first) % len(of_layer)
 
     def _free(self, now_s: float, station: _Station) -> None:
         station.busy = False
