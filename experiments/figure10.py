@@ -120,13 +120,13 @@ def _draw_sizes(axis: Axes, sizes: Sequence[Mapping[str, Any]], as_part: bool) -
             hosts, [size[name] * scale(size) for size in sizes], line, linewidth=1, zorder=1,
             color=output.COLOURS["bound"], label=label,
         )  # fmt: skip
-    for system in SIMULATED:
+    for system, simulated in SIMULATED.items():
         of = [size for size in sizes if system in size["simulated"]]
         axis.plot(
             [size["hosts"] for size in of],
             [size["simulated"][system] * scale(size) for size in of],
-            color=curves.LOOKS[system].colour, linewidth=1,
-            label=f"{SYSTEMS[system].title}, simulated",
+            color=simulated.colour, linewidth=1,
+            label=f"{simulated.title}, simulated",
         )  # fmt: skip
     for system in curves.LOOKS:
         of = [size for size in sizes if system in size["measured"]]

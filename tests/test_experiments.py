@@ -322,7 +322,7 @@ def test_figure_10_undoes_the_dilation_and_says_what_the_machine_is_too_small_fo
         assert theirs <= ours * 1.01 <= size["bound"] * 1.02 <= size["linear"] * 1.03
     before = len(records.simulated)
     assert figure10.summarize(Records(records.path, {}), [2, 4, 8, 16]) == [row]
-    assert len(records.simulated) == before == 8
+    assert len(records.simulated) == before == 12
     curves.finish(records, figure10.draw(records.summary or [row], []))
     _assert_is_picture(tmp_path / "figure10.png")
 

@@ -13,9 +13,10 @@ from experiments.campaign.campaign import Point
 from experiments.campaign.records import Records
 from experiments.campaign.simulated import Simulated
 from experiments.drawing import curves
+from experiments.emulation.systems import SYSTEMS
 from experiments.models import load
 from p3kv.forecast import bound
-from p3kv.forecast.policies import BASELINE, P3KV
+from p3kv.forecast.policies import BASELINE, EQUAL_PARTS, P3KV, Policy
 
 STATED_HOSTS = 4
 """What dilation and M/C are stated for."""
@@ -23,8 +24,23 @@ STATED_HOSTS = 4
 PAPER_SPEED_UPS = {"vgg19": 0.61, "sockeye": 0.18}
 """What P3 section 5.4 reports for eight hosts; ResNet-50's is none."""
 
-SIMULATED = {"dist_sync_apart": BASELINE, "p3kv": P3KV}
-"""By system: the policy that stands for it in simulations."""
+
+class Line(NamedTuple):
+    """A policy that is simulated, and how its line looks."""
+
+    policy: Policy
+    title: str
+    colour: str
+
+
+SIMULATED = {
+    "dist_sync_apart": Line(
+        BASELINE, SYSTEMS["dist_sync_apart"].title, curves.LOOKS["dist_sync_apart"].colour
+    ),
+    "p3kv": Line(P3KV, "p3kv's order, slices of 50,000", curves.LOOKS["p3kv"].colour),
+    "equal_parts": Line(EQUAL_PARTS, "equal parts on all servers", "#E69F00"),
+}
+"""What is simulated, by the system that it stands for or a name of its own."""
 
 
 class Setup(NamedTuple):
@@ -106,9 +122,9 @@ def summarize(
         ]
         for size in tqdm(sizes, desc=f"simulating {setup.model}", unit="size", leave=False):
             if size["hosts"] in simulated_hosts:
-                for system, policy in SIMULATED.items():
+                for system, line in SIMULATED.items():
                     seconds = simulated.iteration_s(
-                        setup.model, policy, size["hosts"], setup.link_bit_s
+                        setup.model, line.policy, size["hosts"], setup.link_bit_s
                     )
                     samples = curves.samples(setup.model, size["hosts"])
                     size["simulated"][system] = round(samples / seconds, 3)
