@@ -53,12 +53,16 @@ def test_what_is_no_quantity_is_refused_with_an_example(
         read(text)
 
 
+def _predicted(hosts: int, rate: float) -> plan.Series:
+    return plan.predict(SMALL.workload, SMALL.batch_size, hosts, rate)
+
+
 def _cells(lines: List[str]) -> List[List[str]]:
     return [line.replace("bit/s", "").replace("FIFO", "").split() for line in lines if line]
 
 
 def test_the_table_has_hosts_and_bandwidths_around_the_asked_ones() -> None:
-    series = plan.predict(SMALL, 4, 1e9)
+    series = _predicted(4, 1e9)
     heads, *rows = _cells(plan.table(series))
     assert heads[:3] == ["hosts", "bandwidth", "dist_sync"]
     asked = [row[1:] for row in rows if row[0] == ">"]
@@ -76,13 +80,13 @@ def test_the_table_has_hosts_and_bandwidths_around_the_asked_ones() -> None:
 
 
 def test_advice_says_whether_the_network_is_the_limit() -> None:
-    free, slow = (plan.predict(SMALL, 4, rate).asked for rate in (1e12, 1e8))
+    free, slow = (_predicted(4, rate).asked for rate in (1e12, 1e8))
     # 24 MB each way, of which TCP leaves 0.957 of the link: 2.006 s, and 0.02 s for the last layer.
     assert slow.forecast.bound_s == pytest.approx(2.006 + 0.02, abs=0.01)
     assert plan.advice(free).startswith("On 4 hosts with 1e+03 Gbit/s the network is not the limit")
     said = plan.advice(slow)
     assert "the network is the limit: with dist_sync 9" in said and "only more bandwidth" in said
-    between = plan.advice(plan.predict(SMALL, 2, 2e9).asked)
+    between = plan.advice(_predicted(2, 2e9).asked)
     assert "and computing would be the limit" in between, between
 
 

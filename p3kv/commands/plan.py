@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 _COLUMNS = 80
 
+_SHARES = "Each layer computes as long as its share of the operations says."
+
 _DESCRIPTION = """\
 Predict how many samples a second a model trains on several hosts, with
 dist_sync, with p3kv, and with p3kv first in first out (FIFO), and what no store
@@ -83,17 +85,18 @@ def _plan(options: argparse.Namespace) -> int:
     if options.plot is not None:
         _check_plots()
     model = _model(options.model, options.batch, options.compute)
-    series = plan.predict(model, options.hosts, options.bandwidth)
+    series = plan.predict(model.workload, model.batch_size, options.hosts, options.bandwidth)
     print(
         f"{model.name}: {model.elems / 1e6:.3g} million parameters, {model.size_bytes / 1e6:.3g} "
         f"MB; {options.hosts} hosts that never wait: {series.asked.computing_samples_s:.0f} "
         "samples/s\n\nsamples/s of all hosts"
     )
     print("\n".join(plan.table(series)))
-    said = [plan.advice(series.asked), *plan.caveats([*series.by_hosts, *series.by_bandwidth])]
+    simulated, *more = plan.caveats([*series.by_hosts, *series.by_bandwidth])
+    said = [plan.advice(series.asked), f"{simulated} {_SHARES}", *more]
     print("".join(f"\n{fill(text, _COLUMNS)}\n" for text in said), end="")
     if options.plot is not None:
-        _draw(series, options.plot)
+        _draw(series, model.name, options.plot)
     return 0
 
 
@@ -124,11 +127,11 @@ def _check_plots() -> None:
         ) from error
 
 
-def _draw(series: Series, path: Path) -> None:
+def _draw(series: Series, model: str, path: Path) -> None:
     from p3kv.plan.picture import draw
 
     try:
-        draw(series, path)
+        draw(series, model, path)
     except (OSError, ValueError) as error:  # matplotlib's ValueError: no format has this ending
         raise ConfigError(f"can't draw {path}: {error}") from error
     print(f"\n{path}: the same, as curves")

@@ -21,7 +21,7 @@ _STYLES: Tuple[Dict[str, Any], ...] = (
 """By store, in the order of the table."""
 
 
-def draw(series: Series, path: Path) -> None:
+def draw(series: Series, model: str, path: Path) -> None:
     """Writes the picture. Raises OSError, and ValueError for a name whose ending says no format."""
     asked = series.asked
     figure = Figure(figsize=(11, 4.3), layout="constrained")
@@ -56,9 +56,8 @@ def draw(series: Series, path: Path) -> None:
         axes.xaxis.set_minor_locator(NullLocator())
         axes.grid(alpha=0.3)
         axes.legend(fontsize=8)
-    model = series.model
     figure.suptitle(
-        f"{model.name}, {model.batch_size} samples in {model.compute_s:.3g} s on each host "
+        f"{model}, {series.batch_size} samples in {series.workload.compute_s:.3g} s on each host "
         "(simulated; processors cost nothing)",
         fontsize=11,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Callable, Dict, Iterable, List, NamedTuple, Sequence
 
-from p3kv.forecast import Forecast, Model, forecast
+from p3kv.forecast import Forecast, Workload, forecast
 from p3kv.forecast.forecast import MOST_HOSTS_EACH
 
 _FACTORS = (1 / 4, 1 / 2, 1, 2, 4)
@@ -55,7 +55,8 @@ class Prediction(NamedTuple):
 class Series(NamedTuple):
     """The network that was asked for, and others around it."""
 
-    model: Model
+    workload: Workload
+    batch_size: int
     asked: Prediction
     by_hosts: List[Prediction]
     by_bandwidth: List[Prediction]
@@ -67,20 +68,23 @@ class Series(NamedTuple):
         while rate < most * 1.01:
             rates.append(rate)
             rate *= 2 ** (1 / _STEPS_OF_A_CURVE)
-        return [_prediction(self.model, self.asked.hosts, rate) for rate in rates]
+        return [
+            _prediction(self.workload, self.batch_size, self.asked.hosts, rate) for rate in rates
+        ]
 
 
-def predict(model: Model, hosts: int, link_bit_s: float) -> Series:
-    """What `model` reaches on `hosts` hosts, each a worker and a server behind a link of
-    `link_bit_s` in each direction; on a quarter to four times as many, and with such bandwidths."""
-    known: Dict[int, Prediction] = {
-        count: _prediction(model, count, link_bit_s) for count in _around(hosts)
-    }
+def predict(workload: Workload, batch_size: int, hosts: int, link_bit_s: float) -> Series:
+    """What `hosts` hosts reach, each a worker with batches of `batch_size` and a server behind a
+    link of `link_bit_s` in each direction; and a quarter to four times as many, and such
+    bandwidths."""
+
+    def at(hosts: int, link_bit_s: float) -> Prediction:
+        return _prediction(workload, batch_size, hosts, link_bit_s)
+
+    known: Dict[int, Prediction] = {count: at(count, link_bit_s) for count in _around(hosts)}
     rates: Iterable[float] = (link_bit_s * factor for factor in _FACTORS)
-    by_bandwidth = [
-        known[hosts] if rate == link_bit_s else _prediction(model, hosts, rate) for rate in rates
-    ]
-    return Series(model, known[hosts], list(known.values()), by_bandwidth)
+    by_bandwidth = [known[hosts] if rate == link_bit_s else at(hosts, rate) for rate in rates]
+    return Series(workload, batch_size, known[hosts], list(known.values()), by_bandwidth)
 
 
 def _around(hosts: int) -> List[int]:
@@ -88,6 +92,5 @@ def _around(hosts: int) -> List[int]:
     return sorted(counts)
 
 
-def _prediction(model: Model, hosts: int, link_bit_s: float) -> Prediction:
-    found = forecast(model.workload, hosts, link_bit_s)
-    return Prediction(hosts, link_bit_s, model.batch_size, found)
+def _prediction(workload: Workload, batch_size: int, hosts: int, link_bit_s: float) -> Prediction:
+    return Prediction(hosts, link_bit_s, batch_size, forecast(workload, hosts, link_bit_s))

@@ -68,7 +68,7 @@ def caveats(shown: Sequence[Prediction]) -> List[str]:
     """In what these predictions are optimistic."""
     lines = [
         "Simulated, and optimistic: processors cost nothing, so faster networks gain less than "
-        "this; each layer computes as long as its share of the operations says."
+        "this."
     ]
     if any(one.takes_dist_sync_as_balanced for one in shown):
         lines.append(
