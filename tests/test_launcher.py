@@ -21,7 +21,7 @@ import pytest
 
 from p3kv.launcher import Graces, Launcher, Part, job_parts, launch
 from p3kv.launcher.output import LineSplitter, Screen, Text
-from p3kv.launcher.parts import on_this_host
+from p3kv.launcher.parts import on_this_host, with_descriptors
 from p3kv.wire.launcher_link import Cause, LauncherLink, PartEnded
 from tests.jobs import eventually
 
@@ -413,7 +413,7 @@ class TestOutput:
 class TestJobParts:
     def parts(self, **environment):
         parts = job_parts(["python", "train.py"], 2, 3, port=9, env=dict(environment))
-        return on_this_host(parts, scheduler_fd=7, launcher_fd=8)
+        return with_descriptors(on_this_host(parts), scheduler_fd=7, launcher_fd=8)
 
     def test_are_a_scheduler_and_all_servers_and_workers_with_their_ranks(self):
         scheduler, *others = self.parts()

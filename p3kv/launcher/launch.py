@@ -10,7 +10,7 @@ from typing import BinaryIO, Mapping, Sequence
 from p3kv.config import Settings, told_of
 from p3kv.forwarding import forwarded
 from p3kv.launcher.hosts import Host, address_of_first
-from p3kv.launcher.parts import HOST, job_parts, on_this_host
+from p3kv.launcher.parts import HOST, job_parts, on_this_host, with_descriptors
 from p3kv.launcher.remote import on_hosts, some_port
 from p3kv.launcher.restarts import Run, run_with_restarts
 from p3kv.launcher.supervisor import Graces, Launcher
@@ -30,6 +30,7 @@ def launch(
     err: BinaryIO | None = None,
     resume: bool = False,
     restarts: int = 0,
+    native: bool = False,
 ) -> int:
     """Runs `command` as `num_workers` workers with a scheduler and `num_servers` servers.
 
@@ -38,7 +39,8 @@ def launch(
     not exist). `root_port` 0 takes a free port; `env` None passes this process's environment on.
     What the processes print goes line by line to `out` and `err`, by default this process's
     standard output and error. `resume` has the job go on from its newest checkpoint; a job that
-    fails is started again, to go on from there, at most `restarts` times.
+    fails is started again, to go on from there, at most `restarts` times. `native`: the scheduler
+    is a framework's own, which does not tell the launcher why a job fails.
 
     Call it in the main thread if Ctrl-C and SIGTERM shall end the job: Python gives signals to no
     other thread.
@@ -46,7 +48,9 @@ def launch(
 
     def run(resumes: bool) -> Run:
         own = _own(env, resumes)
-        return _run_once(command, num_workers, num_servers, root_port, own, out, err)
+        return _run_once(
+            command, num_workers, num_servers, root_port, own, out, err, native
+        )
 
     return run_with_restarts(run, restarts, resume, err)
 
@@ -59,6 +63,7 @@ def _run_once(
     env: Mapping[str, str],
     out: BinaryIO | None,
     err: BinaryIO | None,
+    native: bool,
 ) -> Run:
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -71,11 +76,15 @@ def _run_once(
             stream.write(message.encode())
             stream.flush()
             return Run(1, may_start_again=False)
+        port = listener.getsockname()[1]
+        parts = on_this_host(job_parts(command, num_workers, num_servers, port=port, env=env))
+        if native:
+            listener.close()  # the framework's scheduler opens the port by itself
+            return _ended(Launcher(parts, out=out, err=err))
         ours, schedulers = socket.socketpair()
         with ours, schedulers:
-            port = listener.getsockname()[1]
-            parts = on_this_host(
-                job_parts(command, num_workers, num_servers, port=port, env=env),
+            parts = with_descriptors(
+                parts,
                 scheduler_fd=listener.fileno(),
                 launcher_fd=schedulers.fileno(),
             )
@@ -87,15 +96,20 @@ def _run_once(
                 listener.close()
                 schedulers.close()
 
-            launcher = Launcher(
-                parts,
-                out=out,
-                err=err,
-                on_started=on_started,
-                link=LauncherLink(ours, Cause),
+            return _ended(
+                Launcher(
+                    parts,
+                    out=out,
+                    err=err,
+                    on_started=on_started,
+                    link=LauncherLink(ours, Cause),
+                )
             )
-            code = launcher.run()
-            return Run(code, launcher.a_part_failed)
+
+
+def _ended(launcher: Launcher) -> Run:
+    code = launcher.run()
+    return Run(code, launcher.a_part_failed)
 
 
 def launch_on(
@@ -109,6 +123,7 @@ def launch_on(
     err: BinaryIO | None = None,
     resume: bool = False,
     restarts: int = 0,
+    native: bool = False,
 ) -> int:
     """Like `launch`, on `hosts` over ssh: each has the number of workers that it says.
 
@@ -119,7 +134,7 @@ def launch_on(
 
     def run(resumes: bool) -> Run:
         own = _own(env, resumes)
-        return _run_once_on(hosts, command, num_servers, root_port, own, out, err)
+        return _run_once_on(hosts, command, num_servers, root_port, own, out, err, native)
 
     return run_with_restarts(run, restarts, resume, err)
 
@@ -132,6 +147,7 @@ def _run_once_on(
     own: Mapping[str, str],
     out: BinaryIO | None,
     err: BinaryIO | None,
+    native: bool,
 ) -> Run:
     parts = on_hosts(
         job_parts(
@@ -150,10 +166,8 @@ def _run_once_on(
     )
     lines = [part.line for part in parts if part.line is not None]
     try:
-        link = LauncherLink(lines[0].ours, Cause)
-        launcher = Launcher(parts, out=out, err=err, link=link)
-        code = launcher.run()
-        return Run(code, launcher.a_part_failed)
+        link = None if native else LauncherLink(lines[0].ours, Cause)
+        return _ended(Launcher(parts, out=out, err=err, link=link))
     finally:
         for line in lines:
             line.close()

@@ -87,19 +87,22 @@ def job_parts(
     return [scheduler, *servers, *workers]
 
 
-def on_this_host(parts: Sequence[Part], *, scheduler_fd: int, launcher_fd: int) -> list[Part]:
-    """A job's parts as they run beside the launcher.
-
-    `scheduler_fd` is a socket that listens on the job's port already; the scheduler inherits it, so
-    nobody can take the port in between. `launcher_fd` is its end of the socket on which it and the
-    launcher tell each other who failed and who ended.
-    """
+def on_this_host(parts: Sequence[Part]) -> list[Part]:
+    """A job's parts as they run beside the launcher."""
     # Each worker's operators would use a thread for every core, and idle ones spin.
     num_workers = sum(not part.serves_workers for part in parts)
     threads = str(max(1, len(os.sched_getaffinity(0)) // num_workers))
-    scheduler, *others = [
-        replace(part, env={"OMP_NUM_THREADS": threads, **part.env}) for part in parts
-    ]
+    return [replace(part, env={"OMP_NUM_THREADS": threads, **part.env}) for part in parts]
+
+
+def with_descriptors(parts: Sequence[Part], *, scheduler_fd: int, launcher_fd: int) -> list[Part]:
+    """A job's parts, whose scheduler inherits two sockets.
+
+    `scheduler_fd` listens on the job's port already, so nobody can take the port in between.
+    `launcher_fd` is the scheduler's end of the socket on which it and the launcher tell each other
+    who failed and who ended.
+    """
+    scheduler, *others = parts
     descriptors = {
         "P3KV_SCHEDULER_FD": str(scheduler_fd), "P3KV_LAUNCHER_FD": str(launcher_fd)
     }  # fmt: skip
