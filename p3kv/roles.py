@@ -13,6 +13,7 @@ from p3kv.errors import ConfigError, P3Error, RendezvousError
 from p3kv.frontends import FRONT_ENDS
 from p3kv.log import Lines
 from p3kv.registry import import_modules
+from p3kv.trial import NATIVE, Report, Trial, tell
 from p3kv.worker import this_process
 
 _log = logging.getLogger("p3kv")
@@ -35,7 +36,12 @@ def take_over() -> None:
         _log.warning("%s%s", whose, warning)
     if launch is None:
         return
-    if launch.role == "worker":
+    trial = _trial()
+    if trial is not None and launch.role == "worker":
+        tell(Report())
+    if trial is not None and not trial.runs_p3kv:
+        _stand_aside(launch, trial)
+    elif launch.role == "worker":
         _join(launch)
     else:
         sys.exit(_serve(launch))
@@ -44,6 +50,13 @@ def take_over() -> None:
 def _launch() -> Optional[Launch]:
     try:
         return Launch.from_environment()
+    except ConfigError as error:
+        sys.exit(f"p3kv: {error}")
+
+
+def _trial() -> Optional[Trial]:
+    try:
+        return config.trial()
     except ConfigError as error:
         sys.exit(f"p3kv: {error}")
 
@@ -58,6 +71,17 @@ def _join(launch: Launch) -> None:
         if config.wants_traceback():
             raise
         sys.exit(f"p3kv worker: {error}")
+
+
+def _stand_aside(launch: Launch, trial: Trial) -> None:
+    """Leaves the job to the framework's own roles, or to nobody. A worker goes on; others end."""
+    from p3kv.wire.address import own_address
+
+    if trial.store == NATIVE:
+        for front_end in FRONT_ENDS:
+            front_end.take_native_role(launch.role, own_address(launch))
+    if launch.role != "worker":
+        sys.exit(0)
 
 
 def _serve(launch: Launch) -> int:

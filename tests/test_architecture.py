@@ -16,7 +16,7 @@ ROOT = Path(__file__).parent.parent
 
 GROUND = {
     "p3kv.errors", "p3kv.config", "p3kv.forwarding", "p3kv.log", "p3kv.ranks", "p3kv.registry",
-    "p3kv.secret", "p3kv.trace", "p3kv.version", "p3kv.words",
+    "p3kv.secret", "p3kv.trace", "p3kv.trial", "p3kv.version", "p3kv.words",
 }  # fmt: skip
 MIDDLE = {
     "p3kv.checkpoints", "p3kv.wire", "p3kv.slicing", "p3kv.codecs", "p3kv.consistency",
@@ -32,7 +32,9 @@ MAY_IMPORT: Dict[str, Set[str]] = {
     "p3kv.forwarding": set(),
     "p3kv.ranks": {"p3kv.errors"},
     "p3kv.secret": {"p3kv.errors"},
-    "p3kv.config": {"p3kv.errors", "p3kv.ranks", "p3kv.registry", "p3kv.secret", "p3kv.words"},
+    "p3kv.trial": {"p3kv.errors"},
+    "p3kv.config": {"p3kv.errors", "p3kv.ranks", "p3kv.registry", "p3kv.secret"}
+    | {"p3kv.trial", "p3kv.words"},
     "p3kv.slicing": GROUND,
     "p3kv.codecs": GROUND,
     "p3kv.consistency": GROUND,
@@ -101,7 +103,8 @@ KNOW_NO_FRAMEWORK = (
     "p3kv.roles", "p3kv.config", "p3kv.words", "p3kv.worker", "p3kv.wire", "p3kv.server",
     "p3kv.scheduler", "p3kv.checkpoints", "p3kv.slicing", "p3kv.forecast", "p3kv.report",
     "p3kv.consistency", "p3kv.transport", "p3kv.registry", "p3kv.forwarding", "p3kv.companions",
-    "p3kv.ranks", "p3kv.trace", "p3kv.launcher", "p3kv.plan", "p3kv.frontends.front_end",
+    "p3kv.ranks", "p3kv.trace", "p3kv.launcher", "p3kv.plan",
+    "p3kv.trial", "p3kv.frontends.front_end",
     "p3kv.frontends.attach",
 )  # fmt: skip
 WORDS_OF_FRAMEWORKS = re.compile(r"mxnet|gluon|kvstore=|torch|\bmx\.|\bkv\.", re.IGNORECASE)

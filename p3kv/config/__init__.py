@@ -15,12 +15,13 @@ from p3kv.config.settings import (
     apply_verbosity,
     check_together,
 )
+from p3kv.config.trials import environment_of, trial
 from p3kv.config.unknown import told_of, unknown_variables
 from p3kv.config.variables import flag
 
 __all__ = [
     "MAX_PATH_CHARS", "MAX_SLICE_ELEMS", "ROLES", "Launch", "Settings", "add_aliases",
-    "apply_verbosity", "check_together", "configure", "current", "flag", "optimizer_modules",
-    "plugins", "root_host", "settle", "told_of", "unknown_variables", "wants_colours",
-    "wants_traceback", "where_secret_is",
+    "apply_verbosity", "check_together", "configure", "current", "environment_of", "flag",
+    "optimizer_modules", "plugins", "root_host", "settle", "told_of", "trial",
+    "unknown_variables", "wants_colours", "wants_traceback", "where_secret_is",
 ]  # fmt: skip

@@ -8,6 +8,7 @@ from typing import Any, Dict
 
 from p3kv import words
 from p3kv.config.settings import Settings, check_together, converted, variable_of
+from p3kv.config.trials import settings_of_a_trial, trial
 from p3kv.errors import ConfigError
 
 _overrides: Dict[str, Any] = {}
@@ -36,7 +37,9 @@ def configure(**settings: Any) -> None:
 
 def current() -> Settings:
     """The settings that hold now: those set in code, then the environment's, then defaults."""
-    return replace(Settings.from_environment(), **_overrides)
+    settings = replace(Settings.from_environment(), **_overrides)
+    tried = trial()
+    return settings if tried is None else settings_of_a_trial(settings, tried)
 
 
 def settle() -> Settings:

@@ -10,10 +10,11 @@ from typing import Dict, Mapping
 from p3kv.config.settings import PREFIX, Settings, variable_of
 from p3kv.secret import FILE_VARIABLE, VARIABLE
 
+TRIAL = "P3KV_TRIAL"
 _TOLD = "P3KV_TOLD"
 # Each setting has a variable, too.
 _USERS_VARIABLES = ("P3KV_JOB", "P3KV_OPTIMIZERS", "P3KV_PLUGINS", VARIABLE, FILE_VARIABLE)
-_OTHER_VARIABLES = ("P3KV_LAUNCHED", "P3KV_LAUNCHER_FD", "P3KV_SCHEDULER_FD", _TOLD)
+_OTHER_VARIABLES = ("P3KV_LAUNCHED", "P3KV_LAUNCHER_FD", "P3KV_SCHEDULER_FD", TRIAL, _TOLD)
 
 
 def unknown_variables(environ: Mapping[str, str] = os.environ) -> Dict[str, str]:

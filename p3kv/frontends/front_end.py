@@ -42,6 +42,13 @@ class FrontEnd(ABC):
         """Why this process can't be a scheduler or server, because the framework was imported
         before p3kv; None if it can."""
 
+    def take_native_role(self, role: str, address: str) -> None:  # noqa: B027  it has a default
+        """Has the framework's own store run in this process, for a comparison; by default there
+        is none.
+
+        It listens at `address`. A scheduler or server serves its job here; a worker goes on.
+        """
+
     def known_models(self) -> Mapping[str, MakeModel]:
         """The models that the framework brings with it, by name; none by default.
 

@@ -48,9 +48,7 @@ def launch(
 
     def run(resumes: bool) -> Run:
         own = _own(env, resumes)
-        return _run_once(
-            command, num_workers, num_servers, root_port, own, out, err, native
-        )
+        return _run_once(command, num_workers, num_servers, root_port, own, out, err, native)
 
     return run_with_restarts(run, restarts, resume, err)
 

@@ -22,6 +22,11 @@ def runs_operations_at_once(environ: Mapping[str, str] = os.environ) -> bool:
     return environ.get("MXNET_ENGINE_TYPE") == "NaiveEngine"
 
 
+def listen_at(address: str) -> None:
+    """Has MXNet's own store use this address of this host, where it would choose one by itself."""
+    os.environ["DMLC_NODE_HOST"] = address
+
+
 def prepare_for_server_optimizer() -> None:
     """Sets MXNet up for a server process, before it is imported there.
 

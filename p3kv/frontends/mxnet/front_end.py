@@ -66,6 +66,11 @@ class MXNet(FrontEnd):
             f"takes the role over before MXNet's native {role} does."
         )
 
+    def take_native_role(self, role: str, address: str) -> None:
+        environment.listen_at(address)
+        if role != "worker":
+            import mxnet  # noqa: F401  serves here, and ends the process
+
     def known_models(self) -> Mapping[str, MakeModel]:
         from p3kv.frontends.mxnet import model_zoo
 

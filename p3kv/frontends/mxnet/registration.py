@@ -21,6 +21,8 @@ from p3kv.frontends.mxnet.asynchronous import SYNC_TYPE, TYPE
 from p3kv.frontends.mxnet.checkpoints import declare_now
 from p3kv.frontends.mxnet.forward_order import FORWARD_READS
 from p3kv.frontends.mxnet.store import P3
+from p3kv.frontends.mxnet.trial_stores import Other
+from p3kv.frontends.mxnet.trial_stores import store as store_of_a_trial
 from p3kv.worker import this_process
 
 _log = logging.getLogger("p3kv")
@@ -77,10 +79,16 @@ def _on_workers(profile: Any) -> Any:
 
 
 def _create() -> KVStoreBase:
+    trial = config.trial()
+    if trial is not None:
+        return store_of_a_trial(trial, asynchronous=False)
     return P3() if _in_a_job() else Alone(SYNC_TYPE)
 
 
 def _create_asynchronous() -> KVStoreBase:
+    trial = config.trial()
+    if trial is not None:
+        return store_of_a_trial(trial, asynchronous=True)
     return P3(ASYNCHRONOUS) if _in_a_job() else Alone(TYPE)
 
 
@@ -109,6 +117,8 @@ def _mended(create_kvstore: Any, keys_are_places: bool) -> Any:
             return create_kvstore(kvstore, num_device, arg_params)
         store = mx.kv.create(kvstore) if isinstance(kvstore, str) else kvstore
         names = arg_params or ()
+        if isinstance(store, Other):
+            return create_kvstore(store, num_device, arg_params)
         keys = dict(enumerate(names)) if keys_are_places else {name: name for name in names}
         if store.has_any(keys):
             # Another Trainer, or Module, has the store already: this one gets its own.
@@ -199,7 +209,7 @@ def _rescaled(check_and_rescale_grad: Any) -> Any:
     """
 
     def rescale(trainer: mx.gluon.Trainer, scale: float) -> None:
-        if isinstance(trainer._kvstore, (P3, Alone)):
+        if isinstance(trainer._kvstore, (P3, Alone, Other)):
             trainer._optimizer.rescale_grad = scale
         else:
             check_and_rescale_grad(trainer, scale)
@@ -222,7 +232,7 @@ def _mended_for_sparse(create_sparse_kvstore: Any) -> Any:
 
 
 def _is_ours(kvstore: Any) -> bool:
-    return isinstance(kvstore, (P3, Alone)) or (
+    return isinstance(kvstore, (P3, Alone, Other)) or (
         isinstance(kvstore, str) and kvstore.lower() in _NAMES
     )
 

@@ -1,0 +1,36 @@
+"""What 'p3kv compare' tells the processes of a trial by environment."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import Dict, Mapping, Optional
+
+from p3kv.config.settings import Settings
+from p3kv.config.unknown import TRIAL, told_of
+from p3kv.config.variables import text_of
+from p3kv.trial import FIFO, Trial
+
+
+def trial(environ: Mapping[str, str] = os.environ) -> Optional[Trial]:
+    """The trial of 'p3kv compare' to which this process belongs; None for all other jobs."""
+    text = text_of(TRIAL, environ)
+    return Trial.parsed(TRIAL, text) if text else None
+
+
+def environment_of(tried: Trial, environ: Mapping[str, str] = os.environ) -> Dict[str, str]:
+    """This process's environment as the processes of a trial get it."""
+    return {**environ, **told_of(environ), TRIAL: str(tried)}
+
+
+def settings_of_a_trial(settings: Settings, tried: Trial) -> Settings:
+    """A trial writes no files of p3kv's, also where a script asks for them."""
+    return replace(
+        settings,
+        priorities=tried.store != FIFO,
+        checkpoint_dir=None,
+        resume=False,
+        trace=None,
+        summary_every=0,
+        metrics_port=None,
+    )

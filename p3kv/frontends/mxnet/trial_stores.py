@@ -1,0 +1,260 @@
+"""The stores that `kvstore='p3'` gives in a trial: p3kv's, MXNet's own, or none."""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import functools
+import math
+import os
+import sys
+import threading
+from typing import Any, Dict, List, Mapping, Optional, Sequence
+
+from mxnet.base import _LIB, KVStoreHandle, check_call
+from mxnet.kvstore import KVStore, KVStoreBase
+
+from p3kv import config
+from p3kv.config import Launch
+from p3kv.consistency import ASYNCHRONOUS
+from p3kv.errors import NotSupportedError
+from p3kv.frontends.mxnet.arrays import DENSE, by_key, listed
+from p3kv.frontends.mxnet.store import P3
+from p3kv.frontends.mxnet.trial_clock import TrialClock
+from p3kv.trial import ALONE, NATIVE, Trial
+from p3kv.wire.messages import Key
+
+_NATIVE = "dist_sync"
+_COMPRESSION = "2bit"
+"""The only one that MXNet has."""
+_DEFAULTS = config.Settings()
+_END_S = 120.0
+"""A slow worker may be a step behind the others; steps take less."""
+_FAILED = 1
+
+
+class Clocked(KVStoreBase):
+    """Times the steps that are pushed. A base of stores: their own base comes after this one."""
+
+    clock: TrialClock
+
+    def push(self, key: Any, value: Any, priority: int = 0) -> None:
+        """Pushes gradients."""
+        self.clock.pushed(self, *_first(key, value))
+        super().push(key, value, priority)
+
+    def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
+        """Pushes gradients and receives the result into `out` (by default `value`)."""
+        self.clock.pushed(self, *_first(key, value))
+        super().pushpull(key, value, out, priority)
+
+
+class ClockedP3(Clocked, P3):
+    """p3kv's store."""
+
+    def __init__(self, clock: TrialClock) -> None:
+        self.clock = clock
+        super().__init__()
+
+
+class Other(Clocked, KVStore):
+    """Another store than p3kv's, with which a script for p3kv's runs all the same.
+
+    What the other store can't do is left out, and `clock` takes note of it.
+    """
+
+    forward_order: Sequence[Key] = ()
+    resumed_steps = 0
+    max_norm: Optional[float] = None
+    compression_params: Optional[Mapping[str, Any]] = None
+
+    def __init__(self, clock: TrialClock, type_: str) -> None:
+        self.clock = clock
+        self._freed = False
+        handle = KVStoreHandle()
+        check_call(_LIB.MXKVStoreCreate(type_.encode(), ctypes.byref(handle)))
+        super().__init__(handle)
+
+    def __del__(self) -> None:
+        self.free()
+
+    def free(self) -> None:
+        """Leaves the job; may be called twice."""
+        if not self._freed:
+            self._freed = True
+            check_call(_LIB.MXKVStoreFree(self.handle))
+
+    def init(self, key: Any, value: Any) -> None:
+        """Declares keys."""
+        for one in key if isinstance(key, (list, tuple)) else [key]:
+            self.clock.declared(one)
+        super().init(key, value)
+
+    def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:
+        """Declares keys and gives worker rank 0's `value` to `out`."""
+        for one in key if isinstance(key, (list, tuple)) else [key]:
+            self.clock.declared(one)
+        super().broadcast(key, value, out, priority)
+
+    def set_gradient_compression(self, compression_params: Mapping[str, Any]) -> None:
+        """Has gradients travel by MXNet's codec."""
+        self.compression_params = compression_params
+        kind = compression_params.get("type")
+        if kind == _COMPRESSION:
+            super().set_gradient_compression(compression_params)
+        else:
+            self._note_codec(kind)
+
+    def _note_codec(self, codec: Any) -> None:
+        self.clock.note(f"dist_sync has no codec '{codec}' and sends arrays as they are")
+
+    def clip_global_norm(self, max_norm: Optional[float]) -> None:
+        """Leaves gradients as they are."""
+        self.max_norm = max_norm
+        self.clock.note(
+            "dist_sync does not clip by the global norm (kv.clip_global_norm): a script that does "
+            "it on the workers takes longer than is shown here"
+        )
+
+    def global_norm(self) -> float:
+        """Not known."""
+        return math.nan
+
+    def stats(self) -> Dict[str, Any]:
+        """Empty, as without a job."""
+        return {}
+
+    def save_optimizer_states(self, fname: str, dump_optimizer: bool = False) -> None:
+        """Writes nothing."""
+        self.clock.note("dist_sync can't save optimizer states")
+
+    def load_optimizer_states(self, fname: str) -> None:
+        """Reads nothing."""
+        self.clock.note("dist_sync can't load optimizer states")
+
+
+class Native(Other):
+    """MXNet's own synchronous store, with MXNet's servers."""
+
+    def __init__(self, clock: TrialClock) -> None:
+        if clock.stores:
+            raise NotSupportedError(
+                "the script has several stores, and MXNet's dist_sync allows one: its servers "
+                "would take the keys of all for the same. So there is nothing to compare with"
+            )
+        clock.stores += 1
+        super().__init__(clock, _NATIVE)
+        settings = config.current()
+        for codec in _codecs(settings):
+            self._note_codec(codec)
+        if settings.encrypt:
+            clock.note("dist_sync does not encrypt what it sends")
+        # Here and not when the interpreter removes its modules: some of MXNet's would be missing.
+        atexit.register(self.free)
+
+    def free(self) -> None:
+        """Leaves the job when all workers do; where they do not, MXNet waits for ever."""
+        if getattr(sys, "last_value", None) is not None:
+            _end_now()  # the script has failed: the others can't end as they should
+        impatience = threading.Timer(_END_S, _end_now)
+        impatience.daemon = True
+        impatience.start()
+        super().free()
+        impatience.cancel()
+
+
+class Unconnected(Other):
+    """No store: nothing is sent, and weights stay as they are. Times when gradients are ready."""
+
+    def __init__(self, clock: TrialClock, rank: int, num_workers: int) -> None:
+        super().__init__(clock, "local")
+        if _codecs(config.current()):
+            clock.sends_less()
+        self._place = rank, num_workers
+        self._pushed: Dict[Key, None] = {}
+
+    @property
+    def type(self) -> str:
+        """As with servers."""
+        return _NATIVE
+
+    @property
+    def rank(self) -> int:
+        """As in the job."""
+        return self._place[0]
+
+    @property
+    def num_workers(self) -> int:
+        """As in the job."""
+        return self._place[1]
+
+    def push(self, key: Any, value: Any, priority: int = 0) -> None:
+        """Takes the times."""
+        self.clock.pushed(self, *_first(key, value))
+        for one, gradients in by_key(key, value):
+            self._pushed.setdefault(one)
+            if gradients[0].stype != DENSE:
+                self.clock.sends_less()
+            self.clock.times_layer(one, gradients)
+
+    def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
+        """Takes the times."""
+        self.push(key, value, priority)
+
+    def pull(
+        self, key: Any, out: Any = None, priority: int = 0, ignore_sparse: bool = True
+    ) -> None:
+        """Gives initial values. A copy of a weight that nobody has updated would cost time."""
+        for one, outs in by_key(key, out):
+            if one not in self._pushed:
+                super().pull(one, outs, priority, ignore_sparse)
+
+    def set_gradient_compression(self, compression_params: Mapping[str, Any]) -> None:
+        """Nothing travels."""
+        self.compression_params = compression_params
+        self.clock.sends_less()
+
+    def clip_global_norm(self, max_norm: Optional[float]) -> None:
+        """Nothing is clipped."""
+        self.max_norm = max_norm
+
+
+def _codecs(settings: config.Settings) -> List[str]:
+    """The codecs that settings choose, where they are not what is there without any."""
+    chosen = {settings.gradient_codec, settings.value_codec}
+    return sorted(chosen - {_DEFAULTS.gradient_codec, _DEFAULTS.value_codec})
+
+
+def _end_now() -> None:
+    sys.stdout.flush()
+    os._exit(_FAILED)
+
+
+def store(trial: Trial, asynchronous: bool) -> KVStoreBase:
+    """A new store of this process. Raises NotSupportedError for one that can't be compared."""
+    rule = ASYNCHRONOUS if asynchronous else config.current().consistency
+    if rule != _DEFAULTS.consistency:
+        raise NotSupportedError(
+            f"p3kv compare compares synchronous stores, and this one is {rule}: dist_sync would do "
+            "something else"
+        )
+    if trial.store == NATIVE:
+        return Native(_clock(trial))
+    if trial.store != ALONE:
+        return ClockedP3(_clock(trial))
+    launch = Launch.from_environment()
+    assert launch is not None
+    return Unconnected(_clock(trial), launch.rank_wish or 0, launch.num_workers)
+
+
+@functools.lru_cache(maxsize=None)
+def _clock(trial: Trial) -> TrialClock:
+    """The clock of this process, whatever the number of its stores."""
+    return TrialClock(trial)
+
+
+def _first(key: Any, value: Any) -> Any:
+    """The first key of a push, and its gradients."""
+    if isinstance(key, (list, tuple)):
+        return key[0], listed(value[0])
+    return key, listed(value)

@@ -1,0 +1,48 @@
+"""What the processes of a trial are told: which store to use, and for how many steps."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import NamedTuple
+
+from p3kv.errors import ConfigError
+
+ALONE = "alone"
+"""No store: each worker computes, and nothing is sent."""
+NATIVE = "native"
+"""The framework's own synchronous store, with its own servers."""
+FIFO = "fifo"
+"""p3kv, first in first out."""
+P3KV = "p3kv"
+
+_STORES = (ALONE, NATIVE, FIFO, P3KV)
+
+
+class Trial(NamedTuple):
+    """One trial. `steps` are measured, after `warm_up` steps that are not."""
+
+    store: str
+    warm_up: int
+    steps: int
+
+    @property
+    def runs_p3kv(self) -> bool:
+        """Whether the job's servers and scheduler are p3kv's."""
+        return self.store in (FIFO, P3KV)
+
+    @property
+    def last_step(self) -> int:
+        """The number, from 1, of the step whose first gradient ends the last measured step."""
+        return self.warm_up + self.steps + 1
+
+    def __str__(self) -> str:
+        return f"{self.store} {self.warm_up} {self.steps}"
+
+    @classmethod
+    def parsed(cls, variable: str, text: str) -> Trial:
+        """The trial that `str` has written; ConfigError for anything else."""
+        with suppress(ValueError):
+            store, warm_up, steps = text.split()
+            if store in _STORES:
+                return cls(store, int(warm_up), int(steps))
+        raise ConfigError(f"{variable} is '{text}'; only 'p3kv compare' sets it: unset it")
