@@ -57,8 +57,9 @@ MAY_IMPORT: Dict[str, Set[str]] = {
     "p3kv.timeline": GROUND,
     "p3kv.doctor": GROUND | MIDDLE | {"p3kv.frontends", "p3kv.launcher", "p3kv.report"},
     "p3kv.plan": GROUND | {"p3kv.forecast", "p3kv.report"},
+    "p3kv.compare": GROUND | {"p3kv.forecast", "p3kv.launcher", "p3kv.plan", "p3kv.report"},
     "p3kv.commands": GROUND
-    | {"p3kv.launcher", "p3kv.timeline", "p3kv.top"}
+    | {"p3kv.compare", "p3kv.launcher", "p3kv.timeline", "p3kv.top"}
     | {"p3kv.doctor", "p3kv.forecast", "p3kv.frontends", "p3kv.plan"},
     "p3kv.cli": GROUND | {"p3kv.commands"},
     "p3kv": GROUND | {"p3kv.roles", "p3kv.frontends"},
@@ -103,7 +104,7 @@ KNOW_NO_FRAMEWORK = (
     "p3kv.roles", "p3kv.config", "p3kv.words", "p3kv.worker", "p3kv.wire", "p3kv.server",
     "p3kv.scheduler", "p3kv.checkpoints", "p3kv.slicing", "p3kv.forecast", "p3kv.report",
     "p3kv.consistency", "p3kv.transport", "p3kv.registry", "p3kv.forwarding", "p3kv.companions",
-    "p3kv.ranks", "p3kv.trace", "p3kv.launcher", "p3kv.plan",
+    "p3kv.ranks", "p3kv.trace", "p3kv.launcher", "p3kv.plan", "p3kv.compare",
     "p3kv.trial", "p3kv.frontends.front_end",
     "p3kv.frontends.attach",
 )  # fmt: skip

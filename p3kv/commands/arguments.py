@@ -48,6 +48,16 @@ def positive_seconds(text: str) -> float:
     raise argparse.ArgumentTypeError(f"'{text}' is not a number above 0")
 
 
+def workers_command(options: argparse.Namespace) -> list[str]:
+    """What each worker runs: the rest of the command line, after a `--`."""
+    command: list[str] = options.command
+    if command[:1] == ["--"]:
+        command = command[1:]
+    if not command:
+        options.parser.error("the workers' command is missing, such as '-- python train.py'")
+    return command
+
+
 def hosts(text: str) -> list[Host]:
     """Hosts that ssh reaches: "host1,host2:2"."""
     from p3kv.launcher import parse_hosts

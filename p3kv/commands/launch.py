@@ -7,7 +7,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from p3kv.commands.arguments import hosts, number_of_times, port, positive
+from p3kv.commands.arguments import hosts, number_of_times, port, positive, workers_command
 from p3kv.config import Settings
 from p3kv.errors import ConfigError
 
@@ -97,9 +97,7 @@ def _launch(options: argparse.Namespace) -> int:
         raise ConfigError(
             "--resume and --restarts need checkpoints: set P3KV_CHECKPOINT_DIR to a folder for them"
         )
-    command = options.command[1:] if options.command[:1] == ["--"] else options.command
-    if not command:
-        options.parser.error("the workers' command is missing, such as '-- python train.py'")
+    command = workers_command(options)
     more = {"root_port": options.root_port, "resume": options.resume}
     more["restarts"] = options.restarts
     num_workers = options.num_workers or sum(host.workers for host in options.hosts)

@@ -1,0 +1,17 @@
+"""How fast a script trains with several stores: trials, what they have measured, what it means."""
+
+from p3kv.compare.results import Comparison, Measured
+from p3kv.compare.trials import Job, TrialFailed, compare
+from p3kv.compare.words import notes, outlook, table, verdict
+
+__all__ = [
+    "Comparison",
+    "Job",
+    "Measured",
+    "TrialFailed",
+    "compare",
+    "notes",
+    "outlook",
+    "table",
+    "verdict",
+]

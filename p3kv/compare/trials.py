@@ -1,0 +1,128 @@
+"""Runs the trials of a comparison, one after the other."""
+
+from __future__ import annotations
+
+import signal
+from typing import BinaryIO, Callable, Dict, List, NamedTuple, Optional, Sequence
+
+from p3kv import config, words
+from p3kv.compare.output import Output
+from p3kv.compare.results import FEWEST_STEPS, Comparison, Measured, Steps
+from p3kv.errors import P3Error
+from p3kv.launcher import Host, launch, launch_on
+from p3kv.trial import ALONE, FIFO, NATIVE, P3KV, Report, Trial
+
+TITLES = {
+    ALONE: "computing alone", NATIVE: "dist_sync", FIFO: "p3kv, FIFO", P3KV: "p3kv"
+}  # fmt: skip
+_ORDER = (P3KV, FIFO, NATIVE, ALONE)
+"""p3kv first: it says best what is wrong with a job, and never waits without end."""
+
+Say = Callable[[str], None]
+
+
+class Job(NamedTuple):
+    """What is started for each trial: `workers` on this machine, or on `hosts`."""
+
+    command: Sequence[str]
+    workers: int
+    servers: int
+    hosts: Sequence[Host] = ()
+
+
+class TrialFailed(P3Error):
+    """A trial's job has failed, or its script does not let itself be measured."""
+
+    def __init__(self, sentence: str, code: int, last_lines: Sequence[str] = ()) -> None:
+        """`code` is for the command to end with; `last_lines` are what the job has printed."""
+        super().__init__(sentence)
+        self.code = code
+        self.last_lines = last_lines
+
+
+def compare(job: Job, steps: int, rounds: int, say: Say, show: Optional[BinaryIO]) -> Comparison:
+    """Runs all stores in turn, `rounds` times.
+
+    `say` gets a line for each trial; `show` gets what the processes print. Raises TrialFailed, and
+    KeyboardInterrupt when the user has stopped it.
+    """
+    plan = Steps.of(steps)
+    say(
+        f"{rounds * len(_ORDER)} trials, each of {plan.warm_up} steps to warm up and "
+        f"{plan.measured} that are measured"
+    )
+    found: Dict[str, Measured] = {store: Measured([], []) for store in reversed(_ORDER)}
+    for number in range(rounds):
+        # Every second round goes the other way: a machine that slows down disturbs all alike.
+        for store in [one for one in _ORDER if one in found][:: -1 if number % 2 else 1]:
+            title = f"round {number + 1} of {rounds}, {TITLES[store]}"
+            try:
+                reports = _reports(job, plan.trial(store), title, show)
+            except TrialFailed as failure:
+                if store != NATIVE or found[store].steps_s:
+                    raise
+                # p3kv has trained this script: that the other store can't is a result.
+                del found[store]
+                say("\n".join([str(failure), *failure.last_lines]))
+                continue
+            made = min(len(report.times_s) for report in reports)
+            if made < plan.trial(store).last_step:
+                if made < FEWEST_STEPS or found[P3KV].steps_s:
+                    raise TrialFailed(_about_few(made, plan), 1)
+                plan = Steps.within(made)
+                say(
+                    f"the script ends after {made} steps: {plan.measured} of them are measured, "
+                    f"after {plan.warm_up} to warm up"
+                )
+            step_s = max(map(plan.mean_s, reports))
+            found[store].steps_s.append(step_s)
+            found[store].trials.append(reports)
+            say(f"{title}: {1000 * step_s:.4g} ms a step")
+    return Comparison(job.workers, found)
+
+
+def _reports(job: Job, trial: Trial, title: str, show: Optional[BinaryIO]) -> List[Report]:
+    """Runs a trial; returns what its workers have told."""
+    output = Output(show)
+    environment = config.environment_of(trial)
+    out, err, native = output.stream(), output.stream(), not trial.runs_p3kv
+    if job.hosts:
+        code = launch_on(
+            job.hosts, job.command, job.servers, env=environment, out=out, err=err, native=native
+        )
+    else:
+        code = launch(
+            job.command, job.workers, job.servers, env=environment, out=out, err=err, native=native
+        )
+    if code == 128 + signal.SIGINT:
+        raise KeyboardInterrupt
+    told = output.reports.newest
+    if code:
+        raise TrialFailed(f"{title}: the job failed, as its output says", code, output.last_lines)
+    if len(told) < job.workers:
+        raise TrialFailed(
+            f"{title}: {job.workers - len(told)} of {job.workers} workers did not import p3kv. "
+            "Make 'import p3kv' the script's first import, or start it as 'p3kv run train.py'",
+            1,
+            output.last_lines,
+        )
+    if not any(report.times_s for report in told.values()):
+        raise TrialFailed(
+            f"{title}: the script ended without a step of a store that it has from p3kv; it must "
+            f"use {words.current().create_store}",
+            1,
+            output.last_lines,
+        )
+    return list(told.values())
+
+
+def _about_few(made: int, plan: Steps) -> str:
+    if made < FEWEST_STEPS:
+        return (
+            f"the script ended after {made} steps, and a comparison needs {FEWEST_STEPS} at least: "
+            "give it more batches or epochs"
+        )
+    return (
+        f"the script ended after {made} steps, and made {plan.warm_up + plan.measured + 1} before: "
+        "it must make as many each time"
+    )
