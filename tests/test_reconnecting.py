@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import select
 import socket
 import subprocess
 import sys
@@ -14,9 +15,13 @@ from typing import Dict, List, Tuple
 
 import pytest
 
-from p3kv.wire.header import Kind
+from p3kv.transport import Link, Tcp
+from p3kv.wire.connection import Connection
+from p3kv.wire.framing import Landing
+from p3kv.wire.header import Header, Kind, pack_header
 from p3kv.wire.messages import TOKEN_BYTES, Abort, Failure, LinkEnded, ReportFailure
 from p3kv.wire.proofs import NONCE_BYTES
+from p3kv.wire.protocol import Conversation, Rule, State
 from p3kv.worker.mending import LONGEST_DELAY_S
 from tests.jobs import (
     ROOT,
@@ -241,3 +246,32 @@ def test_a_process_that_ends_without_a_launcher_is_named_with_host_and_round_wit
         said = rf"worker 1 \(round \d+\): its process ended without a word \({place}\)"
         assert result.code == 1 and re.search(said, result.output), f"{name}: {result.output}"
     print(f"all ended {max(result.seconds for result in ended.values()):.1f} s after it was killed")
+
+
+def test_a_link_that_waited_for_many_bytes_tells_its_next_connection_of_few() -> None:
+    """A handshake's last frame comes in two pieces, and its link goes elsewhere then."""
+    listener = Tcp().listen("127.0.0.1")
+    fars = [Tcp().connect(listener.address, 10.0) for _ in range(2)]
+    nears: List[Link] = []
+    while len(nears) < 2:
+        nears += listener.accept(2)[0]
+    over: List[Tuple[Link, bytes]] = []
+
+    def land(connection: Connection, header: Header) -> Landing:
+        return Landing(memoryview(bytearray(1000)), lambda: over.append(connection.hand_over()))
+
+    conversation = Conversation({State.NEW: {Kind.HELLO: Rule(1000)}}, "worker")
+    known, attempt = (
+        Connection(near, conversation, land, lambda *_: None, 1 << 16) for near in nears
+    )
+    frame = pack_header(Kind.HELLO, 0, payload_bytes=1000) + bytes(1000)
+    for piece in (frame[:500], frame[500:]):
+        fars[1].send([memoryview(piece)])
+        assert select.select([attempt.descriptor], [], [], 10.0)[0]
+        attempt.receive()
+    [(link, _)] = over
+    known.take_over(link)
+    fars[1].send([memoryview(b"!")])
+    assert select.select([known.descriptor], [], [], 10.0)[0]
+    for one in (listener, *fars, *nears):
+        one.close()

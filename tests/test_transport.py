@@ -243,6 +243,7 @@ def test_a_link_may_be_closed_twice_and_does_nothing_afterwards(kind: Kind) -> N
         for _ in range(2):
             near.close()
             near.hold_at_most(10_000)
+            near.wake_at(10_000)
         assert received(far) == b""
         with pytest.raises(OSError):
             near.send([memoryview(b"more")])
@@ -337,6 +338,37 @@ def test_descriptors_say_when_there_is_something_to_do(ready_kind: Kind) -> None
     near.close()
     assert is_ready(far.descriptor, select.EPOLLIN, DEADLINE_S)
     far.close()
+
+
+def test_tcp_wakes_nobody_before_enough_bytes_have_come_or_the_link_has_ended() -> None:
+    """Those that came before are there all the same."""
+    with linked(Tcp) as (near, far):
+        far.wake_at(10_000)
+        near.send([memoryview(bytes(9_999))])
+        assert not is_ready(far.descriptor, select.EPOLLIN, 0.1)
+        near.send([memoryview(b"!")])
+        assert is_ready(far.descriptor, select.EPOLLIN, DEADLINE_S)
+        assert len(received(far)) == 10_000
+        near.send([memoryview(b"?")])
+        assert not is_ready(far.descriptor, select.EPOLLIN, 0.1)
+        assert received(far) == b"?"
+        near.send([memoryview(b".")])
+        near.close()
+        assert is_ready(far.descriptor, select.EPOLLIN, DEADLINE_S)
+        assert received(far) == b"."
+        assert received(far) == b""
+
+
+def test_wishes_for_bytes_keep_nobody_from_those_that_have_come(ready_kind: Kind) -> None:
+    with linked(ready_kind) as (near, far):
+        far.wake_at(4_000)
+        near.send([memoryview(bytes(4_000))])
+        left = 4_000
+        while left:
+            assert far.holds_more or is_ready(far.descriptor, select.EPOLLIN, DEADLINE_S)
+            left -= len(heard_now(far, 3_000))
+            if left > 0:
+                far.wake_at(left)
 
 
 def test_of_bytes_that_are_left_the_descriptor_tells_or_the_link(ready_kind: Kind) -> None:

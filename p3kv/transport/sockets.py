@@ -36,6 +36,10 @@ class SocketLink(Link):
     def send(self, buffers: Sequence[memoryview]) -> int:
         return self._socket.sendmsg(buffers)
 
+    def wake_at(self, size_bytes: int) -> None:
+        with suppress(OSError):  # the link may be closed already
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, size_bytes)
+
     def hold_at_most(self, size_bytes: int) -> None:
         with suppress(OSError):  # the link may be closed already
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, size_bytes)

@@ -43,6 +43,10 @@ class Link(ABC):
         afterwards. The next call begins with the bytes that were not taken. Raises BlockingIOError
         while there is no room."""
 
+    def wake_at(self, size_bytes: int) -> None:  # noqa: B027  it may be of no use to a link
+        """Says how many bytes must have come before `descriptor` need be readable. A link may tell
+        of fewer; it tells at once when the peer has closed it."""
+
     @abstractmethod
     def hold_at_most(self, size_bytes: int) -> None:
         """Limits the bytes that are taken and not yet sent, about; does nothing to a link that is

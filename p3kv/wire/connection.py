@@ -12,6 +12,9 @@ from p3kv.wire.protocol import Conversation
 
 _TELL_EVERY_BYTES = 1 << 20
 """How much may arrive without the peer being told: it keeps what it does not know to be here."""
+_WAKE_BYTES = 64 * 1024
+"""While more of a payload is missing, a process wakes up for so many bytes and not for each packet:
+each time takes processor time, whatever has come."""
 _ACK = pack_header(Kind.ACK, 0)
 _NOTHING = Landing(None, lambda: None)
 
@@ -52,6 +55,8 @@ class Connection:
         """Whether the peer waits to be told what has arrived, and whether an ACK is to leave."""
         self.blocked = False
         """The link is full: it takes no more bytes for now."""
+        self._wakes_at = 1
+        """How many bytes have to come before the link tells of them."""
         self._use(link)
 
     @property
@@ -78,6 +83,10 @@ class Connection:
         """Reads once, and what the link holds then; the loop calls again while there is more."""
         self._receive_once()
         self._receive_held()
+        wake_at = min(self._reader.missing_bytes, _WAKE_BYTES) or 1
+        if wake_at != self._wakes_at and not self.closed:
+            self._wakes_at = wake_at
+            self._link.wake_at(wake_at)
 
     def _receive_held(self) -> None:
         while self._link.holds_more and not self.closed and not self.ended:
@@ -179,6 +188,8 @@ class Connection:
 
     def _use(self, link: Link) -> None:
         self._link = link
+        self._wakes_at = 1
+        link.wake_at(1)  # another connection may have used it
         self.descriptor = link.descriptor
         self.place = link.place
         link.hold_at_most(self._held_bytes)

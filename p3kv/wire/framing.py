@@ -93,6 +93,11 @@ class FrameReader:
         return len(self._missing) > 0
 
     @property
+    def missing_bytes(self) -> int:
+        """How many bytes of the current payload are missing."""
+        return len(self._missing)
+
+    @property
     def ahead_bytes(self) -> int:
         """How many bytes were received behind the last frame."""
         return self._ahead_end - self._ahead_start
