@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from experiments.cluster import Cluster, missing_requirements
-from p3kv.compare import Comparison, Measured, notes, table, verdict
+from p3kv.compare import Comparison, Measured, notes, outlook, table, verdict
 from p3kv.compare.output import Output
 from p3kv.compare.results import workload
 from p3kv.trial import ALONE, FIFO, NATIVE, P3KV, LayerReady, Report
@@ -295,6 +295,14 @@ def test_the_table_has_what_was_measured() -> None:
 )
 def test_the_verdict_says_whether_p3kv_helps(found: Comparison, said: str) -> None:
     assert said in verdict(found)
+
+
+def test_there_is_no_forecast_for_hosts_with_several_workers() -> None:
+    found = comparison(0.3, (0.6,), 0.5, (0.4,))._replace(shares_links=True)
+    assert found.forecast() is None
+    assert outlook(found, None) == [
+        "No forecast for other networks: the simulator knows hosts with one worker each."
+    ]
 
 
 def test_layers_are_those_of_the_gradients_in_reverse() -> None:

@@ -73,6 +73,8 @@ class Comparison(NamedTuple):
     workers: int
     measured: Dict[str, Measured]
     """Without the framework's own store if that can't train the script."""
+    shares_links: bool = False
+    """Whether any host has several workers."""
 
     @property
     def base(self) -> str:
@@ -124,7 +126,7 @@ class Comparison(NamedTuple):
     def forecast(self) -> Optional[Forecast]:
         """What steps should take on the network that was measured; None if that is not known."""
         rate = self.link_bit_s
-        if rate is None or not self.sends_all:
+        if rate is None or not self.sends_all or self.shares_links:
             return None
         return forecast(self.workload, self.workers, rate)
 

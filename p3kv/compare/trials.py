@@ -78,7 +78,7 @@ def compare(job: Job, steps: int, rounds: int, say: Say, show: Optional[BinaryIO
             found[store].steps_s.append(step_s)
             found[store].trials.append(reports)
             say(f"{title}: {1000 * step_s:.4g} ms a step")
-    return Comparison(job.workers, found)
+    return Comparison(job.workers, found, any(host.workers > 1 for host in job.hosts))
 
 
 def _reports(job: Job, trial: Trial, title: str, show: Optional[BinaryIO]) -> List[Report]:

@@ -93,11 +93,11 @@ def outlook(found: Comparison, forecast: Optional[Forecast]) -> List[str]:
     """What other networks would give, and how far the forecast is from what was measured."""
     rate = found.link_bit_s
     if forecast is None or rate is None:
-        why = (
-            "p3kv does not measure the network if P3KV_SLICE_SIZE is set"
-            if found.sends_all
-            else "the simulator knows no sparse gradients and no codecs"
-        )
+        why = "p3kv does not measure the network if P3KV_SLICE_SIZE is set"
+        if not found.sends_all:
+            why = "the simulator knows no sparse gradients and no codecs"
+        elif found.shares_links:
+            why = "the simulator knows hosts with one worker each"
         return [f"No forecast for other networks: {why}."]
     measured_s = found.measured[P3KV].step_s
     off = forecast.p3kv_s / measured_s - 1
