@@ -78,7 +78,9 @@ def same(actual: Dict[str, np.ndarray], expected: Dict[str, np.ndarray]) -> None
         np.testing.assert_array_equal(actual[name], value, err_msg=name)
 
 
-@pytest.mark.parametrize("servers", [1, pytest.param(2, marks=pytest.mark.long), 3])
+@pytest.mark.parametrize(
+    "servers", [*(pytest.param(few, marks=pytest.mark.long) for few in (1, 2)), 3]
+)
 def test_after_a_server_s_death_the_job_goes_on_bit_for_bit_on_any_number_of_servers(
     left: Path, undisturbed: Dict[str, np.ndarray], servers: int
 ) -> None:

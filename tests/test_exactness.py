@@ -22,7 +22,7 @@ SHAPES = ((1, 1), (1, 2), (2, 3), (3, 1), (4, 2))
 """Workers and servers: each number of workers and of servers, as many, fewer and more of either."""
 ORDERED = (*TRAININGS, "lamb-servers", "nadam-servers")
 """Trainings in deterministic mode: with whole tensors, and with numbers that keys share, too."""
-ORDERED_SHAPES = ((3, 2), (4, 1))
+ORDERED_SHAPES = ((3, 2), pytest.param((4, 1), marks=pytest.mark.long))
 
 
 @lru_cache(maxsize=None)

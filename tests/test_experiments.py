@@ -35,6 +35,7 @@ def _assert_is_picture(path, least_pixels=200_000):
     assert pixels.std() > 0.01, "the picture has one colour"
 
 
+@pytest.mark.long
 @needs_cluster
 def test_the_smallest_figure_is_measured_resumed_and_drawn(tmp_path, monkeypatch, capsys):
     measured = []

@@ -60,7 +60,7 @@ before it is reset, at most. The first measures the network, too."""
 @pytest.mark.parametrize(
     "script",
     [
-        "rows.py",
+        pytest.param("rows.py", marks=pytest.mark.long),
         "asynchronous.py",
         pytest.param("unequal.py", marks=pytest.mark.long),
         pytest.param("resumed.py", marks=pytest.mark.long),
