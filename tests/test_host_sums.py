@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+import time
 from contextlib import closing
 from pathlib import Path
 from random import Random
@@ -20,6 +21,7 @@ from p3kv.errors import ConfigError, ProtocolError
 from p3kv.server.optimizer import Optimizer
 from p3kv.wire.header import (
     CARRIES,
+    ENCODED,
     IN_HOST_SUM,
     INITIAL_ROUND,
     WANTS_RESULT,
@@ -30,7 +32,7 @@ from p3kv.wire.header import (
 from p3kv.wire.messages import SharedMemory
 from p3kv.worker.shared_memory import OwnMemory, TheirMemory
 from tests.in_memory import Adding, AddingWhole
-from tests.jobs import SCRIPTS, JobResult, run_job
+from tests.jobs import SCRIPTS, JobResult, end, held_port, results, run_job, start_role
 from tests.test_exactness import summed_in_rank_order
 from tests.test_schedules import SELDOM, SIZE, STEPS, Moods, Script, Training, gradient, values
 
@@ -186,6 +188,7 @@ def test_what_a_neighbour_or_a_server_may_not_say_of_sums() -> None:
         (IN_HOST_SUM, 1, b"1234", "besides those in its host's sum"),
         (IN_HOST_SUM, INITIAL_ROUND, b"", "with others, in round 0"),
         (CARRIES | WANTS_RESULT, 1, b"1234" * (SIZE // 2), "has announced no sum"),
+        (CARRIES | ENCODED, 1, b"1234", "an encoded sum"),
     ],
 )
 def test_a_server_refuses_sums_that_can_t_be_right(
@@ -224,3 +227,24 @@ def test_memory_is_what_its_owner_writes_and_no_more() -> None:
     assert (seen[-5:] == 2).all(), "what was opened stays"
     with pytest.raises(ConfigError, match="P3KV_LOCAL_AGGREGATION=0"):
         TheirMemory().at(place)
+
+
+def test_without_a_launcher_a_neighbour_s_death_is_no_reset_connection() -> None:
+    script = [sys.executable, str(SCRIPTS / "neighbours.py"), "killed"]
+    roles = [("scheduler", 0), ("server", 0), ("worker", 0), ("worker", 1)]
+    with held_port() as holder:
+        port = holder.getsockname()[1]
+        processes = {
+            f"{role} {rank}": start_role(
+                role, script, port, workers=2,
+                DMLC_NODE_HOST="127.0.0.1" if role == "worker" else ELSEWHERE,
+                **{f"DMLC_{role.upper()}_ID": rank},
+            )
+            for role, rank in roles
+        }  # fmt: skip
+        try:
+            ended = results(processes, time.monotonic(), timeout_s=30.0)
+        finally:
+            for process in processes.values():
+                end(process)
+    assert "worker 1 (round 3): its process ended" in ended["worker 0"].output

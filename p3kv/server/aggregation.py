@@ -218,9 +218,9 @@ class Aggregator:
         wants_result: bool,
         step: int,
         carries: bool,
-    ) -> Round:
+    ) -> None:
         """Counts a worker whose slice is in the sum of its host's workers, which comes by
-        `push_host_sum`; `carries`: from this worker. Returns the round.
+        `push_host_sum`; `carries`: from this worker.
 
         If the worker wants a result, whoever sends the sum gets it.
 
@@ -236,7 +236,6 @@ class Aggregator:
             current.host_sums.add(rank)
         if rank == 0:
             current.step = step
-        return current
 
     def push_host_sum(
         self,

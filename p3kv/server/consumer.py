@@ -171,6 +171,8 @@ class Consumer:
                     "host's sum"
                 )
             return Landing(None, partial(self._add, connection, header, _Push(key, state, None)))
+        if header.flags & ENCODED and header.flags & CARRIES:
+            raise ProtocolError(f"it sent an encoded sum of {state.name()}")
         if header.flags & ENCODED:
             gradient = self._buffer_of_encoded(state, header)
             memory = gradient.bytes[: header.payload_bytes]
@@ -287,44 +289,10 @@ class Consumer:
         ended = 0
         key, state, gradient = push
         try:
-            if gradient is None and header.flags & IN_HOST_SUM:
-                joined = self.aggregator.push_in_host_sum(
-                    state,
-                    header.rank,
-                    header.round,
-                    bool(header.flags & WANTS_RESULT),
-                    header.step,
-                    carries=bool(header.flags & CARRIES),
-                )
-                self.lateness.pushed(joined, header.rank)
-            elif gradient is not None and header.flags & CARRIES:
-                self._waiting_bytes -= header.payload_bytes
-                self.aggregator.push_host_sum(
-                    state,
-                    header.rank,
-                    header.round,
-                    gradient,
-                    bool(header.flags & WANTS_RESULT),
-                    header.priority,
-                )
+            if gradient is not None or header.flags & IN_HOST_SUM:
+                self._add_up(header, state, gradient)
+            if gradient is not None:
                 trace_sum(self.tracer, header, start_ns)
-            elif gradient is not None:
-                self._waiting_bytes -= header.payload_bytes
-                encoded = gradient.bytes[: header.payload_bytes] if header.flags & ENCODED else None
-                self.aggregator.push(
-                    state,
-                    header.rank,
-                    header.round,
-                    gradient,
-                    bool(header.flags & WANTS_RESULT),
-                    header.priority,
-                    header.step,
-                    encoded,
-                )
-                trace_sum(self.tracer, header, start_ns)
-                current = state.open_rounds.get(header.round)
-                if current is not None:  # else the round is this worker's own
-                    self.lateness.pushed(current, header.rank)
             ended = newly_ended = self._end_rounds(key, state)
             # What had come for slices of another size may end at once, and be all of that size.
             while newly_ended:
@@ -347,6 +315,27 @@ class Consumer:
             return
         if not ended and self._workers.done:
             self.waiting.check(state)
+
+    def _add_up(self, header: Header, state: SliceState, gradient: Optional[Buffer]) -> None:
+        """Counts a worker's push, and adds what it brings."""
+        rank, round_, flags = header.rank, header.round, header.flags
+        wants_result = bool(flags & WANTS_RESULT)
+        self._waiting_bytes -= header.payload_bytes
+        aggregator = self.aggregator
+        if gradient is None:
+            carries = bool(flags & CARRIES)
+            aggregator.push_in_host_sum(state, rank, round_, wants_result, header.step, carries)
+        elif flags & CARRIES:
+            aggregator.push_host_sum(state, rank, round_, gradient, wants_result, header.priority)
+            return  # the worker was counted before
+        else:
+            encoded = gradient.bytes[: header.payload_bytes] if flags & ENCODED else None
+            aggregator.push(
+                state, rank, round_, gradient, wants_result, header.priority, header.step, encoded
+            )
+        current = state.open_rounds.get(round_)
+        if current is not None:  # else the round is this worker's own
+            self.lateness.pushed(current, rank)
 
     def _act(self, connection: Connection, header: Header, act: _Act) -> None:
         """Does what a frame of a key of rows asks for."""

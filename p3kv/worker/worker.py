@@ -355,7 +355,7 @@ class Worker:
         if connection.ended and not connection.conversation.over:
             # No network is between the two: the process has ended, and the scheduler knows why.
             failure = Failure(reason, "worker", connection.peer, self._known_round())
-            self._control.suspect(failure, second_hand=True)
+            self._control.send(LinkEnded(failure))
         elif not connection.ended:
             reason = f"it broke the protocol: {reason}"
             self._control.suspect(Failure(reason, "worker", connection.peer, self._known_round()))
