@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any, Dict, Iterator, Optional, Sequence
 
 from experiments.campaign import options, turns
-from experiments.campaign.job import run_job
+from experiments.campaign.measure import measure
 from experiments.campaign.records import Records
 from experiments.cluster import Cluster
 from experiments.drawing import curves
@@ -25,7 +25,6 @@ from experiments.drawing.by_spare_hosts import (
     summarize,
     table_text,
 )
-from experiments.emulation.systems import SYSTEMS
 
 _ALONE = (0, 1, 2, 4)
 _MEASURED = {
@@ -55,27 +54,21 @@ def cases(models: Sequence[str], quick: bool) -> Iterator[Case]:
 
 def run(case: Case, iterations: int, warm_up: int) -> Dict[str, Any]:
     """Measures one case on a cluster of its own. Raises RunFailed."""
-    rate, dilation = rate_mbit_s(case.model), DILATION[case.model]
     system, settings = _MEASURED[case.system]
-    module = ["experiments.emulation.emulated_worker", case.model, system]
-    module += [f"--dilation={dilation}", f"--warm-up={warm_up}", f"--iterations={iterations}"]
+    rate = rate_mbit_s(case.model)
     with Cluster(WORKERS + case.alone, rate) as cluster:
         if case.slow:
             cluster.set_rate(rate * SLOW_SHARE, cluster.hosts[-1])
-        job = run_job(cluster, SYSTEMS[system], module, 600.0, settings, workers=WORKERS)
-    return {
-        "rate_mbit_s": rate,
-        "dilation": dilation,
-        "compute_s": job.ends[0]["compute_s"],
-        "iteration_s": [
-            round(max(times), 5) for times in zip(*(end["iteration_s"] for end in job.ends))
-        ],
-        "cpu_s": round(job.cpu_s, 2),
-    }
+        measured = measure(
+            cluster, system, case.model, DILATION[case.model], warm_up, iterations, 600.0,
+            workers=WORKERS, **settings,
+        )  # fmt: skip
+    return turns.facts(measured)
 
 
 def main(argv: Optional[Sequence[str]] = None) -> None:
     parser = turns.parser(__doc__.splitlines()[0])
+    parser.set_defaults(warm_up=6)  # p3kv follows how long five steps have waited
     parser.add_argument("--models", nargs="+", choices=DILATION, default=list(DILATION))
     chosen = parser.parse_args(argv)
     records = Records(options.numbers_path(chosen, "idle_links"), _ABOUT)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any, Dict, Iterator, Optional, Sequence
 
 from experiments.campaign import options, turns
-from experiments.campaign.job import run_job
+from experiments.campaign.measure import measure
 from experiments.campaign.records import Records
 from experiments.campaign.traffic import Sampler
 from experiments.cluster import Cluster
@@ -22,7 +22,6 @@ from experiments.drawing.by_local_workers import (
     summarize,
     table_text,
 )
-from experiments.emulation.systems import SYSTEMS
 from experiments.models import load
 
 _PER_HOST = (1, 2, 4)
@@ -53,26 +52,16 @@ def cases(models: Sequence[str], quick: bool) -> Iterator[Case]:
 
 def run(case: Case, iterations: int, warm_up: int) -> Dict[str, Any]:
     """Measures one case on a cluster of its own. Raises RunFailed."""
-    rate, dilation = rate_mbit_s(case.model), DILATION[case.model]
     system, settings = _MEASURED[case.system]
-    module = ["experiments.emulation.emulated_worker", case.model, system]
-    module += [f"--dilation={dilation}", f"--warm-up={warm_up}", f"--iterations={iterations}"]
-    with Cluster(HOSTS, rate) as cluster:
+    with Cluster(HOSTS, rate_mbit_s(case.model)) as cluster:
         traffic = Sampler(lambda: cluster.interface_counters(cluster.hosts[0]))
-        job = run_job(
-            cluster, SYSTEMS[system], module, 900.0, settings, traffic, per_host=case.per_host
-        )
+        measured = measure(
+            cluster, system, case.model, DILATION[case.model], warm_up, iterations, 900.0,
+            during=traffic, per_host=case.per_host, **settings,
+        )  # fmt: skip
     first, *_, last = traffic.samples()
-    return {
-        "rate_mbit_s": rate,
-        "dilation": dilation,
-        "compute_s": job.ends[0]["compute_s"],
-        "iteration_s": [
-            round(max(times), 5) for times in zip(*(end["iteration_s"] for end in job.ends))
-        ],
-        "sent_share": round((last.sent - first.sent) / iterations / load(case.model).size_bytes, 4),
-        "cpu_s": round(job.cpu_s, 2),
-    }
+    sent_share = (last.sent - first.sent) / iterations / load(case.model).size_bytes
+    return {**turns.facts(measured), "sent_share": round(sent_share, 4)}
 
 
 def main(argv: Optional[Sequence[str]] = None) -> None:

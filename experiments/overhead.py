@@ -1,20 +1,20 @@
-"""What synchronising costs where the network is no limit: time, processor, memory and step().
+"""What synchronising costs: time, processor, memory and step().
 
-Four hosts without a limit on their links, each a worker and a server, SGD on the servers; the
-systems take turns.
+Four hosts, each a worker and a server, SGD on the servers; the systems take turns. Where links have
+no limit, all gradients are ready at once. Where they have one, workers compute as in figure 7.
 
 python -m experiments.overhead
 """
 
 from __future__ import annotations
 
-from typing import Optional, Sequence
+from typing import Optional, Sequence, Union
 
 from tqdm import tqdm
 
 from experiments.campaign import machine, options
 from experiments.campaign.records import Records
-from experiments.campaign.synchronising import Case, run_rounds, run_steps
+from experiments.campaign.synchronising import Case, run_limited, run_rounds, run_steps
 from experiments.cluster import Cluster, missing_requirements
 from experiments.drawing.overhead_tables import PEER, report
 
@@ -22,9 +22,12 @@ HOSTS = 4
 REPETITIONS = 3
 COMPARED = (PEER, "p3kv")
 CASES = (Case("resnet50_at_once", 20), Case("thousand_tensors", 100), Case("vgg19_at_once", 4))
+RATIOS = (1.0, 2.0, 4.0)
+"""M/C of the cases with a limit on the links."""
 _ABOUT = {
     "what": "synchronising without a limit on the links: all gradients are ready at once, and all "
-    "weights are waited for",
+    "weights are waited for; with a limit, where M/C is stated: computation is emulated with timed "
+    "engine operations, whose processor time is part of cpu_s",
     "units": "iteration_s: the slowest worker's, one value for each round; cpu_s: processor time "
     "of all processes in these rounds; worker_rss_kib, server_rss_kib: the most memory that one "
     "held; arrays_rss_kib: a worker's with its arrays and no store; idle_server_rss_kib: a "
@@ -45,20 +48,28 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     path.unlink(missing_ok=True)
     records = Records(path, _ABOUT)
     records.begin(machine.describe("cubic"))
-    turns = [(case, system) for case in (*CASES, None) for system in COMPARED]
+    turns = [(case, system) for case in (*CASES, *RATIOS, None) for system in COMPARED]
     with Cluster(HOSTS) as cluster, Cluster(1) as one_host, tqdm(
         total=repetitions * len(turns)
     ) as bar:
         for _ in range(repetitions):
             for case, system in turns:
-                bar.set_description(f"{case.model if case else 'Trainer.step'}, {system}")
+                bar.set_description(f"{_title(case)}, {system}")
                 if case is None:
                     records.add_run(run_steps(one_host, system))
+                elif isinstance(case, float):
+                    records.add_run(run_limited(HOSTS, case, system))
                 else:
                     records.add_run(run_rounds(cluster, case, system))
                 bar.update()
     print(report(records.runs))
     print(records.path)
+
+
+def _title(case: Union[Case, float, None]) -> str:
+    if case is None:
+        return "Trainer.step"
+    return f"M/C = {case:g}" if isinstance(case, float) else case.model
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
 """Processes that a launcher of ranks has started: their place in a job, as DMLC_* variables.
 
-Such launchers (Open MPI's and MPICH's mpirun, Slurm's srun, an Indexed Job of Kubernetes) start the
-same script several times and number the processes. Each is a worker then, with servers beside it:
-one for each worker, unless DMLC_NUM_SERVER says how many there are in all. Every rank can start its
-own without knowing how many hosts there are, and several servers of a host sum on several cores.
-The process with rank 0 starts the scheduler, too.
+Such launchers (Open MPI's and MPICH's mpirun, Slurm's srun, an Indexed Job of Kubernetes, and all
+that set RANK and WORLD_SIZE) start the same script several times and number the processes. Each is
+a worker then, with servers beside it: one for each worker, unless DMLC_NUM_SERVER says how many
+there are in all. Every rank can start its own without knowing how many hosts there are, and several
+servers of a host sum on several cores. The process with rank 0 starts the scheduler, too.
 """
 
 from __future__ import annotations
@@ -155,5 +155,15 @@ _LAUNCHERS = (
         lambda env: False,
         _numbered(""),
         lambda env: "",
+    ),
+    # Last: others may set these, too. Such launchers may themselves listen at MASTER_PORT, so it
+    # only tells jobs apart.
+    _Launcher(
+        "a launcher with RANK and WORLD_SIZE",
+        "RANK",
+        "WORLD_SIZE",
+        lambda env: env.get("LOCAL_WORLD_SIZE") == env["WORLD_SIZE"],
+        _numbered("ranks", "MASTER_ADDR", "MASTER_PORT"),
+        lambda env: env.get("MASTER_ADDR", ""),
     ),
 )

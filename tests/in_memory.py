@@ -279,7 +279,8 @@ class Worker:
                 self.steps.of_store(0).pushed(step)
         addresses = [None if array is None else array.ctypes.data for array in arrays]
         self.under_way += 1
-        self.calls.append(Transfer(key, round, step, 0, *addresses, done))
+        asks = (key.ask(),) if source is None else key.asks()
+        self.calls.append(Transfer(key, round, step, 0, *addresses, done, asks))
 
     @property
     def may_leave(self) -> bool:

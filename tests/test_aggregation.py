@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from p3kv.consistency import BulkSynchronous
 from p3kv.errors import ProtocolError
-from p3kv.server.aggregation import Aggregator, Result, SliceState
+from p3kv.server.aggregation import Aggregator
 from p3kv.server.buffers import Buffer, BufferPool
 from p3kv.server.optimizer import Optimizer, State
+from p3kv.server.slice_states import Result, SliceState
 from p3kv.wire.header import INITIAL_ROUND
 from p3kv.wire.messages import DeclaredKey
 from tests.served import AS_IT_IS

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from p3kv.checkpoints import newest
 from p3kv.errors import ProtocolError
 from p3kv.wire.header import INITIAL_ROUND, Header, Kind
-from p3kv.wire.messages import UNKNOWN, Checkpoint, Resumed, ResumedStore, StoreAtCut, encode
+from p3kv.wire.messages import UNKNOWN, Checkpoint, Resumed, ResumedStore, StoreAtCut, Terms, encode
 from p3kv.worker.checkpoints import Cut, Cuts
 from tests.in_memory import Event, Job
 from tests.test_schedules import SELDOM, SIZE, Moods, gradient, values
@@ -74,7 +74,7 @@ def test_a_checkpoint_has_each_key_s_round_of_one_step(
             if not events:
                 break
             if sizes and random.random() < 0.02:
-                job.workers[0].tuning.want(sizes.pop())
+                job.workers[0].tuning.want(Terms(sizes.pop()))
             function, *arguments = moods.choice(events)
             function(*arguments)
         assert not any(worker.failures for worker in job.workers)

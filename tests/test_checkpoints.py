@@ -163,6 +163,7 @@ def test_what_can_not_go_on_or_have_checkpoints_is_refused_with_the_reason(left:
     assert "all is refused" in result.output, result.output
 
 
+@pytest.mark.long
 def test_a_module_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
     for resume, right in ((0, "right from step 0"), (1, "right from step 3")):
         result = run_job(

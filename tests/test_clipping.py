@@ -24,7 +24,10 @@ sys.path.insert(0, str(SCRIPTS))
 import clipped
 
 
-@pytest.mark.parametrize(("servers", "slice_size", "exact"), [(2, 100, False), (1, 37, True)])
+@pytest.mark.parametrize(
+    ("servers", "slice_size", "exact"),
+    [(2, 100, False), pytest.param(1, 37, True, marks=pytest.mark.long)],
+)
 def test_weights_are_those_of_one_process_that_clips(
     tmp_path: Path, servers: int, slice_size: int, exact: bool
 ) -> None:

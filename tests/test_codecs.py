@@ -15,6 +15,7 @@ from p3kv.codecs import CODECS, Float16, Identity, make_codec, make_codecs
 from p3kv.errors import ConfigError, ProtocolError
 from p3kv.registry import Choice
 from p3kv.wire.header import ENCODED, INITIAL_ROUND, WANTS_RESULT, Header, Kind
+from p3kv.wire.messages import Terms
 from tests.in_memory import Job
 from tests.jobs import ROOT, SCRIPTS, SUMS_ONLY, run_job
 
@@ -147,7 +148,7 @@ def test_a_residual_stays_with_its_elements_when_slices_get_another_size() -> No
         kept_back = np.zeros(SIZE, np.float32)
         for round_, of_workers in enumerate(gradients, 1):
             if round_ in (2, 5):
-                job.workers[0].tuning.want(SIZE // (round_ + 1))
+                job.workers[0].tuning.want(Terms(SIZE // (round_ + 1)))
             targets = [np.full(SIZE, np.nan, np.float32) for _ in keys]
             for rank, key in enumerate(keys):
                 job.workers[rank].call(key, round_, of_workers[rank].copy(), targets[rank])

@@ -13,10 +13,11 @@ import pytest
 
 from p3kv.consistency import CONSISTENCIES, BulkSynchronous, Consistency, make_consistency
 from p3kv.errors import ConfigError
-from p3kv.server.aggregation import Aggregator, Result, SliceState
+from p3kv.server.aggregation import Aggregator
 from p3kv.server.buffers import BufferPool
+from p3kv.server.slice_states import Result, SliceState
 from p3kv.wire.header import INITIAL_ROUND, URGENT, Kind, pack_header
-from p3kv.wire.messages import DeclaredKey, JobSettings
+from p3kv.wire.messages import DeclaredKey, JobSettings, Terms
 from tests.in_memory import Adding, Job
 from tests.jobs import ROOT, SCRIPTS, SUMS_ONLY, held_port, results, run_job, start_role
 from tests.served import AS_IT_IS
@@ -185,7 +186,7 @@ def test_settings_are_kept_for_a_round_that_has_not_ended_though_its_worker_went
 
 def test_slices_that_are_new_answer_at_once_who_needs_the_last_round_of_the_old_size() -> None:
     with closing(Straggling()) as job:
-        job.ahead.tuning.want(SIZE // 3)
+        job.ahead.tuning.want(Terms(SIZE // 3))
         job.push(0, 1, 2, 3)
         job.push(1, 1, 2)
         job.push(0, 4)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import threading
-from typing import List
+from typing import List, Set
 
 import mxnet as mx
 import pytest
@@ -69,3 +70,27 @@ def test_a_build_with_blocked_layouts_and_no_way_back_is_refused() -> None:
 
     with pytest.raises(NotSupportedError, match="wrong order"):
         engine._bind_reorder(Library())
+
+
+def test_threads_that_ask_at_the_same_time_get_the_addresses_of_their_own_arrays() -> None:
+    arrays = [mx.nd.ones(3) for _ in range(4)]
+    mx.nd.waitall()
+    found: List[Set[int]] = [set() for _ in arrays]
+    threads = [
+        threading.Thread(
+            target=lambda at, array: at.update(engine.address(array) for _ in range(100_000)),
+            args=pair,
+        )
+        for pair in zip(found, arrays)
+    ]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert [len(addresses) for addresses in found] == [1] * len(arrays)
+    assert len(set.union(*found)) == len(arrays)

@@ -18,7 +18,7 @@ import mxnet as mx
 
 TRAININGS = ("sgd-servers", "sgd-workers", "adam-servers", "adam-workers")
 """Of each job: an optimizer, and who updates."""
-SHAPES = ((1, 1), (1, 2), (2, 3), (3, 1), (4, 2))
+SHAPES = ((1, 1), (1, 2), (2, 3), pytest.param((3, 1), marks=pytest.mark.long), (4, 2))
 """Workers and servers: each number of workers and of servers, as many, fewer and more of either."""
 ORDERED = (*TRAININGS, "lamb-servers", "nadam-servers")
 """Trainings in deterministic mode: with whole tensors, and with numbers that keys share, too."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import matplotlib.pyplot as plt
 import pytest
@@ -367,6 +368,8 @@ def test_rounds_memory_and_steps_are_set_beside_the_peers():
         _round("dist_sync", "resnet50_at_once", 0.4, 10.0),
         _round("p3kv", "resnet50_at_once", 0.3, 4.0),
         _round("p3kv", "resnet50_at_once", 0.2, 4.0),
+        _round("dist_sync", "resnet50", 8.0, 5.0, ratio=4.0),
+        _round("p3kv", "resnet50", 6.0, 7.0, ratio=4.0),
         {
             "system": "p3kv",
             "model": "resnet50",
@@ -381,6 +384,9 @@ def test_rounds_memory_and_steps_are_set_beside_the_peers():
     gigabytes = 5 * 4 * load("resnet50").size_bytes / 1e9
     assert float(peer[-1]) == pytest.approx(10.0 / gigabytes, abs=0.01)
     assert (ours[2], ours[-2]) == ("250.0", "0.62")  # medians; 0.25 s of 0.4 s
+    (limited,) = (line.split() for line in lines if re.match("ResNet-50, M/C = 4 +p3kv", line))
+    assert (limited[5], limited[-2]) == ("6000.0", "0.75")
+    assert float(limited[-1]) == pytest.approx(7.0 / gigabytes, abs=0.01)
     part_mib = load("resnet50").size_bytes / 4 / 2**20
     assert beyond[2:] == ["50", f"{100 - 2 * part_mib:.0f}"]
     assert [line.split()[-2:] for line in lines[-2:]] == [["20.0", "40.0"], ["30.0", "30.0"]]

@@ -19,10 +19,8 @@ from tests.jobs import (
     SUMS_ONLY,
     JobResult,
     TrainingJob,
-    connections_of,
     end,
     environment,
-    eventually,
     held_port,
     output_of,
     results,
@@ -110,11 +108,21 @@ def last_line(result: JobResult) -> str:
 def start_all_but_one_worker(port: int) -> Dict[str, subprocess.Popen]:
     """A job of two workers and one server, of which worker 0 has not come."""
     command = [sys.executable, str(SCRIPTS / "join.py")]
+    told = {"P3KV_VERBOSE": 1}
     return {
         "scheduler": start_role("scheduler", command, port, workers=2),
-        "server 0": start_role("server", command, port, workers=2, DMLC_SERVER_ID=0),
-        "worker 1": start_role("worker", command, port, workers=2, DMLC_WORKER_ID=1),
+        "server 0": start_role("server", command, port, workers=2, DMLC_SERVER_ID=0, **told),
+        "worker 1": start_role("worker", command, port, workers=2, DMLC_WORKER_ID=1, **told),
     }
+
+
+def wait_until_known(processes: Dict[str, subprocess.Popen]) -> None:
+    """Returns when each process and the scheduler know each other: connected is too early."""
+    for name in processes.keys() - {"scheduler"}:
+        said = processes[name].stdout
+        assert said is not None
+        while "the scheduler has answered" not in (line := said.readline()):
+            assert line, f"{name} has ended"
 
 
 @pytest.mark.parametrize("victim", ["worker 1", "server 0", "scheduler"])
@@ -124,8 +132,7 @@ def test_a_process_killed_during_the_rendezvous_is_named_by_all_others_which_end
     with held_port() as port:
         processes = start_all_but_one_worker(port.getsockname()[1])
         try:
-            scheduler = processes["scheduler"].pid
-            eventually(lambda: len(connections_of(scheduler, psutil.CONN_ESTABLISHED)) == 2)
+            wait_until_known(processes)
             processes[victim].kill()
             ended = results(processes, time.monotonic(), timeout_s=PROMISED_S)
         finally:

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from p3kv.consistency import BulkSynchronous
-from p3kv.server.aggregation import Aggregator, SliceState
+from p3kv.server.aggregation import Aggregator
 from p3kv.server.buffers import BufferPool
 from p3kv.server.finite import NotFinite
 from p3kv.server.rows import RowsKey
+from p3kv.server.slice_states import SliceState
 from p3kv.wire.header import INITIAL_ROUND
 from p3kv.wire.messages import UNKNOWN, DeclaredKey
 from p3kv.wire.rows import NUMBER, Rows

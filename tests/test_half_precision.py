@@ -10,9 +10,10 @@ import pytest
 from p3kv.codecs import CODECS, KeyCodecs
 from p3kv.consistency import BulkSynchronous
 from p3kv.registry import Choice
-from p3kv.server.aggregation import Aggregator, SliceState
+from p3kv.server.aggregation import Aggregator
 from p3kv.server.buffers import BufferPool
 from p3kv.server.optimizer import Optimizer, State
+from p3kv.server.slice_states import SliceState
 from p3kv.wire.header import INITIAL_ROUND
 from p3kv.wire.messages import DeclaredKey
 

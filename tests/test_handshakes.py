@@ -252,7 +252,8 @@ def start_intruders(port: int, job: str, secret: str) -> Dict[str, subprocess.Po
     }
 
 
-@pytest.mark.parametrize("encrypt", [0, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("encrypt", [0, 1])
 def test_training_goes_on_to_the_right_result_while_others_connect(
     tmp_path: Path, encrypt: int
 ) -> None:

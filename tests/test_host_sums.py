@@ -29,7 +29,7 @@ from p3kv.wire.header import (
     Kind,
     pack_header,
 )
-from p3kv.wire.messages import SharedMemory
+from p3kv.wire.messages import SharedMemory, Terms
 from p3kv.worker.shared_memory import OwnMemory, TheirMemory
 from tests.in_memory import Adding, AddingWhole
 from tests.jobs import SCRIPTS, JobResult, end, held_port, results, run_job, start_role
@@ -81,7 +81,7 @@ def test_results_are_right_whatever_the_order_of_events(
         ahead, moods = random.choice([1, 3]), Moods(random)
         while events := list(job.events(ahead)):
             if sizes and random.random() < 0.02:
-                job.workers[0].tuning.want(sizes.pop())
+                job.workers[0].tuning.want(Terms(sizes.pop()))
             function, *arguments = moods.choice(events)
             function(*arguments)
         for worker in job.workers:
@@ -148,6 +148,13 @@ def test_a_neighbour_that_is_killed_is_named_by_the_others() -> None:
         said = result.said_by(f"worker {rank}")
         assert re.search(r"worker 1 \(round \d\): its process was killed by SIGKILL", said)
     assert "p3kv launch: worker 1" in result.output.splitlines()[-1]
+
+
+def test_a_neighbour_whose_memory_is_private_is_told_in_a_line() -> None:
+    result = run_on_hosts(2, "neighbours.py", "private", workers=2)
+    assert result.code == 1, result.output
+    assert "Set P3KV_LOCAL_AGGREGATION=0 on all workers" in result.output.splitlines()[-1]
+    assert "Traceback" not in result.output
 
 
 def test_what_a_neighbour_or_a_server_may_not_say_of_sums() -> None:

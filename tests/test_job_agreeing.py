@@ -24,9 +24,10 @@ from p3kv.wire.messages import (
     JobSettings,
     KeyRefused,
     Measured,
-    NewSliceSize,
+    NewTerms,
     Ready,
     SliceSize,
+    Terms,
     ToScheduler,
 )
 from tests.jobs import SCRIPTS
@@ -72,10 +73,40 @@ def test_slices_follow_the_slowest_worker_when_the_network_changes_much() -> Non
     assert job.handle(worker(0), Measured(900e6)) == []  # the other one is as slow as before
     assert job.handle(worker(1), Measured(70e6)) == []
     assert job.handle(worker(1), Measured(195e6)) == []  # it may be less
-    assert job.handle(worker(1), Measured(525e6)) == [(worker(0), NewSliceSize(200_000))]
+    assert job.handle(worker(1), Measured(525e6)) == [(worker(0), NewTerms(Terms(200_000)))]
     assert job.handle(worker(1), Measured(900e6)) == []  # twice the size: not worth it
     assert job.handle(worker(1), Measured(105e6)) == []  # it may be more
-    assert job.handle(worker(0), Measured(1e6)) == [(worker(0), NewSliceSize(12_500))]
+    assert job.handle(worker(0), Measured(1e6)) == [(worker(0), NewTerms(Terms(12_500)))]
+
+
+def waiting(job: Job, waits: Dict[int, float]) -> Dict[bytes, NewTerms]:
+    """What the scheduler says when workers report these parts of steps as waiting."""
+    replies = [
+        reply
+        for rank, share in waits.items()
+        for reply in job.handle(worker(rank), Measured(45e6, waiting=share))
+    ]
+    return of(replies, NewTerms)
+
+
+def test_slices_are_large_while_all_workers_wait_much_for_the_network() -> None:
+    job = measuring()
+    for rank in range(2):
+        job.handle(worker(rank), Measured(45e6))
+    job.handle(worker(0), DeclareKey("w", (20_000_000,), "float32"))
+    assert waiting(job, {0: 0.6, 1: 0.2}) == {}  # worker 1 is what worker 0 waits for
+    assert waiting(job, {1: 0.5}) == {worker(0): NewTerms(Terms(156_250, 156_250))}
+    assert waiting(job, {0: 0.2, 1: 0.15}) == {}  # about as before
+    assert waiting(job, {1: 0.05}) == {worker(0): NewTerms(Terms(25_000))}
+
+
+def test_rows_and_small_models_do_not_make_slices_large() -> None:
+    job = measuring()
+    for rank in range(2):
+        job.handle(worker(rank), Measured(45e6))
+    job.handle(worker(0), DeclareKey("w", (3_000_000,), "float32"))
+    job.handle(worker(0), DeclareKey("v", (10**6, 512), "float32", layout="touched_rows"))
+    assert waiting(job, {0: 0.9, 1: 0.9}) == {}
 
 
 def test_a_size_that_was_set_is_not_measured_later_either() -> None:
@@ -95,6 +126,8 @@ def test_a_size_that_was_set_is_not_measured_later_either() -> None:
         Measured(1.0, (1.0, -1.0)),
         Measured(1.0, (1.0, float("nan"))),
         Measured(1.0, (1.0,)),
+        Measured(1.0, waiting=1.1),
+        Measured(1.0, waiting=float("nan")),
     ],
 )
 def test_nothing_else_comes_before_all_have_measured(message: ToScheduler) -> None:
@@ -137,8 +170,9 @@ def test_workers_with_different_settings_end_the_job_and_learn_what_differs(
     job = assembled()
     job.handle(worker(first), Ready(JobSettings(SLICE_SIZE)))
     failure = aborted(job.handle(worker(second), Ready(other)), "Set p3kv.configure", ConfigError)
-    one, another = (f"worker {rank} (10.0.0.7, process {100 + rank})" for rank in (second, first))
-    assert failure.reason == f"{one} has {theirs}, {another} has {ours}"
+    one, another = (f"(10.0.0.7, process {100 + rank})" for rank in (second, first))
+    assert failure.reason == f"it {one} has {theirs}, worker {first} {another} has {ours}"
+    assert failure.where == f"worker {second}"
 
 
 # Keys.

@@ -101,6 +101,28 @@ def test_a_job_of_ranks_on_one_host_needs_nothing_but_its_script(
     assert "worker 1 of 2 has joined" in result.output
 
 
+@needs(_NO_CLUSTER)
+def test_rank_and_world_size_start_a_job_on_two_hosts(cluster: Cluster, tmp_path: Path) -> None:
+    (tmp_path / "stop").touch()
+    first, *_ = cluster.hosts
+    started = []
+    for rank, host in enumerate(cluster.hosts[:2]):
+        place = dict(
+            RANK=rank, WORLD_SIZE=2, LOCAL_WORLD_SIZE=1, MASTER_ADDR=first.address,
+            MASTER_PORT=29500,
+        )  # fmt: skip
+        env = environment(**place, **SUMS_ONLY)
+        command = [*HOLD, str(tmp_path)]
+        started.append(
+            host.popen(
+                command, env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            )
+        )  # fmt: skip
+    outputs = [process.communicate(timeout=DEADLINE_S)[0] for process in started]
+    assert [process.returncode for process in started] == [0, 0], outputs
+    assert "worker 1 of 2 has joined" in outputs[1]
+
+
 @needs(slurm.missing(), _NO_CLUSTER)
 class TestSlurm:
     def test_srun_in_a_batch_script_starts_a_job_and_the_script_itself_is_in_none(

@@ -22,9 +22,10 @@ from p3kv.wire.messages import (
     Bye,
     JobSettings,
     Measured,
-    NewSliceSize,
+    NewTerms,
     Ready,
     SliceSize,
+    Terms,
 )
 from p3kv.worker.clipping import ClippedStep
 from tests.in_memory import Adding, AddingWhole
@@ -95,7 +96,7 @@ def test_each_round_has_the_sum_of_the_workers_that_are_left(
             *job.events(ahead), *((one.leave,) for one in job.workers if one.may_leave)
         ]:  # fmt: skip
             if sizes and random.random() < 0.02:
-                job.workers[0].tuning.want(sizes.pop())
+                job.workers[0].tuning.want(Terms(sizes.pop()))
             function, *arguments = moods.choice(events)
             function(*arguments)
             assert all(server.most_open() <= rule.window + 1 for server in job.servers)
@@ -213,7 +214,7 @@ def test_slices_keep_their_size_when_worker_0_has_left() -> None:
     assert set(of(replies, SliceSize)) == {worker(0), worker(1), worker(2)}
     job.handle(worker(0), Bye())
     for rank in (1, 2):
-        assert of(job.handle(worker(rank), Measured(1e3)), NewSliceSize) == {}
+        assert of(job.handle(worker(rank), Measured(1e3)), NewTerms) == {}
     assert job.failure is None
 
 

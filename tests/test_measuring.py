@@ -9,8 +9,8 @@ import pytest
 
 from experiments.cluster import Cluster, missing_requirements
 from p3kv.consistency import BulkSynchronous
-from p3kv.server.aggregation import Round
 from p3kv.server.lateness import Lateness
+from p3kv.server.slice_states import Round
 from p3kv.wire.messages import DeclaredKey, ServerNumbers, slowest
 from p3kv.worker import step_times
 from p3kv.worker.step_times import StepTimes
@@ -30,7 +30,7 @@ class Steps:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.times = StepTimes()
-        self.keys = [_key(number) for number in range(4)]
+        self.keys = [_key(number) for number in range(len(FORWARD_S))]
         self.now = 0.0
         self.waited_s = 0.0
         self._step = 0
@@ -76,6 +76,21 @@ def test_a_forward_pass_and_what_it_waits_for_are_told_apart(
     layers = times.layers()
     assert [layer.key for layer in layers] == steps.keys
     assert [layer.backward_s for layer in layers[:3]] == pytest.approx(BACKWARD_S[:3])
+
+
+@pytest.mark.parametrize("last_s", [0.02, 0.0002])
+def test_a_forward_pass_that_waits_for_each_layer_is_taken_for_half_a_backward_pass(
+    last_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the last layer, whose own backward pass shows nowhere, takes no time at all."""
+    backward_s = (0.02,) * 39 + (last_s,)
+    monkeypatch.setattr("tests.test_measuring.BACKWARD_S", backward_s)
+    monkeypatch.setattr("tests.test_measuring.FORWARD_S", [seconds / 2 for seconds in backward_s])
+    steps = Steps(monkeypatch)
+    for _ in range(41):
+        steps.step([0.05 * layer for layer in range(1, 41)])
+    waiting = steps.times.waiting_s / steps.times.step_s
+    assert waiting == pytest.approx(steps.waited_s / steps.times.step_s, abs=0.03)
 
 
 def test_a_pause_of_the_script_is_no_waiting_for_the_network(

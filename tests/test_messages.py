@@ -107,6 +107,7 @@ ALLOWED: dict = {
     "store": shorts,
     "rank": ranks,
     "slice_size": slice_sizes,
+    "credit_size": st.none() | slice_sizes,
     **dict.fromkeys(("asked_ns", "received_ns", "sent_ns"), st.integers(0, 2**62)),
     "checkpoint_every": st.integers(1, 2**31 - 1),
     "step": steps,
@@ -347,7 +348,8 @@ HELLO = {
         ({"type": "Ready", "settings": {**SETTINGS, "placement": "x" * 65}}, ToScheduler),
         ({"type": "Ready", "settings": {**SETTINGS, "consistency": "x" * 65}}, ToScheduler),
         ({"type": "DataHello", "rank": 0, "settings": {**SETTINGS, "slice_size": 0}}, DataHello),
-        ({"type": "NewSliceSize", "slice_size": 0}, FromScheduler),
+        ({"type": "NewTerms", "terms": {"type": "Terms", "slice_size": 0}}, FromScheduler),
+        ({"type": "Terms", "slice_size": 9, "credit_size": 0}, Terms),
         ({"type": "AskTime", "asked_ns": -1}, ToScheduler),
         (
             {"type": "TimeTold", "asked_ns": 0, "received_ns": 2**62 + 1, "sent_ns": 0},

@@ -228,7 +228,7 @@ def test_workers_that_want_different_placements_end_the_job() -> None:
     job = ready(assembled(), "balanced", "round_robin")
     assert job.failure is not None
     for word in ("worker 0", "worker 1", "placement='balanced'", "placement='round_robin'"):
-        assert word in job.failure.reason
+        assert word in f"{job.failure.where}: {job.failure.reason}"
 
 
 # Whole jobs.
@@ -250,7 +250,7 @@ def places_told(output: str) -> List[Tuple[int, List[Run]]]:
     ("name", "training", "settings"),
     [
         ("round_robin", "sgd-workers", SUMS_ONLY),
-        ("whole_tensors", "sgd-servers", {}),
+        pytest.param("whole_tensors", "sgd-servers", {}, marks=pytest.mark.long),
         ("biases_last", "sgd-workers", {**SUMS_ONLY, **PLUGIN}),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

@@ -1,4 +1,4 @@
-"""A worker finds its job in the variables of mpirun, srun and Kubernetes; pure."""
+"""A worker finds its job in the variables of launchers of ranks; pure."""
 
 from __future__ import annotations
 
@@ -32,6 +32,16 @@ def srun(rank: int, nodes: str = "n[0-1]", step: str = "0") -> Dict[str, str]:
         "SLURM_JOB_NODELIST": "first,last",
         "SLURM_JOB_ID": "7",
         "SLURM_STEP_ID": step,
+    }
+
+
+def torchrun(rank: int, here: int = 2, port: int = 29500) -> Dict[str, str]:
+    return {
+        "RANK": str(rank),
+        "WORLD_SIZE": "4",
+        "LOCAL_WORLD_SIZE": str(here),
+        "MASTER_ADDR": "10.0.0.3",
+        "MASTER_PORT": str(port),
     }
 
 
@@ -99,6 +109,19 @@ def test_on_one_host_the_job_stays_there() -> None:
     assert root(mpirun(1, size=4, here=4)) == "127.0.0.1"
     assert root({**srun(1), "SLURM_STEP_NUM_NODES": "1"}) == "127.0.0.1"
     assert root({"PMI_RANK": "0", "PMI_SIZE": "2", "MPI_LOCALNRANKS": "2"}) == "127.0.0.1"
+    assert root(torchrun(3, here=4)) == "127.0.0.1"
+
+
+def test_rank_and_world_size_are_enough_where_the_first_host_is_told() -> None:
+    places = [place(torchrun(rank, port=port)) for rank in range(4) for port in (29500, 29501)]
+    found = [one.variables for one in places if one is not None]
+    assert [int(one["DMLC_WORKER_ID"]) for one in found] == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert {(one["DMLC_PS_ROOT_URI"], one["DMLC_NUM_SERVER"]) for one in found} == {
+        ("10.0.0.3", "4")
+    }
+    ports = {one["DMLC_PS_ROOT_PORT"] for one in found}
+    assert len(ports) == 2 and not ports & {"29500", "29501"}
+    assert root({**torchrun(1), **mpirun(1)}) == "10.0.0.1"
 
 
 def test_mpirun_inside_of_an_allocation_counts_before_srun() -> None:
@@ -108,14 +131,16 @@ def test_mpirun_inside_of_an_allocation_counts_before_srun() -> None:
 def test_where_nobody_says_which_host_is_the_first_the_user_must() -> None:
     mpich = {"PMI_RANK": "1", "PMI_SIZE": "4", "MPI_LOCALNRANKS": "2"}
     indexed = {"JOB_COMPLETION_INDEX": "1", "DMLC_NUM_WORKER": "4"}
-    for environ, name in ((mpich, "MPICH's mpiexec"), (indexed, "Kubernetes")):
+    ranks = {"RANK": "1", "WORLD_SIZE": "4"}
+    named = ((mpich, "MPICH's mpiexec"), (indexed, "Kubernetes"), (ranks, "RANK and WORLD_SIZE"))
+    for environ, name in named:
         with pytest.raises(ConfigError, match=f"{name} .*rank 1 of 4.*DMLC_PS_ROOT_URI"):
             place(environ)
         assert root({**environ, "DMLC_PS_ROOT_URI": "train-0.train"}) == "train-0.train"
 
 
 def test_several_hosts_need_a_secret() -> None:
-    for environ in (mpirun(1), srun(1)):
+    for environ in (mpirun(1), srun(1), torchrun(1)):
         with pytest.raises(ConfigError, match="Set P3KV_SECRET to the same text in all"):
             Launch.from_environment(environ)
 

@@ -139,12 +139,12 @@ def test_a_worker_that_can_t_connect_again_ends_the_job_when_it_has_waited_long_
     tmp_path: Path,
 ) -> None:
     with TrainingJob(
-        tmp_path, 2, 1, P3KV_SILENCE_TIMEOUT_S=3, TEST_RESET_BYTES=1 << 20,
+        tmp_path, 2, 1, P3KV_SILENCE_TIMEOUT_S=6, TEST_RESET_BYTES=1 << 20,
         TEST_RESET_FOR_GOOD=tmp_path / "trains-0", **RESETTING,
     ) as job:  # fmt: skip
         result = job.result(timeout_s=60.0)
     assert result.code == 1, result.output
-    assert "no new connection could be made for 3 s" in result.output, result.output
+    assert "no new connection could be made for 6 s" in result.output, result.output
     assert "The job goes on when there is a new one" in result.output
 
 

@@ -15,10 +15,11 @@ from p3kv.consistency import BulkSynchronous
 from p3kv.errors import ProtocolError
 from p3kv.frontends.mxnet.optimizer_settings import plain
 from p3kv.frontends.mxnet.server_optimizer import MXNetOptimizer
-from p3kv.server.aggregation import Aggregator, SliceState
+from p3kv.server.aggregation import Aggregator
 from p3kv.server.buffers import BufferPool
 from p3kv.server.keys import ServerKey
 from p3kv.server.optimizer import Optimizer, State
+from p3kv.server.slice_states import SliceState
 from p3kv.slicing import Run, Slice, make_layout
 from p3kv.wire.header import INITIAL_ROUND
 from p3kv.wire.messages import DeclaredKey, Terms, encode

@@ -14,6 +14,7 @@ from p3kv.slicing import (
     cut,
     gradient_credit_bytes,
     loads_with,
+    patient_sizes,
     slice_size_for,
     value_credit_bytes,
 )
@@ -97,7 +98,7 @@ def test_slices_take_some_milliseconds_on_every_usual_network(rate_bit_s: float)
 @given(st.floats(0, 1e12), st.floats(0, 1e12))
 def test_a_faster_network_never_gets_smaller_slices(one: float, other: float) -> None:
     slower, faster = (slice_size_for(rate, servers=4) for rate in sorted((one, other)))
-    assert SIZES_ELEMS[0] <= slower <= faster <= SIZES_ELEMS[-1]
+    assert min(SIZES_ELEMS.values()) <= slower <= faster <= max(SIZES_ELEMS.values())
 
 
 @given(st.floats(0.8, 1.12))
@@ -112,6 +113,18 @@ def test_what_a_server_sends_of_a_slice_does_not_grow_with_many_hosts(
 ) -> None:
     few, many = slice_size_for(rate_bytes_s, servers=8), slice_size_for(rate_bytes_s, hosts)
     assert 0 < hosts * many <= 8 * max(few, 25_000)
+
+
+@given(st.floats(150e6, 8e9), st.integers(0, 10**9), st.integers(2, 16))
+def test_where_all_wait_slices_are_as_large_or_larger_and_a_step_has_many(
+    rate_bit_s: float, elems: int, hosts: int
+) -> None:
+    size = slice_size_for(rate_bit_s / 8, hosts)
+    patient, for_credit = patient_sizes(size, elems, hosts)
+    assert size <= for_credit <= patient <= max(size, 200_000, for_credit)
+    assert patient == size or patient * 128 <= elems
+    credits_bytes = (c(for_credit, hosts) for c in (gradient_credit_bytes, value_credit_bytes))
+    assert (hosts - 1) * sum(credits_bytes) <= 0.1 * rate_bit_s / 8
 
 
 @given(st.integers(1, 2**28), st.integers(1, 200))

@@ -6,7 +6,7 @@ from typing import List, Tuple
 
 import pytest
 
-from p3kv.server.aggregation import SliceState
+from p3kv.server.slice_states import SliceState
 from p3kv.server.stalls import Stalls, Wait
 from p3kv.wire.messages import DeclaredKey, Stalled
 from tests.jobs import SUMS_ONLY, run_job
@@ -63,7 +63,9 @@ def test_after_the_timeout_the_worker_that_is_missing_ends_the_job() -> None:
     ("how", "missing", "what", "mine"),
     [
         ("skips", 1, "parameter 'net_dense0_weight' (key 1) in round 3", "That is this worker."),
-        ("more", 1, "in round 1", "which has never initialised it"),
+        pytest.param(
+            "more", 1, "in round 1", "which has never initialised it", marks=pytest.mark.long
+        ),
         ("unknown", 0, "its initial value", "which has never initialised it"),
     ],
 )

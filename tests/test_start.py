@@ -45,7 +45,12 @@ def test_servers_get_ready_for_optimizers_while_workers_build_their_models(tmp_p
 
 
 @pytest.mark.parametrize(
-    ("setting", "with_store"), [(None, "0.000100"), ("0.002", "0.002000"), ("0", "0.005000")]
+    ("setting", "with_store"),
+    [
+        (None, "0.000100"),
+        pytest.param("0.002", "0.002000", marks=pytest.mark.long),
+        ("0", "0.005000"),
+    ],
 )
 def test_the_switch_interval_is_lowered_while_the_store_exists(
     setting: str, with_store: str

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from p3kv.errors import P3Error, ProtocolError
 from p3kv.server.optimizer import State
 from p3kv.wire.header import INITIAL_ROUND, MAX_STATE_BYTES, Header, Kind
-from p3kv.wire.messages import DeclaredKey, StateOutline
+from p3kv.wire.messages import DeclaredKey, StateOutline, Terms
 from p3kv.wire.states import ArrivingState, PlainState
 from tests.in_memory import Adding, Event, Job, Worker
 from tests.test_schedules import SIZE, Moods, gradient
@@ -155,7 +155,7 @@ def test_states_are_those_of_the_round_while_sizes_change(seed: int, servers: in
             if not events:
                 break
             if sizes and random.random() < 0.02:
-                job.workers[0].tuning.want(sizes.pop())
+                job.workers[0].tuning.want(Terms(sizes.pop()))
             function, *arguments = moods.choice(events)
             function(*arguments)
         assert not any(worker.failures for worker in job.workers)

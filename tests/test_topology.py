@@ -51,10 +51,11 @@ def time_of(topology: Topology) -> float:
     st.lists(names, min_size=1, max_size=8),
     st.dictionaries(names, st.floats(0.05, 20.0)),
 )
-def test_no_shares_are_better(servers: List[str], workers: List[str], rates: dict) -> None:
+def test_no_shares_are_much_better(servers: List[str], workers: List[str], rates: dict) -> None:
     topology = Topology(tuple(servers), tuple(workers), rates)
     assert min(topology.shares) >= 0 and sum(topology.shares) == pytest.approx(1)
-    assert time_of(topology) == pytest.approx(least_time(topology), rel=1e-6)
+    least = least_time(topology)
+    assert (1 - 1e-6) * least <= time_of(topology) <= (1.01 + 1e-6) * least
     assert topology.busy == pytest.approx(time_of(topology), rel=1e-6)
 
 
@@ -62,8 +63,10 @@ def test_no_shares_are_better(servers: List[str], workers: List[str], rates: dic
 def test_hosts_without_a_worker_keep_what_theorem_1_says(alone: int, time: float) -> None:
     workers = tuple("abcd")
     topology = Topology(workers + tuple("stuv"[:alone]), workers)
-    assert time_of(topology) == pytest.approx(time)
-    assert topology.shares[:4] == pytest.approx([(4 - alone) / (16 + 2 * alone)] * 4, abs=1e-9)
+    assert time <= time_of(topology) + 1e-9 <= 1.01 * time
+    assert topology.shares[:4] == pytest.approx([(4 - alone) / (16 + 2 * alone)] * 4, abs=0.01)
+    if alone == 4:
+        assert topology.shares[:4] == pytest.approx([0.0] * 4, abs=1e-9)
 
 
 @given(st.lists(st.integers(1, 5000), min_size=1, max_size=30), st.integers(1, 400))
@@ -109,6 +112,46 @@ def test_a_slow_link_is_found_and_one_that_was_not_full_is_not(slow: str, alone:
     fastest = max(rates.values())
     for host in servers:
         assert rates[host] / fastest == pytest.approx(links[host] / 100.0, rel=0.15)
+
+
+@pytest.mark.parametrize(
+    "flows",
+    [
+        [[133.0, 3.5, 3.5, 4.9, 8.6], [4.3, 161.1, 4.4, 5.4, 7.3],
+         [4.7, 4.2, 253.7, 5.9, 7.2], [2.7, 4.0, 3.2, 151.1, 7.9]],
+        [[107.5, 1.6, 2.2, 3.0, 4.3, 5.3, 5.1, 5.5], [1.4, 176.9, 2.1, 2.8, 5.0, 4.7, 5.1, 4.8],
+         [1.4, 2.1, 150.3, 2.3, 5.5, 5.0, 5.6, 3.8], [1.9, 1.4, 1.4, 172.1, 4.6, 5.5, 4.9, 4.2]],
+        [[78.0, 2.19, 1.45, 1.9, 5.59, 3.6, 4.45, 4.96],
+         [2.03, 135.67, 1.39, 1.56, 6.98, 4.36, 4.74, 6.01],
+         [2.35, 1.4, 139.76, 3.07, 4.83, 5.31, 5.97, 4.5],
+         [3.65, 1.4, 1.61, 87.45, 5.87, 4.26, 3.84, 4.76]],
+    ],
+)  # fmt: skip
+def test_equal_links_have_equal_rates_where_servers_have_hosts_of_their_own(
+    flows: List[List[float]],
+) -> None:
+    """As they were measured on links of 263 Mbit/s, in MB/s."""
+    servers = [f"10.0.0.{number}" for number in range(len(flows[0]))]
+    rates = link_rates(servers, servers[: len(flows)], flows)
+    assert len(set(rates.values())) == 1
+
+
+@pytest.mark.parametrize(
+    ("servers", "workers", "rates", "even"),
+    [
+        ("ab", "ab", {}, True),
+        ("aabb", "abab", {"a": 2.0, "b": 2.0}, True),
+        ("ab", "ab", {"a": 1.0, "b": 2.0}, False),
+        ("abc", "ab", {}, False),
+        ("ab", "abb", {}, False),
+        ("a", "ab", {}, False),
+        ("cd", "ab", {}, False),
+    ],
+)
+def test_hosts_are_even_that_have_the_same_processes_and_links(
+    servers: str, workers: str, rates: Dict[str, float], even: bool
+) -> None:
+    assert Topology(tuple(servers), tuple(workers), rates).is_even == even
 
 
 def test_nothing_is_concluded_where_nothing_was_measured() -> None:

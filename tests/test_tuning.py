@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import subprocess
-from typing import List, Tuple
+from typing import Dict, List, Optional, Tuple, cast
 
 import pytest
 
 from experiments.cluster import Cluster, missing_requirements
 from p3kv.config import Settings
+from p3kv.slicing import LEAST_CREDIT_BYTES
+from p3kv.wire.connection import Connection
+from p3kv.wire.framing import FrameWriter
 from p3kv.wire.header import INITIAL_ROUND
 from p3kv.wire.loop import Drain
-from p3kv.wire.messages import Terms
+from p3kv.wire.messages import Measured, Terms
 from p3kv.wire.terms import TermsByRound
+from p3kv.worker.departures import Departures
+from p3kv.worker.step_times import StepTimes
 from p3kv.worker.tuning import Tuning
 from tests.jobs import run_job, start_on
 
@@ -22,21 +27,52 @@ CALM_ROUNDS = 4
 """How many rounds are made before the network changes."""
 
 
+class Held:
+    """A connection that notes its credit."""
+
+    def __init__(self) -> None:
+        self.writer = FrameWriter()
+        self.credit_bytes = 0
+
+    def hold_at_most(self, size_bytes: int) -> None:
+        self.credit_bytes = size_bytes
+
+
 class Tuned:
     """A worker's tuning without servers, and what it says."""
 
-    def __init__(self, **settings: int) -> None:
+    def __init__(
+        self, servers: int = 0, first_elems: Optional[int] = 100_000, **settings: int
+    ) -> None:
         self.drain = Drain()
         self.terms = TermsByRound()
-        self.reports: List[float] = []
+        self.times = StepTimes()
+        self.measured: List[Measured] = []
+        self.held = {server: Held() for server in range(servers)}
+        held = cast(Dict[int, Connection], self.held)
+        self.departures = Departures(held)
         self.tuning = Tuning(
-            0, {}, self.terms, Settings(**settings), WINDOW, self.drain, self.reports.append
-        )
-        self.tuning.announce(INITIAL_ROUND, Terms(100_000))
+            0, held, self.terms, Settings(**settings), WINDOW, self.drain, self.times,
+            self.departures, self.measured.append,
+        )  # fmt: skip
+        if first_elems is not None:
+            self.tuning.announce(INITIAL_ROUND, Terms(first_elems))
         self.step = 0
 
-    def rounds(self, count: int, rate_bytes_s: float, seconds: float = 0.5) -> None:
+    @property
+    def credits_bytes(self) -> List[int]:
+        return [connection.credit_bytes for connection in self.held.values()]
+
+    @property
+    def reports(self) -> List[float]:
+        return [measured.rate_bytes_s for measured in self.measured]
+
+    def rounds(
+        self, count: int, rate_bytes_s: float, seconds: float = 0.5, waiting: float = 0.0
+    ) -> None:
         for _ in range(count):
+            self.times.step_s += 1.0
+            self.times.waiting_s += waiting
             self.drain.bytes += int(rate_bytes_s * seconds)
             self.drain.seconds += seconds
             self.next_step()
@@ -70,19 +106,89 @@ def test_rounds_that_do_not_wait_for_the_network_say_nothing_of_it() -> None:
     assert tuned.reports == []
 
 
+def test_how_long_steps_wait_is_told_again_when_it_changes() -> None:
+    tuned = Tuned()
+    tuned.rounds(5, 10 * MB, waiting=0.3)
+    tuned.rounds(5, 10 * MB, waiting=0.33)
+    tuned.rounds(2, 10 * MB, waiting=0.9)  # a disturbance
+    tuned.rounds(5, 10 * MB, waiting=0.3)
+    tuned.rounds(5, 10 * MB, seconds=0.001, waiting=0.0)  # the network is fast now
+    assert [measured.waiting for measured in tuned.measured] == pytest.approx([0.3, 0.0])
+
+
+def test_steps_that_only_wait_are_no_more_than_all_waiting() -> None:
+    tuned = Tuned()
+    tuned.times.step_s = tuned.times.waiting_s = 0.1
+    tuned.next_step()
+    for _ in range(6):
+        tuned.drain.bytes, tuned.drain.seconds = tuned.drain.bytes + MB, tuned.drain.seconds + 0.5
+        tuned.times.step_s += 0.1
+        tuned.times.waiting_s += 0.1 + 1e-15
+        tuned.next_step()
+    assert [measured.waiting for measured in tuned.measured] == [1.0]
+
+
 def test_another_size_holds_from_the_first_round_that_nobody_may_have_pushed_for() -> None:
     tuned = Tuned()
     tuned.rounds(3, 10 * MB)
-    tuned.tuning.want(25_000)
+    tuned.tuning.want(Terms(25_000))
     tuned.next_step()
     assert tuned.size(tuned.step + WINDOW - 1) == 100_000
     assert tuned.size(tuned.step + WINDOW) == 25_000
+
+
+def test_rank_0_may_announce_a_size_before_this_worker_knows_the_first_one() -> None:
+    tuned = Tuned(first_elems=None)
+    for _ in range(2):  # each server passes it on
+        tuned.tuning.announced(5, Terms(25_000))
+    tuned.tuning.announce(INITIAL_ROUND, Terms(100_000))
+    assert [tuned.size(round_) for round_ in (INITIAL_ROUND, 4, 5)] == [100_000, 100_000, 25_000]
+
+
+def test_the_credit_is_that_of_the_newest_size_whichever_was_set_last() -> None:
+    early, in_order = Tuned(servers=1, first_elems=None), Tuned(servers=1)
+    for tuned in (early, in_order):
+        tuned.tuning.announced(5, Terms(12_500))
+    early.tuning.announce(INITIAL_ROUND, Terms(100_000))
+    assert early.credits_bytes == in_order.credits_bytes
+
+
+def test_servers_share_the_credit_by_what_they_keep() -> None:
+    held = {server: Held() for server in range(3)}
+    servers = cast(Dict[int, Connection], held)
+    tuning = Tuning(
+        0, servers, TermsByRound(), Settings(), WINDOW, Drain(), StepTimes(),
+        Departures(servers), lambda measured: None,
+    )  # fmt: skip
+    tuning.announce(INITIAL_ROUND, Terms(100_000))
+    equal = held[0].credit_bytes
+    assert {one.credit_bytes for one in held.values()} == {equal}
+    tuning.declared([(0, 1_000_000), (2, 3_000_000)])
+    tuning.begin_step(1)
+    credits = [held[server].credit_bytes for server in range(3)]
+    assert credits == [pytest.approx(0.75 * equal, abs=1), LEAST_CREDIT_BYTES, 2.25 * equal]
 
 
 def test_a_size_that_is_set_stays() -> None:
     tuned = Tuned(slice_size=100_000)
     tuned.rounds(20, 1 * MB)
     assert tuned.reports == []
+
+
+@pytest.mark.parametrize("settings", [{}, {"slice_size": 100_000}])
+def test_gradients_leave_in_turn_where_servers_keep_unequal_parts_and_steps_mostly_wait(
+    settings: Dict[str, int],
+) -> None:
+    tuned = Tuned(servers=2, **settings)
+    tuned.tuning.declared([(0, 1000), (1, 950)])
+    tuned.rounds(10, 10 * MB, waiting=0.8)
+    assert not tuned.departures.pays
+    tuned.tuning.declared([(1, 1000)])
+    tuned.rounds(1, 10 * MB, waiting=0.8)
+    assert tuned.departures.pays
+    for waiting, pays in ((0.45, True), (0.3, False), (0.45, False), (0.6, True)):
+        tuned.rounds(5, 10 * MB, waiting=waiting)
+        assert tuned.departures.pays == pays
 
 
 @pytest.mark.alone

@@ -236,8 +236,10 @@ WELCOMED: Dict[str, Tuple[Callable[[int], bytes], str]] = {
     ),
     "slices of no elements": (lambda rank: slices(rank, 0), "a slice is 0,"),
     "other slices": (
-        lambda rank: slices(rank, round=4) + slices(rank, 7, round=4), "slice_size=7) from round 4"
+        lambda rank: slices(rank, round=4) + slices(rank, 7, round=4),
+        "slice_size=7, credit_size=None) from round 4",
     ),
+    "the first slices": (slices, "from round 0 on, which each worker knows already"),
     "another server's words": (lambda rank: slices(rank + 1), "sent a frame of server"),
     "the end of a round that nobody waits for": (partial(frame, Kind.ENDED), "key 0"),
     "squares of a step that nobody clips": (

@@ -57,11 +57,14 @@ def measure(
     timeout_s: float = 300.0,
     spans: bool = False,
     during: Optional[ContextManager[object]] = None,
+    workers: Optional[int] = None,
+    per_host: int = 1,
     **settings: object,
 ) -> Run:
     """Runs `system` on all hosts of `cluster`, each a worker and, if it has servers, a server.
 
-    `during`, `settings` and what is raised are those of `experiments.campaign.job.run_job`.
+    `during`, `workers`, `per_host`, `settings` and what is raised are those of
+    `experiments.campaign.job.run_job`.
     """
     arguments = [model, system, f"--dilation={dilation}", f"--warm-up={warm_up}"]
     arguments += [f"--iterations={iterations}", *(["--spans"] if spans else [])]
@@ -72,6 +75,8 @@ def measure(
         timeout_s,
         settings,
         during,
+        workers,
+        per_host,
     )
     by_rank = {end["rank"]: end for end in job.ends}
     return Run(

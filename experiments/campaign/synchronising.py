@@ -1,4 +1,4 @@
-"""Runs without a limit on the links: whole rounds of a store, and `Trainer.step` alone."""
+"""Runs that tell what synchronising costs: whole rounds of a store, and `Trainer.step` alone."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import subprocess
 import sys
 from typing import Any, Dict, NamedTuple
 
+from experiments.campaign.campaign import DILATION, point
 from experiments.campaign.job import run_job
 from experiments.campaign.measure import measure
 from experiments.cluster import Cluster
@@ -13,6 +14,9 @@ from experiments.emulation.systems import SYSTEMS
 
 STEPS = ("pending_step_s", "ready_step_s")
 """`Trainer.step` while backward goes on, and when all gradients are ready."""
+_LIMITED_ITERATIONS = 4
+_ADAPTED = 9
+"""After so many steps p3kv's slices have the size that they keep."""
 
 
 class Case(NamedTuple):
@@ -35,6 +39,26 @@ def run_rounds(cluster: Cluster, case: Case, system: str) -> Dict[str, Any]:
         "arrays_rss_kib": result.arrays_rss_kib,
         "server_rss_kib": result.server_rss_kib,
         "idle_server_rss_kib": _idle_server_rss_kib(),
+    }
+
+
+def run_limited(hosts: int, ratio: float, system: str) -> Dict[str, Any]:
+    """Measures iterations of ResNet-50 on links at whose rate M is `ratio` times C, when `system`
+    has had time to adapt to them. Raises RunFailed."""
+    at = point("resnet50", hosts, ratio, DILATION["resnet50"], [system], _LIMITED_ITERATIONS)
+    with Cluster(hosts, at.rate_mbit_s) as cluster:
+        result = measure(
+            cluster, system, at.model, at.dilation, _ADAPTED, _LIMITED_ITERATIONS, timeout_s=600.0
+        )
+    return {
+        "model": at.model,
+        "ratio": ratio,
+        "system": system,
+        "hosts": hosts,
+        "rate_mbit_s": at.rate_mbit_s,
+        "dilation": at.dilation,
+        "iteration_s": [round(seconds, 6) for seconds in result.iteration_s],
+        "cpu_s": round(result.cpu_s, 2),
     }
 
 

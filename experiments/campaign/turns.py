@@ -11,6 +11,7 @@ from typing import Any, Callable, Dict, Sequence
 from tqdm import tqdm
 
 from experiments.campaign import machine, options
+from experiments.campaign.measure import Run
 from experiments.campaign.records import Records
 from experiments.cluster import missing_requirements
 
@@ -24,6 +25,17 @@ def parser(description: str) -> argparse.ArgumentParser:
     made.add_argument("--warm-up", type=int, default=2, metavar="N")
     made.add_argument("--draw", action="store_true", help="measure nothing, draw what is there")
     return made
+
+
+def facts(run: Run) -> Dict[str, Any]:
+    """What a figure keeps of a run."""
+    return {
+        "rate_mbit_s": run.rate_mbit_s,
+        "dilation": run.dilation,
+        "compute_s": run.compute_s,
+        "iteration_s": [round(seconds, 5) for seconds in run.iteration_s],
+        "cpu_s": round(run.cpu_s, 2),
+    }
 
 
 def measure(

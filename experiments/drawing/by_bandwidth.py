@@ -19,7 +19,7 @@ OVER = ("dist_sync_apart", "dist_sync", "mxnet_p3", "slicing", "horovod")
 """The systems that p3kv is compared with; the first is the paper's baseline."""
 
 PEERS = ("dist_sync_apart", "dist_sync", "mxnet_p3")
-"""MXNet's own stores."""
+"""MXNet's own stores; the first two have no slices."""
 
 
 class Setup(NamedTuple):
@@ -98,6 +98,7 @@ def summarize(runs: Sequence[Mapping[str, Any]]) -> List[Dict[str, Any]]:
                     }
                     for rate, seconds in sorted(ours.items(), reverse=True)
                 ],
+                "slices_alone": {peer: _slices_alone(setup, times, peer) for peer in PEERS[:2]},
                 "unlimited_efficiency": unlimited,
                 "limited_by_this_machine": curves.limited(unlimited),
             }
@@ -109,6 +110,17 @@ def _over_best_peer(times: Mapping[str, Mapping[float, Spread]], rate: float) ->
     """How much more throughput p3kv has than the best of MXNet's own stores at a rate."""
     theirs = [times[peer][rate].median for peer in PEERS if rate in times.get(peer, {})]
     return round(min(theirs) / times["p3kv"][rate].median - 1, 4) if theirs else None
+
+
+def _slices_alone(
+    setup: Setup, times: Mapping[str, Mapping[float, Spread]], peer: str
+) -> Dict[str, float]:
+    """By M/C, how much more throughput p3kv's slices have without priorities than a peer."""
+    theirs, ours = times.get(peer, {}), times.get("slicing", {})
+    return {
+        f"{ratio_of(setup, rate):.2g}": round(theirs[rate].median / ours[rate].median - 1, 4)
+        for rate in sorted(set(theirs) & set(ours), reverse=True)
+    }
 
 
 def _greatest(
@@ -159,4 +171,9 @@ def table_text(table: Sequence[Mapping[str, Any]]) -> str:
         lines.append(
             " " * 16 + curves.unlimited_text(row["unlimited_efficiency"]).replace("\n", " ")
         )
+    lines += ["", "By M/C: throughput of slices without priorities over"]
+    for row in table:
+        for peer, gains in row["slices_alone"].items():
+            cells = "".join(f"{ratio:>8}: {gain:>+6.1%}" for ratio, gain in gains.items())
+            lines.append(f"{row['model']:14}{peer:16}{cells or '  not measured'}")
     return "\n".join(lines)

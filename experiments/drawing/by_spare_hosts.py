@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, NamedTuple, Sequence
 
-import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 from scipy.optimize import linprog
 
-from experiments.drawing import curves, output
+from experiments.drawing import bars, curves
 from experiments.models import load
 from p3kv.forecast import bound
 
@@ -18,9 +17,11 @@ RATIO = 4.0
 DILATION = {"resnet50": 1.0, "vgg19": 0.4}
 """How much longer than in `experiments.models` hosts compute, so that two cores carry them all."""
 SLOW_SHARE = 0.5
-_TITLES = {
-    "dist_sync": "MXNet dist_sync", "p3kv_balanced": "p3kv, equal parts", "p3kv": "p3kv"
-}  # fmt: skip
+_SYSTEMS = {
+    "dist_sync": ("MXNet dist_sync", "dist_sync"),
+    "p3kv_balanced": ("p3kv, equal parts", "slicing"),
+    "p3kv": ("p3kv", "p3kv"),
+}
 
 
 class Case(NamedTuple):
@@ -101,8 +102,9 @@ def table_text(table: Sequence[Dict[str, Any]]) -> str:
     for row in table:
         taken = row["iteration_s"]
         where = "one link at half the rate" if row["slow"] else f"{row['alone']} without a worker"
+        title, _ = _SYSTEMS[row["system"]]
         lines.append(
-            f"{row['model']:<9} {where:<26} {_TITLES[row['system']]:<18} {taken['median']:6.3f} s "
+            f"{row['model']:<9} {where:<26} {title:<18} {taken['median']:6.3f} s "
             f"({taken['low']:.3f} to {taken['high']:.3f}), bound {row['bound_s']:.3f} s "
             f"{row['over_bound']:+.1%}"
         )
@@ -111,31 +113,11 @@ def table_text(table: Sequence[Dict[str, Any]]) -> str:
 
 def draw(table: Sequence[Dict[str, Any]]) -> Figure:
     """Bars by hosts for each model, and the bounds as lines."""
-    output.style()
-    models = list(dict.fromkeys(row["model"] for row in table))
-    figure, axes = plt.subplots(1, len(models), figsize=(5.2 * len(models), 3.6), squeeze=False)
-    looks = {"dist_sync": "dist_sync", "p3kv_balanced": "slicing", "p3kv": "p3kv"}
-    for axis, model in zip(axes.flat, models):
-        of = [row for row in table if row["model"] == model]
-        places = list(dict.fromkeys((row["alone"], row["slow"]) for row in of))
-        for row in of:
-            place = places.index((row["alone"], row["slow"]))
-            left = place + 0.27 * (list(_TITLES).index(row["system"]) - 1)
-            taken = row["iteration_s"]
-            label = _TITLES[row["system"]] if place == len(places) - 1 else None
-            axis.bar(
-                left, taken["median"], 0.25, color=curves.LOOKS[looks[row["system"]]].colour,
-                label=label,
-                yerr=[[taken["median"] - taken["low"]], [taken["high"] - taken["median"]]],
-            )  # fmt: skip
-            if row["system"] == "p3kv":
-                label = "bound" if place == 0 else None
-                axis.hlines(row["bound_s"], place - 0.45, place + 0.45, "black", label=label)
-        names = ["half a link" if slow else f"+{alone}" for alone, slow in places]
-        axis.set_xticks(range(len(places)), names)
-        axis.set_xlabel("hosts with a server only, beside four with a worker and a server")
-        axis.set_ylabel("seconds of an iteration")
-        axis.set_title(f"{curves.TITLES[model]}, {rate_mbit_s(model):g} Mbit/s", fontsize=9)
-    axes.flat[0].legend(fontsize=7)
-    curves.foot(figure, [curves.EMULATED])
-    return figure
+    return bars.draw(
+        table,
+        _SYSTEMS,
+        lambda row: (row["alone"], row["slow"]),
+        lambda place: "half a link" if place[1] else f"+{place[0]}",
+        "hosts with a server only, beside four with a worker and a server",
+        rate_mbit_s,
+    )

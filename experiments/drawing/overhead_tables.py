@@ -1,4 +1,5 @@
-"""What synchronising costs, as tables: rounds and their processor time, memory, `Trainer.step`.
+"""What synchronising costs, as tables: rounds and iterations with their processor time, memory,
+`Trainer.step`.
 
 Runs are records as `experiments.overhead` keeps them.
 """
@@ -13,38 +14,27 @@ from experiments.models import load
 
 PEER = "dist_sync"
 """The system that the others are compared with; its runs come first."""
+_Record = Mapping[str, Any]
 _STEPS = {"pending_step_s": "while backward goes on", "ready_step_s": "gradients are ready"}
 
 
 def report(runs: Sequence[Mapping[str, Any]]) -> str:
-    """Returns the tables: rounds and their processor time, memory, `Trainer.step`."""
-    rounds = [run for run in runs if "iteration_s" in run]
+    """Returns the tables: rounds and iterations with their processor time, memory,
+    `Trainer.step`."""
+    timed = [run for run in runs if "iteration_s" in run]
+    rounds = [run for run in timed if "ratio" not in run]
     models = list(dict.fromkeys(run["model"] for run in rounds))
     systems = list(dict.fromkeys(run["system"] for run in runs))
-    lines = [
-        "",
-        f"{'one round':20}{'':12}{'median':>10}{'spread':>20}{'of peer':>9}{'CPU s/GB':>10}",
-    ]
-    for model in models:
-        peer_s = None
-        for system in systems:
-            of = _select(rounds, model, system)
-            if not of:
-                continue
-            seconds = Spread.of([statistics.median(run["iteration_s"]) for run in of])
-            if system == PEER:
-                peer_s = seconds.median
-            share = "-" if peer_s is None else f"{seconds.median / peer_s:.2f}"
-            spread = f"{seconds.low * 1e3:.1f} - {seconds.high * 1e3:.1f} ms"
-            cpu = statistics.median(_cpu_s_per_gb(run) for run in of)
-            lines.append(
-                f"{model:20}{system:12}{seconds.median * 1e3:>7.1f} ms{spread:>20}{share:>9}"
-                f"{cpu:>10.2f}"
-            )
+    lines = _times("one round", {model: _of(rounds, model=model) for model in models}, systems)
+    limited = [run for run in timed if "ratio" in run]
+    if limited:
+        ratios = sorted({run["ratio"] for run in limited})
+        by_ratio = {f"ResNet-50, M/C = {ratio:g}": _of(limited, ratio=ratio) for ratio in ratios}
+        lines += _times("one iteration", by_ratio, systems)
     lines += ["", f"{'MiB beyond':20}{'':12}{'worker':>10}{'server':>10}"]
     for model in models:
         for system in systems:
-            of = _select(rounds, model, system)
+            of = _of(rounds, model=model, system=system)
             if of:
                 worker, server = (max(each) for each in zip(*map(_beyond_mib, of)))
                 lines.append(f"{model:20}{system:12}{worker:>10.0f}{server:>10.0f}")
@@ -63,8 +53,30 @@ def report(runs: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def _select(runs: Sequence[Mapping[str, Any]], model: str, system: str) -> List[Mapping[str, Any]]:
-    return [run for run in runs if run["model"] == model and run["system"] == system]
+def _times(title: str, cases: Mapping[str, Sequence[_Record]], systems: Sequence[str]) -> List[str]:
+    """A table of each case's times and processor time, by system."""
+    lines = ["", f"{title:22}{'':12}{'median':>11}{'spread':>22}{'of peer':>9}{'CPU s/GB':>10}"]
+    for case, runs in cases.items():
+        peer_s = None
+        for system in systems:
+            of = _of(runs, system=system)
+            if not of:
+                continue
+            seconds = Spread.of([statistics.median(run["iteration_s"]) for run in of])
+            if system == PEER:
+                peer_s = seconds.median
+            share = "-" if peer_s is None else f"{seconds.median / peer_s:.2f}"
+            spread = f"{seconds.low * 1e3:.1f} - {seconds.high * 1e3:.1f} ms"
+            cpu = statistics.median(_cpu_s_per_gb(run) for run in of)
+            lines.append(
+                f"{case:22}{system:12}{seconds.median * 1e3:>8.1f} ms{spread:>22}{share:>9}"
+                f"{cpu:>10.2f}"
+            )
+    return lines
+
+
+def _of(runs: Sequence[_Record], **facts: object) -> List[_Record]:
+    return [run for run in runs if facts.items() <= run.items()]
 
 
 def _cpu_s_per_gb(run: Mapping[str, Any]) -> float:

@@ -1,4 +1,4 @@
-"""What the workers agree on: their settings, the size of slices, and barriers."""
+"""What the workers agree on: their settings, the terms of rounds, and barriers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Dict, Optional, Tuple
 
 from p3kv.scheduler.membership import Membership, Node
 from p3kv.scheduler.replies import JobFails, Replies
-from p3kv.slicing import Topology, link_rates, slice_size_for
+from p3kv.slicing import Topology, link_rates, patient_sizes, slice_size_for
 from p3kv.wire.messages import (
     Agreed,
     BarrierPassed,
@@ -17,17 +17,21 @@ from p3kv.wire.messages import (
     Failure,
     JobSettings,
     Measured,
-    NewSliceSize,
+    NewTerms,
     Ready,
     SliceSize,
+    Terms,
     ToScheduler,
 )
 
-_WORTH_A_CHANGE = 4
-"""The slice size changes only by this factor or more: half or twice the size is as good."""
+_WORTH_A_CHANGE = 3
+"""A size changes only by this factor or more: half or twice the size is as good."""
 _MISMEASURED = 1.4
 """The change must be worth it even if the network is this factor faster or slower than measured.
 Otherwise the size could change again and again."""
+_MUCH_WAITING, _LITTLE_WAITING = 0.25, 0.1
+"""Where hosts are alike and each worker waits for more of its steps than the first part, slices
+become large; where one waits for less than the second, size follows the network's rate alone."""
 
 
 class Agreement:
@@ -39,9 +43,13 @@ class Agreement:
     def __init__(self, members: Membership, num_servers: int) -> None:
         self._members = members
         self._num_servers = num_servers
-        self._slice_size: Optional[int] = None
+        self._terms: Optional[Terms] = None
         self._ready: Dict[bytes, JobSettings] = {}
         self._rates_bytes_s: Dict[bytes, float] = {}
+        self._waiting: Dict[bytes, float] = {}
+        """By worker; the part of steps that is waiting."""
+        self._patient = False
+        """Whether slices are large."""
         self._flows_bytes_s: Dict[bytes, Tuple[float, ...]] = {}
         """By worker, what it sent to each server when all workers measured for the first time."""
         self._lets_workers_leave = False
@@ -51,9 +59,9 @@ class Agreement:
         self._topology: Optional[Topology] = None
 
     @property
-    def slice_size(self) -> Optional[int]:
-        """Most elements in a slice; None until that is agreed on."""
-        return self._slice_size
+    def terms(self) -> Optional[Terms]:
+        """The newest terms; None until workers agree on the first."""
+        return self._terms
 
     @property
     def topology(self) -> Topology:
@@ -80,9 +88,9 @@ class Agreement:
             first = node.identity not in self._rates_bytes_s
             whole = len(message.flows_bytes_s) in (0, self._num_servers)
             rates = (message.rate_bytes_s, *message.flows_bytes_s)
-            in_range = all(0 <= rate < math.inf for rate in rates)
-            return (self._slice_size is None) == first and whole and in_range
-        return not isinstance(message, DeclareKey) or self._slice_size is not None
+            in_range = all(0 <= rate < math.inf for rate in rates) and 0 <= message.waiting <= 1
+            return (self._terms is None) == first and whole and in_range
+        return not isinstance(message, DeclareKey) or self._terms is not None
 
     def ready(self, node: Node, message: Ready) -> Replies:
         """A worker has its store; all must have the same settings."""
@@ -93,7 +101,7 @@ class Agreement:
             if theirs != mine:
                 raise JobFails(
                     Failure(
-                        f"{node.name()} has {mine.besides(theirs)}, "
+                        f"it ({node.place()}) has {mine.besides(theirs)}, "
                         f"{other.name()} has {theirs.besides(mine)}",
                         "worker",
                         node.rank,
@@ -105,35 +113,46 @@ class Agreement:
         if len(self._ready) < len(workers):
             self.check_nobody_is_missed()
             return []
-        self._slice_size = mine.slice_size
+        self._terms = None if mine.slice_size is None else Terms(mine.slice_size)
         self._lets_workers_leave = mine.let_workers_leave
         self._sums_on_hosts = mine.sums_on_hosts
         return [(worker.identity, Agreed()) for worker in workers]
 
-    def measured(self, node: Node, message: Measured) -> Replies:
-        """A worker has measured the network. At first all workers do, later those whose rate has
-        changed."""
+    def measured(self, node: Node, message: Measured, sliced_elems: int) -> Replies:
+        """A worker has measured the network. At first all workers do, later those for whom it has
+        changed. `sliced_elems`: what travels in a step, in slices."""
         self._rates_bytes_s[node.identity] = message.rate_bytes_s
+        self._waiting[node.identity] = message.waiting
         if message.flows_bytes_s:
             self._flows_bytes_s[node.identity] = message.flows_bytes_s
         workers = self._members.workers
         if len(self._rates_bytes_s) < len(workers):
             self.check_nobody_is_missed()
             return []
-        # All workers wait for the slowest.
-        slowest = min(self._rates_bytes_s.values())
-        slice_size = slice_size_for(slowest, self._num_servers)
-        if self._slice_size is None:
-            self._slice_size = slice_size
-            return [(worker.identity, SliceSize(slice_size)) for worker in workers]
-        for off in (_MISMEASURED, 1 / _MISMEASURED):
-            perhaps = slice_size_for(off * slowest, self._num_servers)
-            if max(perhaps / self._slice_size, self._slice_size / perhaps) < _WORTH_A_CHANGE:
-                return []
+        if self._terms is not None:
+            least = min(self._waiting.values())
+            enough = _LITTLE_WAITING if self._patient else _MUCH_WAITING
+            self._patient = self.topology.is_even and least > enough
+        terms = self._terms_for(1.0, sliced_elems)
+        if self._terms is None:
+            self._terms = terms
+            return [(worker.identity, SliceSize(terms.slice_size)) for worker in workers]
+        perhaps = [self._terms_for(off, sliced_elems) for off in (_MISMEASURED, 1 / _MISMEASURED)]
+        if not all(_worth_a_change(self._terms, other) for other in perhaps):
+            return []
         if workers[0].gone:
-            return []  # it alone could announce another size
-        self._slice_size = slice_size
-        return [(workers[0].identity, NewSliceSize(slice_size))]
+            return []  # it alone could announce other terms
+        self._terms = terms
+        return [(workers[0].identity, NewTerms(terms))]
+
+    def _terms_for(self, off: float, sliced_elems: int) -> Terms:
+        """The terms that are right if workers' rates are `off` times those that they measured."""
+        # All workers wait for the slowest.
+        rate_bytes_s = off * min(self._rates_bytes_s.values())
+        size = slice_size_for(rate_bytes_s, self._num_servers)
+        if self._patient:
+            return Terms(*patient_sizes(size, sliced_elems, self._num_servers))
+        return Terms(size)
 
     def barrier(self, node: Node, message: BarrierReached) -> Replies:
         """A worker waits for all workers, which must do the same there."""
@@ -144,8 +163,8 @@ class Agreement:
             if theirs != mine:
                 raise JobFails(
                     Failure(
-                        f"{node.name()} waits {mine or 'at a barrier'}, and {other.name()} waits "
-                        f"{theirs or 'at a barrier'}",
+                        f"it ({node.place()}) waits {mine or 'at a barrier'}, and "
+                        f"{other.name()} waits {theirs or 'at a barrier'}",
                         "worker",
                         node.rank,
                         error="P3Error",
@@ -167,7 +186,7 @@ class Agreement:
             if server.hello.encrypts != encrypts:
                 raise JobFails(
                     Failure(
-                        f"{worker.name()} has encrypt={encrypts}, "
+                        f"it ({worker.place()}) has encrypt={encrypts}, "
                         f"{server.name()} has encrypt={not encrypts}",
                         "worker",
                         worker.rank,
@@ -202,8 +221,13 @@ class Agreement:
         """Raises JobFails if the others wait for a worker that has left."""
         workers = self._members.workers
         starting = 0 < len(self._ready) < len(workers)
-        measuring = self._slice_size is None and bool(self._rates_bytes_s)
+        measuring = self._terms is None and bool(self._rates_bytes_s)
         for worker in workers:
             waiting = starting or measuring or self._needed_at_barrier(worker)
             if waiting and worker.gone and not (starting and worker.identity in self._ready):
                 raise JobFails(self._members.left_early(worker))
+
+
+def _worth_a_change(one: Terms, other: Terms) -> bool:
+    pairs = ((one.slice_size, other.slice_size), (one.size_for_credit, other.size_for_credit))
+    return max(max(a / b, b / a) for a, b in pairs) >= _WORTH_A_CHANGE

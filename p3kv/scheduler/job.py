@@ -164,11 +164,11 @@ class Job:
             self._keys.choose_placement(node, message.settings.placement)
             return self._agreement.ready(node, message)
         if isinstance(message, Measured):
-            return self._agreement.measured(node, message)
+            return self._agreement.measured(node, message, self._keys.sliced_elems)
         if isinstance(message, DeclareKey):
             agreed = self._agreement
-            assert agreed.slice_size is not None
-            return self._keys.declare(node, message, agreed.slice_size, agreed.topology)
+            assert agreed.terms is not None
+            return self._keys.declare(node, message, agreed.terms.size_for_credit, agreed.topology)
         assert isinstance(message, BarrierReached)
         return self._agreement.barrier(node, message)
 

@@ -47,6 +47,8 @@ class Keys:
         self._keys: Dict[Tuple[int, Key], _Record] = {}
         """By the store's number and the key."""
         self._loads_elems = [0] * num_servers
+        self.sliced_elems = 0
+        """Elements of all keys that travel in slices, and not by touched rows."""
 
     def choose_placement(self, node: Node, name: str) -> None:
         """A worker names the placement; raises JobFails for a name that is not registered here."""
@@ -111,6 +113,7 @@ class Keys:
             _refuse(node, f"key {message.key!r}: {error}")
         runs = self._runs(message, layout, layout.full_slice_elems(slice_size), topology)
         self._loads_elems = loads_with(self._loads_elems, runs)
+        self.sliced_elems += 0 if layout.touched_only else layout.size_elems
         return DeclaredKey(
             len(self._keys), message.key, message.shape, message.dtype, runs, message.name,
             message.layout, message.codecs, message.store, message.whole, message.consistency,

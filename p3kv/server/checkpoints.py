@@ -11,10 +11,11 @@ import numpy as np
 
 from p3kv.checkpoints import Abandoned, CutOfKey, KeyOutline, Outline, remove_unneeded, write
 from p3kv.errors import ConfigError, ProtocolError, in_one_line
-from p3kv.server.aggregation import Aggregator, SliceState
+from p3kv.server.aggregation import Aggregator
 from p3kv.server.keys import ServerKey
 from p3kv.server.optimizer import WHOLE, State
 from p3kv.server.rows import RowsKey
+from p3kv.server.slice_states import SliceState
 from p3kv.wire.messages import UNKNOWN, Checkpoint, DeclaredKey, StoreAtCut
 
 _log = logging.getLogger(__name__)

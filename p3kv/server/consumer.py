@@ -17,7 +17,7 @@ import numpy as np
 from p3kv.config import Launch
 from p3kv.consistency import BulkSynchronous, consistency_of_key
 from p3kv.errors import ConfigError, ProtocolError, in_one_line
-from p3kv.server.aggregation import Aggregator, Result, SliceState
+from p3kv.server.aggregation import Aggregator
 from p3kv.server.buffers import Buffer, BufferPool
 from p3kv.server.checkpoints import Checkpoints
 from p3kv.server.clipping import Clipping
@@ -26,6 +26,7 @@ from p3kv.server.keys import ServerKey
 from p3kv.server.lateness import Lateness
 from p3kv.server.rows import RowsKey
 from p3kv.server.rows_traffic import RowsTraffic
+from p3kv.server.slice_states import Result, SliceState
 from p3kv.server.spans import trace_sum, trace_update
 from p3kv.server.states import States
 from p3kv.server.waiting import Pull, Pulls, Waiting
@@ -250,7 +251,7 @@ class Consumer:
         Returns whether frames are left. The loop calls it between two looks at the connections.
         """
         handled_bytes = 0
-        while len(self._queue) and not self._stopped:
+        while self._queue.heap and not self._stopped:
             connection, header, push = self._queue.pop()
             handled_bytes += HEADER_BYTES + header.payload_bytes
             if push is None:
@@ -265,7 +266,7 @@ class Consumer:
                 self.worker_left(header.rank)
             if handled_bytes >= _BATCH_BYTES and self._waiting_bytes <= _MOST_WAITING_BYTES:
                 break
-        return len(self._queue) > 0 and not self._stopped
+        return bool(self._queue.heap) and not self._stopped
 
     def optimizer_is_set(self, store: int) -> None:
         """Ends the rounds that have waited for the optimizer: those that are a worker's own."""

@@ -10,9 +10,9 @@ import numpy as np
 from p3kv.codecs import make_codecs
 from p3kv.consistency import Consistency
 from p3kv.errors import ProtocolError
-from p3kv.server.aggregation import SliceState
 from p3kv.server.buffers import Buffer, BufferPool
 from p3kv.server.optimizer import WHOLE, Optimizer, State
+from p3kv.server.slice_states import SliceState
 from p3kv.slicing import make_layout
 from p3kv.wire.header import INITIAL_ROUND
 from p3kv.wire.messages import UNKNOWN, DeclaredKey, called

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import List
 
-from p3kv.server.aggregation import Round
+from p3kv.server.slice_states import Round
 
 now_s = time.monotonic
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from p3kv.server.aggregation import Result
+from p3kv.server.slice_states import Result
 from p3kv.trace import SUM, UNKNOWN, UPDATE, Span, Tracer, now_ns
 from p3kv.wire.header import Header
 

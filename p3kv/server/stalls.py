@@ -6,8 +6,8 @@ import math
 from typing import Callable, Iterable, List, NamedTuple, Optional, Union
 
 from p3kv.config import Settings
-from p3kv.server.aggregation import SliceState
 from p3kv.server.rows import RowsKey
+from p3kv.server.slice_states import SliceState
 from p3kv.wire.header import INITIAL_ROUND
 from p3kv.wire.messages import Stalled, workers
 

@@ -187,7 +187,7 @@ class Traffic:
             raise ProtocolError(f"worker {header.rank} wants {terms} from round {header.round} on")
         is_new = self._consumer.set_terms(header.round, terms)
         if self._settings.send_buffer_bytes is None:
-            credit_bytes = value_credit_bytes(terms.slice_size, self._num_workers)
+            credit_bytes = value_credit_bytes(terms.size_for_credit, self._num_workers)
             for worker in self._workers.connections.values():
                 worker.hold_at_most(credit_bytes)
         if is_new and header.round > INITIAL_ROUND:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Callable, Dict, Iterator, List, Mapping, NamedTuple, Tuple, Union
 
-from p3kv.server.aggregation import Aggregator, Round, SliceState
+from p3kv.server.aggregation import Aggregator
 from p3kv.server.keys import ServerKey
 from p3kv.server.rows import RowsKey, RowsRound
 from p3kv.server.rows_traffic import RowsTraffic
+from p3kv.server.slice_states import Round, SliceState
 from p3kv.server.stalls import Wait
 from p3kv.server.workers import Workers
 from p3kv.wire.connection import Connection

@@ -4,7 +4,9 @@ from p3kv.slicing.layout import LAYOUTS, Layout, make_layout
 from p3kv.slicing.placement import PLACEMENTS, Placement, checked
 from p3kv.slicing.size import (
     CREDIT_BYTES,
+    LEAST_CREDIT_BYTES,
     gradient_credit_bytes,
+    patient_sizes,
     slice_size_for,
     value_credit_bytes,
 )
@@ -14,6 +16,7 @@ from p3kv.slicing.topology import Topology, link_rates
 __all__ = [
     "CREDIT_BYTES",
     "LAYOUTS",
+    "LEAST_CREDIT_BYTES",
     "PLACEMENTS",
     "Layout",
     "Placement",
@@ -27,6 +30,7 @@ __all__ = [
     "link_rates",
     "loads_with",
     "make_layout",
+    "patient_sizes",
     "slice_size_for",
     "value_credit_bytes",
 ]

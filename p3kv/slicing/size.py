@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import math
+from typing import Tuple
 
-SIZES_ELEMS = (12_500, 25_000, 50_000, 200_000, 200_000, 400_000)
-"""Slice sizes by rate. The first is for the rate at which it takes `_WIRE_S`, each next one for
-twice that rate. A rate between 1 and 2.5 Gbit/s means busy hosts on a faster link: they get larger
-slices, because fewer slices keep them less busy."""
-FEWEST_ELEMS = SIZES_ELEMS[0]
+FEWEST_ELEMS = 12_500
+SIZES_ELEMS = {0: FEWEST_ELEMS, 24e6: 25_000, 47e6: 50_000, 141e6: 200_000, 566e6: 400_000}
+"""Slice sizes by the bytes a second from which on they are right: a slice takes some 2 to 5 ms. A
+rate between 1 and 2.5 Gbit/s means busy hosts on a faster link: they get larger slices, because
+fewer slices keep them less busy."""
 _MANY_SERVERS = 8
-_WIRE_S = 0.002
+_LARGE_ELEMS = 200_000
+_SLICES_OF_A_STEP = 128
+_PATIENCE = 8
 _ELEM_BYTES = 4
 _SHARING = 4
 """From so many peers on, connections share the credit, because they share a link."""
@@ -18,7 +20,7 @@ CREDIT_BYTES = 96 * 1024
 """The unsent bytes that the kernel may hold for a connection. With much less, a connection whose
 bytes wait behind others in a link's queue leaves its own link idle."""
 _VALUE_CREDITS = 3
-_LEAST_SHARE_BYTES = 8 * 1024
+LEAST_CREDIT_BYTES = 8 * 1024
 
 
 def slice_size_for(rate_bytes_s: float, servers: int) -> int:
@@ -32,10 +34,25 @@ def slice_size_for(rate_bytes_s: float, servers: int) -> int:
     A server's link carries each slice to all workers. While it carries one slice more than the
     other servers' links, these are idle. With many hosts this takes long, so slices are smaller.
     """
-    steps = round(math.log2(max(rate_bytes_s, 1.0) * _WIRE_S / _ELEM_BYTES / FEWEST_ELEMS))
-    of_few = SIZES_ELEMS[min(max(0, steps), len(SIZES_ELEMS) - 1)]
+    of_few = max(size for rate, size in SIZES_ELEMS.items() if rate <= rate_bytes_s)
     of_all = _MANY_SERVERS * max(of_few, 2 * FEWEST_ELEMS)
     return min(of_few, of_all // max(_MANY_SERVERS, servers))
+
+
+def patient_sizes(size: int, step_elems: int, servers: int) -> Tuple[int, int]:
+    """The elements of a slice where all workers wait for the network for much of each step, and the
+    elements of slices whose credit is right there. For hosts that are alike only: where a link
+    carries gradients in one direction and values in the other, or some are faster, links idle until
+    the first slices have come from all workers.
+
+    `size` is that by the network's rate; a step has `step_elems` elements in slices. Whatever the
+    size, links are not idle there as long as each step has many slices; what is left to save is
+    processor time. With the credit for small slices, links that carry large ones would idle. With
+    much more, urgent values would wait too long behind others.
+    """
+    large = min(_LARGE_ELEMS, step_elems // _SLICES_OF_A_STEP)
+    patient = max(size, large * _MANY_SERVERS // max(_MANY_SERVERS, servers))
+    return patient, min(patient, _PATIENCE * size)
 
 
 def gradient_credit_bytes(slice_size: int, peers: int) -> int:
@@ -67,4 +84,4 @@ def _least_credit_bytes(slice_size: int) -> int:
 
 def _shared(alone_bytes: int, peers: int) -> int:
     """The part that each of `peers` connections gets of the credit of a single one."""
-    return max(_LEAST_SHARE_BYTES, alone_bytes * _SHARING // max(_SHARING, peers))
+    return max(LEAST_CREDIT_BYTES, alone_bytes * _SHARING // max(_SHARING, peers))

@@ -9,9 +9,12 @@ from functools import cached_property
 from typing import DefaultDict, Dict, List, Mapping, Sequence, Tuple
 
 _SLOWER = 0.7
-"""A link is taken for slower if flows over it have less than this part of their other end's fastest
-flow: a quarter of a second does not measure more exactly."""
+"""A link is taken for slower if it carried less than this part of what the fastest one did, and so
+did flows over it by their other end's fastest: a quarter of a second measures no better."""
+_UNLIKE = 0.8
+"""And this part of the median of links of hosts like its own: sums of flows are steadier."""
 _HALVINGS = 60
+_SPARED, _LITTLE_LONGER = 0.96, 1.01
 
 
 @dataclass(frozen=True)
@@ -38,16 +41,35 @@ class Topology:
         together keep everything. For equal links this is theorem 1 of Y. Jiang et al., "A Unified
         Architecture for Accelerating Distributed DNN Training in Heterogeneous GPU/CPU Clusters"
         (OSDI'20). Servers of one host have equal parts.
+
+        A link that carries only gradients in one direction and only values in the other idles when
+        an iteration begins, and when it ends. So hosts without a worker get some time for that,
+        where it makes the least time little longer.
         """
-        parts = self._parts()
+        parts = self._chosen
         servers_on = Counter(self.servers)
         return [parts[host] / servers_on[host] for host in self.servers]
+
+    @property
+    def is_even(self) -> bool:
+        """Whether all hosts have as many workers and servers as each other, and links as fast."""
+        servers_on, workers_on = Counter(self.servers), Counter(self.workers)
+        numbers = {(servers_on[host], workers_on[host]) for host in servers_on | workers_on}
+        return len(numbers) == 1 and len(set(self.rates.values())) <= 1
 
     @property
     def busy(self) -> float:
         """How long the busiest link is busy in an iteration with these shares, for a model of one
         byte; in the rates' unit of time."""
-        workers_on, count, parts = Counter(self.workers), len(self.workers), self._parts()
+        return self._busy(self._chosen)
+
+    @cached_property
+    def _chosen(self) -> Dict[str, float]:
+        least, spared = self._parts(1.0), self._parts(_SPARED)
+        return spared if self._busy(spared) <= _LITTLE_LONGER * self._busy(least) else least
+
+    def _busy(self, parts: Mapping[str, float]) -> float:
+        workers_on, count = Counter(self.workers), len(self.workers)
         fastest = max(self.rates.values(), default=1.0)
         return max(
             (workers_on[host] + parts.get(host, 0.0) * (count - 2 * workers_on[host]))
@@ -60,8 +82,9 @@ class Topology:
         without = sorted({*self.workers}.difference(self.servers))
         return replace(self, servers=(*self.servers, *without))
 
-    def _parts(self) -> Dict[str, float]:
-        """What the servers of each host that has some keep together."""
+    def _parts(self, spared: float) -> Dict[str, float]:
+        """What the servers of each host that has some keep together, if links of hosts without a
+        worker are busy for the part `spared` of the time in which the others are."""
         hosts, workers_on, count = set(self.servers), Counter(self.workers), len(self.workers)
         for host in hosts:
             if 2 * workers_on[host] > count:
@@ -71,7 +94,8 @@ class Topology:
 
         def most(host: str, time: float) -> float:
             """The largest part that the host can keep if its link is busy for this time."""
-            left = time * self.rates.get(host, fastest) - workers_on[host]
+            of_time = 1.0 if workers_on[host] else spared
+            left = of_time * time * self.rates.get(host, fastest) - workers_on[host]
             growth = count - 2 * workers_on[host]
             if left < 0:
                 return 0.0
@@ -82,7 +106,7 @@ class Topology:
             default=0.0,
         )
         slowest = min((self.rates.get(host, fastest) for host in hosts), default=fastest)
-        low, high = least, least + count / slowest
+        low, high = least, least + count / slowest / spared
         for _ in range(_HALVINGS):
             middle = (low + high) / 2
             if sum(most(host, middle) for host in hosts) < 1:
@@ -101,8 +125,10 @@ def link_rates(
 
     `flows` has a row for each worker and in it a number for each server, in bytes a second, all
     measured at the same time. A flow does not tell which of its two links has held it up. A link
-    is slower if most of its flows are slower than the fastest one at their other end. The other
-    links count as equal: where servers have hosts of their own, these hosts' links were not full.
+    is slower if it carried less, and most of its flows are slower than the fastest one at their
+    other end. It must also have carried less than most links of hosts with as many workers and
+    servers. The other links count as equal: where servers have hosts of their own, these hosts'
+    links were not full, and flows to hosts with workers are slower because these were.
     """
     carried: DefaultDict[str, float] = defaultdict(float)
     ends: DefaultDict[str, List[Tuple[str, float]]] = defaultdict(list)
@@ -115,8 +141,15 @@ def link_rates(
     if not carried or min(carried.values()) <= 0:
         return {}
     fastest = max(carried.values())
+    alike: DefaultDict[Tuple[int, int], List[float]] = defaultdict(list)
+    for host, rate in carried.items():
+        alike[servers.count(host), workers.count(host)].append(rate)
     rates = {}
     for host, flows_here in ends.items():
         compared = [rate / max(other for _, other in ends[there]) for there, rate in flows_here]
-        rates[host] = carried[host] if statistics.median(compared) < _SLOWER else fastest
+        peers = alike[servers.count(host), workers.count(host)]
+        is_slower = max(statistics.median(compared), carried[host] / fastest) < _SLOWER and (
+            len(peers) == 1 or carried[host] < _UNLIKE * statistics.median_high(peers)
+        )
+        rates[host] = carried[host] if is_slower else fastest
     return rates

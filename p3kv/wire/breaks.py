@@ -8,12 +8,15 @@ from dataclasses import dataclass
 from typing import Callable, Dict
 
 from p3kv.wire.connection import Connection
+from p3kv.wire.control import ALIVE_EVERY_S
 from p3kv.wire.messages import Failure
 
 _log = logging.getLogger(__name__)
 
-_WARN_AFTER_S = 1.0
-"""A new link usually comes sooner; and if the peer has ended, its end is known about as soon."""
+_WARN_AFTER_S = ALIVE_EVERY_S + 2.0
+"""A new link usually comes sooner; and if the peer has ended, so does the reason, though a killed
+process may still come back for 3 s as far as the scheduler knows. The peer may also have found what
+ends the job, such as a silent scheduler, a sign of life earlier than this process."""
 _HINT = (
     "The network between is cut, or it resets connections. P3KV_SILENCE_TIMEOUT_S lets the job "
     "wait longer."

@@ -12,7 +12,7 @@ from p3kv.wire.protocol import Conversation
 
 _TELL_EVERY_BYTES = 1 << 20
 """How much may arrive without the peer being told: it keeps what it does not know to be here."""
-_WAKE_BYTES = 64 * 1024
+_WAKE_BYTES = 256 * 1024
 """While more of a payload is missing, a process wakes up for so many bytes and not for each packet:
 each time takes processor time, whatever has come."""
 _ACK = pack_header(Kind.ACK, 0)

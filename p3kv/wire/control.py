@@ -41,7 +41,8 @@ from p3kv.wire.silence import SILENT_HINT, SILENT_S, Silence, for_so_long
 
 _log = logging.getLogger(__name__)
 
-_ALIVE_EVERY_S = 2.0
+ALIVE_EVERY_S = 2.0
+"""How often a node gives a sign of life, and looks whether the scheduler does."""
 _LINGER_S = 3.0
 """How long to wait until the last message has arrived: a Bye, or the reason why the job ends."""
 _PATIENCE_S = 2.0
@@ -287,8 +288,8 @@ class ControlClient:
     def _check_clock(self) -> None:
         now = time.monotonic()
         if self._alive_at is not None and now >= self._alive_at:
-            late_s, self._alive_at = now - self._alive_at, now + _ALIVE_EVERY_S
-            if late_s > _ALIVE_EVERY_S:
+            late_s, self._alive_at = now - self._alive_at, now + ALIVE_EVERY_S
+            if late_s > ALIVE_EVERY_S:
                 self._scheduler.leave_out(late_s, now)
             self._outbox.append(encode(Alive(self._numbers(), round=self._known_round())))
             silent_s = self._scheduler.due_s(now)
@@ -349,6 +350,8 @@ class ControlClient:
             self._fail(RendezvousError(message.reason))
         elif isinstance(message, Welcomed):
             self._alive_at = now
+            if not self._welcomed:
+                _log.info("the scheduler has answered")
             with self._changed:
                 self._welcomed = True
                 self._changed.notify_all()

@@ -19,6 +19,7 @@ from p3kv.wire.queue import PriorityQueue
 _READ_AHEAD_BYTES = 16 * 1024
 _BATCH_BYTES = 16 * 1024
 _MAX_BUFFERS = 256
+_TURN = -(2**63)
 
 
 class Landing(NamedTuple):
@@ -61,7 +62,7 @@ class FrameReader:
             self._ahead[:held] = self._ahead[self._ahead_start : self._ahead_end]
             self._ahead_start, self._ahead_end = 0, held
         free = self._ahead[self._ahead_end :]
-        return [self._missing, free] if len(self._missing) else [free]
+        return [self._missing, free] if self._missing else [free]
 
     def received(self, count: int) -> None:
         """Takes `count` bytes that are in `buffers()`; frames that are complete now have arrived.
@@ -72,7 +73,7 @@ class FrameReader:
         direct = min(count, len(self._missing))
         self._missing = self._missing[direct:]
         self._ahead_end += count - direct
-        while not len(self._missing):
+        while not self._missing:
             landing = self._landing
             if landing is not None:
                 self._landing = None
@@ -151,14 +152,18 @@ class _Outgoing:
 class FrameWriter:
     """Turns queued frames into bytes to send, the most urgent frame first.
 
-    No frame overtakes one that has begun. Small frames are sent together, so that a thousand tiny
-    tensors do not cost a thousand system calls. Frames that have begun are kept until the peer has
-    received them: `resume` sends again what a broken link has lost.
+    No frame overtakes one that has begun. Some may also leave in turn, as they were queued, for as
+    long as `take_turns` says. Small frames are sent together, so that a thousand tiny tensors do
+    not cost a thousand system calls. Frames that have begun are kept until the peer has received
+    them: `resume` sends again what a broken link has lost.
     """
 
     def __init__(self, preamble: bytes = b"") -> None:
         """`preamble` goes before all frames and is not counted."""
         self._queue: PriorityQueue[_Outgoing] = PriorityQueue()
+        self._turns: Deque[Tuple[int, _Outgoing]] = deque()
+        """Frames that leave in turn, when the queue is empty, with their priorities."""
+        self._takes_turns = False
         self._buffers: Deque[memoryview] = deque([memoryview(preamble)] if preamble else [])
         self._begun: Deque[Tuple[int, _Outgoing]] = deque()
         """Frames that have begun and that the peer may not have, each with where it ends."""
@@ -180,28 +185,45 @@ class FrameWriter:
         payload: Optional[Payload] = None,
         on_sent: Optional[Callable[[], None]] = None,
         on_arrived: Optional[Callable[[], None]] = None,
+        in_turn: bool = False,
     ) -> None:
         """Queues a frame. `payload` must stay as it is until `on_arrived` is called: the peer is
-        known to have it then. `on_sent` is called before, when all of it has left.
+        known to have it then. `on_sent` is called before, when all of it has left. `in_turn`: it
+        may have to wait for its turn.
 
         If the payload is made later, the header gets its size then.
         """
-        self._queue.push(priority, _Outgoing(header, payload, on_sent, on_arrived))
+        frame = _Outgoing(header, payload, on_sent, on_arrived)
+        if in_turn and self._takes_turns:
+            self._turns.append((priority, frame))
+        else:
+            self._queue.push(priority, frame)
+
+    def take_turns(self, turns: bool) -> None:
+        """Whether frames that are queued `in_turn` leave one after the other, behind all others;
+        when that ends, they go by priority, too."""
+        self._takes_turns = turns
+        while self._turns and not turns:
+            self._queue.push(*self._turns.popleft())
 
     def __bool__(self) -> bool:
-        return bool(self._buffers) or len(self._queue) > 0
+        return bool(self._buffers or self._turns or self._queue.heap)
 
     def __len__(self) -> int:
         """Frames that have not begun, and one more while any is leaving; from any thread."""
-        return len(self._queue) + bool(self._buffers)
+        return len(self._queue) + len(self._turns) + bool(self._buffers)
 
     def top_priority(self) -> int:
-        """Priority of the frame that would begin next; a frame that has begun is above all."""
-        return 2**31 if self._buffers else self._queue.top_priority()
+        """Priority of the frame that would begin next; a frame that has begun is above all, and one
+        whose turn it is below all."""
+        if self._buffers:
+            return 2**31
+        return self._queue.top_priority() if self._queue.heap else _TURN
 
     def waiting_priority(self) -> Optional[int]:
-        """Priority of the most urgent frame that has not begun; None if there is none."""
-        return self._queue.top_priority() if len(self._queue) else None
+        """Priority of the most urgent frame that has not begun; None if there is none, or if they
+        wait for their turn."""
+        return self._queue.top_priority() if self._queue.heap else None
 
     def buffers(self) -> Deque[memoryview]:
         """The next bytes to send; empty when there are none."""
@@ -221,11 +243,11 @@ class FrameWriter:
         self._sent_bytes += count
         buffers = self._buffers
         while count:
-            first = buffers[0]
-            if count < len(first):
-                buffers[0] = first[count:]
+            first_bytes = len(buffers[0])
+            if count < first_bytes:
+                buffers[0] = buffers[0][count:]
                 break
-            count -= len(first)
+            count -= first_bytes
             buffers.popleft()
         while self._on_sent and self._on_sent[0][0] <= self._sent_bytes:
             self._on_sent.popleft()[1]()
@@ -274,8 +296,13 @@ class FrameWriter:
     def _begin_frames(self) -> None:
         batch_bytes, received = 0, self.received_bytes
         self.told_bytes = received
-        while len(self._queue) and batch_bytes < _BATCH_BYTES and len(self._buffers) < _MAX_BUFFERS:
-            frame = self._queue.pop()
+        while batch_bytes < _BATCH_BYTES and len(self._buffers) < _MAX_BUFFERS:
+            if self._queue.heap:
+                frame = self._queue.pop()
+            elif self._turns:
+                frame = self._turns.popleft()[1]
+            else:
+                break
             header, payload = frame.header, frame.payload
             if callable(payload):
                 payload = frame.payload = payload()
@@ -283,8 +310,8 @@ class FrameWriter:
             else:
                 header = frame.header = with_received(header, received)
             self._buffers.append(memoryview(header))
-            frame_bytes = len(header)
-            if payload is not None and len(payload):
+            frame_bytes = HEADER_BYTES
+            if payload:
                 self._buffers.append(payload)
                 frame_bytes += len(payload)
             batch_bytes += frame_bytes

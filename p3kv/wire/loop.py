@@ -187,7 +187,7 @@ class Loop:
         now = time.monotonic()
         if self._full_since is not None:
             self.drain.seconds += now - self._full_since
-        full = any(connection.blocked for connection in self._connections.values())
+        full = any([connection.blocked for connection in self._connections.values()])
         self._full_since = now if full else None
 
     def _send_all(self, ready: List[Connection]) -> None:

@@ -14,33 +14,35 @@ class PriorityQueue(Generic[T]):
     Not thread-safe: a queue belongs to one event loop.
     """
 
-    __slots__ = ("_arrivals", "_heap")
+    __slots__ = ("_arrivals", "heap")
 
     def __init__(self) -> None:
-        self._heap: List[Tuple[int, int, T]] = []
+        self.heap: List[Tuple[int, int, T]] = []
+        """What is in the queue; only to be asked whether there is anything: it is asked often, and
+        calls of Python functions take time."""
         self._arrivals = 0
 
     def push(self, priority: int, item: T) -> None:
         """Adds an item."""
         self._arrivals += 1
-        heapq.heappush(self._heap, (-priority, self._arrivals, item))
+        heapq.heappush(self.heap, (-priority, self._arrivals, item))
 
     def pop(self) -> T:
         """Takes the first item; IndexError when there is none."""
-        return heapq.heappop(self._heap)[2]
+        return heapq.heappop(self.heap)[2]
 
     def top_priority(self) -> int:
         """The priority of the item that `pop` would give; IndexError when there is none."""
-        return -self._heap[0][0]
+        return -self.heap[0][0]
 
     def clear(self) -> List[T]:
         """Empties the queue and returns what was in it, in no particular order."""
-        items = [item for _, _, item in self._heap]
-        self._heap = []
+        items = [item for _, _, item in self.heap]
+        self.heap = []
         return items
 
     def __len__(self) -> int:
-        return len(self._heap)
+        return len(self.heap)
 
 
 def urgency(step: int, priority: int) -> int:

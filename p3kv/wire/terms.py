@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from typing import List
+from typing import List, Optional
 
 from p3kv.errors import ProtocolError
+from p3kv.wire.header import INITIAL_ROUND
 from p3kv.wire.messages import Terms
 
 FIRST_GENERATION = 0
@@ -43,6 +44,13 @@ class TermsByRound:
         self._newest_from = from_round
         return True
 
+    def begin(self, terms: Terms) -> None:
+        """Sets the terms of the first rounds, on a worker, once. Worker rank 0 may already push
+        then, and may have announced others for later rounds."""
+        self._from_rounds.insert(0, INITIAL_ROUND)
+        self._terms.insert(0, terms)
+        self._newest_from = self._from_rounds[-1]
+
     def generation(self, round: int) -> int:
         """The generation of a round; -1 before the first."""
         # Called for every slice, and nearly always for the last generation.
@@ -63,6 +71,11 @@ class TermsByRound:
     def of(self, generation: int) -> Terms:
         """The terms of a generation."""
         return self._terms[generation]
+
+    @property
+    def newest(self) -> Optional[Terms]:
+        """Those of the last generation; None before the first."""
+        return self._terms[-1] if self._terms else None
 
     def first_only(self) -> TermsByRound:
         """The terms of the first generation, for all rounds."""

@@ -24,6 +24,7 @@ from p3kv.wire.header import (
 from p3kv.wire.queue import urgency
 from p3kv.wire.spans import OnSent, traced_arrival, traced_departure
 from p3kv.wire.terms import FIRST_GENERATION, TermsByRound
+from p3kv.worker.departures import Departures
 from p3kv.worker.gates import Gates
 from p3kv.worker.host_sums import HostSums
 from p3kv.worker.rows import RowsExchange, RowsPull, RowsPush
@@ -45,6 +46,7 @@ class Exchange:
         rank: int,
         servers: Mapping[int, Connection],
         gates: Gates,
+        departures: Departures,
         terms: TermsByRound,
         steps: Steps,
         times: StepTimes,
@@ -66,6 +68,7 @@ class Exchange:
         self._rank = rank
         self._servers = servers
         self._gates = gates
+        self._departures = departures
         self._terms = terms
         self._tracer = tracer
         self._priorities = priorities
@@ -78,8 +81,9 @@ class Exchange:
         self._in_progress = InProgress()
         self._windows = Windows()
         self.rows = RowsExchange(
-            rank, servers, gates, self._in_progress, self.counts, self._slice_size, times, tracer
-        )
+            rank, servers, gates, self._in_progress, self.counts, self._slice_size, times, tracer,
+            self._answered,
+        )  # fmt: skip
         """Takes over what travels by rows."""
 
     def set_order(self, key_ids: Sequence[int]) -> None:
@@ -99,6 +103,7 @@ class Exchange:
         if transfer.key.size_elems == 0:
             self._count_ended(transfer)
             transfer.done(None)
+            self._answered(transfer)
         elif self._windows.admits(transfer):
             self._send(transfer)
         else:
@@ -118,6 +123,7 @@ class Exchange:
                 self._step = transfer.step
                 self._on_step(transfer.step)
             self._gates.begin(transfer.step, transfer.size_bytes)
+            self._departures.begin(self._gates.all_begun)
         if transfer.target is None:
             self._in_progress.add_push(transfer)
         else:
@@ -194,6 +200,14 @@ class Exchange:
             trace_applied(self._tracer, transfer)
             if self._ends_with_result(transfer):
                 self._end_round(transfer)
+            else:
+                self._answered(transfer)
+
+    def _answered(self, transfer: Transfer) -> None:
+        """Sends the pushes that have waited for a pull."""
+        if transfer.source is None:
+            for held in self._windows.answered(transfer):
+                self._send(held)
 
     def awaited(self) -> Optional[Tuple[Transfer, Set[int]]]:
         """The oldest transfer of which values are still to come, or else the end of its round, and
@@ -296,8 +310,8 @@ class Exchange:
                 self.counts["bytes_sent"] += size_bytes
         # Gates count steps that workers share: nobody waits for gradients of an own step.
         gate_step = 0 if key.own_rounds else transfer.step
-        urgent = urgency(transfer.step, priority)
-        self._gates.push(piece.server, gate_step, urgent, header, *frame, on_arrived)
+        urgent, in_turn = urgency(transfer.step, priority), not key.own_rounds
+        self._gates.push(piece.server, gate_step, urgent, header, *frame, on_arrived, in_turn)
 
     def send_in_host_sum(
         self, transfer: Transfer, piece: Slice, payload: Optional[Payload], flags: int

@@ -57,9 +57,14 @@ class Gates:
             self._tell(step, self._before_bytes)
         self._size_bytes += size_bytes
 
+    @property
+    def all_begun(self) -> bool:
+        """Whether as many bytes have begun as in the step before."""
+        return self._size_bytes >= self._before_bytes
+
     def values_complete(self) -> None:
         """Announces that this worker waits for no values now, if all of the step have begun."""
-        if self._size_bytes >= self._before_bytes:
+        if self.all_begun:
             self._tell(self._step + 1, self._size_bytes)
 
     def push(self, server: int, step: int, *frame: Any) -> None:

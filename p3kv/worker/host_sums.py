@@ -183,7 +183,7 @@ class HostSums:
         """Copies or adds some slices; returns whether there are more. To be called between two
         looks at the sockets."""
         done_bytes = 0
-        while len(self._queue) and done_bytes < _BATCH_BYTES:
+        while self._queue.heap and done_bytes < _BATCH_BYTES:
             transfer, piece = self._queue.pop()
             done_bytes += HEADER_BYTES + piece.length * transfer.key.item_bytes
             carrier = self.carrier(transfer.key, piece)
@@ -191,7 +191,7 @@ class HostSums:
                 self._join(transfer, piece)
             else:
                 self._hand_in(transfer, piece, carrier)
-        return len(self._queue) > 0
+        return bool(self._queue.heap)
 
     def spread(self, transfer: Transfer, piece: Slice) -> None:
         """Gives the neighbours that want it a slice's value, which a server has sent."""

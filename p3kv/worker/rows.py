@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from itertools import accumulate
-from typing import Callable, Dict, Iterator, Mapping, NamedTuple, Optional, Tuple
+from typing import Callable, Dict, Iterator, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from p3kv.wire.spans import traced_arrival, traced_departure
 from p3kv.worker.gates import Gates
 from p3kv.worker.spans import trace_applied
 from p3kv.worker.step_times import StepTimes
-from p3kv.worker.transfers import Done, InProgress, Transfer, WorkerKey
+from p3kv.worker.transfers import Ask, Done, InProgress, Transfer, WorkerKey
 
 Put = Callable[[np.ndarray, np.ndarray], None]
 """Takes rows that have arrived: their numbers in the tensor, which ascend, and their elements."""
@@ -51,9 +51,10 @@ class RowsPush(Transfer):
         priority: int,
         rows: Tuple[np.ndarray, np.ndarray],
         done: Done,
+        asks: Sequence[Ask] = (),
     ) -> None:
         """`rows` are numbers, which ascend, and elements by row; they stay until `done`."""
-        super().__init__(key, round, step, priority, 0, None, done)
+        super().__init__(key, round, step, priority, 0, None, done, asks)
         self.numbers, self.elements = rows
         self.size_bytes = self.elements.nbytes
         self.missing_frames = 0
@@ -76,12 +77,13 @@ class RowsPull(Transfer):
         priority: int,
         put: Put,
         done: Done,
+        asks: Sequence[Ask] = (),
         named: Optional[np.ndarray] = None,
         since: Optional[Mapping[int, int]] = None,
     ) -> None:
         """`named` ascends. `since`: by server, the round whose value the worker has; None if it has
         none, so that all rows are to come."""
-        super().__init__(key, round, step, priority, None, None, done)
+        super().__init__(key, round, step, priority, None, None, done, asks)
         self.named = named
         self.put = put
         self.rounds = dict(since or {})
@@ -115,8 +117,9 @@ class RowsExchange:
         slice_size: Callable[[int], int],
         times: StepTimes,
         tracer: Tracer,
+        on_answered: Callable[[Transfer], None],
     ) -> None:
-        """`slice_size` is that of a round."""
+        """`slice_size` is that of a round. `on_answered` is told of each pull that is done."""
         self._rank = rank
         self._servers = servers
         self._gates = gates
@@ -125,6 +128,7 @@ class RowsExchange:
         self._slice_size = slice_size
         self._times = times
         self._tracer = tracer
+        self._on_answered = on_answered
 
     def push(self, transfer: RowsPush, priority: int) -> None:
         """Queues frames for every server of the key, also for those whose rows are not touched."""
@@ -178,6 +182,7 @@ class RowsExchange:
                 asked.append((run.server, words))
         if not asked:
             transfer.done(None)
+            self._on_answered(transfer)
             return
         request = self._in_progress.add_pull(transfer)
         flags = 0 if transfer.named is None else NAMED
@@ -248,3 +253,4 @@ class RowsExchange:
                 self._gates.values_complete()
             transfer.done(None)
             trace_applied(self._tracer, transfer)
+            self._on_answered(transfer)

@@ -17,6 +17,12 @@ _SPREAD = 0.1
 """If gradients become ready within this part of a step's gap, all were ready when they were pushed,
 and their times tell nothing of the backward pass."""
 
+_FORWARD = 0.5
+"""How long a forward pass takes, by the backward pass, where nothing else is known of it."""
+_MOSTLY_KNOWN = 1.5
+"""A layer counts if the backward time from it on, as far as that is measured, is so many times what
+is guessed for the layer whose gradient comes first."""
+
 now_s = time.monotonic
 
 
@@ -39,8 +45,10 @@ class StepTimes:
     forward pass, and whatever the forward pass has waited for. Nothing tells these two apart
     directly. But a forward pass can't reach a layer before the layer's value has arrived; it takes
     about the same part of the backward pass in each layer, and less than the backward pass. So each
-    gap has a longest forward pass that its arrivals allow. The lower quartile of the last gaps is
-    taken for the forward time: what disturbs a gap makes it longer. What a gap has more is waiting,
+    gap has a longest forward pass that its arrivals allow. Where that is no bound, because the
+    forward pass has waited for one layer after the other, it is taken for half as long as the
+    backward pass, which computes two products of matrices for each of its own. The lower quartile
+    of the last gaps is taken: what disturbs a gap makes it longer. What a gap has more is waiting,
     as far as values were still missing then: a gap in which the script validates, or reads data
     slowly, does not count as waiting for the network.
 
@@ -108,16 +116,21 @@ class StepTimes:
         first_layer_s = backward_s / len(keys)
         gap_s = max(0.0, next_s - last_s - first_layer_s)
         # From a layer on, the forward pass has the layers that the backward pass had before it.
-        left_s = ready_s - first_s + first_layer_s
+        known_s = ready_s - first_s
+        left_s = np.where(known_s < _MOSTLY_KNOWN * first_layer_s, 0.0, known_s + first_layer_s)
+        left_s[-1] = backward_s
         spread = backward_s > _SPREAD * gap_s
         if not spread:
             left_s = np.arange(1, len(keys) + 1) / len(keys)
         arrived = [self._arrived_s.get(key, 0.0) for key in keys]
         usable_s = np.clip(arrived, last_s, last_s + gap_s)
-        most_s = (last_s + gap_s - usable_s) / left_s * left_s[-1]
+        most_s = np.full(len(keys), np.inf)
+        np.divide((last_s + gap_s - usable_s) * left_s[-1], left_s, out=most_s, where=left_s > 0)
         binding = int(np.argmin(most_s))
-        most_forward_s = min(float(most_s[binding]), backward_s) if spread else most_s[binding]
-        self._forwards_s.append(float(most_forward_s))
+        most_forward_s = float(most_s[binding])
+        if spread and most_forward_s >= backward_s:
+            most_forward_s = _FORWARD * backward_s
+        self._forwards_s.append(most_forward_s)
         self._backwards_s.append(backward_s)
         self.forward_s = _low(self._forwards_s)
         self.backward_s = statistics.median(self._backwards_s)

@@ -22,6 +22,7 @@ from p3kv.wire.protocol import FROM_SERVERS, Conversation
 from p3kv.wire.terms import TermsByRound
 from p3kv.worker.checkpoints import Checkpoints, Cuts
 from p3kv.worker.clipping import Clipping
+from p3kv.worker.departures import Departures
 from p3kv.worker.exchange import Exchange
 from p3kv.worker.gates import Gates
 from p3kv.worker.host_sums import HostSums
@@ -54,16 +55,17 @@ class Traffic:
         tracer: Tracer,
         call_later: Callable[[float, Callable[[], None]], None],
         drain: Drain,
-        report_rate: Callable[[float], None],
+        report: Callable[[messages.Measured], None],
         on_lost: Callable[[Connection, str], None],
         on_bye: Callable[[], None],
         joining: Mapping[int, Taker],
         neighbours: Mapping[int, Connection],
     ) -> None:
         """`local_servers` are the ranks of the servers on this host. `call_later` and `drain` are
-        those of the event loop. `on_bye` is called when a server has said its last word; `joining`
-        takes the frames with which connections begin. `neighbours` are the workers of this host
-        with which this one sums, by rank, once they are connected.
+        those of the event loop; `report` tells the scheduler what `tuning` measures. `on_bye` is
+        called when a server has said its last word; `joining` takes the frames with which
+        connections begin. `neighbours` are the workers of this host with which this one sums, by
+        rank, once they are connected.
 
         Raises ConfigError when there is no consistency rule as the settings name it.
         """
@@ -78,15 +80,17 @@ class Traffic:
         self._orders: Dict[int, List[int]] = {}
         terms = TermsByRound()
         self.consistency = make_consistency(settings.consistency, num_workers)
+        self.times = StepTimes()
+        departures = Departures(self.servers)
         self.tuning = Tuning(
-            rank, self.servers, terms, settings, self.consistency.window, drain, report_rate
-        )
+            rank, self.servers, terms, settings, self.consistency.window, drain, self.times,
+            departures, report,
+        )  # fmt: skip
         self._gates = Gates(rank, self.servers, local_servers, call_later)
         self.steps = Steps(self._send_settings)
-        self.times = StepTimes()
         self.host_sums = HostSums(rank, neighbours, settings.deterministic)
         self.exchange = Exchange(
-            rank, self.servers, self._gates, terms, self.steps, self.times, tracer,
+            rank, self.servers, self._gates, departures, terms, self.steps, self.times, tracer,
             settings.priorities, self.host_sums, self._begin_step,
         )  # fmt: skip
         self.host_sums.begin(
@@ -140,6 +144,8 @@ class Traffic:
         Every worker does so: its slices may arrive before another worker's message.
         """
         self.keys[key.key_id] = key
+        if not key.touched_only:
+            self.tuning.declared(key.runs)
         self._tracer.name_key(KeyName(key.key_id, key.key, key.declared.name, key.size_bytes))
         self.tell(Kind.KEY, encode(key.declared), servers=[server for server, _ in key.runs])
 

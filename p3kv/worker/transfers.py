@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import time
-from typing import Callable, Dict, List, Optional, Set, Tuple
+from typing import Callable, Dict, List, Optional, Sequence, Set, Tuple
 
 import numpy as np
 
@@ -20,10 +20,20 @@ Done = Callable[[Optional[BaseException]], None]
 """Called once, from the worker's thread, when a transfer is complete (None) or has failed."""
 
 
-class WorkerKey:
-    """A declared key: its runs on the servers, and its round.
+class Ask:
+    """A pull that a script has called. Its transfer begins later, when its array is ready."""
 
-    `round` belongs to the thread that pushes.
+    __slots__ = ("answered",)
+
+    def __init__(self) -> None:
+        self.answered = False
+        """Whether all of the value has arrived."""
+
+
+class WorkerKey:
+    """A declared key: its runs on the servers, its round, and the pulls that are not answered.
+
+    `round`, `ask` and `asks` belong to the thread that pushes and pulls.
     """
 
     def __init__(self, declared: DeclaredKey, consistency: Consistency) -> None:
@@ -55,7 +65,22 @@ class WorkerKey:
         self.runs = declared.runs
         self.round = INITIAL_ROUND
         """The last round that this worker has pushed."""
+        self._asks: List[Ask] = []
         self._slices: Dict[int, Tuple[Slice, ...]] = {}
+
+    def ask(self) -> Ask:
+        """Takes note of a pull that is called."""
+        ask = Ask()
+        self._asks.append(ask)
+        return ask
+
+    def asks(self) -> Sequence[Ask]:
+        """The pulls that were called and are not answered: a push that is called now waits for
+        them, or their value could be that of its round."""
+        if not self._asks:  # nearly always
+            return ()
+        self._asks = [ask for ask in self._asks if not ask.answered]
+        return tuple(self._asks)
 
     def slices(self, slice_size: int) -> Tuple[Slice, ...]:
         """The key's slices of this size, by index. Belongs to the worker's thread."""
@@ -78,8 +103,8 @@ class Transfer:
     """
 
     __slots__ = (
-        "_landed", "done", "in_host_sum", "key", "missing_elems", "priority", "ready_s", "round",
-        "size_bytes", "source", "step", "target",
+        "_landed", "_memory", "asks", "done", "in_host_sum", "key", "missing_elems", "priority",
+        "ready_s", "round", "size_bytes", "source", "step", "target",
     )  # fmt: skip
 
     def __init__(
@@ -91,8 +116,10 @@ class Transfer:
         source: Optional[int],
         target: Optional[int],
         done: Done,
+        asks: Sequence[Ask] = (),
     ) -> None:
-        """`step` counts the steps of all stores; a key's round is never larger than it."""
+        """`step` counts the steps of all stores; a key's round is never larger than it. `asks`: of
+        a pull, what it answers; of a push, the pulls of the key that were called before."""
         self.key = key
         self.round = round
         self.priority = priority
@@ -100,6 +127,7 @@ class Transfer:
         self.target = target
         self.done = done
         self.step = step
+        self.asks = asks
         self.size_bytes = key.size_bytes
         self.ready_s = time.monotonic()
         """When the arrays were ready: a transfer is made when they are."""
@@ -109,6 +137,8 @@ class Transfer:
         self.in_host_sum = False
         """Whether its slices are summed with those of other workers of the host."""
         self._landed: Optional[Set[int]] = None
+        self._memory: Dict[int, memoryview] = {}
+        """By address, all of an array."""
 
     def land(self, piece: Slice, server: Optional[int]) -> memoryview:
         """Where a slice that a server sends goes, in the target.
@@ -132,11 +162,11 @@ class Transfer:
 
     def memory(self, array: int, piece: Slice) -> memoryview:
         """The bytes of one slice of the array at an address, `source` or `target`."""
+        whole = self._memory.get(array)
+        if whole is None:
+            whole = self._memory[array] = memory_at(array, self.key.size_bytes)
         item_bytes = self.key.item_bytes
-        view: memoryview = _memoryview(
-            array + piece.offset * item_bytes, piece.length * item_bytes, _WRITABLE
-        )
-        return view
+        return whole[piece.offset * item_bytes : (piece.offset + piece.length) * item_bytes]
 
 
 def memory_at(address: int, size_bytes: int) -> memoryview:

@@ -1,19 +1,22 @@
-"""Adapts the slice size to the network: what it carries in a few milliseconds."""
+"""Adapts slices to the network: how fast it is, and how long steps wait for it."""
 
 from __future__ import annotations
 
 import logging
 import statistics
-from collections import deque
-from typing import Callable, Deque, Mapping, Optional
+from collections import Counter, deque
+from typing import Callable, Deque, Mapping, Optional, Sequence
 
 from p3kv.config import Settings
-from p3kv.slicing import gradient_credit_bytes
+from p3kv.errors import ProtocolError
+from p3kv.slicing import LEAST_CREDIT_BYTES, Run, gradient_credit_bytes
 from p3kv.wire.connection import Connection
 from p3kv.wire.header import INITIAL_ROUND, URGENT, Kind, pack_header
 from p3kv.wire.loop import Drain
-from p3kv.wire.messages import Terms, encode
+from p3kv.wire.messages import Measured, Terms, encode
 from p3kv.wire.terms import TermsByRound
+from p3kv.worker.departures import Departures
+from p3kv.worker.step_times import StepTimes
 
 _STEPS = 5
 """A worker reports the median of so many steps, so one disturbed step changes nothing."""
@@ -21,6 +24,12 @@ _LEAST_S, _LEAST_BYTES = 0.02, 256 << 10
 """A step in which connections were full for less time, or took fewer bytes, is not measured."""
 _NEWS = 1.25
 """A worker reports its rate again when it has changed by this factor."""
+_MORE_WAITING = 0.05
+"""And when the share of its steps that is waiting has changed by so much."""
+_EVEN = 0.9
+"""Servers that keep so much of what any other keeps are on hosts that are alike."""
+_PATIENT, _STILL_PATIENT = 0.5, 0.4
+"""Gradients leave in turn when more of a step is waiting, and no longer when less is."""
 
 _log = logging.getLogger(__name__)
 
@@ -28,9 +37,10 @@ _log = logging.getLogger(__name__)
 class Tuning:
     """Changes the slice size from a round on, so that all processes use the same size in a round.
 
-    Every worker measures in each step how fast its slices leave, and reports the rate to the
-    scheduler. The scheduler knows the slowest worker, and tells worker rank 0 to announce a new
-    size when the change is worth it. Belongs to the worker's thread.
+    Every worker measures in each step how fast its slices leave and for how long it waits, and
+    reports that to the scheduler. The scheduler knows the slowest worker and the one that waits
+    least, and tells worker rank 0 to announce a new size when the change is worth it. Belongs to
+    the worker's thread.
 
     All processes must know the slice size of a round before its first slice leaves. Proof that they
     do: worker rank 0 announces the size before its first slice of a step s, for rounds from s +
@@ -52,34 +62,46 @@ class Tuning:
         settings: Settings,
         window: int,
         drain: Drain,
-        report: Callable[[float], None],
+        times: StepTimes,
+        departures: Departures,
+        report: Callable[[Measured], None],
     ) -> None:
-        """`window`: how many rounds of a key may be open.
-
-        `report` tells the scheduler a rate in bytes a second.
-        """
+        """`window`: how many rounds of a key may be open. `report` tells the scheduler."""
         self._rank = rank
         self._servers = servers
         self._terms = terms
         self._settings = settings
         self._window = window
         self._drain = drain
+        self._times = times
+        self._departures = departures
         self._report = report
         self._seen = Drain()
+        self._seen_step_s = self._seen_waiting_s = 0.0
         self._rates: Deque[float] = deque(maxlen=_STEPS)
-        self._told_bytes_s = 0.0
-        self._wanted: Optional[int] = None
+        self._waits: Deque[float] = deque(maxlen=_STEPS)
+        self._told = Measured(0.0)
+        self._wanted: Optional[Terms] = None
+        self._kept_elems: Counter[int] = Counter()
+        """By server, the elements of all keys that are sent in slices."""
+        self._shared = True
+        """Whether the credit follows what servers keep."""
 
-    def want(self, slice_size: int) -> None:
-        """Takes the size that the scheduler has chosen; it tells only worker rank 0."""
-        self._wanted = slice_size
+    def want(self, terms: Terms) -> None:
+        """Takes the terms that the scheduler has chosen; it tells only worker rank 0."""
+        self._wanted = terms
 
     def begin_step(self, step: int) -> None:
         """Measures the step before; call it before the first slice of `step` is sent."""
+        if not self._shared:
+            self._share_credit()
+        self._measure_waiting()
+        self._choose_order()
         if self._settings.slice_size is None:
-            self._measure()
+            self._measure_rate()
+            self._tell()
             if self._wanted is not None:
-                self.announce(step + self._window, Terms(self._wanted))
+                self.announce(step + self._window, self._wanted)
                 self._wanted = None
 
     def announce(self, from_round: int, terms: Terms) -> None:
@@ -88,31 +110,78 @@ class Tuning:
         header = pack_header(Kind.TERMS, self._rank, round=from_round, payload_bytes=len(words))
         for connection in self._servers.values():
             connection.writer.push(URGENT, header, words)
-        self.announced(from_round, terms)
+        if from_round == INITIAL_ROUND:
+            self._terms.begin(terms)
+            self._share_credit()
+        else:
+            self.announced(from_round, terms)
 
     def announced(self, from_round: int, terms: Terms) -> None:
         """Sets the terms from a round on; every server passes rank 0's announcement on.
 
-        Raises ProtocolError when they contradict an earlier announcement.
+        Raises ProtocolError when they contradict an earlier announcement, or are the first ones.
         """
-        if not self._terms.set(from_round, terms):
-            return
-        slice_size = terms.slice_size
-        if self._settings.send_buffer_bytes is None:
-            for connection in self._servers.values():
-                connection.hold_at_most(gradient_credit_bytes(slice_size, len(self._servers)))
-        if from_round > INITIAL_ROUND:
-            _log.info("slices have %d elements from round %d on", slice_size, from_round)
+        if from_round <= INITIAL_ROUND:
+            raise ProtocolError(
+                f"it wants {terms} from round {from_round} on, which each worker knows already"
+            )
+        if self._terms.set(from_round, terms):
+            self._share_credit()
+            _log.info("slices have %d elements from round %d on", terms.slice_size, from_round)
 
-    def _measure(self) -> None:
+    def declared(self, runs: Sequence[Run]) -> None:
+        """Takes note of what servers keep of a key that is sent in slices."""
+        for server, length in runs:
+            self._kept_elems[server] += length
+        self._shared = False
+
+    def _share_credit(self) -> None:
+        """Shares the credit out by what each server keeps.
+
+        Connections share a link in proportion to their bytes in its queue. With equal credit, a
+        server that keeps twice as much as others would still get slices when all others are done.
+        """
+        self._shared = True
+        newest = self._terms.newest
+        if self._settings.send_buffer_bytes is not None or newest is None:
+            return
+        count, total = len(self._servers), sum(self._kept_elems.values())
+        each_bytes = gradient_credit_bytes(newest.size_for_credit, count)
+        for server, connection in self._servers.items():
+            share = self._kept_elems[server] / total if total else 1 / count
+            connection.hold_at_most(max(LEAST_CREDIT_BYTES, round(each_bytes * count * share)))
+
+    def _measure_rate(self) -> None:
         seen, self._seen = self._seen, Drain(self._drain.bytes, self._drain.seconds)
         seconds = self._seen.seconds - seen.seconds
         count = self._seen.bytes - seen.bytes
         if seconds < _LEAST_S or count < _LEAST_BYTES:
             return
         self._rates.append(count / seconds)
-        rate_bytes_s = statistics.median(self._rates)
-        told = self._told_bytes_s
-        if len(self._rates) == _STEPS and not told / _NEWS < rate_bytes_s < told * _NEWS:
-            self._told_bytes_s = rate_bytes_s
-            self._report(rate_bytes_s)
+
+    def _measure_waiting(self) -> None:
+        step_s = self._times.step_s - self._seen_step_s
+        if step_s > 0:
+            # Differences of sums: rounded, a step of waiting alone may be more than all of it.
+            self._waits.append(min(1.0, (self._times.waiting_s - self._seen_waiting_s) / step_s))
+            self._seen_step_s, self._seen_waiting_s = self._times.step_s, self._times.waiting_s
+
+    def _choose_order(self) -> None:
+        """Has gradients leave in turn where servers keep unequal parts, since hosts are not alike,
+        and most of each step is waiting for the network."""
+        if len(self._waits) < _STEPS:
+            return
+        kept = [self._kept_elems[server] for server in self._servers]
+        uneven = min(kept, default=0) < _EVEN * max(kept, default=0)
+        least = _STILL_PATIENT if self._departures.pays else _PATIENT
+        self._departures.pays = uneven and statistics.median(self._waits) > least
+
+    def _tell(self) -> None:
+        if len(self._rates) < _STEPS or len(self._waits) < _STEPS:
+            return
+        rate_bytes_s, waiting = statistics.median(self._rates), statistics.median(self._waits)
+        told = self._told
+        same_rate = told.rate_bytes_s / _NEWS < rate_bytes_s < told.rate_bytes_s * _NEWS
+        if not same_rate or abs(waiting - told.waiting) > _MORE_WAITING:
+            self._told = Measured(rate_bytes_s, waiting=waiting)
+            self._report(self._told)

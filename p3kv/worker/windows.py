@@ -1,4 +1,4 @@
-"""How far a worker may be ahead: transfers that wait until older rounds have ended."""
+"""How far a worker may be ahead: transfers that wait until older ones have ended."""
 
 from __future__ import annotations
 
@@ -17,6 +17,10 @@ class Windows:
     Rounds of a slice end in order, so one number says which rounds of a key have ended on all its
     servers.
 
+    A push also waits for the pulls of its key that were called before it. They may begin later,
+    when their arrays are ready, and a server answers with the newest value that it has: without an
+    optimizer, the sum of the push's round in place of an initial value.
+
     Changing the slice size relies on this (`worker/tuning.py`), and so do pulls: a server that
     receives a pull for a round knows the slice size of that round. Belongs to the worker's thread.
     """
@@ -32,10 +36,12 @@ class Windows:
     def admits(self, transfer: Transfer) -> bool:
         """Whether a transfer may be sent now."""
         key = transfer.key
+        if transfer.source is not None and not all(ask.answered for ask in transfer.asks):
+            return False
         return transfer.round <= self._ended.get(key.key_id, INITIAL_ROUND) + key.consistency.window
 
     def hold(self, transfer: Transfer) -> None:
-        """Keeps a transfer until `end` returns it."""
+        """Keeps a transfer until `end` or `answered` returns it."""
         self._held.setdefault(transfer.key.key_id, []).append(transfer)
 
     def expect(self, transfer: Transfer) -> None:
@@ -69,6 +75,15 @@ class Windows:
         """Takes note that a round has ended on all servers; returns the transfers to send now."""
         key_id = transfer.key.key_id
         self._ended[key_id] = max(transfer.round, self._ended.get(key_id, INITIAL_ROUND))
+        return self._released(key_id)
+
+    def answered(self, pull: Transfer) -> List[Transfer]:
+        """Takes note that a pull has its value; returns the transfers to send now."""
+        for ask in pull.asks:
+            ask.answered = True
+        return self._released(pull.key.key_id)
+
+    def _released(self, key_id: int) -> List[Transfer]:
         held = self._held.pop(key_id, None)
         if held is None:
             return []

@@ -42,8 +42,7 @@ from p3kv.wire.messages import (
     JobSettings,
     Lag,
     LinkEnded,
-    Measured,
-    NewSliceSize,
+    NewTerms,
     ReportFailure,
     Roster,
     Terms,
@@ -105,8 +104,8 @@ class Worker:
             (self._address, 0),
             "",
             {
-                NewSliceSize: lambda message: self._loop.call_soon(
-                    self._joined.tuning.want, message.slice_size
+                NewTerms: lambda message: self._loop.call_soon(
+                    self._joined.tuning.want, message.terms
                 ),
                 TimeTold: self._clock.told,
             },
@@ -154,14 +153,16 @@ class Worker:
             self._traffic = Traffic(
                 self.rank, self.num_workers, settings, local_servers, self.tracer,
                 self._loop.call_later, self._loop.drain,
-                lambda rate_bytes_s: self._control.send(Measured(rate_bytes_s)),
-                self._on_lost, self._received_bye, joining.takers, neighbours.connections,
+                self._control.send, self._on_lost, self._received_bye, joining.takers,
+                neighbours.connections,
             )  # fmt: skip
             self._traffic.checkpoints.find(self._address, self.ends_rounds_with_all)
             joining.connect(self._traffic.connect)
             takers = self._traffic.host_sums.takers
             neighbours.connect(self._loop, takers, self._on_neighbour_lost, self.check)
         except (CheckpointError, ConfigError) as error:
+            if error.role is not None:
+                raise  # the job's failure: all know of it
             failure = Failure(str(error), "worker", self.rank, error=type(error).__name__)
             self._control.send(ReportFailure(failure))
             raise failure.to_error() from error
@@ -310,8 +311,12 @@ class Worker:
 
     def _give_up(self, error: Exception) -> P3Error:
         """Tells all processes why. The job's failure then ends the transfers under way here."""
-        _log.error("the worker's thread failed", exc_info=error)
-        failure = Failure(f"p3kv failed in the worker: {in_one_line(error)}", "worker", self.rank)
+        if isinstance(error, ConfigError):
+            failure = Failure(str(error), "worker", self.rank, error="ConfigError")
+        else:
+            _log.error("the worker's thread failed", exc_info=error)
+            reason = f"p3kv failed in the worker: {in_one_line(error)}"
+            failure = Failure(reason, "worker", self.rank)
         self._control.suspect(failure)
         return failure.to_error()
 
@@ -409,7 +414,8 @@ class Worker:
         self._loop.close()
         if self._neighbours is not None:
             self._neighbours.close(self._loop)
-            self._joined.host_sums.close()
+        if self._traffic is not None:
+            self._traffic.host_sums.close()
         self._reporting.close()
         self._switch_interval.restore()
         self.tracer.close()

@@ -1,11 +1,14 @@
 """Runs a list of checks in one job and notes which have passed, so that they share its start."""
 
 import time
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Callable, Sequence
+from typing import Callable, Iterator, List, Sequence
 
 import mxnet as mx
 import numpy as np
+
+from p3kv.frontends.mxnet import engine
 
 Check = Callable[[mx.kvstore.KVStoreBase], None]
 
@@ -29,6 +32,16 @@ def until(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
     while not condition():
         assert time.monotonic() < deadline, "it did not happen in time"
         time.sleep(0.01)
+
+
+@contextmanager
+def read(array: mx.nd.NDArray) -> Iterator[None]:
+    """An operation of MXNet's engine reads the array, so that nothing can be written into it."""
+    begun: List[engine.Operation] = []
+    engine.push(begun.append, [array], [])
+    until(lambda: bool(begun))
+    yield
+    begun[0].complete()
 
 
 def random(shape: tuple, *seeds: int, dtype: str = "float32") -> np.ndarray:

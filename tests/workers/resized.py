@@ -8,6 +8,8 @@ import p3kv  # noqa: F401, I001
 import mxnet as mx
 from checks import equal, random
 
+from p3kv.wire.messages import Terms
+
 _SHAPE = (700, 500)
 _ROUNDS = 40
 _SIZES = (12_500, 50_000, 5_000, 200_000)
@@ -30,7 +32,8 @@ def main() -> None:
         if store.rank == 0:
             worker = store._worker
             if number % _EVERY == 0 and number // _EVERY < len(_SIZES):
-                worker._loop.call_soon(worker._joined.tuning.want, _SIZES[number // _EVERY])
+                terms = Terms(_SIZES[number // _EVERY])
+                worker._loop.call_soon(worker._joined.tuning.want, terms)
             store.pull("w", out=out)
             equal(out, weight.asnumpy())  # nobody is further without this worker
     store.pull("w", out=out)

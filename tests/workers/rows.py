@@ -1,6 +1,7 @@
 """Keys of which only touched rows travel, compared with training in one process, bit for bit."""
 
 import sys
+import time
 
 import p3kv
 
@@ -9,7 +10,7 @@ p3kv.configure(slice_size=int(sys.argv[2]), deterministic=True)
 import mxnet as mx  # noqa: E402
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
-from checks import equal, random, run  # noqa: E402
+from checks import equal, random, read, run  # noqa: E402
 from mxnet.kvstore import KVStoreBase  # noqa: E402
 
 from p3kv.errors import KeyMismatchError, NotSupportedError  # noqa: E402
@@ -222,6 +223,18 @@ def sums_without_an_optimizer(store: KVStoreBase) -> None:
         equal(weight, of_all(store, round_).asnumpy())
 
 
+def a_late_pull_gets_the_value_of_its_place(store: KVStoreBase) -> None:
+    weight = mx.nd.zeros(SHAPE)
+    store.init("late", full(random(SHAPE, 4)))
+    mx.nd.waitall()
+    for value in (random(SHAPE, 4), of_all(store, 1).asnumpy()):
+        with read(weight):
+            store.pull("late", out=weight)
+            store.push("late", gradient(store.rank, 1))
+            time.sleep(0.3)
+        equal(weight, value)
+
+
 def lists_of_keys_and_devices(store: KVStoreBase) -> None:
     keys, contexts = ["a", "b"], [mx.cpu(0), mx.cpu(1)]
     store.init(keys, [full(random(SHAPE, 1)), full(random(SHAPE, 2))])
@@ -400,6 +413,7 @@ CHECKS = [
     the_forward_order_has_sparse_weights,
     a_module,
     sums_without_an_optimizer,
+    a_late_pull_gets_the_value_of_its_place,
     lists_of_keys_and_devices,
     other_dtypes_and_shapes,
     float16_is_summed_in_float32,

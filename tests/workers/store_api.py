@@ -6,12 +6,13 @@ differs from another, and all comparisons are bit for bit.
 
 import p3kv  # noqa: F401, I001
 import sys
+import time
 from pathlib import Path
 
 import mxnet as mx
 import numpy as np
 import pytest
-from checks import equal, random, run
+from checks import equal, random, read, run
 from mxnet.kvstore import KVStoreBase
 
 from p3kv.errors import KeyMismatchError, NotSupportedError
@@ -256,11 +257,33 @@ def several_pulls_may_be_under_way_at_once(store: KVStoreBase) -> None:
         store.push("pulls", mine(store, BIG, n))
         outs.append(mx.nd.zeros(BIG))
         store.pull("pulls", out=outs[-1])
-    # Each gets the round that the worker has pushed before, or, slice by slice, a later one.
-    totals = [total(BIG, n) for n in range(4)]
     for n, out in enumerate(outs):
-        assert np.any([out.asnumpy() == later for later in totals[n:]], axis=0).all()
-    equal(outs[-1], totals[-1])
+        equal(out, total(BIG, n))
+
+
+def a_pull_whose_array_is_free_late_gets_the_value_of_its_place(store: KVStoreBase) -> None:
+    """As a Trainer does it: the weight is still read when its initial value is to come, and the
+    gradients are ready."""
+    initial, out = random(BIG, 7), mx.nd.zeros(BIG)
+    gradients = [mine(store, BIG, n) for n in range(2)]
+    mx.nd.waitall()
+    with read(out):
+        if store.rank == 0:
+            store.init("late", mx.nd.array(initial))
+            store.pull("late", out=out)
+        else:
+            store.broadcast("late", out, out=out)
+        for gradient in gradients:
+            store.pushpull("late", gradient)
+        time.sleep(0.3)
+    equal(out, initial)
+    for n, gradient in enumerate(gradients):
+        equal(gradient, total(BIG, n))
+    with read(out):
+        store.pull("late", out=out)
+        store.push("late", mx.nd.ones(BIG))
+        time.sleep(0.3)
+    equal(out, total(BIG, 1))
 
 
 def a_round_may_begin_before_the_last_one_is_over(store: KVStoreBase) -> None:
@@ -355,6 +378,20 @@ def every_push_before_a_pull_is_an_update(store: KVStoreBase) -> None:
     equal(value, np.full(BIG, 1 + 6 * RATE * 3, np.float32))
 
 
+def a_late_pull_is_of_no_later_update(store: KVStoreBase) -> None:
+    store.init("late update", mx.nd.ones(BIG))
+    out = mx.nd.zeros(BIG)
+    mx.nd.waitall()
+    store.push("late update", mx.nd.ones(BIG))
+    with read(out):
+        store.pull("late update", out=out)
+        store.push("late update", mx.nd.ones(BIG))
+        time.sleep(0.3)
+    equal(out, np.full(BIG, 1 + WORKERS * RATE, np.float32))
+    store.pull("late update", out=out)
+    equal(out, np.full(BIG, 1 + 2 * WORKERS * RATE, np.float32))
+
+
 def pushpull_gives_the_updated_weight_to_all_devices(store: KVStoreBase) -> None:
     store.init("updated", mx.nd.ones(BIG))
     gradients = [mx.nd.full(BIG, store.rank + 1, ctx=device) for device in DEVICES]
@@ -387,6 +424,7 @@ CHECKS = [
     a_worker_may_push_before_another_knows_the_key,
     several_pushes_may_come_before_a_pull,
     several_pulls_may_be_under_way_at_once,
+    a_pull_whose_array_is_free_late_gets_the_value_of_its_place,
     a_round_may_begin_before_the_last_one_is_over,
     priorities_may_be_any_numbers_of_32_bits,
     a_gradient_may_be_changed_as_soon_as_it_is_pushed,
@@ -395,6 +433,7 @@ CHECKS = [
     # From here on the servers have an optimizer.
     the_test_optimizer_adds_up_pushes,
     every_push_before_a_pull_is_an_update,
+    a_late_pull_is_of_no_later_update,
     pushpull_gives_the_updated_weight_to_all_devices,
 ]
 

@@ -16,6 +16,7 @@ import functools
 import itertools
 import logging
 import struct
+import threading
 from typing import Any, Callable, Dict, Optional, Sequence, Tuple
 
 from mxnet import runtime
@@ -77,8 +78,20 @@ _starts: Dict[int, Tuple[Callable[[Operation], None], _Arrays]] = {}
 _tickets = itertools.count(1)
 
 
+_thread = threading.local()
+
+
+def _keep_thread_state() -> None:
+    """Has Python keep what it knows of this thread. Else it would make that anew for each operation
+    that a thread of the engine starts, and map and unmap memory for it."""
+    if not hasattr(_thread, "is_kept"):
+        _thread.is_kept = True
+        ctypes.pythonapi.PyGILState_Ensure()
+
+
 @_AsyncFunction
 def _start(_run_context: int, on_complete: int, ticket: int) -> None:
+    _keep_thread_state()
     start, arrays = _starts.pop(ticket)
     operation = Operation(ctypes.string_at(on_complete, _ON_COMPLETE.size), arrays)
     try:
@@ -137,19 +150,18 @@ def address(array: NDArray) -> int:
     """
     handle = array.handle.value
     _reorder_to_default(handle)
-    failed = _get_data(handle, _POINTER_ADDRESS)
+    pointer = ctypes.c_void_p()  # not one for all: threads may take turns after any call
+    failed = _get_data(handle, ctypes.byref(pointer))
     if failed:
         check_call(failed)
-    return _pointer.value or 0
+    return pointer.value or 0
 
 
 # These calls are short and keep the GIL. Otherwise the worker's thread would take it at each of
-# them, and the script would wait. So one pointer serves all threads, too.
+# them, and the script would wait.
 _keeping_gil = ctypes.PyDLL(_LIB._name)
 _get_data = _keeping_gil.MXNDArrayGetData
 _get_data.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
-_pointer = ctypes.c_void_p()
-_POINTER_ADDRESS = ctypes.addressof(_pointer)
 _REORDER = "_ZN5mxnet7NDArray5Chunk15Reorder2DefaultEv"
 _ONEDNN = ("MKLDNN", "ONEDNN")
 """MXNet's names of the feature, in 1.9.1 and later."""

@@ -99,6 +99,7 @@ class Operations:
         target: Optional[NDArray],
     ) -> None:
         """Has the worker begin a transfer when its arrays are ready."""
+        asks = (key.ask(),) if source is None else key.asks()
 
         def start(operation: engine.Operation) -> None:
             if source is not None and round_ != INITIAL_ROUND:
@@ -106,7 +107,9 @@ class Operations:
             source_at = None if source is None else engine.address(source)
             target_at = None if target is None else engine.address(target)
             self._worker.begin(
-                Transfer(key, round_, step, priority, source_at, target_at, operation.complete)
+                Transfer(
+                    key, round_, step, priority, source_at, target_at, operation.complete, asks
+                )
             )
 
         reads = [] if source is None or source is target else [source]

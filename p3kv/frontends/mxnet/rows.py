@@ -126,6 +126,7 @@ class Rows:
 
         `keeps_value`: the array has the key's value from now on, as if it had been pulled.
         """
+        asks = key.asks()
 
         def start(operation: engine.Operation) -> None:
             if round_ != INITIAL_ROUND:
@@ -139,13 +140,15 @@ class Rows:
                 return
             if keeps_value:
                 self._hold(key, source, dict.fromkeys(dict(key.runs), round_), rows[1])
-            self._begin_transfer(RowsPush(key, round_, step, priority, rows, operation.complete))
+            self._begin_transfer(
+                RowsPush(key, round_, step, priority, rows, operation.complete, asks)
+            )
 
         engine.push(start, [source], [], _PUSH)
 
     def pull(self, key: WorkerKey, step: int, priority: int, target: NDArray) -> None:
         """Pulls the whole value into a dense array: all rows, or those that have changed."""
-        key_round = key.round
+        key_round, asks = key.round, (key.ask(),)
 
         def start(operation: engine.Operation) -> None:
             elements = _all_rows(key, target)
@@ -162,7 +165,7 @@ class Rows:
                 operation.complete(error)
 
             since = None if held is None else held.rounds
-            transfer = RowsPull(key, key_round, step, priority, put, done, since=since)
+            transfer = RowsPull(key, key_round, step, priority, put, done, asks, since=since)
             self._begin_transfer(transfer)
 
         engine.push(start, [], [target], _PULL)
@@ -188,7 +191,8 @@ class Rows:
         if not len(named):
             spread(mx.nd.sparse.zeros(ROW_SPARSE, key.shape, dtype=key.dtype), outs)
             return
-        arrived, key_round = with_rows(key.shape, key.dtype, len(named)), key.round
+        arrived = with_rows(key.shape, key.dtype, len(named))
+        key_round, asks = key.round, (key.ask(),)
 
         def start(operation: engine.Operation) -> None:
             numbers, elements = rows_of(arrived)
@@ -201,7 +205,7 @@ class Rows:
                 elements[_consecutive(places)] = rows
 
             self._begin_transfer(
-                RowsPull(key, key_round, step, priority, put, operation.complete, named)
+                RowsPull(key, key_round, step, priority, put, operation.complete, asks, named)
             )
 
         engine.push(start, [], [arrived], _ROW_PULL)

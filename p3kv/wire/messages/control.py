@@ -17,7 +17,7 @@ from p3kv.wire.messages.base import (
     check_received,
     check_slice_size,
 )
-from p3kv.wire.messages.data import JobSettings
+from p3kv.wire.messages.data import JobSettings, Terms
 from p3kv.wire.messages.failure import Failure
 from p3kv.wire.messages.keys import DeclaredKey, DeclareKey
 from p3kv.wire.messages.numbers import Lag, Numbers
@@ -71,11 +71,14 @@ class Ready(Message, frozen=True):
 
 
 class Measured(Message, frozen=True):
-    """A worker has measured the rate at which it can send; sent again when it changes much."""
+    """A worker has measured the rate at which it can send; sent again when that changes much, or
+    how long its steps wait."""
 
     rate_bytes_s: float
     flows_bytes_s: Tuple[float, ...] = ()
     """The first time, the rate to each server while all workers sent to all."""
+    waiting: float = 0.0
+    """The part of its steps' time in which the worker has waited for values."""
 
 
 class BarrierReached(Message, frozen=True):
@@ -204,13 +207,10 @@ class SliceSize(Message, frozen=True):
         check_slice_size(self.slice_size)
 
 
-class NewSliceSize(Message, frozen=True):
-    """Worker rank 0 is to announce this slice size from a coming round on."""
+class NewTerms(Message, frozen=True):
+    """Worker rank 0 is to announce these terms from a coming round on."""
 
-    slice_size: int
-
-    def __post_init__(self) -> None:
-        check_slice_size(self.slice_size)
+    terms: Terms
 
 
 class KeyRefused(Message, frozen=True):
@@ -280,7 +280,7 @@ FromScheduler = Union[
     Roster,
     Agreed,
     SliceSize,
-    NewSliceSize,
+    NewTerms,
     DeclaredKey,
     KeyRefused,
     BarrierPassed,

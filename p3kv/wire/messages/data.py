@@ -121,9 +121,18 @@ class Terms(Message, frozen=True):
 
     slice_size: int
     """Most elements in a slice."""
+    credit_size: Optional[int] = None
+    """What the kernel may hold of a connection's bytes is that for slices of so many elements; None
+    is for as many as they have."""
 
     def __post_init__(self) -> None:
         check_slice_size(self.slice_size)
+        check_slice_size(self.size_for_credit)
+
+    @property
+    def size_for_credit(self) -> int:
+        """The slice size by which credits are chosen."""
+        return self.slice_size if self.credit_size is None else self.credit_size
 
 
 class Stalled(Message, frozen=True):
