@@ -254,4 +254,6 @@ def test_without_a_launcher_a_neighbour_s_death_is_no_reset_connection() -> None
         finally:
             for process in processes.values():
                 end(process)
-    assert "worker 1 (round 3): its process ended" in ended["worker 0"].output
+    # Its neighbour knows of round 3, the scheduler of round 2; either may notice first.
+    said = ended["worker 0"].output
+    assert re.search(r"worker 1 \(round [23]\): its process ended", said), said
