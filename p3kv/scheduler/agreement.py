@@ -149,10 +149,9 @@ class Agreement:
         """The terms that are right if workers' rates are `off` times those that they measured."""
         # All workers wait for the slowest.
         rate_bytes_s = off * min(self._rates_bytes_s.values())
-        size = slice_size_for(rate_bytes_s, self._num_servers)
         if self._patient:
-            return Terms(*patient_sizes(size, sliced_elems, self._num_servers))
-        return Terms(size)
+            return Terms(*patient_sizes(rate_bytes_s, sliced_elems, self._num_servers))
+        return Terms(slice_size_for(rate_bytes_s, self._num_servers))
 
     def barrier(self, node: Node, message: BarrierReached) -> Replies:
         """A worker waits for all workers, which must do the same there."""

@@ -5,7 +5,15 @@ from __future__ import annotations
 from typing import Tuple
 
 FEWEST_ELEMS = 12_500
-SIZES_ELEMS = {0: FEWEST_ELEMS, 24e6: 25_000, 47e6: 50_000, 141e6: 200_000, 566e6: 400_000}
+_NOT_SLOW_BYTES_S = 24e6
+"""From this rate on, a link's queue has room for much more than small slices."""
+SIZES_ELEMS = {
+    0: FEWEST_ELEMS,
+    _NOT_SLOW_BYTES_S: 25_000,
+    47e6: 50_000,
+    141e6: 200_000,
+    566e6: 400_000,
+}
 """Slice sizes by the bytes a second from which on they are right: a slice takes some 2 to 5 ms. A
 rate between 1 and 2.5 Gbit/s means busy hosts on a faster link: they get larger slices, because
 fewer slices keep them less busy."""
@@ -39,20 +47,23 @@ def slice_size_for(rate_bytes_s: float, servers: int) -> int:
     return min(of_few, of_all // max(_MANY_SERVERS, servers))
 
 
-def patient_sizes(size: int, step_elems: int, servers: int) -> Tuple[int, int]:
+def patient_sizes(rate_bytes_s: float, step_elems: int, servers: int) -> Tuple[int, int]:
     """The elements of a slice where all workers wait for the network for much of each step, and the
     elements of slices whose credit is right there. For hosts that are alike only: where a link
     carries gradients in one direction and values in the other, or some are faster, links idle until
     the first slices have come from all workers.
 
-    `size` is that by the network's rate; a step has `step_elems` elements in slices. Whatever the
-    size, links are not idle there as long as each step has many slices; what is left to save is
-    processor time. With the credit for small slices, links that carry large ones would idle. With
-    much more, urgent values would wait too long behind others.
+    `rate_bytes_s` and `servers` are those of `slice_size_for`; a step has `step_elems` elements in
+    slices. Whatever the size, links are not idle there as long as each step has many slices; what
+    is left to save is processor time. With the credit for small slices, links that carry large ones
+    would idle. With much more, urgent values would wait too long behind others. A slow link does
+    not idle with little credit, and its queue has no room for more: it would drop packets.
     """
+    size = slice_size_for(rate_bytes_s, servers)
     large = min(_LARGE_ELEMS, step_elems // _SLICES_OF_A_STEP)
     patient = max(size, large * _MANY_SERVERS // max(_MANY_SERVERS, servers))
-    return patient, min(patient, _PATIENCE * size)
+    patience = _PATIENCE if rate_bytes_s >= _NOT_SLOW_BYTES_S else 1
+    return patient, min(patient, patience * size)
 
 
 def gradient_credit_bytes(slice_size: int, peers: int) -> int:
