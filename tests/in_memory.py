@@ -42,6 +42,7 @@ from p3kv.wire.messages import (
     JobSettings,
     Terms,
 )
+from p3kv.wire.pace import Pace
 from p3kv.wire.proofs import Proofs
 from p3kv.wire.protocol import FROM_NEIGHBOURS, FROM_WORKERS, Conversation
 from p3kv.worker.handshakes import Handshakes
@@ -201,7 +202,7 @@ class Worker:
         self.neighbours: Dict[int, Connection] = {}
         self.traffic = WorkerTraffic(
             rank, num_workers, settings, [], Tracer(None, "worker"),
-            lambda delay_s, function: None, Drain(), lambda rate_bytes_s: None,
+            lambda delay_s, function: None, Drain(), Pace(), lambda rate_bytes_s: None,
             self._lost, lambda: None,
             {
                 Kind.CHALLENGE: self.handshakes.land,

@@ -8,6 +8,7 @@ from typing import Dict, List, cast
 from p3kv.wire.connection import Connection
 from p3kv.wire.framing import FrameWriter
 from p3kv.wire.header import HEADER_BYTES
+from p3kv.wire.pace import Pace
 from p3kv.worker.departures import Departures
 
 BACKWARD = (1, 2, 3, 4)
@@ -20,7 +21,7 @@ class Sent:
     def __init__(self, pays: bool) -> None:
         self.writer = FrameWriter()
         servers = {0: SimpleNamespace(writer=self.writer)}
-        self.departures = Departures(cast(Dict[int, Connection], servers))
+        self.departures = Departures(cast(Dict[int, Connection], servers), Pace())
         self.departures.pays = pays
         self._left: List[int] = []
 

@@ -15,6 +15,7 @@ from p3kv.wire.framing import FrameWriter
 from p3kv.wire.header import INITIAL_ROUND
 from p3kv.wire.loop import Drain
 from p3kv.wire.messages import Measured, Terms
+from p3kv.wire.pace import Pace
 from p3kv.wire.terms import TermsByRound
 from p3kv.worker.departures import Departures
 from p3kv.worker.step_times import StepTimes
@@ -50,7 +51,7 @@ class Tuned:
         self.measured: List[Measured] = []
         self.held = {server: Held() for server in range(servers)}
         held = cast(Dict[int, Connection], self.held)
-        self.departures = Departures(held)
+        self.departures = Departures(held, Pace())
         self.tuning = Tuning(
             0, held, self.terms, Settings(**settings), WINDOW, self.drain, self.times,
             self.departures, self.measured.append,
@@ -158,7 +159,7 @@ def test_servers_share_the_credit_by_what_they_keep() -> None:
     servers = cast(Dict[int, Connection], held)
     tuning = Tuning(
         0, servers, TermsByRound(), Settings(), WINDOW, Drain(), StepTimes(),
-        Departures(servers), lambda measured: None,
+        Departures(servers, Pace()), lambda measured: None,
     )  # fmt: skip
     tuning.announce(INITIAL_ROUND, Terms(100_000))
     equal = held[0].credit_bytes

@@ -36,11 +36,12 @@ class Connection:
         on_lost: Callable[[Connection, str], None],
         send_buffer_bytes: int,
     ) -> None:
-        """`send_buffer_bytes`: most unsent bytes on the link, until `hold_at_most` changes it."""
+        """`send_buffer_bytes`: the credit, until `hold_at_most` changes it."""
         self._land = land
         self._on_lost = on_lost
         self._reader = FrameReader(self._hear)
-        self._held_bytes = send_buffer_bytes
+        self.credit_bytes = send_buffer_bytes
+        """Most unsent bytes on the link."""
         self.conversation = conversation
         self.closed = False
         """Lost, or closed by this process: nothing is sent or received any more."""
@@ -132,7 +133,7 @@ class Connection:
 
     def hold_at_most(self, size_bytes: int) -> None:
         """Limits the unsent bytes on the link, and on those that come after it."""
-        self._held_bytes = size_bytes
+        self.credit_bytes = size_bytes
         self._link.hold_at_most(size_bytes)
 
     def begin(self, preamble: bytes = b"") -> None:
@@ -192,7 +193,7 @@ class Connection:
         link.wake_at(1)  # another connection may have used it
         self.descriptor = link.descriptor
         self.place = link.place
-        link.hold_at_most(self._held_bytes)
+        link.hold_at_most(self.credit_bytes)
 
     def _hear(self, header: Header) -> Landing:
         if self.welcome:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Callable, Deque, Dict, List, Optional, Set, Tuple
 
 from p3kv.wire.connection import Connection
+from p3kv.wire.pace import Pace
 
 _BATCH_S = 0.01
 _PAUSE_S = 0.0005
@@ -24,7 +25,8 @@ enough for a second call, and the only delay of a call that comes alone."""
 
 @dataclass
 class Inversions:
-    """Frames that began to leave while a more urgent frame waited for a full connection."""
+    """Frames that began to leave while a more urgent one waited for a connection that was full, or
+    held back by `Pace`."""
 
     frames: int = 0
     bytes: int = 0
@@ -67,6 +69,7 @@ class Loop:
         self._full_since: Optional[float] = None
         self.inversions = Inversions()
         self.drain = Drain()
+        self.pace = Pace()
 
     def call_soon(self, function: Callable[..., None], *arguments: Any) -> None:
         """Has the loop's thread call `function`; from any thread, in order of the calls."""
@@ -179,9 +182,10 @@ class Loop:
             connection.receive()
 
     def _send(self) -> None:
-        """Writes until every connection is out of frames or full, the most urgent frame first."""
+        """Writes until no connection has frames that it can and may send, the most urgent frame
+        first."""
         # A frame that is sent may queue new frames, also on connections that had none.
-        while ready := [c for c in self._connections.values() if not c.blocked and c.writer]:
+        while ready := self.pace.choose(self._connections.values()):
             self._send_all(ready)
         self._drained.clear()
         now = time.monotonic()
@@ -200,7 +204,7 @@ class Loop:
                 if best.descriptor in self._connections:
                     self._epoll.modify(best.descriptor, select.EPOLLIN | select.EPOLLOUT)
                 ready.remove(best)
-            elif not best.writer:
+            elif not best.writer or not self.pace.allows(best):
                 ready.remove(best)
 
     def _send_on(self, connection: Connection) -> None:
@@ -209,13 +213,15 @@ class Loop:
         priority = writer.waiting_priority()
         frames, begun = writer.begun_frames, writer.begun_bytes
         count = connection.send()
+        self.pace.sent(connection, count)
         self._move_to_back(connection)
         if connection in self._drained:
             self.drain.bytes += count
         if writer.begun_frames == frames or priority is None:
             return
         for other in self._connections.values():
-            waiting = other.writer.waiting_priority() if other.blocked else None
+            held = other.blocked or not self.pace.allows(other)
+            waiting = other.writer.waiting_priority() if held else None
             if waiting is not None and waiting > priority:
                 self.inversions.frames += writer.begun_frames - frames
                 self.inversions.bytes += writer.begun_bytes - begun

@@ -18,6 +18,7 @@ from p3kv.wire.framing import Landing, message_landing
 from p3kv.wire.header import INITIAL_ROUND, URGENT, Header, Kind, pack_header
 from p3kv.wire.loop import Drain
 from p3kv.wire.messages import UNKNOWN, ForwardOrder, Stalled, Terms, encode
+from p3kv.wire.pace import Pace
 from p3kv.wire.protocol import FROM_SERVERS, Conversation
 from p3kv.wire.terms import TermsByRound
 from p3kv.worker.checkpoints import Checkpoints, Cuts
@@ -55,17 +56,18 @@ class Traffic:
         tracer: Tracer,
         call_later: Callable[[float, Callable[[], None]], None],
         drain: Drain,
+        pace: Pace,
         report: Callable[[messages.Measured], None],
         on_lost: Callable[[Connection, str], None],
         on_bye: Callable[[], None],
         joining: Mapping[int, Taker],
         neighbours: Mapping[int, Connection],
     ) -> None:
-        """`local_servers` are the ranks of the servers on this host. `call_later` and `drain` are
-        those of the event loop; `report` tells the scheduler what `tuning` measures. `on_bye` is
-        called when a server has said its last word; `joining` takes the frames with which
-        connections begin. `neighbours` are the workers of this host with which this one sums, by
-        rank, once they are connected.
+        """`local_servers` are the ranks of the servers on this host. `call_later`, `drain` and
+        `pace` are those of the event loop; `report` tells the scheduler what `tuning` measures.
+        `on_bye` is called when a server has said its last word; `joining` takes the frames with
+        which connections begin. `neighbours` are the workers of this host with which this one sums,
+        by rank, once they are connected.
 
         Raises ConfigError when there is no consistency rule as the settings name it.
         """
@@ -81,7 +83,7 @@ class Traffic:
         terms = TermsByRound()
         self.consistency = make_consistency(settings.consistency, num_workers)
         self.times = StepTimes()
-        departures = Departures(self.servers)
+        departures = Departures(self.servers, pace)
         self.tuning = Tuning(
             rank, self.servers, terms, settings, self.consistency.window, drain, self.times,
             departures, report,

@@ -138,8 +138,9 @@ class Tuning:
     def _share_credit(self) -> None:
         """Shares the credit out by what each server keeps.
 
-        Connections share a link in proportion to their bytes in its queue. With equal credit, a
-        server that keeps twice as much as others would still get slices when all others are done.
+        Connections share a link in proportion to their bytes in its queue while these are few, and
+        keep step by their credits where they are kept in step. With equal credit, a server that
+        keeps twice as much as others would still get slices when all others are done.
         """
         self._shared = True
         newest = self._terms.newest

@@ -152,7 +152,7 @@ class Worker:
         try:
             self._traffic = Traffic(
                 self.rank, self.num_workers, settings, local_servers, self.tracer,
-                self._loop.call_later, self._loop.drain,
+                self._loop.call_later, self._loop.drain, self._loop.pace,
                 self._control.send, self._on_lost, self._received_bye, joining.takers,
                 neighbours.connections,
             )  # fmt: skip
