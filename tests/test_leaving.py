@@ -110,7 +110,7 @@ def test_each_round_has_the_sum_of_the_workers_that_are_left(
         for server in job.servers:
             assert server.failures == []
             assert server.most_open() == 0
-            assert server.consumer._pulls == {}
+            assert server.consumer.values.pulls == {}
             assert not server.consumer.clipping.steps
 
 

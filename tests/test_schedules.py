@@ -203,7 +203,7 @@ def test_results_are_right_and_rounds_few_while_sizes_change(
                 check()
         for server in job.servers:
             assert server.most_open() == 0
-            assert server.consumer._pulls == {}
+            assert server.consumer.values.pulls == {}
             assert not server.consumer.clipping.steps
         if clips:
             totals = [sum(gradient(rank, r) for rank in range(workers)) for r in (9, 9 // SELDOM)]
@@ -273,7 +273,7 @@ def test_a_worker_sends_nothing_for_a_round_that_may_have_other_slices_than_it_k
         job.finish()
         states = list(job.servers[0].consumer.waiting.states())
         assert [sorted(state.open_rounds) for state in states[:2]] == [[1, 2], [1, 2]]
-        assert job.servers[0].consumer._pulls == {}
+        assert job.servers[0].consumer.values.pulls == {}
         job.workers[0].tuning.want(Terms(SIZE // 5))
         keys = job.keys["often"]
         job.workers[0].call(keys[0], INITIAL_ROUND, np.ones(SIZE, np.float32), None)

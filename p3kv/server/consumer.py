@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from functools import partial
-from typing import Callable, Dict, Iterable, List, NamedTuple, Optional, Tuple, Union
+from typing import Callable, Dict, List, NamedTuple, Optional, Tuple, Union
 
 import numpy as np
 
@@ -26,10 +26,11 @@ from p3kv.server.keys import ServerKey
 from p3kv.server.lateness import Lateness
 from p3kv.server.rows import RowsKey
 from p3kv.server.rows_traffic import RowsTraffic
-from p3kv.server.slice_states import Result, SliceState
+from p3kv.server.slice_states import SliceState
 from p3kv.server.spans import trace_sum, trace_update
 from p3kv.server.states import States
-from p3kv.server.waiting import Pull, Pulls, Waiting
+from p3kv.server.values import Values
+from p3kv.server.waiting import Pull, Waiting
 from p3kv.server.workers import Workers
 from p3kv.slicing import LAYOUTS
 from p3kv.trace import Tracer, now_ns
@@ -49,7 +50,7 @@ from p3kv.wire.header import (
 )
 from p3kv.wire.messages import UNKNOWN, DeclaredKey, Squares, Terms, encode
 from p3kv.wire.queue import PriorityQueue, urgency
-from p3kv.wire.spans import traced_arrival, traced_departure
+from p3kv.wire.spans import traced_arrival
 from p3kv.wire.terms import TermsByRound
 
 _log = logging.getLogger(__name__)
@@ -113,7 +114,9 @@ class Consumer:
         """By rank, how many of the worker's frames are in the queue."""
         self._terms = TermsByRound()
         self._keys: Dict[int, ServerKey] = {}
-        self._pulls: Pulls = {}
+        self.values = Values(
+            lambda: self.rank, workers, self.aggregator, self._pool, lambda: self.tracer
+        )
         self.rows = RowsTraffic(
             lambda: self.rank, workers, self.aggregator, self._terms, self._add, lambda: self.tracer
         )
@@ -123,7 +126,7 @@ class Consumer:
         self.rows.ended = self.checkpoints.rows_ended
         self.states = States(lambda: self.rank, self._find, self.aggregator, on_lost, fail)
         self.waiting = Waiting(
-            self._keys, self.rows, self._pulls, self.aggregator, workers, self._departed
+            self._keys, self.rows, self.values.pulls, self.aggregator, workers, self._departed
         )
         self._stopped = False
 
@@ -302,7 +305,7 @@ class Consumer:
                 newly_ended = 0
                 for other in resliced:
                     newly_ended += self._end_rounds(key, other)
-                    self._answer_pulls(other)
+                    self.values.answer_pulls(other)
             if ended and self.states.waiting:
                 self.states.round_ended(key)
         except ProtocolError as error:
@@ -379,45 +382,16 @@ class Consumer:
             trace_update(self.tracer, result, start_ns)
             if self.checkpoints.open is not None:
                 self.checkpoints.slice_ended(result.state)
-            self._send_result(result)
-            self._answer_pulls(result.state)
+            self.values.send_result(result)
+            self.values.answer_pulls(result.state)
             if result.others and key.all_ended(result.round, result.others[0]):
-                self._tell_ended(key, result)
+                self.values.tell_ended(key, result)
             ended += 1
             if result.state is not state:
-                self._send_early_results(result.state)
+                self.values.send_early_results(result.state)
             start_ns = now_ns()
-        self._send_early_results(state)
+        self.values.send_early_results(state)
         return ended
-
-    def _send_early_results(self, state: SliceState) -> None:
-        if state.early_rounds:
-            for result in self.aggregator.early_results(state):
-                self._send_result(result)
-
-    def _send_result(self, result: Result) -> None:
-        """Queues a value to the workers that want it."""
-        connections = [self._workers.connections[rank] for rank in result.wanting]
-        urgent = urgency(result.step, result.priority)
-        self._send_value(
-            connections,
-            urgent,
-            result.state,
-            Kind.UPDATED,
-            result.round,
-            result.step,
-            result.priority,
-        )
-
-    def _tell_ended(self, key: ServerKey, result: Result) -> None:
-        """Tells workers that a round has ended, where no result does: their windows move on."""
-        header = pack_header(
-            Kind.ENDED, self.rank, key=key.declared.key_id, round=result.round, step=result.step
-        )
-        for rank in result.others:
-            connection = self._workers.connections[rank]
-            if self._workers.listens(connection):
-                connection.writer.push(URGENT, header)
 
     def _pull(self, connection: Connection, header: Header) -> None:
         try:
@@ -426,57 +400,9 @@ class Consumer:
             self._on_lost(connection, str(error))
             return
         for state in states:
-            self._answer(state, Pull(connection, header, time.monotonic()))
+            self.values.answer(state, Pull(connection, header, time.monotonic()))
         if self._workers.done:
             self.waiting.check_initial_values()
-
-    def _answer_pulls(self, state: SliceState) -> None:
-        """Answers the pulls that wait for a slice's value and for which it is new enough now."""
-        for pull in self._pulls.pop(state, ()):
-            self._answer(state, pull)
-
-    def _answer(self, state: SliceState, pull: Pull) -> None:
-        """Answers a pull with a slice's value, as soon as the value is new enough."""
-        connection, header, _ = pull
-        if not self.aggregator.is_new_enough(state, header.round, header.rank):
-            self._pulls.setdefault(state, []).append(pull)
-        else:
-            # The worker finds where the slice belongs by a round of the slice's generation. A
-            # value that was re-sliced is of the round before its generation's first. Where rounds
-            # are each worker's own, all slices are of the first generation.
-            round_ = header.round if state.own is not None else max(state.round, state.first_round)
-            self._send_value(
-                [connection], urgency(header.step, header.priority), state, Kind.PULLED, round_,
-                header.slice, header.priority,
-            )  # fmt: skip
-
-    def _send_value(
-        self,
-        connections: Iterable[Connection],
-        urgent: int,
-        state: SliceState,
-        kind: Kind,
-        round: int,
-        step: int,
-        priority: int,
-    ) -> None:
-        """Queues a slice's value, as it travels, on each of the connections."""
-        listening = [one for one in connections if self._workers.listens(one)]
-        if not listening:
-            return
-        buffer, payload, flags = state.wire(self._pool)
-        header = pack_header(
-            kind, self.rank, key=state.key.key_id, slice=state.index, round=round, step=step,
-            priority=priority, payload_bytes=len(payload), flags=flags,
-        )  # fmt: skip
-        for connection in listening:
-            buffer.begin_send()
-            peer = UNKNOWN if connection.peer is None else connection.peer
-            frame = traced_departure(
-                self.tracer, payload, None, state.key.key_id, peer, round,
-                step if kind == Kind.UPDATED else UNKNOWN, state.index, priority,
-            )  # fmt: skip
-            connection.writer.push(urgent, header, *frame, buffer.end_send)
 
     # Workers that have left.
 
