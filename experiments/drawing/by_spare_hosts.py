@@ -82,7 +82,8 @@ def bound_s(case: Case) -> float:
 def summarize(runs: Sequence[Dict[str, Any]]) -> List[Dict[str, Any]]:
     """A row for each case, with its bound, and how much longer its iterations are."""
     rows = []
-    for case in dict.fromkeys(Case(*(one[name] for name in Case._fields)) for one in runs):
+    cases = {Case(*(one[name] for name in Case._fields)) for one in runs}
+    for case in sorted(cases, key=lambda of: (of.model, of.slow, of.alone, of.system)):
         taken = curves.iteration_s(curves.select(runs, **case._asdict()))
         least = bound_s(case)
         rows.append(
