@@ -14,7 +14,6 @@ did flows over it by their other end's fastest: a quarter of a second measures n
 _UNLIKE = 0.8
 """And this part of the median of links of hosts like its own: sums of flows are steadier."""
 _HALVINGS = 60
-_SPARED, _LITTLE_LONGER = 0.96, 1.01
 
 
 @dataclass(frozen=True)
@@ -41,12 +40,8 @@ class Topology:
         together keep everything. For equal links this is theorem 1 of Y. Jiang et al., "A Unified
         Architecture for Accelerating Distributed DNN Training in Heterogeneous GPU/CPU Clusters"
         (OSDI'20). Servers of one host have equal parts.
-
-        A link that carries only gradients in one direction and only values in the other idles when
-        an iteration begins, and when it ends. So hosts without a worker get some time for that,
-        where it makes the least time little longer.
         """
-        parts = self._chosen
+        parts = self._parts
         servers_on = Counter(self.servers)
         return [parts[host] / servers_on[host] for host in self.servers]
 
@@ -61,18 +56,10 @@ class Topology:
     def busy(self) -> float:
         """How long the busiest link is busy in an iteration with these shares, for a model of one
         byte; in the rates' unit of time."""
-        return self._busy(self._chosen)
-
-    @cached_property
-    def _chosen(self) -> Dict[str, float]:
-        least, spared = self._parts(1.0), self._parts(_SPARED)
-        return spared if self._busy(spared) <= _LITTLE_LONGER * self._busy(least) else least
-
-    def _busy(self, parts: Mapping[str, float]) -> float:
         workers_on, count = Counter(self.workers), len(self.workers)
         fastest = max(self.rates.values(), default=1.0)
         return max(
-            (workers_on[host] + parts.get(host, 0.0) * (count - 2 * workers_on[host]))
+            (workers_on[host] + self._parts.get(host, 0.0) * (count - 2 * workers_on[host]))
             / self.rates.get(host, fastest)
             for host in {*self.servers, *self.workers}
         )
@@ -82,9 +69,9 @@ class Topology:
         without = sorted({*self.workers}.difference(self.servers))
         return replace(self, servers=(*self.servers, *without))
 
-    def _parts(self, spared: float) -> Dict[str, float]:
-        """What the servers of each host that has some keep together, if links of hosts without a
-        worker are busy for the part `spared` of the time in which the others are."""
+    @cached_property
+    def _parts(self) -> Dict[str, float]:
+        """What the servers of each host that has some keep together."""
         hosts, workers_on, count = set(self.servers), Counter(self.workers), len(self.workers)
         for host in hosts:
             if 2 * workers_on[host] > count:
@@ -94,8 +81,7 @@ class Topology:
 
         def most(host: str, time: float) -> float:
             """The largest part that the host can keep if its link is busy for this time."""
-            of_time = 1.0 if workers_on[host] else spared
-            left = of_time * time * self.rates.get(host, fastest) - workers_on[host]
+            left = time * self.rates.get(host, fastest) - workers_on[host]
             growth = count - 2 * workers_on[host]
             if left < 0:
                 return 0.0
@@ -106,7 +92,7 @@ class Topology:
             default=0.0,
         )
         slowest = min((self.rates.get(host, fastest) for host in hosts), default=fastest)
-        low, high = least, least + count / slowest / spared
+        low, high = least, least + count / slowest
         for _ in range(_HALVINGS):
             middle = (low + high) / 2
             if sum(most(host, middle) for host in hosts) < 1:
