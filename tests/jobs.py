@@ -22,6 +22,10 @@ from experiments.cluster import Cluster
 SCRIPTS = Path(__file__).parent / "workers"
 ROOT = Path(__file__).parent.parent
 LEAN = Path(__file__).parent / "lean"
+JOIN = [sys.executable, str(SCRIPTS / "join.py")]
+"""A process that joins a job in whatever role, and leaves it again."""
+PROMISED_S = 10.0
+"""Within this time all processes learn what is wrong."""
 SUMS_ONLY = {"MXNET_UPDATE_ON_KVSTORE": 0}
 """For jobs that need no optimizer on their servers. By default each server imports MXNet when the
 job has assembled, which takes a second or two, and workers wait for that."""
@@ -210,15 +214,14 @@ def results(
 
 def joined(*plan: Tuple[str, Dict[str, str]]) -> Dict[str, JobResult]:
     """How the processes of a job that joins and ends have ended, each with settings of its own."""
-    join = [sys.executable, str(SCRIPTS / "join.py")]
     count = {role: sum(name.startswith(role) for name, _ in plan) for role in ("worker", "server")}
     with held_port() as holder:
         port, since = holder.getsockname()[1], time.monotonic()
-        started = {"scheduler": start_role("scheduler", join, port, *count.values())}
+        started = {"scheduler": start_role("scheduler", JOIN, port, *count.values())}
         for name, changes in plan:
             role, _, rank = name.partition(" ")
             place = {f"DMLC_{role.upper()}_ID": rank, **SUMS_ONLY}
-            started[name] = start_role(role, join, port, *count.values(), **place, **changes)
+            started[name] = start_role(role, JOIN, port, *count.values(), **place, **changes)
         return results(started, since, 60.0)
 
 

@@ -10,9 +10,7 @@ from typing import List, Set, Tuple
 import psutil
 import pytest
 
-from tests.jobs import SUMS_ONLY, TrainingJob, connections_of, eventually, held_port
-
-PROMISED_S = 10.0
+from tests.jobs import PROMISED_S, SUMS_ONLY, TrainingJob, connections_of, eventually, held_port
 
 
 class Room:

@@ -19,7 +19,7 @@ from p3kv.server.slice_states import Result, SliceState
 from p3kv.wire.header import INITIAL_ROUND, URGENT, Kind, pack_header
 from p3kv.wire.messages import DeclaredKey, JobSettings, Terms
 from tests.in_memory import Adding, Job
-from tests.jobs import ROOT, SCRIPTS, SUMS_ONLY, held_port, results, run_job, start_role
+from tests.jobs import JOIN, ROOT, SCRIPTS, SUMS_ONLY, held_port, results, run_job, start_role
 from tests.served import AS_IT_IS
 
 sys.path.insert(0, str(SCRIPTS))
@@ -28,7 +28,6 @@ from own_consistency import OneBehind
 SIZE = 12
 OWN = {"P3KV_CONSISTENCY": "one_behind"}
 PLUGIN = {"P3KV_PLUGINS": "own_consistency", "PYTHONPATH": f"{ROOT}:{SCRIPTS}"}
-JOIN = [sys.executable, str(SCRIPTS / "join.py")]
 
 
 @pytest.fixture

@@ -8,9 +8,16 @@ from typing import Dict
 
 import pytest
 
-from tests.jobs import SCRIPTS, SUMS_ONLY, JobResult, end, held_port, results, start_role
-
-PROMISED_S = 10.0
+from tests.jobs import (
+    PROMISED_S,
+    SCRIPTS,
+    SUMS_ONLY,
+    JobResult,
+    end,
+    held_port,
+    results,
+    start_role,
+)
 
 
 def run_by_hand(how: str, steps: int) -> Dict[str, JobResult]:

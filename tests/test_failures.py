@@ -15,6 +15,8 @@ import pytest
 
 from p3kv.wire.messages import Abort, Agreed, Failure, Ready, ReportFailure, Roster, Welcomed
 from tests.jobs import (
+    JOIN,
+    PROMISED_S,
     SCRIPTS,
     SUMS_ONLY,
     JobResult,
@@ -30,7 +32,6 @@ from tests.jobs import (
 )
 from tests.served import TOKEN, Scheduled
 
-PROMISED_S = 10.0
 KILLED = 128 + 9
 
 
@@ -107,12 +108,11 @@ def last_line(result: JobResult) -> str:
 
 def start_all_but_one_worker(port: int) -> Dict[str, subprocess.Popen]:
     """A job of two workers and one server, of which worker 0 has not come."""
-    command = [sys.executable, str(SCRIPTS / "join.py")]
     told = {"P3KV_VERBOSE": 1}
     return {
-        "scheduler": start_role("scheduler", command, port, workers=2),
-        "server 0": start_role("server", command, port, workers=2, DMLC_SERVER_ID=0, **told),
-        "worker 1": start_role("worker", command, port, workers=2, DMLC_WORKER_ID=1, **told),
+        "scheduler": start_role("scheduler", JOIN, port, workers=2),
+        "server 0": start_role("server", JOIN, port, workers=2, DMLC_SERVER_ID=0, **told),
+        "worker 1": start_role("worker", JOIN, port, workers=2, DMLC_WORKER_ID=1, **told),
     }
 
 

@@ -41,7 +41,7 @@ from p3kv.wire.messages import (
 )
 from p3kv.wire.proofs import HELLO_BYTES, NONCE_BYTES
 from tests.jobs import (
-    SCRIPTS,
+    JOIN,
     SECRET,
     SUMS_ONLY,
     TrainingJob,
@@ -242,13 +242,12 @@ def ask_the_scheduler(port: int, job: str, secret: str) -> Dict[str, List[bytes]
 
 def start_intruders(port: int, job: str, secret: str) -> Dict[str, subprocess.Popen]:
     """Workers of p3kv that the job does not have."""
-    join = [sys.executable, str(SCRIPTS / "join.py")]
     return {
-        "stranger": start_role("worker", join, port, 2, 2, P3KV_JOB=job),
+        "stranger": start_role("worker", JOIN, port, 2, 2, P3KV_JOB=job),
         "wrong job": start_role(
-            "worker", join, port, 2, 2, P3KV_JOB="another job", P3KV_SECRET=secret
+            "worker", JOIN, port, 2, 2, P3KV_JOB="another job", P3KV_SECRET=secret
         ),
-        "worker 2": start_role("worker", join, port, 2, 2, P3KV_JOB=job, P3KV_SECRET=secret),
+        "worker 2": start_role("worker", JOIN, port, 2, 2, P3KV_JOB=job, P3KV_SECRET=secret),
     }
 
 
@@ -329,7 +328,6 @@ def test_training_goes_on_to_the_right_result_while_others_connect(
 
 
 def test_a_job_comes_together_while_foreign_connections_come_and_go() -> None:
-    join = [sys.executable, str(SCRIPTS / "join.py")]
     done = threading.Event()
     knocks = []
 
@@ -349,7 +347,7 @@ def test_a_job_comes_together_while_foreign_connections_come_and_go() -> None:
             stranger.start()
         start = time.monotonic()
         processes = {
-            f"{role} {rank}": start_role(role, join, port, workers=3, servers=3, **SUMS_ONLY)
+            f"{role} {rank}": start_role(role, JOIN, port, workers=3, servers=3, **SUMS_ONLY)
             for role, count in (("scheduler", 1), ("server", 3), ("worker", 3))
             for rank in range(count)
         }
@@ -368,12 +366,11 @@ def test_a_job_comes_together_while_foreign_connections_come_and_go() -> None:
 
 @pytest.mark.parametrize("kind", ["dist_sync", "dist_sync_p3"])
 def test_a_worker_with_mxnet_s_own_store_is_named_and_does_no_harm(kind: str) -> None:
-    join = [sys.executable, str(SCRIPTS / "join.py")]
     foreign = [sys.executable, "-c", f"import mxnet as mx; mx.kv.create({kind!r})"]
     with held_port() as holder:
         port = holder.getsockname()[1]
         start = time.monotonic()
-        processes = {"scheduler": start_role("scheduler", join, port, P3KV_RENDEZVOUS_TIMEOUT_S=30)}
+        processes = {"scheduler": start_role("scheduler", JOIN, port, P3KV_RENDEZVOUS_TIMEOUT_S=30)}
         stranger = start_role("worker", foreign, port)
         try:
             said = processes["scheduler"].stdout
@@ -381,8 +378,8 @@ def test_a_worker_with_mxnet_s_own_store_is_named_and_does_no_harm(kind: str) ->
             warning = said.readline()
             while "p3kv scheduler: waiting for" in warning:  # until the stranger has imported MXNet
                 warning = said.readline()
-            processes["server"] = start_role("server", join, port, **SUMS_ONLY)
-            processes["worker"] = start_role("worker", join, port)
+            processes["server"] = start_role("server", JOIN, port, **SUMS_ONLY)
+            processes["worker"] = start_role("worker", JOIN, port)
             ended = results(processes, start, timeout_s=4 * REFUSED_S)
         finally:
             for process in (stranger, *processes.values()):
@@ -451,14 +448,13 @@ def flood(ports: List[int], done: threading.Event, counts: List[int]) -> None:
 
 @pytest.mark.parametrize("encrypt", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_workers_find_their_way_through_thousands_of_silent_connections(encrypt: int) -> None:
-    join = [sys.executable, str(SCRIPTS / "join.py")]
     place = {**SUMS_ONLY, "P3KV_ENCRYPT": encrypt}
     done = threading.Event()
     with held_port() as holder:
         port = holder.getsockname()[1]
         start = time.monotonic()
         processes = {
-            name: start_role(name.split()[0], join, port, workers=3, servers=2, **place)
+            name: start_role(name.split()[0], JOIN, port, workers=3, servers=2, **place)
             for name in ("scheduler", "server 0", "server 1")
         }
         counts = [0]
@@ -471,7 +467,7 @@ def test_workers_find_their_way_through_thousands_of_silent_connections(encrypt:
                 stranger.start()
             eventually(lambda: counts[0] > 2000)
             for rank in range(3):
-                processes[f"worker {rank}"] = start_role("worker", join, port, 3, 2, **place)
+                processes[f"worker {rank}"] = start_role("worker", JOIN, port, 3, 2, **place)
             ended = results(processes, start, timeout_s=4 * REFUSED_S)
         finally:
             done.set()
