@@ -13,7 +13,7 @@ from typing import Type
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from p3kv.consistency import BulkSynchronous
@@ -58,6 +58,8 @@ def run_on_hosts(
     st.sampled_from([Adding, AddingWhole]),
     st.booleans(),
 )
+# A neighbour's value came before the server had said to the worker how large slices are now.
+@example(0, 4, 1, 3, Adding, True)
 @settings(max_examples=80, deadline=None)
 def test_results_are_right_whatever_the_order_of_events(
     seed: int,

@@ -107,6 +107,7 @@ FROM_NEIGHBOURS: Rules = {
         Kind.MEMORY: Rule(MAX_MESSAGE_BYTES),
         Kind.SUMMAND: Rule(),
         Kind.VALUE: Rule(),
+        Kind.TERMS: Rule(MAX_MESSAGE_BYTES),
         Kind.BYE: Rule(then=State.LEFT),
     },
     State.LEFT: {},

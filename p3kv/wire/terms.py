@@ -73,6 +73,11 @@ class TermsByRound:
         return self._terms[generation]
 
     @property
+    def last_generation(self) -> int:
+        """The newest generation; -1 before the first."""
+        return len(self._terms) - 1
+
+    @property
     def newest(self) -> Optional[Terms]:
         """Those of the last generation; None before the first."""
         return self._terms[-1] if self._terms else None

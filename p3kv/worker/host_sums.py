@@ -37,8 +37,9 @@ from p3kv.wire.header import (
     Kind,
     pack_header,
 )
-from p3kv.wire.messages import SharedMemory, encode
+from p3kv.wire.messages import SharedMemory, Terms, encode
 from p3kv.wire.queue import PriorityQueue, urgency
+from p3kv.wire.terms import FIRST_GENERATION, TermsByRound
 from p3kv.worker.shared_memory import OwnMemory, TheirMemory
 from p3kv.worker.transfers import Transfer, WorkerKey
 
@@ -86,6 +87,10 @@ class HostSums:
 
     Workers may want the result of a round or not, as in `push` and `pushpull`, and need not agree.
 
+    A worker that has a round's values goes on, and must know the slice size of the rounds that it
+    goes on with. Servers say it before the values, but to each worker over its own connection. So a
+    carrier passes on what it knows of slice sizes before it tells of a value.
+
     Belongs to the worker's thread.
     """
 
@@ -94,9 +99,13 @@ class HostSums:
         rank: int,
         neighbours: Mapping[int, Connection],
         deterministic: bool,
+        terms: TermsByRound,
     ) -> None:
         self._rank = rank
         self._neighbours = neighbours
+        self._terms = terms
+        self._passed_on = FIRST_GENERATION
+        """The newest generation of terms that the neighbours know from this worker, or at once."""
         self._deterministic = deterministic
         self._all: List[int] = []
         self._queue: PriorityQueue[Tuple[Transfer, Slice]] = PriorityQueue()
@@ -120,12 +129,16 @@ class HostSums:
             Kind.MEMORY: self._land_memory,
             Kind.SUMMAND: lambda rank, header: Landing(None, partial(self._add, rank, header)),
             Kind.VALUE: lambda rank, header: Landing(None, partial(self._value, rank, header)),
+            Kind.TERMS: lambda rank, header: message_landing(
+                header, Terms, partial(self._announced, header.round)
+            ),
         }
         self._push: Push
         self._slice_of: Callable[[Header], Tuple[Transfer, Slice]]
         self._received: Callable[[Transfer, Slice, Header], None]
         self._is_free: Callable[[Transfer, Slice], None]
         self._expect: Callable[[Transfer], None]
+        self._announced: Callable[[int, Terms], None]
 
     def begin(
         self,
@@ -134,15 +147,17 @@ class HostSums:
         received: Callable[[Transfer, Slice, Header], None],
         is_free: Callable[[Transfer, Slice], None],
         expect: Callable[[Transfer], None],
+        announced: Callable[[int, Terms], None],
     ) -> None:
         """Before anything else is called.
 
         `slice_of` finds the transfer and the slice of which a frame speaks. `received` is told of
         each slice whose value a neighbour had, `is_free` of each slice of a push without a result
         that is needed no more. `expect` has the values of a transfer arrive that has no source.
+        `announced` takes terms, and from which round on they hold.
         """
         self._push, self._slice_of, self._received = push, slice_of, received
-        self._is_free, self._expect = is_free, expect
+        self._is_free, self._expect, self._announced = is_free, expect, announced
 
     def takes(self, transfer: Transfer) -> bool:
         """Whether a push is to be summed with the neighbours'; all of them answer alike."""
@@ -206,6 +221,7 @@ class HostSums:
             )
         if wanting:
             _value_at(self._own_memory(key), key, piece)[:] = value
+            self._pass_terms_on()
         for rank in wanting:
             self._tell(rank, Kind.VALUE, transfer, piece)
 
@@ -234,6 +250,15 @@ class HostSums:
         if len(self._all) <= len(self._neighbours):
             self._all = sorted([self._rank, *self._neighbours])
         return self._all
+
+    def _pass_terms_on(self) -> None:
+        while self._passed_on < self._terms.last_generation:
+            self._passed_on += 1
+            words = memoryview(encode(self._terms.of(self._passed_on)))
+            from_round = self._terms.first_round(self._passed_on)
+            header = pack_header(Kind.TERMS, self._rank, round=from_round, payload_bytes=len(words))
+            for connection in self._neighbours.values():
+                connection.writer.push(URGENT, header, words)
 
     # What this worker's slices are for.
 

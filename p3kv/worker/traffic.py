@@ -90,14 +90,14 @@ class Traffic:
         )  # fmt: skip
         self._gates = Gates(rank, self.servers, local_servers, call_later)
         self.steps = Steps(self._send_settings)
-        self.host_sums = HostSums(rank, neighbours, settings.deterministic)
+        self.host_sums = HostSums(rank, neighbours, settings.deterministic, terms)
         self.exchange = Exchange(
             rank, self.servers, self._gates, departures, terms, self.steps, self.times, tracer,
             settings.priorities, self.host_sums, self._begin_step,
         )  # fmt: skip
         self.host_sums.begin(
             self.exchange.send_in_host_sum, self.exchange.in_host_sum, self.exchange.received,
-            self.exchange.slice_is_free, self.exchange.expect,
+            self.exchange.slice_is_free, self.exchange.expect, self.tuning.announced,
         )  # fmt: skip
         self.states = States(rank, self.servers)
         self._call_later = call_later

@@ -49,9 +49,10 @@ class Tuning:
     Rank 0 has pushed for that round in step s or later, because no key has had more rounds than
     there were steps. So each of these servers had received the announcement before that push, and
     had passed it on before it said that the round has ended. If rank 0 has left, its goodbye, which
-    came after the announcement, is in the place of that push. The proof holds for every consistency
-    rule: a worker takes a round for ended when it has the round's own value or an ENDED frame, and
-    not when an older value lets it go on.
+    came after the announcement, is in the place of that push. A worker that has the values of that
+    round from a neighbour has the announcement from it, too (`worker/host_sums.py`). The proof
+    holds for every consistency rule: a worker takes a round for ended when it has the round's own
+    value or an ENDED frame, and not when an older value lets it go on.
     """
 
     def __init__(
