@@ -140,7 +140,10 @@ def test_too_few_steps_are_refused() -> None:
     [
         ("import mxnet", "Does its script import p3kv, and use kvstore='p3'?"),
         ("import p3kv, mxnet", "the script ended without a step of a store that it has from p3kv"),
-        ("import p3kv, mxnet; mxnet.kv.create('dist_async_p3')", "synchronous stores only"),
+        (
+            "import p3kv, mxnet; mxnet.kv.create('dist_async_p3')",
+            "p3kv compare compares synchronous stores",
+        ),
         ("import p3kv; raise ValueError('boom')", "ValueError: boom"),
     ],
     ids=["no p3kv", "no step", "asynchronous", "an error"],

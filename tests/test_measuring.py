@@ -117,6 +117,20 @@ def test_gradients_that_are_all_ready_when_they_are_pushed_tell_of_waiting_too(
     )
 
 
+def test_layers_take_no_longer_than_passes_when_only_the_first_ones_were_spread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    steps = Steps(monkeypatch)
+    steps.step([0.5] * 4)
+    monkeypatch.setattr("tests.test_measuring.BACKWARD_S", (1e-5,) * 4)
+    for _ in range(41):
+        steps.step([0.5] * 4)
+    layers, times = steps.times.layers(), steps.times
+    assert sum(layer.forward_s for layer in layers) == pytest.approx(times.forward_s)
+    assert sum(layer.backward_s for layer in layers) == pytest.approx(times.backward_s)
+    assert times.backward_s < 0.001
+
+
 def test_the_worker_whose_push_comes_last_is_counted_with_its_lag(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -94,17 +94,18 @@ class StepTimes:
 
     def layers(self) -> List[LayerTime]:
         """The keys of the last step in forward order, as far as the order in which their gradients
-        become ready tells it, with the times of the layers. Empty before the second step."""
+        become ready tells it, with the times of the layers: parts of the passes' times, as the last
+        step tells in which gradients became ready one by one. Empty before the second step."""
         if self._layers is None:
             return []
         keys, ready_s = self._layers
-        backward = np.diff(ready_s)[::-1]
-        backward = np.append(backward, backward.mean() if len(backward) else 0.0)
-        share = self.forward_s / self.backward_s if self.backward_s else 0.0
-        equal = self.forward_s / len(keys) if not share else 0.0
+        took_s = np.diff(ready_s)[::-1]
+        took_s = np.append(took_s, took_s.mean() if len(took_s) else 0.0)
+        total_s = took_s.sum()
+        parts = took_s / total_s if total_s else np.full(len(keys), 1 / len(keys))
         return [
-            LayerTime(key, share * seconds + equal, seconds)
-            for key, seconds in zip(reversed(keys), backward.tolist())
+            LayerTime(key, part * self.forward_s, part * self.backward_s)
+            for key, part in zip(reversed(keys), parts.tolist())
         ]
 
     def _end_step(self, next_s: float) -> None:
