@@ -20,6 +20,9 @@ KEYS = 12
 FORWARD = [5, 0, 9, 3, 11, 1, 7, 2, 10, 4, 8, 6]
 """In the raw scripts: the keys in the order of their layers."""
 SIZE = 50
+WIDTH = 900
+"""Of the matrices whose products the layers are: each takes longer than a busy machine lets a
+thread wait."""
 
 
 class Outcome(NamedTuple):
@@ -119,7 +122,7 @@ def raw(store: KVStoreBase, wait: bool) -> Outcome:
     """Bare arrays: a chain of slow operations makes the gradients, the last layer's first."""
     weights = [mx.nd.zeros((SIZE,)) for _ in range(KEYS)]
     store.init(list(range(KEYS)), weights)
-    matrix = mx.nd.full((400, 400), 1 / 400)
+    matrix = mx.nd.full((WIDTH, WIDTH), 1 / WIDTH)
     for _ in range(STEPS):
         chain = matrix
         for key in FORWARD:
