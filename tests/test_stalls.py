@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import time
+from pathlib import Path
 from typing import List, Tuple
 
 import pytest
 
 from p3kv.server.slice_states import SliceState
-from p3kv.server.stalls import Stalls, Wait
+from p3kv.server.stalls import LOOK_EVERY_S, Stalls, Wait
 from p3kv.wire.messages import DeclaredKey, Stalled
-from tests.jobs import SUMS_ONLY, run_job
+from tests.faults import stopped
+from tests.jobs import SUMS_ONLY, TrainingJob, run_job
 from tests.served import AS_IT_IS
 
 STATE = SliceState(DeclaredKey(3, 0, (8,), "float32", [(0, 8)], "dense0_weight"), 0, 8, AS_IT_IS)
@@ -24,31 +27,32 @@ class Heard:
         self.stalls = Stalls(10.0, self.told.append, lambda *why: self.given_up.append(why))
         self.stalls.timeout_s = timeout_s
 
-    def look_every(self, seconds: float, since_s: float, until_s: float) -> None:
-        now_s = since_s
-        while now_s <= until_s:
+    def look(self, begin_s: float, end_s: float, since_s: float) -> None:
+        """Looks as often as a server does, while two rounds wait."""
+        now_s = begin_s
+        while now_s <= end_s:
             waits = [Wait(STATE, 5, [1], [0], since_s), Wait(STATE, 6, [1], [0], since_s + 1)]
             self.stalls.look([w for w in waits if now_s - w.since_s >= self.stalls.first_s], now_s)
-            now_s += seconds
+            now_s += LOOK_EVERY_S
 
 
 def test_a_wait_is_told_after_ten_seconds_and_whenever_it_has_doubled() -> None:
     heard = Heard(1800.0)
-    heard.look_every(5.0, since_s=100.0, until_s=200.0)
+    heard.look(100.0, 200.0, since_s=100.0)
     assert [one.waited_s for one in heard.told] == [10, 20, 40, 80]
     first = heard.told[0]
     assert (first.key_id, first.round, first.missing, first.arrived) == (3, 5, [1], [0])
     assert first.called == "parameter 'dense0_weight' (key 0)"
     # The next one is told of from its beginning.
     heard.stalls.look([], 201.0)
-    heard.look_every(5.0, since_s=300.0, until_s=320.0)
+    heard.look(202.0, 320.0, since_s=300.0)
     assert [one.waited_s for one in heard.told[4:]] == [10, 20]
     assert not heard.given_up
 
 
 def test_after_the_timeout_the_worker_that_is_missing_ends_the_job() -> None:
     heard = Heard(30.0)
-    heard.look_every(5.0, since_s=0.0, until_s=30.0)
+    heard.look(0.0, 30.0, since_s=0.0)
     [(rank, reason, hint)] = heard.given_up
     assert rank == 1
     for words in (
@@ -57,6 +61,30 @@ def test_after_the_timeout_the_worker_that_is_missing_ends_the_job() -> None:
     ):  # fmt: skip
         assert words in reason
     assert "the same parameters as the others" in hint
+
+
+def test_a_server_s_own_pause_is_not_time_that_it_has_waited_for_a_worker() -> None:
+    heard = Heard(30.0)
+    heard.look(100.0, 104.0, since_s=100.0)
+    heard.look(170.0, 179.0, since_s=100.0)
+    assert not heard.told
+    heard.look(180.0, 199.0, since_s=100.0)
+    assert [one.waited_s for one in heard.told] == [10, 20]
+    assert not heard.given_up
+
+
+def test_a_worker_is_not_blamed_for_what_it_pushed_while_the_server_was_stopped(
+    tmp_path: Path,
+) -> None:
+    with TrainingJob(tmp_path, 2, 1, script="one_late.py", P3KV_WARN_AFTER_S=2) as job:
+        job.wait_until_training()
+        time.sleep(0.5)  # until worker 0's push is there
+        with stopped([job.parts()["server 0"]]):
+            (tmp_path / "push").touch()
+            time.sleep(4.0)
+        result = job.result(timeout_s=30.0)
+    assert result.code == 0, result.output
+    assert "not pushed" not in result.output, result.output
 
 
 @pytest.mark.parametrize(

@@ -44,8 +44,9 @@ class Stalls:
     """Reports the round that has waited longest.
 
     Tells the workers when the round has waited for `warn_after_s`, or half the timeout if that is
-    less, and again whenever that time has doubled. After `timeout_s` the job fails. Belongs to the
-    server's thread.
+    less, and again whenever that time has doubled. After `timeout_s` the job fails. A server that
+    was stopped itself has not read what was pushed meanwhile: rounds wait from its return on.
+    Belongs to the server's thread.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class Stalls:
         self._tell = tell
         self._give_up = give_up
         self._told_wait_s = 0.0
+        self._looked_at_s = self._runs_since_s = -math.inf
 
     @property
     def first_s(self) -> float:
@@ -68,11 +70,14 @@ class Stalls:
 
     def look(self, waits: Iterable[Wait], now_s: float) -> None:
         """Reports the longest of `waits`, which are at least `first_s` long, if that is new."""
+        if now_s - self._looked_at_s > 2 * LOOK_EVERY_S:
+            self._runs_since_s = now_s
+        self._looked_at_s = now_s
         longest: Optional[Wait] = min(waits, key=lambda wait: wait.since_s, default=None)
-        if longest is None:
+        waited_s = 0.0 if longest is None else now_s - max(longest.since_s, self._runs_since_s)
+        if longest is None or waited_s < self.first_s:
             self._told_wait_s = 0.0
             return
-        waited_s = now_s - longest.since_s
         if waited_s < self._told_wait_s:
             self._told_wait_s = 0.0  # another one
         if waited_s >= self.timeout_s:
