@@ -33,6 +33,11 @@ class Waiting:
             Settings(stall_timeout_s=100.0), self.traffic.servers, self.traffic.exchange.awaited
         )
 
+    def look(self, begin_s: int, end_s: int) -> None:
+        """Looks as often as a worker does, up to `end_s`."""
+        for now_s in range(begin_s, end_s + 1):
+            self.silences.look(float(now_s))
+
 
 @pytest.fixture
 def waiting() -> Iterator[Waiting]:
@@ -45,7 +50,7 @@ def test_all_silent_servers_are_told_and_again_when_the_wait_has_doubled(
 ) -> None:
     counts = []
     for now_s in range(100, 136, 5):
-        waiting.silences.look(float(now_s))
+        waiting.look(now_s - 4, now_s)
         counts.append(len(caplog.messages))
     assert counts == [0, 0, 2, 2, 4, 4, 4, 4]
     assert caplog.messages[0].startswith(
@@ -69,11 +74,10 @@ def test_a_server_that_says_what_it_waits_for_is_not_silent(
 def test_nobody_is_told_of_once_the_values_are_there(
     waiting: Waiting, caplog: pytest.LogCaptureFixture
 ) -> None:
-    waiting.silences.look(100.0)
+    waiting.look(100, 105)
     waiting.job.workers[0].call(waiting.keys[0], 1, waiting.arrays[0], waiting.arrays[0])
     waiting.job.finish()
-    waiting.silences.look(150.0)
-    waiting.silences.look(250.0)
+    waiting.look(106, 250)
     assert caplog.messages == []
 
 
@@ -88,19 +92,27 @@ def test_only_servers_that_owe_something_are_told_of(
     while len(server.consumer._queue):
         server.consumer.consume()
     job.carry_all(server.workers.connections[1])
-    waiting.silences.look(100.0)
-    waiting.silences.look(111.0)
+    waiting.look(100, 111)
     assert [message.partition(":")[0] for message in caplog.messages] == ["server 0"]
+
+
+def test_a_worker_s_own_pause_is_not_a_server_s_silence(
+    waiting: Waiting, caplog: pytest.LogCaptureFixture
+) -> None:
+    waiting.look(100, 105)
+    waiting.look(300, 309)
+    assert caplog.messages == []
+    waiting.look(310, 310)
+    assert len(caplog.messages) == 2
 
 
 def test_after_the_timeout_the_connection_counts_as_lost(waiting: Waiting) -> None:
     lost = []
     for connection in waiting.traffic.servers.values():
         connection._on_lost = lambda connection, reason: lost.append((connection.peer, reason))
-    waiting.silences.look(100.0)
-    waiting.silences.look(199.0)
+    waiting.look(100, 199)
     assert lost == []
-    waiting.silences.look(200.0)
+    waiting.look(200, 200)
     reason = (
         "nothing has moved on its connection for 100 s, and key 'w' in round 1 is still to come"
     )

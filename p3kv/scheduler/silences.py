@@ -7,7 +7,7 @@ from typing import Dict, Iterator, Optional, Tuple
 from p3kv.config import Settings
 from p3kv.scheduler.membership import Node
 from p3kv.wire.messages import PeerSilent
-from p3kv.wire.silence import Silence
+from p3kv.wire.silence import OwnPauses, Silence
 
 LOOK_EVERY_S = 1.0
 """How often `Silences.look` is to be called."""
@@ -20,7 +20,7 @@ class Silences:
         self._timeout_s = settings.silence_timeout_s
         self._warn_after_s = settings.warn_after_s
         self._nodes: Dict[bytes, Tuple[Node, Silence]] = {}
-        self._looked_at: Optional[float] = None
+        self._own_pauses = OwnPauses(LOOK_EVERY_S)
 
     def heard(self, node: Node, now: float) -> Optional[PeerSilent]:
         """Takes note of a message of a node; returns what to tell if the node was said to be
@@ -31,11 +31,9 @@ class Silences:
 
     def look(self, now: float) -> Iterator[Tuple[Node, PeerSilent]]:
         """The nodes of whom the others are to be told now."""
-        late_s = 0.0 if self._looked_at is None else now - self._looked_at - LOOK_EVERY_S
-        self._looked_at = now
+        pause_s = self._own_pauses.look(now)
         for node, silence in self._nodes.values():
-            if late_s > LOOK_EVERY_S:
-                silence.leave_out(late_s, now)
+            silence.leave_out(pause_s, now)
             silent_s = silence.due_s(now)
             if silent_s is not None and not node.gone:
                 yield node, self._words(node, silent_s)

@@ -10,6 +10,7 @@ from p3kv.server.rows import RowsKey
 from p3kv.server.slice_states import SliceState
 from p3kv.wire.header import INITIAL_ROUND
 from p3kv.wire.messages import Stalled, workers
+from p3kv.wire.silence import OwnPauses
 
 LOOK_EVERY_S = 1.0
 """How often `Stalls.look` is to be called."""
@@ -44,9 +45,8 @@ class Stalls:
     """Reports the round that has waited longest.
 
     Tells the workers when the round has waited for `warn_after_s`, or half the timeout if that is
-    less, and again whenever that time has doubled. After `timeout_s` the job fails. A server that
-    was stopped itself has not read what was pushed meanwhile: rounds wait from its return on.
-    Belongs to the server's thread.
+    less, and again whenever that time has doubled. After `timeout_s` the job fails. Time before the
+    end of the server's own last pause does not count. Belongs to the server's thread.
     """
 
     def __init__(
@@ -61,7 +61,8 @@ class Stalls:
         self._tell = tell
         self._give_up = give_up
         self._told_wait_s = 0.0
-        self._looked_at_s = self._runs_since_s = -math.inf
+        self._own_pauses = OwnPauses(LOOK_EVERY_S)
+        self._runs_since_s = -math.inf
 
     @property
     def first_s(self) -> float:
@@ -70,9 +71,8 @@ class Stalls:
 
     def look(self, waits: Iterable[Wait], now_s: float) -> None:
         """Reports the longest of `waits`, which are at least `first_s` long, if that is new."""
-        if now_s - self._looked_at_s > 2 * LOOK_EVERY_S:
+        if self._own_pauses.look(now_s):
             self._runs_since_s = now_s
-        self._looked_at_s = now_s
         longest: Optional[Wait] = min(waits, key=lambda wait: wait.since_s, default=None)
         waited_s = 0.0 if longest is None else now_s - max(longest.since_s, self._runs_since_s)
         if longest is None or waited_s < self.first_s:

@@ -37,7 +37,7 @@ from p3kv.wire.messages import (
 )
 from p3kv.wire.reminder import Reminder
 from p3kv.wire.scheduler_socket import SchedulerSocket, hello
-from p3kv.wire.silence import SILENT_HINT, SILENT_S, Silence, for_so_long
+from p3kv.wire.silence import SILENT_HINT, SILENT_S, OwnPauses, Silence, for_so_long
 
 _log = logging.getLogger(__name__)
 
@@ -101,6 +101,7 @@ class ControlClient:
         """No peer will read the messages that are left to send."""
         self._suspicion: Optional[Tuple[float, P3Error]] = None
         self._alive_at: Optional[float] = None
+        self._own_pauses = OwnPauses(ALIVE_EVERY_S)
         """When to send the next Alive."""
         self._scheduler = Silence(self._created_at, settings.warn_after_s)
         self._closing = False
@@ -288,9 +289,8 @@ class ControlClient:
     def _check_clock(self) -> None:
         now = time.monotonic()
         if self._alive_at is not None and now >= self._alive_at:
-            late_s, self._alive_at = now - self._alive_at, now + ALIVE_EVERY_S
-            if late_s > ALIVE_EVERY_S:
-                self._scheduler.leave_out(late_s, now)
+            self._alive_at = now + ALIVE_EVERY_S
+            self._scheduler.leave_out(self._own_pauses.look(now), now)
             self._outbox.append(encode(Alive(self._numbers(), round=self._known_round())))
             silent_s = self._scheduler.due_s(now)
             if silent_s is not None:

@@ -7,6 +7,7 @@ of its connections.
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Optional
 
@@ -58,6 +59,22 @@ class Silence:
     def leave_out(self, pause_s: float, now: float) -> None:
         """This process was stopped itself for so long, and could not hear anybody."""
         self.heard_at = min(now, self.heard_at + pause_s)
+
+
+class OwnPauses:
+    """Tells from looks that come late that this process was stopped itself. What others sent
+    meanwhile is still to be read, so the time of a pause proves nothing of them."""
+
+    def __init__(self, every_s: float) -> None:
+        """`every_s`: how often this process means to look."""
+        self._every_s = every_s
+        self._due_at = math.inf
+
+    def look(self, now: float) -> float:
+        """How long the pause was from which this process has just returned; 0 if it had none."""
+        late_s = now - self._due_at
+        self._due_at = now + self._every_s
+        return late_s if late_s > self._every_s else 0.0
 
 
 def for_so_long(silent_s: float) -> str:

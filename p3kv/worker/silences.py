@@ -13,6 +13,7 @@ from typing import Callable, Dict, Mapping, NamedTuple, Optional, Set, Tuple
 
 from p3kv.config import Settings
 from p3kv.wire.connection import Connection
+from p3kv.wire.silence import OwnPauses
 from p3kv.worker.transfers import Transfer
 
 LOOK_EVERY_S = 1.0
@@ -38,7 +39,8 @@ class Silences:
     """Looks at how many bytes move on the connections while the oldest transfer waits.
 
     Warns after `warn_after_s`, and whenever that time has doubled; after `stall_timeout_s` it ends
-    the connection. Belongs to the worker's thread.
+    the connection. After a pause of the worker's own the wait begins anew. Belongs to the worker's
+    thread.
     """
 
     def __init__(
@@ -53,10 +55,12 @@ class Silences:
         self._moved: Dict[int, Tuple[int, float]] = {}
         """By server: the bytes that have moved on its connection, and since when no more have."""
         self._wait: Optional[_Wait] = None
+        self._own_pauses = OwnPauses(LOOK_EVERY_S)
         self._since_s = self._told_s = 0.0
 
     def look(self, now_s: float) -> None:
         """Warns, or ends connections, if it is time; `now_s` is of the monotonic clock."""
+        pause_s = self._own_pauses.look(now_s)
         for server, connection in self._servers.items():
             moved_bytes = connection.moved_bytes
             if moved_bytes != self._moved.get(server, (-1, 0.0))[0]:
@@ -66,7 +70,7 @@ class Silences:
             self._wait = None
             return
         wait = _Wait(transfer.key.key_id, transfer.round, transfer.step)
-        if wait != self._wait:
+        if wait != self._wait or pause_s:
             self._wait, self._since_s, self._told_s = wait, now_s, 0.0
         waited_s = now_s - self._since_s
         is_due = self._is_due(waited_s)
