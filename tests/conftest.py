@@ -1,5 +1,6 @@
 """What holds for all tests, and the networks that several of them use."""
 
+import signal
 import tempfile
 from pathlib import Path
 from typing import Iterator
@@ -14,6 +15,10 @@ from tests.names import give_names
 # How long an example takes says more of the machine's other work than of the code.
 settings.register_profile("p3kv", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("p3kv")
+
+# Tests press Ctrl-C in processes of theirs. A shell that runs `scripts/test &` in a script has it
+# ignored, and processes inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="module")
