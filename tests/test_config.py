@@ -261,6 +261,7 @@ def test_plugins_are_modules_with_commas_between() -> None:
         ("P3KV_DETERMINSTIC", "P3KV_DETERMINISTIC"),
         ("P3KV_SECRT", "P3KV_SECRET"),
         ("P3KV_OPTIMIZER", "P3KV_OPTIMIZERS"),
+        ("P3KV_SLICE_ELEMENTS", "P3KV_SLICE_SIZE"),
         ("P3KV_RENDEZVOUS_TIMEOUT", "P3KV_RENDEZVOUS_TIMEOUT_S"),
         ("P3KV_COLOUR", None),
     ],

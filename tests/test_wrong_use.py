@@ -209,6 +209,7 @@ def test_the_store_outside_a_launch_trains_in_its_process_alone_and_says_so() ->
     [
         ("dist_sync", ["kvstore='dist_sync' is MXNet's own", "Write kvstore='p3'"]),
         ("p33", ["MXNet has no kvstore 'p33'", "did you mean 'p3'?"]),
+        ("mine", ["MXNet has no kvstore 'mine'", "p3kv's is 'p3'"]),
     ],
 )
 def test_a_store_that_can_not_work_in_a_job_is_refused(name: str, words: List[str]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import fields
 from difflib import get_close_matches
-from typing import Dict, Mapping
+from typing import Dict, Mapping, Optional, Sequence
 
 from p3kv.config.settings import PREFIX, Settings, variable_of
 from p3kv.secret import FILE_VARIABLE, VARIABLE
@@ -15,6 +15,9 @@ _TOLD = "P3KV_TOLD"
 # Each setting has a variable, too.
 _USERS_VARIABLES = ("P3KV_JOB", "P3KV_OPTIMIZERS", "P3KV_PLUGINS", VARIABLE, FILE_VARIABLE)
 _OTHER_VARIABLES = ("P3KV_LAUNCHED", "P3KV_LAUNCHER_FD", "P3KV_SCHEDULER_FD", TRIAL, _TOLD)
+
+_AKIN = 0.5
+"""How much of two names with a word in common must be alike; of others it is 0.6."""
 
 
 def unknown_variables(environ: Mapping[str, str] = os.environ) -> Dict[str, str]:
@@ -30,11 +33,19 @@ def unknown_variables(environ: Mapping[str, str] = os.environ) -> Dict[str, str]
     for name in sorted(environ):
         if name.startswith(PREFIX) and name not in known:
             # Compared without the prefix, which would make all names alike.
-            meant = [one[len(PREFIX) :] for one in users]
-            nearest = get_close_matches(name[len(PREFIX) :], meant, n=1)
-            wish = f"did you mean {PREFIX}{nearest[0]}?" if nearest else "there is no such setting"
+            nearest = _nearest(name[len(PREFIX) :], [one[len(PREFIX) :] for one in users])
+            wish = f"did you mean {PREFIX}{nearest}?" if nearest else "there is no such setting"
             unknown[name] = f"the variable {ascii(name)[1:-1]} is set and means nothing: {wish}"
     return unknown
+
+
+def _nearest(name: str, meant: Sequence[str]) -> Optional[str]:
+    """The name that is most alike, one with a whole word of it before all others; None if none
+    is."""
+    words = set(name.split("_"))
+    akin = [one for one in meant if words & set(one.split("_"))]
+    found = get_close_matches(name, akin, 1, _AKIN) or get_close_matches(name, meant, 1)
+    return found[0] if found else None
 
 
 def told_of(environ: Mapping[str, str]) -> Dict[str, str]:

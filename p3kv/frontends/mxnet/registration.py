@@ -254,7 +254,7 @@ def _check_name(kvstore: Optional[Any]) -> None:
             )
     elif name is not None and name not in (*_LOCAL, *KVStoreBase.kv_registry):
         nearest = difflib.get_close_matches(name, (*_NAMES, *_LOCAL, "dist_sync", "dist_async"), 1)
-        hint = f"; did you mean '{nearest[0]}'?" if nearest else ""
-        raise ConfigError(f"MXNet has no kvstore '{kvstore}' and would use 'local'{hint}")
+        hint = f"did you mean '{nearest[0]}'?" if nearest else "p3kv's is 'p3'"
+        raise ConfigError(f"MXNet has no kvstore '{kvstore}' and would use 'local'; {hint}")
     elif name is not None or kvstore is None:
         this_process.trains_alone(f"with kvstore={kvstore!r}")
