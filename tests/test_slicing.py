@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import List
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from p3kv.slicing import (
@@ -116,6 +116,7 @@ def test_what_a_server_sends_of_a_slice_does_not_grow_with_many_hosts(
 
 
 @given(st.floats(50e6, 8e9), st.integers(0, 10**9), st.integers(2, 16))
+@example(200e6, 10**9, 4)
 def test_where_all_wait_slices_are_as_large_or_larger_and_a_step_has_many(
     rate_bit_s: float, elems: int, hosts: int
 ) -> None:

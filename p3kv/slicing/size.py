@@ -5,15 +5,7 @@ from __future__ import annotations
 from typing import Tuple
 
 FEWEST_ELEMS = 12_500
-_NOT_SLOW_BYTES_S = 24e6
-"""From this rate on, a link's queue has room for much more than small slices."""
-SIZES_ELEMS = {
-    0: FEWEST_ELEMS,
-    _NOT_SLOW_BYTES_S: 25_000,
-    47e6: 50_000,
-    141e6: 200_000,
-    566e6: 400_000,
-}
+SIZES_ELEMS = {0: FEWEST_ELEMS, 24e6: 25_000, 47e6: 50_000, 141e6: 200_000, 566e6: 400_000}
 """Slice sizes by the bytes a second from which on they are right: a slice takes some 2 to 5 ms. A
 rate between 1 and 2.5 Gbit/s means busy hosts on a faster link: they get larger slices, because
 fewer slices keep them less busy."""
@@ -21,6 +13,9 @@ _MANY_SERVERS = 8
 _LARGE_ELEMS = 200_000
 _SLICES_OF_A_STEP = 128
 _PATIENCE = 8
+_LONGEST_QUEUE_S = 0.09
+"""For how long a host's link may be busy with what the others have under way to it, where all wait:
+at the rate that workers measure, which is some 60 % of a link that they share with servers."""
 _ELEM_BYTES = 4
 _SHARING = 4
 """From so many peers on, connections share the credit, because they share a link."""
@@ -56,14 +51,17 @@ def patient_sizes(rate_bytes_s: float, step_elems: int, servers: int) -> Tuple[i
     `rate_bytes_s` and `servers` are those of `slice_size_for`; a step has `step_elems` elements in
     slices. Whatever the size, links are not idle there as long as each step has many slices; what
     is left to save is processor time. With the credit for small slices, links that carry large ones
-    would idle. With much more, urgent values would wait too long behind others. A slow link does
-    not idle with little credit, and its queue has no room for more: it would drop packets.
+    would idle. With much more, urgent values would wait too long behind others, and what a slow
+    link's queue has no room for would be lost.
     """
     size = slice_size_for(rate_bytes_s, servers)
     large = min(_LARGE_ELEMS, step_elems // _SLICES_OF_A_STEP)
     patient = max(size, large * _MANY_SERVERS // max(_MANY_SERVERS, servers))
-    patience = _PATIENCE if rate_bytes_s >= _NOT_SLOW_BYTES_S else 1
-    return patient, min(patient, patience * size)
+    for_credit = min(patient, _PATIENCE * size)
+    room_bytes = _LONGEST_QUEUE_S * rate_bytes_s
+    while for_credit > size and _under_way_bytes(for_credit, servers) > room_bytes:
+        for_credit = max(size, for_credit - size // 2)
+    return patient, for_credit
 
 
 def gradient_credit_bytes(slice_size: int, peers: int) -> int:
@@ -85,6 +83,12 @@ def value_credit_bytes(slice_size: int, peers: int) -> int:
     alone = max(_VALUE_CREDITS * _least_credit_bytes(slice_size), slice_size * _ELEM_BYTES)
     # Shared twice: with more peers it comes closer to the gradients' credit, never below it.
     return max(gradient_credit_bytes(slice_size, peers), _shared(_shared(alone, peers), peers))
+
+
+def _under_way_bytes(slice_size: int, hosts: int) -> int:
+    """What all other hosts, each a worker and a server, may have under way to one of them."""
+    each_bytes = gradient_credit_bytes(slice_size, hosts) + value_credit_bytes(slice_size, hosts)
+    return (hosts - 1) * each_bytes
 
 
 def _least_credit_bytes(slice_size: int) -> int:
