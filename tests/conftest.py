@@ -16,9 +16,10 @@ from tests.names import give_names
 settings.register_profile("p3kv", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("p3kv")
 
-# Tests press Ctrl-C in processes of theirs. A shell that runs `scripts/test &` in a script has it
-# ignored, and processes inherit that.
+# Tests press Ctrl-C in processes of theirs, and close their terminal. A shell that runs
+# `scripts/test &` in a script has the one ignored, `nohup` the other, and processes inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture(scope="module")
