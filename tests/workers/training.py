@@ -6,14 +6,18 @@ another.
 
 from functools import partial
 from itertools import count
+from tempfile import TemporaryDirectory
 from typing import Any, Callable, Dict
 
 import mxnet as mx
 import numpy as np
+import pytest
 from checks import Check, equal, random
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 from mxnet.kvstore import KVStoreBase
+
+from p3kv.errors import NotSupportedError
 
 WORKERS = 2
 ROWS, INPUTS = 4, 30
@@ -43,13 +47,18 @@ class Beside:
         self._rank = rank
         self._seed = next(_seeds)
         self.mine, self._alone = self._net(), self._net()
+        self._on_servers = on_servers
+        self.begin_training()
+        self._step = 0
+
+    def begin_training(self) -> None:
+        """A Trainer, whose optimizer has no states yet."""
         self._trainer = gluon.Trainer(
             self.mine.collect_params(), "adam", dict(ADAM), kvstore="p3",
-            update_on_kvstore=on_servers,
+            update_on_kvstore=self._on_servers,
         )  # fmt: skip
         self._optimizer = mx.optimizer.create("adam", **ADAM)
         self._updater = mx.optimizer.get_updater(self._optimizer)
-        self._step = 0
 
     def set_grad_req(self, places: str, grad_req: str) -> None:
         """Changes grad_req where a parameter's name contains `places`."""
@@ -57,6 +66,12 @@ class Beside:
             for name, parameter in net.collect_params().items():
                 if places in name:
                     parameter.grad_req = grad_req
+
+    def change_weights(self, change: Callable[[nn.Block], None]) -> None:
+        """Has `change` give the network other weights."""
+        for net in (self.mine, self._alone):
+            mx.random.seed(self._seed)
+            change(net)
 
     def step(self, rows: int = ROWS, head: int = 0, passes: int = 1, **more: Any) -> None:
         """One step with `passes` backward passes; compares all weights."""
@@ -127,6 +142,45 @@ def gradients_may_add_up_over_several_passes(on_servers: bool, store: KVStoreBas
         beside.step(passes=passes)
 
 
+def set_data(net: nn.Block) -> None:
+    for parameter in net.collect_params().values():
+        parameter.set_data(parameter.data() * 2)
+
+
+def initialize_again(net: nn.Block) -> None:
+    net.initialize(mx.init.Xavier(), force_reinit=True)
+
+
+def load_parameters(net: nn.Block) -> None:
+    with TemporaryDirectory() as folder:
+        net.save_parameters(f"{folder}/weights")
+        net.load_parameters(f"{folder}/weights")
+
+
+WAYS_TO_CHANGE_WEIGHTS = (set_data, initialize_again, load_parameters)
+
+
+def weights_that_a_script_changes_are_trained_on_on_workers(store: KVStoreBase) -> None:
+    beside = Beside(store.rank, False)
+    beside.set_grad_req("head1", "null")
+    for change in WAYS_TO_CHANGE_WEIGHTS:
+        beside.step()
+        beside.change_weights(change)
+    beside.step()
+
+
+def weights_on_servers_change_for_a_new_trainer_only(store: KVStoreBase) -> None:
+    beside = Beside(store.rank, True)
+    beside.set_grad_req("head1", "null")
+    for change in WAYS_TO_CHANGE_WEIGHTS:
+        beside.change_weights(change)  # there are none on servers yet
+        beside.step()
+        with pytest.raises(NotSupportedError, match=r"update_on_kvstore=False.*a new Trainer"):
+            beside.change_weights(change)
+        beside.step()
+        beside.begin_training()
+
+
 def stale_gradients_update_nothing_on_workers(store: KVStoreBase) -> None:
     beside = Beside(store.rank, False)
     for head in (0, 1, 1, 0):
@@ -169,6 +223,8 @@ CHECKS = [
             gradients_may_add_up_over_several_passes,
         )
     ],
+    weights_that_a_script_changes_are_trained_on_on_workers,
+    weights_on_servers_change_for_a_new_trainer_only,
     stale_gradients_update_nothing_on_workers,
     summed_gradients_can_be_changed_before_the_update,
 ]

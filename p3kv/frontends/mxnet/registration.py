@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import functools
+import inspect
 import logging
 from contextlib import nullcontext
 from typing import Any, ContextManager, Optional, Set, Tuple
@@ -51,6 +52,9 @@ def register() -> None:
     mx.gluon.trainer.KVStore = (mx.kvstore.KVStore, P3)
     trainer = mx.gluon.Trainer
     trainer._check_and_rescale_grad = _rescaled(trainer._check_and_rescale_grad)
+    trainer._reset_kvstore = _saying_how(trainer._reset_kvstore)
+    parameter = mx.gluon.Parameter
+    parameter.initialize = _known_to_the_trainer(parameter.initialize)
     trainer.__init__ = _noting(trainer.__init__)
     trainer._allreduce_grads = _pushing_one_step(trainer._allreduce_grads)
     for module in (mx.model, mx.module.module):
@@ -215,6 +219,47 @@ def _rescaled(check_and_rescale_grad: Any) -> Any:
             check_and_rescale_grad(trainer, scale)
 
     return rescale
+
+
+def _saying_how(reset_kvstore: Any) -> Any:
+    """Has a Trainer say how weights are changed. MXNet says that it can't reset the store, where
+    it would have to, because servers keep the weights."""
+
+    def reset(trainer: mx.gluon.Trainer) -> None:
+        if isinstance(trainer._kvstore, (P3, Alone)):
+            raise NotSupportedError(
+                "with kvstore='p3' servers keep a Trainer's weights from its first step on, so a "
+                "script can't change them. Write update_on_kvstore=False in Trainer, or change "
+                "them after you have made a new Trainer"
+            )
+        reset_kvstore(trainer)
+
+    return reset
+
+
+def _known_to_the_trainer(initialize: Any) -> Any:
+    """Treats a parameter that is initialised once more as MXNet treats one whose data is set. Else
+    the next step would bring the old weight back."""
+    signature = inspect.signature(initialize)
+
+    @functools.wraps(initialize)
+    def known(parameter: mx.gluon.Parameter, *arguments: Any, **more: Any) -> None:
+        again = signature.bind(parameter, *arguments, **more).arguments.get("force_reinit")
+        if again and _servers_keep(parameter):
+            parameter._trainer._reset_kvstore()
+        initialize(parameter, *arguments, **more)
+
+    return known
+
+
+def _servers_keep(parameter: mx.gluon.Parameter) -> bool:
+    trainer = parameter._trainer
+    return (
+        trainer is not None
+        and isinstance(trainer._kvstore, (P3, Alone))
+        and bool(trainer._update_on_kvstore)
+        and parameter not in trainer._params_to_init
+    )
 
 
 def _mended_for_sparse(create_sparse_kvstore: Any) -> Any:
