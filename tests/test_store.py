@@ -13,7 +13,7 @@ from typing import Callable, Dict, Sequence, Tuple
 
 import pytest
 
-from tests.jobs import ROOT, SCRIPTS, SUMS_ONLY, run_job
+from tests.jobs import ROOT, SCRIPTS, run_job
 
 sys.path.insert(0, str(SCRIPTS))
 import mixed_precision
@@ -102,10 +102,9 @@ def test_trainer(run: Run, check: str) -> None:
     look(run("trainer.py"), check)
 
 
-def test_mixed_precision(run: Run) -> None:
-    job = run("mixed_precision.py", slice_size=100, **SUMS_ONLY)
-    job.passed(mixed_precision.CHECKS[0].__name__)
-    job.ended_well()
+@pytest.mark.parametrize("check", [*names(mixed_precision.CHECKS), "ended_well"])
+def test_mixed_precision(run: Run, check: str) -> None:
+    look(run("mixed_precision.py", slice_size=100), check)
 
 
 @pytest.mark.parametrize("check", [*module.CHECKS, "ended_well"])

@@ -9,11 +9,14 @@ from typing import List
 
 import mxnet as mx
 import numpy as np
+import pytest
 from checks import equal, random, run
 from mxnet import autograd, gluon
 from mxnet.contrib import amp
 from mxnet.gluon import nn
 from mxnet.kvstore import KVStoreBase
+
+from p3kv.errors import NotSupportedError
 
 WORKERS = 2
 ROWS, INPUTS = 4, 30
@@ -70,7 +73,25 @@ def all_workers_skip_a_step_in_which_one_overflows(store: KVStoreBase) -> None:
     assert scales[-1] == scales[0] / 2, scales
 
 
-CHECKS = [all_workers_skip_a_step_in_which_one_overflows]
+def servers_that_would_update_with_an_overflow_are_refused(store: KVStoreBase) -> None:
+    net = _net()
+    trainer = gluon.Trainer(net.collect_params(), "sgd", dict(SGD), kvstore="p3")
+    amp.init_trainer(trainer)
+    begin = [p.data().asnumpy() for p in net.collect_params().values()]
+    with autograd.record():
+        loss = _loss(net, OVERFLOWS_IN, store.rank)
+        with amp.scale_loss(loss, trainer) as scaled:
+            autograd.backward(scaled)
+    with pytest.raises(NotSupportedError, match="update_on_kvstore=False"):
+        trainer.step(ROWS)
+    for parameter, value in zip(net.collect_params().values(), begin):
+        equal(parameter.data(), value)
+
+
+CHECKS = [
+    all_workers_skip_a_step_in_which_one_overflows,
+    servers_that_would_update_with_an_overflow_are_refused,
+]
 
 
 if __name__ == "__main__":

@@ -56,7 +56,7 @@ def register() -> None:
     parameter = mx.gluon.Parameter
     parameter.initialize = _known_to_the_trainer(parameter.initialize)
     trainer.__init__ = _noting(trainer.__init__)
-    trainer._allreduce_grads = _pushing_one_step(trainer._allreduce_grads)
+    trainer._allreduce_grads = _pushing_one_step(_refusing_scaled_losses(trainer._allreduce_grads))
     for module in (mx.model, mx.module.module):
         module._update_params_on_kvstore = _updating_in_one_step(module._update_params_on_kvstore)
     for name in ("set_config", "set_state", "dump", "pause", "resume"):
@@ -188,6 +188,24 @@ def _pushing_one_step(allreduce_grads: Any) -> Any:
     def allreduce(trainer: mx.gluon.Trainer) -> None:
         with _one_step(trainer._kvstore):
             allreduce_grads(trainer)
+
+    return allreduce
+
+
+def _refusing_scaled_losses(allreduce_grads: Any) -> Any:
+    """Refuses a loss that is scaled where servers update. MXNet's scaler looks at a worker's own
+    gradients then, after the update: infinity would be in the weights, and where workers change
+    their scales at different steps, their gradients would not count alike."""
+
+    def allreduce(trainer: mx.gluon.Trainer) -> None:
+        scaled = getattr(trainer, "_amp_loss_scaler", None) is not None
+        if scaled and trainer._update_on_kvstore and isinstance(trainer._kvstore, (P3, Alone)):
+            raise NotSupportedError(
+                "this Trainer is one of amp.init_trainer, whose loss scaling has to see the sum of "
+                "all workers' gradients before weights are updated, and with kvstore='p3' servers "
+                "update them. Write update_on_kvstore=False in Trainer"
+            )
+        allreduce_grads(trainer)
 
     return allreduce
 
