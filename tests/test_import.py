@@ -13,7 +13,7 @@ from tests.jobs import ROOT, SCRIPTS, SUMS_ONLY, environment, run, run_job
 
 REGISTERED = """
 from mxnet.kvstore import KVStoreBase
-assert KVStoreBase.kv_registry["p3"].__module__ == "p3kv.frontends.mxnet.registration"
+assert KVStoreBase.kv_registry["p3"].__module__ == "p3kv.frontends.mxnet.stores"
 """
 PROBE = "import importlib.util as util; found = util.find_spec('mxnet')\n"
 

@@ -1,0 +1,78 @@
+"""p3kv's stores: their names, and what another name than theirs means."""
+
+from __future__ import annotations
+
+import difflib
+from contextlib import nullcontext
+from typing import Any, ContextManager, Optional
+
+from mxnet.kvstore import KVStoreBase
+
+from p3kv import config
+from p3kv.consistency import ASYNCHRONOUS
+from p3kv.errors import ConfigError
+from p3kv.frontends.mxnet.alone import Alone
+from p3kv.frontends.mxnet.asynchronous import SYNC_TYPE, TYPE
+from p3kv.frontends.mxnet.store import P3
+from p3kv.frontends.mxnet.trial_stores import Other
+from p3kv.frontends.mxnet.trial_stores import store as store_of_a_trial
+from p3kv.worker import this_process
+
+_LOCAL = (
+    "local", "local_update_cpu", "local_allreduce_cpu", "device", "local_allreduce_device", "nccl"
+)  # fmt: skip
+"""MXNet's own stores of one process. Any other name without 'dist' silently gives 'local'."""
+
+
+def _create() -> KVStoreBase:
+    trial = config.trial()
+    if trial is not None:
+        return store_of_a_trial(trial, asynchronous=False)
+    return P3() if in_a_job() else Alone(SYNC_TYPE)
+
+
+def _create_asynchronous() -> KVStoreBase:
+    trial = config.trial()
+    if trial is not None:
+        return store_of_a_trial(trial, asynchronous=True)
+    return P3(ASYNCHRONOUS) if in_a_job() else Alone(TYPE)
+
+
+NAMES = {"p3": _create, SYNC_TYPE: _create, TYPE: _create_asynchronous}
+
+
+def in_a_job() -> bool:
+    return this_process.is_worker() or config.Launch.from_environment() is not None
+
+
+def is_ours(kvstore: Any) -> bool:
+    return isinstance(kvstore, (P3, Alone, Other)) or (
+        isinstance(kvstore, str) and kvstore.lower() in NAMES
+    )
+
+
+def one_step(store: Any) -> ContextManager[None]:
+    return store.one_step() if isinstance(store, (P3, Alone)) else nullcontext()
+
+
+def check_name(kvstore: Optional[Any]) -> None:
+    """Says what another store than p3 means here.
+
+    `kvstore` is a name, None for no store or a store. Raises ConfigError for a name that MXNet
+    does not know, and in a p3kv job for its own distributed stores, which would wait for ever.
+    """
+    name = kvstore.lower() if isinstance(kvstore, str) else None
+    if name in NAMES:
+        return
+    if name is not None and "dist" in name:
+        if this_process.is_worker():
+            raise ConfigError(
+                f"kvstore='{kvstore}' is MXNet's own store, and the servers of this job are "
+                "p3kv's. Write kvstore='p3', or start the job without p3kv."
+            )
+    elif name is not None and name not in (*_LOCAL, *KVStoreBase.kv_registry):
+        nearest = difflib.get_close_matches(name, (*NAMES, *_LOCAL, "dist_sync", "dist_async"), 1)
+        hint = f"did you mean '{nearest[0]}'?" if nearest else "p3kv's is 'p3'"
+        raise ConfigError(f"MXNet has no kvstore '{kvstore}' and would use 'local'; {hint}")
+    elif name is not None or kvstore is None:
+        this_process.trains_alone(f"with kvstore={kvstore!r}")

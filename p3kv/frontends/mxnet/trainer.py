@@ -1,0 +1,129 @@
+"""What gluon's Trainer does otherwise with p3kv's stores."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from typing import Any
+
+import mxnet as mx
+
+from p3kv import config
+from p3kv.errors import NotSupportedError
+from p3kv.frontends.mxnet.alone import Alone
+from p3kv.frontends.mxnet.checkpoints import declare_now
+from p3kv.frontends.mxnet.forward_order import FORWARD_READS
+from p3kv.frontends.mxnet.store import P3
+from p3kv.frontends.mxnet.stores import in_a_job, is_ours, one_step
+from p3kv.frontends.mxnet.trial_stores import Other
+
+
+def mend() -> None:
+    """Changes the class for the whole process; Trainers with other stores are as they were."""
+    trainer, parameter = mx.gluon.Trainer, mx.gluon.Parameter
+    # With sparse gradients the Trainer takes only stores of this class.
+    mx.gluon.trainer.KVStore = (mx.kvstore.KVStore, P3)
+    trainer.__init__ = _noting(trainer.__init__)
+    trainer._check_and_rescale_grad = _rescaled(trainer._check_and_rescale_grad)
+    trainer._allreduce_grads = _pushing_one_step(_refusing_scaled_losses(trainer._allreduce_grads))
+    trainer._reset_kvstore = _saying_how(trainer._reset_kvstore)
+    parameter.initialize = _known_to_the_trainer(parameter.initialize)
+
+
+def _noting(init: Any) -> Any:
+    """Has every new Trainer learn its forward order, also when others have learned theirs; and
+    declare its keys where there are checkpoints."""
+
+    @functools.wraps(init)
+    def noting(trainer: mx.gluon.Trainer, *arguments: Any, **more: Any) -> None:
+        init(trainer, *arguments, **more)
+        if is_ours(trainer._kvstore_params["kvstore"]):
+            FORWARD_READS.start()
+            if in_a_job() and config.current().checkpoint_dir is not None:
+                declare_now(trainer)
+
+    return noting
+
+
+def _rescaled(check_and_rescale_grad: Any) -> Any:
+    """Allows a Trainer another batch size at any step.
+
+    MXNet refuses it where a distributed store updates, because its own servers never learn of it.
+    """
+
+    def rescale(trainer: mx.gluon.Trainer, scale: float) -> None:
+        if isinstance(trainer._kvstore, (P3, Alone, Other)):
+            trainer._optimizer.rescale_grad = scale
+        else:
+            check_and_rescale_grad(trainer, scale)
+
+    return rescale
+
+
+def _pushing_one_step(allreduce_grads: Any) -> Any:
+    """Says what a step's pushes are, which `clip_global_norm` must know."""
+
+    def allreduce(trainer: mx.gluon.Trainer) -> None:
+        with one_step(trainer._kvstore):
+            allreduce_grads(trainer)
+
+    return allreduce
+
+
+def _refusing_scaled_losses(allreduce_grads: Any) -> Any:
+    """Refuses a loss that is scaled where servers update. MXNet's scaler looks at a worker's own
+    gradients then, after the update: infinity would be in the weights, and where workers change
+    their scales at different steps, their gradients would not count alike."""
+
+    def allreduce(trainer: mx.gluon.Trainer) -> None:
+        scaled = getattr(trainer, "_amp_loss_scaler", None) is not None
+        if scaled and trainer._update_on_kvstore and isinstance(trainer._kvstore, (P3, Alone)):
+            raise NotSupportedError(
+                "this Trainer is one of amp.init_trainer, whose loss scaling has to see the sum of "
+                "all workers' gradients before weights are updated, and with kvstore='p3' servers "
+                "update them. Write update_on_kvstore=False in Trainer"
+            )
+        allreduce_grads(trainer)
+
+    return allreduce
+
+
+def _saying_how(reset_kvstore: Any) -> Any:
+    """Has a Trainer say how weights are changed. MXNet says that it can't reset the store, where
+    it would have to, because servers keep the weights."""
+
+    def reset(trainer: mx.gluon.Trainer) -> None:
+        if isinstance(trainer._kvstore, (P3, Alone)):
+            raise NotSupportedError(
+                "with kvstore='p3' servers keep a Trainer's weights from its first step on, so a "
+                "script can't change them. Write update_on_kvstore=False in Trainer, or change "
+                "them after you have made a new Trainer"
+            )
+        reset_kvstore(trainer)
+
+    return reset
+
+
+def _known_to_the_trainer(initialize: Any) -> Any:
+    """Treats a parameter that is initialised once more as MXNet treats one whose data is set. Else
+    the next step would bring the old weight back."""
+    signature = inspect.signature(initialize)
+
+    @functools.wraps(initialize)
+    def known(parameter: mx.gluon.Parameter, *arguments: Any, **more: Any) -> None:
+        again = signature.bind(parameter, *arguments, **more).arguments.get("force_reinit")
+        if again and _servers_keep(parameter):
+            parameter._trainer._reset_kvstore()
+        initialize(parameter, *arguments, **more)
+
+    return known
+
+
+def _servers_keep(parameter: mx.gluon.Parameter) -> bool:
+    trainer = parameter._trainer
+    return (
+        trainer is not None
+        and isinstance(trainer._kvstore, (P3, Alone))
+        and bool(trainer._update_on_kvstore)
+        and parameter not in trainer._params_to_init
+    )
