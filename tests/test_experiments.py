@@ -312,7 +312,7 @@ def test_figure_10_undoes_the_dilation_and_says_what_the_machine_is_too_small_fo
     records.add_run({**full, "failures": ["needs about 99 GB of memory"]})
     (row,) = figure10.summarize(records, [2, 4, 8, 16])
     limited, failed = figure10.table_text([row]).splitlines()[-2:]
-    assert limited.startswith("8 hosts limited by this machine") and "0.895" in limited
+    assert limited.startswith("limited by this machine with 8 hosts") and "0.895" in limited
     assert failed.startswith("16 hosts do not run") and failed.endswith("99 GB of memory")
     by_hosts = {size["hosts"]: size for size in row["sizes"]}
     assert by_hosts[4]["linear"] == pytest.approx(128 / 1.22, abs=0.01)

@@ -212,9 +212,20 @@ def table_text(table: Sequence[Mapping[str, Any]]) -> str:
 def too_small_for(row: Mapping[str, Any]) -> List[str]:
     """What this machine is too small for, in words."""
     said = []
-    for size in filter(_limited, row["sizes"]):
-        efficiencies = curves.unlimited_text(size["unlimited_efficiency"]).replace("\n", " ")
-        said.append(f"{size['hosts']} hosts {efficiencies}")
+    limited = [size for size in row["sizes"] if _limited(size)]
+    if limited:
+        hosts = ", ".join(str(size["hosts"]) for size in limited)
+        of = [size["unlimited_efficiency"] for size in limited]
+        least = {
+            system: min(one[system] for one in of if system in one)
+            for system in curves.LOOKS
+            if any(system in one for one in of)
+        }
+        values = ", ".join(f"{system} {value:.3f}" for system, value in least.items())
+        said.append(
+            f"limited by this machine with {hosts} hosts: efficiency without a limit at least "
+            f"{values}"
+        )
     stops = row["stops"]
     if stops is not None:
         said.append(f"{stops['hosts']} hosts do not run on this machine: {stops['why']}")
