@@ -113,4 +113,17 @@ for call, told in [
 ]:
     with pytest.raises(ConfigError, match=told):
         call()
+layer = gluon.nn.Dense(2, in_units=3)
+layer.initialize()
+trainer = gluon.Trainer(layer.collect_params(), "sgd", kvstore="p3")
+with autograd.record():
+    loss = layer(mx.nd.ones((1, 3))).sum()
+loss.backward()
+trainer.step(1)
+for change in (
+    partial(layer.weight.set_data, mx.nd.ones((2, 3))),
+    partial(layer.initialize, force_reinit=True),
+):
+    with pytest.raises(NotSupportedError, match="a new Trainer"):
+        change()
 print("all weights are right")
