@@ -181,6 +181,19 @@ def weights_on_servers_change_for_a_new_trainer_only(store: KVStoreBase) -> None
         beside.begin_training()
 
 
+def running_statistics_may_be_initialised_again(store: KVStoreBase) -> None:
+    layer = nn.BatchNorm(in_channels=3, prefix="statistics_")
+    layer.initialize()
+    trainer = gluon.Trainer(layer.collect_params(), "sgd", kvstore="p3")
+    for _ in range(2):
+        with autograd.record():
+            loss = layer(mx.nd.array(random((ROWS, 3), store.rank))).sum()
+        loss.backward()
+        trainer.step(ROWS)
+        layer.running_mean.initialize(force_reinit=True)
+        equal(layer.running_mean.data(), np.zeros(3, np.float32))
+
+
 def stale_gradients_update_nothing_on_workers(store: KVStoreBase) -> None:
     beside = Beside(store.rank, False)
     for head in (0, 1, 1, 0):
@@ -225,6 +238,7 @@ CHECKS = [
     ],
     weights_that_a_script_changes_are_trained_on_on_workers,
     weights_on_servers_change_for_a_new_trainer_only,
+    running_statistics_may_be_initialised_again,
     stale_gradients_update_nothing_on_workers,
     summed_gradients_can_be_changed_before_the_update,
 ]

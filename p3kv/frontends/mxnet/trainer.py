@@ -120,10 +120,13 @@ def _known_to_the_trainer(initialize: Any) -> Any:
 
 
 def _servers_keep(parameter: mx.gluon.Parameter) -> bool:
+    """Whether the servers have the parameter, and a step may bring its value back: not that of
+    running statistics, which each worker has for itself."""
     trainer = parameter._trainer
-    return (
+    return bool(
         trainer is not None
+        and parameter._differentiable
         and isinstance(trainer._kvstore, (P3, Alone))
-        and bool(trainer._update_on_kvstore)
+        and trainer._update_on_kvstore
         and parameter not in trainer._params_to_init
     )
