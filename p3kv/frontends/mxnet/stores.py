@@ -39,19 +39,23 @@ def _create_asynchronous() -> KVStoreBase:
 
 
 NAMES = {"p3": _create, SYNC_TYPE: _create, TYPE: _create_asynchronous}
+"""What makes a store, by its name."""
 
 
 def in_a_job() -> bool:
+    """Whether this process is a worker, or has been started as one."""
     return this_process.is_worker() or config.Launch.from_environment() is not None
 
 
 def is_ours(kvstore: Any) -> bool:
+    """Whether a store, or the store of a name, is p3kv's or stands for it in a comparison."""
     return isinstance(kvstore, (P3, Alone, Other)) or (
         isinstance(kvstore, str) and kvstore.lower() in NAMES
     )
 
 
 def one_step(store: Any) -> ContextManager[None]:
+    """While entered, all pushes to the store belong to one step; nothing for others' stores."""
     return store.one_step() if isinstance(store, (P3, Alone)) else nullcontext()
 
 
