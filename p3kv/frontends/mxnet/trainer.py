@@ -76,8 +76,7 @@ def _refusing_scaled_losses(allreduce_grads: Any) -> Any:
     their scales at different steps, their gradients would not count alike."""
 
     def allreduce(trainer: mx.gluon.Trainer) -> None:
-        scaled = getattr(trainer, "_amp_loss_scaler", None) is not None
-        if scaled and trainer._update_on_kvstore and isinstance(trainer._kvstore, (P3, Alone)):
+        if _servers_update(trainer) and getattr(trainer, "_amp_loss_scaler", None) is not None:
             raise NotSupportedError(
                 "this Trainer is one of amp.init_trainer, whose loss scaling has to see the sum of "
                 "all workers' gradients before weights are updated, and with kvstore='p3' servers "
@@ -93,7 +92,7 @@ def _saying_how(reset_kvstore: Any) -> Any:
     it would have to, because servers keep the weights."""
 
     def reset(trainer: mx.gluon.Trainer) -> None:
-        if isinstance(trainer._kvstore, (P3, Alone)):
+        if _servers_update(trainer):
             raise NotSupportedError(
                 "with kvstore='p3' servers keep a Trainer's weights from its first step on, so a "
                 "script can't change them. Write update_on_kvstore=False in Trainer, or change "
@@ -125,8 +124,12 @@ def _servers_keep(parameter: mx.gluon.Parameter) -> bool:
     trainer = parameter._trainer
     return bool(
         trainer is not None
+        and _servers_update(trainer)
         and parameter._differentiable
-        and isinstance(trainer._kvstore, (P3, Alone))
-        and trainer._update_on_kvstore
         and parameter not in trainer._params_to_init
     )
+
+
+def _servers_update(trainer: mx.gluon.Trainer) -> bool:
+    """Whether it is our servers that update the weights; not before the Trainer has its store."""
+    return bool(trainer._update_on_kvstore) and isinstance(trainer._kvstore, (P3, Alone))
