@@ -14,9 +14,10 @@ import socket
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Callable, List
 
+from p3kv.addresses import endpoint, family_of
 from p3kv.config import Launch
 from p3kv.errors import ConfigError
 from p3kv.wire.address import listening_address
@@ -46,11 +47,11 @@ def start(launch: Launch, fails_for_another: Callable[[], bool]) -> None:
 
     processes: List[subprocess.Popen] = []
     for env in launch.beside:
-        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
+        with ExitStack() as opened:
             more, fds = {}, []
             if env["DMLC_ROLE"] == "scheduler":
                 # Opened here: a port that is not free is told at once, by the script.
-                _listen(listener, launch)
+                listener = opened.enter_context(_listener(launch))
                 more, fds = {"P3KV_SCHEDULER_FD": str(listener.fileno())}, [listener.fileno()]
             processes.append(
                 subprocess.Popen(
@@ -65,14 +66,15 @@ def start(launch: Launch, fails_for_another: Callable[[], bool]) -> None:
     atexit.register(_wait, processes, parent, fails_for_another)
 
 
-def _listen(listener: socket.socket, launch: Launch) -> None:
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+def _listener(launch: Launch) -> socket.socket:
+    address = listening_address(launch.root_host)
     try:
-        listener.bind((listening_address(launch.root_host), launch.root_port))
-        listener.listen(_BACKLOG)
+        return socket.create_server(
+            (address, launch.root_port), family=family_of(address), backlog=_BACKLOG
+        )
     except OSError as error:
         raise ConfigError(
-            f"the scheduler can't listen at {launch.root_host}:{launch.root_port}: "
+            f"the scheduler can't listen at {endpoint(launch.root_host, launch.root_port)}: "
             f"{error.strerror}. It runs beside rank 0: DMLC_PS_ROOT_URI must be an address of that "
             "host, and DMLC_PS_ROOT_PORT a free port there. Set them in all processes."
         ) from error

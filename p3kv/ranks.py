@@ -100,8 +100,10 @@ def _is_number(environ: Environ, *names: str) -> bool:
 
 
 def _mpirun_host(environ: Environ) -> str:
-    # "1441988608.0;tcp://10.0.0.1,172.17.0.1:41449": the addresses of mpirun's own host.
-    found = re.search(r"tcp://([^,:;]+)", environ.get("OMPI_MCA_orte_hnp_uri", ""))
+    # "1441988608.0;tcp://10.0.0.1,172.17.0.1:41449;tcp6://[fd00::1]:37251": the addresses of
+    # mpirun's own host.
+    uri = environ.get("OMPI_MCA_orte_hnp_uri", "")
+    found = re.search(r"tcp://([^,:;]+)", uri) or re.search(r"tcp6://\[?([^],;]+)", uri)
     return found[1] if found else ""
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import stat
-from contextlib import suppress
 from typing import Iterable, Mapping, Optional
 
+from p3kv.addresses import is_loopback
 from p3kv.errors import ConfigError
 
 VARIABLE = "P3KV_SECRET"
@@ -38,7 +37,7 @@ def check_local(hosts: Iterable[Optional[str]], interface: Optional[str]) -> Non
 
     `hosts` and `interface` say where its processes listen, as far as its user has said so.
     """
-    where = next((host for host in hosts if host and not _is_loopback(host)), None)
+    where = next((host for host in hosts if host and not is_loopback(host)), None)
     if where is None and interface not in (None, "lo"):
         where = f"the interface {interface}"
     if where is not None:
@@ -46,7 +45,7 @@ def check_local(hosts: Iterable[Optional[str]], interface: Optional[str]) -> Non
             f"{VARIABLE} is not set, and this job uses {where}, where other hosts can reach it: "
             f"anybody could join it. Set {VARIABLE} to the same text in all its processes "
             f"({_HOW_TO_MAKE}), or {FILE_VARIABLE} to a file that has it and that only you can "
-            "read. Without a secret a job must use 127.0.0.1."
+            "read. Without a secret a job must use 127.0.0.1 or ::1."
         )
 
 
@@ -85,9 +84,3 @@ def _read(path: str) -> bytes:
         raise ConfigError(f"{what}, which can't be read: {error.strerror}") from error
     except ValueError as error:  # a zero byte, which no name can have
         raise ConfigError(f"{what}, which can't be read: {error}") from error
-
-
-def _is_loopback(host: str) -> bool:
-    with suppress(ValueError):
-        return ipaddress.ip_address(host).is_loopback
-    return host == "localhost"

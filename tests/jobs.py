@@ -18,6 +18,7 @@ from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Typ
 import psutil
 
 from experiments.cluster import Cluster
+from p3kv.addresses import family_of
 
 SCRIPTS = Path(__file__).parent / "workers"
 ROOT = Path(__file__).parent.parent
@@ -225,15 +226,15 @@ def joined(*plan: Tuple[str, Dict[str, str]]) -> Dict[str, JobResult]:
         return results(started, since, 60.0)
 
 
-def held_port() -> closing[socket.socket]:
-    """A port of 127.0.0.1 that nobody gets by chance while the socket is open.
+def held_port(address: str = "127.0.0.1") -> closing[socket.socket]:
+    """A port of an address that nobody gets by chance while the socket is open.
 
     It is bound and does not listen: connections are refused until somebody who asks for exactly
     this port listens there.
     """
-    holder = socket.socket()
+    holder = socket.socket(family_of(address))
     holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    holder.bind(("127.0.0.1", 0))
+    holder.bind((address, 0))
     return closing(holder)
 
 

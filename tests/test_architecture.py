@@ -15,14 +15,15 @@ import pytest
 ROOT = Path(__file__).parent.parent
 
 GROUND = {
-    "p3kv.errors", "p3kv.config", "p3kv.forwarding", "p3kv.log", "p3kv.ranks", "p3kv.registry",
-    "p3kv.secret", "p3kv.trace", "p3kv.trial", "p3kv.version", "p3kv.words",
+    "p3kv.addresses", "p3kv.errors", "p3kv.config", "p3kv.forwarding", "p3kv.log", "p3kv.ranks",
+    "p3kv.registry", "p3kv.secret", "p3kv.trace", "p3kv.trial", "p3kv.version", "p3kv.words",
 }  # fmt: skip
 MIDDLE = {
     "p3kv.checkpoints", "p3kv.wire", "p3kv.slicing", "p3kv.codecs", "p3kv.consistency",
     "p3kv.transport",
 }  # fmt: skip
 MAY_IMPORT: Dict[str, Set[str]] = {
+    "p3kv.addresses": set(),
     "p3kv.errors": set(),
     "p3kv.version": set(),
     "p3kv.trace": {"p3kv.errors"},
@@ -31,9 +32,9 @@ MAY_IMPORT: Dict[str, Set[str]] = {
     "p3kv.words": set(),
     "p3kv.forwarding": set(),
     "p3kv.ranks": {"p3kv.errors"},
-    "p3kv.secret": {"p3kv.errors"},
+    "p3kv.secret": {"p3kv.addresses", "p3kv.errors"},
     "p3kv.trial": {"p3kv.errors"},
-    "p3kv.config": {"p3kv.errors", "p3kv.ranks", "p3kv.registry", "p3kv.secret"}
+    "p3kv.config": {"p3kv.addresses", "p3kv.errors", "p3kv.ranks", "p3kv.registry", "p3kv.secret"}
     | {"p3kv.trial", "p3kv.words"},
     "p3kv.slicing": GROUND,
     "p3kv.codecs": GROUND,

@@ -52,4 +52,4 @@ def test_a_process_that_has_no_address_leaves_nothing_open(role: str) -> None:
     finally:
         end(process)
     assert output is not None and len(output.splitlines()) == 1, output
-    assert "DMLC_INTERFACE is 'none0', which has no IPv4 address" in output
+    assert "DMLC_INTERFACE is 'none0', which has no address that others can reach" in output

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 from typing import List
@@ -53,7 +54,7 @@ def test_each_problem_is_said_once_with_what_to_mend(tmp_path: Path) -> None:
         "there is no placement 'everywhere', only balanced,",
         f"P3KV_TRACE is '{file}', where this user can't write",
         f"P3KV_SECRET_FILE is '{secret}', which other users may read",
-        "DMLC_INTERFACE is 'none0', which has no IPv4 address",
+        "DMLC_INTERFACE is 'none0', which has no address that others can reach",
     ):
         assert sum(line.startswith(said) for line in problems) == 1, result.output
     assert len(problems) == 5 and result.output.endswith("\n5 problems\n")
@@ -69,6 +70,26 @@ def test_an_address_at_which_nobody_can_listen_is_a_problem(value: str) -> None:
     assert result.code == 1, result.output
     (problem,) = _lines(result.output, "problem")
     assert problem.startswith(f"no process can be reached at {value}, which DMLC_NODE_HOST names: ")
+
+
+@needs(missing_requirements())
+def test_a_name_that_the_job_would_refuse_is_a_problem(cluster: Cluster) -> None:
+    process = cluster.hosts[0].popen(
+        DOCTOR, env=environment(DMLC_PS_ROOT_URI="own-name"), stdout=subprocess.PIPE, text=True
+    )
+    output = process.communicate(timeout=60)[0]
+    assert process.returncode == 1, output
+    (problem,) = _lines(output, "problem")
+    assert "'own-name', which on this host means 127.0.1.1: others can't reach that" in problem
+
+
+def test_ipv6_is_an_address_like_others() -> None:
+    result = run(DOCTOR, environment(DMLC_PS_ROOT_URI="::1"), 60)
+    assert result.code == 0, result.output
+    assert any(
+        line.startswith("processes listen at ::1, from which it reaches ::1")
+        for line in _lines(result.output, "ok")
+    )
 
 
 def test_a_framework_that_can_not_be_imported_is_a_problem(tmp_path: Path) -> None:

@@ -40,8 +40,8 @@ MTU_BYTES = 1500
 MAX_HOSTS = 1000  # more were never tried
 # TCP payload in an Ethernet frame, with time stamps: what is left of a link's rate.
 PAYLOAD_SHARE = (MTU_BYTES - 52) / (MTU_BYTES + 14)
-_NETWORK = ipaddress.ip_network("10.77.0.0/16")
-_SWITCH_ADDRESS = str(_NETWORK[-2])
+_IPV4 = ipaddress.ip_network("10.77.0.0/16")
+_IPV6 = ipaddress.ip_network("fd77::/112")
 _UNLIMITED_PACKET_BYTES = 65536
 _END_TIMEOUT_S = 3.0
 
@@ -83,10 +83,11 @@ class Cluster:
     """`host_count` hosts, each behind a link of `rate_mbit_s` (None: unlimited), while entered.
 
     Rates are Mbit/s of Ethernet frames at MTU 1500. TCP in the hosts uses `congestion_control`,
-    whatever the machine's default. The machine's name means each host itself there, as it would if
-    hosts were machines. Everything is removed on leaving, and by a small guard process
-    when this process ends in any other way. One thread makes, changes and removes a cluster;
-    counters may be read from any. Raises ClusterError, with nothing left behind.
+    whatever the machine's default. With `ipv6`, hosts have IPv6 addresses only. The machine's name
+    means each host itself there, as it would if hosts were machines. Everything is removed on
+    leaving, and by a small guard process when this process ends in any other way. One thread makes,
+    changes and removes a cluster; counters may be read from any. Raises ClusterError, with nothing
+    left behind.
     """
 
     def __init__(
@@ -94,6 +95,7 @@ class Cluster:
         host_count: int,
         rate_mbit_s: float | None = None,
         congestion_control: str = "cubic",
+        ipv6: bool = False,
     ) -> None:
         if not 1 <= host_count <= MAX_HOSTS:
             raise ClusterError(f"{host_count} hosts: a cluster has 1 to {MAX_HOSTS}")
@@ -101,8 +103,11 @@ class Cluster:
         # which this is one, have 15 characters at most.
         self.name = f"p3-{os.getpid():x}{secrets.token_hex(3)}"
         self.congestion_control = congestion_control
+        self._network = _IPV6 if ipv6 else _IPV4
+        self._switch_address = str(self._network[-2])
         self.hosts = [
-            Host(i, f"{self.name}-{i}", self.name, str(_NETWORK[i + 1])) for i in range(host_count)
+            Host(i, f"{self.name}-{i}", self.name, str(self._network[i + 1]))
+            for i in range(host_count)
         ]
         self._switch = f"{self.name}-switch"
         self._rate_mbit_s = rate_mbit_s
@@ -121,8 +126,9 @@ class Cluster:
             self._batch("ip", None, [f"netns add {namespace}" for namespace in namespaces])
             self._name_hosts()
             set_congestion_control(namespaces[1:], self.congestion_control)
-            for namespace in namespaces:
-                in_namespace(namespace, _disable_ipv6)
+            if self._network is _IPV4:
+                for namespace in namespaces:
+                    in_namespace(namespace, _disable_ipv6)
             in_namespace(self._switch, _enable_forwarding)
             self._batch("ip", self._switch, self._switch_commands())
             for host in self.hosts:
@@ -237,6 +243,8 @@ class Cluster:
     def _batch(self, tool: str, namespace: str | None, commands: Iterable[str]) -> None:
         assert self._guard is not None, "only while entered"
         place = [] if namespace is None else ["-n", namespace]
+        if tool == "ip" and self._network is _IPV6:
+            place.insert(0, "-6")  # or rules are about IPv4
         text = "".join(command + "\n" for command in commands)
         run_tool(tool, *place, "-batch", "-", stdin=text, pass_fds=(self._guard.fileno(),))
 
@@ -254,18 +262,25 @@ class Cluster:
             commands += [
                 f"link add name {port} mtu {MTU_BYTES} type veth "
                 f"peer name {host.interface} mtu {MTU_BYTES} netns {host.namespace}",
-                f"addr add {_SWITCH_ADDRESS} peer {host.address} dev {port}",
+                self._address_command(self._switch_address, host.address, port),
                 f"link set {port} up",
             ]
+            if self._network is _IPV6:  # the second with the same address gets none by itself
+                commands.append(f"route replace {host.address} dev {port}")
         return commands
 
     def _host_commands(self, host: Host) -> list[str]:
         return [
             "link set lo up",
-            f"addr add {host.address} peer {_SWITCH_ADDRESS} dev {host.interface}",
+            self._address_command(host.address, self._switch_address, host.interface),
             f"link set {host.interface} up",
-            f"route add {_NETWORK} via {_SWITCH_ADDRESS}",
+            f"route add {self._network} via {self._switch_address} dev {host.interface} onlink",
         ]
+
+    def _address_command(self, own: str, peer: str, device: str) -> str:
+        # An IPv6 address is of no use until the kernel has looked for others that have it, too.
+        certain = " nodad" if self._network is _IPV6 else ""
+        return f"addr add {own} peer {peer} dev {device}{certain}"
 
     def _end_processes(self) -> None:
         for number in (signal.SIGTERM, signal.SIGKILL):
@@ -306,4 +321,6 @@ def _disable_ipv6() -> None:
 
 
 def _enable_forwarding() -> None:
-    Path("/proc/sys/net/ipv4/ip_forward").write_text("1")
+    for setting in ("ipv4/ip_forward", "ipv6/conf/all/forwarding"):
+        with contextlib.suppress(FileNotFoundError):  # a kernel without IPv6
+            Path(f"/proc/sys/net/{setting}").write_text("1")

@@ -215,12 +215,13 @@ def measure_goodput(
     neither what buffers and idle links swallow nor slow start is in the figure. Returns a few
     seconds after that at the latest; raises ClusterError when nothing gets through.
     """
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with contextlib.ExitStack() as stack:
         try:
             listener = stack.enter_context(
-                in_namespace(receiver, lambda: socket.create_server((address, 0)))
+                in_namespace(receiver, lambda: socket.create_server((address, 0), family=family))
             )
-            source = stack.enter_context(in_namespace(sender, socket.socket))
+            source = stack.enter_context(in_namespace(sender, lambda: socket.socket(family)))
             listener.settimeout(_SOCKET_TIMEOUT_S)
             source.settimeout(_SOCKET_TIMEOUT_S)
             source.connect(listener.getsockname())

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Mapping, Optional, Tuple
 
 from p3kv import ranks
+from p3kv.addresses import bare, endpoint
 from p3kv.config.unknown import told_of
 from p3kv.config.variables import flag, optional_number, text_of
 from p3kv.errors import ConfigError
@@ -60,11 +61,11 @@ class Launch:
                 f"DMLC_ROLE is '{role}'; it must be one of {', '.join(ROLES)}. "
                 "Launchers such as 'p3kv launch' set it."
             )
-        host = _required("DMLC_PS_ROOT_URI", environ, role)
+        host = bare(_required("DMLC_PS_ROOT_URI", environ, role))
         port = _launch_number("DMLC_PS_ROOT_PORT", environ, role, 1, 65535)
         num_workers = _launch_number("DMLC_NUM_WORKER", environ, role, 1, 65535)
         num_servers = _launch_number("DMLC_NUM_SERVER", environ, role, 1, 65535)
-        node_host = text_of("DMLC_NODE_HOST", environ) or None
+        node_host = bare(text_of("DMLC_NODE_HOST", environ) or "") or None
         interface = text_of("DMLC_INTERFACE", environ) or None
         secret = job_secret(environ)
         if not secret:
@@ -75,7 +76,8 @@ class Launch:
             root_port=port,
             num_workers=num_workers,
             num_servers=num_servers,
-            job=text_of("P3KV_JOB", environ) or f"{host}:{port}/{num_workers}w{num_servers}s",
+            job=text_of("P3KV_JOB", environ)
+            or f"{endpoint(host, port)}/{num_workers}w{num_servers}s",
             rank_wish=_rank_wish(role, environ),
             node_host=node_host,
             interface=interface,

@@ -12,6 +12,8 @@ from typing import Iterator
 
 import msgspec
 
+from p3kv.addresses import family_of
+
 _MEASURE_S = 0.3
 _SETTLE_S = 0.1
 """TCP begins slowly; what arrives then does not count."""
@@ -27,8 +29,7 @@ class Target(threading.Thread):
     def __init__(self, address: str, token: str) -> None:
         """Raises OSError if nobody can listen at the address."""
         super().__init__(name="p3kv-doctor-target", daemon=True)
-        family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        self._listener = socket.create_server((address, 0), family=family)
+        self._listener = socket.create_server((address, 0), family=family_of(address))
         self._token = token.encode()
         self.port: int = self._listener.getsockname()[1]
         self.start()

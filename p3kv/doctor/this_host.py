@@ -12,6 +12,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Dict, Iterator, List, Optional, Tuple
 
+from p3kv.addresses import family_of
 from p3kv.config import Launch
 from p3kv.doctor.findings import OK, PROBLEM, WARNING, Finding, Seen
 from p3kv.errors import P3Error
@@ -83,8 +84,7 @@ def _address(root_host: Optional[str]) -> Tuple[Optional[str], Finding]:
 
 def _listen_and_connect(address: str) -> None:
     """Raises OSError if a server can't listen at the address, or can't be reached from here."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with closing(socket.create_server((address, 0), family=family)) as listener:
+    with closing(socket.create_server((address, 0), family=family_of(address))) as listener:
         socket.create_connection(listener.getsockname()[:2], timeout=5).close()
 
 

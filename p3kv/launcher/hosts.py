@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import re
-import socket
 import subprocess
 from contextlib import suppress
 from typing import NamedTuple, Sequence
 
+from p3kv.addresses import addresses, is_loopback, route
 from p3kv.errors import ConfigError
 
-_SYNTAX = re.compile(r"(?P<name>(?:[\w.-]+@)?[\w.-]+)(?::(?P<workers>\d{1,4}))?", re.ASCII)
-_ANY_PORT = 9  # nothing is sent there
+_SYNTAX = re.compile(
+    r"(?P<host>(?P<user>[\w.-]+@)?(?:\[(?P<ipv6>[\da-fA-F:.]+)\]|(?P<name>[\w.-]+)))"
+    r"(?::(?P<workers>\d{1,4}))?",
+    re.ASCII,
+)
 
 
 class Host(NamedTuple):
@@ -22,22 +25,27 @@ class Host(NamedTuple):
 
 
 def parse_hosts(text: str) -> list[Host]:
-    """Reads "host1,host2:2": hosts, with how many workers each has after a colon (default 1).
+    """Reads "host1,host2:2,[fd00::3]:2": hosts, with how many workers each has after a colon
+    (default 1).
 
     Raises ConfigError for anything else, and for a host that comes twice.
     """
     hosts: list[Host] = []
     for word in text.split(","):
-        found = _SYNTAX.fullmatch(word.strip())
+        word = word.strip()
+        found = _SYNTAX.fullmatch(word)
         workers = int(found["workers"] or 1) if found else 0
-        if found is None or workers < 1 or word.strip().startswith("-"):
+        if found is None or workers < 1 or word.startswith("-"):
             raise ConfigError(
-                f"'{word}' is no host; write host names or IPv4 addresses with commas between, "
-                "and the number of workers after a colon if it is not 1: host1,host2:2"
+                f"'{word}' is no host; write host names or addresses with commas between, IPv6 "
+                "addresses in brackets, and the number of workers after a colon if it is not 1: "
+                "host1,host2:2,[fd00::3]:2"
             )
-        if found["name"] in [host.name for host in hosts]:
-            raise ConfigError(f"the host '{found['name']}' comes twice; write {found['name']}:2")
-        hosts.append(Host(found["name"], workers))
+        name = (found["user"] or "") + (found["ipv6"] or found["name"])
+        if name in [host.name for host in hosts]:
+            once = word[: found.end("host")]
+            raise ConfigError(f"the host '{name}' comes twice; write {once}:2")
+        hosts.append(Host(name, workers))
     return hosts
 
 
@@ -57,12 +65,13 @@ def address_of_first(hosts: Sequence[Host]) -> str:
     A name that only the hosts know is returned as it is.
     """
     name = _name_for_ssh(hosts[0])
-    address = _resolved(name)
-    if address.startswith("127.") and len(hosts) > 1:
-        other = _resolved(_name_for_ssh(hosts[1]))
-        with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect((other, _ANY_PORT))  # sends nothing; picks the route
-            return str(probe.getsockname()[0])
+    try:
+        address = addresses(name)[0]
+    except OSError:
+        return name
+    if is_loopback(address) and len(hosts) > 1:
+        with suppress(OSError):
+            return route(_name_for_ssh(hosts[1]))[1]
     return address
 
 
@@ -75,10 +84,3 @@ def _name_for_ssh(host: Host) -> str:
             if key == "hostname":
                 return value
     return host.name.rpartition("@")[2]
-
-
-def _resolved(name: str) -> str:
-    try:
-        return socket.gethostbyname(name)
-    except OSError:
-        return name

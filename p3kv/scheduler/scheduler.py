@@ -10,6 +10,7 @@ from typing import Optional
 
 import zmq
 
+from p3kv.addresses import endpoint
 from p3kv.config import Launch, Settings
 from p3kv.errors import ConfigError, ProtocolError, in_one_line
 from p3kv.scheduler.connections import EVENTS, Connections
@@ -104,7 +105,7 @@ def _bind(router: zmq.Socket, launch: Launch, settings: Settings) -> None:
     router.setsockopt(zmq.HEARTBEAT_TIMEOUT, heartbeat_timeout_ms(settings))
     if launch.scheduler_fd is not None:
         router.setsockopt(zmq.USE_FD, launch.scheduler_fd)
-    address = f"{listening_address(launch.root_host)}:{launch.root_port}"
+    address = endpoint(listening_address(launch.root_host), launch.root_port)
     try:
         router.bind(f"tcp://{address}")
     except zmq.ZMQError as error:

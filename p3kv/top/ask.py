@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import zmq
 
+from p3kv.addresses import endpoint
 from p3kv.config import Launch
 from p3kv.errors import PeerLostError
+from p3kv.wire.address import scheduler_address
 from p3kv.wire.credentials import Credentials
 from p3kv.wire.messages import MAX_MESSAGE_BYTES, AskReports, Reports, decode, encode
 
@@ -17,14 +19,14 @@ class Asker:
     """A connection to the scheduler of a job, as one who does not belong to it."""
 
     def __init__(self, launch: Launch) -> None:
-        self._at = f"{launch.root_host}:{launch.root_port}"
+        self._at = endpoint(launch.root_host, launch.root_port)
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
         Credentials(launch.secret).protect_dealer(self._socket)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.IPV6, 1)
         self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
-        self._socket.connect(f"tcp://{self._at}")
+        self._socket.connect(f"tcp://{scheduler_address(launch)}")
 
     def ask(self) -> Reports:
         """What all processes of the job have said last; PeerLostError without an answer."""

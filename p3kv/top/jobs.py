@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Dict, Optional, Tuple
 
+from p3kv.addresses import endpoint
 from p3kv.config import Launch
 from p3kv.errors import ConfigError
 
@@ -34,7 +35,9 @@ def find(pid: Optional[int]) -> Launch:
             place = (launch.root_host, launch.root_port, launch.job)
             jobs.setdefault(place, (int(entry), launch))
     if len(jobs) > 1:
-        some = ", ".join(f"{pid} ({host}:{port})" for (host, port, _), (pid, _) in jobs.items())
+        some = ", ".join(
+            f"{pid} ({endpoint(host, port)})" for (host, port, _), (pid, _) in jobs.items()
+        )
         raise ConfigError(f"there are several jobs; name one by a process of it: {some}")
     for _, launch in jobs.values():
         return launch

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 
+from p3kv.addresses import family_of
 from p3kv.transport.sockets import SocketLink, SocketListener
 from p3kv.transport.transport import TRANSPORTS, Address, Link, Listener, Transport
 
@@ -20,7 +21,8 @@ class Tcp(Transport):
     """Links over TCP; a listener takes a free port."""
 
     def listen(self, host: str) -> Listener:
-        listener = socket.create_server((host, 0), backlog=_BACKLOG)
+        family = family_of(host)
+        listener = socket.create_server((host, 0), family=family, backlog=_BACKLOG)
         return SocketListener(listener, listener.getsockname()[:2], self._link)
 
     def connect(self, address: Address, timeout_s: float) -> Link:

@@ -13,9 +13,11 @@ from typing import Any, Callable, Deque, Dict, List, NoReturn, Optional, Tuple, 
 import zmq
 from msgspec import structs
 
+from p3kv.addresses import endpoint
 from p3kv.config import Launch, Settings
 from p3kv.errors import P3Error, PeerLostError, ProtocolError, RendezvousError, in_one_line
 from p3kv.wire import silence
+from p3kv.wire.address import scheduler_address
 from p3kv.wire.credentials import Credentials
 from p3kv.wire.first_contact import FirstContact
 from p3kv.wire.line import Line
@@ -84,7 +86,10 @@ class ControlClient:
         """The worker for which the others wait longest, as the scheduler has told last."""
         self._created_at = time.monotonic()
         self._credentials = credentials
-        self._contact = FirstContact(f"{launch.root_host}:{launch.root_port}", bool(launch.secret))
+        self._address = f"tcp://{scheduler_address(launch)}"
+        self._contact = FirstContact(
+            endpoint(launch.root_host, launch.root_port), bool(launch.secret)
+        )
         self._outbox: Deque[bytes] = deque()
         self._answers: Deque[Any] = deque()
         self._changed = threading.Condition()
@@ -225,8 +230,7 @@ class ControlClient:
         """A socket that says hello. ZeroMQ would connect the old one again, too, but would not say
         which messages it has lost."""
         self._connected = False
-        address = f"tcp://{self._launch.root_host}:{self._launch.root_port}"
-        contact = SchedulerSocket(context, self._credentials, address, self._settings)
+        contact = SchedulerSocket(context, self._credentials, self._address, self._settings)
         contact.send([encode(structs.replace(self._hello, received=self._line.received))])
         return contact
 

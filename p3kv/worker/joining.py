@@ -8,6 +8,7 @@ import time
 from functools import partial
 from typing import Callable, Dict, Mapping, Optional, Set
 
+from p3kv.addresses import endpoint
 from p3kv.config import Settings
 from p3kv.errors import P3Error, ProtocolError
 from p3kv.transport import Link, make_transport
@@ -89,7 +90,7 @@ class Joining:
                 link = self.link(server)
             except OSError as error:
                 failure = Failure(
-                    f"worker {roster.rank} can't connect to it at {host}:{port}: "
+                    f"worker {roster.rank} can't connect to it at {endpoint(host, port)}: "
                     f"{error.strerror or error}",
                     "server",
                     server,
@@ -158,8 +159,8 @@ class Joining:
                     host, port, _ = servers[silent]
                     raise self._blame(
                         silent,
-                        f"it did not answer worker {self._roster.rank} at {host}:{port} within "
-                        f"{_WELCOME_S:g} s",
+                        f"it did not answer worker {self._roster.rank} at {endpoint(host, port)} "
+                        f"within {_WELCOME_S:g} s",
                         "Does its process still run, and is the address its own? DMLC_INTERFACE or "
                         "DMLC_NODE_HOST, set for the server, choose another.",
                     )
