@@ -1,9 +1,32 @@
-"""For tools that still look for it, and for the licence: metadata is in pyproject.toml.
+"""What pyproject.toml can't say; the rest of the metadata is there.
 
-There, the setuptools of Python 3.8 reads the licence only as a table, and newer ones are about to
-refuse that.
+The setuptools of Python 3.8 reads the licence there only as a table, and newer ones are about to
+refuse that. A package's page shows the README without the repository around it.
 """
+
+import re
+import sys
+from pathlib import Path
+
+if sys.version_info >= (3, 12):
+    # pip compares `requires-python` only when it has chosen all packages, after minutes.
+    sys.exit(
+        "p3kv needs Python 3.8 to 3.11, because MXNet 1.9.1 runs on no later one, and this is "
+        f"Python {sys.version_info[0]}.{sys.version_info[1]}. Create an environment with an older "
+        "Python first: python3.11 -m venv env"
+    )
 
 from setuptools import setup
 
-setup(license="Apache-2.0")
+
+def without_the_repository(text: str) -> str:
+    """README without pictures and links that lead to its files: their words stay."""
+    text = re.sub(r"!\[[^\]]*\]\((?!https?:)[^)]*\)\n*", "", text)
+    return re.sub(r"\[([^\]]*)\]\((?!https?:|#)[^)]*\)", r"\1", text)
+
+
+setup(
+    license="Apache-2.0",
+    long_description=without_the_repository(Path("README.md").read_text(encoding="utf-8")),
+    long_description_content_type="text/markdown",
+)

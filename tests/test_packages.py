@@ -10,6 +10,7 @@ import venv
 import zipfile
 from contextlib import suppress
 from email import message_from_bytes
+from email.message import Message
 from importlib import metadata
 from pathlib import Path
 from typing import Dict, Iterator, Set
@@ -68,13 +69,18 @@ def without_the_sources() -> Dict[str, str]:
     return {k: v for k, v in environment().items() if k != "PYTHONPATH"}
 
 
-def needed_packages(wheel: Path) -> Iterator[str]:
-    """The packages that a wheel needs without any extra."""
+def metadata_of(wheel: Path) -> Message:
+    """What a wheel says of its package."""
     with zipfile.ZipFile(wheel) as archive:
         [name] = [name for name in archive.namelist() if name.endswith("/METADATA")]
-        for needed in message_from_bytes(archive.read(name)).get_all("Requires-Dist"):
-            if "extra ==" not in needed:
-                yield re.split(r"[^\w.-]", needed)[0]
+        return message_from_bytes(archive.read(name))
+
+
+def needed_packages(wheel: Path) -> Iterator[str]:
+    """The packages that a wheel needs without any extra."""
+    for needed in metadata_of(wheel).get_all("Requires-Dist", []):
+        if "extra ==" not in needed:
+            yield re.split(r"[^\w.-]", needed)[0]
 
 
 def entries_of(package: metadata.Distribution) -> Set[Path]:
@@ -99,6 +105,24 @@ def test_wheel_and_source_distribution_have_all_modules_and_the_licence(
     with tarfile.open(built[".gz"]) as archive:
         in_sdist = {name.partition("/")[2] for name in archive.getnames()}
     assert needed | {"LICENSE", "README.md", "pyproject.toml", "setup.py"} <= in_sdist
+    assert not any(name.startswith("tests/") for name in in_sdist), "all or none"
+
+
+def test_the_package_s_page_has_no_links_or_pictures_that_lead_nowhere(
+    built: Dict[str, Path],
+) -> None:
+    description = str(metadata_of(built[".whl"]).get_payload())
+    assert "kvstore='p3'" in description
+    targets = re.findall(r"\]\(([^)]*)\)", description)
+    assert [target for target in targets if not target.startswith("https://")] == []
+
+
+def test_a_python_without_mxnet_is_refused_before_pip_looks_for_packages() -> None:
+    program = "import runpy, sys; sys.version_info = (3, 12, 1); runpy.run_path(sys.argv[1])"
+    result = run([sys.executable, "-c", program, str(ROOT / "setup.py")], environment(), BUILD_S)
+    assert result.code == 1
+    assert result.output.startswith("p3kv needs Python 3.8 to 3.11, because MXNet 1.9.1")
+    assert "this is Python 3.12. Create an environment" in result.output
 
 
 def test_a_fresh_environment_runs_the_command_and_imports_the_package(python: Path) -> None:
