@@ -84,8 +84,9 @@ def test_an_exception_of_a_script_keeps_its_traceback(tmp_path: Path) -> None:
         (["p3kv", "lau"], ["launch"]),
         (["p3kv", "launch", "--num-w"], ["--num-workers"]),
         (["p3kv", "run", "setup."], ["setup.py"]),
+        (["p3kv", "plan", "--model", "resnet50"], ["resnet50_v1", "resnet50_v2"]),
     ],
-    ids=["a command", "an option", "a file"],
+    ids=["a command", "an option", "a file", "a model"],
 )
 def test_bash_completes(words: List[str], expected: List[str], tmp_path: Path) -> None:
     printed = run([*P3KV, "--print-completion", "bash"], environment(), 30)

@@ -75,6 +75,7 @@ def test_a_script_is_measured_with_every_store_and_nothing_of_it_is_shown(tmp_pa
     assert result.code == 0, result.output
     found = rows(result.output)
     assert list(found) == ["computing alone", "dist_sync", "p3kv, FIFO", "p3kv"]
+    assert re.search(r"the others take some [\d.]+ m?s if all take as long", result.output)
     assert all(step_s(cells[0]) > 0 for cells in found.values())
     assert found["dist_sync"][2] == "1.00"
     for part in ("dist_sync", "p3kv"):
@@ -131,7 +132,9 @@ def test_a_script_that_fails_shows_its_own_words_and_ends_the_comparison() -> No
 def test_too_few_steps_are_refused() -> None:
     result = compared(SCRIPTS / "short_training.py", 5, **SUMS_ONLY)
     assert result.code == 1
-    assert "p3kv compare: the script ended after 5 steps, and a comparison needs" in result.output
+    assert (
+        "the script ended after 5 steps, and 8 are needed at least" in result.output
+    )
 
 
 @pytest.mark.long
@@ -305,6 +308,14 @@ def test_there_is_no_forecast_for_hosts_with_several_workers() -> None:
     assert found.forecast() is None
     assert outlook(found, None) == [
         "No forecast for other networks: the simulator knows hosts with one worker each."
+    ]
+
+
+def test_there_is_no_forecast_where_the_numbers_say_nothing() -> None:
+    found = comparison(0.3, (0.5, 0.7), 0.5, (0.55,))
+    assert "this says nothing" in verdict(found)
+    assert outlook(found, None) == [
+        "No forecast for other networks: it would rest on these numbers."
     ]
 
 

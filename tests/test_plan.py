@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import argparse
+import re
+import shlex
 import sys
 from pathlib import Path
 from typing import Callable, List
 
 import matplotlib.pyplot as plt
 import pytest
+from mxnet.gluon.model_zoo import vision
 
 from p3kv import plan
 from p3kv.cli import main
 from p3kv.commands.quantities import bandwidth, duration
 from p3kv.forecast import Layer, Model, Parameter
+from p3kv.frontends.mxnet.front_end import MXNet
+from tests.jobs import SCRIPTS, SUMS_ONLY, environment, run
 
+P3KV = [sys.executable, "-m", "p3kv"]
 ASKED = ["--model", "resnet18_v1", "--batch", "32", "--compute", "300ms", "--hosts", "4"]
 _ARRAYS = tuple(Parameter(f"layer{n}", (1000, 1000) if n else (10, 10)) for n in range(5))
 SMALL = Model("small", 10, 0.1, tuple(Layer(one.name, (one,), 1.0) for one in _ARRAYS), _ARRAYS)
@@ -112,6 +118,41 @@ def test_an_unknown_model_is_refused_with_the_nearest_names(
     assert main(wrong) == 2
     said = capsys.readouterr().err
     assert said.startswith("p3kv plan: there is no model 'ResNet18'; did you mean resnet18_v")
+
+
+def test_models_that_shells_complete_are_those_of_the_zoo() -> None:
+    with pytest.raises(ValueError) as told:
+        vision.get_model("")
+    assert [*MXNet.model_names] == str(told.value).partition("\n")[2].split()
+
+
+def test_a_script_s_own_layers_are_measured_alone() -> None:
+    script = [sys.executable, str(SCRIPTS / "emulated.py"), "0.1", "65536,262144"]
+    asked = ["--batch", "8", "--hosts", "4", "--bandwidth", "100mbit"]
+    result = run(
+        [*P3KV, "plan", "--script", shlex.join(script), *asked], environment(**SUMS_ONLY), 100
+    )
+    assert result.code == 0, result.output
+    assert "0.328 million parameters, 1.31 MB; 4 hosts that never wait: " in result.output
+    samples_s = float(re.search(r"never wait: (\d+) samples/s", result.output)[1])
+    assert samples_s == pytest.approx(8 * 4 / 0.1, rel=0.2)
+    assert "Each layer computes as long as it did here, with nothing" in result.output
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--model", "vgg19"], "--model needs --compute"),
+        (["--script", "true", "--compute", "1s"], "--script measures what --compute would say"),
+        (["--script", "python 'train.py"], "No closing quotation"),
+        (["--script", "true"], "did not import p3kv"),
+    ],
+)
+def test_a_plan_for_a_script_says_what_is_wrong_with_it(words: List[str], said: str) -> None:
+    asked = ["--batch", "8", "--hosts", "4", "--bandwidth", "100mbit"]
+    result = run([*P3KV, "plan", *words, *asked], environment(), 60)
+    assert result.code == 2 and said in result.output, result.output
+    assert "Traceback" not in result.output
 
 
 def test_a_plot_needs_matplotlib_and_a_kind_of_picture(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Sequence
 
 from p3kv.errors import ConfigError
 
@@ -56,6 +56,16 @@ def workers_command(options: argparse.Namespace) -> list[str]:
     if not command:
         options.parser.error("the workers' command is missing, such as '-- python train.py'")
     return command
+
+
+def complete_with(action: argparse.Action, names: Sequence[str]) -> None:
+    """Has shells complete an option's argument with these names: shtab reads them there."""
+    function, words = f"_p3kv_{action.dest}", " ".join(names)
+    action.complete = {  # type: ignore[attr-defined]
+        "bash": function,
+        "zsh": f"({words})",
+        "preamble": {"bash": f"{function}() {{ compgen -W '{words}' -- \"$1\"; }}"},
+    }
 
 
 def hosts(text: str) -> list[Host]:

@@ -3,32 +3,53 @@
 from __future__ import annotations
 
 import argparse
+import shlex
+import sys
 from difflib import get_close_matches
 from pathlib import Path
 from textwrap import fill
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, List, NamedTuple
 
-from p3kv.commands.arguments import positive
+from p3kv.commands.arguments import complete_with, positive
 from p3kv.commands.quantities import bandwidth, duration
+from p3kv.config import Settings
 from p3kv.errors import ConfigError
 
 if TYPE_CHECKING:
     from p3kv.commands.arguments import Commands
-    from p3kv.forecast import Model
+    from p3kv.forecast import Model, Workload
     from p3kv.plan import Series
 
 _COLUMNS = 80
+_STEPS = 20
+_FLOAT32_BYTES = 4
 
 _SHARES = "Each layer computes as long as its share of the operations says."
+_MEASURED = "Each layer computes as long as it did here, with nothing sent."
 
 _DESCRIPTION = """\
 Predict how many samples a second a model trains on several hosts, with
 dist_sync, with p3kv, and with p3kv first in first out (FIFO), and what no store
 can exceed (bound). Nothing is trained: a simulation needs the sizes of the
-layers and what you say of a host and its network.
+layers and what you say of a host and its network. With --script, the layers and
+their times are those of your own script, of which some steps run here.
 
-example: p3kv plan --model resnet50_v1 --batch 32 --compute 0.3s \\
-                   --hosts 8 --bandwidth 1gbit --plot plan.png"""
+examples: p3kv plan --model resnet50_v1 --batch 32 --compute 0.3s \\
+                    --hosts 8 --bandwidth 1gbit --plot plan.png
+          p3kv plan --script "python train.py" --batch 32 \\
+                    --hosts 8 --bandwidth 1gbit"""
+
+
+class _Planned(NamedTuple):
+    """What is to be trained: its name, its layers, and what is said of their times."""
+
+    name: str
+    workload: Workload
+    shares: str
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(self.workload.layer_bytes)
 
 
 def add(commands: Commands) -> None:
@@ -39,18 +60,25 @@ def add(commands: Commands) -> None:
         description=_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "--model", required=True, metavar="NAME", help="a model of gluon's zoo: resnet50_v1, vgg19"
+    what = parser.add_mutually_exclusive_group(required=True)
+    model = what.add_argument(
+        "--model", metavar="NAME", help="a model of gluon's zoo: resnet50_v1, vgg19"
+    )
+    complete_with(model, _names())
+    what.add_argument(
+        "--script",
+        metavar="COMMAND",
+        help="a script that uses p3kv, such as 'python train.py': some of its steps run alone",
     )
     parser.add_argument(
         "--batch", required=True, type=positive, metavar="N", help="samples in each host's batch"
     )
     parser.add_argument(
         "--compute",
-        required=True,
         type=duration,
         metavar="TIME",
-        help="what a batch's forward and backward pass take on one host, such as 300ms",
+        help="what a batch's forward and backward pass take on one host, such as 300ms; with "
+        "--script it is measured",
     )
     parser.add_argument(
         "--hosts",
@@ -84,20 +112,53 @@ def _plan(options: argparse.Namespace) -> int:
 
     if options.plot is not None:
         _check_plots()
-    model = _model(options.model, options.batch, options.compute)
-    series = plan.predict(model.workload, model.batch_size, options.hosts, options.bandwidth)
+    model = _planned(options)
+    series = plan.predict(model.workload, options.batch, options.hosts, options.bandwidth)
     print(
-        f"{model.name}: {model.elems / 1e6:.3g} million parameters, {model.size_bytes / 1e6:.3g} "
+        f"{model.name}: {model.size_bytes / _FLOAT32_BYTES / 1e6:.3g} million parameters, "
+        f"{model.size_bytes / 1e6:.3g} "
         f"MB; {options.hosts} hosts that never wait: {series.asked.computing_samples_s:.0f} "
         "samples/s\n\nsamples/s of all hosts"
     )
     print("\n".join(plan.table(series)))
     simulated, *more = plan.caveats([*series.by_hosts, *series.by_bandwidth])
-    said = [plan.advice(series.asked), f"{simulated} {_SHARES}", *more]
+    said = [plan.advice(series.asked), f"{simulated} {model.shares}", *more]
     print("".join(f"\n{fill(text, _COLUMNS)}\n" for text in said), end="")
     if options.plot is not None:
         _draw(series, model.name, options.plot)
     return 0
+
+
+def _planned(options: argparse.Namespace) -> _Planned:
+    if options.script is None:
+        if options.compute is None:
+            options.parser.error("--model needs --compute, the time of a batch on one host")
+        model = _model(options.model, options.batch, options.compute)
+        return _Planned(model.name, model.workload, _SHARES)
+    if options.compute is not None:
+        options.parser.error("--script measures what --compute would say: leave one out")
+    return _Planned(options.script, _computation(options.script), _MEASURED)
+
+
+def _computation(script: str) -> Workload:
+    from p3kv import compare
+
+    try:
+        command = shlex.split(script)
+    except ValueError as error:
+        raise ConfigError(f"--script {script}: {error}") from error
+    show = sys.stderr.buffer if Settings.from_environment().verbose else None
+    print(f"p3kv plan: some {_STEPS} steps of '{script}' run first", file=sys.stderr, flush=True)
+    try:
+        return compare.computation(command, _STEPS, show)
+    except compare.TrialFailed as failure:
+        raise ConfigError("\n".join([*failure.last_lines, str(failure)])) from None
+
+
+def _names() -> List[str]:
+    from p3kv.frontends import FRONT_ENDS
+
+    return [name for front_end in FRONT_ENDS for name in front_end.model_names]
 
 
 def _model(name: str, batch_size: int, compute_s: float) -> Model:

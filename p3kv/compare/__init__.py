@@ -1,7 +1,7 @@
 """How fast a script trains with several stores: trials, what they have measured, what it means."""
 
 from p3kv.compare.results import Comparison, Measured
-from p3kv.compare.trials import Job, TrialFailed, compare
+from p3kv.compare.trials import Job, TrialFailed, compare, computation
 from p3kv.compare.words import notes, outlook, table, verdict
 
 __all__ = [
@@ -10,6 +10,7 @@ __all__ = [
     "Measured",
     "TrialFailed",
     "compare",
+    "computation",
     "notes",
     "outlook",
     "table",

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import signal
+import time
 from typing import BinaryIO, Callable, Dict, List, NamedTuple, Optional, Sequence
 
 from p3kv import config, words
 from p3kv.compare.output import Output
-from p3kv.compare.results import FEWEST_STEPS, Comparison, Measured, Steps
-from p3kv.errors import P3Error
+from p3kv.compare.results import FEWEST_STEPS, Comparison, Measured, Steps, workload
+from p3kv.errors import ConfigError, P3Error
+from p3kv.forecast import Workload
 from p3kv.launcher import Host, launch, launch_on
+from p3kv.report.rates import seconds
 from p3kv.trial import ALONE, FIFO, NATIVE, P3KV, Report, Trial
 
 TITLES = {
@@ -52,6 +55,7 @@ def compare(job: Job, steps: int, rounds: int, say: Say, show: Optional[BinaryIO
         f"{plan.measured} that are measured"
     )
     found: Dict[str, Measured] = {store: Measured([], []) for store in reversed(_ORDER)}
+    begin_s = time.monotonic()
     for number in range(rounds):
         # Every second round goes the other way: a machine that slows down disturbs all alike.
         for store in [one for one in _ORDER if one in found][:: -1 if number % 2 else 1]:
@@ -78,7 +82,27 @@ def compare(job: Job, steps: int, rounds: int, say: Say, show: Optional[BinaryIO
             found[store].steps_s.append(step_s)
             found[store].trials.append(reports)
             say(f"{title}: {1000 * step_s:.4g} ms a step")
+            if sum(len(one.steps_s) for one in found.values()) == 1:
+                left_s = (rounds * len(_ORDER) - 1) * (time.monotonic() - begin_s)
+                say(f"the others take some {seconds(left_s)} if all take as long as this one")
     return Comparison(job.workers, found, any(host.workers > 1 for host in job.hosts))
+
+
+def computation(command: Sequence[str], steps: int, show: Optional[BinaryIO]) -> Workload:
+    """The layers of a script and how long each computes, by one worker that sends nothing.
+
+    Raises TrialFailed, ConfigError for a script whose steps do not send every element, and
+    KeyboardInterrupt when the user has stopped it.
+    """
+    plan = Steps.of(steps)
+    [report] = _reports(Job(command, 1, 1), plan.trial(ALONE), TITLES[ALONE], show)
+    if len(report.times_s) < plan.trial(ALONE).last_step:
+        if len(report.times_s) < FEWEST_STEPS:
+            raise TrialFailed(_about_few(len(report.times_s), plan), 1)
+        plan = Steps.within(len(report.times_s))
+    if not report.sends_all:
+        raise ConfigError("the simulator knows no sparse gradients and no codecs")
+    return workload(report.layers, plan.mean_s(report))
 
 
 def _reports(job: Job, trial: Trial, title: str, show: Optional[BinaryIO]) -> List[Report]:
@@ -119,8 +143,8 @@ def _reports(job: Job, trial: Trial, title: str, show: Optional[BinaryIO]) -> Li
 def _about_few(made: int, plan: Steps) -> str:
     if made < FEWEST_STEPS:
         return (
-            f"the script ended after {made} steps, and a comparison needs {FEWEST_STEPS} at least: "
-            "give it more batches or epochs"
+            f"the script ended after {made} steps, and {FEWEST_STEPS} are needed at least: give it "
+            "more batches or epochs"
         )
     return (
         f"the script ended after {made} steps, and made {plan.warm_up + plan.measured + 1} before: "

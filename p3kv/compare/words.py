@@ -55,6 +55,11 @@ def verdict(found: Comparison) -> str:
     """Whether p3kv helps, in a sentence or two."""
     ours, theirs = found.measured[P3KV].step_s, found.measured[found.base].step_s
     other = TITLES[found.base]
+    if _says_nothing(found):
+        return (
+            f"The rounds are up to {found.spread:.0%} apart, which is more than the stores are: "
+            "this says nothing. Take hosts on which nothing else runs, more --steps or --rounds."
+        )
     if found.base != NATIVE:
         return (
             f"{TITLES[NATIVE]} can't train this script: its job has failed. Priorities make p3kv "
@@ -62,11 +67,6 @@ def verdict(found: Comparison) -> str:
         )
     speed_up = theirs / ours
     before, after = found.waiting(found.base), found.waiting(P3KV)
-    if found.spread > _WIDE and abs(speed_up - 1) < found.spread:
-        return (
-            f"The rounds are up to {found.spread:.0%} apart, which is more than the stores are: "
-            "this says nothing. Take hosts on which nothing else runs, more --steps or --rounds."
-        )
     if speed_up < 1 - LITTLE:
         return (
             f"A step takes {1 / speed_up:.2f} times as long with p3kv as with {other} here: stay "
@@ -89,8 +89,16 @@ def verdict(found: Comparison) -> str:
     return text
 
 
+def _says_nothing(found: Comparison) -> bool:
+    """Whether the rounds of a store are further apart than the stores are."""
+    speed_up = found.measured[found.base].step_s / found.measured[P3KV].step_s
+    return found.spread > _WIDE and abs(speed_up - 1) < found.spread
+
+
 def outlook(found: Comparison, forecast: Optional[Forecast]) -> List[str]:
     """What other networks would give, and how far the forecast is from what was measured."""
+    if _says_nothing(found):
+        return ["No forecast for other networks: it would rest on these numbers."]
     rate = found.link_bit_s
     if forecast is None or rate is None:
         why = "p3kv does not measure the network if P3KV_SLICE_SIZE is set"

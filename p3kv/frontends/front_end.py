@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Callable, Mapping, Optional, Type
+from typing import Callable, Mapping, Optional, Sequence, Type
 
 from p3kv.forecast import Model
 from p3kv.server.optimizer import MakeOptimizer
@@ -28,6 +28,8 @@ class FrontEnd(ABC):
     """What the names of the framework's own environment variables begin with."""
     make_optimizer: Type[MakeOptimizer]
     """What runs the framework's optimizers on servers."""
+    model_names: Sequence[str] = ()
+    """The names of `known_models`, for shells to complete without an import of the framework."""
 
     @abstractmethod
     def attach(self) -> None:

@@ -47,6 +47,14 @@ class MXNet(FrontEnd):
     aliases = environment.ALIASES
     prefix = environment.PREFIX
     make_optimizer = MakeMXNetOptimizer
+    model_names = (
+        "alexnet", "densenet121", "densenet161", "densenet169", "densenet201", "inceptionv3",
+        "mobilenet0.25", "mobilenet0.5", "mobilenet0.75", "mobilenet1.0", "mobilenetv2_0.25",
+        "mobilenetv2_0.5", "mobilenetv2_0.75", "mobilenetv2_1.0", "resnet101_v1", "resnet101_v2",
+        "resnet152_v1", "resnet152_v2", "resnet18_v1", "resnet18_v2", "resnet34_v1", "resnet34_v2",
+        "resnet50_v1", "resnet50_v2", "squeezenet1.0", "squeezenet1.1", "vgg11", "vgg11_bn",
+        "vgg13", "vgg13_bn", "vgg16", "vgg16_bn", "vgg19", "vgg19_bn",
+    )  # fmt: skip
 
     def attach(self) -> None:
         from p3kv.frontends.mxnet.registration import register
@@ -74,7 +82,7 @@ class MXNet(FrontEnd):
     def known_models(self) -> Mapping[str, MakeModel]:
         from p3kv.frontends.mxnet import model_zoo
 
-        return {name: partial(model_zoo.model, name) for name in model_zoo.names()}
+        return {name: partial(model_zoo.model, name) for name in self.model_names}
 
 
 def _other_python() -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import List
-
 import mxnet as mx
 from mxnet.gluon.model_zoo import vision
 
@@ -13,16 +11,6 @@ from p3kv.frontends.mxnet.layers import trace
 _PIXELS = 224
 _PIXELS_OF_INCEPTION = 299
 """Of the squares that the models' papers train with."""
-
-
-def names() -> List[str]:
-    """What `vision.get_model` takes."""
-    # It keeps its table to itself, and tells it to whoever asks for a model that is not there.
-    try:
-        vision.get_model("")
-    except ValueError as error:
-        return str(error).partition("\n")[2].split()
-    raise AssertionError("gluon has a model without a name")
 
 
 def model(name: str, batch_size: int, compute_s: float) -> Model:
