@@ -21,7 +21,6 @@ from experiments.campaign.records import Records
 from experiments.drawing import curves, measured_figure, output
 from experiments.drawing.by_hosts import (
     SIMULATED,
-    STATED_HOSTS,
     Setup,
     summarize,
     table_text,
@@ -79,11 +78,9 @@ def draw(table: Sequence[Mapping[str, Any]], said: Sequence[str]) -> Figure:
         for axis, linear in ((above, False), (below, True)):
             _draw_sizes(axis, row["sizes"], as_part=linear)
             axis.set_xscale("log", base=2)
-        dilation = row["dilation"] / STATED_HOSTS
         above.set_title(
             f"({string.ascii_lowercase[column]}) {curves.TITLES[row['model']]},"
-            f" {row['undilated_link_mbit_s']:.0f} Mbit/s\nmeasured at dilation"
-            f" {dilation:g} per host",
+            f" {row['undilated_link_mbit_s']:.0f} Mbit/s",
             fontsize=9,
         )
         above.set_yscale("log")
@@ -100,7 +97,7 @@ def draw(table: Sequence[Mapping[str, Any]], said: Sequence[str]) -> Figure:
             0.03, 0.03, "\n".join(textwrap.fill(said, 60) for said in too_small_for(row)),
             transform=below.transAxes, fontsize=7, color=output.COLOURS["emphasis"],
         )  # fmt: skip
-    axes[0].set_ylabel("samples/s, all hosts, dilation undone")
+    axes[0].set_ylabel("samples/s, all hosts, if nothing were slowed")
     axes[1].set_ylabel("part of linear scaling")
     # A row of its own: lines that rise from corner to corner leave no room for it.
     names = figure.add_subplot(grid[0, :])

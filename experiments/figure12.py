@@ -99,8 +99,7 @@ def _draw_setup(axis: Axes, letter: str, row: Mapping[str, Any]) -> None:
     axis.set_ylim(row["bound"] * (0.0 if low < 0.6 else 0.5), row["bound"] * 1.1)
     axis.set_title(
         f"({letter}) {curves.TITLES[row['model']]}, {row['hosts']} hosts,"
-        f" {row['rate_mbit_s']:.0f} Mbit/s\nM/C = {row['ratio']:.2g}, dilation"
-        f" {row['dilation']:g}",
+        f" {row['rate_mbit_s']:.0f} Mbit/s\nM/C = {row['ratio']:.2g}",
         fontsize=9,
     )
 

@@ -100,8 +100,7 @@ def _draw_setup(axis: Axes, letter: str, setup: Setup, runs: Sequence[Mapping[st
         _name_rates(axis, setup, rates)
     compute_s = load(setup.model).compute_s * setup.dilation
     axis.set_title(
-        f"({letter}) {curves.TITLES[setup.model]}, {setup.hosts} hosts, C = {compute_s:.3g} s"
-        f" (dilation {setup.dilation:g})",
+        f"({letter}) {curves.TITLES[setup.model]}, {setup.hosts} hosts, C = {compute_s:.3g} s",
         fontsize=9,
     )
     axis.set_ylabel("samples/s, all hosts")
@@ -114,14 +113,16 @@ def _draw_setup(axis: Axes, letter: str, setup: Setup, runs: Sequence[Mapping[st
 
 
 def _draw_bounds(axis: Axes, setup: Setup, rates: Sequence[float], samples: int) -> None:
-    fine = np.geomspace(*_shown(rates), 200)
-    bounds = [bounds_s(setup, rate) for rate in fine]
+    # At the same rates as what was measured: between two of them straight lines say nothing, and a
+    # curve's would seem to be passed where it is bent. One rate needs a curve to be judged by.
+    places = rates if len(rates) > 1 else np.geomspace(*_shown(rates), 200)
+    bounds = [bounds_s(setup, rate) for rate in places]
     for name, line, label in (
         ("best", "-", "bound: no schedule is faster"),
         ("fifo", ":", "ideal first in, first out"),
     ):
         axis.plot(
-            fine, [samples / at[name] for at in bounds], line, color=output.COLOURS["bound"],
+            places, [samples / at[name] for at in bounds], line, color=output.COLOURS["bound"],
             linewidth=1, label=label, zorder=1,
         )  # fmt: skip
 

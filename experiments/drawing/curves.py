@@ -22,7 +22,10 @@ CARRIED = 0.98
 
 _FOOT_CHARACTERS_PER_INCH = 19
 
-EMULATED = "Computation is emulated by timed operations; arrays, stores and traffic are real."
+EMULATED = (
+    "Computation is emulated by timed operations, and slowed by the same factor as the links, so "
+    "that this machine's cores can carry all hosts. Arrays, stores and traffic are real."
+)
 
 TITLES = {
     "resnet50": "ResNet-50",
