@@ -103,8 +103,12 @@ def test_trainer(run: Run, check: str) -> None:
 
 
 @pytest.mark.parametrize("check", [*names(mixed_precision.CHECKS), "ended_well"])
-def test_mixed_precision(run: Run, check: str) -> None:
-    look(run("mixed_precision.py", slice_size=100), check)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_mixed_precision(run: Run, dtype: str, check: str) -> None:
+    problem = mixed_precision.why_no_bfloat16() if dtype == "bfloat16" else None
+    if problem is not None:
+        pytest.skip(f"MXNet can't compute in bfloat16 on this processor: {problem}")
+    look(run("mixed_precision.py", dtype, slice_size=100), check)
 
 
 @pytest.mark.parametrize("check", [*module.CHECKS, "ended_well"])
