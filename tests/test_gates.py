@@ -16,6 +16,7 @@ from p3kv.wire.loop import Loop
 from p3kv.wire.messages import UNKNOWN
 from p3kv.wire.protocol import FROM_SERVERS, Conversation
 from p3kv.worker.gates import Gates
+from tests.jobs import DEADLINE_S
 
 HERE, THERE = 0, 1
 RANK = 5
@@ -107,10 +108,10 @@ def test_a_gate_that_stays_closed_opens_after_a_second(servers: Servers) -> None
     start = time.monotonic()
     servers.push(THERE, 2)
     got: List[int] = []
-    while not got and time.monotonic() - start < 5:
+    while not got and time.monotonic() - start < DEADLINE_S:
         got = servers.gets(THERE)
     assert got == [2]
-    assert 0.9 < time.monotonic() - start < 3
+    assert time.monotonic() - start > 0.95
     servers.push(THERE, 2, 3)
     assert servers.gets(THERE) == [2]
 

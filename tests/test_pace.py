@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import socket
 import statistics
-from contextlib import suppress
-from typing import Iterator, List, NoReturn
+import time
+from contextlib import ExitStack, closing, suppress
+from typing import Callable, Iterator, NoReturn
 
 import pytest
 
@@ -19,14 +20,15 @@ from p3kv.wire.connection import Connection
 from p3kv.wire.header import Kind, pack_header
 from p3kv.wire.loop import Loop
 from p3kv.wire.protocol import FROM_SERVERS, Conversation
+from tests.jobs import DEADLINE_S
 
 CREDIT_BYTES = 64 * 1024
 LOOK_S = 0.002
-DEADLINE_S = 10.0
 
 
 class Peer:
-    """A connection with frames, and a peer that reads `bytes_s` bytes of them a second."""
+    """A connection with frames, and a peer that reads `bytes_s` bytes of them in a second of the
+    loop's timers: where the loop is late, all peers are."""
 
     def __init__(self, loop: Loop, bytes_s: float, credits: int = 1, frames: int = 400) -> None:
         with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -73,60 +75,77 @@ def loop() -> Iterator[Loop]:
     made.close()
 
 
-def run(loop: Loop, seconds: float, peers: List[Peer]) -> None:
-    loop.call_later(seconds, loop.stop)
+MakePeer = Callable[..., Peer]
+
+
+@pytest.fixture
+def peers(loop: Loop) -> Iterator[MakePeer]:
+    """Makes peers of the loop, and closes them."""
+    with ExitStack() as stack:
+
+        def make(bytes_s: float, **more: int) -> Peer:
+            return stack.enter_context(closing(Peer(loop, bytes_s, **more)))
+
+        yield make
+
+
+def run_until(loop: Loop, condition: Callable[[], bool]) -> None:
+    """Runs the loop until `condition()` is true; fails when that takes too long."""
+    deadline = time.monotonic() + DEADLINE_S
+
+    def look() -> None:
+        if condition() or time.monotonic() > deadline:
+            loop.stop()
+        else:
+            loop.call_later(LOOK_S, look)
+
+    look()
     loop.run()
-    for peer in peers:
-        peer.close()
+    assert condition(), "it did not happen in time"
 
 
-def test_none_gets_ahead_of_another_by_more_than_its_credit_allows(loop: Loop) -> None:
-    peers = [Peer(loop, 8e6), Peer(loop, 2e6, credits=2), Peer(loop, 8e6)]
+def test_none_gets_ahead_of_another_by_more_than_its_credit_allows(
+    loop: Loop, peers: MakePeer
+) -> None:
+    quick, slow, other = peers(8e6), peers(2e6, credits=2), peers(8e6)
     loop.pace.keeps = True
-    run(loop, 1.0, peers)
-    quick, slow, other = (peer.credits for peer in peers)
-    assert slow > 10
+    run_until(loop, lambda: slow.credits > 10)
     # The last write may go beyond: the kernel takes up to twice the credit at once.
-    assert slow <= quick <= slow + 5
-    assert slow <= other <= slow + 5
+    assert slow.credits <= quick.credits <= slow.credits + 5
+    assert slow.credits <= other.credits <= slow.credits + 5
 
 
-def test_out_of_step_each_sends_what_its_peer_takes(loop: Loop) -> None:
-    peers = [Peer(loop, 8e6), Peer(loop, 2e6, credits=2)]
+def test_out_of_step_each_sends_what_its_peer_takes(loop: Loop, peers: MakePeer) -> None:
+    quick, slow = peers(8e6), peers(2e6, credits=2)
     loop.pace.keeps = True
     loop.pace.keeps = False
-    run(loop, 1.0, peers)
-    quick, slow = (peer.credits for peer in peers)
-    assert quick > 3 * slow
+    run_until(loop, lambda: slow.credits > 5)
+    assert quick.credits > 3 * slow.credits
 
 
-def test_one_that_had_nothing_to_send_is_not_waited_for_while_it_catches_up(loop: Loop) -> None:
-    late = Peer(loop, 4e6, frames=0)
-    peers = [Peer(loop, 4e6), late]
+def test_one_that_had_nothing_to_send_is_not_waited_for_while_it_catches_up(
+    loop: Loop, peers: MakePeer
+) -> None:
+    early, late = peers(4e6), peers(4e6, frames=0)
     loop.pace.keeps = True
-    before: List[float] = []
-
-    def begin() -> None:
-        before.extend(peer.credits for peer in peers)
-        late.queue(400)
-
-    loop.call_later(0.5, begin)
-    run(loop, 1.0, peers)
-    gained = [peer.credits - credits for peer, credits in zip(peers, before)]
-    assert before[0] > 10 and before[1] == 0
-    assert min(gained) > 10
-    assert abs(gained[0] - gained[1]) < 5
+    run_until(loop, lambda: early.credits > 10)
+    assert late.credits == 0
+    before = early.credits
+    late.queue(400)
+    run_until(loop, lambda: min(early.credits - before, late.credits) > 10)
+    assert abs(early.credits - before - late.credits) < 5
 
 
-def test_one_that_is_stuck_holds_up_the_others_for_a_second_only(loop: Loop) -> None:
-    stuck = Peer(loop, 0)
-    peers = [Peer(loop, 4e6), stuck]
+def test_one_that_is_stuck_holds_up_the_others_for_a_second_only(
+    loop: Loop, peers: MakePeer
+) -> None:
+    living, stuck = peers(4e6), peers(0)
     loop.pace.keeps = True
-    held: List[float] = []
-    loop.call_later(0.8, lambda: held.append(peers[0].credits))
-    run(loop, 2.0, peers)
-    assert held[0] < stuck.credits + 5
-    assert peers[0].credits > held[0] + 10
+    start = time.monotonic()
+    run_until(loop, lambda: living.credits > stuck.credits + 5)
+    assert time.monotonic() - start > 0.95
+    held = living.credits
+    run_until(loop, lambda: living.credits > held + 10)
 
 
 @pytest.mark.alone

@@ -129,6 +129,8 @@ def test_no_slice_arrives_before_it_leaves_whatever_its_process_s_clock(
         assert samples
         for sample in samples:
             assert abs(sample.offset_ns + expected_s * 10**9) <= sample.round_trip_ns / 2 + 1
+    if not ahead_s:
+        pytest.skip("shown with one clock only: 'unshare --time' gives no other one here")
 
 
 def test_what_a_slice_goes_through_comes_in_order(timeline: Timeline) -> None:
