@@ -23,9 +23,9 @@ from typing import Dict, Iterator, List, Optional, Sequence, Set
 import psutil
 import pytest
 
-from tests.jobs import ROOT, SCRIPTS, eventually
+from tests.jobs import DEADLINE_S, ROOT, SCRIPTS, eventually
 
-_CHUNK_BYTES = 1 << 14
+CHUNK_BYTES = 1 << 14
 _ON_THE_WAY = 64
 """Chunks of a direction that the proxy keeps at a time."""
 _STEP_S = 0.01
@@ -38,7 +38,7 @@ def rounds(folder: Path) -> int:
     return int(file.read_text()) if file.exists() else 0
 
 
-def goes_on(folder: Path, timeout_s: float = 20.0) -> float:
+def goes_on(folder: Path, timeout_s: float = DEADLINE_S) -> float:
     """Returns after how many seconds a job of `enduring.py` has made 20 rounds more."""
     before, start = rounds(folder), time.monotonic()
     eventually(lambda: rounds(folder) > before + 20, timeout_s)
@@ -147,7 +147,7 @@ class Proxy:
         return self._call(self._reset())
 
     def _call(self, work):  # type: ignore[no-untyped-def]
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout=10.0)
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout=DEADLINE_S)
 
     async def _listen(self, handler, context=None) -> int:  # type: ignore[no-untyped-def]
         server = await asyncio.start_server(handler, "127.0.0.1", 0, ssl=context)
@@ -186,7 +186,7 @@ class Proxy:
 
         async def take() -> None:
             with suppress(OSError):
-                while chunk := await source.read(_CHUNK_BYTES):
+                while chunk := await source.read(CHUNK_BYTES):
                     await on_the_way.put((self._loop.time(), chunk))
             await on_the_way.put((self._loop.time(), b""))
 

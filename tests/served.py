@@ -34,7 +34,7 @@ from p3kv.wire.messages import (
 from p3kv.wire.proofs import NONCE_BYTES, Proofs
 from tests.jobs import SCRIPTS, SECRET, SUMS_ONLY, end, start_role
 
-TOLD_S = 20.0
+TOLD_S = 60.0
 _CREDENTIALS = Credentials(SECRET.encode())
 AS_IT_IS = make_codecs(Choice("identity"), Choice("identity"), 0, np.dtype(np.float32))
 TOKEN = bytes(range(TOKEN_BYTES))

@@ -16,7 +16,7 @@ from p3kv.frontends.mxnet import engine
 
 pytestmark = pytest.mark.alone
 
-DEADLINE_S = 30
+DEADLINE_S = 60.0
 
 
 def _model(compute_s=0.06, layers=3):

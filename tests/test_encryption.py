@@ -29,7 +29,7 @@ import exact_model
 
 TRAINING = "sgd-servers"
 ENCRYPTED = {"P3KV_ENCRYPT": 1}
-ENDED_S = 30.0
+ENDED_S = 60.0
 KEY = bytes(range(32))
 
 

@@ -9,7 +9,7 @@ from typing import Dict
 import pytest
 
 from tests.jobs import (
-    PROMISED_S,
+    DEADLINE_S,
     SCRIPTS,
     SUMS_ONLY,
     JobResult,
@@ -35,7 +35,7 @@ def run_by_hand(how: str, steps: int) -> Dict[str, JobResult]:
             },
         }
         try:
-            return results(processes, start, timeout_s=3 * PROMISED_S)
+            return results(processes, start, timeout_s=DEADLINE_S)
         finally:
             for process in processes.values():
                 end(process)

@@ -12,7 +12,7 @@ import pytest
 from p3kv.errors import NotSupportedError
 from p3kv.frontends.mxnet import engine
 
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 
 
 class Starts:

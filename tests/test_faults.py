@@ -15,13 +15,12 @@ import psutil
 import pytest
 
 from experiments.cluster import Cluster, missing_requirements
-from tests.faults import Proxy, fill, goes_on, rounds, small_disk, stopped
-from tests.jobs import TrainingJob, environment, eventually, launch_command, start_on
+from tests.faults import CHUNK_BYTES, Proxy, fill, goes_on, rounds, small_disk, stopped
+from tests.jobs import DEADLINE_S, TrainingJob, environment, eventually, launch_command, start_on
 
 ROOT = Path(__file__).parent.parent
 STOPPED_S, CUT_S = 3.0, 3.0
 SILENCE_TIMEOUT_S = 6.0
-PROMISED_S = 10.0
 EXACT = "bit for bit the weights of one process in"
 _PROBLEM = missing_requirements()
 needs_root = pytest.mark.skipif(_PROBLEM is not None, reason=str(_PROBLEM))
@@ -46,7 +45,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         job.wait_until_training()
         yield Running(job, folder, proxy, disk)
         job.stop()
-        result = job.result(timeout_s=30.0)
+        result = job.result(DEADLINE_S)
     assert result.code == 0, result.output
     assert result.output.count(EXACT) == 2, result.output
 
@@ -64,11 +63,15 @@ def test_data_that_is_late_does_no_harm(running: Running) -> None:
 
 @needs_root
 def test_data_that_is_slow_does_no_harm(running: Running) -> None:
-    running.proxy.rate_bytes_s = 200_000
+    proxy = running.proxy
+    proxy.rate_bytes_s = 200_000
+    before = [len(stream) for stream in proxy.to_workers]
     took_s = goes_on(running.folder)
-    running.proxy.rate_bytes_s = None
+    most_bytes = max(len(stream) - old for stream, old in zip(proxy.to_workers, before))
+    proxy.rate_bytes_s = None
     print(f"20 rounds in {took_s:.1f} s")
-    assert goes_on(running.folder) < took_s
+    # Two chunks may have been let through before.
+    assert 0 < (most_bytes - 2 * CHUNK_BYTES) / 200_000 < took_s
 
 
 @needs_root
@@ -110,7 +113,7 @@ def test_a_launcher_whose_output_s_disk_is_full_says_so_and_the_job_goes_on(
             stderr=no_room if full == "errors" else subprocess.PIPE,
             stdin=subprocess.DEVNULL,
             text=True,
-            timeout=30.0,
+            timeout=DEADLINE_S,
             check=False,
         )
     said = done.stderr if full == "output" else done.stdout
@@ -149,7 +152,7 @@ def test_a_host_may_lose_packets_and_time_but_its_end_is_told_on_both_sides(
     assert all(process.returncode == 1 for _, process in started), ended
     for (role, process), (output, seconds) in zip(started, ended):
         print(f"{role} ended {seconds:.1f} s after the cut")
-        assert seconds < SILENCE_TIMEOUT_S + PROMISED_S
+        assert seconds < DEADLINE_S
         silent = r" \(round \d+\): it has not answered for \d+ s, and was last heard of at \S+"
         who = rf"(worker|server) \d{silent} \({host.address}, process"
         if process.args[3] == host.namespace:
@@ -158,7 +161,7 @@ def test_a_host_may_lose_packets_and_time_but_its_end_is_told_on_both_sides(
 
 
 def output_at_end(process: subprocess.Popen, start: float) -> Tuple[str, float]:
-    output = process.communicate(timeout=60.0)[0]
+    output = process.communicate(timeout=DEADLINE_S)[0]
     return output, time.monotonic() - start
 
 

@@ -26,7 +26,9 @@ from p3kv.wire.launcher_link import Cause, LauncherLink, PartEnded
 from tests.jobs import eventually
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
+SOON_S = 30.0
+"""Half as long as what a launcher waits for, in tests in which it must not wait."""
 SHORT = Graces(others_s=0.5, serving_s=0.5, term_s=0.5)
 
 
@@ -195,14 +197,14 @@ class TestExitCode:
         parts = shell("worker 0", "true"), shell("server 0", "sleep 60", serves_workers=True)
         job = job_with_a_scheduler([cause], *parts, graces=Graces(others_s=60, serving_s=60))
         assert (job.code, job.last_line) == (1, "p3kv launch: the reason")
-        assert job.took_s < 5
+        assert job.took_s < SOON_S
 
     def test_is_known_soon_when_the_one_that_is_blamed_is_stopped(self):
         cause = Cause("worker 0", "the reason", unreached=["worker 0"])
         stopped = shell("worker 0", "kill -STOP $$")
         job = job_with_a_scheduler([cause], stopped, graces=Graces(others_s=60))
         assert (job.code, job.last_line) == (1, "p3kv launch: the reason")
-        assert job.took_s < 5
+        assert job.took_s < SOON_S
 
     def test_is_known_soon_when_only_the_scheduler_is_left_and_tells_nothing(self):
         ours, theirs = socket.socketpair()
@@ -219,7 +221,7 @@ class TestExitCode:
             1,
             "p3kv launch: scheduler failed first: it answered nobody any more; ended scheduler",
         )
-        assert job.took_s < 5
+        assert job.took_s < SOON_S
 
     def test_is_127_for_a_command_that_does_not_exist_and_nothing_starts(self, tmp_path):
         missing = Part("b", ("no-such-command",), clean_environment())
@@ -252,28 +254,28 @@ class TestEnding:
         job = Job(
             shell("a", "exit 3"),
             shell("b", "sleep 0.3; echo peer lost >&2; exit 1"),
-            graces=Graces(others_s=10),
+            graces=Graces(others_s=60),
         )
         assert job.code == 3
         assert "b | peer lost" in job.err
-        assert job.took_s < 5
+        assert job.took_s < SOON_S
 
     def test_others_are_ended_when_they_take_too_long(self):
         job = Job(shell("a", "exit 3"), shell("b", "sleep 60"))
         assert job.code == 3
         assert job.last_line == "p3kv launch: a failed first: exit code 3; ended b"
-        assert job.took_s < 5
+        assert job.took_s < SOON_S
 
     def test_a_part_that_ignores_sigterm_is_killed(self):
         job = Job(shell("a", "exit 3"), shell("b", "trap '' TERM; while :; do sleep 0.1; done"))
         assert job.code == 3
-        assert job.took_s < 5
+        assert job.took_s < SOON_S
 
     def test_what_a_part_leaves_behind_ends_with_it(self, tmp_path):
         script = f"(trap '' TERM; sleep 60) & echo $! > {tmp_path}/child"
         job = Job(shell("a", script))
         assert job.code == 0
-        assert job.took_s < 5
+        assert job.took_s < SOON_S
         assert not any(map(is_running, pids_in(tmp_path, 1)))
 
     def test_servers_that_wait_for_workers_that_ended_are_ended(self):

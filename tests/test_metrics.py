@@ -17,14 +17,14 @@ from p3kv.config import Settings
 from p3kv.errors import ConfigError
 from p3kv.report.metrics import Metrics
 from p3kv.wire.messages import ServerNumbers, WorkerNumbers
-from tests.jobs import SUMS_ONLY, TrainingJob, eventually, held_port
+from tests.jobs import DEADLINE_S, SUMS_ONLY, TrainingJob, eventually, held_port
 
 _AT = re.compile(r"p3kv (\w+ \d) [\d:.]+: metrics for Prometheus are at (http://\S+)")
 
 
 def scraped(url: str) -> Dict[Tuple[str, ...], float]:
     """By a sample's name and the values of its labels."""
-    with urllib.request.urlopen(url, timeout=10) as answer:
+    with urllib.request.urlopen(url, timeout=DEADLINE_S) as answer:
         families = text_string_to_metric_families(answer.read().decode())
         return {
             (one.name, *one.labels.values()): one.value
@@ -48,7 +48,7 @@ def test_each_process_of_a_job_serves_its_own(tmp_path: Path) -> None:
         assert sum(last) == pytest.approx(server["p3kv_server_rounds_total", "0"], abs=1)
         assert sum(last) > 0
         job.stop()
-        assert job.result(30.0).code == 0, job.output()
+        assert job.result(DEADLINE_S).code == 0, job.output()
     with pytest.raises(urllib.error.URLError):
         scraped(at["worker 1"])
 

@@ -15,7 +15,6 @@ from p3kv.config import Launch
 from p3kv.errors import ConfigError
 from p3kv.launcher import job_parts
 from p3kv.secret import job_secret
-from p3kv.server.handshakes import HANDSHAKE_S
 from p3kv.wire.header import MAGIC, Kind
 from p3kv.wire.messages import PROTOCOL_VERSION, Abort, Failure, ReportFailure
 from p3kv.wire.proofs import CHALLENGE_BYTES, HELLO_BYTES
@@ -155,13 +154,10 @@ def test_neither_another_secret_nor_silent_connections_keep_a_job_from_coming_to
         try:
             refused = results(strangers, start, TOLD_S)
             crowd = [socket.create_connection(("127.0.0.1", port)) for _ in range(300)]
-            # The scheduler closes the oldest sooner than ZeroMQ, which waits 5 s for a greeting.
-            since = time.monotonic()
             eventually(lambda: all(was_closed(stranger) for stranger in crowd[:160]))
-            assert time.monotonic() - since < HANDSHAKE_S and not was_closed(crowd[-1])
             processes["server"] = start_role("server", JOIN, port)
             processes["worker"] = start_role("worker", JOIN, port)
-            ended = results(processes, start, 2 * TOLD_S)
+            ended = results(processes, start, TOLD_S)
         finally:
             for stranger in crowd:
                 stranger.close()
@@ -171,6 +167,8 @@ def test_neither_another_secret_nor_silent_connections_keep_a_job_from_coming_to
         assert result.code == 0, f"{name}: {result.output}"
     said = ended["scheduler"].output
     assert "a process on 127.0.0.1 does not know this job's secret" in said, said
+    # So the scheduler closed the oldest, and not only ZeroMQ, which waits 5 s for a greeting.
+    assert "too many newer ones did not say hello either" in said, said
     for name, mine in {
         "another": "another secret than",
         "none": "a secret, and this one has none",
@@ -191,7 +189,7 @@ def test_a_job_without_a_secret_says_so_and_its_processes_refuse_those_that_have
             for role in ("scheduler", "server", "worker")
         }
         try:
-            ended = results(processes, start, 2 * TOLD_S)
+            ended = results(processes, start, TOLD_S)
         finally:
             for process in processes.values():
                 end(process)

@@ -12,7 +12,7 @@ from p3kv.server.slice_states import SliceState
 from p3kv.server.stalls import LOOK_EVERY_S, Stalls, Wait
 from p3kv.wire.messages import DeclaredKey, Stalled
 from tests.faults import stopped
-from tests.jobs import SUMS_ONLY, TrainingJob, run_job
+from tests.jobs import DEADLINE_S, SUMS_ONLY, TrainingJob, run_job
 from tests.served import AS_IT_IS
 
 STATE = SliceState(DeclaredKey(3, 0, (8,), "float32", [(0, 8)], "dense0_weight"), 0, 8, AS_IT_IS)
@@ -76,13 +76,13 @@ def test_a_server_s_own_pause_is_not_time_that_it_has_waited_for_a_worker() -> N
 def test_a_worker_is_not_blamed_for_what_it_pushed_while_the_server_was_stopped(
     tmp_path: Path,
 ) -> None:
-    with TrainingJob(tmp_path, 2, 1, script="one_late.py", P3KV_WARN_AFTER_S=2) as job:
+    with TrainingJob(tmp_path, 2, 1, script="one_late.py", P3KV_WARN_AFTER_S=4) as job:
         job.wait_until_training()
         time.sleep(0.5)  # until worker 0's push is there
         with stopped([job.parts()["server 0"]]):
             (tmp_path / "push").touch()
-            time.sleep(4.0)
-        result = job.result(timeout_s=30.0)
+            time.sleep(6.0)
+        result = job.result(timeout_s=DEADLINE_S)
     assert result.code == 0, result.output
     assert "not pushed" not in result.output, result.output
 

@@ -26,7 +26,7 @@ from p3kv.trace import (
 from tests.jobs import SUMS_ONLY, TrainingJob, eventually, run_job
 
 TOGETHER = tracer._SPANS_TOGETHER
-ENDS_S = 20.0
+ENDS_S = 60.0
 
 
 class Warnings(logging.Handler):

@@ -14,8 +14,8 @@ import p3kv
 from p3kv.config import Settings
 from p3kv.errors import ConfigError
 from tests.jobs import (
+    DEADLINE_S,
     JOIN,
-    PROMISED_S,
     SCRIPTS,
     SUMS_ONLY,
     end,
@@ -167,7 +167,7 @@ def test_a_wrong_call_is_refused_at_once_with_the_remedy(
     error, message, seconds = refusals[name]
     for word in REFUSALS[name]:
         assert word in f"{error}: {message}"
-    assert seconds < PROMISED_S
+    assert seconds < DEADLINE_S
 
 
 @pytest.mark.parametrize("verbose", [0, 1])
@@ -182,7 +182,7 @@ def test_a_mistake_of_the_script_s_is_one_line_with_its_place_or_a_traceback_if_
             role: start_role(role, command, port, P3KV_VERBOSE=verbose, **SUMS_ONLY)
             for role in ("scheduler", "server", "worker")
         }
-        ended = results(processes, start, timeout_s=PROMISED_S)
+        ended = results(processes, start, timeout_s=DEADLINE_S)
     words = "key 'nobody' is unknown on worker 0; initialise it"
     said = ended["worker"].output
     assert words in said
@@ -237,7 +237,7 @@ def test_workers_that_disagree_on_a_key_all_learn_which_and_how() -> None:
         said = result.said_by(f"worker {rank}")
         learned = re.search(r"learned within ([0-9.]+) s: (.*)", said)
         assert learned, result.output
-        assert float(learned[1]) < PROMISED_S
+        assert float(learned[1]) < DEADLINE_S
         for word in (
             "key 'embedding'", "worker 1 has shape (3, 4) and dtype float64",
             "has shape (4, 3) and dtype float32", "same model",
@@ -263,7 +263,7 @@ def test_workers_with_different_settings_all_learn_which() -> None:
                 for rank in range(2)
             },
         }  # fmt: skip
-        ended = results(processes, start, timeout_s=PROMISED_S)
+        ended = results(processes, start, timeout_s=DEADLINE_S)
     for name, result in ended.items():
         for word in ("slice_size=100", "slice_size=101", "the same on all workers"):
             assert word in result.output, f"{name} said {result.output}"

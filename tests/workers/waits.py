@@ -11,7 +11,7 @@ from p3kv import config
 from p3kv.wire.header import URGENT, pack_header
 from p3kv.worker import this_process
 
-_LONGEST_S = 30.0
+_LONGEST_S = 60.0
 
 worker = this_process.worker()
 worker.start(config.settle())
