@@ -140,13 +140,13 @@ def test_a_layer_starts_when_its_own_weights_are_back_and_not_before(emulate):
         timer.start()
 
     model = emulate(_model())
-    iteration_s = model.run(_Store(answer), 4)
+    iteration_s = model.run(_Store(answer), 8)
     mx.nd.waitall()
     for timer in timers:
         timer.join(DEADLINE_S)
-    assert iteration_s[0] == pytest.approx(0.06, abs=0.01)
-    for seconds in iteration_s[1:]:
-        assert seconds == pytest.approx(0.06 + 0.05, abs=0.02)
+    # Other work only ever adds time, and rarely to most iterations.
+    assert 0.059 < iteration_s[0] < min(iteration_s[1:])
+    assert statistics.median(iteration_s[1:]) == pytest.approx(0.06 + 0.05, abs=0.02)
 
 
 def test_a_last_layer_that_is_late_by_less_than_the_forward_pass_costs_nothing(emulate):
@@ -162,26 +162,26 @@ def test_a_last_layer_that_is_late_by_less_than_the_forward_pass_costs_nothing(e
     mx.nd.waitall()
     for timer in timers:
         timer.join(DEADLINE_S)
-    assert iteration_s[1:] == pytest.approx([0.6] * 2, rel=0.03)
+    assert min(iteration_s[1:]) == pytest.approx(0.6, rel=0.03)
 
 
 def test_the_script_runs_two_iterations_ahead_and_no_further(emulate):
-    model = emulate(_model(compute_s=0.3))
+    model = emulate(_model(compute_s=1.0))
     started_s = time.perf_counter()
     model.iteration(NullStore())
     model.iteration(NullStore())
-    assert time.perf_counter() - started_s < 0.15
+    assert time.perf_counter() - started_s < 0.5
     model.iteration(NullStore())
-    assert time.perf_counter() - started_s >= 0.299
+    assert time.perf_counter() - started_s >= 0.999
 
 
 def test_the_loss_is_ready_after_the_forward_pass(emulate):
-    model = emulate(_model(compute_s=0.3))
+    model = emulate(_model(compute_s=0.9))
     model.forward()
     model.backward()
     model.loss.wait_to_read()
     passed_s = (time.monotonic_ns() - model.spans[0].start_ns) / 1e9
-    assert 0.1 <= passed_s < 0.25
+    assert 0.3 <= passed_s < 0.8
 
 
 @pytest.mark.parametrize("apart", [False, True])

@@ -22,6 +22,7 @@ from tests.jobs import (
     SCRIPTS,
     JobResult,
     end,
+    environment,
     held_port,
     output_of,
     results,
@@ -266,20 +267,24 @@ def test_native_processes_that_an_early_import_of_mxnet_starts_are_recognised_by
     None
 ):
     command = [sys.executable, str(SCRIPTS / "mxnet_first.py")]
+    start = time.monotonic()
+    subprocess.run([sys.executable, "-c", "import mxnet"], check=True, env=environment())
+    # Three processes import it now.
+    promised_s = max(PROMISED_S, 5 * (time.monotonic() - start))
     with held_port() as port:
         number = port.getsockname()[1]
         start = time.monotonic()
         native = [start_role(role, command, number) for role in ("scheduler", "server")]
         worker = start_role("worker", command, number)
         try:
-            said = output_of(worker, PROMISED_S)
+            said = output_of(worker, promised_s)
             took_s = time.monotonic() - start
         finally:
             for process in (worker, *native):
                 end(process)
                 process.communicate()
     print(f"told after {took_s:.1f} s")
-    assert said is not None, f"the worker was told nothing within {PROMISED_S:g} s"
+    assert said is not None, f"the worker was told nothing within {promised_s:g} s"
     for word in ("'import p3kv' must be its first import", "p3kv run"):
         assert word in said
     assert "Traceback" not in said
