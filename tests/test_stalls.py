@@ -102,7 +102,7 @@ def test_a_push_that_is_missing_is_named_on_every_worker_and_then_ends_the_job(
 ) -> None:
     # Whoever skips a gradient has servers that update; the others do not get as far.
     who_updates = {} if how == "skips" else SUMS_ONLY
-    result = run_job("skips.py", [how], workers=2, servers=2, P3KV_STALL_TIMEOUT_S=4, **who_updates)
+    result = run_job("skips.py", [how], workers=2, servers=2, P3KV_STALL_TIMEOUT_S=8, **who_updates)
     assert result.code == 1, result.output
     for rank in range(2):
         said = result.said_by(f"worker {rank}").splitlines()
