@@ -31,6 +31,8 @@ them any length of time. So only tests that run alone look at it."""
 DEADLINE_S = 60.0
 """How long tests wait for what comes within `PROMISED_S` on free cores. What p3kv only learns by
 its timeouts for silence (120 s) and for the rendezvous (300 s) comes later."""
+JOB_S = 240.0
+"""How long tests wait for the end of a job that makes many checks."""
 SUMS_ONLY = {"MXNET_UPDATE_ON_KVSTORE": 0}
 """For jobs that need no optimizer on their servers. By default each server imports MXNet when the
 job has assembled, which takes a second or two, and workers wait for that."""
@@ -70,7 +72,7 @@ def run_job(
     arguments: Sequence[object] = (),
     workers: int = 1,
     servers: int = 1,
-    timeout_s: float = 60.0,
+    timeout_s: float = JOB_S,
     **settings: object,
 ) -> JobResult:
     """Runs `tests/workers/<script>` as a job through `p3kv launch`."""
@@ -227,7 +229,7 @@ def joined(*plan: Tuple[str, Dict[str, str]]) -> Dict[str, JobResult]:
             role, _, rank = name.partition(" ")
             place = {f"DMLC_{role.upper()}_ID": rank, **SUMS_ONLY}
             started[name] = start_role(role, JOIN, port, *count.values(), **place, **changes)
-        return results(started, since, 60.0)
+        return results(started, since, DEADLINE_S)
 
 
 def held_port(address: str = "127.0.0.1") -> closing[socket.socket]:

@@ -11,7 +11,7 @@ from typing import Iterator, List
 import pytest
 
 from p3kv import cli
-from tests.jobs import environment, run
+from tests.jobs import DEADLINE_S, environment, run
 
 P3KV = [sys.executable, "-m", "p3kv"]
 COLUMNS = 80
@@ -101,6 +101,6 @@ def test_bash_completes(words: List[str], expected: List[str], tmp_path: Path) -
     )
     answer = subprocess.run(
         ["bash", "-c", f"{printed.output}\n{ask}"],
-        cwd=tmp_path, stdout=subprocess.PIPE, text=True, timeout=30,
+        cwd=tmp_path, stdout=subprocess.PIPE, text=True, timeout=DEADLINE_S,
     )  # fmt: skip
     assert answer.stdout.split() == expected

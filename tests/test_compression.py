@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from p3kv.codecs import TwoBit
 from p3kv.errors import ProtocolError
-from tests.jobs import SCRIPTS, JobResult, held_port, results, run_job, start_role
+from tests.jobs import JOB_S, SCRIPTS, JobResult, held_port, results, run_job, start_role
 
 FLOATS = st.sampled_from([np.dtype(name) for name in ("float16", "float32", "float64")])
 LENGTHS = st.lists(st.integers(1, 40), min_size=1, max_size=6)
@@ -115,9 +115,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def ours(folder: Path) -> JobResult:
-    return run_job(
-        "compressed.py", ["p3", folder], workers=2, servers=1, P3KV_SLICE_SIZE=300, timeout_s=90
-    )
+    return run_job("compressed.py", ["p3", folder], workers=2, servers=1, P3KV_SLICE_SIZE=300)
 
 
 def test_trainers_compress_and_have_the_weights_that_one_process_works_out(ours: JobResult) -> None:
@@ -154,7 +152,7 @@ def test_values_are_those_of_mxnet_s_own_store_bit_for_bit(ours: JobResult, fold
                 ("worker", "worker", command), ("other worker", "worker", command),
             ]
         }  # fmt: skip
-        ended = results(processes, start, timeout_s=90)
+        ended = results(processes, start, timeout_s=JOB_S)
     assert all(one.code == 0 for one in ended.values()), {n: o.output for n, o in ended.items()}
     values = {store: np.load(folder / f"{store}.npz") for store in ("p3", "dist_sync")}
     names = values["p3"].files

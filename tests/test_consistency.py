@@ -19,7 +19,17 @@ from p3kv.server.slice_states import Result, SliceState
 from p3kv.wire.header import INITIAL_ROUND, URGENT, Kind, pack_header
 from p3kv.wire.messages import DeclaredKey, JobSettings, Terms
 from tests.in_memory import Adding, Job
-from tests.jobs import JOIN, ROOT, SCRIPTS, SUMS_ONLY, held_port, results, run_job, start_role
+from tests.jobs import (
+    DEADLINE_S,
+    JOIN,
+    ROOT,
+    SCRIPTS,
+    SUMS_ONLY,
+    held_port,
+    results,
+    run_job,
+    start_role,
+)
 from tests.served import AS_IT_IS
 
 sys.path.insert(0, str(SCRIPTS))
@@ -235,7 +245,7 @@ def test_a_process_that_does_not_know_the_rule_ends_the_job_and_is_named(lacks_i
             )
             for name in ("scheduler", "server 0", "worker 0", "worker 1")
         }  # fmt: skip
-        ended = results(processes, start, timeout_s=30)
+        ended = results(processes, start, timeout_s=DEADLINE_S)
     for name, result in ended.items():
         for word in (
             f"{lacks_it}: there is no consistency 'one_behind', only asynchronous, bulk_",

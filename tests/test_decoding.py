@@ -37,7 +37,7 @@ from p3kv.wire.messages import (
 from p3kv.wire.messages.depth import MAX_DEPTH, is_too_deep
 from p3kv.wire.messages.failure import MAX_REASON_CHARS
 from p3kv.wire.messages.keys import MAX_KEY_CHARS
-from tests.jobs import environment, output_of, results, run, start_role
+from tests.jobs import DEADLINE_S, environment, output_of, results, run, start_role
 from tests.served import TOLD_S, Served, frame, shake_hands
 
 # Nesting.
@@ -93,7 +93,7 @@ for bomb in (b"\\x91" * 2**22, outline + b"\\x81\\xa1a" * 2**22):
 
 
 def test_a_bomb_is_refused_before_a_decoder_follows_it_whatever_the_recursion_limit() -> None:
-    result = run([sys.executable, "-c", BOMB], environment(), timeout_s=30)
+    result = run([sys.executable, "-c", BOMB], environment(), timeout_s=DEADLINE_S)
     assert result.code == 0, result.output
     assert result.output.count(f"it nests deeper than {MAX_DEPTH} arrays and maps") == 2
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.jobs import TrainingJob, end, output_of, start_role
+from tests.jobs import DEADLINE_S, TrainingJob, end, output_of, start_role
 
 MXNET_WARNS_IN = (
     "mxnet.numpy.utils", "mxnet.numpy.fallback", "mxnet.numpy_dispatch_protocol",
@@ -35,7 +35,7 @@ def test_a_job_of_two_workers_and_servers_has_nothing_to_warn_of(tmp_path: Path)
     with job:
         job.wait_until_training()
         job.stop()
-        result = job.result(timeout_s=30.0)
+        result = job.result(timeout_s=DEADLINE_S)
     assert result.code == 0, result.output
     # Python only prints what destructors warn of, so each line counts.
     lines = [line for line in result.output.splitlines() if "engine.cc" not in line]
@@ -48,7 +48,7 @@ def test_a_process_that_has_no_address_leaves_nothing_open(role: str) -> None:
     code = [sys.executable, "-c", "import p3kv"]
     process = start_role(role, code, 9, DMLC_INTERFACE="none0", **STRICT)
     try:
-        output = output_of(process, 20.0)
+        output = output_of(process, DEADLINE_S)
     finally:
         end(process)
     assert output is not None and len(output.splitlines()) == 1, output

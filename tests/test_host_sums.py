@@ -32,7 +32,7 @@ from p3kv.wire.header import (
 from p3kv.wire.messages import SharedMemory, Terms
 from p3kv.worker.shared_memory import OwnMemory, TheirMemory
 from tests.in_memory import Adding, AddingWhole
-from tests.jobs import SCRIPTS, JobResult, end, held_port, results, run_job, start_role
+from tests.jobs import DEADLINE_S, SCRIPTS, JobResult, end, held_port, results, run_job, start_role
 from tests.test_exactness import summed_in_rank_order
 from tests.test_schedules import SELDOM, SIZE, STEPS, Moods, Script, Training, gradient, values
 
@@ -252,7 +252,7 @@ def test_without_a_launcher_a_neighbour_s_death_is_no_reset_connection() -> None
             for role, rank in roles
         }  # fmt: skip
         try:
-            ended = results(processes, time.monotonic(), timeout_s=30.0)
+            ended = results(processes, time.monotonic(), timeout_s=DEADLINE_S)
         finally:
             for process in processes.values():
                 end(process)

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Dict, List
 
-from tests.jobs import SCRIPTS, JobResult, end, held_port, results, start_role
+from tests.jobs import DEADLINE_S, SCRIPTS, JobResult, end, held_port, results, start_role
 
 sys.path.insert(0, str(SCRIPTS))
 import exact_model
@@ -37,7 +37,7 @@ def run_in_every_role(command: List[str]) -> Dict[str, JobResult]:
             },
         }  # fmt: skip
         try:
-            return results(processes, start, timeout_s=60.0)
+            return results(processes, start, timeout_s=DEADLINE_S)
         finally:
             for process in processes.values():
                 end(process)

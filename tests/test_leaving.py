@@ -220,7 +220,7 @@ def test_slices_keep_their_size_when_worker_0_has_left() -> None:
 
 def test_three_workers_with_5_8_and_11_batches(tmp_path: Path) -> None:
     job = run_job(
-        "unequal.py", [tmp_path], workers=3, servers=2, timeout_s=90.0,
+        "unequal.py", [tmp_path], workers=3, servers=2,
         P3KV_LET_WORKERS_LEAVE=1, P3KV_DETERMINISTIC=1, P3KV_SLICE_SIZE=500,
     )  # fmt: skip
     assert job.code == 0, job.output

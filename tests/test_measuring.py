@@ -15,7 +15,7 @@ from p3kv.wire.messages import DeclaredKey, ServerNumbers, slowest
 from p3kv.worker import step_times
 from p3kv.worker.step_times import StepTimes
 from p3kv.worker.transfers import Transfer, WorkerKey
-from tests.jobs import output_of, run_job, start_on
+from tests.jobs import DEADLINE_S, output_of, run_job, start_on
 
 FORWARD_S, BACKWARD_S = (0.01, 0.02, 0.03, 0.02), (0.02, 0.04, 0.06, 0.04)
 
@@ -166,7 +166,7 @@ def test_waiting_is_measured_on_a_slow_link_and_there_is_none_on_a_fast_one(
 ) -> None:
     with Cluster(2, rate_mbit_s) as cluster:
         started = start_on(cluster, "measured.py", [12, 0.3, 0])
-        outputs = [output_of(process, 60.0) for _, process in started]
+        outputs = [output_of(process, DEADLINE_S) for _, process in started]
     workers = told("\n".join(output or "" for output in outputs))
     assert len(workers) == 2, outputs
     for one in workers:

@@ -12,7 +12,7 @@ import pytest
 from experiments.cluster import Cluster, missing_requirements
 from p3kv.wire.messages import PeerSilent
 from p3kv.wire.silence import Silence, words
-from tests.jobs import eventually, start_on
+from tests.jobs import DEADLINE_S, eventually, start_on
 
 STOPPED_S, CUT_S = 7.0, 7.0
 """Longer than it takes until a warning."""
@@ -80,7 +80,7 @@ def test_a_job_goes_on_exactly_after_a_pause_of_each_role_and_after_a_cut_link(
             time.sleep(CUT_S)
         goes_on()
         (tmp_path / "stop").touch()
-        outputs = [(role, process.communicate(timeout=60)[0]) for role, process in started]
+        outputs = [(role, process.communicate(timeout=DEADLINE_S)[0]) for role, process in started]
     assert all(process.returncode == 0 for _, process in started), outputs
     workers = [output for role, output in outputs if role == "worker"]
     assert all("exact in" in output for output in workers)

@@ -25,7 +25,16 @@ from p3kv.slicing import (
 from p3kv.slicing.layout import Dense
 from p3kv.slicing.placement import Balanced
 from p3kv.wire.messages import DeclaredKey, DeclareKey, JobSettings, Ready
-from tests.jobs import ROOT, SCRIPTS, SUMS_ONLY, held_port, output_of, run_job, start_role
+from tests.jobs import (
+    DEADLINE_S,
+    ROOT,
+    SCRIPTS,
+    SUMS_ONLY,
+    held_port,
+    output_of,
+    run_job,
+    start_role,
+)
 from tests.scheduled import NAME, SLICE_SIZE, aborted, assembled, hello, server, worker
 
 sys.path.insert(0, str(SCRIPTS))
@@ -287,7 +296,7 @@ def test_a_plugin_that_can_not_be_imported_is_one_line(role: str) -> None:
             held.getsockname()[1],
             P3KV_PLUGINS="nowhere.to_be_found",
         )
-        output = output_of(process, 30.0)
+        output = output_of(process, DEADLINE_S)
     assert output == (
         f"p3kv {role}: can't import nowhere.to_be_found, which P3KV_PLUGINS names: "
         "ModuleNotFoundError: No module named 'nowhere'\n"

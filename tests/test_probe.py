@@ -9,7 +9,7 @@ import pytest
 from experiments.cluster import Cluster, missing_requirements
 from p3kv.slicing import slice_size_for
 from p3kv.slicing.size import FEWEST_ELEMS
-from tests.jobs import SUMS_ONLY, run_job, start_on
+from tests.jobs import DEADLINE_S, SUMS_ONLY, run_job, start_on
 
 _SAID = re.compile(r"slices have (\d+) elements: (\d+) MB/s leave this worker")
 
@@ -37,6 +37,6 @@ def test_a_size_that_is_set_is_not_measured() -> None:
 def test_a_server_on_the_same_host_does_not_hide_a_slow_link() -> None:
     with Cluster(2, 10.0) as cluster:
         started = start_on(cluster, "join.py", P3KV_VERBOSE=1, **SUMS_ONLY)
-        outputs = [(role, process.communicate(timeout=30)[0]) for role, process in started]
+        outputs = [(role, process.communicate(timeout=DEADLINE_S)[0]) for role, process in started]
     said = [_SAID.search(output) for role, output in outputs if role == "worker"]
     assert [match[1] for match in said if match] == [str(FEWEST_ELEMS)] * 2, outputs

@@ -73,7 +73,7 @@ def test_a_job_whose_data_connections_are_reset_trains_as_if_they_were_not(
     arguments, most_bytes, settings = CHECKED[script]
     workers = 3 if script == "unequal.py" else 2
     result = run_job(
-        script, [tmp_path, *arguments], workers, 2, timeout_s=120.0,
+        script, [tmp_path, *arguments], workers, 2,
         TEST_RESET_BYTES=most_bytes, **RESETTING, **settings,
     )  # fmt: skip
     assert result.code == 0, result.output

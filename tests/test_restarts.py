@@ -10,7 +10,7 @@ from typing import List
 import pytest
 
 from p3kv.launcher.restarts import Run, run_with_restarts
-from tests.jobs import environment
+from tests.jobs import DEADLINE_S, environment
 
 FAILED, STOPPED, WELL = Run(3, True), Run(130, False), Run(0, False)
 
@@ -47,7 +47,7 @@ def test_without_a_folder_for_checkpoints_the_launcher_says_so(option: List[str]
         env=environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        timeout=30,
+        timeout=DEADLINE_S,
         text=True,
     )
     assert result.returncode == 2
@@ -60,7 +60,7 @@ def test_a_number_of_restarts_below_0_is_refused() -> None:
         env=environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        timeout=30,
+        timeout=DEADLINE_S,
         text=True,
     )
     assert result.returncode == 2

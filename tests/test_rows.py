@@ -27,7 +27,7 @@ ROWS, COLUMNS = 12, 3
 
 
 def test_rows_have_the_numbers_of_one_process(tmp_path: Path) -> None:
-    job = run_job("rows.py", [tmp_path, 20], workers=3, servers=2, timeout_s=120.0)
+    job = run_job("rows.py", [tmp_path, 20], workers=3, servers=2)
     assert job.code == 0, job.output
     checks = [(tmp_path / f"rank{rank}").read_text().splitlines() for rank in range(3)]
     assert len(checks[0]) == 13 and checks == [checks[0]] * 3

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from experiments.cluster import Cluster, missing_requirements
 from p3kv.scheduler.server_count import too_few_servers
 from p3kv.slicing import Topology
-from tests.jobs import SUMS_ONLY, run_job, start_on
+from tests.jobs import DEADLINE_S, SUMS_ONLY, run_job, start_on
 
 names = st.sampled_from(["a", "b", "c", "d", "e"])
 
@@ -79,7 +79,7 @@ def test_who_does_as_told_is_told_nothing_more(servers: list, workers: list) -> 
 def test_one_server_for_workers_on_three_hosts_is_said_once_by_the_scheduler() -> None:
     with Cluster(3) as cluster:
         started = start_on(cluster, "join.py", servers=1, **SUMS_ONLY)
-        outputs = [(role, process.communicate(timeout=30)[0]) for role, process in started]
+        outputs = [(role, process.communicate(timeout=DEADLINE_S)[0]) for role, process in started]
     told = [(role, output) for role, output in outputs if "too few servers" in output]
     assert [role for role, _ in told] == ["scheduler"], outputs
     assert told[0][1].count("too few servers") == 1

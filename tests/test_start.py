@@ -9,7 +9,16 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.jobs import SUMS_ONLY, end, eventually, held_port, results, run_job, start_role
+from tests.jobs import (
+    DEADLINE_S,
+    SUMS_ONLY,
+    end,
+    eventually,
+    held_port,
+    results,
+    run_job,
+    start_role,
+)
 
 BUSY = """
 import p3kv, sys, time
@@ -35,7 +44,7 @@ def test_servers_get_ready_for_optimizers_while_workers_build_their_models(tmp_p
         try:
             eventually(lambda: any("libmxnet" in one.path for one in server.memory_maps()))
             model_is_built.touch()
-            ended = results(processes, time.monotonic(), timeout_s=30.0)
+            ended = results(processes, time.monotonic(), timeout_s=DEADLINE_S)
         finally:
             for process in processes.values():
                 end(process)

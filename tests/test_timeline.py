@@ -36,7 +36,7 @@ from p3kv.trace import (
 )
 from p3kv.wire.clock import sample_of
 from p3kv.wire.messages import TimeTold
-from tests.jobs import run_job
+from tests.jobs import DEADLINE_S, run_job
 
 AHEAD_S = 1000
 STEPS = 6
@@ -48,7 +48,9 @@ def _shifted_clocks() -> bool:
     command = ["unshare", "--time", "--monotonic", str(AHEAD_S), sys.executable, "-c"]
     try:
         shown = subprocess.run(
-            [*command, "import time; print(time.monotonic())"], capture_output=True, timeout=20
+            [*command, "import time; print(time.monotonic())"],
+            capture_output=True,
+            timeout=DEADLINE_S,
         )
     except (OSError, subprocess.TimeoutExpired):
         return False

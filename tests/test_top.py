@@ -19,7 +19,7 @@ from p3kv.top.ask import Asker
 from p3kv.top.jobs import find
 from p3kv.top.view import Job
 from p3kv.wire.messages import ProcessReport, Reports, ServerNumbers, WorkerNumbers
-from tests.jobs import SUMS_ONLY, TrainingJob, environment, eventually, run
+from tests.jobs import DEADLINE_S, SUMS_ONLY, TrainingJob, environment, eventually, run
 
 TOP = [sys.executable, "-m", "p3kv", "top"]
 
@@ -68,7 +68,7 @@ def test_a_running_job_is_found_and_shown_until_it_ends(tmp_path: Path) -> None:
     with TrainingJob(tmp_path, **SUMS_ONLY) as job:
         job.wait_until_training()
         pid = job.parts()["worker 1"].pid
-        shown = run([*TOP, str(pid), "--every", "2.5", "--count", "3"], environment(), 60.0)
+        shown = run([*TOP, str(pid), "--every", "2.5", "--count", "3"], environment(), DEADLINE_S)
         assert shown.code == 0, shown.output
         last = shown.output[shown.output.rindex("  worker 0") :].splitlines()
         assert re.search(r"  worker 0: step \d+, .* a step, .*bit/s out", last[0]), shown.output
@@ -124,7 +124,7 @@ def shown_on_terminal(command: List[str]) -> str:
         shown += more
         return more
 
-    eventually(lambda: not read(), 60.0)
+    eventually(lambda: not read(), DEADLINE_S)
     os.close(main)
     assert process.wait(10.0) == 0, shown
     return shown.decode()
@@ -133,9 +133,9 @@ def shown_on_terminal(command: List[str]) -> str:
 def test_what_can_not_be_shown_is_an_error_in_a_line() -> None:
     with pytest.raises(ConfigError, match=f"process {os.getpid()} belongs to no job"):
         find(os.getpid())
-    result = run([*TOP, str(os.getpid())], environment(), 30.0)
+    result = run([*TOP, str(os.getpid())], environment(), DEADLINE_S)
     assert result.code == 2
     assert result.output == f"p3kv top: process {os.getpid()} belongs to no job of yours\n"
-    result = run([*TOP, "--every", "0"], environment(), 30.0)
+    result = run([*TOP, "--every", "0"], environment(), DEADLINE_S)
     assert result.code == 2
     assert "'0' is not a number above 0" in result.output

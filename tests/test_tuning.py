@@ -20,7 +20,7 @@ from p3kv.wire.terms import TermsByRound
 from p3kv.worker.departures import Departures
 from p3kv.worker.step_times import StepTimes
 from p3kv.worker.tuning import Tuning
-from tests.jobs import run_job, start_on
+from tests.jobs import DEADLINE_S, run_job, start_on
 
 MB = 1_000_000
 WINDOW = 3
@@ -204,7 +204,7 @@ def test_slices_become_small_when_the_network_becomes_slow() -> None:
         for line in first.stdout:
             if line.startswith(f"round {CALM_ROUNDS}"):
                 cluster.set_rate(50.0)
-        outputs = [(role, process.communicate(timeout=60)[0]) for role, process in started]
+        outputs = [(role, process.communicate(timeout=DEADLINE_S)[0]) for role, process in started]
     codes = [process.returncode for _, process in started]
     assert codes == [0] * len(started), outputs
 

@@ -79,7 +79,9 @@ def test_a_wrong_setting_in_code_is_named_and_changes_nothing(
 def test_a_misspelt_variable_is_told_of_once_for_a_job_and_in_a_process_of_its_own() -> None:
     line = "the variable P3KV_SLICE_SICE is set and means nothing: did you mean P3KV_SLICE_SIZE?"
     alone = run(
-        [sys.executable, "-c", "import p3kv"], environment(P3KV_SLICE_SICE=100), timeout_s=30
+        [sys.executable, "-c", "import p3kv"],
+        environment(P3KV_SLICE_SICE=100),
+        timeout_s=DEADLINE_S,
     )
     assert (alone.code, alone.output) == (0, f"p3kv: {line}\n")
     job = run_job("join.py", workers=2, P3KV_SLICE_SICE=100, **SUMS_ONLY)
@@ -91,7 +93,7 @@ def test_a_misspelt_variable_is_told_of_once_for_a_job_and_in_a_process_of_its_o
             "server", command, port.getsockname()[1], P3KV_SLICE_SICE=100,
             P3KV_RENDEZVOUS_TIMEOUT_S=0.5,
         )  # fmt: skip
-        said = output_of(server, timeout_s=30)
+        said = output_of(server, timeout_s=DEADLINE_S)
         end(server)
     assert said is not None and said.count("P3KV_SLICE_SICE") == 1, said
     assert f"p3kv server: {line}" in said
@@ -197,7 +199,7 @@ def test_a_mistake_of_the_script_s_is_one_line_with_its_place_or_a_traceback_if_
 
 def test_the_store_outside_a_launch_trains_in_its_process_alone_and_says_so() -> None:
     environ = {k: v for k, v in environment().items() if not k.startswith("DMLC_")}
-    result = run([sys.executable, str(SCRIPTS / "alone.py")], environ, timeout_s=60.0)
+    result = run([sys.executable, str(SCRIPTS / "alone.py")], environ, timeout_s=DEADLINE_S)
     assert result.code == 0, result.output
     assert "all weights are right" in result.output
     assert "trains in this process alone" in result.output
