@@ -22,6 +22,9 @@ class Words:
     """What joins the job: "Call p3kv.configure before the first ..."."""
     declare_key: str = ""
     """What makes a key known: "Initialise it with ... first"."""
+    same_names: str = ""
+    """How parameters match though a script makes something else before: "Make the same layers, or
+    ..."."""
     native_store: str = ""
     """A store of the framework's own that speaks ZeroMQ: "Very likely that of ..."."""
     native_roles: str = ""

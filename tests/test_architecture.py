@@ -15,7 +15,8 @@ import pytest
 ROOT = Path(__file__).parent.parent
 
 GROUND = {
-    "p3kv.addresses", "p3kv.errors", "p3kv.config", "p3kv.forwarding", "p3kv.log", "p3kv.ranks",
+    "p3kv.addresses", "p3kv.errors", "p3kv.config", "p3kv.forwarding", "p3kv.log", "p3kv.naming",
+    "p3kv.ranks",
     "p3kv.registry", "p3kv.secret", "p3kv.trace", "p3kv.trial", "p3kv.version", "p3kv.words",
 }  # fmt: skip
 MIDDLE = {
@@ -28,6 +29,7 @@ MAY_IMPORT: Dict[str, Set[str]] = {
     "p3kv.version": set(),
     "p3kv.trace": {"p3kv.errors"},
     "p3kv.log": set(),
+    "p3kv.naming": set(),
     "p3kv.registry": {"p3kv.errors"},
     "p3kv.words": set(),
     "p3kv.forwarding": set(),
@@ -105,7 +107,7 @@ KNOW_NO_FRAMEWORK = (
     "p3kv.roles", "p3kv.config", "p3kv.words", "p3kv.worker", "p3kv.wire", "p3kv.server",
     "p3kv.scheduler", "p3kv.checkpoints", "p3kv.slicing", "p3kv.forecast", "p3kv.report",
     "p3kv.consistency", "p3kv.transport", "p3kv.registry", "p3kv.forwarding", "p3kv.companions",
-    "p3kv.ranks", "p3kv.trace", "p3kv.launcher", "p3kv.plan", "p3kv.compare",
+    "p3kv.ranks", "p3kv.naming", "p3kv.trace", "p3kv.launcher", "p3kv.plan", "p3kv.compare",
     "p3kv.trial", "p3kv.frontends.front_end",
     "p3kv.frontends.attach",
 )  # fmt: skip

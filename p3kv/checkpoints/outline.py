@@ -20,6 +20,7 @@ from p3kv.wire.messages import (
     Key,
     Message,
     ResumedStore,
+    called,
 )
 from p3kv.wire.messages.base import check, check_number, check_plain
 from p3kv.wire.messages.keys import check_runs, check_shape, check_tensor
@@ -51,8 +52,8 @@ class KeyOutline(Message, frozen=True):
     """Name, dtype and shape of each of the state's arrays; flat unless it is a whole tensor's."""
 
     def __post_init__(self) -> None:
-        check_tensor(self.key, self.shape, self.dtype, self.layout)
-        check_runs(self.key, self.shape, self.runs)
+        check_tensor(self.key, self.name, self.shape, self.dtype, self.layout)
+        check_runs(called(self.key, self.name), self.shape, self.runs)
         check(len(self.arrays) <= MAX_STATE_ARRAYS, "an optimizer's state has too many arrays")
         for name, dtype, shape in self.arrays:
             check(dtype in DTYPES, f"an array {name!r} has dtype {dtype!r}")

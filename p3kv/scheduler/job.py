@@ -82,6 +82,10 @@ class Job:
         """Whether more servers would help, in words for people, once all have arrived."""
         return too_few_servers(self._members.hosts(neighbours_as_one=True))
 
+    def shifted_names(self) -> Optional[str]:
+        """What to tell people, once, of workers that number their parameters otherwise."""
+        return self._keys.names.shift()
+
     def handle(self, identity: bytes, message: ToScheduler) -> Replies:
         """Takes a message; returns what to send, and to whom."""
         if isinstance(message, Hello):

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Dict, List, NoReturn, Optional, Set, Tuple, Union
 
+from p3kv import words
 from p3kv.errors import ConfigError, ProtocolError, in_one_line
 from p3kv.scheduler.membership import Node
+from p3kv.scheduler.names import Names
 from p3kv.scheduler.replies import JobFails, Replies
 from p3kv.slicing import (
     PLACEMENTS,
@@ -46,6 +48,7 @@ class Keys:
         self._placed_by = ""
         self._keys: Dict[Tuple[int, Key], _Record] = {}
         """By the store's number and the key."""
+        self.names = Names()
         self._loads_elems = [0] * num_servers
         self.sliced_elems = 0
         """Elements of all keys that travel in slices, and not by touched rows."""
@@ -97,6 +100,11 @@ class Keys:
                 f"{needs_not} has none when it declares the key",
                 "All workers must set the same optimizer before they declare keys.",
             )
+        contradiction = self.names.contradiction(node.rank, message)
+        if contradiction is not None:
+            ways = ["Make the same layers in the same order on all workers"]
+            ways += filter(None, [words.current().same_names])
+            _refuse(node, contradiction, ", or ".join(ways))
         record.ranks.add(node.rank)
         return [(node.identity, record.key)]
 
@@ -110,7 +118,7 @@ class Keys:
             failure = Failure(str(error), "worker", node.rank, error="ConfigError")
             raise JobFails(failure) from error
         except ProtocolError as error:
-            _refuse(node, f"key {message.key!r}: {error}")
+            _refuse(node, f"{called(message.key, message.name)}: {error}")
         runs = self._runs(message, layout, layout.full_slice_elems(slice_size), topology)
         self._loads_elems = loads_with(self._loads_elems, runs)
         self.sliced_elems += 0 if layout.touched_only else layout.size_elems

@@ -241,6 +241,9 @@ class _Scheduler:
 
     def _heed(self, identity: bytes, message: ToScheduler) -> None:
         self._send(self._job.handle(identity, message))
+        shifted = self._job.shifted_names()
+        if shifted is not None:
+            _log.warning("%s", shifted)
         if isinstance(message, Bye):
             self._send([(identity, Alive())])  # shows that it has come: it is the last message
         self._heard(identity)

@@ -41,6 +41,9 @@ class MXNet(FrontEnd):
         create_store="kvstore='p3' in gluon's Trainer, or mx.kv.create('p3')",
         first_use="mx.kv.create('p3') or Trainer.step",
         declare_key="kv.init or kv.broadcast",
+        same_names="give the network a prefix, as in nn.HybridSequential(prefix='net_') with its "
+        "layers made inside 'with net.name_scope()', or give gluon's Trainer "
+        "list(net.collect_params().values()), whose order is not that of the names",
         native_store="MXNet's own store ('dist_sync', for example)",
         native_roles="'import mxnet' comes first, MXNet's own scheduler and servers run instead",
     )

@@ -24,6 +24,7 @@ def mend() -> None:
     # With sparse gradients the Trainer takes only stores of this class.
     mx.gluon.trainer.KVStore = (mx.kvstore.KVStore, P3)
     trainer.__init__ = _noting(trainer.__init__)
+    trainer._init_kvstore = _naming_keys(trainer._init_kvstore)
     trainer._check_and_rescale_grad = _rescaled(trainer._check_and_rescale_grad)
     trainer._allreduce_grads = _pushing_one_step(_refusing_scaled_losses(trainer._allreduce_grads))
     trainer._reset_kvstore = _saying_how(trainer._reset_kvstore)
@@ -43,6 +44,20 @@ def _noting(init: Any) -> Any:
                 declare_now(trainer)
 
     return noting
+
+
+def _naming_keys(init_kvstore: Any) -> Any:
+    """Says what the parameters are called, whose keys are their places. Where weights are sparse,
+    MXNet does not say so when it makes the store."""
+
+    @functools.wraps(init_kvstore)
+    def naming(trainer: mx.gluon.Trainer) -> None:
+        init_kvstore(trainer)
+        if isinstance(trainer._kvstore, (P3, Alone)):
+            names = [parameter.name for parameter in trainer._params]
+            trainer._kvstore.name_keys(dict(enumerate(names)))
+
+    return naming
 
 
 def _rescaled(check_and_rescale_grad: Any) -> Any:

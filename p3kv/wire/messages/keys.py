@@ -50,7 +50,8 @@ class DeclareKey(Message, frozen=True):
     shape: Tuple[int, ...]
     dtype: str
     name: Optional[str] = None
-    """What the user calls the parameter, where the front end knows; workers may differ."""
+    """What the user calls the parameter, where the front end knows. Workers may differ as
+    `p3kv.naming.SameNames` allows."""
     layout: str = "dense"
     """How its tensor may be divided, by the name in `p3kv.slicing.LAYOUTS`."""
     codecs: CodecChoices = CodecChoices()
@@ -62,7 +63,7 @@ class DeclareKey(Message, frozen=True):
 
     def __post_init__(self) -> None:
         check_number("a store's number", self.store, 0, MAX_STORE)
-        check_tensor(self.key, self.shape, self.dtype, self.layout)
+        check_tensor(self.key, self.name, self.shape, self.dtype, self.layout)
         check_name("a consistency's name", self.consistency or "")
 
 
@@ -92,17 +93,26 @@ class DeclaredKey(Message, frozen=True):
         check_name("a consistency's name", self.consistency or "")
         check_number("a store's number", self.store, 0, MAX_STORE)
         check_number("a key's id", self.key_id, 0, MAX_KEY_ID)
-        check_tensor(self.key, self.shape, self.dtype, self.layout)
-        check_runs(self.key, self.shape, self.runs)
+        check_tensor(self.key, self.name, self.shape, self.dtype, self.layout)
+        check_runs(called(self.key, self.name), self.shape, self.runs)
 
 
-def check_tensor(key: Key, shape: Tuple[int, ...], dtype: str, layout: str) -> None:
+def check_called(key: Key, name: Optional[str]) -> None:
+    """Raises ProtocolError for a key or a parameter's name that is too long."""
     check(len(str(key)) <= MAX_KEY_CHARS, "a key has too many letters")
-    check(dtype in DTYPES, f"key {key!r} has dtype {dtype!r}; use one of {', '.join(DTYPES)}")
-    check_shape(f"key {key!r}", shape)
+    check(len(name or "") <= MAX_KEY_CHARS, "a parameter's name has too many letters")
+
+
+def check_tensor(
+    key: Key, name: Optional[str], shape: Tuple[int, ...], dtype: str, layout: str
+) -> None:
+    check_called(key, name)
+    what = called(key, name)
+    check(dtype in DTYPES, f"{what} has dtype {dtype!r}; use one of {', '.join(DTYPES)}")
+    check_shape(what, shape)
     # Not with numpy, whose integers overflow.
     elems = math.prod(shape)
-    check(elems <= MAX_KEY_ELEMS, f"key {key!r} has {elems} elements; at most {MAX_KEY_ELEMS} may")
+    check(elems <= MAX_KEY_ELEMS, f"{what} has {elems} elements; at most {MAX_KEY_ELEMS} may")
     check_name("a layout's name", layout)
 
 
@@ -114,11 +124,11 @@ def check_shape(what: str, shape: Sequence[int]) -> None:
     check(allowed, f"{what} has the shape {shape}; an extent has at most {MAX_KEY_ELEMS} elements")
 
 
-def check_runs(key: Key, shape: Tuple[int, ...], runs: List[Tuple[int, int]]) -> None:
+def check_runs(what: str, shape: Tuple[int, ...], runs: List[Tuple[int, int]]) -> None:
     servers = {server for server, _ in runs}
-    check(len(servers) == len(runs), f"key {key!r} has several runs on a server")
+    check(len(servers) == len(runs), f"{what} has several runs on a server")
     for server, length in runs:
         check_number("a rank", server, 0, MAX_RANK)
-        check(length > 0, f"key {key!r} has {length} elements on server {server}")
+        check(length > 0, f"{what} has {length} elements on server {server}")
     elems = sum(length for _, length in runs)
-    check(elems == math.prod(shape), f"key {key!r} has {elems} elements for the shape {shape}")
+    check(elems == math.prod(shape), f"{what} has {elems} elements for the shape {shape}")
