@@ -37,7 +37,8 @@ class Script:
     def go_on(self) -> None:
         if self.rank == 0 and self.step in self._cuts:
             rounds = [(key.key_id, self.rounds(self.step)[i]) for i, key in enumerate(self.keys)]
-            stores = [StoreAtCut(ResumedStore(0, self.step, {}), False, rounds)]
+            names = {self.keys[0].key_id: "what rank 0 calls it"}
+            stores = [StoreAtCut(ResumedStore(0, self.step, {}), False, rounds, names)]
             self.worker.traffic.checkpoints.add(Cut(self.step, self.step, stores))
         self.step += 1
         for key, now, before in zip(self.keys, self.rounds(self.step), self.rounds(self.step - 1)):
@@ -88,6 +89,7 @@ def test_a_checkpoint_has_each_key_s_round_of_one_step(
     assert saved.step in cuts
     for name, round_ in zip(("often", "seldom"), Script.rounds(saved.step)):
         of_key = saved.key(0, name)
+        assert of_key.outline.name == ("what rank 0 calls it" if name == "often" else None)
         np.testing.assert_array_equal(of_key.value, values(WORKERS, round_)[round_])
         assert [state.numbers["updates"] for state in of_key.states] == [round_] * len(
             of_key.states

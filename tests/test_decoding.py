@@ -29,6 +29,7 @@ from p3kv.wire.messages import (
     ReportFailure,
     Stalled,
     StateOutline,
+    StoreAtCut,
     Terms,
     ToScheduler,
     decode,
@@ -115,6 +116,10 @@ STALLED = {
     "waited_s": 10.0, "timeout_s": 20.0,
 }  # fmt: skip
 KEY = {"type": "DeclareKey", "key": "w", "shape": [2], "dtype": "float32"}
+AT_CUT = {
+    "type": "StoreAtCut", "known": {"type": "ResumedStore", "store": 0, "steps": 0, "numbers": {}},
+    "whole": False, "rounds": [], "names": {0: "w"},
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -128,12 +133,28 @@ KEY = {"type": "DeclareKey", "key": "w", "shape": [2], "dtype": "float32"}
         ({**STALLED, "timeout_s": float("inf")}, Stalled),
         ({**KEY, "shape": [0, 2**63]}, ToScheduler),
         ({**KEY, "key": "w" * (MAX_KEY_CHARS + 1)}, ToScheduler),
+        ({**KEY, "name": "w" * (MAX_KEY_CHARS + 1)}, ToScheduler),
+        ({**AT_CUT, "names": {0: "w" * (MAX_KEY_CHARS + 1)}}, StoreAtCut),
+        ({**AT_CUT, "names": {-1: "w"}}, StoreAtCut),
     ],
-    ids=["extent", "dimensions", "bytes", "extension", "nan", "infinite", "shape", "key"],
+    ids=[
+        "extent",
+        "dimensions",
+        "bytes",
+        "extension",
+        "nan",
+        "infinite",
+        "shape",
+        "key",
+        "name",
+        "name in a checkpoint",
+        "name of no key",
+    ],
 )
 def test_a_value_that_nobody_can_use_is_a_protocol_error(wrong: dict, expected: Any) -> None:
     right = {**OUTLINE, "numbers": {"a": [1, 2.5, None, {"b": "c"}]}}
     assert decode(msgspec.msgpack.encode(right), StateOutline).numbers == right["numbers"]
+    assert decode(msgspec.msgpack.encode(AT_CUT), StoreAtCut).names == {0: "w"}
     with pytest.raises(ProtocolError):
         decode(msgspec.msgpack.encode(wrong), expected)
 

@@ -115,6 +115,7 @@ ALLOWED: dict = {
     "keep_from": st.integers(messages.UNKNOWN, messages.MAX_STEP),
     "identity": st.text(min_size=1, max_size=20),
     "rounds": st.lists(st.tuples(words, words), max_size=3),
+    "names": st.dictionaries(words, st.text(max_size=20), max_size=3),
     "neighbours": st.lists(ranks, max_size=3).map(tuple),
     "pid": st.integers(1, 2**31 - 1),
     "descriptor": st.integers(0, 2**31 - 1),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import shutil
+from pathlib import Path
 from typing import Dict, List, Tuple
 
 import pytest
@@ -183,3 +186,49 @@ def test_layers_that_are_counted_otherwise_are_trained_as_they_are_and_told_of(h
     for rank in range(2):
         assert "all is right" in result.said_by(f"worker {rank}")
     assert result.said_by("scheduler").count("Nothing is wrong as long as") == 1, result.output
+
+
+def trained_with_checkpoints(folder: Path, *arguments: object, resume: int) -> JobResult:
+    return run_job(
+        "renamed.py", arguments, workers=2, P3KV_CHECKPOINT_DIR=folder, P3KV_CHECKPOINT_EVERY=1,
+        P3KV_RESUME=resume,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Checkpoints of layers that are counted from 8 on."""
+    folder = tmp_path_factory.mktemp("checkpoints")
+    result = trained_with_checkpoints(folder, 8, "", "", resume=0)
+    assert result.code == 0, result.output
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("arguments", "theirs", "ours"),
+    [
+        ((0, "enc_", "dec_"), "'dense8_weight'", "'dec_weight'"),
+        ((9, "", ""), "'dense8_weight', 'dense9_weight'", "'dense10_weight', 'dense9_weight'"),
+    ],
+    ids=["others", "swapped"],
+)
+def test_a_job_does_not_go_on_with_the_values_of_other_parameters(
+    written: Path, arguments: Tuple, theirs: str, ours: str
+) -> None:
+    result = trained_with_checkpoints(written, *arguments, resume=1)
+    assert result.code == 1
+    says = f"is of other parameters: it has {theirs} where this script has {ours} (key"
+    for part in ("worker 0", "worker 1", "server 0", "scheduler"):
+        assert says in result.said_by(part), result.output
+
+
+def test_a_script_that_makes_more_before_goes_on_and_is_told(written: Path, tmp_path: Path) -> None:
+    shutil.copytree(written, tmp_path / "copy")
+    result = trained_with_checkpoints(tmp_path / "copy", 2, "", "", resume=1)
+    assert result.code == 0, result.output
+    for rank in range(2):
+        said = result.said_by(f"worker {rank}")
+        assert re.search(r"all is right after [12] steps and 3 more", said), result.output
+    said = result.said_by("worker 0")
+    assert re.search(r"step [12] has 'dense8_weight' where this script has 'dense2_weight'", said)
+    assert said.count("Nothing is wrong as long as") == 1

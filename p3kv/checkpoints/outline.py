@@ -39,6 +39,7 @@ class KeyOutline(Message, frozen=True):
     store: int
     key: Key
     name: Optional[str]
+    """What worker rank 0 called the parameter, where it had a name."""
     shape: Tuple[int, ...]
     dtype: str
     layout: str

@@ -74,6 +74,10 @@ class Saved:
     def stores(self) -> List[ResumedStore]:
         return self._outlines[0].stores
 
+    def keys(self, store: int) -> List[Key]:
+        """A store's keys."""
+        return [key for its_store, key in self._places if its_store == store]
+
     def outline(self, store: int, key: Key) -> Optional[KeyOutline]:
         """A key's; None if the checkpoint has no such key."""
         for server, place in self._places.get((store, key), {}).items():

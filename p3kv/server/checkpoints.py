@@ -8,6 +8,7 @@ import threading
 from typing import Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Union
 
 import numpy as np
+from msgspec.structs import replace
 
 from p3kv.checkpoints import Abandoned, CutOfKey, KeyOutline, Outline, remove_unneeded, write
 from p3kv.errors import ConfigError, ProtocolError, in_one_line
@@ -172,7 +173,9 @@ class Checkpoints:
             raise ProtocolError(
                 f"it asked for round {round_} of {key.called}, which has ended a later one"
             )
-        cut = _Cut(key.declared, round_, store.whole, len(slices))
+        # Of one worker's names for all keys: the others' may be shifted.
+        declared = replace(key.declared, name=store.names.get(key_id))
+        cut = _Cut(declared, round_, store.whole, len(slices))
         self.open.cuts[key_id] = cut
         self.open.missing += len(slices)
         for one in ended:

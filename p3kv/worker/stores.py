@@ -123,7 +123,7 @@ class WorkerStore:
         answer = self._request(declaration, (DeclaredKey, KeyRefused))
         if isinstance(answer, KeyRefused):
             raise KeyMismatchError(answer.reason)
-        worker_key = self._keys[key] = WorkerKey(answer, self._rule)
+        worker_key = self._keys[key] = WorkerKey(answer, self._rule, name)
         self._call_soon(self._traffic.declare, worker_key)
         return worker_key
 
@@ -243,7 +243,8 @@ class WorkerStore:
     def _at_cut(self) -> StoreAtCut:
         whole, numbers = self.describe()
         rounds = [(key.key_id, key.round) for key in self.declared()]
-        return StoreAtCut(ResumedStore(self.number, self._steps, numbers), whole, rounds)
+        names = {key.key_id: key.name for key in self.declared() if key.name is not None}
+        return StoreAtCut(ResumedStore(self.number, self._steps, numbers), whole, rounds, names)
 
     @property
     def saved(self) -> Optional[Saved]:

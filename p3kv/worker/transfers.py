@@ -36,8 +36,11 @@ class WorkerKey:
     `round`, `ask` and `asks` belong to the thread that pushes and pulls.
     """
 
-    def __init__(self, declared: DeclaredKey, consistency: Consistency) -> None:
-        """`consistency` is the rule that the key was declared with.
+    def __init__(
+        self, declared: DeclaredKey, consistency: Consistency, name: Optional[str] = None
+    ) -> None:
+        """`consistency` is the rule that the key was declared with, `name` what this worker's
+        script calls the parameter.
 
         Raises ConfigError if the key's layout or a codec is not known here.
         """
@@ -47,8 +50,9 @@ class WorkerKey:
         self.key_id = declared.key_id
         self.store = declared.store
         self.key = declared.key
+        self.name = name
         self.called = called(declared.key, declared.name)
-        """The key's name in messages to users."""
+        """The key's name in messages to users, the same on all workers."""
         self.shape = declared.shape
         self.dtype = declared.dtype
         self._layout = make_layout(declared.layout, declared.shape)

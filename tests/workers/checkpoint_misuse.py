@@ -22,9 +22,9 @@ def another_optimizer(store: mx.kvstore.KVStoreBase) -> None:
 
 def another_shape(store: mx.kvstore.KVStoreBase) -> None:
     with pytest.raises(
-        CheckpointError, match=r"parameter 'wide' \(key 0\) with shape \(37, 23\).*\(38, 23\)"
+        CheckpointError, match=r"parameter 'scheduled0' \(key 0\) with shape \(37, 23\).*\(38, 23\)"
     ):
-        gluon.Trainer([parameter("wide", (38, 23))], made(CASES["scheduled"]), kvstore=store)
+        gluon.Trainer([parameter("scheduled0", (38, 23))], made(CASES["scheduled"]), kvstore=store)
 
 
 def another_dtype(store: mx.kvstore.KVStoreBase) -> None:

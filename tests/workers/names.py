@@ -75,4 +75,5 @@ def main() -> None:
     print("all is right")
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any, Dict, Mapping, NamedTuple, Optional, Tuple
 
 import mxnet as mx
@@ -14,10 +15,13 @@ from p3kv.frontends.mxnet.arrays import ROW_SPARSE
 from p3kv.frontends.mxnet.plain_states import with_all_rows
 from p3kv.frontends.mxnet.pushes import Pushes
 from p3kv.frontends.mxnet.worker_optimizer import WorkerOptimizer
+from p3kv.naming import Pair, SameNames, both
 from p3kv.server.optimizer import State
 from p3kv.wire.messages import Key
 from p3kv.worker.stores import WorkerStore
 from p3kv.worker.transfers import WorkerKey
+
+_log = logging.getLogger("p3kv")
 
 
 class Counts(NamedTuple):
@@ -47,6 +51,8 @@ class Resuming:
         """Until an optimizer is set."""
         self._optimizer: Optional[WorkerOptimizer] = None
         """The one that goes on."""
+        self._names = SameNames()
+        """The checkpoint's and this script's."""
         self._kept: Dict[Key, SavedKey] = {}
         """Keys whose states the servers' optimizer is still to get."""
         own.describe = self._describe
@@ -82,7 +88,8 @@ class Resuming:
     def initial(self, key: WorkerKey, value: NDArray) -> NDArray:
         """On worker rank 0: the initial value of a key, in place of the script's `value`.
 
-        Raises CheckpointError for a key that the checkpoint does not have, or not like this.
+        Raises CheckpointError for a key that the checkpoint does not have, or not like this, or of
+        another parameter.
         """
         saved = self._own.saved
         if saved is None or self._own.resumed is None or not key.size_elems:
@@ -91,10 +98,13 @@ class Resuming:
         if outline is None:
             if self._pushes.step:
                 return value  # it was not there at the checkpoint either
+            others = saved.keys(key.store)
             raise CheckpointError(
-                f"the checkpoint of step {saved.step} has no {key.called}, of shape {key.shape}; "
-                "go on with the model that it was written of"
+                f"the checkpoint of step {saved.step} has no {key.called}, of shape {key.shape}, "
+                f"but {saved_states.named(others)}; go on with the model that it was written of"
             )
+        if outline.name is not None and key.name is not None:
+            self._check_name(saved.step, Pair(key.key, outline.name, key.name))
         theirs, ours = (outline.shape, outline.dtype), (key.shape, key.dtype)
         if theirs != ours:
             raise CheckpointError(
@@ -107,6 +117,22 @@ class Resuming:
         if value.stype == ROW_SPARSE:
             return with_all_rows(elements)
         return mx.nd.array(elements, dtype=key.dtype)
+
+    def _check_name(self, step: int, pair: Pair) -> None:
+        shifted = self._names.shifted
+        found = self._names.contradiction(pair)
+        if found:
+            raise CheckpointError(
+                f"the checkpoint of step {step} is of other parameters: "
+                f"{both(found, 'it', 'this script')}. Go on with the model that it was written of, "
+                "and make the same layers in the same order as that script"
+            )
+        if shifted is None and self._names.shifted is not None:
+            _log.warning(
+                "%s: the script has not made the same layers before. Nothing is wrong as long as "
+                "such a counter differs by the same number in all names",
+                both([pair], f"the checkpoint of step {step}", "this script"),
+            )
 
     def give_state(self, key: WorkerKey) -> None:
         """On worker rank 0, when a key has its initial value: gives the servers' optimizer what it

@@ -173,7 +173,7 @@ def check(
     unknown = [key for key in states if key not in keys]
     if unknown:
         raise StatesError(
-            f"{what} has states of {_named(unknown)}, and this store has {_named(list(keys))}; "
+            f"{what} has states of {named(unknown)}, and this store has {named(list(keys))}; "
             "load it into the model that it was saved from, after the model's parameters have "
             "their shapes"
         )
@@ -236,7 +236,7 @@ def _outline(state: Any) -> str:
     return "None" if state is None else type(state).__name__
 
 
-def _named(keys: Sequence[Key]) -> str:
+def named(keys: Sequence[Key]) -> str:
     """Keys in messages, the first few of many."""
     more = f" and {len(keys) - _MOST_NAMED} more" if len(keys) > _MOST_NAMED else ""
     names = ", ".join(repr(key) for key in keys[:_MOST_NAMED]) or "none"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Dict, List, Tuple
 
 from p3kv.wire.messages.base import UNKNOWN, Message, check, check_number, check_plain
-from p3kv.wire.messages.keys import MAX_KEY_ID, MAX_STORE
+from p3kv.wire.messages.keys import MAX_KEY_ID, MAX_STORE, check_called
 
 MAX_STEP = 2**53
 """Steps of a script, over all runs that went on from one another."""
@@ -36,11 +36,16 @@ class StoreAtCut(Message, frozen=True):
     """Whether its optimizer needs whole tensors."""
     rounds: List[Tuple[int, int]]
     """Key's id, and the last round for which worker rank 0 has pushed, of each key."""
+    names: Dict[int, str] = {}  # noqa: RUF012  nobody changes it
+    """What worker rank 0 calls its parameters, by the key's id, where the front end knows."""
 
     def __post_init__(self) -> None:
         for key_id, round_ in self.rounds:
             check_number("a key's id", key_id, 0, MAX_KEY_ID)
             check_number("a round", round_, 0, _MAX_ROUND)
+        for key_id, name in self.names.items():
+            check_number("a key's id", key_id, 0, MAX_KEY_ID)
+            check_called(key_id, name)
 
 
 class Checkpoint(Message, frozen=True):
