@@ -6,6 +6,7 @@ import tempfile
 
 import mxnet as mx
 import numpy as np
+import owners
 import pytest
 from checks import equal, random
 from mxnet import autograd, gluon
@@ -49,6 +50,9 @@ kv = mx.kv.create("p3")
 for _ in range(2):  # two Trainers that are given the same store
     for weight, wish in zip(trained(kv, None), expected):
         equal(mx.nd.array(weight), wish)
+
+for check in owners.CHECKS:
+    check(mx.kv.create("p3"))
 
 kv = mx.kv.create("p3")
 assert (kv.type, kv.rank, kv.num_workers) == ("dist_sync_p3", 0, 1)

@@ -100,7 +100,7 @@ path = sys.argv[1] + ".states"
 refused("states without an optimizer", store.save_optimizer_states, path)
 trainer = step(dense, x, "adam", kvstore=store)
 trainer.save_states(path)
-refused("an update here", store._updater, 0, one, one)
+refused("an update here", trainer._kvstore._updater, 0, one, one)
 with open(path, "rb") as file:
     saved = file.read()
 

@@ -1,4 +1,4 @@
-"""The checks of `stores.py`, `training.py` and `dtypes.py` in one job, whose start takes the time.
+"""The checks of several files in one job, whose start takes the time.
 
 Argument: the folder for the names of the checks that pass.
 """
@@ -8,12 +8,14 @@ import sys
 
 import dtypes
 import mxnet as mx
+import owners
 import stores
 import training
 from checks import run
 
 CHECKS = [
     *stores.CHECKS,
+    *owners.CHECKS,
     *training.CHECKS,
     # They end with optimizers on the servers.
     *dtypes.CHECKS,

@@ -63,9 +63,10 @@ class Alone(KVStore):
         """Takes note of the keys that a Trainer or Module will declare."""
         self._names.update(names)
 
-    def has_any(self, keys: Iterable[Key]) -> bool:
-        """Whether a Trainer or Module has declared a key, or will."""
-        return not self._names.isdisjoint(keys)
+    @property
+    def is_taken(self) -> bool:
+        """As in a job."""
+        return bool(self._updater or self._names or self._has_keys)
 
     def set_optimizer(self, optimizer: mx.optimizer.Optimizer) -> None:
         """Has the store update weights, in this process."""

@@ -14,7 +14,7 @@ from p3kv.frontends.mxnet.arrays import ROW_SPARSE
 from p3kv.frontends.mxnet.asynchronous import TYPE
 from p3kv.frontends.mxnet.forward_order import FORWARD_READS
 from p3kv.frontends.mxnet.store import P3
-from p3kv.frontends.mxnet.stores import NAMES, check_name, is_ours, one_step
+from p3kv.frontends.mxnet.stores import NAMES, check_name, for_one_owner, is_ours, one_step
 from p3kv.frontends.mxnet.trial_stores import Other
 from p3kv.worker import this_process
 
@@ -76,18 +76,11 @@ def _mended(create_kvstore: Any, keys_are_places: bool) -> Any:
             check_name(kvstore)
             return create_kvstore(kvstore, num_device, arg_params)
         store = mx.kv.create(kvstore) if isinstance(kvstore, str) else kvstore
-        names = arg_params or ()
         if isinstance(store, Other):
             return create_kvstore(store, num_device, arg_params)
-        keys = dict(enumerate(names)) if keys_are_places else {name: name for name in names}
-        if store.has_any(keys):
-            # Another Trainer, or Module, has the store already: this one gets its own.
-            given, store = store, NAMES[store.type]()
-            if given.compression_params is not None:
-                store.set_gradient_compression(given.compression_params)
-            if given.max_norm is not None:
-                store.clip_global_norm(given.max_norm)
-        store.name_keys(keys)
+        store = for_one_owner(store)
+        names = arg_params or ()
+        store.name_keys(dict(enumerate(names)) if keys_are_places else {one: one for one in names})
         on_kvstore = store.type == TYPE or environment.update_on_kvstore_default()
         if isinstance(store, P3) and _row_sparse_gradients:
             if not on_kvstore:
@@ -139,9 +132,6 @@ def _mended_for_sparse(create_sparse_kvstore: Any) -> Any:
             check_name(kvstore)
             return create_sparse_kvstore(kvstore)
         store = mx.kv.create(kvstore) if isinstance(kvstore, str) else kvstore
-        if isinstance(store, P3) and store.has_keys:
-            # MXNet does not say which keys follow; they may be there already.
-            store = type(store)()
-        return store, True
+        return store if isinstance(store, Other) else for_one_owner(store), True
 
     return create

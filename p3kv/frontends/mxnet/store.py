@@ -167,14 +167,10 @@ class P3(KVStoreBase):
 
     # Values.
 
-    def has_any(self, keys: Iterable[Key]) -> bool:
-        """Whether a key is declared or has a name."""
-        return any(key in self._names or key in self._own for key in keys)
-
     @property
-    def has_keys(self) -> bool:
-        """Whether any key is declared or has a name."""
-        return bool(self._names or self._own.declared())
+    def is_taken(self) -> bool:
+        """Whether anybody has used the store: it has an optimizer, a key or a key's name."""
+        return bool(self._updater or self._names or self._own.declared())
 
     def name_keys(self, names: Mapping[Key, str]) -> None:
         """Sets the user's names of parameters whose keys are still to be declared."""

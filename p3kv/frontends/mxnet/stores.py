@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from contextlib import nullcontext
-from typing import Any, ContextManager, Optional
+from typing import Any, ContextManager, Optional, Union
 
 from mxnet.kvstore import KVStoreBase
 
@@ -52,6 +52,23 @@ def is_ours(kvstore: Any) -> bool:
     return isinstance(kvstore, (P3, Alone, Other)) or (
         isinstance(kvstore, str) and kvstore.lower() in NAMES
     )
+
+
+def for_one_owner(given: Union[P3, Alone]) -> Union[P3, Alone]:
+    """The store for a Trainer, Module or part of one that was given this store: it brings an
+    optimizer, which must not take the place of another's, nor update another's keys.
+
+    So whoever comes first gets the store itself, if nobody has used it. Others get a new one with
+    the same choices.
+    """
+    if not given.is_taken:
+        return given
+    store: Union[P3, Alone] = NAMES[given.type]()
+    if given.compression_params is not None:
+        store.set_gradient_compression(given.compression_params)
+    if given.max_norm is not None:
+        store.clip_global_norm(given.max_norm)
+    return store
 
 
 def one_step(store: Any) -> ContextManager[None]:
