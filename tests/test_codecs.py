@@ -11,7 +11,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p3kv.codecs import CODECS, Float16, Identity, make_codec, make_codecs
+from p3kv.codecs import (
+    CODECS,
+    GRADIENTS,
+    VALUES,
+    Float16,
+    Identity,
+    TwoBit,
+    check_codec,
+    make_codec,
+    make_codecs,
+)
 from p3kv.errors import ConfigError, ProtocolError
 from p3kv.registry import Choice
 from p3kv.wire.header import ENCODED, INITIAL_ROUND, WANTS_RESULT, Header, Kind
@@ -65,7 +75,7 @@ def test_nothing_but_blocks_of_zeros_is_left_out(
     elements = np.where(of_rows, random.standard_normal(length) * 9, 0).astype(dtype)
     if length and dtype.kind == "f":
         elements[random.randint(length)] = random.choice([-0.0, np.nan, np.inf])
-    codec = make_codec(Choice("nonzero_blocks"), length, dtype)
+    codec = make_codec(Choice("nonzero_blocks"), GRADIENTS, length, dtype)
     payload = memoryview(bytearray(codec.most_bytes(length)))
     payload = payload[: codec.encode(elements, offset, payload)]
     if touched == 0.01 and length > 1000:
@@ -81,7 +91,7 @@ def test_nothing_but_blocks_of_zeros_is_left_out(
 
 @given(st.integers(0, 300), st.binary(max_size=1300))
 def test_bytes_that_are_no_blocks_are_refused(length: int, payload: bytes) -> None:
-    codec = make_codec(Choice("nonzero_blocks"), length, np.dtype(np.float32))
+    codec = make_codec(Choice("nonzero_blocks"), GRADIENTS, length, np.dtype(np.float32))
     for ending in (b"", bytes([1, 0]), bytes([1, 127]), bytes([1, 128]), bytes(2)):
         out = np.zeros(length, np.float32)
         try:
@@ -107,7 +117,7 @@ def test_keys_that_a_codec_does_not_carry_travel_as_they_are() -> None:
 
 def test_a_name_that_nobody_has_registered_is_told_with_those_that_there_are() -> None:
     with pytest.raises(ConfigError, match=r"no codec 'zip', only 2bit, float16, i.*P3KV_PLUGINS"):
-        make_codec(Choice("zip"), 4, np.dtype(np.float32))
+        make_codec(Choice("zip"), VALUES, 4, np.dtype(np.float32))
 
 
 @pytest.mark.parametrize(
@@ -125,10 +135,46 @@ def test_a_name_that_nobody_has_registered_is_told_with_those_that_there_are() -
 )
 def test_wrong_parameters_are_told_with_those_that_are_right(choice: Choice, told: str) -> None:
     with pytest.raises(ConfigError, match=told):
-        make_codec(choice, 0, np.dtype(np.float32))
+        make_codec(choice, GRADIENTS, 0, np.dtype(np.float32))
+
+
+class ForValues(Float16):
+    directions = (VALUES,)
+
+
+CODECS.register("for values only", ForValues)
+
+
+@pytest.mark.parametrize(
+    ("name", "direction", "told"),
+    [
+        ("2bit", VALUES, r"'2bit' is for gradients only: .* float16.* \(P3KV_VALUE_CODEC\)"),
+        ("for values only", GRADIENTS, r"for values only: .* 2bit.* \(P3KV_GRADIENT_CODEC\)"),
+    ],
+)
+def test_a_codec_is_refused_in_a_direction_that_it_is_not_for(
+    name: str, direction: str, told: str
+) -> None:
+    right = VALUES if direction == GRADIENTS else GRADIENTS
+    check_codec(Choice(name), right)
+    make_codec(Choice(name), right, 4, np.dtype(np.float32))
+    for dtype in (np.float32, np.int32):  # also where all keys would travel as they are
+        with pytest.raises(ConfigError, match=told):
+            make_codec(Choice(name), direction, 4, np.dtype(dtype))
+    with pytest.raises(ConfigError, match=told):
+        check_codec(Choice(name), direction)
 
 
 # With workers and servers.
+
+
+class TwoBitBothWays(TwoBit):
+    """Values that lack a part are wrong weights, but show whose residual is whose."""
+
+    directions = (GRADIENTS, VALUES)
+
+
+CODECS.register("2bit both ways", TwoBitBothWays)
 
 SIZE = 1200
 
@@ -138,7 +184,7 @@ def test_a_residual_stays_with_its_elements_when_slices_get_another_size() -> No
     random = np.random.RandomState(5)
     workers, rounds = 2, 12
     gradients = random.standard_normal((rounds, workers, SIZE)).astype(np.float32)
-    with closing(Job(workers, 2, SIZE // 4, codec="2bit")) as job:
+    with closing(Job(workers, 2, SIZE // 4, codec="2bit both ways")) as job:
         keys = job.declare("w", SIZE)
         job.workers[0].call(keys[0], INITIAL_ROUND, np.zeros(SIZE, np.float32), None)
         job.finish()
@@ -228,11 +274,18 @@ def test_a_job_trains_with_a_codec_of_the_user_s_own() -> None:
     ("settings", "told"),
     [
         ({"P3KV_GRADIENT_CODEC": "zip"}, ["no codec 'zip'", "P3KV_PLUGINS"]),
+        (
+            {"P3KV_VALUE_CODEC": "2bit"},
+            ["the codec '2bit' is for gradients only", "For values there are float16, identity, "],
+        ),
     ],
 )
-def test_a_codec_that_is_not_there_ends_the_job(settings: Dict[str, str], told: List[str]) -> None:
-    result = run_job("one_push.py", [], workers=2, servers=1, **settings, **SUMS_ONLY)
+def test_a_codec_that_is_not_there_or_not_for_values_ends_the_job_at_its_start(
+    settings: Dict[str, str], told: List[str]
+) -> None:
+    result = run_job("join.py", [], workers=2, servers=1, **settings, **SUMS_ONLY)
     assert result.code != 0
+    assert "Traceback" not in result.output
     for words in told:
         assert words in result.output
 

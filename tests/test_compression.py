@@ -25,7 +25,7 @@ LENGTHS = st.lists(st.integers(1, 40), min_size=1, max_size=6)
 
 def sent_of(residual: np.ndarray, gradient: np.ndarray, threshold: float) -> np.ndarray:
     """What travels of a gradient, element by element; `residual` keeps the rest."""
-    limit = residual.dtype.type(threshold)
+    limit = residual.dtype.type(gradient.dtype.type(threshold))
     sent = np.zeros_like(gradient)
     for at, element in enumerate(gradient):
         wanted = residual[at] + element
@@ -54,7 +54,7 @@ def test_slices_of_any_sizes_give_what_the_whole_tensor_gives_element_by_element
     random = np.random.RandomState(seed)
     size = min(map(sum, cuts))
     sender, receiver = (TwoBit(size, dtype, threshold) for _ in range(2))
-    residual = np.zeros(size, dtype)
+    residual = np.zeros(size, np.float64 if dtype == np.float64 else np.float32)
     for lengths in cuts:
         gradient = (random.standard_normal(size) * threshold).astype(dtype)
         gradient[random.randint(size)] = threshold  # reached exactly, where nothing is kept back
@@ -71,6 +71,18 @@ def test_slices_of_any_sizes_give_what_the_whole_tensor_gives_element_by_element
         np.testing.assert_array_equal(decoded, expected)
         np.testing.assert_array_equal(total, begin + expected)
         np.testing.assert_array_equal(gradient, kept)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_small_gradients_add_up_beside_a_large_residual(dtype: str) -> None:
+    """In float16, 0.25 + 0.0001 is 0.25."""
+    codec, gradient = TwoBit(1, np.dtype(dtype)), np.array([0.0001], dtype)
+    steps, total = 12_000, np.zeros(1, np.float64)
+    for _ in range(steps):
+        sent = np.empty(1, dtype)
+        codec.decode(encoded(codec, gradient, 0), sent)
+        total += sent
+    assert total == 1.0  # of 1.2, in steps of 0.5
 
 
 def test_what_is_no_number_does_not_harm_its_neighbours() -> None:

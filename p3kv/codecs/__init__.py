@@ -1,12 +1,21 @@
 """What slices are on the wire: as they are in memory, or as a codec encodes them."""
 
-from p3kv.codecs.codec import CODECS, Codec, KeyCodecs, make_codec, make_codecs
+from p3kv.codecs.codec import (
+    CODECS,
+    GRADIENTS,
+    VALUES,
+    Codec,
+    KeyCodecs,
+    check_codec,
+    make_codec,
+    make_codecs,
+)
 from p3kv.codecs.float16 import Float16
 from p3kv.codecs.identity import Identity
 from p3kv.codecs.nonzero_blocks import NonzeroBlocks
 from p3kv.codecs.two_bit import TwoBit
 
 __all__ = [
-    "CODECS", "Codec", "Float16", "Identity", "KeyCodecs", "NonzeroBlocks", "TwoBit", "make_codec",
-    "make_codecs",
+    "CODECS", "GRADIENTS", "VALUES", "Codec", "Float16", "Identity", "KeyCodecs", "NonzeroBlocks",
+    "TwoBit", "check_codec", "make_codec", "make_codecs",
 ]  # fmt: skip

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import NamedTuple
+from typing import NamedTuple, Tuple, Type
 
 import numpy as np
 
+from p3kv.errors import ConfigError
 from p3kv.registry import Choice, Registry
+
+GRADIENTS, VALUES = "gradients", "values"
+"""The directions: to the servers, and back to the workers."""
 
 
 class Codec(ABC):
@@ -18,6 +22,11 @@ class Codec(ABC):
     may keep what it did not send (a residual) for the next round. It keeps it by element, because
     the slices of a later round may have other sizes.
     """
+
+    directions: Tuple[str, ...] = (GRADIENTS, VALUES)
+    """What the codec may encode. The part of a gradient that a codec keeps back arrives with a
+    later gradient, so their sum is right. A value that lacks a part is a wrong weight, so a codec
+    whose values may be far from what they stand for is for gradients only."""
 
     in_place = False
     """Whether slices travel as they are in memory; then no other method is called."""
@@ -62,8 +71,9 @@ class Codec(ABC):
         np.add(total, elements, out=total)
 
 
+_VARIABLES = {GRADIENTS: "P3KV_GRADIENT_CODEC", VALUES: "P3KV_VALUE_CODEC"}
 CODECS: Registry[Codec] = Registry(
-    "codec", "every worker and server", "P3KV_GRADIENT_CODEC or P3KV_VALUE_CODEC"
+    "codec", "every worker and server", " or ".join(_VARIABLES.values())
 )
 """Codecs by name."""
 
@@ -75,16 +85,35 @@ class KeyCodecs(NamedTuple):
     values: Codec
 
 
-def make_codec(choice: Choice, size_elems: int, dtype: np.dtype) -> Codec:
-    """The codec of a key in one direction.
+def check_codec(choice: Choice, direction: str) -> None:
+    """Raises ConfigError for a codec that nobody has registered here, that is not for this
+    direction, or whose parameters are wrong."""
+    _find(choice, direction)
+    CODECS.make(choice, 0, np.dtype(np.float32))
 
-    Raises ConfigError for a name that nobody has registered here, and for wrong parameters.
-    """
-    if not CODECS.find(choice.name).carries(dtype):
+
+def make_codec(choice: Choice, direction: str, size_elems: int, dtype: np.dtype) -> Codec:
+    """The codec of a key in one direction; raises what `check_codec` raises."""
+    if not _find(choice, direction).carries(dtype):
         choice = Choice("identity")
     return CODECS.make(choice, size_elems, dtype)
 
 
 def make_codecs(gradients: Choice, values: Choice, size_elems: int, dtype: np.dtype) -> KeyCodecs:
     """The codecs of a key; raises what `make_codec` raises."""
-    return KeyCodecs(*(make_codec(choice, size_elems, dtype) for choice in (gradients, values)))
+    return KeyCodecs(
+        make_codec(gradients, GRADIENTS, size_elems, dtype),
+        make_codec(values, VALUES, size_elems, dtype),
+    )
+
+
+def _find(choice: Choice, direction: str) -> Type[Codec]:
+    found = CODECS.find(choice.name)
+    if direction not in found.directions:
+        able = [name for name in CODECS.names() if direction in CODECS.find(name).directions]
+        raise ConfigError(
+            f"the codec {choice} is for {' and '.join(found.directions)} only: {direction} would "
+            f"arrive wrong. For {direction} there are {', '.join(able)} "
+            f"({_VARIABLES[direction]})"
+        )
+    return found

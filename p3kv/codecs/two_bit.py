@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from p3kv.codecs.codec import CODECS, Codec
+from p3kv.codecs.codec import CODECS, GRADIENTS, Codec
 from p3kv.errors import ConfigError, ProtocolError
 
 _LEAST, _MOST = 1e-6, 65504.0
@@ -23,6 +23,8 @@ class TwoBit(Codec):
     A payload is two rows of bits: which elements are the threshold, and which are its negative.
     """
 
+    directions = (GRADIENTS,)
+
     def __init__(self, size_elems: int, dtype: np.dtype, threshold: float = 0.5) -> None:
         """Raises ConfigError for a threshold out of range."""
         super().__init__(size_elems, dtype)
@@ -36,7 +38,8 @@ class TwoBit(Codec):
                 f"{_LEAST} to {_MOST}"
             )
         self._threshold = dtype.type(value)
-        self._residual = np.zeros(size_elems, dtype)
+        # Float16 has no room for a small gradient beside a large residual: it would be lost.
+        self._residual = np.zeros(size_elems, np.promote_types(dtype, np.float32))
 
     def most_bytes(self, length_elems: int) -> int:
         return 2 * -(-length_elems // 8)
@@ -47,7 +50,7 @@ class TwoBit(Codec):
             np.add(residual, elements, out=residual)
             up, down = residual >= self._threshold, residual <= -self._threshold
             signs = np.subtract(up.view(np.int8), down.view(np.int8))
-            residual -= np.multiply(signs, self._threshold, dtype=self.dtype)
+            residual -= np.multiply(signs, self._threshold, dtype=residual.dtype)
         rows = np.frombuffer(out, np.uint8).reshape(2, -1)
         rows[0], rows[1] = np.packbits(up), np.packbits(down)
         return len(out)

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Callable, Iterator, Tuple
 
 from p3kv import config
-from p3kv.codecs import CODECS
+from p3kv.codecs import GRADIENTS, VALUES, check_codec
 from p3kv.config import Settings
 from p3kv.consistency import CONSISTENCIES
 from p3kv.doctor.findings import OK, PROBLEM, WARNING, Finding
 from p3kv.errors import ConfigError
-from p3kv.registry import import_modules
+from p3kv.registry import Choice, import_modules
 from p3kv.slicing.placement import PLACEMENTS
 from p3kv.transport import make_transport
 from p3kv.wire.credentials import Credentials
@@ -41,8 +41,8 @@ def _of_values(settings: Settings) -> Iterator[Finding]:
         lambda: import_modules(config.plugins(), "P3KV_PLUGINS"),
         lambda: PLACEMENTS.find(settings.placement),
         lambda: CONSISTENCIES.find(settings.consistency),
-        lambda: CODECS.find(settings.gradient_codec),
-        lambda: CODECS.find(settings.value_codec),
+        lambda: check_codec(Choice(settings.gradient_codec), GRADIENTS),
+        lambda: check_codec(Choice(settings.value_codec), VALUES),
         lambda: make_transport(settings.transport, settings, bytes(32)),
         lambda: Credentials(bytes(32)),
     )

@@ -5,11 +5,9 @@ from __future__ import annotations
 from concurrent.futures import Future
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
-import numpy as np
-
 from p3kv import words
 from p3kv.checkpoints import Saved
-from p3kv.codecs import CODECS
+from p3kv.codecs import GRADIENTS, check_codec
 from p3kv.config import Settings
 from p3kv.consistency import Consistency
 from p3kv.errors import ConfigError, KeyMismatchError, NotSupportedError
@@ -131,11 +129,11 @@ class WorkerStore:
         """Has the gradients of a store's keys travel by this codec, instead of by the settings'.
 
         All workers choose the same, before they declare the store's first key. Raises ConfigError
-        for a codec that is not registered here or has wrong parameters, and where it comes too
-        late.
+        for a codec that is not registered here, not for gradients or has wrong parameters, and
+        where it comes too late.
         """
         self._check()
-        CODECS.make(choice, 0, np.dtype(np.float32))
+        check_codec(choice, GRADIENTS)
         if self._keys:
             raise ConfigError(
                 f"the store has keys already, whose gradients do not travel by the codec {choice}; "

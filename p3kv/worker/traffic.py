@@ -7,8 +7,10 @@ import time
 from functools import partial
 from typing import Callable, Collection, Dict, Iterable, List, Mapping, Optional
 
+from p3kv.codecs import GRADIENTS, VALUES, check_codec
 from p3kv.config import Settings
 from p3kv.consistency import make_consistency
+from p3kv.registry import Choice
 from p3kv.slicing import CREDIT_BYTES
 from p3kv.trace import KeyName, Tracer
 from p3kv.transport import Link
@@ -69,8 +71,10 @@ class Traffic:
         which connections begin. `neighbours` are the workers of this host with which this one sums,
         by rank, once they are connected.
 
-        Raises ConfigError when there is no consistency rule as the settings name it.
+        Raises ConfigError when there is no consistency rule or codec as the settings name it.
         """
+        check_codec(Choice(settings.gradient_codec), GRADIENTS)
+        check_codec(Choice(settings.value_codec), VALUES)
         self.rank = rank
         self.servers: Dict[int, Connection] = {}
         self.stalls = StallWarnings()

@@ -8,7 +8,7 @@ import mxnet as mx
 import numpy as np
 from mxnet.ndarray import NDArray
 
-from p3kv.codecs import CODECS, Codec, make_codec
+from p3kv.codecs import CODECS, GRADIENTS, Codec, check_codec, make_codec
 from p3kv.errors import ConfigError
 from p3kv.frontends.mxnet.arrays import check_kind
 from p3kv.registry import Choice
@@ -40,8 +40,9 @@ class Compression:
     """Gradients as they would arrive on servers, in a process without any."""
 
     def __init__(self, chosen: Choice) -> None:
-        """Raises ConfigError for a codec that is not registered, or has wrong parameters."""
-        CODECS.make(chosen, 0, np.dtype(np.float32))
+        """Raises ConfigError for a codec that is not registered, is not for gradients, or has wrong
+        parameters."""
+        check_codec(chosen, GRADIENTS)
         self._choice = chosen
         self._codecs: Dict[Key, Codec] = {}
 
@@ -59,7 +60,9 @@ class Compression:
         elements = total.asnumpy().ravel()
         codec = self._codecs.get(key)
         if codec is None:
-            codec = self._codecs[key] = make_codec(self._choice, len(elements), elements.dtype)
+            codec = self._codecs[key] = make_codec(
+                self._choice, GRADIENTS, len(elements), elements.dtype
+            )
         if codec.in_place:
             return total
         payload = memoryview(bytearray(codec.most_bytes(len(elements))))
