@@ -181,17 +181,65 @@ def weights_on_servers_change_for_a_new_trainer_only(store: KVStoreBase) -> None
         beside.begin_training()
 
 
-def running_statistics_may_be_initialised_again(store: KVStoreBase) -> None:
+def running_statistics_may_be_changed_at_any_time(store: KVStoreBase) -> None:
+    """Each worker has its own, which are never pushed."""
     layer = nn.BatchNorm(in_channels=3, prefix="statistics_")
     layer.initialize()
     trainer = gluon.Trainer(layer.collect_params(), "sgd", kvstore="p3")
-    for _ in range(2):
+    mean, own = layer.running_mean, np.full(3, 5 + store.rank, np.float32)
+
+    def step() -> np.ndarray:
+        before = mean.data().asnumpy()
         with autograd.record():
             loss = layer(mx.nd.array(random((ROWS, 3), store.rank))).sum()
         loss.backward()
         trainer.step(ROWS)
-        layer.running_mean.initialize(force_reinit=True)
-        equal(layer.running_mean.data(), np.zeros(3, np.float32))
+        return before
+
+    for _ in range(2):
+        step()
+        mean.initialize(force_reinit=True)
+        equal(mean.data(), np.zeros(3, np.float32))
+        mean.set_data(mx.nd.array(own))
+        np.testing.assert_array_equal(step(), own)
+        assert abs(mean.data().asnumpy() - own).max() < 1  # it goes on from there
+        with TemporaryDirectory() as folder:
+            mean.set_data(mx.nd.array(own + 1))
+            mx.nd.save(f"{folder}/mean", {mean.name: mean.data()})
+            mean.set_data(mx.nd.zeros(3))
+            layer.collect_params(".*running_mean").load(f"{folder}/mean")
+        np.testing.assert_array_equal(step(), own + 1)
+    with pytest.raises(NotSupportedError, match="a new Trainer"):
+        layer.gamma.set_data(mx.nd.ones(3))
+
+
+def a_frozen_layer_that_was_changed_is_trained_by_a_new_trainer_only(store: KVStoreBase) -> None:
+    net = nn.Dense(3, in_units=INPUTS, prefix="thawed_")
+    net.initialize(mx.init.One())
+
+    def step(trainer: gluon.Trainer) -> None:
+        with autograd.record():
+            loss = net(mx.nd.ones((1, INPUTS))).sum()
+        loss.backward()
+        trainer.step(store.num_workers)
+
+    trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 1.0}, kvstore="p3")
+    step(trainer)
+    changes = (
+        lambda: net.weight.set_data(mx.nd.full((3, INPUTS), 7)),
+        lambda: net.weight.initialize(mx.init.Constant(7), force_reinit=True),
+    )
+    for change in changes:
+        net.weight.grad_req = "null"
+        change()
+        step(trainer)
+        equal(net.weight.data(), np.full((3, INPUTS), 7, np.float32))
+        net.weight.grad_req = "write"
+        with pytest.raises(NotSupportedError, match=r"'thawed_weight' is trained again.*frozen"):
+            step(trainer)
+        trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 1.0}, kvstore="p3")
+        step(trainer)
+        equal(net.weight.data(), np.full((3, INPUTS), 6, np.float32))
 
 
 def stale_gradients_update_nothing_on_workers(store: KVStoreBase) -> None:
@@ -238,7 +286,8 @@ CHECKS = [
     ],
     weights_that_a_script_changes_are_trained_on_on_workers,
     weights_on_servers_change_for_a_new_trainer_only,
-    running_statistics_may_be_initialised_again,
+    running_statistics_may_be_changed_at_any_time,
+    a_frozen_layer_that_was_changed_is_trained_by_a_new_trainer_only,
     stale_gradients_update_nothing_on_workers,
     summed_gradients_can_be_changed_before_the_update,
 ]

@@ -26,9 +26,12 @@ def mend() -> None:
     trainer.__init__ = _noting(trainer.__init__)
     trainer._init_kvstore = _naming_keys(trainer._init_kvstore)
     trainer._check_and_rescale_grad = _rescaled(trainer._check_and_rescale_grad)
-    trainer._allreduce_grads = _pushing_one_step(_refusing_scaled_losses(trainer._allreduce_grads))
+    trainer._allreduce_grads = _pushing_one_step(
+        _refusing_old_values(_refusing_scaled_losses(trainer._allreduce_grads))
+    )
     trainer._reset_kvstore = _saying_how(trainer._reset_kvstore)
     parameter.initialize = _known_to_the_trainer(parameter.initialize)
+    parameter.set_data = _free_where_never_pushed(parameter.set_data)
 
 
 def _noting(init: Any) -> Any:
@@ -127,20 +130,69 @@ def _known_to_the_trainer(initialize: Any) -> Any:
     def known(parameter: mx.gluon.Parameter, *arguments: Any, **more: Any) -> None:
         again = signature.bind(parameter, *arguments, **more).arguments.get("force_reinit")
         if again and _servers_keep(parameter):
-            parameter._trainer._reset_kvstore()
+            if parameter.grad_req == "null":
+                _note_change(parameter)
+            else:
+                parameter._trainer._reset_kvstore()
         initialize(parameter, *arguments, **more)
 
     return known
 
 
+def _free_where_never_pushed(set_data: Any) -> Any:
+    """Lets a script set parameters without gradients, such as running statistics, at any time: no
+    step brings the servers' value back. MXNet asks the Trainer whatever the parameter is."""
+
+    @functools.wraps(set_data)
+    def free(parameter: mx.gluon.Parameter, data: Any) -> None:
+        if parameter.grad_req != "null" or not _servers_keep(parameter):
+            set_data(parameter, data)
+            return
+        trainer, parameter._trainer = parameter._trainer, None
+        try:
+            set_data(parameter, data)
+        finally:
+            parameter._trainer = trainer
+        _note_change(parameter)
+
+    return free
+
+
+_CHANGED = "_p3kv_changed"
+"""An attribute of a Trainer: the names of parameters that a script has changed while they were
+frozen."""
+
+
+def _note_change(parameter: mx.gluon.Parameter) -> None:
+    if parameter._differentiable:  # or it is never trained
+        vars(parameter._trainer).setdefault(_CHANGED, set()).add(parameter.name)
+
+
+def _refusing_old_values(allreduce_grads: Any) -> Any:
+    """Refuses to train a parameter again that was changed while it was frozen: the servers would
+    bring back what they have."""
+
+    def allreduce(trainer: mx.gluon.Trainer) -> None:
+        changed = vars(trainer).get(_CHANGED, ())
+        for parameter in trainer._params if changed else ():
+            if parameter.name in changed and parameter.grad_req != "null":
+                raise NotSupportedError(
+                    f"'{parameter.name}' is trained again, and was changed by the script while it "
+                    "was frozen (grad_req='null'). With kvstore='p3' servers have its old value. "
+                    "Make a new Trainer after such a change, or write update_on_kvstore=False in "
+                    "Trainer"
+                )
+        allreduce_grads(trainer)
+
+    return allreduce
+
+
 def _servers_keep(parameter: mx.gluon.Parameter) -> bool:
-    """Whether the servers have the parameter, and a step may bring its value back: not that of
-    running statistics, which each worker has for itself."""
+    """Whether the servers update the parameter's Trainer, and have the parameter's value."""
     trainer = parameter._trainer
     return bool(
         trainer is not None
         and _servers_update(trainer)
-        and parameter._differentiable
         and parameter not in trainer._params_to_init
     )
 
