@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
+from contextlib import closing
 from typing import Dict, List, Optional, Tuple, cast
 
+import numpy as np
 import pytest
 
 from experiments.cluster import Cluster, missing_requirements
 from p3kv.config import Settings
-from p3kv.slicing import LEAST_CREDIT_BYTES
+from p3kv.consistency import BulkSynchronous
+from p3kv.slicing import LEAST_CREDIT_BYTES, gradient_credit_bytes
 from p3kv.wire.connection import Connection
 from p3kv.wire.framing import FrameWriter
 from p3kv.wire.header import INITIAL_ROUND
 from p3kv.wire.loop import Drain
-from p3kv.wire.messages import Measured, Terms
+from p3kv.wire.messages import DeclaredKey, Measured, Terms
 from p3kv.wire.pace import Pace
 from p3kv.wire.terms import TermsByRound
 from p3kv.worker.departures import Departures
 from p3kv.worker.step_times import StepTimes
+from p3kv.worker.transfers import WorkerKey
 from p3kv.worker.tuning import Tuning
+from tests.in_memory import Job
 from tests.jobs import DEADLINE_S, run_job, start_on
 
 MB = 1_000_000
@@ -164,10 +170,49 @@ def test_servers_share_the_credit_by_what_they_keep() -> None:
     tuning.announce(INITIAL_ROUND, Terms(100_000))
     equal = held[0].credit_bytes
     assert {one.credit_bytes for one in held.values()} == {equal}
-    tuning.declared([(0, 1_000_000), (2, 3_000_000)])
+    tuning.declared({0: 1_000_000, 2: 3_000_000})
     tuning.begin_step(1)
     credits = [held[server].credit_bytes for server in range(3)]
     assert credits == [pytest.approx(0.75 * equal, abs=1), LEAST_CREDIT_BYTES, 2.25 * equal]
+
+
+@pytest.mark.parametrize("layout", ["touched_rows", "sparse_rows"])
+def test_rows_and_their_numbers_count_as_what_a_server_keeps(layout: str) -> None:
+    row_bytes = 2 * 4 + 4
+    declared = [
+        DeclaredKey(0, "w", (2000, 2), "float32", [(0, 1000), (1, 3000)], layout=layout),
+        DeclaredKey(1, "bias", (2,), "float16", [(2, 2)]),
+    ]
+    keys = [WorkerKey(one, BulkSynchronous(1)) for one in declared]
+    assert keys[0].kept_bytes() == {0: 500 * row_bytes, 1: 1500 * row_bytes}
+    assert keys[1].kept_bytes() == {2: 4}
+
+
+def test_a_tiny_dense_key_beside_rows_takes_no_server_s_credit() -> None:
+    with closing(Job(1, 2, 4000)) as job:
+        rows = job.declare("w", 4000, 2, layout="touched_rows")
+        [bias] = job.declare("bias", 2)
+        assert len(rows[0].runs) == 2 and len(bias.runs) == 1
+        worker = job.workers[0]
+        equal = gradient_credit_bytes(4000, 2)
+        for round_ in (INITIAL_ROUND, 1):
+            worker.call(bias, round_, np.ones(2, np.float32), None)
+            job.finish()
+        credits = [connection.credit_bytes for connection in worker.servers.values()]
+        assert credits == pytest.approx([equal, equal], rel=0.01)
+        assert not worker.traffic.tuning._departures.pays
+
+
+@pytest.mark.alone
+def test_all_rows_come_as_fast_as_with_much_credit_beside_a_tiny_dense_key() -> None:
+    """Over 8 KB of credit they took 16 times as long."""
+
+    def pulled_s(**settings: object) -> float:
+        result = run_job("all_rows.py", workers=2, servers=2, **settings)
+        assert result.code == 0, result.output
+        return max(float(text) for text in re.findall(r"pulled in ([\d.]+) s", result.output))
+
+    assert pulled_s() < 5 * pulled_s(P3KV_SEND_BUFFER_BYTES=100_000)
 
 
 def test_a_size_that_is_set_stays() -> None:
@@ -181,10 +226,10 @@ def test_gradients_leave_in_turn_where_servers_keep_unequal_parts_and_steps_most
     settings: Dict[str, int],
 ) -> None:
     tuned = Tuned(servers=2, **settings)
-    tuned.tuning.declared([(0, 1000), (1, 950)])
+    tuned.tuning.declared({0: 1000, 1: 950})
     tuned.rounds(10, 10 * MB, waiting=0.8)
     assert not tuned.departures.pays
-    tuned.tuning.declared([(1, 1000)])
+    tuned.tuning.declared({1: 1000})
     tuned.rounds(1, 10 * MB, waiting=0.8)
     assert tuned.departures.pays
     for waiting, pays in ((0.45, True), (0.3, False), (0.45, False), (0.6, True)):

@@ -150,8 +150,7 @@ class Traffic:
         Every worker does so: its slices may arrive before another worker's message.
         """
         self.keys[key.key_id] = key
-        if not key.touched_only:
-            self.tuning.declared(key.runs)
+        self.tuning.declared(key.kept_bytes())
         self._tracer.name_key(KeyName(key.key_id, key.key, key.declared.name, key.size_bytes))
         self.tell(Kind.KEY, encode(key.declared), servers=[server for server, _ in key.runs])
 

@@ -15,6 +15,7 @@ from p3kv.errors import ProtocolError
 from p3kv.slicing import Slice, make_layout
 from p3kv.wire.header import INITIAL_ROUND
 from p3kv.wire.messages import DeclaredKey, called
+from p3kv.wire.rows import NUMBER
 
 Done = Callable[[Optional[BaseException]], None]
 """Called once, from the worker's thread, when a transfer is complete (None) or has failed."""
@@ -71,6 +72,11 @@ class WorkerKey:
         """The last round that this worker has pushed."""
         self._asks: List[Ask] = []
         self._slices: Dict[int, Tuple[Slice, ...]] = {}
+
+    def kept_bytes(self) -> Dict[int, int]:
+        """By server, the bytes of what it keeps as it travels: with rows, their numbers, too."""
+        grain_bytes = self.row_elems * self.item_bytes + self.touched_only * NUMBER.itemsize
+        return {server: length // self.row_elems * grain_bytes for server, length in self.runs}
 
     def ask(self) -> Ask:
         """Takes note of a pull that is called."""

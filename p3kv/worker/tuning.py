@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 import statistics
 from collections import Counter, deque
-from typing import Callable, Deque, Mapping, Optional, Sequence
+from typing import Callable, Deque, Mapping, Optional
 
 from p3kv.config import Settings
 from p3kv.errors import ProtocolError
-from p3kv.slicing import LEAST_CREDIT_BYTES, Run, gradient_credit_bytes
+from p3kv.slicing import LEAST_CREDIT_BYTES, gradient_credit_bytes
 from p3kv.wire.connection import Connection
 from p3kv.wire.header import INITIAL_ROUND, URGENT, Kind, pack_header
 from p3kv.wire.loop import Drain
@@ -83,8 +83,8 @@ class Tuning:
         self._waits: Deque[float] = deque(maxlen=_STEPS)
         self._told = Measured(0.0)
         self._wanted: Optional[Terms] = None
-        self._kept_elems: Counter[int] = Counter()
-        """By server, the elements of all keys that are sent in slices."""
+        self._kept_bytes: Counter[int] = Counter()
+        """By server, what it keeps of all keys, as it travels."""
         self._shared = True
         """Whether the credit follows what servers keep."""
 
@@ -130,10 +130,9 @@ class Tuning:
             self._share_credit()
             _log.info("slices have %d elements from round %d on", terms.slice_size, from_round)
 
-    def declared(self, runs: Sequence[Run]) -> None:
-        """Takes note of what servers keep of a key that is sent in slices."""
-        for server, length in runs:
-            self._kept_elems[server] += length
+    def declared(self, kept_bytes: Mapping[int, int]) -> None:
+        """Takes note of what servers keep of a key, as it travels."""
+        self._kept_bytes.update(kept_bytes)
         self._shared = False
 
     def _share_credit(self) -> None:
@@ -141,16 +140,17 @@ class Tuning:
 
         Connections share a link in proportion to their bytes in its queue while these are few, and
         keep step by their credits where they are kept in step. With equal credit, a server that
-        keeps twice as much as others would still get slices when all others are done.
+        keeps twice as much as others would still get slices when all others are done. Keys of rows
+        count like others: a step touches few rows, but all of them may be pushed or asked for.
         """
         self._shared = True
         newest = self._terms.newest
         if self._settings.send_buffer_bytes is not None or newest is None:
             return
-        count, total = len(self._servers), sum(self._kept_elems.values())
+        count, total = len(self._servers), sum(self._kept_bytes.values())
         each_bytes = gradient_credit_bytes(newest.size_for_credit, count)
         for server, connection in self._servers.items():
-            share = self._kept_elems[server] / total if total else 1 / count
+            share = self._kept_bytes[server] / total if total else 1 / count
             connection.hold_at_most(max(LEAST_CREDIT_BYTES, round(each_bytes * count * share)))
 
     def _measure_rate(self) -> None:
@@ -173,7 +173,7 @@ class Tuning:
         and most of each step is waiting for the network."""
         if len(self._waits) < _STEPS:
             return
-        kept = [self._kept_elems[server] for server in self._servers]
+        kept = [self._kept_bytes[server] for server in self._servers]
         uneven = min(kept, default=0) < _EVEN * max(kept, default=0)
         least = _STILL_PATIENT if self._departures.pays else _PATIENT
         self._departures.pays = uneven and statistics.median(self._waits) > least
