@@ -11,7 +11,7 @@ import pytest
 from checks import equal, random
 from mxnet import autograd, gluon
 
-from p3kv.errors import ConfigError, NotSupportedError
+from p3kv.errors import ConfigError, KeyMismatchError, NotSupportedError
 
 
 def trained(store: object, update_on_kvstore: object) -> list:
@@ -117,6 +117,13 @@ for call, told in [
 ]:
     with pytest.raises(ConfigError, match=told):
         call()
+kv = mx.kv.create("p3")
+many = mx.nd.sparse.zeros("row_sparse", (2**11 + 2, 1))
+kv.init("many", many)
+kv.row_sparse_pull("many", out=many, row_ids=mx.nd.array([2**11 + 1]))
+for dtype, number in (("float16", 1), ("float32", 1.5), ("int64", -1)):
+    with pytest.raises(KeyMismatchError, match="'many'"):
+        kv.row_sparse_pull("many", out=many, row_ids=mx.nd.array([number], dtype=dtype))
 layer = gluon.nn.Dense(2, in_units=3)
 layer.initialize()
 trainer = gluon.Trainer(layer.collect_params(), "sgd", kvstore="p3")

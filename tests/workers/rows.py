@@ -12,8 +12,10 @@ import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 from checks import equal, random, read, run  # noqa: E402
 from mxnet.kvstore import KVStoreBase  # noqa: E402
+from mxnet.ndarray.sparse import _new_alloc_handle  # noqa: E402
 
 from p3kv.errors import KeyMismatchError, NotSupportedError  # noqa: E402
+from p3kv.frontends.mxnet.rows import named_rows  # noqa: E402
 
 ROWS, COLUMNS = 37, 5
 SHAPE = (ROWS, COLUMNS)
@@ -371,6 +373,49 @@ def arrays(state: object) -> list:
     return [state] if isinstance(state, mx.nd.NDArray) else list(state or ())
 
 
+def row_numbers_that_may_mean_another_row_are_refused(store: KVStoreBase) -> None:
+    """Only by the dtype, where numbers may be rounded: a rounded one looks like any other."""
+    shape, rounded = (2**11 + 2, 1), 2**11 + 1
+    assert mx.nd.array([rounded], dtype="float16").asnumpy() == rounded - 1
+    many = full(np.zeros(shape, np.float32))
+    store.init("many", many)
+    out = mx.nd.sparse.zeros("row_sparse", shape)
+    for dtype, numbers, told in (
+        ("float16", [3], r"'many' are of float16, which numbers 2048 rows.*2050 rows.*'int64'"),
+        ("int8", [3], r"of int8, which numbers 128 rows"),
+        ("float32", [3, 7.5], r"'many' have 7.5 \(float32\), which is no whole number"),
+        ("float64", [np.nan], r"have nan \(float64\)"),
+        ("float32", [np.inf], r"to inf, and key 'many' has the rows 0 to 2049"),
+        ("int64", [-1, 3], r"from -1 to 3, and key 'many' has the rows 0 to 2049"),
+        ("float32", [2050], r"from 2050 to 2050"),
+    ):
+        with pytest.raises(KeyMismatchError, match=told):
+            store.row_sparse_pull("many", out=out, row_ids=mx.nd.array(numbers, dtype=dtype))
+    with pytest.raises(TypeError, match=r"'many' have a int64. Make them with mx.nd.array"):
+        store.row_sparse_pull("many", out=out, row_ids=np.array([1]))
+    with pytest.raises(KeyMismatchError, match="'w' are of float32, which numbers 16777216 rows"):
+        named_rows("key 'w'", 2**24 + 1, mx.nd.array([1]))
+    for dtype in ("float32", "float64", "int32", "int64"):
+        named = named_rows("key 'w'", 2**24, mx.nd.array([2**24 - 1, 0], dtype=dtype))
+        assert named.tolist() == [0, 2**24 - 1]
+        numbers = mx.nd.array([rounded], dtype=dtype)
+        store.row_sparse_pull("many", out=out, row_ids=numbers)
+        assert out.indices.asnumpy().tolist() == [rounded]
+
+
+def row_numbers_of_gradients_are_of_int64(store: KVStoreBase) -> None:
+    other = mx.nd.sparse.RowSparseNDArray(
+        _new_alloc_handle(
+            "row_sparse", SHAPE, mx.cpu(), False, np.dtype("float32"), [np.dtype("int32")], [(2,)]
+        )
+    )
+    store.init("numbered", full(np.zeros(SHAPE, np.float32)))
+    with pytest.raises(NotSupportedError, match="rows are of int32; they must be of int64"):
+        store.push("numbered", other)
+    with pytest.raises(NotSupportedError, match="of int32"):
+        store.init("never", other)
+
+
 def what_is_refused(store: KVStoreBase) -> None:
     store.init("dense", mx.nd.zeros(SHAPE))
     store.init("sparse", full(np.zeros(SHAPE, np.float32)))
@@ -419,6 +464,8 @@ CHECKS = [
     float16_is_summed_in_float32,
     only_touched_rows_travel,
     states_are_saved_in_mxnets_files_and_loaded,
+    row_numbers_that_may_mean_another_row_are_refused,
+    row_numbers_of_gradients_are_of_int64,
     what_is_refused,
 ]
 

@@ -13,9 +13,9 @@ from mxnet.kvstore import KVStore
 from mxnet.ndarray import NDArray
 
 from p3kv.errors import ConfigError
-from p3kv.frontends.mxnet import clipping, compression
+from p3kv.frontends.mxnet import clipping, compression, rows
 from p3kv.frontends.mxnet.arrays import by_key
-from p3kv.wire.messages import Key
+from p3kv.wire.messages import Key, called
 
 _log = logging.getLogger("p3kv")
 
@@ -108,6 +108,15 @@ class Alone(KVStore):
             self._pulls.append((key, out, priority, ignore_sparse))
         else:
             super().pull(key, out, priority, ignore_sparse)
+
+    def row_sparse_pull(
+        self, key: Any, out: Any = None, priority: int = 0, row_ids: Any = None
+    ) -> None:
+        """Receives the rows with these numbers into row_sparse arrays."""
+        if out is not None and row_ids is not None:
+            for one_key, outs, ids in rows.ids_by_out(key, out, row_ids):
+                rows.named_rows(called(one_key, None), outs[0].shape[0], ids)
+        super().row_sparse_pull(key, out, priority, row_ids)
 
     def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
         """Pushes gradients and receives the result into `out` (by default `value`)."""

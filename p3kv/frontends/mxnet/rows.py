@@ -42,6 +42,7 @@ def layout(value: NDArray, outs: Iterable[NDArray], expected: bool) -> str:
     """
     gradients = (array.grad for array in (value, *outs) if isinstance(array, NDArray))
     if value.stype == ROW_SPARSE:
+        row_memory.check_numbers(value)
         chosen = "sparse_rows"
     elif expected or any(one is not None and one.stype == ROW_SPARSE for one in gradients):
         chosen = "touched_rows"
@@ -71,6 +72,43 @@ def ids_by_out(keys: Any, outs: Any, row_ids: Any) -> List[Tuple[Key, List[NDArr
     if len(ids) != len(arrays):
         raise ValueError(f"{len(arrays)} arrays are given with {len(ids)} row_ids")
     return [(keys, [array], one) for array, one in zip(arrays, ids)]
+
+
+def named_rows(called: str, rows: int, row_ids: Any) -> np.ndarray:
+    """The numbers of rows that a script has named, ascending and each once, as int64.
+
+    A dtype that can't tell all rows of the key apart is refused whatever the numbers are: one that
+    was rounded looks like any other. Waits for `row_ids`.
+    Raises TypeError where they are no array, KeyMismatchError for what is no row of the key.
+    """
+    advice = "Make them with mx.nd.array(ids, dtype='int64')"
+    if not isinstance(row_ids, NDArray):
+        raise TypeError(f"row_ids of {called} have a {type(row_ids).__name__}. {advice}")
+    dtype = np.dtype(row_ids.dtype)
+    most = 0
+    if dtype.kind in "iu":
+        most = int(np.iinfo(dtype).max) + 1
+    elif dtype.kind == "f":
+        most = 2 ** (np.finfo(dtype).nmant + 1)
+    if rows > most:
+        raise KeyMismatchError(
+            f"row_ids of {called} are of {dtype.name}, which numbers {most} rows and rounds larger "
+            f"numbers or wraps them around, and {called} has {rows} rows. {advice}"
+        )
+    numbers = np.unique(row_ids.asnumpy())
+    whole = numbers == np.rint(numbers)  # nan is not
+    if not whole.all():
+        raise KeyMismatchError(
+            f"row_ids of {called} have {numbers[~whole][0]} ({dtype.name}), which is no whole "
+            f"number. {advice}"
+        )
+    if len(numbers) and not 0 <= numbers[0] <= numbers[-1] < rows:
+        raise KeyMismatchError(
+            f"row_ids are from {numbers[0]:.0f} to {numbers[-1]:.0f}, and {called} has the rows 0 "
+            f"to {rows - 1}"
+        )
+    named: np.ndarray = numbers.astype(np.int64)
+    return named
 
 
 class _Held(NamedTuple):
@@ -110,6 +148,8 @@ class Rows:
         Raises KeyMismatchError for an array that is not what the key was declared with.
         """
         check_sources(key, arrays)
+        for array in arrays:
+            row_memory.check_numbers(array)
         local = [array.as_in_context(mx.cpu()) for array in arrays]
         return local[0] if len(local) == 1 else mx.nd.add_n(*local)
 
@@ -182,12 +222,7 @@ class Rows:
                 "weight.attach_grad(stype='row_sparse') before, or use kv.pull"
             )
         check_fit(key.key, key.called, key.shape, None, outs, ROW_SPARSE)
-        named = np.unique(row_ids.asnumpy().astype(np.int64))
-        if len(named) and not 0 <= named[0] <= named[-1] < key.shape[0]:
-            raise KeyMismatchError(
-                f"row_ids are from {named[0]} to {named[-1]}, and {key.called} has the rows 0 to "
-                f"{key.shape[0] - 1}"
-            )
+        named = named_rows(key.called, key.shape[0], row_ids)
         if not len(named):
             spread(mx.nd.sparse.zeros(ROW_SPARSE, key.shape, dtype=key.dtype), outs)
             return
