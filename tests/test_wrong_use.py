@@ -172,6 +172,20 @@ def test_a_wrong_call_is_refused_at_once_with_the_remedy(
     assert seconds < DEADLINE_S
 
 
+@pytest.mark.parametrize("on_servers", [1, 0])
+def test_an_svrg_module_is_told_what_it_can_do_and_then_trains(on_servers: int) -> None:
+    """It has no `update_on_kvstore`."""
+    result = run_job("svrg.py", workers=2, MXNET_UPDATE_ON_KVSTORE=on_servers)
+    assert result.code == 0, result.output
+    if on_servers:
+        assert result.output.count("refused: _SVRGOptimizer.default_opt is a SGD") == 2
+        assert "SVRGModule and FeedForward, MXNET_UPDATE_ON_KVSTORE=0" in result.output
+    else:
+        off = re.findall(r"trained to within ([\d.]+)", result.output)
+        # How near it comes is MXNet's affair: the sum of all workers' full gradients is no mean.
+        assert len(off) == 2 and len({*off}) == 1 and float(off[0]) < 1.0, result.output
+
+
 @pytest.mark.parametrize("verbose", [0, 1])
 def test_a_mistake_of_the_script_s_is_one_line_with_its_place_or_a_traceback_if_wanted(
     verbose: int,

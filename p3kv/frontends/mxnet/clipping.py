@@ -7,15 +7,11 @@ from contextlib import contextmanager
 from typing import Any, Callable, Dict, Iterator, Optional, Sequence, Set, Tuple
 
 from p3kv.errors import ConfigError, NotSupportedError
+from p3kv.frontends.mxnet import who_updates
 from p3kv.wire.messages import Key
 from p3kv.worker.clipping import ClippedStep
 from p3kv.worker.stores import WorkerStore
 from p3kv.worker.transfers import WorkerKey
-
-ON_WORKERS = (
-    "With update_on_kvstore=False, call trainer.allreduce_grads(), then "
-    "gluon.utils.clip_global_norm(gradients, max_norm), then trainer.update(batch_size)"
-)
 
 
 def checked(max_norm: Any) -> float:
@@ -57,8 +53,10 @@ def check_apart(known: Sequence[Tuple[Any, ...]]) -> None:
 def refuse_without_optimizer() -> None:
     """Raises NotSupportedError: the store has no optimizer for whose sake to clip."""
     raise NotSupportedError(
-        "kv.clip_global_norm clips where the servers update weights, and they have no optimizer. "
-        f"Call kv.set_optimizer first. {ON_WORKERS}"
+        "kv.clip_global_norm clips where the servers update weights, and they have no optimizer: "
+        f"{who_updates.SERVERS}. Or call kv.clip_global_norm(None), and clip the sums on the "
+        "workers: with Trainer(..., update_on_kvstore=False), call trainer.allreduce_grads(), then "
+        "gluon.utils.clip_global_norm(gradients, max_norm), then trainer.update(batch_size)"
     )
 
 

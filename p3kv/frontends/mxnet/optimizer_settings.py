@@ -16,6 +16,7 @@ import mxnet as mx
 import numpy as np
 
 from p3kv.errors import ConfigError, NotSupportedError, ProtocolError
+from p3kv.frontends.mxnet import who_updates
 from p3kv.wire.messages import Key, Message, check_plain, decode
 
 # Each of these computes an element of the weight from the same element of gradient and state, and
@@ -53,11 +54,6 @@ SHARED_NUMBERS = {"LARS": "cur_lr", "LBSGD": "lr", "Nadam": "m_schedule"}
 of updates, which is that of worker rank 0's pushes, and the worker sends it."""
 KEPT_BY_KEY = {"LBSGD": "cumgrads"}
 """By class: a dict by key that is in fact state of the key."""
-
-_ELSEWHERE = (
-    "run it on the workers, with gluon.Trainer(..., update_on_kvstore=False) or "
-    "MXNET_UPDATE_ON_KVSTORE=0"
-)
 
 
 class PlainOptimizer(Message, frozen=True):
@@ -220,7 +216,7 @@ def check_unchanged(optimizer: mx.optimizer.Optimizer, attributes: Dict[str, Any
             raise NotSupportedError(
                 f"an update has changed {where}, which all keys share. Each server updates only "
                 "some of the keys, and not in the script's order. Keep such values in the state "
-                f"that create_state returns, or {_ELSEWHERE}"
+                f"that create_state returns, or {who_updates.WORKERS}"
             )
 
 
@@ -236,7 +232,7 @@ def plain_value(value: Any, where: str) -> Any:
         return {plain_value(key, where): plain_value(item, where) for key, item in value.items()}
     raise NotSupportedError(
         f"{where} is a {type(value).__name__}, which can't be sent to the servers; "
-        "use plain numbers and strings, or update_on_kvstore=False"
+        f"use plain numbers and strings, or {who_updates.WORKERS}"
     )
 
 
@@ -245,14 +241,14 @@ def _check_registered(kind: Type[mx.optimizer.Optimizer]) -> None:
     if name in _MXNETS:
         raise NotSupportedError(
             f"the optimizer {name} of {kind.__module__} has the name of one of MXNet's own, which "
-            f"the servers would take; give it another name, or {_ELSEWHERE}"
+            f"the servers would take; give it another name, or {who_updates.WORKERS}"
         )
     if mx.optimizer.Optimizer.opt_registry.get(name.lower()) is not kind:
         raise NotSupportedError(
             f"the servers can't make the optimizer {name} of {kind.__module__}, which is not "
             "registered with MXNet. Define it in a module of its own, with "
             "@mx.optimizer.register, and set P3KV_OPTIMIZERS in the environment of every server to "
-            f"the module's name; or {_ELSEWHERE}"
+            f"the module's name; or {who_updates.WORKERS}"
         )
 
 
@@ -263,7 +259,7 @@ def _known(name: str) -> Type[mx.optimizer.Optimizer]:
             f"the servers know no optimizer {name!r}. Set P3KV_OPTIMIZERS, in the environment of "
             "every server, to the module that defines it and registers it with "
             "@mx.optimizer.register (not the script itself, since servers import the module); or "
-            f"{_ELSEWHERE}"
+            f"{who_updates.WORKERS}"
         )
     known: Type[mx.optimizer.Optimizer] = kind
     return known

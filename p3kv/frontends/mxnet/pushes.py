@@ -8,7 +8,7 @@ from typing import Any, ContextManager, Dict, Mapping, Optional, Sequence, Tuple
 import mxnet as mx
 
 from p3kv.errors import NotSupportedError
-from p3kv.frontends.mxnet import asynchronous
+from p3kv.frontends.mxnet import asynchronous, who_updates
 from p3kv.frontends.mxnet.arrays import check_updatable
 from p3kv.frontends.mxnet.clipping import Clipping, refuse_without_optimizer
 from p3kv.frontends.mxnet.forward_order import OrderLearner
@@ -166,9 +166,8 @@ class Pushes:
         if self._own.is_saved and self.optimizer is None:
             raise NotSupportedError(
                 f"{key.called} is pushed to a store without an optimizer: the workers update the "
-                "weights, and checkpoints would not have them. Let the servers update them "
-                "(update_on_kvstore=True), or unset P3KV_CHECKPOINT_DIR and save weights and "
-                "states in the script"
+                "weights, and checkpoints would not have them. Unset P3KV_CHECKPOINT_DIR and save "
+                f"weights and states in the script, or {who_updates.SERVERS}"
             )
         if self._own.own_rounds:
             asynchronous.check_first_push(key.called, self.optimizer is not None)

@@ -77,7 +77,8 @@ class ServerStates:
         if self._pushes.optimizer is None:
             raise StatesError(
                 f"the servers have no optimizer whose states could be {what}: call "
-                "kv.set_optimizer first. With update_on_kvstore=False states are on the workers, "
-                "and trainer.save_states and load_states work"
+                "kv.set_optimizer first. Where workers update, states are there: a Trainer's "
+                "save_states and load_states work, and a Module's save_optimizer_states and "
+                "load_optimizer_states"
             )
         return self._pushes.optimizer

@@ -33,6 +33,7 @@ from p3kv.frontends.mxnet import (
     environment,
     forward_ends,
     rows,
+    who_updates,
 )
 from p3kv.frontends.mxnet.arrays import (
     DENSE,
@@ -289,7 +290,7 @@ class P3(KVStoreBase):
                 f"the optimizer {type(optimizer).__name__} needs whole tensors, but "
                 f"{spread_out[0].called} was initialised before it was set, and lies on "
                 f"{len(spread_out[0].runs)} servers. Call kv.set_optimizer before kv.init and "
-                "kv.broadcast, or run the optimizer on the workers, with update_on_kvstore=False"
+                f"kv.broadcast, or {who_updates.WORKERS}"
             )
         self._resuming.set_optimizer(optimizer, set_now)
         self._updater = ServersUpdater(optimizer, self._states.of_keys)
@@ -387,8 +388,8 @@ class P3(KVStoreBase):
     def _set_updater(self, updater: Any) -> None:
         """Refused: MXNet's own distributed stores take it and never call it."""
         raise NotSupportedError(
-            "an updater function can't run on the servers; use kv.set_optimizer, or pull the sums "
-            "and update on the workers (update_on_kvstore=False)"
+            "an updater function can't run on the servers; use kv.set_optimizer, or set neither: "
+            "kv.pushpull then gives the sums of all workers' gradients, and the script updates"
         )
 
     def _send_command_to_servers(self, head: int, body: str) -> None:

@@ -7,6 +7,7 @@ from typing import Any, Callable, Dict, NoReturn
 import mxnet as mx
 
 from p3kv.errors import NotSupportedError
+from p3kv.frontends.mxnet import who_updates
 from p3kv.wire.messages import Key
 
 
@@ -36,5 +37,5 @@ class ServersUpdater:
     def __call__(self, *_: Any) -> NoReturn:
         raise NotSupportedError(
             "updates run on the servers, not where the script runs; push the gradient to the "
-            "store, or use update_on_kvstore=False"
+            f"store, or {who_updates.WORKERS}"
         )
