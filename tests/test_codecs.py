@@ -142,14 +142,14 @@ class ForValues(Float16):
     directions = (VALUES,)
 
 
-CODECS.register("for values only", ForValues)
+CODECS.register("values only", ForValues)
 
 
 @pytest.mark.parametrize(
     ("name", "direction", "told"),
     [
         ("2bit", VALUES, r"'2bit' is for gradients only: .* float16.* \(P3KV_VALUE_CODEC\)"),
-        ("for values only", GRADIENTS, r"for values only: .* 2bit.* \(P3KV_GRADIENT_CODEC\)"),
+        ("values only", GRADIENTS, r"for values only: .* 2bit.* \(P3KV_GRADIENT_CODEC\)"),
     ],
 )
 def test_a_codec_is_refused_in_a_direction_that_it_is_not_for(
@@ -174,7 +174,7 @@ class TwoBitBothWays(TwoBit):
     directions = (GRADIENTS, VALUES)
 
 
-CODECS.register("2bit both ways", TwoBitBothWays)
+CODECS.register("two bits both ways", TwoBitBothWays)
 
 SIZE = 1200
 
@@ -184,7 +184,7 @@ def test_a_residual_stays_with_its_elements_when_slices_get_another_size() -> No
     random = np.random.RandomState(5)
     workers, rounds = 2, 12
     gradients = random.standard_normal((rounds, workers, SIZE)).astype(np.float32)
-    with closing(Job(workers, 2, SIZE // 4, codec="2bit both ways")) as job:
+    with closing(Job(workers, 2, SIZE // 4, codec="two bits both ways")) as job:
         keys = job.declare("w", SIZE)
         job.workers[0].call(keys[0], INITIAL_ROUND, np.zeros(SIZE, np.float32), None)
         job.finish()

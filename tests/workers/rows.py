@@ -12,7 +12,6 @@ import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 from checks import equal, random, read, run  # noqa: E402
 from mxnet.kvstore import KVStoreBase  # noqa: E402
-from mxnet.ndarray.sparse import _new_alloc_handle  # noqa: E402
 
 from p3kv.errors import KeyMismatchError, NotSupportedError  # noqa: E402
 from p3kv.frontends.mxnet.rows import named_rows  # noqa: E402
@@ -403,19 +402,6 @@ def row_numbers_that_may_mean_another_row_are_refused(store: KVStoreBase) -> Non
         assert out.indices.asnumpy().tolist() == [rounded]
 
 
-def row_numbers_of_gradients_are_of_int64(store: KVStoreBase) -> None:
-    other = mx.nd.sparse.RowSparseNDArray(
-        _new_alloc_handle(
-            "row_sparse", SHAPE, mx.cpu(), False, np.dtype("float32"), [np.dtype("int32")], [(2,)]
-        )
-    )
-    store.init("numbered", full(np.zeros(SHAPE, np.float32)))
-    with pytest.raises(NotSupportedError, match="rows are of int32; they must be of int64"):
-        store.push("numbered", other)
-    with pytest.raises(NotSupportedError, match="of int32"):
-        store.init("never", other)
-
-
 def what_is_refused(store: KVStoreBase) -> None:
     store.init("dense", mx.nd.zeros(SHAPE))
     store.init("sparse", full(np.zeros(SHAPE, np.float32)))
@@ -465,7 +451,6 @@ CHECKS = [
     only_touched_rows_travel,
     states_are_saved_in_mxnets_files_and_loaded,
     row_numbers_that_may_mean_another_row_are_refused,
-    row_numbers_of_gradients_are_of_int64,
     what_is_refused,
 ]
 

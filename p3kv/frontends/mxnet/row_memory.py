@@ -22,7 +22,6 @@ from mxnet.ndarray.sparse import RowSparseNDArray, _new_alloc_handle
 
 from p3kv.errors import NotSupportedError
 from p3kv.frontends.mxnet import engine
-from p3kv.frontends.mxnet.arrays import ROW_SPARSE
 from p3kv.worker.transfers import memory_at
 
 _NUMBER = np.dtype(np.int64)
@@ -42,17 +41,6 @@ def bind() -> None:
     _bound()
 
 
-def check_numbers(array: NDArray) -> None:
-    """Raises NotSupportedError for a row_sparse array whose rows have numbers of another dtype than
-    MXNet's functions give them. Does not wait."""
-    dtype = np.dtype(array._aux_type(0)) if array.stype == ROW_SPARSE else _NUMBER
-    if dtype != _NUMBER:
-        raise NotSupportedError(
-            f"the numbers of a row_sparse array's rows are of {dtype.name}; they must be of "
-            f"{_NUMBER.name}, as mx.nd.sparse.row_sparse_array makes them"
-        )
-
-
 def rows_of(array: NDArray) -> Tuple[np.ndarray, np.ndarray]:
     """The numbers of the rows that a row_sparse array on the CPU has, and their elements by row.
 
@@ -65,7 +53,7 @@ def rows_of(array: NDArray) -> Tuple[np.ndarray, np.ndarray]:
 def with_rows(shape: Tuple[int, ...], dtype: str, count: int) -> NDArray:
     """A row_sparse array on the CPU that has memory for `count` rows, not initialised."""
     handle = _new_alloc_handle(
-        ROW_SPARSE, shape, mx.cpu(), False, np.dtype(dtype), [_NUMBER], [(count,)]
+        "row_sparse", shape, mx.cpu(), False, np.dtype(dtype), [_NUMBER], [(count,)]
     )
     return RowSparseNDArray(handle)
 

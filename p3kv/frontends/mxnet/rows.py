@@ -42,7 +42,6 @@ def layout(value: NDArray, outs: Iterable[NDArray], expected: bool) -> str:
     """
     gradients = (array.grad for array in (value, *outs) if isinstance(array, NDArray))
     if value.stype == ROW_SPARSE:
-        row_memory.check_numbers(value)
         chosen = "sparse_rows"
     elif expected or any(one is not None and one.stype == ROW_SPARSE for one in gradients):
         chosen = "touched_rows"
@@ -148,8 +147,6 @@ class Rows:
         Raises KeyMismatchError for an array that is not what the key was declared with.
         """
         check_sources(key, arrays)
-        for array in arrays:
-            row_memory.check_numbers(array)
         local = [array.as_in_context(mx.cpu()) for array in arrays]
         return local[0] if len(local) == 1 else mx.nd.add_n(*local)
 
