@@ -1,13 +1,15 @@
 """Servers and the scheduler beside a worker, where the launcher starts nothing but ranks.
 
 The worker starts them. They end with the job, and the worker's process waits for that when its
-script has ended: other workers may still train. If the worker is killed, the kernel ends them.
+script has ended: other workers may still train. If the worker is killed, the kernel ends them, and
+if the job does not let it in, it ends them itself.
 """
 
 from __future__ import annotations
 
 import atexit
 import ctypes
+import errno
 import os
 import signal
 import socket
@@ -20,6 +22,7 @@ from typing import Callable, List
 from p3kv.addresses import endpoint, family_of
 from p3kv.config import Launch
 from p3kv.errors import ConfigError
+from p3kv.wire.accounts import other_account_at
 from p3kv.wire.address import listening_address
 
 _BACKLOG = 1024
@@ -29,10 +32,13 @@ failure it is, and then they end the others."""
 _SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
 
 
-def start(launch: Launch, fails_for_another: Callable[[], bool]) -> None:
+def start(
+    launch: Launch, fails_for_another: Callable[[], bool], not_let_in: Callable[[], bool]
+) -> None:
     """Starts the processes that `launch` wants beside this one.
 
-    `fails_for_another()` says at the end whether the job has failed because of another rank.
+    `fails_for_another()` says at the end whether the job has failed because of another rank, and
+    `not_let_in()` whether this process has never belonged to it.
     Raises ConfigError if this host can't have the scheduler.
     """
     if not launch.beside:
@@ -63,7 +69,7 @@ def start(launch: Launch, fails_for_another: Callable[[], bool]) -> None:
                 )
             )
     # Before the worker's own: what is registered first comes last.
-    atexit.register(_wait, processes, parent, fails_for_another)
+    atexit.register(_wait, processes, parent, fails_for_another, not_let_in)
 
 
 def _listener(launch: Launch) -> socket.socket:
@@ -73,19 +79,34 @@ def _listener(launch: Launch) -> socket.socket:
             (address, launch.root_port), family=family_of(address), backlog=_BACKLOG
         )
     except OSError as error:
+        place = endpoint(launch.root_host, launch.root_port)
+        where = f"the scheduler, which runs beside rank 0, can't listen at {place}"
+        if error.errno == errno.EADDRINUSE:
+            account = other_account_at(launch.root_port)
+            whose = f" (its account is {account})" if account else ""
+            raise ConfigError(
+                f"{where}: another program does{whose}. Perhaps another process "
+                "has rank 0, too, or another job has the same port: give each job a MASTER_PORT or "
+                "DMLC_PS_ROOT_PORT of its own, the same in all its processes."
+            ) from error
         raise ConfigError(
-            f"the scheduler can't listen at {endpoint(launch.root_host, launch.root_port)}: "
-            f"{error.strerror}. It runs beside rank 0: DMLC_PS_ROOT_URI must be an address of that "
-            "host, and DMLC_PS_ROOT_PORT a free port there. Set them in all processes."
+            f"{where}: {error.strerror}. DMLC_PS_ROOT_URI must be an address of that host; set it "
+            "in all processes."
         ) from error
 
 
 def _wait(
-    processes: List[subprocess.Popen], parent: int, fails_for_another: Callable[[], bool]
+    processes: List[subprocess.Popen],
+    parent: int,
+    fails_for_another: Callable[[], bool],
+    not_let_in: Callable[[], bool],
 ) -> None:
     if os.getpid() != parent:
         return  # a fork of it
     with suppress(KeyboardInterrupt):
+        if not_let_in():
+            for process in processes:
+                process.terminate()
         for process in processes:
             process.wait()
         if fails_for_another():

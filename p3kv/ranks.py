@@ -91,6 +91,41 @@ def place(environ: Environ) -> Optional[Place]:
     )
 
 
+def out_of_range(role: str, rank: int, count: int) -> str:
+    """What to say where a launcher states a rank that its job does not have."""
+    ranks = "only rank 0" if count == 1 else f"ranks 0 to {count - 1}"
+    return (
+        f"{role} {rank} is out of range: this job has {count} {role}{'s' * (count > 1)}, so there "
+        f"{'is' if count == 1 else 'are'} {ranks} ({_stated_by(role)}). Start each {role} with a "
+        "rank of its own, from 0"
+    )
+
+
+def taken(role: str, rank: int, holder: str) -> str:
+    """What to say where another process, `holder`, has the rank that a launcher states."""
+    return (
+        f"rank {rank} is taken: another {role} has it ({holder}). A {role}'s rank is what its "
+        f"launcher states ({_stated_by(role)}). Start each {role} with a rank of its own, and each "
+        "job with a port of its own"
+    )
+
+
+def task_taken(role: str, task: int, holder: str) -> str:
+    """What to say where two processes of a role have the same number in their launcher's row."""
+    row = "DMLC_TASK_ID"
+    if role == "worker":
+        row += ", OMPI_COMM_WORLD_RANK or SLURM_PROCID"
+    return (
+        f"number {task} is taken: another {role} has it ({holder}). Their launcher numbers "
+        f"processes by {row}; set DMLC_{role.upper()}_ID to a rank of its own in each {role}"
+    )
+
+
+def _stated_by(role: str) -> str:
+    variable = f"DMLC_{role.upper()}_ID"
+    return f"{variable}, or its launcher's, such as RANK" if role == "worker" else variable
+
+
 def _first_host(launcher: _Launcher, environ: Environ) -> str:
     return _HERE if launcher.is_one_host(environ) else launcher.first_host(environ)
 

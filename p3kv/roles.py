@@ -65,7 +65,7 @@ def _join(launch: Launch) -> None:
     try:
         import_modules(config.plugins(), "P3KV_PLUGINS")
         config.current()  # a wrong setting is told at once
-        companions.start(launch, this_process.fails_for_another)
+        companions.start(launch, this_process.fails_for_another, this_process.not_let_in)
         this_process.join(launch, [front_end.name for front_end in FRONT_ENDS])
     except P3Error as error:
         if config.wants_traceback():

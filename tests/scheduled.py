@@ -26,7 +26,7 @@ def hello(role: str, wish: Optional[int] = None, **changes: Any) -> Hello:
         "version": VERSION,
         "job": NAME,
         "role": role,
-        "rank_wish": wish,
+        "rank": wish,
         "host": "10.0.0.7",
         "port": 4000 if role == "server" else 0,
         "pid": 321,

@@ -50,7 +50,7 @@ MAY_IMPORT: Dict[str, Set[str]] = {
     "p3kv.server": GROUND | MIDDLE | {"p3kv.report"},
     "p3kv.scheduler": GROUND | MIDDLE,
     "p3kv.top": GROUND | {"p3kv.report", "p3kv.wire"},
-    "p3kv.companions": GROUND | {"p3kv.wire.address"},
+    "p3kv.companions": GROUND | {"p3kv.wire.accounts", "p3kv.wire.address"},
     "p3kv.roles": GROUND | {"p3kv.companions", "p3kv.frontends", "p3kv.worker"},
     # What a front end hands over to a server is declared in `p3kv.server.optimizer`.
     "p3kv.frontends": GROUND

@@ -308,7 +308,7 @@ def test_the_place_is_what_any_launcher_for_mxnet_says() -> None:
     assert launch is not None
     assert (launch.role, launch.root_host, launch.root_port) == ("worker", "10.0.0.1", 9091)
     assert (launch.num_workers, launch.num_servers) == (4, 2)
-    assert launch.rank_wish is None
+    assert launch.rank is None
     assert launch.node_host is launch.interface is None
 
 
@@ -325,27 +325,29 @@ def test_the_job_s_name_is_given_or_made_of_what_all_its_processes_know() -> Non
 
 
 @pytest.mark.parametrize(
-    ("role", "environ", "wish"),
+    ("role", "environ", "rank", "task"),
     [
-        ("worker", {"DMLC_WORKER_ID": "3"}, 3),
-        ("worker", {"DMLC_TASK_ID": "2"}, 2),
-        ("worker", {"DMLC_WORKER_ID": "3", "DMLC_TASK_ID": "2"}, 3),
-        ("worker", {"OMPI_COMM_WORLD_RANK": "1"}, 1),
-        ("worker", {"SLURM_PROCID": "0"}, 0),
-        ("worker", {"DMLC_SERVER_ID": "1"}, None),
-        ("server", {"DMLC_SERVER_ID": "1"}, 1),
-        ("server", {"DMLC_TASK_ID": "2"}, 2),
+        ("worker", {"DMLC_WORKER_ID": "3"}, 3, None),
+        ("worker", {"DMLC_TASK_ID": "2"}, None, 2),
+        ("worker", {"DMLC_WORKER_ID": "3", "DMLC_TASK_ID": "2"}, 3, 2),
+        ("worker", {"OMPI_COMM_WORLD_RANK": "1"}, None, 1),
+        ("worker", {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2"}, None, 0),
+        # Of a batch script, which starts all of a job: all its processes have the same.
+        ("worker", {"SLURM_PROCID": "0"}, None, None),
+        ("worker", {"DMLC_SERVER_ID": "1"}, None, None),
+        ("server", {"DMLC_SERVER_ID": "1"}, 1, None),
+        ("server", {"DMLC_TASK_ID": "2"}, None, 2),
         # MPI counts all its processes: on a server its number says nothing of the servers.
-        ("server", {"OMPI_COMM_WORLD_RANK": "5", "SLURM_PROCID": "5"}, None),
-        ("worker", {"DMLC_WORKER_ID": ""}, None),
+        ("server", {"OMPI_COMM_WORLD_RANK": "5", "SLURM_PROCID": "5"}, None, None),
+        ("worker", {"DMLC_WORKER_ID": ""}, None, None),
     ],
 )
-def test_ranks_are_wished_as_launchers_number_them(
-    role: str, environ: Dict[str, str], wish: int
+def test_a_launcher_states_ranks_or_numbers_its_processes(
+    role: str, environ: Dict[str, str], rank: Optional[int], task: Optional[int]
 ) -> None:
     launch = Launch.from_environment({**LAUNCH, "DMLC_ROLE": role, **environ})
     assert launch is not None
-    assert launch.rank_wish == wish
+    assert (launch.rank, launch.task) == (rank, task)
 
 
 def test_addresses_come_from_the_environment() -> None:

@@ -286,7 +286,7 @@ def test_any_environment_is_a_place_that_can_be_told_to_others_or_a_config_error
         str(error).encode()
         return
     assert launch is not None
-    encode([launch.job, launch.root_host, launch.node_host, launch.rank_wish])
+    encode([launch.job, launch.root_host, launch.node_host, launch.rank])
     encode([settings.placement, settings.transport, settings.consistency])
 
 

@@ -187,7 +187,7 @@ def false_hello(**changes: object) -> Hello:
         "version": VERSION,
         "job": "another job",
         "role": "worker",
-        "rank_wish": 0,
+        "rank": 0,
         "host": "127.0.0.1",
         "port": 0,
         "pid": os.getpid(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, List, Optional, Tuple
 
 import pytest
@@ -25,20 +26,61 @@ from p3kv.wire.messages import (
     Roster,
     Welcomed,
 )
-from tests.scheduled import NAME, SLICE_SIZE, aborted, assembled, hello, of, running, to, worker
+from tests.scheduled import (
+    NAME,
+    SLICE_SIZE,
+    aborted,
+    assembled,
+    hello,
+    of,
+    running,
+    server,
+    to,
+    worker,
+)
 
 
-@given(st.permutations([None, None, None, 0, 1, 5, 5, 7]))
-def test_ranks_go_by_wish_then_by_arrival(wishes: List[Optional[int]]) -> None:
-    job = Job(NAME, len(wishes), 1)
+@given(st.permutations([(0, None), (3, 1), (5, 9), (None, 4), (None, 7), (None, None)]))
+def test_a_stated_rank_is_kept_and_others_get_what_is_free_by_number_then_by_arrival(
+    workers: List[Tuple[Optional[int], Optional[int]]],
+) -> None:
+    job = Job(NAME, len(workers), 1)
     job.handle(b"server", hello("server"))
     replies: Replies = []
-    for number, wish in enumerate(wishes):
+    for rank, task in workers:
         assert not job.assembled
-        replies = job.handle(b"%d" % number, hello("worker", wish))
-    rosters = of(replies, Roster)
-    order = sorted(range(len(wishes)), key=lambda n: (wishes[n] is None, wishes[n] or 0, n))
-    assert [rosters[b"%d" % number].rank for number in order] == list(range(len(wishes)))
+        replies = job.handle(f"{rank} {task}".encode(), hello("worker", rank, task=task))
+    ranks = {one: roster.rank for one, roster in of(replies, Roster).items() if one != b"server"}
+    assert ranks == {
+        b"0 None": 0, b"None 4": 1, b"None 7": 2, b"3 1": 3, b"None None": 4, b"5 9": 5
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("wrong", "reason"),
+    [
+        (hello("worker", 1), r"rank 1 is taken: another worker has it \(10.0.0.7, process 321\)"),
+        (hello("worker", 3), "worker 3 is out of range: this job has 3 workers.* ranks 0 to 2"),
+        (hello("worker", -1), "worker -1 is out of range.* RANK"),
+        (hello("worker", task=4), "number 4 is taken.* set DMLC_WORKER_ID to a rank of its own"),
+        (hello("server", 0), "rank 0 is taken: another server has it.*DMLC_SERVER_ID"),
+        (hello("server", 5), "server 5 is out of range: this job has 2 servers"),
+    ],
+    ids=["taken", "too large", "negative", "task", "server's, taken", "server's, too large"],
+)
+def test_a_rank_that_is_taken_or_out_of_range_is_refused_and_leaves_no_trace(
+    wrong: Hello, reason: str
+) -> None:
+    job = Job(NAME, 3, 2)
+    job.handle(server(0), hello("server", 0))
+    job.handle(worker(1), hello("worker", 1))
+    job.handle(b"4th", hello("worker", task=4))
+    ((receiver, refused),) = job.handle(b"x", wrong)
+    assert (receiver, isinstance(refused, Refused)) == (b"x", True)
+    assert re.search(reason, refused.reason), refused.reason
+    job.handle(server(1), hello("server", 1))
+    ranks = {one: it.rank for one, it in of(job.handle(b"w", hello("worker")), Roster).items()}
+    assert ranks == {server(0): 0, server(1): 1, worker(1): 1, b"4th": 0, b"w": 2}
 
 
 @given(st.permutations([("server", 0), ("server", 1), ("worker", 0), ("worker", 1), ("worker", 2)]))

@@ -55,7 +55,7 @@ def test_every_rank_is_a_worker_with_a_server_and_the_first_has_the_scheduler() 
     for rank in range(4):
         launch = Launch.from_environment({**mpirun(rank), **SECRET, "MINE": "kept"})
         assert launch is not None
-        assert (launch.role, launch.rank_wish, launch.num_workers) == ("worker", rank, 4)
+        assert (launch.role, launch.rank, launch.num_workers) == ("worker", rank, 4)
         assert (launch.root_host, launch.num_servers) == ("10.0.0.1", 4)
         roles = [env["DMLC_ROLE"] for env in launch.beside]
         assert roles == (["scheduler", "server"] if rank == 0 else ["server"])
@@ -64,7 +64,7 @@ def test_every_rank_is_a_worker_with_a_server_and_the_first_has_the_scheduler() 
             assert other is not None and env["MINE"] == "kept"
             assert (other.job, other.root_port) == (launch.job, launch.root_port)
             assert other.beside == () and other.secret == launch.secret
-            assert other.role == "scheduler" or other.rank_wish == rank
+            assert other.role == "scheduler" or other.rank == rank
 
 
 @pytest.mark.parametrize("servers", [1, 4, 6])

@@ -11,7 +11,7 @@ from p3kv.addresses import bare, endpoint
 from p3kv.config.unknown import told_of
 from p3kv.config.variables import flag, optional_number, text_of
 from p3kv.errors import ConfigError
-from p3kv.secret import FILE_VARIABLE, VARIABLE, check_local, job_secret
+from p3kv.secret import FILE_VARIABLE, VARIABLE, account_secret, check_local, job_secret
 
 ROLES = ("scheduler", "server", "worker")
 
@@ -27,8 +27,11 @@ class Launch:
     num_servers: int
     job: str
     """Name that all processes of the job share; a process with another name is refused."""
-    rank_wish: Optional[int] = None
-    """Processes of a role are ranked by their wishes, then by arrival."""
+    rank: Optional[int] = None
+    """The process's rank, where its launcher states it: it gets this one, or is refused."""
+    task: Optional[int] = None
+    """Its number among all that its launcher has started, of whatever role: processes of a role
+    without a rank get the free ones in the order of these numbers, then by arrival."""
     node_host: Optional[str] = None
     interface: Optional[str] = None
     scheduler_fd: Optional[int] = None
@@ -39,7 +42,8 @@ class Launch:
     launched: bool = False
     """'p3kv launch' has started the process, and says at the end what made the job fail."""
     secret: bytes = field(default=b"", repr=False)
-    """What only the job's processes know (`p3kv.secret`); empty if the job has none."""
+    """What only the job's processes know (`p3kv.secret`); empty if the job has none: then it is one
+    account's, on one machine."""
     beside: Tuple[Mapping[str, str], ...] = field(default=(), repr=False)
     """Environments of the processes that this one starts beside itself (`p3kv.ranks`)."""
 
@@ -78,7 +82,8 @@ class Launch:
             num_servers=num_servers,
             job=text_of("P3KV_JOB", environ)
             or f"{endpoint(host, port)}/{num_workers}w{num_servers}s",
-            rank_wish=_rank_wish(role, environ),
+            rank=optional_number(f"DMLC_{role.upper()}_ID", environ),
+            task=_task(role, environ),
             node_host=node_host,
             interface=interface,
             scheduler_fd=optional_number("P3KV_SCHEDULER_FD", environ),
@@ -87,6 +92,20 @@ class Launch:
             secret=secret,
             beside=tuple(beside),
         )
+
+    @property
+    def common_secret(self) -> bytes:
+        """What only those can have who may join: the job's secret, or else what only processes of
+        this account can read. Raises ConfigError where that is not private."""
+        return self.secret or account_secret()
+
+    @property
+    def wrong_rank(self) -> Optional[str]:
+        """What is wrong with a rank that this job can't have; None if nothing is."""
+        count = {"worker": self.num_workers, "server": self.num_servers}.get(self.role, 0)
+        if self.rank is None or 0 <= self.rank < count:
+            return None
+        return ranks.out_of_range(self.role, self.rank, count)
 
     @classmethod
     def of_a_worker(
@@ -124,15 +143,14 @@ def where_secret_is(environ: Mapping[str, str] = os.environ) -> Optional[str]:
     return FILE_VARIABLE if environ.get(FILE_VARIABLE) else VARIABLE
 
 
-def _rank_wish(role: str, environ: Mapping[str, str]) -> Optional[int]:
-    names = [f"DMLC_{role.upper()}_ID", "DMLC_TASK_ID"]
+def _task(role: str, environ: Mapping[str, str]) -> Optional[int]:
+    names = ["DMLC_TASK_ID"]
     if role == "worker":
-        names += ["OMPI_COMM_WORLD_RANK", "SLURM_PROCID"]
-    for name in names:
-        wish = optional_number(name, environ)
-        if wish is not None:
-            return wish
-    return None
+        names.append("OMPI_COMM_WORLD_RANK")
+        if environ.get("SLURM_STEP_NUM_TASKS"):  # a batch script has a number, and is no task
+            names.append("SLURM_PROCID")
+    numbers = (optional_number(name, environ) for name in names)
+    return next((number for number in numbers if number is not None), None)
 
 
 def _required(name: str, environ: Mapping[str, str], role: str) -> str:

@@ -15,6 +15,7 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from p3kv import words
+from p3kv.wire.accounts import own_account
 from p3kv.wire.refusals import Refusals
 
 _HUNG_UP = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
@@ -39,8 +40,11 @@ class Connections:
     """Follows the events of a ZeroMQ monitor. The system reuses a descriptor's number at once, so
     events are taken in their order, and all that have come before anything is decided."""
 
-    def __init__(self, monitor: zmq.Socket, num_processes: int, refusals: Refusals) -> None:
-        """`num_processes` of the job will connect."""
+    def __init__(
+        self, monitor: zmq.Socket, num_processes: int, refusals: Refusals, has_secret: bool
+    ) -> None:
+        """`num_processes` of the job will connect. A job without a secret is one account's."""
+        self._has_secret = has_secret
         self._monitor = monitor
         self._most_strangers = _MAX_STRANGERS + num_processes
         self._refusals = refusals
@@ -86,7 +90,7 @@ class Connections:
             place = self._strangers.pop(descriptor)
             if failure is not None:
                 host = "an unknown host" if place is None else place.host
-                self._refusals.note(_what_failed(failure, host))
+                self._refusals.note(_what_failed(failure, host, self._has_secret))
         return self._nodes.pop(descriptor, None)
 
     def _close_too_many(self) -> None:
@@ -98,7 +102,7 @@ class Connections:
                 _end(descriptor, place)
 
 
-def _what_failed(failure: int, host: str) -> str:
+def _what_failed(failure: int, host: str, has_secret: bool) -> str:
     if failure in (zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH, _HUNG_UP):
         says = words.current()
         # Both sides may see that the other speaks another protocol, and the first one hangs up.
@@ -107,6 +111,13 @@ def _what_failed(failure: int, host: str) -> str:
             f"a process on {host} {looked}speaks another protocol over ZeroMQ, very likely that of "
             f"{says.native_store}. If it is a worker of this job, its script must 'import p3kv' "
             f"first (or be started with 'p3kv run'), and use {says.use_store}."
+        )
+    if not has_secret:
+        return (
+            f"a process on {host} is of another account, or has a secret, or is in a container "
+            f"with a /tmp of its own. This job has no secret, so only processes of {own_account()} "
+            "can join it. Give each job a port of its own. If it belongs to this job, set the same "
+            "P3KV_SECRET (or P3KV_SECRET_FILE) in all its processes."
         )
     return (
         f"a process on {host} does not know this job's secret. If it belongs to this job, give it "

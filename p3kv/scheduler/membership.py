@@ -7,6 +7,7 @@ import secrets
 from dataclasses import dataclass
 from typing import Dict, List, Optional, Tuple
 
+from p3kv.ranks import out_of_range, taken, task_taken
 from p3kv.scheduler.replies import Replies
 from p3kv.slicing import Topology
 from p3kv.wire.messages import (
@@ -43,7 +44,8 @@ class Node:
 
 
 class Membership:
-    """The nodes of one job. Ranks go by the nodes' wishes, then by arrival."""
+    """The nodes of one job. A node has the rank that its launcher states; the free ones go to the
+    others, by their launchers' numbers, then by arrival."""
 
     def __init__(self, job: str, num_workers: int, num_servers: int) -> None:
         self._job = job
@@ -68,9 +70,10 @@ class Membership:
         self._assembled = True
         for role in self._wanted:
             nodes = self.role(role)
-            nodes.sort(key=lambda n: (n.hello.rank_wish is None, n.hello.rank_wish or 0, n.arrival))
-            for rank, node in enumerate(nodes):
-                node.rank = rank
+            stated = {node.hello.rank for node in nodes}
+            free = iter([rank for rank in range(len(nodes)) if rank not in stated])
+            for node in sorted(nodes, key=_turn):
+                node.rank = next(free) if node.hello.rank is None else node.hello.rank
         servers = [
             (node.hello.host, node.hello.port, node.hello.transport) for node in self.role("server")
         ]
@@ -150,15 +153,13 @@ class Membership:
         return self._nodes.get(identity)
 
     def ranked(self, role: str, rank: int) -> Optional[Node]:
-        """The node that has this rank, or asks for it, if it came."""
+        """The node that has this rank, if it came."""
         return next((node for node in self.role(role) if self.rank_of(node) == rank), None)
 
     def rank_of(self, node: Node) -> int:
-        """The node's rank; before ranks are given, the rank that it asks for."""
-        wish = node.hello.rank_wish
-        if node.rank == UNKNOWN and wish is not None and 0 <= wish < self._wanted[node.hello.role]:
-            return wish
-        return node.rank
+        """The node's rank; before ranks are given, the one that its launcher states."""
+        stated = node.hello.rank
+        return stated if node.rank == UNKNOWN and stated is not None else node.rank
 
     def called(self, node: Node) -> str:
         """The node's role and rank, as far as that is known."""
@@ -222,9 +223,9 @@ class Membership:
         )
 
     def _missing(self, role: str) -> List[int]:
-        """Ranks that no node has asked for, if all nodes that came ask for one; else unknown."""
+        """Ranks that no node has, if those of all that came are known; else none."""
         came = [self.rank_of(node) for node in self.role(role)]
-        if UNKNOWN in came or len(set(came)) < len(came):
+        if UNKNOWN in came:
             return []
         return [rank for rank in range(self._wanted[role]) if rank not in came]
 
@@ -250,7 +251,26 @@ class Membership:
                 f"all {self._wanted[hello.role]} {hello.role}s of the job have arrived already; "
                 "is a process of an earlier run still there, or is the number too small?"
             )
+        return self._wrong_number(hello)
+
+    def _wrong_number(self, hello: Hello) -> Optional[str]:
+        """Why a process can't have the number that its launcher gives it."""
+        role, rank, task = hello.role, hello.rank, hello.task
+        others = self.role(role)
+        if rank is not None:
+            if not 0 <= rank < self._wanted[role]:
+                return out_of_range(role, rank, self._wanted[role])
+            holder = next((node for node in others if node.hello.rank == rank), None)
+            return None if holder is None else taken(role, rank, holder.place())
+        if task is not None:
+            same = (node for node in others if (node.hello.rank, node.hello.task) == (None, task))
+            holder = next(same, None)
+            return None if holder is None else task_taken(role, task, holder.place())
         return None
+
+
+def _turn(node: Node) -> Tuple[bool, int, int]:
+    return (node.hello.task is None, node.hello.task or 0, node.arrival)
 
 
 def _as_bytes(name: str) -> bytes:

@@ -61,18 +61,13 @@ def run_scheduler(launch: Launch, settings: Settings) -> None:
     Raises ConfigError when the port is taken.
     """
     link = None if launch.launcher_fd is None else _launchers_end(launch.launcher_fd)
-    credentials = Credentials(launch.secret)
+    credentials = Credentials(launch.common_secret)
     context = zmq.Context()
     router = context.socket(zmq.ROUTER)
     # Before anybody can connect, so that no connection goes unnoticed, or unasked.
     monitor = router.get_monitor_socket(EVENTS)
     door = Door(context, credentials)
     credentials.protect_router(router)
-    if not launch.secret:
-        _log.warning(
-            "this job has no secret, so whoever has an account on this host can join it. "
-            "'p3kv launch' makes one; or set P3KV_SECRET."
-        )
     try:
         _bind(router, launch, settings)
         _Scheduler(launch, settings, router, monitor, door, link).serve()
@@ -138,7 +133,10 @@ class _Scheduler:
         self._door = door
         self._refusals = Refusals(_log)
         self._connections = Connections(
-            monitor, launch.num_workers + launch.num_servers, self._refusals
+            monitor,
+            launch.num_workers + launch.num_servers,
+            self._refusals,
+            bool(launch.secret),
         )
         self._last_arrival = time.monotonic()
         self._reminder = Reminder(self._last_arrival)
@@ -262,7 +260,10 @@ class _Scheduler:
             return
         if not knows:
             self._lines.begin(identity, connection)
-            self._heed(identity, hello)
+            replies = self._job.handle(identity, hello)
+            self._note_refusal(hello, replies)
+            self._send(replies)
+            self._heard(identity)
         node = self._job.node(identity)
         if node is None:
             self._lines.forget(identity)
@@ -276,6 +277,14 @@ class _Scheduler:
             if self._job.assembled:
                 self._tell_of_servers()
         self._arrived(connection, descriptor)
+
+    def _note_refusal(self, hello: Hello, replies: Replies) -> None:
+        """Says here, too, why a process that knows the job's secret is not let in: the others wait
+        for one in its place."""
+        for _, message in replies:
+            if isinstance(message, Refused):
+                who = f"the {hello.role} on {hello.host}, process {hello.pid}"
+                self._refusals.note(f"{who}: {message.reason}")
 
     def _tell_of_servers(self) -> None:
         """Warns, once in a job, where more servers would make it faster."""

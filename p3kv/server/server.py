@@ -53,7 +53,7 @@ def run_server(launch: Launch, settings: Settings) -> None:
     Raises ConfigError when this host does not have the address that it is to listen on.
     """
     address = own_address(launch)
-    credentials = Credentials(launch.secret)
+    credentials = Credentials(launch.common_secret)
     transport = make_transport(settings.transport, settings, credentials.transport_key())
     try:
         listener = transport.listen(address)

@@ -22,7 +22,7 @@ class Asker:
         self._at = endpoint(launch.root_host, launch.root_port)
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
-        Credentials(launch.secret).protect_dealer(self._socket)
+        Credentials(launch.common_secret).protect_dealer(self._socket)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.IPV6, 1)
         self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)

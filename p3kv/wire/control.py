@@ -13,9 +13,15 @@ from typing import Any, Callable, Deque, Dict, List, NoReturn, Optional, Tuple, 
 import zmq
 from msgspec import structs
 
-from p3kv.addresses import endpoint
 from p3kv.config import Launch, Settings
-from p3kv.errors import P3Error, PeerLostError, ProtocolError, RendezvousError, in_one_line
+from p3kv.errors import (
+    ConfigError,
+    P3Error,
+    PeerLostError,
+    ProtocolError,
+    RendezvousError,
+    in_one_line,
+)
 from p3kv.wire import silence
 from p3kv.wire.address import scheduler_address
 from p3kv.wire.credentials import Credentials
@@ -47,6 +53,8 @@ ALIVE_EVERY_S = 2.0
 """How often a node gives a sign of life, and looks whether the scheduler does."""
 _LINGER_S = 3.0
 """How long to wait until the last message has arrived: a Bye, or the reason why the job ends."""
+_IN_VAIN_S = 2.0
+"""How long to look for a scheduler that will refuse this process."""
 _PATIENCE_S = 2.0
 """How long a node that sees a loss waits for the scheduler's verdict on the cause."""
 
@@ -87,9 +95,7 @@ class ControlClient:
         self._created_at = time.monotonic()
         self._credentials = credentials
         self._address = f"tcp://{scheduler_address(launch)}"
-        self._contact = FirstContact(
-            endpoint(launch.root_host, launch.root_port), bool(launch.secret)
-        )
+        self._contact = FirstContact(launch.root_host, launch.root_port, bool(launch.secret))
         self._outbox: Deque[bytes] = deque()
         self._answers: Deque[Any] = deque()
         self._changed = threading.Condition()
@@ -117,6 +123,11 @@ class ControlClient:
         self._hello = hello(launch, settings, listen_address, transport, neighbourhood)
         self._thread.start()
 
+    @property
+    def not_let_in(self) -> bool:
+        """Whether this process will never belong to the job: refused, or nobody has answered."""
+        return self._error is not None and not self._welcomed
+
     def send(self, message: ToScheduler) -> None:
         """Sends a message; returns at once."""
         self._outbox.append(encode(message))
@@ -125,6 +136,10 @@ class ControlClient:
     def wait_until_welcome(self, timeout_s: float) -> None:
         """Returns once the scheduler has answered; RendezvousError if it has not done so
         `timeout_s` after this object was made. Logs now and then what it waits for."""
+        wrong = self._launch.wrong_rank
+        if wrong is not None:
+            # The scheduler says so to all, if there is one. Nothing else is worth waiting for.
+            timeout_s = min(timeout_s, _IN_VAIN_S)
         deadline = self._created_at + timeout_s
         reminder = Reminder(self._created_at)
         with self._changed:
@@ -133,7 +148,7 @@ class ControlClient:
                 now = time.monotonic()
                 if now >= deadline:
                     self._given_up = True
-                    self._error = self._contact.silence(timeout_s)
+                    self._error = ConfigError(wrong) if wrong else self._contact.silence(timeout_s)
                     raise self._error
                 if reminder.is_due(now):
                     _log.warning("%s", self._contact.waiting(timeout_s))

@@ -13,7 +13,9 @@ from typing import Optional
 import zmq
 
 from p3kv import words
+from p3kv.addresses import endpoint
 from p3kv.errors import RendezvousError
+from p3kv.wire.accounts import other_account_at, own_account
 
 _REFUSED = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 EVENTS = (
@@ -35,8 +37,9 @@ _OTHER_PORT = (
 class FirstContact:
     """Reads a ZeroMQ monitor's events. Belongs to one thread, but for `silence`."""
 
-    def __init__(self, address: str, has_secret: bool) -> None:
-        self._address = address
+    def __init__(self, host: str, port: int, has_secret: bool) -> None:
+        self._address = endpoint(host, port)
+        self._port = port
         self._has_secret = has_secret
         self._refusals = 0
         self._failed = False
@@ -89,6 +92,16 @@ class FirstContact:
         mine = "a secret, and this one has none"
         if self._has_secret:
             mine = "another secret than this process, or none"
+        else:
+            account = other_account_at(self._port)
+            if account is not None:
+                return RendezvousError(
+                    f"what listens at {self._address} is of another account, {account}, and this "
+                    f"process is of {own_account()}. Without a secret, a job has processes of one "
+                    "account only. Give each job a port of its own (DMLC_PS_ROOT_PORT, or "
+                    "MASTER_PORT); a job of several accounts needs the same P3KV_SECRET in all its "
+                    "processes"
+                )
         return RendezvousError(
             f"what listens at {self._address} refuses this process, or does not answer as a p3kv "
             f"scheduler does. If it is this job's scheduler, it has {mine}: set P3KV_SECRET (or "

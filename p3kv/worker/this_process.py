@@ -69,6 +69,11 @@ def fails_for_another() -> bool:
     return (failure.role, failure.rank) != ("worker", _worker.rank)
 
 
+def not_let_in() -> bool:
+    """Whether this process was to be a worker, and the job has refused it, or was not found."""
+    return _worker is None or _worker.not_let_in
+
+
 def trains_alone(how: str) -> None:
     """Warns, once, that this worker of a job shares nothing with the others: `how` says why.
 

@@ -91,7 +91,7 @@ class Worker:
         self._closed = False
         self._byes_left = 0
         self._switch_interval = SwitchInterval()
-        self._credentials = Credentials(launch.secret)
+        self._credentials = Credentials(launch.common_secret)
         self._clock = SchedulersClock(lambda message: self._control.send(message))
         # After all that may fail: nobody would close its sockets.
         self._loop = Loop()
@@ -224,6 +224,11 @@ class Worker:
     def failure(self) -> Optional[P3Error]:
         """The job's failure, if there is one."""
         return self._failure
+
+    @property
+    def not_let_in(self) -> bool:
+        """Whether the job has refused this process, or was not found."""
+        return self._control.not_let_in
 
     def check(self) -> None:
         """Raises the job's failure, if there is one, or ClosedError."""

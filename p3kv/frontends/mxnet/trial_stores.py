@@ -244,7 +244,7 @@ def store(trial: Trial, asynchronous: bool) -> KVStoreBase:
         return ClockedP3(_clock(trial))
     launch = Launch.from_environment()
     assert launch is not None
-    return Unconnected(_clock(trial), launch.rank_wish or 0, launch.num_workers)
+    return Unconnected(_clock(trial), launch.rank or 0, launch.num_workers)
 
 
 @functools.lru_cache(maxsize=None)

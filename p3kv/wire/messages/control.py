@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import List, Optional, Tuple, Union
 
+from msgspec import field
+
 from p3kv.transport import MAX_ADDRESS
 from p3kv.wire.header import LAST_ROUND
 from p3kv.wire.messages.base import (
@@ -38,7 +40,9 @@ class Hello(Message, frozen=True):
     version: str
     job: str
     role: str
-    rank_wish: Optional[int]
+    rank: Optional[int] = field(name="rank_wish")
+    """The rank that the launcher states. On the wire it has an older name, so that processes of
+    other versions can be told that they are of another one."""
     host: str
     port: int
     """Where a server listens, by its transport's number; 0 for a worker."""
@@ -54,6 +58,8 @@ class Hello(Message, frozen=True):
     """Whether a server encrypts; of workers, `Ready` says so."""
     neighbourhood: str = ""
     """Workers with the same host and the same neighbourhood can share memory; empty: with none."""
+    task: Optional[int] = None
+    """The process's number among all that its launcher has started, of whatever role."""
 
     def __post_init__(self) -> None:
         check_name("a transport's name", self.transport)
