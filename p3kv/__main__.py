@@ -1,4 +1,5 @@
-"""`python -m p3kv`: the command line, or in a server's or scheduler's role that role."""
+"""`python -m p3kv`: the command line. Without a command, in a server's or scheduler's role
+(DMLC_ROLE), that role."""
 
 import sys
 

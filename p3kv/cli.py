@@ -10,6 +10,7 @@ import shtab
 from p3kv import config
 from p3kv.commands import COMMANDS
 from p3kv.errors import P3Error
+from p3kv.streams import guard
 from p3kv.version import VERSION
 
 _WRONG, _INTERRUPTED = 2, 130
@@ -29,6 +30,7 @@ def main(argv: list[str] | None = None) -> int:
     An error of p3kv's is one line, with P3KV_VERBOSE=1 a traceback. Errors of a script that a
     command runs in this process are the script's affair (`own_errors`).
     """
+    guard()
     parser = _parser()
     arguments = sys.argv[1:] if argv is None else argv
     if not arguments:

@@ -21,6 +21,16 @@ Environ = Mapping[str, str]
 _HERE = "127.0.0.1"
 _MOST_DIGITS = 5
 _USUAL_PORT = 9091  # as dmlc_tracker
+_OF_A_RANK = {
+    "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE",
+    "ROLE_RANK", "ROLE_WORLD_SIZE", "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT",
+    "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_TASK_PID", "SLURM_GTIDS",
+    "JOB_COMPLETION_INDEX", "MPI_LOCALRANKID", "MPI_LOCALNRANKS",
+    "DMLC_ROLE", "DMLC_WORKER_ID", "DMLC_SERVER_ID", "DMLC_TASK_ID", "DMLC_NUM_ATTEMPT",
+    "DMLC_JOB_CLUSTER",
+}  # fmt: skip
+_OF_RANKS = ("OMPI_COMM_WORLD_", "PMIX_", "PMI_", "SLURM_STEP_", "TORCHELASTIC_")
+"""Which process of which launcher one is: variables, and how the names of others begin."""
 _PORTS = range(10_000, 32_768)
 """Linux gives none of them to a connection by itself."""
 
@@ -45,6 +55,8 @@ class _Launcher:
     """What only this job's processes have in common; empty if the launcher gives no such thing."""
     first_host: Callable[[Environ], str]
     """An address of rank 0's host; empty if the launcher does not tell."""
+    needs: str = ""
+    """A variable that it sets and others do not, where its other variables do not tell it."""
 
 
 def place(environ: Environ) -> Optional[Place]:
@@ -52,7 +64,7 @@ def place(environ: Environ) -> Optional[Place]:
 
     Raises ConfigError if the job has several hosts and nothing says which is the first.
     """
-    launcher = next((one for one in _LAUNCHERS if _is_number(environ, one.rank, one.size)), None)
+    launcher = next((one for one in _LAUNCHERS if _has_started(one, environ)), None)
     if launcher is None:
         return None
     rank, size = int(environ[launcher.rank]), int(environ[launcher.size])
@@ -77,7 +89,8 @@ def place(environ: Environ) -> Optional[Place]:
         "DMLC_NUM_SERVER": servers,
     }
     if job:
-        shared["P3KV_JOB"] = environ.get("P3KV_JOB") or job
+        # The user's name for a job may hold for several of them.
+        shared["P3KV_JOB"] = " ".join(filter(None, [environ.get("P3KV_JOB"), job]))
     scheduler = [{**shared, "DMLC_ROLE": "scheduler"}] if rank == 0 else []
     return Place(
         {**shared, "DMLC_ROLE": "worker", "DMLC_WORKER_ID": str(rank)},
@@ -89,6 +102,20 @@ def place(environ: Environ) -> Optional[Place]:
             ),
         ),
     )
+
+
+def _first_host(launcher: _Launcher, environ: Environ) -> str:
+    return _HERE if launcher.is_one_host(environ) else launcher.first_host(environ)
+
+
+def without_ranks(environ: Environ) -> Dict[str, str]:
+    """The environment without what launchers say of a process: it describes another one than those
+    that get it."""
+    return {
+        name: value
+        for name, value in environ.items()
+        if name not in _OF_A_RANK and not name.startswith(_OF_RANKS)
+    }
 
 
 def out_of_range(role: str, rank: int, count: int) -> str:
@@ -126,8 +153,9 @@ def _stated_by(role: str) -> str:
     return f"{variable}, or its launcher's, such as RANK" if role == "worker" else variable
 
 
-def _first_host(launcher: _Launcher, environ: Environ) -> str:
-    return _HERE if launcher.is_one_host(environ) else launcher.first_host(environ)
+def _has_started(launcher: _Launcher, environ: Environ) -> bool:
+    told = not launcher.needs or bool(environ.get(launcher.needs))
+    return told and _is_number(environ, launcher.rank, launcher.size)
 
 
 def _is_number(environ: Environ, *names: str) -> bool:
@@ -157,7 +185,19 @@ def _numbered(prefix: str, *names: str) -> Callable[[Environ], str]:
     return job
 
 
+_TORCHRUNS = "TORCHELASTIC_RUN_ID"
+
 _LAUNCHERS = (
+    # First: mpirun or srun may have started torchrun on each host, and does not number its ranks.
+    _Launcher(
+        "torchrun",
+        "RANK",
+        "WORLD_SIZE",
+        lambda env: env.get("LOCAL_WORLD_SIZE") == env["WORLD_SIZE"],
+        _numbered("torchrun", "MASTER_ADDR", "MASTER_PORT", _TORCHRUNS),
+        lambda env: env.get("MASTER_ADDR", ""),
+        needs=_TORCHRUNS,
+    ),
     _Launcher(
         "Open MPI's mpirun",
         "OMPI_COMM_WORLD_RANK",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import sys
+from types import FrameType
 from typing import Optional
 
 from p3kv import companions, config
@@ -13,22 +14,29 @@ from p3kv.errors import ConfigError, P3Error, RendezvousError
 from p3kv.frontends import FRONT_ENDS
 from p3kv.log import Lines
 from p3kv.registry import import_modules
+from p3kv.streams import guard
 from p3kv.trial import NATIVE, Report, Trial, tell
 from p3kv.worker import this_process
 
 _log = logging.getLogger("p3kv")
+
+_IMPORTING = ("p3kv", "importlib", "_frozen_importlib")
+_LOCATES = "_get_module_details"
+"""The function of runpy that imports the package of a module that is to run."""
 
 
 def take_over() -> None:
     """Gives this process the role that its launcher has chosen.
 
     A scheduler or server serves its job here and ends the process. A worker registers with the
-    scheduler and goes on. A process that no launcher has started goes on unchanged.
+    scheduler and goes on. A process that no launcher has started goes on unchanged, and so does
+    p3kv's own command line, whatever it inherits: its commands belong to no job.
     """
     if multiprocessing.current_process().name != "MainProcess":
         return  # a data loader's helper, say, which has inherited the environment
-    launch = _launch()
+    launch = None if _is_command() else _launch()
     if launch is not None:
+        guard()
         _start_logging(launch.role)
     # Without a role, no handler of ours says whose line it is.
     whose = "p3kv: " if launch is None else ""
@@ -45,6 +53,34 @@ def take_over() -> None:
         _join(launch)
     else:
         sys.exit(_serve(launch))
+
+
+def _is_command() -> bool:
+    """Whether p3kv is imported as the command line, and not for a script: by `python -m p3kv`, or
+    for its `p3kv.cli`, as the p3kv script does.
+
+    A script that `p3kv run` runs has its role. So has `python -m p3kv` without a command where
+    DMLC_ROLE names one that runs no script: launchers start such processes by it.
+    """
+    by_module = by_script = False
+    frame: Optional[FrameType] = sys._getframe(1)
+    # From this import outwards: importlib's frames, and then who imports.
+    while frame is not None and _package(frame) in _IMPORTING:
+        by_script = by_script or frame.f_locals.get("name") == "p3kv.cli"
+        frame = frame.f_back
+    if frame is not None:
+        by_module = (_package(frame), frame.f_code.co_name) == ("runpy", _LOCATES)
+    words = sys.argv[1:]
+    if by_module and not words:
+        return not config.serves()
+    runs_script = words[:1] == ["run"] and len(words) > 1 and not words[1].startswith("-")
+    return (by_module or by_script) and not runs_script
+
+
+def _package(frame: FrameType) -> str:
+    """The package, or module outside of packages, whose code a frame runs."""
+    name: str = frame.f_globals.get("__name__", "")
+    return name.partition(".")[0]
 
 
 def _launch() -> Optional[Launch]:

@@ -16,8 +16,8 @@ ROOT = Path(__file__).parent.parent
 
 GROUND = {
     "p3kv.addresses", "p3kv.errors", "p3kv.config", "p3kv.forwarding", "p3kv.log", "p3kv.naming",
-    "p3kv.ranks",
-    "p3kv.registry", "p3kv.secret", "p3kv.trace", "p3kv.trial", "p3kv.version", "p3kv.words",
+    "p3kv.ranks", "p3kv.registry", "p3kv.secret", "p3kv.streams", "p3kv.trace", "p3kv.trial",
+    "p3kv.version", "p3kv.words",
 }  # fmt: skip
 MIDDLE = {
     "p3kv.checkpoints", "p3kv.wire", "p3kv.slicing", "p3kv.codecs", "p3kv.consistency",
@@ -32,6 +32,7 @@ MAY_IMPORT: Dict[str, Set[str]] = {
     "p3kv.naming": set(),
     "p3kv.registry": {"p3kv.errors"},
     "p3kv.words": set(),
+    "p3kv.streams": set(),
     "p3kv.forwarding": set(),
     "p3kv.ranks": {"p3kv.errors"},
     "p3kv.secret": {"p3kv.addresses", "p3kv.errors"},
@@ -111,7 +112,10 @@ KNOW_NO_FRAMEWORK = (
     "p3kv.trial", "p3kv.frontends.front_end",
     "p3kv.frontends.attach",
 )  # fmt: skip
-WORDS_OF_FRAMEWORKS = re.compile(r"mxnet|gluon|kvstore=|torch|\bmx\.|\bkv\.", re.IGNORECASE)
+WORDS_OF_FRAMEWORKS = re.compile(
+    r"mxnet|gluon|kvstore=|torch(?!run|elastic)|\bmx\.|\bkv\.", re.IGNORECASE
+)
+"""torchrun starts scripts of any framework."""
 HANDS_ON_THE_ENVIRONMENT = {
     "p3kv.launcher.agents", "p3kv.launcher.guardian", "p3kv.launcher.launch",
 }  # fmt: skip

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Iterator, List
 
 import pytest
 
 from p3kv import cli
-from tests.jobs import DEADLINE_S, environment, run
+from tests.jobs import DEADLINE_S, JOIN, SUMS_ONLY, environment, run
 
 P3KV = [sys.executable, "-m", "p3kv"]
 COLUMNS = 80
@@ -104,3 +106,92 @@ def test_bash_completes(words: List[str], expected: List[str], tmp_path: Path) -
         cwd=tmp_path, stdout=subprocess.PIPE, text=True, timeout=DEADLINE_S,
     )  # fmt: skip
     assert answer.stdout.split() == expected
+
+
+# In an environment of a job.
+
+INHERITED = {
+    "ranks": {"RANK": 0, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "LOCAL_RANK": 0},
+    "torchrun": {
+        "RANK": 1, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "TORCHELASTIC_RUN_ID": "x"
+    },
+    "srun": {"SLURM_PROCID": 0, "SLURM_STEP_NUM_TASKS": 2, "SLURM_STEP_NUM_NODES": 1},
+    "mpirun": {
+        "OMPI_COMM_WORLD_RANK": 0, "OMPI_COMM_WORLD_SIZE": 2, "OMPI_COMM_WORLD_LOCAL_SIZE": 2
+    },
+    "worker": {"DMLC_ROLE": "worker", "DMLC_WORKER_ID": 1, "DMLC_TASK_ID": 1},
+    "server": {"DMLC_ROLE": "server"},
+    "scheduler": {
+        "DMLC_ROLE": "scheduler", "DMLC_PS_ROOT_URI": "127.0.0.1", "DMLC_PS_ROOT_PORT": 9,
+        "DMLC_NUM_WORKER": 1, "DMLC_NUM_SERVER": 1,
+    },
+}  # fmt: skip
+SCRIPT = [str(Path(sys.executable).parent / "p3kv")]
+SAYS_RANKS = (
+    "import os; print('mine:', *sorted(n for n in os.environ if n in ('RANK', 'WORLD_SIZE', "
+    "'MASTER_ADDR', 'DMLC_TASK_ID', 'SLURM_PROCID', 'OMPI_COMM_WORLD_RANK', 'DMLC_WORKER_ID')))"
+)
+COMMANDS = {
+    "--version": (["--version"], 0, "p3kv "),
+    "--help": (["--help"], 0, "usage: p3kv"),
+    "completion": (["--print-completion", "bash"], 0, "complete"),
+    "run --help": (["run", "--help"], 0, "usage: p3kv run"),
+    "doctor": (["doctor"], None, ""),
+    "trace": (["trace", "no-such-folder"], 2, "no-such-folder"),
+    "plan": (["plan", "--help"], 0, "usage"),
+    "compare": (["compare", "--help"], 0, "usage"),
+    "top": (["top", "1"], 2, "process 1 belongs to no job of yours"),
+    "launch": (
+        ["launch", "-n", "1", "--", sys.executable, "-c", f"import p3kv; {SAYS_RANKS}"],
+        None, "mine: DMLC_WORKER_ID\n",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("inherited", INHERITED)
+def test_commands_belong_to_no_job_whatever_they_inherit(inherited: str) -> None:
+    env = environment(**INHERITED[inherited], P3KV_SECRET="", P3KV_RENDEZVOUS_TIMEOUT_S=20)
+    # All the time limit is for the machine's other work: none of them waits for anything.
+    with ThreadPoolExecutor(2) as pool:
+        ended = dict(
+            zip(COMMANDS, pool.map(lambda one: run([*P3KV, *one[0]], env, 60), COMMANDS.values()))
+        )
+    by_script = run([*SCRIPT, "--version"], env, 60)
+    assert (by_script.code, by_script.output) == (0, ended["--version"].output)
+    without = run(SCRIPT, env, 60)
+    assert without.code == 2 and "run a whole job" in without.output
+    for name, (_, code, words) in COMMANDS.items():
+        said = ended[name].output
+        assert words in said and (code is None or code == ended[name].code), f"{name}: {said}"
+        assert "DMLC_PS_ROOT_URI is not set" not in said, f"{name}: {said}"
+        assert "p3kv scheduler:" not in said and "p3kv worker:" not in said, f"{name}: {said}"
+
+
+def test_run_takes_the_role_that_it_inherits(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("")
+    for command in (P3KV, SCRIPT):
+        result = run([*command, "run", str(script)], environment(DMLC_ROLE="worker"), 60)
+        assert result.code == 1
+        assert "DMLC_PS_ROOT_URI is not set, but DMLC_ROLE=worker" in result.output
+
+
+# Without standard streams.
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", ">&- 2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize("name", ["--version", "doctor", "trace", "launch", "without a command"])
+def test_commands_do_without_standard_streams(closed: str, name: str, tmp_path: Path) -> None:
+    words, code = COMMANDS[name][:2] if name in COMMANDS else ([], 2)
+    if name == "launch":
+        done = f"open({str(tmp_path / 'done')!r}, 'w'); print('said')"
+        words, code = ["launch", "-n", "1", "-s", "1", "--", *JOIN[:1], "-c"], 0
+        words.append(f"import runpy, sys; runpy.run_path({JOIN[1]!r}); {done}")
+    command = f"{shlex.join([*P3KV, *words])} {closed}"
+    result = run(["bash", "-c", command], environment(**SUMS_ONLY), 60)
+    assert "Traceback" not in result.output and "Bad file" not in result.output, result.output
+    if code is not None:
+        assert result.code == code, result.output
+    if name == "launch":
+        assert (tmp_path / "done").exists()
+        assert ("said" in result.output) == (">&-" not in closed.replace("2>&-", ""))

@@ -180,6 +180,22 @@ def _connections(port: int) -> int:
     return sum(one.laddr[1] == port and one.status == "ESTABLISHED" for one in found)
 
 
+def test_two_jobs_of_one_launcher_at_one_port_stay_two(ranks: Ranks) -> None:
+    first, second = ({"TORCHELASTIC_RUN_ID": run} for run in ("first", "second"))
+    ranks.start("0", 0, **first)
+    eventually(ranks.listens)
+    ranks.start("second's 1", 1, **second)
+    ranks.since = time.monotonic()
+    (refused,) = ranks.ended("second's 1").values()
+    words = "the scheduler at this address runs another job"
+    assert refused.code == 1 and refused.seconds < PROMISED_S
+    assert lines(refused, f"p3kv worker: {words}") == 1, refused.output
+    ranks.start("1", 1, **first)
+    ended = ranks.ended("0", "1")
+    assert [one.code for one in ended.values()] == [0, 0], ended["0"].output
+    assert words in ended["0"].output
+
+
 # Accounts.
 
 OTHER_UID = 65534

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Dict
+from typing import Dict, List, Tuple
 
 import pytest
 
@@ -122,6 +122,33 @@ def test_rank_and_world_size_are_enough_where_the_first_host_is_told() -> None:
     ports = {one["DMLC_PS_ROOT_PORT"] for one in found}
     assert len(ports) == 2 and not ports & {"29500", "29501"}
     assert root({**torchrun(1), **mpirun(1)}) == "10.0.0.1"
+
+
+def test_a_job_has_its_launcher_s_number_also_where_the_user_names_it_and_the_port() -> None:
+    def name(environ: Dict[str, str]) -> str:
+        fixed = {"DMLC_PS_ROOT_PORT": "9000", "DMLC_PS_ROOT_URI": "127.0.0.1"}
+        launch = Launch.from_environment({**environ, **fixed})
+        assert launch is not None
+        return launch.job
+
+    several: List[Tuple[Dict[str, str], ...]] = [
+        (srun(0), srun(0, step="1"), {**srun(0), "SLURM_JOB_ID": "8"}),
+        (mpirun(0), {**mpirun(0), "PMIX_NAMESPACE": "1441988610"}),
+        tuple({**torchrun(0), "TORCHELASTIC_RUN_ID": run} for run in ("a", "b")),
+        (torchrun(0), torchrun(0, port=29501)),
+    ]
+    for jobs in several:
+        for named in ({}, {"P3KV_JOB": "tuesday"}):
+            assert len({name({**one, **named}) for one in jobs}) == len(jobs)
+        others = [{**one, "P3KV_JOB": day} for one in jobs for day in ("tuesday", "friday")]
+        assert len({name(one) for one in others}) == len(others)
+    assert name(srun(0)) == name(srun(1))
+
+
+def test_torchrun_inside_of_an_allocation_counts_before_srun() -> None:
+    found = place({**srun(1), **torchrun(3), "TORCHELASTIC_RUN_ID": "none"})
+    assert found is not None
+    assert (found.variables["DMLC_WORKER_ID"], found.variables["DMLC_NUM_WORKER"]) == ("3", "4")
 
 
 def test_mpirun_inside_of_an_allocation_counts_before_srun() -> None:

@@ -128,6 +128,11 @@ class Launch:
         return launch
 
 
+def serves(environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether DMLC_ROLE names a role that runs no script."""
+    return environ.get("DMLC_ROLE") in ("scheduler", "server")
+
+
 def root_host(environ: Mapping[str, str] = os.environ) -> Optional[str]:
     """DMLC_PS_ROOT_URI, if it is set: the scheduler's host."""
     return text_of("DMLC_PS_ROOT_URI", environ) or None

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Mapping, Sequence
 
 from p3kv.launcher.line import Line
+from p3kv.ranks import without_ranks
 from p3kv.secret import SECRET_BYTES
 
 HOST = "127.0.0.1"
@@ -16,8 +17,7 @@ HOST = "127.0.0.1"
 # Set for one role only, or for none: an old value from the launcher's own environment would mislead
 # the others.
 _SET_PER_PART = (
-    "DMLC_WORKER_ID", "DMLC_SERVER_ID", "P3KV_SCHEDULER_FD", "P3KV_LAUNCHER_FD",
-    "P3KV_SECRET_FILE",
+    "P3KV_SCHEDULER_FD", "P3KV_LAUNCHER_FD", "P3KV_SECRET_FILE",
 )  # fmt: skip
 
 
@@ -50,10 +50,10 @@ def job_parts(
 ) -> list[Part]:
     """Returns a scheduler, `num_servers` servers and `num_workers` workers that run `command`.
 
-    The scheduler listens on `port` of `host`. `env` reaches every part whole; only the variables
-    that describe the job are set on top of it.
+    The scheduler listens on `port` of `host`. `env` reaches every part, without what a
+    launcher says of this process, and with the variables that describe the job on top of it.
     """
-    shared = {key: value for key, value in env.items() if key not in _SET_PER_PART}
+    shared = {key: value for key, value in without_ranks(env).items() if key not in _SET_PER_PART}
     shared.update(
         DMLC_PS_ROOT_URI=host,
         DMLC_PS_ROOT_PORT=str(port),
