@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import sys
 
 import shtab
@@ -10,10 +11,10 @@ import shtab
 from p3kv import config
 from p3kv.commands import COMMANDS
 from p3kv.errors import P3Error
-from p3kv.streams import guard
+from p3kv.streams import drop_output, guard
 from p3kv.version import VERSION
 
-_WRONG, _INTERRUPTED = 2, 130
+_WRONG, _INTERRUPTED, _BROKEN_PIPE = 2, 130, 141
 
 _DESCRIPTION = """\
 A key-value store that makes distributed training with MXNet faster where the
@@ -39,11 +40,20 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         exit_code: int = options.do(options)
+        sys.stdout.flush()
     except P3Error as error:
         if not options.own_errors or config.wants_traceback():
             raise
         print(f"{options.parser.prog}: {error}", file=sys.stderr)
         return _WRONG
+    except OSError as error:
+        if not options.own_errors or error.errno not in (errno.EPIPE, errno.ENOSPC):
+            raise
+        drop_output()
+        if error.errno == errno.EPIPE:
+            return _BROKEN_PIPE
+        print(f"{options.parser.prog}: can't write: {error.strerror}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         if not options.own_errors:
             raise

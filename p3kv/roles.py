@@ -34,7 +34,9 @@ def take_over() -> None:
     """
     if multiprocessing.current_process().name != "MainProcess":
         return  # a data loader's helper, say, which has inherited the environment
-    launch = None if _is_command() else _launch()
+    if _is_command():
+        config.forget_rank()
+    launch = _launch()
     if launch is not None:
         guard()
         _start_logging(launch.role)

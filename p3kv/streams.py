@@ -21,3 +21,11 @@ def guard() -> None:
             os.set_inheritable(number, True)
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115  stays open
+
+
+def drop_output() -> None:
+    """Drops what is printed from now on, and what has not left: the standard output takes no more,
+    and Python would try it once more at its end."""
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, sys.stdout.fileno())
+    os.close(nothing)

@@ -136,7 +136,7 @@ COMMANDS = {
     "--help": (["--help"], 0, "usage: p3kv"),
     "completion": (["--print-completion", "bash"], 0, "complete"),
     "run --help": (["run", "--help"], 0, "usage: p3kv run"),
-    "doctor": (["doctor"], None, ""),
+    "doctor": (["doctor"], None, "this host:"),
     "trace": (["trace", "no-such-folder"], 2, "no-such-folder"),
     "plan": (["plan", "--help"], 0, "usage"),
     "compare": (["compare", "--help"], 0, "usage"),
@@ -195,3 +195,18 @@ def test_commands_do_without_standard_streams(closed: str, name: str, tmp_path: 
     if name == "launch":
         assert (tmp_path / "done").exists()
         assert ("said" in result.output) == (">&-" not in closed.replace("2>&-", ""))
+
+
+@pytest.mark.parametrize(
+    ("where", "said", "code"),
+    [
+        ("| true", "", 141),
+        ("> /dev/full", "p3kv doctor: can't print: No space left on device\n", 1),
+    ],
+)
+def test_a_command_whose_output_nobody_takes_says_so_in_one_line(
+    where: str, said: str, code: int
+) -> None:
+    command = f"{shlex.join([*P3KV, 'doctor'])} {where}; exit ${{PIPESTATUS[0]}}"
+    result = run(["bash", "-c", command], environment(PYTHONUNBUFFERED=1), 60)
+    assert (result.output, result.code) == (said, code)

@@ -132,9 +132,7 @@ def test_a_script_that_fails_shows_its_own_words_and_ends_the_comparison() -> No
 def test_too_few_steps_are_refused() -> None:
     result = compared(SCRIPTS / "short_training.py", 5, **SUMS_ONLY)
     assert result.code == 1
-    assert (
-        "the script ended after 5 steps, and 8 are needed at least" in result.output
-    )
+    assert "the script ended after 5 steps, and 8 are needed at least" in result.output
 
 
 @pytest.mark.long

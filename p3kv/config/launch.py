@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
-from typing import Mapping, Optional, Tuple
+from typing import Mapping, MutableMapping, Optional, Tuple
 
 from p3kv import ranks
 from p3kv.addresses import bare, endpoint
@@ -126,6 +126,13 @@ class Launch:
         launch = cls.from_environment(pretended)
         assert launch is not None
         return launch
+
+
+def forget_rank(environ: MutableMapping[str, str] = os.environ) -> None:
+    """Takes out of the environment what a launcher says of this process, which is no part of its
+    job: a framework that is imported here would take a role by it, too."""
+    for name in set(environ) - set(ranks.without_ranks(environ)):
+        del environ[name]
 
 
 def serves(environ: Mapping[str, str] = os.environ) -> bool:
