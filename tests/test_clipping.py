@@ -90,7 +90,7 @@ class Server:
     def complete(self, step: int, name: str) -> np.ndarray:
         total = np.full(3, 2, np.float32)
         assert self.clipping.is_new(step, name)
-        self.clipping.hold(step, name, total)
+        self.clipping.hold(step, name, len(total), total)
         assert not self.clipping.is_new(step, name)
         return total
 
@@ -112,7 +112,7 @@ def test_squares_are_sent_when_all_that_was_pushed_is_summed(told_first: bool) -
     assert list(server.clipping.scaled(7, 0.5)) == ["a", "b"]
     assert not server.clipping.holds(7)
     for total in totals:
-        server.clipping.scale(7, total)
+        server.clipping.scale(7, len(total), total)
         np.testing.assert_array_equal(total, np.ones(3))
     assert not server.clipping.steps
 

@@ -5,6 +5,7 @@ Nothing here knows of sockets: pushes go in, values to send come out.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Dict, Iterator, List, Optional, Sequence, Tuple
 
 import numpy as np
@@ -74,6 +75,29 @@ class Aggregator:
         `gradient` has the slice's elements, or the bytes `encoded` that its codec reads. Raises
         ProtocolError for a push that can't be right.
         """
+        current = self._count(state, rank, round, wants_result, priority, step)
+        if encoded is None:
+            self._add(state, current, rank, gradient)
+        else:
+            self._add_encoded(state, current, rank, encoded)
+            gradient.retire()
+        if self.checks_finite and round != INITIAL_ROUND:
+            total = current.by_rank[rank] if self.deterministic else current.total
+            assert total is not None
+            check_sum(total.array, state.called, round, rank)
+
+    def push_no_gradient(
+        self, state: SliceState, rank: int, round: int, wants_result: bool, priority: int, step: int
+    ) -> None:
+        """Counts a worker that has no gradient for a round; otherwise as `push`."""
+        if round == INITIAL_ROUND:
+            raise ProtocolError(f"it gave no initial value of {state.name()}")
+        current = self._count(state, rank, round, wants_result, priority, step)
+        current.lacks_gradient = True
+
+    def _count(
+        self, state: SliceState, rank: int, round: int, wants_result: bool, priority: int, step: int
+    ) -> Round:
         current = self._open_round(state, rank, round, step)
         current.arrived.add(rank)
         if wants_result:
@@ -85,15 +109,7 @@ class Aggregator:
         if rank == 0:
             current.step = step
         current.priority = priority
-        if encoded is None:
-            self._add(state, current, rank, gradient)
-        else:
-            self._add_encoded(state, current, rank, encoded)
-            gradient.retire()
-        if self.checks_finite and round != INITIAL_ROUND:
-            total = current.by_rank[rank] if self.deterministic else current.total
-            assert total is not None
-            check_sum(total.array, state.called, round, rank)
+        return current
 
     def push_in_host_sum(
         self,
@@ -127,12 +143,12 @@ class Aggregator:
         state: SliceState,
         rank: int,
         round: int,
-        total: Buffer,
+        total: Optional[Buffer],
         wants_result: bool,
         priority: int,
     ) -> None:
         """Adds the sum of a host's workers, which its sender has announced and which are counted
-        each on its own; otherwise as `push`."""
+        each on its own; otherwise as `push`. None: none of them had a gradient."""
         current = state.open_rounds.get(round)
         if current is None or rank not in current.host_sums:
             raise ProtocolError(f"worker {rank} has announced no sum of {state.name()}")
@@ -140,7 +156,10 @@ class Aggregator:
         if wants_result:
             current.wanting.append(rank)
         current.priority = priority
-        self._add(state, current, rank, total)
+        if total is None:
+            current.lacks_gradient = True
+        else:
+            self._add(state, current, rank, total)
 
     def end_rounds(self, state: SliceState) -> Iterator[Result]:
         """Ends the rounds of a slice that are complete, usually none or one.
@@ -289,9 +308,11 @@ class Aggregator:
             return False
         current = state.open_rounds[state.round + 1]
         if self.clipping.is_new(current.step, state):
-            current.total = self._total(state, current)
-            current.by_rank.clear()
-            self.clipping.hold(current.step, state, current.total.array)
+            if _has_gradient(state, current):
+                current.total = self._total(state, current)
+                current.by_rank.clear()
+            total = None if current.total is None else current.total.array
+            self.clipping.hold(current.step, state, state.length, total)
         return self.clipping.holds(current.step)
 
     def _needs_whole(self, state: SliceState) -> bool:
@@ -319,12 +340,14 @@ class Aggregator:
             )
         optimizer = self.optimizers[key.store]
         rounds = [self._next_round(state) for state in states]
+        if not _has_gradient(states[0], rounds[0]):
+            return [self._unchanged(state, ended) for state, ended in zip(states, rounds)]
         totals = [self._total(state, ended) for state, ended in zip(states, rounds)]
         total = np.concatenate([buffer.array for buffer in totals])
         for buffer in totals:
             buffer.retire()
         if self.clipping.steps and states[0].own is None:
-            self.clipping.scale(rounds[0].step, total)
+            self.clipping.scale(rounds[0].step, len(total), total)
         weight = np.concatenate([_value(state).array for state in states])
         optimizer.update(key, WHOLE, weight, total, self._update_step(states[0], rounds[0]))
         start = 0
@@ -347,6 +370,8 @@ class Aggregator:
 
     def _end_round(self, state: SliceState) -> Result:
         ended = self._next_round(state)
+        if not _has_gradient(state, ended):
+            return self._unchanged(state, ended)
         total = self._total(state, ended)
         optimizer = self.optimizers.get(state.key.store)
         if state.round == INITIAL_ROUND or optimizer is None:
@@ -363,11 +388,18 @@ class Aggregator:
                 # A straggler is still being sent the old value, so it must stay as it is.
                 value = state.value = self._copy(value)
             if self.clipping.steps and state.own is None:
-                self.clipping.scale(ended.step, total.array)
+                self.clipping.scale(ended.step, state.length, total.array)
             step = self._update_step(state, ended)
             optimizer.update(state.key, state.index, value.array, total.array, step)
             total.retire()
         return self._result(state, ended)
+
+    def _unchanged(self, state: SliceState, ended: Round) -> Result:
+        """The result of a round for which no worker had a gradient: neither the optimizer nor what
+        it remembers hears of the round."""
+        if self.clipping.steps and state.own is None:
+            self.clipping.scale(ended.step, state.length, None)
+        return dataclasses.replace(self._result(state, ended), no_gradient=True)
 
     @staticmethod
     def _result(state: SliceState, ended: Round) -> Result:
@@ -380,8 +412,6 @@ class Aggregator:
         if ended.total is not None:
             return ended.total
         buffers = [ended.by_rank[rank] for rank in sorted(ended.by_rank)]
-        if not buffers:
-            raise ProtocolError(f"nobody has sent the sum of {state.name()} in round {ended.round}")
         total = buffers[0]
         for gradient in buffers[1:]:
             np.add(total.array, gradient.array, out=total.array)
@@ -409,6 +439,15 @@ class Aggregator:
 def _value(state: SliceState) -> Buffer:
     assert state.value is not None
     return state.value
+
+
+def _has_gradient(state: SliceState, current: Round) -> bool:
+    """Whether any worker has pushed a gradient in a complete round: else it changes nothing."""
+    if current.total is not None or current.by_rank:
+        return True
+    if not current.lacks_gradient:
+        raise ProtocolError(f"nobody has sent the sum of {state.name()} in round {current.round}")
+    return False
 
 
 def _may_end(state: SliceState, rank: int, round_: int) -> bool:

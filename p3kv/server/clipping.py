@@ -82,12 +82,15 @@ class Clipping(Generic[T]):
         """Whether a slice whose sum of a step is complete is to be counted with `hold`."""
         return step in self.steps and state not in self.steps[step].held
 
-    def hold(self, step: int, state: T, total: np.ndarray) -> None:
-        """Counts a slice's sum, which stays as it is until its round ends."""
+    def hold(self, step: int, state: T, elems: int, total: Optional[np.ndarray]) -> None:
+        """Counts a slice's sum, which stays as it is until its round ends; None where no worker
+        had a gradient."""
         clipped = self.steps[step]
         clipped.held[state] = None
-        clipped.complete_elems += len(total)
-        if self.exact:
+        clipped.complete_elems += elems
+        if total is None:
+            pass
+        elif self.exact:
             clipped.squares += exact_squares(total)
         else:
             clipped.squares = [sum(clipped.squares) + sum_of_squares(total)]
@@ -97,16 +100,16 @@ class Clipping(Generic[T]):
         """Whether the rounds of a step must not end yet."""
         return step in self.steps and self.steps[step].scale is None
 
-    def scale(self, step: int, total: np.ndarray) -> None:
-        """Scales the sum of a round that ends."""
+    def scale(self, step: int, elems: int, total: Optional[np.ndarray]) -> None:
+        """Scales the sum of a round that ends, if it has one."""
         clipped = self.steps.get(step)
         if clipped is None:
             return
         assert clipped.scale is not None
-        if clipped.scale != 1.0:
+        if total is not None and clipped.scale != 1.0:
             with np.errstate(invalid="ignore", under="ignore"):
                 np.multiply(total, total.dtype.type(clipped.scale), out=total)
-        clipped.unscaled_elems -= len(total)
+        clipped.unscaled_elems -= elems
         if clipped.unscaled_elems == 0:
             del self.steps[step]
 

@@ -42,6 +42,7 @@ from p3kv.wire.header import (
     HEADER_BYTES,
     IN_HOST_SUM,
     INITIAL_ROUND,
+    NO_GRADIENT,
     URGENT,
     WANTS_RESULT,
     Header,
@@ -73,6 +74,8 @@ class _Push(NamedTuple):
     state: SliceState
     gradient: Optional[Buffer]
     """None: nothing is to be added to the sum, but the slice's rounds may end."""
+    counts: bool = True
+    """Whether a worker is counted, or its host's sum."""
 
 
 _Act = Callable[[], bool]
@@ -168,11 +171,15 @@ class Consumer:
         """Where a push is received; ProtocolError for a push that can't be right."""
         key = self._key(header)
         state = key.state(header.round, header.slice, header.rank)
-        if header.flags & IN_HOST_SUM:
+        if header.flags & (IN_HOST_SUM | NO_GRADIENT):
             if header.payload_bytes:
+                instead = (
+                    "without a gradient"
+                    if header.flags & NO_GRADIENT
+                    else "besides those in its host's sum"
+                )
                 raise ProtocolError(
-                    f"it sent {header.payload_bytes} bytes for {state.name()} besides those in its "
-                    "host's sum"
+                    f"it sent {header.payload_bytes} bytes for {state.name()} {instead}"
                 )
             return Landing(None, partial(self._add, connection, header, _Push(key, state, None)))
         if header.flags & ENCODED and header.flags & CARRIES:
@@ -237,7 +244,8 @@ class Consumer:
             Kind.PUSH, 0, rank, state.key.key_id, state.index, round_, step,
             state.open_rounds[round_].priority, state.length * state.dtype.itemsize,
         )  # fmt: skip
-        self._queue_frame(connection, header, _Push(self._keys[header.key], state, None))
+        push = _Push(self._keys[header.key], state, None, counts=False)
+        self._queue_frame(connection, header, push)
 
     def _send_squares(self, step: int, squares: List[float]) -> None:
         connection = self._workers.connections[0]
@@ -291,9 +299,9 @@ class Consumer:
     def _push(self, connection: Connection, header: Header, push: _Push) -> None:
         start_ns = now_ns()
         ended = 0
-        key, state, gradient = push
+        key, state, gradient, counts = push
         try:
-            if gradient is not None or header.flags & IN_HOST_SUM:
+            if counts:
                 self._add_up(header, state, gradient)
             if gradient is not None:
                 trace_sum(self.tracer, header, start_ns)
@@ -326,12 +334,16 @@ class Consumer:
         wants_result = bool(flags & WANTS_RESULT)
         self._waiting_bytes -= header.payload_bytes
         aggregator = self.aggregator
-        if gradient is None:
+        if flags & IN_HOST_SUM:
             carries = bool(flags & CARRIES)
             aggregator.push_in_host_sum(state, rank, round_, wants_result, header.step, carries)
         elif flags & CARRIES:
             aggregator.push_host_sum(state, rank, round_, gradient, wants_result, header.priority)
             return  # the worker was counted before
+        elif gradient is None:
+            aggregator.push_no_gradient(
+                state, rank, round_, wants_result, header.priority, header.step
+            )
         else:
             encoded = gradient.bytes[: header.payload_bytes] if flags & ENCODED else None
             aggregator.push(

@@ -114,6 +114,8 @@ class RowsRound:
     """Ranks whose pushes are complete."""
     by_rank: Dict[int, Deque[Rows]] = field(default_factory=dict)
     """What they have pushed and is not in `total`; only in deterministic mode."""
+    has_gradient: bool = False
+    """Whether any worker has pushed one, be it without rows: else the round changes nothing."""
     updated_rows: int = 0
     """Rows before this one are updated already."""
     step: int = 0
@@ -204,8 +206,9 @@ class RowsKey:
                 f"and the last that has ended is {ended}"
             )
 
-    def push(self, rank: int, round: int, frames: int, rows: Rows, step: int) -> None:
+    def push(self, rank: int, round: int, frames: int, rows: Optional[Rows], step: int) -> None:
         """Adds some of a worker's rows, one of `frames` frames of its push, and owns their memory.
+        None, in a push of one frame: the worker has no gradient.
 
         Call `end_round` afterwards where `next_ends`. Raises ProtocolError for rows that can't be
         right.
@@ -225,25 +228,31 @@ class RowsKey:
             raise ProtocolError(
                 f"worker {rank} pushed {self.called} in {push.frames} frames, or in {frames}"
             )
-        check_numbers(rows.numbers, push.next_row, self.rows)
-        if len(rows.numbers):
-            push.next_row = int(rows.numbers[-1]) + 1
         if rank == 0:
             current.step = step
-        if self._aggregator.checks_finite and round != INITIAL_ROUND:
-            check_sum(rows.elements, self.called, round, rank)
-        if round == INITIAL_ROUND:
-            self._add_to_initial(rows)
-        elif self._aggregator.deterministic:
-            current.by_rank.setdefault(rank, deque()).append(rows)
-        else:
-            current.total.add(rows)
+        if rows is not None:
+            self._add(current, rank, push, rows)
         push.missing -= 1
         if not push.missing:
             push.next_row = self.rows
             current.arrived.add(rank)
             if own:
                 self._own.add(rank, round, self._arriving.pop((rank, round)))
+
+    def _add(self, current: RowsRound, rank: int, push: _Push, rows: Rows) -> None:
+        check_numbers(rows.numbers, push.next_row, self.rows)
+        if len(rows.numbers):
+            push.next_row = int(rows.numbers[-1]) + 1
+        current.has_gradient = True
+        if current.round == INITIAL_ROUND:
+            self._add_to_initial(rows)
+            return
+        if self._aggregator.checks_finite:
+            check_sum(rows.elements, self.called, current.round, rank)
+        if self._aggregator.deterministic:
+            current.by_rank.setdefault(rank, deque()).append(rows)
+        else:
+            current.total.add(rows)
 
     def _is_own(self, round: int) -> bool:
         return self.own_rounds and round != INITIAL_ROUND
@@ -278,7 +287,7 @@ class RowsKey:
     def end_round(self) -> RowsRound:
         """Ends the next round, which must be complete; changes the value."""
         ended = self.open_rounds.pop(self.round + 1)
-        if self.round >= INITIAL_ROUND:
+        if self.round >= INITIAL_ROUND and ended.has_gradient:
             self._update(ended, self.rows, ends=True)
         self.round += 1
         return ended
@@ -290,7 +299,7 @@ class RowsKey:
         them one part after the other. So little is left to do when the last ones have come.
         """
         following = self.open_rounds.get(self.round + 1)
-        if following is None or self.round < INITIAL_ROUND:
+        if following is None or not following.has_gradient or self.round < INITIAL_ROUND:
             return 0
         missing = self._missing(following)
         if not all(rank in following.pushes for rank in missing):

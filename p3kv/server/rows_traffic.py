@@ -16,7 +16,7 @@ from p3kv.server.workers import Workers
 from p3kv.trace import UNKNOWN, Tracer
 from p3kv.wire.connection import Connection
 from p3kv.wire.framing import Landing
-from p3kv.wire.header import INITIAL_ROUND, NAMED, URGENT, Header, Kind, pack_header
+from p3kv.wire.header import INITIAL_ROUND, NAMED, NO_GRADIENT, URGENT, Header, Kind, pack_header
 from p3kv.wire.messages import DeclaredKey
 from p3kv.wire.queue import urgency
 from p3kv.wire.rows import NUMBER, Rows, check_numbers, check_size, pieces, unpacked
@@ -124,6 +124,14 @@ class RowsTraffic:
         """Where rows are received; ProtocolError for a push that can't be right."""
         key = self._key(header)
         key.check_push(header.rank, header.round)
+        if header.flags & NO_GRADIENT:
+            if header.payload_bytes or header.slice != 1 or header.round == INITIAL_ROUND:
+                raise ProtocolError(
+                    f"it sent {header.payload_bytes} bytes in {header.slice} frames for "
+                    f"{key.called} without a gradient in round {header.round}"
+                )
+            act = partial(self._push, header, key, None)
+            return Landing(None, partial(self._enqueue, connection, header, act))
         check_size(header.payload_bytes, key.row_bytes, key.rows)
         payload = memoryview(bytearray(header.payload_bytes))
 
@@ -160,7 +168,7 @@ class RowsTraffic:
             raise ProtocolError(f"worker {header.rank} speaks of rows of key {header.key}")
         return key
 
-    def _push(self, header: Header, key: RowsKey, rows: Rows) -> bool:
+    def _push(self, header: Header, key: RowsKey, rows: Optional[Rows]) -> bool:
         key.push(header.rank, header.round, header.slice, rows, header.step)
         end = key.rows_to_update()
         if end:
@@ -184,8 +192,9 @@ class RowsTraffic:
             self.ended(key)
             ended = True
             told = pack_header(
-                Kind.ENDED, self._rank(), key=key_id, round=round_.round, step=round_.step
-            )
+                Kind.ENDED, self._rank(), key=key_id, round=round_.round, step=round_.step,
+                flags=0 if round_.has_gradient else NO_GRADIENT,
+            )  # fmt: skip
             for rank in round_.arrived:
                 connection = self._workers.connections[rank]
                 if self._workers.listens(connection):

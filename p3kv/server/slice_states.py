@@ -43,6 +43,8 @@ class Round:
     """When the first push arrived, on the monotonic clock."""
     newest_s: float = 0.0
     """When the last push so far was added; kept by `Lateness`."""
+    lacks_gradient: bool = False
+    """Whether a worker, or all of a host, has said that it has no gradient."""
 
 
 @dataclass
@@ -57,6 +59,8 @@ class Result:
     priority: int
     wanting: List[int]
     others: List[int]
+    no_gradient: bool = False
+    """Whether no worker had a gradient in the round, so that nothing has changed."""
 
 
 class SliceState:

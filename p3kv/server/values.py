@@ -12,7 +12,7 @@ from p3kv.server.waiting import Pull, Pulls
 from p3kv.server.workers import Workers
 from p3kv.trace import Tracer
 from p3kv.wire.connection import Connection
-from p3kv.wire.header import URGENT, Kind, pack_header
+from p3kv.wire.header import NO_GRADIENT, URGENT, Kind, pack_header
 from p3kv.wire.messages import UNKNOWN
 from p3kv.wire.queue import urgency
 from p3kv.wire.spans import traced_departure
@@ -42,11 +42,22 @@ class Values:
         self._tracer = tracer
 
     def send_result(self, result: Result) -> None:
-        """Queues a value to the workers that want it."""
+        """Queues a value to the workers that want it; of a sum that nobody has added to, only that
+        this is so."""
         connections = [self._workers.connections[rank] for rank in result.wanting]
+        urgent = urgency(result.step, result.priority)
+        flags = NO_GRADIENT if result.no_gradient else 0
+        if flags and result.state.key.store not in self._aggregator.optimizers:
+            header = pack_header(
+                Kind.UPDATED, self._rank(), key=result.state.key.key_id, slice=result.state.index,
+                round=result.round, step=result.step, priority=result.priority, flags=flags,
+            )  # fmt: skip
+            for connection in filter(self._workers.listens, connections):
+                connection.writer.push(urgent, header)
+            return
         self._send_value(
-            connections, urgency(result.step, result.priority), result.state, Kind.UPDATED,
-            result.round, result.step, result.priority,
+            connections, urgent, result.state, Kind.UPDATED, result.round, result.step,
+            result.priority, flags,
         )  # fmt: skip
 
     def send_early_results(self, state: SliceState) -> None:
@@ -58,8 +69,9 @@ class Values:
     def tell_ended(self, key: ServerKey, result: Result) -> None:
         """Tells workers that a round has ended, where no result does: their windows move on."""
         header = pack_header(
-            Kind.ENDED, self._rank(), key=key.declared.key_id, round=result.round, step=result.step
-        )
+            Kind.ENDED, self._rank(), key=key.declared.key_id, round=result.round, step=result.step,
+            flags=NO_GRADIENT if result.no_gradient else 0,
+        )  # fmt: skip
         for rank in result.others:
             connection = self._workers.connections[rank]
             if self._workers.listens(connection):
@@ -94,15 +106,16 @@ class Values:
         round: int,
         step: int,
         priority: int,
+        flags: int = 0,
     ) -> None:
         """Queues a slice's value, as it travels, on each of the connections."""
         listening = [one for one in connections if self._workers.listens(one)]
         if not listening:
             return
-        buffer, payload, flags = state.wire(self._pool)
+        buffer, payload, encoded = state.wire(self._pool)
         header = pack_header(
             kind, self._rank(), key=state.key.key_id, slice=state.index, round=round, step=step,
-            priority=priority, payload_bytes=len(payload), flags=flags,
+            priority=priority, payload_bytes=len(payload), flags=flags | encoded,
         )  # fmt: skip
         for connection in listening:
             buffer.begin_send()

@@ -147,6 +147,13 @@ which one of them sends. With WANTS_RESULT, its result comes to that worker."""
 CARRIES = 64
 """Flag of PUSH: with IN_HOST_SUM, it is this worker that will send the host's sum of the slice.
 Without, the payload is this sum, and the worker's own push was counted before."""
+NO_GRADIENT = 128
+"""Flag of PUSH, PUSH_ROWS and SUMMAND, which have no payload then: nobody has computed a gradient
+on the worker since its last push, and nothing is added. With CARRIES: on none of the host's
+workers. Flag of UPDATED, VALUE and ENDED: no worker had a gradient in the round, and the value is
+that of the round before. UPDATED has no payload then where the value is a sum."""
+SUM_AS_BEFORE = 8
+"""Flag of VALUE, with NO_GRADIENT: the value is a sum, and is not in the memory."""
 
 
 class Header(NamedTuple):

@@ -16,6 +16,7 @@ from p3kv.wire.header import (
     ACKNOWLEDGE,
     ENCODED,
     INITIAL_ROUND,
+    NO_GRADIENT,
     WANTS_RESULT,
     Header,
     Kind,
@@ -103,6 +104,7 @@ class Exchange:
         if transfer.key.size_elems == 0:
             self._count_ended(transfer)
             transfer.done(None)
+            _tell(transfer, changes=False)
             self._answered(transfer)
         elif self._windows.admits(transfer):
             self._send(transfer)
@@ -136,14 +138,18 @@ class Exchange:
             transfer.priority = priority
             slices = self._slices(transfer.key, transfer.round)
             self._host_sums.add(transfer, slices, urgency(transfer.step, priority))
-        else:
+        elif transfer.has_gradient:
             self._send_slices(transfer, transfer.source, priority)
+        else:
+            self._say_no_gradient(transfer, priority)
 
     def land(self, connection: Connection, header: Header) -> Landing:
         """Where a slice from a server goes, and the end of a round; ProtocolError if no transfer
         expects it."""
         if header.kind == Kind.ENDED:
-            self._windows.check(header)
+            push = self._windows.check(header)
+            if header.flags & NO_GRADIENT:
+                _check_lacking(push, header)
             return Landing(None, partial(self._round_ended, header))
         transfer = self._transfer_for(header)
         slices = () if transfer is None else self._slices(transfer.key, header.round)
@@ -154,6 +160,10 @@ class Exchange:
             )
         piece = slices[header.slice]
         memory = transfer.land(piece, connection.peer)
+        if header.flags & NO_GRADIENT:
+            _check_lacking(transfer, header)
+            if not header.payload_bytes:  # a sum to which nobody has added
+                return Landing(None, partial(self.received, transfer, piece, header))
         if header.flags & ENCODED:
             return self._land_encoded(transfer, piece, header, memory)
         if len(memory) != header.payload_bytes:
@@ -186,7 +196,7 @@ class Exchange:
         self.counts["slices_received"] += 1
         self.counts["bytes_received"] += header.payload_bytes
         if transfer.in_host_sum and header.kind == Kind.UPDATED:
-            self._host_sums.spread(transfer, piece)
+            self._host_sums.spread(transfer, piece, header)
         transfer.missing_elems -= piece.length
         if transfer.missing_elems == 0:
             if header.kind == Kind.PULLED:
@@ -199,7 +209,7 @@ class Exchange:
             transfer.done(None)
             trace_applied(self._tracer, transfer)
             if self._ends_with_result(transfer):
-                self._end_round(transfer)
+                self._end_round(transfer, header)
             else:
                 self._answered(transfer)
 
@@ -229,12 +239,14 @@ class Exchange:
 
     def _round_ended(self, header: Header) -> None:
         for push in self._windows.told(header):
-            self._end_round(push)
+            self._end_round(push, header)
 
     def fail(self, error: BaseException) -> None:
         """Ends all transfers with an error."""
+        for transfer in self._windows.expecting:
+            transfer.round_failed(error)
         for transfer in self._in_progress.clear() + self._windows.clear():
-            transfer.done(error)
+            transfer.fail(error)
 
     def _ends_with_result(self, transfer: Transfer) -> bool:
         """Whether a push's result tells that its round has ended, and is not perhaps older."""
@@ -243,8 +255,10 @@ class Exchange:
         key = transfer.key
         return key.own_rounds or key.consistency.needs(transfer.round) >= transfer.round
 
-    def _end_round(self, transfer: Transfer) -> None:
+    def _end_round(self, transfer: Transfer, header: Header) -> None:
+        """`header` is that of the last frame that was to come."""
         self._count_ended(transfer)
+        _tell(transfer, changes=not header.flags & NO_GRADIENT)
         if transfer.in_host_sum:
             self._host_sums.ended(transfer)
         for held in self._windows.end(transfer):
@@ -283,6 +297,14 @@ class Exchange:
             payload: Payload = partial(self._encoded, key, piece, memory) if encoded else memory
             on_arrived = partial(self.slice_is_free, transfer, piece) if no_result else None
             self._send_slice(transfer, piece, priority, payload, flags, on_arrived)
+
+    def _say_no_gradient(self, transfer: Transfer, priority: int) -> None:
+        """Has the round count this worker without a gradient."""
+        flags = NO_GRADIENT if transfer.target is None else NO_GRADIENT | WANTS_RESULT
+        for piece in self._slices(transfer.key, transfer.round):
+            self._send_slice(transfer, piece, priority, None, flags)
+            if transfer.target is None:
+                self.slice_is_free(transfer, piece)
 
     def _send_slice(
         self,
@@ -366,3 +388,18 @@ class Exchange:
 
     def _slice_size(self, round: int) -> int:
         return self._terms.of(self._terms.generation(round)).slice_size
+
+
+def _tell(push: Transfer, changes: bool) -> None:
+    """Tells a push without a gradient, when its round has ended, whether another worker had one."""
+    if push.changes is not None:
+        push.changes.set_result(changes)
+
+
+def _check_lacking(push: Transfer, header: Header) -> None:
+    """Raises ProtocolError for a round that ends without a gradient, though this worker had one."""
+    if push.has_gradient or header.kind == Kind.PULLED:
+        raise ProtocolError(
+            f"it ended round {header.round} of {push.key.called} without a gradient, and this "
+            "worker has sent one"
+        )

@@ -16,7 +16,6 @@ from typing import (
     NamedTuple,
     Optional,
     Sequence,
-    Set,
     Tuple,
 )
 
@@ -31,6 +30,8 @@ from p3kv.wire.header import (
     HEADER_BYTES,
     IN_HOST_SUM,
     INITIAL_ROUND,
+    NO_GRADIENT,
+    SUM_AS_BEFORE,
     URGENT,
     WANTS_RESULT,
     Header,
@@ -111,8 +112,8 @@ class HostSums:
         self._queue: PriorityQueue[Tuple[Transfer, Slice]] = PriorityQueue()
         """Slices of this worker that are to be copied or added."""
         self._parts: Dict[_Place, _Part] = {}
-        self._came: Dict[_Place, Set[int]] = {}
-        """The neighbours whose parts of a sum are there."""
+        self._came: Dict[_Place, Dict[int, bool]] = {}
+        """The neighbours whose parts of a sum are there, and whether they have a gradient."""
         self._own = OwnMemory()
         self._theirs = TheirMemory()
         self._memory: Dict[Tuple[int, int], np.ndarray] = {}
@@ -208,22 +209,26 @@ class HostSums:
                 self._hand_in(transfer, piece, carrier)
         return bool(self._queue.heap)
 
-    def spread(self, transfer: Transfer, piece: Slice) -> None:
-        """Gives the neighbours that want it a slice's value, which a server has sent."""
+    def spread(self, transfer: Transfer, piece: Slice, header: Header) -> None:
+        """Gives the neighbours that want it a slice's value, which a server has sent with this
+        header."""
         assert transfer.target is not None
         key = transfer.key
-        value = _elements(transfer, transfer.target, piece)
         wanting = self._wanting.pop((key.key_id, transfer.round, piece.index), None)
         if wanting is None:
             raise ProtocolError(
                 f"it sent the value of slice {piece.index} of {key.called}, for which another "
                 "worker of this host has asked"
             )
+        has_value = header.payload_bytes > 0
         if wanting:
-            _value_at(self._own_memory(key), key, piece)[:] = value
+            if has_value:
+                value = _elements(transfer, transfer.target, piece)
+                _value_at(self._own_memory(key), key, piece)[:] = value
             self._pass_terms_on()
+        flags = (header.flags & NO_GRADIENT) | (0 if has_value else SUM_AS_BEFORE)
         for rank in wanting:
-            self._tell(rank, Kind.VALUE, transfer, piece)
+            self._tell(rank, Kind.VALUE, transfer, piece, flags)
 
     def carrier(self, key: WorkerKey, piece: Slice) -> int:
         """The worker of the host that sends and receives a slice for all.
@@ -263,11 +268,15 @@ class HostSums:
     # What this worker's slices are for.
 
     def _hand_in(self, transfer: Transfer, piece: Slice, carrier: int) -> None:
-        assert transfer.source is not None
         key = transfer.key
-        _part_at(self._own_memory(key), key, piece)[:] = _elements(transfer, transfer.source, piece)
         wants = 0 if transfer.target is None else WANTS_RESULT
-        self._tell(carrier, Kind.SUMMAND, transfer, piece, wants)
+        if transfer.has_gradient:
+            assert transfer.source is not None
+            part = _part_at(self._own_memory(key), key, piece)
+            part[:] = _elements(transfer, transfer.source, piece)
+            self._tell(carrier, Kind.SUMMAND, transfer, piece, wants)
+        else:
+            self._tell(carrier, Kind.SUMMAND, transfer, piece, wants | NO_GRADIENT)
         self._push(transfer, piece, None, IN_HOST_SUM | wants)
         self._read(transfer, piece)
 
@@ -284,36 +293,44 @@ class HostSums:
 
     def _add(self, rank: int, header: Header) -> None:
         place = (header.key, header.round, header.slice)
-        came = self._came.setdefault(place, set())
+        came = self._came.setdefault(place, {})
         if rank in came or header.round <= INITIAL_ROUND:
             raise ProtocolError(f"it has given slice {header.slice} of key {header.key} twice")
-        came.add(rank)
+        came[rank] = not header.flags & NO_GRADIENT
         if header.flags & WANTS_RESULT:
             self._wanting.setdefault(place, []).append(rank)
         self._send_if_complete(place)
 
     def _send_if_complete(self, place: _Place) -> None:
-        came = self._came.get(place, ())
+        came = self._came.get(place, {})
         if len(came) < len(self._neighbours) or place not in self._parts:
             return
         del self._came[place]
         transfer, piece, announced = self._parts.pop(place)
-        parts = [self._part(rank, transfer, piece) for rank in self._ranks]
+        came[self._rank] = transfer.has_gradient
+        parts = [self._part(rank, transfer, piece) for rank in self._ranks if came[rank]]
         flags = CARRIES if announced else 0
         if transfer.target is not None or place in self._wanting:
             flags |= WANTS_RESULT
             self._wanting.setdefault(place, [])
             if transfer.target is None:
                 self._receive_for_others(transfer)
-        self._push(transfer, piece, partial(self._sum, parts, transfer, piece), flags)
+        if parts:
+            self._push(transfer, piece, partial(self._sum, parts, transfer, piece), flags)
+        else:
+            self._push(transfer, piece, None, flags | NO_GRADIENT)
+            self._read(transfer, piece)
 
     def _sum(self, parts: Sequence[np.ndarray], transfer: Transfer, piece: Slice) -> memoryview:
         """The sum, in the order of the parts; made when it begins to leave."""
         total = _part_at(self._own_memory(transfer.key), transfer.key, piece)
-        with np.errstate(over="ignore", invalid="ignore"):
-            np.add(parts[0], parts[1], out=total)
-            for part in parts[2:]:
-                np.add(total, part, out=total)
+        if len(parts) == 1:
+            total[:] = parts[0]
+        else:
+            with np.errstate(over="ignore", invalid="ignore"):
+                np.add(parts[0], parts[1], out=total)
+                for part in parts[2:]:
+                    np.add(total, part, out=total)
         self._read(transfer, piece)
         return total.data.cast("B")
 
@@ -353,8 +370,13 @@ class HostSums:
         if rank != self.carrier(transfer.key, piece):
             raise ProtocolError(f"it has the value of slice {piece.index}, which another carries")
         memory = transfer.land(piece, piece.server)
-        value = _value_at(self._memory_of(rank, transfer.key), transfer.key, piece)
-        np.frombuffer(memory, value.dtype)[:] = value
+        if header.flags & NO_GRADIENT and transfer.has_gradient:
+            raise ProtocolError(
+                f"it says that no worker had a gradient of {transfer.key.called}, and this one had"
+            )
+        if not header.flags & SUM_AS_BEFORE:
+            value = _value_at(self._memory_of(rank, transfer.key), transfer.key, piece)
+            np.frombuffer(memory, value.dtype)[:] = value
         self._received(transfer, piece, header)
 
     def _land_memory(self, rank: int, header: Header) -> Landing:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from functools import partial
 from itertools import accumulate
 from typing import Callable, Dict, Iterator, Mapping, NamedTuple, Optional, Sequence, Tuple
@@ -12,7 +13,7 @@ from p3kv.errors import ProtocolError
 from p3kv.trace import Tracer
 from p3kv.wire.connection import Connection
 from p3kv.wire.framing import Landing
-from p3kv.wire.header import NAMED, Header, Kind, pack_header
+from p3kv.wire.header import NAMED, NO_GRADIENT, Header, Kind, pack_header
 from p3kv.wire.queue import urgency
 from p3kv.wire.rows import NUMBER, Rows, check_numbers, check_size, pieces, unpacked
 from p3kv.wire.spans import traced_arrival, traced_departure
@@ -52,9 +53,11 @@ class RowsPush(Transfer):
         rows: Tuple[np.ndarray, np.ndarray],
         done: Done,
         asks: Sequence[Ask] = (),
+        changes: Optional[Future[bool]] = None,
     ) -> None:
-        """`rows` are numbers, which ascend, and elements by row; they stay until `done`."""
-        super().__init__(key, round, step, priority, 0, None, done, asks)
+        """`rows` are numbers, which ascend, and elements by row; they stay until `done`. A push
+        without a gradient has none, and `changes`, as any transfer."""
+        super().__init__(key, round, step, priority, 0, None, done, asks, changes)
         self.numbers, self.elements = rows
         self.size_bytes = self.elements.nbytes
         self.missing_frames = 0
@@ -133,6 +136,10 @@ class RowsExchange:
     def push(self, transfer: RowsPush, priority: int) -> None:
         """Queues frames for every server of the key, also for those whose rows are not touched."""
         key, urgent = transfer.key, urgency(transfer.step, priority)
+        gate_step = 0 if key.own_rounds else transfer.step
+        if not transfer.has_gradient:
+            self._say_no_gradient(transfer, gate_step, priority)
+            return
         most = key.rows_in_slice(self._slice_size(transfer.round))
         sent = partial(self._sent, transfer)
         queued = []
@@ -153,10 +160,21 @@ class RowsExchange:
                 )  # fmt: skip
                 queued.append((run.server, header, frame))
         transfer.missing_frames = len(queued)
-        gate_step = 0 if key.own_rounds else transfer.step
         for server, header, frame in queued:
             self._gates.push(server, gate_step, urgent, header, *frame)
         self._counts["slices_sent"] += len(queued)
+
+    def _say_no_gradient(self, transfer: RowsPush, gate_step: int, priority: int) -> None:
+        """Has the round count this worker without a gradient. That is not a gradient without rows,
+        with which an optimizer may change all rows, by momentum for example."""
+        header = pack_header(
+            Kind.PUSH_ROWS, self._rank, key=transfer.key.key_id, slice=1, round=transfer.round,
+            step=transfer.step, priority=priority, flags=NO_GRADIENT,
+        )  # fmt: skip
+        for run in _runs(transfer.key):
+            self._gates.push(run.server, gate_step, urgency(transfer.step, priority), header)
+        self._in_progress.end_push(transfer)
+        transfer.done(None)
 
     def _payload(self, transfer: RowsPush, run: _Run, rows: slice) -> memoryview:
         """Made when the frame begins to leave."""

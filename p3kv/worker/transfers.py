@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import time
+from concurrent.futures import Future
 from typing import Callable, Dict, List, Optional, Sequence, Set, Tuple
 
 import numpy as np
@@ -113,8 +114,8 @@ class Transfer:
     """
 
     __slots__ = (
-        "_landed", "_memory", "asks", "done", "in_host_sum", "key", "missing_elems", "priority",
-        "ready_s", "round", "size_bytes", "source", "step", "target",
+        "_landed", "_memory", "asks", "changes", "done", "has_gradient", "in_host_sum", "key",
+        "missing_elems", "priority", "ready_s", "round", "size_bytes", "source", "step", "target",
     )  # fmt: skip
 
     def __init__(
@@ -127,9 +128,13 @@ class Transfer:
         target: Optional[int],
         done: Done,
         asks: Sequence[Ask] = (),
+        changes: Optional[Future[bool]] = None,
     ) -> None:
         """`step` counts the steps of all stores; a key's round is never larger than it. `asks`: of
-        a pull, what it answers; of a push, the pulls of the key that were called before."""
+        a pull, what it answers; of a push, the pulls of the key that were called before.
+
+        `changes`: of a push without a gradient, whose source is never read. It is told whether
+        another worker had one when the round has ended, or the job's failure."""
         self.key = key
         self.round = round
         self.priority = priority
@@ -138,6 +143,8 @@ class Transfer:
         self.done = done
         self.step = step
         self.asks = asks
+        self.changes = changes
+        self.has_gradient = source is not None and changes is None
         self.size_bytes = key.size_bytes
         self.ready_s = time.monotonic()
         """When the arrays were ready: a transfer is made when they are."""
@@ -165,6 +172,16 @@ class Transfer:
         self._landed.add(piece.offset)
         assert self.target is not None
         return self.memory(self.target, piece)
+
+    def fail(self, error: BaseException) -> None:
+        """Ends the transfer with an error."""
+        self.done(error)
+        self.round_failed(error)
+
+    def round_failed(self, error: BaseException) -> None:
+        """Its round will not end."""
+        if self.changes is not None and not self.changes.done():
+            self.changes.set_exception(error)
 
     def misses(self, piece: Slice) -> bool:
         """Whether a slice has not begun to arrive in the target."""

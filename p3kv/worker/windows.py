@@ -50,14 +50,15 @@ class Windows:
         servers = {server for server, _ in transfer.key.runs}
         self._expected[transfer.key.key_id, transfer.round] = (transfer, servers)
 
-    def check(self, header: Header) -> None:
-        """Raises ProtocolError for an ENDED frame that no push expects."""
-        _, servers = self._expected.get((header.key, header.round), (None, ()))
-        if header.rank not in servers or header.payload_bytes:
+    def check(self, header: Header) -> Transfer:
+        """The push that expects an ENDED frame; ProtocolError if none does."""
+        transfer, servers = self._expected.get((header.key, header.round), (None, ()))
+        if transfer is None or header.rank not in servers or header.payload_bytes:
             raise ProtocolError(
                 f"it sent the end of round {header.round} of key {header.key} with "
                 f"{header.payload_bytes} bytes, which nobody waits for"
             )
+        return transfer
 
     def told(self, header: Header) -> List[Transfer]:
         """Takes note that a round has ended on a server.
@@ -96,6 +97,11 @@ class Windows:
     def oldest(self) -> Optional[Tuple[Transfer, Set[int]]]:
         """The first push whose round's end is expected, and the servers that have not ended it."""
         return next(iter(self._expected.values()), None)
+
+    @property
+    def expecting(self) -> List[Transfer]:
+        """The pushes whose round's end is expected."""
+        return [transfer for transfer, _ in self._expected.values()]
 
     def clear(self) -> List[Transfer]:
         """Forgets all transfers, and returns those that were held."""

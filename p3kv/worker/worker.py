@@ -327,7 +327,7 @@ class Worker:
 
     def _begin(self, transfer: Transfer) -> None:
         if self._failure is not None:
-            transfer.done(self._failure)
+            transfer.fail(self._failure)
         else:
             self._joined.exchange.begin(transfer)
 

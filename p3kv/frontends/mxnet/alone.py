@@ -5,7 +5,19 @@ from __future__ import annotations
 import ctypes
 import logging
 from contextlib import contextmanager
-from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Set, Tuple
+from typing import (
+    Any,
+    Callable,
+    Collection,
+    Dict,
+    Iterable,
+    Iterator,
+    List,
+    Mapping,
+    Optional,
+    Set,
+    Tuple,
+)
 
 import mxnet as mx
 from mxnet.base import _LIB, KVStoreHandle, check_call
@@ -126,6 +138,12 @@ class Alone(KVStore):
             self.push(key, value, priority)
             self.pull(key, value if out is None else out, priority)
 
+    def push_no_gradient(self, key: Key, out: Any = None, priority: int = 0) -> Callable[[], bool]:
+        """Leaves a key as it is, since there are no other workers that might have a gradient."""
+        if self.max_norm is not None and not self._gathered:
+            self._norm = 0.0  # of a step that has no gradients at all
+        return lambda: False
+
     def clip_global_norm(self, max_norm: Optional[float]) -> None:
         """Scales the gradients of each step so that the norm of all together is at most
         `max_norm`; None ends this."""
@@ -138,7 +156,7 @@ class Alone(KVStore):
         return self._norm
 
     @contextmanager
-    def one_step(self) -> Iterator[None]:
+    def one_step(self, fresh: Optional[Collection[Key]] = None) -> Iterator[None]:
         """What is pushed inside is one step, for `clip_global_norm`."""
         self._inside = self.max_norm is not None
         try:

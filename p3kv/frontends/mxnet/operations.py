@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import List, Optional, Sequence
+from concurrent.futures import Future
+from typing import Callable, List, Optional, Sequence
 
 import mxnet as mx
 from mxnet.ndarray import NDArray
@@ -68,6 +69,32 @@ class Operations:
         self._begin_when_ready(key, round_, step, priority, source, target)
         spread(target, targets)
 
+    def push_no_gradient(
+        self, key: WorkerKey, priority: int, targets: Sequence[NDArray] = ()
+    ) -> Callable[[], bool]:
+        """Has the key's round go on without a gradient of this worker, and gives its result to the
+        targets; a sum only where another worker had a gradient, and by the function that is
+        returned. It waits for the round's end, and says whether another worker had one."""
+        changes: Future[bool] = Future()
+        target = self._staging.target(key, targets) if targets else None
+        round_, step = self._pushes.next(key, changes)
+        if key.touched_only:
+            self._order.ready(key.key)
+            self._rows.push_no_gradient(key, round_, step, priority, changes)
+        else:
+            self._begin_when_ready(key, round_, step, priority, None, target, changes)
+        is_sum = self._pushes.optimizer is None
+        if target is not None and not is_sum:
+            spread(target, targets)
+
+        def any_gradient() -> bool:
+            changed = changes.result()
+            if changed and target is not None and is_sum:
+                spread(target, targets)
+            return changed
+
+        return any_gradient
+
     def pull(self, key: WorkerKey, targets: Sequence[NDArray], priority: int) -> None:
         """Gives the value of the last round that was pushed to all targets."""
         target = self._staging.target(key, targets)
@@ -97,22 +124,28 @@ class Operations:
         priority: int,
         source: Optional[NDArray],
         target: Optional[NDArray],
+        changes: Optional[Future[bool]] = None,
     ) -> None:
-        """Has the worker begin a transfer when its arrays are ready."""
-        asks = (key.ask(),) if source is None else key.asks()
+        """Has the worker begin a transfer when its arrays are ready. With `changes` it is a push
+        without a gradient."""
+        pushes = source is not None or changes is not None
+        asks = key.asks() if pushes else (key.ask(),)
 
         def start(operation: engine.Operation) -> None:
-            if source is not None and round_ != INITIAL_ROUND:
+            if pushes and round_ != INITIAL_ROUND:
                 self._order.ready(key.key)
-            source_at = None if source is None else engine.address(source)
+            source_at = None if changes is None else 0
+            if source is not None:
+                source_at = engine.address(source)
             target_at = None if target is None else engine.address(target)
             self._worker.begin(
                 Transfer(
-                    key, round_, step, priority, source_at, target_at, operation.complete, asks
+                    key, round_, step, priority, source_at, target_at, operation.complete, asks,
+                    changes,
                 )
-            )
+            )  # fmt: skip
 
         reads = [] if source is None or source is target else [source]
         writes = [] if target is None else [target]
-        name = _PUSH if target is None else _PULL if source is None else _PUSHPULL
+        name = _PUSH if target is None else _PUSHPULL if pushes else _PULL
         engine.push(start, reads, writes, name)

@@ -2,8 +2,19 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from contextlib import nullcontext
-from typing import Any, ContextManager, Dict, Mapping, Optional, Sequence, Tuple
+from typing import (
+    Any,
+    Collection,
+    ContextManager,
+    Dict,
+    List,
+    Mapping,
+    Optional,
+    Sequence,
+    Tuple,
+)
 
 import mxnet as mx
 
@@ -34,7 +45,16 @@ class Pushes:
         """The servers', as the script has set it."""
         self._shares_numbers = False
         self.updates: Dict[Key, int] = {}
-        """How often the optimizer has updated each key, without its `begin_num_update`."""
+        """How often the optimizer has updated each key, without its `begin_num_update`. Until the
+        next step, or `settle`, pushes of which this worker had no gradient count."""
+        self._unknown: List[Tuple[Key, Future[bool]]] = []
+        """These pushes, and whether another worker had a gradient."""
+        self._settled_steps = 0
+        """The value of `_steps` before them."""
+        self._counts_step = True
+        """Whether this worker has a gradient by which the optimizer's count of steps advances."""
+        self._behind = 0
+        """By how much that count is less than the number of steps, in this step."""
         self._steps = 0
         """Counts the steps of this store. What else says step counts those of all stores."""
         self.step = 0
@@ -50,8 +70,14 @@ class Pushes:
         """Whether the script says where steps are: gluon's Trainer and Module do."""
         self._begins = False
 
-    def next(self, key: WorkerKey) -> Tuple[int, int]:
-        """Counts a push: the key's round, and the step that an optimizer would count."""
+    def next(self, key: WorkerKey, changes: Optional[Future[bool]] = None) -> Tuple[int, int]:
+        """Counts a push: the key's round, and the step that an optimizer would count.
+
+        `changes`: of a push without a gradient, whether another worker has one.
+        """
+        if changes is not None:
+            self._check_lacking(key)
+            self._unknown.append((key.key, changes))
         updates = self.updates.get(key.key, 0) + 1
         if updates == 1:
             self._check_first(key)
@@ -63,6 +89,7 @@ class Pushes:
         key.round += 1
         if is_new_step:
             self._steps += 1
+            self._behind = 0 if self._counts_step else 1
         if self.clips:
             self._join_clipped_step(key, is_new_step)
         elif is_new_step or self._own.was_cut or (self._marked and self._settings_changed()):
@@ -76,9 +103,16 @@ class Pushes:
         self._order.pushed(key.key)
         return key.round, self.step
 
-    def one_step(self) -> ContextManager[None]:
+    def one_step(self, fresh: Optional[Collection[Key]] = None) -> ContextManager[None]:
         """What is pushed inside is one step: for clipping, for settings that have changed and for
-        checkpoints. Nothing that waits for a new value may be inside."""
+        checkpoints. Nothing that waits for a new value may be inside. `fresh`: the keys of which
+        this worker has a gradient, unless that is all."""
+        self.settle()
+        self._behind = 0
+        self._counts_step = fresh is None or any(
+            self._since + self.updates.get(key, 0) + 1 > self._steps for key in fresh
+        )
+        self._settled_steps = self._steps
         self._says_steps = self._begins = True
         if self.clips:
             return self.clipping.one_step()
@@ -108,13 +142,29 @@ class Pushes:
 
     # The optimizer.
 
+    def settle(self) -> None:
+        """Waits for the rounds of which this worker had no gradient, and takes back what was
+        counted of those that have changed nothing: in one process, there is no update then."""
+        if not self._unknown:
+            return
+        unknown, self._unknown = self._unknown, []
+        for key, changes in unknown:
+            if not changes.result():
+                self.updates[key] -= 1
+                if not self.updates[key]:
+                    del self.updates[key]
+        most = max(self.updates.values(), default=0)
+        self._steps = max(self._settled_steps, self._since + most)
+
     @property
     def counts(self) -> Tuple[int, Dict[Key, int]]:
         """How many steps the optimizer has made, and how often it has updated each key."""
+        self.settle()
         return self._steps - self._since, self.updates
 
     def set_optimizer(self, optimizer: WorkerOptimizer) -> None:
         """Has the servers update by an optimizer from the next step on, with fresh counts."""
+        self.settle()
         self.optimizer = optimizer
         self._shares_numbers = optimizer.shares_numbers
         self.updates.clear()
@@ -126,6 +176,7 @@ class Pushes:
     ) -> WorkerOptimizer:
         """Has the servers go on with an optimizer that has made so many steps in another training,
         and what it remembers of them; the caller gives them its states."""
+        self.settle()
         self._since = self._steps - steps
         self.optimizer = WorkerOptimizer(optimizer, self.step - steps, remembered)
         self._shares_numbers = self.optimizer.shares_numbers
@@ -136,7 +187,7 @@ class Pushes:
         """Once a step, before its first slice: rank 0 publishes the order and new settings."""
         self._order.begin_step(self._steps)
         if self.optimizer is not None:
-            updates = self._steps - self._since
+            updates = self._steps - self._since - self._behind
             self._tell_servers(self.step, self.optimizer.begin_step(self.step, updates))
 
     def _tell_servers(self, from_step: int, settings: Optional[bytes]) -> None:
@@ -161,6 +212,18 @@ class Pushes:
         if begins or is_new_step:
             self._begin_step()
         self.clipping.add(key)
+
+    def _check_lacking(self, key: WorkerKey) -> None:
+        """Raises NotSupportedError where the next push would need to know whether any worker has a
+        gradient of this key."""
+        if self._shares_numbers:
+            assert self.optimizer is not None
+            name = type(self.optimizer.optimizer).__name__
+            raise NotSupportedError(
+                f"this worker has no fresh gradient of {key.called}, and the update of another key "
+                f"by {name} depends on whether this one is updated, which other workers know. Use "
+                "another optimizer (Adam, SGD), or run it on the workers (update_on_kvstore=False)"
+            )
 
     def _check_first(self, key: WorkerKey) -> None:
         if self._own.is_saved and self.optimizer is None:

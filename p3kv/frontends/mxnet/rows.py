@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from typing import (
     Any,
     Callable,
@@ -182,6 +183,20 @@ class Rows:
             )
 
         engine.push(start, [source], [], _PUSH)
+
+    def push_no_gradient(
+        self, key: WorkerKey, round_: int, step: int, priority: int, changes: Future[bool]
+    ) -> None:
+        """Has a round go on without a gradient of this worker; `changes` is told whether another
+        had one."""
+        none = np.empty(0, np.int64), np.empty((0, key.row_elems), key.numpy_dtype)
+        asks = key.asks()
+
+        def start(operation: engine.Operation) -> None:
+            done = operation.complete
+            self._begin_transfer(RowsPush(key, round_, step, priority, none, done, asks, changes))
+
+        engine.push(start, [], [], _PUSH)
 
     def pull(self, key: WorkerKey, step: int, priority: int, target: NDArray) -> None:
         """Pulls the whole value into a dense array: all rows, or those that have changed."""

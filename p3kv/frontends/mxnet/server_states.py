@@ -46,6 +46,7 @@ class ServerStates:
         keys = self._own.declared()
         loaded = saved_states.read(fname, optimizer.optimizer, keys)
         mx.nd.waitall()  # all pushes are sent
+        self._pushes.settle()
         updates, kept = loaded.updates, loaded.kept
         if updates is None:
             updates = {key: self._pushes.updates.get(key, 0) for key in loaded.states}
@@ -68,6 +69,7 @@ class ServerStates:
 
     def _remembered(self, optimizer: WorkerOptimizer) -> Dict[Key, OfKey]:
         """What the servers' optimizer remembers of the keys that it has updated."""
+        self._pushes.settle()
         keys = [key for key in self._own.declared() if key.key in self._pushes.updates]
         return saved_states.fetched(self._own, keys, optimizer)
 

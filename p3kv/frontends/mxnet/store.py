@@ -7,6 +7,8 @@ import operator
 from contextlib import suppress
 from typing import (
     Any,
+    Callable,
+    Collection,
     ContextManager,
     Dict,
     Iterable,
@@ -238,6 +240,22 @@ class P3(KVStoreBase):
         if self._pushes.clips:
             self._pushes.clipping.end_call()
 
+    def push_no_gradient(self, key: Key, out: Any = None, priority: int = 0) -> Callable[[], bool]:
+        """Says that this worker has no gradient of a key in this round, for gluon's Trainer.
+
+        The result comes into `out`, if given: the sum of the workers that have one, or the weight,
+        updated by it. If none has, the round changes nothing, and a sum does not come.
+
+        Returns a function that waits for the round's end and says whether another worker had a
+        gradient; without an optimizer it must be called.
+        """
+        priority = _priority(priority)
+        outs = [] if out is None else [out]
+        [(worker_key, *targets)] = known = self._known(key, outs=outs)
+        if self._pushes.clips:
+            self._pushes.begin_clipped_call(known)
+        return self._operations.push_no_gradient(worker_key, priority, *targets)
+
     def pull(
         self,
         key: Union[Key, Sequence[Key]],
@@ -349,10 +367,11 @@ class P3(KVStoreBase):
         number = self._pushes.clipping.number
         return self._own.norm(number) if number else None
 
-    def one_step(self) -> ContextManager[None]:
+    def one_step(self, fresh: Optional[Collection[Key]] = None) -> ContextManager[None]:
         """What is pushed inside is one step: for `clip_global_norm`, and for settings that have
-        changed. Nothing that waits for a new value may be inside."""
-        return self._pushes.one_step()
+        changed. Nothing that waits for a new value may be inside. `fresh`: the keys of which this
+        worker has a gradient, unless that is all."""
+        return self._pushes.one_step(fresh)
 
     def save_optimizer_states(self, fname: str, dump_optimizer: bool = False) -> None:
         """Writes what the servers' optimizer remembers, as MXNet's Updater writes it.

@@ -10,11 +10,12 @@ import mxnet as mx
 
 from p3kv import config
 from p3kv.errors import NotSupportedError
+from p3kv.frontends.mxnet import fresh_gradients
 from p3kv.frontends.mxnet.alone import Alone
 from p3kv.frontends.mxnet.checkpoints import declare_now
 from p3kv.frontends.mxnet.forward_order import FORWARD_READS
 from p3kv.frontends.mxnet.store import P3
-from p3kv.frontends.mxnet.stores import in_a_job, is_ours, one_step
+from p3kv.frontends.mxnet.stores import in_a_job, is_ours
 from p3kv.frontends.mxnet.trial_stores import Other
 
 
@@ -26,9 +27,11 @@ def mend() -> None:
     trainer.__init__ = _noting(trainer.__init__)
     trainer._init_kvstore = _naming_keys(trainer._init_kvstore)
     trainer._check_and_rescale_grad = _rescaled(trainer._check_and_rescale_grad)
-    trainer._allreduce_grads = _pushing_one_step(
-        _refusing_old_values(_refusing_scaled_losses(trainer._allreduce_grads))
+    trainer.step = _refusing_stale(trainer.step)
+    trainer._allreduce_grads = _refusing_old_values(
+        _refusing_scaled_losses(_pushing_fresh(trainer._allreduce_grads))
     )
+    trainer._update = _updating_with_sums(trainer._update)
     trainer._reset_kvstore = _saying_how(trainer._reset_kvstore)
     parameter.initialize = _known_to_the_trainer(parameter.initialize)
     parameter.set_data = _free_where_never_pushed(parameter.set_data)
@@ -78,14 +81,44 @@ def _rescaled(check_and_rescale_grad: Any) -> Any:
     return rescale
 
 
-def _pushing_one_step(allreduce_grads: Any) -> Any:
-    """Says what a step's pushes are, which `clip_global_norm` must know."""
+def _refusing_stale(step: Any) -> Any:
+    """Has a step say whether stale gradients are ignored before it pushes any; MXNet only asks when
+    weights are updated, and not at all where servers do that."""
+
+    @functools.wraps(step)
+    def stepping(
+        trainer: mx.gluon.Trainer, batch_size: float, ignore_stale_grad: bool = False
+    ) -> None:
+        fresh_gradients.refusing_stale(
+            trainer, ignore_stale_grad, lambda: step(trainer, batch_size, ignore_stale_grad)
+        )
+
+    return stepping
+
+
+def _pushing_fresh(allreduce_grads: Any) -> Any:
+    """Pushes a gradient once."""
 
     def allreduce(trainer: mx.gluon.Trainer) -> None:
-        with one_step(trainer._kvstore):
+        if isinstance(trainer._kvstore, (P3, Alone)):
+            fresh_gradients.push(trainer, trainer._kvstore)
+        else:
             allreduce_grads(trainer)
 
     return allreduce
+
+
+def _updating_with_sums(update: Any) -> Any:
+    """Has workers update where any of them had a gradient; nothing where servers have updated."""
+
+    def updating(trainer: mx.gluon.Trainer, ignore_stale_grad: bool = False) -> None:
+        if _servers_update(trainer):
+            return
+        if isinstance(trainer._kvstore, (P3, Alone)):
+            fresh_gradients.check_update(trainer, ignore_stale_grad)
+        update(trainer, ignore_stale_grad)
+
+    return updating
 
 
 def _refusing_scaled_losses(allreduce_grads: Any) -> Any:
