@@ -19,8 +19,8 @@ from p3kv.frontends.mxnet.arrays import DENSE
 from p3kv.frontends.mxnet.store import P3
 
 _REFUSES, _STALE = "_p3kv_refuses_stale", "_p3kv_stale"
-"""Attributes of a Trainer: whether the step under way raises for a stale gradient; and this worker's
-gradients that were stale when the last sums were made, until weights are updated with them."""
+"""Attributes of a Trainer: whether the step under way raises for a stale gradient; and which were
+stale on this worker when the last sums were made, until weights are updated with them."""
 
 # These calls are short and keep the GIL, as those of `engine.py`.
 _keeping_gil = ctypes.PyDLL(_LIB._name)
