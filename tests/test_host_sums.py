@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import sys
+import tempfile
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from random import Random
-from typing import Type
+from typing import Callable, Type
 
 import numpy as np
 import pytest
@@ -17,7 +19,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from p3kv.consistency import BulkSynchronous
-from p3kv.errors import ConfigError, ProtocolError
+from p3kv.errors import ConfigError, P3Error, ProtocolError
 from p3kv.server.optimizer import Optimizer
 from p3kv.wire.header import (
     CARRIES,
@@ -29,7 +31,10 @@ from p3kv.wire.header import (
     Kind,
     pack_header,
 )
+from p3kv.wire.loop import Loop
 from p3kv.wire.messages import SharedMemory, Terms
+from p3kv.worker import neighbours
+from p3kv.worker.neighbours import Neighbours
 from p3kv.worker.shared_memory import OwnMemory, TheirMemory
 from tests.in_memory import Adding, AddingWhole
 from tests.jobs import DEADLINE_S, SCRIPTS, JobResult, end, held_port, results, run_job, start_role
@@ -157,6 +162,94 @@ def test_a_neighbour_whose_memory_is_private_is_told_in_a_line() -> None:
     assert result.code == 1, result.output
     assert "Set P3KV_LOCAL_AGGREGATION=0 on all workers" in result.output.splitlines()[-1]
     assert "Traceback" not in result.output
+
+
+@pytest.mark.parametrize(
+    ("shares", "told"),
+    [
+        ("fifo", "what it shares is no memory"),
+        ("shrinks", "it shares memory that it may take away"),
+    ],
+)
+def test_a_neighbour_that_shares_what_is_no_lasting_memory_is_named(shares: str, told: str) -> None:
+    result = run_on_hosts(2, "neighbours.py", shares, workers=2, timeout_s=30.0)
+    assert result.code == 1, result.output
+    assert re.search(rf"worker 1 .*it broke the protocol: {told}", result.output), result.output
+    assert "Traceback" not in result.output
+
+
+def _fifo() -> int:
+    with tempfile.TemporaryDirectory() as folder:
+        os.mkfifo(f"{folder}/fifo")
+        return os.open(f"{folder}/fifo", os.O_RDONLY | os.O_NONBLOCK)
+
+
+def _unsealed() -> int:
+    memory = os.memfd_create("p3kv")
+    os.ftruncate(memory, 100)
+    return memory
+
+
+def _file() -> int:
+    with tempfile.TemporaryFile() as file:
+        file.write(bytes(100))
+        file.flush()
+        return os.dup(file.fileno())
+
+
+def _device() -> int:
+    return os.open("/dev/zero", os.O_RDONLY)
+
+
+@pytest.mark.parametrize("made", [_fifo, _unsealed, _file, _device])
+def test_only_memory_that_keeps_its_size_is_mapped(made: Callable[[], int]) -> None:
+    descriptor = made()
+    try:
+        with pytest.raises(ProtocolError, match="memory"):
+            TheirMemory().at(SharedMemory(os.getpid(), descriptor, 0, 100))
+    finally:
+        os.close(descriptor)
+
+
+def test_shared_memory_can_t_be_shortened() -> None:
+    own = OwnMemory()
+    _, place = own.take(100)
+    for size_bytes in (0, 1 << 30):
+        with pytest.raises(PermissionError):
+            os.ftruncate(place.descriptor, size_bytes)
+    own.close()
+
+
+def test_a_neighbour_that_accepts_nobody_is_no_reason_to_wait_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    key = os.urandom(32)
+    silent, mine = Neighbours(0, [0, 1], key), Neighbours(1, [0, 1], key)
+    waiting = []
+    loop = Loop()
+
+    def failed() -> None:
+        raise P3Error("the job's failure")
+
+    try:
+        with suppress(BlockingIOError):
+            while True:
+                waiting.append(socket.socket(socket.AF_UNIX))
+                waiting[-1].setblocking(False)
+                waiting[-1].connect(silent._name(0))
+        with pytest.raises(P3Error, match="the job's failure"):
+            mine.connect(loop, {}, lambda *_: None, failed)
+        monkeypatch.setattr(neighbours, "_CONNECT_S", 0.5)
+        again = Neighbours(2, [0, 2], key)
+        with pytest.raises(P3Error, match="worker 0, on the same host, accepts nobody"):
+            again.connect(loop, {}, lambda *_: None, lambda: None)
+        again.close(loop)
+    finally:
+        for one in waiting:
+            one.close()
+        for neighbour in (silent, mine):
+            neighbour.close(loop)
+        loop.close()
 
 
 def test_what_a_neighbour_or_a_server_may_not_say_of_sums() -> None:

@@ -22,6 +22,8 @@ from p3kv.wire.protocol import FROM_NEIGHBOURS, Conversation
 
 _CONNECT_S = 60.0
 _LOOK_EVERY_S = 0.2
+_LOOK_EVERY = struct.pack("ll", 0, int(_LOOK_EVERY_S * 1e6))
+"""For the system: seconds and microseconds."""
 _BUFFER_BYTES = 1 << 20
 """Of frames without payloads: there is room for thousands."""
 _CREDENTIALS = struct.Struct("3i")
@@ -113,15 +115,11 @@ class Neighbours:
         found: Dict[int, socket.socket] = {}
         if self._listener is None:
             return found
+        deadline = time.monotonic() + _CONNECT_S
         for rank in self._ranks:
             if rank < self._rank:
-                sock = found[rank] = _socket()
-                sock.bind(self._name(self._rank, rank))  # tells who connects
-                sock.connect(self._name(rank))
-                if not _is_ours(sock):
-                    raise P3Error(f"another user's process has taken the place of worker {rank}")
+                found[rank] = self._connected(rank, deadline, check)
         names = {self._name(rank, self._rank): rank for rank in self._ranks if rank > self._rank}
-        deadline = time.monotonic() + _CONNECT_S
         self._listener.settimeout(_LOOK_EVERY_S)
         while len(found) < len(self._ranks) - 1:
             check()
@@ -135,6 +133,23 @@ class Neighbours:
                 missing = sorted(set(names.values()) - found.keys())
                 raise P3Error(f"worker {missing[0]}, on the same host, did not connect")
         return found
+
+    def _connected(self, rank: int, deadline: float, check: Callable[[], None]) -> socket.socket:
+        """A socket to a neighbour, which may have no room for it until it accepts."""
+        sock = _socket()
+        sock.bind(self._name(self._rank, rank))  # tells who connects
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _LOOK_EVERY)
+        while True:
+            check()
+            try:
+                sock.connect(self._name(rank))
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise P3Error(f"worker {rank}, on the same host, accepts nobody") from None
+        if not _is_ours(sock):
+            raise P3Error(f"another user's process has taken the place of worker {rank}")
+        return sock
 
     def _name(self, *ranks: int) -> bytes:
         digest = hmac.new(self._key, b"p3kv neighbours %s" % repr(ranks).encode(), sha256)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
-from contextlib import suppress
+import stat
 from typing import Dict, List, Tuple
 
 import numpy as np
@@ -16,6 +17,9 @@ _EXTENT_BYTES = 64 << 20
 """Small keys share an extent, so that a process needs few descriptors. The system takes memory for
 the pages that are written, and not before."""
 _ALIGNED_BYTES = 64
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+"""An extent keeps its size, whoever has it: who reads behind the end of a file is ended by the
+system (SIGBUS)."""
 
 
 class OwnMemory:
@@ -40,9 +44,10 @@ class OwnMemory:
         return self._extent[offset : offset + size_bytes], place
 
     def _add_extent(self, size_bytes: int) -> None:
-        descriptor = os.memfd_create("p3kv")
+        descriptor = os.memfd_create("p3kv", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         self._descriptors.append(descriptor)
         os.ftruncate(descriptor, size_bytes)
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
         self._extent = np.frombuffer(mmap.mmap(descriptor, size_bytes), np.uint8)
         self._free_bytes = size_bytes
 
@@ -62,8 +67,8 @@ class TheirMemory:
     def at(self, place: SharedMemory) -> np.ndarray:
         """The memory as bytes, which can't be written.
 
-        Raises ProtocolError if there is not so much of it, ConfigError where this process can't
-        open what belongs to the other one.
+        Raises ProtocolError if there is not so much of it, or if it is anything but memory that
+        keeps its size; ConfigError where this process can't open what belongs to the other one.
         """
         name = (place.pid, place.descriptor)
         extent = self._extents.get(name)
@@ -77,17 +82,35 @@ class TheirMemory:
 
 def _mapped(path: str) -> np.ndarray:
     try:
-        descriptor = os.open(path, os.O_RDONLY)
+        # Found, and not opened: to open a FIFO waits for its other end, and a device may act.
+        found = os.open(path, os.O_PATH | os.O_CLOEXEC)
     except OSError as error:
         raise ConfigError(
             f"this worker can't open memory of another one on its host ({path}: {error.strerror}). "
             "Set P3KV_LOCAL_AGGREGATION=0 on all workers; each then sends its gradients itself"
         ) from error
     try:
-        size_bytes = os.fstat(descriptor).st_size
-        return np.frombuffer(mmap.mmap(descriptor, size_bytes, prot=mmap.PROT_READ), np.uint8)
+        status = os.fstat(found)
+        if not stat.S_ISREG(status.st_mode):
+            raise ProtocolError("what it shares is no memory")
+        if status.st_uid != os.geteuid():
+            raise ProtocolError(f"it shares memory of user {status.st_uid}")
+        memory = os.open(f"/proc/self/fd/{found}", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise ProtocolError(f"what it shares is no memory: {error}") from error
+    finally:
+        os.close(found)
+    try:
+        return _mapped_if_sealed(memory)
     except (OSError, ValueError) as error:
         raise ProtocolError(f"what it shares is no memory: {error}") from error
     finally:
-        with suppress(OSError):
-            os.close(descriptor)
+        os.close(memory)
+
+
+def _mapped_if_sealed(memory: int) -> np.ndarray:
+    """Maps all of a descriptor's memory; OSError for a file of another kind."""
+    if not fcntl.fcntl(memory, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
+        raise ProtocolError("it shares memory that it may take away (without F_SEAL_SHRINK)")
+    size_bytes = os.fstat(memory).st_size
+    return np.frombuffer(mmap.mmap(memory, size_bytes, prot=mmap.PROT_READ), np.uint8)
