@@ -99,6 +99,9 @@ class Proxy:
         """How late bytes arrive, in each direction."""
         self.rate_bytes_s: Optional[float] = None
         """How many bytes a connection carries in each direction."""
+        self.flips_after_bytes: Optional[int] = None
+        """How much of a connection reaches the server as it is; then a bit of each chunk is
+        changed."""
         self.to_servers: List[bytearray] = []
         """What each connection has brought to a server."""
         self.to_workers: List[bytearray] = []
@@ -200,7 +203,8 @@ class Proxy:
                     break
                 if self.rate_bytes_s is not None:
                     await asyncio.sleep(len(chunk) / self.rate_bytes_s)
-                target.write(chunk)
+                to_server = any(passed is stream for stream in self.to_servers)
+                target.write(self._changed(chunk, len(passed)) if to_server else chunk)
                 passed += chunk
                 await target.drain()
         except OSError:  # the target has gone
@@ -208,6 +212,14 @@ class Proxy:
         finally:
             taking.cancel()
             target.close()
+
+    def _changed(self, chunk: bytes, passed_bytes: int) -> bytes:
+        if self.flips_after_bytes is None:
+            return chunk
+        first = max(0, self.flips_after_bytes - passed_bytes)
+        if first >= len(chunk):
+            return chunk
+        return chunk[:first] + bytes([chunk[first] ^ 1]) + chunk[first + 1 :]
 
     async def _reset(self) -> int:
         writers, self._writers = self._writers, []

@@ -165,7 +165,7 @@ class Serving(Scheduled):
     """Worker 0; the test is its servers as well, all at one address."""
 
     def __init__(self, servers: int, **settings: Any) -> None:
-        super().__init__("worker", 1, servers, P3KV_SLICE_SIZE=100, **settings)
+        super().__init__("worker", 1, servers, **{"P3KV_SLICE_SIZE": 100, **settings})
         self._servers = servers
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=servers)
         self._listener.settimeout(TOLD_S)

@@ -1,11 +1,11 @@
-"""Connections whose link has ended, until another link takes its place."""
+"""Connections whose link has ended, until bytes get through another link."""
 
 from __future__ import annotations
 
 import logging
 import time
 from dataclasses import dataclass
-from typing import Callable, Dict
+from typing import Callable, Dict, Optional
 
 from p3kv.wire.connection import Connection
 from p3kv.wire.control import ALIVE_EVERY_S
@@ -17,24 +17,61 @@ _WARN_AFTER_S = ALIVE_EVERY_S + 2.0
 """A new link usually comes sooner; and if the peer has ended, so does the reason, though a killed
 process may still come back for 3 s as far as the scheduler knows. The peer may also have found what
 ends the job, such as a silent scheduler, a sign of life earlier than this process."""
+_TELL_EVERY_S = 60.0
+"""People are told the same of a peer so often at most: links may end many times a second."""
 _HINT = (
-    "The network between is cut, or it resets connections. P3KV_SILENCE_TIMEOUT_S lets the job "
-    "wait longer."
+    "The network between is cut, resets connections or changes what they carry. "
+    "P3KV_SILENCE_TIMEOUT_S lets the job wait longer."
 )
 
 
 @dataclass
 class _Break:
+    """The time since a link ended, until bytes have got through another one."""
+
     reason: str
     round: int
-    since: float
-    """On the monotonic clock."""
     at: str
     """By this host's clock, for messages."""
+    carried_bytes: int
+    """What the connection had carried."""
+    links: int = 0
+    """How many links were made since then."""
+    lost_s: float = 0.0
+    """How long there was no link, before the newest one was made."""
+    since: Optional[float] = None
+    """On the monotonic clock: since when there is no link; None while there is one."""
+    warned: bool = False
+
+    def now_lost_s(self) -> float:
+        """How long there was no link in all."""
+        return self.lost_s + (0.0 if self.since is None else time.monotonic() - self.since)
+
+
+class _Seldom:
+    """Says of each peer when to tell people, and how often they were not told since."""
+
+    def __init__(self) -> None:
+        self._at_s: Dict[Connection, float] = {}
+        self._untold: Dict[Connection, int] = {}
+
+    def untold(self, connection: Connection, at_once: bool = False) -> Optional[int]:
+        """How often people were not told since they were told last; None if they are not to be
+        told now."""
+        now_s = time.monotonic()
+        if not at_once and now_s < self._at_s.get(connection, -_TELL_EVERY_S) + _TELL_EVERY_S:
+            self._untold[connection] = self._untold.get(connection, 0) + 1
+            return None
+        self._at_s[connection] = now_s
+        return self._untold.pop(connection, 0)
 
 
 class Breaks:
     """Warns of connections without a link, and gives them up when the job has waited long enough.
+
+    A new link alone ends no break: whoever changes bits on the way lets handshakes through, and
+    nothing else. So the time without a link counts on until some bytes have got through. The time
+    with a link does not count: there may be nothing to say.
 
     Belongs to the thread of the event loop.
     """
@@ -55,49 +92,92 @@ class Breaks:
         self._report = report
         self._give_up = give_up
         self._breaks: Dict[Connection, _Break] = {}
+        """By connection, the last break: whether it is over shows when the next link ends."""
+        self._warnings, self._news = _Seldom(), _Seldom()
 
     def __contains__(self, connection: Connection) -> bool:
-        return connection in self._breaks
+        """Whether a connection has no link, and waits for one."""
+        broken = self._breaks.get(connection)
+        return broken is not None and broken.since is not None
 
-    def begin(self, connection: Connection, reason: str, round: int) -> None:
-        """Takes note that a connection's link has ended; `round` is the last one that is known."""
-        if connection in self._breaks:
-            return
-        broken = _Break(reason, round, time.monotonic(), time.strftime("%H:%M:%S"))
-        self._breaks[connection] = broken
+    def begin(self, connection: Connection, reason: str, round: int) -> int:
+        """Takes note that a connection's link has ended; `round` is the last one that is known.
+
+        Returns how many links before it have ended without bytes getting through.
+        """
+        broken = self._breaks.get(connection)
+        if broken is not None and broken.since is not None:
+            return broken.links
+        carried_bytes = connection.carried_bytes
+        if broken is None or broken.carried_bytes != carried_bytes:
+            broken = _Break(reason, round, time.strftime("%H:%M:%S"), carried_bytes)
+            self._breaks[connection] = broken
+        broken.since = time.monotonic()
         self._report(self._failure(connection, broken, reason))
-        self._call_later(_WARN_AFTER_S, lambda: self._warn(connection, broken))
-        self._call_later(self._timeout_s, lambda: self._end(connection, broken))
+        if not broken.warned:
+            self._call_in(_WARN_AFTER_S - broken.lost_s, self._warn, connection, broken)
+        self._call_in(self._timeout_s - broken.lost_s, self._end, connection, broken)
+        return broken.links
 
     def mended(self, connection: Connection) -> None:
         """Takes note that a connection has another link."""
-        broken = self._breaks.pop(connection, None)
-        if broken is not None:
-            _log.warning(
-                "%s has a new connection to this process after %.1f s: %s at %s",
-                self._name(connection), time.monotonic() - broken.since, broken.reason, broken.at,
+        broken = self._breaks.get(connection)
+        if broken is None or broken.since is None:
+            return
+        broken.lost_s, broken.since = broken.now_lost_s(), None
+        broken.links += 1
+        if broken.links == 1:
+            untold = self._news.untold(connection, at_once=broken.warned)
+            more = f" ({untold} more since the last that was told)" if untold else ""
+            _log.log(
+                logging.INFO if untold is None else logging.WARNING,
+                "%s has a new connection to this process after %.1f s: %s at %s%s",
+                self._name(connection), broken.lost_s, broken.reason, broken.at, more,
             )  # fmt: skip
 
     def clear(self) -> None:
         """Nobody waits for another link any more."""
         self._breaks.clear()
 
+    def _call_in(
+        self,
+        delay_s: float,
+        function: Callable[[Connection, _Break], None],
+        connection: Connection,
+        broken: _Break,
+    ) -> None:
+        """Calls `function` if there is no link for so long from now on."""
+        since = broken.since
+
+        def call() -> None:
+            if self._breaks.get(connection) is broken and broken.since == since:
+                function(connection, broken)
+
+        self._call_later(max(0.0, delay_s), call)
+
     def _warn(self, connection: Connection, broken: _Break) -> None:
-        if self._breaks.get(connection) is broken:
-            _log.warning(
-                "%s has no connection to this process since %s: %s. The job goes on when there is "
-                "a new one, and ends if this takes %g s (P3KV_SILENCE_TIMEOUT_S).",
-                self._name(connection), broken.at, broken.reason, self._timeout_s,
-            )  # fmt: skip
+        broken.warned = self._warnings.untold(connection) is not None
+        if not broken.warned:
+            return
+        vain = ""
+        if broken.links:
+            vain = f" {broken.links} connections since then have carried nothing."
+        _log.warning(
+            "%s has no connection to this process since %s: %s.%s The job goes on when there is "
+            "a new one, and ends if this takes %g s (P3KV_SILENCE_TIMEOUT_S).",
+            self._name(connection), broken.at, broken.reason, vain, self._timeout_s,
+        )  # fmt: skip
 
     def _end(self, connection: Connection, broken: _Break) -> None:
-        if self._breaks.get(connection) is broken:
-            del self._breaks[connection]
-            reason = (
-                f"it was lost: {broken.reason} at {broken.at}, and no new connection could be made "
-                f"for {self._timeout_s:g} s"
+        del self._breaks[connection]
+        vain = f"no new connection could be made for {self._timeout_s:g} s"
+        if broken.links:
+            vain = (
+                f"{broken.links} new connections have carried nothing (P3KV_SILENCE_TIMEOUT_S: "
+                f"there was none for {self._timeout_s:g} s in all)"
             )
-            self._give_up(self._failure(connection, broken, reason))
+        reason = f"it was lost: {broken.reason} at {broken.at}, and {vain}"
+        self._give_up(self._failure(connection, broken, reason))
 
     def _failure(self, connection: Connection, broken: _Break, reason: str) -> Failure:
         assert connection.peer is not None

@@ -71,6 +71,11 @@ class Connection:
         return self.writer.received_bytes if self.welcome else 0
 
     @property
+    def carried_bytes(self) -> int:
+        """What has got through in both directions, as far as this process knows."""
+        return self.received_bytes + self.writer.arrived_bytes
+
+    @property
     def moved_bytes(self) -> int:
         """What was sent and received."""
         return self.sent_bytes + self.received_bytes

@@ -169,7 +169,8 @@ class FrameWriter:
         """Frames that have begun and that the peer may not have, each with where it ends."""
         self._on_sent: Deque[Tuple[int, Callable[[], None]]] = deque()
         self._sent_bytes = -len(preamble)
-        self._arrived_bytes = 0
+        self.arrived_bytes = 0
+        """What the peer has received, as far as it has said so."""
         self.received_bytes = 0
         """What this process has received; the headers of frames say so."""
         self.told_bytes = 0
@@ -255,12 +256,12 @@ class FrameWriter:
     def arrived(self, count: int) -> None:
         """Takes note that the peer has received the first `count` bytes; ProtocolError if so many
         were not sent."""
-        if count <= self._arrived_bytes:
+        if count <= self.arrived_bytes:
             return
         # Not only what is known to be sent: a link that encrypts says so later.
         if count > self.begun_bytes:
             raise ProtocolError(f"it has received {count} bytes, and {self.begun_bytes} were sent")
-        self._arrived_bytes = count
+        self.arrived_bytes = count
         begun = self._begun
         while begun and begun[0][0] <= count:
             frame = begun.popleft()[1]
@@ -270,9 +271,9 @@ class FrameWriter:
     def resume(self, received: int, preamble: bytes = b"") -> None:
         """Goes on over a new link: after `preamble` comes what the peer has not received, of which
         it has the first `received` bytes. Raises ProtocolError if this can't be."""
-        if received < self._arrived_bytes:
+        if received < self.arrived_bytes:
             raise ProtocolError(
-                f"it has received {received} bytes, and said {self._arrived_bytes} before"
+                f"it has received {received} bytes, and said {self.arrived_bytes} before"
             )
         self._sent_bytes = max(self._sent_bytes, 0)
         self.arrived(received)

@@ -34,8 +34,13 @@ from p3kv.worker.probe import Probe
 _log = logging.getLogger(__name__)
 
 _CONNECT_S = 5.0
+_LOOK_EVERY_S = 1.0
 _WELCOME_S = 60.0
 """How long to wait for a server's welcome: it first imports what optimizers need."""
+
+_MEASURE_S = 10.0
+"""How long measuring may take, besides the time in which a link may be cut. It takes a quarter of a
+second, and on the slowest networks as long as a few frames take."""
 
 
 class Joining:
@@ -175,10 +180,21 @@ class Joining:
     def _measured_slice_size(self) -> int:
         self._probe = Probe(self._roster.rank, self._servers, self._probed)
         self._loop.call_soon(self._probe.begin)
+        silence_s = self._settings.silence_timeout_s
+        deadline = time.monotonic() + _MEASURE_S + silence_s
         with self._changed:
             while self._measured is None:
                 self._check()
-                self._changed.wait()
+                left_s = deadline - time.monotonic()
+                if left_s <= 0 and self._probe.silent:
+                    raise self._blame(
+                        self._probe.silent[0],
+                        f"it has not sent back within {_MEASURE_S + silence_s:g} s what worker "
+                        f"{self._roster.rank} sent to measure the network",
+                        "Small frames have reached it. Does the network between let large packets "
+                        "pass (its MTU)? P3KV_SLICE_SIZE has nobody measure.",
+                    )
+                self._changed.wait(max(left_s, _LOOK_EVERY_S))
         answer = self._control.request(
             self._measured, SliceSize, "all workers to measure the network"
         )

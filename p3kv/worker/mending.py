@@ -55,8 +55,9 @@ class Mending:
         """A connection's link has ended: makes another, until `breaks` gives the connection up."""
         self._loop.pause_connection(connection)
         connection.drop_link()
-        self._breaks.begin(connection, reason, round)
-        self._loop.call_later(_FIRST_DELAY_S, partial(self._try, connection, _FIRST_DELAY_S))
+        in_vain = self._breaks.begin(connection, reason, round)
+        delay_s = min(_FIRST_DELAY_S * 2 ** min(in_vain, 10), LONGEST_DELAY_S)
+        self._loop.call_later(delay_s, partial(self._try, connection, delay_s))
 
     def _try(self, connection: Connection, delay_s: float) -> None:
         if connection in self._breaks:
@@ -77,31 +78,32 @@ class Mending:
 
     def _made(self, connection: Connection, link: Optional[Link], delay_s: float) -> None:
         again = partial(self._try, connection, min(2 * delay_s, LONGEST_DELAY_S))
+        later = partial(self._loop.call_later, delay_s, again)
         if link is None:
-            self._loop.call_later(delay_s, again)
+            later()
         elif connection not in self._breaks:
             link.close()
         else:
             conversation = Conversation(FROM_SERVERS, "server")
             conversation.peer = connection.peer
             attempt = Connection(
-                link, conversation, self._land, partial(self._failed, again), _HANDSHAKE_BYTES
+                link, conversation, self._land, partial(self._failed, later), _HANDSHAKE_BYTES
             )
             self._attempts[attempt] = connection
             self._loop.add_connection(attempt)
             assert connection.peer is not None
             self._handshakes.begin(attempt, connection.peer, connection.received_bytes)
-            self._loop.call_later(_WELCOME_S, partial(self._check, attempt, again))
+            self._loop.call_later(_WELCOME_S, partial(self._check, attempt, later))
 
-    def _check(self, attempt: Connection, again: Callable[[], None]) -> None:
+    def _check(self, attempt: Connection, later: Callable[[], None]) -> None:
         if attempt in self._attempts:
-            self._failed(again, attempt, "no welcome")
+            self._failed(later, attempt, "no welcome")
 
-    def _failed(self, again: Callable[[], None], attempt: Connection, reason: str) -> None:
+    def _failed(self, later: Callable[[], None], attempt: Connection, reason: str) -> None:
         self._loop.remove_connection(attempt)
         self._handshakes.forget(attempt)
         if self._attempts.pop(attempt, None) is not None:
-            self._loop.call_later(_FIRST_DELAY_S, again)
+            later()
 
     def _land(self, attempt: Connection, header: Header) -> Landing:
         if header.kind == Kind.CHALLENGE:

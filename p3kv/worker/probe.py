@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from functools import partial
-from typing import Callable, Dict, Mapping, Optional, Tuple
+from typing import Callable, Dict, List, Mapping, Optional, Tuple
 
 from p3kv.errors import ProtocolError
 from p3kv.wire.connection import Connection
@@ -34,7 +34,8 @@ class Probe:
         self._done = done
         self._sent_s = 0.0
         self._began_s: Optional[float] = None
-        self._under_way = 0
+        self._under_way: Dict[Connection, int] = {}
+        """How many frames have left and are not back."""
         self._counted_bytes: Dict[Connection, int] = {}
         self._echoed: Dict[Connection, Tuple[int, float]] = {}
         """How many bytes have come back in all, and until when."""
@@ -43,20 +44,26 @@ class Probe:
         """Queues the first frames."""
         self._sent_s = time.monotonic()
         for connection in self._servers.values():
-            self._counted_bytes[connection] = 0
+            self._counted_bytes[connection] = self._under_way[connection] = 0
             self._echoed[connection] = (0, self._sent_s)
             for _ in range(_FRAMES_AHEAD):
                 self._send(connection)
 
+    @property
+    def silent(self) -> List[int]:
+        """Ranks of the servers that have not sent all frames back; from any thread."""
+        servers = self._servers.items()
+        return [rank for rank, connection in servers if self._under_way.get(connection)]
+
     def land(self, connection: Connection, header: Header) -> Landing:
         """Where an echo's bytes go, which nobody reads; ProtocolError if nothing was sent."""
-        if header.payload_bytes != len(self._scratch) or not self._under_way:
+        if header.payload_bytes != len(self._scratch) or not self._under_way.get(connection):
             raise ProtocolError(f"it sent {header.payload_bytes} bytes back that nobody sent")
         return Landing(self._scratch, partial(self._received, connection))
 
     def _received(self, connection: Connection) -> None:
         """Counts an echo, and sends the next frame unless the time is over."""
-        self._under_way -= 1
+        self._under_way[connection] -= 1
         now_s = time.monotonic()
         if self._began_s is None:
             self._began_s = now_s
@@ -66,11 +73,11 @@ class Probe:
             if elapsed_s >= _SETTLE_S:
                 self._counted_bytes[connection] += len(_NOTHING)
             self._send(connection)
-        if self._under_way == 0:
+        if not self.silent:
             self._done(Measured(self._rate_bytes_s(), self._flows_bytes_s()))
 
     def _send(self, connection: Connection) -> None:
-        self._under_way += 1
+        self._under_way[connection] += 1
         connection.writer.push(URGENT, self._header, _NOTHING)
 
     def _rate_bytes_s(self) -> float:

@@ -39,6 +39,7 @@ class ResettingLink(SocketLink):
                 self._socket.setsockopt(socket.IPPROTO_TCP, _TCP_REPAIR, 1)
             else:
                 self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
+            print("a link ends", flush=True)
             raise ConnectionResetError  # whoever gets it closes the link
         part = [buffer[: self._left_bytes] for buffer in list(buffers)[:1]]
         count = act(part)
