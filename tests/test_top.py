@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import pty
 import re
+import shutil
+import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
-from typing import List, Optional
+from typing import Any, List, Optional, Tuple
 
 import pytest
 
@@ -128,6 +131,85 @@ def shown_on_terminal(command: List[str]) -> str:
     os.close(main)
     assert process.wait(10.0) == 0, shown
     return shown.decode()
+
+
+ANOTHER = 65534
+"""An account that is not root."""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can start processes of another account")
+@pytest.mark.parametrize("uids", [(ANOTHER,) * 3, (ANOTHER, 0, 0)], ids=str)
+def test_a_process_of_another_account_is_asked_for_nothing(
+    tmp_path: Path, uids: Tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though root may read its environment, which names a file of root's and a port."""
+    secret = tmp_path / "secret"
+    secret.write_text("a secret of root's own, for its own job")
+    secret.chmod(0o600)
+    opened: List[str] = []
+    real_open = os.open
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        place = {
+            "DMLC_ROLE": "worker", "DMLC_PS_ROOT_URI": "127.0.0.1",
+            "DMLC_PS_ROOT_PORT": str(listener.getsockname()[1]), "DMLC_NUM_WORKER": "1",
+            "DMLC_NUM_SERVER": "1", "P3KV_SECRET_FILE": str(secret),
+        }  # fmt: skip
+        other = subprocess.Popen(["sleep", "60"], env=place, preexec_fn=lambda: os.setresuid(*uids))
+        try:
+
+            def note(path: Any, *arguments: Any, **more: Any) -> int:
+                opened.append(str(path))
+                return real_open(path, *arguments, **more)
+
+            monkeypatch.setattr(os, "open", note)
+            with pytest.raises(ConfigError, match=f"process {other.pid} belongs to user {ANOTHER}"):
+                find(other.pid)
+            assert str(secret) not in opened
+            result = run([*TOP, "--count", "1"], environment(), 30.0)
+            assert f"{other.pid}" not in result.output
+            assert f":{place['DMLC_PS_ROOT_PORT']}" not in result.output
+            result = run([*TOP, str(other.pid)], environment(), 30.0)
+            assert result.code == 2 and "only processes of its own user" in result.output
+            listener.settimeout(0.1)
+            with pytest.raises(socket.timeout):
+                listener.accept()
+        finally:
+            other.kill()
+            other.communicate()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a program an account's rights")
+def test_the_environment_of_a_program_with_more_rights_is_that_of_who_started_it() -> None:
+    """It may have made itself root's altogether, as sudo does."""
+    with tempfile.TemporaryDirectory() as folder:
+        if os.statvfs(folder).f_flag & os.ST_NOSUID:
+            pytest.skip(f"no program in {folder} gives rights")
+        os.chmod(folder, 0o755)
+        assert_is_not_found(Path(folder) / "python")
+
+
+def assert_is_not_found(program: Path) -> None:
+    """Though it runs as root, an account starts it with an environment of its own."""
+    shutil.copy(os.path.realpath(sys.executable), program)
+    program.chmod(0o4755)
+    place = {
+        "DMLC_ROLE": "worker", "DMLC_PS_ROOT_URI": "127.0.0.1", "DMLC_PS_ROOT_PORT": "9",
+        "DMLC_NUM_WORKER": "1", "DMLC_NUM_SERVER": "1", "P3KV_SECRET": "no word of root's",
+        "PYTHONHOME": sys.base_prefix,
+    }  # fmt: skip
+    becomes = "import os, time; os.setresuid(0, 0, 0); print(os.getuid(), flush=True)"
+    other = subprocess.Popen(
+        [str(program), "-c", f"{becomes}; time.sleep(60)"], env=place, stdout=subprocess.PIPE,
+        preexec_fn=lambda: os.setresuid(*(ANOTHER,) * 3),
+    )  # fmt: skip
+    try:
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"0\n"
+        with pytest.raises(ConfigError, match=f"process {other.pid} belongs to no job of yours"):
+            find(other.pid)
+    finally:
+        other.kill()
+        other.communicate()
 
 
 def test_what_can_not_be_shown_is_an_error_in_a_line() -> None:

@@ -1,21 +1,26 @@
 """Finds a job of this user by a process of it on this host.
 
-A process's environment says where the job's scheduler is, and the job's secret. The system shows it
-only to the user of the process, and to root.
+A process's environment says where the job's scheduler is, and the job's secret or a file that has
+it. The system shows it only to the user of the process, and to root. But nobody, root least of all,
+does what the environment of another account's process says: it may name any file and any port.
 """
 
 from __future__ import annotations
 
 import os
-from contextlib import suppress
+import struct
+from contextlib import closing, suppress
 from pathlib import Path
-from typing import Dict, Optional, Tuple
+from typing import Dict, Optional, Set, Tuple
 
 from p3kv.addresses import endpoint
 from p3kv.config import Launch
 from p3kv.errors import ConfigError
 
 _PROCESSES = Path("/proc")
+_AT_SECURE = 23
+"""See getauxval(3): whether the process runs a program with more rights than whoever started it."""
+_AUXILIARY = struct.Struct("@LL")
 
 
 def find(pid: Optional[int]) -> Launch:
@@ -25,6 +30,12 @@ def find(pid: Optional[int]) -> Launch:
     """
     if pid is not None:
         found = _job_of(pid)
+        owners = _owners_of(pid) - {os.geteuid()}
+        if owners:
+            raise ConfigError(
+                f"process {pid} belongs to user {min(owners)}, and 'p3kv top' asks only processes "
+                f"of its own user, also for root. Run it as this user: sudo -u '#{min(owners)}' ..."
+            )
         if found is None:
             raise ConfigError(f"process {pid} belongs to no job of yours")
         return found
@@ -50,10 +61,51 @@ def find(pid: Optional[int]) -> Launch:
 def _job_of(pid: int) -> Optional[Launch]:
     variables = {}
     # It may end while we look, and belong to somebody else.
-    with suppress(OSError):
-        for line in (_PROCESSES / str(pid) / "environ").read_bytes().split(b"\0"):
+    with suppress(OSError), closing(_Process(pid)) as process:
+        # Twice: it may become another program meanwhile.
+        if not process.is_ours():
+            return None
+        environment = process.read("environ")
+        if not process.is_ours():
+            return None
+        for line in environment.split(b"\0"):
             name, _, value = os.fsdecode(line).partition("=")
             variables[name] = value
     with suppress(ConfigError):
         return Launch.from_environment(variables)
     return None
+
+
+def _owners_of(pid: int) -> Set[int]:
+    with suppress(OSError), closing(_Process(pid)) as process:
+        return process.owners()
+    return set()
+
+
+class _Process:
+    """A process, and no other that gets its number later; OSError if it has ended."""
+
+    def __init__(self, pid: int) -> None:
+        self._folder = os.open(_PROCESSES / str(pid), os.O_RDONLY | os.O_DIRECTORY)
+
+    def read(self, name: str) -> bytes:
+        """What the system says of the process."""
+        with open(os.open(name, os.O_RDONLY, dir_fd=self._folder), "rb") as file:
+            return file.read()
+
+    def owners(self) -> Set[int]:
+        """The user whose rights it has, and the one who has started it."""
+        lines = self.read("status").splitlines()
+        return {int(uid) for line in lines if line.startswith(b"Uid:") for uid in line.split()[1:]}
+
+    def is_ours(self) -> bool:
+        """Whether it and its environment are of this process's user."""
+        if self.owners() != {os.geteuid()}:
+            return False
+        auxiliary = self.read("auxv")
+        whole = len(auxiliary) - len(auxiliary) % _AUXILIARY.size
+        return dict(_AUXILIARY.iter_unpack(auxiliary[:whole])).get(_AT_SECURE) == 0
+
+    def close(self) -> None:
+        """Forgets the process."""
+        os.close(self._folder)
