@@ -201,7 +201,7 @@ def test_commands_do_without_standard_streams(closed: str, name: str, tmp_path: 
     ("where", "said", "code"),
     [
         ("| true", "", 141),
-        ("> /dev/full", "p3kv doctor: can't print: No space left on device\n", 1),
+        ("> /dev/full", "p3kv doctor: can't write: No space left on device\n", 1),
     ],
 )
 def test_a_command_whose_output_nobody_takes_says_so_in_one_line(

@@ -7,8 +7,10 @@ import socket
 import sys
 import urllib.error
 import urllib.request
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Dict, Tuple
+from urllib.parse import urlsplit
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -53,6 +55,69 @@ def test_each_process_of_a_job_serves_its_own(tmp_path: Path) -> None:
         scraped(at["worker 1"])
 
 
+def closed_within(link: socket.socket, timeout_s: float) -> bool:
+    link.settimeout(timeout_s)
+    try:
+        return link.recv(1) == b""
+    except ConnectionResetError:
+        return True
+
+
+def test_whoever_asks_in_vain_takes_no_descriptors_or_threads_from_the_job(tmp_path: Path) -> None:
+    with TrainingJob(tmp_path, P3KV_METRICS_PORT=0, **SUMS_ONLY) as job, ExitStack() as stack:
+        job.wait_until_training()
+        at = dict(_AT.findall(job.output()))
+        parts = {name: part for name, part in job.parts().items() if name in at}
+        before = {name: (part.num_fds(), part.num_threads()) for name, part in parts.items()}
+        half_sent = []
+        for url in at.values():
+            place = urlsplit(url)
+            for _ in range(200):
+                link = socket.create_connection((place.hostname, place.port), timeout=10)
+                half_sent.append(stack.enter_context(link))
+                link.sendall(b"GET /metrics HTTP/1.1\r\nHost: ")
+            # Others are answered meanwhile.
+            assert scraped(url)
+        for name, part in parts.items():
+            fds, threads = before[name]
+            assert part.num_fds() <= fds + 60, name
+            assert part.num_threads() <= threads + 1, name
+        for link in half_sent:
+            assert closed_within(link, 10.0)
+        for name, part in parts.items():
+            eventually(lambda: part.num_fds() <= before[name][0] + 1)  # noqa: B023
+        job.stop()
+        assert job.result(30.0).code == 0, job.output()
+
+
+@pytest.mark.parametrize(
+    ("asked", "status"),
+    [
+        (b"GET /metrics HTTP/1.0\r\n\r\n", b"200"),
+        (b"GET /metrics?debug HTTP/1.1\r\nAccept: */*\r\n\r\n", b"200"),
+        (b"POST /metrics HTTP/1.1\r\n\r\n", b"405"),
+        (b"\x16\x03\x01 what is this?\r\n\r\n", b""),
+        (b"GET /" + b"x" * 100_000, b""),
+        (b"GET //[ HTTP/1.1\r\n\r\n", b""),
+        (b"\xff\xff\r\n\r\n", b""),
+    ],
+)
+def test_requests_are_answered_in_their_language_or_not_at_all(asked: bytes, status: bytes) -> None:
+    metrics = Metrics(Settings(metrics_port=0), "server", 0, lambda: ServerNumbers(rounds=3))
+    assert metrics._serving is not None
+    try:
+        with socket.create_connection(metrics._serving.address[:2], timeout=10) as link:
+            answer = b""
+            with suppress(ConnectionResetError, BrokenPipeError):
+                link.sendall(asked)
+                while more := link.recv(4096):
+                    answer += more
+        assert answer.partition(b"\r\n")[0].split()[1:2] == ([status] if status else [])
+        assert (b"p3kv_server_rounds_total" in answer) == (status == b"200")
+    finally:
+        metrics.close()
+
+
 def test_several_processes_of_a_host_take_the_next_ports() -> None:
     with held_port() as holder:
         port = holder.getsockname()[1]
@@ -60,7 +125,7 @@ def test_several_processes_of_a_host_take_the_next_ports() -> None:
         first = Metrics(Settings(metrics_port=port), "server", 0, lambda: ServerNumbers(rounds=3))
         second = Metrics(Settings(metrics_port=port), "worker", 1, WorkerNumbers)
     try:
-        ports = [first._server.server_address[1], second._server.server_address[1]]
+        ports = [first._serving.address[1], second._serving.address[1]]
         assert port < ports[0] < ports[1] <= port + 64
         assert scraped(f"http://127.0.0.1:{ports[0]}/metrics")["p3kv_server_rounds_total", "0"] == 3
     finally:
@@ -75,7 +140,7 @@ def test_nothing_is_served_unless_asked_for_and_errors_say_what_to_do(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     none = Metrics(Settings(), "worker", 0, WorkerNumbers)
-    assert none._server is None
+    assert none._serving is None
     none.close()
     with pytest.raises(ConfigError, match="P3KV_METRICS_HOST must be an address of this host"):
         Metrics(Settings(metrics_port=0, metrics_host="192.0.2.1"), "worker", 0, WorkerNumbers)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import logging
+import socket
 from typing import Any, Callable, Iterator, Optional
 
 from msgspec import structs
 
+from p3kv.addresses import endpoint
 from p3kv.config import Settings
 from p3kv.errors import ConfigError
 from p3kv.log import REPORTS
+from p3kv.report.serving import Serving
 from p3kv.wire.messages import GAUGES, Numbers
 
 _MORE_PORTS = 64
@@ -34,7 +37,7 @@ class Metrics:
         self._numbers = numbers
         self._role = role
         self._rank = str(rank)
-        self._server: Any = None
+        self._serving: Optional[Serving] = None
         if settings.metrics_port is not None:
             self._serve(settings.metrics_host, settings.metrics_port)
 
@@ -56,20 +59,19 @@ class Metrics:
 
     def close(self) -> None:
         """Ends the thread and closes the port; may be called twice."""
-        if self._server is not None:
-            self._server.shutdown()
-            self._thread.join()
-            self.close_in_child()
+        if self._serving is not None:
+            self._serving.close()
+            self._serving = None
 
     def close_in_child(self) -> None:
         """Closes the port in a forked child, which has no such thread."""
-        if self._server is not None:
-            self._server.server_close()
-            self._server = None
+        if self._serving is not None:
+            self._serving.close_in_child()
+            self._serving = None
 
     def _serve(self, host: str, first: int) -> None:
         try:
-            from prometheus_client import CollectorRegistry, start_http_server
+            from prometheus_client import CollectorRegistry, make_wsgi_app
         except ImportError:
             raise ConfigError(
                 "P3KV_METRICS_PORT needs the package prometheus_client: pip install 'p3kv[metrics]'"
@@ -78,18 +80,25 @@ class Metrics:
         registry.register(self)
         for port in range(first, min(first + _MORE_PORTS, 65535) + 1 if first else 1):
             try:
-                self._server, self._thread = start_http_server(port, host, registry)
+                listener = _listener(host, port)
             except OSError as error:
                 why = error.strerror or str(error)
                 continue
+            self._serving = Serving(listener, make_wsgi_app(registry))
             _log.setLevel(logging.INFO)
-            at = self._server.server_address[1]
-            _log.info("metrics for Prometheus are at http://%s:%d/metrics", host, at)
+            at = self._serving.address[1]
+            _log.info("metrics for Prometheus are at http://%s/metrics", endpoint(host, at))
             return
         raise ConfigError(
             f"no metrics can be served at {host}, port {first} and up: {why}. P3KV_METRICS_HOST "
             "must be an address of this host; P3KV_METRICS_PORT=0 takes any free port"
         )
+
+
+def _listener(host: str, port: int) -> socket.socket:
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    family, *_, address = found[0]
+    return socket.create_server(address, family=family)
 
 
 def _with_unit(name: str) -> str:
