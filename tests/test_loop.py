@@ -251,11 +251,10 @@ def test_of_frames_as_urgent_that_goes_whose_connection_has_sent_nothing_for_lon
             header = pack_header(Kind.PUSH, 0)
             connections[number].writer.push(0, header, None, partial(order.append, number))
 
-    loop.call_soon(queue, 2, 1, 0)
-    loop.call_later(0.05, partial(queue, 0))
-    loop.call_later(0.10, partial(queue, 0, 1, 2))
-    loop.call_later(0.15, loop.stop)
-    loop.run()
+    for numbers in ((2, 1, 0), (0,), (0, 1, 2)):
+        loop.call_soon(queue, *numbers)
+        loop.call_later(0.0, loop.stop)  # when they are sent: timers come last in a turn
+        loop.run()
     assert order == [0, 1, 2, 0, 1, 2, 0]
     for far in sockets:
         far.close()
