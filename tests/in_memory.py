@@ -321,8 +321,9 @@ class Server:
         self.calls: Deque[Event] = deque()
         """What threads ask this server's thread to do."""
         self.consumer = Consumer(
-            launch, self.workers, _lost, _unused, lambda *call: self.calls.append(call)
-        )
+            launch, self.workers, _lost, _unused, lambda *call: self.calls.append(call),
+            lambda: 0.0,
+        )  # fmt: skip
         self.consumer.rank = rank
         self.consumer.aggregator.optimizers[0] = optimizer
         self.traffic = ServerTraffic(

@@ -58,7 +58,19 @@ words = st.integers(0, 2**32 - 1)
 priorities = st.integers(-(2**31), 2**31 - 1)
 longs = st.integers(0, 2**64 - 1)
 headers = st.builds(
-    Header, bytes_, bytes_, shorts, words, words, words, words, priorities, words, longs
+    Header,
+    bytes_,
+    bytes_,
+    shorts,
+    words,
+    words,
+    words,
+    words,
+    priorities,
+    words,
+    longs,
+    words,
+    words,
 )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Optional
+from typing import Dict
 
 import pytest
 
@@ -22,34 +22,69 @@ def numbers(step_s: float, push_bytes_s: float, sent: float = 1.0) -> WorkerNumb
     """Ten steps of LAYERS, each so long; `sent`: the part of the bytes that travels."""
     size_bytes = round(STEPS * sum(LAYERS.layer_bytes) * sent)
     return WorkerNumbers(
-        steps=STEPS, step_s=STEPS * step_s, waiting_s=STEPS * (step_s - 0.6), forward_s=0.2,
-        backward_s=0.4, push_bytes_s=push_bytes_s, bytes_sent=size_bytes, bytes_received=size_bytes,
+        steps=STEPS, step_s=STEPS * step_s, computing_s=STEPS * 0.6,
+        network_s=STEPS * (step_s - 0.6), forward_s=0.2, backward_s=0.4, push_bytes_s=push_bytes_s,
+        bytes_sent=size_bytes, bytes_received=size_bytes,
     )  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("step_s", "push_bytes_s", "slowest", "limit", "advice"),
+    ("step_s", "push_bytes_s", "limit", "advice"),
     [
-        (0.61, 1e9, None, "compute", "at most 1.6% shorter"),
-        (1.0, 2e6, None, "network", "nearly what the network allows"),
-        (1.0, 1e9, None, "network", "1.7 times what the network allowed"),
-        (1.0, 0.0, None, "network", "up to 40% shorter"),
-        (0.8, 1e9, Lag(3, 0.97, 0.2), "straggler", "look at worker 3"),
-        (0.6, 1e9, Lag(3, 0.97, 0.2), "straggler", "look at worker 3"),
-        (1.0, 2e6, Lag(3, 0.27, 0.3), "network", "nearly"),  # each of four comes last in a quarter
+        (0.61, 1e9, "computing", "at most 1.6% shorter"),
+        (1.0, 2e6, "network", "nearly what the network allows"),
+        (1.0, 1e7, "network", "1.4 times what the network allowed"),
+        (1.0, 0.0, "network", "up to 40% shorter"),
+        (1.0, 1e9, "latency", "the link idles"),
     ],
 )
 def test_the_limit_is_found_and_what_to_do(
-    step_s: float, push_bytes_s: float, slowest: Optional[Lag], limit: str, advice: str
+    step_s: float, push_bytes_s: float, limit: str, advice: str
 ) -> None:
-    found = verdict(numbers(step_s, push_bytes_s), LAYERS, 4, slowest)
+    found = verdict(numbers(step_s, push_bytes_s), LAYERS, 4, None)
     assert found is not None
     assert found.limit == limit
     assert advice in found.advice
-    assert found.waiting == pytest.approx(1 - 0.6 / step_s)
+    assert found.shares["network"] == pytest.approx(1 - 0.6 / step_s)
     text = "\n".join(found.lines)
-    assert (slowest is not None) == ("comes last" in text)
-    assert (push_bytes_s > 0) == ("the shortest possible step" in text)
+    bounds = push_bytes_s > 0 and limit in ("network", "computing")
+    assert bounds == ("the shortest possible step" in text)
+
+
+def in_parts(**seconds: float) -> WorkerNumbers:
+    """Ten steps of 0.1 s, of which computing is what is nothing else."""
+    computing_s = 1.0 - sum(seconds.values())
+    return WorkerNumbers(steps=STEPS, step_s=1.0, computing_s=computing_s, **seconds)
+
+
+@pytest.mark.parametrize(
+    ("parts", "limit", "advice"),
+    [
+        ({"script_s": 0.9, "network_s": 0.08}, "script", "DataLoader"),
+        ({"script_s": 0.2}, "computing", "computation"),
+        ({"straggler_s": 0.4, "network_s": 0.1}, "straggler", "look at worker 3"),
+        ({"server_s": 0.4, "network_s": 0.1}, "server", "start more servers"),
+        ({"processor_s": 0.6, "straggler_s": 0.1}, "processor", "OMP_NUM_THREADS"),
+        ({"network_s": 0.4, "script_s": 0.1}, "network", "up to 40% shorter"),
+    ],
+)
+def test_each_part_of_a_step_may_be_the_limit(
+    parts: Dict[str, float], limit: str, advice: str
+) -> None:
+    found = verdict(in_parts(**parts), LAYERS, 4, Lag(3, 0.97, 0.04), rank=0)
+    assert found is not None
+    assert (found.limit, advice in found.advice) == (limit, True)
+    assert sum(found.shares.values()) == pytest.approx(1)
+    assert "worker 3 comes last in 97% of the rounds" in "\n".join(found.lines)
+
+
+def test_the_slowest_worker_itself_says_that_the_others_wait() -> None:
+    last = Lag(3, 0.97, 0.04, waiting=0.4)
+    for rank, limit in ((3, "straggler"), (0, "computing")):
+        found = verdict(in_parts(), LAYERS, 4, last, rank)
+        assert found is not None and found.limit == limit
+    link = verdict(in_parts(network_s=0.5), LAYERS, 4, last, 3)
+    assert link is not None and link.limit == "network"
 
 
 def test_bounds_are_those_of_the_measured_network() -> None:
@@ -97,20 +132,31 @@ def test_a_job_that_has_just_begun_has_no_verdict() -> None:
 
 def test_rates_are_those_between_two_reports() -> None:
     before = WorkerNumbers(
-        uptime_s=10.0, steps=5, step_s=5.0, waiting_s=1.0, wire_bytes_sent=100, inversions=2
+        uptime_s=10.0,
+        steps=5,
+        step_s=5.0,
+        network_s=1.0,
+        computing_s=4.0,
+        wire_bytes_sent=100,
+        inversions=2,
     )
     after = WorkerNumbers(
-        uptime_s=12.0, steps=9, step_s=7.0, waiting_s=1.5, wire_bytes_sent=2_000_100,
+        uptime_s=12.0, steps=9, step_s=7.0, network_s=1.5, computing_s=5.5,
+        wire_bytes_sent=2_000_100,
         wire_bytes_received=10**6, inversions=5, queued_frames=7, slowest_layer="layer3",
     )  # fmt: skip
     found = rates(before, after)
-    assert found == (1e6, 5e5, 7, 3, 0.5, 0.25, "layer3")
+    assert found.shares == pytest.approx(
+        {"computing": 0.75, "network": 0.25, "script": 0, "server": 0, "straggler": 0,
+         "processor": 0}
+    )  # fmt: skip
+    assert found._replace(shares=None) == (1e6, 5e5, 7, 3, 0.5, None, "layer3")
     assert found.words == (
-        "0.5 s a step, 25% waiting for the network, most for layer3, 8 Mbit/s out, 4 Mbit/s in, "
-        "7 frames queued, 3 inversions"
+        "0.5 s a step (computing 75%, network 25%; waits most for layer3), 8 Mbit/s out, "
+        "4 Mbit/s in, 7 frames queued, 3 inversions"
     )
     idle = rates(after, after)
-    assert (idle.step_s, idle.waiting) == (None, None)
+    assert (idle.step_s, idle.shares) == (None, None)
     server = rates(ServerNumbers(), ServerNumbers(uptime_s=1.0, wire_bytes_sent=10))
     assert (server.send_bytes_s, server.step_s) == (10.0, None)
 
@@ -122,5 +168,5 @@ def test_a_job_logs_its_speed_and_a_verdict_with_time_and_rank() -> None:
         said = result.said_by(f"worker {rank}")
         mark = rf"p3kv worker {rank} \d\d:\d\d:\d\d\.\d\d\d: "
         for step in (4, 8):
-            assert re.search(rf"{mark}step {step}: .* a step, .*bit/s out", said), result.output
+            assert re.search(rf"{mark}step {step}: .* a step \(.*\), .*bit/s out", said), result.output
         assert bool(re.search(f"{mark}the job's limit is ", said)) == (rank == 0), result.output

@@ -32,7 +32,8 @@ def reports(at_s: float, steps: int, gone: bool = False) -> Reports:
 
     def worker(rank: int) -> ProcessReport:
         numbers = WorkerNumbers(
-            uptime_s=at_s, steps=steps, step_s=at_s, waiting_s=at_s / 4, queued_frames=3,
+            uptime_s=at_s, steps=steps, step_s=at_s, computing_s=0.75 * at_s,
+            network_s=at_s / 4, queued_frames=3,
             wire_bytes_sent=int(at_s * 1e6), slowest_layer="layer0",
         )  # fmt: skip
         return ProcessReport("worker", rank, "10.0.0.7", gone, numbers)
@@ -55,11 +56,12 @@ def test_rates_are_shown_by_process_and_workers_come_first() -> None:
         "rounds, by 0.2 s"
     )
     assert job.lines[2] == (
-        "  worker 1: step 8, 0.5 s a step, 25% waiting for the network, most for layer0, "
+        "  worker 1: step 8, 0.5 s a step (computing 75%, network 25%; waits most for layer0), "
         "8 Mbit/s out, 0 Mbit/s in, 3 frames queued, 0 inversions"
     )
     assert job.rows[0].cells == [
-        "worker 0", "10.0.0.7", "8", "2", "25%", "8 Mbit/s", "0 Mbit/s", "3", "0", "layer0"
+        "worker 0", "10.0.0.7", "8", "2", "computing 75%, network 25%", "8 Mbit/s", "0 Mbit/s",
+        "3", "0", "layer0",
     ]  # fmt: skip
     assert not job.over
     job.take(reports(4.0, 8, gone=True))
@@ -74,7 +76,7 @@ def test_a_running_job_is_found_and_shown_until_it_ends(tmp_path: Path) -> None:
         shown = run([*TOP, str(pid), "--every", "2.5", "--count", "3"], environment(), DEADLINE_S)
         assert shown.code == 0, shown.output
         last = shown.output[shown.output.rindex("  worker 0") :].splitlines()
-        assert re.search(r"  worker 0: step \d+, .* a step, .*bit/s out", last[0]), shown.output
+        assert re.search(r"  worker 0: step \d+, .* a step \(.*\), .*bit/s out", last[0]), shown.output
         assert last[1].startswith("  worker 1: step "), shown.output
         assert re.search(r"  server 0: .*bit/s out, .* queued", last[2]), shown.output
         assert "comes last in" in shown.output

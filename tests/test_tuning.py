@@ -22,6 +22,7 @@ from p3kv.wire.messages import DeclaredKey, Measured, Terms
 from p3kv.wire.pace import Pace
 from p3kv.wire.terms import TermsByRound
 from p3kv.worker.departures import Departures
+from p3kv.worker.step_parts import Parts
 from p3kv.worker.step_times import StepTimes
 from p3kv.worker.transfers import WorkerKey
 from p3kv.worker.tuning import Tuning
@@ -79,7 +80,7 @@ class Tuned:
     ) -> None:
         for _ in range(count):
             self.times.step_s += 1.0
-            self.times.waiting_s += waiting
+            self.times.parts = self.times.parts.plus(Parts(network_s=waiting))
             self.drain.bytes += int(rate_bytes_s * seconds)
             self.drain.seconds += seconds
             self.next_step()
@@ -125,12 +126,12 @@ def test_how_long_steps_wait_is_told_again_when_it_changes() -> None:
 
 def test_steps_that_only_wait_are_no_more_than_all_waiting() -> None:
     tuned = Tuned()
-    tuned.times.step_s = tuned.times.waiting_s = 0.1
+    tuned.times.step_s, tuned.times.parts = 0.1, Parts(network_s=0.1)
     tuned.next_step()
     for _ in range(6):
         tuned.drain.bytes, tuned.drain.seconds = tuned.drain.bytes + MB, tuned.drain.seconds + 0.5
         tuned.times.step_s += 0.1
-        tuned.times.waiting_s += 0.1 + 1e-15
+        tuned.times.parts = tuned.times.parts.plus(Parts(network_s=0.1 + 1e-15))
         tuned.next_step()
     assert [measured.waiting for measured in tuned.measured] == [1.0]
 

@@ -85,9 +85,10 @@ class EmulatedModel:
     def forward(self) -> None:
         """Pushes the forward pass of one iteration and returns at once."""
         last = len(self._layer_keys) - 1
-        for index, seconds in enumerate(self.model.forward_s):
-            reads = [self.weights[key] for key in self._layer_keys[index]]
-            self._submit(index, "forward", seconds, reads, [self.loss] if index == last else [])
+        with mx.autograd.record():  # as a script does: stores may hear of it
+            for index, seconds in enumerate(self.model.forward_s):
+                reads = [self.weights[key] for key in self._layer_keys[index]]
+                self._submit(index, "forward", seconds, reads, [self.loss] if index == last else [])
 
     def backward(self) -> None:
         """Pushes the backward pass of one iteration and returns at once."""

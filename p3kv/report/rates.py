@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Optional
+from typing import Dict, NamedTuple, Optional
 
+from p3kv.report.shares import in_short, shares
 from p3kv.wire.messages import Lag, Numbers, WorkerNumbers
 
 
@@ -17,19 +18,17 @@ class Rates(NamedTuple):
     inversions: int
     step_s: Optional[float] = None
     """The time of a step; None without one."""
-    waiting: Optional[float] = None
-    """The share of step time that was waiting for the network."""
+    shares: Optional[Dict[str, float]] = None
+    """What the steps' time went into (`p3kv.report.shares`)."""
     slowest_layer: Optional[str] = None
 
     @property
     def words(self) -> str:
         """For a line of a log."""
         parts = []
-        if self.step_s is not None:
-            parts.append(f"{seconds(self.step_s)} a step")
-        if self.waiting is not None:
-            last = f", most for {self.slowest_layer}" if self.slowest_layer else ""
-            parts.append(f"{self.waiting:.0%} waiting for the network{last}")
+        if self.step_s is not None and self.shares is not None:
+            last = f"; waits most for {self.slowest_layer}" if self.slowest_layer else ""
+            parts.append(f"{seconds(self.step_s)} a step ({in_short(self.shares)}{last})")
         parts += [
             f"{bit_rate(self.send_bytes_s)} out",
             f"{bit_rate(self.receive_bytes_s)} in",
@@ -53,8 +52,8 @@ def rates(before: Numbers, after: Numbers) -> Rates:
     steps, step_s = after.steps - before.steps, after.step_s - before.step_s
     if steps <= 0 or step_s <= 0:
         return Rates(*traffic, slowest_layer=after.slowest_layer or None)
-    waiting = (after.waiting_s - before.waiting_s) / step_s
-    return Rates(*traffic, step_s / steps, waiting, after.slowest_layer or None)
+    found = shares(after, before)
+    return Rates(*traffic, step_s / steps, found, after.slowest_layer or None)
 
 
 def lag_words(lag: Lag) -> str:

@@ -1,37 +1,69 @@
-"""Whether the network is a job's limit, and what would change that."""
+"""What limits a job: the network or something else, and what would change that."""
 
 from __future__ import annotations
 
-from typing import List, NamedTuple, Optional
+from typing import Dict, List, NamedTuple, Optional
 
 from p3kv.forecast import Workload, forecast
 from p3kv.forecast.bound import lower_bound_s
 from p3kv.report.rates import bit_rate, lag_words, seconds
+from p3kv.report.shares import (
+    COMPUTE,
+    NETWORK,
+    PROCESSOR,
+    SCRIPT,
+    SERVER,
+    STRAGGLER,
+    in_words,
+    shares,
+)
 from p3kv.wire.messages import Lag, WorkerNumbers
 
-NETWORK, COMPUTE, STRAGGLER = "network", "compute", "straggler"
+LATENCY = "latency"
+"""A limit that is no part of its own: values take long, and the link idles."""
 
 LITTLE = 0.05
 """This part of a step is not worth a user's time."""
 _NEAR = 1.25
 """A step that takes at most so many times the bound is what the network allows."""
 _FEWEST_STEPS = 3
+_IDLE = 0.1
+"""A link that carries less than this part of what it could is no limit."""
+_NAMES = {
+    COMPUTE: "computation",
+    SCRIPT: "the script itself",
+    NETWORK: "the network",
+    LATENCY: "latency, not bandwidth",
+    SERVER: "a busy server",
+    STRAGGLER: "a slow worker",
+    PROCESSOR: "too few processors",
+}
+_ADVICE = {
+    SCRIPT: "between two steps the script does other things: have it read data ahead, in processes "
+    "of their own (DataLoader's num_workers), and validate and log less often",
+    LATENCY: "the link idles while values are handled and on their way: larger batches make fewer "
+    "steps of them; more bandwidth would change little",
+    SERVER: "start more servers, on hosts with free processors (p3kv launch -s), or look at what "
+    "the optimizer takes for an update",
+    PROCESSOR: "start fewer processes on each host, or give each fewer threads (OMP_NUM_THREADS)",
+}
 
 
 class Verdict(NamedTuple):
     """What limits a job, as one of its workers sees it.
 
-    `limit` is "network", "compute" or "straggler". Times are of a step, in seconds; `compute_s` is
-    one without waiting. The bounds are the shortest possible times: of this job, with twice the
-    bandwidth, and with twice as many hosts that have the same links. They are None where the
-    network was not measured, or there is only one worker. `link_bytes_s`: what a host's link
-    carries in each direction, for hosts with a worker and a server each.
+    `limit` is one of the parts of a step (`p3kv.report.shares`) or "latency". Times are of a step,
+    in seconds; `compute_s` is that of the passes alone. The bounds are the shortest possible times:
+    of this job, with twice the bandwidth, and with twice as many hosts that have the same links.
+    They are None where the network was not measured, or there is only one worker. `link_bytes_s`:
+    what a host's link carries in each direction, for hosts with a worker and a server each.
     """
 
     limit: str
     step_s: float
     compute_s: float
-    waiting: float
+    shares: Dict[str, float]
+    """What a step's time goes into, by part."""
     advice: str
     link_bytes_s: Optional[float] = None
     wire_bytes_s: Optional[float] = None
@@ -44,11 +76,9 @@ class Verdict(NamedTuple):
     @property
     def lines(self) -> List[str]:
         """For people: what limits the job, the numbers, and the advice."""
-        name = {NETWORK: "the network", COMPUTE: "computation", STRAGGLER: "a slow worker"}
         lines = [
-            f"the job's limit is {name[self.limit]}: {self.waiting:.0%} of a step's "
-            f"{seconds(self.step_s)} is waiting for the network; computing takes "
-            f"{seconds(self.compute_s)}"
+            f"the job's limit is {_NAMES[self.limit]}: of a step's {seconds(self.step_s)}, "
+            f"{in_words(self.shares)}"
         ]
         if self.link_bytes_s is not None and self.wire_bytes_s is not None:
             lines.append(
@@ -56,7 +86,8 @@ class Verdict(NamedTuple):
                 f"{bit_rate(self.link_bytes_s)} when it was measured at the start"
             )
         twice, more = self.bound_twice_the_bandwidth_s, self.bound_twice_the_hosts_s
-        if self.bound_s is not None and twice is not None and more is not None:
+        by_network = self.limit in (NETWORK, COMPUTE)
+        if self.bound_s is not None and twice is not None and more is not None and by_network:
             lines.append(
                 f"the shortest possible step here: {seconds(self.bound_s)}; with twice the "
                 f"bandwidth {seconds(twice)}, with twice as many hosts {seconds(more)}"
@@ -67,36 +98,64 @@ class Verdict(NamedTuple):
 
 
 def verdict(
-    numbers: WorkerNumbers, workload: Workload, workers: int, slowest: Optional[Lag]
+    numbers: WorkerNumbers,
+    workload: Workload,
+    workers: int,
+    slowest: Optional[Lag],
+    rank: Optional[int] = None,
 ) -> Optional[Verdict]:
     """What limits the job; None before a few steps have ended.
 
     `workload` has the layers' sizes and times as they were measured, `numbers` are those of the
-    same worker.
+    same worker, whose rank is `rank`.
     """
     if numbers.steps < _FEWEST_STEPS or numbers.step_s <= 0:
         return None
-    step_s = numbers.step_s / numbers.steps
     found = Verdict(
         COMPUTE,
-        step_s,
+        numbers.step_s / numbers.steps,
         numbers.forward_s + numbers.backward_s,
-        numbers.waiting_s / numbers.step_s,
+        shares(numbers),
         "",
         slowest=slowest,
     )
     if numbers.push_bytes_s and workers > 1:
         found = _with_bounds(found, numbers, workload, workers)
-    behind_s = 0.0 if slowest is None else _behind_s(slowest, workers)
-    # At least half of the waiting. If this is the slowest worker, it does not wait.
-    if slowest is not None and behind_s > step_s * max(LITTLE, found.waiting / 2):
-        return found._replace(limit=STRAGGLER, advice=_about_straggler(slowest))
-    if found.waiting > LITTLE:
-        return found._replace(limit=NETWORK, advice=_about_network(found))
-    return found._replace(
-        advice=f"a faster network would make steps at most {found.waiting:.1%} shorter: what "
-        "counts is computation"
-    )
+    limit = _limit(found, rank)
+    return found._replace(limit=limit, advice=_advice(found, limit))
+
+
+def _limit(found: Verdict, rank: Optional[int]) -> str:
+    """The largest of what a step waits for, where the script and the processors take less. Each of
+    these goes on beside the passes: a step that waits lasts as long as they take."""
+    of, last = found.shares, found.slowest
+    is_last = last is not None and last.rank == rank
+    if last is not None and is_last and last.waiting > max(LITTLE, of[NETWORK], of[SERVER]):
+        return STRAGGLER  # this worker does not wait: the others do
+    waiting = max((NETWORK, SERVER, STRAGGLER), key=lambda part: of[part])
+    own = max((COMPUTE, SCRIPT, PROCESSOR), key=lambda part: of[part])
+    if of[waiting] <= LITTLE or of[waiting] < max(of[SCRIPT], of[PROCESSOR]):
+        return own
+    return LATENCY if waiting == NETWORK and _link_idles(found) else waiting
+
+
+def _link_idles(found: Verdict) -> bool:
+    if found.link_bytes_s is None or found.wire_bytes_s is None:
+        return False
+    return found.wire_bytes_s < _IDLE * found.link_bytes_s
+
+
+def _advice(found: Verdict, limit: str) -> str:
+    if limit == NETWORK:
+        return _about_network(found)
+    if limit == STRAGGLER:
+        return _about_straggler(found.slowest)
+    if limit == COMPUTE:
+        return (
+            f"a faster network would make steps at most {found.shares[NETWORK]:.1%} shorter: what "
+            "counts is computation"
+        )
+    return _ADVICE[limit]
 
 
 def with_dist_sync(found: Verdict, workload: Workload, workers: int) -> Optional[str]:
@@ -105,9 +164,11 @@ def with_dist_sync(found: Verdict, workload: Workload, workers: int) -> Optional
     if found.link_bytes_s is None:
         return None
     simulated = forecast(workload, workers, 8 * found.link_bytes_s, payload=1.0)
+    with_any_store_s = found.step_s * (found.shares[SCRIPT] + found.shares[PROCESSOR])
+    step_s = simulated.dist_sync_s + with_any_store_s
     return (
-        f"with dist_sync a step would take at least {seconds(simulated.dist_sync_s)} on this "
-        "network, by simulation"
+        f"with dist_sync a step would take at least {seconds(step_s)} on this network, by "
+        "simulation"
     )
 
 
@@ -139,16 +200,10 @@ def _with_bounds(
     )
 
 
-def _behind_s(lag: Lag, workers: int) -> float:
-    """For how long a round waits for a worker that is slower than the others; among workers that
-    are alike, each comes last in its part of the rounds."""
-    by_chance = 1 / workers
-    return lag.lag_s * max(0.0, lag.share - by_chance) / max(1 - by_chance, by_chance)
-
-
-def _about_straggler(lag: Lag) -> str:
+def _about_straggler(lag: Optional[Lag]) -> str:
+    who = "the slowest worker" if lag is None else f"worker {lag.rank}"
     return (
-        f"look at worker {lag.rank}: what else runs on its host, its accelerator's clock, how fast "
+        f"look at {who}: what else runs on its host, its accelerator's clock, how fast "
         "it reads data; and give it no more samples than the others"
     )
 
@@ -157,14 +212,15 @@ def _about_network(found: Verdict) -> str:
     if found.bound_s is None or found.bound_twice_the_bandwidth_s is None:
         return (
             "more bandwidth or fewer bytes (P3KV_GRADIENT_CODEC, larger batches) would make steps "
-            f"up to {found.waiting:.0%} shorter"
+            f"up to {found.shares[NETWORK]:.0%} shorter"
         )
-    if found.step_s > _NEAR * found.bound_s:
+    passes_s = found.step_s * (found.shares[COMPUTE] + found.shares[NETWORK])
+    if passes_s > _NEAR * found.bound_s:
         return (
-            f"steps take {found.step_s / found.bound_s:.1f} times what the network allowed when it "
+            f"steps take {passes_s / found.bound_s:.1f} times what the network allowed when it "
             "was measured: look for other traffic on it, and for busy processors on the hosts"
         )
-    gain = 1 - found.bound_twice_the_bandwidth_s / found.bound_s
+    gain = (found.bound_s - found.bound_twice_the_bandwidth_s) / found.step_s
     return (
         "p3kv takes nearly what the network allows: only more bandwidth (twice as much makes steps "
         f"up to {gain:.0%} shorter) or fewer bytes (P3KV_GRADIENT_CODEC, larger batches) help"

@@ -12,6 +12,7 @@ from p3kv.wire.messages import (
     ProcessReport,
     Reports,
     ServerNumbers,
+    WorkerNumbers,
     slowest,
 )
 
@@ -28,8 +29,11 @@ class KeptReports:
         if message.numbers is not None:
             self._numbers[node.identity] = message.numbers
             if node.hello.role == "server" and node.rank == 0:  # often enough for all
-                servers = [one for one in self._numbers.values() if isinstance(one, ServerNumbers)]
-                self._slowest = slowest(servers)
+                told = self._numbers.values()
+                self._slowest = slowest(
+                    [one for one in told if isinstance(one, ServerNumbers)],
+                    [one for one in told if isinstance(one, WorkerNumbers)],
+                )
         return Alive(slowest=self._slowest)
 
     def of(self, members: Membership) -> Reports:

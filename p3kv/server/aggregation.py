@@ -366,7 +366,9 @@ class Aggregator:
         state.round += 1
         state.forget_wire()
         state.early_rounds.discard(state.round)
-        return state.open_rounds.pop(state.round)
+        ended = state.open_rounds.pop(state.round)
+        state.ready_s = ended.ready_s
+        return ended
 
     def _end_round(self, state: SliceState) -> Result:
         ended = self._next_round(state)

@@ -23,7 +23,7 @@ from p3kv.server.checkpoints import Checkpoints
 from p3kv.server.clipping import Clipping
 from p3kv.server.finite import NotFinite
 from p3kv.server.keys import ServerKey
-from p3kv.server.lateness import Lateness
+from p3kv.server.lateness import Lateness, Readiness
 from p3kv.server.rows import RowsKey
 from p3kv.server.rows_traffic import RowsTraffic
 from p3kv.server.slice_states import SliceState
@@ -74,6 +74,8 @@ class _Push(NamedTuple):
     state: SliceState
     gradient: Optional[Buffer]
     """None: nothing is to be added to the sum, but the slice's rounds may end."""
+    ready_s: float = 0.0
+    """When the gradient was ready, on this process's clock."""
     counts: bool = True
     """Whether a worker is counted, or its host's sum."""
 
@@ -95,10 +97,11 @@ class Consumer:
         on_lost: Callable[[Connection, str], None],
         fail: Callable[..., None],
         call_soon: Callable[..., None],
+        worked_s: Callable[[], float],
     ) -> None:
         """`on_lost(connection, reason)` ends a connection that broke the protocol;
         `fail(reason, round, error)` ends the job; `error` names a class in p3kv.errors. `call_soon`
-        has the server's thread call something."""
+        has the server's thread call something; `worked_s()` says for how long it has worked."""
         self.rank = UNKNOWN
         self.tracer = Tracer(None, "server")
         self._pool = BufferPool()
@@ -107,6 +110,7 @@ class Consumer:
             BulkSynchronous(launch.num_workers), self._pool, clipping=self.clipping
         )
         self.lateness = Lateness(launch.num_workers)
+        self._readiness = Readiness(launch.num_workers)
         self._workers = workers
         self._on_lost = on_lost
         self._fail = fail
@@ -118,7 +122,7 @@ class Consumer:
         self._terms = TermsByRound()
         self._keys: Dict[int, ServerKey] = {}
         self.values = Values(
-            lambda: self.rank, workers, self.aggregator, self._pool, lambda: self.tracer
+            lambda: self.rank, workers, self.aggregator, self._pool, lambda: self.tracer, worked_s
         )
         self.rows = RowsTraffic(
             lambda: self.rank, workers, self.aggregator, self._terms, self._add, lambda: self.tracer
@@ -181,7 +185,7 @@ class Consumer:
                 raise ProtocolError(
                     f"it sent {header.payload_bytes} bytes for {state.name()} {instead}"
                 )
-            return Landing(None, partial(self._add, connection, header, _Push(key, state, None)))
+            return Landing(None, partial(self._pushed, connection, header, key, state, None))
         if header.flags & ENCODED and header.flags & CARRIES:
             raise ProtocolError(f"it sent an encoded sum of {state.name()}")
         if header.flags & ENCODED:
@@ -195,7 +199,7 @@ class Consumer:
                 )
             gradient = self._pool.get(state.length, state.dtype)
             memory = gradient.bytes
-        arrived = partial(self._add, connection, header, _Push(key, state, gradient))
+        arrived = partial(self._pushed, connection, header, key, state, gradient)
         return Landing(memory, traced_arrival(self.tracer, header, arrived))
 
     def land_pull(self, connection: Connection, header: Header) -> Landing:
@@ -211,6 +215,17 @@ class Consumer:
                 f"{header.round}, for which at most {most_bytes} are right"
             )
         return self._pool.get(most_bytes, np.dtype(np.uint8))
+
+    def _pushed(
+        self,
+        connection: Connection,
+        header: Header,
+        key: ServerKey,
+        state: SliceState,
+        gradient: Optional[Buffer],
+    ) -> None:
+        ready_s = self._readiness.ready_s(header.rank, header.time_us)
+        self._add(connection, header, _Push(key, state, gradient, ready_s))
 
     def _add(self, connection: Connection, header: Header, push: Union[_Push, _Act, None]) -> None:
         if push is not None:
@@ -299,10 +314,10 @@ class Consumer:
     def _push(self, connection: Connection, header: Header, push: _Push) -> None:
         start_ns = now_ns()
         ended = 0
-        key, state, gradient, counts = push
+        key, state, gradient, ready_s, counts = push
         try:
             if counts:
-                self._add_up(header, state, gradient)
+                self._add_up(header, state, gradient, ready_s)
             if gradient is not None:
                 trace_sum(self.tracer, header, start_ns)
             ended = newly_ended = self._end_rounds(key, state)
@@ -328,7 +343,9 @@ class Consumer:
         if not ended and self._workers.done:
             self.waiting.check(state)
 
-    def _add_up(self, header: Header, state: SliceState, gradient: Optional[Buffer]) -> None:
+    def _add_up(
+        self, header: Header, state: SliceState, gradient: Optional[Buffer], ready_s: float
+    ) -> None:
         """Counts a worker's push, and adds what it brings."""
         rank, round_, flags = header.rank, header.round, header.flags
         wants_result = bool(flags & WANTS_RESULT)
@@ -351,7 +368,7 @@ class Consumer:
             )
         current = state.open_rounds.get(round_)
         if current is not None:  # else the round is this worker's own
-            self.lateness.pushed(current, rank)
+            self.lateness.pushed(current, rank, ready_s)
 
     def _act(self, connection: Connection, header: Header, act: _Act) -> None:
         """Does what a frame of a key of rows asks for."""

@@ -91,8 +91,9 @@ class _Server:
             settings.silence_timeout_s,
         )  # fmt: skip
         self._consumer = Consumer(
-            launch, self._workers, self._workers.lose, self._fail_here, self._loop.call_soon
-        )
+            launch, self._workers, self._workers.lose, self._fail_here, self._loop.call_soon,
+            lambda: self._loop.worked_s,
+        )  # fmt: skip
         self._traffic = Traffic(
             launch.num_workers, settings, self._workers, self._consumer, self._optimizers,
             self._fail_here,

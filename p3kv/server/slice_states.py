@@ -41,8 +41,8 @@ class Round:
     priority: int = 0
     since_s: float = field(default_factory=time.monotonic)
     """When the first push arrived, on the monotonic clock."""
-    newest_s: float = 0.0
-    """When the last push so far was added; kept by `Lateness`."""
+    ready_s: Dict[int, float] = field(default_factory=dict)
+    """By rank, when the gradients were ready that have arrived; kept by `Lateness`."""
     lacks_gradient: bool = False
     """Whether a worker, or all of a host, has said that it has no gradient."""
 
@@ -95,6 +95,8 @@ class SliceState:
         self.round = INITIAL_ROUND - 1
         """The last round whose result the value is. If rounds are each worker's own, it counts
         those of all workers."""
+        self.ready_s: Dict[int, float] = {}
+        """By rank, when the gradients of the value's round were ready; for those that are known."""
         self.open_rounds: Dict[int, Round] = {}
         self.own: Optional[OwnRounds[Round]] = OwnRounds() if own_rounds else None
         """Where rounds are each worker's own: those after the initial one, until they end."""

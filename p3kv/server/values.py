@@ -12,7 +12,7 @@ from p3kv.server.waiting import Pull, Pulls
 from p3kv.server.workers import Workers
 from p3kv.trace import Tracer
 from p3kv.wire.connection import Connection
-from p3kv.wire.header import NO_GRADIENT, URGENT, Kind, pack_header
+from p3kv.wire.header import NO_GRADIENT, URGENT, Kind, clock_us, pack_header, with_time
 from p3kv.wire.messages import UNKNOWN
 from p3kv.wire.queue import urgency
 from p3kv.wire.spans import traced_departure
@@ -31,8 +31,10 @@ class Values:
         aggregator: Aggregator,
         pool: BufferPool,
         tracer: Callable[[], Tracer],
+        worked_s: Callable[[], float],
     ) -> None:
-        """`rank` and `tracer` are the server's, which it has once the job has begun."""
+        """`rank` and `tracer` are the server's, which it has once the job has begun. `worked_s()`:
+        for how long it has worked so far."""
         self.pulls: Pulls = {}
         """Requests for values that are not new enough yet."""
         self._rank = rank
@@ -40,6 +42,7 @@ class Values:
         self._aggregator = aggregator
         self._pool = pool
         self._tracer = tracer
+        self._worked_s = worked_s
 
     def send_result(self, result: Result) -> None:
         """Queues a value to the workers that want it; of a sum that nobody has added to, only that
@@ -116,12 +119,16 @@ class Values:
         header = pack_header(
             kind, self._rank(), key=state.key.key_id, slice=state.index, round=round, step=step,
             priority=priority, payload_bytes=len(payload), flags=flags | encoded,
+            worked_us=clock_us(self._worked_s()),
         )  # fmt: skip
+        ready_s = state.ready_s if round == state.round else {}
+        last_s = max(ready_s.values(), default=0.0)
         for connection in listening:
             buffer.begin_send()
             peer = UNKNOWN if connection.peer is None else connection.peer
+            late_us = clock_us(last_s - ready_s.get(peer, last_s))
             frame = traced_departure(
                 self._tracer(), payload, None, state.key.key_id, peer, round,
                 step if kind == Kind.UPDATED else UNKNOWN, state.index, priority,
             )  # fmt: skip
-            connection.writer.push(urgent, header, *frame, buffer.end_send)
+            connection.writer.push(urgent, with_time(header, late_us), *frame, buffer.end_send)

@@ -12,6 +12,7 @@ from p3kv.config import Launch
 from p3kv.errors import PeerLostError
 from p3kv.report import Rates, rates
 from p3kv.report.rates import bit_rate, lag_words, seconds
+from p3kv.report.shares import NETWORK, in_short
 from p3kv.top.ask import Asker
 from p3kv.wire.messages import (
     Lag,
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _COLUMNS = (
-    "process", "host", "step", "steps/s", "waiting", "out", "in", "queued", "inversions",
+    "process", "host", "step", "steps/s", "a step is", "out", "in", "queued", "inversions",
     "slowest layer",
 )  # fmt: skip
 
@@ -65,7 +66,7 @@ class Row(NamedTuple):
         return [
             *cells,
             "" if found.step_s is None else f"{1 / found.step_s:.3g}",
-            "" if found.waiting is None else f"{found.waiting:.0%}",
+            "" if found.shares is None else in_short(found.shares),
             bit_rate(found.send_bytes_s),
             bit_rate(found.receive_bytes_s),
             str(found.queued_frames),
@@ -110,16 +111,20 @@ class Job:
     def slowest(self) -> Optional[Lag]:
         """The worker for which the others have waited longest."""
         numbers = [row.process.numbers for row in self.rows]
-        return slowest([one for one in numbers if isinstance(one, ServerNumbers)])
+        return slowest(
+            [one for one in numbers if isinstance(one, ServerNumbers)],
+            [one for one in numbers if isinstance(one, WorkerNumbers)],
+        )
 
     @property
     def title(self) -> str:
         """The whole job in a line."""
         steps = [row.rates.step_s for row in self.rows if row.rates and row.rates.step_s]
-        waiting = [row.rates.waiting for row in self.rows if row.rates and row.rates.waiting]
+        shares = [row.rates.shares for row in self.rows if row.rates and row.rates.shares]
         words = f"{seconds(max(steps))} a step" if steps else "no steps yet"
-        if waiting:
-            words += f", up to {max(waiting):.0%} waiting for the network"
+        if shares:
+            network = max(one[NETWORK] for one in shares)
+            words += f", up to {network:.0%} waiting for the network"
         return words if self.slowest is None else f"{words}; {lag_words(self.slowest)}"
 
     @property

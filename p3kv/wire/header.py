@@ -171,15 +171,27 @@ class Header(NamedTuple):
     received: int = 0
     """How many bytes the sender has received since the connection was welcome, on all its links.
     Known when the frame begins to leave."""
+    time_us: int = 0
+    """Of a worker's push: when its gradient was ready, on the worker's own clock (`clock_us`). Of a
+    value: how much later than the receiver's own gradient the last one of its round was ready. Of
+    VALUE: when that was, on the clock of the host."""
+    worked_us: int = 0
+    """Of a server's value: for how long the server has worked so far. Like `time_us` it begins
+    again at 0 after 2^32 microseconds."""
 
 
-_LAYOUT = struct.Struct("<BBHIIIIiIQ")
-_LAST = struct.Struct("<IQ")
+_LAYOUT = struct.Struct("<BBHIIIIiIQII")
+_KNOWN_LATE = struct.Struct("<IQ")
 _RECEIVED = struct.Struct("<Q")
-"""The last two fields, and the last one."""
+"""The fields `payload_bytes` and `received`, and the second of them."""
+_TIMES = struct.Struct("<II")
+"""The fields after these."""
 HEADER_BYTES = _LAYOUT.size
-_FIRST_BYTES = HEADER_BYTES - _LAST.size
-_UNTIL_RECEIVED = HEADER_BYTES - _RECEIVED.size
+_AFTER_RECEIVED = HEADER_BYTES - _TIMES.size
+_UNTIL_RECEIVED = _AFTER_RECEIVED - _RECEIVED.size
+_UNTIL_KNOWN_LATE = _AFTER_RECEIVED - _KNOWN_LATE.size
+_CLOCK = 2**32
+"""Clocks in headers begin again after so many microseconds."""
 
 
 def pack_header(
@@ -193,21 +205,42 @@ def pack_header(
     payload_bytes: int = 0,
     flags: int = 0,
     received: int = 0,
+    time_us: int = 0,
+    worked_us: int = 0,
 ) -> bytes:
     """The bytes of a header; struct.error if a number does not fit its field."""
     return _LAYOUT.pack(
-        kind, flags, rank, key, slice, round, step, priority, payload_bytes, received
-    )
+        kind, flags, rank, key, slice, round, step, priority, payload_bytes, received, time_us,
+        worked_us,
+    )  # fmt: skip
 
 
 def with_received(header: bytes, received: int) -> bytes:
     """A header with what the sender has received until now."""
-    return header[:_UNTIL_RECEIVED] + _RECEIVED.pack(received)
+    return header[:_UNTIL_RECEIVED] + _RECEIVED.pack(received) + header[_AFTER_RECEIVED:]
 
 
 def with_payload(header: bytes, payload_bytes: int, received: int) -> bytes:
     """The same, of a payload whose size was not known before."""
-    return header[:_FIRST_BYTES] + _LAST.pack(payload_bytes, received)
+    late = _KNOWN_LATE.pack(payload_bytes, received)
+    return header[:_UNTIL_KNOWN_LATE] + late + header[_AFTER_RECEIVED:]
+
+
+def with_time(header: bytes, time_us: int) -> bytes:
+    """A header with another `time_us`."""
+    at = HEADER_BYTES - _TIMES.size
+    return header[:at] + _TIMES.pack(time_us, _TIMES.unpack_from(header, at)[1])
+
+
+def clock_us(seconds: float) -> int:
+    """A time in seconds as headers have it."""
+    return int(seconds * 1e6) % _CLOCK
+
+
+def passed_s(before_us: int, after_us: int) -> float:
+    """The seconds between two times in headers that are less than half an hour apart; negative if
+    the second one was before the first."""
+    return ((after_us - before_us + _CLOCK // 2) % _CLOCK - _CLOCK // 2) / 1e6
 
 
 def unpack_header(buffer: memoryview, offset: int) -> Header:

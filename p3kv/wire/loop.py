@@ -67,6 +67,10 @@ class Loop:
         self._drained: Set[Connection] = set()
         """Connections that were full, and can take data again, but have sent none since."""
         self._full_since: Optional[float] = None
+        self._worked_s = 0.0
+        """In all turns before this one."""
+        self._woke_s: Optional[float] = None
+        """When this turn began; None while the loop waits for events."""
         self.inversions = Inversions()
         self.drain = Drain()
         self.pace = Pace()
@@ -133,10 +137,19 @@ class Loop:
             if not self._running:
                 break
             looked_at = time.monotonic()
-            for descriptor, events in self._epoll.poll(self._timeout(more_work)):
+            self._worked_s, self._woke_s = self.worked_s, None
+            found = self._epoll.poll(self._timeout(more_work))
+            self._woke_s = time.monotonic()
+            for descriptor, events in found:
                 self._serve(descriptor, events)
             self._asleep = False
             self._call_timers(looked_at)
+
+    @property
+    def worked_s(self) -> float:
+        """For how long `run` has done anything but wait for events."""
+        this_turn_s = 0.0 if self._woke_s is None else time.monotonic() - self._woke_s
+        return self._worked_s + this_turn_s
 
     def send_now(self, connection: Connection) -> None:
         """Sends what `connection` can take of its frames, before `run` is called."""

@@ -20,6 +20,7 @@ from p3kv.wire.header import (
     WANTS_RESULT,
     Header,
     Kind,
+    clock_us,
     pack_header,
 )
 from p3kv.wire.queue import urgency
@@ -203,7 +204,9 @@ class Exchange:
                 self._in_progress.end_pull(header.step)
             else:
                 self._in_progress.end_update(transfer)
-            self._times.value_arrived(transfer.key)
+            self._times.value_arrived(
+                transfer.key, header.time_us / 1e6, piece.server, header.worked_us
+            )
             if not self._in_progress.waits_for_values:
                 self._gates.values_complete()
             transfer.done(None)
@@ -320,6 +323,7 @@ class Exchange:
         header = pack_header(
             Kind.PUSH, self._rank, key=key.key_id, slice=piece.index, round=transfer.round,
             step=transfer.step, priority=priority, payload_bytes=size_bytes, flags=flags,
+            time_us=clock_us(transfer.ready_s),
         )  # fmt: skip
         frame: Tuple[Optional[Payload], OnSent] = (None, None)
         if payload is not None:

@@ -36,7 +36,9 @@ from p3kv.wire.header import (
     WANTS_RESULT,
     Header,
     Kind,
+    clock_us,
     pack_header,
+    passed_s,
 )
 from p3kv.wire.messages import SharedMemory, Terms, encode
 from p3kv.wire.queue import PriorityQueue, urgency
@@ -227,8 +229,10 @@ class HostSums:
                 _value_at(self._own_memory(key), key, piece)[:] = value
             self._pass_terms_on()
         flags = (header.flags & NO_GRADIENT) | (0 if has_value else SUM_AS_BEFORE)
+        # All workers of a host have the same clock.
+        last_us = clock_us(transfer.ready_s + header.time_us / 1e6)
         for rank in wanting:
-            self._tell(rank, Kind.VALUE, transfer, piece, flags)
+            self._tell(rank, Kind.VALUE, transfer, piece, flags, last_us, header.worked_us)
 
     def carrier(self, key: WorkerKey, piece: Slice) -> int:
         """The worker of the host that sends and receives a slice for all.
@@ -377,7 +381,8 @@ class HostSums:
         if not header.flags & SUM_AS_BEFORE:
             value = _value_at(self._memory_of(rank, transfer.key), transfer.key, piece)
             np.frombuffer(memory, value.dtype)[:] = value
-        self._received(transfer, piece, header)
+        late_s = passed_s(clock_us(transfer.ready_s), header.time_us)
+        self._received(transfer, piece, header._replace(time_us=clock_us(max(0.0, late_s))))
 
     def _land_memory(self, rank: int, header: Header) -> Landing:
         return message_landing(header, SharedMemory, partial(self._open, rank, header.key))
@@ -405,11 +410,19 @@ class HostSums:
         return memory
 
     def _tell(
-        self, rank: int, kind: Kind, transfer: Transfer, piece: Slice, flags: int = 0
+        self,
+        rank: int,
+        kind: Kind,
+        transfer: Transfer,
+        piece: Slice,
+        flags: int = 0,
+        last_us: int = 0,
+        worked_us: int = 0,
     ) -> None:
         header = pack_header(
             kind, self._rank, key=transfer.key.key_id, slice=piece.index, round=transfer.round,
-            step=transfer.step, priority=transfer.priority, flags=flags,
+            step=transfer.step, priority=transfer.priority, flags=flags, time_us=last_us,
+            worked_us=worked_us,
         )  # fmt: skip
         urgent = urgency(transfer.step, transfer.priority)
         self._neighbours[rank].writer.push(urgent, header)

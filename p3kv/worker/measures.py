@@ -58,7 +58,7 @@ class Measures:
             wire_bytes_received=sum(connection.received_bytes for connection in wire),
             steps=times.steps,
             step_s=times.step_s,
-            waiting_s=times.waiting_s,
+            **times.parts._asdict(),
             forward_s=times.forward_s,
             backward_s=times.backward_s,
             push_bytes_s=self._push_bytes_s,
@@ -69,7 +69,10 @@ class Measures:
     def verdict(self) -> Optional[Verdict]:
         """Whether the network is the limit, as far as this worker can tell; None if it is too
         early."""
-        return verdict(self._of_senders(), self._workload(), self._num_senders, self.slowest())
+        return verdict(
+            self._of_senders(), self._workload(), self._num_senders, self.slowest(),
+            self._traffic.rank,
+        )  # fmt: skip
 
     @property
     def _num_senders(self) -> int:

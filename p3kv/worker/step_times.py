@@ -1,14 +1,18 @@
-"""How long a worker's steps take, and for how long a step waits for the network."""
+"""How long a worker's steps take, and what their time goes into."""
 
 from __future__ import annotations
 
 import statistics
 import time
 from collections import Counter, deque
-from typing import Callable, Deque, Dict, List, Optional, Tuple
+from typing import Callable, Deque, Dict, List, NamedTuple, Optional, Tuple
 
 import numpy as np
 
+from p3kv.wire.messages import UNKNOWN
+from p3kv.worker.script_times import Between, ScriptTimes
+from p3kv.worker.server_work import ServerWork
+from p3kv.worker.step_parts import Delayed, Layer, Parts, Wait, forward_waits, parts_of_step
 from p3kv.worker.transfers import Transfer, WorkerKey
 
 _RECENT = 31
@@ -37,43 +41,63 @@ class LayerTime:
         self.backward_s = backward_s
 
 
+class _Arrived(NamedTuple):
+    """A key's new value."""
+
+    at_s: float
+    late_s: float
+    """How much later than this worker's gradient the last one was ready."""
+    server: int
+    """Which one's slice came last."""
+
+
+_NOT = _Arrived(0.0, 0.0, UNKNOWN)
+
+
 class StepTimes:
-    """Measures steps by what the worker's thread sees: gradients get ready, and values arrive.
+    """Measures steps by what the worker's thread sees: gradients get ready, and values arrive; and
+    by what the front end says of the script.
 
     A step begins when its first gradient is ready; so its time is that from one backward pass to
-    the next. The gap between the last gradient of a step and the first one of the next is the
-    forward pass, and whatever the forward pass has waited for. Nothing tells these two apart
-    directly. But a forward pass can't reach a layer before the layer's value has arrived; it takes
-    about the same part of the backward pass in each layer, and less than the backward pass. So each
-    gap has a longest forward pass that its arrivals allow. Where that is no bound, because the
-    forward pass has waited for one layer after the other, it is taken for half as long as the
-    backward pass, which computes two products of matrices for each of its own. The lower quartile
-    of the last gaps is taken: what disturbs a gap makes it longer. What a gap has more is waiting,
-    as far as values were still missing then: a gap in which the script validates, or reads data
-    slowly, does not count as waiting for the network.
+    the next. In the gap between the last gradient of a step and the first one of the next, the
+    script does what it does, until it begins the next forward pass; then comes this pass, and
+    whatever it has waited for. Nothing tells these two apart directly. But a forward pass can't
+    reach a layer before the layer's value has arrived; it takes about the same part of the backward
+    pass in each layer, and less than the backward pass. So each gap has a longest forward pass that
+    its arrivals allow. Where that is no bound, because the forward pass has waited for one layer
+    after the other, it is taken for half as long as the backward pass, which computes two products
+    of matrices for each of its own. The lower quartile of the last gaps is taken: what disturbs a
+    gap makes it longer. A pass that finds all values there has waited for none, and shows how long
+    it takes. What a gap has more is waiting, as far as values were still missing when that pass
+    came to their layers (`step_parts.py` says for what).
 
     Other processors of the host disturb these times; so do scripts that wait for all gradients
     before they push. Then layers are taken for equal. Belongs to the worker's thread; any thread
     may read the numbers.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, delayed: Callable[[], Delayed] = Delayed) -> None:
+        """`delayed()` says for which share of the time this process had no processor."""
         self.on_step: Callable[[int], None] = lambda steps: None
         """Called when a step has ended, with their number."""
+        self.script = ScriptTimes()
+        """The front end tells it; from the script's thread."""
         self.steps = 0
         """Steps that have ended; all times are theirs."""
         self.step_s = 0.0
-        self.waiting_s = 0.0
+        self.parts = Parts()
         self.forward_s = 0.0
         self.backward_s = 0.0
         """Of one step, as estimated from the last ones, without waiting."""
         self.waited_for: Optional[WorkerKey] = None
         """The key for which the most forward passes have waited longest."""
+        self._delayed = delayed
         self._waits: Counter[WorkerKey] = Counter()
         self._step = 0
         self._keys: List[WorkerKey] = []
         self._ready_s: List[float] = []
-        self._arrived_s: Dict[WorkerKey, float] = {}
+        self._arrived: Dict[WorkerKey, _Arrived] = {}
+        self._work = ServerWork()
         self._forwards_s: Deque[float] = deque(maxlen=_RECENT)
         self._backwards_s: Deque[float] = deque(maxlen=_RECENT)
         self._layers: Optional[Tuple[List[WorkerKey], np.ndarray]] = None
@@ -84,13 +108,21 @@ class StepTimes:
             if self._step:
                 self._end_step(transfer.ready_s)
             self._step = transfer.step
-            self._keys, self._ready_s, self._arrived_s = [], [], {}
+            self._keys, self._ready_s, self._arrived = [], [], {}
+            self._work.forget()
         self._keys.append(transfer.key)
         self._ready_s.append(transfer.ready_s)
 
-    def value_arrived(self, key: WorkerKey) -> None:
-        """Takes note that all of a key's new value is here."""
-        self._arrived_s[key] = now_s()
+    def value_arrived(
+        self, key: WorkerKey, late_s: float = 0.0, server: int = UNKNOWN, worked_us: int = 0
+    ) -> None:
+        """Takes note that all of a key's new value is here. The last gradient for it was ready
+        `late_s` after this worker's; `server`, which sent the last slice, had worked for
+        `worked_us` in all when it did."""
+        at_s = now_s()
+        if server != UNKNOWN:
+            self._work.told(server, at_s, worked_us)
+        self._arrived[key] = _Arrived(at_s, late_s, server)
 
     def layers(self) -> List[LayerTime]:
         """The keys of the last step in forward order, as far as the order in which their gradients
@@ -112,10 +144,12 @@ class StepTimes:
         """Measures the step whose gradients are in, when the next one's first gradient is ready."""
         keys, ready_s = self._keys, np.maximum.accumulate(self._ready_s)
         first_s, last_s = float(ready_s[0]), float(ready_s[-1])
+        between = self.script.take(self._step)
+        begin_s = min(max(last_s, between.forward_s), max(last_s, next_s))
         backward_s = (last_s - first_s) * len(keys) / max(1, len(keys) - 1)
         # The layer whose gradient comes first shows no backward time: it is taken for average.
         first_layer_s = backward_s / len(keys)
-        gap_s = max(0.0, next_s - last_s - first_layer_s)
+        gap_s = max(0.0, next_s - begin_s - first_layer_s)
         # From a layer on, the forward pass has the layers that the backward pass had before it.
         known_s = ready_s - first_s
         left_s = np.where(known_s < _MOSTLY_KNOWN * first_layer_s, 0.0, known_s + first_layer_s)
@@ -123,21 +157,31 @@ class StepTimes:
         spread = backward_s > _SPREAD * gap_s
         if not spread:
             left_s = np.arange(1, len(keys) + 1) / len(keys)
-        arrived = [self._arrived_s.get(key, 0.0) for key in keys]
-        usable_s = np.clip(arrived, last_s, last_s + gap_s)
+        arrived = [self._arrived.get(key, _NOT) for key in keys]
+        usable_s = np.clip([one.at_s for one in arrived], begin_s, begin_s + gap_s)
         most_s = np.full(len(keys), np.inf)
-        np.divide((last_s + gap_s - usable_s) * left_s[-1], left_s, out=most_s, where=left_s > 0)
+        np.divide((begin_s + gap_s - usable_s) * left_s[-1], left_s, out=most_s, where=left_s > 0)
         binding = int(np.argmin(most_s))
         most_forward_s = float(most_s[binding])
-        if spread and most_forward_s >= backward_s:
+        missing_s = float(usable_s.max()) - begin_s
+        if spread and missing_s > 0 and most_forward_s >= backward_s:
             most_forward_s = _FORWARD * backward_s
         self._forwards_s.append(most_forward_s)
         self._backwards_s.append(backward_s)
         self.forward_s = _low(self._forwards_s)
         self.backward_s = statistics.median(self._backwards_s)
-        missing_s = float(usable_s.max()) - last_s
-        waiting_s = min(max(0.0, gap_s - self.forward_s), missing_s)
-        if waiting_s > 0:
+        longest_s = min(max(0.0, gap_s - self.forward_s), missing_s)
+        waits = []
+        if longest_s > 0:
+            after_s = self.forward_s * (1 - left_s / left_s[-1])
+            layers = [
+                Layer(after, usable, ready + one.late_s, one.server)
+                for after, usable, ready, one in zip(
+                    after_s.tolist(), usable_s.tolist(), self._ready_s, arrived
+                )
+            ]
+            waits = forward_waits(begin_s, layers[::-1], self._work.between)
+        if waits:
             self._waits[keys[binding]] += 1
             if self._waits[keys[binding]] >= self._waits[self.waited_for or keys[binding]]:
                 self.waited_for = keys[binding]
@@ -145,10 +189,35 @@ class StepTimes:
             self._layers = keys, ready_s
         elif self._layers is None:
             self._layers = keys, np.full(len(keys), first_s)
-        self.waiting_s += waiting_s
-        self.step_s += next_s - first_s
+        blocked = self._blocked(between, last_s, begin_s, arrived)
+        blocked_s = sum(wait.seconds for wait in blocked)
+        step_s = max(0.0, next_s - first_s)
+        self.parts = self.parts.plus(
+            parts_of_step(
+                step_s, begin_s - last_s - blocked_s, [*blocked, *waits], blocked_s + longest_s,
+                self._delayed(),
+            )
+        )  # fmt: skip
+        self.step_s += step_s
         self.steps += 1
         self.on_step(self.steps)
+
+    def _blocked(
+        self, between: Between, last_s: float, begin_s: float, arrived: List[_Arrived]
+    ) -> List[Wait]:
+        """Where the script itself has waited for values before it began the forward pass."""
+        if not between.blocked:
+            return []
+        slowest = max(range(len(arrived)), key=lambda i: arrived[i].at_s)
+        newest = arrived[slowest]
+        last_ready_s = self._ready_s[slowest] + newest.late_s
+        found = []
+        for begin, end in between.blocked:
+            begin, end = max(begin, last_s), min(end, begin_s, newest.at_s)
+            if begin < end:
+                worked_s = self._work.between(newest.server, begin, end)
+                found.append(Wait(begin, end, last_ready_s, worked_s))
+        return found
 
 
 def _low(seconds: Deque[float]) -> float:

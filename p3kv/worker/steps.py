@@ -53,6 +53,11 @@ class Steps:
         """The number of the last step that has begun, of those that workers share."""
         return self._newest
 
+    @property
+    def latest(self) -> int:
+        """The number of the last step that has begun, whoever counts it."""
+        return max(self._newest, self._newest_own)
+
     def of_store(self, store: int) -> StoreSteps:
         """A store's, which counts its pushes."""
         return self._stores[store]

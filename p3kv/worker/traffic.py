@@ -29,6 +29,7 @@ from p3kv.worker.departures import Departures
 from p3kv.worker.exchange import Exchange
 from p3kv.worker.gates import Gates
 from p3kv.worker.host_sums import HostSums
+from p3kv.worker.processor import ProcessorDelay
 from p3kv.worker.silences import LOOK_EVERY_S, Silences
 from p3kv.worker.stalls import StallWarnings
 from p3kv.worker.states import States
@@ -86,7 +87,7 @@ class Traffic:
         self._orders: Dict[int, List[int]] = {}
         terms = TermsByRound()
         self.consistency = make_consistency(settings.consistency, num_workers)
-        self.times = StepTimes()
+        self.times = StepTimes(ProcessorDelay().delayed)
         departures = Departures(self.servers, pace)
         self.tuning = Tuning(
             rank, self.servers, terms, settings, self.consistency.window, drain, self.times,

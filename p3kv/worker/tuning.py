@@ -165,8 +165,9 @@ class Tuning:
         step_s = self._times.step_s - self._seen_step_s
         if step_s > 0:
             # Differences of sums: rounded, a step of waiting alone may be more than all of it.
-            self._waits.append(min(1.0, (self._times.waiting_s - self._seen_waiting_s) / step_s))
-            self._seen_step_s, self._seen_waiting_s = self._times.step_s, self._times.waiting_s
+            waiting_s = self._times.parts.waiting_s
+            self._waits.append(min(1.0, (waiting_s - self._seen_waiting_s) / step_s))
+            self._seen_step_s, self._seen_waiting_s = self._times.step_s, waiting_s
 
     def _choose_order(self) -> None:
         """Has gradients leave in turn where servers keep unequal parts, since hosts are not alike,

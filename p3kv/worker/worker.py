@@ -296,6 +296,19 @@ class Worker:
         call(self._begin, transfer)
         trace_ready(self.tracer, transfer)
 
+    def forward_begins(self) -> None:
+        """Says that the script begins a forward pass of training; from its thread."""
+        if self._traffic is not None:
+            joined = self._traffic
+            joined.times.script.forward_begins(joined.steps.latest, time.monotonic())
+
+    def waited(self, since_s: float) -> None:
+        """Says that the script has waited for arrays since then, on the monotonic clock; from any
+        thread, and what others wait for does not count."""
+        if self._traffic is not None and threading.get_ident() == self._script:
+            joined = self._traffic
+            joined.times.script.blocked(joined.steps.latest, since_s, time.monotonic())
+
     def _slowest(self) -> Optional[Lag]:
         return self._control.slowest
 

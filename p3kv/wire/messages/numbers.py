@@ -45,8 +45,13 @@ class WorkerNumbers(_Numbers, frozen=True):
     """Steps that have ended: the next one's first gradient was ready."""
     step_s: float = 0.0
     """The time of all these steps."""
-    waiting_s: float = 0.0
-    """For how long they waited for values, as estimated."""
+    computing_s: float = 0.0
+    script_s: float = 0.0
+    network_s: float = 0.0
+    server_s: float = 0.0
+    straggler_s: float = 0.0
+    processor_s: float = 0.0
+    """What this time went into; together they are all of it (docs/measuring.md)."""
     forward_s: float = 0.0
     backward_s: float = 0.0
     """Of one step, the median of the last ones, without waiting; a gauge."""
@@ -93,25 +98,32 @@ GAUGES = ("forward_s", "backward_s", "push_bytes_s", "queued_frames")
 
 
 class Lag(Message, frozen=True):
-    """The worker for which the others wait longest: in `share` of the rounds it came last, then
-    `lag_s` after the others."""
+    """The worker whose gradients come last: in `share` of the rounds its was the last one, then
+    `lag_s` after the others. `waiting`: the part of a step for which another worker has waited for
+    that, of the worker that has waited most."""
 
     rank: int
     share: float
     lag_s: float
+    waiting: float = 0.0
 
 
-def slowest(servers: Sequence[ServerNumbers]) -> Optional[Lag]:
-    """The worker that has kept the others waiting longest, or None without any round."""
+def slowest(
+    servers: Sequence[ServerNumbers], workers: Sequence[WorkerNumbers] = ()
+) -> Optional[Lag]:
+    """The worker whose gradients come last by most, or None without any round; `workers` have
+    waited for it."""
     rounds = sum(server.rounds for server in servers)
     if not rounds:
         return None
-    workers = max(len(server.last_s) for server in servers)
+    ranks = max(len(server.last_s) for server in servers)
 
     def total(name: str, rank: int) -> float:
         lists = [getattr(server, name) for server in servers]
         return float(sum(numbers[rank] for numbers in lists if rank < len(numbers)))
 
-    rank = max(range(workers), key=lambda one: total("last_s", one))
+    rank = max(range(ranks), key=lambda one: total("last_s", one))
     last = total("last_rounds", rank)
-    return Lag(rank, last / rounds, total("last_s", rank) / last) if last else None
+    waited = [one.straggler_s / one.step_s for one in workers if one.step_s > 0]
+    waiting = min(1.0, max(waited, default=0.0))
+    return Lag(rank, last / rounds, total("last_s", rank) / last, waiting) if last else None

@@ -1,0 +1,64 @@
+"""Where the script is: when it begins a forward pass of training, and when it waits for arrays.
+
+Two things cost a script little that say this. A training step enters `autograd.record`, or Module
+runs its executor, once. And what waits for arrays passes a few functions of MXNet's. What a script
+reads in between, such as its data, shows nowhere else.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from typing import Any, Callable
+
+import mxnet as mx
+from mxnet import autograd
+from mxnet.executor import Executor
+from mxnet.ndarray import NDArray
+
+Mark = Callable[[], None]
+Waited = Callable[[float], None]
+
+
+def note(forward_begins: Mark, waited: Waited) -> None:
+    """Has both called from now on, in the script's thread or others: `forward_begins()`, and
+    `waited(since_s)` after each wait. To be called once."""
+    autograd.set_recording = _noting_record(autograd.set_recording, forward_begins)
+    Executor.forward = _noting_training(Executor.forward, forward_begins)
+    for owner, name in (
+        (mx.nd, "waitall"), (mx.nd.ndarray, "waitall"), (NDArray, "asnumpy"),
+        (NDArray, "wait_to_read"),
+    ):  # fmt: skip
+        setattr(owner, name, _noting_wait(getattr(owner, name), waited))
+
+
+def _noting_record(unpatched: Callable[..., bool], forward_begins: Mark) -> Callable[..., bool]:
+    @functools.wraps(unpatched)
+    def set_recording(is_recording: bool) -> bool:
+        if is_recording:
+            forward_begins()
+        return unpatched(is_recording)
+
+    return set_recording
+
+
+def _noting_training(unpatched: Callable[..., Any], forward_begins: Mark) -> Callable[..., Any]:
+    @functools.wraps(unpatched)
+    def forward(executor: Executor, is_train: bool = False, **more: Any) -> Any:
+        if is_train:
+            forward_begins()
+        return unpatched(executor, is_train, **more)
+
+    return forward
+
+
+def _noting_wait(unpatched: Callable[..., Any], waited: Waited) -> Callable[..., Any]:
+    @functools.wraps(unpatched)
+    def waits(*arguments: Any, **more: Any) -> Any:
+        since_s = time.monotonic()
+        try:
+            return unpatched(*arguments, **more)
+        finally:
+            waited(since_s)
+
+    return waits
