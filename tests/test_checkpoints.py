@@ -172,3 +172,25 @@ def test_a_module_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
         )  # fmt: skip
         assert result.code == 0, result.output
         assert right in result.output
+
+
+@pytest.mark.parametrize(
+    ("who", "names"),
+    [
+        ("trainer", "'norm_running_mean', 'norm_running_var'"),
+        ("module", "'norm_moving_mean', 'norm_moving_var'"),
+    ],
+)
+def test_what_no_gradient_changes_is_named_at_each_start_and_stays_the_script_s(
+    who: str, names: str, tmp_path: Path
+) -> None:
+    for start in (0, 2):
+        result = run_job(
+            "never_pushed.py", [tmp_path, who], workers=2, servers=2,
+            P3KV_CHECKPOINT_DIR=tmp_path / "checkpoints", P3KV_CHECKPOINT_EVERY=2,
+            P3KV_RESUME=int(start > 0),
+        )  # fmt: skip
+        assert result.code == 0, result.output
+        assert f"worker 1 has trained from step {start} on" in result.output
+        told = f"checkpoints do not have the values of {names}, which no gradient changes"
+        assert result.output.count(told) == 1 and told in result.said_by("worker 0")

@@ -168,5 +168,7 @@ def test_a_job_logs_its_speed_and_a_verdict_with_time_and_rank() -> None:
         said = result.said_by(f"worker {rank}")
         mark = rf"p3kv worker {rank} \d\d:\d\d:\d\d\.\d\d\d: "
         for step in (4, 8):
-            assert re.search(rf"{mark}step {step}: .* a step \(.*\), .*bit/s out", said), result.output
+            assert re.search(rf"{mark}step {step}: .* a step \(.*\), .*bit/s out", said), (
+                result.output
+            )
         assert bool(re.search(f"{mark}the job's limit is ", said)) == (rank == 0), result.output

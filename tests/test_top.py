@@ -76,7 +76,9 @@ def test_a_running_job_is_found_and_shown_until_it_ends(tmp_path: Path) -> None:
         shown = run([*TOP, str(pid), "--every", "2.5", "--count", "3"], environment(), DEADLINE_S)
         assert shown.code == 0, shown.output
         last = shown.output[shown.output.rindex("  worker 0") :].splitlines()
-        assert re.search(r"  worker 0: step \d+, .* a step \(.*\), .*bit/s out", last[0]), shown.output
+        assert re.search(r"  worker 0: step \d+, .* a step \(.*\), .*bit/s out", last[0]), (
+            shown.output
+        )
         assert last[1].startswith("  worker 1: step "), shown.output
         assert re.search(r"  server 0: .*bit/s out, .* queued", last[2]), shown.output
         assert "comes last in" in shown.output

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import Any, Dict, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, Dict, Mapping, NamedTuple, Optional, Set, Tuple
 
 import mxnet as mx
 from mxnet.ndarray import NDArray
@@ -22,6 +22,9 @@ from p3kv.worker.stores import WorkerStore
 from p3kv.worker.transfers import WorkerKey
 
 _log = logging.getLogger("p3kv")
+
+_MOST_NAMES = 6
+"""In a message."""
 
 
 class Counts(NamedTuple):
@@ -53,11 +56,30 @@ class Resuming:
         """The one that goes on."""
         self._names = SameNames()
         """The checkpoint's and this script's."""
+        self._left: Set[Key] = set()
+        """Keys that no gradient changes."""
         self._kept: Dict[Key, SavedKey] = {}
         """Keys whose states the servers' optimizer is still to get."""
         own.describe = self._describe
         if own.resumed is not None and own.resumed.numbers:
             self._counts = _counts_in(own.resumed.numbers)
+
+    def leave_to_script(self, names: Mapping[Key, str]) -> None:
+        """Leaves keys to the script that no gradient changes, such as running statistics and frozen
+        parameters: the servers have only their initial values. Worker rank 0 says so, with the
+        parameters' names.
+        """
+        self._left.update(names)
+        if names and self._rank == 0:
+            more = len(names) - _MOST_NAMES
+            _log.warning(
+                "checkpoints do not have the values of %s%s, which no gradient changes: a job that "
+                "goes on begins with the script's own. If they change while the script trains, as "
+                "running statistics do, have worker 0 save them, and load them before the store "
+                "gets its parameters",
+                ", ".join(f"'{name}'" for name in [*names.values()][:_MOST_NAMES]),
+                f" and {more} more" if more > 0 else "",
+            )
 
     def set_optimizer(self, optimizer: mx.optimizer.Optimizer, fresh: WorkerOptimizer) -> None:
         """Has the servers update by an optimizer. The first one goes on where that of the
@@ -112,6 +134,8 @@ class Resuming:
                 f"dtype {theirs[1]}, and this script has shape {ours[0]} and dtype {ours[1]}; go "
                 "on with the model that it was written of"
             )
+        if key.key in self._left:
+            return value
         of_key = self._kept[key.key] = saved.key(key.store, key.key)
         elements = of_key.value.reshape(key.shape or (1,))
         if value.stype == ROW_SPARSE:
@@ -181,6 +205,13 @@ def declare_now(trainer: mx.gluon.Trainer) -> None:
                 "their shapes by themselves, before you make the Trainer"
             )
     trainer._init_kvstore()
+    trainer._kvstore.leave_to_script(
+        {
+            key: parameter.name
+            for key, parameter in enumerate(trainer._params)
+            if parameter.grad_req == "null"
+        }
+    )
     trainer._init_params()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, Set, Tuple
+from typing import Any, List, Set, Tuple
 
 import mxnet as mx
 from mxnet.kvstore import KVStoreBase
@@ -39,7 +39,7 @@ def register() -> None:
     for name in ("set_config", "set_state", "dump", "pause", "resume"):
         setattr(mx.profiler, name, _on_workers(getattr(mx.profiler, name)))
     module_class = mx.module.Module
-    module_class.init_optimizer = _telling_of_rows(module_class.init_optimizer)
+    module_class.init_optimizer = _telling_the_store(module_class.init_optimizer)
     FORWARD_READS.start()
 
 
@@ -90,6 +90,8 @@ def _mended(create_kvstore: Any, keys_are_places: bool) -> Any:
                     "Unset MXNET_UPDATE_ON_KVSTORE, so that the servers update"
                 )
             store.expect_rows(_row_sparse_gradients)
+        if isinstance(store, P3) and _never_pushed:
+            store.leave_to_script({name: name for name in _never_pushed})
         return store, on_kvstore
 
     return create
@@ -97,10 +99,13 @@ def _mended(create_kvstore: Any, keys_are_places: bool) -> Any:
 
 _row_sparse_gradients: Set[str] = set()
 """The parameters with row_sparse gradients of the Module that is about to create its store."""
+_never_pushed: List[str] = []
+"""Its auxiliary states and fixed parameters."""
 
 
-def _telling_of_rows(init_optimizer: Any) -> Any:
-    """Has the store of a Module know which gradients are row_sparse: their weights do not tell."""
+def _telling_the_store(init_optimizer: Any) -> Any:
+    """Has the store of a Module know which gradients are row_sparse, since their weights do not
+    tell, and what has no gradients."""
 
     @functools.wraps(init_optimizer)
     def telling(module: mx.module.Module, *arguments: Any, **more: Any) -> None:
@@ -108,10 +113,12 @@ def _telling_of_rows(init_optimizer: Any) -> Any:
         for name, gradients in zip(group.param_names, group.grad_arrays):
             if gradients and gradients[0] is not None and gradients[0].stype == ROW_SPARSE:
                 _row_sparse_gradients.add(name)
+        _never_pushed.extend([*module._aux_names, *module._fixed_param_names])
         try:
             init_optimizer(module, *arguments, **more)
         finally:
             _row_sparse_gradients.clear()
+            _never_pushed.clear()
 
     return telling
 

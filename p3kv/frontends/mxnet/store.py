@@ -177,6 +177,11 @@ class P3(KVStoreBase):
         """Whether anybody has used the store: it has an optimizer, a key or a key's name."""
         return bool(self._updater or self._names or self._own.declared())
 
+    def leave_to_script(self, names: Mapping[Key, str]) -> None:
+        """Has checkpoints leave parameters to the script that no gradient changes, by key."""
+        if config.current().checkpoint_dir is not None:
+            self._resuming.leave_to_script(names)
+
     def name_keys(self, names: Mapping[Key, str]) -> None:
         """Sets the user's names of parameters whose keys are still to be declared."""
         self._names = {**self._names, **names}
