@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import errno
 import sys
+from difflib import get_close_matches
 
 import shtab
 
@@ -37,6 +38,7 @@ def main(argv: list[str] | None = None) -> int:
     if not arguments:
         parser.print_help(sys.stderr)
         return _WRONG
+    _check_command(parser, arguments[0])
     options = parser.parse_args(arguments)
     try:
         exit_code: int = options.do(options)
@@ -59,6 +61,16 @@ def main(argv: list[str] | None = None) -> int:
             raise
         return _INTERRUPTED
     return exit_code
+
+
+def _check_command(parser: argparse.ArgumentParser, word: str) -> None:
+    """Ends the process with the nearest command's name if there is no such command."""
+    names = [command.__name__.rpartition(".")[2] for command in COMMANDS]
+    if word.startswith("-") or word in names:
+        return
+    nearest = get_close_matches(word, names, n=1)
+    meant = f"; did you mean '{nearest[0]}'?" if nearest else f". There are {', '.join(names)}"
+    parser.error(f"there is no command '{word}'{meant}")
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -108,6 +108,19 @@ def test_bash_completes(words: List[str], expected: List[str], tmp_path: Path) -
     assert answer.stdout.split() == expected
 
 
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [("lanch", "'lanch'; did you mean 'launch'?"), ("x", "'x'. There are launch, run, compare,")],
+)
+def test_a_misspelt_command_is_answered_with_the_nearest(
+    word: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main([word, "-n", "2"])
+    assert ended.value.code == 2
+    assert f"p3kv: error: there is no command {said}" in capsys.readouterr().err
+
+
 # In an environment of a job.
 
 INHERITED = {

@@ -117,6 +117,7 @@ class Measures:
             self._found = steps, self.verdict()
         slowest, found = self.slowest(), self._found[1]
         return {
+            **nothing_measured(),
             **structs.asdict(self.numbers()),
             "links": {
                 f"server {rank}": {
@@ -132,3 +133,11 @@ class Measures:
             if found is None
             else {**found._asdict(), "slowest": None, "lines": found.lines},
         }
+
+
+def nothing_measured() -> Dict[str, Any]:
+    """What `stats` gives where nothing is sent: zeros."""
+    return {
+        **structs.asdict(WorkerNumbers()),
+        "links": {}, "rounds": {}, "slowest_worker": None, "verdict": None,
+    }  # fmt: skip

@@ -56,7 +56,7 @@ for check in owners.CHECKS:
 
 kv = mx.kv.create("p3")
 assert (kv.type, kv.rank, kv.num_workers) == ("dist_sync_p3", 0, 1)
-assert (kv.stats(), kv.forward_order) == ({}, [])
+assert (kv.stats()["steps"], kv.stats()["verdict"], kv.forward_order) == (0, None, [])
 kv.init("w", mx.nd.ones(3))
 value = mx.nd.full(3, 2)
 kv.pushpull("w", value)
@@ -114,6 +114,11 @@ for call, told in [
     (partial(kv.clip_global_norm, -1), "must be a number above 0"),
     (partial(kv.set_gradient_compression, {"type": "2bit"}), "has keys already"),
     (partial(mx.kv.create("p3").set_gradient_compression, {"type": "1bit"}), "no codec '1bit'"),
+    (
+        partial(mx.kv.create("p3").set_gradient_compression, {"type": "fp16"}),
+        "compression_params has 'fp16' as 'type'",
+    ),
+    (partial(mx.kv.create("p3").set_gradient_compression, {"type": "fp16"}), "mean 'float16'?"),
 ]:
     with pytest.raises(ConfigError, match=told):
         call()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from typing import Any, Dict, List
 
 import mxnet as mx
@@ -18,7 +19,7 @@ from p3kv.wire.messages import Key
 def choice(compression_params: Any) -> Choice:
     """The codec that MXNet's `compression_params` name as 'type', with its parameters.
 
-    Raises ConfigError for what is not a name with plain parameters.
+    Raises ConfigError for what is not a codec's name with plain parameters.
     """
     parameters = dict(compression_params) if isinstance(compression_params, dict) else {}
     name = parameters.pop("type", None)
@@ -32,6 +33,13 @@ def choice(compression_params: Any) -> Choice:
             f"compression_params is {compression_params!r}; it must be a dict with a codec's name "
             f"as 'type' ({', '.join(CODECS.names())}) and the codec's parameters, such as "
             "{'type': '2bit', 'threshold': 0.5}"
+        )
+    if name not in CODECS.names():
+        nearest = get_close_matches(name, CODECS.names(), n=1, cutoff=0.5)
+        meant = f"; did you mean '{nearest[0]}'?" if nearest else "."
+        raise ConfigError(
+            f"compression_params has {name!r} as 'type', and there is no codec '{name}', only "
+            f"{', '.join(CODECS.names())}{meant}"
         )
     return Choice(name, plain)
 

@@ -23,6 +23,7 @@ from p3kv.frontends.mxnet.store import P3
 from p3kv.frontends.mxnet.trial_clock import TrialClock
 from p3kv.trial import ALONE, NATIVE, Trial
 from p3kv.wire.messages import Key
+from p3kv.worker.measures import nothing_measured
 
 _NATIVE = "dist_sync"
 _COMPRESSION = "2bit"
@@ -121,8 +122,8 @@ class Other(Clocked, KVStore):
         return math.nan
 
     def stats(self) -> Dict[str, Any]:
-        """Empty, as without a job."""
-        return {}
+        """Zeros, as without a job."""
+        return nothing_measured()
 
     def save_optimizer_states(self, fname: str, dump_optimizer: bool = False) -> None:
         """Writes nothing."""
