@@ -77,6 +77,9 @@ def test_settings_and_the_secret_reach_the_hosts_but_no_command_line(
         assert (env["OMP_NUM_THREADS"], one["cwd"]) == ("3", str(ROOT / "tests"))
         assert "MINE" not in env and "DMLC_NODE_HOST" not in env
         assert "SSH_CONNECTION" in env, "its own host's variables are there as well"
+    places = [(one["env"]["LOCAL_RANK"], one["env"]["LOCAL_WORLD_SIZE"]) for one in told]
+    assert places == [("0", "1"), ("0", "2"), ("1", "2")]
+    assert [one["on_this_host"] for one in told] == [[0], [1, 2], [1, 2]]
     networks = [one["network"] for one in told]
     assert networks[0] != networks[1] == networks[2] != os.readlink("/proc/self/ns/net")
 

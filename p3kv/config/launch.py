@@ -32,6 +32,9 @@ class Launch:
     task: Optional[int] = None
     """Its number among all that its launcher has started, of whatever role: processes of a role
     without a rank get the free ones in the order of these numbers, then by arrival."""
+    local_rank: int = 0
+    local_size: int = 1
+    """Which of its host's workers it is, and how many these are, where the launcher says so."""
     node_host: Optional[str] = None
     interface: Optional[str] = None
     scheduler_fd: Optional[int] = None
@@ -84,6 +87,8 @@ class Launch:
             or f"{endpoint(host, port)}/{num_workers}w{num_servers}s",
             rank=optional_number(f"DMLC_{role.upper()}_ID", environ),
             task=_task(role, environ),
+            local_rank=optional_number("LOCAL_RANK", environ) or 0,
+            local_size=optional_number("LOCAL_WORLD_SIZE", environ) or 1,
             node_host=node_host,
             interface=interface,
             scheduler_fd=optional_number("P3KV_SCHEDULER_FD", environ),

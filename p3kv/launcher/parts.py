@@ -92,7 +92,26 @@ def on_this_host(parts: Sequence[Part]) -> list[Part]:
     # Each worker's operators would use a thread for every core, and idle ones spin.
     num_workers = sum(not part.serves_workers for part in parts)
     threads = str(max(1, len(os.sched_getaffinity(0)) // num_workers))
-    return [replace(part, env={"OMP_NUM_THREADS": threads, **part.env}) for part in parts]
+    parts = [replace(part, env={"OMP_NUM_THREADS": threads, **part.env}) for part in parts]
+    return with_local_ranks(parts, [""] * len(parts))
+
+
+def with_local_ranks(parts: Sequence[Part], hosts: Sequence[str]) -> list[Part]:
+    """The parts, whose workers hear by LOCAL_RANK and LOCAL_WORLD_SIZE which of their host's they
+    are; `hosts` says where each part runs."""
+    of_workers = [host for part, host in zip(parts, hosts) if not part.serves_workers]
+    counts = dict.fromkeys(of_workers, 0)
+    told = []
+    for part, host in zip(parts, hosts):
+        if not part.serves_workers:
+            place = {
+                "LOCAL_RANK": str(counts[host]),
+                "LOCAL_WORLD_SIZE": str(of_workers.count(host)),
+            }
+            part = replace(part, env={**part.env, **place})
+            counts[host] += 1
+        told.append(part)
+    return told
 
 
 def with_descriptors(parts: Sequence[Part], *, scheduler_fd: int, launcher_fd: int) -> list[Part]:

@@ -13,7 +13,7 @@ from typing import Mapping, Sequence
 from p3kv.launcher.guardian import guardian_command
 from p3kv.launcher.hosts import Host, in_turn
 from p3kv.launcher.line import Line
-from p3kv.launcher.parts import Part
+from p3kv.launcher.parts import Part, with_local_ranks
 from p3kv.launcher.process import CONNECT_TIMEOUT_S
 
 _PORTS = range(10_000, 32_768)
@@ -45,6 +45,8 @@ def on_hosts(
     working = [part for part in parts if not part.serves_workers]
     of_workers = [host for host in hosts for _ in range(host.workers)]
     of_servers = in_turn(hosts, len(serving))
+    placed = [hosts[0], *of_servers, *of_workers]
+    ordered = with_local_ranks([parts[0], *serving, *working], [host.name for host in placed])
     return [
         on_host(
             part,
@@ -55,7 +57,7 @@ def on_hosts(
             silence_s=silence_s,
             has_link=part.name == "scheduler",
         )
-        for part, host in zip([parts[0], *serving, *working], [hosts[0], *of_servers, *of_workers])
+        for part, host in zip(ordered, placed)
     ]
 
 

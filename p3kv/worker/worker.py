@@ -76,6 +76,8 @@ class Worker:
         """`settings` hold until `start`."""
         self.rank = UNKNOWN
         self.num_workers = launch.num_workers
+        self.on_this_host: Sequence[int] = ()
+        """Ranks of the workers of this host, this one too; none before `start`."""
         self.settings = settings
         self.tracer = Tracer(None, "worker")
         self._address = own_address(launch)
@@ -129,6 +131,7 @@ class Worker:
         self._control.wait_until_welcome(settings.rendezvous_timeout_s)
         roster = self._control.wait_for(Roster, "all processes to start")
         self.rank = roster.rank
+        self.on_this_host = roster.neighbours or (self.rank,)
         name_rank(self.rank)
         self.tracer = Tracer(settings.trace, f"worker {self.rank}", self._address)
         key = self._credentials.data_key(roster.token)

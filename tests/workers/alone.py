@@ -56,6 +56,7 @@ for check in owners.CHECKS:
 
 kv = mx.kv.create("p3")
 assert (kv.type, kv.rank, kv.num_workers) == ("dist_sync_p3", 0, 1)
+assert (kv.local_rank, kv.local_size) == (0, 1)
 assert (kv.stats()["steps"], kv.stats()["verdict"], kv.forward_order) == (0, None, [])
 kv.init("w", mx.nd.ones(3))
 value = mx.nd.full(3, 2)

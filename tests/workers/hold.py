@@ -19,7 +19,10 @@ worker = this_process.worker()
 worker.start(config.settle())
 worker.barrier()
 print(f"worker {worker.rank} of {worker.num_workers} has joined")
-told = {"env": dict(os.environ), "network": os.readlink("/proc/self/ns/net"), "cwd": os.getcwd()}
+told = {
+    "env": dict(os.environ), "network": os.readlink("/proc/self/ns/net"), "cwd": os.getcwd(),
+    "on_this_host": worker.on_this_host,
+}  # fmt: skip
 (folder / "new").mkdir(exist_ok=True)
 (folder / "new" / str(worker.rank)).write_text(json.dumps(told))
 (folder / "new" / str(worker.rank)).rename(folder / f"worker-{worker.rank}")

@@ -5,6 +5,7 @@ differs from another, and all comparisons are bit for bit.
 """
 
 import p3kv  # noqa: F401, I001
+import os
 import sys
 import time
 from pathlib import Path
@@ -39,6 +40,8 @@ def it_says_who_it_is(store: KVStoreBase) -> None:
     assert "_sync" in store.type
     assert store.num_workers == WORKERS
     assert store.rank in range(WORKERS)
+    assert (store.local_rank, store.local_size) == (store.rank, WORKERS)
+    assert os.environ["LOCAL_RANK"] == str(store.local_rank)
     assert store.is_capable("optimizer")
     assert store.is_capable(KVStoreBase.OPTIMIZER)
     assert isinstance(store, KVStoreBase)

@@ -69,6 +69,7 @@ class Alone(KVStore):
         """As in a job."""
         return self._type
 
+    local_rank, local_size = 0, 1
     resumed_steps = 0
     """As in a job; there are no checkpoints without one."""
 

@@ -145,6 +145,16 @@ class P3(KVStoreBase):
         """Number of workers in the job."""
         return self._worker.num_workers
 
+    @property
+    def local_rank(self) -> int:
+        """Number of this worker among those of its host, from 0: `mx.gpu(kv.local_rank)`."""
+        return self._worker.on_this_host.index(self.rank)
+
+    @property
+    def local_size(self) -> int:
+        """Number of workers on this host."""
+        return len(self._worker.on_this_host)
+
     @staticmethod
     def is_capable(capability: str) -> bool:
         """Whether the store has a capability: 'optimizer', to update weights on the servers."""

@@ -79,6 +79,16 @@ class Other(Clocked, KVStore):
     def __del__(self) -> None:
         self.free()
 
+    @property
+    def local_rank(self) -> int:
+        """As in the job."""
+        return _launch().local_rank
+
+    @property
+    def local_size(self) -> int:
+        """As in the job."""
+        return _launch().local_size
+
     def free(self) -> None:
         """Leaves the job; may be called twice."""
         if not self._freed:
@@ -243,9 +253,15 @@ def store(trial: Trial, asynchronous: bool) -> KVStoreBase:
         return Native(_clock(trial))
     if trial.store != ALONE:
         return ClockedP3(_clock(trial))
+    launch = _launch()
+    return Unconnected(_clock(trial), launch.rank or 0, launch.num_workers)
+
+
+@functools.lru_cache(maxsize=None)
+def _launch() -> Launch:
     launch = Launch.from_environment()
     assert launch is not None
-    return Unconnected(_clock(trial), launch.rank or 0, launch.num_workers)
+    return launch
 
 
 @functools.lru_cache(maxsize=None)
