@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import logging
 import os
+import re
+import resource
 import shutil
+import stat
+import struct
+import subprocess
+import sys
+import zipfile
 from pathlib import Path
 from typing import List, Optional
 
@@ -161,6 +168,31 @@ def test_every_byte_of_numbers_counts(two: Path) -> None:
         assert found(two) == 4
 
 
+def write_again(path: Path, member: str, data: bytes) -> None:
+    """Writes a file with other bytes in a member, and with the checksum of these bytes."""
+    with zipfile.ZipFile(path) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    assert member in members
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, whole in {**members, member: data}.items():
+            archive.writestr(name, whole)
+
+
+@pytest.mark.parametrize("change_bytes", [-4, 4])
+def test_an_array_with_less_data_than_its_header_says_or_more_is_damaged(
+    two: Path, change_bytes: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = path_of(two, 8, 1)
+    with zipfile.ZipFile(path) as archive:
+        whole = archive.read("0/value.npy")
+    write_again(path, "0/value.npy", (whole + bytes(4))[: len(whole) + change_bytes])
+    assert found(two) == 4
+    assert (
+        f"{path} is damaged (ValueError: 0/value.npy has {32 + change_bytes} bytes of data"
+        in caplog.text
+    )
+
+
 def test_where_all_are_damaged_nothing_is_trained(two: Path) -> None:
     for step in (4, 8):
         os.truncate(path_of(two, step, 1), 1000)
@@ -231,3 +263,120 @@ def test_a_full_disk_leaves_what_was_there(tmp_path: Path) -> None:
             write(str(folder), outline, keys, lambda: True)
         assert len(list(folder.iterdir())) == 2
         assert found(folder) == 4
+
+
+FIND = """
+import logging, sys
+from p3kv.checkpoints import newest
+logging.basicConfig()
+print(newest(sys.argv[1], sys.argv[2]).step)
+"""
+MOST_BYTES = 1 << 30
+
+
+def find_in_a_process(folder: Path) -> subprocess.CompletedProcess[str]:
+    """Looks for the newest checkpoint in a process that is ended if it hangs, and whose memory is
+    bounded."""
+    return subprocess.run(
+        [sys.executable, "-c", FIND, str(folder), HERE],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+        timeout=20,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES, MOST_BYTES)),
+    )
+
+
+@pytest.mark.parametrize("kind", ["FIFO", "folder", "socket"])
+def test_what_is_no_file_is_not_waited_for(two: Path, kind: str) -> None:
+    path = path_of(two, 8, 0)
+    path.unlink()
+    if kind == "FIFO":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        os.mknod(path, 0o600 | stat.S_IFSOCK)
+    done = find_in_a_process(two)
+    assert done.stdout == "4\n", done.stderr
+    assert f"{path} is not used: it is no file, but a {kind}" in done.stderr
+
+
+@pytest.mark.parametrize("target", ["/dev/zero", "the file itself", "nothing"])
+def test_a_link_is_not_followed(two: Path, target: str) -> None:
+    path = path_of(two, 8, 0)
+    if target == "the file itself":
+        path.rename(two / target)
+    else:
+        path.unlink()
+    path.symlink_to(target)
+    done = find_in_a_process(two)
+    assert done.stdout == "4\n", done.stderr
+    assert f"{path} is not used: it is no file, but a link" in done.stderr
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_a_file_of_another_user_is_not_used(two: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = path_of(two, 8, 0)
+    os.chown(path, 12345, -1)
+    assert found(two) == 4
+    assert f"{path} is not used: it belongs to user 12345 and not to 0" in caplog.text
+
+
+def test_a_huge_file_takes_little_memory(two: Path) -> None:
+    """Most of it is a hole; at its end is a directory of members that says how large it is."""
+    path = path_of(two, 8, 0)
+    size_bytes = 2 * MOST_BYTES
+    with path.open("wb") as file:
+        file.seek(size_bytes)
+        fields = (zipfile.stringEndArchive, 0, 0, 1, 1, size_bytes, 0, 0)
+        file.write(struct.pack(zipfile.structEndArchive, *fields))
+    done = find_in_a_process(two)
+    assert done.stdout == "4\n", done.stderr
+    assert re.search(f"{path} is damaged .*at most are right", done.stderr), done.stderr
+
+
+def test_a_file_that_is_replaced_after_its_check_is_not_read(two: Path) -> None:
+    saved = newest(str(two), HERE)
+    assert saved is not None
+    for server in (0, 1):
+        os.replace(path_of(two, 4, server), path_of(two, 8, server))
+    key = saved.key(0, "w")
+    np.testing.assert_array_equal(key.value, np.concatenate([array(8, 12), array(9, 8)]))
+
+
+def test_a_file_that_is_changed_after_its_check_is_refused(tmp_path: Path) -> None:
+    length = 1 << 20
+    value = array(1, length)
+    key = KeyOutline(
+        0, "w", None, (length,), "float32", "dense", [(0, length)], False, None, []
+    )  # fmt: skip
+    outline = Outline(1, "one", 4, 0, [HERE], [], [key])
+    write(str(tmp_path), outline, [CutOfKey(key, [value], [])], lambda: True)
+    saved = newest(str(tmp_path), HERE)
+    assert saved is not None
+    np.testing.assert_array_equal(saved.key(0, "w").value, value)
+    path = tmp_path / outline.part.name
+    at = path.read_bytes().index(value.tobytes())
+    with path.open("r+b") as file:
+        file.seek(at + value.nbytes // 2)
+        file.write(bytes(4))
+    with pytest.raises(CheckpointError, match=f"{path} can't be read: .*Bad CRC-32"):
+        saved.key(0, "w")
+
+
+def test_what_a_link_at_the_temporary_name_points_to_stays_as_it_is(two: Path) -> None:
+    target = two / "notes"
+    target.write_text("kept")
+    (two / (Part(12, 0, 2).name + ".unfinished")).symlink_to(target)
+    save(two, 12, 0, 1)
+    assert target.read_text() == "kept"
+    assert not path_of(two, 12, 0).is_symlink()
+    assert found(two) == 12
+
+
+def test_a_folder_with_an_old_file_s_name_keeps_no_other_from_being_removed(two: Path) -> None:
+    for step in (1, 2, 3, 5, 6):
+        path_of(two, step, 1).mkdir()
+    remove_unneeded(str(two), 1, 2, 8)
+    assert not path_of(two, 4, 1).exists()

@@ -1,16 +1,23 @@
-"""Finds the checkpoint from which a job goes on, and reads it."""
+"""Finds the checkpoint from which a job goes on, and reads it.
+
+Each file is opened once, checked, and read through the descriptor that was checked: a file that
+gets its name later is another one.
+"""
 
 from __future__ import annotations
 
 import logging
+import math
 import os
 import zipfile
 from collections import defaultdict
+from contextlib import ExitStack
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 import numpy as np
 from numpy.lib import format as npy
 
+from p3kv.checkpoints.files import NotOursError, open_folder, open_own, owner_in
 from p3kv.checkpoints.outline import (
     OUTLINE,
     KeyOutline,
@@ -21,7 +28,7 @@ from p3kv.checkpoints.outline import (
     value_member,
 )
 from p3kv.errors import CheckpointError, in_one_line
-from p3kv.wire.messages import Key, ResumedStore, decode
+from p3kv.wire.messages import MAX_MESSAGE_BYTES, Key, ResumedStore, decode
 
 _log = logging.getLogger(__name__)
 
@@ -54,15 +61,16 @@ class SavedKey(NamedTuple):
 class Saved:
     """A checkpoint that is complete, and whose files are as they were written.
 
-    Arrays are read when they are asked for.
+    Its files stay open as long as it is there, and arrays are read when they are asked for.
     """
 
-    def __init__(self, folder: str, outlines: List[Outline]) -> None:
-        self._folder = folder
-        self._outlines = outlines
+    def __init__(self, parts: List[_OpenPart]) -> None:
+        """`parts` by server."""
+        self._parts = parts
+        self._outlines = [part.outline for part in parts]
         self._places: Dict[Tuple[int, Key], Dict[int, int]] = defaultdict(dict)
         """By store and key: the place of the key in each server's file."""
-        for outline in outlines:
+        for outline in self._outlines:
             for place, key in enumerate(outline.keys):
                 self._places[key.store, key.key][outline.server] = place
 
@@ -91,20 +99,15 @@ class Saved:
         assert outline is not None
         places, values, states = self._places[store, key], [], []
         for server, _ in outline.runs:
-            part = self._outlines[server]
-            path = os.path.join(self._folder, part.part.name)
-            try:
-                of_server = part.keys[places[server]]
-                with zipfile.ZipFile(path) as archive:
-                    values.append(_array(archive, value_member(places[server])))
-                    if of_server.numbers is not None:
-                        arrays = {
-                            name: _array(archive, array_member(places[server], place))
-                            for place, (name, _, _) in enumerate(of_server.arrays)
-                        }
-                        states.append(_State(arrays, of_server.numbers))
-            except Exception as error:
-                raise CheckpointError(f"{path} can't be read: {in_one_line(error)}") from error
+            part = self._parts[server]
+            of_server = part.outline.keys[places[server]]
+            values.append(part.array(value_member(places[server])))
+            if of_server.numbers is not None:
+                arrays = {
+                    name: part.array(array_member(places[server], place))
+                    for place, (name, _, _) in enumerate(of_server.arrays)
+                }
+                states.append(_State(arrays, of_server.numbers))
         return SavedKey(outline, np.concatenate(values), states)
 
 
@@ -118,29 +121,23 @@ def newest(folder: str, host: str) -> Optional[Saved]:
     """
     try:
         parts = parts_in(folder)
+        if not parts:
+            _log.warning("there is no checkpoint in %s: the job starts from the beginning", folder)
+            return None
+        descriptor = open_folder(folder)
+        try:
+            return _newest_of(_Folder(folder, descriptor, owner_in(descriptor)), parts, host)
+        finally:
+            os.close(descriptor)
     except OSError as error:
         raise CheckpointError(f"the folder {folder} can't be read: {error.strerror}") from error
-    by_step: Dict[int, List[Part]] = defaultdict(list)
-    for part in parts:
-        by_step[part.step].append(part)
-    refusals = []
-    only_unfinished = True
-    for step in sorted(by_step, reverse=True):
-        try:
-            saved = _of_step(folder, by_step[step])
-        except _Refused as refused:
-            _log.warning("the checkpoint of step %d is not used: %s", step, refused)
-            refusals.append(str(refused))
-            only_unfinished = only_unfinished and refused.missing_of == host
-        else:
-            return saved
-    if not refusals:
-        _log.warning("there is no checkpoint in %s: the job starts from the beginning", folder)
-    elif only_unfinished:
-        _log.warning("no checkpoint in %s was complete: the job starts from the beginning", folder)
-    else:
-        raise CheckpointError(f"no checkpoint in {folder} can be used: {refusals[0]}. {_ADVICE}")
-    return None
+
+
+class _Folder(NamedTuple):
+    path: str
+    descriptor: int
+    owner: int
+    """Who owns the files of this user there."""
 
 
 class _Refused(Exception):
@@ -152,72 +149,140 @@ class _Refused(Exception):
         self.missing_of = missing_of
 
 
-def _of_step(folder: str, parts: List[Part]) -> Saved:
-    """The complete checkpoint among the files of a step; _Refused if there is none."""
-    by_identity: Dict[str, List[Outline]] = defaultdict(list)
-    refused = None
-    for part in sorted(parts):
+def _newest_of(folder: _Folder, parts: List[Part], host: str) -> Optional[Saved]:
+    by_step: Dict[int, List[Part]] = defaultdict(list)
+    for part in parts:
+        by_step[part.step].append(part)
+    refusals = []
+    only_unfinished = True
+    for step in sorted(by_step, reverse=True):
         try:
-            outline = _checked(os.path.join(folder, part.name), part)
-            by_identity[outline.identity].append(outline)
-        except _Refused as error:
-            refused = refused or error
-    for outlines in by_identity.values():
-        hosts, there = outlines[0].hosts, {outline.server for outline in outlines}
-        missing = [server for server in range(len(hosts)) if server not in there]
-        if not missing:
-            return Saved(folder, sorted(outlines, key=lambda outline: outline.server))
-        name = outlines[0].part._replace(server=missing[0]).name
-        refused = refused or _Refused(
-            f"{name}, the part of server {missing[0]}, which was to write it on host "
-            f"{hosts[missing[0]]}, is not in {folder}",
-            hosts[missing[0]],
+            return _of_step(folder, by_step[step])
+        except _Refused as refused:
+            _log.warning("the checkpoint of step %d is not used: %s", step, refused)
+            refusals.append(str(refused))
+            only_unfinished = only_unfinished and refused.missing_of == host
+    if not only_unfinished:
+        raise CheckpointError(
+            f"no checkpoint in {folder.path} can be used: {refusals[0]}. {_ADVICE}"
         )
+    _log.warning("no checkpoint in %s was complete: the job starts from the beginning", folder.path)
+    return None
+
+
+def _of_step(folder: _Folder, parts: List[Part]) -> Saved:
+    """The complete checkpoint among the files of a step; _Refused if there is none."""
+    by_identity: Dict[str, Dict[int, _OpenPart]] = defaultdict(dict)
+    refused = None
+    with ExitStack() as unused:
+        for part in sorted(parts):
+            try:
+                opened = unused.enter_context(_OpenPart(folder, part))
+            except _Refused as error:
+                refused = refused or error
+            else:
+                by_identity[opened.outline.identity][part.server] = opened
+        for there in by_identity.values():
+            outline = next(iter(there.values())).outline
+            hosts = outline.hosts
+            missing = [server for server in range(len(hosts)) if server not in there]
+            if not missing:
+                unused.pop_all()
+                return Saved([there[server] for server in range(len(hosts))])
+            name = outline.part._replace(server=missing[0]).name
+            refused = refused or _Refused(
+                f"{name}, the part of server {missing[0]}, which was to write it on host "
+                f"{hosts[missing[0]]}, is not in {folder.path}",
+                hosts[missing[0]],
+            )
     assert refused is not None
-    return _raise(refused)
-
-
-def _raise(refused: _Refused) -> Saved:
     raise refused
 
 
-def _checked(path: str, part: Part) -> Outline:
-    """A file's outline, when every byte of the file that counts is as it was written."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            members = {info.filename: info for info in archive.infolist()}
-            for info in members.values():
-                if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 1:
-                    raise ValueError(f"{info.filename} is not stored as it is")
-                with archive.open(info) as member:
-                    while member.read(_PIECE_BYTES):  # at its end it compares the checksum
-                        pass
-            outline: Outline = decode(archive.read(OUTLINE), Outline)
-            if outline.part != part:
-                raise ValueError(f"it is {outline.part.name}")
-            _check_members(archive, outline, set(members))
-            return outline
-    except Exception as error:
-        raise _Refused(f"{path} is damaged ({in_one_line(error)})") from error
+class _OpenPart:
+    """A file of a checkpoint, when every byte of it that counts is as it was written."""
 
+    outline: Outline
 
-def _check_members(archive: zipfile.ZipFile, outline: Outline, members: set) -> None:
-    expected = {OUTLINE}
-    for index, key in enumerate(outline.keys):
-        length = dict(key.runs)[outline.server]
-        wanted = {value_member(index): ([length], key.dtype)}
-        for place, (_, dtype, shape) in enumerate(key.arrays):
-            wanted[array_member(index, place)] = (shape, dtype)
-            if not key.whole and shape != [length]:
-                raise ValueError(f"a state of {length} elements has the shape {shape}")
-        for name, (shape, dtype) in wanted.items():
-            with archive.open(name) as member:
-                found_shape, found_dtype = _header(member)
-            if (found_shape, found_dtype.name) != (tuple(shape), dtype):
-                raise ValueError(f"{name} has {found_dtype} {found_shape}")
-        expected.update(wanted)
-    if members != expected:
-        raise ValueError(f"it has other members: {sorted(members ^ expected)[:3]}")
+    def __init__(self, folder: _Folder, part: Part) -> None:
+        """Raises _Refused for a file that can't be used."""
+        self._path = os.path.join(folder.path, part.name)
+        self._wanted: Dict[str, Tuple[Tuple[int, ...], str]] = {}
+        """Shape and dtype of each array, by the name of its member."""
+        with ExitStack() as opened:
+            try:
+                file = opened.enter_context(
+                    open_own(folder.descriptor, part.name, folder.owner, MAX_MESSAGE_BYTES)
+                )
+                self._archive = opened.enter_context(zipfile.ZipFile(file))
+                self._check_bytes(file.size_bytes)
+                self._check_members(part)
+            except NotOursError as error:
+                raise _Refused(f"{self._path} is not used: {error}") from error
+            except Exception as error:
+                raise _Refused(f"{self._path} is damaged ({in_one_line(error)})") from error
+            self._opened = opened.pop_all()
+
+    def __enter__(self) -> _OpenPart:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._opened.close()
+
+    def array(self, name: str) -> np.ndarray:
+        """A member's array, whose checksum is compared once more. Raises CheckpointError."""
+        try:
+            with self._archive.open(name) as member:
+                shape, dtype = self._checked_header(name, member)
+                value = np.empty(math.prod(shape), dtype)
+                memory = value.view(np.uint8).data
+                for start in range(0, len(memory), _PIECE_BYTES):
+                    _read_into(member, memory[start : start + _PIECE_BYTES])
+            return value.reshape(shape)
+        except Exception as error:
+            raise CheckpointError(f"{self._path} can't be read: {in_one_line(error)}") from error
+
+    def _check_bytes(self, size_bytes: int) -> None:
+        """Reads all, in pieces: at a member's end its checksum is compared."""
+        members = self._archive.infolist()
+        if sum(info.file_size for info in members) > size_bytes:
+            raise ValueError("its members are longer than the file")
+        for info in members:
+            stored = info.compress_type == zipfile.ZIP_STORED and not info.flag_bits & 1
+            if not stored or info.compress_size != info.file_size:
+                raise ValueError(f"{info.filename} is not stored as it is")
+            with self._archive.open(info) as member:
+                while member.read(_PIECE_BYTES):
+                    pass
+
+    def _check_members(self, part: Part) -> None:
+        outline = self.outline = decode(self._archive.read(OUTLINE), Outline)
+        if outline.part != part:
+            raise ValueError(f"it is {outline.part.name}")
+        for index, key in enumerate(outline.keys):
+            length = dict(key.runs)[outline.server]
+            self._wanted[value_member(index)] = ((length,), key.dtype)
+            for place, (_, dtype, shape) in enumerate(key.arrays):
+                self._wanted[array_member(index, place)] = (tuple(shape), dtype)
+                if not key.whole and shape != [length]:
+                    raise ValueError(f"a state of {length} elements has the shape {shape}")
+        others = set(self._archive.namelist()) ^ {OUTLINE, *self._wanted}
+        if others:
+            raise ValueError(f"it has other members: {sorted(others)[:3]}")
+        for name in self._wanted:
+            with self._archive.open(name) as member:
+                self._checked_header(name, member)
+
+    def _checked_header(self, name: str, member: Any) -> Tuple[Tuple[int, ...], np.dtype]:
+        """Shape and dtype, when the outline says the same and so much data follow."""
+        shape, dtype = _header(member)
+        if (shape, dtype.name) != self._wanted[name]:
+            raise ValueError(f"{name} has {dtype} {shape}")
+        data_bytes = self._archive.getinfo(name).file_size - member.tell()
+        right_bytes = math.prod(shape) * dtype.itemsize
+        if data_bytes != right_bytes:
+            raise ValueError(f"{name} has {data_bytes} bytes of data, and {right_bytes} are right")
+        return shape, dtype
 
 
 def _header(member: Any) -> Tuple[Tuple[int, ...], np.dtype]:
@@ -229,9 +294,9 @@ def _header(member: Any) -> Tuple[Tuple[int, ...], np.dtype]:
     return shape, dtype
 
 
-def _array(archive: zipfile.ZipFile, name: str) -> np.ndarray:
-    """An array of a member, whose checksum is compared once more."""
-    with archive.open(name) as member:
-        shape, dtype = _header(member)
-        data = member.read()
-    return np.frombuffer(data, dtype).reshape(shape)
+def _read_into(member: Any, memory: memoryview) -> None:
+    while memory:
+        count = member.readinto(memory)
+        if not count:
+            raise ValueError("its end is missing")
+        memory = memory[count:]

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import zipfile
 from contextlib import suppress
-from typing import BinaryIO, Callable, List, Sequence
+from typing import IO, Callable, List, Sequence
 
 import numpy as np
 from numpy.lib import format as npy
 
+from p3kv.checkpoints.files import make_anew, open_folder
 from p3kv.checkpoints.outline import (
     OUTLINE,
     UNFINISHED,
@@ -37,20 +38,23 @@ def write(
     May run in a thread of its own: it takes no lock for long. Raises OSError, and Abandoned soon
     after `wanted()` is false; nothing is left of the file then.
     """
-    path = os.path.join(folder, outline.part.name)
-    unfinished = path + UNFINISHED
+    name = outline.part.name
+    unfinished = name + UNFINISHED
+    os.makedirs(folder, exist_ok=True)
+    descriptor = open_folder(folder)
     try:
-        os.makedirs(folder, exist_ok=True)
-        with open(unfinished, "wb") as file:
+        with make_anew(descriptor, unfinished) as file:
             _write_archive(file, outline, keys, wanted)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(unfinished, path)
-        _sync_folder(folder)
+        os.replace(unfinished, name, src_dir_fd=descriptor, dst_dir_fd=descriptor)
+        os.fsync(descriptor)
     except BaseException as error:
         with suppress(OSError):
-            os.unlink(unfinished)
+            os.unlink(unfinished, dir_fd=descriptor)
         raise _cause(error) from error
+    finally:
+        os.close(descriptor)
 
 
 def remove_unneeded(folder: str, server: int, servers: int, keep_from: int) -> None:
@@ -62,11 +66,12 @@ def remove_unneeded(folder: str, server: int, servers: int, keep_from: int) -> N
         for name in os.listdir(folder):
             part = part_of(name[: -len(UNFINISHED)] if name.endswith(UNFINISHED) else name)
             if part is not None and part.server % servers == server and part.step < keep_from:
-                os.unlink(os.path.join(folder, name))
+                with suppress(OSError):
+                    os.unlink(os.path.join(folder, name))
 
 
 def _write_archive(
-    file: BinaryIO, outline: Outline, keys: Sequence[CutOfKey], wanted: Callable[[], bool]
+    file: IO[bytes], outline: Outline, keys: Sequence[CutOfKey], wanted: Callable[[], bool]
 ) -> None:
     with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
         archive.writestr(_member(OUTLINE), encode(outline))
@@ -104,14 +109,6 @@ def _member(name: str) -> zipfile.ZipInfo:
 
 def _length(parts: List[np.ndarray]) -> int:
     return sum(len(part) for part in parts)
-
-
-def _sync_folder(folder: str) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _cause(error: BaseException) -> BaseException:
