@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Dict, List
+from typing import Any, Callable, Dict, List
 
 import pytest
 
 from experiments.cluster import Cluster, missing_requirements
 from tests.jobs import ROOT, SCRIPTS, environment, launch_command, output_of, run, start_on
 
-pytestmark = pytest.mark.alone
+pytestmark = [pytest.mark.alone, pytest.mark.timeout(300)]
 
 CLOSE = 0.05
+_ATTEMPTS = 3
 SETTINGS = {"P3KV_SUMMARY_EVERY": 1_000_000}  # only the verdict at the end
 NAMES = {
     "script": "the script itself",
@@ -41,6 +42,16 @@ def check(one: Dict[str, Any], output: str) -> None:
     assert stats["verdict"]["limit"] == part, output
 
 
+def undisturbed(shows: Callable[[], None]) -> None:
+    """A busy machine adds causes of its own to a job's: one of some attempts must be right."""
+    for left in reversed(range(_ATTEMPTS)):
+        try:
+            return shows()
+        except AssertionError:
+            if not left:
+                raise
+
+
 def launched(cause: str, *arguments: object, servers: int = 2, cores: str = "") -> str:
     command = launch_command("limited.py", [cause, *arguments], 2, servers)
     if cores:
@@ -61,32 +72,41 @@ def launched(cause: str, *arguments: object, servers: int = 2, cores: str = "") 
     ],
 )
 def test_on_one_machine(cause: str, arguments: List[float], servers: int, cores: str) -> None:
-    output = launched(cause, *arguments, servers=servers, cores=cores)
-    workers = told(output)
-    assert len(workers) == 2, output
-    for one in workers:
-        check(one, output)
-    part = workers[0]["truth"][0]
-    assert f"the job's limit is {NAMES[part]}: of a step's " in output, output
+    def shows() -> None:
+        output = launched(cause, *arguments, servers=servers, cores=cores)
+        workers = told(output)
+        assert len(workers) == 2, output
+        for one in workers:
+            check(one, output)
+        part = workers[0]["truth"][0]
+        assert f"the job's limit is {NAMES[part]}: of a step's " in output, output
+
+    undisturbed(shows)
 
 
 def test_one_slow_worker() -> None:
-    output = launched("straggler", 60, 0.1, 0.1)
-    quick, slow = told(output)
-    check(quick, output)
-    assert slow["shares"]["computing"] > 0.9, output
-    assert f"the job's limit is {NAMES['straggler']}: of a step's " in output, output
-    assert "look at worker 1" in output, output
+    def shows() -> None:
+        output = launched("straggler", 60, 0.1, 0.1)
+        quick, slow = told(output)
+        check(quick, output)
+        assert slow["shares"]["computing"] > 0.9, output
+        assert f"the job's limit is {NAMES['straggler']}: of a step's " in output, output
+        assert "look at worker 1" in output, output
+
+    undisturbed(shows)
 
 
 @pytest.mark.skipif(missing_requirements() is not None, reason=str(missing_requirements()))
 def test_the_link() -> None:
-    with Cluster(2, 30.0) as cluster:
-        started = start_on(cluster, "limited.py", ["link", 14, 0.3, 0], **SETTINGS)
-        outputs = [output_of(process, 90.0) or "" for _, process in started]
-    output = "\n".join(outputs)
-    workers = told(output)
-    assert len(workers) == 2, output
-    for one in workers:
-        check(one, output)
-    assert f"the job's limit is {NAMES['network']}: of a step's " in output, output
+    def shows() -> None:
+        with Cluster(2, 30.0) as cluster:
+            started = start_on(cluster, "limited.py", ["link", 14, 0.3, 0], **SETTINGS)
+            outputs = [output_of(process, 90.0) or "" for _, process in started]
+        output = "\n".join(outputs)
+        workers = told(output)
+        assert len(workers) == 2, output
+        for one in workers:
+            check(one, output)
+        assert f"the job's limit is {NAMES['network']}: of a step's " in output, output
+
+    undisturbed(shows)
