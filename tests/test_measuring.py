@@ -167,7 +167,11 @@ def test_waiting_is_measured_on_a_slow_link_and_there_is_none_on_a_fast_one(
     assert len(workers) == 2, outputs
     for one in workers:
         stats = one["stats"]
-        assert stats["network_s"] / stats["step_s"] == pytest.approx(one["waited"], abs=0.06)
+        # All hosts share two processors here, so servers and threads are waited for a little, too.
+        parts = ("network_s", "server_s", "straggler_s", "processor_s")
+        waited_s = sum(stats[part] for part in parts)
+        assert waited_s / stats["step_s"] == pytest.approx(one["waited"], abs=0.06)
+        assert stats["network_s"] >= 0.75 * waited_s or rate_mbit_s is None
         assert stats["forward_s"] + stats["backward_s"] == pytest.approx(0.3, rel=0.15)
         if rate_mbit_s is not None:
             assert one["waited"] > 0.3
