@@ -63,6 +63,9 @@ class Resuming:
         own.describe = self._describe
         if own.resumed is not None and own.resumed.numbers:
             self._counts = _counts_in(own.resumed.numbers)
+        updates = {} if self._counts is None else self._counts.updates
+        self._trained = {key for key, count in updates.items() if count}
+        """Keys that were trained before the checkpoint, if they are frozen now or not."""
 
     def leave_to_script(self, names: Mapping[Key, str]) -> None:
         """Leaves keys to the script that no gradient changes, such as running statistics and frozen
@@ -134,7 +137,7 @@ class Resuming:
                 f"dtype {theirs[1]}, and this script has shape {ours[0]} and dtype {ours[1]}; go "
                 "on with the model that it was written of"
             )
-        if key.key in self._left:
+        if key.key in self._left and key.key not in self._trained:
             return value
         of_key = self._kept[key.key] = saved.key(key.store, key.key)
         elements = of_key.value.reshape(key.shape or (1,))
