@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from pathlib import Path
 from typing import List, Tuple
@@ -10,10 +11,11 @@ import pytest
 
 from p3kv.server.slice_states import SliceState
 from p3kv.server.stalls import LOOK_EVERY_S, Stalls, Wait
-from p3kv.wire.messages import DeclaredKey, Stalled
+from p3kv.wire.header import INITIAL_ROUND, Kind
+from p3kv.wire.messages import DeclaredKey, ReportFailure, Stalled, Terms, encode
 from tests.faults import stopped
 from tests.jobs import DEADLINE_S, SUMS_ONLY, TrainingJob, run_job
-from tests.served import AS_IT_IS
+from tests.served import AS_IT_IS, TOLD_S, Served, frame, received, shake_hands
 
 STATE = SliceState(DeclaredKey(3, 0, (8,), "float32", [(0, 8)], "dense0_weight"), 0, 8, AS_IT_IS)
 
@@ -114,3 +116,34 @@ def test_a_push_that_is_missing_is_named_on_every_worker_and_then_ends_the_job(
         assert (mine in lines[0]) == (rank == missing)
     for name in ("server 0", "server 1", "scheduler", "worker 0", "worker 1"):
         assert "P3KV_STALL_TIMEOUT_S" in result.said_by(name), result.output
+
+
+def test_a_worker_whose_round_number_is_wrong_is_named_and_nobody_who_waits_for_it() -> None:
+    served = Served(2)
+    links: List[socket.socket] = []
+    try:
+        address = served.welcome()
+        for rank in range(2):
+            links.append(socket.create_connection(address, timeout=TOLD_S))
+            shake_hands(links[rank], rank, stall_timeout_s=2.0)
+            assert received(links[rank])[0].kind == Kind.WELCOME
+        declared = DeclaredKey(0, 0, (8,), "float32", [(0, 8)], "dense0_weight")
+        for rank, link in enumerate(links):
+            link.sendall(frame(Kind.TERMS, rank, encode(Terms(8))))
+            link.sendall(frame(Kind.KEY, rank, encode(declared)))
+        links[0].sendall(frame(Kind.PUSH, 0, bytes(32), round=INITIAL_ROUND))
+        links[0].sendall(frame(Kind.PUSH, 0, bytes(32), round=2, step=1))
+        # The server has read these words when it answers.
+        links[0].sendall(frame(Kind.PROBE, 0, bytes(4)))
+        assert received(links[0])[0].kind == Kind.PROBE
+        links[1].sendall(frame(Kind.PUSH, 1, bytes(32), round=1, step=1))
+        report = served.hear()
+        assert isinstance(report, ReportFailure)
+        assert (report.failure.role, report.failure.rank) == ("worker", 0), report
+        assert "has not pushed parameter 'dense0_weight' (key 0) in round 1" in (
+            report.failure.reason
+        )
+    finally:
+        for link in links:
+            link.close()
+        served.close()

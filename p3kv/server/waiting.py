@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Callable, Dict, Iterator, List, Mapping, NamedTuple, Tuple, Union
+from typing import Callable, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Tuple, Union
 
 from p3kv.server.aggregation import Aggregator
 from p3kv.server.keys import ServerKey
@@ -72,15 +72,25 @@ class Waiting:
         """Whether rounds go on without workers that have left, where they can."""
 
     def longer_than(self, least_s: float, now_s: float) -> Iterator[Wait]:
-        """Rounds that have waited for a worker's push for so long."""
-        for state in self.states():
-            for round_, current, missing in self._missing(state):
-                if missing and now_s - current.since_s >= least_s:
-                    arrived = list(current.arrived)
-                    yield Wait(state, round_, missing, arrived, current.since_s)
-        for wait in self._initial_waits():
-            if now_s - wait.since_s >= least_s:
-                yield Wait(wait.state, INITIAL_ROUND, [0], wait.ranks, wait.since_s)
+        """Rounds that have waited for a worker's push for so long; of each key the oldest one.
+
+        A later round may be open for longer, where a worker has pushed for it and not for the one
+        before. The others can't have pushed for it, and are not to blame.
+        """
+        for states in self._states_by_key():
+            waits = [
+                Wait(state, round_, missing, list(current.arrived), current.since_s)
+                for state in states
+                for round_, current, missing in self._missing(state)
+                if missing
+            ]
+            oldest = min((wait.round for wait in waits), default=INITIAL_ROUND)
+            for wait in waits:
+                if wait.round == oldest and now_s - wait.since_s >= least_s:
+                    yield wait
+        for initial in self._initial_waits():
+            if now_s - initial.since_s >= least_s:
+                yield Wait(initial.state, INITIAL_ROUND, [0], initial.ranks, initial.since_s)
 
     def check_all(self) -> None:
         """Ends the job if anything waits for a worker that has left."""
@@ -118,8 +128,11 @@ class Waiting:
 
     def states(self) -> Iterator[_State]:
         """Everything that has rounds of its own."""
-        yield from (state for key in self._keys.values() for state in key.all_states())
-        yield from self._rows.keys.values()
+        yield from (state for states in self._states_by_key() for state in states)
+
+    def _states_by_key(self) -> Iterator[Iterable[_State]]:
+        yield from (key.all_states() for key in self._keys.values())
+        yield from ([key] for key in self._rows.keys.values())
 
     def _initial_waits(self) -> Iterator[_InitialWait]:
         asked: List[Tuple[_State, List[Tuple[int, float]]]] = [
