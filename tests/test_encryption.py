@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import sys
+import weakref
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Dict, List, Tuple
@@ -15,7 +17,7 @@ from p3kv.errors import ProtocolError
 from p3kv.server.handshakes import Handshakes
 from p3kv.transport import Link
 from p3kv.transport.certificate import context_of_server, make_certificate
-from p3kv.transport.tls import Tls
+from p3kv.transport.tls import Tls, TlsLink
 from p3kv.wire.connection import Connection
 from p3kv.wire.proofs import Proofs
 from p3kv.wire.protocol import FROM_WORKERS, Conversation
@@ -176,6 +178,32 @@ def test_a_server_answers_a_worker_and_not_who_has_another_key() -> None:
     assert hear(stranger) == 0
     for link in (near, far, stranger):
         link.close()
+
+
+def test_what_openssl_keeps_of_a_stranger_goes_with_its_connection() -> None:
+    """And not when garbage is collected next, which may be thousands of strangers later."""
+    lost_for: List[str] = []
+    near, far = ends(bytes(32))
+    assert isinstance(far, TlsLink)
+    openssl = weakref.ref(far._tls)
+    connection = Connection(
+        far, Conversation(FROM_WORKERS, "worker"), lost, lambda _, why: lost_for.append(why), 4096
+    )
+    gc.disable()
+    try:
+        connection.receive()
+        assert "its TLS handshake is wrong" in lost_for[0]
+        connection.close()
+        assert openssl() is None
+    finally:
+        gc.enable()
+    for _ in range(2):
+        far.close()
+        with pytest.raises(OSError, match="has closed the link"):
+            far.send([memoryview(b"more")])
+        with pytest.raises(OSError, match="has closed the link"):
+            hear(far)
+    near.close()
 
 
 def test_a_worker_in_its_handshake_is_not_closed_for_strangers_that_come_later() -> None:

@@ -35,6 +35,7 @@ class TlsLink(Link):
         self._tls = context.wrap_bio(self._incoming, self._outgoing, knock is None, knock)
         # Small, because strangers get it, too.
         self._received = memoryview(bytearray(_EARLY_BYTES))
+        self._is_closed = False
         self._is_ready = False
         """The handshake is complete."""
         self._has_ended = False
@@ -51,6 +52,7 @@ class TlsLink(Link):
             self._shake_hands()
 
     def receive_into(self, buffers: Sequence[memoryview]) -> int:
+        self._check_open()
         count = self._decrypt_into(buffers)
         if count or self._has_ended:
             return count
@@ -64,6 +66,7 @@ class TlsLink(Link):
         return count
 
     def send(self, buffers: Sequence[memoryview]) -> int:
+        self._check_open()
         if not self._is_ready:
             return self._keep(buffers)
         if not self._flush():
@@ -84,6 +87,15 @@ class TlsLink(Link):
 
     def close(self) -> None:
         self._link.close()
+        if not self._is_closed:
+            self._is_closed = True
+            # OpenSSL's memory is some 50 KiB, and connections are freed late: objects refer to
+            # each other in circles. Strangers would have this process grow for good.
+            del self._tls, self._incoming, self._outgoing, self._received
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise OSError(errno.EBADF, "this process has closed the link")
 
     def _decrypt_into(self, buffers: Sequence[memoryview]) -> int:
         """Takes bytes out of records that have come completely."""
