@@ -1,29 +1,33 @@
-"""What synchronising costs: time, processor, memory and step().
+"""What synchronising costs: time, processor, memory, latency and step().
 
 Four hosts, each a worker and a server, SGD on the servers; the systems take turns. Where links have
 no limit, all gradients are ready at once. Where they have one, workers compute as in figure 7.
+Small keys are on one host and on two.
 
 python -m experiments.overhead
 """
 
 from __future__ import annotations
 
-from typing import Optional, Sequence, Union
+from typing import Optional, Sequence
 
 from tqdm import tqdm
 
 from experiments.campaign import machine, options
 from experiments.campaign.records import Records
-from experiments.campaign.synchronising import Case, run_limited, run_rounds, run_steps
-from experiments.cluster import Cluster, missing_requirements
+from experiments.campaign.synchronising import Limited, Rounds, Small, Step
+from experiments.cluster import missing_requirements
 from experiments.drawing.overhead_tables import PEER, report
 
-HOSTS = 4
 REPETITIONS = 3
 COMPARED = (PEER, "p3kv")
-CASES = (Case("resnet50_at_once", 20), Case("thousand_tensors", 100), Case("vgg19_at_once", 4))
-RATIOS = (1.0, 2.0, 4.0)
-"""M/C of the cases with a limit on the links."""
+CASES = {
+    "rounds": (Rounds("resnet50_at_once", 20), Rounds("thousand_tensors", 100),
+               Rounds("vgg19_at_once", 4)),
+    "limited": (Limited(1.0), Limited(2.0), Limited(4.0)),
+    "small": (Small(1, 1, 1, 2000), Small(2, 8, 10_000, 500)),
+    "step": (Step(),),
+}  # fmt: skip
 _ABOUT = {
     "what": "synchronising without a limit on the links: all gradients are ready at once, and all "
     "weights are waited for; with a limit, where M/C is stated: computation is emulated with timed "
@@ -31,14 +35,17 @@ _ABOUT = {
     "units": "iteration_s: the slowest worker's, one value for each round; cpu_s: processor time "
     "of all processes in these rounds; worker_rss_kib, server_rss_kib: the most memory that one "
     "held; arrays_rss_kib: a worker's with its arrays and no store; idle_server_rss_kib: a "
-    "server's without slices; pending_step_s, ready_step_s: what Trainer.step took of the script's "
-    "time on one host while backward went on, and with all gradients ready",
+    "server's without slices; round_trip_s: the slowest worker's, from the first push of small "
+    "keys until all new weights are there; pending_step_s, ready_step_s: what Trainer.step took of "
+    "the script's time on one host while backward went on, and with all gradients ready",
 }
 
 
 def main(argv: Optional[Sequence[str]] = None) -> None:
     parser = options.arguments(__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="each once, into a file of its own")
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES), metavar="CASE",
+                        help=f"of {', '.join(CASES)}; default: all")  # fmt: skip
     chosen = parser.parse_args(argv)
     repetitions = 1 if chosen.quick else REPETITIONS
     problem = missing_requirements()
@@ -48,28 +55,15 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     path.unlink(missing_ok=True)
     records = Records(path, _ABOUT)
     records.begin(machine.describe("cubic"))
-    turns = [(case, system) for case in (*CASES, *RATIOS, None) for system in COMPARED]
-    with Cluster(HOSTS) as cluster, Cluster(1) as one_host, tqdm(
-        total=repetitions * len(turns)
-    ) as bar:
+    turns = [(case, system) for kind in chosen.cases for case in CASES[kind] for system in COMPARED]
+    with tqdm(total=repetitions * len(turns)) as bar:
         for _ in range(repetitions):
             for case, system in turns:
-                bar.set_description(f"{_title(case)}, {system}")
-                if case is None:
-                    records.add_run(run_steps(one_host, system))
-                elif isinstance(case, float):
-                    records.add_run(run_limited(HOSTS, case, system))
-                else:
-                    records.add_run(run_rounds(cluster, case, system))
+                bar.set_description(f"{case.title}, {system}")
+                records.add_run(case.run(system))
                 bar.update()
     print(report(records.runs))
     print(records.path)
-
-
-def _title(case: Union[Case, float, None]) -> str:
-    if case is None:
-        return "Trainer.step"
-    return f"M/C = {case:g}" if isinstance(case, float) else case.model
 
 
 if __name__ == "__main__":

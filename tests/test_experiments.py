@@ -377,6 +377,8 @@ def test_rounds_memory_and_steps_are_set_beside_the_peers():
             "pending_step_s": [0.002, 0.001, 0.004],
             "ready_step_s": [0.003],
         },
+        {"system": "dist_sync", "case": "1 key", "hosts": 1, "round_trip_s": [0.001] * 3},
+        {"system": "p3kv", "case": "1 key", "hosts": 1, "round_trip_s": [0.001, 0.002, 0.009]},
     ]
     lines = overhead.report(runs).splitlines()
     mine = [line.split() for line in lines if line.startswith("resnet50_at_once")]
@@ -389,6 +391,8 @@ def test_rounds_memory_and_steps_are_set_beside_the_peers():
     assert float(limited[-1]) == pytest.approx(7.0 / gigabytes, abs=0.01)
     part_mib = load("resnet50").size_bytes / 4 / 2**20
     assert beyond[2:] == ["50", f"{100 - 2 * part_mib:.0f}"]
+    trip = next(line.split() for line in lines if re.match("1 key +p3kv", line))
+    assert (trip[3], trip[-1]) == ("2.00", "2.00")
     assert [line.split()[-2:] for line in lines[-2:]] == [["20.0", "40.0"], ["30.0", "30.0"]]
 
 

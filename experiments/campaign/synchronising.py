@@ -1,10 +1,11 @@
-"""Runs that tell what synchronising costs: whole rounds of a store, and `Trainer.step` alone."""
+"""What synchronising costs: whole rounds of a store, iterations behind slow links, round trips of
+small keys, and `Trainer.step` alone. Each kind of case makes its own hosts."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
-from typing import Any, Dict, NamedTuple
+from typing import Any, Dict, NamedTuple, Sequence
 
 from experiments.campaign.campaign import DILATION, point
 from experiments.campaign.job import run_job
@@ -12,6 +13,7 @@ from experiments.campaign.measure import measure
 from experiments.cluster import Cluster
 from experiments.emulation.systems import SYSTEMS
 
+HOSTS = 4
 STEPS = ("pending_step_s", "ready_step_s")
 """`Trainer.step` while backward goes on, and when all gradients are ready."""
 _LIMITED_ITERATIONS = 4
@@ -19,61 +21,114 @@ _ADAPTED = 9
 """After so many steps p3kv's slices have the size that they keep."""
 
 
-class Case(NamedTuple):
-    """A model that is synchronised, and in how many measured rounds."""
+class Rounds(NamedTuple):
+    """A model whose gradients are all ready at once, on links without a limit."""
 
     model: str
     rounds: int
 
+    @property
+    def title(self) -> str:
+        return self.model
 
-def run_rounds(cluster: Cluster, case: Case, system: str) -> Dict[str, Any]:
-    """Measures whole rounds of `system`. Raises RunFailed."""
-    result = measure(cluster, system, case.model, iterations=case.rounds)
-    return {
-        "model": case.model,
-        "system": system,
-        "hosts": result.hosts,
-        "iteration_s": [round(seconds, 6) for seconds in result.iteration_s],
-        "cpu_s": round(result.cpu_s, 2),
-        "worker_rss_kib": result.worker_rss_kib,
-        "arrays_rss_kib": result.arrays_rss_kib,
-        "server_rss_kib": result.server_rss_kib,
-        "idle_server_rss_kib": _idle_server_rss_kib(),
-    }
+    def run(self, system: str) -> Dict[str, Any]:
+        """Measures whole rounds of `system`. Raises RunFailed."""
+        with Cluster(HOSTS) as cluster:
+            result = measure(cluster, system, self.model, iterations=self.rounds)
+        return {
+            "model": self.model,
+            "system": system,
+            "hosts": result.hosts,
+            "iteration_s": _rounded(result.iteration_s),
+            "cpu_s": round(result.cpu_s, 2),
+            "worker_rss_kib": result.worker_rss_kib,
+            "arrays_rss_kib": result.arrays_rss_kib,
+            "server_rss_kib": result.server_rss_kib,
+            "idle_server_rss_kib": _idle_server_rss_kib(),
+        }
 
 
-def run_limited(hosts: int, ratio: float, system: str) -> Dict[str, Any]:
-    """Measures iterations of ResNet-50 on links at whose rate M is `ratio` times C, when `system`
-    has had time to adapt to them. Raises RunFailed."""
-    at = point("resnet50", hosts, ratio, DILATION["resnet50"], [system], _LIMITED_ITERATIONS)
-    with Cluster(hosts, at.rate_mbit_s) as cluster:
-        result = measure(
-            cluster, system, at.model, at.dilation, _ADAPTED, _LIMITED_ITERATIONS, timeout_s=600.0
+class Limited(NamedTuple):
+    """ResNet-50 on links at whose rate M is `ratio` times C."""
+
+    ratio: float
+
+    @property
+    def title(self) -> str:
+        return f"ResNet-50, M/C = {self.ratio:g}"
+
+    def run(self, system: str) -> Dict[str, Any]:
+        """Measures iterations, when `system` has had time to adapt. Raises RunFailed."""
+        at = point(
+            "resnet50", HOSTS, self.ratio, DILATION["resnet50"], [system], _LIMITED_ITERATIONS
         )
-    return {
-        "model": at.model,
-        "ratio": ratio,
-        "system": system,
-        "hosts": hosts,
-        "rate_mbit_s": at.rate_mbit_s,
-        "dilation": at.dilation,
-        "iteration_s": [round(seconds, 6) for seconds in result.iteration_s],
-        "cpu_s": round(result.cpu_s, 2),
-    }
+        with Cluster(HOSTS, at.rate_mbit_s) as cluster:
+            result = measure(
+                cluster, system, at.model, at.dilation, _ADAPTED, _LIMITED_ITERATIONS, 600.0
+            )
+        return {
+            "model": at.model,
+            "ratio": self.ratio,
+            "system": system,
+            "hosts": HOSTS,
+            "rate_mbit_s": at.rate_mbit_s,
+            "dilation": at.dilation,
+            "iteration_s": _rounded(result.iteration_s),
+            "cpu_s": round(result.cpu_s, 2),
+        }
 
 
-def run_steps(cluster: Cluster, system: str) -> Dict[str, Any]:
-    """Measures what `Trainer.step` takes of a script's time. Raises RunFailed."""
-    job = run_job(
-        cluster, SYSTEMS[system], ["experiments.emulation.step_worker", system], 300.0, {}
-    )
-    return {
-        "model": "resnet50",
-        "system": system,
-        "hosts": len(cluster.hosts),
-        "parameters": job.ends[0]["parameters"],
-        **{name: [round(seconds, 6) for seconds in job.ends[0][name]] for name in STEPS},
-    }
+class Small(NamedTuple):
+    """A few keys of so many elements each, on hosts that each have a worker and a server: what a
+    round trip takes is latency."""
+
+    hosts: int
+    keys: int
+    elements: int
+    rounds: int
+
+    @property
+    def title(self) -> str:
+        keys = "1 key" if self.keys == 1 else f"{self.keys} keys"
+        elements = "1 element" if self.elements == 1 else f"{self.elements:,} elements"
+        return f"{keys} of {elements}"
+
+    def run(self, system: str) -> Dict[str, Any]:
+        """Measures round trips, by the slowest worker. Raises RunFailed."""
+        numbers = [str(number) for number in (self.keys, self.elements, self.rounds)]
+        worker = ["experiments.emulation.small_worker", system, *numbers]
+        with Cluster(self.hosts) as cluster:
+            job = run_job(cluster, SYSTEMS[system], worker, 300.0, {})
+        slowest_s = [max(of_one) for of_one in zip(*(end["iteration_s"] for end in job.ends))]
+        return {
+            "case": self.title,
+            "system": system,
+            "hosts": self.hosts,
+            "round_trip_s": _rounded(slowest_s),
+        }
+
+
+class Step(NamedTuple):
+    """gluon's `Trainer.step` of ResNet-50 on one host."""
+
+    title: str = "Trainer.step"
+
+    def run(self, system: str) -> Dict[str, Any]:
+        """Measures what it takes of a script's time. Raises RunFailed."""
+        worker = ["experiments.emulation.step_worker", system]
+        with Cluster(1) as cluster:
+            job = run_job(cluster, SYSTEMS[system], worker, 300.0, {})
+        return {
+            "model": "resnet50",
+            "system": system,
+            "hosts": 1,
+            "parameters": job.ends[0]["parameters"],
+            **{name: _rounded(job.ends[0][name]) for name in STEPS},
+        }
+
+
+def _rounded(seconds: Sequence[float]) -> Sequence[float]:
+    return [round(one, 6) for one in seconds]
 
 
 def _idle_server_rss_kib() -> int:

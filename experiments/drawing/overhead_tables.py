@@ -1,5 +1,5 @@
 """What synchronising costs, as tables: rounds and iterations with their processor time, memory,
-`Trainer.step`.
+round trips of small keys, `Trainer.step`.
 
 Runs are records as `experiments.overhead` keeps them.
 """
@@ -7,7 +7,7 @@ Runs are records as `experiments.overhead` keeps them.
 from __future__ import annotations
 
 import statistics
-from typing import Any, List, Mapping, Sequence
+from typing import Any, Dict, List, Mapping, Sequence
 
 from experiments.drawing.curves import Spread
 from experiments.models import load
@@ -18,39 +18,78 @@ _Record = Mapping[str, Any]
 _STEPS = {"pending_step_s": "while backward goes on", "ready_step_s": "gradients are ready"}
 
 
-def report(runs: Sequence[Mapping[str, Any]]) -> str:
-    """Returns the tables: rounds and iterations with their processor time, memory,
-    `Trainer.step`."""
+def report(runs: Sequence[_Record]) -> str:
+    """Returns the tables of what was measured: rounds and iterations with their processor time,
+    memory, round trips of small keys, `Trainer.step`."""
     timed = [run for run in runs if "iteration_s" in run]
     rounds = [run for run in timed if "ratio" not in run]
-    models = list(dict.fromkeys(run["model"] for run in rounds))
-    systems = list(dict.fromkeys(run["system"] for run in runs))
-    lines = _times("one round", {model: _of(rounds, model=model) for model in models}, systems)
     limited = [run for run in timed if "ratio" in run]
+    small = [run for run in runs if "round_trip_s" in run]
+    steps = [run for run in runs if "parameters" in run]
+    systems = list(dict.fromkeys(run["system"] for run in runs))
+    lines = []
+    if rounds:
+        lines += _times("one round", _by("model", rounds), systems) + _memory(rounds, systems)
     if limited:
-        ratios = sorted({run["ratio"] for run in limited})
-        by_ratio = {f"ResNet-50, M/C = {ratio:g}": _of(limited, ratio=ratio) for ratio in ratios}
-        lines += _times("one iteration", by_ratio, systems)
-    lines += ["", f"{'MiB beyond':20}{'':12}{'worker':>10}{'server':>10}"]
-    for model in models:
+        by_ratio = _by("ratio", limited)
+        titled = {f"ResNet-50, M/C = {ratio:g}": by_ratio[ratio] for ratio in sorted(by_ratio)}
+        lines += _times("one iteration", titled, systems)
+    if small:
+        lines += _round_trips(_by("case", small), systems)
+    if steps:
+        lines += _steps(steps, systems)
+    return "\n".join(lines)
+
+
+def _by(name: str, runs: Sequence[_Record]) -> Dict[Any, List[_Record]]:
+    """Runs by one of their facts, in the order in which they were measured."""
+    found: Dict[Any, List[_Record]] = {}
+    for run in runs:
+        found.setdefault(run[name], []).append(run)
+    return found
+
+
+def _memory(rounds: Sequence[_Record], systems: Sequence[str]) -> List[str]:
+    lines = ["", f"{'MiB beyond':20}{'':12}{'worker':>10}{'server':>10}"]
+    for model, runs in _by("model", rounds).items():
         for system in systems:
-            of = _of(rounds, model=model, system=system)
+            of = _of(runs, system=system)
             if of:
                 worker, server = (max(each) for each in zip(*map(_beyond_mib, of)))
                 lines.append(f"{model:20}{system:12}{worker:>10.0f}{server:>10.0f}")
-    lines += [
-        "A worker's beyond weights and gradients, a server's beyond its part of weights and sums.",
-        "",
-        f"{'Trainer.step':24}{'':12}{'median':>10}{'slowest':>10}  us a parameter",
-    ]
+    told = (
+        "A worker's beyond weights and gradients, a server's beyond its part of weights and sums."
+    )
+    return [*lines, told]
+
+
+def _round_trips(cases: Mapping[str, Sequence[_Record]], systems: Sequence[str]) -> List[str]:
+    lines = ["", f"{'round trip':26}{'':12}{'median':>11}{'quartiles':>22}{'of peer':>9}"]
+    for case, runs in cases.items():
+        peer_s = None
+        for system in systems:
+            times_s = [s for run in _of(runs, system=system) for s in run["round_trip_s"]]
+            if not times_s:
+                continue
+            low_s, median_s, high_s = statistics.quantiles(times_s, n=4)
+            if system == PEER:
+                peer_s = median_s
+            share = "-" if peer_s is None else f"{median_s / peer_s:.2f}"
+            quartiles = f"{low_s * 1e3:.2f} - {high_s * 1e3:.2f} ms"
+            lines.append(f"{case:26}{system:12}{median_s * 1e3:>8.2f} ms{quartiles:>22}{share:>9}")
+    return lines
+
+
+def _steps(runs: Sequence[_Record], systems: Sequence[str]) -> List[str]:
+    lines = ["", f"{'Trainer.step':24}{'':12}{'median':>10}{'slowest':>10}  us a parameter"]
     for name, title in _STEPS.items():
         for system in systems:
-            steps = [run for run in runs if name in run and run["system"] == system]
-            times_us = [1e6 * s / run["parameters"] for run in steps for s in run[name]]
+            of = _of(runs, system=system)
+            times_us = [1e6 * s / run["parameters"] for run in of for s in run[name]]
             if times_us:
                 median, slowest = statistics.median(times_us), max(times_us)
                 lines.append(f"{title:24}{system:12}{median:>10.1f}{slowest:>10.1f}")
-    return "\n".join(lines)
+    return lines
 
 
 def _times(title: str, cases: Mapping[str, Sequence[_Record]], systems: Sequence[str]) -> List[str]:
