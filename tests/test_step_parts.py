@@ -81,9 +81,12 @@ def test_servers_work_evenly_between_what_their_values_say() -> None:
     assert work.between(0, 10.0, 12.0) == pytest.approx(1.5, abs=1e-5)
     assert work.between(0, 10.5, 11.0) == pytest.approx(0.25, abs=1e-5)
     assert work.between(0, 12.0, 13.0) == work.between(1, 0.0, 99.0) == 0.0
-    work.forget()
+    work.forget(11.2)
     work.told(0, 13.0, clock_us(4294.0 + 2.0))
-    assert work.between(0, 12.0, 13.0) == pytest.approx(0.5, abs=1e-5)
+    assert work.between(0, 11.5, 13.0) == pytest.approx(1.5, abs=1e-5)
+    work.forget(99.0)
+    work.told(0, 14.0, clock_us(4294.0 + 2.1))
+    assert work.between(0, 13.0, 14.0) == pytest.approx(0.1, abs=1e-5)
 
 
 def test_a_script_s_times_are_those_after_the_step_and_the_first_pass_counts() -> None:

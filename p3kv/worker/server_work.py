@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from typing import Dict, List
 
 import numpy as np
@@ -16,7 +17,7 @@ class ServerWork:
     def __init__(self) -> None:
         self._at_s: Dict[int, List[float]] = {}
         self._worked_s: Dict[int, List[float]] = {}
-        """By server, what its values have said since `forget`, and when; numbers only grow."""
+        """By server, what its values have said, and when; numbers only grow."""
         self._last_us: Dict[int, int] = {}
 
     def told(self, server: int, at_s: float, worked_us: int) -> None:
@@ -37,7 +38,8 @@ class ServerWork:
         before, after = np.interp([begin_s, end_s], self._at_s[server], self._worked_s[server])
         return float(after - before)
 
-    def forget(self) -> None:
-        """Forgets all but the newest value of each server."""
-        for kept in (*self._at_s.values(), *self._worked_s.values()):
-            del kept[:-1]
+    def forget(self, before_s: float) -> None:
+        """Forgets what nobody asks for who asks for times after `before_s`."""
+        for server, at_s in self._at_s.items():
+            old = max(0, bisect_right(at_s, before_s) - 1)
+            del at_s[:old], self._worked_s[server][:old]

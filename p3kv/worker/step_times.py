@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections import Counter, deque
+from functools import partial
 from typing import Callable, Deque, Dict, List, NamedTuple, Optional, Tuple
 
 import numpy as np
@@ -54,6 +55,19 @@ class _Arrived(NamedTuple):
 _NOT = _Arrived(0.0, 0.0, UNKNOWN)
 
 
+class _Step:
+    """What is known of a step while its gradients become ready and its values arrive."""
+
+    __slots__ = ("arrived", "keys", "number", "ready_s")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.keys: List[WorkerKey] = []
+        self.ready_s: List[float] = []
+        """When the keys' gradients were ready."""
+        self.arrived: Dict[WorkerKey, _Arrived] = {}
+
+
 class StepTimes:
     """Measures steps by what the worker's thread sees: gradients get ready, and values arrive; and
     by what the front end says of the script.
@@ -76,8 +90,14 @@ class StepTimes:
     may read the numbers.
     """
 
-    def __init__(self, delayed: Callable[[], Delayed] = Delayed) -> None:
-        """`delayed()` says for which share of the time this process had no processor."""
+    def __init__(
+        self,
+        delayed: Callable[[], Delayed] = Delayed,
+        soon: Callable[[Callable[[], None]], None] = lambda call: call(),
+    ) -> None:
+        """`delayed()` says for which share of the time this process had no processor. `soon` has
+        this thread call something when it has sent what is urgent: to measure a step takes longer
+        than to send a slice."""
         self.on_step: Callable[[int], None] = lambda steps: None
         """Called when a step has ended, with their number."""
         self.script = ScriptTimes()
@@ -92,11 +112,9 @@ class StepTimes:
         self.waited_for: Optional[WorkerKey] = None
         """The key for which the most forward passes have waited longest."""
         self._delayed = delayed
+        self._soon = soon
         self._waits: Counter[WorkerKey] = Counter()
-        self._step = 0
-        self._keys: List[WorkerKey] = []
-        self._ready_s: List[float] = []
-        self._arrived: Dict[WorkerKey, _Arrived] = {}
+        self._step = _Step(0)
         self._work = ServerWork()
         self._forwards_s: Deque[float] = deque(maxlen=_RECENT)
         self._backwards_s: Deque[float] = deque(maxlen=_RECENT)
@@ -104,14 +122,12 @@ class StepTimes:
 
     def gradient_ready(self, transfer: Transfer) -> None:
         """Takes note of a transfer with a gradient, which was ready when it was made."""
-        if transfer.step > self._step:
-            if self._step:
-                self._end_step(transfer.ready_s)
-            self._step = transfer.step
-            self._keys, self._ready_s, self._arrived = [], [], {}
-            self._work.forget()
-        self._keys.append(transfer.key)
-        self._ready_s.append(transfer.ready_s)
+        if transfer.step > self._step.number:
+            if self._step.number:
+                self._soon(partial(self._end, self._step, transfer.ready_s))
+            self._step = _Step(transfer.step)
+        self._step.keys.append(transfer.key)
+        self._step.ready_s.append(transfer.ready_s)
 
     def value_arrived(
         self, key: WorkerKey, late_s: float = 0.0, server: int = UNKNOWN, worked_us: int = 0
@@ -122,7 +138,7 @@ class StepTimes:
         at_s = now_s()
         if server != UNKNOWN:
             self._work.told(server, at_s, worked_us)
-        self._arrived[key] = _Arrived(at_s, late_s, server)
+        self._step.arrived[key] = _Arrived(at_s, late_s, server)
 
     def layers(self) -> List[LayerTime]:
         """The keys of the last step in forward order, as far as the order in which their gradients
@@ -140,11 +156,11 @@ class StepTimes:
             for key, part in zip(reversed(keys), parts.tolist())
         ]
 
-    def _end_step(self, next_s: float) -> None:
-        """Measures the step whose gradients are in, when the next one's first gradient is ready."""
-        keys, ready_s = self._keys, np.maximum.accumulate(self._ready_s)
+    def _end(self, step: _Step, next_s: float) -> None:
+        """Measures a step; the next one's first gradient was ready at `next_s`."""
+        keys, ready_s = step.keys, np.maximum.accumulate(step.ready_s)
         first_s, last_s = float(ready_s[0]), float(ready_s[-1])
-        between = self.script.take(self._step)
+        between = self.script.take(step.number)
         begin_s = min(max(last_s, between.forward_s), max(last_s, next_s))
         backward_s = (last_s - first_s) * len(keys) / max(1, len(keys) - 1)
         # The layer whose gradient comes first shows no backward time: it is taken for average.
@@ -157,7 +173,7 @@ class StepTimes:
         spread = backward_s > _SPREAD * gap_s
         if not spread:
             left_s = np.arange(1, len(keys) + 1) / len(keys)
-        arrived = [self._arrived.get(key, _NOT) for key in keys]
+        arrived = [step.arrived.get(key, _NOT) for key in keys]
         usable_s = np.clip([one.at_s for one in arrived], begin_s, begin_s + gap_s)
         most_s = np.full(len(keys), np.inf)
         np.divide((begin_s + gap_s - usable_s) * left_s[-1], left_s, out=most_s, where=left_s > 0)
@@ -177,7 +193,7 @@ class StepTimes:
             layers = [
                 Layer(after, usable, ready + one.late_s, one.server)
                 for after, usable, ready, one in zip(
-                    after_s.tolist(), usable_s.tolist(), self._ready_s, arrived
+                    after_s.tolist(), usable_s.tolist(), step.ready_s, arrived
                 )
             ]
             waits = forward_waits(begin_s, layers[::-1], self._work.between)
@@ -189,7 +205,7 @@ class StepTimes:
             self._layers = keys, ready_s
         elif self._layers is None:
             self._layers = keys, np.full(len(keys), first_s)
-        blocked = self._blocked(between, last_s, begin_s, arrived)
+        blocked = self._blocked(between, last_s, begin_s, step.ready_s, arrived)
         blocked_s = sum(wait.seconds for wait in blocked)
         step_s = max(0.0, next_s - first_s)
         self.parts = self.parts.plus(
@@ -199,18 +215,24 @@ class StepTimes:
             )
         )  # fmt: skip
         self.step_s += step_s
+        self._work.forget(next_s)
         self.steps += 1
         self.on_step(self.steps)
 
     def _blocked(
-        self, between: Between, last_s: float, begin_s: float, arrived: List[_Arrived]
+        self,
+        between: Between,
+        last_s: float,
+        begin_s: float,
+        ready_s: List[float],
+        arrived: List[_Arrived],
     ) -> List[Wait]:
         """Where the script itself has waited for values before it began the forward pass."""
         if not between.blocked:
             return []
         slowest = max(range(len(arrived)), key=lambda i: arrived[i].at_s)
         newest = arrived[slowest]
-        last_ready_s = self._ready_s[slowest] + newest.late_s
+        last_ready_s = ready_s[slowest] + newest.late_s
         found = []
         for begin, end in between.blocked:
             begin, end = max(begin, last_s), min(end, begin_s, newest.at_s)

@@ -87,7 +87,7 @@ class Traffic:
         self._orders: Dict[int, List[int]] = {}
         terms = TermsByRound()
         self.consistency = make_consistency(settings.consistency, num_workers)
-        self.times = StepTimes(ProcessorDelay().delayed)
+        self.times = StepTimes(ProcessorDelay().delayed, partial(call_later, 0.0))
         departures = Departures(self.servers, pace)
         self.tuning = Tuning(
             rank, self.servers, terms, settings, self.consistency.window, drain, self.times,
