@@ -34,20 +34,21 @@ def build_network():
         nn.Flatten(),
         nn.Dense(CLASSES),
     )
-    net.initialize(mx.init.Xavier())
+    net.initialize(mx.init.Xavier(), ctx=device)
     net.hybridize()
     return net
 
 
 def accuracy_of(net, images, labels):
     metric = mx.metric.Accuracy()
-    metric.update(mx.nd.array(labels), net(mx.nd.array(images)))
+    metric.update(mx.nd.array(labels), net(mx.nd.array(images, ctx=device)))
     return metric.get()[1]
 
 
 # The store knows how many workers there are, and which of them this one is.
 store = mx.kv.create("p3")
 rank, num_workers = store.rank, store.num_workers
+device = mx.gpu(store.local_rank) if mx.context.num_gpus() else mx.cpu()
 
 # Each worker trains on its own images. All have as many, so all make as many steps.
 images, labels = draw_images()
@@ -65,6 +66,7 @@ trainer = gluon.Trainer(net.collect_params(), "adam", {"learning_rate": 0.002}, 
 for epoch in range(EPOCHS):
     losses = []
     for x, y in loader:
+        x, y = x.as_in_context(device), y.as_in_context(device)
         with autograd.record():
             loss = loss_of(net(x), y)
         loss.backward()

@@ -104,11 +104,15 @@ def _join(launch: Launch) -> None:
         import_modules(config.plugins(), "P3KV_PLUGINS")
         config.current()  # a wrong setting is told at once
         companions.start(launch, this_process.fails_for_another, this_process.not_let_in)
-        this_process.join(launch, [front_end.name for front_end in FRONT_ENDS])
+        this_process.join(launch, [front_end.name for front_end in FRONT_ENDS], _advice_for)
     except P3Error as error:
         if config.wants_traceback():
             raise
         sys.exit(f"p3kv worker: {error}")
+
+
+def _advice_for(error: BaseException) -> str:
+    return " ".join(filter(None, (front_end.advice_for(error) for front_end in FRONT_ENDS)))
 
 
 def _stand_aside(launch: Launch, trial: Trial) -> None:

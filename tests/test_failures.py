@@ -10,6 +10,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Dict, List
 
+import mxnet as mx
 import psutil
 import pytest
 
@@ -166,6 +167,24 @@ def test_a_script_that_raises_ends_the_job_with_its_exception_on_every_side(
     assert own.endswith("ValueError: there is no such label")
     assert result.code == 1
     assert last_line(result) == f"p3kv launch: worker 1 (round 19) failed first: {reason}"
+
+
+def test_a_script_that_asks_the_build_for_cpus_for_a_gpu_hears_what_to_install(
+    tmp_path: Path,
+) -> None:
+    if mx.runtime.Features().is_enabled("CUDA"):
+        pytest.skip("this MXNet is a CUDA build")
+    script = tmp_path / "train.py"
+    for asks, says in (
+        ("mx.nd.ones(1, ctx=mx.gpu(0))", "Operator _ones is not implemented for GPU."),
+        ("mx.nd.array([1], ctx=mx.gpu(0))", "Compile with USE_CUDA=1 to enable GPU usage"),
+        ("mx.nd.ones(1).as_in_context(mx.gpu(0))", "GPU is not enabled"),
+    ):
+        script.write_text(f"import p3kv, mxnet as mx; {asks}")
+        result = run_job(str(script), workers=1)
+        assert result.code == 1
+        assert f"MXNetError: {says} (this MXNet is the build for CPUs" in last_line(result)
+        assert "cu117" in last_line(result)
 
 
 def test_a_worker_that_makes_fewer_steps_than_the_others_is_named_with_the_remedy(

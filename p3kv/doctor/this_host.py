@@ -54,6 +54,8 @@ def _software() -> Tuple[Dict[str, str], List[Finding]]:
                     front_end.how_to_install(),
                 )
             )
+        else:
+            findings += [Finding(OK, text) for text in filter(None, [front_end.devices()])]
     versions.update({name: metadata.version(name) for name in _PACKAGES})
     text = ", ".join(f"{name} {version}" for name, version in versions.items())
     return versions, [Finding(OK, text), *findings]

@@ -44,6 +44,15 @@ class FrontEnd(ABC):
         """Why this process can't be a scheduler or server, because the framework was imported
         before p3kv; None if it can."""
 
+    def advice_for(self, error: BaseException) -> str:
+        """Says what to do about an error of the framework's own, in which a script
+        ends; empty by default."""
+        return ""
+
+    def devices(self) -> str:
+        """What the framework that is installed here can compute on, in words. Imports it."""
+        return ""
+
     def take_native_role(self, role: str, address: str) -> None:  # noqa: B027  it has a default
         """Has the framework's own store run in this process, for a comparison; by default there
         is none.

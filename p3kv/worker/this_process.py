@@ -23,19 +23,25 @@ _exit_reason = ""
 """Why the script has failed, if it ends by `sys.exit`."""
 _libraries: Tuple[str, ...] = ("p3kv",)
 """Packages whose lines in a traceback are not the user's."""
+_advice_for: Callable[[BaseException], str] = lambda error: ""  # noqa: E731
+"""What to do about an error of a framework's own."""
 
 _Hook = Callable[[Type[BaseException], BaseException, Optional[TracebackType]], Any]
 
 
-def join(launch: Launch, frameworks: Iterable[str]) -> None:
+def join(
+    launch: Launch, frameworks: Iterable[str], advice_for: Callable[[BaseException], str]
+) -> None:
     """Registers this process with the scheduler; it leaves the job when it ends.
 
-    `frameworks` are the packages of the frameworks that a script may use.
+    `frameworks` are the packages of the frameworks that a script may use; `advice_for(error)` says
+    what to do about an error of theirs, or nothing.
     From now on `sys.exit` records its code for the other processes, and an error of p3kv's that the
     script does not catch is printed as one line.
     """
-    global _worker, _libraries
+    global _worker, _libraries, _advice_for
     _libraries = ("p3kv", *frameworks)
+    _advice_for = advice_for
     _worker = Worker(launch, config.current())
     sys.exit = _exit
     sys.excepthook = _one_line_hook(sys.excepthook, launch.launched)
@@ -101,7 +107,9 @@ def give_up_if_script_failed() -> bool:
     assert _worker is not None
     error = getattr(sys, "last_value", None)
     if error is not None:
-        _worker.abort(f"its script ended with {in_one_line(error)}")
+        advice = _advice_for(error)
+        what_to_do = f" ({advice})" if advice else ""
+        _worker.abort(f"its script ended with {in_one_line(error)}{what_to_do}")
     elif _exit_reason:
         _worker.abort(f"its script ended with {_exit_reason}")
     else:

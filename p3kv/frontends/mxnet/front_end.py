@@ -10,11 +10,14 @@ from functools import partial
 from typing import Iterator, Mapping, Optional
 
 from p3kv import config
+from p3kv.errors import in_one_line
 from p3kv.frontends.front_end import FrontEnd, MakeModel
 from p3kv.frontends.mxnet import environment
 from p3kv.registry import import_modules
 from p3kv.server.optimizer import MakeOptimizer, Optimizer
 from p3kv.words import Words
+
+_CUDA_EXTRAS = "cu101, cu102, cu110, cu112 or cu117"
 
 
 class MakeMXNetOptimizer(MakeOptimizer):
@@ -66,8 +69,8 @@ class MXNet(FrontEnd):
 
     def how_to_install(self) -> str:
         return (
-            "p3kv's extras install it: pip install '.[cpu]' in p3kv's repository, or cu101, "
-            f"cu102, cu110 or cu112 instead of cpu for MXNet's CUDA builds{_other_python()}"
+            "p3kv's extras install it: pip install '.[cpu]' in p3kv's repository, or "
+            f"{_CUDA_EXTRAS} instead of cpu for MXNet's CUDA builds{_other_python()}"
         )
 
     def came_too_early(self, role: str) -> Optional[str]:
@@ -77,10 +80,30 @@ class MXNet(FrontEnd):
             f"takes the role over before MXNet's native {role} does."
         )
 
+    def advice_for(self, error: BaseException) -> str:
+        import mxnet as mx
+
+        if "GPU" not in str(error) or mx.runtime.Features().is_enabled("CUDA"):
+            return ""
+        return (
+            "this MXNet is the build for CPUs: pip uninstall it, and install one of p3kv's extras "
+            f"{_CUDA_EXTRAS} in the place of cpu (docs/gpus.md says which)"
+        )
+
     def take_native_role(self, role: str, address: str) -> None:
         environment.listen_at(address)
         if role != "worker":
             import mxnet  # noqa: F401  serves here, and ends the process
+
+    def devices(self) -> str:
+        import mxnet as mx
+
+        if not mx.runtime.Features().is_enabled("CUDA"):
+            return "this mxnet is the build for CPUs"
+        try:
+            return f"this mxnet is a CUDA build, and sees {mx.context.num_gpus()} GPUs"
+        except mx.MXNetError as error:  # no driver, for example
+            return f"this mxnet is a CUDA build, and sees no GPU: {in_one_line(error)}"
 
     def known_models(self) -> Mapping[str, MakeModel]:
         from p3kv.frontends.mxnet import model_zoo
