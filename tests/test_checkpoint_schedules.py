@@ -60,8 +60,8 @@ def test_a_checkpoint_has_each_key_s_round_of_one_step(
     with closing(Job(WORKERS, servers, SIZE // 2)) as job:
         for server in job.servers:
             server.consumer.aggregator.optimizers[0] = Remembering()
-            server.consumer.checkpoints.write_to(str(folder))
             server.consumer.checkpoints.hosts = ["here"] * servers
+            server.consumer.checkpoints.write_to(str(folder))
         often, seldom = job.declare("often", SIZE), job.declare("seldom", SIZE)
         for key in (often[0], seldom[0]):
             job.workers[0].call(key, INITIAL_ROUND, np.ones(SIZE, np.float32), None)
@@ -121,6 +121,7 @@ def test_a_checkpoint_that_can_not_be_right_is_refused(tmp_path: Path) -> None:
 
         with pytest.raises(ProtocolError, match="in a job that has none"):
             ask(asked((0, 2)))
+        server.consumer.checkpoints.hosts = ["here"]
         server.consumer.checkpoints.write_to(str(tmp_path))
         with pytest.raises(ProtocolError, match="round 1 of key 'w', which has ended a later one"):
             ask(asked((0, 1)))

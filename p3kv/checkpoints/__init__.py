@@ -1,5 +1,6 @@
 """Files of checkpoints: what servers write, and what worker rank 0 reads."""
 
+from p3kv.checkpoints import marks
 from p3kv.checkpoints.outline import (
     CutOfKey,
     KeyOutline,
@@ -20,6 +21,7 @@ __all__ = [
     "Saved",
     "SavedKey",
     "any_parts",
+    "marks",
     "newest",
     "parts_in",
     "remove_unneeded",

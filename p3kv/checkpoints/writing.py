@@ -40,7 +40,6 @@ def write(
     """
     name = outline.part.name
     unfinished = name + UNFINISHED
-    os.makedirs(folder, exist_ok=True)
     descriptor = open_folder(folder)
     try:
         with make_anew(descriptor, unfinished) as file:

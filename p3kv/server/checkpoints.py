@@ -10,7 +10,15 @@ from typing import Callable, Dict, Iterable, List, Mapping, Optional, Sequence, 
 import numpy as np
 from msgspec.structs import replace
 
-from p3kv.checkpoints import Abandoned, CutOfKey, KeyOutline, Outline, remove_unneeded, write
+from p3kv.checkpoints import (
+    Abandoned,
+    CutOfKey,
+    KeyOutline,
+    Outline,
+    marks,
+    remove_unneeded,
+    write,
+)
 from p3kv.errors import ConfigError, ProtocolError, in_one_line
 from p3kv.server.aggregation import Aggregator
 from p3kv.server.keys import ServerKey
@@ -95,6 +103,8 @@ class Checkpoints:
         """`rank()` is this server's; `call_soon` has the server's thread call something."""
         self.hosts: Sequence[str] = ()
         """The servers', by rank."""
+        self.mark = b""
+        """Of which worker 0 knows, too (`p3kv.checkpoints.marks`)."""
         self.tell: Tell = lambda step, problem: None
         self.open: Optional[_Open] = None
         self._rank = rank
@@ -108,19 +118,22 @@ class Checkpoints:
         self._wanted = True
 
     def write_to(self, folder: str) -> None:
-        """Says where files are to be written; ConfigError if they can't be."""
+        """Says where files are to be written, and leaves this server's mark there; ConfigError if
+        they can't be."""
+        host = self.hosts[self._rank()]
         try:
-            os.makedirs(folder, exist_ok=True)
+            marks.leave(folder, self.mark)
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise ConfigError(
+                f"there is no folder {folder} on host {host}, where this server is to write "
+                "checkpoints; worker 0 has it. Set P3KV_CHECKPOINT_DIR to a folder that all hosts "
+                "share under the same name"
+            ) from error
         except OSError as error:
             raise ConfigError(
-                f"the folder {folder} for checkpoints can't be made: {error.strerror}; set "
-                "P3KV_CHECKPOINT_DIR to one that every server can write to"
-            ) from error
-        if not os.access(folder, os.W_OK | os.X_OK):
-            raise ConfigError(
-                f"checkpoints can't be written to {folder}: permission denied; set "
+                f"checkpoints can't be written to {folder} on host {host}: {error.strerror}; set "
                 "P3KV_CHECKPOINT_DIR to a folder that every server can write to"
-            )
+            ) from error
         self._folder = folder
 
     def begin(self, checkpoint: Checkpoint) -> None:
@@ -153,6 +166,8 @@ class Checkpoints:
 
     def close(self) -> None:
         """Waits for a file that is being written, for some seconds at most."""
+        if self._folder:
+            marks.remove(self._folder, self.mark)
         if self._thread is not None:
             self._thread.join(_CLOSE_S)
             self._wanted = False

@@ -60,6 +60,11 @@ class Credentials:
         """The key of proofs on data connections; of one run only, as the token is."""
         return self._derived("data", token)
 
+    def mark(self, token: bytes, server: int) -> bytes:
+        """16 bytes that name the file by which a server shows its folder of checkpoints; of one run
+        only."""
+        return self._derived(f"mark of server {server}", token)[:16]
+
     def transport_key(self) -> bytes:
         """32 bytes for transports that encrypt."""
         return self._derived("transport")

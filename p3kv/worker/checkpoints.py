@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
+import os
 import secrets
+import time
 from collections import deque
 from concurrent.futures import Future
 from functools import partial
-from typing import Callable, Deque, Dict, List, NamedTuple, Optional, Set
+from typing import Callable, Deque, Dict, List, NamedTuple, Optional, Sequence, Set
 
-from p3kv.checkpoints import Saved, any_parts, newest
+from p3kv.checkpoints import Saved, any_parts, marks, newest
 from p3kv.config import Settings
 from p3kv.errors import ConfigError, P3Error, ProtocolError
 from p3kv.wire.connection import Connection
@@ -28,6 +30,9 @@ from p3kv.wire.messages import (
 _log = logging.getLogger(__name__)
 
 _IDENTITY_BYTES = 8
+_MARKS_S = 5.0
+"""How long to look for the servers' marks: file systems of several hosts show new files later."""
+_LOOK_EVERY_S = 0.2
 
 
 class Cut(NamedTuple):
@@ -79,8 +84,9 @@ class Checkpoints:
         one; in the thread that joins the job. `host` is this host's address;
         `rounds_end_with_all`: no round ends before all workers have pushed for it.
 
-        Raises ConfigError where there can't be checkpoints, and where a job is to begin from the
-        beginning in a folder that has some; CheckpointError where none of those can be used.
+        Makes the folder if there is none, and says where it is: its name may be misspelt. Raises
+        ConfigError where there can't be checkpoints, and where a job is to begin from the beginning
+        in a folder that has some; CheckpointError where none of those can be used.
         """
         folder = self._settings.checkpoint_dir
         if folder is None or self._rank != 0:
@@ -90,6 +96,7 @@ class Checkpoints:
                 f"P3KV_CONSISTENCY={self._settings.consistency} has no checkpoints: they need "
                 "rounds that end with the pushes of all workers"
             )
+        made = self._make(folder, host)
         if self._settings.resume:
             self.saved = newest(folder, host)
         elif any_parts(folder):
@@ -98,6 +105,61 @@ class Checkpoints:
                 "own. Set P3KV_RESUME=1 to go on from them, or P3KV_CHECKPOINT_DIR to another "
                 "folder, or remove the files"
             )
+        _log.warning(
+            "checkpoints go to %s%s", folder, f", which was made on host {host}" if made else ""
+        )
+
+    def check_folder(
+        self,
+        host: str,
+        hosts: Sequence[str],
+        mark: Callable[[int], bytes],
+        wait: Callable[[float], None],
+    ) -> None:
+        """On worker rank 0, when all servers have welcomed it: removes their marks from the folder.
+        Raises ConfigError for servers whose marks do not appear there in time: they have other
+        folders of this name.
+
+        `host` is this one, `hosts` are the servers'; `mark(server)` is a server's mark;
+        `wait(seconds)` raises the job's failure.
+        """
+        folder = self._settings.checkpoint_dir
+        if folder is None or self._rank != 0:
+            return
+        deadline = time.monotonic() + _MARKS_S
+        left = {server: mark(server) for server in range(len(hosts))}
+        while True:
+            try:
+                problems = marks.take(folder, left)
+            except OSError as error:
+                raise ConfigError(f"the folder {folder} can't be read: {error.strerror}") from error
+            left = {server: left[server] for server in problems}
+            if not left:
+                return
+            if time.monotonic() > deadline:
+                break
+            wait(_LOOK_EVERY_S)
+        who = ", ".join(f"server {server} on host {hosts[server]}" for server in left)
+        raise ConfigError(
+            f"worker 0 on host {host} can't use what is written to {folder} by {who}: "
+            f"{problems[min(left)]}. Set P3KV_CHECKPOINT_DIR to a folder that all hosts share "
+            "under one name, for one user"
+        )
+
+    @staticmethod
+    def _make(folder: str, host: str) -> bool:
+        """Returns whether the folder was not there before."""
+        made = not os.path.lexists(folder)
+        try:
+            os.makedirs(folder, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(
+                f"the folder {folder} for checkpoints can't be made on host {host}: "
+                f"{error.strerror}; set P3KV_CHECKPOINT_DIR to one that worker 0 and every server "
+                "can write to"
+            ) from error
+        marks.remove_old(folder)
+        return made
 
     def announce(self) -> None:
         """Worker rank 0 tells all workers from which checkpoint the job goes on."""

@@ -124,12 +124,11 @@ class Joining:
         return member.connect((host, port), _CONNECT_S)
 
     def slice_size(self) -> int:
-        """Waits until all servers have answered; returns the elements of a slice.
+        """The elements of a slice, once all servers have answered.
 
         Measures the network together with all workers if the size is not set. Raises P3Error when a
         server does not answer, and the job's failure.
         """
-        self._wait_for_welcome()
         return self._settings.slice_size or self._measured_slice_size()
 
     def _welcome(self, connection: Connection, header: Header) -> Landing:
@@ -152,7 +151,9 @@ class Joining:
             raise ProtocolError("it answered a measurement that nobody has begun")
         return self._probe.land(connection, header)
 
-    def _wait_for_welcome(self) -> None:
+    def wait_for_welcome(self) -> None:
+        """Waits until all servers have answered. Raises P3Error when one does not, and the job's
+        failure."""
         deadline = time.monotonic() + _WELCOME_S
         servers = self._roster.servers
         with self._changed:

@@ -11,6 +11,7 @@ import threading
 import time
 from concurrent.futures import Future
 from contextlib import suppress
+from functools import partial
 from typing import Any, Callable, Dict, List, Optional, Sequence
 
 from p3kv.config import Launch, Settings, apply_verbosity
@@ -164,14 +165,13 @@ class Worker:
             takers = self._traffic.host_sums.takers
             neighbours.connect(self._loop, takers, self._on_neighbour_lost, self.check)
         except (CheckpointError, ConfigError) as error:
-            if error.role is not None:
-                raise  # the job's failure: all know of it
-            failure = Failure(str(error), "worker", self.rank, error=type(error).__name__)
-            self._control.send(ReportFailure(failure))
-            raise failure.to_error() from error
+            self._tell_why(error)
+            raise
         self._switch_interval.lower(settings.switch_interval_s)
         self._thread.start()
         self.started = True
+        joining.wait_for_welcome()
+        self._check_folder(roster)
         slice_size = joining.slice_size()
         summing = 1 + len(neighbours.connections)
         self._reporting.begin(self._traffic, settings, local_servers, summing, joining.rate_bytes_s)
@@ -179,6 +179,31 @@ class Worker:
         self._loop.call_soon(self._traffic.look_for_silences)
         self._loop.call_soon(self._clock.watch, self.tracer, self._loop.call_later)
         self._loop.call_soon(self._traffic.checkpoints.announce)
+
+    def _tell_why(self, error: P3Error) -> None:
+        """Tells all processes why this one can't join. Raises the error as they see it, unless it
+        is the job's failure, of which all know."""
+        if error.role is None:
+            failure = Failure(str(error), "worker", self.rank, error=type(error).__name__)
+            self._control.send(ReportFailure(failure))
+            raise failure.to_error() from error
+
+    def _check_folder(self, roster: Roster) -> None:
+        """Ends the job if servers have other folders of checkpoints than worker rank 0."""
+
+        def wait(seconds: float) -> None:
+            with self._state_changed:
+                self.check()
+                self._state_changed.wait(seconds)
+
+        try:
+            self._joined.checkpoints.check_folder(
+                self._address, [host for host, *_ in roster.servers],
+                partial(self._credentials.mark, roster.token), wait,
+            )  # fmt: skip
+        except ConfigError as error:
+            self._tell_why(error)
+            raise
 
     def abort(self, reason: str) -> None:
         """Ends the job because this process can't go on, and tells all processes the reason.

@@ -1,0 +1,66 @@
+"""Marks by which worker rank 0 sees that servers have the folder of checkpoints that it has.
+
+A server makes an empty file, whose name only its job knows (`Credentials.mark`). Where its host has
+another folder at the same path, the file is not in worker 0's.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from contextlib import suppress
+from typing import Dict, Mapping
+
+from p3kv.checkpoints.files import NotOursError, make_anew, open_folder, open_own, owner_in
+
+_MARK = re.compile(r"\.p3kv-[0-9a-f]{32}")
+
+
+def name(mark: bytes) -> str:
+    """The name of a mark's file, from the 16 bytes that only the job knows."""
+    return f".p3kv-{mark.hex()}"
+
+
+def leave(folder: str, mark: bytes) -> None:
+    """Makes a mark; OSError if the folder is not there, or no file can be made in it."""
+    descriptor = open_folder(folder)
+    try:
+        make_anew(descriptor, name(mark)).close()
+    finally:
+        os.close(descriptor)
+
+
+def remove(folder: str, mark: bytes) -> None:
+    """Removes a mark if it is still there."""
+    with suppress(OSError):
+        os.unlink(os.path.join(folder, name(mark)))
+
+
+def remove_old(folder: str) -> None:
+    """Removes what killed jobs have left; to be called before this job's servers leave marks."""
+    with suppress(OSError):
+        for found in filter(_MARK.fullmatch, os.listdir(folder)):
+            with suppress(OSError):
+                os.unlink(os.path.join(folder, found))
+
+
+def take(folder: str, marks: Mapping[int, bytes]) -> Dict[int, str]:
+    """Removes the marks that are in the folder; returns why each other one can't be used. Raises
+    OSError if the folder can't be read."""
+    problems = {}
+    descriptor = open_folder(folder)
+    try:
+        owner = owner_in(descriptor)
+        for server, mark in marks.items():
+            try:
+                open_own(descriptor, name(mark), owner, 0).close()
+            except NotOursError as error:
+                problems[server] = str(error)
+            except OSError as error:
+                missing = isinstance(error, FileNotFoundError)
+                problems[server] = "its files are not there" if missing else str(error.strerror)
+            else:
+                remove(folder, mark)
+    finally:
+        os.close(descriptor)
+    return problems
