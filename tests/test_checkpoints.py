@@ -192,5 +192,24 @@ def test_what_no_gradient_changes_is_named_at_each_start_and_stays_the_script_s(
         )  # fmt: skip
         assert result.code == 0, result.output
         assert f"worker 1 has trained from step {start} on" in result.output
-        told = f"checkpoints do not have the values of {names}, which no gradient changes"
+        told = f"checkpoints do not have the values of {names} as long as no gradient changes them"
         assert result.output.count(told) == 1 and told in result.said_by("worker 0")
+
+
+@pytest.mark.parametrize(("frozen", "late"), [("none", 0.4), ("resumed", 0.6)])
+def test_a_weight_that_is_frozen_when_the_trainer_is_made_goes_on_as_it_was_trained(
+    frozen: str, late: float, tmp_path: Path
+) -> None:
+    settings = {"P3KV_CHECKPOINT_DIR": tmp_path, "P3KV_CHECKPOINT_EVERY": 2}
+    command = [
+        sys.executable, "-m", "p3kv", "launch", "-n", "2", "-s", "2", "--restarts", "1", "--",
+        sys.executable, str(SCRIPTS / "thawed.py"), "5", frozen,
+    ]  # fmt: skip
+    result = run(command, environment(**settings), 120)
+    assert result.code == 0, result.output
+    for worker in (0, 1):
+        said = result.said_by(f"worker {worker}")
+        assert f"worker {worker} went on from 4: late is {late:.4f}" in said, result.output
+        assert f"worker {worker} went on from 4: always is 0.4000" in said, result.output
+    again = result.output.partition("starts the job again")[2]
+    assert "do not have the values of 'late'" not in again

@@ -69,18 +69,19 @@ class Resuming:
 
     def leave_to_script(self, names: Mapping[Key, str]) -> None:
         """Leaves keys to the script that no gradient changes, such as running statistics and frozen
-        parameters: the servers have only their initial values. Worker rank 0 says so, with the
-        parameters' names.
+        parameters: the servers have only their initial values. Not those that were trained before
+        the checkpoint. Worker rank 0 says so, with the parameters' names.
         """
-        self._left.update(names)
-        if names and self._rank == 0:
-            more = len(names) - _MOST_NAMES
+        left = {key: name for key, name in names.items() if key not in self._trained}
+        self._left.update(left)
+        if left and self._rank == 0:
+            more = len(left) - _MOST_NAMES
             _log.warning(
-                "checkpoints do not have the values of %s%s, which no gradient changes: a job that "
-                "goes on begins with the script's own. If they change while the script trains, as "
-                "running statistics do, have worker 0 save them, and load them before the store "
-                "gets its parameters",
-                ", ".join(f"'{name}'" for name in [*names.values()][:_MOST_NAMES]),
+                "checkpoints do not have the values of %s%s as long as no gradient changes them: a "
+                "job that goes on begins with the script's own. If they change while the script "
+                "trains, as running statistics do, have worker 0 save them, and load them before "
+                "the store gets its parameters",
+                ", ".join(f"'{name}'" for name in [*left.values()][:_MOST_NAMES]),
                 f" and {more} more" if more > 0 else "",
             )
 
@@ -137,7 +138,7 @@ class Resuming:
                 f"dtype {theirs[1]}, and this script has shape {ours[0]} and dtype {ours[1]}; go "
                 "on with the model that it was written of"
             )
-        if key.key in self._left and key.key not in self._trained:
+        if key.key in self._left:
             return value
         of_key = self._kept[key.key] = saved.key(key.store, key.key)
         elements = of_key.value.reshape(key.shape or (1,))
