@@ -202,7 +202,7 @@ class Worker:
         self.neighbours: Dict[int, Connection] = {}
         self.traffic = WorkerTraffic(
             rank, num_workers, settings, [], Tracer(None, "worker"),
-            lambda delay_s, function: None, Drain(), Pace(), lambda rate_bytes_s: None,
+            lambda delay_s, function: None, _unused, Drain(), Pace(), lambda rate_bytes_s: None,
             self._lost, lambda: None,
             {
                 Kind.CHALLENGE: self.handshakes.land,

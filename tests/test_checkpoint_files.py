@@ -21,6 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p3kv.checkpoints import (
+    WORKER,
     Abandoned,
     CutOfKey,
     KeyOutline,
@@ -80,6 +81,36 @@ def save(
             1, identity, step, server, [HERE, second], stores, [key.outline for key in keys]
         )
         write(str(folder), outline, keys, lambda: True)
+
+
+def save_with_worker(folder: Path, step: int, *parts: Part) -> None:
+    """Writes some files of a checkpoint that has one of worker 0, too: of the spread key, which
+    servers have trained before, and of a key that they do not have."""
+    stores = [ResumedStore(0, step, {})]
+    for part in parts:
+        keys = cut(part.rank, step)[:1]
+        if part.role == WORKER:
+            keys = [
+                CutOfKey(
+                    KeyOutline(0, key, key, shape, "float32", "dense", runs, False, None, []),
+                    [array(seed, runs[0][1])],
+                    [],
+                )
+                for key, shape, runs, seed in (
+                    ("w", SHAPE, [(0, 20)], 1),
+                    ("mean", (), [(0, 1)], 2),
+                )
+            ]
+        outlines = [key.outline for key in keys]
+        outline = Outline(
+            1, "with worker", step, part.rank, [HERE, HERE], stores, outlines, THERE, part.role
+        )
+        assert outline.part == part
+        write(str(folder), outline, keys, lambda: True)
+
+
+def with_worker(step: int) -> List[Part]:
+    return [Part(step, 0, 2), Part(step, 1, 2), Part(step, 0, 1, WORKER)]
 
 
 def found(folder: Path) -> Optional[int]:
@@ -217,6 +248,45 @@ def test_a_part_that_is_missing_is_named_with_its_host(
         found(two)
 
 
+def test_worker_0_s_value_counts_and_the_servers_states(tmp_path: Path) -> None:
+    save_with_worker(tmp_path, 4, *with_worker(4))
+    saved = newest(str(tmp_path), HERE)
+    assert saved is not None and saved.keys(0) == ["w", "mean"]
+    of_key = saved.key(0, "w")
+    np.testing.assert_array_equal(of_key.value, array(1, 20))
+    np.testing.assert_array_equal(of_key.states[1].elements["0"], array(15, 8))
+    assert of_key.outline.name == "weight"
+    of_key = saved.key(0, "mean")
+    np.testing.assert_array_equal(of_key.value, array(2, 1))
+    assert of_key.states == [] and of_key.outline.shape == ()
+
+
+@pytest.mark.parametrize("missing", range(3))
+def test_a_checkpoint_with_a_file_of_worker_0_is_complete_with_all_files_only(
+    two: Path, missing: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    parts = with_worker(12)
+    part = parts.pop(missing)
+    save_with_worker(two, 12, *parts)
+    assert found(two) == 8
+    host = THERE if part.role == WORKER else HERE
+    said = f"{part.name}, the part of {part.role} {part.rank}, which was to write it on host {host}"
+    assert said in caplog.text
+    save_with_worker(two, 12, part)
+    saved = newest(str(two), HERE)
+    assert saved is not None and saved.step == 12
+
+
+def test_server_0_removes_worker_0_s_old_files(tmp_path: Path) -> None:
+    for step in (4, 8):
+        save_with_worker(tmp_path, step, *with_worker(step))
+    for server in (1, 0):
+        remove_unneeded(str(tmp_path), Part(8, server, 2), 8)
+        left = [part.name for part in with_worker(8)]
+        left += [part.name for part in with_worker(4) if part.rank == 0 and server == 1]
+        assert sorted(os.listdir(tmp_path)) == sorted(left)
+
+
 def test_a_first_checkpoint_that_was_never_complete_is_none(tmp_path: Path) -> None:
     """A job on one host that died while it was being written begins anew."""
     save(tmp_path, 4, 0, second=HERE)
@@ -248,7 +318,7 @@ def test_what_is_no_longer_needed_is_removed_and_nothing_else(two: Path) -> None
     (two / (Part(2, 1, 2).name + ".unfinished")).touch()
     (two / "notes").touch()
     (two / Part(3, 3, 5).name).touch()
-    remove_unneeded(str(two), 1, 2, 8)
+    remove_unneeded(str(two), Part(12, 1, 2), 8)
     expected = [Part(4, 0, 2), *(Part(step, server, 2) for step in (8, 12) for server in (0, 1))]
     assert sorted(os.listdir(two)) == ["notes", *(part.name for part in expected)]
 
@@ -378,5 +448,5 @@ def test_what_a_link_at_the_temporary_name_points_to_stays_as_it_is(two: Path) -
 def test_a_folder_with_an_old_file_s_name_keeps_no_other_from_being_removed(two: Path) -> None:
     for step in (1, 2, 3, 5, 6):
         path_of(two, step, 1).mkdir()
-    remove_unneeded(str(two), 1, 2, 8)
+    remove_unneeded(str(two), Part(12, 1, 2), 8)
     assert not path_of(two, 4, 1).exists()

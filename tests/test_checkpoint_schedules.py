@@ -16,7 +16,7 @@ from p3kv.checkpoints import newest
 from p3kv.errors import ProtocolError
 from p3kv.wire.header import INITIAL_ROUND, Header, Kind
 from p3kv.wire.messages import UNKNOWN, Checkpoint, Resumed, ResumedStore, StoreAtCut, Terms, encode
-from p3kv.worker.checkpoints import Cut, Cuts
+from p3kv.worker.cuts import Cut, Cuts
 from tests.in_memory import Event, Job
 from tests.test_schedules import SELDOM, SIZE, Moods, gradient, values
 from tests.test_state_schedules import Remembering
@@ -133,9 +133,13 @@ def cut_steps(every: int, *steps: int, resumed: Optional[Resumed] = None) -> Lis
     """Before which of these steps, each of a store, there is a checkpoint, and its number."""
     cuts = Cuts(every, lambda: resumed or Resumed(0, []))
     made = {store.store: store.steps for store in (resumed.stores if resumed else [])}
+    expected = False
     found = []
     for position, store in enumerate(steps):
         due = cuts.due(store, made.get(store, 0))
+        # What no gradient changes was copied at the end of the step before.
+        assert due is None or expected
+        expected = cuts.may_be_due()
         made[store] = made.get(store, 0) + 1
         if due is not None:
             found.append((position, due))
@@ -152,6 +156,13 @@ def test_stores_that_take_turns_have_made_the_same_number_of_iterations() -> Non
     assert cut_steps(2, *[1, 0] * 5) == [(4, 4), (8, 8)]
     # Two steps of one store for each of the other.
     assert cut_steps(4, *[0, 0, 1] * 5) == [(6, 6), (12, 12)]
+
+
+@given(st.integers(1, 4), st.lists(st.integers(0, 2), max_size=40))
+def test_before_a_checkpoint_it_is_known_that_there_may_be_one(
+    every: int, steps: List[int]
+) -> None:
+    cut_steps(every, *steps)
 
 
 def test_when_one_store_has_ended_another_leads() -> None:

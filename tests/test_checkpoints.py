@@ -130,7 +130,9 @@ def test_a_damaged_checkpoint_is_refused_by_name_and_the_one_before_is_used(
 def test_on_a_full_disk_the_job_goes_on_and_keeps_the_last_checkpoint(
     left: Path, tmp_path: Path, undisturbed: Dict[str, np.ndarray]
 ) -> None:
-    newest_parts = sorted((left / "checkpoints").glob("*.npz"))[-2:]
+    parts = sorted((left / "checkpoints").glob("*.npz"))
+    newest_parts = [part for part in parts if part.name[:15] == parts[-1].name[:15]]
+    assert len(newest_parts) == 3  # worker 0's, too: some parameters are trained in some steps only
     folder = tmp_path / "small"
     size_bytes = sum(part.stat().st_size for part in newest_parts)
     with small_disk(folder, int(1.5 * size_bytes)):
@@ -177,22 +179,23 @@ def test_a_module_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("who", "names"),
     [
-        ("trainer", "'norm_running_mean', 'norm_running_var'"),
-        ("module", "'norm_moving_mean', 'norm_moving_var'"),
+        ("trainer", "'norm_beta', 'norm_running_mean', 'norm_running_var', 'own'"),
+        ("trainers", "'other_beta', 'other_running_mean', 'other_running_var'"),
+        ("module", "'norm_beta', 'norm_moving_mean', 'norm_moving_var'"),
     ],
 )
-def test_what_no_gradient_changes_is_named_at_each_start_and_stays_the_script_s(
+def test_what_no_gradient_changes_goes_on_as_worker_0_had_it_and_is_named_at_each_start(
     who: str, names: str, tmp_path: Path
 ) -> None:
-    for start in (0, 2):
+    for start in (0, 4):
         result = run_job(
             "never_pushed.py", [tmp_path, who], workers=2, servers=2,
-            P3KV_CHECKPOINT_DIR=tmp_path / "checkpoints", P3KV_CHECKPOINT_EVERY=2,
-            P3KV_RESUME=int(start > 0),
+            P3KV_CHECKPOINT_DIR=tmp_path / "checkpoints", P3KV_CHECKPOINT_EVERY=4,
+            P3KV_RESUME=int(start > 0), P3KV_DETERMINISTIC=1,
         )  # fmt: skip
         assert result.code == 0, result.output
         assert f"worker 1 has trained from step {start} on" in result.output
-        told = f"checkpoints do not have the values of {names} as long as no gradient changes them"
+        told = f"checkpoints have worker 0's values of {names} as long as no gradient changes them"
         assert result.output.count(told) == 1 and told in result.said_by("worker 0")
 
 
@@ -200,7 +203,7 @@ def test_what_no_gradient_changes_is_named_at_each_start_and_stays_the_script_s(
 def test_a_weight_that_is_frozen_when_the_trainer_is_made_goes_on_as_it_was_trained(
     frozen: str, late: float, tmp_path: Path
 ) -> None:
-    settings = {"P3KV_CHECKPOINT_DIR": tmp_path, "P3KV_CHECKPOINT_EVERY": 2}
+    settings = {"P3KV_CHECKPOINT_DIR": tmp_path, "P3KV_CHECKPOINT_EVERY": 4}
     command = [
         sys.executable, "-m", "p3kv", "launch", "-n", "2", "-s", "2", "--restarts", "1", "--",
         sys.executable, str(SCRIPTS / "thawed.py"), "5", frozen,
@@ -211,5 +214,11 @@ def test_a_weight_that_is_frozen_when_the_trainer_is_made_goes_on_as_it_was_trai
         said = result.said_by(f"worker {worker}")
         assert f"worker {worker} went on from 4: late is {late:.4f}" in said, result.output
         assert f"worker {worker} went on from 4: always is 0.4000" in said, result.output
-    again = result.output.partition("starts the job again")[2]
-    assert "do not have the values of 'late'" not in again
+    assert "do not have" not in result.output
+
+
+def test_what_feed_forward_keeps_to_itself_is_said_not_to_be_in_checkpoints(tmp_path: Path) -> None:
+    result = run_job("feed_forward.py", workers=2, P3KV_CHECKPOINT_DIR=tmp_path)
+    assert result.code == 0, result.output
+    told = "checkpoints do not have the values of 'norm_moving_mean', 'norm_moving_var'"
+    assert result.output.count(told) == 1 and told in result.said_by("worker 0")

@@ -2,6 +2,7 @@
 
 from p3kv.checkpoints import marks
 from p3kv.checkpoints.outline import (
+    WORKER,
     CutOfKey,
     KeyOutline,
     Outline,
@@ -10,9 +11,11 @@ from p3kv.checkpoints.outline import (
     parts_in,
 )
 from p3kv.checkpoints.reading import Saved, SavedKey, newest
+from p3kv.checkpoints.writer import Writer
 from p3kv.checkpoints.writing import Abandoned, remove_unneeded, write
 
 __all__ = [
+    "WORKER",
     "Abandoned",
     "CutOfKey",
     "KeyOutline",
@@ -20,6 +23,7 @@ __all__ = [
     "Part",
     "Saved",
     "SavedKey",
+    "Writer",
     "any_parts",
     "marks",
     "newest",

@@ -1,8 +1,9 @@
-"""What a checkpoint is on a disk: one file of each server, and what each file has.
+"""What a checkpoint is on a disk: one file of each server, perhaps one of worker rank 0, and what
+each file has.
 
 A file is a ZIP archive without compression, whose members have checksums (CRC-32): the outline, and
-numpy's arrays. `numpy.load` reads it. A checkpoint is complete when all its servers' files are
-there; each file says of how many.
+numpy's arrays. `numpy.load` reads it. A checkpoint is complete when all its files are there; each
+file says which these are.
 """
 
 from __future__ import annotations
@@ -30,11 +31,13 @@ OUTLINE = "outline.msgpack"
 """The member with the outline."""
 UNFINISHED = ".unfinished"
 """How the name of a file ends that is being written."""
-_NAME = re.compile(r"step-(\d{10,16})\.server-(\d{1,5})-of-(\d{1,5})\.npz")
+_NAME = re.compile(r"step-(\d{10,16})\.(server|worker)-(\d{1,5})-of-(\d{1,5})\.npz")
+SERVER, WORKER = "server", "worker"
 
 
 class KeyOutline(Message, frozen=True):
-    """What a file has of a key: the value of this server's run, and the optimizer's state."""
+    """What a file has of a key: the value of this server's run, and the optimizer's state; or
+    worker rank 0's whole value."""
 
     store: int
     key: Key
@@ -44,7 +47,8 @@ class KeyOutline(Message, frozen=True):
     dtype: str
     layout: str
     runs: List[Tuple[int, int]]
-    """How many elements each server keeps, in the order of the elements."""
+    """How many elements each server keeps, in the order of the elements; of worker rank 0's file,
+    all are number 0's."""
     whole: bool
     """Whether the state is that of a whole tensor, which is never cut."""
     numbers: Optional[Dict[str, Any]]
@@ -74,20 +78,37 @@ class Outline(Message, frozen=True):
     """Where each server of the checkpoint has written, by rank."""
     stores: List[ResumedStore]
     keys: List[KeyOutline]
+    workers_host: str = ""
+    """Where worker rank 0 has written a file of this checkpoint; empty: it has none."""
+    role: str = SERVER
+    """Who has written this file; of a worker, `server` is 0."""
 
     def __post_init__(self) -> None:
         check_number("a checkpoint's version", self.version, VERSION, VERSION)
         check_number("a step", self.step, 1, MAX_STEP)
-        check_number("a server's rank", self.server, 0, len(self.hosts) - 1)
+        check(self.role in (SERVER, WORKER), f"a file of the role {self.role!r}")
+        most = len(self.hosts) - 1 if self.role == SERVER else 0
+        check_number(f"a {self.role}'s rank", self.server, 0, most)
 
     @property
     def part(self) -> Part:
         """The name that the file must have."""
-        return Part(self.step, self.server, len(self.hosts))
+        ranks = len(self.hosts) if self.role == SERVER else 1
+        return Part(self.step, self.server, ranks, self.role)
+
+    @property
+    def parts(self) -> Dict[Part, str]:
+        """All files of the checkpoint, those of servers first and by rank, and on which host each
+        was to be written."""
+        number = len(self.hosts)
+        found = {Part(self.step, rank, number): host for rank, host in enumerate(self.hosts)}
+        if self.workers_host:
+            found[Part(self.step, 0, 1, WORKER)] = self.workers_host
+        return found
 
 
 class CutOfKey(NamedTuple):
-    """What a server has of a key at a checkpoint. The arrays stay as they are."""
+    """What a process has of a key at a checkpoint. The arrays stay as they are."""
 
     outline: KeyOutline
     value: List[np.ndarray]
@@ -97,15 +118,17 @@ class CutOfKey(NamedTuple):
 
 
 class Part(NamedTuple):
-    """One server's file of a checkpoint, as its name says."""
+    """One process's file of a checkpoint, as its name says."""
 
     step: int
-    server: int
-    servers: int
+    rank: int
+    ranks: int
+    """How many processes of the role have files."""
+    role: str = SERVER
 
     @property
     def name(self) -> str:
-        return f"step-{self.step:010}.server-{self.server}-of-{self.servers}.npz"
+        return f"step-{self.step:010}.{self.role}-{self.rank}-of-{self.ranks}.npz"
 
 
 def value_member(index: int) -> str:
@@ -121,7 +144,10 @@ def array_member(index: int, place: int) -> str:
 def part_of(name: str) -> Optional[Part]:
     """What a file is by its name; None if it is no checkpoint's."""
     found = _NAME.fullmatch(name)
-    return None if found is None else Part(*map(int, found.groups()))
+    if found is None:
+        return None
+    step, role, rank, ranks = found.groups()
+    return Part(int(step), int(rank), int(ranks), role)
 
 
 def parts_in(folder: str) -> List[Part]:

@@ -20,6 +20,7 @@ from numpy.lib import format as npy
 from p3kv.checkpoints.files import NotOursError, open_folder, open_own, owner_in
 from p3kv.checkpoints.outline import (
     OUTLINE,
+    WORKER,
     KeyOutline,
     Outline,
     Part,
@@ -50,7 +51,7 @@ class SavedKey(NamedTuple):
     """A key of a checkpoint."""
 
     outline: KeyOutline
-    """As the first of its servers has written it."""
+    """As the first of its servers has written it, or worker rank 0."""
     value: np.ndarray
     """Flat."""
     states: List[_State]
@@ -65,14 +66,14 @@ class Saved:
     """
 
     def __init__(self, parts: List[_OpenPart]) -> None:
-        """`parts` by server."""
+        """`parts` are those of servers, by rank, and then worker rank 0's if it has one."""
         self._parts = parts
         self._outlines = [part.outline for part in parts]
         self._places: Dict[Tuple[int, Key], Dict[int, int]] = defaultdict(dict)
-        """By store and key: the place of the key in each server's file."""
-        for outline in self._outlines:
+        """By store and key: the place of the key in the files that have it, by number."""
+        for number, outline in enumerate(self._outlines):
             for place, key in enumerate(outline.keys):
-                self._places[key.store, key.key][outline.server] = place
+                self._places[key.store, key.key][number] = place
 
     @property
     def step(self) -> int:
@@ -88,17 +89,18 @@ class Saved:
 
     def outline(self, store: int, key: Key) -> Optional[KeyOutline]:
         """A key's; None if the checkpoint has no such key."""
-        for server, place in self._places.get((store, key), {}).items():
-            return self._outlines[server].keys[place]
+        for number, place in self._places.get((store, key), {}).items():
+            return self._outlines[number].keys[place]
         return None
 
     def key(self, store: int, key: Key) -> SavedKey:
-        """A key's value and states; the key must be there. Raises CheckpointError if they can't be
-        read any more."""
+        """A key's value and states; the key must be there. The value is worker rank 0's where its
+        file has one. Raises CheckpointError if they can't be read any more."""
         outline = self.outline(store, key)
         assert outline is not None
-        places, values, states = self._places[store, key], [], []
-        for server, _ in outline.runs:
+        places, values, states = dict(self._places[store, key]), [], []
+        workers = self._workers_value(places)
+        for server, _ in outline.runs if places else ():
             part = self._parts[server]
             of_server = part.outline.keys[places[server]]
             values.append(part.array(value_member(places[server])))
@@ -108,7 +110,14 @@ class Saved:
                     for place, (name, _, _) in enumerate(of_server.arrays)
                 }
                 states.append(_State(arrays, of_server.numbers))
-        return SavedKey(outline, np.concatenate(values), states)
+        return SavedKey(outline, np.concatenate(values) if workers is None else workers, states)
+
+    def _workers_value(self, places: Dict[int, int]) -> Optional[np.ndarray]:
+        """Takes the place in worker rank 0's file out of `places`, and reads the value there."""
+        last = len(self._parts) - 1
+        if last not in places or self._outlines[last].role != WORKER:
+            return None
+        return self._parts[last].array(value_member(places.pop(last)))
 
 
 def newest(folder: str, host: str) -> Optional[Saved]:
@@ -172,7 +181,7 @@ def _newest_of(folder: _Folder, parts: List[Part], host: str) -> Optional[Saved]
 
 def _of_step(folder: _Folder, parts: List[Part]) -> Saved:
     """The complete checkpoint among the files of a step; _Refused if there is none."""
-    by_identity: Dict[str, Dict[int, _OpenPart]] = defaultdict(dict)
+    by_identity: Dict[str, Dict[Part, _OpenPart]] = defaultdict(dict)
     refused = None
     with ExitStack() as unused:
         for part in sorted(parts):
@@ -181,19 +190,17 @@ def _of_step(folder: _Folder, parts: List[Part]) -> Saved:
             except _Refused as error:
                 refused = refused or error
             else:
-                by_identity[opened.outline.identity][part.server] = opened
+                by_identity[opened.outline.identity][part] = opened
         for there in by_identity.values():
-            outline = next(iter(there.values())).outline
-            hosts = outline.hosts
-            missing = [server for server in range(len(hosts)) if server not in there]
-            if not missing:
+            hosts = next(iter(there.values())).outline.parts
+            missing = next((part for part in hosts if part not in there), None)
+            if missing is None:
                 unused.pop_all()
-                return Saved([there[server] for server in range(len(hosts))])
-            name = outline.part._replace(server=missing[0]).name
+                return Saved([there[part] for part in hosts])
             refused = refused or _Refused(
-                f"{name}, the part of server {missing[0]}, which was to write it on host "
-                f"{hosts[missing[0]]}, is not in {folder.path}",
-                hosts[missing[0]],
+                f"{missing.name}, the part of {missing.role} {missing.rank}, which was to write it "
+                f"on host {hosts[missing]}, is not in {folder.path}",
+                hosts[missing],
             )
     assert refused is not None
     raise refused

@@ -1,4 +1,4 @@
-"""Writes a server's part of a checkpoint, so that it is there as a whole or not at all."""
+"""Writes a process's part of a checkpoint, so that it is there as a whole or not at all."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from p3kv.checkpoints.outline import (
     UNFINISHED,
     CutOfKey,
     Outline,
+    Part,
     array_member,
     part_of,
     value_member,
@@ -56,15 +57,16 @@ def write(
         os.close(descriptor)
 
 
-def remove_unneeded(folder: str, server: int, servers: int, keep_from: int) -> None:
-    """Removes this server's files of older steps than `keep_from`.
+def remove_unneeded(folder: str, own: Part, keep_from: int) -> None:
+    """Removes a server's files of older steps than `keep_from`; `own` is one of them.
 
     Where an earlier run had more servers, its files are divided among those that there are now.
+    Server 0 removes worker rank 0's, too: it may have none to write any more.
     """
     with suppress(OSError):
         for name in os.listdir(folder):
             part = part_of(name[: -len(UNFINISHED)] if name.endswith(UNFINISHED) else name)
-            if part is not None and part.server % servers == server and part.step < keep_from:
+            if part is not None and part.rank % own.ranks == own.rank and part.step < keep_from:
                 with suppress(OSError):
                     os.unlink(os.path.join(folder, name))
 

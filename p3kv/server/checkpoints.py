@@ -2,35 +2,19 @@
 
 from __future__ import annotations
 
-import logging
-import os
-import threading
 from typing import Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Union
 
 import numpy as np
 from msgspec.structs import replace
 
-from p3kv.checkpoints import (
-    Abandoned,
-    CutOfKey,
-    KeyOutline,
-    Outline,
-    marks,
-    remove_unneeded,
-    write,
-)
-from p3kv.errors import ConfigError, ProtocolError, in_one_line
+from p3kv.checkpoints import CutOfKey, KeyOutline, Outline, Writer, marks
+from p3kv.errors import ConfigError, ProtocolError
 from p3kv.server.aggregation import Aggregator
 from p3kv.server.keys import ServerKey
 from p3kv.server.optimizer import WHOLE, State
 from p3kv.server.rows import RowsKey
 from p3kv.server.slice_states import SliceState
-from p3kv.wire.messages import UNKNOWN, Checkpoint, DeclaredKey, StoreAtCut
-
-_log = logging.getLogger(__name__)
-
-_CLOSE_S = 5.0
-"""How long to wait at the end of the job for a file that is being written."""
+from p3kv.wire.messages import Checkpoint, DeclaredKey, StoreAtCut
 
 Tell = Callable[[int, str], None]
 """Tells worker rank 0 that this server's part of a step is written, or the reason why it is not."""
@@ -111,11 +95,9 @@ class Checkpoints:
         self._keys = keys
         self._rows = rows
         self._aggregator = aggregator
-        self._call_soon = call_soon
         self._folder = ""
-        self._thread: Optional[threading.Thread] = None
+        self._writer = Writer(lambda step, problem: call_soon(self._written, step, problem))
         self._writes = False
-        self._wanted = True
 
     def write_to(self, folder: str) -> None:
         """Says where files are to be written, and leaves this server's mark there; ConfigError if
@@ -168,10 +150,7 @@ class Checkpoints:
         """Waits for a file that is being written, for some seconds at most."""
         if self._folder:
             marks.remove(self._folder, self.mark)
-        if self._thread is not None:
-            self._thread.join(_CLOSE_S)
-            self._wanted = False
-            self._thread.join()
+        self._writer.close()
 
     def _begin_key(self, store: StoreAtCut, key_id: int, round_: int) -> None:
         assert self.open is not None
@@ -226,32 +205,10 @@ class Checkpoints:
         outline = Outline(
             1, checkpoint.identity, checkpoint.step, self._rank(), list(self.hosts),
             [store.known for store in checkpoint.stores], [key.outline for key in keys],
+            checkpoint.workers_host,
         )  # fmt: skip
         self._writes = True
-        self._thread = threading.Thread(
-            target=self._write, args=(outline, keys, checkpoint.keep_from),
-            name="p3kv-checkpoint", daemon=True,
-        )  # fmt: skip
-        self._thread.start()
-
-    def _write(self, outline: Outline, keys: Sequence[CutOfKey], keep_from: int) -> None:
-        """In a thread of its own."""
-        problem = ""
-        try:
-            if keep_from != UNKNOWN:
-                remove_unneeded(self._folder, outline.server, len(outline.hosts), keep_from)
-            write(self._folder, outline, keys, lambda: self._wanted)
-        except Abandoned:
-            return
-        except Exception as error:  # noqa: BLE001  the job goes on without the file
-            reason = error.strerror if isinstance(error, OSError) else in_one_line(error)
-            problem = f"{os.path.join(self._folder, outline.part.name)}: {reason}"
-            _log.warning(
-                "the checkpoint of step %d can't be written to %s. The job goes on, keeps the "
-                "checkpoint before and tries again at the next one.",
-                outline.step, problem,
-            )  # fmt: skip
-        self._call_soon(self._written, outline.step, problem)
+        self._writer.begin(self._folder, outline, lambda: keys, checkpoint.keep_from)
 
     def _written(self, step: int, problem: str) -> None:
         self._writes = False

@@ -1,17 +1,28 @@
-"""When there is a checkpoint, what belongs to it, and from which one the job goes on."""
+"""Asks for checkpoints, writes worker rank 0's part, and says from which one the job goes on."""
 
 from __future__ import annotations
 
 import logging
+import math
 import os
 import secrets
 import time
 from collections import deque
 from concurrent.futures import Future
 from functools import partial
-from typing import Callable, Deque, Dict, List, NamedTuple, Optional, Sequence, Set
+from typing import Callable, Deque, List, Optional, Sequence, Set, Tuple
 
-from p3kv.checkpoints import Saved, any_parts, marks, newest
+from p3kv.checkpoints import (
+    WORKER,
+    CutOfKey,
+    KeyOutline,
+    Outline,
+    Saved,
+    Writer,
+    any_parts,
+    marks,
+    newest,
+)
 from p3kv.config import Settings
 from p3kv.errors import ConfigError, P3Error, ProtocolError
 from p3kv.wire.connection import Connection
@@ -21,11 +32,10 @@ from p3kv.wire.messages import (
     UNKNOWN,
     Checkpoint,
     Resumed,
-    ResumedStore,
-    StoreAtCut,
     Written,
     encode,
 )
+from p3kv.worker.cuts import Cut, Unpushed
 
 _log = logging.getLogger(__name__)
 
@@ -33,16 +43,6 @@ _IDENTITY_BYTES = 8
 _MARKS_S = 5.0
 """How long to look for the servers' marks: file systems of several hosts show new files later."""
 _LOOK_EVERY_S = 0.2
-
-
-class Cut(NamedTuple):
-    """What belongs to a checkpoint."""
-
-    after: int
-    """The last step whose pushes do, of those that all stores count."""
-    step: int
-    """As the script counts."""
-    stores: List[StoreAtCut]
 
 
 class Checkpoints:
@@ -60,8 +60,10 @@ class Checkpoints:
         settings: Settings,
         tell: Callable[..., None],
         num_servers: Callable[[], int],
+        call_soon: Callable[..., None],
     ) -> None:
-        """`tell` sends a frame without a slice to servers."""
+        """`tell` sends a frame without a slice to servers; `call_soon` has the worker's thread call
+        something, from any thread."""
         self.saved: Optional[Saved] = None
         """The checkpoint from which the job goes on; on worker rank 0 only. Belongs to the thread
         that uses the stores."""
@@ -70,8 +72,16 @@ class Checkpoints:
         self._tell = tell
         self._num_servers = num_servers
         self._cuts: Deque[Cut] = deque()
-        self._waits_for: Set[int] = set()
-        """Servers that have not answered for the last checkpoint."""
+        self._waits_for: Set[str] = set()
+        """Who has not written the last checkpoint: servers, or this worker."""
+        self._own_name = f"worker {rank}"
+        self._own_values: List[Unpushed] = []
+        """That are in this worker's part of it."""
+        self._writer = Writer(
+            lambda step, problem: call_soon(self._written, self._own_name, Written(step, problem))
+        )
+        self._host = ""
+        self._servers_hosts: Sequence[str] = ()
         self._problem = ""
         self._complete: List[int] = []
         """The last two complete steps."""
@@ -91,6 +101,7 @@ class Checkpoints:
         folder = self._settings.checkpoint_dir
         if folder is None or self._rank != 0:
             return
+        self._host = host
         if not rounds_end_with_all:
             raise ConfigError(
                 f"P3KV_CONSISTENCY={self._settings.consistency} has no checkpoints: they need "
@@ -111,7 +122,6 @@ class Checkpoints:
 
     def check_folder(
         self,
-        host: str,
         hosts: Sequence[str],
         mark: Callable[[int], bytes],
         wait: Callable[[float], None],
@@ -120,12 +130,13 @@ class Checkpoints:
         Raises ConfigError for servers whose marks do not appear there in time: they have other
         folders of this name.
 
-        `host` is this one, `hosts` are the servers'; `mark(server)` is a server's mark;
-        `wait(seconds)` raises the job's failure.
+        `hosts` are the servers'; `mark(server)` is a server's mark; `wait(seconds)` raises the
+        job's failure.
         """
         folder = self._settings.checkpoint_dir
         if folder is None or self._rank != 0:
             return
+        self._servers_hosts = hosts
         deadline = time.monotonic() + _MARKS_S
         left = {server: mark(server) for server in range(len(hosts))}
         while True:
@@ -141,7 +152,7 @@ class Checkpoints:
             wait(_LOOK_EVERY_S)
         who = ", ".join(f"server {server} on host {hosts[server]}" for server in left)
         raise ConfigError(
-            f"worker 0 on host {host} can't use what is written to {folder} by {who}: "
+            f"worker 0 on host {self._host} can't use what is written to {folder} by {who}: "
             f"{problems[min(left)]}. Set P3KV_CHECKPOINT_DIR to a folder that all hosts share "
             "under one name, for one user"
         )
@@ -198,90 +209,83 @@ class Checkpoints:
         """
         while self._cuts and self._cuts[0].after < step:
             cut = self._cuts.popleft()
-            self._ask(cut.step, cut.stores)
+            self._ask(cut)
 
-    def _ask(self, step: int, stores: List[StoreAtCut]) -> None:
+    def _ask(self, cut: Cut) -> None:
         if self._waits_for:
             _log.warning(
-                "there is no checkpoint of step %d: the one before is still being written (by "
-                "server %s). Set P3KV_CHECKPOINT_EVERY to more steps, or P3KV_CHECKPOINT_DIR to a "
-                "folder on a faster disk",
-                step, ", ".join(map(str, sorted(self._waits_for))),
+                "there is no checkpoint of step %d: the one before is still being written (by %s). "
+                "Set P3KV_CHECKPOINT_EVERY to more steps, or P3KV_CHECKPOINT_DIR to a folder on a "
+                "faster disk",
+                cut.step, ", ".join(sorted(self._waits_for)),
             )  # fmt: skip
             return
-        self._waits_for, self._problem = set(range(self._num_servers())), ""
+        self._waits_for, self._problem = set(map(_server, range(self._num_servers()))), ""
         keep_from = self._complete[0] if self._complete else UNKNOWN
         identity = secrets.token_hex(_IDENTITY_BYTES)
-        self._tell(Kind.CHECKPOINT, encode(Checkpoint(step, identity, keep_from, stores)))
+        checkpoint = Checkpoint(
+            cut.step, identity, keep_from, cut.stores, self._host if cut.unpushed else ""
+        )
+        self._tell(Kind.CHECKPOINT, encode(checkpoint))
+        if cut.unpushed:
+            self._write_own(checkpoint, cut.unpushed)
+
+    def _write_own(self, checkpoint: Checkpoint, unpushed: List[Tuple[int, Unpushed]]) -> None:
+        """Begins this worker's part of a checkpoint."""
+        folder = self._settings.checkpoint_dir
+        assert folder is not None
+        self._waits_for.add(self._own_name)
+        self._own_values = [one for _, one in unpushed]
+        keys = [
+            KeyOutline(
+                store, one.key, one.name, one.shape, one.dtype, "dense",
+                [(0, math.prod(one.shape))], False, None, [],
+            )
+            for store, one in unpushed
+        ]  # fmt: skip
+        outline = Outline(
+            1, checkpoint.identity, checkpoint.step, 0, list(self._servers_hosts),
+            [store.known for store in checkpoint.stores], keys, self._host, WORKER,
+        )  # fmt: skip
+
+        def cuts() -> List[CutOfKey]:
+            return [
+                CutOfKey(key, [one.value.result().reshape(-1)], [])
+                for key, (_, one) in zip(keys, unpushed)
+            ]
+
+        self._writer.begin(folder, outline, cuts)
 
     def land_written(self, connection: Connection, header: Header) -> Landing:
         """Takes a server's answer."""
-        if header.rank not in self._waits_for:
+        server = _server(header.rank)
+        if server not in self._waits_for:
             raise ProtocolError("it has written a checkpoint for which nobody has asked")
-        return message_landing(header, Written, partial(self._written, header.rank))
+        return message_landing(header, Written, partial(self._written, server))
 
     def fail(self, error: P3Error) -> None:
         """Ends what waits with an error."""
         if not self._resumed.done():
             self._resumed.set_exception(error)
 
-    def _written(self, server: int, written: Written) -> None:
-        self._waits_for.remove(server)
+    def close(self) -> None:
+        """Waits for a file that is being written, for some seconds at most; from any thread."""
+        for one in self._own_values:
+            one.value.cancel()  # unless it is known, or being copied
+        self._writer.close()
+
+    def _written(self, name: str, written: Written) -> None:
+        self._waits_for.remove(name)
+        if name == self._own_name:
+            self._own_values = []
         if written.problem:
-            _log.warning("server %d has not written %s", server, written.problem)
+            if name != self._own_name:
+                _log.warning("%s has not written %s", name, written.problem)
             self._problem = written.problem
         if not self._waits_for and not self._problem:
             self._complete = [*self._complete[-1:], written.step]
             _log.info("the checkpoint of step %d is complete", written.step)
 
 
-class Cuts:
-    """Says between which steps there is a checkpoint. Belongs to the thread that uses the stores.
-
-    Where several stores take turns, as for a GAN, a checkpoint is before a step of the store that
-    leads: the one that has made the first step. So all have made the same number of iterations.
-    Another leads when it steps and the one that led does not any more.
-    """
-
-    def __init__(self, every: int, resumed: Callable[[], Resumed]) -> None:
-        """`every`: how many steps of the store that leads. `resumed()` waits until it is known from
-        which checkpoint the job goes on."""
-        self._every = every
-        self._resumed = resumed
-        self._stores: List[Callable[[], StoreAtCut]] = []
-        self._step: Optional[int] = None
-        """Counts the steps of all stores, in this run and before it."""
-        self._leader: Optional[int] = None
-        self._followed: Dict[int, int] = {}
-        """By store: its steps since the last one of the store that leads."""
-        self.count = 0
-        """How many checkpoints were due."""
-
-    def add(self, at_cut: Callable[[], StoreAtCut]) -> Optional[ResumedStore]:
-        """Adds the next store, which says what it is between two steps; returns what it is in the
-        checkpoint from which the job goes on."""
-        number = len(self._stores)
-        self._stores.append(at_cut)
-        return next((one for one in self._resumed().stores if one.store == number), None)
-
-    def due(self, store: int, steps: int) -> Optional[int]:
-        """To be called before a store's step, with the number of those that it has made in this
-        run and before it. Returns the step of the checkpoint that is due now."""
-        if self._step is None:
-            self._step = self._resumed().step
-        step, self._step = self._step, self._step + 1
-        is_first = self._leader is None
-        if is_first or self._followed.get(store, 0) >= self._every:
-            self._leader = store
-        if store != self._leader:
-            self._followed[store] = self._followed.get(store, 0) + 1
-            return None
-        self._followed.clear()
-        if is_first or steps % self._every:
-            return None  # the first step is where the run begins
-        self.count += 1
-        return step
-
-    def stores(self) -> List[StoreAtCut]:
-        """All stores as they are now, between two steps."""
-        return [at_cut() for at_cut in self._stores]
+def _server(rank: int) -> str:
+    return f"server {rank}"

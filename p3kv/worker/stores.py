@@ -26,8 +26,8 @@ from p3kv.wire.messages import (
     encode,
 )
 from p3kv.wire.states import PlainState
-from p3kv.worker.checkpoints import Cut
 from p3kv.worker.clipping import ClippedStep
+from p3kv.worker.cuts import Unpushed
 from p3kv.worker.traffic import Traffic
 from p3kv.worker.transfers import WorkerKey
 
@@ -65,7 +65,10 @@ class WorkerStore:
         self.describe: Callable[[], Tuple[bool, Dict[str, Any]]] = lambda: (False, {})
         """What the front end knows of the store between two steps: whether its optimizer needs
         whole tensors, and plain values. To be set by the front end."""
-        self.resumed = traffic.cuts.add(self._at_cut)
+        self.unpushed: Callable[[], List[Unpushed]] = list
+        """Has the front end copy what no gradient of the store's keys changes; to be set by it. On
+        worker rank 0 only."""
+        self.resumed = traffic.cuts.add(self._at_cut, lambda: self.unpushed())
         """The store in the checkpoint from which the job goes on."""
         self._steps = 0 if self.resumed is None else self.resumed.steps
         self.own_rounds = rule.own_rounds
@@ -228,9 +231,14 @@ class WorkerStore:
             return
         due = self._traffic.cuts.due(self.number, self._steps)
         if due is not None and self._rank == 0:
-            cut = Cut(self._traffic.steps.newest, due, self._traffic.cuts.stores())
+            cut = self._traffic.cuts.cut(self._traffic.steps.newest, due)
             self._call_soon(self._traffic.checkpoints.add, cut)
         self._steps += 1
+
+    def step_ends(self) -> None:
+        """To be called when all is pushed of a step, where the front end knows."""
+        if self.is_saved and self._rank == 0:
+            self._traffic.cuts.step_ended()
 
     @property
     def was_cut(self) -> bool:

@@ -23,8 +23,9 @@ from p3kv.wire.messages import UNKNOWN, ForwardOrder, Stalled, Terms, encode
 from p3kv.wire.pace import Pace
 from p3kv.wire.protocol import FROM_SERVERS, Conversation
 from p3kv.wire.terms import TermsByRound
-from p3kv.worker.checkpoints import Checkpoints, Cuts
+from p3kv.worker.checkpoints import Checkpoints
 from p3kv.worker.clipping import Clipping
+from p3kv.worker.cuts import Cuts
 from p3kv.worker.departures import Departures
 from p3kv.worker.exchange import Exchange
 from p3kv.worker.gates import Gates
@@ -58,6 +59,7 @@ class Traffic:
         local_servers: Collection[int],
         tracer: Tracer,
         call_later: Callable[[float, Callable[[], None]], None],
+        call_soon: Callable[..., None],
         drain: Drain,
         pace: Pace,
         report: Callable[[messages.Measured], None],
@@ -66,11 +68,11 @@ class Traffic:
         joining: Mapping[int, Taker],
         neighbours: Mapping[int, Connection],
     ) -> None:
-        """`local_servers` are the ranks of the servers on this host. `call_later`, `drain` and
-        `pace` are those of the event loop; `report` tells the scheduler what `tuning` measures.
-        `on_bye` is called when a server has said its last word; `joining` takes the frames with
-        which connections begin. `neighbours` are the workers of this host with which this one sums,
-        by rank, once they are connected.
+        """`local_servers` are the ranks of the servers on this host. `call_later`, `call_soon`,
+        `drain` and `pace` are those of the event loop; `report` tells the scheduler what `tuning`
+        measures. `on_bye` is called when a server has said its last word; `joining` takes the
+        frames with which connections begin. `neighbours` are the workers of this host with which
+        this one sums, by rank, once they are connected.
 
         Raises ConfigError when there is no consistency rule or codec as the settings name it.
         """
@@ -108,7 +110,9 @@ class Traffic:
         self._call_later = call_later
         self._silences = Silences(settings, self.servers, self.exchange.awaited)
         self.clipping = Clipping(rank, self.tell, lambda: len(self.servers))
-        self.checkpoints = Checkpoints(rank, settings, self.tell, lambda: len(self.servers))
+        self.checkpoints = Checkpoints(
+            rank, settings, self.tell, lambda: len(self.servers), call_soon
+        )
         self.cuts = Cuts(settings.checkpoint_every, self.checkpoints.resumed)
         """Belongs to the thread that uses the stores."""
         self._takers: Dict[int, Taker] = {

@@ -156,7 +156,7 @@ class Worker:
         try:
             self._traffic = Traffic(
                 self.rank, self.num_workers, settings, local_servers, self.tracer,
-                self._loop.call_later, self._loop.drain, self._loop.pace,
+                self._loop.call_later, self._loop.call_soon, self._loop.drain, self._loop.pace,
                 self._control.send, self._on_lost, self._received_bye, joining.takers,
                 neighbours.connections,
             )  # fmt: skip
@@ -198,9 +198,10 @@ class Worker:
 
         try:
             self._joined.checkpoints.check_folder(
-                self._address, [host for host, *_ in roster.servers],
-                partial(self._credentials.mark, roster.token), wait,
-            )  # fmt: skip
+                [host for host, *_ in roster.servers],
+                partial(self._credentials.mark, roster.token),
+                wait,
+            )
         except ConfigError as error:
             self._tell_why(error)
             raise
@@ -457,6 +458,8 @@ class Worker:
         self._loop.call_soon(self._loop.stop)
         if self.started:
             self._thread.join(timeout=_CLOSE_S)
+        if self._traffic is not None:
+            self._traffic.checkpoints.close()
         self._loop.close()
         if self._neighbours is not None:
             self._neighbours.close(self._loop)

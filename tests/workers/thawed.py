@@ -9,13 +9,12 @@ import p3kv  # noqa: F401, I001
 import os
 import signal
 import sys
-import time
-from pathlib import Path
 
 import mxnet as mx
 from mxnet import autograd, gluon
+from written import wait_for_checkpoint
 
-STEPS, EVERY = 6, 2
+STEPS = 6
 dies_after, frozen = int(sys.argv[1]), sys.argv[2]
 
 
@@ -23,13 +22,6 @@ def weight(name: str) -> gluon.Parameter:
     one = gluon.Parameter(name, shape=(3,))
     one.initialize(mx.init.One())
     return one
-
-
-def wait_for_checkpoint(step: int) -> None:
-    folder, deadline = Path(os.environ["P3KV_CHECKPOINT_DIR"]), time.monotonic() + 60
-    while len(list(folder.glob(f"step-{step:010}.server-*.npz"))) < 2:
-        assert time.monotonic() < deadline, os.listdir(folder)
-        time.sleep(0.02)
 
 
 store = mx.kv.create("p3")
@@ -47,7 +39,7 @@ for step in range(resumed, STEPS):
     if not resumed and step + 1 == dies_after:
         mx.nd.waitall()
         if store.rank == 1:
-            wait_for_checkpoint(dies_after - dies_after % EVERY)
+            wait_for_checkpoint(files=2)
             os.kill(os.getpid(), signal.SIGKILL)
         store._barrier()
 for one in (late, always):

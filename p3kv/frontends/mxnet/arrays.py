@@ -66,7 +66,7 @@ def spread(value: NDArray, targets: Sequence[NDArray]) -> None:
         if target is not value:
             # A forward pass that is recorded may be what needs the values.
             with mx.autograd.pause():
-                _classic(value).copyto(_classic(target))
+                classic(value).copyto(classic(target))
 
 
 DENSE, ROW_SPARSE = "default", "row_sparse"
@@ -183,7 +183,7 @@ class Staging:
         if len(arrays) == 1 and checked.on_cpu is not None:
             return checked.on_cpu
         stand_in = self._stand_in(key, arrays[0])
-        local = [_classic(array).as_in_context(stand_in.context) for array in arrays]
+        local = [classic(array).as_in_context(stand_in.context) for array in arrays]
         if len(local) == 1:
             local[0].copyto(stand_in)
         else:
@@ -215,7 +215,7 @@ class Staging:
     def _stand_in(self, key: WorkerKey, like: NDArray) -> NDArray:
         stand_in = self._stand_ins.get(key.key)
         if stand_in is None:
-            context = mx.cpu() if _on_cpu(like) else mx.cpu_pinned(like.context.device_id)
+            context = mx.cpu() if is_on_cpu(like) else mx.cpu_pinned(like.context.device_id)
             stand_in = mx.nd.empty(key.shape, context, key.dtype)
             self._stand_ins[key.key] = stand_in
         return stand_in
@@ -237,7 +237,7 @@ def _checked(
     if last is not None and _same(last.arrays, arrays):
         return last
     check(key, arrays)
-    fit = (array for array in arrays if _on_cpu(array) and dtype_name(array) == key.dtype)
+    fit = (array for array in arrays if is_on_cpu(array) and dtype_name(array) == key.dtype)
     on_cpu = next(fit, None)
     checked = known[key.key] = _Checked(tuple(arrays), on_cpu)
     return checked
@@ -249,10 +249,11 @@ def _same(one: Sequence[NDArray], other: Sequence[NDArray]) -> bool:
     return len(one) == len(other) and all(map(operator.is_, one, other))
 
 
-def _on_cpu(array: NDArray) -> bool:
+def is_on_cpu(array: NDArray) -> bool:
+    """Whether an array is in CPU memory."""
     return array.context.device_type in _CPU_KINDS
 
 
-def _classic(array: NDArray) -> NDArray:
+def classic(array: NDArray) -> NDArray:
     """The same array as an `mx.nd` one: operators of `mx.nd` take no `mx.np` arrays."""
     return array if type(array) is NDArray else array.as_nd_ndarray()

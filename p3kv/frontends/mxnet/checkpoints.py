@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import logging
-from typing import Any, Dict, Mapping, NamedTuple, Optional, Set, Tuple
+from typing import (
+    Any,
+    Callable,
+    Dict,
+    List,
+    Mapping,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Tuple,
+)
 
 import mxnet as mx
 from mxnet.ndarray import NDArray
 
+from p3kv import config
 from p3kv.checkpoints import SavedKey
 from p3kv.errors import CheckpointError, ConfigError, StatesError
 from p3kv.frontends.mxnet import saved_states
 from p3kv.frontends.mxnet.arrays import ROW_SPARSE
 from p3kv.frontends.mxnet.plain_states import with_all_rows
 from p3kv.frontends.mxnet.pushes import Pushes
+from p3kv.frontends.mxnet.unpushed import Local, copied, of_trainer
 from p3kv.frontends.mxnet.worker_optimizer import WorkerOptimizer
 from p3kv.naming import Pair, SameNames, both
 from p3kv.server.optimizer import State
@@ -56,34 +68,28 @@ class Resuming:
         """The one that goes on."""
         self._names = SameNames()
         """The checkpoint's and this script's."""
-        self._left: Set[Key] = set()
-        """Keys that no gradient changes."""
         self._kept: Dict[Key, SavedKey] = {}
         """Keys whose states the servers' optimizer is still to get."""
         own.describe = self._describe
         if own.resumed is not None and own.resumed.numbers:
             self._counts = _counts_in(own.resumed.numbers)
-        updates = {} if self._counts is None else self._counts.updates
-        self._trained = {key for key, count in updates.items() if count}
-        """Keys that were trained before the checkpoint, if they are frozen now or not."""
 
-    def leave_to_script(self, names: Mapping[Key, str]) -> None:
-        """Leaves keys to the script that no gradient changes, such as running statistics and frozen
-        parameters: the servers have only their initial values. Not those that were trained before
-        the checkpoint. Worker rank 0 says so, with the parameters' names.
+    def keep_unpushed(self, source: Callable[[], List[Local]]) -> List[Local]:
+        """Has checkpoints keep worker rank 0's values of what no gradient changes, which `source()`
+        gives at each of them; rank 0 says so, with their names. Returns those without keys of which
+        the values are in the checkpoint from which the job goes on.
         """
-        left = {key: name for key, name in names.items() if key not in self._trained}
-        self._left.update(left)
-        if left and self._rank == 0:
-            more = len(left) - _MOST_NAMES
-            _log.warning(
-                "checkpoints do not have the values of %s%s as long as no gradient changes them: a "
-                "job that goes on begins with the script's own. If they change while the script "
-                "trains, as running statistics do, have worker 0 save them, and load them before "
-                "the store gets its parameters",
-                ", ".join(f"'{name}'" for name in [*left.values()][:_MOST_NAMES]),
-                f" and {more} more" if more > 0 else "",
-            )
+        now = source()
+        if self._rank == 0:
+            self._own.unpushed = lambda: [copied(local) for local in source()]
+            if now:
+                _log.warning(
+                    "checkpoints have worker 0's values of %s as long as no gradient changes them, "
+                    "and all workers of a job that goes on begin with these",
+                    _listed([local.name for local in now]),
+                )
+        resumed = self._own.resumed is not None
+        return [local for local in now if resumed and local.key not in self._own]
 
     def set_optimizer(self, optimizer: mx.optimizer.Optimizer, fresh: WorkerOptimizer) -> None:
         """Has the servers update by an optimizer. The first one goes on where that of the
@@ -138,8 +144,6 @@ class Resuming:
                 f"dtype {theirs[1]}, and this script has shape {ours[0]} and dtype {ours[1]}; go "
                 "on with the model that it was written of"
             )
-        if key.key in self._left:
-            return value
         of_key = self._kept[key.key] = saved.key(key.store, key.key)
         elements = of_key.value.reshape(key.shape or (1,))
         if value.stype == ROW_SPARSE:
@@ -209,14 +213,24 @@ def declare_now(trainer: mx.gluon.Trainer) -> None:
                 "their shapes by themselves, before you make the Trainer"
             )
     trainer._init_kvstore()
-    trainer._kvstore.leave_to_script(
-        {
-            key: parameter.name
-            for key, parameter in enumerate(trainer._params)
-            if parameter.grad_req == "null"
-        }
-    )
     trainer._init_params()
+    trainer._kvstore.keep_unpushed(lambda: of_trainer(trainer))
+
+
+def leave_out(names: Sequence[str]) -> None:
+    """Says what of FeedForward's checkpoints do not have, if there are any; for worker rank 0."""
+    if names and config.current().checkpoint_dir is not None:
+        _log.warning(
+            "checkpoints do not have the values of %s, which FeedForward keeps to itself: a job "
+            "that goes on begins with the script's own. Of a Module they are in checkpoints",
+            _listed(names),
+        )
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = len(names) - _MOST_NAMES
+    first = ", ".join(f"'{name}'" for name in names[:_MOST_NAMES])
+    return f"{first} and {more} more" if more > 0 else first
 
 
 def _counts_in(numbers: Mapping[str, Any]) -> Counts:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, List, Set, Tuple
+from typing import Any, Set, Tuple
 
 import mxnet as mx
 from mxnet.kvstore import KVStoreBase
@@ -12,10 +12,12 @@ from p3kv.errors import NotSupportedError
 from p3kv.frontends.mxnet import environment, trainer
 from p3kv.frontends.mxnet.arrays import ROW_SPARSE
 from p3kv.frontends.mxnet.asynchronous import TYPE
+from p3kv.frontends.mxnet.checkpoints import leave_out
 from p3kv.frontends.mxnet.forward_order import FORWARD_READS
 from p3kv.frontends.mxnet.store import P3
 from p3kv.frontends.mxnet.stores import NAMES, check_name, for_one_owner, is_ours, one_step
 from p3kv.frontends.mxnet.trial_stores import Other
+from p3kv.frontends.mxnet.unpushed import of_module
 from p3kv.worker import this_process
 
 
@@ -38,6 +40,7 @@ def register() -> None:
         module._update_params_on_kvstore = _updating_in_one_step(module._update_params_on_kvstore)
     for name in ("set_config", "set_state", "dump", "pause", "resume"):
         setattr(mx.profiler, name, _on_workers(getattr(mx.profiler, name)))
+    mx.model._train_multi_device = _naming_what_is_left_out(mx.model._train_multi_device)
     module_class = mx.module.Module
     module_class.init_optimizer = _telling_the_store(module_class.init_optimizer)
     FORWARD_READS.start()
@@ -90,8 +93,6 @@ def _mended(create_kvstore: Any, keys_are_places: bool) -> Any:
                     "Unset MXNET_UPDATE_ON_KVSTORE, so that the servers update"
                 )
             store.expect_rows(_row_sparse_gradients)
-        if isinstance(store, P3) and _never_pushed:
-            store.leave_to_script({name: name for name in _never_pushed})
         return store, on_kvstore
 
     return create
@@ -99,13 +100,11 @@ def _mended(create_kvstore: Any, keys_are_places: bool) -> Any:
 
 _row_sparse_gradients: Set[str] = set()
 """The parameters with row_sparse gradients of the Module that is about to create its store."""
-_never_pushed: List[str] = []
-"""Its auxiliary states and fixed parameters."""
 
 
 def _telling_the_store(init_optimizer: Any) -> Any:
     """Has the store of a Module know which gradients are row_sparse, since their weights do not
-    tell, and what has no gradients."""
+    tell, and what has no gradients. Values of a checkpoint are in its executors afterwards."""
 
     @functools.wraps(init_optimizer)
     def telling(module: mx.module.Module, *arguments: Any, **more: Any) -> None:
@@ -113,14 +112,31 @@ def _telling_the_store(init_optimizer: Any) -> Any:
         for name, gradients in zip(group.param_names, group.grad_arrays):
             if gradients and gradients[0] is not None and gradients[0].stype == ROW_SPARSE:
                 _row_sparse_gradients.add(name)
-        _never_pushed.extend([*module._aux_names, *module._fixed_param_names])
         try:
             init_optimizer(module, *arguments, **more)
         finally:
             _row_sparse_gradients.clear()
-            _never_pushed.clear()
+        store = module._kvstore
+        if isinstance(store, P3):
+            store.keep_unpushed(lambda: of_module(module))
+            module._params_dirty |= store.resumed_steps > 0
 
     return telling
+
+
+def _naming_what_is_left_out(train: Any) -> Any:
+    """Has FeedForward say that its auxiliary states are not in checkpoints."""
+
+    @functools.wraps(train)
+    def naming(
+        symbol: Any, ctx: Any, arg_names: Any, param_names: Any, aux_names: Any, *arguments: Any,
+        kvstore: Any, **more: Any,
+    ) -> None:  # fmt: skip
+        if isinstance(kvstore, P3) and kvstore.rank == 0:
+            leave_out(aux_names)
+        train(symbol, ctx, arg_names, param_names, aux_names, *arguments, kvstore=kvstore, **more)
+
+    return naming
 
 
 def _updating_in_one_step(update: Any) -> Any:

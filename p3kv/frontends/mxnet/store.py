@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import atexit
 import operator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import (
     Any,
     Callable,
     Collection,
-    ContextManager,
     Dict,
     Iterable,
+    Iterator,
     List,
     Mapping,
     NoReturn,
@@ -59,6 +59,7 @@ from p3kv.frontends.mxnet.forward_order import FORWARD_READS, OrderLearner
 from p3kv.frontends.mxnet.operations import Operations
 from p3kv.frontends.mxnet.pushes import Pushes
 from p3kv.frontends.mxnet.server_states import ServerStates
+from p3kv.frontends.mxnet.unpushed import Local
 from p3kv.frontends.mxnet.updater import ServersUpdater
 from p3kv.frontends.mxnet.worker_optimizer import WorkerOptimizer
 from p3kv.wire.messages import Key, called
@@ -187,10 +188,14 @@ class P3(KVStoreBase):
         """Whether anybody has used the store: it has an optimizer, a key or a key's name."""
         return bool(self._updater or self._names or self._own.declared())
 
-    def leave_to_script(self, names: Mapping[Key, str]) -> None:
-        """Has checkpoints leave parameters to the script that no gradient changes, by key."""
-        if config.current().checkpoint_dir is not None:
-            self._resuming.leave_to_script(names)
+    def keep_unpushed(self, source: Callable[[], List[Local]]) -> None:
+        """Has checkpoints keep what no gradient changes, which `source()` gives at each of them;
+        after its keys are declared. Where the job goes on from a checkpoint, values that have no
+        keys are the checkpoint's afterwards, on all workers.
+        """
+        if self._own.is_saved:
+            for local in self._resuming.keep_unpushed(source):
+                self.broadcast(local.key, local.arrays[0], local.arrays)
 
     def name_keys(self, names: Mapping[Key, str]) -> None:
         """Sets the user's names of parameters whose keys are still to be declared."""
@@ -384,11 +389,14 @@ class P3(KVStoreBase):
         number = self._pushes.clipping.number
         return self._own.norm(number) if number else None
 
-    def one_step(self, fresh: Optional[Collection[Key]] = None) -> ContextManager[None]:
+    @contextmanager
+    def one_step(self, fresh: Optional[Collection[Key]] = None) -> Iterator[None]:
         """What is pushed inside is one step: for `clip_global_norm`, and for settings that have
         changed. Nothing that waits for a new value may be inside. `fresh`: the keys of which this
         worker has a gradient, unless that is all."""
-        return self._pushes.one_step(fresh)
+        with self._pushes.one_step(fresh):
+            yield
+        self._own.step_ends()
 
     def save_optimizer_states(self, fname: str, dump_optimizer: bool = False) -> None:
         """Writes what the servers' optimizer remembers, as MXNet's Updater writes it.

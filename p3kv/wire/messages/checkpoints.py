@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Dict, List, Tuple
 
 from p3kv.wire.messages.base import UNKNOWN, Message, check, check_number, check_plain
+from p3kv.wire.messages.control import MAX_HOST_CHARS
 from p3kv.wire.messages.keys import MAX_KEY_ID, MAX_STORE, check_called
 
 MAX_STEP = 2**53
@@ -58,10 +59,13 @@ class Checkpoint(Message, frozen=True):
     keep_from: int
     """Checkpoints of older steps are no longer needed; UNKNOWN: all are."""
     stores: List[StoreAtCut]
+    workers_host: str = ""
+    """Where worker rank 0 writes a file of its own; empty: it has nothing to write."""
 
     def __post_init__(self) -> None:
         check_number("a step", self.step, 0, MAX_STEP)
         check_number("a step", self.keep_from, UNKNOWN, MAX_STEP)
+        check(len(self.workers_host) <= MAX_HOST_CHARS, "a host's address")
         check(0 < len(self.identity) <= MAX_IDENTITY_CHARS, "a checkpoint's identity")
 
 

@@ -1,0 +1,112 @@
+"""Between which steps there is a checkpoint, and what belongs to it."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from typing import Callable, Dict, List, NamedTuple, Optional, Tuple
+
+import numpy as np
+
+from p3kv.wire.messages import Key, Resumed, ResumedStore, StoreAtCut
+
+
+class Unpushed(NamedTuple):
+    """A value of worker rank 0 that no gradient changes, such as a running average."""
+
+    key: Key
+    name: str
+    """What the user calls it."""
+    shape: Tuple[int, ...]
+    dtype: str
+    value: Future[np.ndarray]
+    """A copy of it, as soon as the framework has computed it."""
+
+
+class Cut(NamedTuple):
+    """What belongs to a checkpoint."""
+
+    after: int
+    """The last step whose pushes do, of those that all stores count."""
+    step: int
+    """As the script counts."""
+    stores: List[StoreAtCut]
+    unpushed: List[Tuple[int, Unpushed]] = []  # noqa: RUF012  nobody changes it
+    """Worker rank 0's values that no gradient changes, with the store's number."""
+
+
+class Cuts:
+    """Says between which steps there is a checkpoint. Belongs to the thread that uses the stores.
+
+    Where several stores take turns, as for a GAN, a checkpoint is before a step of the store that
+    leads: the one that has made the first step. So all have made the same number of iterations.
+    Another leads when it steps and the one that led does not any more.
+    """
+
+    def __init__(self, every: int, resumed: Callable[[], Resumed]) -> None:
+        """`every`: how many steps of the store that leads. `resumed()` waits until it is known from
+        which checkpoint the job goes on."""
+        self._every = every
+        self._resumed = resumed
+        self._stores: List[Callable[[], StoreAtCut]] = []
+        self._unpushed: List[Callable[[], List[Unpushed]]] = []
+        self._copies: Optional[List[Tuple[int, Unpushed]]] = None
+        """Those of the newest step's end, if there may be a checkpoint now."""
+        self._steps: Dict[int, int] = {}
+        """By store: the number of its steps, in this run and before it."""
+        self._step: Optional[int] = None
+        """Counts the steps of all stores, in this run and before it."""
+        self._leader: Optional[int] = None
+        self._followed: Dict[int, int] = {}
+        """By store: its steps since the last one of the store that leads."""
+        self.count = 0
+        """How many checkpoints were due."""
+
+    def add(
+        self, at_cut: Callable[[], StoreAtCut], unpushed: Callable[[], List[Unpushed]]
+    ) -> Optional[ResumedStore]:
+        """Adds the next store, which says what it is between two steps, and copies what no gradient
+        of its keys changes; returns what it is in the checkpoint from which the job goes on."""
+        number = len(self._stores)
+        self._stores.append(at_cut)
+        self._unpushed.append(unpushed)
+        return next((one for one in self._resumed().stores if one.store == number), None)
+
+    def due(self, store: int, steps: int) -> Optional[int]:
+        """To be called before a store's step, with the number of those that it has made in this
+        run and before it. Returns the step of the checkpoint that is due now."""
+        if self._step is None:
+            self._step = self._resumed().step
+        self._steps[store] = steps + 1
+        step, self._step = self._step, self._step + 1
+        is_first = self._leader is None
+        if is_first or self._followed.get(store, 0) >= self._every:
+            self._leader = store
+        if store != self._leader:
+            self._followed[store] = self._followed.get(store, 0) + 1
+            return None
+        self._followed.clear()
+        if is_first or steps % self._every:
+            return None  # the first step is where the run begins
+        self.count += 1
+        return step
+
+    def may_be_due(self) -> bool:
+        """Whether the next step may be one before which there is a checkpoint."""
+        return any(
+            steps % self._every == 0
+            and (store == self._leader or self._followed.get(store, 0) >= self._every)
+            for store, steps in self._steps.items()
+        )
+
+    def step_ended(self) -> None:
+        """To be called at the end of each step of any store: when the next step begins, its forward
+        pass has changed running averages already."""
+        self._copies = self._all_unpushed() if self.may_be_due() else None
+
+    def cut(self, after: int, step: int) -> Cut:
+        """All stores as they are now, between two steps; `step` is the one that `due` has said."""
+        unpushed = self._all_unpushed() if self._copies is None else self._copies
+        return Cut(after, step, [at_cut() for at_cut in self._stores], unpushed)
+
+    def _all_unpushed(self) -> List[Tuple[int, Unpushed]]:
+        return [(store, one) for store, copy in enumerate(self._unpushed) for one in copy()]
