@@ -6,12 +6,17 @@ import mxnet as mx
 trainer = mx.gluon.Trainer(net.collect_params(), "sgd", kvstore="p3")
 """
 
-from p3kv import frontends, roles
-from p3kv.config import configure
-from p3kv.version import VERSION as __version__
+from p3kv import interrupts
+
+interrupts.end_silently()
+
+from p3kv import frontends, roles  # noqa: E402  the imports that take time
+from p3kv.config import configure  # noqa: E402
+from p3kv.version import VERSION as __version__  # noqa: E402
 
 __all__ = ["__version__", "configure"]
 
+interrupts.raise_again()
 frontends.register()
 roles.take_over()
 frontends.attach(frontends.FRONT_ENDS)

@@ -9,11 +9,15 @@ from difflib import get_close_matches
 
 import shtab
 
-from p3kv import config
-from p3kv.commands import COMMANDS
-from p3kv.errors import P3Error
-from p3kv.streams import drop_output, guard
-from p3kv.version import VERSION
+from p3kv import interrupts
+
+interrupts.end_silently()
+
+from p3kv import config  # noqa: E402
+from p3kv.commands import COMMANDS  # noqa: E402
+from p3kv.errors import P3Error  # noqa: E402
+from p3kv.streams import drop_output, guard  # noqa: E402
+from p3kv.version import VERSION  # noqa: E402
 
 _WRONG, _INTERRUPTED, _BROKEN_PIPE = 2, 130, 141
 
@@ -32,6 +36,7 @@ def main(argv: list[str] | None = None) -> int:
     An error of p3kv's is one line, with P3KV_VERBOSE=1 a traceback. Errors of a script that a
     command runs in this process are the script's affair (`own_errors`).
     """
+    interrupts.raise_again()
     guard()
     parser = _parser()
     arguments = sys.argv[1:] if argv is None else argv

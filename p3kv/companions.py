@@ -73,7 +73,7 @@ def start(
 
 
 def _listener(launch: Launch) -> socket.socket:
-    address = listening_address(launch.root_host)
+    address = listening_address(launch)
     try:
         return socket.create_server(
             (address, launch.root_port), family=family_of(address), backlog=_BACKLOG
@@ -90,8 +90,8 @@ def _listener(launch: Launch) -> socket.socket:
                 "DMLC_PS_ROOT_PORT of its own, the same in all its processes."
             ) from error
         raise ConfigError(
-            f"{where}: {error.strerror}. DMLC_PS_ROOT_URI must be an address of that host; set it "
-            "in all processes."
+            f"{where}: {error.strerror}. {launch.root_variable} must be an address of that host; "
+            "set it in all processes."
         ) from error
 
 

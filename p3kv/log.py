@@ -11,7 +11,8 @@ REPORTS = "p3kv.report"
 class Lines(logging.Formatter):
     """Marks each line with the process; what was asked for also with its rank and the time.
 
-    Warnings and errors come without: they name the processes that they are about.
+    Warnings and errors come without: they name the processes that they are about, which may be
+    this one.
     """
 
     def __init__(self, role: str) -> None:
@@ -22,7 +23,9 @@ class Lines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         said = super().format(record)
         if record.levelno >= logging.WARNING:
-            return f"p3kv {self._role}: {said}"
+            whose = f"{self._role}{self.rank}"
+            itself = said.startswith((f"{whose}: ", f"{whose} (round "))
+            return f"p3kv {said}" if itself else f"p3kv {self._role}: {said}"
         clock = f"{self.formatTime(record, '%H:%M:%S')}.{record.msecs:03.0f}"
         return f"p3kv {self._role}{self.rank} {clock}: {said}"
 

@@ -31,6 +31,11 @@ class Words:
     """When the framework takes roles over, and what then runs: "Where ..."."""
 
 
+def counted(number: int, thing: str) -> str:
+    """A number of things: "1 server", "2 servers"."""
+    return f"{number} {thing}{'' if number == 1 else 's'}"
+
+
 _front_ends: List[Words] = []
 
 

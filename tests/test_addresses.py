@@ -58,7 +58,7 @@ def test_an_ipv6_scheduler_may_be_written_with_brackets_or_without(written: str)
     launch = _launch(written, P3KV_SECRET="")
     assert launch.root_host == "::1"
     assert scheduler_address(launch) == "[::1]:9000"
-    assert (own_address(launch), listening_address("::1")) == ("::1", "::1")
+    assert (own_address(launch), listening_address(launch)) == ("::1", "::1")
     assert launch.job == "[::1]:9000/2w1s"
 
 

@@ -15,9 +15,9 @@ import pytest
 ROOT = Path(__file__).parent.parent
 
 GROUND = {
-    "p3kv.addresses", "p3kv.errors", "p3kv.config", "p3kv.forwarding", "p3kv.log", "p3kv.naming",
-    "p3kv.ranks", "p3kv.registry", "p3kv.secret", "p3kv.streams", "p3kv.trace", "p3kv.trial",
-    "p3kv.version", "p3kv.words",
+    "p3kv.addresses", "p3kv.config", "p3kv.errors", "p3kv.forwarding", "p3kv.interrupts",
+    "p3kv.log", "p3kv.naming", "p3kv.ranks", "p3kv.registry", "p3kv.secret", "p3kv.streams",
+    "p3kv.trace", "p3kv.trial", "p3kv.version", "p3kv.words",
 }  # fmt: skip
 MIDDLE = {
     "p3kv.checkpoints", "p3kv.wire", "p3kv.slicing", "p3kv.codecs", "p3kv.consistency",
@@ -33,11 +33,19 @@ MAY_IMPORT: Dict[str, Set[str]] = {
     "p3kv.registry": {"p3kv.errors"},
     "p3kv.words": set(),
     "p3kv.streams": set(),
+    "p3kv.interrupts": set(),
     "p3kv.forwarding": set(),
     "p3kv.ranks": {"p3kv.errors"},
     "p3kv.secret": {"p3kv.addresses", "p3kv.errors"},
     "p3kv.trial": {"p3kv.errors"},
-    "p3kv.config": {"p3kv.addresses", "p3kv.errors", "p3kv.ranks", "p3kv.registry", "p3kv.secret"}
+    "p3kv.config": {
+        "p3kv.addresses",
+        "p3kv.errors",
+        "p3kv.interrupts",
+        "p3kv.ranks",
+        "p3kv.registry",
+        "p3kv.secret",
+    }
     | {"p3kv.trial", "p3kv.words"},
     "p3kv.slicing": GROUND,
     "p3kv.codecs": GROUND,
@@ -63,7 +71,7 @@ MAY_IMPORT: Dict[str, Set[str]] = {
     "p3kv.plan": GROUND | {"p3kv.forecast", "p3kv.report"},
     "p3kv.compare": GROUND | {"p3kv.forecast", "p3kv.launcher", "p3kv.plan", "p3kv.report"},
     "p3kv.commands": GROUND
-    | {"p3kv.compare", "p3kv.launcher", "p3kv.timeline", "p3kv.top"}
+    | {"p3kv.compare", "p3kv.launcher", "p3kv.timeline", "p3kv.top", "p3kv.transport"}
     | {"p3kv.doctor", "p3kv.forecast", "p3kv.frontends", "p3kv.plan"},
     "p3kv.cli": GROUND | {"p3kv.commands"},
     "p3kv": GROUND | {"p3kv.roles", "p3kv.frontends"},

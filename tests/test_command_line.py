@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
+import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -223,3 +224,24 @@ def test_a_command_whose_output_nobody_takes_says_so_in_one_line(
     command = f"{shlex.join([*P3KV, 'doctor'])} {where}; exit ${{PIPESTATUS[0]}}"
     result = run(["bash", "-c", command], environment(PYTHONUNBUFFERED=1), 60)
     assert (result.output, result.code) == (said, code)
+
+
+def test_ctrl_c_while_a_command_is_imported_ends_it_without_a_traceback() -> None:
+    """Python's own start before that is not p3kv's."""
+    interrupted = (
+        "import os, signal, sys\n"
+        "class Interrupts:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name == WHERE:\n"
+        "            os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Interrupts())\n"
+        "sys.argv = ['p3kv', '--version']\n"
+        "from p3kv.cli import main\n"
+        "sys.exit(main())\n"
+    )
+    for module in ("p3kv.errors", "msgspec", "p3kv.worker.worker", "p3kv.commands.doctor"):
+        code = interrupted.replace("WHERE", repr(module))
+        ended = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, timeout=DEADLINE_S
+        )
+        assert (ended.returncode, ended.stderr) == (-signal.SIGINT, b""), module

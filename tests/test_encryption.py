@@ -23,7 +23,7 @@ from p3kv.wire.proofs import Proofs
 from p3kv.wire.protocol import FROM_WORKERS, Conversation
 from tests.faults import Proxy
 from tests.in_memory import Memory
-from tests.jobs import ROOT, SCRIPTS, JobResult, joined, run_job
+from tests.jobs import DEADLINE_S, ROOT, SCRIPTS, JobResult, environment, joined, run, run_job
 from tests.served import Serving
 
 sys.path.insert(0, str(SCRIPTS))
@@ -146,6 +146,9 @@ def test_without_the_package_that_it_needs_it_says_how_to_install_it(tmp_path: P
         assert result.code == 1 and "Traceback" not in result.output, result.output
         for words in ("worker 1", "there is none", "pip install 'cryptography>=38'"):
             assert words in result.output, f"{name}: {result.output}"
+    launch = [sys.executable, "-m", "p3kv", "launch", "-n", "1", "--", "true"]
+    result = run(launch, environment(**lacks), DEADLINE_S)
+    assert result.code == 2 and result.output.startswith("p3kv launch: P3KV_ENCRYPT=1 needs the")
 
 
 def ends(workers_key: bytes) -> Tuple[Link, Link]:

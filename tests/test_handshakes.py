@@ -294,7 +294,7 @@ def test_training_goes_on_to_the_right_result_while_others_connect(
             "another job's worker": "runs another job",
             "another version": "install the same p3kv everywhere",
             "another role": "no role 'boss'",
-            "one worker too many": "all 2 workers of the job have arrived already",
+            "one worker too many": "the job has its 2 workers already",
         }.items():
             assert words in decode(answers[name][0], Refused).reason
             assert place["P3KV_JOB"].encode() not in answers[name][0]

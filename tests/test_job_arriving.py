@@ -144,7 +144,7 @@ def test_one_more_than_wanted_is_refused(role: str) -> None:
     job = assembled()
     ((_, refused),) = job.handle(b"x", hello(role))
     assert isinstance(refused, Refused)
-    assert f"all 2 {role}s of the job have arrived already" in refused.reason
+    assert f"the job has its 2 {role}s already" in refused.reason
 
 
 def test_a_second_hello_of_a_process_is_refused() -> None:

@@ -160,17 +160,28 @@ class TestSlurm:
 
 
 @needs(_NO_CLUSTER)
-def test_a_scheduler_that_others_could_not_reach_by_its_name_says_so(cluster: Cluster) -> None:
-    place = {
-        "DMLC_ROLE": "scheduler", "DMLC_PS_ROOT_URI": "own-name", "DMLC_PS_ROOT_PORT": 9000,
-        "DMLC_NUM_WORKER": 1, "DMLC_NUM_SERVER": 1,
-    }  # fmt: skip
-    scheduler = cluster.hosts[0].popen(
-        [sys.executable, "-m", "p3kv"],
+@pytest.mark.parametrize(
+    ("said_by", "place"),
+    [
+        ("DMLC_PS_ROOT_URI", {
+            "DMLC_ROLE": "scheduler", "DMLC_PS_ROOT_URI": "own-name", "DMLC_PS_ROOT_PORT": 9000,
+            "DMLC_NUM_WORKER": 1, "DMLC_NUM_SERVER": 1,
+        }),
+        ("MASTER_ADDR", {
+            "RANK": 0, "WORLD_SIZE": 2, "MASTER_ADDR": "own-name", "MASTER_PORT": 29500,
+        }),
+    ],
+)  # fmt: skip
+def test_a_scheduler_that_others_could_not_reach_by_its_name_says_so(
+    cluster: Cluster, said_by: str, place: Dict[str, object]
+) -> None:
+    process = cluster.hosts[0].popen(
+        [sys.executable, "-c", "import p3kv"],
         env=environment(**place),
         stderr=subprocess.PIPE,
         text=True,
     )
-    said = scheduler.communicate(timeout=DEADLINE_S)[1]
-    assert scheduler.returncode == 1, said
-    assert "'own-name', which on this host means 127.0.1.1: others can't reach that" in said
+    said = process.communicate(timeout=DEADLINE_S)[1]
+    assert process.returncode == 1, said
+    wrong = f"{said_by} is 'own-name', which on this host means 127.0.1.1: others can't reach that"
+    assert wrong in said

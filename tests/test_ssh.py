@@ -195,3 +195,13 @@ def test_what_travels_to_other_hosts_is_settings_and_paths() -> None:
     goes = {"P3KV_X": "1", "PS_VERBOSE": "1", "MXNET_X": "", "PATH": "/bin", "PYTHONPATH": "x"}
     stays = {"HOME": "/root", "AWS_SECRET_ACCESS_KEY": "x", "DMLC_NODE_HOST": "x", "XP3KV_": "x"}
     assert forwarded({**goes, **stays}) == goes
+
+
+@pytest.mark.parametrize("said", [b"", b"15\n", b"15\n9\n"])
+def test_a_guardian_that_is_told_to_end_before_it_has_an_errand_ends_without_a_word(
+    said: bytes,
+) -> None:
+    """As where another host can't be reached, and the launcher ends the job."""
+    command = guardian_command("host", 1.0)
+    guardian = subprocess.run(command, input=said, capture_output=True, timeout=30)
+    assert (guardian.returncode, guardian.stdout, guardian.stderr) == (0, GREETING, b"")

@@ -208,11 +208,11 @@ def in_vain() -> Iterator[Dict[str, JobResult]]:
 OTHER_PORT = ["at 127.0.0.1:", "Another program holds the port", "DMLC_PS_ROOT_PORT", "p3kv launch"]
 IN_VAIN = {
     "too few workers": [
-        "1 of 3 workers arrived (worker 0, 2 missing)", "1 of 1 servers arrived",
+        "1 of 3 workers arrived (worker 0, 2 missing)", "1 of 1 server arrived",
         "DMLC_NUM_WORKER", "P3KV_RENDEZVOUS_TIMEOUT_S",
     ],
     "too few servers": [
-        "1 of 1 workers arrived", "1 of 2 servers arrived", "DMLC_NUM_SERVER", "output of those",
+        "1 of 1 worker arrived", "1 of 2 servers arrived", "DMLC_NUM_SERVER", "output of those",
     ],
     "no scheduler": [
         "no p3kv scheduler answered at 127.0.0.1:", "nothing listens there",
@@ -245,10 +245,10 @@ def test_whoever_waits_in_vain_ends_and_says_for_whom(
     [
         (
             "too few workers: scheduler",
-            ["waiting for worker 0, worker 2; 1 of 3 workers and 1 of 1 servers have come "
+            ["waiting for worker 0, worker 2; 1 of 3 workers and 1 of 1 server have come "
              "(127.0.0.1: worker 1, server", "once its script does 'import p3kv'"],
         ),
-        ("too few servers: scheduler", ["waiting for 1 servers; 1 of 1 workers and 1 of 2 "]),
+        ("too few servers: scheduler", ["waiting for 1 server; 1 of 1 worker and 1 of 2 "]),
         ("no scheduler: server", ["waiting for a p3kv scheduler at 127.0.0.1:", "nothing listens"]),
         ("a silent server: worker", ["waiting for a p3kv", "says nothing that a scheduler says"]),
     ],

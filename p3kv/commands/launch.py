@@ -97,6 +97,10 @@ def _launch(options: argparse.Namespace) -> int:
         raise ConfigError(
             "--resume and --restarts need checkpoints: set P3KV_CHECKPOINT_DIR to a folder for them"
         )
+    if settings.encrypt and not options.hosts:  # other hosts' Python is not this one
+        from p3kv.transport.certificate import check_package
+
+        check_package()
     command = workers_command(options)
     more = {"root_port": options.root_port, "resume": options.resume}
     more["restarts"] = options.restarts

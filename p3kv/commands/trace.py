@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, List
 
 from p3kv.errors import TraceError
+from p3kv.words import counted
 
 if TYPE_CHECKING:
     from p3kv.commands.arguments import Commands
@@ -71,7 +72,7 @@ def _draw(timeline: Timeline, shown: Iteration, of_step: List[Iteration], path: 
 
 def _clocks(timeline: Timeline) -> str:
     unknown = [one.process.name for one in timeline.processes if not one.has_clock]
-    roles = (f"{len(timeline.of_role(role))} {role}s" for role in ("worker", "server"))
+    roles = (counted(len(timeline.of_role(role)), role) for role in ("worker", "server"))
     worst_ms = max(one.uncertainty_ns for one in timeline.processes) / 1e6
     text = f"{' and '.join(roles)}; "
     text += f"their clocks are aligned within {worst_ms:.2f} ms" if worst_ms else "on one clock"

@@ -14,6 +14,7 @@ from p3kv.forecast import Workload
 from p3kv.launcher import Host, launch, launch_on
 from p3kv.report.rates import seconds
 from p3kv.trial import ALONE, FIFO, NATIVE, P3KV, Report, Trial
+from p3kv.words import counted
 
 TITLES = {
     ALONE: "computing alone", NATIVE: "dist_sync", FIFO: "p3kv, FIFO", P3KV: "p3kv"
@@ -125,8 +126,9 @@ def _reports(job: Job, trial: Trial, title: str, show: Optional[BinaryIO]) -> Li
         raise TrialFailed(f"{title}: the job failed, as its output says", code, output.last_lines)
     if len(told) < job.workers:
         raise TrialFailed(
-            f"{title}: {job.workers - len(told)} of {job.workers} workers did not import p3kv. "
-            "Make 'import p3kv' the script's first import, or start it as 'p3kv run train.py'",
+            f"{title}: {job.workers - len(told)} of {counted(job.workers, 'worker')} did not "
+            "import p3kv. Make 'import p3kv' the script's first import, or start it as 'p3kv run "
+            "train.py'",
             1,
             output.last_lines,
         )

@@ -47,6 +47,8 @@ class Launch:
     secret: bytes = field(default=b"", repr=False)
     """What only the job's processes know (`p3kv.secret`); empty if the job has none: then it is one
     account's, on one machine."""
+    root_variable: str = "DMLC_PS_ROOT_URI"
+    """The variable by which the user has said where the scheduler runs."""
     beside: Tuple[Mapping[str, str], ...] = field(default=(), repr=False)
     """Environments of the processes that this one starts beside itself (`p3kv.ranks`)."""
 
@@ -95,6 +97,7 @@ class Launch:
             launcher_fd=optional_number("P3KV_LAUNCHER_FD", environ),
             launched=flag("P3KV_LAUNCHED", False, environ),
             secret=secret,
+            root_variable=_root_variable(host, environ),
             beside=tuple(beside),
         )
 
@@ -158,6 +161,12 @@ def where_secret_is(environ: Mapping[str, str] = os.environ) -> Optional[str]:
     if not job_secret(environ):
         return None
     return FILE_VARIABLE if environ.get(FILE_VARIABLE) else VARIABLE
+
+
+def _root_variable(host: str, environ: Mapping[str, str]) -> str:
+    """The one that has the scheduler's host: what launchers of ranks are told comes before what
+    follows from it (`p3kv.ranks`)."""
+    return "MASTER_ADDR" if environ.get("MASTER_ADDR") == host else "DMLC_PS_ROOT_URI"
 
 
 def _task(role: str, environ: Mapping[str, str]) -> Optional[int]:

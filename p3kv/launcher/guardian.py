@@ -156,8 +156,8 @@ def _host(grace_s: float) -> None:
     sys.stdout.buffer.write(GREETING)
     sys.stdout.buffer.flush()
     first = lines.readline()
-    if not first:
-        return
+    if not first.startswith(b"{"):
+        return  # the launcher has ended, or ends the job before this process was to start
     errand = json.loads(first)
     link, fd = None, -1
     if errand["has_link"]:

@@ -11,6 +11,7 @@ from matplotlib.ticker import FuncFormatter, NullLocator
 
 from p3kv.plan.predictions import STORES, Prediction, Series
 from p3kv.report.rates import bit_rate
+from p3kv.words import counted
 
 _STYLES: Tuple[Dict[str, Any], ...] = (
     {"color": "tab:red", "marker": "s"},
@@ -32,7 +33,7 @@ def draw(series: Series, model: str, path: Path) -> None:
     left.xaxis.set_major_formatter(FuncFormatter(lambda rate, _: bit_rate(rate / 8)))
     left.set_xlabel("bandwidth of each host's link, in each direction")
     left.set_ylabel("samples/s of all hosts")
-    left.set_title(f"{asked.hosts} hosts", fontsize=10)
+    left.set_title(counted(asked.hosts, "host"), fontsize=10)
 
     _lines(right, series.by_hosts, lambda one: one.hosts, lambda one: one.hosts, markers=True)
     at_best = [one for one in series.by_hosts if one.takes_dist_sync_as_balanced]

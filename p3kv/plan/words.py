@@ -8,6 +8,7 @@ from p3kv.forecast.forecast import MOST_HOSTS_EACH
 from p3kv.plan.predictions import STORES, Prediction, Series
 from p3kv.report.rates import bit_rate
 from p3kv.report.verdict import LITTLE
+from p3kv.words import counted
 
 _BALANCED = "*"
 
@@ -43,7 +44,7 @@ def _number(samples_s: float) -> str:
 def advice(asked: Prediction) -> str:
     """Whether the network is the limit, what p3kv gains, and what else helps."""
     found = asked.forecast
-    where = f"On {asked.hosts} hosts with {bit_rate(asked.link_bit_s / 8)}"
+    where = f"On {counted(asked.hosts, 'host')} with {bit_rate(asked.link_bit_s / 8)}"
     waiting = 1 - found.compute_s / found.dist_sync_s
     gain = found.dist_sync_s / found.p3kv_s
     if waiting <= LITTLE:

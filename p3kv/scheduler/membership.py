@@ -19,6 +19,7 @@ from p3kv.wire.messages import (
     Hello,
     Roster,
 )
+from p3kv.words import counted
 
 
 @dataclass
@@ -178,12 +179,12 @@ class Membership:
         by_host: Dict[str, List[str]] = {}
         for role, wanted in self._wanted.items():
             nodes = self.role(role)
-            came.append(f"{len(nodes)} of {wanted} {role}s")
+            came.append(f"{len(nodes)} of {counted(wanted, role)}")
             ranks = self._missing(role)
             if ranks and nodes:
                 missing += [f"{role} {rank}" for rank in ranks]
             elif len(nodes) < wanted:
-                missing.append(f"{wanted - len(nodes)} {role}s")
+                missing.append(counted(wanted - len(nodes), role))
             for node in nodes:
                 by_host.setdefault(node.hello.host, []).append(self.called(node))
         places = "; ".join(f"{host}: {', '.join(names)}" for host, names in by_host.items())
@@ -200,7 +201,7 @@ class Membership:
             nodes = self.role(role)
             ranks = ", ".join(map(str, self._missing(role) if nodes else []))
             missing = f" ({role} {ranks} missing)" if ranks else ""
-            counts.append(f"{len(nodes)} of {wanted} {role}s arrived{missing}")
+            counts.append(f"{len(nodes)} of {counted(wanted, role)} arrived{missing}")
         return Failure(
             f"{' and '.join(counts)}, and nobody else came for {waited_s:g} s",
             "scheduler",
@@ -248,7 +249,7 @@ class Membership:
             return "this process has said Hello before"
         if len(self.role(hello.role)) >= self._wanted[hello.role]:
             return (
-                f"all {self._wanted[hello.role]} {hello.role}s of the job have arrived already; "
+                f"the job has its {counted(self._wanted[hello.role], hello.role)} already; "
                 "is a process of an earlier run still there, or is the number too small?"
             )
         return self._wrong_number(hello)

@@ -100,7 +100,7 @@ def _bind(router: zmq.Socket, launch: Launch, settings: Settings) -> None:
     router.setsockopt(zmq.HEARTBEAT_TIMEOUT, heartbeat_timeout_ms(settings))
     if launch.scheduler_fd is not None:
         router.setsockopt(zmq.USE_FD, launch.scheduler_fd)
-    address = endpoint(listening_address(launch.root_host), launch.root_port)
+    address = endpoint(listening_address(launch), launch.root_port)
     try:
         router.bind(f"tcp://{address}")
     except zmq.ZMQError as error:
@@ -111,7 +111,7 @@ def _bind(router: zmq.Socket, launch: Launch, settings: Settings) -> None:
                 "holds it, perhaps the scheduler of an earlier run."
             ) from error
         raise ConfigError(
-            f"the scheduler can't listen at {address}: {error}. DMLC_PS_ROOT_URI must be an "
+            f"the scheduler can't listen at {address}: {error}. {launch.root_variable} must be an "
             "address of the host on which the scheduler runs."
         ) from error
 

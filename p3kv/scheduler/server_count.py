@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Optional, Sequence
 
 from p3kv.slicing import Topology
+from p3kv.words import counted
 
 _WORTH_A_LINE = 1.1
 """A busiest link that is busy for so many times as long as it need be is worth a warning."""
@@ -31,5 +32,4 @@ def too_few_servers(hosts: Topology) -> Optional[str]:
 
 
 def _hosts(names: Sequence[str]) -> str:
-    count = len(set(names))
-    return f"{count} host{'' if count == 1 else 's'}"
+    return counted(len(set(names)), "host")

@@ -25,21 +25,28 @@ class Certificate(NamedTuple):
     key: bytes
 
 
+def check_package() -> None:
+    """Raises ConfigError where the package that makes certificates is missing."""
+    try:
+        from cryptography import x509  # noqa: F401
+    except ImportError as error:
+        raise ConfigError(
+            f"P3KV_ENCRYPT=1 needs the package 'cryptography', and this Python has none that works "
+            f"({error}). Install it on all hosts: pip install 'cryptography>=38'"
+        ) from error
+
+
 def make_certificate(seed: bytes) -> Certificate:
     """The certificate whose Ed25519 key is `seed`, of 32 bytes; signed by this key.
 
     It is byte for byte the same in all processes, since Ed25519's signatures have no random part.
     Raises ConfigError where the package that makes it is missing.
     """
-    try:
-        from cryptography import x509
-        from cryptography.hazmat.primitives import serialization
-        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-    except ImportError as error:
-        raise ConfigError(
-            f"P3KV_ENCRYPT=1 needs the package 'cryptography', and this Python has none that works "
-            f"({error}). Install it on all hosts: pip install 'cryptography>=38'"
-        ) from error
+    check_package()
+    from cryptography import x509
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
     key = Ed25519PrivateKey.from_private_bytes(seed)
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, _NAME)])
     unsigned = x509.CertificateBuilder(name, name, key.public_key(), 1, _FROM, _UNTIL)

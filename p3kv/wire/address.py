@@ -29,9 +29,9 @@ def own_address(launch: Launch) -> str:
         raise RendezvousError(
             "this host finds no way to the scheduler at "
             f"{endpoint(launch.root_host, launch.root_port)}: {error.strerror or error}. "
-            "Check DMLC_PS_ROOT_URI."
+            f"Check {launch.root_variable}."
         ) from error
-    _refuse_own_name(launch.root_host, peer)
+    _refuse_own_name(launch, peer)
     return own
 
 
@@ -44,18 +44,18 @@ def scheduler_address(launch: Launch) -> str:
     return endpoint(host, launch.root_port)
 
 
-def listening_address(host: str) -> str:
-    """The address at which the scheduler listens if `host` is what the others know it by.
+def listening_address(launch: Launch) -> str:
+    """The address at which the scheduler listens.
 
     A name is replaced by what it means here. Raises ConfigError for a name that means an address
     which other hosts can't reach.
     """
     try:
-        meant = addresses(host)
+        meant = addresses(launch.root_host)
     except OSError:
-        return host  # an interface, perhaps; whoever listens there says so if it is none
+        return launch.root_host  # an interface, perhaps; whoever listens says so if it is none
     address = next(filter(_is_own, meant), meant[0])
-    _refuse_own_name(host, address)
+    _refuse_own_name(launch, address)
     return address
 
 
@@ -66,11 +66,12 @@ def _is_own(address: str) -> bool:
     return False
 
 
-def _refuse_own_name(host: str, address: str) -> None:
-    if is_loopback(address) and not is_loopback(host):
+def _refuse_own_name(launch: Launch, address: str) -> None:
+    if is_loopback(address) and not is_loopback(launch.root_host):
         raise ConfigError(
-            f"DMLC_PS_ROOT_URI is '{host}', which on this host means {address}: others can't reach "
-            "that. Set it to the host's address in the job's network, or mend /etc/hosts here."
+            f"{launch.root_variable} is '{launch.root_host}', which on this host means {address}: "
+            "others can't reach that. Set it to the host's address in the job's network, or mend "
+            "/etc/hosts here."
         )
 
 

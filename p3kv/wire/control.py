@@ -95,7 +95,7 @@ class ControlClient:
         self._created_at = time.monotonic()
         self._credentials = credentials
         self._address = f"tcp://{scheduler_address(launch)}"
-        self._contact = FirstContact(launch.root_host, launch.root_port, bool(launch.secret))
+        self._contact = FirstContact(launch)
         self._outbox: Deque[bytes] = deque()
         self._answers: Deque[Any] = deque()
         self._changed = threading.Condition()

@@ -14,6 +14,7 @@ import zmq
 
 from p3kv import words
 from p3kv.addresses import endpoint
+from p3kv.config import Launch
 from p3kv.errors import RendezvousError
 from p3kv.wire.accounts import other_account_at, own_account
 
@@ -37,10 +38,11 @@ _OTHER_PORT = (
 class FirstContact:
     """Reads a ZeroMQ monitor's events. Belongs to one thread, but for `silence`."""
 
-    def __init__(self, host: str, port: int, has_secret: bool) -> None:
-        self._address = endpoint(host, port)
-        self._port = port
-        self._has_secret = has_secret
+    def __init__(self, launch: Launch) -> None:
+        self._address = endpoint(launch.root_host, launch.root_port)
+        self._port = launch.root_port
+        self._root_variable = launch.root_variable
+        self._has_secret = bool(launch.secret)
         self._refusals = 0
         self._failed = False
         """The handshake on the last connection has failed, for a reason that ZeroMQ has told."""
@@ -137,8 +139,8 @@ class FirstContact:
             )
         return RendezvousError(
             f"{start}: nothing listens there. Start the scheduler process, or see its own output "
-            "for why it ended; DMLC_PS_ROOT_URI and DMLC_PS_ROOT_PORT must be those of its host, "
-            f"and P3KV_RENDEZVOUS_TIMEOUT_S lets others wait longer for it. {_import_first()}"
+            f"for why it ended; {self._root_variable} and DMLC_PS_ROOT_PORT must be those of its "
+            f"host, and P3KV_RENDEZVOUS_TIMEOUT_S lets others wait longer for it. {_import_first()}"
         )
 
 
