@@ -9,10 +9,11 @@ import urllib.error
 import urllib.request
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Dict, Tuple
+from typing import Dict, Tuple, Union
 from urllib.parse import urlsplit
 
 import pytest
+from msgspec.structs import astuple
 from prometheus_client.parser import text_string_to_metric_families
 
 from p3kv.config import Settings
@@ -53,6 +54,15 @@ def test_each_process_of_a_job_serves_its_own(tmp_path: Path) -> None:
         assert job.result(DEADLINE_S).code == 0, job.output()
     with pytest.raises(urllib.error.URLError):
         scraped(at["worker 1"])
+
+
+@pytest.mark.parametrize("numbers", [WorkerNumbers(), ServerNumbers()])
+def test_each_metric_says_what_it_is(numbers: Union[WorkerNumbers, ServerNumbers]) -> None:
+    metrics = Metrics(Settings(), "process", 0, lambda: numbers)
+    said = {family.name: family.documentation for family in metrics.collect()}
+    assert len(said) == len([one for one in astuple(numbers) if not isinstance(one, str)])
+    assert all(len(words.split()) > 2 for words in said.values()), said
+    assert len(set(said.values())) == len(said)
 
 
 def closed_within(link: socket.socket, timeout_s: float) -> bool:

@@ -27,19 +27,32 @@ from tests.jobs import DEADLINE_S, SUMS_ONLY, TrainingJob, environment, eventual
 TOP = [sys.executable, "-m", "p3kv", "top"]
 
 
-def reports(at_s: float, steps: int, gone: bool = False) -> Reports:
+def reports(at_s: float, steps: int, gone: bool = False, layer: str = "layer0") -> Reports:
     """Two workers, of which the second is behind, and a server."""
 
     def worker(rank: int) -> ProcessReport:
         numbers = WorkerNumbers(
             uptime_s=at_s, steps=steps, step_s=at_s, computing_s=0.75 * at_s,
             network_s=at_s / 4, queued_frames=3,
-            wire_bytes_sent=int(at_s * 1e6), slowest_layer="layer0",
+            wire_bytes_sent=int(at_s * 1e6), slowest_layer=layer,
         )  # fmt: skip
         return ProcessReport("worker", rank, "10.0.0.7", gone, numbers)
 
     server = ServerNumbers(uptime_s=at_s, rounds=10, last_rounds=(1, 9), last_s=(0.0, 1.8))
     return Reports([ProcessReport("server", 0, "10.0.0.8", False, server), worker(0), worker(1)])
+
+
+@pytest.mark.parametrize("width", [200, 120, 80, 60, 40])
+def test_the_table_has_a_line_for_each_process_and_fits_the_terminal(width: int) -> None:
+    job = Job("python train.py")
+    for at_s, steps in ((2.0, 4), (4.0, 8)):
+        job.take(reports(at_s, steps, layer="resnetv10_stage1_batchnorm0_gamma"))
+    names, cells = job.table(width)
+    widths = [max(map(len, column)) for column in zip(names, *cells)]
+    assert len(cells) == 3 and sum(widths) + 2 * (len(widths) - 1) <= max(width, 60)
+    assert names[0] == "process" and "a step is" in names
+    assert ("slowest layer" in names) == (width >= 120)
+    assert ("inversions" in names) == (width >= 200)
 
 
 def test_rates_are_shown_by_process_and_workers_come_first() -> None:
@@ -59,7 +72,7 @@ def test_rates_are_shown_by_process_and_workers_come_first() -> None:
         "  worker 1: step 8, 0.5 s a step (computing 75%, network 25%; waits most for layer0), "
         "8 Mbit/s out, 0 Mbit/s in, 3 frames queued, 0 inversions"
     )
-    assert job.rows[0].cells == [
+    assert job.rows[0].cells(6) == [
         "worker 0", "10.0.0.7", "8", "2", "computing 75%, network 25%", "8 Mbit/s", "0 Mbit/s",
         "3", "0", "layer0",
     ]  # fmt: skip
@@ -86,7 +99,9 @@ def test_a_running_job_is_found_and_shown_until_it_ends(tmp_path: Path) -> None:
         screen = shown_on_terminal([*TOP, str(pid), "--count", "1"])
         for word in ("worker 0", "server 0", "queued", "slowest"):
             assert word in screen, screen
-        launch = find(pid)
+        assert str(Path("tests", "workers")) in screen  # what the job runs
+        launch, command = find(pid)
+        assert command.startswith(sys.executable)
         assert launch.secret
         with pytest.raises(PeerLostError, match="does not answer"):
             refused(launch, "not the job's secret")

@@ -19,7 +19,39 @@ _MORE_PORTS = 64
 """How many ports after the one that is set are tried: several processes share a host."""
 _UNITS = (("_bytes_s", "_bytes_per_second"), ("_s", "_seconds"))
 """How numbers' names end, and how Prometheus's do."""
-_HELP = "docs/measuring.md has its meaning"
+HELP = {
+    "uptime_s": "For how long the process has measured",
+    "bytes_sent": "Bytes of gradients sent in slices, without headers",
+    "bytes_received": "Bytes of new values received in slices, without headers",
+    "slices_sent": "Slices of gradients sent",
+    "slices_received": "Slices of new values received",
+    "inversions": "Slices that left while a more urgent one waited for another connection",
+    "inversion_bytes": "Bytes of slices that left while a more urgent one waited for another "
+    "connection",
+    "wire_bytes_sent": "Bytes sent on data connections, with headers: a worker's to servers on "
+    "other hosts, a server's to all workers",
+    "wire_bytes_received": "Bytes received on data connections, with headers: a worker's from "
+    "servers on other hosts, a server's from all workers",
+    "steps": "Steps that have ended",
+    "step_s": "Time of all steps that have ended",
+    "computing_s": "Part of the steps' time in which forward and backward passes computed",
+    "script_s": "Part of the steps' time in which the script did something else between two steps",
+    "network_s": "Part of the steps' time in which the forward pass waited for the network",
+    "server_s": "Part of the steps' time in which the forward pass waited for servers that worked",
+    "straggler_s": "Part of the steps' time in which the forward pass waited for another worker's "
+    "gradients",
+    "processor_s": "Part of the steps' time in which the process waited for a free processor",
+    "forward_s": "Time of a forward pass without waiting, as estimated from the last steps",
+    "backward_s": "Time of a backward pass without waiting, as estimated from the last steps",
+    "push_bytes_s": "Bandwidth to all servers together while all workers send, as measured at the "
+    "start of the job",
+    "queued_frames": "Frames that wait to be handled or sent now",
+    "rounds": "Rounds of slices that have ended",
+    "last_rounds": "Rounds of slices in which the gradient of this worker was ready last",
+    "last_s": "For how long others' gradients were ready before that of this worker, in the "
+    "rounds in which it was last",
+}
+"""By number, what it is; Prometheus shows this beside the metric."""
 
 _log = logging.getLogger(REPORTS)
 
@@ -52,7 +84,7 @@ class Metrics:
             kind = GaugeMetricFamily if name in GAUGES else CounterMetricFamily
             by_worker = isinstance(value, tuple)
             labels = ["rank", "worker"] if by_worker else ["rank"]
-            family = kind(f"p3kv_{self._role}_{_with_unit(name)}", _HELP, labels=labels)
+            family = kind(f"p3kv_{self._role}_{_with_unit(name)}", HELP[name], labels=labels)
             for worker, number in enumerate(value if by_worker else (value,)):
                 family.add_metric([self._rank, str(worker)][: len(labels)], number)
             yield family

@@ -33,9 +33,9 @@ def shares(numbers: WorkerNumbers, before: Optional[WorkerNumbers] = None) -> Di
     return {part: max(0.0, seconds) / step_s for part, seconds in taken.items()}
 
 
-def in_short(of: Mapping[str, float]) -> str:
-    """'computing 60%, network 40%', the largest share first."""
-    return ", ".join(f"{part} {share:.0%}" for part, share in _by_size(of).items())
+def in_short(of: Mapping[str, float], most: int = len(PARTS)) -> str:
+    """'computing 60%, network 40%', the largest share first; so many at most."""
+    return ", ".join(f"{part} {share:.0%}" for part, share in list(_by_size(of).items())[:most])
 
 
 def in_words(of: Mapping[str, float]) -> str:

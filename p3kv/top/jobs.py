@@ -11,7 +11,7 @@ import os
 import struct
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import Dict, Optional, Set, Tuple
+from typing import Dict, NamedTuple, Optional, Set, Tuple
 
 from p3kv.addresses import endpoint
 from p3kv.config import Launch
@@ -23,8 +23,16 @@ _AT_SECURE = 23
 _AUXILIARY = struct.Struct("@LL")
 
 
-def find(pid: Optional[int]) -> Launch:
-    """The job of a process, or the only one that has processes here.
+class Found(NamedTuple):
+    """A job, by one of its processes."""
+
+    launch: Launch
+    command: str
+    """What the process runs."""
+
+
+def find(pid: Optional[int]) -> Found:
+    """The job of a process, or the only one that has processes here, by a worker if there is one.
 
     Raises ConfigError where there is none, or more than one.
     """
@@ -39,40 +47,45 @@ def find(pid: Optional[int]) -> Launch:
         if found is None:
             raise ConfigError(f"process {pid} belongs to no job of yours")
         return found
-    jobs: Dict[Tuple[str, int, str], Tuple[int, Launch]] = {}
-    for entry in os.listdir(_PROCESSES):
-        launch = _job_of(int(entry)) if entry.isdigit() else None
-        if launch is not None:
-            place = (launch.root_host, launch.root_port, launch.job)
-            jobs.setdefault(place, (int(entry), launch))
+    jobs: Dict[Tuple[str, int, str], Tuple[int, Found]] = {}
+    for number in sorted(int(entry) for entry in os.listdir(_PROCESSES) if entry.isdigit()):
+        found = _job_of(number)
+        if found is not None:
+            place = (found.launch.root_host, found.launch.root_port, found.launch.job)
+            _, known = jobs.setdefault(place, (number, found))
+            if known.launch.role != "worker" and found.launch.role == "worker":
+                jobs[place] = (number, found)
     if len(jobs) > 1:
         some = ", ".join(
             f"{pid} ({endpoint(host, port)})" for (host, port, _), (pid, _) in jobs.items()
         )
         raise ConfigError(f"there are several jobs; name one by a process of it: {some}")
-    for _, launch in jobs.values():
-        return launch
+    for _, found in jobs.values():
+        return found
     raise ConfigError(
         "no process of a job runs on this host as this user. Start 'p3kv top' where a worker, a "
         "server or the scheduler runs, as the same user"
     )
 
 
-def _job_of(pid: int) -> Optional[Launch]:
+def _job_of(pid: int) -> Optional[Found]:
     variables = {}
     # It may end while we look, and belong to somebody else.
     with suppress(OSError), closing(_Process(pid)) as process:
         # Twice: it may become another program meanwhile.
         if not process.is_ours():
             return None
-        environment = process.read("environ")
+        environment, command = process.read("environ"), process.read("cmdline")
         if not process.is_ours():
             return None
         for line in environment.split(b"\0"):
             name, _, value = os.fsdecode(line).partition("=")
             variables[name] = value
-    with suppress(ConfigError):
-        return Launch.from_environment(variables)
+        with suppress(ConfigError):
+            launch = Launch.from_environment(variables)
+            if launch is not None:
+                text = os.fsdecode(command.replace(b"\0", b" ")).strip()
+                return Found(launch, "".join(one if one.isprintable() else "?" for one in text))
     return None
 
 
