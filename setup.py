@@ -22,7 +22,7 @@ from setuptools import setup
 def without_the_repository(text: str) -> str:
     """README without pictures and links that lead to its files: their words stay."""
     text = re.sub(r"!\[[^\]]*\]\((?!https?:)[^)]*\)\n*", "", text)
-    return re.sub(r"\[([^\]]*)\]\((?!https?:|#)[^)]*\)", r"\1", text)
+    return re.sub(r"\[([^\]]*)\]\((?!https?:)[^)]*\)", r"\1", text)
 
 
 setup(

@@ -112,7 +112,7 @@ def test_the_package_s_page_has_no_links_or_pictures_that_lead_nowhere(
     built: Dict[str, Path],
 ) -> None:
     description = str(metadata_of(built[".whl"]).get_payload())
-    assert "kvstore='p3'" in description
+    assert 'kvstore="p3"' in description
     targets = re.findall(r"\]\(([^)]*)\)", description)
     assert [target for target in targets if not target.startswith("https://")] == []
 
