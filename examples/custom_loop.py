@@ -2,8 +2,8 @@
 
     p3kv launch -n 2 -- python examples/custom_loop.py
 
-With `update_on_kvstore=False` servers only sum. `allreduce_grads` starts this, the script then sees
-the gradients of all workers together, and `update` runs the optimizer on each worker.
+With `update_on_kvstore=False` servers only sum. `allreduce_grads` starts this, the script then
+sees the gradients of all workers together, and `update` runs the optimizer on each worker.
 """
 
 import p3kv  # noqa: F401  # First: in a server's role a script goes no further than this line.
