@@ -392,6 +392,35 @@ class TestOutput:
             f"{w0}1 %{erase}{w1}hello\n{w0}1 %{erase}{w0}2 %\nend\n"
         )
 
+    @pytest.mark.parametrize("is_terminal", [True, False])
+    def test_a_terminal_shows_once_why_a_job_fails_and_a_file_has_what_each_says(
+        self, is_terminal, monkeypatch
+    ):
+        class Stream(io.BytesIO):
+            def isatty(self):
+                return is_terminal
+
+        monkeypatch.setenv("NO_COLOR", "1")
+        stream = Stream()
+        screen = Screen(stream, stream)
+        said = [
+            ("server 1 ", b"p3kv server 1: the optimizer failed"),
+            ("worker 0 ", b"epoch 1"),
+            ("worker 0 ", b"p3kv worker: server 1: the optimizer failed"),
+            ("worker 1 ", b"epoch 1"),
+            ("worker 1 ", b"p3kv worker: server 1: the optimizer failed"),
+            ("scheduler", b"p3kv scheduler: worker 1: it is silent"),
+        ]
+        for name, line in said:
+            screen.show(True, name, 0, [Text(line, True)])
+        screen.say_what_is_folded()
+        lines = stream.getvalue().decode().splitlines()
+        every = [f"{name} | {line.decode()}" for name, line in said]
+        if is_terminal:
+            del every[4], every[2]
+            every.append("p3kv launch: 2 other lines of the job's processes said the same")
+        assert lines == every
+
     @pytest.mark.parametrize(
         ("pieces", "expected"),
         [

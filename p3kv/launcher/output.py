@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import select
 import selectors
 import shutil
@@ -12,6 +13,7 @@ import time
 from typing import IO, BinaryIO, Callable, NamedTuple, TextIO
 
 from p3kv.config import wants_colours
+from p3kv.words import counted
 
 _READ_BYTES = 1 << 16
 _LINE_CAP_BYTES = 1 << 20
@@ -19,6 +21,8 @@ _PROGRESS_EVERY_S = 10.0
 _DRAIN_S = 2.0
 _COLOURS = (32, 36, 35, 33, 34, 31)
 _ERASE_LINE = b"\r\x1b[K"
+_ERROR = re.compile(rb"p3kv (?:(?:worker|server|scheduler): )?((?:worker|server|scheduler)\b.*)")
+"""What a process of a job says of its failure, or of another's."""
 
 
 class Text(NamedTuple):
@@ -75,7 +79,8 @@ class Screen:
 
     On a terminal, progress stays in the last line and is overwritten, as its writer meant it. In a
     file or a pipe it would be one endless line, so it appears there now and then and when it is
-    complete. Any thread may use a screen.
+    complete. Why a job fails, all its processes say: on a terminal the first one is shown, and the
+    others are counted; a file has all of them. Any thread may use a screen.
 
     What a stream does not take, because its disk is full, for example, is lost, and the other
     stream says so: a job is worth more than its output. But if a pipe's reader is gone, `show`
@@ -92,6 +97,9 @@ class Screen:
         self._progress = b""
         self._progress_of = b""
         self._progress_at_s: dict[bytes, float] = {}
+        self._errors: set[bytes] = set()
+        self._folded = 0
+        """How many lines were not shown, because another process had said the same."""
 
     def show(self, to_err: bool, name: str, colour: int, texts: list[Text]) -> None:
         """Shows texts of one writer on `err` or `out`; `colour` counts the writers."""
@@ -110,9 +118,27 @@ class Screen:
             self._write(True, (_ERASE_LINE if self._progress else b"") + line.encode() + b"\n")
             self._progress = b""
 
+    def say_what_is_folded(self) -> None:
+        """Shows how many processes have said what another one had said."""
+        if self._folded:
+            others = counted(self._folded, "other line")
+            self.say(f"p3kv launch: {others} of the job's processes said the same")
+            self._folded = 0
+
+    def _is_repeated(self, text: Text) -> bool:
+        error = _ERROR.fullmatch(text.text) if text.final else None
+        if error is None:
+            return False
+        repeated = error[1] in self._errors
+        self._errors.add(error[1])
+        self._folded += repeated
+        return repeated
+
     def _show_on_tty(self, to_err: bool, prefix: bytes, width: int, texts: list[Text]) -> None:
         pieces = [_ERASE_LINE] if self._progress else []
         for text in texts:
+            if self._is_repeated(text):
+                continue
             if text.final:
                 pieces.append(prefix + text.text + b"\n")
                 if self._progress_of == prefix:

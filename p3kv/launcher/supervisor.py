@@ -122,6 +122,7 @@ class Launcher:
                     signal_group(running.group, signal.SIGKILL)
             self._guardian.close()
             self._forwarder.close()
+            self._screen.say_what_is_folded()
         verdict = self._final_verdict()
         if verdict is None:
             return 0
