@@ -122,6 +122,7 @@ REFUSALS = {
     "pushpull of an unknown key": UNKNOWN_KEY,
     "init of a known key": ["KeyMismatchError", "'known' was initialised before", "another store"],
     "init of bool": ["NotSupportedError", "'mask'", "dtype bool", "use float16, float32"],
+    "a Trainer of bool": ["NotSupportedError", "parameter 'net_mask' (key 0) has dtype bool"],
     "init of bfloat16": ["NotSupportedError", "'half'", "dtype bfloat16", "use float16, float32"],
     "init of a csr array": [*DENSE, "'sparse'", "csr"],
     "pushpull of a sparse array": [*DENSE, "'known'", "row_sparse"],

@@ -73,21 +73,23 @@ DENSE, ROW_SPARSE = "default", "row_sparse"
 """What MXNet calls how arrays are stored."""
 
 
-def check_kind(key: Key, array: NDArray, stypes: Sequence[str] = (DENSE,)) -> None:
-    """Raises KeyMismatchError, TypeError or NotSupportedError for what a store can't hold, or for
-    an array that is not stored in one of these ways."""
+def check_key(key: Any) -> None:
+    """Raises KeyMismatchError for what can be no key."""
     if not isinstance(key, (int, str)):
         raise KeyMismatchError(f"key {key!r} is a {type(key).__name__}; use an int or a str")
+
+
+def check_kind(called: str, array: NDArray, stypes: Sequence[str] = (DENSE,)) -> None:
+    """Raises TypeError or NotSupportedError for what a store can't hold, or for an array that is
+    not stored in one of these ways. `called`: the key, in messages."""
     if not isinstance(array, NDArray):
-        raise TypeError(f"key {key!r}: expected an NDArray, got {type(array).__name__}")
+        raise TypeError(f"{called}: expected an NDArray, got {type(array).__name__}")
     if array.stype not in stypes:
-        raise NotSupportedError(
-            f"key {key!r} is given {_STORED[array.stype]}, {_INSTEAD[stypes[0]]}"
-        )
+        raise NotSupportedError(f"{called} is given {_STORED[array.stype]}, {_INSTEAD[stypes[0]]}")
     dtype = dtype_name(array)
     if dtype not in DTYPES:
         raise NotSupportedError(
-            f"key {key!r} has dtype {dtype}, which can't be summed; use {', '.join(DTYPES)}"
+            f"{called} has dtype {dtype}, which can't be summed; use {', '.join(DTYPES)}"
         )
 
 
@@ -112,7 +114,6 @@ def dtype_name(array: NDArray) -> str:
 
 
 def check_fit(
-    key: Key,
     called: str,
     shape: Tuple[int, ...],
     dtype: Optional[str],
@@ -124,7 +125,7 @@ def check_fit(
     A dtype of None allows every dtype, for arrays into which values are cast.
     """
     for array in arrays:
-        check_kind(key, array, (stype,))
+        check_kind(called, array, (stype,))
         its_shape, its_dtype = tuple(array.shape), dtype_name(array)
         if its_shape != shape or its_dtype != (dtype or its_dtype):
             of_dtype = f" and dtype {dtype}" if dtype else ""
@@ -137,12 +138,12 @@ def check_fit(
 def check_sources(key: WorkerKey, arrays: Sequence[NDArray]) -> None:
     """Raises KeyMismatchError where one of `arrays` is not what the key was declared with."""
     stype = ROW_SPARSE if key.touched_only else DENSE
-    check_fit(key.key, key.called, key.shape, key.dtype, arrays, stype)
+    check_fit(key.called, key.shape, key.dtype, arrays, stype)
 
 
 def check_targets(key: WorkerKey, arrays: Sequence[NDArray]) -> None:
     """Raises KeyMismatchError where one of `arrays` can't take the key's value, cast if need be."""
-    check_fit(key.key, key.called, key.shape, None, arrays)
+    check_fit(key.called, key.shape, None, arrays)
 
 
 def check_updatable(key: WorkerKey) -> None:

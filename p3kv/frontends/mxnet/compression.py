@@ -13,7 +13,7 @@ from p3kv.codecs import CODECS, GRADIENTS, Codec, check_codec, make_codec
 from p3kv.errors import ConfigError
 from p3kv.frontends.mxnet.arrays import check_kind
 from p3kv.registry import Choice
-from p3kv.wire.messages import Key
+from p3kv.wire.messages import Key, called
 
 
 def choice(compression_params: Any) -> Choice:
@@ -61,7 +61,7 @@ class Compression:
         """
         first = gradients[0]
         for gradient in gradients:
-            check_kind(key, gradient)
+            check_kind(called(key, None), gradient)
         total = first
         for gradient in gradients[1:]:
             total = total + gradient.as_in_context(first.context)

@@ -233,7 +233,7 @@ class Rows:
                 "no rows to pull. Initialise it with a row_sparse value, or call "
                 "weight.attach_grad(stype='row_sparse') before, or use kv.pull"
             )
-        check_fit(key.key, key.called, key.shape, None, outs, ROW_SPARSE)
+        check_fit(key.called, key.shape, None, outs, ROW_SPARSE)
         named = named_rows(key.called, key.shape[0], row_ids)
         if not len(named):
             spread(mx.nd.sparse.zeros(ROW_SPARSE, key.shape, dtype=key.dtype), outs)

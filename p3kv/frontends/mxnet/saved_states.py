@@ -216,9 +216,10 @@ def _check_kept(fname: str, kept: Mapping[Key, Any], keys: Dict[Key, WorkerKey])
         for value in values.values():
             shape = _shape(keys[key]) if key in keys else None
             if isinstance(value, NDArray) and tuple(value.shape) != shape:
+                of = keys[key].called if key in keys else f"key {key!r}"
                 raise StatesError(
-                    f"'{fname}' has a gradient of shape {tuple(value.shape)} for key {key!r}, and "
-                    f"this training has {shape}; load it into the model that it was saved from"
+                    f"'{fname}' has a gradient of shape {tuple(value.shape)} for {of}, and this "
+                    f"training has {shape}; load it into the model that it was saved from"
                 )
 
 

@@ -44,6 +44,7 @@ from p3kv.frontends.mxnet.arrays import (
     by_key,
     check_distinct,
     check_fit,
+    check_key,
     check_kind,
     check_sources,
     check_targets,
@@ -451,16 +452,18 @@ class P3(KVStoreBase):
     # How it is done.
 
     def _declare(self, key: Key, value: NDArray, outs: Sequence[NDArray] = ()) -> WorkerKey:
+        check_key(key)
         name = self._names.get(key)
+        in_messages = called(key, name)
         if key in self._own:
             raise KeyMismatchError(
-                f"{called(key, name)} was initialised before on worker {self.rank}; initialise "
-                "each key once, or use another store: each mx.kv.create('p3') has keys of its own"
+                f"{in_messages} was initialised before on worker {self.rank}; initialise each key "
+                "once, or use another store: each mx.kv.create('p3') has keys of its own"
             )
-        check_kind(key, value, (DENSE, ROW_SPARSE))
+        check_kind(in_messages, value, (DENSE, ROW_SPARSE))
         shape, dtype = tuple(value.shape), dtype_name(value)
         # Before the key is declared to others: a refused call changes nothing.
-        check_fit(key, called(key, name), shape, None, outs)
+        check_fit(in_messages, shape, None, outs)
         optimizer = self._pushes.optimizer
         whole = optimizer is not None and optimizer.needs_whole_tensors
         layout = rows.layout(value, outs, key in self._expected_rows)
