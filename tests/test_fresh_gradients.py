@@ -19,7 +19,7 @@ from p3kv.wire.header import INITIAL_ROUND, NO_GRADIENT, Kind, pack_header
 from p3kv.wire.messages import Terms
 from p3kv.worker.transfers import Transfer
 from tests.in_memory import Adding, AddingWhole
-from tests.jobs import SCRIPTS, JobResult, environment, run, run_job
+from tests.jobs import SCRIPTS, JobResult, environment, launch_command, run, run_job
 from tests.test_host_sums import run_on_hosts
 from tests.test_schedules import SIZE, STEPS, Moods, Training, gradient
 
@@ -51,6 +51,29 @@ def test_workers_of_a_host_sum_what_is_fresh(tmp_path: Path) -> None:
 def test_without_a_job_numbers_are_the_same(tmp_path: Path) -> None:
     command = [sys.executable, str(SCRIPTS / "fresh_gradients.py"), str(tmp_path)]
     look(run(command, environment(), 120), tmp_path, 1, ALL_CHECKS)
+
+
+def test_a_job_that_goes_on_from_a_checkpoint_uses_no_gradient_again(tmp_path: Path) -> None:
+    command = launch_command("fresh_again.py", ["killed"], workers=2, servers=1)
+    command[command.index("--") : command.index("--")] = ["--restarts", "1"]
+    folder = {"P3KV_CHECKPOINT_DIR": tmp_path, "P3KV_CHECKPOINT_EVERY": 4}
+    result = run(command, environment(**folder), 120)
+    assert result.code == 0, result.output
+    for rank in range(2):
+        said = result.said_by(f"worker {rank}")
+        # 1 - 0.1 - 0.05 in the first job; 0.05 + 0.05 + 0.1 after it.
+        assert f"worker {rank} from 4: seldom is 0.6500" in said, result.output
+        assert f"worker {rank} from 4: always is 0.2000" in said, result.output
+
+
+def test_those_that_are_left_go_on_with_the_gradients_that_they_have(tmp_path: Path) -> None:
+    leave = {"P3KV_LET_WORKERS_LEAVE": 1}
+    result = run_job("fresh_again.py", ["left"], workers=2, servers=1, timeout_s=60, **leave)
+    assert result.code == 0, result.output
+    said = result.said_by("worker 0")
+    # Steps 0 and 2 together, then worker 0 alone: its gradients of steps 6 and 7.
+    assert "worker 0 from 0: seldom is 0.7500" in said, result.output
+    assert "worker 0 from 0: always is 0.4500" in said, result.output
 
 
 @given(

@@ -77,7 +77,6 @@ class Pushes:
         """
         if changes is not None:
             self._check_lacking(key)
-            self._unknown.append((key.key, changes))
         updates = self.updates.get(key.key, 0) + 1
         if updates == 1:
             self._check_first(key)
@@ -85,6 +84,8 @@ class Pushes:
         if self._begins or (is_new_step and not self._says_steps):
             self._begins = False
             self._own.step_begins()  # before anything counts
+        if changes is not None:  # not before: who counts updates waits for what is unknown
+            self._unknown.append((key.key, changes))
         self.updates[key.key] = updates
         key.round += 1
         if is_new_step:
