@@ -174,6 +174,29 @@ def test_a_script_with_two_stores_is_compared_without_dist_sync(tmp_path: Path) 
     assert list(rows(result.output)) == ["computing alone", "p3kv, FIFO", "p3kv"]
 
 
+def test_steps_count_in_which_a_worker_lacks_the_first_gradient(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import p3kv\n"
+        "import mxnet as mx\n"
+        "from mxnet import autograd, gluon\n"
+        "rank = mx.kv.create('p3').rank\n"
+        "both = [gluon.Parameter(name, shape=(4,), init='ones') for name in 'ab']\n"
+        "for one in both:\n"
+        "    one.initialize()\n"
+        "trainer = gluon.Trainer(both, 'sgd', kvstore='p3')\n"
+        "for step in range(30):\n"
+        "    with autograd.record():\n"
+        "        used = both[1:] if rank and step % 2 else both\n"
+        "        loss = sum((one.data() for one in used), mx.nd.zeros(4))\n"
+        "    loss.backward()\n"
+        "    trainer.step(2, ignore_stale_grad=True)\n"
+    )
+    result = compared(script)
+    assert result.code == 0, result.output
+    assert "p3kv" in rows(result.output), result.output
+
+
 @pytest.mark.long
 def test_a_worker_that_fails_with_dist_sync_alone_does_not_hang_the_comparison(
     tmp_path: Path,

@@ -60,7 +60,8 @@ class TrialClock:
         self._numbers[key] = key if isinstance(key, int) else len(self._numbers)
 
     def pushed(self, store: Any, key: Key, gradients: Sequence[NDArray]) -> None:
-        """Takes note of a push, before anything else happens to it."""
+        """Takes note of a push, before anything else happens to it; without gradients, its time is
+        now."""
         if self._counted is None:
             self._counted = store, key
         if self._counted[0] is not store or self._counted[1] != key:

@@ -9,7 +9,7 @@ import math
 import os
 import sys
 import threading
-from typing import Any, Dict, List, Mapping, Optional, Sequence
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 
 from mxnet.base import _LIB, KVStoreHandle, check_call
 from mxnet.kvstore import KVStore, KVStoreBase
@@ -56,6 +56,11 @@ class ClockedP3(Clocked, P3):
     def __init__(self, clock: TrialClock) -> None:
         self.clock = clock
         super().__init__()
+
+    def push_no_gradient(self, key: Key, out: Any = None, priority: int = 0) -> Callable[[], bool]:
+        """Says that this worker has no gradient of a key: its step counts all the same."""
+        self.clock.pushed(self, key, [])
+        return super().push_no_gradient(key, out, priority)
 
 
 class Other(Clocked, KVStore):
