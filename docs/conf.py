@@ -22,6 +22,7 @@ html_title = f"p3kv {VERSION}"
 html_show_copyright = False  # the licence is in the repository
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
+html_use_index = html_domain_indices = False  # no page leads to them; the search finds names
 exclude_patterns = ["conf.py"]
 
 myst_heading_anchors = 3  # links to headings are checked
