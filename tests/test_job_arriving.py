@@ -193,8 +193,16 @@ def test_who_came_from_where_and_who_is_missing_is_told() -> None:
     assert job.who_came() == (
         "waiting for worker 0, worker 1, server 0; 1 of 3 workers and 1 of 2 servers have come "
         "(10.0.0.8: worker 2; 10.0.0.7: server 1). "
-        "A worker has come once its script does 'import p3kv'."
+        "A worker has come once its script does 'import p3kv': make that its first import, or "
+        "start the script as 'p3kv run train.py'."
     )
+
+
+def test_scripts_are_not_suspected_where_only_servers_are_missing() -> None:
+    job = Job(NAME, 1, 1)
+    job.handle(b"w", hello("worker"))
+    assert job.who_came().startswith("waiting for 1 server; 1 of 1 worker and 0 of 1 server have ")
+    assert "import" not in job.who_came()
 
 
 def test_who_comes_to_a_failed_job_is_told_why_it_failed() -> None:

@@ -246,7 +246,8 @@ def test_whoever_waits_in_vain_ends_and_says_for_whom(
         (
             "too few workers: scheduler",
             ["waiting for worker 0, worker 2; 1 of 3 workers and 1 of 1 server have come "
-             "(127.0.0.1: worker 1, server", "once its script does 'import p3kv'"],
+             "(127.0.0.1: worker 1, server", "once its script does 'import p3kv'",
+             "start the script as 'p3kv run train.py'"],
         ),
         ("too few servers: scheduler", ["waiting for 1 server; 1 of 1 worker and 1 of 2 "]),
         ("no scheduler: server", ["waiting for a p3kv scheduler at 127.0.0.1:", "nothing listens"]),

@@ -188,10 +188,14 @@ class Membership:
             for node in nodes:
                 by_host.setdefault(node.hello.host, []).append(self.called(node))
         places = "; ".join(f"{host}: {', '.join(names)}" for host, names in by_host.items())
+        advice = (
+            " A worker has come once its script does 'import p3kv': make that its first import, or "
+            "start the script as 'p3kv run train.py'."
+        )
         return (
             f"waiting for {', '.join(missing)}; {' and '.join(came)} have come"
-            f"{f' ({places})' if places else ''}. "
-            "A worker has come once its script does 'import p3kv'."
+            f"{f' ({places})' if places else ''}."
+            f"{advice if len(self.workers) < self._wanted['worker'] else ''}"
         )
 
     def nobody_else_came(self, waited_s: float) -> Failure:
