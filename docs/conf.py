@@ -1,10 +1,13 @@
 """How Sphinx makes the documentation site of these pages: `scripts/docs` runs it."""
 
 import os
+import re
 import sys
 from pathlib import Path
 
 import mxnet  # noqa: F401  # before the store's module, which autodoc imports by itself
+from docutils import nodes
+from sphinx import addnodes
 
 from p3kv.version import VERSION
 
@@ -31,4 +34,22 @@ smartquotes = False  # they would change code in docstrings
 
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
-add_module_names = False  # users do not import from the modules in which classes are
+
+_RANGE = re.compile(r"Annotated\[(\w+), msgspec\.Meta\(ge=([\d.]+), le=([\d.]+)\)\]")
+_LENGTH = re.compile(r"Annotated\[str, msgspec\.Meta\(min_length=\d+, max_length=\d+\)\]")
+
+
+def _shorten(app, doctree):
+    """Signatures as a user reads them: types of settings in words, and no module of the store's
+    class, since `mx.kv.create` makes the store."""
+    for node in list(doctree.findall(addnodes.desc_annotation)):
+        words = _LENGTH.sub("str", _RANGE.sub(r"\1 from \2 to \3", node.astext()))
+        if words != node.astext():
+            node[:] = [nodes.Text(words)]
+    for node in list(doctree.findall(addnodes.desc_addname)):
+        if node.astext() == "p3kv.frontends.mxnet.store.":
+            node.parent.remove(node)
+
+
+def setup(app):
+    app.connect("doctree-read", _shorten)

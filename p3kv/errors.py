@@ -21,8 +21,9 @@ class P3Error(RuntimeError):
     role: Optional[str] = None
     """Role of the process that ended the job; None where the error is this process's own."""
     rank: Optional[int] = None
-    """The process's rank, and the round that it had reached, as far as they are known."""
+    """The process's rank, if it is known."""
     round: Optional[int] = None
+    """The round that the process had reached, if it is known."""
     brief: Optional[str] = None
     """The message without the advice, if another process gives the advice; None: there is none."""
 

@@ -32,8 +32,8 @@ Name = Annotated[str, Meta(min_length=1, max_length=MAX_NAME_CHARS)]
 
 @dataclass(frozen=True)
 class Settings:
-    """How p3kv works. Those of `JobSettings` hold for the whole job: all workers must have the
-    same.
+    """How p3kv works. Settings that hold for the whole job (`p3kv.wire.messages.JobSettings`) must
+    be the same on all workers.
 
     Each line is the whole declaration of a setting: its name, type, range and default.
     """
