@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import re
 from dataclasses import fields
-from typing import Any, Dict, Iterator, List
+from pathlib import Path
+from typing import Any, Dict, Iterator, List, Set, Tuple
 
 import pytest
 
+from p3kv.commands import COMMANDS
 from p3kv.config import Settings
 from tests.jobs import ROOT
 
-SETTINGS = ROOT / "docs" / "settings.md"
-TROUBLESHOOTING = ROOT / "docs" / "troubleshooting.md"
+DOCS = ROOT / "docs"
+SETTINGS = DOCS / "settings.md"
+TROUBLESHOOTING = DOCS / "troubleshooting.md"
+MOST_CHARS = 100
+"""Letters of a line of code that the site shows on 1400 pixels (`docs/_static/site.css`)."""
 OTHERS = ("No module named 'mxnet'", "requires a different Python", "has no attribute")
 """Beginnings of what Python and pip say."""
 
@@ -74,3 +80,85 @@ def test_the_page_of_settings_has_each_setting_with_its_default() -> None:
     assert not set(settings) - set(told)
     known = {name: in_words(value) for name, value in settings.items() if value is not None}
     assert {name: told[name].strip("| ") for name in known} == known
+
+
+def pages() -> List[Path]:
+    """All pages of the site, and README with the others beside it."""
+    return [*ROOT.glob("*.md"), *DOCS.rglob("*.md")]
+
+
+def parts(page: Path) -> Tuple[str, List[str]]:
+    """A page's prose, without code in its lines, and the lines of its blocks of code."""
+    prose, code, fence = [], [], ""
+    for line in page.read_text().splitlines():
+        if line.startswith("```"):
+            fence = "" if fence else line
+        elif line.startswith("    ") or fence:
+            if "{" not in fence:  # else it is for Sphinx
+                code.append(line if fence else line[4:])
+        else:
+            prose.append(line)
+    return re.sub(r"`[^`]+`", "", "\n".join(prose)), code
+
+
+def links(page: Path) -> Iterator[Tuple[Path, str]]:
+    """The files to which a page links, and the place in each, which may be empty."""
+    for target in re.findall(r"\]\(([^)\s]+)\)", parts(page)[0]):
+        if not re.match(r"https?:", target):
+            path, _, place = target.partition("#")
+            yield (page.parent / path).resolve() if path else page, place
+
+
+def places(page: Path) -> Set[str]:
+    """The ends of links to a page's headings, after #, as GitHub and MyST make them."""
+    text = page.read_text()
+    for included in re.findall(r"^```{include} (.+)$", text, flags=re.M):
+        text += (page.parent / included).read_text()
+    headings = re.findall(r"^#+ (.+)$", text, flags=re.M)
+    return {re.sub(r"[^\w\- ]", "", one.lower()).replace(" ", "-") for one in headings}
+
+
+def test_no_link_between_pages_is_dead() -> None:
+    found = [(page, *link) for page in pages() for link in links(page)]
+    assert len(found) > 200
+    dead = [
+        (page.name, f"{target}#{place}")
+        for page, target, place in found
+        if not target.exists() or (place and place not in places(target))
+    ]
+    assert not dead
+
+
+def test_the_first_page_links_to_each_page_and_the_page_of_commands_to_each_command() -> None:
+    for folder in (DOCS, DOCS / "commands", DOCS / "run"):
+        first = folder / "index.md"
+        there = {page for page in folder.glob("*.md") if page != first}
+        if folder == DOCS:
+            there |= {below / "index.md" for below in (DOCS / "commands", DOCS / "run")}
+        assert not there - {target for target, _ in links(first)}
+
+
+def test_each_command_has_a_page_with_its_help() -> None:
+    names = [command.__name__.rpartition(".")[2] for command in COMMANDS]
+    assert {page.stem for page in (DOCS / "commands").glob("*.md")} == {"index", *names}
+    for name in names:
+        assert f"command-output:: p3kv {name} --help" in (DOCS / f"commands/{name}.md").read_text()
+
+
+def test_what_the_page_of_the_api_leaves_out_is_there() -> None:
+    importlib.import_module("mxnet")  # before the store's module, which it imports by itself
+    text = (DOCS / "api.md").read_text()
+    left_out = re.findall(
+        r":: (p3kv[\w.]+)(?:\(\))?\n   :members:\n   :exclude-members: (.+)$", text, flags=re.M
+    )
+    assert len(left_out) == text.count(":exclude-members:")
+    for owner, names in left_out:
+        module, _, name = owner.rpartition(".")
+        thing = getattr(importlib.import_module(module), name)
+        assert not [one for one in names.split(", ") if not hasattr(thing, one)]
+
+
+def test_lines_of_code_fit_beside_the_navigation() -> None:
+    lines = [(page.name, line) for page in DOCS.rglob("*.md") for line in parts(page)[1]]
+    assert len(lines) > 100
+    assert not [one for one in lines if len(one[1]) > MOST_CHARS]
