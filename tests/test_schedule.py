@@ -24,11 +24,12 @@ FIRST, LAST = 0, 2
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("trace")
-    with Cluster(2, 100.0) as cluster:
-        # A small network has small slices here, of which the kernel may hold little, too.
+    with Cluster(2, 50.0) as cluster:
+        # A small network has small slices here, of which the kernel may hold little, too. About
+        # ten leave during a forward pass: a process that gets no core for some of them is no error.
         result = measure(
-            cluster, "p3kv", "three_layers", iterations=6, spans=True, timeout_s=60,
-            P3KV_SLICE_SIZE=10_000, P3KV_SEND_BUFFER_BYTES=65_536, P3KV_TRACE=folder,
+            cluster, "p3kv", "three_layers", iterations=6, spans=True, timeout_s=60, dilation=2.0,
+            P3KV_SLICE_SIZE=2_500, P3KV_SEND_BUFFER_BYTES=65_536, P3KV_TRACE=folder,
         )  # fmt: skip
     return result, read_job(folder)
 
