@@ -86,12 +86,12 @@ def _listener(launch: Launch) -> socket.socket:
             whose = f" (its account is {account})" if account else ""
             raise ConfigError(
                 f"{where}: another program does{whose}. Perhaps another process "
-                "has rank 0, too, or another job has the same port: give each job a MASTER_PORT or "
-                "DMLC_PS_ROOT_PORT of its own, the same in all its processes."
+                "has rank 0, too, or another job has the same port: give each job a "
+                f"{launch.variables.port} of its own, the same in all its processes."
             ) from error
         raise ConfigError(
-            f"{where}: {error.strerror}. {launch.root_variable} must be an address of that host; "
-            "set it in all processes."
+            f"{where}: {error.strerror}. Set {launch.variables.host} to an address of that host, "
+            "in all processes."
         ) from error
 
 

@@ -36,6 +36,20 @@ _PORTS = range(10_000, 32_768)
 
 
 @dataclass(frozen=True)
+class Variables:
+    """Names of the variables by which a user says where a job is and how large: errors name these,
+    and not what follows from them."""
+
+    host: str = "DMLC_PS_ROOT_URI"
+    port: str = "DMLC_PS_ROOT_PORT"
+    sizes: Tuple[str, ...] = ("DMLC_NUM_WORKER", "DMLC_NUM_SERVER")
+    """That of the number of workers first."""
+
+
+DMLC = Variables()
+
+
+@dataclass(frozen=True)
 class Place:
     """A rank's place in its job: its own variables, and those of each process beside it."""
 
@@ -57,6 +71,8 @@ class _Launcher:
     """An address of rank 0's host; empty if the launcher does not tell."""
     needs: str = ""
     """A variable that it sets and others do not, where its other variables do not tell it."""
+    by_master: bool = False
+    """Whether users say host and port by MASTER_ADDR and MASTER_PORT."""
 
 
 def place(environ: Environ) -> Optional[Place]:
@@ -64,12 +80,10 @@ def place(environ: Environ) -> Optional[Place]:
 
     Raises ConfigError if the job has several hosts and nothing says which is the first.
     """
-    launcher = next((one for one in _LAUNCHERS if _has_started(one, environ)), None)
+    launcher = _launcher(environ)
     if launcher is None:
         return None
     rank, size = int(environ[launcher.rank]), int(environ[launcher.size])
-    if size < 2:
-        return None
     host = environ.get("DMLC_PS_ROOT_URI") or _first_host(launcher, environ)
     if not host:
         raise ConfigError(
@@ -78,13 +92,12 @@ def place(environ: Environ) -> Optional[Place]:
             "in all processes."
         )
     job = launcher.job(environ)
-    port = _PORTS[zlib.crc32(job.encode()) % len(_PORTS)] if job else _USUAL_PORT
     servers = environ.get("DMLC_NUM_SERVER") or str(size)
     # What is no number, or none that can be, is refused where all DMLC_* variables are read.
     num_servers = int(servers) if servers.isdecimal() and len(servers) <= _MOST_DIGITS else 0
     shared = {
         "DMLC_PS_ROOT_URI": host,
-        "DMLC_PS_ROOT_PORT": environ.get("DMLC_PS_ROOT_PORT") or str(port),
+        "DMLC_PS_ROOT_PORT": environ.get("DMLC_PS_ROOT_PORT") or _port(job),
         "DMLC_NUM_WORKER": str(size),
         "DMLC_NUM_SERVER": servers,
     }
@@ -102,6 +115,34 @@ def place(environ: Environ) -> Optional[Place]:
             ),
         ),
     )
+
+
+def variables(environ: Environ) -> Variables:
+    """Those of a process that has DMLC_* variables, of its own or by its place.
+
+    What differs from what the launcher of ranks says was set by itself.
+    """
+    launcher = _launcher(environ)
+    if launcher is None or environ.get(launcher.size) != environ.get("DMLC_NUM_WORKER"):
+        return DMLC
+    own = Variables(sizes=(launcher.size,))
+    if not launcher.by_master:
+        return own
+    host_is = environ.get("DMLC_PS_ROOT_URI") == environ.get("MASTER_ADDR")
+    port_is = environ.get("DMLC_PS_ROOT_PORT") == _port(launcher.job(environ))
+    return Variables(
+        "MASTER_ADDR" if host_is else own.host, "MASTER_PORT" if port_is else own.port, own.sizes
+    )
+
+
+def _launcher(environ: Environ) -> Optional[_Launcher]:
+    """The launcher that has started this process as one of several."""
+    launcher = next((one for one in _LAUNCHERS if _has_started(one, environ)), None)
+    return launcher if launcher is not None and int(environ[launcher.size]) >= 2 else None
+
+
+def _port(job: str) -> str:
+    return str(_PORTS[zlib.crc32(job.encode()) % len(_PORTS)] if job else _USUAL_PORT)
 
 
 def _first_host(launcher: _Launcher, environ: Environ) -> str:
@@ -197,6 +238,7 @@ _LAUNCHERS = (
         _numbered("torchrun", "MASTER_ADDR", "MASTER_PORT", _TORCHRUNS),
         lambda env: env.get("MASTER_ADDR", ""),
         needs=_TORCHRUNS,
+        by_master=True,
     ),
     _Launcher(
         "Open MPI's mpirun",
@@ -242,5 +284,6 @@ _LAUNCHERS = (
         lambda env: env.get("LOCAL_WORLD_SIZE") == env["WORLD_SIZE"],
         _numbered("ranks", "MASTER_ADDR", "MASTER_PORT"),
         lambda env: env.get("MASTER_ADDR", ""),
+        by_master=True,
     ),
 )

@@ -161,7 +161,7 @@ class TestSlurm:
 
 @needs(_NO_CLUSTER)
 @pytest.mark.parametrize(
-    ("said_by", "place"),
+    ("variable", "place"),
     [
         ("DMLC_PS_ROOT_URI", {
             "DMLC_ROLE": "scheduler", "DMLC_PS_ROOT_URI": "own-name", "DMLC_PS_ROOT_PORT": 9000,
@@ -170,10 +170,14 @@ class TestSlurm:
         ("MASTER_ADDR", {
             "RANK": 0, "WORLD_SIZE": 2, "MASTER_ADDR": "own-name", "MASTER_PORT": 29500,
         }),
+        ("DMLC_PS_ROOT_URI", {
+            "SLURM_PROCID": 0, "SLURM_STEP_NUM_TASKS": 2, "SLURM_STEP_NUM_NODES": 2,
+            "SLURM_STEP_NODELIST": "own-name,another", "SLURM_JOB_ID": 7, "SLURM_STEP_ID": 0,
+        }),
     ],
 )  # fmt: skip
 def test_a_scheduler_that_others_could_not_reach_by_its_name_says_so(
-    cluster: Cluster, said_by: str, place: Dict[str, object]
+    cluster: Cluster, variable: str, place: Dict[str, object]
 ) -> None:
     process = cluster.hosts[0].popen(
         [sys.executable, "-c", "import p3kv"],
@@ -183,5 +187,6 @@ def test_a_scheduler_that_others_could_not_reach_by_its_name_says_so(
     )
     said = process.communicate(timeout=DEADLINE_S)[1]
     assert process.returncode == 1, said
-    wrong = f"{said_by} is 'own-name', which on this host means 127.0.1.1: others can't reach that"
+    wrong = "scheduler's host is 'own-name', which on this host means 127.0.1.1: others can't reach"
     assert wrong in said
+    assert f"Set {variable} to the host's address in the job's network" in said

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Dict, List, Tuple
+from typing import Dict, Iterator, List, Tuple
 
 import pytest
 
 from p3kv.config import Launch
 from p3kv.errors import ConfigError
-from p3kv.ranks import place
+from p3kv.ranks import DMLC, Variables, place
 
 SECRET = {"P3KV_SECRET": "0123456789abcdef"}
 
@@ -185,3 +185,45 @@ def test_other_processes_belong_to_no_job_of_ranks() -> None:
     }  # fmt: skip
     launch = Launch.from_environment(tracker)
     assert launch is not None and (launch.role, launch.beside) == ("server", ())
+
+
+def said_by(environ: Dict[str, str]) -> Iterator[Variables]:
+    """How errors name the variables of a rank, and of the processes beside it."""
+    launch = Launch.from_environment({**environ, **SECRET})
+    assert launch is not None
+    for one in (launch, *(Launch.from_environment(beside) for beside in launch.beside)):
+        assert one is not None
+        yield one.variables
+
+
+@pytest.mark.parametrize(
+    ("environ", "names"),
+    [
+        (torchrun(0), Variables("MASTER_ADDR", "MASTER_PORT", ("WORLD_SIZE",))),
+        # Slurm tells hosts and job by variables that nobody sets; what a user sets is DMLC_*.
+        (srun(0), Variables(sizes=("SLURM_STEP_NUM_TASKS",))),
+        (mpirun(0), Variables(sizes=("OMPI_COMM_WORLD_SIZE",))),
+        (
+            {**torchrun(0), "DMLC_PS_ROOT_URI": "10.0.0.9", "DMLC_PS_ROOT_PORT": "9000"},
+            Variables(sizes=("WORLD_SIZE",)),
+        ),
+    ],
+    ids=["ranks", "Slurm", "Open MPI", "ranks, and a scheduler elsewhere"],
+)
+def test_errors_name_the_variables_that_the_user_has_set(
+    environ: Dict[str, str], names: Variables
+) -> None:
+    assert {*said_by(environ)} == {names}
+
+
+def test_errors_of_a_role_name_its_own_variables_whatever_ranks_it_inherits() -> None:
+    role = {
+        "DMLC_ROLE": "server", "DMLC_PS_ROOT_URI": "10.0.0.9", "DMLC_PS_ROOT_PORT": "9000",
+        "DMLC_NUM_WORKER": "3", "DMLC_NUM_SERVER": "1",
+    }  # fmt: skip
+    assert {*said_by({**torchrun(0), **role})} == {DMLC}
+
+
+def test_a_size_that_no_job_has_is_named_as_it_was_set() -> None:
+    with pytest.raises(ConfigError, match=r"^WORLD_SIZE is '70000'; it must be a number"):
+        Launch.from_environment({**torchrun(0), "WORLD_SIZE": "70000", **SECRET})

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 _DESCRIPTION = """\
 Put the traces together that the processes of a job have written
-(P3KV_TRACE=FOLDER), on one clock: FOLDER/trace.json for https://ui.perfetto.dev
-and chrome://tracing, FOLDER/trace.png with one iteration, and its numbers:
+(P3KV_TRACE=FOLDER), on one clock: FOLDER/trace.json for https://ui.perfetto.dev,
+FOLDER/trace.png with one iteration, and its numbers:
 
 overlap       part of the communication during which the worker computes
 compute idle  part of the iteration in which the worker surely waits
@@ -47,7 +47,7 @@ def _trace(options: argparse.Namespace) -> int:
         write_chrome(timeline, path)
         workers = [iterations(timeline, worker) for worker in timeline.of_role("worker")]
         print(_clocks(timeline))
-        print(f"{path}: open it at https://ui.perfetto.dev or in chrome://tracing")
+        print(f"{path}: open it at https://ui.perfetto.dev")
         shown = next((found for found in map(typical, workers) if found is not None), None)
         if shown is None:
             print("no picture: no worker has recorded two steps")

@@ -47,8 +47,8 @@ class Launch:
     secret: bytes = field(default=b"", repr=False)
     """What only the job's processes know (`p3kv.secret`); empty if the job has none: then it is one
     account's, on one machine."""
-    root_variable: str = "DMLC_PS_ROOT_URI"
-    """The variable by which the user has said where the scheduler runs."""
+    variables: ranks.Variables = ranks.DMLC
+    """Those by which the user has said where the job is, for errors."""
     beside: Tuple[Mapping[str, str], ...] = field(default=(), repr=False)
     """Environments of the processes that this one starts beside itself (`p3kv.ranks`)."""
 
@@ -70,9 +70,12 @@ class Launch:
                 f"DMLC_ROLE is '{role}'; it must be one of {', '.join(ROLES)}. "
                 "Launchers such as 'p3kv launch' set it."
             )
+        variables = ranks.variables(environ)
         host = bare(_required("DMLC_PS_ROOT_URI", environ, role))
         port = _launch_number("DMLC_PS_ROOT_PORT", environ, role, 1, 65535)
-        num_workers = _launch_number("DMLC_NUM_WORKER", environ, role, 1, 65535)
+        num_workers = _launch_number(
+            "DMLC_NUM_WORKER", environ, role, 1, 65535, called=variables.sizes[0]
+        )
         num_servers = _launch_number("DMLC_NUM_SERVER", environ, role, 1, 65535)
         node_host = bare(text_of("DMLC_NODE_HOST", environ) or "") or None
         interface = text_of("DMLC_INTERFACE", environ) or None
@@ -97,7 +100,7 @@ class Launch:
             launcher_fd=optional_number("P3KV_LAUNCHER_FD", environ),
             launched=flag("P3KV_LAUNCHED", False, environ),
             secret=secret,
-            root_variable=_root_variable(host, environ),
+            variables=variables,
             beside=tuple(beside),
         )
 
@@ -163,12 +166,6 @@ def where_secret_is(environ: Mapping[str, str] = os.environ) -> Optional[str]:
     return FILE_VARIABLE if environ.get(FILE_VARIABLE) else VARIABLE
 
 
-def _root_variable(host: str, environ: Mapping[str, str]) -> str:
-    """The one that has the scheduler's host: what launchers of ranks are told comes before what
-    follows from it (`p3kv.ranks`)."""
-    return "MASTER_ADDR" if environ.get("MASTER_ADDR") == host else "DMLC_PS_ROOT_URI"
-
-
 def _task(role: str, environ: Mapping[str, str]) -> Optional[int]:
     names = ["DMLC_TASK_ID"]
     if role == "worker":
@@ -190,13 +187,21 @@ def _required(name: str, environ: Mapping[str, str], role: str) -> str:
 
 
 def _launch_number(
-    name: str, environ: Mapping[str, str], role: str, lowest: int, highest: int
+    name: str,
+    environ: Mapping[str, str],
+    role: str,
+    lowest: int,
+    highest: int,
+    called: str = "",
 ) -> int:
+    """`called`: the variable that the user has set, where the number follows from that."""
     text = _required(name, environ, role)
     try:
         value = int(text)
     except ValueError:
         value = lowest - 1
     if not lowest <= value <= highest:
-        raise ConfigError(f"{name} is '{text}'; it must be a number from {lowest} to {highest}")
+        raise ConfigError(
+            f"{called or name} is '{text}'; it must be a number from {lowest} to {highest}"
+        )
     return value

@@ -20,7 +20,7 @@ _MORE_PORTS = 64
 _UNITS = (("_bytes_s", "_bytes_per_second"), ("_s", "_seconds"))
 """How numbers' names end, and how Prometheus's do."""
 HELP = {
-    "uptime_s": "For how long the process has measured",
+    "uptime_s": "Time since the process began to measure",
     "bytes_sent": "Bytes of gradients sent in slices, without headers",
     "bytes_received": "Bytes of new values received in slices, without headers",
     "slices_sent": "Slices of gradients sent",
@@ -48,7 +48,7 @@ HELP = {
     "queued_frames": "Frames that wait to be handled or sent now",
     "rounds": "Rounds of slices that have ended",
     "last_rounds": "Rounds of slices in which the gradient of this worker was ready last",
-    "last_s": "For how long others' gradients were ready before that of this worker, in the "
+    "last_s": "Time by which others' gradients were ready before that of this worker, in all "
     "rounds in which it was last",
 }
 """By number, what it is; Prometheus shows this beside the metric."""

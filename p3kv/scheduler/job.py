@@ -7,6 +7,7 @@ from typing import List, Optional
 import msgspec
 
 from p3kv.errors import ProtocolError
+from p3kv.ranks import DMLC, Variables
 from p3kv.scheduler.agreement import Agreement
 from p3kv.scheduler.keys import Keys
 from p3kv.scheduler.losses import Losses
@@ -42,9 +43,12 @@ class Job:
     `failure` is set once and says why the job ends; `ended` is true when nobody is left.
     """
 
-    def __init__(self, name: str, num_workers: int, num_servers: int) -> None:
+    def __init__(
+        self, name: str, num_workers: int, num_servers: int, variables: Variables = DMLC
+    ) -> None:
+        """`variables`: how the job's users have said its address and its size."""
         self.failure: Optional[Failure] = None
-        self._members = Membership(name, num_workers, num_servers)
+        self._members = Membership(name, num_workers, num_servers, variables)
         self._agreement = Agreement(self._members, num_servers)
         self._keys = Keys(num_servers)
         self._losses = Losses(self._members)

@@ -7,7 +7,7 @@ import secrets
 from dataclasses import dataclass
 from typing import Dict, List, Optional, Tuple
 
-from p3kv.ranks import out_of_range, taken, task_taken
+from p3kv.ranks import Variables, out_of_range, taken, task_taken
 from p3kv.scheduler.replies import Replies
 from p3kv.slicing import Topology
 from p3kv.wire.messages import (
@@ -48,8 +48,9 @@ class Membership:
     """The nodes of one job. A node has the rank that its launcher states; the free ones go to the
     others, by their launchers' numbers, then by arrival."""
 
-    def __init__(self, job: str, num_workers: int, num_servers: int) -> None:
+    def __init__(self, job: str, num_workers: int, num_servers: int, variables: Variables) -> None:
         self._job = job
+        self._variables = variables
         self._wanted = {"worker": num_workers, "server": num_servers}
         self._nodes: Dict[bytes, Node] = {}
         self._assembled = False
@@ -211,9 +212,9 @@ class Membership:
             "scheduler",
             UNKNOWN,
             error="RendezvousError",
-            hint="Start as many processes as DMLC_NUM_WORKER and DMLC_NUM_SERVER say, look at the "
-            "output of those that are missing, or let the others wait longer with "
-            "P3KV_RENDEZVOUS_TIMEOUT_S.",
+            hint="Start as many processes as stated in "
+            f"{' and '.join(self._variables.sizes)}, look at the output of those that are missing, "
+            "or let the others wait longer with P3KV_RENDEZVOUS_TIMEOUT_S.",
         )
 
     def left_early(self, node: Node) -> Failure:
@@ -244,8 +245,8 @@ class Membership:
             # A process that knows the job's name gets its token, so never send the name.
             return (
                 "the scheduler at this address runs another job; give each job a port of its own "
-                "(DMLC_PS_ROOT_PORT) and all its processes the same P3KV_JOB, DMLC_NUM_WORKER and "
-                "DMLC_NUM_SERVER"
+                f"({self._variables.port}) and all its processes the same "
+                f"{', '.join(self._variables.sizes)} and P3KV_JOB"
             )
         if hello.role not in self._wanted:
             return f"there is no role '{hello.role}'"

@@ -107,11 +107,11 @@ def _bind(router: zmq.Socket, launch: Launch, settings: Settings) -> None:
         if error.errno == zmq.EADDRINUSE:
             raise ConfigError(
                 f"the scheduler's port is in use: {address}. Choose another "
-                "DMLC_PS_ROOT_PORT ('p3kv launch' finds a free one), or end the process that "
-                "holds it, perhaps the scheduler of an earlier run."
+                f"{launch.variables.port} ('p3kv launch' finds a free one), or end the process "
+                "that holds it, perhaps the scheduler of an earlier run."
             ) from error
         raise ConfigError(
-            f"the scheduler can't listen at {address}: {error}. {launch.root_variable} must be an "
+            f"the scheduler can't listen at {address}: {error}. {launch.variables.host} must be an "
             "address of the host on which the scheduler runs."
         ) from error
 
@@ -126,7 +126,7 @@ class _Scheduler:
         door: Door,
         link: Optional[LauncherLink[PartEnded]],
     ) -> None:
-        self._job = Job(launch.job, launch.num_workers, launch.num_servers)
+        self._job = Job(launch.job, launch.num_workers, launch.num_servers, launch.variables)
         self._settings = settings
         self._router = router
         self._monitor = monitor

@@ -1,4 +1,4 @@
-"""A job's timeline in Chrome's trace event format, for Perfetto and `chrome://tracing`.
+"""A job's timeline in Chrome's trace event format, for Perfetto.
 
 The format: "Trace Event Format", Google, 2016. Events of one track must nest, or not overlap; so
 each kind of work has a track, and each connection one in each direction.

@@ -29,7 +29,7 @@ def own_address(launch: Launch) -> str:
         raise RendezvousError(
             "this host finds no way to the scheduler at "
             f"{endpoint(launch.root_host, launch.root_port)}: {error.strerror or error}. "
-            f"Check {launch.root_variable}."
+            f"Set {launch.variables.host} to its address."
         ) from error
     _refuse_own_name(launch, peer)
     return own
@@ -69,9 +69,9 @@ def _is_own(address: str) -> bool:
 def _refuse_own_name(launch: Launch, address: str) -> None:
     if is_loopback(address) and not is_loopback(launch.root_host):
         raise ConfigError(
-            f"{launch.root_variable} is '{launch.root_host}', which on this host means {address}: "
-            "others can't reach that. Set it to the host's address in the job's network, or mend "
-            "/etc/hosts here."
+            f"the scheduler's host is '{launch.root_host}', which on this host means {address}: "
+            f"others can't reach that. Set {launch.variables.host} to the host's address in the "
+            "job's network, or mend /etc/hosts here."
         )
 
 

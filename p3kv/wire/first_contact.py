@@ -29,10 +29,6 @@ _ANSWER_S = 3.0
 """A scheduler answers at once; after a longer silence, what listens is another program."""
 _MOST_REFUSALS = 4
 """A scheduler may end while this process connects. One that refuses does so each time."""
-_OTHER_PORT = (
-    "Another program holds the port: choose another DMLC_PS_ROOT_PORT ('p3kv launch' finds a free "
-    "one), or end that program."
-)
 
 
 class FirstContact:
@@ -41,7 +37,7 @@ class FirstContact:
     def __init__(self, launch: Launch) -> None:
         self._address = endpoint(launch.root_host, launch.root_port)
         self._port = launch.root_port
-        self._root_variable = launch.root_variable
+        self._variables = launch.variables
         self._has_secret = bool(launch.secret)
         self._refusals = 0
         self._failed = False
@@ -100,9 +96,9 @@ class FirstContact:
                 return RendezvousError(
                     f"what listens at {self._address} is of another account, {account}, and this "
                     f"process is of {own_account()}. Without a secret, a job has processes of one "
-                    "account only. Give each job a port of its own (DMLC_PS_ROOT_PORT, or "
-                    "MASTER_PORT); a job of several accounts needs the same P3KV_SECRET in all its "
-                    "processes"
+                    "account only. Give each job a port of its own "
+                    f"({self._variables.port}); a job of several accounts needs the same "
+                    "P3KV_SECRET in all its processes"
                 )
         return RendezvousError(
             f"what listens at {self._address} refuses this process, or does not answer as a p3kv "
@@ -115,7 +111,7 @@ class FirstContact:
         """The error when a message that arrived is not a scheduler's."""
         return RendezvousError(
             f"what listens at {self._address} is no p3kv scheduler: it speaks another protocol. "
-            f"{_OTHER_PORT}"
+            f"{self._other_port()}"
         )
 
     def waiting(self, timeout_s: float) -> str:
@@ -135,12 +131,19 @@ class FirstContact:
         if self._connected:
             return RendezvousError(
                 f"{start}: what listens there accepts connections and says nothing that a "
-                f"scheduler says. {_OTHER_PORT}"
+                f"scheduler says. {self._other_port()}"
             )
         return RendezvousError(
             f"{start}: nothing listens there. Start the scheduler process, or see its own output "
-            f"for why it ended; {self._root_variable} and DMLC_PS_ROOT_PORT must be those of its "
-            f"host, and P3KV_RENDEZVOUS_TIMEOUT_S lets others wait longer for it. {_import_first()}"
+            f"for why it ended; {self._variables.host} and {self._variables.port} must be the "
+            "scheduler's, and P3KV_RENDEZVOUS_TIMEOUT_S lets others wait longer for it. "
+            f"{_import_first()}"
+        )
+
+    def _other_port(self) -> str:
+        return (
+            f"Another program holds the port: choose another {self._variables.port} ('p3kv launch' "
+            "finds a free one), or end that program."
         )
 
 

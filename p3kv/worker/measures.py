@@ -14,6 +14,7 @@ from p3kv.report.verdict import with_dist_sync
 from p3kv.wire.loop import Loop
 from p3kv.wire.messages import MAX_LAYER_CHARS, Lag, WorkerNumbers
 from p3kv.worker.traffic import Traffic
+from p3kv.worker.transfers import WorkerKey
 
 
 class Measures:
@@ -48,7 +49,6 @@ class Measures:
         servers = list(self._traffic.servers.items())
         wire = [connection for rank, connection in servers if rank not in self._local_servers]
         times, inversions = self._traffic.times, self._loop.inversions
-        slowest = times.waited_for
         return WorkerNumbers(
             uptime_s=time.monotonic() - self._began_s,
             **self._traffic.exchange.counts,
@@ -63,7 +63,7 @@ class Measures:
             backward_s=times.backward_s,
             push_bytes_s=self._push_bytes_s,
             queued_frames=sum(len(connection.writer) for _, connection in servers),
-            slowest_layer=slowest.called[:MAX_LAYER_CHARS] if slowest else "",
+            slowest_layer=_layer_name(times.waited_for),
         )
 
     def verdict(self) -> Optional[Verdict]:
@@ -133,6 +133,13 @@ class Measures:
             if found is None
             else {**found._asdict(), "slowest": None, "lines": found.lines},
         }
+
+
+def _layer_name(waited_for: Optional[WorkerKey]) -> str:
+    """The parameter's name as tables have room for it; empty without a layer."""
+    if waited_for is None:
+        return ""
+    return (waited_for.declared.name or waited_for.called)[:MAX_LAYER_CHARS]
 
 
 def nothing_measured() -> Dict[str, Any]:
