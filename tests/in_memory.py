@@ -23,6 +23,7 @@ from p3kv.consistency import (
 from p3kv.errors import P3Error, ProtocolError
 from p3kv.registry import Choice
 from p3kv.server.consumer import Consumer
+from p3kv.server.engine.ledger import OwnRounds
 from p3kv.server.optimizer import WHOLE, JobOptimizers, Optimizer, State
 from p3kv.server.traffic import Traffic as ServerTraffic
 from p3kv.server.workers import Workers
@@ -325,7 +326,7 @@ class Server:
             lambda: 0.0,
         )  # fmt: skip
         self.consumer.rank = rank
-        self.consumer.aggregator.optimizers[0] = optimizer
+        self.consumer.set_optimizer(0, optimizer)
         self.traffic = ServerTraffic(
             launch.num_workers, settings, self.workers, self.consumer, JobOptimizers(), _unused
         )
@@ -358,21 +359,20 @@ class Server:
 
     def most_open(self) -> int:
         """The most rounds that are open of one slice."""
-        return max((len(state.open_rounds) for state in self.consumer.waiting.states()), default=0)
+        return max((len(unit.ledger.open) for unit in self.consumer.engine.units()), default=0)
 
     def most_own(self) -> int:
         """The most rounds of one worker that wait for one slice."""
         counts = [
-            Counter(rank for rank, *_ in state.own.waiting())
-            for state in self.consumer.waiting.states()
-            if state.own is not None
+            Counter(rank for rank, _ in unit.ledger.own)
+            for unit in self.consumer.engine.units()
+            if isinstance(unit.ledger, OwnRounds)
         ]
         return max((max(count.values(), default=0) for count in counts), default=0)
 
     def set_optimizer(self, store: int, optimizer: Optimizer) -> None:
         """As when worker rank 0's settings come."""
-        self.consumer.aggregator.optimizers[store] = optimizer
-        self.consumer.optimizer_is_set(store)
+        self.consumer.set_optimizer(store, optimizer)
 
 
 class Job:
@@ -529,7 +529,7 @@ class Job:
         """A key's value on the servers."""
         found = np.full(key.size_elems, np.nan, np.float32)
         for server in self.servers:
-            of_server = server.consumer._keys.get(key.key_id)
+            of_server = server.consumer.engine.keys.get(key.key_id)
             if of_server is None:
                 continue
             size = of_server._terms.of(of_server._generation).slice_size

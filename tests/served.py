@@ -7,11 +7,8 @@ import sys
 import time
 from typing import Any, List, Tuple
 
-import numpy as np
 import zmq
 
-from p3kv.codecs import make_codecs
-from p3kv.registry import Choice
 from p3kv.wire.credentials import Credentials
 from p3kv.wire.header import HEADER_BYTES, MAGIC, Header, Kind, pack_header, unpack_header
 from p3kv.wire.line import Line
@@ -36,7 +33,6 @@ from tests.jobs import SCRIPTS, SECRET, SUMS_ONLY, end, start_role
 
 TOLD_S = 60.0
 _CREDENTIALS = Credentials(SECRET.encode())
-AS_IT_IS = make_codecs(Choice("identity"), Choice("identity"), 0, np.dtype(np.float32))
 TOKEN = bytes(range(TOKEN_BYTES))
 KEY = _CREDENTIALS.data_key(TOKEN)
 """That of proofs on data connections."""

@@ -11,13 +11,12 @@ from hypothesis import strategies as st
 
 from p3kv.consistency import BulkSynchronous
 from p3kv.errors import ProtocolError
-from p3kv.server.aggregation import Aggregator
-from p3kv.server.buffers import Buffer, BufferPool
+from p3kv.server.engine import Engine
+from p3kv.server.engine.buffers import Buffer, BufferPool
 from p3kv.server.optimizer import Optimizer, State
-from p3kv.server.slice_states import Result, SliceState
 from p3kv.wire.header import INITIAL_ROUND
 from p3kv.wire.messages import DeclaredKey
-from tests.served import AS_IT_IS
+from tests.engines import Result, missing, one_slice, with_values
 
 LENGTH = 40
 INITIAL = np.full(LENGTH, 0.125, np.float32)
@@ -75,10 +74,9 @@ class Server:
 
     def __init__(self, num_workers: int, deterministic: bool = False, initial: bool = True) -> None:
         self.pool = CountingPool()
-        self.aggregator = Aggregator(BulkSynchronous(num_workers), self.pool, deterministic)
-        self.state = SliceState(
-            DeclaredKey(0, "w", (LENGTH,), "float32", [(0, LENGTH)]), 0, LENGTH, AS_IT_IS
-        )
+        self.engine = Engine(BulkSynchronous(num_workers), self.pool, deterministic)
+        declared = DeclaredKey(0, "w", (LENGTH,), "float32", [(0, LENGTH)])
+        self.state = one_slice(self.engine, declared)
         if initial:
             self.push(0, INITIAL_ROUND, INITIAL, wants=False)
 
@@ -86,10 +84,10 @@ class Server:
         self, rank: int, round: int, gradient: np.ndarray, wants: bool = True, priority: int = 0,
         step: int = 0,
     ) -> List[Result]:  # fmt: skip
-        buffer = self.pool.get(LENGTH, self.state.dtype)
+        buffer = self.pool.get(LENGTH, np.dtype(np.float32))
         buffer.array[:] = gradient
-        self.aggregator.push(self.state, rank, round, buffer, wants, priority, step)
-        return list(self.aggregator.end_rounds(self.state))
+        self.engine.push(self.state, rank, round, buffer, wants, priority, step)
+        return list(with_values(self.engine.end_rounds(self.state)))
 
     @property
     def value(self) -> np.ndarray:
@@ -145,7 +143,7 @@ def test_a_round_is_the_sum_of_its_workers_in_order_of_arrival(
         expected = in_order([gradient(r, ended) for r in arrived[ended]])
         np.testing.assert_array_equal(results[0].value.array, expected)
         assert sorted(results[0].wanting) == list(range(num_workers))
-    assert server.state.open_rounds == {}
+    assert server.state.ledger.open == {}
 
 
 @given(arrivals())
@@ -167,12 +165,12 @@ def test_pushes_before_the_initial_value_wait_for_it(
 ) -> None:
     num_workers, pushes = job
     server = Server(num_workers, deterministic, initial=False)
-    server.aggregator.optimizers[0] = Subtracting()
+    server.engine.set_optimizer(0, Subtracting())
     for rank, round_ in pushes:
         assert server.push(rank, round_, np.ones(LENGTH)) == []
-    results = server.push(0, INITIAL_ROUND, INITIAL, wants=False)
+    ended = server.push(0, INITIAL_ROUND, INITIAL, wants=False)
     last = max(round_ for _, round_ in pushes)
-    assert [result.round for result in results] == list(range(INITIAL_ROUND, last + 1))
+    assert [result.round for result in ended] == list(range(INITIAL_ROUND, last + 1))
     np.testing.assert_array_equal(server.value, INITIAL - num_workers * last)
 
 
@@ -180,9 +178,9 @@ def test_several_rounds_may_be_open_and_end_in_order() -> None:
     server = Server(2)
     for round_ in (1, 2, 3):
         assert server.push(0, round_, gradient(0, round_)) == []
-    assert sorted(server.state.open_rounds) == [1, 2, 3]
+    assert sorted(server.state.ledger.open) == [1, 2, 3]
     for round_ in (1, 2, 3):
-        assert server.aggregator.missing(server.state, round_) == [1]
+        assert missing(server.state)[round_] == [1]
         results = server.push(1, round_, gradient(1, round_))
         assert [result.round for result in results] == [round_]
         np.testing.assert_array_equal(
@@ -232,8 +230,8 @@ def test_only_rank_0_gives_an_initial_value_and_only_once() -> None:
 def test_missing_ranks_are_known_by_name() -> None:
     server = Server(4, initial=False)
     server.push(2, 1, gradient(2, 1))
-    assert server.aggregator.missing(server.state, INITIAL_ROUND) == [0]
-    assert server.aggregator.missing(server.state, 1) == [0, 1, 3]
+    assert server.state.ledger.waits()
+    assert missing(server.state)[1] == [0, 1, 3]
 
 
 def test_only_those_get_a_result_who_asked_for_it() -> None:
@@ -246,7 +244,8 @@ def test_only_those_get_a_result_who_asked_for_it() -> None:
 
 def test_the_optimizer_sees_the_sum_once_a_round_with_rank_0_s_step() -> None:
     server = Server(2)
-    optimizer = server.aggregator.optimizers[0] = Subtracting()
+    optimizer = Subtracting()
+    server.engine.set_optimizer(0, optimizer)
     expected = INITIAL.copy()
     for round_, first in ((1, 0), (2, 1)):
         for rank in (first, 1 - first):
@@ -268,7 +267,7 @@ def test_without_an_optimizer_the_value_is_the_last_sum_not_the_sum_of_all() -> 
 def test_a_value_that_is_still_being_sent_is_not_changed(with_optimizer: bool) -> None:
     server = Server(1)
     if with_optimizer:
-        server.aggregator.optimizers[0] = Subtracting()
+        server.engine.set_optimizer(0, Subtracting())
     (first,) = server.push(0, 1, gradient(0, 1))
     sent = first.value.array.copy()
     first.value.begin_send()
@@ -285,7 +284,7 @@ def test_a_value_that_is_still_being_sent_is_not_changed(with_optimizer: bool) -
 
 def test_a_value_that_nobody_is_sent_is_updated_in_place() -> None:
     server = Server(1)
-    server.aggregator.optimizers[0] = Subtracting()
+    server.engine.set_optimizer(0, Subtracting())
     (first,) = server.push(0, 1, gradient(0, 1))
     first.value.begin_send()
     first.value.end_send()
@@ -305,7 +304,7 @@ def test_buffers_return_to_the_pool(
     num_workers, pushes = job
     server = Server(num_workers, deterministic)
     if with_optimizer:
-        server.aggregator.optimizers[0] = Subtracting()
+        server.engine.set_optimizer(0, Subtracting())
     sending: List[Tuple[Buffer, np.ndarray]] = []
     for rank, round_ in pushes:
         for result in server.push(rank, round_, gradient(rank, round_)):
@@ -353,6 +352,6 @@ def test_an_update_that_fails_tells_so() -> None:
             raise ArithmeticError("no")
 
     server = Server(1)
-    server.aggregator.optimizers[0] = Failing()
+    server.engine.set_optimizer(0, Failing())
     with pytest.raises(ArithmeticError):
         server.push(0, 1, gradient(0, 1))

@@ -59,7 +59,7 @@ def test_a_checkpoint_has_each_key_s_round_of_one_step(
     folder = tmp_path_factory.mktemp("checkpoints")
     with closing(Job(WORKERS, servers, SIZE // 2)) as job:
         for server in job.servers:
-            server.consumer.aggregator.optimizers[0] = Remembering()
+            server.consumer.set_optimizer(0, Remembering())
             server.consumer.checkpoints.hosts = ["here"] * servers
             server.consumer.checkpoints.write_to(str(folder))
         often, seldom = job.declare("often", SIZE), job.declare("seldom", SIZE)

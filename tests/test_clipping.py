@@ -15,8 +15,8 @@ from hypothesis.extra import numpy as arrays
 
 from p3kv.errors import ProtocolError
 from p3kv.frontends.mxnet.environment import runs_operations_at_once
-from p3kv.server.clipping import Clipping
-from p3kv.server.squares import exact_squares, sum_of_squares
+from p3kv.server.engine.clipping import Clipping
+from p3kv.server.engine.squares import exact_squares, sum_of_squares
 from p3kv.worker.clipping import norm_of
 from tests.jobs import SCRIPTS, run_job
 

@@ -13,11 +13,11 @@ import pytest
 
 from p3kv.consistency import CONSISTENCIES, BulkSynchronous, Consistency, make_consistency
 from p3kv.errors import ConfigError
-from p3kv.server.aggregation import Aggregator
-from p3kv.server.buffers import BufferPool
-from p3kv.server.slice_states import Result, SliceState
+from p3kv.server.engine import Engine
+from p3kv.server.engine.buffers import BufferPool
 from p3kv.wire.header import INITIAL_ROUND, URGENT, Kind, pack_header
 from p3kv.wire.messages import DeclaredKey, JobSettings, Terms
+from tests.engines import Result, one_slice, with_values
 from tests.in_memory import Adding, Job
 from tests.jobs import (
     DEADLINE_S,
@@ -30,7 +30,6 @@ from tests.jobs import (
     run_job,
     start_role,
 )
-from tests.served import AS_IT_IS
 
 sys.path.insert(0, str(SCRIPTS))
 from own_consistency import OneBehind
@@ -91,21 +90,19 @@ class Slice:
 
     def __init__(self, updates: bool = True) -> None:
         self._pool = BufferPool()
-        self.aggregator = Aggregator(OneBehind(2), self._pool)
+        self.engine = Engine(OneBehind(2), self._pool)
         if updates:
-            self.aggregator.optimizers[0] = Adding()
-        self.state = SliceState(
-            DeclaredKey(0, "w", (SIZE,), "float32", [(0, SIZE)]), 0, SIZE, AS_IT_IS
-        )
+            self.engine.set_optimizer(0, Adding())
+        self.state = one_slice(self.engine, DeclaredKey(0, "w", (SIZE,), "float32", [(0, SIZE)]))
         self.push(0, INITIAL_ROUND, wants=False)
 
     def push(self, rank: int, round: int, wants: bool = True) -> List[Result]:
         """Pushes ones; returns all results that follow."""
-        gradient = self._pool.get(SIZE, self.state.dtype)
+        gradient = self._pool.get(SIZE, np.dtype(np.float32))
         gradient.array[:] = 1
-        self.aggregator.push(self.state, rank, round, gradient, wants, 0, round)
-        ended = list(self.aggregator.end_rounds(self.state))
-        return ended + list(self.aggregator.early_results(self.state))
+        self.engine.push(self.state, rank, round, gradient, wants, 0, round)
+        ended = list(with_values(self.engine.end_rounds(self.state)))
+        return ended + list(with_values(self.engine.early_results(self.state)))
 
 
 def told(results: List[Result]) -> List[tuple]:
@@ -123,7 +120,7 @@ def test_a_worker_goes_on_at_once_with_a_value_that_is_new_enough() -> None:
     assert told([ended, early]) == [(1, [1], [0, 1]), (2, [0], [])]
     np.testing.assert_array_equal(early.value.array, 3)
     assert told(slice_.push(1, 2)) == [(2, [1], [0, 1])]
-    assert not slice_.state.open_rounds and not slice_.state.early_rounds
+    assert not slice_.state.ledger.open and not slice_.state.early_rounds
 
 
 def test_without_an_optimizer_workers_wait_for_the_sum_of_their_own_round() -> None:
@@ -177,7 +174,7 @@ def test_pushes_ahead_are_held_by_the_rule_s_window() -> None:
         job.push(0, *range(1, 7))
         assert job.servers[0].most_open() == OneBehind.window
         job.push(1, 1)
-        assert sorted(next(job.servers[0].consumer.waiting.states()).open_rounds) == [2, 3, 4]
+        assert sorted(next(job.servers[0].consumer.engine.units()).ledger.open) == [2, 3, 4]
 
 
 def test_settings_are_kept_for_a_round_that_has_not_ended_though_its_worker_went_on() -> None:

@@ -8,16 +8,15 @@ import numpy as np
 import pytest
 
 from p3kv.consistency import BulkSynchronous
-from p3kv.server.aggregation import Aggregator
-from p3kv.server.buffers import BufferPool
-from p3kv.server.finite import NotFinite
-from p3kv.server.rows import RowsKey
-from p3kv.server.slice_states import SliceState
+from p3kv.server.engine import Engine, RowsKey, Unit
+from p3kv.server.engine.buffers import BufferPool
+from p3kv.server.engine.finite import NotFinite
+from p3kv.server.engine.plan import KeyPlan
 from p3kv.wire.header import INITIAL_ROUND
 from p3kv.wire.messages import UNKNOWN, DeclaredKey
 from p3kv.wire.rows import NUMBER, Rows
+from tests.engines import one_slice
 from tests.jobs import SUMS_ONLY, run_job
-from tests.served import AS_IT_IS
 
 LARGEST = {"float32": 3e38, "float16": 6e4}
 
@@ -45,27 +44,28 @@ class Server:
 
     def __init__(self, dtype: str, deterministic: bool, by_rows: bool) -> None:
         self._pool = BufferPool()
-        self._aggregator = Aggregator(BulkSynchronous(2), self._pool, deterministic)
-        self._aggregator.checks_finite = True
+        self._engine = Engine(BulkSynchronous(2), self._pool, deterministic)
+        self._engine.rules.checks_finite = True
         layout = "sparse_rows" if by_rows else "dense"
         declared = DeclaredKey(0, "w", (2, 2), dtype, [(0, 4)], layout=layout)
-        self._slice = SliceState(declared, 0, 4, AS_IT_IS)
-        self._rows = RowsKey(declared, 0, self._aggregator, self._aggregator.consistency)
+        self._slice = one_slice(self._engine, declared)
+        self._rows = RowsKey(KeyPlan(declared, 0, self._engine.rules))
+        self._dtype = np.dtype(dtype)
         self._by_rows = by_rows
         self.push(0, INITIAL_ROUND, [np.nan, np.inf, 0, 0])
 
     def push(self, rank: int, round_: int, numbers: List[float]) -> None:
-        gradient = np.array(numbers, self._slice.dtype)
+        gradient = np.array(numbers, self._dtype)
         if self._by_rows:
             rows = Rows(np.arange(2, dtype=NUMBER), gradient.reshape(2, 2))
             self._rows.push(rank, round_, 1, rows, round_)
-            while self._rows.next_ends():
-                self._rows.end_round()
+            unit: Unit = self._rows
         else:
-            buffer = self._pool.get(4, self._slice.dtype)
+            buffer = self._pool.get(4, self._dtype)
             buffer.array[:] = gradient
-            self._aggregator.push(self._slice, rank, round_, buffer, False, 0, round_)
-            assert len(list(self._aggregator.end_rounds(self._slice))) < 2
+            self._engine.push(self._slice, rank, round_, buffer, False, 0, round_)
+            unit = self._slice
+        assert len(list(self._engine.end_rounds(unit))) < 2
 
 
 @pytest.mark.parametrize("by_rows", [False, True])

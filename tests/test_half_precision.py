@@ -7,19 +7,17 @@ from typing import List, Optional
 import numpy as np
 import pytest
 
-from p3kv.codecs import CODECS, KeyCodecs
 from p3kv.consistency import BulkSynchronous
 from p3kv.registry import Choice
-from p3kv.server.aggregation import Aggregator
-from p3kv.server.buffers import BufferPool
+from p3kv.server.engine import Engine
+from p3kv.server.engine.buffers import BufferPool
 from p3kv.server.optimizer import Optimizer, State
-from p3kv.server.slice_states import SliceState
 from p3kv.wire.header import INITIAL_ROUND
-from p3kv.wire.messages import DeclaredKey
+from p3kv.wire.messages import CodecChoices, DeclaredKey
+from tests.engines import one_slice, with_values
 
 WORKERS, LENGTH = 4, 30
 HALF = np.dtype(np.float16)
-IDENTITY = CODECS.make(Choice("identity"), LENGTH, HALF)
 
 
 class Noting(Optimizer):
@@ -59,24 +57,22 @@ def test_a_sum_is_rounded_to_float16_once_and_only_for_the_value(
     updates: bool, deterministic: bool, codec: str
 ) -> None:
     pool = BufferPool()
-    aggregator = Aggregator(BulkSynchronous(WORKERS), pool, deterministic)
+    engine = Engine(BulkSynchronous(WORKERS), pool, deterministic)
     optimizer = Noting()
     if updates:
-        aggregator.optimizers[0] = optimizer
-    codecs = KeyCodecs(CODECS.make(Choice(codec), LENGTH, HALF), IDENTITY)
-    key = DeclaredKey(0, "w", (LENGTH,), "float16", [(0, LENGTH)])
-    state = SliceState(key, 0, LENGTH, codecs)
+        engine.set_optimizer(0, optimizer)
+    codecs = CodecChoices(Choice(codec))
+    key = DeclaredKey(0, "w", (LENGTH,), "float16", [(0, LENGTH)], codecs=codecs)
+    state = one_slice(engine, key)
 
     def push(rank: int, round_: int, values: np.ndarray, encoded: bool) -> None:
         buffer = pool.get(LENGTH, HALF)
         buffer.array[:] = values
-        aggregator.push(
-            state, rank, round_, buffer, True, 0, round_, buffer.bytes if encoded else None
-        )
+        engine.push(state, rank, round_, buffer, True, 0, round_, buffer.bytes if encoded else None)
 
     initial = gradient(9)
     push(0, INITIAL_ROUND, initial, False)
-    (result,) = aggregator.end_rounds(state)
+    (result,) = with_values(engine.end_rounds(state))
     np.testing.assert_array_equal(result.value.array, initial)
     for round_ in (1, 2):
         expected = np.zeros(LENGTH, np.float32)
@@ -84,7 +80,7 @@ def test_a_sum_is_rounded_to_float16_once_and_only_for_the_value(
             push(rank, round_, gradient(rank), codec != "identity")
             expected += gradient(rank)
         assert np.isfinite(expected).all()
-        (result,) = aggregator.end_rounds(state)
+        (result,) = with_values(engine.end_rounds(state))
         assert result.value.array.dtype == HALF
         np.testing.assert_array_equal(result.value.array, expected.astype(HALF))
     for total in optimizer.totals:

@@ -28,6 +28,7 @@ from p3kv.wire.messages import (
     Terms,
 )
 from p3kv.worker.clipping import ClippedStep
+from tests.engines import end_round, missing
 from tests.in_memory import Adding, AddingWhole
 from tests.jobs import run_job
 from tests.scheduled import SLICE_SIZE, aborted, assembled, of, worker
@@ -157,15 +158,13 @@ def test_rounds_of_a_key_of_rows_end_without_those_that_have_left(deterministic:
     key = key_of(3, deterministic)
     for rank in range(3):
         key.push(rank, 1, 1, some_rows([rank, 5], rank), 1)
-    assert key.next_ends()
-    key.end_round()
+    end_round(key)
     for rank in (1, 2):
         key.push(rank, 2, 1, some_rows([rank], rank), 2)
-    assert not key.next_ends()
-    assert [missing for _, _, missing in key.waits()] == [[0]]
-    key._aggregator.leavers.ranks.add(0)
-    assert key.next_ends()
-    key.end_round()
+    assert not list(key.ledger.complete())
+    assert missing(key) == {2: [0]}
+    key.plan.rules.leavers.ranks.add(0)
+    end_round(key)
     expected = np.zeros((12, COLUMNS), np.float32)
     for rank in (1, 2):
         expected[rank] = some_rows([rank], rank).elements

@@ -9,8 +9,8 @@ import pytest
 
 from experiments.cluster import Cluster, missing_requirements
 from p3kv.consistency import BulkSynchronous
+from p3kv.server.engine.rounds import Round
 from p3kv.server.lateness import Lateness
-from p3kv.server.slice_states import Round
 from p3kv.wire.messages import DeclaredKey, ServerNumbers, slowest
 from p3kv.worker import step_times
 from p3kv.worker.step_times import StepTimes
@@ -134,7 +134,7 @@ def test_layers_take_no_longer_than_passes_when_only_the_first_ones_were_spread(
 def test_the_worker_whose_gradient_is_ready_last_is_counted_with_its_lag() -> None:
     lateness, now = Lateness(3), 0.0
     for last in (2, 2, 2, 0):
-        current = Round(1, False)
+        current = Round(1, None)
         for rank in [*(rank for rank in range(3) if rank != last), last]:
             now += 0.25 if rank == last == 2 else 0.01
             current.arrived.add(rank)

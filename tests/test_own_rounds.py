@@ -246,7 +246,7 @@ def test_a_server_counts_each_worker_s_rounds_by_themselves(kind: Kind) -> None:
                 if kind == Kind.PUSH:
                     consumer.land_push(job.servers[0].connections[rank], header)
                 else:
-                    consumer._key(header).states(round_, rank)
+                    consumer._key(header).check_ahead(round_, rank)
 
 
 def test_a_push_is_not_counted_twice() -> None:

@@ -13,14 +13,15 @@ from hypothesis import strategies as st
 
 from p3kv.consistency import BulkSynchronous
 from p3kv.errors import P3Error, ProtocolError
-from p3kv.server.aggregation import Aggregator
-from p3kv.server.buffers import BufferPool
-from p3kv.server.rows import RowsKey, RowSum
+from p3kv.server.engine import Engine, RowsKey
+from p3kv.server.engine.plan import KeyPlan
+from p3kv.server.engine.row_sums import RowSum
 from p3kv.wire.header import INITIAL_ROUND, NAMED, URGENT, Kind, pack_header
 from p3kv.wire.messages import DeclaredKey
 from p3kv.wire.rows import NUMBER, Rows
 from p3kv.worker.rows import RowsPull, RowsPush
 from tests import in_memory
+from tests.engines import end_round, missing
 from tests.jobs import run_job
 
 ROWS, COLUMNS = 12, 3
@@ -63,13 +64,13 @@ def test_a_sum_has_the_rows_of_all_and_no_others(several: List[List[int]]) -> No
 
 
 def key_of(workers: int, deterministic: bool = False, dtype: str = "float32") -> RowsKey:
-    aggregator = Aggregator(BulkSynchronous(workers), BufferPool(), deterministic)
+    engine = Engine(BulkSynchronous(workers), deterministic=deterministic)
     declared = DeclaredKey(
         0, "w", (ROWS, COLUMNS), dtype, [(0, ROWS * COLUMNS)], layout="sparse_rows"
     )
-    key = RowsKey(declared, 0, aggregator, aggregator.consistency)
+    key = RowsKey(KeyPlan(declared, 0, engine.rules))
     key.push(0, INITIAL_ROUND, 1, rows(list(range(ROWS)), 0), 0)
-    key.end_round()
+    end_round(key)
     return key
 
 
@@ -78,13 +79,13 @@ def key_of(workers: int, deterministic: bool = False, dtype: str = "float32") ->
 def test_float16_is_summed_in_float32_and_rounded_once(deterministic: bool, updates: bool) -> None:
     key = key_of(3, deterministic, "float16")
     if updates:
-        key._aggregator.optimizers[0] = Adding()
+        key.plan.rules.optimizers[0] = Adding()
     expected = np.zeros((ROWS, COLUMNS), np.float32) + (key.value if updates else 0)
     for rank, (some, value) in enumerate([([1, 4], 40_000), ([1, 5], 40_001), ([0, 1], -50_000)]):
         elements = np.full((2, COLUMNS), value, np.float16)  # the sum of two may be infinite
         expected[some] += elements
         key.push(rank, 1, 1, Rows(np.array(some, NUMBER), elements), 1)
-    key.end_round()
+    end_round(key)
     assert key.value.dtype == np.float16 and np.isfinite(key.value).all()
     np.testing.assert_array_equal(key.value, expected.astype(np.float16))
 
@@ -116,7 +117,7 @@ def test_what_has_changed_since_a_round_makes_its_value_the_newest(
     key = key_of(workers, deterministic)
     optimizer = Adding()
     if updates:
-        key._aggregator.optimizers[0] = optimizer
+        key.plan.rules.optimizers[0] = optimizer
     values = [key.value.copy()]
     for round_ in range(1, rounds + 1):
         expected = key.value.copy() if updates else np.zeros((ROWS, COLUMNS), np.float32)
@@ -128,13 +129,10 @@ def test_what_has_changed_since_a_round_makes_its_value_the_newest(
             frames.append([slice(None, cut), slice(cut, None)])
             frames[-1] = [Rows(some.numbers[p], some.elements[p]) for p in frames[-1]]
         for rank in data.draw(st.permutations([*range(workers)] * 2)):
-            assert not key.next_ends()
-            assert all(rank in missing for _, _, missing in key.waits())
+            assert not list(key.ledger.complete())
+            assert all(rank in ranks for ranks in missing(key).values())
             key.push(rank, round_, 2, frames[rank].pop(0), round_)
-            end = key.rows_to_update()
-            if end:
-                key.update_until(end)
-        key.end_round()
+        end_round(key)
         assert optimizer.ended == (round_ if updates else 0)
         values.append(key.value.copy())
         np.testing.assert_array_equal(key.value, expected)
@@ -215,7 +213,7 @@ def test_whatever_happens_first_all_workers_have_the_rows_of_every_round(
     workers, servers, rounds = 2, 2, 3
     job = Job(workers, servers, 2 * COLUMNS)
     for server in job.servers:
-        server.consumer.aggregator.optimizers.clear()
+        server.consumer.engine.rules.optimizers.clear()
     try:
         keys = job.declare("w", ROWS, COLUMNS, layout="touched_rows")
         job.push(0, keys[0], INITIAL_ROUND, rows(list(range(ROWS)), 99))
@@ -318,9 +316,9 @@ WRONG_FROM_WORKERS: List[Tuple[dict, str]] = [
     ({"kind": Kind.PUSH_ROWS, "slice": 1, "round": 1, "payload_bytes": 17}, "17 bytes"),
     ({"kind": Kind.PUSH_ROWS, "slice": 1, "round": 1, "payload_bytes": 16 * 99}, "12 rows of 12"),
     ({"kind": Kind.PUSH_ROWS, "slice": 1, "round": 9}, "only 2 rounds"),
-    ({"kind": Kind.PUSH_ROWS, "slice": 1, "round": 1, "key": 7}, "rows of key 7"),
-    ({"kind": Kind.PUSH, "round": 1}, "unknown here"),
-    ({"kind": Kind.PULL}, "unknown here"),
+    ({"kind": Kind.PUSH_ROWS, "slice": 1, "round": 1, "key": 7}, "key 7, unknown here"),
+    ({"kind": Kind.PUSH, "round": 1}, "speaks of slices of key 'w'"),
+    ({"kind": Kind.PULL}, "speaks of slices of key 'w'"),
     ({"kind": Kind.PULL_ROWS, "payload_bytes": 8}, "8 bytes to ask"),
     ({"kind": Kind.PULL_ROWS, "flags": NAMED, "payload_bytes": 4 * 13}, "52 bytes to ask"),
 ]

@@ -271,8 +271,8 @@ def test_a_worker_sends_nothing_for_a_round_that_may_have_other_slices_than_it_k
         out = np.zeros(SIZE, np.float32)
         ahead.call(key, 5, None, out)
         job.finish()
-        states = list(job.servers[0].consumer.waiting.states())
-        assert [sorted(state.open_rounds) for state in states[:2]] == [[1, 2], [1, 2]]
+        states = list(job.servers[0].consumer.engine.units())
+        assert [sorted(state.ledger.open) for state in states[:2]] == [[1, 2], [1, 2]]
         assert job.servers[0].consumer.values.pulls == {}
         job.workers[0].tuning.want(Terms(SIZE // 5))
         keys = job.keys["often"]
@@ -293,7 +293,7 @@ def test_a_server_refuses_rounds_that_nobody_may_be_at(kind: Kind, round_: int) 
             if kind == Kind.PUSH:
                 consumer.land_push(job.servers[0].connections[0], header)
             else:
-                consumer._key(header).states(round_, header.rank)
+                consumer._key(header).check_ahead(round_, header.rank)
 
 
 def test_a_key_that_is_trained_seldom_does_not_go_first() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import cached_property
 from typing import Dict, List, Optional, Sequence, Tuple
 
 import mxnet as mx
@@ -15,11 +16,8 @@ from p3kv.consistency import BulkSynchronous
 from p3kv.errors import ProtocolError
 from p3kv.frontends.mxnet.optimizer_settings import plain
 from p3kv.frontends.mxnet.server_optimizer import MXNetOptimizer
-from p3kv.server.aggregation import Aggregator
-from p3kv.server.buffers import BufferPool
-from p3kv.server.keys import ServerKey
+from p3kv.server.engine import Engine, ServerKey, SliceState
 from p3kv.server.optimizer import Optimizer, State
-from p3kv.server.slice_states import SliceState
 from p3kv.slicing import Run, Slice, make_layout
 from p3kv.wire.header import INITIAL_ROUND
 from p3kv.wire.messages import DeclaredKey, Terms, encode
@@ -74,29 +72,35 @@ class Server:
 
     def __init__(self, optimizer: Optimizer, declared: DeclaredKey, workers: int) -> None:
         self.terms = TermsByRound()
-        rule = BulkSynchronous(workers)
-        self.key = ServerKey(declared, RANK, self.terms, rule)
-        self.aggregator = Aggregator(rule, BufferPool())
-        self.aggregator.optimizers[0] = optimizer
-        self.pool = BufferPool()
+        self.engine = Engine(BulkSynchronous(workers))
+        self.engine.set_optimizer(0, optimizer)
+        self._declared = declared
+        self.pool = self.engine.rules.pool
         self.results: Dict[int, np.ndarray] = {}
+
+    @cached_property
+    def key(self) -> ServerKey:
+        """The key, declared when the slices' size is known."""
+        key = self.engine.declare(self._declared, RANK, self.terms)
+        assert isinstance(key, ServerKey)
+        return key
 
     def push(self, rank: int, round: int, gradient: np.ndarray) -> None:
         """Pushes a whole tensor for a round, slice by slice."""
         for piece in self._slices(round):
             if piece.server == RANK:
                 state = self.key.state(round, piece.index, rank)
-                buffer = self.pool.get(piece.length, state.dtype)
+                buffer = self.pool.get(piece.length, np.dtype(np.float32))
                 buffer.array[:] = gradient[piece.offset : piece.offset + piece.length]
-                self.aggregator.push(state, rank, round, buffer, True, 0, max(round, 1))
+                self.engine.push(state, rank, round, buffer, True, 0, max(round, 1))
                 if self._end_rounds(state):
-                    for other in self.key.reslice(self.pool, self.aggregator.optimizers.get(0)):
+                    for other in self.key.reslice():
                         self._end_rounds(other)
 
     def _end_rounds(self, state: SliceState) -> int:
         ended = 0
-        for result in self.aggregator.end_rounds(state):
-            self._note(state.index, result.round, result.value.array)
+        for result in self.engine.end_rounds(state):
+            self._note(state.index, result.round, state.known_value().array)
             ended += 1
         return ended
 
@@ -168,12 +172,14 @@ def test_values_do_not_depend_on_the_sizes_of_slices(
             weight = weight - state
         result = server.results[round_]
         np.testing.assert_array_equal(mine(declared, result), mine(declared, weight))
-        assert all(state.length % grain == 0 for state in server.key.all_states())
+        assert all(state.length % grain == 0 for state in server.key.units)
 
 
 def test_runs_with_parts_of_rows_are_refused() -> None:
+    engine = Engine(BulkSynchronous(1))
     with pytest.raises(ProtocolError, match=r"\(1, 58\).* grains of 6 elements.*'rows'"):
-        Server(Momentum(), rows((0, 44), (1, 58)), workers=1)
+        engine.declare(rows((0, 44), (1, 58)), RANK, TermsByRound())
+    assert not engine.keys
 
 
 def test_slices_of_a_coming_size_wait_for_the_last_round_of_the_size_before() -> None:

@@ -9,15 +9,19 @@ from typing import List, Tuple
 
 import pytest
 
-from p3kv.server.slice_states import SliceState
+from p3kv.consistency import BulkSynchronous
+from p3kv.server.engine import Engine
 from p3kv.server.stalls import LOOK_EVERY_S, Stalls, Wait
 from p3kv.wire.header import INITIAL_ROUND, Kind
 from p3kv.wire.messages import DeclaredKey, ReportFailure, Stalled, Terms, encode
+from tests.engines import one_slice
 from tests.faults import stopped
 from tests.jobs import DEADLINE_S, SUMS_ONLY, TrainingJob, run_job
-from tests.served import AS_IT_IS, TOLD_S, Served, frame, received, shake_hands
+from tests.served import TOLD_S, Served, frame, received, shake_hands
 
-STATE = SliceState(DeclaredKey(3, 0, (8,), "float32", [(0, 8)], "dense0_weight"), 0, 8, AS_IT_IS)
+STATE = one_slice(
+    Engine(BulkSynchronous(2)), DeclaredKey(3, 0, (8,), "float32", [(0, 8)], "dense0_weight")
+)
 
 
 class Heard:

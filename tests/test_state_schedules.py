@@ -130,7 +130,7 @@ def test_states_are_those_of_the_round_while_sizes_change(seed: int, servers: in
     random = Random(seed)
     with closing(Job(WORKERS, servers, SIZE // 2)) as job:
         for server in job.servers:
-            server.consumer.aggregator.optimizers[0] = Remembering()
+            server.consumer.set_optimizer(0, Remembering())
         loads = random.randint(0, ROUNDS - 1)
         keys = job.declare("w", SIZE)
         scripts = [

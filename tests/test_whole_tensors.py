@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from random import Random
 from typing import Any, Dict, List, Optional, Tuple
 
@@ -12,15 +13,15 @@ from hypothesis import strategies as st
 
 from p3kv.consistency import BulkSynchronous
 from p3kv.errors import KeyMismatchError, ProtocolError
-from p3kv.server.aggregation import Aggregator
-from p3kv.server.buffers import Buffer, BufferPool
-from p3kv.server.keys import ServerKey
+from p3kv.server.engine import Engine, ServerKey
+from p3kv.server.engine.buffers import Buffer
 from p3kv.server.optimizer import WHOLE, Optimizer, State
 from p3kv.slicing import PLACEMENTS, Run, Slice, cut, make_layout
 from p3kv.slicing.placement import checked
 from p3kv.wire.header import INITIAL_ROUND
 from p3kv.wire.messages import DeclaredKey, DeclareKey, KeyRefused, Terms
 from p3kv.wire.terms import TermsByRound
+from tests.engines import missing, with_values
 from tests.scheduled import running, to, worker
 
 SHAPE = (13, 9)
@@ -85,15 +86,22 @@ class Server:
     """One server's part of one key, with values that stay in use for a while."""
 
     def __init__(self, workers: int, runs: List[Run], deterministic: bool = False) -> None:
-        rule = BulkSynchronous(workers)
         self.terms = TermsByRound()
-        self.pool = BufferPool()
-        self.key = ServerKey(DeclaredKey(0, "w", SHAPE, "float32", runs), 0, self.terms, rule)
-        self.aggregator = Aggregator(rule, self.pool, deterministic)
+        self.engine = Engine(BulkSynchronous(workers), deterministic=deterministic)
+        self.pool = self.engine.rules.pool
         self.optimizer = RowMomentum()
-        self.aggregator.optimizers[0] = self.optimizer
+        self.engine.set_optimizer(0, self.optimizer)
+        self._runs = runs
         self.values: Dict[int, np.ndarray] = {}
         self.in_use: List[Tuple[Buffer, np.ndarray]] = []
+
+    @cached_property
+    def key(self) -> ServerKey:
+        """The key, declared when the slices' size is known."""
+        declared = DeclaredKey(0, "w", SHAPE, "float32", self._runs)
+        key = self.engine.declare(declared, 0, self.terms)
+        assert isinstance(key, ServerKey)
+        return key
 
     def slices(self, round_: int) -> Tuple[Slice, ...]:
         size = self.terms.of(self.terms.generation(round_)).slice_size
@@ -102,17 +110,17 @@ class Server:
     def push(self, rank: int, round_: int, piece: Slice) -> None:
         values = tensor(0) if round_ == INITIAL_ROUND else tensor(rank, round_, 1)
         state = self.key.state(round_, piece.index, rank)
-        gradient = self.pool.get(piece.length, state.dtype)
+        gradient = self.pool.get(piece.length, np.dtype(np.float32))
         gradient.array[:] = values[piece.offset : piece.offset + piece.length]
-        self.aggregator.push(state, rank, round_, gradient, True, 0, round_)
+        self.engine.push(state, rank, round_, gradient, True, 0, round_)
         ended = self._end_rounds(state)
         while ended:
-            resliced = self.key.reslice(self.pool, self.optimizer)
+            resliced = self.key.reslice()
             ended = sum(self._end_rounds(other) for other in resliced)
 
     def _end_rounds(self, state: Any) -> int:
         ended = 0
-        for result in self.aggregator.end_rounds(state):
+        for result in with_values(self.engine.end_rounds(state)):
             ended += 1
             piece = self.slices(result.round)[result.state.index]
             whole = self.values.setdefault(result.round, np.full(SIZE, np.nan, np.float32))
@@ -178,8 +186,7 @@ def test_a_round_ends_for_no_slice_before_it_is_complete_for_all() -> None:
     server.push(0, 1, second)
     assert set(server.values) == {INITIAL_ROUND}
     assert [
-        server.aggregator.missing(server.key.state(1, piece.index, rank), 1)
-        for piece in (first, second, third)
+        missing(server.key.state(1, piece.index, rank))[1] for piece in (first, second, third)
     ] == [[], [1], []]
     server.push(1, 1, second)
     assert not np.isnan(server.values[1]).any()

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 _DESCRIPTION = """\
 Put the traces together that the processes of a job have written
-(P3KV_TRACE=FOLDER), on one clock: FOLDER/trace.json for https://ui.perfetto.dev,
-FOLDER/trace.png with one iteration, and its numbers:
+(P3KV_TRACE=FOLDER), on one clock: FOLDER/trace.json for
+https://ui.perfetto.dev, FOLDER/trace.png with one iteration, and its numbers:
 
 overlap       part of the communication during which the worker computes
 compute idle  part of the iteration in which the worker surely waits

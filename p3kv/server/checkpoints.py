@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Union
+from typing import Callable, Collection, Dict, Iterable, Mapping, Optional, Sequence
 
 import numpy as np
 from msgspec.structs import replace
 
 from p3kv.checkpoints import CutOfKey, KeyOutline, Outline, Writer, marks
 from p3kv.errors import ConfigError, ProtocolError
-from p3kv.server.aggregation import Aggregator
-from p3kv.server.keys import ServerKey
+from p3kv.server.engine import Key, RowsKey, SliceState, Unit
 from p3kv.server.optimizer import WHOLE, State
-from p3kv.server.rows import RowsKey
-from p3kv.server.slice_states import SliceState
 from p3kv.wire.messages import Checkpoint, DeclaredKey, StoreAtCut
 
 Tell = Callable[[int, str], None]
@@ -79,9 +76,7 @@ class Checkpoints:
     def __init__(
         self,
         rank: Callable[[], int],
-        keys: Mapping[int, ServerKey],
-        rows: Mapping[int, RowsKey],
-        aggregator: Aggregator,
+        keys: Mapping[int, Key],
         call_soon: Callable[..., None],
     ) -> None:
         """`rank()` is this server's; `call_soon` has the server's thread call something."""
@@ -93,8 +88,6 @@ class Checkpoints:
         self.open: Optional[_Open] = None
         self._rank = rank
         self._keys = keys
-        self._rows = rows
-        self._aggregator = aggregator
         self._folder = ""
         self._writer = Writer(lambda step, problem: call_soon(self._written, step, problem))
         self._writes = False
@@ -130,20 +123,13 @@ class Checkpoints:
                 self._begin_key(store, key_id, round_)
         self._write_if_complete()
 
-    def slice_ended(self, state: SliceState) -> None:
-        """To be called while a checkpoint is open, when a slice has ended a round and before it
-        ends the next."""
+    def unit_ended(self, unit: Unit) -> None:
+        """To be called while a checkpoint is open, when a unit has ended a round and before it ends
+        the next."""
         assert self.open is not None
-        cut = self.open.cuts.get(state.key.key_id)
-        if cut is not None and cut.round == state.round:
-            self._copy_slice(cut, state)
-            self._write_if_complete()
-
-    def rows_ended(self, key: RowsKey) -> None:
-        """The same, of a key of rows."""
-        cut = None if self.open is None else self.open.cuts.get(key.key.key_id)
-        if cut is not None and cut.round == key.round:
-            self._copy_rows(cut, key)
+        cut = self.open.cuts.get(unit.plan.key_id)
+        if cut is not None and cut.round == unit.round:
+            self._copy(cut, unit)
             self._write_if_complete()
 
     def close(self) -> None:
@@ -154,45 +140,36 @@ class Checkpoints:
 
     def _begin_key(self, store: StoreAtCut, key_id: int, round_: int) -> None:
         assert self.open is not None
-        key = self._keys.get(key_id) or self._rows.get(key_id)
+        key = self._keys.get(key_id)
         if key is None:
             return  # on other servers
-        ended: List[Union[SliceState, RowsKey]]
-        if isinstance(key, RowsKey):
-            slices: List[Union[SliceState, RowsKey]] = [key]
-        else:
-            slices = list(key.slices(round_))
-        ended = [one for one in slices if one.round >= round_]
+        units: Collection[Unit] = key.units if isinstance(key, RowsKey) else key.slices(round_)
+        ended = [one for one in units if one.round >= round_]
         if any(one.round > round_ for one in ended):
             raise ProtocolError(
-                f"it asked for round {round_} of {key.called}, which has ended a later one"
+                f"it asked for round {round_} of {key.plan.called}, which has ended a later one"
             )
         # Of one worker's names for all keys: the others' may be shifted.
         declared = replace(key.declared, name=store.names.get(key_id))
-        cut = _Cut(declared, round_, store.whole, len(slices))
+        cut = _Cut(declared, round_, store.whole, len(units))
         self.open.cuts[key_id] = cut
-        self.open.missing += len(slices)
+        self.open.missing += len(units)
         for one in ended:
-            if isinstance(one, RowsKey):
-                self._copy_rows(cut, one)
-            else:
-                self._copy_slice(cut, one)
+            self._copy(cut, one)
 
-    def _copy_slice(self, cut: _Cut, state: SliceState) -> None:
-        assert self.open is not None and state.value is not None
-        optimizer = self._aggregator.optimizers.get(state.key.store)
-        copied = None
-        # That of a whole tensor is the same for all slices: they have ended the round together.
-        if optimizer is not None and (not cut.whole or state.offset == 0):
-            copied = optimizer.copied(state.key, WHOLE if cut.whole else state.index)
-        cut.add(state.offset, state.value.array.copy(), copied)
-        self.open.missing -= 1
-
-    def _copy_rows(self, cut: _Cut, key: RowsKey) -> None:
+    def _copy(self, cut: _Cut, unit: Unit) -> None:
         assert self.open is not None
-        optimizer = self._aggregator.optimizers.get(key.key.store)
-        copied = None if optimizer is None else key.copied_state(optimizer, cut.whole)
-        cut.add(0, key.value.reshape(-1).copy(), copied)
+        optimizer, state = unit.plan.optimizer, None
+        if isinstance(unit, RowsKey):
+            if optimizer is not None:
+                state = unit.copied_state(optimizer, cut.whole)
+            cut.add(0, unit.value.reshape(-1).copy(), state)
+        elif isinstance(unit, SliceState):
+            # That of a whole tensor is the same for all slices: they have ended the round together.
+            if optimizer is not None and (not cut.whole or unit.offset == 0):
+                index = WHOLE if cut.whole else unit.index
+                state = optimizer.copied(unit.plan.declared, index)
+            cut.add(unit.offset, unit.known_value().array.copy(), state)
         self.open.missing -= 1
 
     def _write_if_complete(self) -> None:

@@ -10,29 +10,27 @@ from __future__ import annotations
 import logging
 import time
 from functools import partial
-from typing import Callable, Dict, List, NamedTuple, Optional, Tuple, Union
+from typing import Callable, List, NamedTuple, Optional
 
 import numpy as np
 
 from p3kv.config import Launch
-from p3kv.consistency import BulkSynchronous, consistency_of_key
+from p3kv.consistency import BulkSynchronous
 from p3kv.errors import ConfigError, ProtocolError, in_one_line
-from p3kv.server.aggregation import Aggregator
-from p3kv.server.buffers import Buffer, BufferPool
 from p3kv.server.checkpoints import Checkpoints
-from p3kv.server.clipping import Clipping
-from p3kv.server.finite import NotFinite
-from p3kv.server.keys import ServerKey
+from p3kv.server.engine import Ended, Engine, Key, RowsKey, ServerKey, SliceState, Unit
+from p3kv.server.engine.buffers import Buffer
+from p3kv.server.engine.clipping import Clipping
+from p3kv.server.engine.finite import NotFinite
+from p3kv.server.engine.rounds import Round
 from p3kv.server.lateness import Lateness, Readiness
-from p3kv.server.rows import RowsKey
+from p3kv.server.optimizer import Optimizer
 from p3kv.server.rows_traffic import RowsTraffic
-from p3kv.server.slice_states import SliceState
 from p3kv.server.spans import trace_sum, trace_update
 from p3kv.server.states import States
 from p3kv.server.values import Values
 from p3kv.server.waiting import Pull, Waiting
 from p3kv.server.workers import Workers
-from p3kv.slicing import LAYOUTS
 from p3kv.trace import Tracer, now_ns
 from p3kv.wire.connection import Connection
 from p3kv.wire.framing import Landing
@@ -67,25 +65,21 @@ _NOT_FINITE = (
 )
 
 
-class _Push(NamedTuple):
-    """A worker's slice that waits in the queue."""
+class _Frame(NamedTuple):
+    """What waits in the queue."""
 
-    key: ServerKey
-    state: SliceState
-    gradient: Optional[Buffer]
-    """None: nothing is to be added to the sum, but the slice's rounds may end."""
-    ready_s: float = 0.0
-    """When the gradient was ready, on this process's clock."""
-    counts: bool = True
-    """Whether a worker is counted, or its host's sum."""
-
-
-_Act = Callable[[], bool]
-"""What to do with a frame of a key of rows; returns whether a round has ended."""
+    connection: Connection
+    header: Header
+    act: Callable[[], None]
+    """What to do when its turn comes."""
+    unit: Optional[Unit]
+    """What it changes, if anything."""
+    waiting_bytes: int
+    """Memory that it takes while it waits."""
 
 
 class Consumer:
-    """Sums, updates and sends back, slice by slice, the most urgent first.
+    """Sums, updates and sends back, the most urgent first.
 
     Belongs to the server's thread.
     """
@@ -104,37 +98,27 @@ class Consumer:
         has the server's thread call something; `worked_s()` says for how long it has worked."""
         self.rank = UNKNOWN
         self.tracer = Tracer(None, "server")
-        self._pool = BufferPool()
         self.clipping: Clipping[SliceState] = Clipping(self._send_squares)
-        self.aggregator = Aggregator(
-            BulkSynchronous(launch.num_workers), self._pool, clipping=self.clipping
-        )
+        self.engine = Engine(BulkSynchronous(launch.num_workers), clipping=self.clipping)
+        self._pool = self.engine.rules.pool
         self.lateness = Lateness(launch.num_workers)
         self._readiness = Readiness(launch.num_workers)
         self._workers = workers
         self._on_lost = on_lost
         self._fail = fail
-        self._queue: PriorityQueue[Tuple[Connection, Header, Union[_Push, _Act, None]]]
-        self._queue = PriorityQueue()
+        self._queue: PriorityQueue[_Frame] = PriorityQueue()
         self._waiting_bytes = 0
         self._waiting_frames = [0] * launch.num_workers
         """By rank, how many of the worker's frames are in the queue."""
         self._terms = TermsByRound()
-        self._keys: Dict[int, ServerKey] = {}
-        self.values = Values(
-            lambda: self.rank, workers, self.aggregator, self._pool, lambda: self.tracer, worked_s
-        )
+        self.values = Values(lambda: self.rank, workers, lambda: self.tracer, worked_s)
         self.rows = RowsTraffic(
-            lambda: self.rank, workers, self.aggregator, self._terms, self._add, lambda: self.tracer
-        )
-        self.checkpoints = Checkpoints(
-            lambda: self.rank, self._keys, self.rows.keys, self.aggregator, call_soon
-        )
-        self.rows.ended = self.checkpoints.rows_ended
-        self.states = States(lambda: self.rank, self._find, self.aggregator, on_lost, fail)
-        self.waiting = Waiting(
-            self._keys, self.rows, self.values.pulls, self.aggregator, workers, self._departed
-        )
+            lambda: self.rank, workers, self._rows_key, self._terms, self._add, self._settle,
+            lambda: self.tracer,
+        )  # fmt: skip
+        self.checkpoints = Checkpoints(lambda: self.rank, self.engine.keys, call_soon)
+        self.states = States(lambda: self.rank, self._key, on_lost, fail)
+        self.waiting = Waiting(self.engine, self.rows, self.values.pulls, workers, self._departed)
         self._stopped = False
 
     # What workers say of their slices.
@@ -145,8 +129,7 @@ class Consumer:
         Raises ProtocolError when it contradicts an earlier announcement, and when a key would have
         too many slices.
         """
-        for key in self._keys.values():
-            key.check_slices(terms.slice_size)
+        self.engine.check_slices(terms.slice_size)
         return self._terms.set(from_round, terms)
 
     def declare(self, declared: DeclaredKey) -> None:
@@ -159,21 +142,16 @@ class Consumer:
         if self.rank not in dict(declared.runs):
             raise ProtocolError(f"server {self.rank} keeps nothing of key {declared.key!r}")
         try:
-            consistency = consistency_of_key(declared.consistency, self.aggregator.consistency)
-            if LAYOUTS.find(declared.layout).touched_only:
-                self.rows.declare(declared, consistency)
-                return
-            key = ServerKey(declared, self.rank, self._terms, consistency)
+            key = self.engine.declare(declared, self.rank, self._terms)
         except ConfigError as error:
             self._fail(str(error), UNKNOWN, "ConfigError")
             return
-        key.check_slices(self._terms.smallest_slice_size)
-        if self._keys.setdefault(declared.key_id, key).declared != declared:
-            raise ProtocolError(f"it declares a key otherwise than another worker: {declared}")
+        if isinstance(key, RowsKey):
+            self.rows.serve(key)
 
     def land_push(self, connection: Connection, header: Header) -> Landing:
         """Where a push is received; ProtocolError for a push that can't be right."""
-        key = self._key(header)
+        key = self._key_of_slices(header)
         state = key.state(header.round, header.slice, header.rank)
         if header.flags & (IN_HOST_SUM | NO_GRADIENT):
             if header.payload_bytes:
@@ -183,40 +161,40 @@ class Consumer:
                     else "besides those in its host's sum"
                 )
                 raise ProtocolError(
-                    f"it sent {header.payload_bytes} bytes for {state.name()} {instead}"
+                    f"it sent {header.payload_bytes} bytes for {state.name} {instead}"
                 )
-            return Landing(None, partial(self._pushed, connection, header, key, state, None))
+            return Landing(None, partial(self._arrived, connection, header, key, state, None))
         if header.flags & ENCODED and header.flags & CARRIES:
-            raise ProtocolError(f"it sent an encoded sum of {state.name()}")
+            raise ProtocolError(f"it sent an encoded sum of {state.name}")
         if header.flags & ENCODED:
             gradient = self._buffer_of_encoded(state, header)
             memory = gradient.bytes[: header.payload_bytes]
         else:
-            if header.payload_bytes != state.length * state.dtype.itemsize:
+            if header.payload_bytes != state.length * key.plan.dtype.itemsize:
                 raise ProtocolError(
-                    f"it sent {header.payload_bytes} bytes for {state.name()} of {state.length} "
-                    f"{state.dtype} elements"
+                    f"it sent {header.payload_bytes} bytes for {state.name} of {state.length} "
+                    f"{key.plan.dtype} elements"
                 )
-            gradient = self._pool.get(state.length, state.dtype)
+            gradient = self._pool.get(state.length, key.plan.dtype)
             memory = gradient.bytes
-        arrived = partial(self._pushed, connection, header, key, state, gradient)
+        arrived = partial(self._arrived, connection, header, key, state, gradient)
         return Landing(memory, traced_arrival(self.tracer, header, arrived))
 
     def land_pull(self, connection: Connection, header: Header) -> Landing:
         """Queues a request for a key's value."""
-        return Landing(None, partial(self._add, connection, header, None))
+        return Landing(None, partial(self._ask, connection, header))
 
     def _buffer_of_encoded(self, state: SliceState, header: Header) -> Buffer:
-        codec = state.codecs.gradients
+        codec = state.plan.codecs.gradients
         most_bytes = 0 if codec.in_place else codec.most_bytes(state.length)
         if header.payload_bytes > most_bytes or header.round == INITIAL_ROUND:
             raise ProtocolError(
-                f"it sent {header.payload_bytes} encoded bytes for {state.name()} in round "
+                f"it sent {header.payload_bytes} encoded bytes for {state.name} in round "
                 f"{header.round}, for which at most {most_bytes} are right"
             )
         return self._pool.get(most_bytes, np.dtype(np.uint8))
 
-    def _pushed(
+    def _arrived(
         self,
         connection: Connection,
         header: Header,
@@ -225,42 +203,42 @@ class Consumer:
         gradient: Optional[Buffer],
     ) -> None:
         ready_s = self._readiness.ready_s(header.rank, header.time_us)
-        self._add(connection, header, _Push(key, state, gradient, ready_s))
+        self._add(
+            connection, header, partial(self._push, header, key, state, gradient, ready_s), state
+        )
 
-    def _add(self, connection: Connection, header: Header, push: Union[_Push, _Act, None]) -> None:
-        if push is not None:
-            self._workers.pushed(header.rank, header.round)
-            self._waiting_bytes += header.payload_bytes
-        self._queue_frame(connection, header, push)
+    def _ask(self, connection: Connection, header: Header) -> None:
+        self._queue_frame(
+            _Frame(connection, header, partial(self._pull, connection, header), None, 0)
+        )
 
-    def _queue_frame(
-        self, connection: Connection, header: Header, push: Union[_Push, _Act, None]
+    def _add(
+        self, connection: Connection, header: Header, act: Callable[[], None], unit: Unit
     ) -> None:
-        self._waiting_frames[header.rank] += 1
-        self._queue.push(urgency(header.step, header.priority), (connection, header, push))
+        """Queues a frame of a push, or of a request for rows."""
+        self._workers.pushed(header.rank, header.round)
+        self._waiting_bytes += header.payload_bytes
+        self._queue_frame(_Frame(connection, header, act, unit, header.payload_bytes))
+
+    def _queue_frame(self, frame: _Frame) -> None:
+        self._waiting_frames[frame.header.rank] += 1
+        self._queue.push(urgency(frame.header.step, frame.header.priority), frame)
+
+    def _queue_end(
+        self, connection: Connection, rank: int, unit: Unit, step: int, priority: int
+    ) -> None:
+        """Has the complete rounds of a unit end, by urgency, as if a worker's push had come."""
+        header = Header(Kind.PUSH, 0, rank, unit.plan.key_id, 0, unit.round + 1, step, priority, 0)
+        self._queue_frame(_Frame(connection, header, partial(self._settle, unit), unit, 0))
 
     # Steps whose gradients are clipped.
-
-    def begin_clipped(self, step: int) -> None:
-        """Holds a step's rounds until worker rank 0 has said how its gradients are scaled."""
-        self.clipping.begin(step)
-        self.aggregator.leavers.clips = True
 
     def scaled(self, connection: Connection, step: int, scale: float) -> None:
         """Has the rounds of a step end, by urgency: worker rank 0 has said how its gradients are
         scaled."""
         for state in self.clipping.scaled(step, scale):
-            self._queue_end(connection, 0, state, step)
-
-    def _queue_end(self, connection: Connection, rank: int, state: SliceState, step: int) -> None:
-        """Has the complete rounds of a slice end, by urgency, as if a worker's push had come."""
-        round_ = state.round + 1
-        header = Header(
-            Kind.PUSH, 0, rank, state.key.key_id, state.index, round_, step,
-            state.open_rounds[round_].priority, state.length * state.dtype.itemsize,
-        )  # fmt: skip
-        push = _Push(self._keys[header.key], state, None, counts=False)
-        self._queue_frame(connection, header, push)
+            priority = state.ledger.open[state.round + 1].priority
+            self._queue_end(connection, 0, state, step, priority)
 
     def _send_squares(self, step: int, squares: List[float]) -> None:
         connection = self._workers.connections[0]
@@ -278,29 +256,23 @@ class Consumer:
         """
         handled_bytes = 0
         while self._queue.heap and not self._stopped:
-            connection, header, push = self._queue.pop()
-            handled_bytes += HEADER_BYTES + header.payload_bytes
-            if push is None:
-                self._pull(connection, header)
-            else:
-                if isinstance(push, _Push):
-                    self._push(connection, header, push)
-                else:
-                    self._act(connection, header, push)
-            self._waiting_frames[header.rank] -= 1
-            if self._departed(header.rank):
-                self.worker_left(header.rank)
+            frame = self._queue.pop()
+            rank = frame.header.rank
+            self._waiting_bytes -= frame.waiting_bytes
+            handled_bytes += HEADER_BYTES + frame.header.payload_bytes
+            self._do(frame)
+            self._waiting_frames[rank] -= 1
+            if self._departed(rank):
+                self.worker_left(rank)
             if handled_bytes >= _BATCH_BYTES and self._waiting_bytes <= _MOST_WAITING_BYTES:
                 break
         return bool(self._queue.heap) and not self._stopped
 
-    def optimizer_is_set(self, store: int) -> None:
-        """Ends the rounds that have waited for the optimizer: those that are a worker's own."""
-        for key in self._keys.values():
-            if key.own_rounds and key.declared.store == store:
-                for state in key.all_states():
-                    self._end_rounds(key, state)
-        self.rows.optimizer_is_set(store)
+    def set_optimizer(self, store: int, optimizer: Optimizer) -> None:
+        """Has a store's optimizer make values from now on; ends the rounds that have waited for
+        it."""
+        for unit in self.engine.set_optimizer(store, optimizer):
+            self._settle(unit)
 
     @property
     def queued_frames(self) -> int:
@@ -311,86 +283,103 @@ class Consumer:
         """Handles no frame any more: the job is about to fail, and values would be wrong."""
         self._stopped = True
 
-    def _push(self, connection: Connection, header: Header, push: _Push) -> None:
-        start_ns = now_ns()
-        ended = 0
-        key, state, gradient, ready_s, counts = push
+    def _do(self, frame: _Frame) -> None:
         try:
-            if counts:
-                self._add_up(header, state, gradient, ready_s)
-            if gradient is not None:
-                trace_sum(self.tracer, header, start_ns)
-            ended = newly_ended = self._end_rounds(key, state)
-            # What had come for slices of another size may end at once, and be all of that size.
-            while newly_ended:
-                optimizer = self.aggregator.optimizers.get(key.declared.store)
-                resliced = key.reslice(self._pool, optimizer)
-                newly_ended = 0
-                for other in resliced:
-                    newly_ended += self._end_rounds(key, other)
-                    self.values.answer_pulls(other)
-            if ended and self.states.waiting:
-                self.states.round_ended(key)
+            frame.act()
         except ProtocolError as error:
-            self._on_lost(connection, str(error))
-            return
+            self._on_lost(frame.connection, str(error))
         except NotFinite as error:
             self._not_finite(error)
-            return
-        except Exception as error:  # noqa: BLE001  the optimizer's own
-            self._optimizer_failed(state.name(), header.round, error)
-            return
-        if not ended and self._workers.done:
-            self.waiting.check(state)
+        except Exception as error:
+            if frame.unit is None:
+                raise
+            self._optimizer_failed(frame.unit.name, frame.header.round, error)
 
-    def _add_up(
-        self, header: Header, state: SliceState, gradient: Optional[Buffer], ready_s: float
+    def _push(
+        self,
+        header: Header,
+        key: ServerKey,
+        state: SliceState,
+        gradient: Optional[Buffer],
+        ready_s: float,
     ) -> None:
-        """Counts a worker's push, and adds what it brings."""
+        start_ns = now_ns()
+        current = self._counted(header, state, gradient)
+        if current is not None:
+            self.lateness.pushed(current, header.rank, ready_s)
+        if gradient is not None:
+            trace_sum(self.tracer, header, start_ns)
+        self._settle(state)
+
+    def _counted(
+        self, header: Header, state: SliceState, gradient: Optional[Buffer]
+    ) -> Optional[Round]:
+        """Counts a worker's push, and adds what it brings; None where the worker was counted
+        before."""
         rank, round_, flags = header.rank, header.round, header.flags
         wants_result = bool(flags & WANTS_RESULT)
-        self._waiting_bytes -= header.payload_bytes
-        aggregator = self.aggregator
+        engine = self.engine
         if flags & IN_HOST_SUM:
             carries = bool(flags & CARRIES)
-            aggregator.push_in_host_sum(state, rank, round_, wants_result, header.step, carries)
-        elif flags & CARRIES:
-            aggregator.push_host_sum(state, rank, round_, gradient, wants_result, header.priority)
-            return  # the worker was counted before
-        elif gradient is None:
-            aggregator.push_no_gradient(
+            return engine.push_in_host_sum(state, rank, round_, wants_result, header.step, carries)
+        if flags & CARRIES:
+            engine.push_host_sum(state, rank, round_, gradient, wants_result, header.priority)
+            return None
+        if gradient is None:
+            return engine.push_no_gradient(
                 state, rank, round_, wants_result, header.priority, header.step
             )
-        else:
-            encoded = gradient.bytes[: header.payload_bytes] if flags & ENCODED else None
-            aggregator.push(
-                state, rank, round_, gradient, wants_result, header.priority, header.step, encoded
-            )
-        current = state.open_rounds.get(round_)
-        if current is not None:  # else the round is this worker's own
-            self.lateness.pushed(current, rank, ready_s)
+        encoded = gradient.bytes[: header.payload_bytes] if flags & ENCODED else None
+        return engine.push(
+            state, rank, round_, gradient, wants_result, header.priority, header.step, encoded
+        )
 
-    def _act(self, connection: Connection, header: Header, act: _Act) -> None:
-        """Does what a frame of a key of rows asks for."""
-        self._waiting_bytes -= header.payload_bytes
-        key = self.rows.keys[header.key]
-        start_ns = now_ns()
-        try:
-            ended = act()
-            if header.kind == Kind.PUSH_ROWS:
-                trace_sum(self.tracer, header, start_ns)
-            if ended and self.states.waiting:
-                self.states.round_ended(key)
-        except ProtocolError as error:
-            self._on_lost(connection, str(error))
-        except NotFinite as error:
-            self._not_finite(error)
-        except Exception as error:  # noqa: BLE001  the optimizer's own
-            self._optimizer_failed(key.name(), header.round, error)
-        else:
-            if not ended and self._workers.done:
-                self.waiting.check(key)
-                self.waiting.check_initial_values()
+    def _settle(self, unit: Unit) -> None:
+        """Ends the complete rounds of a unit, after what may have made them complete."""
+        key = self.engine.keys[unit.plan.key_id]
+        ended = newly_ended = self._end_rounds(key, unit)
+        # What had come for slices of another size may end at once, and be all of that size.
+        while newly_ended:
+            newly_ended = 0
+            for other in key.reslice():
+                newly_ended += self._end_rounds(key, other)
+                self.values.answer_pulls(other)
+        if ended and self.states.waiting:
+            self.states.round_ended(key)
+        if not ended and self._workers.done:
+            self.waiting.check(unit)
+
+    def _end_rounds(self, key: Key, unit: Unit) -> int:
+        """Ends the complete rounds of a unit; queues each result before it ends the next round."""
+        count, start_ns = 0, now_ns()
+        for ended in self.engine.end_rounds(unit):
+            trace_update(self.tracer, ended, start_ns)
+            if self.checkpoints.open is not None:
+                self.checkpoints.unit_ended(ended.unit)
+            self._send_value(ended)
+            if ended.others and key.all_ended(ended.round, ended.others[0]):
+                self.values.tell_ended(ended)
+            count += 1
+            if ended.unit is not unit:
+                self._send_early_results(ended.unit)
+            start_ns = now_ns()
+        self._send_early_results(unit)
+        return count
+
+    def _send_early_results(self, unit: Unit) -> None:
+        """Queues the value that a slice has already to workers that may go on with it."""
+        if isinstance(unit, SliceState) and unit.early_rounds:
+            for result in self.engine.early_results(unit):
+                self.values.send_result(unit, result)
+
+    def _send_value(self, ended: Ended) -> None:
+        """Queues a round's value to the workers that want it."""
+        unit = ended.unit
+        if isinstance(unit, RowsKey):
+            self.rows.answer_pulls(unit)
+        elif isinstance(unit, SliceState):
+            self.values.send_result(unit, ended)
+            self.values.answer_pulls(unit)
 
     def _not_finite(self, error: NotFinite) -> None:
         self.stop()
@@ -404,31 +393,10 @@ class Consumer:
         self.stop()
         self._fail(f"the optimizer failed on {name}: {in_one_line(error)}", round_)
 
-    def _end_rounds(self, key: ServerKey, state: SliceState) -> int:
-        """Ends the complete rounds of a slice; queues each result before it ends the next round."""
-        ended, start_ns = 0, now_ns()
-        for result in self.aggregator.end_rounds(state):
-            trace_update(self.tracer, result, start_ns)
-            if self.checkpoints.open is not None:
-                self.checkpoints.slice_ended(result.state)
-            self.values.send_result(result)
-            self.values.answer_pulls(result.state)
-            if result.others and key.all_ended(result.round, result.others[0]):
-                self.values.tell_ended(key, result)
-            ended += 1
-            if result.state is not state:
-                self.values.send_early_results(result.state)
-            start_ns = now_ns()
-        self.values.send_early_results(state)
-        return ended
-
     def _pull(self, connection: Connection, header: Header) -> None:
-        try:
-            states = self._key(header).states(header.round, header.rank)
-        except ProtocolError as error:
-            self._on_lost(connection, str(error))
-            return
-        for state in states:
+        key = self._key_of_slices(header)
+        key.check_ahead(header.round, header.rank)
+        for state in key.slices(header.round):
             self.values.answer(state, Pull(connection, header, time.monotonic()))
         if self._workers.done:
             self.waiting.check_initial_values()
@@ -446,32 +414,28 @@ class Consumer:
         self.waiting.check_all()
 
     def _go_on_without(self, rank: int) -> None:
-        leavers, connection = self.aggregator.leavers.ranks, self._workers.connections[rank]
-        if rank in leavers:
-            return
-        leavers.add(rank)
-        for key in self._keys.values():
-            for state in key.all_states():
-                following = state.open_rounds.get(state.round + 1)
-                if following is not None:
-                    self._queue_end(connection, rank, state, following.step)
-        for key_id, rows in self.rows.keys.items():
-            waiting = rows.open_rounds.get(rows.round + 1)
-            if waiting is not None:
-                header = Header(
-                    Kind.PUSH_ROWS, 0, rank, key_id, 0, waiting.round, waiting.step, 0, 0
-                )
-                self._queue_frame(connection, header, partial(self.rows.end_rounds, rows))
+        connection = self._workers.connections[rank]
+        for unit, following in self.engine.leave(rank):
+            self._queue_end(connection, rank, unit, following.step, following.priority)
 
     def _departed(self, rank: int) -> bool:
         """Whether no more push of a worker comes. Its BYE overtakes its pushes in the queue."""
         return rank in self._workers.done and not self._waiting_frames[rank]
 
-    def _find(self, key_id: int) -> Union[ServerKey, RowsKey, None]:
-        return self._keys.get(key_id) or self.rows.keys.get(key_id)
-
-    def _key(self, header: Header) -> ServerKey:
-        key = self._keys.get(header.key)
+    def _key(self, header: Header) -> Key:
+        key = self.engine.keys.get(header.key)
         if key is None:
             raise ProtocolError(f"worker {header.rank} speaks of key {header.key}, unknown here")
+        return key
+
+    def _key_of_slices(self, header: Header) -> ServerKey:
+        key = self._key(header)
+        if not isinstance(key, ServerKey):
+            raise ProtocolError(f"worker {header.rank} speaks of slices of {key.plan.called}")
+        return key
+
+    def _rows_key(self, header: Header) -> RowsKey:
+        key = self._key(header)
+        if not isinstance(key, RowsKey):
+            raise ProtocolError(f"worker {header.rank} speaks of rows of {key.plan.called}")
         return key

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import List, Optional
 
-from p3kv.server.slice_states import Round
+from p3kv.server.engine.rounds import Round
 from p3kv.wire.header import clock_us, passed_s
 
 _REMEMBERED_S = 30.0

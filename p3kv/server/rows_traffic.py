@@ -8,23 +8,21 @@ from typing import Callable, Dict, List, NamedTuple, Optional
 
 import numpy as np
 
-from p3kv.consistency import Consistency
 from p3kv.errors import ProtocolError
-from p3kv.server.aggregation import Aggregator
-from p3kv.server.rows import RowsKey
+from p3kv.server.engine import RowsKey, Unit
+from p3kv.server.spans import trace_sum
 from p3kv.server.workers import Workers
-from p3kv.trace import UNKNOWN, Tracer
+from p3kv.trace import UNKNOWN, Tracer, now_ns
 from p3kv.wire.connection import Connection
 from p3kv.wire.framing import Landing
-from p3kv.wire.header import INITIAL_ROUND, NAMED, NO_GRADIENT, URGENT, Header, Kind, pack_header
-from p3kv.wire.messages import DeclaredKey
+from p3kv.wire.header import INITIAL_ROUND, NAMED, NO_GRADIENT, Header, Kind, pack_header
 from p3kv.wire.queue import urgency
 from p3kv.wire.rows import NUMBER, Rows, check_numbers, check_size, pieces, unpacked
 from p3kv.wire.spans import traced_arrival, traced_departure
 from p3kv.wire.terms import TermsByRound
 
-Enqueue = Callable[[Connection, Header, Callable[[], bool]], None]
-"""Has the consumer call a function when a frame's turn comes; it returns whether a round ended."""
+Enqueue = Callable[[Connection, Header, Callable[[], None], Unit], None]
+"""Has the consumer call a function when a frame's turn comes."""
 
 
 class _Frame:
@@ -41,7 +39,7 @@ class _Frame:
         self, connection: Connection, urgent: int, header: bytes, tracer: Tracer, *traced: int
     ) -> None:
         self.waiting += 1
-        frame = traced_departure(tracer, self._payload, self._sent, self._key.key.key_id, *traced)
+        frame = traced_departure(tracer, self._payload, self._sent, self._key.plan.key_id, *traced)
         connection.writer.push(urgent, header, *frame)
 
     def copy_if_needed(self) -> None:
@@ -90,35 +88,34 @@ class _Values:
 
 
 class RowsTraffic:
-    """The keys of rows of a server. Belongs to the server's thread."""
+    """What workers push and pull of keys of rows. Belongs to the server's thread."""
 
     def __init__(
         self,
         rank: Callable[[], int],
         workers: Workers,
-        aggregator: Aggregator,
+        key: Callable[[Header], RowsKey],
         terms: TermsByRound,
         enqueue: Enqueue,
+        settle: Callable[[Unit], None],
         tracer: Callable[[], Tracer],
     ) -> None:
-        """`rank()` and `tracer()` are this server's."""
+        """`rank()` and `tracer()` are this server's; `key(header)` is the key of which a frame
+        speaks. `settle(key)` ends the rounds that are complete."""
         self._rank = rank
         self._workers = workers
-        self._aggregator = aggregator
+        self._key = key
         self._terms = terms
         self._enqueue = enqueue
+        self._settle = settle
         self._tracer = tracer
-        self.keys: Dict[int, RowsKey] = {}
-        self.ended: Callable[[RowsKey], None] = lambda key: None
-        """Called when a key has ended a round, and before it ends the next."""
         self._values: Dict[int, _Values] = {}
 
-    def declare(self, declared: DeclaredKey, consistency: Consistency) -> None:
-        """Keeps a key from now on; ProtocolError when another worker has declared it otherwise."""
-        key = RowsKey(declared, self._rank(), self._aggregator, consistency)
-        if self.keys.setdefault(declared.key_id, key).declared != declared:
-            raise ProtocolError(f"it declares a key otherwise than another worker: {declared}")
-        self._values.setdefault(declared.key_id, _Values(key))
+    def serve(self, key: RowsKey) -> None:
+        """Answers requests for a key's rows from now on."""
+        if key.plan.key_id not in self._values:
+            values = self._values[key.plan.key_id] = _Values(key)
+            key.before_change = values.value_changes
 
     def land_push(self, connection: Connection, header: Header) -> Landing:
         """Where rows are received; ProtocolError for a push that can't be right."""
@@ -128,16 +125,16 @@ class RowsTraffic:
             if header.payload_bytes or header.slice != 1 or header.round == INITIAL_ROUND:
                 raise ProtocolError(
                     f"it sent {header.payload_bytes} bytes in {header.slice} frames for "
-                    f"{key.called} without a gradient in round {header.round}"
+                    f"{key.name} without a gradient in round {header.round}"
                 )
             act = partial(self._push, header, key, None)
-            return Landing(None, partial(self._enqueue, connection, header, act))
+            return Landing(None, partial(self._enqueue, connection, header, act, key))
         check_size(header.payload_bytes, key.row_bytes, key.rows)
         payload = memoryview(bytearray(header.payload_bytes))
 
         def arrived() -> None:
-            rows = unpacked(payload, key.dtype, key.row_elems)
-            self._enqueue(connection, header, partial(self._push, header, key, rows))
+            rows = unpacked(payload, key.plan.dtype, key.row_elems)
+            self._enqueue(connection, header, partial(self._push, header, key, rows), key)
 
         landed = traced_arrival(self._tracer(), header, arrived)
         return Landing(payload if header.payload_bytes else None, landed)
@@ -148,7 +145,7 @@ class RowsTraffic:
         count, rest = divmod(header.payload_bytes, NUMBER.itemsize)
         if rest or count > (key.rows if header.flags & NAMED else 1):
             raise ProtocolError(
-                f"it sent {header.payload_bytes} bytes to ask for rows of {key.called}, of which "
+                f"it sent {header.payload_bytes} bytes to ask for rows of {key.name}, of which "
                 f"this server keeps {key.rows}"
             )
         payload = memoryview(bytearray(header.payload_bytes))
@@ -158,60 +155,34 @@ class RowsTraffic:
             if header.flags & NAMED:
                 check_numbers(words, 0, key.rows)
             pull = _Pull(connection, header, words, time.monotonic())
-            self._enqueue(connection, header, partial(self._pull, key, pull))
+            self._enqueue(connection, header, partial(self._ask, key, pull), key)
 
         return Landing(payload if count else None, arrived)
 
-    def _key(self, header: Header) -> RowsKey:
-        key = self.keys.get(header.key)
-        if key is None:
-            raise ProtocolError(f"worker {header.rank} speaks of rows of key {header.key}")
-        return key
+    def answer_pulls(self, key: RowsKey) -> None:
+        """Answers the pulls that wait for a key's value and for which it is new enough now."""
+        values = self._values[key.plan.key_id]
+        waiting, values.waiting = values.waiting, []
+        for pull in waiting:
+            self._pull(key, pull)
 
-    def _push(self, header: Header, key: RowsKey, rows: Optional[Rows]) -> bool:
+    def _push(self, header: Header, key: RowsKey, rows: Optional[Rows]) -> None:
+        start_ns = now_ns()
         key.push(header.rank, header.round, header.slice, rows, header.step)
-        end = key.rows_to_update()
-        if end:
-            self._values[header.key].value_changes()
-            key.update_until(end)
-        return self.end_rounds(key)
+        trace_sum(self._tracer(), header, start_ns)
+        self._settle(key)
 
-    def optimizer_is_set(self, store: int) -> None:
-        """Ends the rounds that have waited for the optimizer: those that are a worker's own."""
-        for key in self.keys.values():
-            if key.own_rounds and key.key.store == store:
-                self.end_rounds(key)
-
-    def end_rounds(self, key: RowsKey) -> bool:
-        """Ends the complete rounds of a key; whether there were any."""
-        key_id = key.key.key_id
-        values, ended = self._values[key_id], False
-        while key.next_ends():
-            values.value_changes()
-            round_ = key.end_round()
-            self.ended(key)
-            ended = True
-            told = pack_header(
-                Kind.ENDED, self._rank(), key=key_id, round=round_.round, step=round_.step,
-                flags=0 if round_.has_gradient else NO_GRADIENT,
-            )  # fmt: skip
-            for rank in round_.arrived:
-                connection = self._workers.connections[rank]
-                if self._workers.listens(connection):
-                    connection.writer.push(URGENT, told)
-            waiting, values.waiting = values.waiting, []
-            for pull in waiting:
-                self._pull(key, pull)
-        return ended
-
-    def _pull(self, key: RowsKey, pull: _Pull) -> bool:
-        """Answers a pull as soon as the value is new enough."""
+    def _ask(self, key: RowsKey, pull: _Pull) -> None:
         key.check_ahead(pull.request.round, pull.request.rank)
-        if not key.is_new_enough(pull.request.round, pull.request.rank):
+        self._pull(key, pull)
+        self._settle(key)
+
+    def _pull(self, key: RowsKey, pull: _Pull) -> None:
+        """Answers a pull as soon as the value is new enough."""
+        if not key.ledger.is_new_enough(pull.request.rank, pull.request.round):
             self._values[pull.request.key].waiting.append(pull)
         elif self._workers.listens(pull.connection):
             self._answer(key, pull)
-        return False
 
     def _answer(self, key: RowsKey, pull: _Pull) -> None:
         request = pull.request
@@ -249,4 +220,4 @@ class RowsTraffic:
 
     def waits_for_initial(self, key: RowsKey) -> List[_Pull]:
         """The pulls of a key that wait while it has no value at all."""
-        return self._values[key.key.key_id].waiting if key.round < INITIAL_ROUND else []
+        return self._values[key.plan.key_id].waiting if key.round < INITIAL_ROUND else []

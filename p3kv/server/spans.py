@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from p3kv.server.slice_states import Result
+from p3kv.server.engine import Ended, SliceState
 from p3kv.trace import SUM, UNKNOWN, UPDATE, Span, Tracer, now_ns
 from p3kv.wire.header import Header
 
@@ -18,13 +18,14 @@ def trace_sum(tracer: Tracer, header: Header, start_ns: int) -> None:
         )  # fmt: skip
 
 
-def trace_update(tracer: Tracer, result: Result, start_ns: int) -> None:
+def trace_update(tracer: Tracer, ended: Ended, start_ns: int) -> None:
     """Records that a slice's round has been ended since `start_ns`."""
-    if tracer.enabled:
-        state = result.state
+    state = ended.unit
+    if tracer.enabled and isinstance(state, SliceState):
+        size_bytes = state.length * state.plan.dtype.itemsize
         tracer.span(
             Span(
-                UPDATE, state.key.key_id, start_ns, start_ns, now_ns(), UNKNOWN, result.round,
-                result.step, state.index, result.priority, state.length * state.dtype.itemsize,
+                UPDATE, state.plan.key_id, start_ns, start_ns, now_ns(), UNKNOWN,
+                ended.round, ended.step, state.index, ended.priority, size_bytes,
             )
         )  # fmt: skip

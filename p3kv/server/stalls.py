@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import Callable, Iterable, List, NamedTuple, Optional, Union
+from typing import Callable, Iterable, List, NamedTuple, Optional
 
 from p3kv.config import Settings
-from p3kv.server.rows import RowsKey
-from p3kv.server.slice_states import SliceState
+from p3kv.server.engine import Unit
 from p3kv.wire.header import INITIAL_ROUND
 from p3kv.wire.messages import Stalled, workers
 from p3kv.wire.silence import OwnPauses
@@ -24,7 +23,7 @@ _HINT = (
 class Wait(NamedTuple):
     """A round of a slice, or of a key of rows, that can't end yet."""
 
-    state: Union[SliceState, RowsKey]
+    unit: Unit
     round: int
     missing: List[int]
     """Ranks of the workers that have not pushed."""
@@ -36,7 +35,7 @@ class Wait(NamedTuple):
     def told(self, waited_s: float, timeout_s: float) -> Stalled:
         """The message that tells workers of it."""
         return Stalled(
-            self.state.key.key_id, self.state.called, self.round, self.missing, self.arrived,
+            self.unit.plan.key_id, self.unit.plan.called, self.round, self.missing, self.arrived,
             waited_s, timeout_s,
         )  # fmt: skip
 
@@ -88,9 +87,9 @@ class Stalls:
 
     def _reason(self, wait: Wait, waited_s: float) -> str:
         if wait.round == INITIAL_ROUND:
-            what = f"it has not given {wait.state.called} its initial value"
+            what = f"it has not given {wait.unit.plan.called} its initial value"
         else:
-            what = f"it has not pushed {wait.state.called} in round {wait.round}"
+            what = f"it has not pushed {wait.unit.plan.called} in round {wait.round}"
         return (
             f"{what}, for which {workers(wait.arrived)} waited {math.floor(waited_s)} s "
             "(P3KV_STALL_TIMEOUT_S)"

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import logging
 from functools import partial
-from typing import Callable, Dict, NamedTuple, Optional, Union
+from typing import Callable, Dict, NamedTuple, Optional
 
 from p3kv.errors import ProtocolError, in_one_line
-from p3kv.server.aggregation import Aggregator
-from p3kv.server.keys import ServerKey
+from p3kv.server.engine import Key
 from p3kv.server.optimizer import State
-from p3kv.server.rows import RowsKey
 from p3kv.wire.connection import Connection
 from p3kv.wire.framing import Landing, message_landing
 from p3kv.wire.header import URGENT, WHOLE_TENSOR, Header, Kind, pack_header
@@ -18,9 +16,6 @@ from p3kv.wire.messages import StateOutline
 from p3kv.wire.states import ArrivingState, PlainState, queue_state
 
 _log = logging.getLogger(__name__)
-
-
-Key = Union[ServerKey, RowsKey]
 
 
 class _Waiting(NamedTuple):
@@ -41,16 +36,15 @@ class States:
     def __init__(
         self,
         rank: Callable[[], int],
-        find: Callable[[int], Optional[Key]],
-        aggregator: Aggregator,
+        key: Callable[[Header], Key],
         on_lost: Callable[[Connection, str], None],
         fail: Callable[..., None],
     ) -> None:
-        """`rank()` is this server's; `find(key_id)` finds a key. `on_lost(connection, reason)` ends
-        a connection that broke the protocol; `fail(reason, round)` ends the job."""
+        """`rank()` is this server's; `key(header)` is the key of which a frame speaks.
+        `on_lost(connection, reason)` ends a connection that broke the protocol; `fail(reason,
+        round)` ends the job."""
         self._rank = rank
-        self._find = find
-        self._aggregator = aggregator
+        self._find = key
         self._on_lost = on_lost
         self._fail = fail
         self.waiting: Dict[int, _Waiting] = {}
@@ -88,19 +82,17 @@ class States:
                 waiting.act()
 
     def _key(self, header: Header) -> Key:
-        key = self._find(header.key)
-        if key is None:
-            raise ProtocolError(f"worker {header.rank} speaks of key {header.key}, unknown here")
-        if key.own_rounds:
+        key = self._find(header)
+        if key.plan.consistency.own_rounds:
             raise ProtocolError(
-                f"it asked for states of {key.called}, whose slices have no round in common"
+                f"it asked for states of {key.plan.called}, whose slices have no round in common"
             )
         return key
 
     def _when_ended(self, header: Header, key: Key, act: Callable[[], None]) -> None:
         if header.rank in self.waiting:
             raise ProtocolError("it asked for a state before it had the last one")
-        key.states(header.round, header.rank)  # or no round so far ahead would ever end
+        key.check_ahead(header.round, header.rank)  # or no round so far ahead would ever end
         if key.has_ended(header.round):
             act()
         else:
@@ -109,7 +101,7 @@ class States:
     def _give(self, connection: Connection, header: Header, key: Key) -> None:
         if connection.closed:
             return
-        optimizer = self._aggregator.optimizers.get(key.declared.store)
+        optimizer = key.plan.optimizer
         whole = _whole(header)
         state = None if optimizer is None else key.copied_state(optimizer, whole)
         plain = None if state is None else PlainState(state.elements, state.numbers)
@@ -134,7 +126,7 @@ class States:
         plain = arrived.state
         state = None if plain is None else State(dict(plain.elements), dict(plain.numbers))
         try:
-            optimizer = self._aggregator.optimizers.get(key.declared.store)
+            optimizer = key.plan.optimizer
             if optimizer is None:
                 raise ProtocolError("it sent an optimizer's state, and there is no optimizer")
             key.replace_state(optimizer, state, arrived.whole)

@@ -145,14 +145,14 @@ class Traffic:
     def _apply(self, job: JobSettings) -> None:
         self._job = job
         self._stalls.timeout_s = job.stall_timeout_s
-        aggregator = self._consumer.aggregator
-        aggregator.deterministic = self._consumer.clipping.exact = job.deterministic
-        aggregator.checks_finite = job.check_finite
+        rules = self._consumer.engine.rules
+        rules.deterministic = self._consumer.clipping.exact = job.deterministic
+        rules.checks_finite = job.check_finite
         self._consumer.waiting.workers_may_leave = job.let_workers_leave
         try:
             if job.checkpoint_dir is not None:
                 self._consumer.checkpoints.write_to(job.checkpoint_dir)
-            aggregator.consistency = make_consistency(job.consistency, self._num_workers)
+            rules.consistency = make_consistency(job.consistency, self._num_workers)
         except ConfigError as error:
             self._fail(str(error), UNKNOWN, "ConfigError")
 
@@ -214,10 +214,8 @@ class Traffic:
     def _configure_optimizer(self, header: Header, settings: memoryview) -> None:
         try:
             store = header.key
-            self._consumer.aggregator.optimizers[store] = self._optimizers.configure(
-                store, header.step, settings, header.round
-            )
-            self._consumer.optimizer_is_set(store)
+            optimizer = self._optimizers.configure(store, header.step, settings, header.round)
+            self._consumer.set_optimizer(store, optimizer)
         except ProtocolError:
             raise
         except Exception as error:  # noqa: BLE001  the framework's or the optimizer's own
@@ -232,7 +230,7 @@ class Traffic:
     # Steps whose gradients are clipped by the norm of all.
 
     def _clipped(self, connection: Connection, header: Header) -> Landing:
-        return Landing(None, partial(self._consumer.begin_clipped, header.step))
+        return Landing(None, partial(self._consumer.engine.begin_clipped, header.step))
 
     def _pushed(self, connection: Connection, header: Header) -> Landing:
         return message_landing(header, Pushed, partial(self._all_pushed, header.step))

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Callable, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Tuple, Union
+from typing import Callable, Dict, Iterator, List, NamedTuple, Tuple
 
-from p3kv.server.aggregation import Aggregator
-from p3kv.server.keys import ServerKey
-from p3kv.server.rows import RowsKey, RowsRound
+from p3kv.server.engine import Engine, RowsKey, SliceState, Unit
 from p3kv.server.rows_traffic import RowsTraffic
-from p3kv.server.slice_states import Round, SliceState
 from p3kv.server.stalls import Wait
 from p3kv.server.workers import Workers
 from p3kv.wire.connection import Connection
@@ -35,13 +32,12 @@ class Pull(NamedTuple):
 
 Pulls = Dict[SliceState, List[Pull]]
 """Requests that wait for a value that is new enough."""
-_State = Union[SliceState, RowsKey]
 
 
 class _InitialWait(NamedTuple):
     """Workers that wait for a key's initial value, and since when, on the monotonic clock."""
 
-    state: _State
+    unit: Unit
     ranks: List[int]
     since_s: float
 
@@ -54,18 +50,16 @@ class Waiting:
 
     def __init__(
         self,
-        keys: Mapping[int, ServerKey],
+        engine: Engine,
         rows: RowsTraffic,
         pulls: Pulls,
-        aggregator: Aggregator,
         workers: Workers,
         departed: Callable[[int], bool],
     ) -> None:
         """`departed(rank)`: whether no more push of a worker comes."""
-        self._keys = keys
+        self._engine = engine
         self._rows = rows
         self._pulls = pulls
-        self._aggregator = aggregator
         self._workers = workers
         self._departed = departed
         self.workers_may_leave = False
@@ -77,11 +71,11 @@ class Waiting:
         A later round may be open for longer, where a worker has pushed for it and not for the one
         before. The others can't have pushed for it, and are not to blame.
         """
-        for states in self._states_by_key():
+        for key in self._engine.keys.values():
             waits = [
-                Wait(state, round_, missing, list(current.arrived), current.since_s)
-                for state in states
-                for round_, current, missing in self._missing(state)
+                Wait(unit, number, missing, list(current.arrived), current.since_s)
+                for unit in key.units
+                for number, current, missing in unit.ledger.waits()
                 if missing
             ]
             oldest = min((wait.round for wait in waits), default=INITIAL_ROUND)
@@ -90,25 +84,24 @@ class Waiting:
                     yield wait
         for initial in self._initial_waits():
             if now_s - initial.since_s >= least_s:
-                yield Wait(initial.state, INITIAL_ROUND, [0], initial.ranks, initial.since_s)
+                yield Wait(initial.unit, INITIAL_ROUND, [0], initial.ranks, initial.since_s)
 
     def check_all(self) -> None:
         """Ends the job if anything waits for a worker that has left."""
-        for state in self.states():
-            if self.check(state):
+        for unit in self._engine.units():
+            if self.check(unit):
                 return
         self.check_initial_values()
 
-    def check(self, state: _State) -> bool:
-        """Ends the job, and returns True, if a round of `state` waits for a worker that has
-        left."""
-        for round_, current, missing in self._missing(state):
+    def check(self, unit: Unit) -> bool:
+        """Ends the job, and returns True, if a round of `unit` waits for a worker that has left."""
+        for number, current, missing in unit.ledger.waits():
             for rank in missing:
                 if self._departed(rank):
                     self._workers.suspect(
                         rank,
                         f"it ended in order, but {workers(current.arrived)} "
-                        f"went on to round {round_} of {state.called}",
+                        f"went on to round {number} of {unit.plan.called}",
                         _NEEDS_RANK_0 if self.workers_may_leave else _SAME_STEPS,
                     )
                     return True
@@ -120,34 +113,24 @@ class Waiting:
             for wait in self._initial_waits():
                 self._workers.suspect(
                     0,
-                    f"it ended in order, and {wait.state.called} has no initial value for "
+                    f"it ended in order, and {wait.unit.plan.called} has no initial value for "
                     f"{workers(wait.ranks)}",
                     "Worker 0 gives all initial values: have it initialise every key.",
                 )
                 return
 
-    def states(self) -> Iterator[_State]:
-        """Everything that has rounds of its own."""
-        yield from (state for states in self._states_by_key() for state in states)
-
-    def _states_by_key(self) -> Iterator[Iterable[_State]]:
-        yield from (key.all_states() for key in self._keys.values())
-        yield from ([key] for key in self._rows.keys.values())
-
     def _initial_waits(self) -> Iterator[_InitialWait]:
-        asked: List[Tuple[_State, List[Tuple[int, float]]]] = [
+        asked: List[Tuple[Unit, List[Tuple[int, float]]]] = [
             (state, [(pull.request.rank, pull.since_s) for pull in pulls])
             for state, pulls in self._pulls.items()
             # Slices of a later size have no value before their first round, and wait for others.
             if state.round < INITIAL_ROUND and state.first_round == INITIAL_ROUND
         ]
-        for key in self._rows.keys.values():
-            pulls = self._rows.waits_for_initial(key)
-            asked.append((key, [(pull.request.rank, pull.since_s) for pull in pulls]))
-        for state, since in asked:
+        for key in self._engine.keys.values():
+            if isinstance(key, RowsKey):
+                pulls = self._rows.waits_for_initial(key)
+                asked.append((key, [(pull.request.rank, pull.since_s) for pull in pulls]))
+        for unit, since in asked:
             if since:
                 ranks = sorted({rank for rank, _ in since})
-                yield _InitialWait(state, ranks, min(since_s for _, since_s in since))
-
-    def _missing(self, state: _State) -> Iterator[Tuple[int, Union[Round, RowsRound], List[int]]]:
-        return state.waits() if isinstance(state, RowsKey) else self._aggregator.waits(state)
+                yield _InitialWait(unit, ranks, min(since_s for _, since_s in since))

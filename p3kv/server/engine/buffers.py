@@ -66,6 +66,14 @@ class BufferPool:
             return buffer
         return Buffer(self, length, dtype)
 
+    def cast(self, buffer: Buffer, dtype: np.dtype) -> Buffer:
+        """The elements in another buffer, and of another dtype perhaps; the first is retired."""
+        copy = self.get(len(buffer.array), dtype)
+        with np.errstate(over="ignore"):
+            copy.array[:] = buffer.array
+        buffer.retire()
+        return copy
+
     def clear(self) -> None:
         """Returns unused buffers to the operating system."""
         self._free.clear()

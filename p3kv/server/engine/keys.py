@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import Collection, Dict, Iterable, Iterator, List, Mapping, Optional, Tuple
+from typing import Collection, Dict, Iterable, Iterator, Mapping, Optional, Tuple
 
 import numpy as np
 
-from p3kv.codecs import make_codecs
-from p3kv.consistency import Consistency
 from p3kv.errors import ProtocolError
-from p3kv.server.buffers import Buffer, BufferPool
+from p3kv.server.engine.plan import KeyPlan
+from p3kv.server.engine.slices import SliceState
 from p3kv.server.optimizer import WHOLE, Optimizer, State
-from p3kv.server.slice_states import SliceState
-from p3kv.slicing import make_layout
 from p3kv.wire.header import INITIAL_ROUND
-from p3kv.wire.messages import UNKNOWN, DeclaredKey, called
+from p3kv.wire.messages import UNKNOWN, DeclaredKey
 from p3kv.wire.terms import TermsByRound
 
 
@@ -27,30 +24,10 @@ class ServerKey:
     is re-sliced.
     """
 
-    def __init__(
-        self, declared: DeclaredKey, rank: int, terms: TermsByRound, consistency: Consistency
-    ) -> None:
-        """`consistency` is the rule that the key was declared with.
-
-        Raises ConfigError if the key's layout or a codec is not known here, ProtocolError for runs
-        that are none of this layout.
-        """
-        self.declared = declared
-        self.called = called(declared.key, declared.name)
-        """The key's name in messages to users."""
-        self._layout = make_layout(declared.layout, declared.shape)
-        dtype, names = np.dtype(declared.dtype), declared.codecs
-        kept_elems = dict(declared.runs)[rank]
-        self._codecs = make_codecs(names.gradients, names.values, kept_elems, dtype)
-        if not self._layout.has_whole_grains(declared.runs):
-            raise ProtocolError(
-                f"the runs {declared.runs} break grains of {self._layout.grain_elems} elements, "
-                f"which the layout {declared.layout!r} keeps together"
-            )
-        self._window = consistency.window
-        self.own_rounds = consistency.own_rounds
-        self._rank = rank
-        self._terms = terms.first_only() if consistency.own_rounds else terms
+    def __init__(self, plan: KeyPlan, terms: TermsByRound) -> None:
+        self.plan = plan
+        self.declared = plan.declared
+        self._terms = terms.first_only() if plan.consistency.own_rounds else terms
         self._generation = 0
         """The generation whose states have the values."""
         self._states: Dict[int, Dict[int, SliceState]] = {}
@@ -60,7 +37,7 @@ class ServerKey:
 
     def check_slices(self, slice_size: int) -> None:
         """Raises ProtocolError if the key would have too many slices of this size."""
-        self._layout.check_slices(self.declared.runs, slice_size)
+        self.plan.layout.check_slices(self.declared.runs, slice_size)
 
     def state(self, round: int, index: int, rank: int) -> SliceState:
         """The slice that a worker's push for a round is for.
@@ -74,29 +51,24 @@ class ServerKey:
         state = states.get(index) if states is not None else None
         if state is None:
             raise ProtocolError(
-                f"{called(self.declared.key, self.declared.name)} has no slice {index} for round "
-                f"{round} on this server"
+                f"{self.plan.called} has no slice {index} for round {round} on this server"
             )
         self._check_ahead(state, round, rank)
         return state
 
-    def states(self, round: int, rank: int) -> Iterable[SliceState]:
-        """The slices that answer a worker's pull for a round, or for a later one that has ended
-        already.
-
-        ProtocolError if no worker can be so far ahead.
-        """
-        states = self.slices(round)
-        for state in states:
+    def check_ahead(self, round: int, rank: int) -> None:
+        """Raises ProtocolError for a round that no worker can pull, since none is so far ahead."""
+        for state in self.slices(round):
             self._check_ahead(state, round, rank)
-        return states
 
     def slices(self, round: int) -> Collection[SliceState]:
-        """The slices that end a round, or have ended it already, or a later one."""
+        """The slices that end a round, or have ended it already, or a later one; they answer pulls
+        for it."""
         return self._states_in(max(self._generation, self._terms.generation(round))).values()
 
-    def all_states(self) -> Iterator[SliceState]:
-        """The slices of all generations, also of announced ones."""
+    @property
+    def units(self) -> Iterator[SliceState]:
+        """What ends rounds by itself: the slices of all generations, also of announced ones."""
         return (state for states in self._states.values() for state in states.values())
 
     def all_ended(self, round: int, rank: int) -> bool:
@@ -104,14 +76,14 @@ class ServerKey:
 
         `rank` is that of a worker to be told, whose round it is where rounds are each worker's own.
         """
-        ended = (round, rank if self.own_rounds else UNKNOWN)
+        ended = (round, rank if self.plan.consistency.own_rounds else UNKNOWN)
         count = self._ended.pop(ended, 0) + 1
         if count == len(self._states_in(self._generation)):
             return True
         self._ended[ended] = count
         return False
 
-    def reslice(self, pool: BufferPool, optimizer: Optional[Optimizer]) -> Iterable[SliceState]:
+    def reslice(self) -> Iterable[SliceState]:
         """Re-slices the key, if all its slices have ended the last round of their generation.
 
         Joins values and optimizer states and cuts them anew; no number changes. Returns the new
@@ -126,19 +98,17 @@ class ServerKey:
         del self._states[self._generation]
         self._generation += 1
         after = self._states_in(self._generation)
-        values = np.concatenate([_value(state).array for state in before.values()])
-        for state, value in zip(after.values(), _split(values, after.values())):
-            state.value = pool.get(state.length, state.dtype)
-            state.value.array[:] = value
-            state.round = int(last_round)
+        values = np.concatenate([state.known_value().array for state in before.values()])
+        for state in after.values():
+            state.begin_at(int(last_round), values[state.offset : state.offset + state.length])
         for state in before.values():
-            _value(state).retire()
+            state.known_value().retire()
             # The states refer to each other, and would keep the memory for a while.
             state.value = None
         # No slice has the old lengths again.
-        pool.clear()
-        if optimizer is not None:
-            self._reslice_states(optimizer, before, after)
+        self.plan.rules.pool.clear()
+        if self.plan.optimizer is not None:
+            _reslice_states(self.plan.optimizer, self.declared, before, after)
         return after.values()
 
     def has_ended(self, round: int) -> bool:
@@ -171,7 +141,7 @@ class ServerKey:
             if len(self.declared.runs) > 1:
                 raise ProtocolError(
                     "it sent a whole tensor's state for "
-                    f"{called(self.declared.key, self.declared.name)}, which is on several servers"
+                    f"{self.plan.called}, which is on several servers"
                 )
             optimizer.export(self.declared, WHOLE)
             if state is not None:
@@ -182,7 +152,7 @@ class ServerKey:
             if array.shape != (sum(lengths),):
                 raise ProtocolError(
                     f"it sent the array {name!r} of shape {array.shape} for a state of "
-                    f"{sum(lengths)} elements of {called(self.declared.key, self.declared.name)}"
+                    f"{sum(lengths)} elements of {self.plan.called}"
                 )
         for index in slices:
             optimizer.export(self.declared, index)
@@ -190,57 +160,43 @@ class ServerKey:
             for index, part in zip(slices, state.cut(lengths)):
                 optimizer.load(self.declared, index, part)
 
-    def _reslice_states(
-        self, optimizer: Optimizer, before: Iterable[int], after: Mapping[int, SliceState]
-    ) -> None:
-        # A whole tensor's state stays as it is: slices have none then.
-        exported = [optimizer.export(self.declared, index) for index in before]
-        states = [state for state in exported if state is not None]
-        if states:
-            assert len(states) == len(exported), "slices that have ended the same rounds"
-            lengths = [state.length for state in after.values()]
-            for index, state in zip(after, State.joined(states).cut(lengths)):
-                optimizer.load(self.declared, index, state)
-
     def _check_ahead(self, state: SliceState, round: int, rank: int) -> None:
-        """Raises ProtocolError for a round beyond the window that a worker can have here."""
-        ended: float = max(state.round, INITIAL_ROUND)
-        if state.own is not None:
-            ended = state.own.ended(rank)
-        elif state.round < INITIAL_ROUND < state.first_round:
+        ended: float = INITIAL_ROUND
+        if state.round < INITIAL_ROUND < state.first_round:
             # It has no value until the current generation has ended its last round.
             ended = self._terms.last_round(self._generation)
-        if round > ended + self._window:
-            raise ProtocolError(
-                f"it is at round {round} of {state.name()}, but only {self._window} rounds may be "
-                f"open, and the last that can have ended is {ended}"
-            )
+        state.ledger.check_ahead(rank, round, ended)
 
     def _states_in(self, generation: int) -> Dict[int, SliceState]:
         """The states of a generation by index, in the order of their elements."""
         states = self._states.get(generation)
         if states is None:
-            key = self.declared
-            slices = self._layout.slices(key.runs, self._terms.of(generation).slice_size)
-            own = [piece for piece in slices if piece.server == self._rank]
+            runs = self.declared.runs
+            slices = self.plan.layout.slices(runs, self._terms.of(generation).slice_size)
+            own = [piece for piece in slices if piece.server == self.plan.rank]
             first_round = self._terms.first_round(generation)
             states = self._states[generation] = {
                 piece.index: SliceState(
-                    key, piece.index, piece.length, self._codecs, piece.offset - own[0].offset,
-                    first_round, self.own_rounds,
+                    self.plan, piece.index, piece.length, piece.offset - own[0].offset, first_round
                 )
                 for piece in own
-            }  # fmt: skip
+            }
             for state in states.values():
                 state.of_key = states
         return states
 
 
-def _value(state: SliceState) -> Buffer:
-    assert state.value is not None
-    return state.value
-
-
-def _split(values: np.ndarray, states: Iterable[SliceState]) -> List[np.ndarray]:
-    ends = np.cumsum([state.length for state in states])
-    return list(np.split(values, ends[:-1]))
+def _reslice_states(
+    optimizer: Optimizer,
+    declared: DeclaredKey,
+    before: Iterable[int],
+    after: Mapping[int, SliceState],
+) -> None:
+    # A whole tensor's state stays as it is: slices have none then.
+    exported = [optimizer.export(declared, index) for index in before]
+    states = [state for state in exported if state is not None]
+    if states:
+        assert len(states) == len(exported), "slices that have ended the same rounds"
+        lengths = [state.length for state in after.values()]
+        for index, state in zip(after, State.joined(states).cut(lengths)):
+            optimizer.load(declared, index, state)

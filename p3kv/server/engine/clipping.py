@@ -7,7 +7,7 @@ from typing import Callable, Dict, Generic, Iterable, List, Optional, TypeVar
 import numpy as np
 
 from p3kv.errors import ProtocolError
-from p3kv.server.squares import exact_squares, sum_of_squares
+from p3kv.server.engine.squares import exact_squares, sum_of_squares
 
 T = TypeVar("T")
 """A slice."""
@@ -76,7 +76,7 @@ class Clipping(Generic[T]):
             del self.steps[step]
         return clipped.held
 
-    # What the aggregator asks.
+    # What the engine asks.
 
     def is_new(self, step: int, state: T) -> bool:
         """Whether a slice whose sum of a step is complete is to be counted with `hold`."""

@@ -1,0 +1,9 @@
+"""What a server decides, without sockets, queues and threads."""
+
+from p3kv.server.engine.engine import Engine, Key
+from p3kv.server.engine.keys import ServerKey
+from p3kv.server.engine.rows import RowsKey
+from p3kv.server.engine.slices import SliceState
+from p3kv.server.engine.unit import Ended, Unit
+
+__all__ = ["Ended", "Engine", "Key", "RowsKey", "ServerKey", "SliceState", "Unit"]

@@ -1,0 +1,328 @@
+"""What a server decides: which pushes count, which rounds end, and with which value workers go on.
+
+Nothing here knows of sockets, queues or threads: what workers say goes in, and rounds that have
+ended come out.
+"""
+
+from __future__ import annotations
+
+from typing import Dict, Iterator, List, Optional, Sequence, Tuple, Union
+
+from p3kv.consistency import Consistency
+from p3kv.errors import ProtocolError
+from p3kv.server.engine.buffers import Buffer, BufferPool
+from p3kv.server.engine.clipping import Clipping
+from p3kv.server.engine.keys import ServerKey
+from p3kv.server.engine.plan import Hold, KeyPlan, Rules
+from p3kv.server.engine.rounds import Round
+from p3kv.server.engine.rows import RowsKey
+from p3kv.server.engine.slices import SliceState, update_together
+from p3kv.server.engine.sums import SliceSum
+from p3kv.server.engine.unit import Ended, Unit
+from p3kv.server.optimizer import Optimizer
+from p3kv.wire.header import INITIAL_ROUND
+from p3kv.wire.messages import UNKNOWN, DeclaredKey
+from p3kv.wire.terms import TermsByRound
+
+Key = Union[ServerKey, RowsKey]
+
+
+class Engine:
+    """All keys of a server. Belongs to the server's thread."""
+
+    def __init__(
+        self,
+        consistency: Consistency,
+        pool: Optional[BufferPool] = None,
+        deterministic: bool = False,
+        clipping: Optional[Clipping[SliceState]] = None,
+    ) -> None:
+        """`clipping` is that of all stores; by default nothing is clipped."""
+        self.rules = Rules(consistency, pool or BufferPool(), deterministic, clipping)
+        self.keys: Dict[int, Key] = {}
+        """By the key's id."""
+
+    def declare(self, declared: DeclaredKey, rank: int, terms: TermsByRound) -> Key:
+        """Keeps a key from now on, on the server of this rank.
+
+        Raises ProtocolError when another worker has declared it otherwise, and what `KeyPlan`
+        raises.
+        """
+        known = self.keys.get(declared.key_id)
+        if known is None:
+            plan = KeyPlan(declared, rank, self.rules)
+            if plan.layout.touched_only:
+                known = RowsKey(plan)
+            else:
+                known = ServerKey(plan, terms)
+                known.check_slices(terms.smallest_slice_size)
+            self._plan_holds(plan)
+            self.keys[declared.key_id] = known
+        if known.declared != declared:
+            raise ProtocolError(f"it declares a key otherwise than another worker: {declared}")
+        return known
+
+    def check_slices(self, slice_size: int) -> None:
+        """Raises ProtocolError if a key would have too many slices of this size."""
+        for key in self.keys.values():
+            if isinstance(key, ServerKey):
+                key.check_slices(slice_size)
+
+    def units(self) -> Iterator[Unit]:
+        """Everything that ends rounds by itself."""
+        return (unit for key in self.keys.values() for unit in key.units)
+
+    # What holds for a whole store, or the whole job.
+
+    def set_optimizer(self, store: int, optimizer: Optimizer) -> Sequence[Unit]:
+        """Has a store's optimizer make values from now on; returns the units whose rounds may end
+        now: those that are a worker's own have waited for it."""
+        self.rules.optimizers[store] = optimizer
+        keys = [key for key in self.keys.values() if key.declared.store == store]
+        for key in keys:
+            self._plan_holds(key.plan)
+        return [u for key in keys if key.plan.consistency.own_rounds for u in key.units]
+
+    def begin_clipped(self, step: int) -> None:
+        """Holds a step's rounds until it is known how its gradients are scaled."""
+        self.rules.clipping.begin(step)
+        if not self.rules.clips:
+            self.rules.clips = self.rules.leavers.clips = True
+            for key in self.keys.values():
+                self._plan_holds(key.plan)
+
+    def leave(self, rank: int) -> Sequence[Tuple[Unit, Round]]:
+        """Has rounds go on without a worker from now on; returns the units whose next round may end
+        now, with that round."""
+        if rank in self.rules.leavers.ranks:
+            return []
+        self.rules.leavers.ranks.add(rank)
+        waiting = ((unit, unit.ledger.open.get(unit.round + 1)) for unit in self.units())
+        return [(unit, following) for unit, following in waiting if following is not None]
+
+    def _plan_holds(self, plan: KeyPlan) -> None:
+        """Decides what holds back the complete rounds of a key."""
+        holds: List[Hold] = []
+        if plan.consistency.own_rounds:
+            if plan.optimizer is None:
+                holds.append(_lacks_optimizer)
+        elif not plan.layout.touched_only:
+            if plan.sums_on_hosts:
+                holds.append(_lacks_host_sum)
+            if self.rules.clips:
+                holds.append(_lacks_scale)
+        optimizer = plan.optimizer
+        if optimizer is not None and optimizer.whole_tensors and not plan.layout.touched_only:
+            holds.append(_lacks_slices)
+        plan.holds = tuple(holds)
+
+    # What workers push.
+
+    def push(
+        self,
+        state: SliceState,
+        rank: int,
+        round: int,
+        gradient: Buffer,
+        wants_result: bool,
+        priority: int,
+        step: int,
+        encoded: Optional[memoryview] = None,
+    ) -> Round[SliceSum]:
+        """Adds a worker's slice, and owns `gradient` from now on; call `end_rounds` afterwards.
+
+        `gradient` has the slice's elements, or the bytes `encoded` that its codec reads. Raises
+        ProtocolError for a push that can't be right.
+        """
+        current = _counted(state, rank, round, wants_result, priority, step)
+        if encoded is None:
+            current.sum.add(rank, gradient)
+        else:
+            current.sum.add_encoded(rank, encoded)
+            gradient.retire()
+        return current
+
+    def push_no_gradient(
+        self, state: SliceState, rank: int, round: int, wants_result: bool, priority: int, step: int
+    ) -> Round[SliceSum]:
+        """Counts a worker that has no gradient for a round; otherwise as `push`."""
+        if round == INITIAL_ROUND:
+            raise ProtocolError(f"it gave no initial value of {state.name}")
+        current = _counted(state, rank, round, wants_result, priority, step)
+        current.lacks_gradient = True
+        return current
+
+    def push_in_host_sum(
+        self,
+        state: SliceState,
+        rank: int,
+        round: int,
+        wants_result: bool,
+        step: int,
+        carries: bool,
+    ) -> Round[SliceSum]:
+        """Counts a worker whose slice is in the sum of its host's workers, which comes by
+        `push_host_sum`; `carries`: from this worker.
+
+        If the worker wants a result, whoever sends the sum gets it.
+
+        ProtocolError for a push that can't be right.
+        """
+        plan = state.plan
+        if round == INITIAL_ROUND or plan.consistency.own_rounds:
+            raise ProtocolError(f"it sums {state.name} with others, in round {round}")
+        if not plan.sums_on_hosts:
+            plan.sums_on_hosts = True
+            self._plan_holds(plan)
+        current = state.ledger.round_for(rank, round, step)
+        current.arrived.add(rank)
+        if not wants_result:
+            current.others.append(rank)
+        if carries:
+            current.owing.add(rank)
+        return current
+
+    def push_host_sum(
+        self,
+        state: SliceState,
+        rank: int,
+        round: int,
+        total: Optional[Buffer],
+        wants_result: bool,
+        priority: int,
+    ) -> None:
+        """Adds the sum of a host's workers, which its sender has announced and which are counted
+        each on its own; otherwise as `push`. None: none of them had a gradient."""
+        current = state.ledger.open.get(round)
+        if current is None or rank not in current.owing:
+            raise ProtocolError(f"worker {rank} has announced no sum of {state.name}")
+        current.owing.remove(rank)
+        if wants_result:
+            current.wanting.append(rank)
+        current.priority = priority
+        if total is None:
+            current.lacks_gradient = True
+        else:
+            current.sum.add(rank, total)
+
+    # What comes out.
+
+    def end_rounds(self, unit: Unit) -> Iterator[Ended]:
+        """Ends the rounds of a unit that are complete, usually none or one.
+
+        Where the optimizer needs whole tensors, a round ends for all slices of the key when it is
+        complete for the last of them, and each slice has a result.
+
+        It ends the next round when the caller asks for the next result. By then the caller must
+        have queued the result before: a value that no frame is being sent from is updated in place.
+        """
+        while (current := _next_round(unit)) is not None:
+            if isinstance(unit, SliceState) and _needs_whole(unit, current):
+                yield from _end_together(unit, current)
+            else:
+                changed = unit.update(current)
+                yield _ended(unit, current, changed)
+
+    def early_results(self, state: SliceState) -> Iterator[Ended]:
+        """The value that a slice has already, for workers that may go on with it.
+
+        Call it where a slice has `early_rounds`, when pushes have come and all complete rounds have
+        ended.
+        """
+        for round_ in sorted(state.early_rounds):
+            if state.ledger.is_new_enough(UNKNOWN, round_):
+                state.early_rounds.remove(round_)
+                current = state.ledger.open[round_]
+                wanting, current.wanting = current.wanting, []
+                yield Ended(state, round_, current.step, current.priority, wanting, [])
+
+
+# Which round ends next.
+
+
+def _next_round(unit: Unit) -> Optional[Round]:
+    holds = unit.plan.holds
+    for current in unit.ledger.complete():
+        if (
+            not holds
+            or current.number == INITIAL_ROUND
+            or not any(hold(unit, current) for hold in holds)
+        ):
+            return current
+    return None
+
+
+def _lacks_optimizer(unit: Unit, current: Round) -> bool:
+    return True
+
+
+def _lacks_host_sum(unit: Unit, current: Round) -> bool:
+    return bool(current.owing)
+
+
+def _lacks_scale(state: SliceState, current: Round[SliceSum]) -> bool:
+    """Whether the norm of the round's step is not known; what it takes of the slice for that is
+    given once."""
+    clipping = state.plan.rules.clipping
+    if clipping.is_new(current.step, state):
+        total = current.sum.total().array if state.has_gradient(current) else None
+        clipping.hold(current.step, state, state.length, total)
+    return clipping.holds(current.step)
+
+
+def _lacks_slices(state: SliceState, current: Round[SliceSum]) -> bool:
+    """Whether the round, which ends for all slices of the key, is not complete for one of them."""
+    if not _needs_whole(state, current):
+        return False
+    # The last slices usually come last: if one is missing, it is found at once.
+    return not all(_same_round(other, current) for other in reversed(state.of_key.values()))
+
+
+def _needs_whole(state: SliceState, current: Round[SliceSum]) -> bool:
+    """Whether a round of a slice ends with those of all slices."""
+    optimizer = state.plan.optimizer
+    if optimizer is None or not optimizer.whole_tensors or current.number == INITIAL_ROUND:
+        return False
+    return optimizer.needs_whole(state.plan.update_step(current))
+
+
+def _same_round(state: SliceState, current: Round[SliceSum]) -> Optional[Round[SliceSum]]:
+    """A slice's round that is to end with another slice's; None while it is not complete."""
+    for one in state.ledger.complete():
+        if (one.owner, one.number) == (current.owner, current.number) and not one.owing:
+            return one
+    return None
+
+
+# How it ends.
+
+
+def _end_together(state: SliceState, current: Round[SliceSum]) -> List[Ended]:
+    states = list(state.of_key.values())
+    rounds = [one for one in (_same_round(other, current) for other in states) if one is not None]
+    changed = update_together(states, rounds)
+    return [_ended(one, of_one, changed) for one, of_one in zip(states, rounds)]
+
+
+def _ended(unit: Unit, current: Round, changed: bool) -> Ended:
+    unit.ledger.end(current)
+    return Ended(
+        unit, current.number, current.step, current.priority, current.wanting, current.others,
+        no_gradient=not changed,
+    )  # fmt: skip
+
+
+def _counted(
+    state: SliceState, rank: int, round: int, wants_result: bool, priority: int, step: int
+) -> Round[SliceSum]:
+    """The round for which a worker has pushed a slice, with that counted."""
+    current = state.ledger.round_for(rank, round, step)
+    current.arrived.add(rank)
+    if wants_result:
+        current.wanting.append(rank)
+    if current.early or not wants_result:
+        current.others.append(rank)
+        if wants_result:
+            state.early_rounds.add(round)
+    current.priority = priority
+    return current

@@ -1,0 +1,209 @@
+"""Who has pushed what of a unit, and which of its rounds may end: rounds that all workers share, or
+each worker's own."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import (
+    Callable,
+    Dict,
+    Generic,
+    Iterable,
+    Iterator,
+    List,
+    Tuple,
+)
+
+from p3kv.errors import ProtocolError
+from p3kv.server.engine.plan import KeyPlan
+from p3kv.server.engine.rounds import OpenRound, Round, S
+from p3kv.wire.header import INITIAL_ROUND
+
+
+class Ledger(ABC, Generic[S]):
+    """A unit's rounds: those for which workers have pushed, and the last that has ended.
+
+    Pushes are counted by rank. One that comes twice, or after its round has ended, is an error and
+    is never counted. Rounds end in order. The initial round is shared in any case: worker rank 0
+    alone pushes for it. Belongs to the server's thread.
+    """
+
+    def __init__(self, plan: KeyPlan, new_sum: Callable[[int], S], name: str) -> None:
+        """`new_sum(round)` makes what sums a round's gradients; `name` is the unit's."""
+        self.round = INITIAL_ROUND - 1
+        """The last round whose result the value is. If rounds are each worker's own, it counts
+        those of all workers."""
+        self.open: Dict[int, Round[S]] = {}
+        """Rounds that workers share and that have not ended."""
+        self._plan = plan
+        self._new_sum = new_sum
+        self._name = name
+
+    def check(self, rank: int, round: int) -> None:
+        """Raises ProtocolError for a worker's push that can't be right."""
+        if round == INITIAL_ROUND and rank != 0:
+            raise ProtocolError(f"worker {rank} sent an initial value of {self._name}")
+        if self._has_pushed(rank, round):
+            raise ProtocolError(f"worker {rank} pushed {self._name} twice in round {round}")
+
+    def check_ahead(self, rank: int, round: int, at_least: float = INITIAL_ROUND) -> None:
+        """Raises ProtocolError for a round beyond the window that a worker can have here; rounds
+        until `at_least` may have ended."""
+        ended, window = max(self.last_of(rank), at_least), self._plan.consistency.window
+        if round > ended + window:
+            raise ProtocolError(
+                f"it is at round {round} of {self._name}, but only {window} rounds may be open, "
+                f"and the last that can have ended is {ended}"
+            )
+
+    def round_for(self, rank: int, round: int, step: int) -> Round[S]:
+        """The round that a worker's push is for; raises what `check` raises."""
+        self.check(rank, round)
+        current = self._find(rank, round, step)
+        if rank == 0:
+            current.step = step
+        return current
+
+    def end(self, current: Round[S]) -> None:
+        """Counts a complete round as ended."""
+        self.round += 1
+        del self.open[self.round]
+
+    @abstractmethod
+    def complete(self) -> Iterable[Round[S]]:
+        """The rounds that may end next: for all that is known here, one of them ends."""
+
+    @abstractmethod
+    def is_new_enough(self, rank: int, round: int) -> bool:
+        """Whether the value lets a worker go on that has pushed for a round."""
+
+    @abstractmethod
+    def last_of(self, rank: int) -> int:
+        """The last round that has ended of those for which a worker pushes."""
+
+    @abstractmethod
+    def waits(self) -> Iterator[OpenRound]:
+        """The rounds that wait for workers, or may do."""
+
+    @abstractmethod
+    def _has_pushed(self, rank: int, round: int) -> bool:
+        """Whether a worker's push for a round is complete."""
+
+    @abstractmethod
+    def _find(self, rank: int, round: int, step: int) -> Round[S]:
+        """The round that a worker pushes for; a new one for its first push."""
+
+    def _find_shared(self, round: int, step: int) -> Round[S]:
+        current = self.open.get(round)
+        if current is None:
+            early = self._plan.consistency.needs(round) < round
+            current = self.open[round] = Round(round, self._new_sum(round), step, early)
+        return current
+
+
+class SharedRounds(Ledger[S]):
+    """Rounds for which all workers push; the consistency rule says when they end."""
+
+    def complete(self) -> Iterable[Round[S]]:
+        following = self.open.get(self.round + 1)
+        if following is None:
+            return ()
+        if following.number == INITIAL_ROUND:
+            return (following,) if following.arrived else ()
+        return (following,) if self._plan.ends(following.number, following.arrived) else ()
+
+    def is_new_enough(self, rank: int, round: int) -> bool:
+        """Without an optimizer a value is the sum of one round's gradients, and no other round's
+        will do."""
+        oldest = round if self._plan.optimizer is None else self._plan.consistency.needs(round)
+        return self.round >= max(oldest, INITIAL_ROUND)
+
+    def last_of(self, rank: int) -> int:
+        return self.round
+
+    def missing(self, current: Round[S]) -> List[int]:
+        """Ranks whose pushes for an open round are not complete."""
+        return self._plan.missing(current.number, current.arrived)
+
+    def waits(self) -> Iterator[OpenRound]:
+        for current in self.open.values():
+            yield OpenRound(current.number, current, self.missing(current))
+
+    def _has_pushed(self, rank: int, round: int) -> bool:
+        current = self.open.get(round)
+        return round <= self.round or (current is not None and rank in current.arrived)
+
+    def _find(self, rank: int, round: int, step: int) -> Round[S]:
+        return self._find_shared(round, step)
+
+
+class OwnRounds(Ledger[S]):
+    """Rounds that are each worker's own: a push changes the value by itself, in its worker's order.
+
+    A push waits for the rounds before it of the same worker, and for the initial value. It never
+    waits for another worker's push.
+    """
+
+    def __init__(self, plan: KeyPlan, new_sum: Callable[[int], S], name: str) -> None:
+        super().__init__(plan, new_sum, name)
+        self.own: Dict[Tuple[int, int], Round[S]] = {}
+        """By rank and round, those that have not ended."""
+        self._ended: Dict[int, int] = {}
+
+    def complete(self) -> Iterable[Round[S]]:
+        if self.round < INITIAL_ROUND:
+            return (one for one in self.open.values() if one.arrived)
+        return (
+            current
+            for (rank, round_), current in list(self.own.items())
+            if current.arrived and round_ == self.last_of(rank) + 1
+        )
+
+    def end(self, current: Round[S]) -> None:
+        if current.number == INITIAL_ROUND:
+            super().end(current)
+            return
+        self.round += 1
+        self._ended[current.owner] = current.number
+        del self.own[current.owner, current.number]
+
+    def is_new_enough(self, rank: int, round: int) -> bool:
+        return self.round >= INITIAL_ROUND and self.last_of(rank) >= round
+
+    def last_of(self, rank: int) -> int:
+        return self._ended.get(rank, INITIAL_ROUND)
+
+    def waits(self) -> Iterator[OpenRound]:
+        """They wait for worker rank 0 at most: for the initial value, or for the optimizer, which
+        rank 0 sets before its first push."""
+        for current in self.open.values():
+            yield OpenRound(current.number, current, [0])
+        for current in self.own.values():
+            if self.round < INITIAL_ROUND:
+                yield OpenRound(INITIAL_ROUND, current, [0])
+            elif self._plan.optimizer is None:
+                yield OpenRound(current.number, current, [0])
+
+    def _has_pushed(self, rank: int, round: int) -> bool:
+        if round == INITIAL_ROUND:
+            current = self.open.get(round)
+            return self.round >= INITIAL_ROUND or (current is not None and rank in current.arrived)
+        if round <= self.last_of(rank):
+            return True
+        current = self.own.get((rank, round))
+        return current is not None and rank in current.arrived
+
+    def _find(self, rank: int, round: int, step: int) -> Round[S]:
+        if round == INITIAL_ROUND:
+            return self._find_shared(round, step)
+        current = self.own.get((rank, round))
+        if current is None:
+            current = Round(round, self._new_sum(round), step, owner=rank)
+            self.own[rank, round] = current
+        return current
+
+
+def new_ledger(plan: KeyPlan, new_sum: Callable[[int], S], name: str) -> Ledger[S]:
+    """The ledger of one of a key's units."""
+    rounds = OwnRounds if plan.consistency.own_rounds else SharedRounds
+    return rounds(plan, new_sum, name)

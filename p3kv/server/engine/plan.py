@@ -1,0 +1,113 @@
+"""How a server treats a key: planned when the key is declared, and again when something new holds
+for the whole job. No push of a key is asked what only others need."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, List, Optional, Set, Tuple
+
+import numpy as np
+
+from p3kv.codecs import make_codecs
+from p3kv.consistency import Consistency, consistency_of_key
+from p3kv.errors import ProtocolError
+from p3kv.server.engine.buffers import BufferPool
+from p3kv.server.engine.clipping import Clipping
+from p3kv.server.engine.leavers import Leavers
+from p3kv.server.engine.rounds import Round
+from p3kv.server.optimizer import Optimizer
+from p3kv.slicing import make_layout
+from p3kv.wire.messages import DeclaredKey, called
+
+Hold = Callable[[Any, Round], bool]
+"""Whether a unit's round must not end yet, though all workers have pushed for it."""
+
+_HALF = np.dtype(np.float16)
+_SINGLE = np.dtype(np.float32)
+
+
+class Rules:
+    """What holds for all keys of a server."""
+
+    def __init__(
+        self,
+        consistency: Consistency,
+        pool: BufferPool,
+        deterministic: bool = False,
+        clipping: Optional[Clipping] = None,
+    ) -> None:
+        """By default nothing is clipped."""
+        self.consistency = consistency
+        self.pool = pool
+        self.deterministic = deterministic
+        """Whether gradients are summed in rank order, and not as they come."""
+        self.checks_finite = False
+        """Whether nan and infinity in a sum raise NotFinite. What is checked is the sum after each
+        push, since the first one that is bad says whose gradient it was."""
+        self.clipping = Clipping(lambda step, squares: None) if clipping is None else clipping
+        self.clips = False
+        """Whether a step's gradients have been clipped."""
+        self.leavers = Leavers()
+        self.optimizers: Dict[int, Optimizer] = {}
+        """By the store's number. In a store without an optimizer, a round's sum is its value."""
+
+
+class KeyPlan:
+    """What is decided once for all units of a key on a server."""
+
+    def __init__(self, declared: DeclaredKey, rank: int, rules: Rules) -> None:
+        """`rank` is this server's.
+
+        Raises ConfigError if the key's layout, a codec or its consistency is not known here,
+        ProtocolError for runs that are none of this layout.
+        """
+        self.declared = declared
+        self.key_id = declared.key_id
+        self.rules = rules
+        self.rank = rank
+        self.called = called(declared.key, declared.name)
+        """The key's name in messages to users."""
+        self.consistency = consistency_of_key(declared.consistency, rules.consistency)
+        self.layout = make_layout(declared.layout, declared.shape)
+        if not self.layout.has_whole_grains(declared.runs):
+            raise ProtocolError(
+                f"the runs {declared.runs} of {self.called} break grains of "
+                f"{self.layout.grain_elems} elements, which the layout {declared.layout!r} keeps "
+                "together"
+            )
+        self.kept_elems = dict(declared.runs)[rank]
+        """How many elements this server keeps."""
+        self.dtype = np.dtype(declared.dtype)
+        self.sum_dtype = _SINGLE if self.dtype == _HALF else self.dtype
+        """Sums of half-precision numbers are of single precision until all gradients are in: an
+        optimizer with multiple precision takes them as they are. Which optimizer a round will have
+        is not known when its first push arrives: another worker may be ahead of rank 0's
+        settings."""
+        names = declared.codecs
+        self.codecs = make_codecs(names.gradients, names.values, self.kept_elems, self.dtype)
+        self.sums_on_hosts = False
+        """Whether workers of a host have sent sums of theirs."""
+        self.holds: Tuple[Hold, ...] = ()
+        """What holds complete rounds back, but the initial one; mostly nothing."""
+
+    @property
+    def optimizer(self) -> Optional[Optimizer]:
+        """That of the key's store."""
+        return self.rules.optimizers.get(self.declared.store)
+
+    def ends(self, number: int, arrived: Set[int]) -> bool:
+        """Whether a shared round ends, which is not the initial one, now that these workers have
+        pushed."""
+        leavers = self.rules.leavers
+        if not leavers.ranks:  # asked after each push
+            return self.consistency.ends(arrived)
+        return leavers.ends(self.consistency, number, arrived, self.optimizer)
+
+    def missing(self, number: int, arrived: Set[int]) -> List[int]:
+        """Ranks for whose pushes a shared round waits."""
+        return self.rules.leavers.missing(self.consistency, number, arrived, self.optimizer)
+
+    def update_step(self, current: Round) -> Optional[int]:
+        """The step whose optimizer settings hold for a round; None for the newest settings."""
+        own = self.consistency.own_rounds
+        newest = own or self.rules.leavers.leads_no_more(current.arrived)
+        return None if newest else current.step

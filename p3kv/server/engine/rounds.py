@@ -1,0 +1,53 @@
+"""What has arrived of a unit in a round."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Dict, Generic, List, NamedTuple, Set, TypeVar
+
+from p3kv.wire.messages import UNKNOWN
+
+S = TypeVar("S")
+"""What sums a unit's gradients of one round."""
+
+
+@dataclass(eq=False)
+class Round(Generic[S]):
+    """What has arrived of a unit in one round."""
+
+    number: int
+    """As workers count it."""
+    sum: S
+    step: int = 0
+    """The step in which worker rank 0 pushed; until it has, that of the first push."""
+    early: bool = False
+    """Whether a worker that has pushed for it may go on with an older value."""
+    owner: int = UNKNOWN
+    """The rank whose own round it is, where workers do not share rounds."""
+    arrived: Set[int] = field(default_factory=set)
+    """Ranks whose pushes are complete."""
+    wanting: List[int] = field(default_factory=list)
+    """Ranks that asked for a result with their push, and have not been sent any."""
+    others: List[int] = field(default_factory=list)
+    """Ranks that want to know that the round has ended, and whose results do not tell them."""
+    owing: Set[int] = field(default_factory=set)
+    """Ranks that have announced the sum of their host's workers, and have not sent it."""
+    lacks_gradient: bool = False
+    """Whether a worker, or all of a host, has said that it has no gradient."""
+    priority: int = 0
+    since_s: float = field(default_factory=time.monotonic)
+    """When the first push arrived, on the monotonic clock."""
+    ready_s: Dict[int, float] = field(default_factory=dict)
+    """By rank, when the gradients were ready that have arrived; kept by `Lateness`."""
+
+
+class OpenRound(NamedTuple):
+    """A round that can't end yet."""
+
+    number: int
+    """As workers count it. The initial one, where a later one has come and waits for that."""
+    round: Round
+    """What has come."""
+    missing: List[int]
+    """Ranks of the workers for which it waits."""

@@ -1,0 +1,230 @@
+"""Keys of rows on a server: the value of this server's run, and how rounds change it."""
+
+from __future__ import annotations
+
+from typing import Callable, Dict, Mapping, Optional, Tuple, Union
+
+import numpy as np
+
+from p3kv.errors import ProtocolError
+from p3kv.server.engine.finite import check_sum
+from p3kv.server.engine.ledger import Ledger, SharedRounds, new_ledger
+from p3kv.server.engine.plan import KeyPlan
+from p3kv.server.engine.rounds import Round
+from p3kv.server.engine.row_sums import (
+    OrderedRows,
+    PushOfRows,
+    RowsOfRound,
+    RowSum,
+    RunningRows,
+)
+from p3kv.server.engine.unit import Unit
+from p3kv.server.optimizer import WHOLE, Optimizer, State
+from p3kv.wire.header import INITIAL_ROUND
+from p3kv.wire.rows import NUMBER, Rows, check_numbers
+
+_PARTS = 8
+"""In how many parts a run is updated at most: each costs a millisecond."""
+
+
+class RowsKey(Unit):
+    """A key of rows, which is one unit. Rows are counted in the server's run, from 0.
+
+    Sums are of the key's dtype, but those of float16 are float32, as for slices.
+    """
+
+    def __init__(self, plan: KeyPlan) -> None:
+        self.plan = plan
+        self.declared = plan.declared
+        self.ledger: Ledger[RowsOfRound] = new_ledger(plan, self._new_sum, self.name)
+        self.row_elems = plan.layout.grain_elems
+        self.rows = plan.kept_elems // self.row_elems
+        """How many rows this server keeps."""
+        self.row_bytes = self.row_elems * plan.dtype.itemsize
+        self.value = np.zeros((0, self.row_elems), plan.dtype)
+        """By row; it has memory once the initial value comes."""
+        self.before_change: Callable[[], None] = lambda: None
+        """Called before the value changes: whoever is sending some of it keeps a copy."""
+        self._changed_in = np.zeros(0, np.int64)
+        """The last round in which each row has changed."""
+        self._summed: Union[np.ndarray, slice] = slice(None)
+        """Without an optimizer: the rows of the last round's sum, at first all. Others are 0."""
+
+    @property
+    def name(self) -> str:
+        return self.plan.called
+
+    @property
+    def units(self) -> Tuple[RowsKey]:
+        """What ends rounds by itself."""
+        return (self,)
+
+    def most_rows(self, slice_size: int) -> int:
+        """How many rows a frame has at most."""
+        return self.plan.layout.full_slice_elems(slice_size) // self.row_elems
+
+    # Pushes.
+
+    def check_push(self, rank: int, round: int) -> None:
+        """Raises ProtocolError for a push that can't be right."""
+        self.ledger.check(rank, round)
+        self.ledger.check_ahead(rank, round)
+
+    def push(self, rank: int, round: int, frames: int, rows: Optional[Rows], step: int) -> None:
+        """Adds some of a worker's rows, one of `frames` frames of its push, and owns their memory.
+        None, in a push of one frame: the worker has no gradient.
+
+        Raises ProtocolError for rows that can't be right.
+        """
+        self.check_push(rank, round)
+        current = self.ledger.round_for(rank, round, step)
+        push = current.sum.pushes.setdefault(rank, PushOfRows(frames))
+        if push.frames != frames or frames < 1:
+            raise ProtocolError(
+                f"worker {rank} pushed {self.name} in {push.frames} frames, or in {frames}"
+            )
+        if rows is not None:
+            self._add(current, rank, push, rows)
+        push.missing -= 1
+        if not push.missing:
+            push.next_row = self.rows
+            current.arrived.add(rank)
+            current.others.append(rank)
+        self._update_in_advance()
+
+    def _new_sum(self, round_: int) -> RowsOfRound:
+        total = RowSum(self.rows, self.row_elems, self.plan.sum_dtype)
+        return OrderedRows(total) if self.plan.rules.deterministic else RunningRows(total)
+
+    def _add(self, current: Round[RowsOfRound], rank: int, push: PushOfRows, rows: Rows) -> None:
+        check_numbers(rows.numbers, push.next_row, self.rows)
+        if len(rows.numbers):
+            push.next_row = int(rows.numbers[-1]) + 1
+        current.sum.empty = False
+        if current.number == INITIAL_ROUND:
+            self._add_to_initial(rows)
+            return
+        if self.plan.rules.checks_finite:
+            check_sum(rows.elements, self.name, current.number, rank)
+        current.sum.add(rank, rows)
+
+    def _add_to_initial(self, rows: Rows) -> None:
+        if not len(self.value):
+            self.value = np.zeros((self.rows, self.row_elems), self.plan.dtype)
+            self._changed_in = np.zeros(self.rows, np.int64)
+        self.value[rows.numbers] = rows.elements
+
+    # Rounds.
+
+    def update(self, current: Round[RowsOfRound]) -> bool:
+        self.before_change()
+        if current.number > INITIAL_ROUND and not current.sum.empty:
+            self._update(current, self.rows, ends=True)
+        return not current.sum.empty
+
+    def _update_in_advance(self) -> None:
+        """Updates rows for the next round before it ends, where that pays.
+
+        Rows arrive in ascending order, and an optimizer that changes touched rows only may have
+        them one part after the other. So little is left to do when the last ones have come.
+        """
+        ledger, optimizer = self.ledger, self.plan.optimizer
+        following = ledger.open.get(self.round + 1)
+        if (
+            optimizer is None
+            or following is None
+            or following.sum.empty
+            or self.round < INITIAL_ROUND
+            or not isinstance(ledger, SharedRounds)
+        ):
+            return
+        pushes, missing = following.sum.pushes, ledger.missing(following)
+        if not all(rank in pushes for rank in missing):
+            return
+        end = min((pushes[rank].next_row for rank in missing), default=self.rows)
+        if (end - following.sum.updated_rows) * _PARTS < self.rows:
+            return
+        if optimizer.updates_touched_rows(self.declared, self.plan.update_step(following)):
+            self.before_change()
+            self._update(following, end, ends=False)
+
+    def _update(self, current: Round[RowsOfRound], end: int, ends: bool) -> None:
+        """Has a round's sum of rows before `end` change the value."""
+        round_, first = self.round + 1, current.sum.updated_rows
+        numbers, elements = current.sum.between(first, end)
+        checks_finite = self.plan.rules.checks_finite
+        if checks_finite:
+            check_sum(elements, self.name, current.number)
+        current.sum.updated_rows = end
+        optimizer, step = self.plan.optimizer, self.plan.update_step(current)
+        if optimizer is None:
+            self.value[self._summed] = 0
+            self._changed_in[self._summed] = round_
+            self._summed = numbers
+            with np.errstate(over="ignore"):
+                self.value[numbers] = elements
+            if checks_finite and self.value.dtype != elements.dtype:
+                check_sum(self.value[numbers], self.name, current.number)
+        elif optimizer.update_rows(self.declared, self.value, numbers, elements, step, ends):
+            self._changed_in[:] = round_
+        self._changed_in[numbers] = round_
+
+    # Values.
+
+    def changed_since(self, round: int) -> np.ndarray:
+        """The numbers of the rows that have changed after a round."""
+        if round > self.round:
+            raise ProtocolError(
+                f"it has the value of round {round} of {self.name}, which is at {self.round}"
+            )
+        return np.flatnonzero(self._changed_in > round).astype(NUMBER)
+
+    # The optimizer's state, for whoever saves it.
+
+    def check_ahead(self, round: int, rank: int) -> None:
+        """Raises ProtocolError if no worker can be so far ahead."""
+        self.ledger.check_ahead(rank, round)
+
+    def has_ended(self, round: int) -> bool:
+        """Whether a round, this one or a later one, has ended."""
+        return self.round >= round
+
+    def all_ended(self, round: int, rank: int) -> bool:
+        """Whether all units of the key have ended a round, when one has."""
+        return True
+
+    def reslice(self) -> Tuple[()]:
+        """Nothing: frames of any sizes make up a run."""
+        return ()
+
+    def copied_state(self, optimizer: Optimizer, whole: bool = False) -> Optional[State]:
+        """What an optimizer remembers of the run, with flat arrays; None if nothing."""
+        state = optimizer.copied(self.declared, WHOLE)
+        if state is None:
+            return None
+        return state if whole else State(_reshaped(state.elements, (-1,)), state.numbers)
+
+    def replace_state(
+        self, optimizer: Optimizer, state: Optional[State], whole: bool = False
+    ) -> None:
+        """Gives an optimizer another state of the run, or none.
+
+        Raises ProtocolError for a state that does not have one number for each element.
+        """
+        for name, array in ({} if state is None or whole else state.elements).items():
+            if array.size != self.rows * self.row_elems:
+                raise ProtocolError(
+                    f"it sent the array {name!r} of shape {array.shape} for a state of "
+                    f"{self.rows} rows of {self.row_elems} elements of {self.name}"
+                )
+        optimizer.export(self.declared, WHOLE)
+        if state is not None and whole:
+            optimizer.load(self.declared, WHOLE, state)
+        elif state is not None:
+            shape = (self.rows, *self.declared.shape[1:])
+            reshaped = State(_reshaped(state.elements, shape), state.numbers)
+            optimizer.load(self.declared, WHOLE, reshaped)
+
+
+def _reshaped(arrays: Mapping[str, np.ndarray], shape: tuple) -> Dict[str, np.ndarray]:
+    return {name: array.reshape(shape) for name, array in arrays.items()}

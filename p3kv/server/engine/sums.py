@@ -1,0 +1,163 @@
+"""Sums of a slice's gradients in one round."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Dict, Optional
+
+import numpy as np
+
+from p3kv.server.engine.buffers import Buffer
+from p3kv.server.engine.finite import check_sum
+from p3kv.server.engine.plan import KeyPlan
+from p3kv.wire.header import INITIAL_ROUND
+
+
+class SliceSum(ABC):
+    """Takes over the gradients' buffers."""
+
+    def __init__(self, plan: KeyPlan, length: int) -> None:
+        """`length` is the slice's, in elements."""
+        self._plan = plan
+        self._length = length
+
+    @property
+    @abstractmethod
+    def empty(self) -> bool:
+        """Whether no gradient has been added."""
+
+    @abstractmethod
+    def add(self, rank: int, gradient: Buffer) -> None:
+        """Adds a worker's gradient."""
+
+    def add_encoded(self, rank: int, encoded: memoryview) -> None:
+        """Adds a gradient that the key's codec has encoded, and leaves its memory to the caller."""
+        gradient = self._plan.rules.pool.get(self._length, self._plan.dtype)
+        self._plan.codecs.gradients.decode(encoded, gradient.array)
+        self.add(rank, gradient)
+
+    @abstractmethod
+    def latest(self, rank: int) -> np.ndarray:
+        """What has a worker's gradient in it that was added last."""
+
+    @abstractmethod
+    def total(self) -> Buffer:
+        """The sum, once all that is to be added has been."""
+
+
+class RunningSum(SliceSum):
+    """Adds in the order of arrival; the first gradient's buffer becomes the sum without a copy."""
+
+    def __init__(self, plan: KeyPlan, length: int) -> None:
+        super().__init__(plan, length)
+        self._total: Optional[Buffer] = None
+
+    @property
+    def empty(self) -> bool:
+        return self._total is None
+
+    def add(self, rank: int, gradient: Buffer) -> None:
+        if self._total is None:
+            self._total = gradient
+        else:
+            np.add(self._total.array, gradient.array, out=self._total.array)
+            gradient.retire()
+
+    def add_encoded(self, rank: int, encoded: memoryview) -> None:
+        if self._total is None:
+            super().add_encoded(rank, encoded)
+        else:
+            self._plan.codecs.gradients.add(encoded, self._total.array)
+
+    def latest(self, rank: int) -> np.ndarray:
+        return self.total().array
+
+    def total(self) -> Buffer:
+        assert self._total is not None
+        return self._total
+
+
+class OrderedSum(SliceSum):
+    """Adds in the order of ranks, when all gradients are there: bit for bit the same each time."""
+
+    def __init__(self, plan: KeyPlan, length: int) -> None:
+        super().__init__(plan, length)
+        self._by_rank: Dict[int, Buffer] = {}
+
+    @property
+    def empty(self) -> bool:
+        return not self._by_rank
+
+    def add(self, rank: int, gradient: Buffer) -> None:
+        self._by_rank[rank] = gradient
+
+    def latest(self, rank: int) -> np.ndarray:
+        return self._by_rank[rank].array
+
+    def total(self) -> Buffer:
+        ranks = sorted(self._by_rank)
+        total = self._by_rank[ranks[0]]
+        for rank in ranks[1:]:
+            gradient = self._by_rank.pop(rank)
+            np.add(total.array, gradient.array, out=total.array)
+            gradient.retire()
+        return total
+
+
+class _Wrapping(SliceSum):
+    def __init__(self, plan: KeyPlan, length: int, inner: SliceSum) -> None:
+        super().__init__(plan, length)
+        self._inner = inner
+
+    @property
+    def empty(self) -> bool:
+        return self._inner.empty
+
+    def latest(self, rank: int) -> np.ndarray:
+        return self._inner.latest(rank)
+
+    def total(self) -> Buffer:
+        return self._inner.total()
+
+
+class Widening(_Wrapping):
+    """Adds half-precision numbers as single-precision ones."""
+
+    def add(self, rank: int, gradient: Buffer) -> None:
+        self._inner.add(rank, self._plan.rules.pool.cast(gradient, self._plan.sum_dtype))
+
+
+class Finite(_Wrapping):
+    """Raises NotFinite as soon as the sum has nan or infinity."""
+
+    def __init__(self, plan: KeyPlan, length: int, inner: SliceSum, round: int) -> None:
+        super().__init__(plan, length, inner)
+        self._round = round
+
+    def add(self, rank: int, gradient: Buffer) -> None:
+        self._inner.add(rank, gradient)
+        check_sum(self.latest(rank), self._plan.called, self._round, rank)
+
+    def add_encoded(self, rank: int, encoded: memoryview) -> None:
+        self._inner.add_encoded(rank, encoded)
+        check_sum(self.latest(rank), self._plan.called, self._round, rank)
+
+    def total(self) -> Buffer:
+        total = super().total()
+        check_sum(total.array, self._plan.called, self._round)
+        return total
+
+
+def new_sum(plan: KeyPlan, length: int, round: int) -> SliceSum:
+    """What sums the gradients of a slice of so many elements in a round."""
+    if round == INITIAL_ROUND or not plan.rules.deterministic:
+        total: SliceSum = RunningSum(plan, length)
+    else:
+        total = OrderedSum(plan, length)
+    if round == INITIAL_ROUND:
+        return total
+    if plan.sum_dtype != plan.dtype:
+        total = Widening(plan, length, total)
+    if plan.rules.checks_finite:
+        total = Finite(plan, length, total, round)
+    return total

@@ -1,0 +1,50 @@
+"""A unit: what a server ends rounds of by itself, a slice or all rows that it keeps of a key."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, List
+
+from p3kv.server.engine.ledger import Ledger
+from p3kv.server.engine.plan import KeyPlan
+from p3kv.server.engine.rounds import Round
+
+
+class Unit(ABC):
+    """A value, and the ledger of its rounds."""
+
+    plan: KeyPlan
+    ledger: Ledger[Any]
+
+    @property
+    def round(self) -> int:
+        """The last round whose result the value is."""
+        return self.ledger.round
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """The unit's name in messages."""
+
+    @abstractmethod
+    def update(self, current: Round) -> bool:
+        """Makes the value of a complete round, which the ledger then counts as ended; whether any
+        worker had a gradient, since else nothing changes."""
+
+
+@dataclass
+class Ended:
+    """A round that has ended, or an older value with which workers may go on that have pushed."""
+
+    unit: Unit
+    round: int
+    """As workers count it."""
+    step: int
+    priority: int
+    wanting: List[int]
+    """Ranks to which the value is to be sent."""
+    others: List[int]
+    """Ranks that are to be told that the round has ended."""
+    no_gradient: bool = False
+    """Whether no worker had a gradient in the round, so that nothing has changed."""

@@ -1,0 +1,47 @@
+"""A server's engine without a server: what it is given, and what comes out."""
+
+from __future__ import annotations
+
+from typing import Dict, Iterable, Iterator, List, NamedTuple
+
+from p3kv.server.engine import Ended, Engine, SliceState, Unit
+from p3kv.server.engine.buffers import Buffer
+from p3kv.server.engine.plan import KeyPlan
+from p3kv.wire.messages import DeclaredKey
+
+
+class Result(NamedTuple):
+    """A round of a slice that has ended, with its value; or an older value to go on with."""
+
+    state: SliceState
+    value: Buffer
+    round: int
+    wanting: List[int]
+    others: List[int]
+    no_gradient: bool
+
+
+def one_slice(engine: Engine, declared: DeclaredKey) -> SliceState:
+    """All of a key as one slice."""
+    plan = KeyPlan(declared, 0, engine.rules)
+    return SliceState(plan, 0, plan.kept_elems)
+
+
+def with_values(ended: Iterable[Ended]) -> Iterator[Result]:
+    """Each with the value as it is when the engine gives the result."""
+    for one in ended:
+        assert isinstance(one.unit, SliceState)
+        value = one.unit.known_value()
+        yield Result(one.unit, value, one.round, one.wanting, one.others, one.no_gradient)
+
+
+def end_round(unit: Unit) -> None:
+    """Ends the next round of a unit that has no engine, and must be complete."""
+    (following,) = unit.ledger.complete()
+    unit.update(following)
+    unit.ledger.end(following)
+
+
+def missing(unit: Unit) -> Dict[int, List[int]]:
+    """By round, the ranks for whose pushes it waits."""
+    return {number: ranks for number, _, ranks in unit.ledger.waits()}
