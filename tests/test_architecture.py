@@ -57,6 +57,10 @@ MAY_IMPORT: Dict[str, Set[str]] = {
     "p3kv.report": GROUND | {"p3kv.forecast", "p3kv.wire.messages"},
     "p3kv.worker": GROUND | MIDDLE | {"p3kv.forecast", "p3kv.report"},
     "p3kv.server": GROUND | MIDDLE | {"p3kv.report"},
+    # No sockets, no queues, no files.
+    "p3kv.server.engine": GROUND
+    | {"p3kv.codecs", "p3kv.consistency", "p3kv.slicing", "p3kv.server.optimizer"}
+    | {"p3kv.wire.header", "p3kv.wire.messages", "p3kv.wire.rows", "p3kv.wire.terms"},
     "p3kv.scheduler": GROUND | MIDDLE,
     "p3kv.top": GROUND | {"p3kv.report", "p3kv.wire"},
     "p3kv.companions": GROUND | {"p3kv.wire.accounts", "p3kv.wire.address"},

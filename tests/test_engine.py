@@ -1,96 +1,227 @@
-"""Operations of our own in MXNet's engine: when and where they start, and how they end."""
+"""When a round ends: the states in which it can be, as a table, and all keys held against it."""
 
 from __future__ import annotations
 
-import sys
-import threading
-from typing import List, Set
+from typing import Callable, List, NamedTuple, Sequence, Tuple
 
-import mxnet as mx
+import numpy as np
 import pytest
 
-from p3kv.errors import NotSupportedError
-from p3kv.frontends.mxnet import engine
+from p3kv.consistency import ASYNCHRONOUS, BulkSynchronous
+from p3kv.errors import ProtocolError
+from p3kv.server.engine import Engine, RowsKey, ServerKey, Unit
+from p3kv.wire.header import INITIAL_ROUND
+from p3kv.wire.messages import DeclaredKey, Terms
+from p3kv.wire.rows import NUMBER, Rows
+from p3kv.wire.terms import TermsByRound
+from tests.in_memory import Adding, AddingWhole
 
-DEADLINE_S = 60.0
-
-
-class Starts:
-    """Notes which thread starts operations, and leaves it to the test to complete them."""
-
-    def __init__(self) -> None:
-        self.operations: List[engine.Operation] = []
-        self.threads: List[int] = []
-        self.started = threading.Event()
-
-    def __call__(self, operation: engine.Operation) -> None:
-        self.operations.append(operation)
-        self.threads.append(threading.get_ident())
-        self.started.set()
+WORKERS, ROWS, COLUMNS = 2, 4, 3
+SIZE = ROWS * COLUMNS
 
 
-def test_an_operation_whose_arrays_are_ready_starts_in_the_thread_that_pushes_it() -> None:
-    read, written = mx.nd.ones(3), mx.nd.zeros(3)
-    mx.nd.waitall()
-    starts = Starts()
-    engine.push(starts, [read], [written])
-    assert starts.threads == [threading.get_ident()]
-    starts.operations[0].complete()
-    written.wait_to_read()
+class AddingRows(Adding):
+    """weight += rows."""
+
+    def update_rows(
+        self, key: DeclaredKey, weight: np.ndarray, numbers: np.ndarray, rows: np.ndarray,
+        step: int, ends_update: bool = True,
+    ) -> bool:  # fmt: skip
+        weight[numbers] += rows
+        return False
 
 
-def test_an_operation_whose_arrays_are_not_ready_starts_when_they_are_in_another_thread() -> None:
-    array, written = mx.nd.ones(3), mx.nd.zeros(3)
-    mx.nd.waitall()
-    first, second = Starts(), Starts()
-    engine.push(first, [], [array])
-    engine.push(second, [array], [written])
-    assert not second.started.wait(0.05)
-    first.operations[0].complete()
-    assert second.started.wait(DEADLINE_S)
-    assert second.threads != [threading.get_ident()]
-    second.operations[0].complete()
-    written.wait_to_read()
+class Server:
+    """A key of one unit, or of two slices, and what happens to it."""
+
+    def __init__(self, slices: int = 1, layout: str = "dense", own: bool = False) -> None:
+        self.engine = Engine(BulkSynchronous(WORKERS))
+        terms = TermsByRound()
+        terms.set(INITIAL_ROUND, Terms(SIZE // slices))
+        declared = DeclaredKey(
+            0, "w", (ROWS, COLUMNS), "float32", [(0, SIZE)], layout=layout,
+            consistency=ASYNCHRONOUS if own else None,
+        )  # fmt: skip
+        key = self.engine.declare(declared, 0, terms)
+        self.units: List[Unit]
+        if isinstance(key, ServerKey):
+            self.units = [key.state(INITIAL_ROUND, index, 0) for index in range(slices)]
+        else:
+            self.units = list(key.units)
+
+    def push(self, rank: int, round_: int, unit: int = 0) -> None:
+        """Ones, but of the initial round nothing but zeros."""
+        what, ones = self.units[unit], np.full(SIZE, float(round_ > INITIAL_ROUND), np.float32)
+        if isinstance(what, RowsKey):
+            rows = Rows(np.arange(ROWS, dtype=NUMBER), ones.reshape(ROWS, COLUMNS))
+            what.push(rank, round_, 1, rows, round_)
+        else:
+            buffer = self.engine.rules.pool.get(what.length, np.dtype(np.float32))
+            buffer.array[:] = ones[: what.length]
+            self.engine.push(what, rank, round_, buffer, True, 0, round_)
+
+    def value(self) -> float:
+        """The first element of the first unit, which all others equal."""
+        what = self.units[0]
+        value = what.value if isinstance(what, RowsKey) else what.known_value().array
+        return float(value.reshape(-1)[0])
+
+    def ended(self) -> List[int]:
+        """The rounds that end now, by all units in turn."""
+        return [one.round for unit in self.units for one in self.engine.end_rounds(unit)]
 
 
-def test_who_waits_for_an_array_gets_the_error_of_its_operation() -> None:
-    def fails(operation: engine.Operation) -> None:
-        raise RuntimeError("there is no way on")
+class Case(NamedTuple):
+    """A way into a state, the rounds that end there, and what ends them at last."""
 
-    array = mx.nd.ones(3)
-    mx.nd.waitall()
-    engine.push(fails, [], [array])
-    with pytest.raises(mx.base.MXNetError, match="there is no way on"):
-        array.wait_to_read()
-
-
-def test_a_build_with_blocked_layouts_and_no_way_back_is_refused() -> None:
-    class Library:
-        """A build that does not export what puts a layout right."""
-
-    with pytest.raises(NotSupportedError, match="wrong order"):
-        engine._bind_reorder(Library())
+    begin: Callable[[], Server]
+    happens: Callable[[Server], object]
+    ended: Sequence[int]
+    then: Callable[[Server], object]
+    ended_then: Sequence[int]
+    waits_for: Sequence[Tuple[int, List[int]]] = ()
+    """In between, the rounds that wait for a worker's push, and the ranks."""
 
 
-def test_threads_that_ask_at_the_same_time_get_the_addresses_of_their_own_arrays() -> None:
-    arrays = [mx.nd.ones(3) for _ in range(4)]
-    mx.nd.waitall()
-    found: List[Set[int]] = [set() for _ in arrays]
-    threads = [
-        threading.Thread(
-            target=lambda at, array: at.update(engine.address(array) for _ in range(100_000)),
-            args=pair,
-        )
-        for pair in zip(found, arrays)
-    ]
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    try:
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    finally:
-        sys.setswitchinterval(interval)
-    assert [len(addresses) for addresses in found] == [1] * len(arrays)
-    assert len(set.union(*found)) == len(arrays)
+def with_optimizer(server: Server) -> Server:
+    server.engine.set_optimizer(0, AddingRows())
+    return server
+
+
+def begun(slices: int = 1, layout: str = "dense", own: bool = False) -> Server:
+    server = Server(slices, layout, own)
+    for unit in range(slices):
+        server.push(0, INITIAL_ROUND, unit)
+    assert server.ended() == [INITIAL_ROUND] * slices
+    return server
+
+
+def pushes(*which: Tuple[int, ...]) -> Callable[[Server], object]:
+    return lambda server: [server.push(*one) for one in which]
+
+
+def pushed_in_host_sum(server: Server) -> None:
+    for rank in range(WORKERS):
+        server.engine.push_in_host_sum(server.units[0], rank, 1, True, 1, carries=rank == 1)
+
+
+def host_sum(server: Server) -> None:
+    buffer = server.engine.rules.pool.get(SIZE, np.dtype(np.float32))
+    buffer.array[:] = WORKERS
+    server.engine.push_host_sum(server.units[0], 1, 1, buffer, True, 0)
+
+
+def clipped(server: Server) -> None:
+    server.engine.begin_clipped(1)
+    pushes((0, 1), (1, 1))(server)
+
+
+def scaled(server: Server) -> None:
+    clipping = server.engine.rules.clipping
+    clipping.pushed(1, SIZE)
+    assert list(clipping.scaled(1, 0.5)) == server.units
+
+
+def whole(server: Server) -> Server:
+    server.engine.set_optimizer(0, AddingWhole())
+    return server
+
+
+ALIKE = ("dense", "touched_rows")
+CASES = {
+    **{
+        f"{name}, {layout}": case
+        for layout in ALIKE
+        for name, case in {
+            "no initial value": Case(
+                lambda layout=layout: Server(layout=layout), pushes((0, 1), (1, 1)), [],
+                pushes((0, INITIAL_ROUND)), [INITIAL_ROUND, 1],
+            ),
+            "a worker is missing": Case(
+                lambda layout=layout: begun(layout=layout), pushes((1, 1)), [],
+                pushes((0, 1)), [1], [(1, [0])],
+            ),
+            "the round before is open": Case(
+                lambda layout=layout: begun(layout=layout), pushes((1, 1), (1, 2), (0, 1)), [1],
+                pushes((0, 2)), [2], [(2, [0])],
+            ),
+            "a worker has left": Case(
+                lambda layout=layout: begun(layout=layout),
+                lambda server: [pushes((0, 1), (1, 1), (0, 2))(server), server.ended()], [],
+                lambda server: server.engine.leave(1), [2], [(2, [1])],
+            ),
+            "worker 0 has left before it pushed": Case(
+                lambda layout=layout: begun(layout=layout),
+                lambda server: [server.engine.leave(0), pushes((1, 1))(server)], [],
+                lambda server: None, [], [(1, [0])],
+            ),
+            "own: no optimizer": Case(
+                lambda layout=layout: begun(layout=layout, own=True), pushes((1, 1)), [],
+                with_optimizer, [1], [(1, [0])],
+            ),
+            "own: no initial value": Case(
+                lambda layout=layout: with_optimizer(Server(layout=layout, own=True)),
+                pushes((1, 1), (1, 2)), [],
+                pushes((0, INITIAL_ROUND)), [INITIAL_ROUND, 1, 2],
+                [(INITIAL_ROUND, [0]), (INITIAL_ROUND, [0])],
+            ),
+            "own: the round before has not come": Case(
+                lambda layout=layout: with_optimizer(begun(layout=layout, own=True)),
+                pushes((1, 2), (0, 1)), [1],
+                pushes((1, 1)), [1, 2],
+            ),
+        }.items()
+    },
+    "a host's sum has not come": Case(begun, pushed_in_host_sum, [], host_sum, [1]),
+    "the norm is not known": Case(begun, clipped, [], scaled, [1]),
+    "the tensor's other slice is not complete": Case(
+        lambda: whole(begun(2)), pushes((0, 1), (1, 1), (0, 1, 1)), [], pushes((1, 1, 1)), [1, 1],
+        [(1, [1])],
+    ),
+    "own: the tensor's other slice has not come": Case(
+        lambda: whole(begun(2, own=True)), pushes((1, 1), (0, 1)), [], pushes((0, 1, 1)), [1, 1]
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_round_ends_when_nothing_holds_it_back_any_more(name: str) -> None:
+    case = CASES[name]
+    server = case.begin()
+    case.happens(server)
+    assert server.ended() == list(case.ended)
+    waits = [wait for unit in server.units for wait in unit.ledger.waits() if wait.missing]
+    assert [(wait.number, wait.missing) for wait in waits] == list(case.waits_for)
+    case.then(server)
+    assert server.ended() == list(case.ended_then)
+    assert server.ended() == [], "each round ends once"
+
+
+@pytest.mark.parametrize("layout", ALIKE)
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize(
+    ("rank", "round_", "why"),
+    [
+        (1, INITIAL_ROUND, "worker 1 sent an initial value of key 'w'"),
+        (0, INITIAL_ROUND, "worker 0 pushed key 'w'.* twice in round 0"),
+        (1, 1, "worker 1 pushed key 'w'.* twice in round 1"),
+        (1, 2, "worker 1 pushed key 'w'.* twice in round 2"),
+    ],
+)
+def test_a_push_that_can_not_be_right_is_refused_and_changes_nothing(
+    layout: str, own: bool, rank: int, round_: int, why: str
+) -> None:
+    """Of a round that has ended, and of one that is open."""
+    server = with_optimizer(begun(layout=layout, own=own))
+    pushes((0, 1), (1, 1), (1, 2))(server)
+    server.ended()
+    before = server.value()
+    with pytest.raises(ProtocolError, match=why):
+        server.push(rank, round_)
+    assert server.ended() == [] and server.value() == before
+
+
+@pytest.mark.parametrize("layout", ALIKE)
+def test_plain_keys_are_planned_without_anything_that_holds_rounds_back(layout: str) -> None:
+    server = with_optimizer(begun(layout=layout))
+    assert server.units[0].plan.holds == ()
