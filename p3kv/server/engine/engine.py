@@ -217,11 +217,10 @@ class Engine:
         have queued the result before: a value that no frame is being sent from is updated in place.
         """
         while (current := _next_round(unit)) is not None:
-            if isinstance(unit, SliceState) and _needs_whole(unit, current):
+            if unit.plan.holds and isinstance(unit, SliceState) and _needs_whole(unit, current):
                 yield from _end_together(unit, current)
             else:
-                changed = unit.update(current)
-                yield _ended(unit, current, changed)
+                yield _ended(unit, current, unit.update(current))
 
     def early_results(self, state: SliceState) -> Iterator[Ended]:
         """The value that a slice has already, for workers that may go on with it.

@@ -4,15 +4,7 @@ each worker's own."""
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import (
-    Callable,
-    Dict,
-    Generic,
-    Iterable,
-    Iterator,
-    List,
-    Tuple,
-)
+from typing import Callable, Dict, Generic, Iterable, Iterator, List, Optional, Tuple
 
 from p3kv.errors import ProtocolError
 from p3kv.server.engine.plan import KeyPlan
@@ -58,8 +50,11 @@ class Ledger(ABC, Generic[S]):
 
     def round_for(self, rank: int, round: int, step: int) -> Round[S]:
         """The round that a worker's push is for; raises what `check` raises."""
-        self.check(rank, round)
-        current = self._find(rank, round, step)
+        current = self._find(rank, round)
+        if current is None or rank in current.arrived or round == INITIAL_ROUND:
+            self.check(rank, round)
+        if current is None:
+            current = self._begin(rank, round, step)
         if rank == 0:
             current.step = step
         return current
@@ -90,14 +85,13 @@ class Ledger(ABC, Generic[S]):
         """Whether a worker's push for a round is complete."""
 
     @abstractmethod
-    def _find(self, rank: int, round: int, step: int) -> Round[S]:
-        """The round that a worker pushes for; a new one for its first push."""
+    def _find(self, rank: int, round: int) -> Optional[Round[S]]:
+        """The open round that a worker pushes for; None for its first push."""
 
-    def _find_shared(self, round: int, step: int) -> Round[S]:
-        current = self.open.get(round)
-        if current is None:
-            early = self._plan.consistency.needs(round) < round
-            current = self.open[round] = Round(round, self._new_sum(round), step, early)
+    def _begin(self, rank: int, round: int, step: int) -> Round[S]:
+        """A new round for which a worker pushes first."""
+        early = self._plan.consistency.needs(round) < round
+        current = self.open[round] = Round(round, self._new_sum(round), step, early)
         return current
 
 
@@ -133,8 +127,8 @@ class SharedRounds(Ledger[S]):
         current = self.open.get(round)
         return round <= self.round or (current is not None and rank in current.arrived)
 
-    def _find(self, rank: int, round: int, step: int) -> Round[S]:
-        return self._find_shared(round, step)
+    def _find(self, rank: int, round: int) -> Optional[Round[S]]:
+        return self.open.get(round)
 
 
 class OwnRounds(Ledger[S]):
@@ -185,21 +179,18 @@ class OwnRounds(Ledger[S]):
                 yield OpenRound(current.number, current, [0])
 
     def _has_pushed(self, rank: int, round: int) -> bool:
-        if round == INITIAL_ROUND:
-            current = self.open.get(round)
-            return self.round >= INITIAL_ROUND or (current is not None and rank in current.arrived)
-        if round <= self.last_of(rank):
-            return True
-        current = self.own.get((rank, round))
-        return current is not None and rank in current.arrived
+        ended = self.round if round == INITIAL_ROUND else self.last_of(rank)
+        current = self._find(rank, round)
+        return round <= ended or (current is not None and rank in current.arrived)
 
-    def _find(self, rank: int, round: int, step: int) -> Round[S]:
+    def _find(self, rank: int, round: int) -> Optional[Round[S]]:
+        return self.open.get(round) if round == INITIAL_ROUND else self.own.get((rank, round))
+
+    def _begin(self, rank: int, round: int, step: int) -> Round[S]:
         if round == INITIAL_ROUND:
-            return self._find_shared(round, step)
-        current = self.own.get((rank, round))
-        if current is None:
-            current = Round(round, self._new_sum(round), step, owner=rank)
-            self.own[rank, round] = current
+            return super()._begin(rank, round, step)
+        current = Round(round, self._new_sum(round), step, owner=rank)
+        self.own[rank, round] = current
         return current
 
 

@@ -12,7 +12,7 @@ from p3kv.server.engine.finite import check_sum
 from p3kv.server.engine.ledger import Ledger, new_ledger
 from p3kv.server.engine.plan import KeyPlan
 from p3kv.server.engine.rounds import Round
-from p3kv.server.engine.sums import SliceSum, new_sum
+from p3kv.server.engine.sums import SliceSum, maker_of_sums
 from p3kv.server.engine.unit import Unit
 from p3kv.server.optimizer import WHOLE
 from p3kv.wire.header import ENCODED, INITIAL_ROUND
@@ -42,9 +42,7 @@ class SliceState(Unit):
         """All slices of this size that the server keeps of the key, by index, in the order of their
         elements."""
         self.value: Optional[Buffer] = None
-        self.ledger: Ledger[SliceSum] = new_ledger(
-            plan, lambda round_: new_sum(plan, length, round_), self.name
-        )
+        self.ledger: Ledger[SliceSum] = new_ledger(plan, maker_of_sums(plan, length), self.name)
         self.ready_s: Dict[int, float] = {}
         """By rank, when the gradients of the value's round were ready; for those that are known."""
         self.early_rounds: Set[int] = set()
@@ -83,9 +81,11 @@ class SliceState(Unit):
 
     def has_gradient(self, current: Round[SliceSum]) -> bool:
         """Whether any worker has pushed a gradient in a complete round: else it changes nothing."""
-        if current.sum.empty and not current.lacks_gradient:
+        if not current.sum.empty:
+            return True
+        if not current.lacks_gradient:
             raise ProtocolError(f"nobody has sent the sum of {self.name} in round {current.number}")
-        return not current.sum.empty
+        return False
 
     def update(self, current: Round[SliceSum]) -> bool:
         if not self._begin_update(current):

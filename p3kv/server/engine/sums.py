@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Dict, Optional
+from typing import Callable, Dict, List, Optional
 
 import numpy as np
 
@@ -48,9 +48,7 @@ class SliceSum(ABC):
 class RunningSum(SliceSum):
     """Adds in the order of arrival; the first gradient's buffer becomes the sum without a copy."""
 
-    def __init__(self, plan: KeyPlan, length: int) -> None:
-        super().__init__(plan, length)
-        self._total: Optional[Buffer] = None
+    _total: Optional[Buffer] = None
 
     @property
     def empty(self) -> bool:
@@ -148,16 +146,20 @@ class Finite(_Wrapping):
         return total
 
 
-def new_sum(plan: KeyPlan, length: int, round: int) -> SliceSum:
-    """What sums the gradients of a slice of so many elements in a round."""
-    if round == INITIAL_ROUND or not plan.rules.deterministic:
-        total: SliceSum = RunningSum(plan, length)
-    else:
-        total = OrderedSum(plan, length)
-    if round == INITIAL_ROUND:
-        return total
+def maker_of_sums(plan: KeyPlan, length: int) -> Callable[[int], SliceSum]:
+    """What makes the sum of a round, of a slice of so many elements."""
+    wraps: List[Callable[[SliceSum, int], SliceSum]] = []
     if plan.sum_dtype != plan.dtype:
-        total = Widening(plan, length, total)
+        wraps.append(lambda inner, round_: Widening(plan, length, inner))
     if plan.rules.checks_finite:
-        total = Finite(plan, length, total, round)
-    return total
+        wraps.append(lambda inner, round_: Finite(plan, length, inner, round_))
+    kind = OrderedSum if plan.rules.deterministic else RunningSum
+
+    def make(round_: int) -> SliceSum:
+        total: SliceSum = kind(plan, length)
+        if wraps and round_ > INITIAL_ROUND:
+            for wrap in wraps:
+                total = wrap(total, round_)
+        return total
+
+    return make
