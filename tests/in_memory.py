@@ -388,15 +388,19 @@ class Job:
         optimizer: Type[Optimizer] = Adding,
         lets_leave: bool = False,
         per_host: int = 1,
+        dtype: str = "float32",
+        codecs: Optional[CodecChoices] = None,
     ) -> None:
-        """`codec` is that of both directions; `lets_leave`: workers leave when they are done;
-        `per_host`: so many workers of a host sum their gradients first."""
+        """`codec` is that of both directions, where `codecs` does not say otherwise; `lets_leave`:
+        workers leave when they are done; `per_host`: so many workers of a host sum their gradients
+        first; `dtype` is that of keys."""
+        self.dtype = dtype
         launch = Launch("server", "127.0.0.1", 9000, workers, servers, "in memory")
         consistency = next(n for n in CONSISTENCIES.names() if CONSISTENCIES.find(n) is rule)
         settings = Settings(consistency=consistency, let_workers_leave=lets_leave)
         self._loop = Loop()
         self._slice_size = slice_size
-        self._codecs = CodecChoices(Choice(codec), Choice(codec))
+        self._codecs = codecs or CodecChoices(Choice(codec), Choice(codec))
         self._loads = [0] * servers
         self._num_keys = 0
         self._whole = optimizer.whole_tensors
@@ -448,7 +452,7 @@ class Job:
         runs = balanced_runs(made.size_elems, full, self._loads)
         self._loads = loads_with(self._loads, runs)
         declared = DeclaredKey(
-            key_id, name, shape, "float32", runs, layout=layout, codecs=self._codecs,
+            key_id, name, shape, self.dtype, runs, layout=layout, codecs=self._codecs,
             store=OWN_STORE if own else 0, consistency=ASYNCHRONOUS if own else None,
         )  # fmt: skip
         keys = [

@@ -11,7 +11,7 @@ import time
 from contextlib import closing, suppress
 from pathlib import Path
 from random import Random
-from typing import Callable, Type
+from typing import Callable, Sequence, Type
 
 import numpy as np
 import pytest
@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from p3kv.consistency import BulkSynchronous
 from p3kv.errors import ConfigError, P3Error, ProtocolError
+from p3kv.registry import Choice
 from p3kv.server.optimizer import Optimizer
 from p3kv.wire.header import (
     CARRIES,
@@ -32,11 +33,11 @@ from p3kv.wire.header import (
     pack_header,
 )
 from p3kv.wire.loop import Loop
-from p3kv.wire.messages import SharedMemory, Terms
+from p3kv.wire.messages import CodecChoices, SharedMemory, Terms
 from p3kv.worker import neighbours
 from p3kv.worker.neighbours import Neighbours
 from p3kv.worker.shared_memory import OwnMemory, TheirMemory
-from tests.in_memory import Adding, AddingWhole
+from tests.in_memory import Adding, AddingWhole, Job
 from tests.jobs import DEADLINE_S, SCRIPTS, JobResult, end, held_port, results, run_job, start_role
 from tests.test_exactness import summed_in_rank_order
 from tests.test_schedules import SELDOM, SIZE, STEPS, Moods, Script, Training, gradient, values
@@ -62,9 +63,12 @@ def run_on_hosts(
     st.integers(2, 3),
     st.sampled_from([Adding, AddingWhole]),
     st.booleans(),
+    # Exact for the numbers here.
+    st.sampled_from(["identity", "float16", "nonzero_blocks"]),
+    st.sampled_from(["float32", "float16"]),
 )
 # A neighbour's value came before the server had said to the worker how large slices are now.
-@example(0, 4, 1, 3, Adding, True)
+@example(0, 4, 1, 3, Adding, True, "identity", "float32")
 @settings(max_examples=80, deadline=None)
 def test_results_are_right_whatever_the_order_of_events(
     seed: int,
@@ -73,11 +77,15 @@ def test_results_are_right_whatever_the_order_of_events(
     per_host: int,
     optimizer: Type[Optimizer],
     clips: bool,
+    codec: str,
+    dtype: str,
 ) -> None:
     """While some workers want results and others do not, and sizes change."""
     random = Random(seed)
     expected = values(workers, STEPS, optimizer.whole_tensors)
-    with closing(Training(workers, servers, optimizer=optimizer, per_host=per_host)) as job:
+    with closing(
+        Training(workers, servers, BulkSynchronous, codec, optimizer, False, per_host, dtype)
+    ) as job:
         scripts = [
             Script(job, worker, rank, random, BulkSynchronous(workers))
             for rank, worker in enumerate(job.workers)
@@ -102,6 +110,38 @@ def test_results_are_right_whatever_the_order_of_events(
             for check in script.checks:
                 check()
         assert not any(server.most_open() for server in job.servers)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "codec", "gradients", "total", "sent_bytes"),
+    [
+        # The sum of the first two is infinite in half precision.
+        ("float16", "identity", [40_000, 40_000, -48_000], 32_000, 4),
+        # Each of them is 1 in half precision.
+        ("float32", "float16", [1 + 0.75 * 2**-11] * 3, 3 + 2**-9, 2),
+        ("float32", "nonzero_blocks", [0.5, 0.25, 0.125], 0.875, 4),
+        # It remembers what it has not sent: each worker sends for itself, three times two bits.
+        ("float32", "2bit", [0.5, 0.5, -0.5], 0.5, 3 / 4),
+        ("float16", "float16", [40_000, 40_000, -48_000], 32_000, 6),
+    ],
+)
+def test_the_sum_of_a_host_is_rounded_once_and_travels_once(
+    dtype: str, codec: str, gradients: Sequence[float], total: float, sent_bytes: float
+) -> None:
+    choices = CodecChoices(Choice(codec))
+    with closing(Job(3, 1, SIZE // 2, per_host=3, dtype=dtype, codecs=choices)) as job:
+        keys = job.declare("w", SIZE)
+        zeros, targets = np.zeros(SIZE, dtype), [np.empty(SIZE, dtype) for _ in keys]
+        job.workers[0].call(keys[0], INITIAL_ROUND, zeros, None)
+        job.finish()
+        before = sum(worker.exchange.counts["bytes_sent"] for worker in job.workers)
+        for worker, key, gradient_, target in zip(job.workers, keys, gradients, targets):
+            worker.call(key, 1, np.full(SIZE, gradient_, dtype), target)
+        job.finish()
+        sent = sum(worker.exchange.counts["bytes_sent"] for worker in job.workers) - before
+        for target in targets:
+            np.testing.assert_array_equal(target, np.full(SIZE, total, dtype))
+        assert sent / SIZE == pytest.approx(sent_bytes, rel=0.01)
 
 
 @pytest.mark.parametrize(
@@ -290,7 +330,7 @@ def test_what_a_neighbour_or_a_server_may_not_say_of_sums() -> None:
         (IN_HOST_SUM, 1, b"1234", "besides those in its host's sum"),
         (IN_HOST_SUM, INITIAL_ROUND, b"", "with others, in round 0"),
         (CARRIES | WANTS_RESULT, 1, b"1234" * (SIZE // 2), "has announced no sum"),
-        (CARRIES | ENCODED, 1, b"1234", "an encoded sum"),
+        (CARRIES | ENCODED, 1, b"1234", "4 encoded bytes"),
     ],
 )
 def test_a_server_refuses_sums_that_can_t_be_right(

@@ -99,7 +99,7 @@ class Script:
         for name in ("often", "seldom"):
             key = self._job.keys[name][self._rank]
             if self._rank == 0:
-                self._worker.call(key, INITIAL_ROUND, expected[0].copy(), None)
+                self._worker.call(key, INITIAL_ROUND, expected[0].astype(self._job.dtype), None)
         for step in range(1, steps + 1):
             keys = [(self._job.keys["often"][self._rank], step)]
             if step % SELDOM == 0:
@@ -115,12 +115,13 @@ class Script:
                 clipping.pushed(ClippedStep(0, step, step, 1e9, elems))
 
     def _step(self, key, round_, expected) -> None:  # type: ignore[no-untyped-def]
-        target = np.full(SIZE, np.nan, np.float32) if self._random.random() < 0.5 else None
-        self._worker.call(key, round_, gradient(self._rank, round_), target)
+        target = np.full(SIZE, np.nan, self._job.dtype) if self._random.random() < 0.5 else None
+        pushed = gradient(self._rank, round_).astype(self._job.dtype)
+        self._worker.call(key, round_, pushed, target)
         if target is not None:
             self.checks.append(lambda: self._check(target, round_, expected[: round_ + 1]))
         if self._random.random() < 0.3:
-            pulled = np.full(SIZE, np.nan, np.float32)
+            pulled = np.full(SIZE, np.nan, self._job.dtype)
             self._worker.call(key, round_, None, pulled)
             self.checks.append(lambda: self._check(pulled, round_, expected[: round_ + 1]))
 
@@ -143,8 +144,11 @@ class Training(Job):
         optimizer: Type[Optimizer] = Adding,
         lets_leave: bool = False,
         per_host: int = 1,
+        dtype: str = "float32",
     ) -> None:
-        super().__init__(workers, servers, SIZE // 2, rule, codec, optimizer, lets_leave, per_host)
+        super().__init__(
+            workers, servers, SIZE // 2, rule, codec, optimizer, lets_leave, per_host, dtype
+        )
         self.keys = {
             "often": self.declare("often", SIZE),
             "seldom": self.declare("seldom", SIZE // ROW, ROW, layout="rows"),

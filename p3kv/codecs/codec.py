@@ -28,6 +28,10 @@ class Codec(ABC):
     later gradient, so their sum is right. A value that lacks a part is a wrong weight, so a codec
     whose values may be far from what they stand for is for gradients only."""
 
+    remembers = True
+    """Whether what a slice becomes depends on what was encoded before, by a residual for example.
+    If not, the workers of one host sum their gradients first, and the sum is encoded once."""
+
     in_place = False
     """Whether slices travel as they are in memory; then no other method is called."""
 

@@ -16,6 +16,8 @@ class Float16(Codec):
     Sums and weights on the servers keep the key's dtype. Numbers above 65,504 become infinite.
     """
 
+    remembers = False
+
     def most_bytes(self, length_elems: int) -> int:
         return length_elems * _HALF.itemsize
 

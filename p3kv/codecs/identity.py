@@ -11,6 +11,7 @@ class Identity(Codec):
     """Slices travel as they are in memory: nothing is copied, and no number changes."""
 
     in_place = True
+    remembers = False
 
     @classmethod
     def carries(cls, dtype: np.dtype) -> bool:

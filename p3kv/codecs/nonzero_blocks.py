@@ -30,6 +30,8 @@ class NonzeroBlocks(Codec):
     those behind the last block; then one bit a block, and two bytes that say what is before them.
     """
 
+    remembers = False
+
     @classmethod
     def carries(cls, dtype: np.dtype) -> bool:
         return True

@@ -152,7 +152,7 @@ class Consumer:
     def land_push(self, connection: Connection, header: Header) -> Landing:
         """Where a push is received; ProtocolError for a push that can't be right."""
         key = self._key_of_slices(header)
-        state = key.state(header.round, header.slice, header.rank)
+        state, plan = key.state(header.round, header.slice, header.rank), key.plan
         if header.flags & (IN_HOST_SUM | NO_GRADIENT):
             if header.payload_bytes:
                 instead = (
@@ -164,18 +164,19 @@ class Consumer:
                     f"it sent {header.payload_bytes} bytes for {state.name} {instead}"
                 )
             return Landing(None, partial(self._arrived, connection, header, key, state, None))
-        if header.flags & ENCODED and header.flags & CARRIES:
-            raise ProtocolError(f"it sent an encoded sum of {state.name}")
         if header.flags & ENCODED:
             gradient = self._buffer_of_encoded(state, header)
             memory = gradient.bytes[: header.payload_bytes]
         else:
-            if header.payload_bytes != state.length * key.plan.dtype.itemsize:
+            dtype = plan.dtype
+            if header.payload_bytes != state.length * dtype.itemsize:
+                dtype = plan.sum_dtype  # a host's sum may be wider than a gradient
+            if header.payload_bytes != state.length * dtype.itemsize:
                 raise ProtocolError(
                     f"it sent {header.payload_bytes} bytes for {state.name} of {state.length} "
-                    f"{key.plan.dtype} elements"
+                    f"{plan.dtype} elements"
                 )
-            gradient = self._pool.get(state.length, key.plan.dtype)
+            gradient = self._pool.get(state.length, dtype)
             memory = gradient.bytes
         arrived = partial(self._arrived, connection, header, key, state, gradient)
         return Landing(memory, traced_arrival(self.tracer, header, arrived))
@@ -322,14 +323,18 @@ class Consumer:
         if flags & IN_HOST_SUM:
             carries = bool(flags & CARRIES)
             return engine.push_in_host_sum(state, rank, round_, wants_result, header.step, carries)
+        encoded = None
+        if gradient is not None and flags & ENCODED:
+            encoded = gradient.bytes[: header.payload_bytes]
         if flags & CARRIES:
-            engine.push_host_sum(state, rank, round_, gradient, wants_result, header.priority)
+            engine.push_host_sum(
+                state, rank, round_, gradient, wants_result, header.priority, encoded
+            )
             return None
         if gradient is None:
             return engine.push_no_gradient(
                 state, rank, round_, wants_result, header.priority, header.step
             )
-        encoded = gradient.bytes[: header.payload_bytes] if flags & ENCODED else None
         return engine.push(
             state, rank, round_, gradient, wants_result, header.priority, header.step, encoded
         )

@@ -94,7 +94,7 @@ class Optimizer(ABC):
 
         Both are flat and of the key's dtype, but a float16 key's total is float32. The caller owns
         them and may reuse them afterwards.
-        With the index WHOLE they have all elements of a tensor of `layout.shape`, nobody else uses
+        With the index WHOLE they have all elements of a tensor of `key.shape`, nobody else uses
         them, and the optimizer may keep `total`.
         `step` counts the job's updates as worker rank 0 has seen them, 1 for the first. If it is
         None, the newest settings hold: the update is that of one worker's push, or worker rank 0

@@ -38,7 +38,7 @@ class Kind(IntEnum):
     PROOF = 26
     """The worker's answer to that; payload a proof, then DataHello."""
     WELCOME = 2
-    """A server serves the worker from now on; no payload."""
+    """A server serves the worker from now on; payload DataWelcome."""
     KEY = 3
     """A worker tells a server about a key, before its first slice; payload DeclaredKey."""
     OPTIMIZER = 4

@@ -319,7 +319,10 @@ class Exchange:
         on_arrived: Optional[Callable[[], None]] = None,
     ) -> None:
         key = transfer.key
-        size_bytes = 0 if payload is None else piece.length * key.item_bytes
+        # What is made when the frame begins to leave gives the header its size, and is counted,
+        # then.
+        size_bytes = len(payload) if isinstance(payload, memoryview) else 0
+        self.counts["bytes_sent"] += size_bytes
         header = pack_header(
             Kind.PUSH, self._rank, key=key.key_id, slice=piece.index, round=transfer.round,
             step=transfer.step, priority=priority, payload_bytes=size_bytes, flags=flags,
@@ -332,18 +335,35 @@ class Exchange:
                 transfer.step, piece.index, priority,
             )  # fmt: skip
             self.counts["slices_sent"] += 1
-            if not flags & ENCODED:
-                self.counts["bytes_sent"] += size_bytes
         # Gates count steps that workers share: nobody waits for gradients of an own step.
         gate_step = 0 if key.own_rounds else transfer.step
         urgent, in_turn = urgency(transfer.step, priority), not key.own_rounds
         self._gates.push(piece.server, gate_step, urgent, header, *frame, on_arrived, in_turn)
 
     def send_in_host_sum(
-        self, transfer: Transfer, piece: Slice, payload: Optional[Payload], flags: int
+        self,
+        transfer: Transfer,
+        piece: Slice,
+        total: Optional[Callable[[], memoryview]],
+        flags: int,
     ) -> None:
-        """Sends a slice of a transfer that is summed with others, or says that it is."""
+        """Sends a slice of a transfer that is summed with others, or says that it is. `total` makes
+        the sum when it begins to leave."""
+        payload = None
+        if total is not None:
+            payload = partial(self._sum_as_it_travels, transfer.key, piece, total)
+            if not transfer.key.codecs.gradients.in_place:
+                flags |= ENCODED
         self._send_slice(transfer, piece, transfer.priority, payload, flags)
+
+    def _sum_as_it_travels(
+        self, key: WorkerKey, piece: Slice, total: Callable[[], memoryview]
+    ) -> memoryview:
+        memory = total()
+        if not key.codecs.gradients.in_place:
+            return self._encoded(key, piece, memory)
+        self.counts["bytes_sent"] += len(memory)
+        return memory
 
     def expect(self, transfer: Transfer) -> None:
         """Has values arrive in a transfer's target."""

@@ -24,7 +24,7 @@ import numpy as np
 from p3kv.errors import ProtocolError
 from p3kv.slicing import Slice
 from p3kv.wire.connection import Connection
-from p3kv.wire.framing import Landing, Payload, message_landing
+from p3kv.wire.framing import Landing, message_landing
 from p3kv.wire.header import (
     CARRIES,
     HEADER_BYTES,
@@ -49,8 +49,8 @@ from p3kv.worker.transfers import Transfer, WorkerKey
 _BATCH_BYTES = 64 * 1024
 """What is copied before the loop looks at sockets again."""
 
-Push = Callable[[Transfer, Slice, Optional[Payload], int], None]
-"""Queues the frame of a transfer's slice to its server, with a payload and flags."""
+Push = Callable[[Transfer, Slice, Optional[Callable[[], memoryview]], int], None]
+"""Queues the frame of a transfer's slice to its server, with what makes a sum, and flags."""
 _Place = Tuple[int, int, int]
 """The id of a key, a round and a slice's number."""
 
@@ -120,6 +120,8 @@ class HostSums:
         self._theirs = TheirMemory()
         self._memory: Dict[Tuple[int, int], np.ndarray] = {}
         """By rank and key."""
+        self._wide_sums: Dict[int, np.ndarray] = {}
+        """By key, sums that this worker sends of half-precision gradients."""
         self._rounds: Dict[Tuple[int, int], _Round] = {}
         """By key and round: what is under way, or waits for the end of the round before."""
         self._ended: Dict[int, int] = {}
@@ -164,15 +166,10 @@ class HostSums:
 
     def takes(self, transfer: Transfer) -> bool:
         """Whether a push is to be summed with the neighbours'; all of them answer alike."""
-        key = transfer.key
         return (
             len(self._neighbours) > 0
             and transfer.round > INITIAL_ROUND
-            and not key.own_rounds
-            and not key.touched_only
-            and key.codecs.gradients.in_place
-            # Sums of half-precision numbers are single-precision, and as many bytes for two hosts.
-            and key.numpy_dtype != np.float16
+            and transfer.key.sums_on_hosts
         )
 
     def add(self, transfer: Transfer, slices: Sequence[Slice], urgent: int) -> None:
@@ -327,16 +324,26 @@ class HostSums:
 
     def _sum(self, parts: Sequence[np.ndarray], transfer: Transfer, piece: Slice) -> memoryview:
         """The sum, in the order of the parts; made when it begins to leave."""
-        total = _part_at(self._own_memory(transfer.key), transfer.key, piece)
+        total = self._memory_of_sum(transfer.key, piece)
         if len(parts) == 1:
             total[:] = parts[0]
         else:
             with np.errstate(over="ignore", invalid="ignore"):
-                np.add(parts[0], parts[1], out=total)
+                np.add(parts[0], parts[1], out=total, dtype=total.dtype)
                 for part in parts[2:]:
                     np.add(total, part, out=total)
         self._read(transfer, piece)
         return total.data.cast("B")
+
+    def _memory_of_sum(self, key: WorkerKey, piece: Slice) -> np.ndarray:
+        """Where a carrier sums a slice: in the place of its own part, which it does not share,
+        unless sums are wider."""
+        if key.sum_dtype == key.numpy_dtype:
+            return _part_at(self._own_memory(key), key, piece)
+        wide = self._wide_sums.get(key.key_id)
+        if wide is None:
+            wide = self._wide_sums[key.key_id] = np.empty(key.size_elems, key.sum_dtype)
+        return wide[piece.offset : piece.offset + piece.length]
 
     def _read(self, transfer: Transfer, piece: Slice) -> None:
         """A slice of the gradient is needed no more."""

@@ -15,7 +15,7 @@ from p3kv.consistency import Consistency
 from p3kv.errors import ProtocolError
 from p3kv.slicing import Slice, make_layout
 from p3kv.wire.header import INITIAL_ROUND
-from p3kv.wire.messages import DeclaredKey, called
+from p3kv.wire.messages import DeclaredKey, called, sum_dtype
 from p3kv.wire.rows import NUMBER
 
 Done = Callable[[Optional[BaseException]], None]
@@ -68,6 +68,16 @@ class WorkerKey:
         names = declared.codecs
         self.codecs = make_codecs(names.gradients, names.values, self.size_elems, self.numpy_dtype)
         """They belong to the worker's thread."""
+        self.sum_dtype = sum_dtype(self.numpy_dtype)
+        codec = self.codecs.gradients
+        self.sums_on_hosts = (
+            not self.own_rounds
+            and not self.touched_only
+            and not codec.remembers
+            # Sums are of another dtype than what the codec is for.
+            and (codec.in_place or self.sum_dtype == self.numpy_dtype)
+        )
+        """Whether workers of one host sum their gradients before they send them."""
         self.runs = declared.runs
         self.round = INITIAL_ROUND
         """The last round that this worker has pushed."""

@@ -135,11 +135,7 @@ class Engine:
         ProtocolError for a push that can't be right.
         """
         current = _counted(state, rank, round, wants_result, priority, step)
-        if encoded is None:
-            current.sum.add(rank, gradient)
-        else:
-            current.sum.add_encoded(rank, encoded)
-            gradient.retire()
+        _add(current, rank, gradient, encoded)
         return current
 
     def push_no_gradient(
@@ -190,6 +186,7 @@ class Engine:
         total: Optional[Buffer],
         wants_result: bool,
         priority: int,
+        encoded: Optional[memoryview] = None,
     ) -> None:
         """Adds the sum of a host's workers, which its sender has announced and which are counted
         each on its own; otherwise as `push`. None: none of them had a gradient."""
@@ -203,7 +200,7 @@ class Engine:
         if total is None:
             current.lacks_gradient = True
         else:
-            current.sum.add(rank, total)
+            _add(current, rank, total, encoded)
 
     # What comes out.
 
@@ -309,6 +306,16 @@ def _ended(unit: Unit, current: Round, changed: bool) -> Ended:
         unit, current.number, current.step, current.priority, current.wanting, current.others,
         no_gradient=not changed,
     )  # fmt: skip
+
+
+def _add(
+    current: Round[SliceSum], rank: int, gradient: Buffer, encoded: Optional[memoryview]
+) -> None:
+    if encoded is None:
+        current.sum.add(rank, gradient)
+    else:
+        current.sum.add_encoded(rank, encoded)
+        gradient.retire()
 
 
 def _counted(

@@ -16,13 +16,10 @@ from p3kv.server.engine.leavers import Leavers
 from p3kv.server.engine.rounds import Round
 from p3kv.server.optimizer import Optimizer
 from p3kv.slicing import make_layout
-from p3kv.wire.messages import DeclaredKey, called
+from p3kv.wire.messages import DeclaredKey, called, sum_dtype
 
 Hold = Callable[[Any, Round], bool]
 """Whether a unit's round must not end yet, though all workers have pushed for it."""
-
-_HALF = np.dtype(np.float16)
-_SINGLE = np.dtype(np.float32)
 
 
 class Rules:
@@ -77,11 +74,9 @@ class KeyPlan:
         self.kept_elems = dict(declared.runs)[rank]
         """How many elements this server keeps."""
         self.dtype = np.dtype(declared.dtype)
-        self.sum_dtype = _SINGLE if self.dtype == _HALF else self.dtype
-        """Sums of half-precision numbers are of single precision until all gradients are in: an
-        optimizer with multiple precision takes them as they are. Which optimizer a round will have
-        is not known when its first push arrives: another worker may be ahead of rank 0's
-        settings."""
+        self.sum_dtype = sum_dtype(self.dtype)
+        """Whether the optimizer takes sums as they are is not known when a round's first push
+        arrives: another worker may be ahead of rank 0's settings."""
         names = declared.codecs
         self.codecs = make_codecs(names.gradients, names.values, self.kept_elems, self.dtype)
         self.sums_on_hosts = False

@@ -122,7 +122,9 @@ class Widening(_Wrapping):
     """Adds half-precision numbers as single-precision ones."""
 
     def add(self, rank: int, gradient: Buffer) -> None:
-        self._inner.add(rank, self._plan.rules.pool.cast(gradient, self._plan.sum_dtype))
+        if gradient.array.dtype != self._plan.sum_dtype:  # else it is a host's sum
+            gradient = self._plan.rules.pool.cast(gradient, self._plan.sum_dtype)
+        self._inner.add(rank, gradient)
 
 
 class Finite(_Wrapping):

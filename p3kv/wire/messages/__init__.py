@@ -91,6 +91,7 @@ from p3kv.wire.messages.keys import (
     called,
     check_runs,
     check_tensor,
+    sum_dtype,
 )
 from p3kv.wire.messages.numbers import (
     GAUGES,
@@ -184,5 +185,6 @@ __all__ = [
     "decode",
     "encode",
     "slowest",
+    "sum_dtype",
     "workers",
 ]

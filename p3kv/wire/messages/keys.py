@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import List, Optional, Sequence, Tuple, Union
 
+import numpy as np
+
 from p3kv.config import Settings
 from p3kv.registry import Choice
 from p3kv.wire.messages.base import MAX_RANK, Message, check, check_name, check_number
@@ -21,6 +23,15 @@ MAX_KEY_ID = 2**32 - 1
 MAX_STORE = 2**16 - 1
 """A process may have several stores, numbered in the order in which it creates them. Each has keys
 and an optimizer of its own."""
+
+
+def sum_dtype(dtype: np.dtype) -> np.dtype:
+    """The dtype in which gradients of a key of `dtype` are summed.
+
+    Half-precision numbers are summed in single precision until all gradients are in: an optimizer
+    with multiple precision takes the sum as it is, and others have it rounded once.
+    """
+    return np.dtype(np.float32) if dtype == np.float16 else dtype
 
 
 def called(key: Key, name: Optional[str]) -> str:
