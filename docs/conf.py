@@ -9,7 +9,7 @@ import mxnet  # noqa: F401  # before the store's module, which autodoc imports b
 from docutils import nodes
 from sphinx import addnodes
 
-from p3kv.version import VERSION
+from p3kv.common.version import VERSION
 
 # The commands' pages show what this environment's `p3kv COMMAND --help` says.
 os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"

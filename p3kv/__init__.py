@@ -6,13 +6,14 @@ import mxnet as mx
 trainer = mx.gluon.Trainer(net.collect_params(), "sgd", kvstore="p3")
 """
 
-from p3kv import interrupts
+from p3kv.common import interrupts
 
 interrupts.end_silently()
 
-from p3kv import frontends, roles  # noqa: E402  the imports that take time
+from p3kv import frontends  # noqa: E402  the imports that take time
+from p3kv.common.version import VERSION as __version__  # noqa: E402
 from p3kv.config import configure  # noqa: E402
-from p3kv.version import VERSION as __version__  # noqa: E402
+from p3kv.processes import roles  # noqa: E402  the imports that take time
 
 __all__ = ["__version__", "configure"]
 

@@ -3,7 +3,7 @@
 
 import sys
 
-from p3kv.cli import main
+from p3kv.tools.cli import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -27,7 +27,7 @@ with atheris.instrument_imports(include=["p3kv"]):
     from p3kv.checkpoints.outline import OUTLINE
     from p3kv.config import Launch, Settings, optimizer_modules, plugins, unknown_variables
     from p3kv.errors import CheckpointError, ConfigError, P3Error, ProtocolError
-    from p3kv.launcher.output import LineSplitter
+    from p3kv.processes.launcher.output import LineSplitter
     from p3kv.wire.header import HEADER_BYTES, MAGIC, Kind, pack_header, unpack_header
     from p3kv.wire.launcher_link import Cause, LauncherLink, PartEnded
     from p3kv.wire.messages import (

@@ -12,6 +12,8 @@ from typing import Any, Deque, Dict, Iterator, List, Optional, Sequence, Tuple, 
 
 import numpy as np
 
+from p3kv.common.registry import Choice
+from p3kv.common.trace import Tracer
 from p3kv.config import Launch, Settings
 from p3kv.consistency import (
     ASYNCHRONOUS,
@@ -21,14 +23,12 @@ from p3kv.consistency import (
     consistency_of_key,
 )
 from p3kv.errors import P3Error, ProtocolError
-from p3kv.registry import Choice
 from p3kv.server.consumer import Consumer
 from p3kv.server.engine.ledger import OwnRounds
 from p3kv.server.optimizer import WHOLE, JobOptimizers, Optimizer, State
 from p3kv.server.traffic import Traffic as ServerTraffic
 from p3kv.server.workers import Workers
 from p3kv.slicing import balanced_runs, loads_with, make_layout
-from p3kv.trace import Tracer
 from p3kv.transport import Address, Link, Listener, Transport
 from p3kv.wire.breaks import Breaks
 from p3kv.wire.connection import Connection

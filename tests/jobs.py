@@ -18,7 +18,7 @@ from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Typ
 import psutil
 
 from experiments.cluster import Cluster
-from p3kv.addresses import family_of
+from p3kv.common.addresses import family_of
 
 SCRIPTS = Path(__file__).parent / "workers"
 ROOT = Path(__file__).parent.parent

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, Optional
 
+from p3kv.common.version import VERSION
 from p3kv.scheduler.job import Job, Replies
-from p3kv.version import VERSION
 from p3kv.wire.messages import (
     PROTOCOL_VERSION,
     TOKEN_BYTES,

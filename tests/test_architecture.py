@@ -14,98 +14,78 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 
-GROUND = {
-    "p3kv.addresses", "p3kv.config", "p3kv.errors", "p3kv.forwarding", "p3kv.interrupts",
-    "p3kv.log", "p3kv.naming", "p3kv.ranks", "p3kv.registry", "p3kv.secret", "p3kv.streams",
-    "p3kv.trace", "p3kv.trial", "p3kv.version", "p3kv.words",
-}  # fmt: skip
+GROUND = {"p3kv.common", "p3kv.config", "p3kv.errors"}
 MIDDLE = {
     "p3kv.checkpoints", "p3kv.wire", "p3kv.slicing", "p3kv.codecs", "p3kv.consistency",
     "p3kv.transport",
 }  # fmt: skip
 MAY_IMPORT: Dict[str, Set[str]] = {
-    "p3kv.addresses": set(),
     "p3kv.errors": set(),
-    "p3kv.version": set(),
-    "p3kv.trace": {"p3kv.errors"},
-    "p3kv.log": set(),
-    "p3kv.naming": set(),
-    "p3kv.registry": {"p3kv.errors"},
-    "p3kv.words": set(),
-    "p3kv.streams": set(),
-    "p3kv.interrupts": set(),
-    "p3kv.forwarding": set(),
-    "p3kv.ranks": {"p3kv.errors"},
-    "p3kv.secret": {"p3kv.addresses", "p3kv.errors"},
-    "p3kv.trial": {"p3kv.errors"},
-    "p3kv.config": {
-        "p3kv.addresses",
-        "p3kv.errors",
-        "p3kv.interrupts",
-        "p3kv.ranks",
-        "p3kv.registry",
-        "p3kv.secret",
-    }
-    | {"p3kv.trial", "p3kv.words"},
+    "p3kv.common": {"p3kv.errors"},
+    "p3kv.config": {"p3kv.common", "p3kv.errors"},
+    "p3kv.processes": set(),
+    "p3kv.tools": set(),
     "p3kv.slicing": GROUND,
     "p3kv.codecs": GROUND,
     "p3kv.consistency": GROUND,
-    "p3kv.forecast": {"p3kv.slicing"},
+    "p3kv.report.forecast": {"p3kv.slicing"},
     "p3kv.transport": GROUND,
     "p3kv.wire": GROUND | {"p3kv.transport"},
     "p3kv.checkpoints": GROUND | {"p3kv.wire.messages"},
-    "p3kv.report": GROUND | {"p3kv.forecast", "p3kv.wire.messages"},
-    "p3kv.worker": GROUND | MIDDLE | {"p3kv.forecast", "p3kv.report"},
+    "p3kv.report": GROUND | {"p3kv.report.forecast", "p3kv.wire.messages"},
+    "p3kv.worker": GROUND | MIDDLE | {"p3kv.report.forecast", "p3kv.report"},
     "p3kv.server": GROUND | MIDDLE | {"p3kv.report"},
     # No sockets, no queues, no files.
     "p3kv.server.engine": GROUND
     | {"p3kv.codecs", "p3kv.consistency", "p3kv.slicing", "p3kv.server.optimizer"}
     | {"p3kv.wire.header", "p3kv.wire.messages", "p3kv.wire.rows", "p3kv.wire.terms"},
     "p3kv.scheduler": GROUND | MIDDLE,
-    "p3kv.top": GROUND | {"p3kv.report", "p3kv.wire"},
-    "p3kv.companions": GROUND | {"p3kv.wire.accounts", "p3kv.wire.address"},
-    "p3kv.roles": GROUND | {"p3kv.companions", "p3kv.frontends", "p3kv.worker"},
+    "p3kv.tools.top": GROUND | {"p3kv.report", "p3kv.wire"},
+    "p3kv.processes.companions": GROUND | {"p3kv.wire.accounts", "p3kv.wire.address"},
+    "p3kv.processes.roles": GROUND | {"p3kv.processes.companions", "p3kv.frontends", "p3kv.worker"},
     # What a front end hands over to a server is declared in `p3kv.server.optimizer`.
     "p3kv.frontends": GROUND
     | {"p3kv.codecs", "p3kv.wire.header", "p3kv.wire.messages", "p3kv.wire.states", "p3kv.worker"}
-    | {"p3kv.checkpoints", "p3kv.consistency", "p3kv.forecast", "p3kv.server.optimizer"},
-    "p3kv.launcher": GROUND | {"p3kv.wire.launcher_link"},
-    "p3kv.timeline": GROUND,
-    "p3kv.doctor": GROUND | MIDDLE | {"p3kv.frontends", "p3kv.launcher", "p3kv.report"},
-    "p3kv.plan": GROUND | {"p3kv.forecast", "p3kv.report"},
-    "p3kv.compare": GROUND | {"p3kv.forecast", "p3kv.launcher", "p3kv.plan", "p3kv.report"},
-    "p3kv.commands": GROUND
-    | {"p3kv.compare", "p3kv.launcher", "p3kv.timeline", "p3kv.top", "p3kv.transport"}
-    | {"p3kv.doctor", "p3kv.forecast", "p3kv.frontends", "p3kv.plan"},
-    "p3kv.cli": GROUND | {"p3kv.commands"},
-    "p3kv": GROUND | {"p3kv.roles", "p3kv.frontends"},
-    "p3kv.__main__": {"p3kv.cli"},
+    | {"p3kv.checkpoints", "p3kv.consistency", "p3kv.report.forecast", "p3kv.server.optimizer"},
+    "p3kv.processes.launcher": GROUND | {"p3kv.wire.launcher_link"},
+    "p3kv.tools.timeline": GROUND,
+    "p3kv.tools.plan": GROUND | {"p3kv.report"},
+    "p3kv.tools.compare": GROUND | {"p3kv.processes.launcher", "p3kv.report", "p3kv.tools.plan"},
+    "p3kv.tools.doctor": GROUND
+    | MIDDLE
+    | {"p3kv.frontends", "p3kv.processes.launcher", "p3kv.report"},
+    "p3kv.tools.commands": GROUND
+    | {"p3kv.frontends", "p3kv.processes.launcher", "p3kv.report.forecast", "p3kv.transport"}
+    | {f"p3kv.tools.{tool}" for tool in ("compare", "doctor", "plan", "timeline", "top")},
+    "p3kv.tools.cli": GROUND | {"p3kv.tools.commands"},
+    "p3kv": GROUND | {"p3kv.processes.roles", "p3kv.frontends"},
+    "p3kv.__main__": {"p3kv.tools.cli"},
 }
 """Each room, and what its modules may import beside each other, also inside functions."""
 
-COMPOSITION_ROOT = "p3kv.roles"
+COMPOSITION_ROOT = "p3kv.processes.roles"
 """Puts the roles together, and may import any of them inside a function, when it is known which
 one this process is."""
 
 FOLDERS_MAY_IMPORT: Dict[str, Set[str]] = {
     "experiments.cluster": set(),
-    "experiments.models": {"p3kv.forecast", "p3kv.frontends.mxnet"},
-    "experiments.emulation": {"experiments.models", "p3kv.forecast", "p3kv.frontends.mxnet"},
+    "experiments.models": {"p3kv.report.forecast", "p3kv.frontends.mxnet"},
+    "experiments.emulation": {"experiments.models", "p3kv.report.forecast", "p3kv.frontends.mxnet"},
     "experiments.campaign": {
         "experiments.cluster",
         "experiments.models",
         "experiments.emulation",
-        "p3kv.forecast",
+        "p3kv.report.forecast",
         "p3kv.frontends.mxnet",
-        "p3kv.version",
+        "p3kv.common.version",
     },
     "experiments.drawing": {
         "experiments.cluster",
         "experiments.models",
         "experiments.emulation",
         "experiments.campaign",
-        "p3kv.forecast",
-        "p3kv.timeline",
+        "p3kv.report.forecast",
+        "p3kv.tools.timeline",
     },
 }
 """Each folder of experiments, and what its modules may import beside each other. What is in none
@@ -117,19 +97,18 @@ FRAMEWORKS = {"mxnet": "p3kv.frontends.mxnet"}
 BEFORE_THE_FRAMEWORK = ("front_end", "environment")
 """Modules of a front end that every process imports."""
 KNOW_NO_FRAMEWORK = (
-    "p3kv.roles", "p3kv.config", "p3kv.words", "p3kv.worker", "p3kv.wire", "p3kv.server",
-    "p3kv.scheduler", "p3kv.checkpoints", "p3kv.slicing", "p3kv.forecast", "p3kv.report",
-    "p3kv.consistency", "p3kv.transport", "p3kv.registry", "p3kv.forwarding", "p3kv.companions",
-    "p3kv.ranks", "p3kv.naming", "p3kv.trace", "p3kv.launcher", "p3kv.plan", "p3kv.compare",
-    "p3kv.trial", "p3kv.frontends.front_end",
-    "p3kv.frontends.attach",
+    "p3kv.checkpoints", "p3kv.common", "p3kv.config", "p3kv.consistency", "p3kv.frontends.attach",
+    "p3kv.frontends.front_end", "p3kv.processes", "p3kv.report", "p3kv.scheduler", "p3kv.server",
+    "p3kv.slicing", "p3kv.tools.compare", "p3kv.tools.plan", "p3kv.transport", "p3kv.wire",
+    "p3kv.worker",
 )  # fmt: skip
 WORDS_OF_FRAMEWORKS = re.compile(
     r"mxnet|gluon|kvstore=|torch(?!run|elastic)|\bmx\.|\bkv\.", re.IGNORECASE
 )
 """torchrun starts scripts of any framework."""
 HANDS_ON_THE_ENVIRONMENT = {
-    "p3kv.launcher.agents", "p3kv.launcher.guardian", "p3kv.launcher.launch",
+    "p3kv.processes.launcher.agents", "p3kv.processes.launcher.guardian",
+    "p3kv.processes.launcher.launch",
 }  # fmt: skip
 """Give their own environment to the processes they start, whole, and read nothing in it."""
 

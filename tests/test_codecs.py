@@ -22,8 +22,8 @@ from p3kv.codecs import (
     make_codec,
     make_codecs,
 )
+from p3kv.common.registry import Choice
 from p3kv.errors import ConfigError, ProtocolError
-from p3kv.registry import Choice
 from p3kv.wire.header import ENCODED, INITIAL_ROUND, WANTS_RESULT, Header, Kind
 from p3kv.wire.messages import Terms
 from tests.in_memory import Job

@@ -13,7 +13,7 @@ from typing import Iterator, List
 
 import pytest
 
-from p3kv import cli
+from p3kv.tools import cli
 from tests.jobs import DEADLINE_S, JOIN, SUMS_ONLY, environment, run
 
 P3KV = [sys.executable, "-m", "p3kv"]
@@ -236,10 +236,10 @@ def test_ctrl_c_while_a_command_is_imported_ends_it_without_a_traceback() -> Non
         "            os.kill(os.getpid(), signal.SIGINT)\n"
         "sys.meta_path.insert(0, Interrupts())\n"
         "sys.argv = ['p3kv', '--version']\n"
-        "from p3kv.cli import main\n"
+        "from p3kv.tools.cli import main\n"
         "sys.exit(main())\n"
     )
-    for module in ("p3kv.errors", "msgspec", "p3kv.worker.worker", "p3kv.commands.doctor"):
+    for module in ("p3kv.errors", "msgspec", "p3kv.worker.worker", "p3kv.tools.commands.doctor"):
         code = interrupted.replace("WHERE", repr(module))
         ended = subprocess.run(
             [sys.executable, "-c", code], capture_output=True, timeout=DEADLINE_S

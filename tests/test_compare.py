@@ -13,10 +13,10 @@ import psutil
 import pytest
 
 from experiments.cluster import Cluster, missing_requirements
-from p3kv.compare import Comparison, Measured, notes, outlook, table, verdict
-from p3kv.compare.output import Output
-from p3kv.compare.results import workload
-from p3kv.trial import ALONE, FIFO, NATIVE, P3KV, LayerReady, Report
+from p3kv.config.trial import ALONE, FIFO, NATIVE, P3KV, LayerReady, Report
+from p3kv.tools.compare import Comparison, Measured, notes, outlook, table, verdict
+from p3kv.tools.compare.output import Output
+from p3kv.tools.compare.results import workload
 from tests import sshd
 from tests.jobs import ROOT, SCRIPTS, SUMS_ONLY, JobResult, environment, run
 from tests.names import give_names

@@ -11,8 +11,8 @@ from typing import Any, Dict, Iterator, List, Set, Tuple
 
 import pytest
 
-from p3kv.commands import COMMANDS
 from p3kv.config import Settings
+from p3kv.tools.commands import COMMANDS
 from tests.jobs import ROOT
 
 DOCS = ROOT / "docs"

@@ -10,7 +10,7 @@ from typing import List
 import pytest
 
 from experiments.cluster import Cluster, missing_requirements
-from p3kv.doctor.probes import Target, rate_bytes_s, round_trip_s
+from p3kv.tools.doctor.probes import Target, rate_bytes_s, round_trip_s
 from tests import sshd
 from tests.jobs import JobResult, environment, run
 from tests.on_cluster import needs

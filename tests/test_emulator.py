@@ -11,8 +11,8 @@ import pytest
 
 from experiments.emulation.emulator import EmulatedModel, NullStore
 from experiments.models import load
-from p3kv.forecast import Layer, Model, Parameter
 from p3kv.frontends.mxnet import engine
+from p3kv.report.forecast import Layer, Model, Parameter
 
 pytestmark = pytest.mark.alone
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from experiments.models import load
-from p3kv.forecast import Workload, bound, forecast
+from p3kv.report.forecast import Workload, bound, forecast
 
 SMALL = Workload([[(0, 1_000_000)], [(1, 500_000)]], [0.1, 0.1], [0.2, 0.2])
 

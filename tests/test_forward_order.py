@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mxnet import autograd, gluon
 
+from p3kv.common.trace import SEND, read_trace
 from p3kv.frontends.mxnet import forward_order
 from p3kv.frontends.mxnet.forward_order import ForwardReads, OrderLearner
-from p3kv.trace import SEND, read_trace
 from p3kv.wire.messages import Key
 from tests.jobs import SCRIPTS, SUMS_ONLY, run_job
 

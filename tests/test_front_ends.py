@@ -11,15 +11,15 @@ from typing import ClassVar, Dict, Iterator, List, Optional, Tuple
 
 import pytest
 
-from p3kv import words
+from p3kv.common import words
+from p3kv.common.registry import Registry
+from p3kv.common.words import Words
 from p3kv.errors import ProtocolError
 from p3kv.frontends import attach
 from p3kv.frontends.front_end import FrontEnd
-from p3kv.registry import Registry
 from p3kv.server import optimizer as server_optimizer
 from p3kv.server.optimizer import JobOptimizers, MakeOptimizer, Optimizer
 from p3kv.wire.messages import OptimizerSettings, encode
-from p3kv.words import Words
 from tests.jobs import ROOT, SCRIPTS, JobResult, run_job
 
 # The front end that the settings name.

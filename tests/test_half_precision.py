@@ -7,8 +7,8 @@ from typing import List, Optional
 import numpy as np
 import pytest
 
+from p3kv.common.registry import Choice
 from p3kv.consistency import BulkSynchronous
-from p3kv.registry import Choice
 from p3kv.server.engine import Engine
 from p3kv.server.engine.buffers import BufferPool
 from p3kv.server.optimizer import Optimizer, State

@@ -21,8 +21,8 @@ import psutil
 import pytest
 import zmq
 
+from p3kv.common.version import VERSION
 from p3kv.transport.knock import make_knock
-from p3kv.version import VERSION
 from p3kv.wire.credentials import Credentials
 from p3kv.wire.header import HEADER_BYTES, MAGIC, Kind, pack_header
 from p3kv.wire.messages import (

@@ -18,9 +18,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from p3kv.common.registry import Choice
 from p3kv.consistency import BulkSynchronous
 from p3kv.errors import ConfigError, P3Error, ProtocolError
-from p3kv.registry import Choice
 from p3kv.server.optimizer import Optimizer
 from p3kv.wire.header import (
     CARRIES,

@@ -19,9 +19,9 @@ import msgspec
 import psutil
 import pytest
 
-from p3kv.launcher import Graces, Launcher, Part, job_parts, launch
-from p3kv.launcher.output import LineSplitter, Screen, Text
-from p3kv.launcher.parts import on_this_host, with_descriptors
+from p3kv.processes.launcher import Graces, Launcher, Part, job_parts, launch
+from p3kv.processes.launcher.output import LineSplitter, Screen, Text
+from p3kv.processes.launcher.parts import on_this_host, with_descriptors
 from p3kv.wire.launcher_link import Cause, LauncherLink, PartEnded
 from tests.jobs import eventually
 
@@ -78,7 +78,7 @@ def start_launcher(*scripts, term_s=5.0):
     """Starts a launcher of shell scripts in a process of its own; returns that process."""
     program = (
         "import os, sys\n"
-        "from p3kv.launcher import Graces, Launcher, Part\n"
+        "from p3kv.processes.launcher import Graces, Launcher, Part\n"
         "parts = [Part(f'part {i}', ('sh', '-c', s), os.environ)"
         " for i, s in enumerate(sys.argv[1:])]\n"
         f"sys.exit(Launcher(parts, graces=Graces(term_s={term_s})).run())"
@@ -522,12 +522,12 @@ class TestCommandLine:
 
     @pytest.mark.parametrize("dashes", [["--"], []])
     def test_passes_the_workers_command_on_whole(self, dashes, monkeypatch):
-        import p3kv.launcher
-        from p3kv import cli
+        import p3kv.processes.launcher
+        from p3kv.tools import cli
 
         calls = []
         monkeypatch.setattr(
-            p3kv.launcher, "launch", lambda *args, **more: calls.append((args, more)) or 5
+            p3kv.processes.launcher, "launch", lambda *args, **more: calls.append((args, more)) or 5
         )
         command = ["python", "train.py", "-n", "3", "--", "x"]
         assert cli.main(["launch", "-n", "2", "--root-port", "9", *dashes, *command]) == 5

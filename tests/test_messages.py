@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 
 import p3kv
 from p3kv import errors
+from p3kv.common.registry import Choice
 from p3kv.config import MAX_SLICE_ELEMS, ROLES
 from p3kv.errors import P3Error, ProtocolError
-from p3kv.registry import Choice
 from p3kv.scheduler.job import Job
 from p3kv.wire import messages
 from p3kv.wire.header import (

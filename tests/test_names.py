@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from p3kv.common.naming import Pair, SameNames, both
 from p3kv.errors import KeyMismatchError
-from p3kv.naming import Pair, SameNames, both
 from p3kv.wire.messages import DeclaredKey, DeclareKey, KeyRefused
 from tests.jobs import JobResult, run_job
 from tests.scheduled import aborted, running, to, worker

@@ -14,7 +14,7 @@ from experiments.campaign.measure import measure
 from experiments.cluster import Cluster, missing_requirements
 from experiments.drawing.by_spare_hosts import busiest_link
 from experiments.models import load
-from p3kv.forecast import bound
+from p3kv.report.forecast import bound
 from p3kv.transport import SocketLink
 from p3kv.wire.connection import Connection
 from p3kv.wire.header import Kind, pack_header

@@ -17,7 +17,7 @@ from typing import Dict, Iterator, Set
 
 import pytest
 
-from p3kv.version import VERSION
+from p3kv.common.version import VERSION
 from tests.jobs import ROOT, environment, run
 
 BUILD_S = 120

@@ -7,8 +7,8 @@ from typing import Dict, Iterator, List, Tuple
 import pytest
 
 from p3kv.config import Launch
+from p3kv.config.ranks import DMLC, Variables, place
 from p3kv.errors import ConfigError
-from p3kv.ranks import DMLC, Variables, place
 
 SECRET = {"P3KV_SECRET": "0123456789abcdef"}
 

@@ -7,9 +7,9 @@ from typing import Dict
 
 import pytest
 
-from p3kv.forecast import Workload
-from p3kv.forecast.bound import lower_bound_s
 from p3kv.report import rates, verdict
+from p3kv.report.forecast import Workload
+from p3kv.report.forecast.bound import lower_bound_s
 from p3kv.report.verdict import with_dist_sync
 from p3kv.wire.messages import Lag, ServerNumbers, WorkerNumbers
 from tests.jobs import run_job

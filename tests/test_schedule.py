@@ -8,8 +8,8 @@ import pytest
 
 from experiments.campaign.measure import Run, measure
 from experiments.cluster import Cluster, missing_requirements
-from p3kv.timeline import Timeline, read_job
-from p3kv.trace import RECEIVE, SEND, Span
+from p3kv.common.trace import RECEIVE, SEND, Span
+from p3kv.tools.timeline import Timeline, read_job
 
 _PROBLEM = missing_requirements()
 pytestmark = [

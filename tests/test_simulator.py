@@ -10,9 +10,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from experiments.models import load
-from p3kv.forecast import bound
-from p3kv.forecast.policies import BASELINE, EQUAL_PARTS, P3, P3KV, SLICING, Policy, Workload, cut
-from p3kv.forecast.simulator import simulate
+from p3kv.report.forecast import bound
+from p3kv.report.forecast.policies import (
+    BASELINE,
+    EQUAL_PARTS,
+    P3,
+    P3KV,
+    SLICING,
+    Policy,
+    Workload,
+    cut,
+)
+from p3kv.report.forecast.simulator import simulate
 
 GIGABYTE_S = 8e9  # a link, in bits a second, that carries 1e9 bytes a second
 WHOLE_LAYERS = Policy(slice_elems=None, priority=False, pulls=False, split_elems=10**12)

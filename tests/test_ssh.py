@@ -16,12 +16,12 @@ from typing import Any, Dict, List
 import pytest
 
 from experiments.cluster import Cluster, missing_requirements
+from p3kv.config.forwarding import forwarded
 from p3kv.errors import ConfigError
-from p3kv.forwarding import forwarded
-from p3kv.launcher import Graces, Host, Launcher, Part, parse_hosts
-from p3kv.launcher.guardian import GREETING, guardian_command
-from p3kv.launcher.hosts import in_turn
-from p3kv.launcher.remote import on_hosts
+from p3kv.processes.launcher import Graces, Host, Launcher, Part, parse_hosts
+from p3kv.processes.launcher.guardian import GREETING, guardian_command
+from p3kv.processes.launcher.hosts import in_turn
+from p3kv.processes.launcher.remote import on_hosts
 from tests import sshd
 from tests.jobs import DEADLINE_S, ROOT
 from tests.on_cluster import HOLD, ClusterJob, command_lines, needs

@@ -16,11 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p3kv.cli import main
-from p3kv.timeline import Timeline, Traced, pairs, read_job
-from p3kv.timeline.clocks import aligned, uncertainty_ns
-from p3kv.timeline.passes import iterations, passes, typical
-from p3kv.trace import (
+from p3kv.common.trace import (
     APPLIED,
     FORWARD_END,
     READY,
@@ -34,6 +30,10 @@ from p3kv.trace import (
     Span,
     read_trace,
 )
+from p3kv.tools.cli import main
+from p3kv.tools.timeline import Timeline, Traced, pairs, read_job
+from p3kv.tools.timeline.clocks import aligned, uncertainty_ns
+from p3kv.tools.timeline.passes import iterations, passes, typical
 from p3kv.wire.clock import sample_of
 from p3kv.wire.messages import TimeTold
 from tests.jobs import DEADLINE_S, run_job
@@ -367,7 +367,7 @@ def test_without_matplotlib_all_but_the_picture_is_made(
     folder: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    monkeypatch.delitem(sys.modules, "p3kv.timeline.picture", raising=False)
+    monkeypatch.delitem(sys.modules, "p3kv.tools.timeline.picture", raising=False)
     assert main(["trace", str(folder)]) == 0
     said = capsys.readouterr().out
     assert "pip install 'p3kv[plots]'" in said and "overlap" in said

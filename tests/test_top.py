@@ -17,10 +17,10 @@ import pytest
 
 from p3kv.config import Launch
 from p3kv.errors import ConfigError, PeerLostError
-from p3kv.top import ask
-from p3kv.top.ask import Asker
-from p3kv.top.jobs import find
-from p3kv.top.view import Job
+from p3kv.tools.top import ask
+from p3kv.tools.top.ask import Asker
+from p3kv.tools.top.jobs import find
+from p3kv.tools.top.view import Job
 from p3kv.wire.messages import ProcessReport, Reports, ServerNumbers, WorkerNumbers
 from tests.jobs import DEADLINE_S, SUMS_ONLY, TrainingJob, environment, eventually, run
 

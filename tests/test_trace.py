@@ -12,8 +12,7 @@ from typing import Iterator, List
 
 import pytest
 
-from p3kv.errors import TraceError
-from p3kv.trace import (
+from p3kv.common.trace import (
     SEND,
     ClockSample,
     KeyName,
@@ -23,6 +22,7 @@ from p3kv.trace import (
     read_trace,
     tracer,
 )
+from p3kv.errors import TraceError
 from tests.jobs import SUMS_ONLY, TrainingJob, eventually, run_job
 
 TOGETHER = tracer._SPANS_TOGETHER
@@ -43,7 +43,7 @@ class Warnings(logging.Handler):
 @pytest.fixture
 def warnings() -> Iterator[List[str]]:
     handler = Warnings()
-    logger = logging.getLogger("p3kv.trace.tracer")
+    logger = logging.getLogger("p3kv.common.trace.tracer")
     logger.addHandler(handler)
     yield handler.said
     logger.removeHandler(handler)

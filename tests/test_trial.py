@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from p3kv import config
+from p3kv.config.trial import FIFO, NATIVE, P3KV, Report, Reports, Trial, tell
 from p3kv.errors import ConfigError
-from p3kv.trial import FIFO, NATIVE, P3KV, Report, Reports, Trial, tell
 
 
 def test_reports_are_found_among_other_lines(capfd: pytest.CaptureFixture[str]) -> None:

@@ -14,8 +14,8 @@ import msgspec
 import pytest
 import zmq
 
+from p3kv.common.version import VERSION
 from p3kv.transport import Tcp
-from p3kv.version import VERSION
 from p3kv.wire.credentials import Credentials
 from p3kv.wire.header import INITIAL_ROUND, Kind, pack_header
 from p3kv.wire.line import Line

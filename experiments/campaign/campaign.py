@@ -24,7 +24,7 @@ from experiments.campaign.traffic import HostTraffic
 from experiments.cluster import Cluster
 from experiments.emulation.systems import SYSTEMS
 from experiments.models import load
-from p3kv.forecast import bound
+from p3kv.report.forecast import bound
 
 DILATION = {
     "resnet50": 1.5,

@@ -11,7 +11,7 @@ from typing import Any, Dict, Optional
 
 import mxnet as mx
 
-from p3kv.version import VERSION
+from p3kv.common.version import VERSION
 
 _ROOT = Path(__file__).parent.parent.parent
 # What decides how a run comes out; results and documents don't.

@@ -8,9 +8,9 @@ import statistics
 
 from experiments.campaign.records import Records
 from experiments.models import load, models
-from p3kv.forecast import bound, model, policies, simulator
-from p3kv.forecast.policies import Policy
 from p3kv.frontends.mxnet import layers, model_zoo
+from p3kv.report.forecast import bound, model, policies, simulator
+from p3kv.report.forecast.policies import Policy
 
 _ITERATIONS = 5
 _WARM_UP = 2

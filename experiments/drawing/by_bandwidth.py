@@ -10,7 +10,7 @@ from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Seq
 from experiments.drawing import curves
 from experiments.drawing.curves import Spread
 from experiments.models import load
-from p3kv.forecast import bound
+from p3kv.report.forecast import bound
 
 PAPER_GAINS = {"resnet50": 0.26, "inception_v3": 0.18, "vgg19": 0.66, "sockeye": 0.38}
 """What P3 section 5.2 reports as the greatest speed-up over its baseline."""

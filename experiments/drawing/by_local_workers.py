@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from experiments.drawing import bars, curves
 from experiments.models import load
-from p3kv.forecast import bound
+from p3kv.report.forecast import bound
 
 HOSTS = 2
 RATIO = 4.0

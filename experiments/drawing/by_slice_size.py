@@ -13,8 +13,8 @@ from experiments.campaign.records import Records
 from experiments.campaign.simulated import Simulated
 from experiments.drawing import curves
 from experiments.models import load
-from p3kv.forecast import bound
-from p3kv.forecast.policies import P3KV
+from p3kv.report.forecast import bound
+from p3kv.report.forecast.policies import P3KV
 
 SETTING = "P3KV_SLICE_SIZE"
 

@@ -9,7 +9,7 @@ from scipy.optimize import linprog
 
 from experiments.drawing import bars, curves
 from experiments.models import load
-from p3kv.forecast import bound
+from p3kv.report.forecast import bound
 
 WORKERS = 4
 RATIO = 4.0

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Sequence, Tuple
 
 from experiments.campaign.measure import Run
-from p3kv.forecast import Model
-from p3kv.forecast.bound import payload_bytes_s
-from p3kv.forecast.policies import FLOAT32_BYTES, Policy
-from p3kv.forecast.simulator import Event, simulate
-from p3kv.timeline import pairs, read_job
+from p3kv.report.forecast import Model
+from p3kv.report.forecast.bound import payload_bytes_s
+from p3kv.report.forecast.policies import FLOAT32_BYTES, Policy
+from p3kv.report.forecast.simulator import Event, simulate
+from p3kv.tools.timeline import pairs, read_job
 
 ACCELERATOR = "accelerator"
 ROWS = (ACCELERATOR, "gradients out", "parameters out", "gradients in", "parameters in")

@@ -21,7 +21,7 @@ from experiments.drawing import curves, output
 from experiments.drawing.schedule import ACCELERATOR, ROWS, measured, simulated
 from experiments.emulation.systems import SYSTEMS
 from experiments.models import load
-from p3kv.forecast import Model, bound
+from p3kv.report.forecast import Model, bound
 
 HOSTS = 2
 _CONGESTION_CONTROL = "cubic"

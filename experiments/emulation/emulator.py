@@ -15,8 +15,8 @@ import mxnet as mx
 from mxnet.ndarray import NDArray
 
 from experiments.emulation.stream import Span, Stream
-from p3kv.forecast import Model
 from p3kv.frontends.mxnet import engine
+from p3kv.report.forecast import Model
 
 _ITERATIONS_AHEAD = 2
 

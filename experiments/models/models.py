@@ -14,9 +14,9 @@ from typing import Callable, Dict, Sequence
 import mxnet as mx
 
 from experiments.models.sockeye import Sockeye
-from p3kv.forecast import Layer, Model, Parameter
 from p3kv.frontends.mxnet.layers import trace
 from p3kv.frontends.mxnet.model_zoo import model
+from p3kv.report.forecast import Layer, Model, Parameter
 
 
 def _image_model(name: str, of_the_zoo: str, compute_s: float) -> Model:

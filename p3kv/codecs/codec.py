@@ -7,8 +7,8 @@ from typing import NamedTuple, Tuple, Type
 
 import numpy as np
 
+from p3kv.common.registry import Choice, Registry
 from p3kv.errors import ConfigError
-from p3kv.registry import Choice, Registry
 
 GRADIENTS, VALUES = "gradients", "values"
 """The directions: to the servers, and back to the workers."""

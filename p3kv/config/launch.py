@@ -6,12 +6,12 @@ import os
 from dataclasses import dataclass, field
 from typing import Mapping, MutableMapping, Optional, Tuple
 
-from p3kv import ranks
-from p3kv.addresses import bare, endpoint
+from p3kv.common.addresses import bare, endpoint
+from p3kv.common.secret import FILE_VARIABLE, VARIABLE, account_secret, check_local, job_secret
+from p3kv.config import ranks
 from p3kv.config.unknown import told_of
 from p3kv.config.variables import flag, optional_number, text_of
 from p3kv.errors import ConfigError
-from p3kv.secret import FILE_VARIABLE, VARIABLE, account_secret, check_local, job_secret
 
 ROLES = ("scheduler", "server", "worker")
 
@@ -45,12 +45,12 @@ class Launch:
     launched: bool = False
     """'p3kv launch' has started the process, and says at the end what made the job fail."""
     secret: bytes = field(default=b"", repr=False)
-    """What only the job's processes know (`p3kv.secret`); empty if the job has none: then it is one
-    account's, on one machine."""
+    """What only the job's processes know (`p3kv.common.secret`); empty if the job has none: then it
+    is one account's, on one machine."""
     variables: ranks.Variables = ranks.DMLC
     """Those by which the user has said where the job is, for errors."""
     beside: Tuple[Mapping[str, str], ...] = field(default=(), repr=False)
-    """Environments of the processes that this one starts beside itself (`p3kv.ranks`)."""
+    """Environments of the processes that this one starts beside itself (`p3kv.config.ranks`)."""
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] = os.environ) -> Optional[Launch]:

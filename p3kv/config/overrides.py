@@ -6,7 +6,7 @@ import os
 from dataclasses import fields, replace
 from typing import Any, Dict
 
-from p3kv import words
+from p3kv.common import words
 from p3kv.config.settings import Settings, check_together, converted, variable_of
 from p3kv.config.trials import settings_of_a_trial, trial
 from p3kv.errors import ConfigError

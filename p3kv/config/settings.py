@@ -11,9 +11,9 @@ from typing import Any, Dict, List, Mapping, Optional
 import msgspec
 from msgspec import Meta, inspect
 
+from p3kv.common.registry import MAX_NAME_CHARS
 from p3kv.config.variables import MAX_NUMBER, WORDS, text_of
 from p3kv.errors import ConfigError
-from p3kv.registry import MAX_NAME_CHARS
 
 if sys.version_info >= (3, 9):
     from typing import Annotated
@@ -27,7 +27,7 @@ _FALL_BACKS: Dict[str, List[str]] = {"verbose": ["PS_VERBOSE"]}
 MAX_SLICE_ELEMS = 2**28
 MAX_PATH_CHARS = 4096
 Name = Annotated[str, Meta(min_length=1, max_length=MAX_NAME_CHARS)]
-"""The name of a class in a table (`p3kv.registry`)."""
+"""The name of a class in a table (`p3kv.common.registry`)."""
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import Dict, Mapping, Optional
 
 from p3kv.config.settings import Settings
+from p3kv.config.trial import FIFO, Trial
 from p3kv.config.unknown import TRIAL, told_of
 from p3kv.config.variables import text_of
-from p3kv.trial import FIFO, Trial
 
 
 def trial(environ: Mapping[str, str] = os.environ) -> Optional[Trial]:

@@ -7,8 +7,8 @@ from dataclasses import fields
 from difflib import get_close_matches
 from typing import Dict, Mapping, Optional, Sequence
 
+from p3kv.common.secret import FILE_VARIABLE, VARIABLE
 from p3kv.config.settings import PREFIX, Settings, variable_of
-from p3kv.secret import FILE_VARIABLE, VARIABLE
 
 TRIAL = "P3KV_TRIAL"
 _TOLD = "P3KV_TOLD"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Collection, List, Optional
 
+from p3kv.common.registry import Registry
 from p3kv.errors import ConfigError, in_one_line
-from p3kv.registry import Registry
 
 _CHECKED_ROUNDS = 100
 """Rounds for which a new rule is asked before it is used."""

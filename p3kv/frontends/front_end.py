@@ -5,9 +5,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Callable, Mapping, Optional, Sequence, Type
 
-from p3kv.forecast import Model
+from p3kv.common.words import Words
+from p3kv.report.forecast import Model
 from p3kv.server.optimizer import MakeOptimizer
-from p3kv.words import Words
 
 MakeModel = Callable[[int, float], Model]
 """Makes a model for a size of batches, and C, the seconds of a forward and backward pass."""

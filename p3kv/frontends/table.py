@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Tuple
 
-from p3kv import config, forwarding, words
+from p3kv import config
+from p3kv.common import words
+from p3kv.config import forwarding
 from p3kv.frontends.front_end import FrontEnd
 from p3kv.frontends.mxnet.front_end import MXNet
 from p3kv.server.optimizer import OPTIMIZERS

@@ -8,10 +8,10 @@ from typing import Any, Callable, Iterator, Optional
 
 from msgspec import structs
 
-from p3kv.addresses import endpoint
+from p3kv.common.addresses import endpoint
+from p3kv.common.log import REPORTS
 from p3kv.config import Settings
 from p3kv.errors import ConfigError
-from p3kv.log import REPORTS
 from p3kv.report.serving import Serving
 from p3kv.wire.messages import GAUGES, Numbers
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Dict, List, NamedTuple, Optional
 
-from p3kv.forecast import Workload, forecast
-from p3kv.forecast.bound import lower_bound_s
+from p3kv.report.forecast import Workload, forecast
+from p3kv.report.forecast.bound import lower_bound_s
 from p3kv.report.rates import bit_rate, lag_words, seconds
 from p3kv.report.shares import (
     COMPUTE,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Dict, List, Optional, Tuple
 
-from p3kv import words
+from p3kv.common import words
 from p3kv.wire.launcher_link import PartEnded
 from p3kv.wire.messages import UNKNOWN, Failure
 from p3kv.wire.silence import SILENT_HINT, SILENT_S, for_so_long

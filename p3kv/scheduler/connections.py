@@ -14,7 +14,7 @@ from typing import Dict, List, NamedTuple, Optional
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from p3kv import words
+from p3kv.common import words
 from p3kv.wire.accounts import own_account
 from p3kv.wire.refusals import Refusals
 

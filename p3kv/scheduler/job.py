@@ -6,8 +6,8 @@ from typing import List, Optional
 
 import msgspec
 
+from p3kv.config.ranks import DMLC, Variables
 from p3kv.errors import ProtocolError
-from p3kv.ranks import DMLC, Variables
 from p3kv.scheduler.agreement import Agreement
 from p3kv.scheduler.keys import Keys
 from p3kv.scheduler.losses import Losses

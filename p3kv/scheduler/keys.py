@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Dict, List, NoReturn, Optional, Set, Tuple, Union
 
-from p3kv import words
+from p3kv.common import words
 from p3kv.errors import ConfigError, ProtocolError, in_one_line
 from p3kv.scheduler.membership import Node
 from p3kv.scheduler.names import Names

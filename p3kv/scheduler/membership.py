@@ -7,7 +7,8 @@ import secrets
 from dataclasses import dataclass
 from typing import Dict, List, Optional, Tuple
 
-from p3kv.ranks import Variables, out_of_range, taken, task_taken
+from p3kv.common.words import counted
+from p3kv.config.ranks import Variables, out_of_range, taken, task_taken
 from p3kv.scheduler.replies import Replies
 from p3kv.slicing import Topology
 from p3kv.wire.messages import (
@@ -19,7 +20,6 @@ from p3kv.wire.messages import (
     Hello,
     Roster,
 )
-from p3kv.words import counted
 
 
 @dataclass

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import DefaultDict, Dict, Optional, Tuple
 
-from p3kv.naming import Pair, SameNames, both
+from p3kv.common.naming import Pair, SameNames, both
 from p3kv.wire.messages import DeclareKey, Key
 
 _FIRST = 0

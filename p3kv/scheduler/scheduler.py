@@ -10,7 +10,8 @@ from typing import Optional
 
 import zmq
 
-from p3kv.addresses import endpoint
+from p3kv.common.addresses import endpoint
+from p3kv.common.trace import now_ns
 from p3kv.config import Launch, Settings
 from p3kv.errors import ConfigError, ProtocolError, in_one_line
 from p3kv.scheduler.connections import EVENTS, Connections
@@ -20,7 +21,6 @@ from p3kv.scheduler.lines import Lines
 from p3kv.scheduler.membership import Node
 from p3kv.scheduler.replies import Replies
 from p3kv.scheduler.silences import LOOK_EVERY_S, Silences
-from p3kv.trace import now_ns
 from p3kv.wire import silence
 from p3kv.wire.address import listening_address
 from p3kv.wire.credentials import Credentials

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Optional, Sequence
 
+from p3kv.common.words import counted
 from p3kv.slicing import Topology
-from p3kv.words import counted
 
 _WORTH_A_LINE = 1.1
 """A busiest link that is busy for so many times as long as it need be is worth a warning."""

@@ -14,6 +14,7 @@ from typing import Callable, List, NamedTuple, Optional
 
 import numpy as np
 
+from p3kv.common.trace import Tracer, now_ns
 from p3kv.config import Launch
 from p3kv.consistency import BulkSynchronous
 from p3kv.errors import ConfigError, ProtocolError, in_one_line
@@ -31,7 +32,6 @@ from p3kv.server.states import States
 from p3kv.server.values import Values
 from p3kv.server.waiting import Pull, Waiting
 from p3kv.server.workers import Workers
-from p3kv.trace import Tracer, now_ns
 from p3kv.wire.connection import Connection
 from p3kv.wire.framing import Landing
 from p3kv.wire.header import (

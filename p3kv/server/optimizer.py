@@ -10,8 +10,8 @@ from typing import Any, Dict, List, Optional, Sequence
 
 import numpy as np
 
+from p3kv.common.registry import Registry
 from p3kv.errors import ConfigError, ProtocolError
-from p3kv.registry import Registry
 from p3kv.wire.messages import DeclaredKey, OptimizerSettings, decode
 
 WHOLE = -1

@@ -8,11 +8,11 @@ from typing import Callable, Dict, List, NamedTuple, Optional
 
 import numpy as np
 
+from p3kv.common.trace import UNKNOWN, Tracer, now_ns
 from p3kv.errors import ProtocolError
 from p3kv.server.engine import RowsKey, Unit
 from p3kv.server.spans import trace_sum
 from p3kv.server.workers import Workers
-from p3kv.trace import UNKNOWN, Tracer, now_ns
 from p3kv.wire.connection import Connection
 from p3kv.wire.framing import Landing
 from p3kv.wire.header import INITIAL_ROUND, NAMED, NO_GRADIENT, Header, Kind, pack_header

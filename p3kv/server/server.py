@@ -12,9 +12,10 @@ from typing import Optional
 
 import numpy as np
 
+from p3kv.common.log import name_rank
+from p3kv.common.trace import Tracer
 from p3kv.config import Launch, Settings
 from p3kv.errors import ConfigError, P3Error, in_one_line
-from p3kv.log import name_rank
 from p3kv.report.metrics import Metrics
 from p3kv.server.consumer import Consumer
 from p3kv.server.optimizer import JobOptimizers
@@ -22,7 +23,6 @@ from p3kv.server.stalls import LOOK_EVERY_S
 from p3kv.server.traffic import Traffic
 from p3kv.server.workers import Workers
 from p3kv.slicing import CREDIT_BYTES
-from p3kv.trace import Tracer
 from p3kv.transport import Link, Listener, make_transport
 from p3kv.wire.address import own_address
 from p3kv.wire.clock import SchedulersClock

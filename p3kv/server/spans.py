@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from p3kv.common.trace import SUM, UNKNOWN, UPDATE, Span, Tracer, now_ns
 from p3kv.server.engine import Ended, SliceState
-from p3kv.trace import SUM, UNKNOWN, UPDATE, Span, Tracer, now_ns
 from p3kv.wire.header import Header
 
 

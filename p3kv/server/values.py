@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Callable, Iterable
 
+from p3kv.common.trace import Tracer
 from p3kv.server.engine import Ended, SliceState
 from p3kv.server.waiting import Pull, Pulls
 from p3kv.server.workers import Workers
-from p3kv.trace import Tracer
 from p3kv.wire.connection import Connection
 from p3kv.wire.header import NO_GRADIENT, URGENT, Kind, clock_us, pack_header, with_time
 from p3kv.wire.messages import UNKNOWN

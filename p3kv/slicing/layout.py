@@ -9,9 +9,9 @@ import math
 from abc import ABC, abstractmethod
 from typing import Sequence, Tuple
 
+from p3kv.common.registry import Registry
 from p3kv.config import MAX_SLICE_ELEMS
 from p3kv.errors import ConfigError, in_one_line
-from p3kv.registry import Registry
 from p3kv.slicing.slices import Run, Slice, check_count, cut
 
 MAX_ROWS = 2**32 - 1

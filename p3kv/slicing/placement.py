@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import List, Sequence, Tuple
 
-from p3kv.registry import Registry
+from p3kv.common.registry import Registry
 from p3kv.slicing.layout import Layout
 from p3kv.slicing.slices import Run, balanced_runs
 from p3kv.slicing.topology import Topology

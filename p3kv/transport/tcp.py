@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 
-from p3kv.addresses import family_of
+from p3kv.common.addresses import family_of
 from p3kv.transport.sockets import SocketLink, SocketListener
 from p3kv.transport.transport import TRANSPORTS, Address, Link, Listener, Transport
 

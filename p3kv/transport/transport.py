@@ -5,8 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import List, Sequence, Tuple
 
+from p3kv.common.registry import Registry
 from p3kv.config import Settings
-from p3kv.registry import Registry
 
 MAX_ADDRESS = 2**32 - 1
 Address = Tuple[str, int]

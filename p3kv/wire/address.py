@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from contextlib import suppress
 
-from p3kv.addresses import addresses, endpoint, is_loopback, of_interface, route
+from p3kv.common.addresses import addresses, endpoint, is_loopback, of_interface, route
 from p3kv.config import Launch
 from p3kv.errors import ConfigError, RendezvousError
 

@@ -12,8 +12,8 @@ from typing import Optional
 
 import zmq
 
-from p3kv import words
-from p3kv.addresses import endpoint
+from p3kv.common import words
+from p3kv.common.addresses import endpoint
 from p3kv.config import Launch
 from p3kv.errors import RendezvousError
 from p3kv.wire.accounts import other_account_at, own_account

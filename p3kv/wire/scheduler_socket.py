@@ -11,8 +11,8 @@ from typing import List, Optional, Tuple
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
+from p3kv.common.version import VERSION
 from p3kv.config import Launch, Settings
-from p3kv.version import VERSION
 from p3kv.wire.credentials import Credentials
 from p3kv.wire.first_contact import EVENTS
 from p3kv.wire.messages import MAX_MESSAGE_BYTES, PROTOCOL_VERSION, TOKEN_BYTES, Hello

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Callable, Optional, Tuple
 
-from p3kv.trace import RECEIVE, SEND, UNKNOWN, Span, Tracer, now_ns
+from p3kv.common.trace import RECEIVE, SEND, UNKNOWN, Span, Tracer, now_ns
 from p3kv.wire.framing import Payload
 from p3kv.wire.header import Header, Kind
 

@@ -7,9 +7,9 @@ from typing import Callable, Dict, Mapping, Optional, Sequence, Set, Tuple
 
 import numpy as np
 
+from p3kv.common.trace import Tracer
 from p3kv.errors import ProtocolError
 from p3kv.slicing import Slice
-from p3kv.trace import Tracer
 from p3kv.wire.connection import Connection
 from p3kv.wire.framing import Landing, Payload
 from p3kv.wire.header import (

@@ -8,7 +8,7 @@ import time
 from functools import partial
 from typing import Callable, Dict, Mapping, Optional, Set
 
-from p3kv.addresses import endpoint
+from p3kv.common.addresses import endpoint
 from p3kv.config import Settings
 from p3kv.errors import P3Error, ProtocolError
 from p3kv.transport import Link, make_transport

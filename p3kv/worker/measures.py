@@ -7,9 +7,9 @@ from typing import Any, Callable, Collection, Dict, List, Optional, Tuple
 
 from msgspec import structs
 
-from p3kv.forecast import Workload
-from p3kv.forecast.policies import FLOAT32_BYTES
 from p3kv.report import Verdict, verdict
+from p3kv.report.forecast import Workload
+from p3kv.report.forecast.policies import FLOAT32_BYTES
 from p3kv.report.verdict import with_dist_sync
 from p3kv.wire.loop import Loop
 from p3kv.wire.messages import MAX_LAYER_CHARS, Lag, WorkerNumbers

@@ -9,8 +9,8 @@ from typing import Callable, Dict, Iterator, Mapping, NamedTuple, Optional, Sequ
 
 import numpy as np
 
+from p3kv.common.trace import Tracer
 from p3kv.errors import ProtocolError
-from p3kv.trace import Tracer
 from p3kv.wire.connection import Connection
 from p3kv.wire.framing import Landing
 from p3kv.wire.header import NAMED, NO_GRADIENT, Header, Kind, pack_header

@@ -5,13 +5,13 @@ from __future__ import annotations
 from concurrent.futures import Future
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
-from p3kv import words
 from p3kv.checkpoints import Saved
 from p3kv.codecs import GRADIENTS, check_codec
+from p3kv.common import words
+from p3kv.common.registry import Choice
 from p3kv.config import Settings
 from p3kv.consistency import Consistency
 from p3kv.errors import ConfigError, KeyMismatchError, NotSupportedError
-from p3kv.registry import Choice
 from p3kv.slicing import make_layout
 from p3kv.wire.messages import (
     CodecChoices,

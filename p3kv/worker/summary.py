@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 
+from p3kv.common.log import REPORTS
 from p3kv.config import Settings
-from p3kv.log import REPORTS
 from p3kv.report import rates
 from p3kv.report.rates import lag_words
 from p3kv.worker.measures import Measures

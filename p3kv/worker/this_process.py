@@ -10,7 +10,8 @@ import traceback
 from types import TracebackType
 from typing import Any, Callable, Iterable, NoReturn, Optional, Tuple, Type
 
-from p3kv import config, words
+from p3kv import config
+from p3kv.common import words
 from p3kv.config import Launch
 from p3kv.errors import ConfigError, P3Error, in_one_line
 from p3kv.worker.worker import Worker

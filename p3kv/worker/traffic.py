@@ -8,11 +8,11 @@ from functools import partial
 from typing import Callable, Collection, Dict, Iterable, List, Mapping, Optional
 
 from p3kv.codecs import GRADIENTS, VALUES, check_codec
+from p3kv.common.registry import Choice
+from p3kv.common.trace import KeyName, Tracer
 from p3kv.config import Settings
 from p3kv.consistency import make_consistency
-from p3kv.registry import Choice
 from p3kv.slicing import CREDIT_BYTES
-from p3kv.trace import KeyName, Tracer
 from p3kv.transport import Link
 from p3kv.wire import messages
 from p3kv.wire.connection import Connection

@@ -14,6 +14,8 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Callable, Dict, List, Optional, Sequence
 
+from p3kv.common.log import name_rank
+from p3kv.common.trace import Tracer
 from p3kv.config import Launch, Settings, apply_verbosity
 from p3kv.consistency import consistency_of_key
 from p3kv.errors import (
@@ -24,8 +26,6 @@ from p3kv.errors import (
     ProtocolError,
     in_one_line,
 )
-from p3kv.log import name_rank
-from p3kv.trace import Tracer
 from p3kv.wire.address import own_address
 from p3kv.wire.breaks import Breaks
 from p3kv.wire.clock import SchedulersClock

@@ -10,7 +10,7 @@ import p3kv  # noqa: F401  before mxnet
 import mxnet as mx  # isort: skip
 
 from experiments.emulation.emulator import EmulatedModel
-from p3kv.forecast import Layer, Model, Parameter
+from p3kv.report.forecast import Layer, Model, Parameter
 
 COMPUTE_S = float(sys.argv[1])
 SIZES = [int(elems) for elems in sys.argv[2].split(",")]

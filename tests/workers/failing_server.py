@@ -4,7 +4,7 @@ import os
 
 role = os.environ.pop("DMLC_ROLE")
 import p3kv  # noqa: E402, F401
-from p3kv import roles  # noqa: E402
+from p3kv.processes import roles  # noqa: E402
 from p3kv.server.consumer import Consumer  # noqa: E402
 
 

@@ -16,7 +16,7 @@ import mxnet as mx  # isort: skip
 import slow_optimizer  # isort: skip
 
 from experiments.emulation.emulator import EmulatedModel
-from p3kv.forecast import Layer, Model, Parameter
+from p3kv.report.forecast import Layer, Model, Parameter
 
 CAUSE, ITERATIONS, COMPUTE_S, MORE_S = (
     sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), float(sys.argv[4])

@@ -13,7 +13,7 @@ import p3kv  # noqa: F401  before mxnet
 import mxnet as mx  # isort: skip
 
 from experiments.emulation.emulator import EmulatedModel
-from p3kv.forecast import Layer, Model, Parameter
+from p3kv.report.forecast import Layer, Model, Parameter
 
 ITERATIONS, COMPUTE_S, MORE_S = int(sys.argv[1]), float(sys.argv[2]), float(sys.argv[3])
 _LAYERS, _ELEMS = 8, 65_536

@@ -20,6 +20,7 @@ from mxnet.ndarray import NDArray
 
 from p3kv import config
 from p3kv.checkpoints import SavedKey
+from p3kv.common.naming import Pair, SameNames, both
 from p3kv.errors import CheckpointError, ConfigError, StatesError
 from p3kv.frontends.mxnet import saved_states
 from p3kv.frontends.mxnet.arrays import ROW_SPARSE
@@ -27,7 +28,6 @@ from p3kv.frontends.mxnet.plain_states import with_all_rows
 from p3kv.frontends.mxnet.pushes import Pushes
 from p3kv.frontends.mxnet.unpushed import Local, copied, of_trainer
 from p3kv.frontends.mxnet.worker_optimizer import WorkerOptimizer
-from p3kv.naming import Pair, SameNames, both
 from p3kv.server.optimizer import State
 from p3kv.wire.messages import Key
 from p3kv.worker.stores import WorkerStore

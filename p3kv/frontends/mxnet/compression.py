@@ -10,9 +10,9 @@ import numpy as np
 from mxnet.ndarray import NDArray
 
 from p3kv.codecs import CODECS, GRADIENTS, Codec, check_codec, make_codec
+from p3kv.common.registry import Choice
 from p3kv.errors import ConfigError
 from p3kv.frontends.mxnet.arrays import check_kind
-from p3kv.registry import Choice
 from p3kv.wire.messages import Key, called
 
 

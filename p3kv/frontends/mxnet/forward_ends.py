@@ -13,8 +13,8 @@ from mxnet import autograd
 from mxnet.executor import Executor
 from mxnet.ndarray import NDArray
 
+from p3kv.common.trace import FORWARD_END, UNKNOWN, Span, Tracer, now_ns
 from p3kv.frontends.mxnet import engine
-from p3kv.trace import FORWARD_END, UNKNOWN, Span, Tracer, now_ns
 
 _NAME = b"p3kv_forward_end"
 """Of the operation, in MXNet's profiler."""

@@ -10,12 +10,12 @@ from functools import partial
 from typing import Iterator, Mapping, Optional
 
 from p3kv import config
+from p3kv.common.registry import import_modules
+from p3kv.common.words import Words
 from p3kv.errors import in_one_line
 from p3kv.frontends.front_end import FrontEnd, MakeModel
 from p3kv.frontends.mxnet import environment
-from p3kv.registry import import_modules
 from p3kv.server.optimizer import MakeOptimizer, Optimizer
-from p3kv.words import Words
 
 _CUDA_EXTRAS = "cu101, cu102, cu110, cu112 or cu117"
 

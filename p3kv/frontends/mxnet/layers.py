@@ -14,7 +14,7 @@ from typing import AbstractSet, Any, Dict, Iterable, List, Mapping, NamedTuple, 
 
 import mxnet as mx
 
-from p3kv.forecast import Layer, Parameter
+from p3kv.report.forecast import Layer, Parameter
 
 
 class _Use(NamedTuple):

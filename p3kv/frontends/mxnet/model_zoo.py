@@ -5,8 +5,8 @@ from __future__ import annotations
 import mxnet as mx
 from mxnet.gluon.model_zoo import vision
 
-from p3kv.forecast import Model
 from p3kv.frontends.mxnet.layers import trace
+from p3kv.report.forecast import Model
 
 _PIXELS = 224
 _PIXELS_OF_INCEPTION = 299

@@ -12,8 +12,8 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 import mxnet as mx
 from mxnet.ndarray import NDArray
 
+from p3kv.config.trial import NATIVE, LayerReady, Report, Trial, tell
 from p3kv.frontends.mxnet import engine
-from p3kv.trial import NATIVE, LayerReady, Report, Trial, tell
 from p3kv.wire.messages import Key
 from p3kv.worker import this_process
 

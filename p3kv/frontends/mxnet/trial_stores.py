@@ -16,12 +16,12 @@ from mxnet.kvstore import KVStore, KVStoreBase
 
 from p3kv import config
 from p3kv.config import Launch
+from p3kv.config.trial import ALONE, NATIVE, Trial
 from p3kv.consistency import ASYNCHRONOUS
 from p3kv.errors import NotSupportedError
 from p3kv.frontends.mxnet.arrays import DENSE, by_key, listed
 from p3kv.frontends.mxnet.store import P3
 from p3kv.frontends.mxnet.trial_clock import TrialClock
-from p3kv.trial import ALONE, NATIVE, Trial
 from p3kv.wire.messages import Key
 from p3kv.worker.measures import nothing_measured
 

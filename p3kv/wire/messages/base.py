@@ -6,9 +6,9 @@ from typing import Any, Dict, Iterable, Optional, Union
 
 import msgspec
 
+from p3kv.common.registry import MAX_NAME_CHARS
 from p3kv.config import MAX_SLICE_ELEMS
 from p3kv.errors import ProtocolError
-from p3kv.registry import MAX_NAME_CHARS
 from p3kv.wire.messages.depth import MAX_DEPTH, is_too_deep
 
 PROTOCOL_VERSION = 20

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any, Dict, List, Optional, Tuple
 
+from p3kv.common.registry import MAX_NAME_CHARS
 from p3kv.config import MAX_PATH_CHARS, Settings
-from p3kv.registry import MAX_NAME_CHARS
 from p3kv.wire.messages.base import (
     TOKEN_BYTES,
     Message,

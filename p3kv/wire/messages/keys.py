@@ -7,8 +7,8 @@ from typing import List, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
+from p3kv.common.registry import Choice
 from p3kv.config import Settings
-from p3kv.registry import Choice
 from p3kv.wire.messages.base import MAX_RANK, Message, check, check_name, check_number
 
 MAX_KEY_ELEMS = 2**36
@@ -62,7 +62,7 @@ class DeclareKey(Message, frozen=True):
     dtype: str
     name: Optional[str] = None
     """What the user calls the parameter, where the front end knows. Workers may differ as
-    `p3kv.naming.SameNames` allows."""
+    `p3kv.common.naming.SameNames` allows."""
     layout: str = "dense"
     """How its tensor may be divided, by the name in `p3kv.slicing.LAYOUTS`."""
     codecs: CodecChoices = CodecChoices()

@@ -1,0 +1,1 @@
+"""What all parts use: addresses, names, words, spans."""

@@ -1,0 +1,16 @@
+"""A trial: a short job of `p3kv compare`, in which a script trains a few steps with one store."""
+
+from p3kv.config.trial.reports import LayerReady, Report, Reports, tell
+from p3kv.config.trial.trial import ALONE, FIFO, NATIVE, P3KV, Trial
+
+__all__ = [
+    "ALONE",
+    "FIFO",
+    "NATIVE",
+    "P3KV",
+    "LayerReady",
+    "Report",
+    "Reports",
+    "Trial",
+    "tell",
+]

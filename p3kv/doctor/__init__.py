@@ -1,8 +1,0 @@
-"""What could keep a job from running well here, found before it starts."""
-
-from p3kv.doctor.findings import OK, PROBLEM, WARNING, Finding
-from p3kv.doctor.hosts import examine_hosts
-from p3kv.doctor.settings import check_settings
-from p3kv.doctor.this_host import examine
-
-__all__ = ["OK", "PROBLEM", "WARNING", "Finding", "check_settings", "examine", "examine_hosts"]

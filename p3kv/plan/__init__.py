@@ -1,6 +1,0 @@
-"""What a job would reach with each store, before anybody has its hosts."""
-
-from p3kv.plan.predictions import STORES, Prediction, Series, predict
-from p3kv.plan.words import advice, caveats, table
-
-__all__ = ["STORES", "Prediction", "Series", "advice", "caveats", "predict", "table"]

@@ -1,0 +1,1 @@
+"""What starts the processes of a job, and says which process this is."""

@@ -1,0 +1,177 @@
+"""`launch`: a whole job in one call, on this machine or on several hosts."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from typing import BinaryIO, Mapping, Sequence
+
+from p3kv.config import Settings, told_of
+from p3kv.config.forwarding import forwarded
+from p3kv.processes.launcher.hosts import Host, address_of_first
+from p3kv.processes.launcher.parts import HOST, job_parts, on_this_host, with_descriptors
+from p3kv.processes.launcher.remote import on_hosts, some_port
+from p3kv.processes.launcher.restarts import Run, run_with_restarts
+from p3kv.processes.launcher.supervisor import Graces, Launcher
+from p3kv.wire.launcher_link import Cause, LauncherLink
+
+_BACKLOG = 1024
+
+
+def launch(
+    command: Sequence[str],
+    num_workers: int,
+    num_servers: int,
+    *,
+    root_port: int = 0,
+    env: Mapping[str, str] | None = None,
+    out: BinaryIO | None = None,
+    err: BinaryIO | None = None,
+    resume: bool = False,
+    restarts: int = 0,
+    native: bool = False,
+) -> int:
+    """Runs `command` as `num_workers` workers with a scheduler and `num_servers` servers.
+
+    Returns 0 when every process ended well, else the exit code of the first one that failed, as a
+    shell would give it (128 + signal for a process killed by a signal, 127 for a command that does
+    not exist). `root_port` 0 takes a free port; `env` None passes this process's environment on.
+    What the processes print goes line by line to `out` and `err`, by default this process's
+    standard output and error. `resume` has the job go on from its newest checkpoint; a job that
+    fails is started again, to go on from there, at most `restarts` times. `native`: the scheduler
+    is a framework's own, which does not tell the launcher why a job fails.
+
+    Call it in the main thread if Ctrl-C and SIGTERM shall end the job: Python gives signals to no
+    other thread.
+    """
+
+    def run(resumes: bool) -> Run:
+        own = _own(env, resumes)
+        return _run_once(command, num_workers, num_servers, root_port, own, out, err, native)
+
+    return run_with_restarts(run, restarts, resume, err)
+
+
+def _run_once(
+    command: Sequence[str],
+    num_workers: int,
+    num_servers: int,
+    root_port: int,
+    env: Mapping[str, str],
+    out: BinaryIO | None,
+    err: BinaryIO | None,
+    native: bool,
+) -> Run:
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((HOST, root_port))
+            listener.listen(_BACKLOG)
+        except OSError as error:
+            stream = err if err is not None else sys.stderr.buffer
+            message = f"p3kv launch: port {root_port} of {HOST} is not free: {error.strerror}\n"
+            stream.write(message.encode())
+            stream.flush()
+            return Run(1, may_start_again=False)
+        port = listener.getsockname()[1]
+        parts = on_this_host(job_parts(command, num_workers, num_servers, port=port, env=env))
+        if native:
+            listener.close()  # the framework's scheduler opens the port by itself
+            return _ended(Launcher(parts, out=out, err=err))
+        ours, schedulers = socket.socketpair()
+        with ours, schedulers:
+            parts = with_descriptors(
+                parts,
+                scheduler_fd=listener.fileno(),
+                launcher_fd=schedulers.fileno(),
+            )
+
+            def on_started() -> None:
+                # Once the scheduler has the listener it must be the only one: with a second copy
+                # here, connections to a dead scheduler would be accepted and never answered. The
+                # same goes for its end of the link.
+                listener.close()
+                schedulers.close()
+
+            return _ended(
+                Launcher(
+                    parts,
+                    out=out,
+                    err=err,
+                    on_started=on_started,
+                    link=LauncherLink(ours, Cause),
+                )
+            )
+
+
+def _ended(launcher: Launcher) -> Run:
+    code = launcher.run()
+    return Run(code, launcher.a_part_failed)
+
+
+def launch_on(
+    hosts: Sequence[Host],
+    command: Sequence[str],
+    num_servers: int,
+    *,
+    root_port: int = 0,
+    env: Mapping[str, str] | None = None,
+    out: BinaryIO | None = None,
+    err: BinaryIO | None = None,
+    resume: bool = False,
+    restarts: int = 0,
+    native: bool = False,
+) -> int:
+    """Like `launch`, on `hosts` over ssh: each has the number of workers that it says.
+
+    Of `env` the hosts get what `p3kv.config.forwarding` lists, over what they have themselves. The
+    first host has the scheduler, at DMLC_PS_ROOT_URI of `env` or at the address that ssh uses.
+    `root_port` 0 takes a port by chance.
+    """
+
+    def run(resumes: bool) -> Run:
+        own = _own(env, resumes)
+        return _run_once_on(hosts, command, num_servers, root_port, own, out, err, native)
+
+    return run_with_restarts(run, restarts, resume, err)
+
+
+def _run_once_on(
+    hosts: Sequence[Host],
+    command: Sequence[str],
+    num_servers: int,
+    root_port: int,
+    own: Mapping[str, str],
+    out: BinaryIO | None,
+    err: BinaryIO | None,
+    native: bool,
+) -> Run:
+    parts = on_hosts(
+        job_parts(
+            command,
+            sum(host.workers for host in hosts),
+            num_servers,
+            host=own.get("DMLC_PS_ROOT_URI") or address_of_first(hosts),
+            port=root_port or some_port(),
+            env=forwarded(own),
+        ),
+        hosts,
+        own_env=own,
+        cwd=os.getcwd(),
+        term_s=Graces().term_s,
+        silence_s=Settings.from_environment(own).silence_timeout_s,
+    )
+    lines = [part.line for part in parts if part.line is not None]
+    try:
+        link = None if native else LauncherLink(lines[0].ours, Cause)
+        return _ended(Launcher(parts, out=out, err=err, link=link))
+    finally:
+        for line in lines:
+            line.close()
+
+
+def _own(env: Mapping[str, str] | None, resumes: bool) -> Mapping[str, str]:
+    # This process has told of its own variables when it imported p3kv.
+    own = {**os.environ, **told_of(os.environ)} if env is None else env
+    return {**own, "P3KV_RESUME": "1"} if resumes else own

@@ -1,0 +1,7 @@
+"""What an iteration takes on another network: the bound, and simulated stores."""
+
+from p3kv.report.forecast.forecast import Forecast, forecast
+from p3kv.report.forecast.model import Layer, Model, Parameter
+from p3kv.report.forecast.policies import Workload
+
+__all__ = ["Forecast", "Layer", "Model", "Parameter", "Workload", "forecast"]

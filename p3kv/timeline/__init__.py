@@ -1,5 +1,0 @@
-"""What a whole job did over time, put together from the traces of its processes."""
-
-from p3kv.timeline.job import Pair, Timeline, Traced, pairs, read_job
-
-__all__ = ["Pair", "Timeline", "Traced", "pairs", "read_job"]

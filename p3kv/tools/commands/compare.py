@@ -1,0 +1,125 @@
+"""`p3kv compare`: the user's own script with several stores."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from textwrap import fill
+from typing import TYPE_CHECKING
+
+from p3kv.config import Settings
+from p3kv.errors import ConfigError
+from p3kv.tools.commands.arguments import hosts, positive, workers_command
+
+if TYPE_CHECKING:
+    from p3kv.tools.commands.arguments import Commands
+
+_COLUMNS = 80
+_WORKERS, _STEPS, _ROUNDS = 2, 30, 3
+
+_DESCRIPTION = """\
+Run your script for some steps with dist_sync, MXNet's own store, with p3kv
+first in first out (FIFO), with p3kv, and without any store, in turn; then say
+how long a step takes with each, what p3kv gains, and what it would gain with
+other numbers of hosts and other bandwidths. The script stays as it is: it
+imports p3kv and uses kvstore='p3'. Each trial ends after its steps; p3kv writes
+no checkpoints and no traces meanwhile.
+
+examples: p3kv compare -H host1,host2,host3,host4 -- python train.py
+          p3kv compare -n 2 -- python train.py --batch 32"""
+
+
+def add(commands: Commands) -> None:
+    """Adds the command."""
+    parser = commands.add_parser(
+        "compare",
+        help="measure your script with p3kv and with dist_sync",
+        description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        usage="p3kv compare [-n WORKERS | -H HOSTS] [-s SERVERS]\n"
+        "                    [--steps N] [--rounds N] -- COMMAND ...",
+    )
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument(
+        "-n",
+        "--num-workers",
+        type=positive,
+        metavar="WORKERS",
+        help=f"number of workers, on this machine, without a network (default: {_WORKERS})",
+    )
+    where.add_argument(
+        "-H", "--hosts", type=hosts, metavar="HOSTS", help="the job's hosts, as for p3kv launch"
+    )
+    parser.add_argument(
+        "-s",
+        "--num-servers",
+        type=positive,
+        metavar="SERVERS",
+        help="number of servers (default: as many as workers)",
+    )
+    parser.add_argument(
+        "--steps",
+        type=positive,
+        default=_STEPS,
+        metavar="N",
+        help=f"steps that are measured in each trial, after some to warm up (default: {_STEPS})",
+    )
+    parser.add_argument(
+        "--rounds",
+        type=positive,
+        default=_ROUNDS,
+        metavar="N",
+        help=f"how many trials each store has (default: {_ROUNDS})",
+    )
+    parser.add_argument(
+        "command",
+        nargs=argparse.REMAINDER,
+        metavar="COMMAND",
+        help="what each worker runs, such as `python train.py`",
+    )
+    parser.set_defaults(do=_compare, parser=parser)
+
+
+def _compare(options: argparse.Namespace) -> int:
+    from p3kv.tools import compare
+
+    settings = Settings.from_environment()  # if a setting is wrong, every process would say so
+    command = workers_command(options)
+    if options.hosts:
+        workers = sum(host.workers for host in options.hosts)
+    else:
+        workers = options.num_workers or _WORKERS
+    if workers < 2:
+        raise ConfigError("one worker has nobody to exchange gradients with; start 2 or more")
+    show = sys.stderr.buffer if settings.verbose else None
+    job = compare.Job(command, workers, options.num_servers or workers, options.hosts or ())
+    try:
+        found = compare.compare(job, options.steps, options.rounds, _say, show)
+    except compare.TrialFailed as failure:
+        for line in failure.last_lines:
+            print(line, file=sys.stderr)
+        _say(str(failure))
+        return failure.code
+    forecast = found.forecast()
+    print("\n".join(["", *compare.table(found, forecast)]))
+    _print(compare.verdict(found))
+    for note in compare.notes(found):
+        _print(f"Note: {note}.")
+    if not options.hosts:
+        _print(
+            "Note: all workers ran on this machine, so no network was between them. With -H, "
+            "hosts are compared with the network that they have."
+        )
+    for text in compare.outlook(found, forecast):
+        _print(text)
+    return 0
+
+
+def _print(text: str) -> None:
+    """A paragraph; a table keeps its lines."""
+    shown = text if "\n" in text else fill(text, _COLUMNS)
+    print(f"\n{shown}")
+
+
+def _say(line: str) -> None:
+    print(f"p3kv compare: {line}", file=sys.stderr, flush=True)

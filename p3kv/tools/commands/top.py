@@ -1,0 +1,51 @@
+"""`p3kv top`: what a running job does, live."""
+
+from __future__ import annotations
+
+import argparse
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from p3kv.tools.commands.arguments import positive, positive_seconds
+
+if TYPE_CHECKING:
+    from p3kv.tools.commands.arguments import Commands
+
+_DESCRIPTION = """\
+Show what each process of a running job does: steps, waiting for the network,
+traffic, queues, and which worker the others wait for. A table on a terminal,
+else lines. Run it on a host where a process of the job runs, as the same user:
+it finds the job by itself."""
+
+
+def add(commands: Commands) -> None:
+    """Adds the command."""
+    parser = commands.add_parser(
+        "top",
+        help="watch a running job",
+        description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "pid",
+        nargs="?",
+        type=positive,
+        metavar="PID",
+        help="a process of the job, if there are several jobs",
+    )
+    parser.add_argument(
+        "--every", type=positive_seconds, default=2.0, metavar="SECONDS", help="(default: 2)"
+    )
+    parser.add_argument(
+        "--count", type=positive, metavar="N", help="show it so many times (default: to its end)"
+    )
+    parser.set_defaults(do=_top, parser=parser)
+
+
+def _top(options: argparse.Namespace) -> int:
+    from p3kv.tools.top import watch
+    from p3kv.tools.top.jobs import find
+
+    with suppress(KeyboardInterrupt):  # the usual end
+        watch(find(options.pid), options.every, options.count)
+    return 0

@@ -1,0 +1,155 @@
+"""Runs the trials of a comparison, one after the other."""
+
+from __future__ import annotations
+
+import signal
+import time
+from typing import BinaryIO, Callable, Dict, List, NamedTuple, Optional, Sequence
+
+from p3kv import config
+from p3kv.common import words
+from p3kv.common.words import counted
+from p3kv.config.trial import ALONE, FIFO, NATIVE, P3KV, Report, Trial
+from p3kv.errors import ConfigError, P3Error
+from p3kv.processes.launcher import Host, launch, launch_on
+from p3kv.report.forecast import Workload
+from p3kv.report.rates import seconds
+from p3kv.tools.compare.output import Output
+from p3kv.tools.compare.results import FEWEST_STEPS, Comparison, Measured, Steps, workload
+
+TITLES = {
+    ALONE: "computing alone", NATIVE: "dist_sync", FIFO: "p3kv, FIFO", P3KV: "p3kv"
+}  # fmt: skip
+_ORDER = (P3KV, FIFO, NATIVE, ALONE)
+"""p3kv first: it says best what is wrong with a job, and never waits without end."""
+
+Say = Callable[[str], None]
+
+
+class Job(NamedTuple):
+    """What is started for each trial: `workers` on this machine, or on `hosts`."""
+
+    command: Sequence[str]
+    workers: int
+    servers: int
+    hosts: Sequence[Host] = ()
+
+
+class TrialFailed(P3Error):
+    """A trial's job has failed, or its script does not let itself be measured."""
+
+    def __init__(self, sentence: str, code: int, last_lines: Sequence[str] = ()) -> None:
+        """`code` is for the command to end with; `last_lines` are what the job has printed."""
+        super().__init__(sentence)
+        self.code = code
+        self.last_lines = last_lines
+
+
+def compare(job: Job, steps: int, rounds: int, say: Say, show: Optional[BinaryIO]) -> Comparison:
+    """Runs all stores in turn, `rounds` times.
+
+    `say` gets a line for each trial; `show` gets what the processes print. Raises TrialFailed, and
+    KeyboardInterrupt when the user has stopped it.
+    """
+    plan = Steps.of(steps)
+    say(
+        f"{rounds * len(_ORDER)} trials, each of {plan.warm_up} steps to warm up and "
+        f"{plan.measured} that are measured"
+    )
+    found: Dict[str, Measured] = {store: Measured([], []) for store in reversed(_ORDER)}
+    begin_s = time.monotonic()
+    for number in range(rounds):
+        # Every second round goes the other way: a machine that slows down disturbs all alike.
+        for store in [one for one in _ORDER if one in found][:: -1 if number % 2 else 1]:
+            title = f"round {number + 1} of {rounds}, {TITLES[store]}"
+            try:
+                reports = _reports(job, plan.trial(store), title, show)
+            except TrialFailed as failure:
+                if store != NATIVE or found[store].steps_s:
+                    raise
+                # p3kv has trained this script: that the other store can't is a result.
+                del found[store]
+                say("\n".join([str(failure), *failure.last_lines]))
+                continue
+            made = min(len(report.times_s) for report in reports)
+            if made < plan.trial(store).last_step:
+                if made < FEWEST_STEPS or found[P3KV].steps_s:
+                    raise TrialFailed(_about_few(made, plan), 1)
+                plan = Steps.within(made)
+                say(
+                    f"the script ends after {made} steps: {plan.measured} of them are measured, "
+                    f"after {plan.warm_up} to warm up"
+                )
+            step_s = max(map(plan.mean_s, reports))
+            found[store].steps_s.append(step_s)
+            found[store].trials.append(reports)
+            say(f"{title}: {1000 * step_s:.4g} ms a step")
+            if sum(len(one.steps_s) for one in found.values()) == 1:
+                left_s = (rounds * len(_ORDER) - 1) * (time.monotonic() - begin_s)
+                say(f"the others take some {seconds(left_s)} if all take as long as this one")
+    return Comparison(job.workers, found, any(host.workers > 1 for host in job.hosts))
+
+
+def computation(command: Sequence[str], steps: int, show: Optional[BinaryIO]) -> Workload:
+    """The layers of a script and how long each computes, by one worker that sends nothing.
+
+    Raises TrialFailed, ConfigError for a script whose steps do not send every element, and
+    KeyboardInterrupt when the user has stopped it.
+    """
+    plan = Steps.of(steps)
+    [report] = _reports(Job(command, 1, 1), plan.trial(ALONE), TITLES[ALONE], show)
+    if len(report.times_s) < plan.trial(ALONE).last_step:
+        if len(report.times_s) < FEWEST_STEPS:
+            raise TrialFailed(_about_few(len(report.times_s), plan), 1)
+        plan = Steps.within(len(report.times_s))
+    if not report.sends_all:
+        raise ConfigError("the simulator knows no sparse gradients and no codecs")
+    return workload(report.layers, plan.mean_s(report))
+
+
+def _reports(job: Job, trial: Trial, title: str, show: Optional[BinaryIO]) -> List[Report]:
+    """Runs a trial; returns what its workers have told."""
+    output = Output(show)
+    environment = config.environment_of(trial)
+    out, err, native = output.stream(), output.stream(), not trial.runs_p3kv
+    if job.hosts:
+        code = launch_on(
+            job.hosts, job.command, job.servers, env=environment, out=out, err=err, native=native
+        )
+    else:
+        code = launch(
+            job.command, job.workers, job.servers, env=environment, out=out, err=err, native=native
+        )
+    if code == 128 + signal.SIGINT:
+        raise KeyboardInterrupt
+    told = output.reports.newest
+    if code:
+        raise TrialFailed(f"{title}: the job failed, as its output says", code, output.last_lines)
+    if len(told) < job.workers:
+        raise TrialFailed(
+            f"{title}: {job.workers - len(told)} of {counted(job.workers, 'worker')} did not "
+            "import p3kv. Make 'import p3kv' the script's first import, or start it as 'p3kv run "
+            "train.py'",
+            1,
+            output.last_lines,
+        )
+    if not any(report.times_s for report in told.values()):
+        raise TrialFailed(
+            f"{title}: the script ended without a step of a store that it has from p3kv; it must "
+            f"use {words.current().create_store}",
+            1,
+            output.last_lines,
+        )
+    return list(told.values())
+
+
+def _about_few(made: int, plan: Steps) -> str:
+    if made < FEWEST_STEPS:
+        return (
+            f"the script ended after {made} steps, and {FEWEST_STEPS} are needed at least: give it "
+            "more batches or epochs"
+        )
+    return (
+        f"the script ended after {made} steps, and made {plan.warm_up + plan.measured + 1} before: "
+        "it must make as many each time"
+    )

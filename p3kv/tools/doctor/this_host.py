@@ -1,0 +1,132 @@
+"""Looks at the host of this process: its software, its address and its limits."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import platform
+import resource
+import socket
+from contextlib import closing
+from importlib import metadata
+from pathlib import Path
+from typing import Dict, Iterator, List, Optional, Tuple
+
+from p3kv.common.addresses import family_of
+from p3kv.common.version import VERSION
+from p3kv.config import Launch
+from p3kv.errors import P3Error
+from p3kv.frontends import FRONT_ENDS
+from p3kv.tools.doctor.findings import OK, PROBLEM, WARNING, Finding, Seen
+from p3kv.wire.address import own_address
+
+_PACKAGES = ("numpy", "pyzmq", "msgspec")
+_FEW_FILES = 1024
+"""Data loaders, connections to all servers, and what the script opens."""
+_LITTLE_BYTES = 1 << 30
+"""MXNet alone takes a third of this in each process."""
+_CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+
+
+def examine(root_host: Optional[str] = None) -> Seen:
+    """Looks at this host as one of a job whose scheduler is at `root_host`; None: as the
+    environment says. Imports the frameworks, which takes seconds."""
+    versions, findings = _software()
+    address, of_address = _address(root_host)
+    findings += [of_address, _files(), _memory()]
+    return Seen(findings, versions, address)
+
+
+def _software() -> Tuple[Dict[str, str], List[Finding]]:
+    versions = {"Python": platform.python_version(), "p3kv": VERSION}
+    findings = []
+    for front_end in FRONT_ENDS:
+        try:
+            versions[front_end.name] = importlib.import_module(front_end.name).__version__
+        except ModuleNotFoundError as error:
+            findings.append(Finding(PROBLEM, str(error)))
+        # What is missing in a library, and what a package of another version lacks.
+        except (ImportError, OSError, AttributeError) as error:
+            findings.append(
+                Finding(
+                    PROBLEM,
+                    f"{front_end.name} is installed, but can't be imported: {error}",
+                    front_end.how_to_install(),
+                )
+            )
+        else:
+            findings += [Finding(OK, text) for text in filter(None, [front_end.devices()])]
+    versions.update({name: metadata.version(name) for name in _PACKAGES})
+    text = ", ".join(f"{name} {version}" for name, version in versions.items())
+    return versions, [Finding(OK, text), *findings]
+
+
+def _address(root_host: Optional[str]) -> Tuple[Optional[str], Finding]:
+    try:
+        launch = Launch.of_a_worker(root_host)
+        address = own_address(launch)
+    except P3Error as error:
+        return None, Finding(PROBLEM, str(error))
+    why = f"from which it reaches {launch.root_host}"
+    if launch.node_host:
+        why = "which DMLC_NODE_HOST names"
+    elif launch.interface:
+        why = f"which {launch.interface} has (DMLC_INTERFACE)"
+    try:
+        _listen_and_connect(address)
+    except OSError as error:
+        return None, Finding(
+            PROBLEM,
+            f"no process can be reached at {address}, {why}: {error.strerror or error}",
+            "set DMLC_INTERFACE to the interface of the job's network, and DMLC_NODE_HOST, if it "
+            "is set, to an address of this host",
+        )
+    return address, Finding(OK, f"processes listen at {address}, {why}; ports are free there")
+
+
+def _listen_and_connect(address: str) -> None:
+    """Raises OSError if a server can't listen at the address, or can't be reached from here."""
+    with closing(socket.create_server((address, 0), family=family_of(address))) as listener:
+        socket.create_connection(listener.getsockname()[:2], timeout=5).close()
+
+
+def _files() -> Finding:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= _FEW_FILES:
+        return Finding(OK, f"a process may open {soft} files")
+    return Finding(
+        WARNING,
+        f"a process may open only {soft} files, connections among them",
+        f"run 'ulimit -n {_FEW_FILES if hard < 0 else min(_FEW_FILES, hard)}' before the job, or "
+        "raise the limit in /etc/security/limits.conf",
+    )
+
+
+def _memory() -> Finding:
+    free_bytes = min(_limits_bytes())
+    text = f"{free_bytes / 2**30:.1f} GiB of memory are free, for {_cores()} cores"
+    if free_bytes >= _LITTLE_BYTES:
+        return Finding(OK, text)
+    return Finding(
+        WARNING, text, "a worker and a server each need MXNet and the model's size several times"
+    )
+
+
+def _limits_bytes() -> Iterator[int]:
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            yield int(line.split()[1]) * 1024
+    for file in _CGROUP_LIMITS:
+        try:
+            limit = Path(file).read_text().strip()
+        except OSError:
+            continue
+        if limit.isdigit():
+            yield int(limit)
+    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if soft != resource.RLIM_INFINITY:
+        yield soft
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0))

@@ -1,0 +1,96 @@
+"""How many samples a second a job trains with each store, for some networks."""
+
+from __future__ import annotations
+
+from typing import Callable, Dict, Iterable, List, NamedTuple, Sequence
+
+from p3kv.report.forecast import Forecast, Workload, forecast
+from p3kv.report.forecast.forecast import MOST_HOSTS_EACH
+
+_FACTORS = (1 / 4, 1 / 2, 1, 2, 4)
+_STEPS_OF_A_CURVE = 4
+"""For each doubling of the bandwidth."""
+_FEWEST_HOSTS = 2
+
+
+class Store(NamedTuple):
+    """A store that is compared: its name, and its time of an iteration in a forecast."""
+
+    name: str
+    iteration_s: Callable[[Forecast], float]
+
+
+STORES: Sequence[Store] = (
+    Store("dist_sync", lambda found: found.dist_sync_s),
+    Store("p3kv, FIFO", lambda found: found.fifo_s),
+    Store("p3kv", lambda found: found.p3kv_s),
+    Store("bound", lambda found: found.bound_s),
+)
+"""In the order of the table. The bound is no store: none can be faster."""
+
+
+class Prediction(NamedTuple):
+    """One number of hosts with one bandwidth, in bits a second each way."""
+
+    hosts: int
+    link_bit_s: float
+    batch_size: int
+    forecast: Forecast
+
+    def samples_s(self, store: Store) -> float:
+        """Samples of all hosts in a second."""
+        return self.hosts * self.batch_size / store.iteration_s(self.forecast)
+
+    @property
+    def computing_samples_s(self) -> float:
+        """What the hosts would train if they never waited."""
+        return self.hosts * self.batch_size / self.forecast.compute_s
+
+    @property
+    def takes_dist_sync_as_balanced(self) -> bool:
+        """Its arrays are then spread over the servers as evenly as they never are."""
+        return self.hosts > MOST_HOSTS_EACH
+
+
+class Series(NamedTuple):
+    """The network that was asked for, and others around it."""
+
+    workload: Workload
+    batch_size: int
+    asked: Prediction
+    by_hosts: List[Prediction]
+    by_bandwidth: List[Prediction]
+
+    def curve(self) -> List[Prediction]:
+        """More bandwidths, for a smooth line; some seconds of simulating."""
+        least, most = self.by_bandwidth[0].link_bit_s, self.by_bandwidth[-1].link_bit_s
+        rates, rate = [], least
+        while rate < most * 1.01:
+            rates.append(rate)
+            rate *= 2 ** (1 / _STEPS_OF_A_CURVE)
+        return [
+            _prediction(self.workload, self.batch_size, self.asked.hosts, rate) for rate in rates
+        ]
+
+
+def predict(workload: Workload, batch_size: int, hosts: int, link_bit_s: float) -> Series:
+    """What `hosts` hosts reach, each a worker with batches of `batch_size` and a server behind a
+    link of `link_bit_s` in each direction; and a quarter to four times as many, and such
+    bandwidths."""
+
+    def at(hosts: int, link_bit_s: float) -> Prediction:
+        return _prediction(workload, batch_size, hosts, link_bit_s)
+
+    known: Dict[int, Prediction] = {count: at(count, link_bit_s) for count in _around(hosts)}
+    rates: Iterable[float] = (link_bit_s * factor for factor in _FACTORS)
+    by_bandwidth = [known[hosts] if rate == link_bit_s else at(hosts, rate) for rate in rates]
+    return Series(workload, batch_size, known[hosts], list(known.values()), by_bandwidth)
+
+
+def _around(hosts: int) -> List[int]:
+    counts = {max(_FEWEST_HOSTS, round(hosts * factor)) for factor in _FACTORS}
+    return sorted(counts)
+
+
+def _prediction(workload: Workload, batch_size: int, hosts: int, link_bit_s: float) -> Prediction:
+    return Prediction(hosts, link_bit_s, batch_size, forecast(workload, hosts, link_bit_s))
