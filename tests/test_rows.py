@@ -31,7 +31,7 @@ def test_rows_have_the_numbers_of_one_process(tmp_path: Path) -> None:
     job = run_job("rows.py", [tmp_path, 20], workers=3, servers=2)
     assert job.code == 0, job.output
     checks = [(tmp_path / f"rank{rank}").read_text().splitlines() for rank in range(3)]
-    assert len(checks[0]) == 14 and checks == [checks[0]] * 3
+    assert len(checks[0]) == 15 and checks == [checks[0]] * 3
 
 
 def test_a_gradient_that_has_a_row_twice_ends_the_job_and_says_so() -> None:

@@ -336,6 +336,43 @@ def only_touched_rows_travel(_: KVStoreBase) -> None:
     equal(named.data, weight.asnumpy()[mine])
 
 
+def whatever_a_script_has_written_the_next_pull_takes_away(_: KVStoreBase) -> None:
+    """A single row, a single element, also by a view: all rows come then, and no rows else."""
+    store = mx.kv.create("p3")
+    store.set_optimizer(mx.optimizer.SGD(learning_rate=1.0))
+    rows, columns = 4000, 64
+    shape = (rows, columns)
+    weight = mx.nd.zeros(shape)
+    weight.attach_grad(stype="row_sparse")
+    store.broadcast("written", weight, out=weight)
+    nothing = row_sparse(np.zeros((1, columns), np.float32), np.array([0]), shape)
+    last, other = rows - 1, mx.nd.ones((1, columns))
+
+    def write_element() -> None:
+        weight[last, columns - 1] = 3
+
+    def write_view() -> None:
+        weight[last : last + 1][:] = other
+
+    def write_by_operator() -> None:
+        mx.nd.elemwise_add(weight, weight, out=weight)
+
+    def read() -> None:
+        assert weight.sum().asscalar() == 0
+
+    for act, writes in [
+        (write_element, True), (read, False), (write_view, True), (write_by_operator, True),
+        (read, False),
+    ]:  # fmt: skip
+        act()
+        before = store.stats()["bytes_received"]
+        store.push("written", nothing)
+        store.pull("written", out=weight)
+        equal(weight, np.zeros(shape, np.float32))
+        received = store.stats()["bytes_received"] - before
+        assert (received > rows * columns * 4) == writes, (act.__name__, received)
+
+
 def states_are_saved_in_mxnets_files_and_loaded(_: KVStoreBase) -> None:
     """Training goes on in another store as if it had not stopped."""
     adam = ("adam", {"wd": 0.01})
@@ -449,6 +486,7 @@ CHECKS = [
     other_dtypes_and_shapes,
     float16_is_summed_in_float32,
     only_touched_rows_travel,
+    whatever_a_script_has_written_the_next_pull_takes_away,
     states_are_saved_in_mxnets_files_and_loaded,
     row_numbers_that_may_mean_another_row_are_refused,
     what_is_refused,

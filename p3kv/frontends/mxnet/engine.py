@@ -6,7 +6,7 @@ time. So a gradient leaves when it is ready, and a layer starts when its own wei
 without a thread that waits.
 
 Read off MXNet 1.9.1: `include/mxnet/c_api.h` (MXEnginePushAsyncND), `include/mxnet/engine.h`
-(CallbackOnComplete), `src/engine/threaded_engine.cc` (OnCompleteStatic).
+(CallbackOnComplete, Var), `src/engine/threaded_engine.cc` (OnCompleteStatic).
 """
 
 from __future__ import annotations
@@ -16,9 +16,12 @@ import functools
 import itertools
 import logging
 import struct
+import sys
 import threading
-from typing import Any, Callable, Dict, Optional, Sequence, Tuple
+from contextlib import suppress
+from typing import Any, BinaryIO, Callable, Dict, Optional, Sequence, Tuple
 
+import mxnet as mx
 from mxnet import runtime
 from mxnet.base import _LIB, check_call
 from mxnet.ndarray import NDArray
@@ -195,6 +198,77 @@ def _bind_reorder(library: Any = _keeping_gil) -> Callable[[int], None]:
 
 
 _reorder_to_default = _bind_reorder()
+
+
+def bind_writes() -> None:
+    """To be called by the script's thread before the first `writes`: it waits for the engine."""
+    _place_of_variable()
+
+
+def writes(array: NDArray) -> Optional[int]:
+    """How often operations have written an array's memory, also through its views; None in a build
+    where that can't be known.
+
+    Call it after an operation that reads or writes `array` has started. An operation that writes
+    counts when it is completed.
+    """
+    place = _place_of_variable()
+    return None if place is None else _writes(array, place)
+
+
+def _writes(array: NDArray, place: int) -> int:
+    chunk = _word(array.handle.value)
+    return _word(_word(chunk + place) + _WORD_BYTES)
+
+
+@functools.lru_cache(maxsize=None)
+def _place_of_variable() -> Optional[int]:
+    """Where in a chunk, which all views of an array share, its variable in the engine is.
+
+    The chunk's layout depends on the build, so it is looked for: the variable is what begins with
+    the table of one of the engine's two classes. `Var` (`include/mxnet/engine.h`) has the count of
+    writes behind that. An array that is written once more shows whether it counts so.
+    """
+    tables = []
+    for name in ("_ZTVN5mxnet6engine11ThreadedVarE", "_ZTVN5mxnet6engine8NaiveVarE"):
+        with suppress(ValueError):
+            # Objects begin with the address of the table's third word.
+            tables.append(
+                ctypes.addressof(ctypes.c_char.in_dll(_keeping_gil, name)) + 2 * _WORD_BYTES
+            )
+    known = mx.nd.zeros((1,))
+    known.wait_to_read()
+    chunk = _word(known.handle.value)
+    try:
+        # What is no address must not be read as one.
+        with open("/proc/self/mem", "rb", buffering=0) as memory:
+            places = [p for p in range(0, _CHUNK_BYTES, _WORD_BYTES) if _word(chunk + p)]
+            found = [p for p in places if _read(memory, _word(chunk + p)) in tables]
+    except OSError:
+        return None
+    if len(found) != 1:
+        return None
+    before = _writes(known, found[0])
+    known[:] = 1
+    known.wait_to_read()
+    return found[0] if _writes(known, found[0]) == before + 1 else None
+
+
+def _read(memory: BinaryIO, address: int) -> int:
+    """The word at an address; 0 where there is no memory."""
+    try:
+        memory.seek(address)
+        return int.from_bytes(memory.read(_WORD_BYTES), sys.byteorder)
+    except (OSError, OverflowError, ValueError):
+        return 0
+
+
+def _word(address: int) -> int:
+    return ctypes.c_size_t.from_address(address).value
+
+
+_WORD_BYTES = ctypes.sizeof(ctypes.c_size_t)
+_CHUNK_BYTES = 256
 _RUNTIME_ERROR_BYTES = 64
 
 

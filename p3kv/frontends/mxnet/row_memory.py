@@ -39,6 +39,7 @@ def bind() -> None:
     Raises NotSupportedError for a build whose arrays it can't read.
     """
     _bound()
+    engine.bind_writes()
 
 
 def rows_of(array: NDArray) -> Tuple[np.ndarray, np.ndarray]:

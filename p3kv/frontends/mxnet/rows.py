@@ -32,7 +32,6 @@ from p3kv.worker.transfers import Transfer, WorkerKey
 
 _PUSH, _PULL, _ROW_PULL = b"p3kv_push_rows", b"p3kv_pull_rows", b"p3kv_row_sparse_pull"
 """Names of operations in MXNet's profiler."""
-_SAMPLES = 128
 
 
 def layout(value: NDArray, outs: Iterable[NDArray], expected: bool) -> str:
@@ -117,8 +116,8 @@ class _Held(NamedTuple):
     array: NDArray
     rounds: Mapping[int, int]
     """By server: the round of the value."""
-    samples: bytes
-    """Some of its elements."""
+    writes: Optional[int]
+    """How often the array has been written while it has the value; None if that is not known."""
 
 
 class Rows:
@@ -140,7 +139,6 @@ class Rows:
         self._ready = ready
         self._held: Dict[Key, _Held] = {}
         """What pulls have written last. Only rows that have changed since travel."""
-        self._samples: Dict[int, np.ndarray] = {}
 
     def source(self, key: WorkerKey, arrays: Sequence[NDArray]) -> NDArray:
         """One row_sparse array on the CPU with the sum of `arrays`, one for each device.
@@ -177,7 +175,8 @@ class Rows:
                 operation.complete(error)
                 return
             if keeps_value:
-                self._hold(key, source, dict.fromkeys(dict(key.runs), round_), rows[1])
+                rounds = dict.fromkeys(dict(key.runs), round_)
+                self._held[key.key] = _Held(source, rounds, engine.writes(source))
             self._begin_transfer(
                 RowsPush(key, round_, step, priority, rows, operation.complete, asks)
             )
@@ -203,17 +202,19 @@ class Rows:
         key_round, asks = key.round, (key.ask(),)
 
         def start(operation: engine.Operation) -> None:
-            elements = _all_rows(key, target)
+            elements, writes = _all_rows(key, target), engine.writes(target)
             held = self._held.pop(key.key, None)
-            if held is None or held.array is not target or held.samples != self._sampled(elements):
-                held = None
+            if held is not None and (
+                held.array is not target or held.writes != writes or writes is None
+            ):
+                held = None  # the script has written into it, or may have
 
             def put(numbers: np.ndarray, rows: np.ndarray) -> None:
                 elements[_consecutive(numbers)] = rows
 
             def done(error: Optional[BaseException]) -> None:
-                if error is None:
-                    self._hold(key, target, transfer.rounds, elements)
+                if error is None and writes is not None:
+                    self._held[key.key] = _Held(target, transfer.rounds, writes + 1)  # with ours
                 operation.complete(error)
 
             since = None if held is None else held.rounds
@@ -274,20 +275,6 @@ class Rows:
                 f"{key.shape[0] - 1}"
             )
         return numbers, elements
-
-    def _hold(
-        self, key: WorkerKey, array: NDArray, rounds: Mapping[int, int], elements: np.ndarray
-    ) -> None:
-        self._held[key.key] = _Held(array, rounds, self._sampled(elements))
-
-    def _sampled(self, elements: np.ndarray) -> bytes:
-        """Some elements: if they are others than when a value came, the script has written."""
-        places = self._samples.get(elements.size)
-        if places is None:
-            count = min(_SAMPLES, elements.size)
-            places = np.random.RandomState(0).randint(0, max(1, elements.size), count)
-            self._samples[elements.size] = places
-        return elements.reshape(-1)[places].tobytes()
 
 
 def _all_rows(key: WorkerKey, array: NDArray) -> np.ndarray:
