@@ -5,13 +5,14 @@ from __future__ import annotations
 import ctypes
 import heapq
 import itertools
+import math
 import select
 import socket
 import time
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Callable, Deque, Dict, List, Optional, Set, Tuple
+from typing import Any, Callable, Deque, Dict, Iterable, List, Optional, Set, Tuple
 
 from p3kv.wire.connection import Connection
 from p3kv.wire.pace import Pace
@@ -213,20 +214,26 @@ class Loop:
         self._full_since = now if full else None
 
     def _send_all(self, ready: List[Connection]) -> None:
+        can = set(ready)
+        held = _most_urgent(one for one in self._connections.values() if one not in can)
         while ready:
             best = ready[0]
             if len(ready) > 1:
                 best = max(ready, key=lambda connection: connection.writer.top_priority())
-            self._send_on(best)
+            self._send_on(best, held)
             if best.blocked:
                 if best.descriptor in self._connections:
                     self._epoll.modify(best.descriptor, select.EPOLLIN | select.EPOLLOUT)
                 ready.remove(best)
             elif not best.writer or not self.pace.allows(best):
                 ready.remove(best)
+            else:
+                continue
+            held = max(held, _most_urgent([best]))
 
-    def _send_on(self, connection: Connection) -> None:
-        """Writes once, and counts an inversion if a more urgent frame waits elsewhere."""
+    def _send_on(self, connection: Connection, held: float) -> None:
+        """Writes once, and counts an inversion if a more urgent frame waits elsewhere: `held` is
+        the priority of the most urgent one that can't or may not leave."""
         writer = connection.writer
         priority = writer.waiting_priority()
         frames, begun = writer.begun_frames, writer.begun_bytes
@@ -235,15 +242,9 @@ class Loop:
         self._move_to_back(connection)
         if connection in self._drained:
             self.drain.bytes += count
-        if writer.begun_frames == frames or priority is None:
-            return
-        for other in self._connections.values():
-            held = other.blocked or not self.pace.allows(other)
-            waiting = other.writer.waiting_priority() if held else None
-            if waiting is not None and waiting > priority:
-                self.inversions.frames += writer.begun_frames - frames
-                self.inversions.bytes += writer.begun_bytes - begun
-                return
+        if priority is not None and held > priority:
+            self.inversions.frames += writer.begun_frames - frames
+            self.inversions.bytes += writer.begun_bytes - begun
 
     def _move_to_back(self, connection: Connection) -> None:
         """Ties: of equally urgent frames, the connection that has been idle longest sends first.
@@ -286,3 +287,9 @@ class Loop:
         with suppress(BlockingIOError):
             while self._wake_reader.recv(4096):
                 pass
+
+
+def _most_urgent(held: Iterable[Connection]) -> float:
+    """The priority of the most urgent frame that waits on any of them."""
+    waiting = (connection.writer.waiting_priority() for connection in held)
+    return max((priority for priority in waiting if priority is not None), default=-math.inf)
