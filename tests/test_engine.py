@@ -173,7 +173,12 @@ CASES = {
         }.items()
     },
     "a host's sum has not come": Case(begun, pushed_in_host_sum, [], host_sum, [1]),
-    "the norm is not known": Case(begun, clipped, [], scaled, [1]),
+    **{
+        f"the norm is not known, {layout}": Case(
+            lambda layout=layout: begun(layout=layout), clipped, [], scaled, [1]
+        )
+        for layout in ALIKE
+    },
     "the tensor's other slice is not complete": Case(
         lambda: whole(begun(2)), pushes((0, 1), (1, 1), (0, 1, 1)), [], pushes((1, 1, 1)), [1, 1],
         [(1, [1])],

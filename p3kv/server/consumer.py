@@ -98,7 +98,7 @@ class Consumer:
         has the server's thread call something; `worked_s()` says for how long it has worked."""
         self.rank = UNKNOWN
         self.tracer = Tracer(None, "server")
-        self.clipping: Clipping[SliceState] = Clipping(self._send_squares)
+        self.clipping: Clipping[Unit] = Clipping(self._send_squares)
         self.engine = Engine(BulkSynchronous(launch.num_workers), clipping=self.clipping)
         self._pool = self.engine.rules.pool
         self.lateness = Lateness(launch.num_workers)
@@ -237,9 +237,9 @@ class Consumer:
     def scaled(self, connection: Connection, step: int, scale: float) -> None:
         """Has the rounds of a step end, by urgency: worker rank 0 has said how its gradients are
         scaled."""
-        for state in self.clipping.scaled(step, scale):
-            priority = state.ledger.open[state.round + 1].priority
-            self._queue_end(connection, 0, state, step, priority)
+        for unit in self.clipping.scaled(step, scale):
+            priority = unit.ledger.open[unit.round + 1].priority
+            self._queue_end(connection, 0, unit, step, priority)
 
     def _send_squares(self, step: int, squares: List[float]) -> None:
         connection = self._workers.connections[0]

@@ -219,6 +219,42 @@ def gradients_that_are_not_finite_pass_as_in_one_process(store: KVStoreBase) -> 
             np.testing.assert_array_equal(weight.asnumpy(), array.asnumpy())
 
 
+def gradients_by_rows_count_in_the_norm(store: KVStoreBase) -> None:
+    """An embedding with sparse gradients beside a dense layer; in some steps a worker has none."""
+    kv = mx.kv.create("p3")
+    rows, columns, steps = 300, 8, 6
+    table, dense = random((rows, columns), 7, 1), random((columns, 5), 7, 2)
+    embedding = gluon.nn.Embedding(rows, columns, sparse_grad=True)
+    embedding.initialize()
+    embedding(mx.nd.array([0]))
+    embedding.weight.set_data(mx.nd.array(table))
+    layer = gluon.Parameter(f"clipped_by_rows{next(_numbers)}", shape=dense.shape)
+    layer.initialize()
+    layer.set_data(mx.nd.array(dense))
+    parameters = [embedding.weight, layer]
+    trainer = gluon.Trainer(parameters, "sgd", {"learning_rate": 0.5}, kvstore=kv)
+    kv.clip_global_norm(2.0)
+    alone = Alone(mx.optimizer.create("sgd", learning_rate=0.5, rescale_grad=1 / 4), [table, dense])
+
+    def batch(step: int, rank: int) -> np.ndarray:
+        return np.random.RandomState([step, rank]).randint(0, rows, 20)
+
+    for step in range(steps):
+        with autograd.record():
+            one = embedding(mx.nd.array(batch(step, store.rank)))
+            given = mx.nd.array(random(dense.shape, step, store.rank))
+            loss = (one * one).sum() + (layer.data() * given).sum()
+        loss.backward()
+        trainer.step(4)
+        touched = np.zeros_like(table)
+        for rank in range(WORKERS):
+            for row in batch(step, rank):
+                touched[row] += 2 * alone.values[0].asnumpy()[row]
+        total = sum(random(dense.shape, step, rank) for rank in range(WORKERS))
+        assert alone.step({0: touched, 1: total}, 2.0)
+    alone.check([embedding.weight.data(), layer.data()])
+
+
 def what_can_not_be_clipped_is_refused(store: KVStoreBase) -> None:
     kv = mx.kv.create("p3")
     for wrong in (0, -1, math.nan, math.inf, "1", True, [1]):
@@ -297,6 +333,7 @@ OF_NUMBERS = [
 CHECKS = [
     *OF_NUMBERS,
     gradients_that_are_not_finite_pass_as_in_one_process,
+    gradients_by_rows_count_in_the_norm,
     what_can_not_be_clipped_is_refused,
     a_module_clips_as_one_process,
     a_push_may_be_a_script_s_last_word,

@@ -127,12 +127,6 @@ class Pushes:
         """
         if self.optimizer is None:
             refuse_without_optimizer()
-        for key, *_ in known:
-            if key.touched_only:
-                raise NotSupportedError(
-                    f"{key.called} has sparse gradients, whose norm no server knows; call "
-                    "kv.clip_global_norm(None), or use dense gradients"
-                )
         keys = [key.key for key, *_ in known]
 
         def is_new_step() -> bool:

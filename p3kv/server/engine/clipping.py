@@ -10,7 +10,7 @@ from p3kv.errors import ProtocolError
 from p3kv.server.engine.squares import exact_squares, sum_of_squares
 
 T = TypeVar("T")
-"""A slice."""
+"""What ends rounds by itself: a slice, or all rows of a key."""
 
 
 class _Step(Generic[T]):

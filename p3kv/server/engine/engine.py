@@ -35,7 +35,7 @@ class Engine:
         consistency: Consistency,
         pool: Optional[BufferPool] = None,
         deterministic: bool = False,
-        clipping: Optional[Clipping[SliceState]] = None,
+        clipping: Optional[Clipping[Unit]] = None,
     ) -> None:
         """`clipping` is that of all stores; by default nothing is clipped."""
         self.rules = Rules(consistency, pool or BufferPool(), deterministic, clipping)
@@ -106,7 +106,7 @@ class Engine:
         if plan.consistency.own_rounds:
             if plan.optimizer is None:
                 holds.append(_lacks_optimizer)
-        elif not plan.layout.touched_only:
+        else:
             if plan.sums_on_hosts:
                 holds.append(_lacks_host_sum)
             if self.rules.clips:
@@ -256,13 +256,12 @@ def _lacks_host_sum(unit: Unit, current: Round) -> bool:
     return bool(current.owing)
 
 
-def _lacks_scale(state: SliceState, current: Round[SliceSum]) -> bool:
-    """Whether the norm of the round's step is not known; what it takes of the slice for that is
+def _lacks_scale(unit: Unit, current: Round) -> bool:
+    """Whether the norm of the round's step is not known; what it takes of the unit for that is
     given once."""
-    clipping = state.plan.rules.clipping
-    if clipping.is_new(current.step, state):
-        total = current.sum.total().array if state.has_gradient(current) else None
-        clipping.hold(current.step, state, state.length, total)
+    clipping = unit.plan.rules.clipping
+    if clipping.is_new(current.step, unit):
+        clipping.hold(current.step, unit, unit.size_elems, unit.summed(current))
     return clipping.holds(current.step)
 
 

@@ -59,6 +59,10 @@ class RowsKey(Unit):
         """What ends rounds by itself."""
         return (self,)
 
+    @property
+    def size_elems(self) -> int:
+        return self.plan.kept_elems
+
     def most_rows(self, slice_size: int) -> int:
         """How many rows a frame has at most."""
         return self.plan.layout.full_slice_elems(slice_size) // self.row_elems
@@ -116,9 +120,17 @@ class RowsKey(Unit):
 
     # Rounds.
 
+    def summed(self, current: Round[RowsOfRound]) -> Optional[np.ndarray]:
+        if current.sum.empty:
+            return None
+        elements: np.ndarray = current.sum.between(0, self.rows).elements.reshape(-1)
+        return elements
+
     def update(self, current: Round[RowsOfRound]) -> bool:
         self.before_change()
-        if current.number > INITIAL_ROUND and not current.sum.empty:
+        if current.sum.empty:
+            self.scale(current, None)
+        elif current.number > INITIAL_ROUND:
             self._update(current, self.rows, ends=True)
         return not current.sum.empty
 
@@ -136,6 +148,7 @@ class RowsKey(Unit):
             or following.sum.empty
             or self.round < INITIAL_ROUND
             or not isinstance(ledger, SharedRounds)
+            or self.plan.rules.clips
         ):
             return
         pushes, missing = following.sum.pushes, ledger.missing(following)
@@ -156,6 +169,8 @@ class RowsKey(Unit):
         if checks_finite:
             check_sum(elements, self.name, current.number)
         current.sum.updated_rows = end
+        if ends:
+            self.scale(current, elements)
         optimizer, step = self.plan.optimizer, self.plan.update_step(current)
         if optimizer is None:
             self.value[self._summed] = 0

@@ -54,6 +54,13 @@ class SliceState(Unit):
     def name(self) -> str:
         return f"{self.plan.called}, slice {self.index}"
 
+    @property
+    def size_elems(self) -> int:
+        return self.length
+
+    def summed(self, current: Round[SliceSum]) -> Optional[np.ndarray]:
+        return current.sum.total().array if self.has_gradient(current) else None
+
     def begin_at(self, round: int, value: np.ndarray) -> None:
         """Takes the value of a round over from slices of another size."""
         self.value = self.plan.rules.pool.get(self.length, self.plan.dtype)
@@ -95,7 +102,7 @@ class SliceState(Unit):
             self._replace_value(total, current.number)
         else:
             value = self._value_to_change()
-            self._scale(current, total.array)
+            self.scale(current, total.array)
             step = self.plan.update_step(current)
             optimizer.update(self.plan.declared, self.index, value.array, total.array, step)
             total.retire()
@@ -110,7 +117,7 @@ class SliceState(Unit):
         self.ready_s = current.ready_s
         if self.has_gradient(current):
             return True
-        self._scale(current, None)
+        self.scale(current, None)
         return False
 
     def _replace_value(self, total: Buffer, round_: int) -> None:
@@ -130,11 +137,6 @@ class SliceState(Unit):
             value = self.value = self.plan.rules.pool.cast(value, self.plan.dtype)
         return value
 
-    def _scale(self, current: Round[SliceSum], total: Optional[np.ndarray]) -> None:
-        clipping = self.plan.rules.clipping
-        if clipping.steps and not self.plan.consistency.own_rounds:
-            clipping.scale(current.step, self.length, total)
-
 
 def update_together(states: Sequence[SliceState], rounds: Sequence[Round[SliceSum]]) -> bool:
     """As `SliceState.update`, of all slices of a key: with one update of the whole tensor."""
@@ -149,7 +151,7 @@ def update_together(states: Sequence[SliceState], rounds: Sequence[Round[SliceSu
         return False
     totals = [current.sum.total() for current in rounds]
     for state, current, total in zip(states, rounds, totals):
-        state._scale(current, total.array)
+        state.scale(current, total.array)
     joined = np.concatenate([total.array for total in totals])
     for total in totals:
         total.retire()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, List
+from typing import Any, List, Optional
+
+import numpy as np
 
 from p3kv.server.engine.ledger import Ledger
 from p3kv.server.engine.plan import KeyPlan
@@ -26,6 +28,22 @@ class Unit(ABC):
     @abstractmethod
     def name(self) -> str:
         """The unit's name in messages."""
+
+    @property
+    @abstractmethod
+    def size_elems(self) -> int:
+        """How many elements the value has."""
+
+    @abstractmethod
+    def summed(self, current: Round) -> Optional[np.ndarray]:
+        """The elements of a complete round's sum that are not left out for being 0, flat; None if
+        no worker had a gradient."""
+
+    def scale(self, current: Round, total: Optional[np.ndarray]) -> None:
+        """Scales the sum of a round that ends, if its step is clipped."""
+        clipping = self.plan.rules.clipping
+        if clipping.steps and not self.plan.consistency.own_rounds:
+            clipping.scale(current.step, self.size_elems, total)
 
     @abstractmethod
     def update(self, current: Round) -> bool:
