@@ -378,3 +378,20 @@ def test_a_worker_goes_on_with_older_values_of_all_slices_of_a_whole_tensor() ->
         job.finish()
         assert ahead.under_way == 0
         np.testing.assert_array_equal(targets[1], values(2, 1, whole=True)[1])
+
+
+def test_a_server_looks_at_its_sockets_between_two_slices_of_a_clipped_step() -> None:
+    """All of them may end when the norm is known, and the first values are needed first."""
+    with closing(Training(1, 1)) as job:
+        worker, key = job.workers[0], job.keys["often"][0]
+        worker.call(key, INITIAL_ROUND, np.ones(SIZE, np.float32), None)
+        job.finish()
+        worker.traffic.clipping.begin(1)
+        worker.call(key, 1, gradient(0, 1), None)
+        worker.traffic.clipping.pushed(ClippedStep(0, 1, 1, 1e9, dict(key.runs)))
+        consumer = job.servers[0].consumer
+        while not any(state.round for state in consumer.engine.units()):
+            function, *arguments = next(job.events())
+            function(*arguments)
+        assert sorted(state.round for state in consumer.engine.units()) == [0, 1]
+        job.finish()

@@ -163,7 +163,7 @@ class Consumer:
                 raise ProtocolError(
                     f"it sent {header.payload_bytes} bytes for {state.name} {instead}"
                 )
-            return Landing(None, partial(self._arrived, connection, header, key, state, None))
+            return Landing(None, partial(self._arrived, connection, header, state, None))
         if header.flags & ENCODED:
             gradient = self._buffer_of_encoded(state, header)
             memory = gradient.bytes[: header.payload_bytes]
@@ -178,7 +178,7 @@ class Consumer:
                 )
             gradient = self._pool.get(state.length, dtype)
             memory = gradient.bytes
-        arrived = partial(self._arrived, connection, header, key, state, gradient)
+        arrived = partial(self._arrived, connection, header, state, gradient)
         return Landing(memory, traced_arrival(self.tracer, header, arrived))
 
     def land_pull(self, connection: Connection, header: Header) -> Landing:
@@ -199,14 +199,11 @@ class Consumer:
         self,
         connection: Connection,
         header: Header,
-        key: ServerKey,
         state: SliceState,
         gradient: Optional[Buffer],
     ) -> None:
         ready_s = self._readiness.ready_s(header.rank, header.time_us)
-        self._add(
-            connection, header, partial(self._push, header, key, state, gradient, ready_s), state
-        )
+        self._add(connection, header, partial(self._push, header, state, gradient, ready_s), state)
 
     def _ask(self, connection: Connection, header: Header) -> None:
         self._queue_frame(
@@ -229,7 +226,10 @@ class Consumer:
         self, connection: Connection, rank: int, unit: Unit, step: int, priority: int
     ) -> None:
         """Has the complete rounds of a unit end, by urgency, as if a worker's push had come."""
-        header = Header(Kind.PUSH, 0, rank, unit.plan.key_id, 0, unit.round + 1, step, priority, 0)
+        header = Header(
+            Kind.PUSH, 0, rank, unit.plan.key_id, 0, unit.round + 1, step, priority,
+            unit.size_elems * unit.plan.dtype.itemsize,
+        )  # fmt: skip
         self._queue_frame(_Frame(connection, header, partial(self._settle, unit), unit, 0))
 
     # Steps whose gradients are clipped.
@@ -299,7 +299,6 @@ class Consumer:
     def _push(
         self,
         header: Header,
-        key: ServerKey,
         state: SliceState,
         gradient: Optional[Buffer],
         ready_s: float,
