@@ -350,3 +350,20 @@ def test_a_worker_refuses_rows_that_nobody_waits_for() -> None:
             job.finish()
     finally:
         job.close()
+
+
+def test_rows_asked_for_when_worker_0_has_left_without_giving_any_end_the_job() -> None:
+    """And not only where the request came before worker 0 left."""
+    job = Job(2, 1, 6)
+    try:
+        keys = job.declare("w", ROWS, COLUMNS, layout="touched_rows")
+        job.workers[0].leave()
+        job.finish()
+        assert job.servers[0].failures == []
+        job.pull(1, keys[1], INITIAL_ROUND, np.zeros((ROWS, COLUMNS), np.float32), {})
+        job.finish()
+        [failure] = job.servers[0].failures
+        assert failure.rank == 0
+        assert "key 'w' has no initial value for worker 1" in failure.reason
+    finally:
+        job.close()

@@ -114,7 +114,7 @@ class Consumer:
         self.values = Values(lambda: self.rank, workers, lambda: self.tracer, worked_s)
         self.rows = RowsTraffic(
             lambda: self.rank, workers, self._rows_key, self._terms, self._add, self._settle,
-            lambda: self.tracer,
+            self._asked, lambda: self.tracer,
         )  # fmt: skip
         self.checkpoints = Checkpoints(lambda: self.rank, self.engine.keys, call_soon)
         self.states = States(lambda: self.rank, self._key, on_lost, fail)
@@ -402,6 +402,10 @@ class Consumer:
         key.check_ahead(header.round, header.rank)
         for state in key.slices(header.round):
             self.values.answer(state, Pull(connection, header, time.monotonic()))
+        self._asked()
+
+    def _asked(self) -> None:
+        """Ends the job if what was asked for can't come any more."""
         if self._workers.done:
             self.waiting.check_initial_values()
 

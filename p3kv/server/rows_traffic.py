@@ -98,16 +98,19 @@ class RowsTraffic:
         terms: TermsByRound,
         enqueue: Enqueue,
         settle: Callable[[Unit], None],
+        asked: Callable[[], None],
         tracer: Callable[[], Tracer],
     ) -> None:
         """`rank()` and `tracer()` are this server's; `key(header)` is the key of which a frame
-        speaks. `settle(key)` ends the rounds that are complete."""
+        speaks. `settle(key)` ends the rounds that are complete; `asked()` is called when a request
+        has been answered, or waits."""
         self._rank = rank
         self._workers = workers
         self._key = key
         self._terms = terms
         self._enqueue = enqueue
         self._settle = settle
+        self._asked = asked
         self._tracer = tracer
         self._values: Dict[int, _Values] = {}
 
@@ -175,7 +178,7 @@ class RowsTraffic:
     def _ask(self, key: RowsKey, pull: _Pull) -> None:
         key.check_ahead(pull.request.round, pull.request.rank)
         self._pull(key, pull)
-        self._settle(key)
+        self._asked()
 
     def _pull(self, key: RowsKey, pull: _Pull) -> None:
         """Answers a pull as soon as the value is new enough."""

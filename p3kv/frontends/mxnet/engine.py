@@ -240,10 +240,10 @@ def _place_of_variable() -> Optional[int]:
     known.wait_to_read()
     chunk = _word(known.handle.value)
     try:
-        # What is no address must not be read as one.
+        # What is no address must not be read as one, nor what is behind a chunk that is small.
         with open("/proc/self/mem", "rb", buffering=0) as memory:
-            places = [p for p in range(0, _CHUNK_BYTES, _WORD_BYTES) if _word(chunk + p)]
-            found = [p for p in places if _read(memory, _word(chunk + p)) in tables]
+            places = range(0, _CHUNK_BYTES, _WORD_BYTES)
+            found = [p for p in places if _read(memory, _read(memory, chunk + p)) in tables]
     except OSError:
         return None
     if len(found) != 1:

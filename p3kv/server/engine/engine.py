@@ -86,8 +86,8 @@ class Engine:
     def begin_clipped(self, step: int) -> None:
         """Holds a step's rounds until it is known how its gradients are scaled."""
         self.rules.clipping.begin(step)
-        if not self.rules.clips:
-            self.rules.clips = self.rules.leavers.clips = True
+        if not self.rules.leavers.clips:
+            self.rules.leavers.clips = True
             for key in self.keys.values():
                 self._plan_holds(key.plan)
 
@@ -109,7 +109,7 @@ class Engine:
         else:
             if plan.sums_on_hosts:
                 holds.append(_lacks_host_sum)
-            if self.rules.clips:
+            if self.rules.leavers.clips:
                 holds.append(_lacks_scale)
         optimizer = plan.optimizer
         if optimizer is not None and optimizer.whole_tensors and not plan.layout.touched_only:

@@ -41,8 +41,6 @@ class Rules:
         """Whether nan and infinity in a sum raise NotFinite. What is checked is the sum after each
         push, since the first one that is bad says whose gradient it was."""
         self.clipping = Clipping(lambda step, squares: None) if clipping is None else clipping
-        self.clips = False
-        """Whether a step's gradients have been clipped."""
         self.leavers = Leavers()
         self.optimizers: Dict[int, Optimizer] = {}
         """By the store's number. In a store without an optimizer, a round's sum is its value."""

@@ -148,7 +148,7 @@ class RowsKey(Unit):
             or following.sum.empty
             or self.round < INITIAL_ROUND
             or not isinstance(ledger, SharedRounds)
-            or self.plan.rules.clips
+            or self.plan.rules.leavers.clips
         ):
             return
         pushes, missing = following.sum.pushes, ledger.missing(following)
