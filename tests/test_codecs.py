@@ -249,7 +249,7 @@ def test_a_worker_refuses_values_that_the_key_s_codec_does_not_make(payload_byte
         worker.begin()
         header = Header(Kind.UPDATED, ENCODED, 0, key.key_id, 0, 1, 1, 0, payload_bytes)
         with pytest.raises(ProtocolError, match=f"{payload_bytes} encoded bytes"):
-            worker.exchange.land(worker.servers[0], header)
+            worker.traffic.slices.land(worker.servers[0], header)
 
 
 # Whole jobs.

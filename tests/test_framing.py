@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p3kv.errors import ProtocolError
-from p3kv.wire.framing import FrameReader, FrameWriter, Landing
+from p3kv.wire.framing import Frame, FrameReader, FrameWriter, Landing
 from p3kv.wire.header import HEADER_BYTES, Header, Kind, pack_header, unpack_header
 
 BATCH_BYTES = 16 * 1024
@@ -108,7 +108,7 @@ def test_frames_arrive_whole_and_in_place_however_the_bytes_are_cut(
     payloads = {}
     for number, (priority, payload_bytes) in enumerate(described):
         header, payloads[number] = frame(number, priority, payload_bytes)
-        writer.push(priority, header, payloads[number])
+        writer.push(Frame(priority, header, payloads[number]))
     stream.take_all(forever(sending))
     sink.receive(bytes(stream.data), forever(receiving))
 
@@ -194,7 +194,7 @@ class Model:
         header, payload = frame(number, priority, payload_bytes)
         self.sizes.append(len(header) + payload_bytes)
         self.waiting.append((priority, number))
-        self.writer.push(priority, header, payload, self._on_sent(number))
+        self.writer.push(Frame(priority, header, payload, self._on_sent(number)))
 
     def _on_sent(self, number: int) -> Callable[[], None]:
         def on_sent() -> None:
@@ -269,17 +269,17 @@ def test_begun_frames_are_finished_and_the_most_urgent_of_the_rest_begins_next(
 def test_small_frames_go_together() -> None:
     writer = FrameWriter()
     for number in range(50):
-        writer.push(0, *frame(number, 0, 64))
+        writer.push(Frame(0, *frame(number, 0, 64)))
     assert sum(len(buffer) for buffer in writer.buffers()) == 50 * (64 + HEADER_BYTES)
 
 
 def test_an_urgent_frame_overtakes_all_that_has_not_begun() -> None:
     writer = FrameWriter()
     for number in range(3):
-        writer.push(0, *frame(number, 0, 40_000))
+        writer.push(Frame(0, *frame(number, 0, 40_000)))
     stream = Stream(writer)
     stream.take(1)
-    writer.push(9, *frame(3, 9, 8))
+    writer.push(Frame(9, *frame(3, 9, 8)))
     stream.take_all(forever([1 << 20]))
     sink = Sink()
     sink.receive(bytes(stream.data), forever([1 << 20]))
@@ -289,8 +289,8 @@ def test_an_urgent_frame_overtakes_all_that_has_not_begun() -> None:
 def test_a_writer_says_how_urgent_it_is_and_that_a_begun_frame_goes_before_all() -> None:
     writer = FrameWriter()
     assert not writer
-    writer.push(-5, *frame(0, -5, 40_000))
-    writer.push(4, *frame(1, 4, 40_000))
+    writer.push(Frame(-5, *frame(0, -5, 40_000)))
+    writer.push(Frame(4, *frame(1, 4, 40_000)))
     assert writer
     assert writer.top_priority() == 4
     Stream(writer).take(1)
@@ -302,7 +302,7 @@ def test_a_writer_says_how_urgent_it_is_and_that_a_begun_frame_goes_before_all()
 def test_no_more_buffers_are_begun_than_one_system_call_takes() -> None:
     writer = FrameWriter()
     for number in range(2000):
-        writer.push(0, *frame(number, 0, 1))
+        writer.push(Frame(0, *frame(number, 0, 1)))
     assert len(writer.buffers()) <= 1024  # IOV_MAX
 
 

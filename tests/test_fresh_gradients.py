@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p3kv.server.optimizer import Optimizer
+from p3kv.wire.framing import Frame
 from p3kv.wire.header import INITIAL_ROUND, NO_GRADIENT, Kind, pack_header
 from p3kv.wire.messages import Terms
 from p3kv.worker.transfers import Transfer
@@ -144,6 +145,6 @@ def test_a_server_refuses_what_can_t_be_without_a_gradient(
             Kind.PUSH, 0, key=key.key_id, round=round_, step=round_, flags=NO_GRADIENT,
             payload_bytes=len(payload),
         )  # fmt: skip
-        worker.servers[0].writer.push(0, header, memoryview(payload))
+        worker.servers[0].writer.push(Frame(0, header, memoryview(payload)))
         with pytest.raises(Exception, match=refusal):
             job.finish()

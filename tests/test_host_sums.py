@@ -22,6 +22,7 @@ from p3kv.common.registry import Choice
 from p3kv.consistency import BulkSynchronous
 from p3kv.errors import ConfigError, P3Error, ProtocolError
 from p3kv.server.optimizer import Optimizer
+from p3kv.wire.framing import Frame
 from p3kv.wire.header import (
     CARRIES,
     ENCODED,
@@ -36,7 +37,7 @@ from p3kv.wire.loop import Loop
 from p3kv.wire.messages import CodecChoices, SharedMemory, Terms
 from p3kv.worker import neighbours
 from p3kv.worker.neighbours import Neighbours
-from p3kv.worker.shared_memory import OwnMemory, TheirMemory
+from p3kv.worker.routes.shared_memory import OwnMemory, TheirMemory
 from tests.in_memory import Adding, AddingWhole, Job
 from tests.jobs import DEADLINE_S, SCRIPTS, JobResult, end, held_port, results, run_job, start_role
 from tests.test_exactness import summed_in_rank_order
@@ -134,11 +135,11 @@ def test_the_sum_of_a_host_is_rounded_once_and_travels_once(
         zeros, targets = np.zeros(SIZE, dtype), [np.empty(SIZE, dtype) for _ in keys]
         job.workers[0].call(keys[0], INITIAL_ROUND, zeros, None)
         job.finish()
-        before = sum(worker.exchange.counts["bytes_sent"] for worker in job.workers)
+        before = sum(worker.traffic.counts["bytes_sent"] for worker in job.workers)
         for worker, key, gradient_, target in zip(job.workers, keys, gradients, targets):
             worker.call(key, 1, np.full(SIZE, gradient_, dtype), target)
         job.finish()
-        sent = sum(worker.exchange.counts["bytes_sent"] for worker in job.workers) - before
+        sent = sum(worker.traffic.counts["bytes_sent"] for worker in job.workers) - before
         for target in targets:
             np.testing.assert_array_equal(target, np.full(SIZE, total, dtype))
         assert sent / SIZE == pytest.approx(sent_bytes, rel=0.01)
@@ -319,7 +320,7 @@ def test_what_a_neighbour_or_a_server_may_not_say_of_sums() -> None:
             with pytest.raises(ProtocolError, match="for which nobody waits"):
                 hear(Kind.VALUE, index, round_)
         update = Header(Kind.UPDATED, 0, 0, key.key_id, other.index, 1, 1, 0, 4 * other.length)
-        landing = worker.exchange.land(worker.servers[0], update)
+        landing = worker.traffic.slices.land(worker.servers[0], update)
         with pytest.raises(ProtocolError, match="another worker of this host has asked"):
             landing.arrived()
 
@@ -344,7 +345,7 @@ def test_a_server_refuses_sums_that_can_t_be_right(
             Kind.PUSH, 0, key=key.key_id, round=round_, step=round_, flags=flags,
             payload_bytes=len(payload),
         )  # fmt: skip
-        worker.servers[0].writer.push(0, header, memoryview(payload))
+        worker.servers[0].writer.push(Frame(0, header, memoryview(payload)))
         with pytest.raises(Exception, match=refusal):
             job.finish()
 

@@ -13,6 +13,7 @@ import pytest
 
 from p3kv.transport import SocketLink
 from p3kv.wire.connection import Connection
+from p3kv.wire.framing import Frame
 from p3kv.wire.header import HEADER_BYTES, Kind, pack_header
 from p3kv.wire.loop import Loop
 from p3kv.wire.protocol import FROM_SERVERS, Conversation
@@ -202,7 +203,7 @@ def _connected(loop: Loop) -> Tuple[Connection, socket.socket]:
 
 def _queue(connection: Connection, priority: int, size_bytes: int) -> None:
     header = pack_header(Kind.PUSH, 0, payload_bytes=size_bytes)
-    connection.writer.push(priority, header, memoryview(bytes(size_bytes)))
+    connection.writer.push(Frame(priority, header, memoryview(bytes(size_bytes))))
 
 
 def test_what_overtakes_a_more_urgent_frame_on_a_full_connection_is_counted(loop: Loop) -> None:
@@ -249,7 +250,7 @@ def test_of_frames_as_urgent_that_goes_whose_connection_has_sent_nothing_for_lon
     def queue(*numbers: int) -> None:
         for number in numbers:
             header = pack_header(Kind.PUSH, 0)
-            connections[number].writer.push(0, header, None, partial(order.append, number))
+            connections[number].writer.push(Frame(0, header, None, partial(order.append, number)))
 
     for numbers in ((2, 1, 0), (0,), (0, 1, 2)):
         loop.call_soon(queue, *numbers)

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from p3kv.consistency import ASYNCHRONOUS, Asynchronous, BulkSynchronous, consistency_of_key
 from p3kv.errors import ConfigError, P3Error, ProtocolError
 from p3kv.server.optimizer import Optimizer
+from p3kv.wire.framing import Frame
 from p3kv.wire.header import INITIAL_ROUND, URGENT, Header, Kind, pack_header
 from p3kv.wire.messages import Terms
 from tests.in_memory import OWN_STORE, Adding, AddingWhole
@@ -190,12 +191,12 @@ def test_a_worker_that_has_left_is_missed_by_nobody_unless_it_owes_the_first_val
         (server,) = job.servers
         job.set_optimizers()
         job.initialise()
-        job.workers[0].servers[0].writer.push(URGENT, pack_header(Kind.BYE, 0))
+        job.workers[0].servers[0].writer.push(Frame(URGENT, pack_header(Kind.BYE, 0)))
         job.finish()
         assert not np.isnan(job.push(1, 1)).any()
         assert server.failures == []
     with closing(Alone(2, 1)) as job:
-        job.workers[0].servers[0].writer.push(URGENT, pack_header(Kind.BYE, 0))
+        job.workers[0].servers[0].writer.push(Frame(URGENT, pack_header(Kind.BYE, 0)))
         job.push(1, 1)
         assert {failure.rank for failure in job.servers[0].failures} == {0}
 

@@ -17,6 +17,7 @@ from experiments.models import load
 from p3kv.report.forecast import bound
 from p3kv.transport import SocketLink
 from p3kv.wire.connection import Connection
+from p3kv.wire.framing import Frame
 from p3kv.wire.header import Kind, pack_header
 from p3kv.wire.loop import Loop
 from p3kv.wire.protocol import FROM_SERVERS, Conversation
@@ -51,7 +52,7 @@ class Peer:
         payload = memoryview(bytes(CREDIT_BYTES))
         for _ in range(frames):
             header = pack_header(Kind.PUSH, 0, payload_bytes=len(payload))
-            self.connection.writer.push(0, header, payload)
+            self.connection.writer.push(Frame(0, header, payload))
 
     @property
     def credits(self) -> float:

@@ -16,10 +16,11 @@ from p3kv.errors import P3Error, ProtocolError
 from p3kv.server.engine import Engine, RowsKey
 from p3kv.server.engine.plan import KeyPlan
 from p3kv.server.engine.row_sums import RowSum
+from p3kv.wire.framing import Frame
 from p3kv.wire.header import INITIAL_ROUND, NAMED, URGENT, Kind, pack_header
 from p3kv.wire.messages import DeclaredKey
 from p3kv.wire.rows import NUMBER, Rows
-from p3kv.worker.rows import RowsPull, RowsPush
+from p3kv.worker.routes import RowsPull, RowsPush
 from tests import in_memory
 from tests.engines import end_round, missing
 from tests.jobs import run_job
@@ -331,7 +332,7 @@ def test_a_server_refuses_frames_of_rows_that_can_not_be_right(sent: dict, why: 
         job.declare("w", ROWS, COLUMNS, layout="touched_rows")
         header = pack_header(rank=0, **sent)
         payload = memoryview(bytearray(sent.get("payload_bytes", 0)))
-        job.workers[0].servers[0].writer.push(URGENT, header, payload)
+        job.workers[0].servers[0].writer.push(Frame(URGENT, header, payload))
         with pytest.raises(P3Error, match=why):
             job.finish()
     finally:
@@ -345,7 +346,7 @@ def test_a_worker_refuses_rows_that_nobody_waits_for() -> None:
         job.push(0, keys[0], INITIAL_ROUND, rows(list(range(ROWS)), 0))
         job.finish()
         header = pack_header(Kind.ROWS, 0, slice=1, step=3)
-        job.servers[0].connections[0].writer.push(URGENT, header)
+        job.servers[0].connections[0].writer.push(Frame(URGENT, header))
         with pytest.raises(P3Error, match="nobody waits for"):
             job.finish()
     finally:

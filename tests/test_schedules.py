@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from p3kv.consistency import BulkSynchronous, Consistency
 from p3kv.errors import ProtocolError
 from p3kv.server.optimizer import Optimizer
+from p3kv.wire.framing import Frame
 from p3kv.wire.header import INITIAL_ROUND, Header, Kind, pack_header
 from p3kv.wire.messages import Terms
 from p3kv.worker.clipping import ClippedStep
@@ -245,10 +246,10 @@ def test_a_slice_counts_once_and_only_from_the_server_that_keeps_it() -> None:
             Kind.UPDATED, 0, first.server, key.key_id, first.index, 1, 1, 0, first.length * 4
         )
         with pytest.raises(ProtocolError, match=f"or in place of server {first.server}"):
-            worker.exchange.land(peers[1 - first.server], frame)
-        worker.exchange.land(peers[first.server], frame)
+            worker.traffic.slices.land(peers[1 - first.server], frame)
+        worker.traffic.slices.land(peers[first.server], frame)
         with pytest.raises(ProtocolError, match="twice in round 1"):
-            worker.exchange.land(peers[first.server], frame)
+            worker.traffic.slices.land(peers[first.server], frame)
 
 
 def test_a_pull_after_slices_have_another_size_and_before_their_first_round() -> None:
@@ -329,7 +330,7 @@ def test_a_worker_has_left_when_its_last_push_is_added_up_and_not_before() -> No
                 worker.call(keys[rank], round_, gradient(rank, round_), None)
                 worker.begin()
                 if last:
-                    worker.servers[0].writer.push(-1 << 62, pack_header(Kind.BYE, rank))
+                    worker.servers[0].writer.push(Frame(-1 << 62, pack_header(Kind.BYE, rank)))
                 job.carry_all(worker.servers[0])
             if round_ == 1:
                 # Of worker 1's slices, which have all come, some wait when worker 0's are added.

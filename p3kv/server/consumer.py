@@ -33,7 +33,7 @@ from p3kv.server.values import Values
 from p3kv.server.waiting import Pull, Waiting
 from p3kv.server.workers import Workers
 from p3kv.wire.connection import Connection
-from p3kv.wire.framing import Landing
+from p3kv.wire.framing import Frame, Landing
 from p3kv.wire.header import (
     CARRIES,
     ENCODED,
@@ -246,7 +246,7 @@ class Consumer:
         words = memoryview(encode(Squares(squares)))
         header = pack_header(Kind.SQUARES, self.rank, step=step, payload_bytes=len(words))
         if self._workers.listens(connection):
-            connection.writer.push(URGENT, header, words)
+            connection.writer.push(Frame(URGENT, header, words))
 
     # What the consumer does with them.
 

@@ -8,24 +8,24 @@ from typing import Callable, Dict, List, NamedTuple, Optional
 
 import numpy as np
 
-from p3kv.common.trace import UNKNOWN, Tracer, now_ns
+from p3kv.common.trace import Tracer, now_ns
 from p3kv.errors import ProtocolError
 from p3kv.server.engine import RowsKey, Unit
 from p3kv.server.spans import trace_sum
 from p3kv.server.workers import Workers
 from p3kv.wire.connection import Connection
-from p3kv.wire.framing import Landing
+from p3kv.wire.framing import Frame, Landing
 from p3kv.wire.header import INITIAL_ROUND, NAMED, NO_GRADIENT, Header, Kind, pack_header
 from p3kv.wire.queue import urgency
 from p3kv.wire.rows import NUMBER, Rows, check_numbers, check_size, pieces, unpacked
-from p3kv.wire.spans import traced_arrival, traced_departure
+from p3kv.wire.spans import trace_departure, traced_arrival
 from p3kv.wire.terms import TermsByRound
 
 Enqueue = Callable[[Connection, Header, Callable[[], None], Unit], None]
 """Has the consumer call a function when a frame's turn comes."""
 
 
-class _Frame:
+class _SharedFrame:
     """Some rows of a value for one worker or several, copied when the first of them gets it."""
 
     def __init__(self, key: RowsKey, numbers: np.ndarray) -> None:
@@ -35,12 +35,10 @@ class _Frame:
         self.waiting = 0
         """By how many workers."""
 
-    def queue(
-        self, connection: Connection, urgent: int, header: bytes, tracer: Tracer, *traced: int
-    ) -> None:
+    def queued(self, urgent: int, header: bytes) -> Frame:
+        """What brings the rows to one worker."""
         self.waiting += 1
-        frame = traced_departure(tracer, self._payload, self._sent, self._key.plan.key_id, *traced)
-        connection.writer.push(urgent, header, *frame)
+        return Frame(urgent, header, self._payload, self._sent)
 
     def copy_if_needed(self) -> None:
         """To be called before the value changes."""
@@ -74,9 +72,9 @@ class _Values:
     def __init__(self, key: RowsKey) -> None:
         self.key = key
         self.waiting: List[_Pull] = []
-        self.shared: Dict[int, List[_Frame]] = {}
+        self.shared: Dict[int, List[_SharedFrame]] = {}
         """By the round since which rows have changed. Workers ask for the same."""
-        self.frames: List[_Frame] = []
+        self.frames: List[_SharedFrame] = []
         """All that may not have left."""
 
     def value_changes(self) -> None:
@@ -195,13 +193,12 @@ class RowsTraffic:
             Kind.ROWS, self._rank(), key=request.key, slice=len(frames), round=key.round,
             step=request.slice, priority=request.priority,
         )  # fmt: skip
-        for frame in frames:
-            frame.queue(
-                pull.connection, urgent, header, self._tracer(), request.rank, key.round, UNKNOWN,
-                len(frames), request.priority,
-            )  # fmt: skip
+        for shared in frames:
+            frame = shared.queued(urgent, header)
+            trace_departure(self._tracer(), frame, request.rank)
+            pull.connection.writer.push(frame)
 
-    def _frames(self, key: RowsKey, pull: _Pull) -> List[_Frame]:
+    def _frames(self, key: RowsKey, pull: _Pull) -> List[_SharedFrame]:
         values = self._values[pull.request.key]
         if pull.request.flags & NAMED:
             return self._cut(values, pull.words)
@@ -211,13 +208,13 @@ class RowsTraffic:
             frames = values.shared[since] = self._cut(values, key.changed_since(since))
         return frames
 
-    def _cut(self, values: _Values, numbers: np.ndarray) -> List[_Frame]:
+    def _cut(self, values: _Values, numbers: np.ndarray) -> List[_SharedFrame]:
         key = values.key
         slice_size = self._terms.of(
             self._terms.generation(max(key.round, INITIAL_ROUND))
         ).slice_size
         most = key.most_rows(slice_size)
-        frames = [_Frame(key, numbers[piece]) for piece in pieces(len(numbers), most)]
+        frames = [_SharedFrame(key, numbers[piece]) for piece in pieces(len(numbers), most)]
         values.frames = [frame for frame in values.frames if frame.waiting] + frames
         return frames
 

@@ -10,7 +10,7 @@ from p3kv.errors import ProtocolError, in_one_line
 from p3kv.server.engine import Key
 from p3kv.server.optimizer import State
 from p3kv.wire.connection import Connection
-from p3kv.wire.framing import Landing, message_landing
+from p3kv.wire.framing import Frame, Landing, message_landing
 from p3kv.wire.header import URGENT, WHOLE_TENSOR, Header, Kind, pack_header
 from p3kv.wire.messages import StateOutline
 from p3kv.wire.states import ArrivingState, PlainState, queue_state
@@ -139,7 +139,7 @@ class States:
             self._fail(f"the optimizer can't take a state: {in_one_line(error)}", header.round)
             return
         loaded = pack_header(Kind.LOADED, self._rank(), header.key, round=header.round)
-        connection.writer.push(URGENT, loaded)
+        connection.writer.push(Frame(URGENT, loaded))
 
 
 def _whole(header: Header) -> bool:

@@ -16,7 +16,7 @@ from p3kv.server.stalls import Stalls
 from p3kv.server.workers import Workers
 from p3kv.slicing import value_credit_bytes
 from p3kv.wire.connection import Connection
-from p3kv.wire.framing import Landing, message_landing
+from p3kv.wire.framing import Frame, Landing, message_landing
 from p3kv.wire.header import (
     INITIAL_ROUND,
     LAST,
@@ -127,7 +127,7 @@ class Traffic:
     def _challenge(self, connection: Connection, hello: Header) -> None:
         words = memoryview(self._workers.challenge(connection, hello))
         header = pack_header(Kind.CHALLENGE, self.rank, payload_bytes=len(words))
-        connection.writer.push(URGENT, header, words)
+        connection.writer.push(Frame(URGENT, header, words))
 
     def _proof(self, connection: Connection, header: Header) -> Landing:
         words = memoryview(bytearray(header.payload_bytes))
@@ -163,7 +163,7 @@ class Traffic:
             return
         for kind, words in ((Kind.ORDER, self._order), (Kind.RESUMED, self._resumed_from)):
             if words is not None:
-                connection.writer.push(URGENT, self._header(kind, words), words)
+                connection.writer.push(Frame(URGENT, self._header(kind, words), words))
 
     def _bye(self, connection: Connection, header: Header) -> Landing:
         return Landing(None, partial(self._let_go, connection, header.rank))
@@ -172,7 +172,7 @@ class Traffic:
         self._workers.end(rank)
         self._announce_open_step()
         self._consumer.worker_left(rank)
-        connection.writer.push(LAST, pack_header(Kind.BYE, self.rank))
+        connection.writer.push(Frame(LAST, pack_header(Kind.BYE, self.rank)))
 
     # What a worker says of its keys, and what rank 0 says for all.
 
@@ -259,7 +259,7 @@ class Traffic:
         connection = self._workers.connections[0]
         if self._workers.listens(connection):
             words = memoryview(encode(Written(step, problem)))
-            connection.writer.push(URGENT, self._header(Kind.WRITTEN, words), words)
+            connection.writer.push(Frame(URGENT, self._header(Kind.WRITTEN, words), words))
 
     def _resumed(self, connection: Connection, header: Header) -> Landing:
         words = memoryview(bytearray(header.payload_bytes))
@@ -289,7 +289,7 @@ class Traffic:
     def _probe(self, connection: Connection, header: Header) -> Landing:
         echo = self._scratch[: header.payload_bytes]
         answer = pack_header(Kind.PROBE, self.rank, payload_bytes=len(echo))
-        return Landing(echo, partial(connection.writer.push, URGENT, answer, echo))
+        return Landing(echo, partial(connection.writer.push, Frame(URGENT, answer, echo)))
 
     def _tell_stall(self, stalled: Stalled) -> None:
         words = memoryview(encode(stalled))

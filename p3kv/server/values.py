@@ -9,10 +9,11 @@ from p3kv.server.engine import Ended, SliceState
 from p3kv.server.waiting import Pull, Pulls
 from p3kv.server.workers import Workers
 from p3kv.wire.connection import Connection
+from p3kv.wire.framing import Frame
 from p3kv.wire.header import NO_GRADIENT, URGENT, Kind, clock_us, pack_header, with_time
 from p3kv.wire.messages import UNKNOWN
 from p3kv.wire.queue import urgency
-from p3kv.wire.spans import traced_departure
+from p3kv.wire.spans import trace_departure
 
 
 class Values:
@@ -49,7 +50,7 @@ class Values:
                 round=ended.round, step=ended.step, priority=ended.priority, flags=flags,
             )  # fmt: skip
             for connection in filter(self._workers.listens, connections):
-                connection.writer.push(urgent, header)
+                connection.writer.push(Frame(urgent, header))
             return
         self._send_value(
             connections, urgent, state, Kind.UPDATED, ended.round, ended.step, ended.priority, flags
@@ -64,7 +65,7 @@ class Values:
         for rank in ended.others:
             connection = self._workers.connections[rank]
             if self._workers.listens(connection):
-                connection.writer.push(URGENT, header)
+                connection.writer.push(Frame(URGENT, header))
 
     def answer_pulls(self, state: SliceState) -> None:
         """Answers the pulls that wait for a slice's value and for which it is new enough now."""
@@ -114,8 +115,6 @@ class Values:
             buffer.begin_send()
             peer = UNKNOWN if connection.peer is None else connection.peer
             late_us = clock_us(last_s - ready_s.get(peer, last_s))
-            frame = traced_departure(
-                self._tracer(), payload, None, state.plan.key_id, peer, round,
-                step if kind == Kind.UPDATED else UNKNOWN, state.index, priority,
-            )  # fmt: skip
-            connection.writer.push(urgent, with_time(header, late_us), *frame, buffer.end_send)
+            frame = Frame(urgent, with_time(header, late_us), payload, None, buffer.end_send)
+            trace_departure(self._tracer(), frame, peer)
+            connection.writer.push(frame)

@@ -13,6 +13,7 @@ from p3kv.server.handshakes import HANDSHAKE_S, Handshakes
 from p3kv.transport import Link, Listener
 from p3kv.wire.breaks import Breaks
 from p3kv.wire.connection import Connection
+from p3kv.wire.framing import Frame
 from p3kv.wire.header import INITIAL_ROUND, LAST_ROUND, URGENT, Header, Kind, pack_header
 from p3kv.wire.loop import Loop
 from p3kv.wire.messages import UNKNOWN, DataHello, DataWelcome, Failure, encode
@@ -127,7 +128,7 @@ class Workers:
         """Sends a frame to all workers that still take one."""
         for connection in self.connections.values():
             if self.listens(connection):
-                connection.writer.push(URGENT, header, words)
+                connection.writer.push(Frame(URGENT, header, words))
 
     def listens(self, connection: Connection) -> bool:
         """Whether a worker still takes frames."""

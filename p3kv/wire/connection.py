@@ -6,7 +6,7 @@ from typing import Any, Callable, Optional, Tuple
 
 from p3kv.errors import ProtocolError
 from p3kv.transport import Link
-from p3kv.wire.framing import FrameReader, FrameWriter, Landing
+from p3kv.wire.framing import Frame, FrameReader, FrameWriter, Landing
 from p3kv.wire.header import ACKNOWLEDGE, URGENT, Header, Kind, pack_header
 from p3kv.wire.protocol import Conversation
 
@@ -226,7 +226,7 @@ class Connection:
             self._asked = False
             if owed_bytes:
                 self._telling = True
-                self.writer.push(URGENT, _ACK, on_sent=self._told)
+                self.writer.push(Frame(URGENT, _ACK, on_sent=self._told))
 
     def _told(self) -> None:
         self._telling = False

@@ -133,20 +133,32 @@ Payload = Union[memoryview, Callable[[], memoryview]]
 """A frame's payload, or what makes it when the frame begins to leave."""
 
 
-class _Outgoing:
-    __slots__ = ("header", "on_arrived", "on_sent", "payload")
+class Frame:
+    """A frame that is to leave over one connection."""
+
+    __slots__ = ("header", "in_turn", "on_arrived", "on_sent", "payload", "priority")
 
     def __init__(
         self,
+        priority: int,
         header: bytes,
-        payload: Optional[Payload],
-        on_sent: Optional[Callable[[], None]],
-        on_arrived: Optional[Callable[[], None]],
+        payload: Optional[Payload] = None,
+        on_sent: Optional[Callable[[], None]] = None,
+        on_arrived: Optional[Callable[[], None]] = None,
+        in_turn: bool = False,
     ) -> None:
+        """`payload` must stay as it is until `on_arrived` is called: the peer is known to have it
+        then. `on_sent` is called before, when all of it has left. `in_turn`: it may have to wait
+        for its turn.
+
+        If the payload is made later, the header gets its size then.
+        """
+        self.priority = priority
         self.header = header
         self.payload = payload
         self.on_sent = on_sent
         self.on_arrived = on_arrived
+        self.in_turn = in_turn
 
 
 class FrameWriter:
@@ -160,12 +172,12 @@ class FrameWriter:
 
     def __init__(self, preamble: bytes = b"") -> None:
         """`preamble` goes before all frames and is not counted."""
-        self._queue: PriorityQueue[_Outgoing] = PriorityQueue()
-        self._turns: Deque[Tuple[int, _Outgoing]] = deque()
-        """Frames that leave in turn, when the queue is empty, with their priorities."""
+        self._queue: PriorityQueue[Frame] = PriorityQueue()
+        self._turns: Deque[Frame] = deque()
+        """Frames that leave in turn, when the queue is empty."""
         self._takes_turns = False
         self._buffers: Deque[memoryview] = deque([memoryview(preamble)] if preamble else [])
-        self._begun: Deque[Tuple[int, _Outgoing]] = deque()
+        self._begun: Deque[Tuple[int, Frame]] = deque()
         """Frames that have begun and that the peer may not have, each with where it ends."""
         self._on_sent: Deque[Tuple[int, Callable[[], None]]] = deque()
         self._sent_bytes = -len(preamble)
@@ -179,33 +191,20 @@ class FrameWriter:
         self.begun_bytes = 0
         """Frames that have begun, and their bytes: no frame overtakes them."""
 
-    def push(
-        self,
-        priority: int,
-        header: bytes,
-        payload: Optional[Payload] = None,
-        on_sent: Optional[Callable[[], None]] = None,
-        on_arrived: Optional[Callable[[], None]] = None,
-        in_turn: bool = False,
-    ) -> None:
-        """Queues a frame. `payload` must stay as it is until `on_arrived` is called: the peer is
-        known to have it then. `on_sent` is called before, when all of it has left. `in_turn`: it
-        may have to wait for its turn.
-
-        If the payload is made later, the header gets its size then.
-        """
-        frame = _Outgoing(header, payload, on_sent, on_arrived)
-        if in_turn and self._takes_turns:
-            self._turns.append((priority, frame))
+    def push(self, frame: Frame) -> None:
+        """Queues a frame."""
+        if frame.in_turn and self._takes_turns:
+            self._turns.append(frame)
         else:
-            self._queue.push(priority, frame)
+            self._queue.push(frame.priority, frame)
 
     def take_turns(self, turns: bool) -> None:
         """Whether frames that are queued `in_turn` leave one after the other, behind all others;
         when that ends, they go by priority, too."""
         self._takes_turns = turns
         while self._turns and not turns:
-            self._queue.push(*self._turns.popleft())
+            frame = self._turns.popleft()
+            self._queue.push(frame.priority, frame)
 
     def __bool__(self) -> bool:
         return bool(self._buffers or self._turns or self._queue.heap)
@@ -301,7 +300,7 @@ class FrameWriter:
             if self._queue.heap:
                 frame = self._queue.pop()
             elif self._turns:
-                frame = self._turns.popleft()[1]
+                frame = self._turns.popleft()
             else:
                 break
             header, payload = frame.header, frame.payload

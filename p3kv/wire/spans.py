@@ -3,44 +3,33 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Callable, Optional, Tuple
+from typing import Callable
 
 from p3kv.common.trace import RECEIVE, SEND, UNKNOWN, Span, Tracer, now_ns
-from p3kv.wire.framing import Payload
-from p3kv.wire.header import Header, Kind
+from p3kv.wire.framing import Frame, Payload
+from p3kv.wire.header import Header, Kind, unpack_header
 
 _NUMBERED = (Kind.PULLED, Kind.ROWS)
 """Kinds of frames in which the step's field has a request's number."""
 
 
-OnSent = Optional[Callable[[], None]]
-
-
-def traced_departure(
-    tracer: Tracer, payload: Payload, on_sent: OnSent, *of_frame: int
-) -> Tuple[Payload, OnSent]:
-    """The payload with which a frame is to be queued now, and what is to be called when it has
-    left: `payload` and `on_sent`, and the frame is traced if anything is.
-
-    `of_frame`: the id of its key, peer, round, step, slice and priority.
-    """
-    if not tracer.enabled:
-        return payload, on_sent
-    departure = _Departure(tracer, payload, on_sent, of_frame)
-    return departure.begin, departure.end
+def trace_departure(tracer: Tracer, frame: Frame, peer: int) -> None:
+    """Has a frame that is to be queued now be traced, if anything is. `peer`: whom it is for."""
+    if tracer.enabled and frame.payload is not None:
+        departure = _Departure(tracer, frame, frame.payload, peer)
+        frame.payload, frame.on_sent = departure.begin, departure.end
 
 
 class _Departure:
-    __slots__ = ("_begun_ns", "_of_frame", "_on_sent", "_payload", "_since_ns", "_size_bytes",
-                 "_tracer")  # fmt: skip
+    __slots__ = ("_begun_ns", "_header", "_on_sent", "_payload", "_peer", "_since_ns",
+                 "_size_bytes", "_tracer")  # fmt: skip
 
-    def __init__(
-        self, tracer: Tracer, payload: Payload, on_sent: OnSent, of_frame: Tuple[int, ...]
-    ) -> None:
+    def __init__(self, tracer: Tracer, frame: Frame, payload: Payload, peer: int) -> None:
         self._tracer = tracer
         self._payload = payload
-        self._on_sent = on_sent
-        self._of_frame = of_frame
+        self._on_sent = frame.on_sent
+        self._peer = peer
+        self._header = unpack_header(memoryview(frame.header), 0)
         self._since_ns = now_ns()
         self._begun_ns = 0
         self._size_bytes = 0
@@ -54,11 +43,11 @@ class _Departure:
         return memory
 
     def end(self) -> None:
-        key_id, peer, round_, step, slice_, priority = self._of_frame
+        header = self._header
         self._tracer.span(
             Span(
-                SEND, key_id, self._since_ns, self._begun_ns, now_ns(), peer, round_, step, slice_,
-                priority, self._size_bytes,
+                SEND, header.key, self._since_ns, self._begun_ns, now_ns(), self._peer,
+                header.round, _step(header), header.slice, header.priority, self._size_bytes,
             )
         )  # fmt: skip
         if self._on_sent is not None:
@@ -77,8 +66,12 @@ def _arrive(tracer: Tracer, header: Header, arrived: Callable[[], None], start_n
     tracer.span(
         Span(
             RECEIVE, header.key, start_ns, start_ns, now_ns(), header.rank, header.round,
-            UNKNOWN if header.kind in _NUMBERED else header.step, header.slice, header.priority,
+            _step(header), header.slice, header.priority,
             header.payload_bytes,
         )
     )  # fmt: skip
     arrived()
+
+
+def _step(header: Header) -> int:
+    return UNKNOWN if header.kind in _NUMBERED else header.step

@@ -12,7 +12,7 @@ from typing import Any, Deque, Dict, Mapping, NamedTuple, Optional
 import numpy as np
 
 from p3kv.errors import ProtocolError
-from p3kv.wire.framing import FrameWriter
+from p3kv.wire.framing import Frame, FrameWriter
 from p3kv.wire.header import (
     LAST_ROUND,
     MAX_STATE_BYTES,
@@ -59,7 +59,7 @@ def queue_state(
     header = pack_header(
         Kind.STATE, rank, key_id, round=round, payload_bytes=len(words), flags=flags
     )
-    writer.push(STATE_URGENCY, header, words)
+    writer.push(Frame(STATE_URGENCY, header, words))
     for array in elements.values():
         memory = _bytes(array)
         for start in range(0, len(memory), MAX_STATE_BYTES):
@@ -67,7 +67,7 @@ def queue_state(
             header = pack_header(
                 Kind.STATE_BYTES, rank, key_id, round=round, payload_bytes=len(part)
             )
-            writer.push(STATE_URGENCY, header, part)
+            writer.push(Frame(STATE_URGENCY, header, part))
 
 
 class ArrivingState:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Callable, Collection, Dict, List, Mapping, Tuple
+from typing import Callable, Collection, Dict, List, Mapping
 
 from p3kv.wire.connection import Connection
+from p3kv.wire.framing import Frame
 from p3kv.wire.header import URGENT, Kind, pack_header
 
 _LONGEST_S = 1.0
@@ -46,7 +47,7 @@ class Gates:
         self._before_bytes = 0
         """Bytes of the transfers that began in this step, and in the step before."""
         self._open: Dict[int, int] = {}
-        self._held: Dict[int, Dict[int, List[Tuple[Any, ...]]]] = {}
+        self._held: Dict[int, Dict[int, List[Frame]]] = {}
         """Frames by server and step."""
 
     def begin(self, step: int, size_bytes: int) -> None:
@@ -67,14 +68,14 @@ class Gates:
         if self.all_begun:
             self._tell(self._step + 1, self._size_bytes)
 
-    def push(self, server: int, step: int, *frame: Any) -> None:
+    def push(self, server: int, step: int, frame: Frame) -> None:
         """Queues a frame on the connection's writer, as soon as the gate is open for its step."""
         few = self._before_bytes < _LEAST_BYTES
         if few or server in self._local_servers or step <= self._open.get(server, step):
             if server in self._held:
                 # The gate is open: the step before had few values. Older frames still go first.
                 self._release(server, step)
-            self._servers[server].writer.push(*frame)
+            self._servers[server].writer.push(frame)
             return
         held = self._held.setdefault(server, {})
         if step not in held:
@@ -92,7 +93,7 @@ class Gates:
         held = self._held.get(server, {})
         for old in sorted(old for old in held if old <= step):
             for frame in held.pop(old):
-                self._servers[server].writer.push(*frame)
+                self._servers[server].writer.push(frame)
         if not held:
             self._held.pop(server, None)
 
@@ -103,4 +104,4 @@ class Gates:
         self._told = step
         header = pack_header(Kind.OPEN, self._rank, step=step)
         for server in self._local_servers:
-            self._servers[server].writer.push(URGENT, header)
+            self._servers[server].writer.push(Frame(URGENT, header))

@@ -8,7 +8,7 @@ from typing import Dict, NamedTuple
 
 from p3kv.errors import ProtocolError
 from p3kv.wire.connection import Connection
-from p3kv.wire.framing import Landing
+from p3kv.wire.framing import Frame, Landing
 from p3kv.wire.header import MAGIC, URGENT, Header, Kind, pack_header
 from p3kv.wire.messages import PROTOCOL_VERSION, TOKEN_BYTES, DataHello, JobSettings, encode
 from p3kv.wire.proofs import CHALLENGE_BYTES, NONCE_BYTES, Proofs, is_right, nonce
@@ -70,4 +70,4 @@ class Handshakes:
 
     def _push(self, connection: Connection, kind: Kind, payload: bytes, **fields: int) -> None:
         header = pack_header(kind, self._rank, payload_bytes=len(payload), **fields)
-        connection.writer.push(URGENT, header, memoryview(payload))
+        connection.writer.push(Frame(URGENT, header, memoryview(payload)))

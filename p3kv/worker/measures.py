@@ -51,7 +51,7 @@ class Measures:
         times, inversions = self._traffic.times, self._loop.inversions
         return WorkerNumbers(
             uptime_s=time.monotonic() - self._began_s,
-            **self._traffic.exchange.counts,
+            **self._traffic.counts,
             inversions=inversions.frames,
             inversion_bytes=inversions.bytes,
             wire_bytes_sent=sum(connection.sent_bytes for connection in wire),

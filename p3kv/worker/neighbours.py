@@ -15,7 +15,7 @@ from typing import Callable, Dict, Mapping, Optional, Sequence, Set
 from p3kv.errors import P3Error
 from p3kv.transport.sockets import SocketLink
 from p3kv.wire.connection import Connection
-from p3kv.wire.framing import Landing
+from p3kv.wire.framing import Frame, Landing
 from p3kv.wire.header import ACKNOWLEDGE, LAST, Header, Kind, pack_header
 from p3kv.wire.loop import Loop
 from p3kv.wire.protocol import FROM_NEIGHBOURS, Conversation
@@ -88,7 +88,7 @@ class Neighbours:
             if connection.closed:
                 self.ended(rank)
             else:
-                connection.writer.push(LAST, header, on_arrived=partial(self.ended, rank))
+                connection.writer.push(Frame(LAST, header, on_arrived=partial(self.ended, rank)))
 
     def ended(self, rank: int) -> None:
         """A neighbour has received this worker's goodbye, or has ended."""

@@ -8,7 +8,7 @@ from typing import Callable, Dict, List, Mapping, Optional, Tuple
 
 from p3kv.errors import ProtocolError
 from p3kv.wire.connection import Connection
-from p3kv.wire.framing import Landing
+from p3kv.wire.framing import Frame, Landing
 from p3kv.wire.header import MAX_PROBE_BYTES, URGENT, Header, Kind, pack_header
 from p3kv.wire.messages import Measured
 
@@ -78,7 +78,7 @@ class Probe:
 
     def _send(self, connection: Connection) -> None:
         self._under_way[connection] += 1
-        connection.writer.push(URGENT, self._header, _NOTHING)
+        connection.writer.push(Frame(URGENT, self._header, _NOTHING))
 
     def _rate_bytes_s(self) -> float:
         # The slowest server decides: frames to a server on the worker's own host pass no network.

@@ -8,7 +8,7 @@ from typing import Any, Dict, List, Mapping, Optional, Set
 
 from p3kv.errors import ProtocolError
 from p3kv.wire.connection import Connection
-from p3kv.wire.framing import Landing, message_landing
+from p3kv.wire.framing import Frame, Landing, message_landing
 from p3kv.wire.header import WHOLE_TENSOR, Header, Kind, pack_header
 from p3kv.wire.messages import StateOutline
 from p3kv.wire.states import STATE_URGENCY, ArrivingState, PlainState, queue_state
@@ -53,7 +53,7 @@ class States:
         flags = WHOLE_TENSOR if whole else 0
         header = pack_header(Kind.STATES, self._rank, key.key_id, round=round, flags=flags)
         for server, _ in key.runs:
-            self._servers[server].writer.push(STATE_URGENCY, header)
+            self._servers[server].writer.push(Frame(STATE_URGENCY, header))
 
     def give(
         self,

@@ -16,7 +16,7 @@ from p3kv.slicing import CREDIT_BYTES
 from p3kv.transport import Link
 from p3kv.wire import messages
 from p3kv.wire.connection import Connection
-from p3kv.wire.framing import Landing, message_landing
+from p3kv.wire.framing import Frame, Landing, message_landing
 from p3kv.wire.header import INITIAL_ROUND, URGENT, Header, Kind, pack_header
 from p3kv.wire.loop import Drain
 from p3kv.wire.messages import UNKNOWN, ForwardOrder, Stalled, Terms, encode
@@ -29,14 +29,15 @@ from p3kv.worker.cuts import Cuts
 from p3kv.worker.departures import Departures
 from p3kv.worker.exchange import Exchange
 from p3kv.worker.gates import Gates
-from p3kv.worker.host_sums import HostSums
+from p3kv.worker.in_progress import InProgress
 from p3kv.worker.processor import ProcessorDelay
+from p3kv.worker.routes import HostSums, RowsRoute, SliceRoute
 from p3kv.worker.silences import LOOK_EVERY_S, Silences
 from p3kv.worker.stalls import StallWarnings
 from p3kv.worker.states import States
 from p3kv.worker.step_times import StepTimes
 from p3kv.worker.steps import Steps
-from p3kv.worker.transfers import WorkerKey
+from p3kv.worker.transfers import Route, WorkerKey
 from p3kv.worker.tuning import Tuning
 
 _log = logging.getLogger(__name__)
@@ -97,14 +98,22 @@ class Traffic:
         )  # fmt: skip
         self._gates = Gates(rank, self.servers, local_servers, call_later)
         self.steps = Steps(self._send_settings)
-        self.host_sums = HostSums(rank, neighbours, settings.deterministic, terms)
-        self.exchange = Exchange(
-            rank, self.servers, self._gates, departures, terms, self.steps, self.times, tracer,
-            settings.priorities, self.host_sums, self._begin_step,
+        self._in_progress = InProgress(
+            self._gates, self.times, tracer,
+            lambda transfer, header: self.exchange.value_arrived(transfer, header),
         )  # fmt: skip
-        self.host_sums.begin(
-            self.exchange.send_in_host_sum, self.exchange.in_host_sum, self.exchange.received,
-            self.exchange.slice_is_free, self.exchange.expect, self.tuning.announced,
+        self.exchange = Exchange(
+            self._in_progress, self._gates, departures, self.steps, self.times,
+            settings.priorities, self._begin_step,
+        )  # fmt: skip
+        self.slices = SliceRoute(rank, self.servers, self._gates, self._in_progress, terms, tracer)
+        self.rows = RowsRoute(
+            rank, self.servers, self._gates, self._in_progress, terms, tracer,
+            self.exchange.answered,
+        )  # fmt: skip
+        self.host_sums = HostSums(
+            rank, neighbours, settings.deterministic, terms, self.tuning.announced, self.slices,
+            self._in_progress,
         )  # fmt: skip
         self.states = States(rank, self.servers)
         self._call_later = call_later
@@ -117,10 +126,10 @@ class Traffic:
         """Belongs to the thread that uses the stores."""
         self._takers: Dict[int, Taker] = {
             **joining,
-            Kind.UPDATED: self.exchange.land,
-            Kind.PULLED: self.exchange.land,
-            Kind.ENDED: self.exchange.land,
-            Kind.ROWS: self.exchange.rows.land,
+            Kind.UPDATED: self.slices.land,
+            Kind.PULLED: self.slices.land,
+            Kind.ENDED: self.exchange.land_ended,
+            Kind.ROWS: self.rows.land,
             Kind.TERMS: self._new_terms,
             Kind.OPEN: self._open,
             Kind.ORDER: self._forward_order,
@@ -155,9 +164,22 @@ class Traffic:
         Every worker does so: its slices may arrive before another worker's message.
         """
         self.keys[key.key_id] = key
+        key.route = self._route(key)
         self.tuning.declared(key.kept_bytes())
         self._tracer.name_key(KeyName(key.key_id, key.key, key.declared.name, key.size_bytes))
         self.tell(Kind.KEY, encode(key.declared), servers=[server for server, _ in key.runs])
+
+    def _route(self, key: WorkerKey) -> Route:
+        if key.touched_only:
+            return self.rows
+        return (
+            self.host_sums if key.sums_on_hosts and self.host_sums.has_neighbours else self.slices
+        )
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """Slices and bytes that this worker has sent and received; from any thread."""
+        return self._in_progress.counts
 
     def tell(
         self,
@@ -173,7 +195,7 @@ class Traffic:
             kind, self.rank, key=store, round=round, step=step, payload_bytes=len(words)
         )
         for server in self.servers if servers is None else servers:
-            self.servers[server].writer.push(URGENT, header, memoryview(words))
+            self.servers[server].writer.push(Frame(URGENT, header, memoryview(words)))
 
     @property
     def known_round(self) -> int:

@@ -1,10 +1,10 @@
-"""Keys as a worker knows them, and the transfers that are under way for them."""
+"""Keys as a worker knows them, their transfers, and what carries these."""
 
 from __future__ import annotations
 
 import ctypes
-import itertools
 import time
+from abc import ABC, abstractmethod
 from concurrent.futures import Future
 from typing import Callable, Dict, List, Optional, Sequence, Set, Tuple
 
@@ -14,7 +14,7 @@ from p3kv.codecs import make_codecs
 from p3kv.consistency import Consistency
 from p3kv.errors import ProtocolError
 from p3kv.slicing import Slice, make_layout
-from p3kv.wire.header import INITIAL_ROUND
+from p3kv.wire.header import INITIAL_ROUND, Header, Kind
 from p3kv.wire.messages import DeclaredKey, called, sum_dtype
 from p3kv.wire.rows import NUMBER
 
@@ -77,7 +77,9 @@ class WorkerKey:
             # Sums are of another dtype than what the codec is for.
             and (codec.in_place or self.sum_dtype == self.numpy_dtype)
         )
-        """Whether workers of one host sum their gradients before they send them."""
+        """Whether workers of one host may sum their gradients before they send them."""
+        self.route: Route
+        """Chosen once the key is known to the worker's thread."""
         self.runs = declared.runs
         self.round = INITIAL_ROUND
         """The last round that this worker has pushed."""
@@ -116,6 +118,31 @@ class WorkerKey:
         return self._layout.full_slice_elems(slice_size) // self.row_elems
 
 
+class Route(ABC):
+    """How gradients of a key get to the servers, and values back. Belongs to the worker's thread.
+
+    A route is chosen for each key, once; what it carries says so (`Transfer.route`).
+    """
+
+    @abstractmethod
+    def push(self, transfer: Transfer) -> None:
+        """Sends a gradient, or says that this worker has none."""
+
+    @abstractmethod
+    def request(self, transfer: Transfer) -> None:
+        """Asks for a value."""
+
+    @abstractmethod
+    def missing(self, transfer: Transfer) -> Set[int]:
+        """The servers from which some of a transfer's value is still to come."""
+
+    def landed(self, transfer: Transfer, piece: Slice, header: Header) -> None:  # noqa: B027
+        """A server has sent a slice of the result of a push, with this header."""
+
+    def ended(self, transfer: Transfer) -> None:  # noqa: B027
+        """A push's round has ended on all servers."""
+
+
 class Transfer:
     """The slices of one key on their way, out of `source` or into `target` or both.
 
@@ -124,8 +151,8 @@ class Transfer:
     """
 
     __slots__ = (
-        "_landed", "_memory", "asks", "changes", "done", "has_gradient", "in_host_sum", "key",
-        "missing_elems", "priority", "ready_s", "round", "size_bytes", "source", "step", "target",
+        "_landed", "_memory", "asks", "changes", "done", "has_gradient", "key", "missing_elems",
+        "priority", "ready_s", "round", "route", "size_bytes", "source", "step", "target",
     )  # fmt: skip
 
     def __init__(
@@ -161,8 +188,8 @@ class Transfer:
         self.missing_elems = key.size_elems
         """Elements that have not arrived; without a target, elements of which this worker does not
         know that they have arrived there."""
-        self.in_host_sum = False
-        """Whether its slices are summed with those of other workers of the host."""
+        self.route: Route
+        """What carries it, once it is under way."""
         self._landed: Optional[Set[int]] = None
         self._memory: Dict[int, memoryview] = {}
         """By address, all of an array."""
@@ -193,6 +220,27 @@ class Transfer:
         if self.changes is not None and not self.changes.done():
             self.changes.set_exception(error)
 
+    def tell(self, changes: bool) -> None:
+        """Tells a push without a gradient, when its round has ended, whether another worker had
+        one."""
+        if self.changes is not None:
+            self.changes.set_result(changes)
+
+    def check_lacking(self, header: Header) -> None:
+        """Raises ProtocolError for a round that ends without a gradient, though this worker had
+        one."""
+        if self.has_gradient or header.kind == Kind.PULLED:
+            raise ProtocolError(
+                f"it ended round {header.round} of {self.key.called} without a gradient, and this "
+                "worker has sent one"
+            )
+
+    @property
+    def gate_step(self) -> int:
+        """The step for which gates hold a push back; they count steps that workers share, and
+        nobody waits for gradients of an own step."""
+        return 0 if self.key.own_rounds else self.step
+
     def misses(self, piece: Slice) -> bool:
         """Whether a slice has not begun to arrive in the target."""
         return self._landed is None or piece.offset not in self._landed
@@ -216,68 +264,3 @@ _memoryview = ctypes.pythonapi.PyMemoryView_FromMemory
 _memoryview.argtypes = [ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int]
 _memoryview.restype = ctypes.py_object
 _WRITABLE = 0x200  # PyBUF_WRITE
-
-
-class InProgress:
-    """Transfers that are not done, by what a frame's header says of them.
-
-    Belongs to the worker's thread.
-    """
-
-    def __init__(self) -> None:
-        self._pushes: Set[Transfer] = set()
-        self._updates: Dict[Tuple[int, int], Transfer] = {}
-        self._pulls: Dict[int, Transfer] = {}
-        self._requests = itertools.count()
-
-    def add_push(self, transfer: Transfer) -> None:
-        """Keeps a transfer without a target until its slices have arrived on their servers."""
-        self._pushes.add(transfer)
-
-    def end_push(self, transfer: Transfer) -> None:
-        """Undoes `add_push`."""
-        self._pushes.remove(transfer)
-
-    def add_update(self, transfer: Transfer) -> None:
-        """Expects the results of the round that the transfer pushed."""
-        self._updates[transfer.key.key_id, transfer.round] = transfer
-
-    def add_pull(self, transfer: Transfer) -> int:
-        """Expects the key's value; returns the number of the request."""
-        request = next(self._requests) % 2**32  # the size of its field in a header
-        self._pulls[request] = transfer
-        return request
-
-    def update(self, key_id: int, round: int) -> Optional[Transfer]:
-        """The transfer that expects a result of this round."""
-        return self._updates.get((key_id, round))
-
-    def end_update(self, transfer: Transfer) -> None:
-        """Undoes `add_update`."""
-        del self._updates[transfer.key.key_id, transfer.round]
-
-    def pull(self, request: int) -> Optional[Transfer]:
-        """The transfer that expects the answer to a request."""
-        return self._pulls.get(request)
-
-    def end_pull(self, request: int) -> None:
-        """Undoes `add_pull`."""
-        del self._pulls[request]
-
-    @property
-    def waits_for_values(self) -> bool:
-        """Whether any value is still to come."""
-        return bool(self._updates or self._pulls)
-
-    @property
-    def oldest(self) -> Optional[Transfer]:
-        """Of the transfers whose values are still to come, the first update, or the first pull."""
-        return next(iter(self._updates.values()), None) or next(iter(self._pulls.values()), None)
-
-    def clear(self) -> List[Transfer]:
-        """Forgets all transfers and returns them, each once."""
-        transfers = self._pushes.union(self._updates.values(), self._pulls.values())
-        self._pushes.clear()
-        self._updates.clear()
-        self._pulls.clear()
-        return list(transfers)

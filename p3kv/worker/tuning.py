@@ -11,6 +11,7 @@ from p3kv.config import Settings
 from p3kv.errors import ProtocolError
 from p3kv.slicing import LEAST_CREDIT_BYTES, gradient_credit_bytes
 from p3kv.wire.connection import Connection
+from p3kv.wire.framing import Frame
 from p3kv.wire.header import INITIAL_ROUND, URGENT, Kind, pack_header
 from p3kv.wire.loop import Drain
 from p3kv.wire.messages import Measured, Terms, encode
@@ -50,9 +51,9 @@ class Tuning:
     there were steps. So each of these servers had received the announcement before that push, and
     had passed it on before it said that the round has ended. If rank 0 has left, its goodbye, which
     came after the announcement, is in the place of that push. A worker that has the values of that
-    round from a neighbour has the announcement from it, too (`worker/host_sums.py`). The proof
-    holds for every consistency rule: a worker takes a round for ended when it has the round's own
-    value or an ENDED frame, and not when an older value lets it go on.
+    round from a neighbour has the announcement from it, too (`worker/routes/host_sums.py`). The
+    proof holds for every consistency rule: a worker takes a round for ended when it has the round's
+    own value or an ENDED frame, and not when an older value lets it go on.
     """
 
     def __init__(
@@ -110,7 +111,7 @@ class Tuning:
         words = memoryview(encode(terms))
         header = pack_header(Kind.TERMS, self._rank, round=from_round, payload_bytes=len(words))
         for connection in self._servers.values():
-            connection.writer.push(URGENT, header, words)
+            connection.writer.push(Frame(URGENT, header, words))
         if from_round == INITIAL_ROUND:
             self._terms.begin(terms)
             self._share_credit()

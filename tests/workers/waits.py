@@ -8,6 +8,7 @@ import sys
 import time
 
 from p3kv import config
+from p3kv.wire.framing import Frame
 from p3kv.wire.header import URGENT, pack_header
 from p3kv.worker import this_process
 
@@ -19,7 +20,7 @@ worker.barrier()
 if sys.argv[1:] == [str(worker.rank)]:
     nonsense = pack_header(99, worker.rank)
     for server in worker._joined.servers.values():
-        worker._loop.call_soon(server.writer.push, URGENT, nonsense)
+        worker._loop.call_soon(server.writer.push, Frame(URGENT, nonsense))
 deadline = time.monotonic() + _LONGEST_S
 while time.monotonic() < deadline:
     worker.check()

@@ -27,7 +27,7 @@ from p3kv.frontends.mxnet.errors import KeyMismatchError
 from p3kv.frontends.mxnet.row_memory import elements_at, rows_of, with_rows
 from p3kv.wire.header import INITIAL_ROUND
 from p3kv.wire.messages import Key
-from p3kv.worker.rows import RowsPull, RowsPush
+from p3kv.worker.routes import RowsPull, RowsPush
 from p3kv.worker.transfers import Transfer, WorkerKey
 
 _PUSH, _PULL, _ROW_PULL = b"p3kv_push_rows", b"p3kv_pull_rows", b"p3kv_row_sparse_pull"

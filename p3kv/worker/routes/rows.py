@@ -5,22 +5,22 @@ from __future__ import annotations
 from concurrent.futures import Future
 from functools import partial
 from itertools import accumulate
-from typing import Callable, Dict, Iterator, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Callable, Dict, Iterator, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 import numpy as np
 
 from p3kv.common.trace import Tracer
 from p3kv.errors import ProtocolError
 from p3kv.wire.connection import Connection
-from p3kv.wire.framing import Landing
+from p3kv.wire.framing import Frame, Landing
 from p3kv.wire.header import NAMED, NO_GRADIENT, Header, Kind, pack_header
 from p3kv.wire.queue import urgency
 from p3kv.wire.rows import NUMBER, Rows, check_numbers, check_size, pieces, unpacked
-from p3kv.wire.spans import traced_arrival, traced_departure
+from p3kv.wire.spans import trace_departure, traced_arrival
+from p3kv.wire.terms import TermsByRound
 from p3kv.worker.gates import Gates
-from p3kv.worker.spans import trace_applied
-from p3kv.worker.step_times import StepTimes
-from p3kv.worker.transfers import Ask, Done, InProgress, Transfer, WorkerKey
+from p3kv.worker.in_progress import InProgress
+from p3kv.worker.transfers import Ask, Done, Route, Transfer, WorkerKey
 
 Put = Callable[[np.ndarray, np.ndarray], None]
 """Takes rows that have arrived: their numbers in the tensor, which ascend, and their elements."""
@@ -107,7 +107,7 @@ class _Answer:
         self.next_row = 0
 
 
-class RowsExchange:
+class RowsRoute(Route):
     """Sends and receives the rows of this worker's transfers. Belongs to the worker's thread."""
 
     def __init__(
@@ -116,65 +116,62 @@ class RowsExchange:
         servers: Mapping[int, Connection],
         gates: Gates,
         in_progress: InProgress,
-        counts: Dict[str, int],
-        slice_size: Callable[[int], int],
-        times: StepTimes,
+        terms: TermsByRound,
         tracer: Tracer,
         on_answered: Callable[[Transfer], None],
     ) -> None:
-        """`slice_size` is that of a round. `on_answered` is told of each pull that is done."""
+        """`on_answered` is told of a pull for which no server has any rows."""
         self._rank = rank
         self._servers = servers
         self._gates = gates
         self._in_progress = in_progress
-        self._counts = counts
-        self._slice_size = slice_size
-        self._times = times
+        self._counts = in_progress.counts
+        self._terms = terms
         self._tracer = tracer
         self._on_answered = on_answered
 
-    def push(self, transfer: RowsPush, priority: int) -> None:
+    def push(self, transfer: Transfer) -> None:
         """Queues frames for every server of the key, also for those whose rows are not touched."""
-        key, urgent = transfer.key, urgency(transfer.step, priority)
-        gate_step = 0 if key.own_rounds else transfer.step
+        assert isinstance(transfer, RowsPush)
+        transfer.route = self
         if not transfer.has_gradient:
-            self._say_no_gradient(transfer, gate_step, priority)
+            self._say_no_gradient(transfer)
             return
-        most = key.rows_in_slice(self._slice_size(transfer.round))
-        sent = partial(self._sent, transfer)
+        key = transfer.key
+        slice_size = self._terms.of(self._terms.generation(transfer.round)).slice_size
+        most = key.rows_in_slice(slice_size)
         queued = []
         for run in _runs(key):
             ends = transfer.numbers.searchsorted((run.first, run.first + run.rows))
             start, count = int(ends[0]), int(ends[1] - ends[0])
             cut = list(pieces(count, most))
-            header = pack_header(
-                Kind.PUSH_ROWS, self._rank, key=key.key_id, slice=len(cut), round=transfer.round,
-                step=transfer.step, priority=priority,
-            )  # fmt: skip
             for piece in cut:
                 rows = slice(start + piece.start, start + piece.stop)
-                payload = partial(self._payload, transfer, run, rows)
-                frame = traced_departure(
-                    self._tracer, payload, sent, key.key_id, run.server, transfer.round,
-                    transfer.step, len(cut), priority,
-                )  # fmt: skip
-                queued.append((run.server, header, frame))
+                frame = self._frame(transfer, len(cut))
+                frame.payload = partial(self._payload, transfer, run, rows)
+                frame.on_sent = partial(self._sent, transfer)
+                trace_departure(self._tracer, frame, run.server)
+                queued.append((run.server, frame))
         transfer.missing_frames = len(queued)
-        for server, header, frame in queued:
-            self._gates.push(server, gate_step, urgent, header, *frame)
+        for server, frame in queued:
+            self._gates.push(server, transfer.gate_step, frame)
         self._counts["slices_sent"] += len(queued)
 
-    def _say_no_gradient(self, transfer: RowsPush, gate_step: int, priority: int) -> None:
+    def _say_no_gradient(self, transfer: RowsPush) -> None:
         """Has the round count this worker without a gradient. That is not a gradient without rows,
         with which an optimizer may change all rows, by momentum for example."""
-        header = pack_header(
-            Kind.PUSH_ROWS, self._rank, key=transfer.key.key_id, slice=1, round=transfer.round,
-            step=transfer.step, priority=priority, flags=NO_GRADIENT,
-        )  # fmt: skip
         for run in _runs(transfer.key):
-            self._gates.push(run.server, gate_step, urgency(transfer.step, priority), header)
-        self._in_progress.end_push(transfer)
-        transfer.done(None)
+            frame = self._frame(transfer, 1, NO_GRADIENT)
+            self._gates.push(run.server, transfer.gate_step, frame)
+        self._in_progress.sent(transfer)
+
+    def _frame(self, transfer: RowsPush, frames: int, flags: int = 0) -> Frame:
+        """One of so many frames of a push to a server."""
+        header = pack_header(
+            Kind.PUSH_ROWS, self._rank, key=transfer.key.key_id, slice=frames,
+            round=transfer.round, step=transfer.step, priority=transfer.priority, flags=flags,
+        )  # fmt: skip
+        return Frame(urgency(transfer.step, transfer.priority), header)
 
     def _payload(self, transfer: RowsPush, run: _Run, rows: slice) -> memoryview:
         """Made when the frame begins to leave."""
@@ -186,11 +183,11 @@ class RowsExchange:
     def _sent(self, transfer: RowsPush) -> None:
         transfer.missing_frames -= 1
         if not transfer.missing_frames:
-            self._in_progress.end_push(transfer)
-            transfer.done(None)
+            self._in_progress.sent(transfer)
 
-    def request(self, transfer: RowsPull, priority: int) -> None:
-        """Asks the servers for rows."""
+    def request(self, transfer: Transfer) -> None:
+        assert isinstance(transfer, RowsPull)
+        transfer.route = self
         asked = []
         for run in _runs(transfer.key):
             words = self._wanted(transfer, run)
@@ -207,11 +204,11 @@ class RowsExchange:
         for server, words in asked:
             header = pack_header(
                 Kind.PULL_ROWS, self._rank, key=transfer.key.key_id, round=transfer.round,
-                slice=request, step=transfer.step, priority=priority, payload_bytes=words.nbytes,
-                flags=flags,
+                slice=request, step=transfer.step, priority=transfer.priority,
+                payload_bytes=words.nbytes, flags=flags,
             )  # fmt: skip
-            payload = memoryview(words.tobytes())
-            self._servers[server].writer.push(urgency(transfer.step, priority), header, payload)
+            urgent, payload = urgency(transfer.step, transfer.priority), memoryview(words.tobytes())
+            self._servers[server].writer.push(Frame(urgent, header, payload))
             self._counts["bytes_sent"] += words.nbytes
 
     @staticmethod
@@ -265,10 +262,9 @@ class RowsExchange:
         transfer.rounds[header.rank] = header.round
         del transfer.arriving[header.rank]
         if not transfer.arriving:
-            self._in_progress.end_pull(header.step)
-            self._times.value_arrived(transfer.key)
-            if not self._in_progress.waits_for_values:
-                self._gates.values_complete()
-            transfer.done(None)
-            trace_applied(self._tracer, transfer)
-            self._on_answered(transfer)
+            self._in_progress.arrived(transfer, header)
+
+    def missing(self, transfer: Transfer) -> Set[int]:
+        if isinstance(transfer, RowsPull):
+            return set(transfer.arriving)
+        return {server for server, _ in transfer.key.runs}

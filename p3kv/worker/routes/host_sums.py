@@ -8,23 +8,14 @@ part of the slices, so a host needs no server for it.
 from __future__ import annotations
 
 from functools import partial
-from typing import (
-    Callable,
-    Dict,
-    List,
-    Mapping,
-    NamedTuple,
-    Optional,
-    Sequence,
-    Tuple,
-)
+from typing import Callable, Dict, List, Mapping, NamedTuple, Sequence, Set, Tuple
 
 import numpy as np
 
 from p3kv.errors import ProtocolError
 from p3kv.slicing import Slice
 from p3kv.wire.connection import Connection
-from p3kv.wire.framing import Landing, message_landing
+from p3kv.wire.framing import Frame, Landing, message_landing
 from p3kv.wire.header import (
     CARRIES,
     HEADER_BYTES,
@@ -40,17 +31,17 @@ from p3kv.wire.header import (
     pack_header,
     passed_s,
 )
-from p3kv.wire.messages import SharedMemory, Terms, encode
+from p3kv.wire.messages import Terms, encode
 from p3kv.wire.queue import PriorityQueue, urgency
 from p3kv.wire.terms import FIRST_GENERATION, TermsByRound
-from p3kv.worker.shared_memory import OwnMemory, TheirMemory
-from p3kv.worker.transfers import Transfer, WorkerKey
+from p3kv.worker.in_progress import InProgress
+from p3kv.worker.routes.host_memory import HostMemory
+from p3kv.worker.routes.slices import SliceRoute
+from p3kv.worker.transfers import Route, Transfer, WorkerKey
 
 _BATCH_BYTES = 64 * 1024
 """What is copied before the loop looks at sockets again."""
 
-Push = Callable[[Transfer, Slice, Optional[Callable[[], memoryview]], int], None]
-"""Queues the frame of a transfer's slice to its server, with what makes a sum, and flags."""
 _Place = Tuple[int, int, int]
 """The id of a key, a round and a slice's number."""
 
@@ -72,7 +63,7 @@ class _Round(NamedTuple):
     urgent: int
 
 
-class HostSums:
+class HostSums(Route):
     """Sums slices with the neighbours, the other workers of this host.
 
     For each slice one of the workers is the carrier. The others copy their slices into memory that
@@ -103,10 +94,19 @@ class HostSums:
         neighbours: Mapping[int, Connection],
         deterministic: bool,
         terms: TermsByRound,
+        announced: Callable[[int, Terms], None],
+        slices: SliceRoute,
+        in_progress: InProgress,
     ) -> None:
+        """`neighbours` are there before the first key is declared. `announced` takes terms, and
+        from which round on they hold. `slices` brings to the servers, and from them, what one
+        worker carries for all."""
         self._rank = rank
         self._neighbours = neighbours
         self._terms = terms
+        self._announced = announced
+        self._slices = slices
+        self._in_progress = in_progress
         self._passed_on = FIRST_GENERATION
         """The newest generation of terms that the neighbours know from this worker, or at once."""
         self._deterministic = deterministic
@@ -116,12 +116,7 @@ class HostSums:
         self._parts: Dict[_Place, _Part] = {}
         self._came: Dict[_Place, Dict[int, bool]] = {}
         """The neighbours whose parts of a sum are there, and whether they have a gradient."""
-        self._own = OwnMemory()
-        self._theirs = TheirMemory()
-        self._memory: Dict[Tuple[int, int], np.ndarray] = {}
-        """By rank and key."""
-        self._wide_sums: Dict[int, np.ndarray] = {}
-        """By key, sums that this worker sends of half-precision gradients."""
+        self._memory = HostMemory(rank, neighbours)
         self._rounds: Dict[Tuple[int, int], _Round] = {}
         """By key and round: what is under way, or waits for the end of the round before."""
         self._ended: Dict[int, int] = {}
@@ -131,58 +126,47 @@ class HostSums:
         self._for_others: Dict[int, int] = {}
         """By key, the newest round whose values this worker receives only for its neighbours."""
         self.takers: Mapping[int, Callable[[int, Header], Landing]] = {
-            Kind.MEMORY: self._land_memory,
+            Kind.MEMORY: self._memory.land,
             Kind.SUMMAND: lambda rank, header: Landing(None, partial(self._add, rank, header)),
             Kind.VALUE: lambda rank, header: Landing(None, partial(self._value, rank, header)),
             Kind.TERMS: lambda rank, header: message_landing(
                 header, Terms, partial(self._announced, header.round)
             ),
         }
-        self._push: Push
-        self._slice_of: Callable[[Header], Tuple[Transfer, Slice]]
-        self._received: Callable[[Transfer, Slice, Header], None]
-        self._is_free: Callable[[Transfer, Slice], None]
-        self._expect: Callable[[Transfer], None]
-        self._announced: Callable[[int, Terms], None]
 
-    def begin(
-        self,
-        push: Push,
-        slice_of: Callable[[Header], Tuple[Transfer, Slice]],
-        received: Callable[[Transfer, Slice, Header], None],
-        is_free: Callable[[Transfer, Slice], None],
-        expect: Callable[[Transfer], None],
-        announced: Callable[[int, Terms], None],
-    ) -> None:
-        """Before anything else is called.
+    @property
+    def has_neighbours(self) -> bool:
+        """Whether there is anybody with whom to sum; all of a host answer alike."""
+        return len(self._neighbours) > 0
 
-        `slice_of` finds the transfer and the slice of which a frame speaks. `received` is told of
-        each slice whose value a neighbour had, `is_free` of each slice of a push without a result
-        that is needed no more. `expect` has the values of a transfer arrive that has no source.
-        `announced` takes terms, and from which round on they hold.
-        """
-        self._push, self._slice_of, self._received = push, slice_of, received
-        self._is_free, self._expect, self._announced = is_free, expect, announced
-
-    def takes(self, transfer: Transfer) -> bool:
-        """Whether a push is to be summed with the neighbours'; all of them answer alike."""
-        return (
-            len(self._neighbours) > 0
-            and transfer.round > INITIAL_ROUND
-            and transfer.key.sums_on_hosts
-        )
-
-    def add(self, transfer: Transfer, slices: Sequence[Slice], urgent: int) -> None:
+    def push(self, transfer: Transfer) -> None:
         """Adds a push's slices to the host's sums, by urgency, as soon as the round before has
-        ended; `ended` must be called when this one has."""
-        transfer.in_host_sum = True
+        ended. Worker rank 0 alone gives initial values."""
+        if transfer.round == INITIAL_ROUND:
+            self._slices.push(transfer)
+            return
+        transfer.route = self
         key_id = transfer.key.key_id
+        slices = self._slices.slices(transfer.key, transfer.round)
+        urgent = urgency(transfer.step, transfer.priority)
         self._rounds[key_id, transfer.round] = _Round(transfer, slices, urgent)
         if transfer.round == self._ended.get(key_id, INITIAL_ROUND) + 1:
             self._begin(key_id, transfer.round)
 
+    def request(self, transfer: Transfer) -> None:
+        """Each worker asks for itself."""
+        self._slices.request(transfer)
+
+    def missing(self, transfer: Transfer) -> Set[int]:
+        """Only those of slices that this worker carries."""
+        slices = self._slices.slices(transfer.key, transfer.round)
+        return {
+            piece.server
+            for piece in slices
+            if transfer.misses(piece) and self.carrier(transfer.key, piece) == self._rank
+        }
+
     def ended(self, transfer: Transfer) -> None:
-        """A push's round has ended."""
         key_id = transfer.key.key_id
         del self._rounds[key_id, transfer.round]
         self._ended[key_id] = transfer.round
@@ -208,9 +192,8 @@ class HostSums:
                 self._hand_in(transfer, piece, carrier)
         return bool(self._queue.heap)
 
-    def spread(self, transfer: Transfer, piece: Slice, header: Header) -> None:
-        """Gives the neighbours that want it a slice's value, which a server has sent with this
-        header."""
+    def landed(self, transfer: Transfer, piece: Slice, header: Header) -> None:
+        """Gives the neighbours that want it a slice's value."""
         assert transfer.target is not None
         key = transfer.key
         wanting = self._wanting.pop((key.key_id, transfer.round, piece.index), None)
@@ -223,7 +206,7 @@ class HostSums:
         if wanting:
             if has_value:
                 value = _elements(transfer, transfer.target, piece)
-                _value_at(self._own_memory(key), key, piece)[:] = value
+                self._memory.own_value(key, piece)[:] = value
             self._pass_terms_on()
         flags = (header.flags & NO_GRADIENT) | (0 if has_value else SUM_AS_BEFORE)
         # All workers of a host have the same clock.
@@ -248,7 +231,7 @@ class HostSums:
 
     def close(self) -> None:
         """Shares nothing with those that have not opened it. May be called twice."""
-        self._own.close()
+        self._memory.close()
 
     @property
     def _ranks(self) -> List[int]:
@@ -264,7 +247,7 @@ class HostSums:
             from_round = self._terms.first_round(self._passed_on)
             header = pack_header(Kind.TERMS, self._rank, round=from_round, payload_bytes=len(words))
             for connection in self._neighbours.values():
-                connection.writer.push(URGENT, header, words)
+                connection.writer.push(Frame(URGENT, header, words))
 
     # What this worker's slices are for.
 
@@ -273,12 +256,12 @@ class HostSums:
         wants = 0 if transfer.target is None else WANTS_RESULT
         if transfer.has_gradient:
             assert transfer.source is not None
-            part = _part_at(self._own_memory(key), key, piece)
+            part = self._memory.own_part(key, piece)
             part[:] = _elements(transfer, transfer.source, piece)
             self._tell(carrier, Kind.SUMMAND, transfer, piece, wants)
         else:
             self._tell(carrier, Kind.SUMMAND, transfer, piece, wants | NO_GRADIENT)
-        self._push(transfer, piece, None, IN_HOST_SUM | wants)
+        self._slices.send(transfer, piece, None, IN_HOST_SUM | wants)
         self._read(transfer, piece)
 
     def _join(self, transfer: Transfer, piece: Slice) -> None:
@@ -288,7 +271,7 @@ class HostSums:
         # A sum says at the same time what its sender wants, unless another one wants more.
         announced = not complete or (not wants and place in self._wanting)
         if announced:
-            self._push(transfer, piece, None, IN_HOST_SUM | CARRIES | wants)
+            self._slices.send(transfer, piece, None, IN_HOST_SUM | CARRIES | wants)
         self._parts[place] = _Part(transfer, piece, announced)
         self._send_if_complete(place)
 
@@ -317,14 +300,15 @@ class HostSums:
             if transfer.target is None:
                 self._receive_for_others(transfer)
         if parts:
-            self._push(transfer, piece, partial(self._sum, parts, transfer, piece), flags)
+            total = partial(self._sum, parts, transfer, piece)
+            self._slices.send_sum(transfer, piece, total, flags)
         else:
-            self._push(transfer, piece, None, flags | NO_GRADIENT)
+            self._slices.send(transfer, piece, None, flags | NO_GRADIENT)
             self._read(transfer, piece)
 
     def _sum(self, parts: Sequence[np.ndarray], transfer: Transfer, piece: Slice) -> memoryview:
         """The sum, in the order of the parts; made when it begins to leave."""
-        total = self._memory_of_sum(transfer.key, piece)
+        total = self._memory.of_sum(transfer.key, piece)
         if len(parts) == 1:
             total[:] = parts[0]
         else:
@@ -335,20 +319,10 @@ class HostSums:
         self._read(transfer, piece)
         return total.data.cast("B")
 
-    def _memory_of_sum(self, key: WorkerKey, piece: Slice) -> np.ndarray:
-        """Where a carrier sums a slice: in the place of its own part, which it does not share,
-        unless sums are wider."""
-        if key.sum_dtype == key.numpy_dtype:
-            return _part_at(self._own_memory(key), key, piece)
-        wide = self._wide_sums.get(key.key_id)
-        if wide is None:
-            wide = self._wide_sums[key.key_id] = np.empty(key.size_elems, key.sum_dtype)
-        return wide[piece.offset : piece.offset + piece.length]
-
     def _read(self, transfer: Transfer, piece: Slice) -> None:
         """A slice of the gradient is needed no more."""
         if transfer.target is None:
-            self._is_free(transfer, piece)
+            self._in_progress.slice_sent(transfer, piece.length)
 
     def _receive_for_others(self, transfer: Transfer) -> None:
         """Has the values arrive in the shared memory of which only neighbours want any."""
@@ -356,28 +330,27 @@ class HostSums:
         if self._for_others.get(key.key_id) == transfer.round:
             return
         self._for_others[key.key_id] = transfer.round
-        memory = self._own_memory(key)[key.size_bytes :]
         values = Transfer(
-            key, transfer.round, transfer.step, transfer.priority, None, memory.ctypes.data,
-            lambda error: None,
+            key, transfer.round, transfer.step, transfer.priority, None,
+            self._memory.own_values(key).ctypes.data, lambda error: None,
         )  # fmt: skip
-        values.in_host_sum = True
+        values.route = self
         slices = self._rounds[key.key_id, transfer.round].slices
         values.missing_elems = sum(
             piece.length for piece in slices if self.carrier(key, piece) == self._rank
         )
-        self._expect(values)
+        self._in_progress.add_update(values)
 
     def _part(self, rank: int, transfer: Transfer, piece: Slice) -> np.ndarray:
         if rank == self._rank:
             assert transfer.source is not None
             return _elements(transfer, transfer.source, piece)
-        return _part_at(self._memory_of(rank, transfer.key), transfer.key, piece)
+        return self._memory.part(rank, transfer.key, piece)
 
     # What neighbours say.
 
     def _value(self, rank: int, header: Header) -> None:
-        transfer, piece = self._slice_of(header)
+        transfer, piece = self._find(header)
         if rank != self.carrier(transfer.key, piece):
             raise ProtocolError(f"it has the value of slice {piece.index}, which another carries")
         memory = transfer.land(piece, piece.server)
@@ -386,35 +359,22 @@ class HostSums:
                 f"it says that no worker had a gradient of {transfer.key.called}, and this one had"
             )
         if not header.flags & SUM_AS_BEFORE:
-            value = _value_at(self._memory_of(rank, transfer.key), transfer.key, piece)
+            value = self._memory.value(rank, transfer.key, piece)
             np.frombuffer(memory, value.dtype)[:] = value
         late_s = passed_s(clock_us(transfer.ready_s), header.time_us)
-        self._received(transfer, piece, header._replace(time_us=clock_us(max(0.0, late_s))))
+        self._slices.received(transfer, piece, header._replace(time_us=clock_us(max(0.0, late_s))))
 
-    def _land_memory(self, rank: int, header: Header) -> Landing:
-        return message_landing(header, SharedMemory, partial(self._open, rank, header.key))
-
-    def _open(self, rank: int, key_id: int, place: SharedMemory) -> None:
-        if (rank, key_id) in self._memory:
-            raise ProtocolError(f"it has shared memory for key {key_id} before")
-        self._memory[rank, key_id] = self._theirs.at(place)
-
-    def _memory_of(self, rank: int, key: WorkerKey) -> np.ndarray:
-        memory = self._memory.get((rank, key.key_id))
-        if memory is None or len(memory) != 2 * key.size_bytes:
-            raise ProtocolError(f"worker {rank} shares no memory for {key.called}")
-        return memory
-
-    def _own_memory(self, key: WorkerKey) -> np.ndarray:
-        memory = self._memory.get((self._rank, key.key_id))
-        if memory is None:
-            memory, place = self._own.take(2 * key.size_bytes)
-            self._memory[self._rank, key.key_id] = memory
-            words = memoryview(encode(place))
-            header = pack_header(Kind.MEMORY, self._rank, key=key.key_id, payload_bytes=len(words))
-            for connection in self._neighbours.values():
-                connection.writer.push(URGENT, header, words)
-        return memory
+    def _find(self, header: Header) -> Tuple[Transfer, Slice]:
+        """The transfer and the slice of which a neighbour's frame speaks."""
+        transfer = self._in_progress.update(header.key, header.round)
+        if transfer is not None and transfer.route is self:
+            slices = self._slices.slices(transfer.key, header.round)
+            if header.slice < len(slices):
+                return transfer, slices[header.slice]
+        raise ProtocolError(
+            f"it has a value for key {header.key}, slice {header.slice}, round {header.round}, "
+            "for which nobody waits"
+        )
 
     def _tell(
         self,
@@ -432,20 +392,9 @@ class HostSums:
             worked_us=worked_us,
         )  # fmt: skip
         urgent = urgency(transfer.step, transfer.priority)
-        self._neighbours[rank].writer.push(urgent, header)
+        self._neighbours[rank].writer.push(Frame(urgent, header))
 
 
 def _elements(transfer: Transfer, array: int, piece: Slice) -> np.ndarray:
     """A slice of the array at an address."""
     return np.frombuffer(transfer.memory(array, piece), transfer.key.numpy_dtype)
-
-
-def _part_at(memory: np.ndarray, key: WorkerKey, piece: Slice) -> np.ndarray:
-    """What a worker adds of a slice, in its memory for the key: the first half of it."""
-    start = piece.offset * key.item_bytes
-    return memory[start : start + piece.length * key.item_bytes].view(key.numpy_dtype)
-
-
-def _value_at(memory: np.ndarray, key: WorkerKey, piece: Slice) -> np.ndarray:
-    """A slice's value: in the second half."""
-    return _part_at(memory[key.size_bytes :], key, piece)

@@ -1,0 +1,119 @@
+"""Transfers that are under way, and what happens when all of a value has arrived."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Callable, Dict, List, Optional, Set, Tuple
+
+from p3kv.common.trace import Tracer
+from p3kv.wire.header import Header, Kind
+from p3kv.wire.messages import UNKNOWN
+from p3kv.worker.gates import Gates
+from p3kv.worker.spans import trace_applied
+from p3kv.worker.step_times import StepTimes
+from p3kv.worker.transfers import Transfer
+
+_ANSWERS = (Kind.PULLED, Kind.ROWS)
+
+
+class InProgress:
+    """Transfers that are not done, by what a frame's header says of them.
+
+    Belongs to the worker's thread, except `counts`, which any thread may read.
+    """
+
+    def __init__(
+        self,
+        gates: Gates,
+        times: StepTimes,
+        tracer: Tracer,
+        on_value: Callable[[Transfer, Header], None],
+    ) -> None:
+        """`on_value` is told of each transfer that is done with its value, and the header of the
+        last frame that has brought some of it."""
+        self.counts = {
+            "bytes_sent": 0,
+            "bytes_received": 0,
+            "slices_sent": 0,
+            "slices_received": 0,
+        }
+        self._gates = gates
+        self._times = times
+        self._tracer = tracer
+        self._on_value = on_value
+        self._pushes: Set[Transfer] = set()
+        self._updates: Dict[Tuple[int, int], Transfer] = {}
+        self._pulls: Dict[int, Transfer] = {}
+        self._requests = itertools.count()
+
+    def add_push(self, transfer: Transfer) -> None:
+        """Keeps a push until its gradient is needed no more, or its value has arrived."""
+        if transfer.target is None:
+            self._pushes.add(transfer)
+        else:
+            self.add_update(transfer)
+
+    def add_update(self, transfer: Transfer) -> None:
+        """Expects the results of a round in the transfer's target."""
+        self._updates[transfer.key.key_id, transfer.round] = transfer
+
+    def add_pull(self, transfer: Transfer) -> int:
+        """Expects the key's value; returns the number of the request."""
+        request = next(self._requests) % 2**32  # the size of its field in a header
+        self._pulls[request] = transfer
+        return request
+
+    def update(self, key_id: int, round: int) -> Optional[Transfer]:
+        """The transfer that expects a result of this round."""
+        return self._updates.get((key_id, round))
+
+    def pull(self, request: int) -> Optional[Transfer]:
+        """The transfer that expects the answer to a request."""
+        return self._pulls.get(request)
+
+    def sent(self, transfer: Transfer) -> None:
+        """A push that wants no result is done: its gradient is needed no more."""
+        self._pushes.remove(transfer)
+        transfer.done(None)
+
+    def slice_sent(self, transfer: Transfer, elems: int) -> None:
+        """Counts elements of such a push that are needed no more; the last ones complete it."""
+        transfer.missing_elems -= elems
+        if transfer.missing_elems == 0:
+            self.sent(transfer)
+
+    def slice_arrived(self, transfer: Transfer, elems: int, server: int, header: Header) -> None:
+        """Counts elements of the value that have arrived; the last ones complete the transfer.
+        `server` keeps them."""
+        self.counts["slices_received"] += 1
+        self.counts["bytes_received"] += header.payload_bytes
+        transfer.missing_elems -= elems
+        if transfer.missing_elems == 0:
+            self.arrived(transfer, header, server)
+
+    def arrived(self, transfer: Transfer, header: Header, server: int = UNKNOWN) -> None:
+        """All of a transfer's value has arrived: the last frame had this header, and its server
+        tells how long it has worked, if that is known."""
+        if header.kind in _ANSWERS:
+            del self._pulls[header.step]
+        else:
+            del self._updates[transfer.key.key_id, transfer.round]
+        self._times.value_arrived(transfer.key, header.time_us / 1e6, server, header.worked_us)
+        if not self._updates and not self._pulls:
+            self._gates.values_complete()
+        transfer.done(None)
+        trace_applied(self._tracer, transfer)
+        self._on_value(transfer, header)
+
+    @property
+    def oldest(self) -> Optional[Transfer]:
+        """Of the transfers whose values are still to come, the first update, or the first pull."""
+        return next(iter(self._updates.values()), None) or next(iter(self._pulls.values()), None)
+
+    def clear(self) -> List[Transfer]:
+        """Forgets all transfers and returns them, each once."""
+        transfers = self._pushes.union(self._updates.values(), self._pulls.values())
+        self._pushes.clear()
+        self._updates.clear()
+        self._pulls.clear()
+        return list(transfers)

@@ -1,0 +1,101 @@
+"""What the workers of a host share of each key: what they add to sums, and values."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Dict, Mapping, Tuple
+
+import numpy as np
+
+from p3kv.errors import ProtocolError
+from p3kv.slicing import Slice
+from p3kv.wire.connection import Connection
+from p3kv.wire.framing import Frame, Landing, message_landing
+from p3kv.wire.header import URGENT, Header, Kind, pack_header
+from p3kv.wire.messages import SharedMemory, encode
+from p3kv.worker.routes.shared_memory import OwnMemory, TheirMemory
+from p3kv.worker.transfers import WorkerKey
+
+
+class HostMemory:
+    """This worker's memory, which its neighbours read, and theirs.
+
+    For each key it has what its worker adds, and behind that, as much for values. Belongs to the
+    worker's thread.
+    """
+
+    def __init__(self, rank: int, neighbours: Mapping[int, Connection]) -> None:
+        self._rank = rank
+        self._neighbours = neighbours
+        self._own = OwnMemory()
+        self._theirs = TheirMemory()
+        self._memory: Dict[Tuple[int, int], np.ndarray] = {}
+        """By rank and key."""
+        self._wide_sums: Dict[int, np.ndarray] = {}
+        """By key, sums that this worker sends of half-precision gradients."""
+
+    def land(self, rank: int, header: Header) -> Landing:
+        """A neighbour says where the memory is that it shares for a key."""
+        return message_landing(header, SharedMemory, partial(self._open, rank, header.key))
+
+    def own_part(self, key: WorkerKey, piece: Slice) -> np.ndarray:
+        """Where this worker's part of a slice's sum goes."""
+        return _part(self._own_memory(key), key, piece)
+
+    def own_values(self, key: WorkerKey) -> np.ndarray:
+        """The bytes of the values that this worker gives its neighbours."""
+        return self._own_memory(key)[key.size_bytes :]
+
+    def own_value(self, key: WorkerKey, piece: Slice) -> np.ndarray:
+        """Where a slice's value goes that this worker gives its neighbours."""
+        return _part(self.own_values(key), key, piece)
+
+    def part(self, rank: int, key: WorkerKey, piece: Slice) -> np.ndarray:
+        """A neighbour's part of a slice's sum; ProtocolError if it shares none."""
+        return _part(self._of(rank, key), key, piece)
+
+    def value(self, rank: int, key: WorkerKey, piece: Slice) -> np.ndarray:
+        """A slice's value that a neighbour has; ProtocolError if it shares none."""
+        return _part(self._of(rank, key)[key.size_bytes :], key, piece)
+
+    def of_sum(self, key: WorkerKey, piece: Slice) -> np.ndarray:
+        """Where this worker sums a slice: in the place of its own part, which it does not share,
+        unless sums are wider."""
+        if key.sum_dtype == key.numpy_dtype:
+            return self.own_part(key, piece)
+        wide = self._wide_sums.get(key.key_id)
+        if wide is None:
+            wide = self._wide_sums[key.key_id] = np.empty(key.size_elems, key.sum_dtype)
+        return wide[piece.offset : piece.offset + piece.length]
+
+    def close(self) -> None:
+        """Shares nothing with those that have not opened it. May be called twice."""
+        self._own.close()
+
+    def _open(self, rank: int, key_id: int, place: SharedMemory) -> None:
+        if (rank, key_id) in self._memory:
+            raise ProtocolError(f"it has shared memory for key {key_id} before")
+        self._memory[rank, key_id] = self._theirs.at(place)
+
+    def _of(self, rank: int, key: WorkerKey) -> np.ndarray:
+        memory = self._memory.get((rank, key.key_id))
+        if memory is None or len(memory) != 2 * key.size_bytes:
+            raise ProtocolError(f"worker {rank} shares no memory for {key.called}")
+        return memory
+
+    def _own_memory(self, key: WorkerKey) -> np.ndarray:
+        memory = self._memory.get((self._rank, key.key_id))
+        if memory is None:
+            memory, place = self._own.take(2 * key.size_bytes)
+            self._memory[self._rank, key.key_id] = memory
+            words = memoryview(encode(place))
+            header = pack_header(Kind.MEMORY, self._rank, key=key.key_id, payload_bytes=len(words))
+            for connection in self._neighbours.values():
+                connection.writer.push(Frame(URGENT, header, words))
+        return memory
+
+
+def _part(memory: np.ndarray, key: WorkerKey, piece: Slice) -> np.ndarray:
+    """A slice in memory for a tensor of the key."""
+    start = piece.offset * key.item_bytes
+    return memory[start : start + piece.length * key.item_bytes].view(key.numpy_dtype)

@@ -1,0 +1,209 @@
+"""Slices on their way to the servers and back, each on its own: as they are, or encoded."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Callable, Mapping, Optional, Set, Tuple
+
+import numpy as np
+
+from p3kv.common.trace import Tracer
+from p3kv.errors import ProtocolError
+from p3kv.slicing import Slice
+from p3kv.wire.connection import Connection
+from p3kv.wire.framing import Frame, Landing, Payload
+from p3kv.wire.header import (
+    ACKNOWLEDGE,
+    ENCODED,
+    INITIAL_ROUND,
+    NO_GRADIENT,
+    WANTS_RESULT,
+    Header,
+    Kind,
+    clock_us,
+    pack_header,
+)
+from p3kv.wire.queue import urgency
+from p3kv.wire.spans import trace_departure, traced_arrival
+from p3kv.wire.terms import FIRST_GENERATION, TermsByRound
+from p3kv.worker.gates import Gates
+from p3kv.worker.in_progress import InProgress
+from p3kv.worker.transfers import Route, Transfer, WorkerKey
+
+
+class SliceRoute(Route):
+    """Sends each slice to its server, and takes those that come back. Belongs to the worker's
+    thread."""
+
+    def __init__(
+        self,
+        rank: int,
+        servers: Mapping[int, Connection],
+        gates: Gates,
+        in_progress: InProgress,
+        terms: TermsByRound,
+        tracer: Tracer,
+    ) -> None:
+        self._rank = rank
+        self._servers = servers
+        self._gates = gates
+        self._in_progress = in_progress
+        self._terms = terms
+        self._tracer = tracer
+
+    def slices(self, key: WorkerKey, round: int) -> Tuple[Slice, ...]:
+        """A key's slices in a round, by index."""
+        generation = FIRST_GENERATION if key.own_rounds else self._terms.generation(round)
+        return key.slices(self._terms.of(generation).slice_size)
+
+    # On their way to the servers.
+
+    def push(self, transfer: Transfer) -> None:
+        transfer.route = self
+        slices = self.slices(transfer.key, transfer.round)
+        # The result of a slice shows that it has arrived; without one the server has to say so,
+        # because the gradient must stay as it is until then.
+        no_result = transfer.target is None
+        if not transfer.has_gradient:
+            flags = NO_GRADIENT if no_result else NO_GRADIENT | WANTS_RESULT
+            for piece in slices:
+                self.send(transfer, piece, None, flags)
+                if no_result:
+                    self._in_progress.slice_sent(transfer, piece.length)
+            return
+        assert transfer.source is not None
+        flags = ACKNOWLEDGE if no_result else WANTS_RESULT
+        encodes = transfer.round > INITIAL_ROUND and not transfer.key.codecs.gradients.in_place
+        if encodes:
+            flags |= ENCODED
+        for piece in slices:
+            memory = transfer.memory(transfer.source, piece)
+            payload: Payload = memory
+            if encodes:
+                payload = partial(self._encoded, transfer.key, piece, memory)
+            on_arrived = None
+            if no_result:
+                on_arrived = partial(self._in_progress.slice_sent, transfer, piece.length)
+            self.send(transfer, piece, payload, flags, on_arrived)
+
+    def send_sum(
+        self, transfer: Transfer, piece: Slice, total: Callable[[], memoryview], flags: int
+    ) -> None:
+        """Sends a slice of a sum to which the transfer belongs; it is made when it begins to
+        leave."""
+        if not transfer.key.codecs.gradients.in_place:
+            flags |= ENCODED
+        self.send(transfer, piece, partial(self._sum, transfer.key, piece, total), flags)
+
+    def send(
+        self,
+        transfer: Transfer,
+        piece: Slice,
+        payload: Optional[Payload],
+        flags: int,
+        on_arrived: Optional[Callable[[], None]] = None,
+    ) -> None:
+        """Queues the frame of a slice of a push."""
+        key = transfer.key
+        # What is made when the frame begins to leave gives the header its size, and is counted,
+        # then.
+        size_bytes = len(payload) if isinstance(payload, memoryview) else 0
+        header = pack_header(
+            Kind.PUSH, self._rank, key=key.key_id, slice=piece.index, round=transfer.round,
+            step=transfer.step, priority=transfer.priority, payload_bytes=size_bytes, flags=flags,
+            time_us=clock_us(transfer.ready_s),
+        )  # fmt: skip
+        urgent = urgency(transfer.step, transfer.priority)
+        frame = Frame(urgent, header, payload, None, on_arrived, not key.own_rounds)
+        if payload is not None:
+            self._in_progress.counts["bytes_sent"] += size_bytes
+            self._in_progress.counts["slices_sent"] += 1
+            trace_departure(self._tracer, frame, piece.server)
+        self._gates.push(piece.server, transfer.gate_step, frame)
+
+    def _sum(self, key: WorkerKey, piece: Slice, total: Callable[[], memoryview]) -> memoryview:
+        memory = total()
+        if not key.codecs.gradients.in_place:
+            return self._encoded(key, piece, memory)
+        self._in_progress.counts["bytes_sent"] += len(memory)
+        return memory
+
+    def _encoded(self, key: WorkerKey, piece: Slice, memory: memoryview) -> memoryview:
+        """A slice as it travels, made when it begins to leave: a large tensor's first slice does
+        not wait for its last."""
+        codec = key.codecs.gradients
+        out = memoryview(bytearray(codec.most_bytes(piece.length)))
+        elements = np.frombuffer(memory, key.numpy_dtype)
+        payload = out[: codec.encode(elements, piece.offset, out)]
+        self._in_progress.counts["bytes_sent"] += len(payload)
+        return payload
+
+    # On their way back.
+
+    def request(self, transfer: Transfer) -> None:
+        transfer.route = self
+        header = pack_header(
+            Kind.PULL, self._rank, key=transfer.key.key_id, round=transfer.round,
+            slice=self._in_progress.add_pull(transfer), step=transfer.step,
+            priority=transfer.priority,
+        )  # fmt: skip
+        for server, _ in transfer.key.runs:
+            frame = Frame(urgency(transfer.step, transfer.priority), header)
+            self._servers[server].writer.push(frame)
+
+    def land(self, connection: Connection, header: Header) -> Landing:
+        """Where a slice from a server goes; ProtocolError if no transfer expects it."""
+        transfer = self._transfer_for(header)
+        slices = () if transfer is None else self.slices(transfer.key, header.round)
+        if transfer is None or transfer.target is None or header.slice >= len(slices):
+            raise ProtocolError(
+                f"it sent a frame of kind {header.kind} for key {header.key}, slice "
+                f"{header.slice}, round {header.round}, which nobody waits for"
+            )
+        piece = slices[header.slice]
+        memory = transfer.land(piece, connection.peer)
+        received = partial(self.received, transfer, piece, header)
+        if header.flags & NO_GRADIENT:
+            transfer.check_lacking(header)
+            if not header.payload_bytes:  # a sum to which nobody has added
+                return Landing(None, received)
+        if header.flags & ENCODED:
+            return self._land_encoded(transfer, piece, header, memory)
+        if len(memory) != header.payload_bytes:
+            raise ProtocolError(
+                f"it sent {header.payload_bytes} bytes for a slice of {len(memory)} bytes"
+            )
+        return Landing(memory, traced_arrival(self._tracer, header, received))
+
+    def received(self, transfer: Transfer, piece: Slice, header: Header) -> None:
+        """Counts a slice that has arrived."""
+        if header.kind == Kind.UPDATED:
+            transfer.route.landed(transfer, piece, header)
+        self._in_progress.slice_arrived(transfer, piece.length, piece.server, header)
+
+    def missing(self, transfer: Transfer) -> Set[int]:
+        slices = self.slices(transfer.key, transfer.round)
+        return {piece.server for piece in slices if transfer.misses(piece)}
+
+    def _land_encoded(
+        self, transfer: Transfer, piece: Slice, header: Header, memory: memoryview
+    ) -> Landing:
+        codec = transfer.key.codecs.values
+        if codec.in_place or header.payload_bytes > codec.most_bytes(piece.length):
+            raise ProtocolError(
+                f"it sent {header.payload_bytes} encoded bytes for a slice of {piece.length} "
+                f"elements of {transfer.key.called}"
+            )
+        payload = memoryview(bytearray(header.payload_bytes))
+        elements = np.frombuffer(memory, transfer.key.numpy_dtype)
+
+        def decode() -> None:
+            codec.decode(payload, elements)
+            self.received(transfer, piece, header)
+
+        return Landing(payload, traced_arrival(self._tracer, header, decode))
+
+    def _transfer_for(self, header: Header) -> Optional[Transfer]:
+        if header.kind == Kind.UPDATED:
+            return self._in_progress.update(header.key, header.round)
+        return self._in_progress.pull(header.step)
