@@ -282,12 +282,24 @@ class Worker:
         addresses = [None if array is None else array.ctypes.data for array in arrays]
         self.under_way += 1
         asks = (key.ask(),) if source is None else key.asks()
-        self.calls.append(Transfer(key, round, step, 0, *addresses, done, asks))
+        pushpulls = source is not None and target is not None and key.consistency.lets_go_ahead
+        takes = key.consistency.needs(round) if pushpulls else None
+        self.calls.append(Transfer(key, round, step, 0, *addresses, done, asks, takes=takes))
+
+    def add(self, key: WorkerKey, source: np.ndarray) -> None:
+        """Calls push, of a gradient that is not exchanged."""
+
+        def done(error: Optional[BaseException]) -> None:
+            assert error is None and source is not None  # which is kept until now
+
+        address = source.ctypes.data
+        self.calls.append(Transfer(key, key.round, 0, 0, address, None, done, is_exchanged=False))
 
     @property
     def may_leave(self) -> bool:
         """Whether all that the script has called is done."""
         waits = self.calls or self.under_way or self.traffic.clipping._waiting
+        waits = waits or self.exchange.ahead.travels
         return not waits and not self.left
 
     def leave(self) -> None:

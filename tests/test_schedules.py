@@ -117,6 +117,8 @@ class Script:
 
     def _step(self, key, round_, expected) -> None:  # type: ignore[no-untyped-def]
         target = np.full(SIZE, np.nan, self._job.dtype) if self._random.random() < 0.5 else None
+        if target is not None and self._rule.needs(round_) <= INITIAL_ROUND:
+            target[:] = expected[0]  # as the weight, which then stays as it is
         pushed = gradient(self._rank, round_).astype(self._job.dtype)
         self._worker.call(key, round_, pushed, target)
         if target is not None:

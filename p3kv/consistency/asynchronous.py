@@ -8,14 +8,15 @@ ASYNCHRONOUS = "asynchronous"
 
 
 class Asynchronous(Consistency):
-    """Asynchronous SGD: a worker goes on with the value that has its own push, and all pushes of
-    others that came before. It may push for one round more while it waits for that value."""
+    """Asynchronous SGD: a worker waits for no other. It goes on with the value that has its own
+    pushes, and all pushes of others that came before. It may push for one round more while it waits
+    for that value."""
 
     own_rounds = True
     window = 2
 
     def needs(self, round: int) -> int:
-        return round
+        return 0
 
 
 CONSISTENCIES.register(ASYNCHRONOUS, Asynchronous)

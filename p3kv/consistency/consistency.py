@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Collection, List, Optional
+from functools import cached_property
+from typing import Optional
 
 from p3kv.common.registry import Registry
 from p3kv.errors import ConfigError, in_one_line
 
 _CHECKED_ROUNDS = 100
-"""Rounds for which a new rule is asked before it is used."""
+_CHECKED_PUSHES = 10_000
+"""For how many rounds, and pushes, a new rule is asked before it is used."""
 
 
 class Consistency(ABC):
-    """Decides when a round of a key ends, and which value lets a worker go on.
+    """Decides which pushes are exchanged, and which value lets a worker go on.
 
     Every worker and every server makes one object, with the number of workers. All objects must
     answer alike, so an answer depends on the arguments and on nothing else. Round 0, in which
-    worker rank 0 alone gives the initial value, ends without the rule.
+    worker rank 0 alone gives the initial value, ends without the rule. Any other ends with the
+    push of the last worker; or with each push, where rounds are each worker's own.
     """
 
     window = 2
@@ -27,34 +30,48 @@ class Consistency(ABC):
 
     own_rounds = False
     """Whether each worker's rounds of a key are its own, after the initial one. Then each push is a
-    round by itself, that ends when the server has updated the value with it: at once, but in the
-    order of this worker's rounds. Only `window` is asked then. This needs an optimizer on the
-    servers. Slices of such a key keep the job's first size: no round comes for all workers alike,
-    from which another size could hold."""
+    round by itself, and the server updates the value with it at once, but in the order of this
+    worker's rounds. This needs an optimizer on the servers. Slices of such a key keep the job's
+    first size: no round comes for all workers alike, from which another size could hold."""
 
     def __init__(self, num_workers: int) -> None:
         self.num_workers = num_workers
 
     @abstractmethod
     def needs(self, round: int) -> int:
-        """The round whose value, or that of a later one, lets a worker go on after its push for
-        `round`; also the oldest that answers its pulls.
+        """What a worker must have before it goes on after its push for `round`.
 
-        Never later than `round`: that one might not end before the worker goes on. A server that
-        has the value already answers at once. Without an optimizer on the servers a value is the
-        sum of one round, and workers always wait for that of their own.
+        Where workers share rounds: the round whose value it goes on with, never later than its own.
+        The worker has this value as soon as it has arrived, also where its own push has not left,
+        and exactly this one: what it computes does not depend on when values arrive. Without an
+        optimizer on the servers a value is the sum of one round, and workers always wait for that
+        of their own. So do pulls.
+
+        Where rounds are each worker's own: the round that all the others must have reached. The
+        value then has the pushes of each of them for so many rounds, and of this worker all. Until
+        it has, the worker waits, and so does its next push if the window admits no more.
         """
 
-    def ends(self, arrived: Collection[int]) -> bool:
-        """Whether a round ends now that the pushes of these ranks have arrived.
+    def exchanges(self, push: int) -> bool:
+        """Whether a worker's push number `push` of a key, from 1, is exchanged with the others.
 
-        Each worker pushes in every round. A push after its round's end is refused as sent twice.
+        If not, its gradient is added on the worker to what the next one that is exchanged brings
+        along; the weight stays as it is. Rounds and updates count what is exchanged only. This
+        needs an optimizer on the servers, and keys of slices.
         """
-        return len(arrived) == self.num_workers
+        return True
 
-    def missing(self, arrived: Collection[int]) -> List[int]:
-        """The ranks for whose pushes a round still waits; none when it ends."""
-        return [rank for rank in range(self.num_workers) if rank not in arrived]
+    @cached_property
+    def exchanges_all(self) -> bool:
+        """Whether every push is exchanged, as far as asked."""
+        return all(self.exchanges(push) for push in range(1, _CHECKED_PUSHES))
+
+    @cached_property
+    def lets_go_ahead(self) -> bool:
+        """Whether a worker may go on with the value of a round before its own, which others share,
+        as far as asked."""
+        rounds = range(1, _CHECKED_ROUNDS)
+        return not self.own_rounds and any(self.needs(round_) < round_ for round_ in rounds)
 
 
 CONSISTENCIES: Registry[Consistency] = Registry(
@@ -85,6 +102,7 @@ def make_consistency(name: str, num_workers: int) -> Consistency:
     try:
         rule = member(num_workers)
         needed = {round_: rule.needs(round_) for round_ in range(1, _CHECKED_ROUNDS)}
+        exchanged = {push: rule.exchanges(push) for push in range(1, _CHECKED_PUSHES)}
     except Exception as error:
         # It may be a user's own.
         raise ConfigError(f"the consistency {name!r} failed: {in_one_line(error)}") from error
@@ -93,10 +111,23 @@ def make_consistency(name: str, num_workers: int) -> Consistency:
             f"the consistency {name!r} has a window of {rule.window!r}; it must be a whole number "
             "from 1 on"
         )
+    for push, whether in exchanged.items():
+        if not isinstance(whether, bool):
+            raise ConfigError(
+                f"the consistency {name!r} answers {whether!r} when it is asked whether push "
+                f"{push} is exchanged; it must be True or False"
+            )
+    if not any(exchanged.values()):
+        raise ConfigError(f"the consistency {name!r} exchanges none of {len(exchanged)} pushes")
     for round_, needs in needed.items():
         if not isinstance(needs, int) or needs > round_:
             raise ConfigError(
                 f"the consistency {name!r} says that round {round_} needs the value of round "
                 f"{needs!r}; it must be a whole number, at most the round itself"
+            )
+        if needs < needed.get(round_ - 1, needs):
+            raise ConfigError(
+                f"the consistency {name!r} says that round {round_} needs the value of round "
+                f"{needs}, and the round before it that of round {needed[round_ - 1]}"
             )
     return rule

@@ -360,21 +360,17 @@ class Consumer:
             trace_update(self.tracer, ended, start_ns)
             if self.checkpoints.open is not None:
                 self.checkpoints.unit_ended(ended.unit)
-            self._send_value(ended)
-            if ended.others and key.all_ended(ended.round, ended.others[0]):
-                self.values.tell_ended(ended)
+            self._answer(key, ended)
             count += 1
-            if ended.unit is not unit:
-                self._send_early_results(ended.unit)
             start_ns = now_ns()
-        self._send_early_results(unit)
+        for answer in self.engine.answers(unit):
+            self._answer(key, answer)
         return count
 
-    def _send_early_results(self, unit: Unit) -> None:
-        """Queues the value that a slice has already to workers that may go on with it."""
-        if isinstance(unit, SliceState) and unit.early_rounds:
-            for result in self.engine.early_results(unit):
-                self.values.send_result(unit, result)
+    def _answer(self, key: Key, ended: Ended) -> None:
+        self._send_value(ended)
+        if ended.others and key.all_ended(ended.round, ended.others[0]):
+            self.values.tell_ended(ended)
 
     def _send_value(self, ended: Ended) -> None:
         """Queues a round's value to the workers that want it."""

@@ -47,11 +47,10 @@ class Kind(IntEnum):
     PUSH = 5
     """A worker's slice for a round of its key, in a step of its store; payload elements."""
     PULL = 6
-    """A worker that has pushed for `round` asks for the key's value, as new as the consistency rule
-    says; `slice` is the request's number."""
+    """A worker that has pushed for `round` asks for the key's value after it, or a newer one;
+    `slice` is the request's number."""
     UPDATED = 7
-    """A slice's value, to the workers that asked for it with their push for `round`: that of the
-    round, or of an older one if the consistency rule lets them go on with it."""
+    """A slice's value after `round`, to the workers that asked for it with their push."""
     PULLED = 8
     """A slice's value, part of the answer to PULL; `step` is the request's number, and `round` one
     that has slices of this size."""
@@ -71,7 +70,7 @@ class Kind(IntEnum):
     When all workers on the host have said so, each of these servers tells all workers."""
     ENDED = 14
     """A server tells workers that the key's round has ended on this server, if its result does not
-    tell them: they did not ask for one, or may go on with an older value."""
+    tell them: they did not ask for one."""
     STALLED = 15
     """A server tells all workers that a round has waited long for a worker; payload Stalled."""
     STATES = 16
@@ -101,9 +100,9 @@ class Kind(IntEnum):
     """Some of the rows that a worker has touched, for a round of a key of rows; `slice` is how many
     frames this push has for this server, at least one; payload Rows (`p3kv.wire.rows`)."""
     PULL_ROWS = 28
-    """A worker that has pushed for `round` asks for rows of the key's value, as new as the
-    consistency rule says: those that it names (NAMED), those that have changed since the round in
-    the payload, or without a payload all. `slice` is the request's number."""
+    """A worker that has pushed for `round` asks for rows of the key's value after it, or of a newer
+    one: those that it names (NAMED), those that have changed since the round in the payload, or
+    without a payload all. `slice` is the request's number."""
     ROWS = 29
     """Some of the rows of an answer to PULL_ROWS; `step` is the request's number, `slice` how many
     frames the server's answer has, `round` that of the value; payload Rows."""

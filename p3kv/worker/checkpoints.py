@@ -24,6 +24,7 @@ from p3kv.checkpoints import (
     newest,
 )
 from p3kv.config import Settings
+from p3kv.consistency import Consistency
 from p3kv.errors import ConfigError, P3Error, ProtocolError
 from p3kv.wire.connection import Connection
 from p3kv.wire.framing import Landing, message_landing
@@ -89,10 +90,9 @@ class Checkpoints:
 
     # How a job begins.
 
-    def find(self, host: str, rounds_end_with_all: bool) -> None:
+    def find(self, host: str, rule: Consistency) -> None:
         """Worker rank 0 finds the checkpoint from which the job goes on, if it is to go on from
-        one; in the thread that joins the job. `host` is this host's address;
-        `rounds_end_with_all`: no round ends before all workers have pushed for it.
+        one; in the thread that joins the job. `host` is this host's address, `rule` the job's.
 
         Makes the folder if there is none, and says where it is: its name may be misspelt. Raises
         ConfigError where there can't be checkpoints, and where a job is to begin from the beginning
@@ -102,10 +102,10 @@ class Checkpoints:
         if folder is None or self._rank != 0:
             return
         self._host = host
-        if not rounds_end_with_all:
+        if rule.own_rounds or not rule.exchanges_all:
             raise ConfigError(
                 f"P3KV_CONSISTENCY={self._settings.consistency} has no checkpoints: they need "
-                "rounds that end with the pushes of all workers"
+                "rounds of all workers, to which each push belongs"
             )
         made = self._make(folder, host)
         if self._settings.resume:

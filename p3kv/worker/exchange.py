@@ -8,9 +8,11 @@ from typing import Callable, Dict, Optional, Sequence, Set, Tuple
 from p3kv.wire.connection import Connection
 from p3kv.wire.framing import Landing
 from p3kv.wire.header import INITIAL_ROUND, NO_GRADIENT, Header
+from p3kv.worker.ahead import Ahead
 from p3kv.worker.departures import Departures
 from p3kv.worker.gates import Gates
 from p3kv.worker.in_progress import InProgress
+from p3kv.worker.local_sums import LocalSums
 from p3kv.worker.step_times import StepTimes
 from p3kv.worker.steps import Steps
 from p3kv.worker.transfers import Transfer
@@ -47,6 +49,8 @@ class Exchange:
         self._step = 0
         self._positions: Dict[int, int] = {}
         self._windows = Windows()
+        self._local_sums = LocalSums()
+        self.ahead = Ahead()
 
     def set_order(self, key_ids: Sequence[int]) -> None:
         """Sends from now on in the order of these keys."""
@@ -59,14 +63,21 @@ class Exchange:
 
     def begin(self, transfer: Transfer) -> None:
         """Sends a transfer, or asks for it, as soon as the window of its key admits its round."""
-        if transfer.source is not None and transfer.round > INITIAL_ROUND:
-            self._times.gradient_ready(transfer)
+        if not transfer.is_exchanged:
+            self._local_sums.add(transfer)
+            return
         if transfer.key.size_elems == 0:
             self._count_ended(transfer)
             transfer.done(None)
             transfer.tell(changes=False)
             self.answered(transfer)
-        elif self._windows.admits(transfer):
+            return
+        if transfer.source is not None and transfer.round > INITIAL_ROUND:
+            self._local_sums.join(transfer)
+            if transfer.key.consistency.lets_go_ahead:
+                transfer = self.ahead.instead_of(transfer)
+            self._times.gradient_ready(transfer)
+        if self._windows.admits(transfer):
             self._send(transfer)
         else:
             self._windows.hold(transfer)
@@ -142,6 +153,7 @@ class Exchange:
 
     def fail(self, error: BaseException) -> None:
         """Ends all transfers with an error."""
+        self.ahead.fail(error)
         for transfer in self._windows.expecting:
             transfer.round_failed(error)
         for transfer in self._in_progress.clear() + self._windows.clear():
@@ -149,8 +161,5 @@ class Exchange:
 
 
 def _ends_with_result(transfer: Transfer) -> bool:
-    """Whether a push's result tells that its round has ended, and is not perhaps older."""
-    if transfer.source is None or transfer.target is None:
-        return False
-    key = transfer.key
-    return key.own_rounds or key.consistency.needs(transfer.round) >= transfer.round
+    """Whether it is a push's result that tells that its round has ended."""
+    return transfer.source is not None and transfer.target is not None

@@ -9,7 +9,8 @@ from p3kv.worker.transfers import Transfer
 
 def trace_ready(tracer: Tracer, transfer: Transfer) -> None:
     """Records that a transfer begins, because its gradient is ready."""
-    if tracer.enabled and transfer.source is not None and transfer.round > INITIAL_ROUND:
+    pushes = transfer.source is not None and transfer.round > INITIAL_ROUND
+    if tracer.enabled and pushes and transfer.is_exchanged:
         _trace(tracer, READY, transfer)
 
 

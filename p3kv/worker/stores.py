@@ -73,6 +73,8 @@ class WorkerStore:
         self._steps = 0 if self.resumed is None else self.resumed.steps
         self.own_rounds = rule.own_rounds
         """Whether rounds are each worker's own: the store is asynchronous."""
+        self.exchanges_all = rule.exchanges_all
+        """Whether each push is exchanged, and none added up on the worker first."""
         self._consistency = consistency
         self._rule = rule
         self._rank = rank
@@ -111,6 +113,12 @@ class WorkerStore:
         """
         self._check()
         touched_only = make_layout(layout, shape).touched_only  # before any process hears of it
+        if touched_only and not self.exchanges_all:
+            raise NotSupportedError(
+                f"{called(key, name)} has a sparse weight or gradient, and the consistency rule "
+                "does not exchange every push: rows can't be added up on a worker. Use dense "
+                "arrays, or another rule"
+            )
         codecs = CodecChoices(self._gradient_codec, self._value_codec)
         if touched_only and codecs != CodecChoices():
             raise NotSupportedError(
@@ -256,6 +264,11 @@ class WorkerStore:
     def saved(self) -> Optional[Saved]:
         """The checkpoint from which the job goes on; on worker rank 0 only."""
         return self._traffic.checkpoints.saved
+
+    @property
+    def exchanges_all_by_rounds(self) -> bool:
+        """Whether each push belongs to a round that all workers share."""
+        return self.exchanges_all and not self.own_rounds
 
     def new_step(self) -> int:
         """Returns the number of a step that begins in one of the stores."""

@@ -35,7 +35,7 @@ class Ask:
 class WorkerKey:
     """A declared key: its runs on the servers, its round, and the pulls that are not answered.
 
-    `round`, `ask` and `asks` belong to the thread that pushes and pulls.
+    `round`, `is_next_exchanged`, `ask` and `asks` belong to the thread that pushes and pulls.
     """
 
     def __init__(
@@ -83,6 +83,7 @@ class WorkerKey:
         self.runs = declared.runs
         self.round = INITIAL_ROUND
         """The last round that this worker has pushed."""
+        self._pushes = 0
         self._asks: List[Ask] = []
         self._slices: Dict[int, Tuple[Slice, ...]] = {}
 
@@ -90,6 +91,12 @@ class WorkerKey:
         """By server, the bytes of what it keeps as it travels: with rows, their numbers, too."""
         grain_bytes = self.row_elems * self.item_bytes + self.touched_only * NUMBER.itemsize
         return {server: length // self.row_elems * grain_bytes for server, length in self.runs}
+
+    def is_next_exchanged(self) -> bool:
+        """Counts a push that is called; whether it is exchanged with the other workers, and has a
+        round, or is added to what a later one brings along."""
+        self._pushes += 1
+        return self.consistency.exchanges(self._pushes)
 
     def ask(self) -> Ask:
         """Takes note of a pull that is called."""
@@ -151,8 +158,9 @@ class Transfer:
     """
 
     __slots__ = (
-        "_landed", "_memory", "asks", "changes", "done", "has_gradient", "key", "missing_elems",
-        "priority", "ready_s", "round", "route", "size_bytes", "source", "step", "target",
+        "_kept", "_landed", "_memory", "asks", "changes", "done", "has_gradient", "is_exchanged",
+        "key", "missing_elems", "priority", "ready_s", "round", "route", "size_bytes", "source",
+        "step", "takes", "target",
     )  # fmt: skip
 
     def __init__(
@@ -166,12 +174,18 @@ class Transfer:
         done: Done,
         asks: Sequence[Ask] = (),
         changes: Optional[Future[bool]] = None,
+        takes: Optional[int] = None,
+        is_exchanged: bool = True,
     ) -> None:
         """`step` counts the steps of all stores; a key's round is never larger than it. `asks`: of
         a pull, what it answers; of a push, the pulls of the key that were called before.
 
         `changes`: of a push without a gradient, whose source is never read. It is told whether
-        another worker had one when the round has ended, or the job's failure."""
+        another worker had one when the round has ended, or the job's failure.
+
+        `takes`: of a push by a rule that lets workers go ahead, the round whose value goes to the
+        target. If not `is_exchanged`, the source is added on this worker to
+        what a later push brings along."""
         self.key = key
         self.round = round
         self.priority = priority
@@ -182,6 +196,8 @@ class Transfer:
         self.asks = asks
         self.changes = changes
         self.has_gradient = source is not None and changes is None
+        self.takes = takes
+        self.is_exchanged = is_exchanged
         self.size_bytes = key.size_bytes
         self.ready_s = time.monotonic()
         """When the arrays were ready: a transfer is made when they are."""
@@ -190,6 +206,7 @@ class Transfer:
         know that they have arrived there."""
         self.route: Route
         """What carries it, once it is under way."""
+        self._kept: Optional[np.ndarray] = None
         self._landed: Optional[Set[int]] = None
         self._memory: Dict[int, memoryview] = {}
         """By address, all of an array."""
@@ -209,6 +226,12 @@ class Transfer:
         self._landed.add(piece.offset)
         assert self.target is not None
         return self.memory(self.target, piece)
+
+    def replace_source(self, gradient: np.ndarray) -> None:
+        """Pushes another gradient, which stays until this is done, in place of the source."""
+        self._kept = gradient
+        self.source = gradient.ctypes.data
+        self.has_gradient = True
 
     def fail(self, error: BaseException) -> None:
         """Ends the transfer with an error."""

@@ -45,8 +45,7 @@ class Windows:
         self._held.setdefault(transfer.key.key_id, []).append(transfer)
 
     def expect(self, transfer: Transfer) -> None:
-        """Expects an ENDED frame from each server of a push that wants no result, or that may get
-        an older round's."""
+        """Expects an ENDED frame from each server of a push that wants no result."""
         servers = {server for server, _ in transfer.key.runs}
         self._expected[transfer.key.key_id, transfer.round] = (transfer, servers)
 

@@ -160,7 +160,7 @@ class Worker:
                 self._control.send, self._on_lost, self._received_bye, joining.takers,
                 neighbours.connections,
             )  # fmt: skip
-            self._traffic.checkpoints.find(self._address, self.ends_rounds_with_all)
+            self._traffic.checkpoints.find(self._address, self._traffic.consistency)
             joining.connect(self._traffic.connect)
             takers = self._traffic.host_sums.takers
             neighbours.connect(self._loop, takers, self._on_neighbour_lost, self.check)
@@ -227,6 +227,7 @@ class Worker:
             return
         if self.started and self.usable:
             with suppress(P3Error):
+                self._ask(self._joined.exchange.ahead.finish)
                 # Servers wait for what this worker says of the last steps' norms.
                 self._ask(self._joined.clipping.finish)
             self._reporting.end(self.rank)
@@ -278,13 +279,6 @@ class Worker:
         return here if len(here) < len(roster.servers) else []
 
     # What scripts ask for.
-
-    @property
-    def ends_rounds_with_all(self) -> bool:
-        """Whether a round never ends before all workers have pushed for it."""
-        rule = self._joined.consistency
-        ranks = set(range(self.num_workers))
-        return not any(rule.ends(ranks - {rank}) for rank in ranks)
 
     def new_store(self, consistency: Optional[str] = None) -> WorkerStore:
         """One more store, which has keys and an optimizer of its own.

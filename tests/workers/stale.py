@@ -1,6 +1,7 @@
 """Trains with a rule of a user's own: checks each value received, and goes ahead of a straggler.
 
-Gradients do not depend on the weights, so the value after every round is known.
+Gradients do not depend on the weights, so the value after every round is known. Arguments: a
+folder, and "leaves" to end as soon as the last weight is there.
 """
 
 import p3kv  # noqa: F401, I001
@@ -22,12 +23,9 @@ def gradient(rank, round_):
     return np.random.RandomState([rank, round_]).randint(0, 9, SIZE).astype(np.float32)
 
 
-def check(received, newest, needs):
-    """Each element is of the value after one of the rounds from `needs` to `newest`."""
-    found = received.asnumpy()
-    allowed = np.array(expected[max(0, needs) : newest + 1])
-    assert (found == allowed).any(axis=0).all(), (newest, needs)
-    return (found == expected[newest]).all()
+def check(received, round_):
+    """The value is that after a round, whatever has arrived besides."""
+    np.testing.assert_array_equal(received.asnumpy(), expected[max(0, round_)])
 
 
 store = mx.kv.create("p3")
@@ -51,11 +49,13 @@ for round_ in range(1, ROUNDS + 1):
     if rank == 0 and round_ == 2:
         pushed.touch()  # worker 1 has not pushed for any round
         print("went on to round 2")
-    check(value, round_, round_ - STALENESS)
-    if round_ % 3 == rank:
+    check(value, round_ - STALENESS)
+    if round_ in (5, 9):  # on both workers, so no round ends that has not begun
         store.pull("w", out=value)
-        check(value, min(ROUNDS, round_ + STALENESS), round_ - STALENESS)
+        check(value, round_)
+if "leaves" in sys.argv:  # with its last gradients still on their way
+    sys.exit()
 store._barrier()
 store.pull("w", out=value)
-assert check(value, ROUNDS, ROUNDS), "the last value lacks a push"
-print("every value is one that the rule allows")
+check(value, ROUNDS)
+print("every value is the one that the rule names")

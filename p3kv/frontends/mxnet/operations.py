@@ -52,18 +52,25 @@ class Operations:
             self._rows.push(key, *self._pushes.next(key), priority, source)
             return
         source = self._staging.source(key, sources)
+        if not key.is_next_exchanged():
+            self._add_when_ready(key, source)
+            return
         round_, step = self._pushes.next(key)
         self._begin_when_ready(key, round_, step, priority, source, None)
 
     def pushpull(
         self, key: WorkerKey, sources: List[NDArray], targets: List[NDArray], priority: int
     ) -> None:
-        """Pushes the sum of gradients, and gives the round's result to all targets."""
+        """Pushes the sum of gradients, and gives the result with which the worker goes on to all
+        targets; where the push is not exchanged, they stay as they are."""
         if key.touched_only:
             self.push(key, sources, priority)
             self.pull(key, targets, priority)
             return
         source = self._staging.source(key, sources)
+        if not key.is_next_exchanged():
+            self._add_when_ready(key, source)
+            return
         target = self._staging.target(key, targets)
         round_, step = self._pushes.next(key)
         self._begin_when_ready(key, round_, step, priority, source, target)
@@ -75,6 +82,8 @@ class Operations:
         """Has the key's round go on without a gradient of this worker, and gives its result to the
         targets; a sum only where another worker had a gradient, and by the function that is
         returned. It waits for the round's end, and says whether another worker had one."""
+        if not key.is_next_exchanged():
+            return lambda: False
         changes: Future[bool] = Future()
         target = self._staging.target(key, targets) if targets else None
         round_, step = self._pushes.next(key, changes)
@@ -129,6 +138,7 @@ class Operations:
         """Has the worker begin a transfer when its arrays are ready. With `changes` it is a push
         without a gradient."""
         pushes = source is not None or changes is not None
+        takes = key.consistency.needs(round_) if self._goes_ahead(key, target) else None
         asks = key.asks() if pushes else (key.ask(),)
 
         def start(operation: engine.Operation) -> None:
@@ -141,7 +151,7 @@ class Operations:
             self._worker.begin(
                 Transfer(
                     key, round_, step, priority, source_at, target_at, operation.complete, asks,
-                    changes,
+                    changes, takes,
                 )
             )  # fmt: skip
 
@@ -149,3 +159,23 @@ class Operations:
         writes = [] if target is None else [target]
         name = _PUSH if target is None else _PUSHPULL if pushes else _PULL
         engine.push(start, reads, writes, name)
+
+    def _goes_ahead(self, key: WorkerKey, target: Optional[NDArray]) -> bool:
+        """Whether the consistency rule says with which round's value this worker goes on. Sums are
+        always those of the round."""
+        has_optimizer = self._pushes.optimizer is not None
+        return key.consistency.lets_go_ahead and has_optimizer and target is not None
+
+    def _add_when_ready(self, key: WorkerKey, source: NDArray) -> None:
+        """Adds a gradient that is not exchanged to what the next one brings along."""
+        round_, step = key.round, self._pushes.step
+
+        def start(operation: engine.Operation) -> None:
+            address = engine.address(source)
+            self._worker.begin(
+                Transfer(
+                    key, round_, step, 0, address, None, operation.complete, is_exchanged=False
+                )
+            )
+
+        engine.push(start, [source], [], _PUSH)

@@ -229,5 +229,11 @@ class Pushes:
             )
         if self._own.own_rounds:
             asynchronous.check_first_push(key.called, self.optimizer is not None)
+        if not self._own.exchanges_all and self.optimizer is None:
+            raise NotSupportedError(
+                f"{key.called} is pushed to a store without an optimizer, and the consistency rule "
+                "does not exchange every push: a sum would lack some. Call kv.set_optimizer on "
+                "every worker first, or use another rule"
+            )
         if self.optimizer is not None:
             check_updatable(key)

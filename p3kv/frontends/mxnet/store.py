@@ -361,11 +361,10 @@ class P3(KVStoreBase):
         without worker rank 0.
         """
         number = None if max_norm is None else clipping.checked(max_norm)
-        ends_with_all = self._worker.ends_rounds_with_all and not self._own.own_rounds
-        if number is not None and not ends_with_all:
+        if number is not None and not self._own.exchanges_all_by_rounds:
             raise NotSupportedError(
-                "kv.clip_global_norm needs rounds that end with the gradients of all workers; use "
-                "kvstore='p3' with P3KV_CONSISTENCY=bulk_synchronous"
+                "kv.clip_global_norm needs rounds of all workers, to which each gradient belongs; "
+                "use kvstore='p3' with P3KV_CONSISTENCY=bulk_synchronous"
             )
         if number is not None and environment.runs_operations_at_once():
             raise NotSupportedError(

@@ -13,6 +13,7 @@ from p3kv.errors import ProtocolError
 from p3kv.server.engine.buffers import Buffer, BufferPool
 from p3kv.server.engine.clipping import Clipping
 from p3kv.server.engine.keys import ServerKey
+from p3kv.server.engine.ledger import OwnRounds
 from p3kv.server.engine.plan import Hold, KeyPlan, Rules
 from p3kv.server.engine.rounds import Round
 from p3kv.server.engine.rows import RowsKey
@@ -21,7 +22,7 @@ from p3kv.server.engine.sums import SliceSum
 from p3kv.server.engine.unit import Ended, Unit
 from p3kv.server.optimizer import Optimizer
 from p3kv.wire.header import INITIAL_ROUND
-from p3kv.wire.messages import UNKNOWN, DeclaredKey
+from p3kv.wire.messages import DeclaredKey
 from p3kv.wire.terms import TermsByRound
 
 Key = Union[ServerKey, RowsKey]
@@ -92,13 +93,13 @@ class Engine:
                 self._plan_holds(key.plan)
 
     def leave(self, rank: int) -> Sequence[Tuple[Unit, Round]]:
-        """Has rounds go on without a worker from now on; returns the units whose next round may end
-        now, with that round."""
+        """Has rounds go on without a worker from now on; returns the units that may have waited for
+        it, with a round that may end now, or have its answer."""
         if rank in self.rules.leavers.ranks:
             return []
         self.rules.leavers.ranks.add(rank)
-        waiting = ((unit, unit.ledger.open.get(unit.round + 1)) for unit in self.units())
-        return [(unit, following) for unit, following in waiting if following is not None]
+        waiting = ((unit, _oldest_waiting(unit)) for unit in self.units())
+        return [(unit, oldest) for unit, oldest in waiting if oldest is not None]
 
     def _plan_holds(self, plan: KeyPlan) -> None:
         """Decides what holds back the complete rounds of a key."""
@@ -219,18 +220,13 @@ class Engine:
             else:
                 yield _ended(unit, current, unit.update(current))
 
-    def early_results(self, state: SliceState) -> Iterator[Ended]:
-        """The value that a slice has already, for workers that may go on with it.
-
-        Call it where a slice has `early_rounds`, when pushes have come and all complete rounds have
-        ended.
-        """
-        for round_ in sorted(state.early_rounds):
-            if state.ledger.is_new_enough(UNKNOWN, round_):
-                state.early_rounds.remove(round_)
-                current = state.ledger.open[round_]
-                wanting, current.wanting = current.wanting, []
-                yield Ended(state, round_, current.step, current.priority, wanting, [])
+    def answers(self, unit: Unit) -> Iterator[Ended]:
+        """The answers to rounds that have ended before, of workers that had to wait for slower ones
+        and need not any more; to be asked for after `end_rounds`."""
+        ledger = unit.ledger
+        if isinstance(ledger, OwnRounds) and ledger.unanswered:
+            for current in ledger.answered():
+                yield _answer(unit, current)
 
 
 # Which round ends next.
@@ -246,6 +242,13 @@ def _next_round(unit: Unit) -> Optional[Round]:
         ):
             return current
     return None
+
+
+def _oldest_waiting(unit: Unit) -> Optional[Round]:
+    ledger = unit.ledger
+    if isinstance(ledger, OwnRounds) and ledger.unanswered:
+        return ledger.unanswered[0]
+    return ledger.open.get(unit.round + 1)
 
 
 def _lacks_optimizer(unit: Unit, current: Round) -> bool:
@@ -301,9 +304,18 @@ def _end_together(state: SliceState, current: Round[SliceSum]) -> List[Ended]:
 
 def _ended(unit: Unit, current: Round, changed: bool) -> Ended:
     unit.ledger.end(current)
+    current.changed = changed
+    ledger = unit.ledger
+    if isinstance(ledger, OwnRounds) and not ledger.is_new_enough(current.owner, current.number):
+        ledger.unanswered.append(current)
+        return Ended(unit, current.number, current.step, current.priority, [], [])
+    return _answer(unit, current)
+
+
+def _answer(unit: Unit, current: Round) -> Ended:
     return Ended(
         unit, current.number, current.step, current.priority, current.wanting, current.others,
-        no_gradient=not changed,
+        no_gradient=not current.changed,
     )  # fmt: skip
 
 
@@ -325,9 +337,7 @@ def _counted(
     current.arrived.add(rank)
     if wants_result:
         current.wanting.append(rank)
-    if current.early or not wants_result:
+    else:
         current.others.append(rank)
-        if wants_result:
-            state.early_rounds.add(round)
     current.priority = priority
     return current

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from typing import Collection, List, Optional, Set
 
-from p3kv.consistency import Consistency
 from p3kv.server.optimizer import Optimizer
 from p3kv.wire.header import INITIAL_ROUND
 
@@ -33,7 +32,7 @@ class Leavers:
 
     def ends(
         self,
-        consistency: Consistency,
+        num_workers: int,
         round: int,
         arrived: Set[int],
         optimizer: Optional[Optimizer],
@@ -42,11 +41,9 @@ class Leavers:
 
         `optimizer` is that of the key's store.
         """
-        if not self.ranks:
-            return consistency.ends(arrived)
         if self._needs_rank_0(round, arrived, optimizer):
             return False
-        ends = consistency.ends(arrived | self.ranks)
+        ends = len(arrived | self.ranks) == num_workers
         if ends and 0 not in arrived and not self._warned:
             self._warned = True
             _log.warning(
@@ -57,7 +54,7 @@ class Leavers:
 
     def missing(
         self,
-        consistency: Consistency,
+        num_workers: int,
         round: int,
         arrived: Set[int],
         optimizer: Optional[Optimizer],
@@ -65,7 +62,9 @@ class Leavers:
         """Ranks for whose pushes a round still waits; those that have left, too, if needed."""
         if round == INITIAL_ROUND:
             return [0]
-        missing = consistency.missing(arrived | self.ranks if self.ranks else arrived)
+        missing = [
+            rank for rank in range(num_workers) if rank not in arrived and rank not in self.ranks
+        ]
         if self.ranks and self._needs_rank_0(round, arrived, optimizer):
             return [0, *missing]
         return missing

@@ -90,8 +90,7 @@ class Ledger(ABC, Generic[S]):
 
     def _begin(self, rank: int, round: int, step: int) -> Round[S]:
         """A new round for which a worker pushes first."""
-        early = self._plan.consistency.needs(round) < round
-        current = self.open[round] = Round(round, self._new_sum(round), step, early)
+        current = self.open[round] = Round(round, self._new_sum(round), step)
         return current
 
 
@@ -107,10 +106,7 @@ class SharedRounds(Ledger[S]):
         return (following,) if self._plan.ends(following.number, following.arrived) else ()
 
     def is_new_enough(self, rank: int, round: int) -> bool:
-        """Without an optimizer a value is the sum of one round's gradients, and no other round's
-        will do."""
-        oldest = round if self._plan.optimizer is None else self._plan.consistency.needs(round)
-        return self.round >= max(oldest, INITIAL_ROUND)
+        return self.round >= round
 
     def last_of(self, rank: int) -> int:
         return self.round
@@ -135,13 +131,15 @@ class OwnRounds(Ledger[S]):
     """Rounds that are each worker's own: a push changes the value by itself, in its worker's order.
 
     A push waits for the rounds before it of the same worker, and for the initial value. It never
-    waits for another worker's push.
+    waits for another worker's push, but its answer may, by the consistency rule.
     """
 
     def __init__(self, plan: KeyPlan, new_sum: Callable[[int], S], name: str) -> None:
         super().__init__(plan, new_sum, name)
         self.own: Dict[Tuple[int, int], Round[S]] = {}
         """By rank and round, those that have not ended."""
+        self.unanswered: List[Round[S]] = []
+        """Rounds that have ended, and whose workers must wait for others before they go on."""
         self._ended: Dict[int, int] = {}
 
     def complete(self) -> Iterable[Round[S]]:
@@ -162,14 +160,16 @@ class OwnRounds(Ledger[S]):
         del self.own[current.owner, current.number]
 
     def is_new_enough(self, rank: int, round: int) -> bool:
-        return self.round >= INITIAL_ROUND and self.last_of(rank) >= round
+        if self.round < INITIAL_ROUND or self.last_of(rank) < round:
+            return False
+        return not self._slower(self._plan.consistency.needs(round))
 
     def last_of(self, rank: int) -> int:
         return self._ended.get(rank, INITIAL_ROUND)
 
     def waits(self) -> Iterator[OpenRound]:
-        """They wait for worker rank 0 at most: for the initial value, or for the optimizer, which
-        rank 0 sets before its first push."""
+        """Rounds wait for worker rank 0 at most: for the initial value, or for the optimizer, which
+        rank 0 sets before its first push. Their answers may wait for slower workers."""
         for current in self.open.values():
             yield OpenRound(current.number, current, [0])
         for current in self.own.values():
@@ -177,6 +177,23 @@ class OwnRounds(Ledger[S]):
                 yield OpenRound(INITIAL_ROUND, current, [0])
             elif self._plan.optimizer is None:
                 yield OpenRound(current.number, current, [0])
+        for current in self.unanswered:
+            needs = self._plan.consistency.needs(current.number)
+            yield OpenRound(needs, current, self._slower(needs))
+
+    def answered(self) -> List[Round[S]]:
+        """Takes the rounds whose workers need not wait any more."""
+        free = [one for one in self.unanswered if self.is_new_enough(one.owner, one.number)]
+        self.unanswered = [one for one in self.unanswered if one not in free]
+        return free
+
+    def _slower(self, round: int) -> List[int]:
+        """Ranks of the workers, but those that have left, that have not reached a round."""
+        if round <= INITIAL_ROUND:
+            return []
+        left = self._plan.rules.leavers.ranks
+        everybody = range(self._plan.num_workers)
+        return [rank for rank in everybody if self.last_of(rank) < round and rank not in left]
 
     def _has_pushed(self, rank: int, round: int) -> bool:
         ended = self.round if round == INITIAL_ROUND else self.last_of(rank)

@@ -62,6 +62,7 @@ class KeyPlan:
         self.called = called(declared.key, declared.name)
         """The key's name in messages to users."""
         self.consistency = consistency_of_key(declared.consistency, rules.consistency)
+        self.num_workers = self.consistency.num_workers
         self.layout = make_layout(declared.layout, declared.shape)
         if not self.layout.has_whole_grains(declared.runs):
             raise ProtocolError(
@@ -92,12 +93,12 @@ class KeyPlan:
         pushed."""
         leavers = self.rules.leavers
         if not leavers.ranks:  # asked after each push
-            return self.consistency.ends(arrived)
-        return leavers.ends(self.consistency, number, arrived, self.optimizer)
+            return len(arrived) == self.num_workers
+        return leavers.ends(self.num_workers, number, arrived, self.optimizer)
 
     def missing(self, number: int, arrived: Set[int]) -> List[int]:
         """Ranks for whose pushes a shared round waits."""
-        return self.rules.leavers.missing(self.consistency, number, arrived, self.optimizer)
+        return self.rules.leavers.missing(self.num_workers, number, arrived, self.optimizer)
 
     def update_step(self, current: Round) -> Optional[int]:
         """The step whose optimizer settings hold for a round; None for the newest settings."""

@@ -21,8 +21,6 @@ class Round(Generic[S]):
     sum: S
     step: int = 0
     """The step in which worker rank 0 pushed; until it has, that of the first push."""
-    early: bool = False
-    """Whether a worker that has pushed for it may go on with an older value."""
     owner: int = UNKNOWN
     """The rank whose own round it is, where workers do not share rounds."""
     arrived: Set[int] = field(default_factory=set)
@@ -33,6 +31,8 @@ class Round(Generic[S]):
     """Ranks that want to know that the round has ended, and whose results do not tell them."""
     owing: Set[int] = field(default_factory=set)
     """Ranks that have announced the sum of their host's workers, and have not sent it."""
+    changed: bool = True
+    """Once it has ended: whether any worker had a gradient."""
     lacks_gradient: bool = False
     """Whether a worker, or all of a host, has said that it has no gradient."""
     priority: int = 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, Optional, Sequence, Set, Tuple
+from typing import Dict, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -45,8 +45,6 @@ class SliceState(Unit):
         self.ledger: Ledger[SliceSum] = new_ledger(plan, maker_of_sums(plan, length), self.name)
         self.ready_s: Dict[int, float] = {}
         """By rank, when the gradients of the value's round were ready; for those that are known."""
-        self.early_rounds: Set[int] = set()
-        """Open rounds of which somebody waits for a result, and an older value may do."""
         self._wire: Optional[Tuple[Buffer, memoryview]] = None
         """The value as its codec has encoded it."""
 
@@ -113,7 +111,6 @@ class SliceState(Unit):
         if self._wire is not None:
             self._wire[0].retire()
             self._wire = None
-        self.early_rounds.discard(current.number)
         self.ready_s = current.ready_s
         if self.has_gradient(current):
             return True

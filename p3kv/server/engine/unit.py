@@ -53,7 +53,7 @@ class Unit(ABC):
 
 @dataclass
 class Ended:
-    """A round that has ended, or an older value with which workers may go on that have pushed."""
+    """A round that has ended, or the answers to one that has ended before."""
 
     unit: Unit
     round: int
