@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 from contextlib import closing
+from random import Random
 from typing import Dict, List
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p3kv.codecs import (
@@ -17,6 +18,7 @@ from p3kv.codecs import (
     VALUES,
     Float16,
     Identity,
+    Part,
     TwoBit,
     check_codec,
     make_codec,
@@ -25,14 +27,17 @@ from p3kv.codecs import (
 from p3kv.common.registry import Choice
 from p3kv.errors import ConfigError, ProtocolError
 from p3kv.wire.header import ENCODED, INITIAL_ROUND, WANTS_RESULT, Header, Kind
-from p3kv.wire.messages import Terms
+from p3kv.wire.messages import CodecChoices, Terms
 from tests.in_memory import Job
 from tests.jobs import ROOT, SCRIPTS, SUMS_ONLY, run_job
+from tests.test_schedules import Moods
 
 sys.path.insert(0, str(SCRIPTS))
+import own_changed  # noqa: F401  registers it
 from own_codec import Int8
 
 FLOATS = st.sampled_from([np.dtype(np.float32), np.dtype(np.float64)])
+PART = Part(0, 1, 1)
 PLUGIN = {"P3KV_PLUGINS": "own_codec", "PYTHONPATH": f"{ROOT}:{SCRIPTS}"}
 
 
@@ -46,15 +51,15 @@ def test_float16_is_what_numpy_rounds_to(dtype: np.dtype, length: int, seed: int
     kept = elements.copy()
     codec = Float16(length, dtype)
     payload = memoryview(bytearray(codec.most_bytes(length)))
-    assert codec.encode(elements, 0, payload) == 2 * length
+    assert codec.encode(elements, PART, payload) == 2 * length
     out = np.full(length, np.nan, dtype)
-    codec.decode(payload, out)
+    codec.decode(payload, PART, out)
     with np.errstate(over="ignore"):
         expected = elements.astype(np.float16).astype(dtype)
     np.testing.assert_array_equal(out, expected)
     total = random.standard_normal(length).astype(dtype)
     with_it = total + expected
-    codec.add(payload, total)
+    codec.add(payload, PART, total)
     np.testing.assert_array_equal(total, with_it)
     np.testing.assert_array_equal(elements, kept)
 
@@ -77,13 +82,13 @@ def test_nothing_but_blocks_of_zeros_is_left_out(
         elements[random.randint(length)] = random.choice([-0.0, np.nan, np.inf])
     codec = make_codec(Choice("nonzero_blocks"), GRADIENTS, length, dtype)
     payload = memoryview(bytearray(codec.most_bytes(length)))
-    payload = payload[: codec.encode(elements, offset, payload)]
+    payload = payload[: codec.encode(elements, Part(offset, 1, 1), payload)]
     if touched == 0.01 and length > 1000:
         assert len(payload) < length * dtype.itemsize / 2
     out, total = np.ones(length, dtype), random.standard_normal(length).astype(dtype)
     with_it = total + elements
-    codec.decode(payload, out)
-    codec.add(payload, total)
+    codec.decode(payload, PART, out)
+    codec.add(payload, PART, total)
     for found, expected in ((out, elements), (total, with_it)):
         assert found.tobytes() == expected.tobytes() or np.isnan(expected).any()
         np.testing.assert_array_equal(found, expected)
@@ -95,7 +100,7 @@ def test_bytes_that_are_no_blocks_are_refused(length: int, payload: bytes) -> No
     for ending in (b"", bytes([1, 0]), bytes([1, 127]), bytes([1, 128]), bytes(2)):
         out = np.zeros(length, np.float32)
         try:
-            codec.decode(memoryview(payload + ending), out)
+            codec.decode(memoryview(payload + ending), PART, out)
         except ProtocolError as error:
             assert "without zero blocks" in str(error)
 
@@ -105,7 +110,7 @@ def test_half_floats_of_another_number_are_refused(size_bytes: int) -> None:
     codec = Float16(3, np.dtype(np.float32))
     for take in (codec.decode, codec.add):
         with pytest.raises(ProtocolError, match=f"{size_bytes} bytes for 3 half floats"):
-            take(memoryview(bytes(size_bytes)), np.zeros(3, np.float32))
+            take(memoryview(bytes(size_bytes)), PART, np.zeros(3, np.float32))
 
 
 def test_keys_that_a_codec_does_not_carry_travel_as_they_are() -> None:
@@ -116,7 +121,9 @@ def test_keys_that_a_codec_does_not_carry_travel_as_they_are() -> None:
 
 
 def test_a_name_that_nobody_has_registered_is_told_with_those_that_there_are() -> None:
-    with pytest.raises(ConfigError, match=r"no codec 'zip', only 2bit, float16, i.*P3KV_PLUGINS"):
+    with pytest.raises(
+        ConfigError, match=r"no codec 'zip', only 2bit, .*float16, identity, .*P3KV_PLUGINS"
+    ):
         make_codec(Choice("zip"), VALUES, 4, np.dtype(np.float32))
 
 
@@ -209,6 +216,33 @@ def test_a_residual_stays_with_its_elements_when_slices_get_another_size() -> No
                 np.testing.assert_array_equal(target, received)
         assert job.workers[0].terms.generation(rounds) == 2
         np.testing.assert_array_equal(job.kept(keys[0]), weight)
+
+
+@given(st.integers(0, 2**32), st.integers(1, 3), st.integers(1, 2), st.integers(1, 3))
+@settings(max_examples=60, deadline=None)
+def test_a_server_knows_what_each_worker_has_whatever_the_order_and_the_sizes(
+    seed: int, workers: int, servers: int, per_host: int
+) -> None:
+    random = Random(seed)
+    choices = CodecChoices(values=Choice("changed"))
+    with closing(Job(workers, servers, SIZE // 4, per_host=per_host, codecs=choices)) as job:
+        keys = job.declare("w", SIZE)
+        job.workers[0].call(keys[0], INITIAL_ROUND, np.zeros(SIZE, np.float32), None)
+        targets = [np.full(SIZE, np.nan, np.float32) for _ in keys]
+        rounds, quiet = 12, 12  # rounds that change nothing, in which all that is left arrives
+        gradients = np.random.RandomState(seed).standard_normal((rounds, workers, SIZE))
+        for round_ in range(1, rounds + quiet + 1):
+            for rank, (worker, key) in enumerate(zip(job.workers, keys)):
+                gradient = gradients[round_ - 1, rank] if round_ <= rounds else np.zeros(SIZE)
+                worker.call(key, round_, gradient.astype(np.float32), targets[rank])
+        sizes, moods = [SIZE // 5, SIZE, SIZE // 3], Moods(random)
+        while events := list(job.events()):
+            if sizes and random.random() < 0.01:
+                job.workers[0].tuning.want(Terms(sizes.pop()))
+            function, *arguments = moods.choice(events)
+            function(*arguments)
+        for target in targets:
+            np.testing.assert_array_equal(target, job.kept(keys[0]))
 
 
 def quantised(residual: np.ndarray) -> np.ndarray:

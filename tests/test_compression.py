@@ -15,11 +15,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p3kv.codecs import TwoBit
+from p3kv.codecs import GRADIENTS, Encoder, Part, TwoBit
 from p3kv.errors import ProtocolError
 from tests.jobs import JOB_S, SCRIPTS, JobResult, held_port, results, run_job, start_role
 
 FLOATS = st.sampled_from([np.dtype(name) for name in ("float16", "float32", "float64")])
+PART = Part(0, 1, 1)
 LENGTHS = st.lists(st.integers(1, 40), min_size=1, max_size=6)
 
 
@@ -39,9 +40,9 @@ def sent_of(residual: np.ndarray, gradient: np.ndarray, threshold: float) -> np.
     return sent
 
 
-def encoded(codec: TwoBit, elements: np.ndarray, offset: int) -> memoryview:
-    payload = memoryview(bytearray(codec.most_bytes(len(elements))))
-    assert codec.encode(elements, offset, payload) == len(payload)
+def encoded(encoder: Encoder, elements: np.ndarray, offset: int = 0) -> memoryview:
+    payload = memoryview(bytearray(encoder.codec.most_bytes(len(elements))))
+    assert encoder.encode(elements, Part(offset, 1, 1), payload) == len(payload)
     return payload
 
 
@@ -53,7 +54,8 @@ def test_slices_of_any_sizes_give_what_the_whole_tensor_gives_element_by_element
 ) -> None:
     random = np.random.RandomState(seed)
     size = min(map(sum, cuts))
-    sender, receiver = (TwoBit(size, dtype, threshold) for _ in range(2))
+    codec = TwoBit(size, dtype, threshold)
+    sender, receiver = codec.encoder(GRADIENTS), codec.decoder(GRADIENTS)
     residual = np.zeros(size, np.float64 if dtype == np.float64 else np.float32)
     for lengths in cuts:
         gradient = (random.standard_normal(size) * threshold).astype(dtype)
@@ -66,8 +68,8 @@ def test_slices_of_any_sizes_give_what_the_whole_tensor_gives_element_by_element
         for start, end in zip([0, *ends], ends):
             payload = encoded(sender, gradient[start:end], start)
             assert len(payload) == 2 * -(-(end - start) // 8)
-            receiver.decode(payload, decoded[start:end])
-            receiver.add(payload, total[start:end])
+            receiver.decode(payload, Part(start, 1, 1), decoded[start:end])
+            receiver.add(payload, Part(start, 1, 1), total[start:end])
         np.testing.assert_array_equal(decoded, expected)
         np.testing.assert_array_equal(total, begin + expected)
         np.testing.assert_array_equal(gradient, kept)
@@ -78,18 +80,21 @@ def test_small_gradients_add_up_beside_a_large_residual(dtype: str) -> None:
     """In float16, 0.25 + 0.0001 is 0.25."""
     codec, gradient = TwoBit(1, np.dtype(dtype)), np.array([0.0001], dtype)
     steps, total = 12_000, np.zeros(1, np.float64)
+    encoder, decoder = codec.encoder(GRADIENTS), codec.decoder(GRADIENTS)
     for _ in range(steps):
         sent = np.empty(1, dtype)
-        codec.decode(encoded(codec, gradient, 0), sent)
+        decoder.decode(encoded(encoder, gradient), PART, sent)
         total += sent
     assert total == 1.0  # of 1.2, in steps of 0.5
 
 
 def test_what_is_no_number_does_not_harm_its_neighbours() -> None:
     codec = TwoBit(4, np.dtype(np.float32), 1)
+    encoder, decoder = codec.encoder(GRADIENTS), codec.decoder(GRADIENTS)
     out = np.zeros(4, np.float32)
     for round_ in range(3):
-        codec.decode(encoded(codec, np.float32([np.nan, np.inf, -np.inf, 1]), 0), out)
+        payload = encoded(encoder, np.float32([np.nan, np.inf, -np.inf, 1]))
+        decoder.decode(payload, PART, out)
         np.testing.assert_array_equal(out, [0, 1, -1, 1], f"round {round_}")
 
 
@@ -107,11 +112,11 @@ def test_what_is_no_number_does_not_harm_its_neighbours() -> None:
     ],
 )
 def test_payloads_that_no_sender_makes_are_refused(length: int, payload: bytes) -> None:
-    codec = TwoBit(length, np.dtype(np.float32))
-    for take in (codec.decode, codec.add):
+    decoder = TwoBit(length, np.dtype(np.float32)).decoder(GRADIENTS)
+    for take in (decoder.decode, decoder.add):
         out = np.full(length, 7, np.float32)
         with pytest.raises(ProtocolError, match=f"{length} elements of two bits"):
-            take(memoryview(payload), out)
+            take(memoryview(payload), PART, out)
         np.testing.assert_array_equal(out, 7)
 
 

@@ -19,6 +19,7 @@ from p3kv.wire.framing import Frame
 from p3kv.wire.header import INITIAL_ROUND, Header, Kind, pack_header
 from p3kv.wire.messages import Terms
 from p3kv.worker.clipping import ClippedStep
+from tests import once  # noqa: F401  registers it
 from tests.in_memory import Adding, AddingWhole, Event, Job, Worker
 from tests.jobs import SCRIPTS
 
@@ -164,7 +165,7 @@ class Training(Job):
     st.integers(1, 3),
     st.integers(1, 2),
     # Half precision is exact for the numbers here.
-    st.sampled_from(["identity", "float16"]),
+    st.sampled_from(["identity", "float16", "once"]),
     st.sampled_from([Adding, AddingWhole]),
     st.booleans(),
 )

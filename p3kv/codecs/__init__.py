@@ -5,7 +5,11 @@ from p3kv.codecs.codec import (
     GRADIENTS,
     VALUES,
     Codec,
+    Decoder,
+    Encoder,
     KeyCodecs,
+    Part,
+    Stateless,
     check_codec,
     make_codec,
     make_codecs,
@@ -16,6 +20,7 @@ from p3kv.codecs.nonzero_blocks import NonzeroBlocks
 from p3kv.codecs.two_bit import TwoBit
 
 __all__ = [
-    "CODECS", "GRADIENTS", "VALUES", "Codec", "Float16", "Identity", "KeyCodecs", "NonzeroBlocks",
-    "TwoBit", "check_codec", "make_codec", "make_codecs",
+    "CODECS", "GRADIENTS", "VALUES", "Codec", "Decoder", "Encoder", "Float16", "Identity",
+    "KeyCodecs", "NonzeroBlocks", "Part", "Stateless", "TwoBit", "check_codec",
+    "make_codec", "make_codecs",
 ]  # fmt: skip

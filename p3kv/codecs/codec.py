@@ -14,13 +14,68 @@ GRADIENTS, VALUES = "gradients", "values"
 """The directions: to the servers, and back to the workers."""
 
 
-class Codec(ABC):
-    """Encodes and decodes the slices of one key in one direction, gradients or values.
+class Part(NamedTuple):
+    """Which part of a key a slice is, and when it travels."""
 
-    Every process makes one object for each key and direction, and calls it from one thread. The
-    sender encodes each slice once in a round: a server sends the same bytes to all workers. A codec
-    may keep what it did not send (a residual) for the next round. It keeps it by element, because
-    the slices of a later round may have other sizes.
+    offset: int
+    """The first element, among those that the process keeps of the key."""
+    round: int
+    step: int
+
+
+class Encoder(ABC):
+    """Encodes a key's slices in one direction, in the process that sends them.
+
+    Called from one thread, for each part of the key in the order of rounds. It may keep what it did
+    not send (a residual) for the next round, by element, because the slices of a later round may
+    have other sizes.
+    """
+
+    def __init__(self, codec: Codec) -> None:
+        self.codec = codec
+
+    @abstractmethod
+    def encode(self, elements: np.ndarray, part: Part, out: memoryview) -> int:
+        """Writes a slice into `out`, which has `most_bytes`, and returns how many bytes it has.
+
+        `elements` must stay as they are.
+        """
+
+    def sent_as_it_is(self, elements: np.ndarray, part: Part) -> None:  # noqa: B027
+        """A slice travels as it is in memory, and not encoded. To be told where `of_each_worker`:
+        the worker then has these elements."""
+
+
+class Decoder(ABC):
+    """Decodes a key's slices in one direction, in the process that receives them. Called from one
+    thread."""
+
+    def __init__(self, codec: Codec) -> None:
+        self.codec = codec
+
+    @abstractmethod
+    def decode(self, payload: memoryview, part: Part, out: np.ndarray) -> None:
+        """Writes a slice's elements into `out`; ProtocolError for a payload that no encoder
+        makes."""
+
+    def add(self, payload: memoryview, part: Part, total: np.ndarray) -> None:
+        """Adds a slice's elements to `total`, as `decode` gives them.
+
+        `total` is of the key's dtype, or float32 where the key is float16.
+        """
+        elements = np.empty(len(total), self.codec.dtype)
+        self.decode(payload, part, elements)
+        np.add(total, elements, out=total)
+
+    def arrived_as_it_is(self, elements: np.ndarray, part: Part) -> None:  # noqa: B027
+        """A slice has arrived that was not encoded. To be told where `of_each_worker`."""
+
+
+class Codec(ABC):
+    """What the slices of one key are on the wire, in one direction.
+
+    Every process makes one object for each key and direction, and of that what it needs there: an
+    encoder or a decoder. What encodes and decodes without a memory derives from `Stateless`.
     """
 
     directions: Tuple[str, ...] = (GRADIENTS, VALUES)
@@ -29,14 +84,18 @@ class Codec(ABC):
     whose values may be far from what they stand for is for gradients only."""
 
     remembers = True
-    """Whether what a slice becomes depends on what was encoded before, by a residual for example.
-    If not, the workers of one host sum their gradients first, and the sum is encoded once."""
+    """Whether what a slice becomes depends on what was encoded before."""
+
+    of_each_worker = False
+    """Of values: whether each worker is sent something else, by what it has. Then a server makes an
+    encoder for each worker, and the first value that it sends to a worker of a slice travels as it
+    is. If not, a server encodes a value once, and sends the same bytes to all."""
 
     in_place = False
-    """Whether slices travel as they are in memory; then no other method is called."""
+    """Whether slices travel as they are in memory; then there are no encoders and decoders."""
 
     def __init__(self, size_elems: int, dtype: np.dtype) -> None:
-        """The key's size and dtype.
+        """How many elements the process keeps of the key, and their dtype.
 
         A codec of its own may take parameters besides, by name: plain values that travel with the
         codec's name. It raises ConfigError for wrong ones, also for a key without elements.
@@ -54,25 +113,29 @@ class Codec(ABC):
         """The most bytes that a slice of so many elements may have on the wire."""
 
     @abstractmethod
-    def encode(self, elements: np.ndarray, offset: int, out: memoryview) -> int:
-        """Writes a slice into `out`, which has `most_bytes`, and returns how many bytes it has.
-
-        `offset` is the slice's first element in the key. `elements` must stay as they are.
-        """
+    def encoder(self, direction: str) -> Encoder:
+        """What encodes slices that leave in a direction, with nothing in its memory."""
 
     @abstractmethod
-    def decode(self, payload: memoryview, out: np.ndarray) -> None:
-        """Writes a slice's elements into `out`; ProtocolError for a payload that `encode` does not
-        make."""
+    def decoder(self, direction: str) -> Decoder:
+        """What decodes slices that come in a direction, with nothing in its memory."""
 
-    def add(self, payload: memoryview, total: np.ndarray) -> None:
-        """Adds a slice's elements to `total`, as `decode` gives them.
 
-        `total` is of the key's dtype, or float32 where the key is float16.
-        """
-        elements = np.empty(len(total), self.dtype)
-        self.decode(payload, elements)
-        np.add(total, elements, out=total)
+class Stateless(Codec, Encoder, Decoder):
+    """A codec by which what travels of a slice depends on the slice alone: its own encoder and
+    decoder, in both directions."""
+
+    remembers = False
+
+    def __init__(self, size_elems: int, dtype: np.dtype) -> None:
+        super().__init__(size_elems, dtype)
+        self.codec = self
+
+    def encoder(self, direction: str) -> Encoder:
+        return self
+
+    def decoder(self, direction: str) -> Decoder:
+        return self
 
 
 _VARIABLES = {GRADIENTS: "P3KV_GRADIENT_CODEC", VALUES: "P3KV_VALUE_CODEC"}

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from p3kv.codecs.codec import CODECS, Codec
+from p3kv.codecs.codec import CODECS, Part, Stateless
 
 
-class Identity(Codec):
+class Identity(Stateless):
     """Slices travel as they are in memory: nothing is copied, and no number changes."""
 
     in_place = True
-    remembers = False
 
     @classmethod
     def carries(cls, dtype: np.dtype) -> bool:
@@ -20,10 +19,10 @@ class Identity(Codec):
     def most_bytes(self, length_elems: int) -> int:
         return length_elems * self.dtype.itemsize
 
-    def encode(self, elements: np.ndarray, offset: int, out: memoryview) -> int:
+    def encode(self, elements: np.ndarray, part: Part, out: memoryview) -> int:
         raise AssertionError("slices travel as they are")
 
-    def decode(self, payload: memoryview, out: np.ndarray) -> None:
+    def decode(self, payload: memoryview, part: Part, out: np.ndarray) -> None:
         raise AssertionError("slices travel as they are")
 
 

@@ -7,7 +7,7 @@ from typing import Tuple
 
 import numpy as np
 
-from p3kv.codecs.codec import CODECS, Codec
+from p3kv.codecs.codec import CODECS, Part, Stateless
 from p3kv.errors import ProtocolError
 
 _BLOCK_ELEMS = 128
@@ -19,7 +19,7 @@ _END = struct.Struct("<BB")
 """Whether blocks are left out, and how many elements come before the first block."""
 
 
-class NonzeroBlocks(Codec):
+class NonzeroBlocks(Stateless):
     """Blocks of 128 elements that are all zero bits do not travel; nothing is rounded.
 
     Blocks begin at multiples of 128 elements of the key, so rows of that many elements, or of
@@ -30,8 +30,6 @@ class NonzeroBlocks(Codec):
     those behind the last block; then one bit a block, and two bytes that say what is before them.
     """
 
-    remembers = False
-
     @classmethod
     def carries(cls, dtype: np.dtype) -> bool:
         return True
@@ -39,8 +37,8 @@ class NonzeroBlocks(Codec):
     def most_bytes(self, length_elems: int) -> int:
         return length_elems * self.dtype.itemsize + _END.size
 
-    def encode(self, elements: np.ndarray, offset: int, out: memoryview) -> int:
-        head = min(-offset % _BLOCK_ELEMS, len(elements))
+    def encode(self, elements: np.ndarray, part: Part, out: memoryview) -> int:
+        head = min(-part.offset % _BLOCK_ELEMS, len(elements))
         blocks, end = self._blocks(elements, head)
         step = max(1, len(blocks) // _SAMPLED)
         if len(blocks) and _share_of_zero(blocks[::step]) >= _LEAST_ZERO:
@@ -62,7 +60,7 @@ class NonzeroBlocks(Codec):
         out[-_END.size :] = _END.pack(0, 0)
         return len(out)
 
-    def decode(self, payload: memoryview, out: np.ndarray) -> None:
+    def decode(self, payload: memoryview, part: Part, out: np.ndarray) -> None:
         if len(payload) < _END.size:
             raise self._wrong(payload, out)
         left_out, head = _END.unpack(payload[-_END.size :])

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from p3kv.codecs.codec import CODECS, GRADIENTS, Codec
+from p3kv.codecs.codec import CODECS, GRADIENTS, Codec, Decoder, Encoder, Part
 from p3kv.errors import ConfigError, ProtocolError
 
 _LEAST, _MOST = 1e-6, 65504.0
@@ -37,15 +37,28 @@ class TwoBit(Codec):
                 f"the threshold of the codec '2bit' is {threshold!r}; it must be a number from "
                 f"{_LEAST} to {_MOST}"
             )
-        self._threshold = dtype.type(value)
-        # Float16 has no room for a small gradient beside a large residual: it would be lost.
-        self._residual = np.zeros(size_elems, np.promote_types(dtype, np.float32))
+        self.threshold = dtype.type(value)
 
     def most_bytes(self, length_elems: int) -> int:
         return 2 * -(-length_elems // 8)
 
-    def encode(self, elements: np.ndarray, offset: int, out: memoryview) -> int:
-        residual = self._residual[offset : offset + len(elements)]
+    def encoder(self, direction: str) -> Encoder:
+        return _Encoder(self)
+
+    def decoder(self, direction: str) -> Decoder:
+        return _Decoder(self)
+
+
+class _Encoder(Encoder):
+    def __init__(self, codec: TwoBit) -> None:
+        super().__init__(codec)
+        self._threshold = codec.threshold
+        # Float16 has no room for a small gradient beside a large residual: it would be lost.
+        dtype = np.promote_types(codec.dtype, np.float32)
+        self._residual = np.zeros(codec.size_elems, dtype)
+
+    def encode(self, elements: np.ndarray, part: Part, out: memoryview) -> int:
+        residual = self._residual[part.offset : part.offset + len(elements)]
         with np.errstate(invalid="ignore", over="ignore"):
             np.add(residual, elements, out=residual)
             up, down = residual >= self._threshold, residual <= -self._threshold
@@ -55,17 +68,25 @@ class TwoBit(Codec):
         rows[0], rows[1] = np.packbits(up), np.packbits(down)
         return len(out)
 
-    def decode(self, payload: memoryview, out: np.ndarray) -> None:
-        # With the dtype: numpy would take an int8 times a scalar for half-precision numbers.
-        np.multiply(self._signs(payload, len(out)), self._threshold, out=out, dtype=self.dtype)
 
-    def add(self, payload: memoryview, total: np.ndarray) -> None:
+class _Decoder(Decoder):
+    def __init__(self, codec: TwoBit) -> None:
+        super().__init__(codec)
+        self._threshold = codec.threshold
+
+    def decode(self, payload: memoryview, part: Part, out: np.ndarray) -> None:
+        # With the dtype: numpy would take an int8 times a scalar for half-precision numbers.
+        np.multiply(
+            self._signs(payload, len(out)), self._threshold, out=out, dtype=self.codec.dtype
+        )
+
+    def add(self, payload: memoryview, part: Part, total: np.ndarray) -> None:
         signs = self._signs(payload, len(total))
-        np.add(total, np.multiply(signs, self._threshold, dtype=self.dtype), out=total)
+        np.add(total, np.multiply(signs, self._threshold, dtype=self.codec.dtype), out=total)
 
     def _signs(self, payload: memoryview, length_elems: int) -> np.ndarray:
-        """1, -1 or 0 for each element; ProtocolError for a payload that `encode` does not make."""
-        if len(payload) != self.most_bytes(length_elems):
+        """1, -1 or 0 for each element; ProtocolError for a payload that no encoder makes."""
+        if len(payload) != self.codec.most_bytes(length_elems):
             raise ProtocolError(
                 f"it sent {len(payload)} bytes for {length_elems} elements of two bits"
             )

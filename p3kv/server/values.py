@@ -10,7 +10,7 @@ from p3kv.server.waiting import Pull, Pulls
 from p3kv.server.workers import Workers
 from p3kv.wire.connection import Connection
 from p3kv.wire.framing import Frame
-from p3kv.wire.header import NO_GRADIENT, URGENT, Kind, clock_us, pack_header, with_time
+from p3kv.wire.header import NO_GRADIENT, URGENT, Kind, clock_us, pack_header
 from p3kv.wire.messages import UNKNOWN
 from p3kv.wire.queue import urgency
 from p3kv.wire.spans import trace_departure
@@ -100,21 +100,19 @@ class Values:
         flags: int = 0,
     ) -> None:
         """Queues a slice's value, as it travels, on each of the connections."""
-        listening = [one for one in connections if self._workers.listens(one)]
-        if not listening:
-            return
-        buffer, payload, encoded = state.wire()
-        header = pack_header(
-            kind, self._rank(), key=state.plan.key_id, slice=state.index, round=round, step=step,
-            priority=priority, payload_bytes=len(payload), flags=flags | encoded,
-            worked_us=clock_us(self._worked_s()),
-        )  # fmt: skip
         ready_s = state.ready_s if round == state.round else {}
         last_s = max(ready_s.values(), default=0.0)
-        for connection in listening:
-            buffer.begin_send()
+        worked_us = clock_us(self._worked_s())
+        for connection in filter(self._workers.listens, connections):
             peer = UNKNOWN if connection.peer is None else connection.peer
-            late_us = clock_us(last_s - ready_s.get(peer, last_s))
-            frame = Frame(urgent, with_time(header, late_us), payload, None, buffer.end_send)
+            buffer, payload, encoded = state.wire(peer)
+            buffer.begin_send()
+            header = pack_header(
+                kind, self._rank(), key=state.plan.key_id, slice=state.index, round=round,
+                step=step, priority=priority, flags=flags | encoded,
+                payload_bytes=len(payload) if isinstance(payload, memoryview) else 0,
+                time_us=clock_us(last_s - ready_s.get(peer, last_s)), worked_us=worked_us,
+            )  # fmt: skip
+            frame = Frame(urgent, header, payload, None, buffer.end_send)
             trace_departure(self._tracer(), frame, peer)
             connection.writer.push(frame)

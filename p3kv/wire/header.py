@@ -225,12 +225,6 @@ def with_payload(header: bytes, payload_bytes: int, received: int) -> bytes:
     return header[:_UNTIL_KNOWN_LATE] + late + header[_AFTER_RECEIVED:]
 
 
-def with_time(header: bytes, time_us: int) -> bytes:
-    """A header with another `time_us`."""
-    at = HEADER_BYTES - _TIMES.size
-    return header[:at] + _TIMES.pack(time_us, _TIMES.unpack_from(header, at)[1])
-
-
 def clock_us(seconds: float) -> int:
     """A time in seconds as headers have it."""
     return int(seconds * 1e6) % _CLOCK

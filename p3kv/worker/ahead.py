@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import Future
 from functools import partial
-from typing import Any, Dict, List, Optional, Set
+from typing import Any, Dict, List, Optional
 
 import numpy as np
 
@@ -20,17 +20,6 @@ class _Arrivals:
         self.values: Dict[int, Optional[np.ndarray]] = {}
         """By round; None where the value is still to come."""
         self.waiting: List[Transfer] = []
-        self._begun: Set[int] = set()
-        self._all_begun = INITIAL_ROUND
-        """Pushes of all rounds until this one have begun, and of some later ones."""
-
-    def begin(self, round_: int) -> None:
-        """Counts a push. The framework may start a key's pushes in any order, unless they write to
-        the same array."""
-        self._begun.add(round_)
-        while self._all_begun + 1 in self._begun:
-            self._all_begun += 1
-            self._begun.remove(self._all_begun)
 
     def go_on(self) -> None:
         """Ends the transfers whose value is there, and forgets values that none needs any more."""
@@ -41,7 +30,7 @@ class _Arrivals:
                 value, target = self.values[_taken(transfer)], transfer.target
                 assert value is not None and target is not None
                 memory_at(target, self.key.size_bytes)[:] = value.data
-        needed = self.key.consistency.needs(self._all_begun + 1)
+        needed = self.key.consistency.needs(self.key.begun + 1)
         needed = min([needed, *map(_taken, self.waiting)])
         self.values = {r: value for r, value in self.values.items() if r >= needed}
         for transfer in going:
@@ -89,12 +78,11 @@ class Ahead:
     def instead_of(self, transfer: Transfer) -> Transfer:
         """The transfer that is to travel in place of a push, which may be done now or later; the
         push itself where it waits for its own round."""
+        if transfer.takes is None:
+            return transfer
         arrivals = self._keys.get(transfer.key.key_id)
         if arrivals is None:
             arrivals = self._keys[transfer.key.key_id] = _Arrivals(transfer.key)
-        arrivals.begin(transfer.round)
-        if transfer.takes is None:
-            return transfer
         transfer.takes = max(transfer.takes, INITIAL_ROUND)
         if transfer.takes != INITIAL_ROUND and transfer.takes not in arrivals.values:
             # The script has not asked for that round's value.

@@ -50,6 +50,8 @@ class Exchange:
         self._positions: Dict[int, int] = {}
         self._windows = Windows()
         self._local_sums = LocalSums()
+        self._too_early: Dict[Tuple[int, int], Transfer] = {}
+        """Pushes by key and round."""
         self.ahead = Ahead()
 
     def set_order(self, key_ids: Sequence[int]) -> None:
@@ -62,10 +64,24 @@ class Exchange:
         return list(self._positions)
 
     def begin(self, transfer: Transfer) -> None:
-        """Sends a transfer, or asks for it, as soon as the window of its key admits its round."""
+        """Sends a transfer, or asks for it, as soon as the window of its key admits its round, and
+        a push not before those of earlier rounds. The framework may start them in any order, unless
+        they share an array."""
+        key = transfer.key
         if not transfer.is_exchanged:
             self._local_sums.add(transfer)
-            return
+        elif transfer.source is None or transfer.round <= key.begun:
+            self._begin(transfer)
+        elif transfer.round > key.begun + 1:
+            self._too_early[key.key_id, transfer.round] = transfer
+        else:
+            following: Optional[Transfer] = transfer
+            while following is not None:
+                key.begun = following.round
+                self._begin(following)
+                following = self._too_early.pop((key.key_id, key.begun + 1), None)
+
+    def _begin(self, transfer: Transfer) -> None:
         if transfer.key.size_elems == 0:
             self._count_ended(transfer)
             transfer.done(None)
@@ -156,7 +172,9 @@ class Exchange:
         self.ahead.fail(error)
         for transfer in self._windows.expecting:
             transfer.round_failed(error)
-        for transfer in self._in_progress.clear() + self._windows.clear():
+        too_early, self._too_early = self._too_early, {}
+        held = self._in_progress.clear() + self._windows.clear()
+        for transfer in (*held, *too_early.values()):
             transfer.fail(error)
 
 

@@ -10,7 +10,7 @@ from typing import Callable, Dict, List, Optional, Sequence, Set, Tuple
 
 import numpy as np
 
-from p3kv.codecs import make_codecs
+from p3kv.codecs import GRADIENTS, VALUES, make_codecs
 from p3kv.consistency import Consistency
 from p3kv.errors import ProtocolError
 from p3kv.slicing import Slice, make_layout
@@ -67,7 +67,10 @@ class WorkerKey:
         self.size_bytes = self.size_elems * self.item_bytes
         names = declared.codecs
         self.codecs = make_codecs(names.gradients, names.values, self.size_elems, self.numpy_dtype)
-        """They belong to the worker's thread."""
+        """They belong to the worker's thread, like the encoder of gradients and the decoder of
+        values."""
+        self.encoder = self.codecs.gradients.encoder(GRADIENTS)
+        self.decoder = self.codecs.values.decoder(VALUES)
         self.sum_dtype = sum_dtype(self.numpy_dtype)
         codec = self.codecs.gradients
         self.sums_on_hosts = (
@@ -83,6 +86,8 @@ class WorkerKey:
         self.runs = declared.runs
         self.round = INITIAL_ROUND
         """The last round that this worker has pushed."""
+        self.begun = INITIAL_ROUND
+        """The same, for the worker's thread."""
         self._pushes = 0
         self._asks: List[Ask] = []
         self._slices: Dict[int, Tuple[Slice, ...]] = {}

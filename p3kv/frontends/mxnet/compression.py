@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from difflib import get_close_matches
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Tuple
 
 import mxnet as mx
 import numpy as np
 from mxnet.ndarray import NDArray
 
-from p3kv.codecs import CODECS, GRADIENTS, Codec, check_codec, make_codec
+from p3kv.codecs import (
+    CODECS,
+    GRADIENTS,
+    Codec,
+    Decoder,
+    Encoder,
+    Part,
+    check_codec,
+    make_codec,
+)
 from p3kv.common.registry import Choice
 from p3kv.errors import ConfigError
 from p3kv.frontends.mxnet.arrays import check_kind
@@ -52,7 +61,8 @@ class Compression:
         parameters."""
         check_codec(chosen, GRADIENTS)
         self._choice = chosen
-        self._codecs: Dict[Key, Codec] = {}
+        self._codecs: Dict[Key, Tuple[Codec, Encoder, Decoder]] = {}
+        self._pushes: Dict[Key, int] = {}
 
     def arrived(self, key: Key, gradients: List[NDArray]) -> NDArray:
         """The sum of a key's gradients, one for each device, encoded and decoded.
@@ -66,15 +76,16 @@ class Compression:
         for gradient in gradients[1:]:
             total = total + gradient.as_in_context(first.context)
         elements = total.asnumpy().ravel()
-        codec = self._codecs.get(key)
-        if codec is None:
-            codec = self._codecs[key] = make_codec(
-                self._choice, GRADIENTS, len(elements), elements.dtype
-            )
+        if key not in self._codecs:
+            made = make_codec(self._choice, GRADIENTS, len(elements), elements.dtype)
+            self._codecs[key] = made, made.encoder(GRADIENTS), made.decoder(GRADIENTS)
+        codec, encoder, decoder = self._codecs[key]
         if codec.in_place:
             return total
+        push = self._pushes[key] = self._pushes.get(key, 0) + 1
+        part = Part(0, push, push)
         payload = memoryview(bytearray(codec.most_bytes(len(elements))))
-        payload = payload[: codec.encode(elements, 0, payload)]
+        payload = payload[: encoder.encode(elements, part, payload)]
         arrived = np.empty_like(elements)
-        codec.decode(payload, arrived)
+        decoder.decode(payload, part, arrived)
         return mx.nd.array(arrived.reshape(first.shape), first.context, first.dtype)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Dict, Iterator, List, Optional, Sequence, Tuple, Union
 
+from p3kv.codecs import Part
 from p3kv.consistency import Consistency
 from p3kv.errors import ProtocolError
 from p3kv.server.engine.buffers import Buffer, BufferPool
@@ -136,7 +137,7 @@ class Engine:
         ProtocolError for a push that can't be right.
         """
         current = _counted(state, rank, round, wants_result, priority, step)
-        _add(current, rank, gradient, encoded)
+        _add(state, current, rank, gradient, encoded)
         return current
 
     def push_no_gradient(
@@ -201,7 +202,7 @@ class Engine:
         if total is None:
             current.lacks_gradient = True
         else:
-            _add(current, rank, total, encoded)
+            _add(state, current, rank, total, encoded)
 
     # What comes out.
 
@@ -320,12 +321,17 @@ def _answer(unit: Unit, current: Round) -> Ended:
 
 
 def _add(
-    current: Round[SliceSum], rank: int, gradient: Buffer, encoded: Optional[memoryview]
+    state: SliceState,
+    current: Round[SliceSum],
+    rank: int,
+    gradient: Buffer,
+    encoded: Optional[memoryview],
 ) -> None:
     if encoded is None:
         current.sum.add(rank, gradient)
     else:
-        current.sum.add_encoded(rank, encoded)
+        part = Part(state.offset, current.number, current.step)
+        current.sum.add_encoded(rank, encoded, part)
         gradient.retire()
 
 

@@ -7,7 +7,7 @@ from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
 import numpy as np
 
-from p3kv.codecs import make_codecs
+from p3kv.codecs import GRADIENTS, VALUES, Encoder, make_codecs
 from p3kv.consistency import Consistency, consistency_of_key
 from p3kv.errors import ProtocolError
 from p3kv.server.engine.buffers import BufferPool
@@ -16,7 +16,7 @@ from p3kv.server.engine.leavers import Leavers
 from p3kv.server.engine.rounds import Round
 from p3kv.server.optimizer import Optimizer
 from p3kv.slicing import make_layout
-from p3kv.wire.messages import DeclaredKey, called, sum_dtype
+from p3kv.wire.messages import UNKNOWN, DeclaredKey, called, sum_dtype
 
 Hold = Callable[[Any, Round], bool]
 """Whether a unit's round must not end yet, though all workers have pushed for it."""
@@ -78,6 +78,8 @@ class KeyPlan:
         arrives: another worker may be ahead of rank 0's settings."""
         names = declared.codecs
         self.codecs = make_codecs(names.gradients, names.values, self.kept_elems, self.dtype)
+        self.decoder = self.codecs.gradients.decoder(GRADIENTS)
+        self._encoders: Dict[int, Encoder] = {}
         self.sums_on_hosts = False
         """Whether workers of a host have sent sums of theirs."""
         self.holds: Tuple[Hold, ...] = ()
@@ -87,6 +89,13 @@ class KeyPlan:
     def optimizer(self) -> Optional[Optimizer]:
         """That of the key's store."""
         return self.rules.optimizers.get(self.declared.store)
+
+    def encoder(self, rank: int = UNKNOWN) -> Encoder:
+        """What encodes values for a worker, or for all where they get the same."""
+        encoder = self._encoders.get(rank)
+        if encoder is None:
+            encoder = self._encoders[rank] = self.codecs.values.encoder(VALUES)
+        return encoder
 
     def ends(self, number: int, arrived: Set[int]) -> bool:
         """Whether a shared round ends, which is not the initial one, now that these workers have

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Dict, Optional, Sequence, Tuple
+from functools import partial
+from typing import Callable, Dict, Optional, Sequence, Set, Tuple, Union
 
 import numpy as np
 
+from p3kv.codecs import Codec, Encoder, Part
 from p3kv.errors import ProtocolError
 from p3kv.server.engine.buffers import Buffer
 from p3kv.server.engine.finite import check_sum
@@ -18,6 +20,9 @@ from p3kv.server.optimizer import WHOLE
 from p3kv.wire.header import ENCODED, INITIAL_ROUND
 
 _BYTE = np.dtype(np.uint8)
+
+Payload = Union[memoryview, Callable[[], memoryview]]
+"""Bytes that travel, or what makes them when they begin to leave."""
 
 
 class SliceState(Unit):
@@ -45,8 +50,14 @@ class SliceState(Unit):
         self.ledger: Ledger[SliceSum] = new_ledger(plan, maker_of_sums(plan, length), self.name)
         self.ready_s: Dict[int, float] = {}
         """By rank, when the gradients of the value's round were ready; for those that are known."""
+        self._step = 0
+        """That of the value's round."""
+        self._taken_over = INITIAL_ROUND - 1
+        """The round whose value is that of slices of another size, which may have encoded it."""
         self._wire: Optional[Tuple[Buffer, memoryview]] = None
-        """The value as its codec has encoded it."""
+        """The value as its codec has encoded it for all workers."""
+        self._known_to: Set[int] = set()
+        """Ranks of the workers to which values go encoded by what they have."""
 
     @property
     def name(self) -> str:
@@ -63,24 +74,34 @@ class SliceState(Unit):
         """Takes the value of a round over from slices of another size."""
         self.value = self.plan.rules.pool.get(self.length, self.plan.dtype)
         self.value.array[:] = value
-        self.ledger.round = round
+        self.ledger.round = self._taken_over = round
 
     def known_value(self) -> Buffer:
         """The value, of a slice that has one."""
         assert self.value is not None
         return self.value
 
-    def wire(self) -> Tuple[Buffer, memoryview, int]:
-        """How the value travels: a buffer that stays until it is sent, its bytes, and flags.
+    def wire(self, rank: int) -> Tuple[Buffer, Payload, int]:
+        """How the value travels to a worker: a buffer that stays until it is sent, its bytes or
+        what makes them when they begin to leave, and flags.
 
-        A value is encoded once, when the first worker wants it.
+        A value is encoded once, when the first worker wants it, unless each gets something else.
         """
         value, codec = self.known_value(), self.plan.codecs.values
         if codec.in_place or self.round == INITIAL_ROUND:
             return value, value.bytes, 0
+        part = Part(self.offset, self.round, self._step)
+        if codec.of_each_worker:
+            encoder = self.plan.encoder(rank)
+            if rank in self._known_to:
+                return value, partial(_encode, codec, encoder, value, part), ENCODED
+            self._known_to.add(rank)
+            return value, partial(_send_as_it_is, encoder, value, part), 0
+        if codec.remembers and self.round == self._taken_over:
+            return value, value.bytes, 0
         if self._wire is None:
             buffer = self.plan.rules.pool.get(codec.most_bytes(self.length), _BYTE)
-            count = codec.encode(value.array, self.offset, buffer.bytes)
+            count = self.plan.encoder().encode(value.array, part, buffer.bytes)
             self._wire = buffer, buffer.bytes[:count]
         return (*self._wire, ENCODED)
 
@@ -112,6 +133,7 @@ class SliceState(Unit):
             self._wire[0].retire()
             self._wire = None
         self.ready_s = current.ready_s
+        self._step = current.step
         if self.has_gradient(current):
             return True
         self.scale(current, None)
@@ -160,3 +182,13 @@ def update_together(states: Sequence[SliceState], rounds: Sequence[Round[SliceSu
     for state, value in zip(states, values):
         value.array[:] = weight[state.offset : state.offset + state.length]
     return True
+
+
+def _encode(codec: Codec, encoder: Encoder, value: Buffer, part: Part) -> memoryview:
+    out = memoryview(bytearray(codec.most_bytes(len(value.array))))
+    return out[: encoder.encode(value.array, part, out)]
+
+
+def _send_as_it_is(encoder: Encoder, value: Buffer, part: Part) -> memoryview:
+    encoder.sent_as_it_is(value.array, part)
+    return value.bytes

@@ -7,6 +7,7 @@ from typing import Callable, Dict, List, Optional
 
 import numpy as np
 
+from p3kv.codecs import Part
 from p3kv.server.engine.buffers import Buffer
 from p3kv.server.engine.finite import check_sum
 from p3kv.server.engine.plan import KeyPlan
@@ -30,10 +31,10 @@ class SliceSum(ABC):
     def add(self, rank: int, gradient: Buffer) -> None:
         """Adds a worker's gradient."""
 
-    def add_encoded(self, rank: int, encoded: memoryview) -> None:
+    def add_encoded(self, rank: int, encoded: memoryview, part: Part) -> None:
         """Adds a gradient that the key's codec has encoded, and leaves its memory to the caller."""
         gradient = self._plan.rules.pool.get(self._length, self._plan.dtype)
-        self._plan.codecs.gradients.decode(encoded, gradient.array)
+        self._plan.decoder.decode(encoded, part, gradient.array)
         self.add(rank, gradient)
 
     @abstractmethod
@@ -61,11 +62,11 @@ class RunningSum(SliceSum):
             np.add(self._total.array, gradient.array, out=self._total.array)
             gradient.retire()
 
-    def add_encoded(self, rank: int, encoded: memoryview) -> None:
+    def add_encoded(self, rank: int, encoded: memoryview, part: Part) -> None:
         if self._total is None:
-            super().add_encoded(rank, encoded)
+            super().add_encoded(rank, encoded, part)
         else:
-            self._plan.codecs.gradients.add(encoded, self._total.array)
+            self._plan.decoder.add(encoded, part, self._total.array)
 
     def latest(self, rank: int) -> np.ndarray:
         return self.total().array
@@ -138,8 +139,8 @@ class Finite(_Wrapping):
         self._inner.add(rank, gradient)
         check_sum(self.latest(rank), self._plan.called, self._round, rank)
 
-    def add_encoded(self, rank: int, encoded: memoryview) -> None:
-        self._inner.add_encoded(rank, encoded)
+    def add_encoded(self, rank: int, encoded: memoryview, part: Part) -> None:
+        self._inner.add_encoded(rank, encoded, part)
         check_sum(self.latest(rank), self._plan.called, self._round, rank)
 
     def total(self) -> Buffer:

@@ -7,6 +7,7 @@ from typing import Callable, Mapping, Optional, Set, Tuple
 
 import numpy as np
 
+from p3kv.codecs import Part
 from p3kv.common.trace import Tracer
 from p3kv.errors import ProtocolError
 from p3kv.slicing import Slice
@@ -80,7 +81,7 @@ class SliceRoute(Route):
             memory = transfer.memory(transfer.source, piece)
             payload: Payload = memory
             if encodes:
-                payload = partial(self._encoded, transfer.key, piece, memory)
+                payload = partial(self._encoded, transfer, piece, memory)
             on_arrived = None
             if no_result:
                 on_arrived = partial(self._in_progress.slice_sent, transfer, piece.length)
@@ -93,7 +94,7 @@ class SliceRoute(Route):
         leave."""
         if not transfer.key.codecs.gradients.in_place:
             flags |= ENCODED
-        self.send(transfer, piece, partial(self._sum, transfer.key, piece, total), flags)
+        self.send(transfer, piece, partial(self._sum, transfer, piece, total), flags)
 
     def send(
         self,
@@ -121,20 +122,20 @@ class SliceRoute(Route):
             trace_departure(self._tracer, frame, piece.server)
         self._gates.push(piece.server, transfer.gate_step, frame)
 
-    def _sum(self, key: WorkerKey, piece: Slice, total: Callable[[], memoryview]) -> memoryview:
+    def _sum(self, transfer: Transfer, piece: Slice, total: Callable[[], memoryview]) -> memoryview:
         memory = total()
-        if not key.codecs.gradients.in_place:
-            return self._encoded(key, piece, memory)
+        if not transfer.key.codecs.gradients.in_place:
+            return self._encoded(transfer, piece, memory)
         self._in_progress.counts["bytes_sent"] += len(memory)
         return memory
 
-    def _encoded(self, key: WorkerKey, piece: Slice, memory: memoryview) -> memoryview:
+    def _encoded(self, transfer: Transfer, piece: Slice, memory: memoryview) -> memoryview:
         """A slice as it travels, made when it begins to leave: a large tensor's first slice does
         not wait for its last."""
-        codec = key.codecs.gradients
-        out = memoryview(bytearray(codec.most_bytes(piece.length)))
+        key = transfer.key
+        out = memoryview(bytearray(key.codecs.gradients.most_bytes(piece.length)))
         elements = np.frombuffer(memory, key.numpy_dtype)
-        payload = out[: codec.encode(elements, piece.offset, out)]
+        payload = out[: key.encoder.encode(elements, _part(transfer, piece), out)]
         self._in_progress.counts["bytes_sent"] += len(payload)
         return payload
 
@@ -173,6 +174,8 @@ class SliceRoute(Route):
             raise ProtocolError(
                 f"it sent {header.payload_bytes} bytes for a slice of {len(memory)} bytes"
             )
+        if transfer.key.codecs.values.of_each_worker:
+            received = partial(self._note_as_it_is, transfer, piece, memory, received)
         return Landing(memory, traced_arrival(self._tracer, header, received))
 
     def received(self, transfer: Transfer, piece: Slice, header: Header) -> None:
@@ -198,12 +201,24 @@ class SliceRoute(Route):
         elements = np.frombuffer(memory, transfer.key.numpy_dtype)
 
         def decode() -> None:
-            codec.decode(payload, elements)
+            transfer.key.decoder.decode(payload, _part(transfer, piece), elements)
             self.received(transfer, piece, header)
 
         return Landing(payload, traced_arrival(self._tracer, header, decode))
+
+    @staticmethod
+    def _note_as_it_is(
+        transfer: Transfer, piece: Slice, memory: memoryview, received: Callable[[], None]
+    ) -> None:
+        elements = np.frombuffer(memory, transfer.key.numpy_dtype)
+        transfer.key.decoder.arrived_as_it_is(elements, _part(transfer, piece))
+        received()
 
     def _transfer_for(self, header: Header) -> Optional[Transfer]:
         if header.kind == Kind.UPDATED:
             return self._in_progress.update(header.key, header.round)
         return self._in_progress.pull(header.step)
+
+
+def _part(transfer: Transfer, piece: Slice) -> Part:
+    return Part(piece.offset, transfer.round, transfer.step)
