@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from p3kv.config import Settings
-from p3kv.wire.header import INITIAL_ROUND
+from p3kv.wire.header import INITIAL_ROUND, Header, Kind
 from p3kv.worker.silences import Silences
 from tests.in_memory import Job
 
@@ -94,6 +94,19 @@ def test_only_servers_that_owe_something_are_told_of(
     job.carry_all(server.workers.connections[1])
     waiting.look(100, 111)
     assert [message.partition(":")[0] for message in caplog.messages] == ["server 0"]
+
+
+def test_servers_whose_last_slices_have_begun_to_arrive_and_stop_are_told_of(
+    waiting: Waiting, caplog: pytest.LogCaptureFixture
+) -> None:
+    key = waiting.keys[1]
+    for piece in key.slices(SLICE_SIZE):
+        frame = Header(
+            Kind.UPDATED, 0, piece.server, key.key_id, piece.index, 1, 1, 0, 4 * piece.length
+        )
+        waiting.traffic.slices.land(waiting.traffic.servers[piece.server], frame)
+    waiting.look(100, 111)
+    assert [message[:9] for message in caplog.messages] == ["server 0:", "server 1:"]
 
 
 def test_a_worker_s_own_pause_is_not_a_server_s_silence(

@@ -185,8 +185,10 @@ class SliceRoute(Route):
         self._in_progress.slice_arrived(transfer, piece.length, piece.server, header)
 
     def missing(self, transfer: Transfer) -> Set[int]:
+        """All of the key, where each slice has begun to arrive and some are not complete."""
         slices = self.slices(transfer.key, transfer.round)
-        return {piece.server for piece in slices if transfer.misses(piece)}
+        missing = {piece.server for piece in slices if transfer.misses(piece)}
+        return missing or {piece.server for piece in slices}
 
     def _land_encoded(
         self, transfer: Transfer, piece: Slice, header: Header, memory: memoryview
