@@ -14,11 +14,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from p3kv.common.registry import Choice
 from p3kv.consistency import CONSISTENCIES, BulkSynchronous, Consistency, make_consistency
 from p3kv.errors import ConfigError
 from p3kv.wire.framing import Frame
 from p3kv.wire.header import INITIAL_ROUND, URGENT, Kind, pack_header
-from p3kv.wire.messages import JobSettings, Terms
+from p3kv.wire.messages import CodecChoices, JobSettings, Terms
 from tests.in_memory import Job
 from tests.jobs import (
     DEADLINE_S,
@@ -34,9 +35,11 @@ from tests.jobs import (
 from tests.test_schedules import Moods
 
 sys.path.insert(0, str(SCRIPTS))
+import own_changed  # noqa: F401  registers it
 from own_bounded import STALENESS, Bounded
 from own_consistency import OneBehind
 from own_fourth import EveryFourth
+from own_prediction import MOMENTUM, RATE, Momentum, PredictsTwo
 
 SIZE = 12
 OWN = {"P3KV_CONSISTENCY": "one_behind"}
@@ -72,6 +75,7 @@ def own(**changes: Any) -> Type[Consistency]:
         (own(needs=lambda self, round: round / 2), "round 1 needs the value of round 0.5"),
         (own(needs=lambda self, round: [][round]), "failed: IndexError"),
         (own(window=0), "window of 0"),
+        (own(predicts=-1), "predicts -1 steps"),
         (own(window=2.5), "window of 2.5"),
         (own(needs=lambda self, round: -round), "round 2 needs the value of round -2, and the"),
         (own(exchanges=lambda self, push: push > 10_000), "exchanges none of 9999 pushes"),
@@ -84,6 +88,7 @@ def own(**changes: Any) -> Type[Consistency]:
         "half",
         "raises",
         "no window",
+        "predicts",
         "no number",
         "backwards",
         "never",
@@ -228,6 +233,37 @@ def test_whatever_the_order_no_worker_leads_by_more_than_the_rule_says(
                 has = [int(element // 16**one % 16) for one in range(workers)]
                 assert has[rank] >= round_ and min(has) >= round_ - STALENESS
         assert set(job.kept(keys[0])) == {sum(rounds * 16.0**one for one in range(workers))}
+
+
+# A rule by which servers predict.
+
+
+@pytest.mark.parametrize("codec", ["identity", "float16", "once", "changed"])
+def test_pushes_get_the_predicted_value_and_all_else_is_the_true_one(codec: str) -> None:
+    choices = CodecChoices(values=Choice(codec))
+    job = Job(2, 2, SIZE // 2, PredictsTwo, optimizer=Momentum, codecs=choices)
+    with closing(job):
+        keys = job.declare("w", SIZE)
+        job.workers[0].call(keys[0], INITIAL_ROUND, np.zeros(SIZE, np.float32), None)
+        job.finish()
+        weight, momentum = np.zeros(SIZE), np.zeros(SIZE)
+        for round_ in range(1, 9):
+            if round_ == 3:
+                job.workers[0].tuning.want(Terms(SIZE // 3))  # what is predicted is of no slice
+            gradient, targets = np.arange(SIZE) * 2.0**-6, np.full((2, SIZE), np.nan, np.float32)
+            for worker, key, target in zip(job.workers, keys, targets):
+                worker.call(key, round_, gradient.astype(np.float32), target)
+            job.finish()
+            momentum = MOMENTUM * momentum - RATE * 2 * gradient
+            weight += momentum
+            np.testing.assert_allclose(job.kept(keys[0]), weight, rtol=1e-5)
+            pulled = np.empty(SIZE, np.float32)
+            job.workers[1].call(keys[1], round_, None, pulled)
+            job.finish()
+            if codec != "changed":
+                precision = 2e-3 if codec == "float16" else 1e-5
+                np.testing.assert_allclose(targets, [weight + 2 * momentum] * 2, precision)
+                np.testing.assert_array_equal(pulled, job.kept(keys[0]))
 
 
 # A rule by which few pushes are exchanged.

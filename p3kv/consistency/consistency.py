@@ -34,6 +34,11 @@ class Consistency(ABC):
     worker's rounds. This needs an optimizer on the servers. Slices of such a key keep the job's
     first size: no round comes for all workers alike, from which another size could hold."""
 
+    predicts = 0
+    """For how many steps ahead the servers predict the values with which they answer pushes, where
+    the optimizer has a rule for that. What they keep, save and answer pulls with is the true value.
+    Keys of rows are never predicted: their values come by pulls."""
+
     def __init__(self, num_workers: int) -> None:
         self.num_workers = num_workers
 
@@ -110,6 +115,11 @@ def make_consistency(name: str, num_workers: int) -> Consistency:
         raise ConfigError(
             f"the consistency {name!r} has a window of {rule.window!r}; it must be a whole number "
             "from 1 on"
+        )
+    if not isinstance(rule.predicts, int) or rule.predicts < 0:
+        raise ConfigError(
+            f"the consistency {name!r} predicts {rule.predicts!r} steps ahead; it must be a whole "
+            "number from 0 on"
         )
     for push, whether in exchanged.items():
         if not isinstance(whether, bool):

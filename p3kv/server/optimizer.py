@@ -101,6 +101,17 @@ class Optimizer(ABC):
         has left.
         """
 
+    def predicted(
+        self, key: DeclaredKey, index: int, weight: np.ndarray, steps: int
+    ) -> Optional[np.ndarray]:
+        """The weight of a slice as it will probably be so many updates later, as an array of its
+        own; None where the optimizer has no rule for that, so that the weight itself is sent.
+
+        Called after an update of the slice, and before the next. `weight` stays as it is. Not asked
+        where updates need whole tensors.
+        """
+        return None
+
     def updates_touched_rows(self, key: DeclaredKey, step: Optional[int]) -> bool:
         """Whether a step's update of a key of rows changes only the rows that have a gradient, each
         on its own.

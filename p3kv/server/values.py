@@ -105,7 +105,7 @@ class Values:
         worked_us = clock_us(self._worked_s())
         for connection in filter(self._workers.listens, connections):
             peer = UNKNOWN if connection.peer is None else connection.peer
-            buffer, payload, encoded = state.wire(peer)
+            buffer, payload, encoded = state.wire(peer, answers_push=kind == Kind.UPDATED)
             buffer.begin_send()
             header = pack_header(
                 kind, self._rank(), key=state.plan.key_id, slice=state.index, round=round,

@@ -55,7 +55,9 @@ class SliceState(Unit):
         self._taken_over = INITIAL_ROUND - 1
         """The round whose value is that of slices of another size, which may have encoded it."""
         self._wire: Optional[Tuple[Buffer, memoryview]] = None
-        """The value as its codec has encoded it for all workers."""
+        """The value as its codec has encoded it for all workers; where it is predicted, that."""
+        self._predicted: Optional[Buffer] = None
+        """The value as it will probably be, once it has been asked for."""
         self._known_to: Set[int] = set()
         """Ranks of the workers to which values go encoded by what they have."""
 
@@ -81,13 +83,19 @@ class SliceState(Unit):
         assert self.value is not None
         return self.value
 
-    def wire(self, rank: int) -> Tuple[Buffer, Payload, int]:
+    def wire(self, rank: int, answers_push: bool) -> Tuple[Buffer, Payload, int]:
         """How the value travels to a worker: a buffer that stays until it is sent, its bytes or
-        what makes them when they begin to leave, and flags.
+        what makes them when they begin to leave, and flags. By some consistency rules, pushes are
+        answered with a predicted value.
 
-        A value is encoded once, when the first worker wants it, unless each gets something else.
+        A value is encoded once, when the first worker wants it, unless each gets something else. A
+        true value is not encoded beside a predicted one.
         """
         value, codec = self.known_value(), self.plan.codecs.values
+        if self.plan.consistency.predicts and self.round > INITIAL_ROUND:
+            value = self._prediction(value) if answers_push else value
+            if not answers_push and not codec.of_each_worker:
+                return value, value.bytes, 0
         if codec.in_place or self.round == INITIAL_ROUND:
             return value, value.bytes, 0
         part = Part(self.offset, self.round, self._step)
@@ -104,6 +112,19 @@ class SliceState(Unit):
             count = self.plan.encoder().encode(value.array, part, buffer.bytes)
             self._wire = buffer, buffer.bytes[:count]
         return (*self._wire, ENCODED)
+
+    def _prediction(self, value: Buffer) -> Buffer:
+        if self._predicted is None:
+            plan, optimizer = self.plan, self.plan.optimizer
+            array = None
+            if optimizer is not None and not optimizer.whole_tensors:
+                steps = plan.consistency.predicts
+                array = optimizer.predicted(plan.declared, self.index, value.array, steps)
+            if array is None:
+                return value
+            self._predicted = plan.rules.pool.get(self.length, plan.dtype)
+            self._predicted.array[:] = array
+        return self._predicted
 
     def has_gradient(self, current: Round[SliceSum]) -> bool:
         """Whether any worker has pushed a gradient in a complete round: else it changes nothing."""
@@ -132,6 +153,9 @@ class SliceState(Unit):
         if self._wire is not None:
             self._wire[0].retire()
             self._wire = None
+        if self._predicted is not None:
+            self._predicted.retire()
+            self._predicted = None
         self.ready_s = current.ready_s
         self._step = current.step
         if self.has_gradient(current):
