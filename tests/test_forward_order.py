@@ -8,7 +8,7 @@ import logging
 import sys
 from itertools import combinations
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Sequence
+from typing import Any, Dict, Iterator, List, Optional, Sequence
 
 import pytest
 from hypothesis import given
@@ -17,7 +17,8 @@ from mxnet import autograd, gluon
 
 from p3kv.common.trace import SEND, read_trace
 from p3kv.frontends.mxnet import forward_order
-from p3kv.frontends.mxnet.forward_order import ForwardReads, OrderLearner
+from p3kv.frontends.mxnet.forward_order import GluonReads
+from p3kv.store.forward_order import OrderLearner
 from p3kv.wire.messages import Key
 from tests.jobs import SCRIPTS, SUMS_ONLY, run_job
 
@@ -108,9 +109,9 @@ def test_where_nothing_can_be_learned_the_caller_s_priorities_stay(tmp_path: Pat
 class Learner:
     """An OrderLearner, and what it publishes."""
 
-    def __init__(self, *keys: Key) -> None:
+    def __init__(self, *keys: Key, reads: Optional[GluonReads] = None) -> None:
         self.published: List[List[Key]] = []
-        self.learner = OrderLearner(self.published.append)
+        self.learner = OrderLearner(self.published.append, reads or GluonReads())
         for key in keys:
             self.learner.declared(key, [])
 
@@ -124,10 +125,10 @@ class Learner:
 
 
 @pytest.fixture(autouse=True)
-def reads() -> Iterator[ForwardReads]:
+def reads() -> Iterator[GluonReads]:
     """Gluon without what other tests' forward passes have left."""
     forward_order.FORWARD_READS.stop()
-    noted = ForwardReads()
+    noted = GluonReads()
     yield noted
     noted.stop()
 
@@ -242,7 +243,7 @@ def keys_of(made: Dict[str, gluon.Parameter]) -> Dict[int, Key]:
     return {id(parameter.list_data()[0]): name for name, parameter in made.items()}
 
 
-def test_first_reads_while_autograd_records_are_the_order(reads: ForwardReads) -> None:
+def test_first_reads_while_autograd_records_are_the_order(reads: GluonReads) -> None:
     made = parameters("a", "b", "c")
     keys = keys_of(made)
     reads.start()
@@ -254,7 +255,7 @@ def test_first_reads_while_autograd_records_are_the_order(reads: ForwardReads) -
 
 
 def test_parameters_of_other_stores_and_those_that_are_gone_are_left_out(
-    reads: ForwardReads,
+    reads: GluonReads,
 ) -> None:
     reads.start()
     made = parameters("a", "b", "c")
@@ -269,7 +270,7 @@ def test_parameters_of_other_stores_and_those_that_are_gone_are_left_out(
     assert reads.order(keys) == ["a"]
 
 
-def test_gluon_is_as_it_was_after_learning(reads: ForwardReads) -> None:
+def test_gluon_is_as_it_was_after_learning(reads: GluonReads) -> None:
     before = gluon.Parameter.data
     reads.start()
     assert gluon.Parameter.data is not before
@@ -279,14 +280,13 @@ def test_gluon_is_as_it_was_after_learning(reads: ForwardReads) -> None:
     assert gluon.Parameter.data is before
 
 
-def test_reads_come_before_what_readiness_tells(reads: ForwardReads, monkeypatch: Any) -> None:
-    monkeypatch.setattr(forward_order, "FORWARD_READS", reads)
+def test_reads_come_before_what_readiness_tells(reads: GluonReads) -> None:
     made = parameters("a", "b", "c", "frozen")
     reads.start()
     with autograd.record():
         for name in "bca":
             made[name].data()
-    job = Learner()
+    job = Learner(reads=reads)
     for name in ("frozen", "a", "b", "c"):
         job.learner.declared(name, made[name].list_data())
     job.learner.begin_step(1)

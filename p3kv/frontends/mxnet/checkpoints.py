@@ -25,10 +25,10 @@ from p3kv.errors import CheckpointError, ConfigError, StatesError
 from p3kv.frontends.mxnet import saved_states
 from p3kv.frontends.mxnet.arrays import ROW_SPARSE
 from p3kv.frontends.mxnet.plain_states import with_all_rows
-from p3kv.frontends.mxnet.pushes import Pushes
 from p3kv.frontends.mxnet.unpushed import Local, copied, of_trainer
 from p3kv.frontends.mxnet.worker_optimizer import WorkerOptimizer
 from p3kv.server.optimizer import State
+from p3kv.store.pushes import Pushes
 from p3kv.wire.messages import Key
 from p3kv.worker.stores import WorkerStore
 from p3kv.worker.transfers import WorkerKey
@@ -58,7 +58,7 @@ class Resuming:
     Belongs to the script's thread.
     """
 
-    def __init__(self, own: WorkerStore, pushes: Pushes, rank: int) -> None:
+    def __init__(self, own: WorkerStore, pushes: Pushes[WorkerOptimizer], rank: int) -> None:
         self._own = own
         self._pushes = pushes
         self._rank = rank
@@ -112,7 +112,9 @@ class Resuming:
             )
         # What was the rate of the last step follows from it.
         optimizer.num_update = optimizer.begin_num_update + counts.steps
-        self._optimizer = self._pushes.go_on_with(optimizer, counts.steps, counts.remembered)
+        since_step = self._pushes.step - counts.steps
+        self._optimizer = WorkerOptimizer(optimizer, since_step, counts.remembered)
+        self._pushes.go_on_with(self._optimizer, counts.steps)
         self._pushes.updates = dict(counts.updates)
         for key in self._own.declared():
             self.give_state(key)

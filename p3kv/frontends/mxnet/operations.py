@@ -10,9 +10,10 @@ from mxnet.ndarray import NDArray
 
 from p3kv.frontends.mxnet import engine
 from p3kv.frontends.mxnet.arrays import DENSE, Staging, spread
-from p3kv.frontends.mxnet.forward_order import OrderLearner
-from p3kv.frontends.mxnet.pushes import Pushes
 from p3kv.frontends.mxnet.rows import Rows
+from p3kv.frontends.mxnet.worker_optimizer import WorkerOptimizer
+from p3kv.store.forward_order import OrderLearner
+from p3kv.store.pushes import Pushes
 from p3kv.wire.header import INITIAL_ROUND
 from p3kv.worker.transfers import Transfer, WorkerKey
 from p3kv.worker.worker import Worker
@@ -28,7 +29,9 @@ class Operations:
     lists, with one for each device.
     """
 
-    def __init__(self, worker: Worker, pushes: Pushes, order: OrderLearner) -> None:
+    def __init__(
+        self, worker: Worker, pushes: Pushes[WorkerOptimizer], order: OrderLearner
+    ) -> None:
         self._worker = worker
         self._pushes = pushes
         self._order = order

@@ -9,8 +9,8 @@ import mxnet as mx
 from p3kv.errors import StatesError
 from p3kv.frontends.mxnet import asynchronous, saved_states
 from p3kv.frontends.mxnet.plain_states import OfKey
-from p3kv.frontends.mxnet.pushes import Pushes
 from p3kv.frontends.mxnet.worker_optimizer import WorkerOptimizer
+from p3kv.store.pushes import Pushes
 from p3kv.wire.messages import Key
 from p3kv.worker.stores import WorkerStore
 
@@ -19,7 +19,11 @@ class ServerStates:
     """What the servers' optimizer remembers of a store's keys. Belongs to the script's thread."""
 
     def __init__(
-        self, own: WorkerStore, pushes: Pushes, rank: int, barrier: Callable[[str], None]
+        self,
+        own: WorkerStore,
+        pushes: Pushes[WorkerOptimizer],
+        rank: int,
+        barrier: Callable[[str], None],
     ) -> None:
         """`barrier(purpose)` waits for all workers."""
         self._own = own
@@ -56,7 +60,9 @@ class ServerStates:
         self._barrier(purpose)
         if loaded.optimizer is not None:
             loaded.optimizer.param_dict = optimizer.optimizer.param_dict
-            optimizer = self._pushes.go_on_with(loaded.optimizer, loaded.steps, loaded.remembered)
+            since_step = self._pushes.step - loaded.steps
+            optimizer = WorkerOptimizer(loaded.optimizer, since_step, loaded.remembered)
+            self._pushes.go_on_with(optimizer, loaded.steps)
         self._pushes.updates = updates
         if self._rank == 0:
             of_keys = {

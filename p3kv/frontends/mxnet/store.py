@@ -56,13 +56,15 @@ from p3kv.frontends.mxnet.arrays import (
 from p3kv.frontends.mxnet.checkpoints import Resuming
 from p3kv.frontends.mxnet.errors import KeyMismatchError
 from p3kv.frontends.mxnet.forks import complete_before_forks
-from p3kv.frontends.mxnet.forward_order import FORWARD_READS, OrderLearner
+from p3kv.frontends.mxnet.forward_order import FORWARD_READS
 from p3kv.frontends.mxnet.operations import Operations
-from p3kv.frontends.mxnet.pushes import Pushes
+from p3kv.frontends.mxnet.refusals import PushChecks
 from p3kv.frontends.mxnet.server_states import ServerStates
 from p3kv.frontends.mxnet.unpushed import Local
 from p3kv.frontends.mxnet.updater import ServersUpdater
 from p3kv.frontends.mxnet.worker_optimizer import WorkerOptimizer
+from p3kv.store.forward_order import OrderLearner
+from p3kv.store.pushes import Pushes
 from p3kv.wire.messages import Key, called
 from p3kv.worker import this_process
 from p3kv.worker.transfers import WorkerKey
@@ -118,12 +120,15 @@ class P3(KVStoreBase):
         """What `set_gradient_compression` was called with."""
         self._names: Mapping[Key, str] = {}
         self._expected_rows: Set[Key] = set()
-        self._order = OrderLearner(self._own.publish_order)
+        self._order = OrderLearner(self._own.publish_order, FORWARD_READS)
         if self.rank != 0:
             # Rank 0 decides, and all workers use its order.
             self._order.stop()
             FORWARD_READS.stop()
-        self._pushes = Pushes(self._own, self._order, self.rank)
+        # A front end has the name of its framework.
+        self._pushes: Pushes[WorkerOptimizer] = Pushes(
+            self._own, self._order, self.rank, mx.__name__, PushChecks(self._own)
+        )
         self._operations = Operations(self._worker, self._pushes, self._order)
         self._resuming = Resuming(self._own, self._pushes, self.rank)
         self._states = ServerStates(self._own, self._pushes, self.rank, self._worker.barrier)

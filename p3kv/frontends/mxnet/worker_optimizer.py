@@ -1,4 +1,4 @@
-"""The optimizer that a script has set, and what the servers must be told of it and when."""
+"""The optimizer of MXNet's that a script has set, and what the servers must be told of it."""
 
 from __future__ import annotations
 
@@ -16,17 +16,15 @@ from p3kv.frontends.mxnet.optimizer_settings import (
     needs_whole_tensors,
     plain,
 )
+from p3kv.store.pushes import ScriptOptimizer
 from p3kv.wire.messages import Key, encode
 
 SEED = "p3kv_seed"
 """In files, beside MXNet's own attributes of the optimizer: what its random numbers follow from."""
 
 
-class WorkerOptimizer:
-    """Keeps the servers' optimizer like the script's: once a step, and where need be once a push.
-
-    Every worker has one, so that all know what the servers need. Belongs to the script's thread.
-    """
+class WorkerOptimizer(ScriptOptimizer):
+    """Keeps the servers' optimizer like the script's: once a step, where need be once a push."""
 
     def __init__(
         self,
@@ -42,7 +40,6 @@ class WorkerOptimizer:
         self.since_step = since_step
         self.needs_whole_tensors = needs_whole_tensors(kind)
         self.shares_numbers = is_mxnets(kind) and kind.__name__ in SHARED_NUMBERS
-        """Whether `shared_number` is to be asked for every push."""
         self.kept_by_key = KEPT_BY_KEY.get(kind.__name__) if is_mxnets(kind) else None
         """Its attribute with what it keeps for keys in itself."""
         self.optimizer = optimizer
@@ -58,16 +55,11 @@ class WorkerOptimizer:
 
     @property
     def settings(self) -> bytes:
-        """What the servers build the optimizer from."""
         return encode(self._settings)
 
     def begin_step(self, step: int, updates: int) -> Optional[bytes]:
-        """Begins a step, that of the `updates`-th update, the first being 1; returns the settings
-        that hold from it on, where they are new.
-
-        Learning rate schedulers run here and use this count, which MXNet only counts where it
-        updates.
-        """
+        """Learning rate schedulers run here and use this count, which MXNet only counts where it
+        updates."""
         optimizer, before = self.optimizer, self._settings
         optimizer.num_update = optimizer.begin_num_update + updates
         other_steps = step - self.since_step - updates
@@ -77,16 +69,12 @@ class WorkerOptimizer:
         return self.settings if self._settings != before else None
 
     def has_changed(self) -> bool:
-        """Whether the script has changed it since a step began."""
         now = plain(self.optimizer, self.since_step, self._seed)
         return now != structs.replace(self._settings, counts_from=now.counts_from)
 
     def shared_number(self, key: Key, update: int) -> Optional[bytes]:
-        """What the servers must know for one push beside the step's settings.
-
-        MXNet's Nadam, LARS and LBSGD leave a number from one key's update for that of the next key.
+        """MXNet's Nadam, LARS and LBSGD leave a number from one key's update for that of the next.
         Servers do not know which key is next, so it is computed here, in the order of the pushes.
-        `update` counts the key's, from 1.
         """
         name = type(self.optimizer).__name__
         if name == "Nadam":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from concurrent.futures import Future
 from contextlib import nullcontext
 from typing import (
@@ -9,39 +10,93 @@ from typing import (
     Collection,
     ContextManager,
     Dict,
+    Generic,
     List,
-    Mapping,
+    NoReturn,
     Optional,
     Sequence,
     Tuple,
+    TypeVar,
 )
 
-import mxnet as mx
-
-from p3kv.errors import NotSupportedError
-from p3kv.frontends.mxnet import asynchronous, who_updates
-from p3kv.frontends.mxnet.arrays import check_updatable
-from p3kv.frontends.mxnet.clipping import Clipping, refuse_without_optimizer
-from p3kv.frontends.mxnet.forward_order import OrderLearner
-from p3kv.frontends.mxnet.worker_optimizer import WorkerOptimizer
+from p3kv.store.clipped_steps import ClippedSteps
+from p3kv.store.forward_order import OrderLearner
 from p3kv.wire.messages import Key
 from p3kv.worker.stores import WorkerStore
 from p3kv.worker.transfers import WorkerKey
 
 
-class Pushes:
+class ScriptOptimizer(ABC):
+    """The optimizer that a script has set, and what the servers must be told of it and when.
+
+    Every worker has one, so that all know what the servers need. Belongs to the script's thread.
+    """
+
+    shares_numbers = False
+    """Whether `shared_number` is to be asked for every push."""
+
+    @property
+    @abstractmethod
+    def settings(self) -> bytes:
+        """What the servers build the optimizer from, as the front end's server part reads it."""
+
+    @abstractmethod
+    def begin_step(self, step: int, updates: int) -> Optional[bytes]:
+        """Begins a step, that of the `updates`-th update, the first being 1; returns the settings
+        that hold from it on, where they are new."""
+
+    @abstractmethod
+    def has_changed(self) -> bool:
+        """Whether the script has changed it since a step began."""
+
+    def shared_number(self, key: Key, update: int) -> Optional[bytes]:
+        """What the servers must know for one push beside the step's settings, where the update of
+        one key leaves a number for the next. `update` counts the key's, from 1."""
+        return None
+
+
+O = TypeVar("O", bound=ScriptOptimizer)  # noqa: E741
+
+
+class Checks(ABC, Generic[O]):
+    """What a front end refuses, in its users' words: each method raises NotSupportedError."""
+
+    @abstractmethod
+    def first_push(self, key: WorkerKey, optimizer: Optional[O]) -> None:
+        """Where a key can't be pushed at all."""
+
+    @abstractmethod
+    def lacks_gradient(self, key: WorkerKey, optimizer: O) -> NoReturn:
+        """The next update by this optimizer depends on whether any worker has a gradient of this
+        key, and this one has none."""
+
+    @abstractmethod
+    def clips_without_optimizer(self) -> NoReturn:
+        """Steps are to be clipped, and the servers have no optimizer."""
+
+    @abstractmethod
+    def part_of_a_step(self, keys: Any) -> NoReturn:
+        """Keys are pushed after their step has been clipped without them."""
+
+
+class Pushes(Generic[O]):
     """Counts a store's pushes, and keeps the servers' optimizer like the script's between steps.
 
     A key that has been pushed in every step so far begins a new one with its next push. Belongs to
     the script's thread.
     """
 
-    def __init__(self, own: WorkerStore, order: OrderLearner, rank: int) -> None:
-        """Worker rank 0 tells the servers; all workers count."""
+    def __init__(
+        self, own: WorkerStore, order: OrderLearner, rank: int, front_end: str, checks: Checks[O]
+    ) -> None:
+        """Worker rank 0 tells the servers, of which front end the settings are; all workers
+        count."""
         self._own = own
+        self._front_end = front_end
+        self._checks = checks
         self._order = order
         self._rank = rank
-        self.optimizer: Optional[WorkerOptimizer] = None
+        self.optimizer: Optional[O] = None
         """The servers', as the script has set it."""
         self._shares_numbers = False
         self.updates: Dict[Key, int] = {}
@@ -60,14 +115,14 @@ class Pushes:
         self.step = 0
         """This store's newest one."""
         self._marked = False
-        """Whether a step begins with the next push, as gluon's Trainer and Module say."""
+        """Whether a step begins with the next push, as the front end says."""
         self._since = 0
         """The value of `_steps` when the optimizer was set."""
         self.clips = False
         """Whether steps are clipped by the norm of all gradients."""
-        self.clipping = Clipping(own)
+        self.clipping = ClippedSteps(own, checks.part_of_a_step)
         self._says_steps = False
-        """Whether the script says where steps are: gluon's Trainer and Module do."""
+        """Whether the script says where steps are, and does not call the store itself."""
         self._begins = False
 
     def next(self, key: WorkerKey, changes: Optional[Future[bool]] = None) -> Tuple[int, int]:
@@ -75,11 +130,12 @@ class Pushes:
 
         `changes`: of a push without a gradient, whether another worker has one.
         """
-        if changes is not None:
-            self._check_lacking(key)
+        if changes is not None and self._shares_numbers:
+            assert self.optimizer is not None
+            self._checks.lacks_gradient(key, self.optimizer)
         updates = self.updates.get(key.key, 0) + 1
         if updates == 1:
-            self._check_first(key)
+            self._checks.first_push(key, self.optimizer)
         is_new_step = self._since + updates > self._steps
         if self._begins or (is_new_step and not self._says_steps):
             self._begins = False
@@ -126,7 +182,7 @@ class Pushes:
         Raises NotSupportedError where the call can't be a step that is clipped.
         """
         if self.optimizer is None:
-            refuse_without_optimizer()
+            self._checks.clips_without_optimizer()
         keys = [key.key for key, *_ in known]
 
         def is_new_step() -> bool:
@@ -157,7 +213,7 @@ class Pushes:
         self.settle()
         return self._steps - self._since, self.updates
 
-    def set_optimizer(self, optimizer: WorkerOptimizer) -> None:
+    def set_optimizer(self, optimizer: O) -> None:
         """Has the servers update by an optimizer from the next step on, with fresh counts."""
         self.settle()
         self.optimizer = optimizer
@@ -166,17 +222,15 @@ class Pushes:
         self._since = self._steps
         self._tell_servers(self.step + 1, optimizer.settings)
 
-    def go_on_with(
-        self, optimizer: mx.optimizer.Optimizer, steps: int, remembered: Mapping[str, Any]
-    ) -> WorkerOptimizer:
-        """Has the servers go on with an optimizer that has made so many steps in another training,
-        and what it remembers of them; the caller gives them its states."""
+    def go_on_with(self, optimizer: O, steps: int) -> None:
+        """Has the servers go on with an optimizer that has made so many steps in another training;
+        the caller gives them its states.
+        """
         self.settle()
         self._since = self._steps - steps
-        self.optimizer = WorkerOptimizer(optimizer, self.step - steps, remembered)
-        self._shares_numbers = self.optimizer.shares_numbers
-        self._tell_servers(self.step + 1, self.optimizer.settings)
-        return self.optimizer
+        self.optimizer = optimizer
+        self._shares_numbers = optimizer.shares_numbers
+        self._tell_servers(self.step + 1, optimizer.settings)
 
     def _begin_step(self) -> None:
         """Once a step, before its first slice: rank 0 publishes the order and new settings."""
@@ -188,8 +242,7 @@ class Pushes:
     def _tell_servers(self, from_step: int, settings: Optional[bytes]) -> None:
         """Worker rank 0 sends optimizer settings, if there are new ones, for a step and on."""
         if settings is not None and self._rank == 0:
-            # A front end has the name of its framework.
-            self._own.set_optimizer(from_step, mx.__name__, settings)
+            self._own.set_optimizer(from_step, self._front_end, settings)
 
     def _settings_changed(self) -> bool:
         """For the first push of a step, which is of a key that is trained seldom: whether it needs
@@ -207,33 +260,3 @@ class Pushes:
         if begins or is_new_step:
             self._begin_step()
         self.clipping.add(key)
-
-    def _check_lacking(self, key: WorkerKey) -> None:
-        """Raises NotSupportedError where the next push would need to know whether any worker has a
-        gradient of this key."""
-        if self._shares_numbers:
-            assert self.optimizer is not None
-            name = type(self.optimizer.optimizer).__name__
-            raise NotSupportedError(
-                f"this worker has no fresh gradient of {key.called}, and the update of another key "
-                f"by {name} depends on whether this one is updated, which other workers know. Use "
-                "another optimizer (Adam, SGD), or run it on the workers (update_on_kvstore=False)"
-            )
-
-    def _check_first(self, key: WorkerKey) -> None:
-        if self._own.is_saved and self.optimizer is None:
-            raise NotSupportedError(
-                f"{key.called} is pushed to a store without an optimizer: the workers update the "
-                "weights, and checkpoints would not have them. Unset P3KV_CHECKPOINT_DIR and save "
-                f"weights and states in the script, or {who_updates.SERVERS}"
-            )
-        if self._own.own_rounds:
-            asynchronous.check_first_push(key.called, self.optimizer is not None)
-        if not self._own.exchanges_all and self.optimizer is None:
-            raise NotSupportedError(
-                f"{key.called} is pushed to a store without an optimizer, and the consistency rule "
-                "does not exchange every push: a sum would lack some. Call kv.set_optimizer on "
-                "every worker first, or use another rule"
-            )
-        if self.optimizer is not None:
-            check_updatable(key)

@@ -1,0 +1,83 @@
+"""Steps that are clipped by the norm of all gradients: which pushes belong to one."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import Any, Callable, Dict, Iterator, NoReturn, Optional, Set
+
+from p3kv.wire.messages import Key
+from p3kv.worker.clipping import ClippedStep
+from p3kv.worker.stores import WorkerStore
+from p3kv.worker.transfers import WorkerKey
+
+
+class ClippedSteps:
+    """Groups a store's pushes into steps, each clipped by the norm of all its gradients: those that
+    the front end says belong together, or those of one call. Belongs to the script's thread.
+    """
+
+    def __init__(self, own: WorkerStore, refuse_part: Callable[[Any], NoReturn]) -> None:
+        """`refuse_part(keys)` raises NotSupportedError: they are of a step that was clipped without
+        them."""
+        self._own = own
+        self._refuse_part = refuse_part
+        self.max_norm: Optional[float] = None
+        """None: steps are not clipped."""
+        self.number = 0
+        """How many steps were clipped."""
+        self._inside = False
+        self._step = 0
+        self._keys: Set[Key] = set()
+        self._elems: Dict[int, int] = {}
+
+    @contextmanager
+    def one_step(self) -> Iterator[None]:
+        """What is pushed inside is one step."""
+        self.end()
+        self._inside = True
+        try:
+            yield
+        finally:
+            self._inside = False
+            self.end()
+
+    def begin_call(self, is_new_step: Callable[[], bool], keys: Any) -> None:
+        """To be called before keys are pushed. `is_new_step()`: whether one of them has been pushed
+        in every step so far. NotSupportedError if they belong to a step that has ended."""
+        if not self._inside:
+            self.end()
+            if not is_new_step():
+                self._refuse_part(keys)
+
+    def end_call(self) -> None:
+        """To be called when keys are pushed."""
+        if not self._inside:
+            self.end()
+
+    def begins_with(self, key: WorkerKey) -> bool:
+        """Whether the push of a key begins a step; it ends the one before."""
+        if self._step and key.key not in self._keys:
+            return False
+        self.end()
+        return True
+
+    def begin(self, step: int) -> None:
+        """Begins a step."""
+        self._step = step
+        self.number += 1
+        self._own.begin_clipped_step(step)
+
+    def add(self, key: WorkerKey) -> None:
+        """Counts a push of the step."""
+        self._keys.add(key.key)
+        for server, length in key.runs:
+            self._elems[server] = self._elems.get(server, 0) + length
+
+    def end(self) -> None:
+        """Ends the step, if one has begun."""
+        if not self._step:
+            return
+        assert self.max_norm is not None
+        clipped = ClippedStep(self._own.number, self.number, self._step, self.max_norm, self._elems)
+        self._step, self._keys, self._elems = 0, set(), {}
+        self._own.end_clipped_step(clipped)
