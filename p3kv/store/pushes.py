@@ -125,6 +125,11 @@ class Pushes(Generic[O]):
         """Whether the script says where steps are, and does not call the store itself."""
         self._begins = False
 
+    def check(self, key: WorkerKey) -> None:
+        """Raises NotSupportedError for a key that can't be pushed; `next` does so, too."""
+        if key.key not in self.updates:
+            self._checks.first_push(key, self.optimizer)
+
     def next(self, key: WorkerKey, changes: Optional[Future[bool]] = None) -> Tuple[int, int]:
         """Counts a push: the key's round, and the step that an optimizer would count.
 

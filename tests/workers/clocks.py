@@ -4,7 +4,7 @@ The last worker is slow. Each gradient is a number that says whose it is, so eve
 many pushes of each worker it has. Prints that, and by how many pushes this worker has led at most.
 """
 
-import p3kv  # noqa: F401, I001
+import p3kv  # noqa: I001
 import time
 
 import mxnet as mx
@@ -15,6 +15,13 @@ SIZE = 1000
 UNIT = 64.0
 
 store = mx.kv.create("p3")
+store.init("early", mx.nd.zeros(1))
+try:
+    store.push("early", mx.nd.ones(1))
+except p3kv.errors.NotSupportedError as error:  # by both rules
+    assert "without an optimizer" in str(error), error
+else:
+    raise AssertionError("a sum would lack a push, and nobody is told")
 store.set_optimizer(mx.optimizer.SGD(learning_rate=1.0, rescale_grad=-1.0))
 rank, workers = store.rank, store.num_workers
 

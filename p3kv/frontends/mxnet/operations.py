@@ -171,6 +171,7 @@ class Operations:
 
     def _add_when_ready(self, key: WorkerKey, source: NDArray) -> None:
         """Adds a gradient that is not exchanged to what the next one brings along."""
+        self._pushes.check(key)
         round_, step = key.round, self._pushes.step
 
         def start(operation: engine.Operation) -> None:
