@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import astuple, dataclass
-from typing import List
+from typing import List, Sequence
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,15 @@ class Words:
 def counted(number: int, thing: str) -> str:
     """A number of things: "1 server", "2 servers"."""
     return f"{number} {thing}{'' if number == 1 else 's'}"
+
+
+_MOST_NAMES = 6
+
+
+def some_of(names: Sequence[str]) -> str:
+    """The first few of many names: "a, b and 4 more"."""
+    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+    return ", ".join(names[:_MOST_NAMES]) + more
 
 
 _front_ends: List[Words] = []

@@ -8,6 +8,7 @@ from typing import List, Optional, Sequence, Tuple, Union
 import numpy as np
 
 from p3kv.common.registry import Choice
+from p3kv.common.words import some_of
 from p3kv.config import Settings
 from p3kv.wire.messages.base import MAX_RANK, Message, check, check_name, check_number
 
@@ -37,6 +38,13 @@ def sum_dtype(dtype: np.dtype) -> np.dtype:
 def called(key: Key, name: Optional[str]) -> str:
     """A key's name in messages to users, with the parameter's name if it is known."""
     return f"key {key!r}" if name is None or name == key else f"parameter '{name}' (key {key!r})"
+
+
+def all_called(keys: Sequence[Key]) -> str:
+    """Keys in messages, the first few of many."""
+    if not keys:
+        return "no keys"
+    return f"key{'' if len(keys) == 1 else 's'} {some_of([repr(key) for key in keys])}"
 
 
 class CodecChoices(Message, frozen=True):
