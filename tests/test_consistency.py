@@ -269,7 +269,7 @@ def test_pushes_get_the_predicted_value_and_all_else_is_the_true_one(codec: str)
 # A rule by which few pushes are exchanged.
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16", "int64"])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int64"])
 def test_what_is_not_exchanged_comes_with_the_next_that_is(dtype: str) -> None:
     with closing(Job(2, 1, SIZE // 2, EveryFourth, dtype=dtype)) as job:
         keys = job.declare("w", SIZE)

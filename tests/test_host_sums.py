@@ -118,6 +118,8 @@ def test_results_are_right_whatever_the_order_of_events(
     [
         # The sum of the first two is infinite in half precision.
         ("float16", "identity", [40_000, 40_000, -48_000], 32_000, 4),
+        # The sum of the first two is 256 in bfloat16.
+        ("bfloat16", "identity", [256, 1, 1], 258, 4),
         # Each of them is 1 in half precision.
         ("float32", "float16", [1 + 0.75 * 2**-11] * 3, 3 + 2**-9, 2),
         ("float32", "nonzero_blocks", [0.5, 0.25, 0.125], 0.875, 4),

@@ -61,7 +61,7 @@ class Decoder(ABC):
     def add(self, payload: memoryview, part: Part, total: np.ndarray) -> None:
         """Adds a slice's elements to `total`, as `decode` gives them.
 
-        `total` is of the key's dtype, or float32 where the key is float16.
+        `total` is of the key's dtype, or float32 where the key is of half precision.
         """
         elements = np.empty(len(total), self.codec.dtype)
         self.decode(payload, part, elements)

@@ -87,12 +87,14 @@ def check_kind(called: str, array: NDArray, stypes: Sequence[str] = (DENSE,)) ->
     if array.stype not in stypes:
         raise NotSupportedError(f"{called} is given {_STORED[array.stype]}, {_INSTEAD[stypes[0]]}")
     dtype = dtype_name(array)
-    if dtype not in DTYPES:
+    if dtype not in SUMMED:
         raise NotSupportedError(
-            f"{called} has dtype {dtype}, which can't be summed; use {', '.join(DTYPES)}"
+            f"{called} has dtype {dtype}, which can't be summed; use {', '.join(SUMMED)}"
         )
 
 
+SUMMED = tuple(dtype for dtype in DTYPES if dtype != "bfloat16")
+"""The dtypes of a store's keys. MXNet's optimizers compute nothing in bfloat16."""
 _STORED = {
     DENSE: "a dense array",
     ROW_SPARSE: "a sparse array (row_sparse)",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import List, Optional, Sequence, Tuple, Union
 
+import ml_dtypes  # noqa: F401  numpy knows bfloat16 by name then
 import numpy as np
 
 from p3kv.common.registry import Choice
@@ -16,8 +17,9 @@ MAX_KEY_ELEMS = 2**36
 """Elements of a key's tensor: a quarter of a terabyte of float32."""
 MAX_KEY_CHARS = 4096
 MAX_DIMENSIONS = 32
-DTYPES = ("float16", "float32", "float64", "int8", "uint8", "int32", "int64")
-"""All that can be summed and that every process has: no bool, and no bfloat16."""
+_HALVES = ("float16", "bfloat16")
+DTYPES = (*_HALVES, "float32", "float64", "int8", "uint8", "int32", "int64")
+"""All that can be summed: no bool."""
 
 Key = Union[int, str]
 MAX_KEY_ID = 2**32 - 1
@@ -32,7 +34,7 @@ def sum_dtype(dtype: np.dtype) -> np.dtype:
     Half-precision numbers are summed in single precision until all gradients are in: an optimizer
     with multiple precision takes the sum as it is, and others have it rounded once.
     """
-    return np.dtype(np.float32) if dtype == np.float16 else dtype
+    return np.dtype(np.float32) if dtype.name in _HALVES else dtype
 
 
 def called(key: Key, name: Optional[str]) -> str:
