@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Callable, Iterable, Union
+from typing import Callable, Iterable
 
 from msgspec.structs import replace
 
@@ -11,7 +11,7 @@ from p3kv.server.engine import Ended, SliceState
 from p3kv.server.waiting import Pull, Pulls
 from p3kv.server.workers import Workers
 from p3kv.wire.connection import Connection
-from p3kv.wire.fields import EndedHeader, PulledHeader, UpdatedHeader
+from p3kv.wire.fields import EndedHeader, PulledHeader, SliceValueHeader, UpdatedHeader
 from p3kv.wire.framing import Frame
 from p3kv.wire.header import NO_GRADIENT, URGENT, Kind, clock_us
 from p3kv.wire.messages import UNKNOWN
@@ -95,7 +95,7 @@ class Values:
         connections: Iterable[Connection],
         urgent: int,
         state: SliceState,
-        header: Union[UpdatedHeader, PulledHeader],
+        header: SliceValueHeader,
     ) -> None:
         """Queues a slice's value, as it travels, on each of the connections."""
         ready_s = state.ready_s if header.round == state.round else {}

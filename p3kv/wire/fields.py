@@ -156,10 +156,9 @@ class PullRowsHeader(PullHeader, frozen=True):
     """Flag: the payload has the numbers of rows, in ascending order."""
 
 
-class UpdatedHeader(TransferHeader, frozen=True):
-    """Header of UPDATED."""
+class SliceValueHeader(TransferHeader, frozen=True):
+    """The numbers of those that bring a slice's value from its server."""
 
-    step: int = 0
     slice: int = 0
     late_us: int = 0
     """How much later than the receiver's own gradient the last one of the round was ready."""
@@ -167,14 +166,16 @@ class UpdatedHeader(TransferHeader, frozen=True):
     """For how long the server has worked so far (`clock_us`)."""
 
 
-class PulledHeader(TransferHeader, frozen=True):
+class UpdatedHeader(SliceValueHeader, frozen=True):
+    """Header of UPDATED."""
+
+    step: int = 0
+
+
+class PulledHeader(SliceValueHeader, frozen=True):
     """Header of PULLED; the round is one that has slices of this size."""
 
     request: int = 0
-    slice: int = 0
-    late_us: int = 0
-    worked_us: int = 0
-    """Both as in UPDATED."""
 
 
 class RowsHeader(TransferHeader, frozen=True):

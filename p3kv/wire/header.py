@@ -12,28 +12,8 @@ from typing import Callable, Tuple, Type
 
 from msgspec.structs import astuple
 
-from p3kv.wire.fields import (
-    EndedHeader,
-    Header,
-    HelloHeader,
-    KeyHeader,
-    NormHeader,
-    OptimizerHeader,
-    PulledHeader,
-    PullHeader,
-    PullRowsHeader,
-    PushHeader,
-    PushRowsHeader,
-    RoundHeader,
-    RowsHeader,
-    ScaleHeader,
-    StateHeader,
-    StepHeader,
-    SummandHeader,
-    TermsHeader,
-    UpdatedHeader,
-    ValueHeader,
-)
+from p3kv.wire import fields
+from p3kv.wire.fields import Header
 
 MAGIC = 0x564B3350
 """'P3KV' in the bytes of a hello."""
@@ -64,7 +44,7 @@ class Kind(IntEnum):
         kind.header = header
         return kind
 
-    HELLO = 1, HelloHeader
+    HELLO = 1, fields.HelloHeader
     """First frame of a worker's connection; payload a nonce and a proof (`p3kv.wire.proofs`)."""
     CHALLENGE = 25
     """The server's answer to it; payload a nonce and a proof."""
@@ -74,15 +54,15 @@ class Kind(IntEnum):
     """A server serves the worker from now on; payload DataWelcome."""
     KEY = 3
     """A worker tells a server about a key, before its first slice; payload DeclaredKey."""
-    OPTIMIZER = 4, OptimizerHeader
+    OPTIMIZER = 4, fields.OptimizerHeader
     """Worker rank 0 sends the optimizer settings of a store; the front end makes the payload."""
-    PUSH = 5, PushHeader
+    PUSH = 5, fields.PushHeader
     """A worker's slice for a round of its key, in a step of its store; payload elements."""
-    PULL = 6, PullHeader
+    PULL = 6, fields.PullHeader
     """A worker that has pushed for a round asks for the key's value after it, or a newer one."""
-    UPDATED = 7, UpdatedHeader
+    UPDATED = 7, fields.UpdatedHeader
     """A slice's value after a round, to the workers that asked for it with their push."""
-    PULLED = 8, PulledHeader
+    PULLED = 8, fields.PulledHeader
     """A slice's value, part of the answer to PULL."""
     BYE = 9
     """A worker is done and sends nothing more; the server's answer is its last word, too."""
@@ -91,47 +71,47 @@ class Kind(IntEnum):
     the results of the round in which rank 0 has learned it; payload ForwardOrder."""
     PROBE = 11
     """A worker measures the network; the server echoes as many bytes."""
-    TERMS = 12, TermsHeader
+    TERMS = 12, fields.TermsHeader
     """What all must agree on from a round on; payload Terms. Every worker sends the first terms
     before its first slice. When terms change, worker rank 0 sends new ones before its first slice
     of a step, for a later round, and the server passes them on to all workers."""
-    OPEN = 13, StepHeader
+    OPEN = 13, fields.StepHeader
     """A worker tells the servers on its host that it waits for no values of steps before `step`.
     When all workers on the host have said so, each of these servers tells all workers."""
-    ENDED = 14, EndedHeader
+    ENDED = 14, fields.EndedHeader
     """A server tells workers that the key's round has ended on this server, if its result does not
     tell them: they did not ask for one."""
     STALLED = 15
     """A server tells all workers that a round has waited long for a worker; payload Stalled."""
-    STATES = 16, StateHeader
+    STATES = 16, fields.StateHeader
     """A worker asks a server for its optimizer's state of a key when a round has ended."""
-    STATE = 17, StateHeader
+    STATE = 17, fields.StateHeader
     """A server's answer to STATES; or worker rank 0 gives a server the state that its optimizer has
     of a key from the end of a round on. Payload StateOutline."""
-    STATE_BYTES = 18, RoundHeader
+    STATE_BYTES = 18, fields.RoundHeader
     """The next bytes of the arrays that the last STATE has announced, array by array."""
-    LOADED = 19, RoundHeader
+    LOADED = 19, fields.RoundHeader
     """A server's optimizer has the state that worker rank 0 has given."""
-    CLIPPED = 20, StepHeader
+    CLIPPED = 20, fields.StepHeader
     """No round of a step ends before worker rank 0 has sent SCALE: its gradients are clipped by the
     norm of all. Comes before the step's first slice."""
-    PUSHED = 21, StepHeader
+    PUSHED = 21, fields.StepHeader
     """Worker rank 0 has pushed all keys of a clipped step; payload Pushed."""
-    SQUARES = 22, StepHeader
+    SQUARES = 22, fields.StepHeader
     """All gradients of a clipped step that this server gets are summed; payload Squares. To worker
     rank 0 only."""
-    SCALE = 23, ScaleHeader
+    SCALE = 23, fields.ScaleHeader
     """Worker rank 0 has the norm of a step; payload Scale."""
-    NORM = 24, NormHeader
+    NORM = 24, fields.NormHeader
     """A server tells all workers the norm of a step; payload Norm."""
-    PUSH_ROWS = 27, PushRowsHeader
+    PUSH_ROWS = 27, fields.PushRowsHeader
     """Some of the rows that a worker has touched, for a round of a key of rows; payload Rows
     (`p3kv.wire.rows`)."""
-    PULL_ROWS = 28, PullRowsHeader
+    PULL_ROWS = 28, fields.PullRowsHeader
     """A worker that has pushed for a round asks for rows of the key's value after it, or of a newer
     one: those that it names (NAMED), those that have changed since the round in the payload, or
     without a payload all."""
-    ROWS = 29, RowsHeader
+    ROWS = 29, fields.RowsHeader
     """Some of the rows of an answer to PULL_ROWS; payload Rows."""
     ACK = 30
     """Only carries `received`, where no other frame would; once a connection is welcome."""
@@ -143,13 +123,13 @@ class Kind(IntEnum):
     RESUMED = 33
     """Worker rank 0 tells server 0 from which checkpoint the job goes on, and the server passes it
     on to all workers; payload Resumed."""
-    MEMORY = 34, KeyHeader
+    MEMORY = 34, fields.KeyHeader
     """A worker tells a neighbour, another worker of its host, where the memory is that it shares
     for a key; payload SharedMemory. Comes before the frames that speak of it."""
-    SUMMAND = 35, SummandHeader
+    SUMMAND = 35, fields.SummandHeader
     """A worker's slice is in its shared memory, for the neighbour that sends the host's sum; with
     WANTS_RESULT the worker wants the value."""
-    VALUE = 36, ValueHeader
+    VALUE = 36, fields.ValueHeader
     """The value of a slice is in the shared memory of the neighbour that says so."""
 
 
@@ -172,28 +152,22 @@ that of the round before. UPDATED has no payload then where the value is a sum."
 
 
 _COMMON = len(Header.__struct_fields__)
+_FORMAT = "<BHBIQ"
+"""The numbers that all headers have, as they lie in memory."""
 _MOST_NUMBERS = 7
-"""Numbers that a kind has of its own."""
-
-
-def _struct(header: Type[Header]) -> struct.Struct:
-    """The numbers of a header as they lie in memory: those of the kind have 4 bytes each, and only
-    a priority has a sign."""
-    own = header.__struct_fields__[_COMMON:]
-    numbers = "".join("i" if name == "priority" else "I" for name in own)
-    return struct.Struct(f"<BHBIQ{numbers}{4 * (_MOST_NUMBERS - len(own))}x")
-
-
+"""Those that a kind has besides, of 4 bytes each."""
+HEADER_BYTES = struct.calcsize(_FORMAT) + 4 * _MOST_NUMBERS
 _Form = Tuple[Type[Header], Callable[..., bytes], Callable[[memoryview, int], Tuple[int, ...]]]
 
 
 def _form(header: Type[Header]) -> _Form:
-    """What it is, packs it and unpacks it. A plain tuple: each frame asks."""
-    numbers = _struct(header)
-    return header, numbers.pack, numbers.unpack_from
+    """A header, and what packs and unpacks it. Only a priority has a sign."""
+    own = header.__struct_fields__[_COMMON:]
+    numbers = "".join("i" if name == "priority" else "I" for name in own)
+    packed = struct.Struct(f"{_FORMAT}{numbers}{4 * (_MOST_NUMBERS - len(own))}x")
+    return header, packed.pack, packed.unpack_from
 
 
-HEADER_BYTES = _struct(Header).size
 _FORMS = [_form(Header)] * 256
 """By kind; also for kinds that there are not, which the protocol refuses."""
 for _kind in Kind:

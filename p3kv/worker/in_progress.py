@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import itertools
-from typing import Callable, Dict, List, Optional, Set, Tuple, Union
+from typing import Callable, Dict, List, Optional, Set, Tuple
 
 from p3kv.common.trace import Tracer
-from p3kv.wire.fields import Header, PulledHeader, RowsHeader, UpdatedHeader
+from p3kv.wire.fields import (
+    Header,
+    PulledHeader,
+    RowsHeader,
+    SliceValueHeader,
+    TransferHeader,
+)
 from p3kv.wire.messages import UNKNOWN
 from p3kv.worker.gates import Gates
 from p3kv.worker.spans import trace_applied
@@ -81,11 +87,7 @@ class InProgress:
             self.sent(transfer)
 
     def slice_arrived(
-        self,
-        transfer: Transfer,
-        elems: int,
-        server: int,
-        header: Union[UpdatedHeader, PulledHeader],
+        self, transfer: Transfer, elems: int, server: int, header: SliceValueHeader
     ) -> None:
         """Counts elements of the value that have arrived; the last ones complete the transfer.
         `server` keeps them."""
@@ -98,17 +100,17 @@ class InProgress:
     def arrived(
         self,
         transfer: Transfer,
-        header: Union[UpdatedHeader, PulledHeader, RowsHeader],
+        header: TransferHeader,
         late_s: float = 0.0,
         server: int = UNKNOWN,
         worked_us: int = 0,
     ) -> None:
         """All of a transfer's value has arrived: the last frame had this header. The rest is as in
         `StepTimes.value_arrived`."""
-        if isinstance(header, UpdatedHeader):
-            del self._updates[transfer.key.key_id, transfer.round]
-        else:
+        if isinstance(header, (PulledHeader, RowsHeader)):
             del self._pulls[header.request]
+        else:
+            del self._updates[transfer.key.key_id, transfer.round]
         self._times.value_arrived(transfer.key, late_s, server, worked_us)
         if not self._updates and not self._pulls:
             self._gates.values_complete()

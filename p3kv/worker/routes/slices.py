@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Callable, Mapping, Optional, Set, Tuple, Union
+from typing import Callable, Mapping, Optional, Set, Tuple
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from p3kv.common.trace import Tracer
 from p3kv.errors import ProtocolError
 from p3kv.slicing import Slice
 from p3kv.wire.connection import Connection
-from p3kv.wire.fields import PulledHeader, PullHeader, PushHeader, UpdatedHeader
+from p3kv.wire.fields import PulledHeader, PullHeader, PushHeader, SliceValueHeader, UpdatedHeader
 from p3kv.wire.framing import Frame, Landing, Payload
 from p3kv.wire.header import (
     ACKNOWLEDGE,
@@ -149,7 +149,7 @@ class SliceRoute(Route):
             frame = Frame(urgency(transfer.step, transfer.priority), header)
             self._servers[server].writer.push(frame)
 
-    def land(self, connection: Connection, header: Union[UpdatedHeader, PulledHeader]) -> Landing:
+    def land(self, connection: Connection, header: SliceValueHeader) -> Landing:
         """Where a slice from a server goes; ProtocolError if no transfer expects it."""
         transfer = self._transfer_for(header)
         slices = () if transfer is None else self.slices(transfer.key, header.round)
@@ -175,9 +175,7 @@ class SliceRoute(Route):
             received = partial(self._note_as_it_is, transfer, piece, memory, received)
         return Landing(memory, traced_arrival(self._tracer, header, received))
 
-    def received(
-        self, transfer: Transfer, piece: Slice, header: Union[UpdatedHeader, PulledHeader]
-    ) -> None:
+    def received(self, transfer: Transfer, piece: Slice, header: SliceValueHeader) -> None:
         """Counts a slice that has arrived."""
         if isinstance(header, UpdatedHeader):
             transfer.route.landed(transfer, piece, header)
@@ -190,11 +188,7 @@ class SliceRoute(Route):
         return missing or {piece.server for piece in slices}
 
     def _land_encoded(
-        self,
-        transfer: Transfer,
-        piece: Slice,
-        header: Union[UpdatedHeader, PulledHeader],
-        memory: memoryview,
+        self, transfer: Transfer, piece: Slice, header: SliceValueHeader, memory: memoryview
     ) -> Landing:
         codec = transfer.key.codecs.values
         if codec.in_place or header.payload_bytes > codec.most_bytes(piece.length):
@@ -219,10 +213,10 @@ class SliceRoute(Route):
         transfer.key.decoder.arrived_as_it_is(elements, _part(transfer, piece))
         received()
 
-    def _transfer_for(self, header: Union[UpdatedHeader, PulledHeader]) -> Optional[Transfer]:
-        if isinstance(header, UpdatedHeader):
-            return self._in_progress.update(header.key, header.round)
-        return self._in_progress.pull(header.request)
+    def _transfer_for(self, header: SliceValueHeader) -> Optional[Transfer]:
+        if isinstance(header, PulledHeader):
+            return self._in_progress.pull(header.request)
+        return self._in_progress.update(header.key, header.round)
 
 
 def _part(transfer: Transfer, piece: Slice) -> Part:
