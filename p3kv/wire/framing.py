@@ -160,13 +160,8 @@ class Frame:
         self.in_turn = in_turn
 
 
-class _Begun(NamedTuple):
-    """A frame that has begun to leave."""
-
-    end: int
-    """Which byte its last is, of all that were sent."""
-    parts: List[memoryview]
-    on_arrived: Optional[Callable[[], None]]
+_Begun = Tuple[int, List[memoryview], Optional[Callable[[], None]]]
+"""Where a frame ends, its bytes, and its `on_arrived`."""
 
 
 class FrameWriter:
@@ -186,7 +181,7 @@ class FrameWriter:
         self._takes_turns = False
         self._buffers: Deque[memoryview] = deque([memoryview(preamble)] if preamble else [])
         self._begun: Deque[_Begun] = deque()
-        """Frames that the peer may not have."""
+        """Frames that have begun and that the peer may not have."""
         self._on_sent: Deque[Tuple[int, Callable[[], None]]] = deque()
         self._sent_bytes = -len(preamble)
         self.arrived_bytes = 0
@@ -270,8 +265,8 @@ class FrameWriter:
             raise ProtocolError(f"it has received {count} bytes, and {self.begun_bytes} were sent")
         self.arrived_bytes = count
         begun = self._begun
-        while begun and begun[0].end <= count:
-            on_arrived = begun.popleft().on_arrived
+        while begun and begun[0][0] <= count:
+            on_arrived = begun.popleft()[2]
             if on_arrived is not None:
                 on_arrived()
 
@@ -317,6 +312,6 @@ class FrameWriter:
             batch_bytes += frame_bytes
             self.begun_frames += 1
             self.begun_bytes += frame_bytes
-            self._begun.append(_Begun(self.begun_bytes, parts, frame.on_arrived))
+            self._begun.append((self.begun_bytes, parts, frame.on_arrived))
             if frame.on_sent is not None:
                 self._on_sent.append((self.begun_bytes, frame.on_sent))
