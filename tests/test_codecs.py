@@ -26,7 +26,8 @@ from p3kv.codecs import (
 )
 from p3kv.common.registry import Choice
 from p3kv.errors import ConfigError, ProtocolError
-from p3kv.wire.header import ENCODED, INITIAL_ROUND, WANTS_RESULT, Header, Kind
+from p3kv.wire.fields import PushHeader, UpdatedHeader
+from p3kv.wire.header import ENCODED, INITIAL_ROUND, WANTS_RESULT, Kind
 from p3kv.wire.messages import CodecChoices, Terms
 from tests.in_memory import Job
 from tests.jobs import ROOT, SCRIPTS, SUMS_ONLY, run_job
@@ -252,8 +253,8 @@ def quantised(residual: np.ndarray) -> np.ndarray:
     return sent.astype(np.float32)
 
 
-def push(flags: int, payload_bytes: int, round_: int = 1) -> Header:
-    return Header(Kind.PUSH, flags, 0, 0, 0, round_, round_, 0, payload_bytes)
+def push(flags: int, payload_bytes: int, round_: int = 1) -> PushHeader:
+    return PushHeader(Kind.PUSH, 0, flags, payload_bytes, round=round_, step=round_)
 
 
 @pytest.mark.parametrize(
@@ -266,7 +267,7 @@ def push(flags: int, payload_bytes: int, round_: int = 1) -> Header:
     ],
 )
 def test_a_server_refuses_payloads_that_the_key_s_codec_does_not_make(
-    codec: str, header: Header
+    codec: str, header: PushHeader
 ) -> None:
     with closing(Job(1, 1, SIZE, codec=codec)) as job:
         job.declare("w", SIZE)
@@ -281,7 +282,9 @@ def test_a_worker_refuses_values_that_the_key_s_codec_does_not_make(payload_byte
         (worker,), (key,) = job.workers, job.declare("w", SIZE)
         worker.call(key, 1, np.ones(SIZE, np.float32), np.ones(SIZE, np.float32))
         worker.begin()
-        header = Header(Kind.UPDATED, ENCODED, 0, key.key_id, 0, 1, 1, 0, payload_bytes)
+        header = UpdatedHeader(
+            Kind.UPDATED, 0, ENCODED, payload_bytes, key=key.key_id, round=1, step=1
+        )
         with pytest.raises(ProtocolError, match=f"{payload_bytes} encoded bytes"):
             worker.traffic.slices.land(worker.servers[0], header)
 

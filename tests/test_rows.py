@@ -16,8 +16,9 @@ from p3kv.errors import P3Error, ProtocolError
 from p3kv.server.engine import Engine, RowsKey
 from p3kv.server.engine.plan import KeyPlan
 from p3kv.server.engine.row_sums import RowSum
+from p3kv.wire.fields import Header, PullRowsHeader, RowsHeader
 from p3kv.wire.framing import Frame
-from p3kv.wire.header import INITIAL_ROUND, NAMED, URGENT, Kind, pack_header
+from p3kv.wire.header import INITIAL_ROUND, URGENT, Kind
 from p3kv.wire.messages import DeclaredKey
 from p3kv.wire.rows import NUMBER, Rows
 from p3kv.worker.routes import RowsPull, RowsPush
@@ -303,7 +304,7 @@ def test_a_push_that_does_not_come_is_known_and_one_that_can_not_come_ends_the_j
         [wait] = consumer.waiting.longer_than(0, time.monotonic())
         assert (wait.round, wait.missing, wait.arrived) == (1, [1], [0])
         assert "key 'w'" in wait.told(1, 2).called
-        job.workers[1].traffic.tell(Kind.BYE)
+        job.workers[1].traffic.tell(Header(Kind.BYE, 1))
         while not job.servers[0].failures:
             function, *arguments = next(job.events())
             function(*arguments)
@@ -313,25 +314,26 @@ def test_a_push_that_does_not_come_is_known_and_one_that_can_not_come_ends_the_j
         job.close()
 
 
-WRONG_FROM_WORKERS: List[Tuple[dict, str]] = [
-    ({"kind": Kind.PUSH_ROWS, "slice": 1, "round": 1, "payload_bytes": 17}, "17 bytes"),
-    ({"kind": Kind.PUSH_ROWS, "slice": 1, "round": 1, "payload_bytes": 16 * 99}, "12 rows of 12"),
-    ({"kind": Kind.PUSH_ROWS, "slice": 1, "round": 9}, "only 2 rounds"),
-    ({"kind": Kind.PUSH_ROWS, "slice": 1, "round": 1, "key": 7}, "key 7, unknown here"),
-    ({"kind": Kind.PUSH, "round": 1}, "speaks of slices of key 'w'"),
-    ({"kind": Kind.PULL}, "speaks of slices of key 'w'"),
-    ({"kind": Kind.PULL_ROWS, "payload_bytes": 8}, "8 bytes to ask"),
-    ({"kind": Kind.PULL_ROWS, "flags": NAMED, "payload_bytes": 4 * 13}, "52 bytes to ask"),
+WRONG_FROM_WORKERS: List[Tuple[Kind, dict, int, str]] = [
+    (Kind.PUSH_ROWS, {"frames": 1, "round": 1}, 17, "17 bytes"),
+    (Kind.PUSH_ROWS, {"frames": 1, "round": 1}, 16 * 99, "12 rows of 12"),
+    (Kind.PUSH_ROWS, {"frames": 1, "round": 9}, 0, "only 2 rounds"),
+    (Kind.PUSH_ROWS, {"frames": 1, "round": 1, "key": 7}, 0, "key 7, unknown here"),
+    (Kind.PUSH, {"round": 1}, 0, "speaks of slices of key 'w'"),
+    (Kind.PULL, {}, 0, "speaks of slices of key 'w'"),
+    (Kind.PULL_ROWS, {}, 8, "8 bytes to ask"),
+    (Kind.PULL_ROWS, {"flags": PullRowsHeader.NAMED}, 4 * 13, "52 bytes to ask"),
 ]
 
 
-@pytest.mark.parametrize(("sent", "why"), WRONG_FROM_WORKERS)
-def test_a_server_refuses_frames_of_rows_that_can_not_be_right(sent: dict, why: str) -> None:
+@pytest.mark.parametrize(("kind", "fields", "payload_bytes", "why"), WRONG_FROM_WORKERS)
+def test_a_server_refuses_frames_of_rows_that_can_not_be_right(
+    kind: Kind, fields: dict, payload_bytes: int, why: str
+) -> None:
     job = Job(1, 1, 6)
     try:
         job.declare("w", ROWS, COLUMNS, layout="touched_rows")
-        header = pack_header(rank=0, **sent)
-        payload = memoryview(bytearray(sent.get("payload_bytes", 0)))
+        header, payload = kind.header(kind, 0, **fields), memoryview(bytes(payload_bytes))
         job.workers[0].servers[0].writer.push(Frame(URGENT, header, payload))
         with pytest.raises(P3Error, match=why):
             job.finish()
@@ -345,7 +347,7 @@ def test_a_worker_refuses_rows_that_nobody_waits_for() -> None:
         keys = job.declare("w", ROWS, COLUMNS, layout="touched_rows")
         job.push(0, keys[0], INITIAL_ROUND, rows(list(range(ROWS)), 0))
         job.finish()
-        header = pack_header(Kind.ROWS, 0, slice=1, step=3)
+        header = RowsHeader(Kind.ROWS, 0, request=3, frames=1)
         job.servers[0].connections[0].writer.push(Frame(URGENT, header))
         with pytest.raises(P3Error, match="nobody waits for"):
             job.finish()

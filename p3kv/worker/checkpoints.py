@@ -27,8 +27,9 @@ from p3kv.config import Settings
 from p3kv.consistency import Consistency
 from p3kv.errors import ConfigError, P3Error, ProtocolError
 from p3kv.wire.connection import Connection
+from p3kv.wire.fields import Header
 from p3kv.wire.framing import Landing, message_landing
-from p3kv.wire.header import Header, Kind
+from p3kv.wire.header import Kind
 from p3kv.wire.messages import (
     UNKNOWN,
     Checkpoint,
@@ -181,7 +182,7 @@ class Checkpoints:
             step, stores = self.saved.step, self.saved.stores
             self._complete.append(step)
             _log.warning("the job goes on from the checkpoint of step %d", step)
-        self._tell(Kind.RESUMED, encode(Resumed(step, stores)), servers=[0])
+        self._tell(Header(Kind.RESUMED, self._rank), encode(Resumed(step, stores)), servers=[0])
 
     def land_resumed(self, connection: Connection, header: Header) -> Landing:
         """Takes what rank 0 has announced."""
@@ -226,7 +227,7 @@ class Checkpoints:
         checkpoint = Checkpoint(
             cut.step, identity, keep_from, cut.stores, self._host if cut.unpushed else ""
         )
-        self._tell(Kind.CHECKPOINT, encode(checkpoint))
+        self._tell(Header(Kind.CHECKPOINT, self._rank), encode(checkpoint))
         if cut.unpushed:
             self._write_own(checkpoint, cut.unpushed)
 

@@ -14,7 +14,8 @@ from p3kv.codecs import GRADIENTS, VALUES, make_codecs
 from p3kv.consistency import Consistency
 from p3kv.errors import ProtocolError
 from p3kv.slicing import Slice, make_layout
-from p3kv.wire.header import INITIAL_ROUND, Header, Kind
+from p3kv.wire.fields import RoundHeader, UpdatedHeader
+from p3kv.wire.header import INITIAL_ROUND
 from p3kv.wire.messages import DeclaredKey, called, sum_dtype
 from p3kv.wire.rows import NUMBER
 
@@ -148,7 +149,9 @@ class Route(ABC):
     def missing(self, transfer: Transfer) -> Set[int]:
         """The servers from which some of a transfer's value is still to come."""
 
-    def landed(self, transfer: Transfer, piece: Slice, header: Header) -> None:  # noqa: B027
+    def landed(  # noqa: B027
+        self, transfer: Transfer, piece: Slice, header: UpdatedHeader
+    ) -> None:
         """A server has sent a slice of the result of a push, with this header."""
 
     def ended(self, transfer: Transfer) -> None:  # noqa: B027
@@ -254,10 +257,10 @@ class Transfer:
         if self.changes is not None:
             self.changes.set_result(changes)
 
-    def check_lacking(self, header: Header) -> None:
+    def check_lacking(self, header: RoundHeader) -> None:
         """Raises ProtocolError for a round that ends without a gradient, though this worker had
         one."""
-        if self.has_gradient or header.kind == Kind.PULLED:
+        if self.has_gradient:
             raise ProtocolError(
                 f"it ended round {header.round} of {self.key.called} without a gradient, and this "
                 "worker has sent one"

@@ -32,6 +32,7 @@ from p3kv.wire.clock import SchedulersClock
 from p3kv.wire.connection import Connection
 from p3kv.wire.control import ControlClient
 from p3kv.wire.credentials import Credentials
+from p3kv.wire.fields import Header
 from p3kv.wire.header import INITIAL_ROUND, Kind
 from p3kv.wire.loop import Loop
 from p3kv.wire.messages import (
@@ -236,7 +237,7 @@ class Worker:
             deadline = time.monotonic() + _CLOSE_S
             assert self._neighbours is not None
             self._byes_left = len(self._joined.servers) + len(self._neighbours.connections)
-            self._loop.call_soon(self._joined.tell, Kind.BYE)
+            self._loop.call_soon(self._joined.tell, Header(Kind.BYE, self.rank))
             self._loop.call_soon(self._neighbours.say_goodbye, self._heard_goodbye)
             with self._state_changed:
                 while self._byes_left and self._failure is None:

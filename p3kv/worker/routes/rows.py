@@ -12,8 +12,9 @@ import numpy as np
 from p3kv.common.trace import Tracer
 from p3kv.errors import ProtocolError
 from p3kv.wire.connection import Connection
+from p3kv.wire.fields import PullRowsHeader, PushRowsHeader, RowsHeader
 from p3kv.wire.framing import Frame, Landing
-from p3kv.wire.header import NAMED, NO_GRADIENT, Header, Kind, pack_header
+from p3kv.wire.header import NO_GRADIENT, Kind
 from p3kv.wire.queue import urgency
 from p3kv.wire.rows import NUMBER, Rows, check_numbers, check_size, pieces, unpacked
 from p3kv.wire.spans import trace_departure, traced_arrival
@@ -167,9 +168,9 @@ class RowsRoute(Route):
 
     def _frame(self, transfer: RowsPush, frames: int, flags: int = 0) -> Frame:
         """One of so many frames of a push to a server."""
-        header = pack_header(
-            Kind.PUSH_ROWS, self._rank, key=transfer.key.key_id, slice=frames,
-            round=transfer.round, step=transfer.step, priority=transfer.priority, flags=flags,
+        header = PushRowsHeader(
+            Kind.PUSH_ROWS, self._rank, flags, key=transfer.key.key_id, round=transfer.round,
+            step=transfer.step, priority=transfer.priority, frames=frames,
         )  # fmt: skip
         return Frame(urgency(transfer.step, transfer.priority), header)
 
@@ -199,14 +200,12 @@ class RowsRoute(Route):
             transfer.done(None)
             self._on_answered(transfer)
             return
-        request = self._in_progress.add_pull(transfer)
-        flags = 0 if transfer.named is None else NAMED
+        header = PullRowsHeader(
+            Kind.PULL_ROWS, self._rank, 0 if transfer.named is None else PullRowsHeader.NAMED,
+            key=transfer.key.key_id, round=transfer.round, step=transfer.step,
+            priority=transfer.priority, request=self._in_progress.add_pull(transfer),
+        )  # fmt: skip
         for server, words in asked:
-            header = pack_header(
-                Kind.PULL_ROWS, self._rank, key=transfer.key.key_id, round=transfer.round,
-                slice=request, step=transfer.step, priority=transfer.priority,
-                payload_bytes=words.nbytes, flags=flags,
-            )  # fmt: skip
             urgent, payload = urgency(transfer.step, transfer.priority), memoryview(words.tobytes())
             self._servers[server].writer.push(Frame(urgent, header, payload))
             self._counts["bytes_sent"] += words.nbytes
@@ -220,13 +219,13 @@ class RowsRoute(Route):
         start, end = transfer.named.searchsorted((run.first, run.first + run.rows))
         return None if start == end else (transfer.named[start:end] - run.first).astype(NUMBER)
 
-    def land(self, connection: Connection, header: Header) -> Landing:
+    def land(self, connection: Connection, header: RowsHeader) -> Landing:
         """Takes rows from a server; ProtocolError if no pull expects them."""
-        transfer = self._in_progress.pull(header.step)
+        transfer = self._in_progress.pull(header.request)
         answer = None
         if isinstance(transfer, RowsPull) and transfer.key.key_id == header.key:
             answer = transfer.arriving.get(header.rank)
-        if answer is None or header.slice < 1:
+        if answer is None or header.frames < 1:
             raise ProtocolError(
                 f"it sent rows of key {header.key}, round {header.round}, which nobody waits for"
             )
@@ -239,7 +238,7 @@ class RowsRoute(Route):
         return Landing(payload if header.payload_bytes else None, arrived)
 
     def _received(
-        self, transfer: RowsPull, answer: _Answer, header: Header, payload: memoryview
+        self, transfer: RowsPull, answer: _Answer, header: RowsHeader, payload: memoryview
     ) -> None:
         self._counts["slices_received"] += 1
         self._counts["bytes_received"] += len(payload)
@@ -251,7 +250,7 @@ class RowsRoute(Route):
         if answer.named is not None:
             answer.named -= len(numbers)
         if answer.missing is None:
-            answer.missing = header.slice
+            answer.missing = header.frames
         answer.missing -= 1
         if answer.missing:
             return
