@@ -168,8 +168,7 @@ class Alone(KVStore):
             self._end_step()
 
     def _gather(self, key: Any, value: Any) -> None:
-        if self._updater is None:
-            clipping.refuse_without_optimizer()
+        clipping.check_optimizer(self._updater is not None)
         grouped = by_key(key, value)
         most = max(self._pushes.get(one, 0) for one, _ in grouped)
         if not self._inside and most < self._steps:
