@@ -12,7 +12,7 @@ from tests.jobs import ROOT, SCRIPTS, SUMS_ONLY, run_job
 from tests.test_host_sums import run_on_hosts
 
 PLUGINS = {
-    "P3KV_PLUGINS": "own_consistency,own_fourth,own_prediction",
+    "P3KV_PLUGINS": "own_changed,own_consistency,own_fourth,own_prediction",
     "PYTHONPATH": f"{ROOT}:{SCRIPTS}",
 }
 JOBS: Dict[str, Dict[str, Any]] = {
@@ -22,7 +22,7 @@ JOBS: Dict[str, Dict[str, Any]] = {
     "seldom_and_checkpoints": {
         "P3KV_CONSISTENCY": "every_fourth", "P3KV_CHECKPOINT_DIR": "", **SUMS_ONLY,
     },
-    "at_once": {"MXNET_ENGINE_TYPE": "NaiveEngine", **SUMS_ONLY},
+    "at_once": {"MXNET_ENGINE_TYPE": "NaiveEngine", "P3KV_VALUE_CODEC": "changed", **SUMS_ONLY},
     "ahead": {"P3KV_CONSISTENCY": "one_behind"},
     "predicts": {"P3KV_CONSISTENCY": "predicts_two"},
     "on_hosts": {

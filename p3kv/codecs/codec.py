@@ -24,6 +24,12 @@ class Part(NamedTuple):
     step: int
 
 
+def part_of_rows(round: int) -> Part:
+    """Some rows of a key, wherever they are. Only codecs without a memory encode them, which need
+    the elements alone."""
+    return Part(0, round, 0)
+
+
 class Encoder(ABC):
     """Encodes a key's slices in one direction, in the process that sends them.
 
@@ -140,6 +146,7 @@ class Stateless(Codec, Encoder, Decoder):
 
 
 _VARIABLES = {GRADIENTS: "P3KV_GRADIENT_CODEC", VALUES: "P3KV_VALUE_CODEC"}
+_REMEMBERING = {GRADIENTS: Feature.REMEMBERING, VALUES: Feature.REMEMBERS_VALUES}
 CODECS: Registry[Codec] = Registry(
     "codec", "every worker and server", " or ".join(_VARIABLES.values())
 )
@@ -183,8 +190,8 @@ def codec_features(gradients: Choice, values: Choice, dtype: np.dtype) -> Set[Fe
         codec = make_codec(choice, direction, 0, dtype)
         if not CODECS.find(choice.name).in_place:
             found |= {Feature.CODEC, Feature.UNCARRIED} if codec.in_place else {Feature.CODEC}
-        if direction == GRADIENTS and codec.remembers:
-            found.add(Feature.REMEMBERING)
+        if codec.remembers or codec.of_each_worker:
+            found.add(_REMEMBERING[direction])
         if direction == GRADIENTS and not codec.in_place and dtype == np.float16:
             found.add(Feature.HALF_ENCODED)
     return found

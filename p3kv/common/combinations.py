@@ -24,6 +24,7 @@ class Feature(Enum):
     OTHER_RULE = "any P3KV_CONSISTENCY but bulk_synchronous"
     CODEC = "a codec"
     REMEMBERING = "a codec of gradients that remembers what it has not sent, such as 2bit"
+    REMEMBERS_VALUES = "a codec of values that remembers what it has sent"
     HALF_ENCODED = "a codec of half-precision gradients"
     UNCARRIED = "a dtype that the codec is not for, such as integers"
     ROWS = "a sparse weight or gradient"
@@ -133,9 +134,12 @@ TABLE = (
         None,
     ),
     Combination(
-        F.ROWS, F.CODEC,
-        "no codec can encode rows",
-        "give such keys a store of their own without codecs, or use dense arrays",
+        F.ROWS, F.REMEMBERING, "what is left of a row would wait until the row is touched again",
+        "give such keys a store of their own with another codec (float16), or use dense arrays",
+    ),
+    Combination(
+        F.ROWS, F.REMEMBERS_VALUES, "each worker is sent other rows, and at other times",
+        "use another codec (float16), or dense arrays",
     ),
     Combination(
         F.CODEC, F.UNCARRIED,

@@ -72,11 +72,13 @@ def plain() -> None:
     updated.push(0, ones)
     refused("SHARES_NUMBERS", "NO_GRADIENT", updated.push_no_gradient, 0)
     refused("INTEGERS", "OPTIMIZER", updated.push, 1, ones.astype("int32"))
-    compressed = a_store()
-    compressed.set_gradient_compression({"type": "float16"})
-    refused("ROWS", "CODEC", compressed.init, "w", rows)
+    two_bits = a_store()
+    two_bits.set_gradient_compression({"type": "2bit"})
+    refused("ROWS", "REMEMBERING", two_bits.init, "w", rows)
     refused("SCALED_LOSS", "OPTIMIZER", scaled_loss)
 
+    compressed = a_store()
+    compressed.set_gradient_compression({"type": "float16"})
     # Integers travel as they are, which no codec of floats could do.
     exact = mx.nd.full(SIZE, 2**20 + 1, dtype="int32")
     compressed.init("i", exact)
@@ -101,7 +103,9 @@ def seldom_and_checkpoints() -> None:
 
 
 def at_once() -> None:
+    """In a job whose codec of values knows what each worker has."""
     refused("CLIPPING", "AT_ONCE", a_store().clip_global_norm, 1.0)
+    refused("ROWS", "REMEMBERS_VALUES", a_store().init, "r", rows)
 
 
 def ahead() -> None:

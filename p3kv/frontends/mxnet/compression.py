@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from difflib import get_close_matches
+from math import prod
 from typing import Any, Dict, List, Tuple
 
 import mxnet as mx
@@ -17,11 +18,13 @@ from p3kv.codecs import (
     Encoder,
     Part,
     check_codec,
+    codec_features,
     make_codec,
 )
+from p3kv.common.combinations import Feature, check
 from p3kv.common.registry import Choice
 from p3kv.errors import ConfigError
-from p3kv.frontends.mxnet.arrays import check_kind
+from p3kv.frontends.mxnet.arrays import DENSE, ROW_SPARSE, check_kind
 from p3kv.wire.messages import Key, called
 
 
@@ -65,19 +68,25 @@ class Compression:
         self._pushes: Dict[Key, int] = {}
 
     def arrived(self, key: Key, gradients: List[NDArray]) -> NDArray:
-        """The sum of a key's gradients, one for each device, encoded and decoded.
+        """The sum of a key's gradients, one for each device, encoded and decoded; of sparse ones
+        the rows that they have.
 
-        Raises NotSupportedError for sparse gradients.
+        Raises NotSupportedError for what the codec can't encode in a job either.
         """
         first = gradients[0]
         for gradient in gradients:
-            check_kind(called(key, None), gradient)
+            check_kind(called(key, None), gradient, (DENSE, ROW_SPARSE))
         total = first
         for gradient in gradients[1:]:
             total = total + gradient.as_in_context(first.context)
-        elements = total.asnumpy().ravel()
+        of_rows = total.stype == ROW_SPARSE
+        array = (total.data if of_rows else total).asnumpy()
+        elements = array.ravel()
         if key not in self._codecs:
-            made = make_codec(self._choice, GRADIENTS, len(elements), elements.dtype)
+            features = codec_features(self._choice, Choice("identity"), elements.dtype)
+            if of_rows:
+                check({Feature.ROWS, *features}, f"{called(key, None)}, with a sparse gradient")
+            made = make_codec(self._choice, GRADIENTS, prod(first.shape), elements.dtype)
             self._codecs[key] = made, made.encoder(GRADIENTS), made.decoder(GRADIENTS)
         codec, encoder, decoder = self._codecs[key]
         if codec.in_place:
@@ -88,4 +97,9 @@ class Compression:
         payload = payload[: encoder.encode(elements, part, payload)]
         arrived = np.empty_like(elements)
         decoder.decode(payload, part, arrived)
-        return mx.nd.array(arrived.reshape(first.shape), first.context, first.dtype)
+        arrived = arrived.reshape(array.shape)
+        if of_rows:
+            return mx.nd.sparse.row_sparse_array(
+                (arrived, total.indices), first.shape, first.context, first.dtype
+            )
+        return mx.nd.array(arrived, first.context, first.dtype)
