@@ -8,6 +8,7 @@ from typing import Any, Dict, Tuple
 import pytest
 
 from p3kv.common.combinations import TABLE, Combination
+from p3kv.wire.messages import JobSettings
 from tests.jobs import ROOT, SCRIPTS, SUMS_ONLY, run_job
 from tests.test_host_sums import run_on_hosts
 
@@ -75,3 +76,20 @@ def test_each_combination_is_refused_or_told_in_the_log(
 
 def test_nothing_is_refused_that_is_not_in_the_table(seen: Tuple[Dict[str, Any], str]) -> None:
     assert seen[0].keys() == {names(entry) for entry in TABLE if entry.error is not None}
+
+
+@pytest.mark.parametrize(
+    ("setting", "sums"),
+    [
+        ({}, True),
+        ({"deterministic": True}, True),
+        ({"local_aggregation": False}, False),
+        ({"check_finite": True}, False),
+        ({"let_workers_leave": True}, False),
+        ({"consistency": "one_behind"}, False),
+    ],
+)
+def test_workers_of_a_host_sum_unless_a_setting_leaves_it_out(
+    setting: Dict[str, Any], sums: bool
+) -> None:
+    assert JobSettings(**setting).sums_on_hosts == sums

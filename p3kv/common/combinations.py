@@ -177,7 +177,8 @@ TABLE = (
     ),
     Combination(
         F.STATES, F.ASYNCHRONOUS,
-        "the servers' states of an asynchronous store change at any time",
+        "a file has one count of updates for each key, and slices of an asynchronous store's keys "
+        "may have different ones",
         "use {use_store}",
         StatesError,
     ),
