@@ -21,22 +21,22 @@ class PushChecks(Checks[WorkerOptimizer]):
     def new_optimizer(self, new: WorkerOptimizer, before: Optional[WorkerOptimizer]) -> None:
         """Raises NotSupportedError for an optimizer that can't run, or not after the one before."""
         features = {Feature.OPTIMIZER, Feature.NO_PREDICTION}
-        what = f"the optimizer {type(new.optimizer).__name__}"
+        after = []
         if new.shares_numbers:
             features.add(Feature.SHARES_NUMBERS)
         if before is not None and new.needs_whole_tensors != before.needs_whole_tensors:
             features.add(Feature.OTHER_CUT)
-            what += f", set after {type(before.optimizer).__name__}"
+            after.append(type(before.optimizer).__name__)
         spread_out = self._own.keys_on_several_servers()
         if new.needs_whole_tensors:
             features.add(Feature.WHOLE_TENSORS)
             if spread_out:
                 features.add(Feature.SPREAD_OUT)
-                what += (
-                    f", set after {spread_out[0].called} was initialised, which lies on "
-                    f"{len(spread_out[0].runs)} servers"
-                )
-        self._own.combine(features, what)
+                first, *_ = spread_out
+                servers = len(first.runs)
+                after.append(f"{first.called} was initialised, which lies on {servers} servers")
+        said = f", set after {' and after '.join(after)}" if after else ""
+        self._own.combine(features, f"the optimizer {type(new.optimizer).__name__}{said}")
 
     def first_push(self, key: WorkerKey, optimizer: Optional[WorkerOptimizer]) -> None:
         if optimizer is None:
