@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import NamedTuple, Tuple, Type
+from typing import NamedTuple, Set, Tuple, Type
 
 import numpy as np
 
+from p3kv.common.combinations import Feature
 from p3kv.common.registry import Choice, Registry
 from p3kv.errors import ConfigError
 
@@ -21,6 +22,12 @@ class Part(NamedTuple):
     """The first element, among those that the process keeps of the key."""
     round: int
     step: int
+
+
+def part_of_rows(round: int) -> Part:
+    """Some rows of a key, wherever they are. Only codecs without a memory encode them, which need
+    the elements alone."""
+    return Part(0, round, 0)
 
 
 class Encoder(ABC):
@@ -139,6 +146,7 @@ class Stateless(Codec, Encoder, Decoder):
 
 
 _VARIABLES = {GRADIENTS: "P3KV_GRADIENT_CODEC", VALUES: "P3KV_VALUE_CODEC"}
+_REMEMBERING = {GRADIENTS: Feature.REMEMBERING, VALUES: Feature.REMEMBERS_VALUES}
 CODECS: Registry[Codec] = Registry(
     "codec", "every worker and server", " or ".join(_VARIABLES.values())
 )
@@ -172,6 +180,21 @@ def make_codecs(gradients: Choice, values: Choice, size_elems: int, dtype: np.dt
         make_codec(gradients, GRADIENTS, size_elems, dtype),
         make_codec(values, VALUES, size_elems, dtype),
     )
+
+
+def codec_features(gradients: Choice, values: Choice, dtype: np.dtype) -> Set[Feature]:
+    """Those of a key with these codecs that may not go together with others; raises what
+    `make_codec` raises."""
+    found = set()
+    for direction, choice in ((GRADIENTS, gradients), (VALUES, values)):
+        codec = make_codec(choice, direction, 0, dtype)
+        if not CODECS.find(choice.name).in_place:
+            found |= {Feature.CODEC, Feature.UNCARRIED} if codec.in_place else {Feature.CODEC}
+        if codec.remembers or codec.of_each_worker:
+            found.add(_REMEMBERING[direction])
+        if direction == GRADIENTS and not codec.in_place and dtype == np.float16:
+            found.add(Feature.HALF_ENCODED)
+    return found
 
 
 def _find(choice: Choice, direction: str) -> Type[Codec]:

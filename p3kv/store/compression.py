@@ -15,11 +15,13 @@ from p3kv.codecs import (
     Encoder,
     Part,
     check_codec,
+    codec_features,
     make_codec,
 )
+from p3kv.common.combinations import Feature, check
 from p3kv.common.registry import Choice
 from p3kv.errors import ConfigError
-from p3kv.wire.messages import Key
+from p3kv.wire.messages import Key, called
 
 
 def choice(compression_params: Any) -> Choice:
@@ -61,11 +63,18 @@ class Compression:
         self._codecs: Dict[Key, Tuple[Codec, Encoder, Decoder]] = {}
         self._pushes: Dict[Key, int] = {}
 
-    def arrived(self, key: Key, gradient: np.ndarray) -> np.ndarray:
-        """A key's next gradient, encoded and decoded; of the same shape and dtype."""
+    def arrived(self, key: Key, gradient: np.ndarray, size_elems: int, of_rows: bool) -> np.ndarray:
+        """A key's next gradient, encoded and decoded; of the same shape and dtype. The key has
+        `size_elems`, of which `gradient` has some rows where `of_rows`.
+
+        Raises NotSupportedError for what the codec can't encode in a job either.
+        """
         elements = gradient.ravel()
         if key not in self._codecs:
-            made = make_codec(self._choice, GRADIENTS, len(elements), elements.dtype)
+            features = codec_features(self._choice, Choice("identity"), elements.dtype)
+            if of_rows:
+                check({Feature.ROWS, *features}, f"{called(key, None)}, with a sparse gradient")
+            made = make_codec(self._choice, GRADIENTS, size_elems, elements.dtype)
             self._codecs[key] = made, made.encoder(GRADIENTS), made.decoder(GRADIENTS)
         codec, encoder, decoder = self._codecs[key]
         if codec.in_place:

@@ -75,12 +75,12 @@ class Checks(ABC, Generic[O]):
         """Where a key can't be pushed at all."""
 
     @abstractmethod
-    def lacks_gradient(self, key: WorkerKey, optimizer: O) -> NoReturn:
+    def lacks_gradient(self, key: WorkerKey, optimizer: O) -> None:
         """The next update by this optimizer depends on whether any worker has a gradient of this
         key, and this one has none."""
 
     @abstractmethod
-    def clips_without_optimizer(self) -> NoReturn:
+    def clips_without_optimizer(self) -> None:
         """Steps are to be clipped, and the servers have no optimizer."""
 
     @abstractmethod

@@ -71,7 +71,7 @@ FROM_WORKERS: Rules = {
     State.OPEN: {
         Kind.PUSH: Rule(MAX_SLICE_BYTES, flags=_OF_PUSH),
         Kind.PULL: Rule(),
-        Kind.PUSH_ROWS: Rule(MAX_ROWS_BYTES, flags=NO_GRADIENT),
+        Kind.PUSH_ROWS: Rule(MAX_ROWS_BYTES, flags=ENCODED | NO_GRADIENT),
         Kind.PULL_ROWS: Rule(MAX_ROWS_BYTES, flags=PullRowsHeader.NAMED),
         Kind.KEY: Rule(MAX_MESSAGE_BYTES),
         Kind.TERMS: Rule(MAX_MESSAGE_BYTES),
@@ -97,7 +97,7 @@ FROM_SERVERS: Rules = {
     State.OPEN: {
         Kind.UPDATED: Rule(MAX_SLICE_BYTES, flags=ENCODED | NO_GRADIENT),
         Kind.PULLED: Rule(MAX_SLICE_BYTES, flags=ENCODED),
-        Kind.ROWS: Rule(MAX_ROWS_BYTES),
+        Kind.ROWS: Rule(MAX_ROWS_BYTES, flags=ENCODED),
         Kind.ENDED: Rule(flags=NO_GRADIENT),
         Kind.TERMS: Rule(MAX_MESSAGE_BYTES),
         Kind.OPEN: Rule(),

@@ -23,6 +23,7 @@ from p3kv.checkpoints import (
     marks,
     newest,
 )
+from p3kv.common.combinations import Feature, check
 from p3kv.config import Settings
 from p3kv.consistency import Consistency
 from p3kv.errors import ConfigError, P3Error, ProtocolError
@@ -96,18 +97,15 @@ class Checkpoints:
         one; in the thread that joins the job. `host` is this host's address, `rule` the job's.
 
         Makes the folder if there is none, and says where it is: its name may be misspelt. Raises
-        ConfigError where there can't be checkpoints, and where a job is to begin from the beginning
-        in a folder that has some; CheckpointError where none of those can be used.
+        NotSupportedError where there can't be checkpoints; ConfigError where a job is to begin from
+        the beginning in a folder that has some; CheckpointError where none of those can be used.
         """
         folder = self._settings.checkpoint_dir
         if folder is None or self._rank != 0:
             return
         self._host = host
-        if rule.own_rounds or not rule.exchanges_all:
-            raise ConfigError(
-                f"P3KV_CONSISTENCY={self._settings.consistency} has no checkpoints: they need "
-                "rounds of all workers, to which each push belongs"
-            )
+        what = f"P3KV_CONSISTENCY={self._settings.consistency}"
+        check({Feature.CHECKPOINTS, *rule.features}, what)
         made = self._make(folder, host)
         if self._settings.resume:
             self.saved = newest(folder, host)

@@ -6,17 +6,18 @@ import ctypes
 import time
 from abc import ABC, abstractmethod
 from concurrent.futures import Future
-from typing import Callable, Dict, List, Optional, Sequence, Set, Tuple
+from typing import Callable, Dict, List, Optional, Sequence, Set, Tuple, Union
 
 import numpy as np
 
-from p3kv.codecs import GRADIENTS, VALUES, make_codecs
+from p3kv.codecs import GRADIENTS, VALUES, codec_features, make_codecs
+from p3kv.common.combinations import Feature, has_effect
 from p3kv.consistency import Consistency
 from p3kv.errors import ProtocolError
 from p3kv.slicing import Slice, make_layout
 from p3kv.wire.fields import RoundHeader, UpdatedHeader
 from p3kv.wire.header import INITIAL_ROUND
-from p3kv.wire.messages import DeclaredKey, called, sum_dtype
+from p3kv.wire.messages import DeclaredKey, DeclareKey, called, sum_dtype
 from p3kv.wire.rows import NUMBER
 
 Done = Callable[[Optional[BaseException]], None]
@@ -31,6 +32,15 @@ class Ask:
     def __init__(self) -> None:
         self.answered = False
         """Whether all of the value has arrived."""
+
+
+def features_of(declared: Union[DeclareKey, DeclaredKey], consistency: Consistency) -> Set[Feature]:
+    """A key's features that may not go together with others; `consistency` is its rule."""
+    codecs, dtype = declared.codecs, np.dtype(declared.dtype)
+    features = consistency.features | codec_features(codecs.gradients, codecs.values, dtype)
+    if make_layout(declared.layout, declared.shape).touched_only:
+        features.add(Feature.ROWS)
+    return features
 
 
 class WorkerKey:
@@ -73,14 +83,8 @@ class WorkerKey:
         self.encoder = self.codecs.gradients.encoder(GRADIENTS)
         self.decoder = self.codecs.values.decoder(VALUES)
         self.sum_dtype = sum_dtype(self.numpy_dtype)
-        codec = self.codecs.gradients
-        self.sums_on_hosts = (
-            not self.own_rounds
-            and not self.touched_only
-            and not codec.remembers
-            # Sums are of another dtype than what the codec is for.
-            and (codec.in_place or self.sum_dtype == self.numpy_dtype)
-        )
+        features = {Feature.LOCAL_AGGREGATION, *features_of(declared, consistency)}
+        self.sums_on_hosts = has_effect(Feature.LOCAL_AGGREGATION, features)
         """Whether workers of one host may sum their gradients before they send them."""
         self.route: Route
         """Chosen once the key is known to the worker's thread."""

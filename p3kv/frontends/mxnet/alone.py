@@ -26,7 +26,7 @@ from mxnet.ndarray import NDArray
 
 from p3kv.errors import ConfigError
 from p3kv.frontends.mxnet import clipping, rows
-from p3kv.frontends.mxnet.arrays import by_key, check_kind
+from p3kv.frontends.mxnet.arrays import DENSE, ROW_SPARSE, by_key, check_kind
 from p3kv.store.compression import Compression, choice
 from p3kv.wire.messages import Key, called
 from p3kv.worker.measures import nothing_measured
@@ -169,8 +169,7 @@ class Alone(KVStore):
             self._end_step()
 
     def _gather(self, key: Any, value: Any) -> None:
-        if self._updater is None:
-            clipping.refuse_without_optimizer()
+        clipping.check_optimizer(self._updater is not None)
         grouped = by_key(key, value)
         most = max(self._pushes.get(one, 0) for one, _ in grouped)
         if not self._inside and most < self._steps:
@@ -203,15 +202,21 @@ class Alone(KVStore):
         return [one for one, _ in grouped], [self._arrived_sum(*of_key) for of_key in grouped]
 
     def _arrived_sum(self, key: Key, gradients: List[NDArray]) -> NDArray:
-        """The sum of a key's gradients, one for each device, after the codec. Raises
-        NotSupportedError for sparse ones."""
+        """The sum of a key's gradients, one for each device, after the codec; of sparse ones the
+        rows that they have. Raises NotSupportedError as in a job."""
         assert self._compression is not None
         for gradient in gradients:
-            check_kind(called(key, None), gradient)
+            check_kind(called(key, None), gradient, (DENSE, ROW_SPARSE))
         total = first = gradients[0]
         for gradient in gradients[1:]:
             total = total + gradient.as_in_context(first.context)
-        arrived = self._compression.arrived(key, total.asnumpy())
+        of_rows = total.stype == ROW_SPARSE
+        elements = (total.data if of_rows else total).asnumpy()
+        arrived = self._compression.arrived(key, elements, first.size, of_rows)
+        if of_rows:
+            return mx.nd.sparse.row_sparse_array(
+                (arrived, total.indices), first.shape, first.context, first.dtype
+            )
         return mx.nd.array(arrived, first.context, first.dtype)
 
     @property

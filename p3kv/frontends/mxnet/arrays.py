@@ -148,15 +148,6 @@ def check_targets(key: WorkerKey, arrays: Sequence[NDArray]) -> None:
     check_fit(key.called, key.shape, None, arrays)
 
 
-def check_updatable(key: WorkerKey) -> None:
-    """Raises NotSupportedError for a key that no optimizer can update."""
-    if not key.dtype.startswith("float"):
-        raise NotSupportedError(
-            f"{key.called} has dtype {key.dtype}, and the servers have an optimizer, which updates "
-            "floats only; sum integers in a store without an optimizer"
-        )
-
-
 def dense(arrays: Sequence[NDArray]) -> Sequence[NDArray]:
     """`arrays` without sparse ones."""
     return [array for array in arrays if getattr(array, "stype", "default") == "default"]

@@ -17,7 +17,7 @@ from p3kv.common.registry import import_modules
 from p3kv.common.words import Words
 from p3kv.errors import in_one_line
 from p3kv.frontends.front_end import FrontEnd, MakeModel
-from p3kv.frontends.mxnet import environment
+from p3kv.frontends.mxnet import environment, who_updates
 from p3kv.server.optimizer import MakeOptimizer, Optimizer
 
 _CUDA_EXTRAS = "cu101, cu102, cu110, cu112 or cu117"
@@ -50,6 +50,13 @@ class MXNet(FrontEnd):
         same_names="give the network a prefix, as in nn.HybridSequential(prefix='net_') with its "
         "layers made inside 'with net.name_scope()', or give gluon's Trainer "
         "list(net.collect_params().values()), whose order is not that of the names",
+        set_optimizer="kv.set_optimizer",
+        servers_update=who_updates.SERVERS,
+        workers_update=who_updates.WORKERS,
+        clip_on_workers="call kv.clip_global_norm(None), and clip the sums on the workers: with "
+        "Trainer(..., update_on_kvstore=False), call trainer.allreduce_grads(), then "
+        "gluon.utils.clip_global_norm(gradients, max_norm), then trainer.update(batch_size)",
+        later_engine="set MXNET_ENGINE_TYPE to another engine than NaiveEngine, or to none",
         native_store="MXNet's own store ('dist_sync', for example)",
         native_roles="'import mxnet' comes first, MXNet's own scheduler and servers run instead",
     )

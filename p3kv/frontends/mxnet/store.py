@@ -27,15 +27,14 @@ from mxnet.kvstore import KVStoreBase
 from mxnet.ndarray import NDArray
 
 from p3kv import config, errors
+from p3kv.common.combinations import Feature
 from p3kv.errors import NotSupportedError
 from p3kv.frontends.mxnet import (
-    asynchronous,
     clipping,
     environment,
     forward_ends,
     rows,
     script_marks,
-    who_updates,
 )
 from p3kv.frontends.mxnet.arrays import (
     DENSE,
@@ -59,6 +58,7 @@ from p3kv.frontends.mxnet.forward_order import FORWARD_READS
 from p3kv.frontends.mxnet.operations import Operations
 from p3kv.frontends.mxnet.refusals import PushChecks
 from p3kv.frontends.mxnet.server_states import ServerStates
+from p3kv.frontends.mxnet.store_types import ASYNC_TYPE, SYNC_TYPE
 from p3kv.frontends.mxnet.unpushed import Local, copied
 from p3kv.frontends.mxnet.updater import ServersUpdater
 from p3kv.frontends.mxnet.worker_optimizer import WorkerOptimizer
@@ -127,8 +127,9 @@ class P3(KVStoreBase):
             self._order.stop()
             FORWARD_READS.stop()
         # A front end has the name of its framework.
+        self._checks = PushChecks(self._own)
         self._pushes: Pushes[WorkerOptimizer] = Pushes(
-            self._own, self._order, self.rank, mx.__name__, PushChecks(self._own)
+            self._own, self._order, self.rank, mx.__name__, self._checks
         )
         self._operations = Operations(self._worker, self._pushes, self._order)
         self._resuming = Resuming(self._own, self._pushes, self.rank, OptimizerGoesOn(self._own))
@@ -141,7 +142,7 @@ class P3(KVStoreBase):
     def type(self) -> str:
         """'dist_sync_p3', also if created as 'p3': MXNet looks for 'dist' and '_sync'. Or else
         'dist_async_p3'."""
-        return asynchronous.TYPE if self._own.own_rounds else asynchronous.SYNC_TYPE
+        return ASYNC_TYPE if self._own.own_rounds else SYNC_TYPE
 
     @property
     def rank(self) -> int:
@@ -331,16 +332,7 @@ class P3(KVStoreBase):
         tensors while a key is on several servers already.
         """
         set_now = WorkerOptimizer(optimizer, self._pushes.step)
-        if self._own.own_rounds:
-            asynchronous.check_optimizer(set_now, self._pushes.optimizer)
-        spread_out = self._own.keys_on_several_servers()
-        if set_now.needs_whole_tensors and spread_out:
-            raise NotSupportedError(
-                f"the optimizer {type(optimizer).__name__} needs whole tensors, but "
-                f"{spread_out[0].called} was initialised before it was set, and lies on "
-                f"{len(spread_out[0].runs)} servers. Call kv.set_optimizer before kv.init and "
-                f"kv.broadcast, or {who_updates.WORKERS}"
-            )
+        self._checks.new_optimizer(set_now, self._pushes.optimizer)
         self._resuming.set_optimizer(set_now)
         self._updater = ServersUpdater(optimizer, self._states.of_keys)
 
@@ -365,20 +357,13 @@ class P3(KVStoreBase):
         value comes back before all gradients of the step are summed. All workers call it; worker
         rank 0's number counts, and may change at any step.
 
-        Raises ConfigError for a number that is not above 0, NotSupportedError where rounds may end
-        without worker rank 0.
+        Raises ConfigError for a number that is not above 0, NotSupportedError where steps can't be
+        clipped.
         """
         number = None if max_norm is None else clipping.checked(max_norm)
-        if number is not None and not self._own.exchanges_all_by_rounds:
-            raise NotSupportedError(
-                "kv.clip_global_norm needs rounds of all workers, to which each gradient belongs; "
-                "use kvstore='p3' with P3KV_CONSISTENCY=bulk_synchronous"
-            )
-        if number is not None and environment.runs_operations_at_once():
-            raise NotSupportedError(
-                "kv.clip_global_norm can't run in MXNet's NaiveEngine, where a push returns with "
-                "the new weight; set MXNET_ENGINE_TYPE to another engine, or to none"
-            )
+        if number is not None:
+            at_once = {Feature.AT_ONCE} if environment.runs_operations_at_once() else set()
+            self._own.combine({Feature.CLIPPING, *at_once}, f"kv.clip_global_norm({max_norm})")
         if self._pushes.clips != (number is not None):
             self._worker.barrier(
                 "to clip no more" if number is None else "to clip gradients by their norm"

@@ -9,14 +9,24 @@ from typing import Callable, Dict, Iterator, Mapping, NamedTuple, Optional, Sequ
 
 import numpy as np
 
+from p3kv.codecs import part_of_rows
 from p3kv.common.trace import Tracer
 from p3kv.errors import ProtocolError
 from p3kv.wire.connection import Connection
 from p3kv.wire.fields import PullRowsHeader, PushRowsHeader, RowsHeader
 from p3kv.wire.framing import Frame, Landing
-from p3kv.wire.header import NO_GRADIENT, Kind
+from p3kv.wire.header import ENCODED, INITIAL_ROUND, NO_GRADIENT, Kind
 from p3kv.wire.queue import urgency
-from p3kv.wire.rows import NUMBER, Rows, check_numbers, check_size, pieces, unpacked
+from p3kv.wire.rows import (
+    NUMBER,
+    Rows,
+    check_encoded_size,
+    check_numbers,
+    check_size,
+    decoded,
+    pieces,
+    unpacked,
+)
 from p3kv.wire.spans import trace_departure, traced_arrival
 from p3kv.wire.terms import TermsByRound
 from p3kv.worker.gates import Gates
@@ -141,6 +151,7 @@ class RowsRoute(Route):
         key = transfer.key
         slice_size = self._terms.of(self._terms.generation(transfer.round)).slice_size
         most = key.rows_in_slice(slice_size)
+        encodes = transfer.round > INITIAL_ROUND and not key.codecs.gradients.in_place
         queued = []
         for run in _runs(key):
             ends = transfer.numbers.searchsorted((run.first, run.first + run.rows))
@@ -148,8 +159,8 @@ class RowsRoute(Route):
             cut = list(pieces(count, most))
             for piece in cut:
                 rows = slice(start + piece.start, start + piece.stop)
-                frame = self._frame(transfer, len(cut))
-                frame.payload = partial(self._payload, transfer, run, rows)
+                frame = self._frame(transfer, len(cut), ENCODED if encodes else 0)
+                frame.payload = partial(self._payload, transfer, run, rows, encodes)
                 frame.on_sent = partial(self._sent, transfer)
                 trace_departure(self._tracer, frame, run.server)
                 queued.append((run.server, frame))
@@ -174,10 +185,18 @@ class RowsRoute(Route):
         )  # fmt: skip
         return Frame(urgency(transfer.step, transfer.priority), header)
 
-    def _payload(self, transfer: RowsPush, run: _Run, rows: slice) -> memoryview:
+    def _payload(self, transfer: RowsPush, run: _Run, rows: slice, encodes: bool) -> memoryview:
         """Made when the frame begins to leave."""
         numbers = (transfer.numbers[rows] - run.first).astype(NUMBER)
-        payload = Rows(numbers, transfer.elements[rows]).copied()
+        some = Rows(numbers, transfer.elements[rows])
+        if encodes:
+            key, part = transfer.key, part_of_rows(transfer.round)
+            payload = some.encoded(
+                key.codecs.gradients.most_bytes(some.elements.size),
+                lambda elements, out: key.encoder.encode(elements, part, out),
+            )
+        else:
+            payload = some.copied()
         self._counts["bytes_sent"] += len(payload)
         return payload
 
@@ -231,7 +250,13 @@ class RowsRoute(Route):
             )
         assert isinstance(transfer, RowsPull)
         key = transfer.key
-        check_size(header.payload_bytes, key.row_elems * key.item_bytes, answer.run.rows)
+        rows = answer.run.rows
+        if header.flags & ENCODED:
+            codec = key.codecs.values
+            most_bytes = 0 if codec.in_place else codec.most_bytes(rows * key.row_elems)
+            check_encoded_size(header.payload_bytes, most_bytes, rows)
+        else:
+            check_size(header.payload_bytes, key.row_elems * key.item_bytes, rows)
         payload = memoryview(bytearray(header.payload_bytes))
         received = partial(self._received, transfer, answer, header, payload)
         arrived = traced_arrival(self._tracer, header, received)
@@ -242,7 +267,7 @@ class RowsRoute(Route):
     ) -> None:
         self._counts["slices_received"] += 1
         self._counts["bytes_received"] += len(payload)
-        numbers, elements = unpacked(payload, transfer.key.numpy_dtype, transfer.key.row_elems)
+        numbers, elements = self._unpacked(transfer.key, answer.run.rows, header, payload)
         check_numbers(numbers, answer.next_row, answer.run.rows)
         if len(numbers):
             answer.next_row = int(numbers[-1]) + 1
@@ -262,6 +287,16 @@ class RowsRoute(Route):
         del transfer.arriving[header.rank]
         if not transfer.arriving:
             self._in_progress.arrived(transfer, header)
+
+    @staticmethod
+    def _unpacked(key: WorkerKey, most_rows: int, header: RowsHeader, payload: memoryview) -> Rows:
+        if not header.flags & ENCODED:
+            return unpacked(payload, key.numpy_dtype, key.row_elems)
+        part = part_of_rows(header.round)
+        return decoded(
+            payload, key.numpy_dtype, key.row_elems, most_rows,
+            lambda encoded, out: key.decoder.decode(encoded, part, out),
+        )  # fmt: skip
 
     def missing(self, transfer: Transfer) -> Set[int]:
         if isinstance(transfer, RowsPull):
