@@ -402,14 +402,15 @@ class Job:
         per_host: int = 1,
         dtype: str = "float32",
         codecs: Optional[CodecChoices] = None,
+        **more: Any,
     ) -> None:
         """`codec` is that of both directions, where `codecs` does not say otherwise; `lets_leave`:
         workers leave when they are done; `per_host`: so many workers of a host sum their gradients
-        first; `dtype` is that of keys."""
+        first; `dtype` is that of keys; `more` are settings."""
         self.dtype = dtype
         launch = Launch("server", "127.0.0.1", 9000, workers, servers, "in memory")
         consistency = next(n for n in CONSISTENCIES.names() if CONSISTENCIES.find(n) is rule)
-        settings = Settings(consistency=consistency, let_workers_leave=lets_leave)
+        settings = Settings(consistency=consistency, let_workers_leave=lets_leave, **more)
         self._loop = Loop()
         self._slice_size = slice_size
         self._codecs = codecs or CodecChoices(Choice(codec), Choice(codec))
@@ -529,7 +530,7 @@ class Job:
             if len(worker.traffic.host_sums._queue):
                 yield (worker.traffic.host_sums.work,)
         for server in self.servers:
-            if len(server.consumer._queue):
+            if len(server.consumer._queue) and not server.consumer._stopped:
                 yield (server.consumer.consume,)
             if server.calls:
                 yield (server.make_calls,)

@@ -14,6 +14,7 @@ from typing import Callable, List, NamedTuple, Optional
 
 import numpy as np
 
+from p3kv.common.finite import ADVICE, NotFinite
 from p3kv.common.trace import Tracer, now_ns
 from p3kv.config import Launch
 from p3kv.consistency import BulkSynchronous
@@ -22,7 +23,6 @@ from p3kv.server.checkpoints import Checkpoints
 from p3kv.server.engine import Ended, Engine, Key, RowsKey, ServerKey, SliceState, Unit
 from p3kv.server.engine.buffers import Buffer
 from p3kv.server.engine.clipping import Clipping
-from p3kv.server.engine.finite import NotFinite
 from p3kv.server.engine.rounds import Round
 from p3kv.server.lateness import Lateness, Readiness
 from p3kv.server.optimizer import Optimizer
@@ -59,10 +59,6 @@ _MOST_WAITING_BYTES = 48 << 20
 _BATCH_BYTES = 16 * 1024
 """Bytes of frames handled before the loop looks at sockets again: one slice, or many tiny tensors
 that arrived together, whose values leave together."""
-_NOT_FINITE = (
-    "Look at this worker's batch, its loss and the learning rate; with P3KV_CHECK_FINITE=0 the job "
-    "goes on."
-)
 
 
 class _Frame(NamedTuple):
@@ -383,10 +379,10 @@ class Consumer:
 
     def _not_finite(self, error: NotFinite) -> None:
         self.stop()
-        if error.rank == UNKNOWN:
+        if error.rank is None:
             self._fail(str(error), error.round, "NotFiniteError")
         else:
-            self._workers.suspect(error.rank, str(error), _NOT_FINITE, error="NotFiniteError")
+            self._workers.suspect(error.rank, str(error), ADVICE, error="NotFiniteError")
 
     def _optimizer_failed(self, name: str, round_: int, error: Exception) -> None:
         _log.exception("the optimizer failed")

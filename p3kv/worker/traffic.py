@@ -112,8 +112,8 @@ class Traffic:
             self.exchange.answered,
         )  # fmt: skip
         self.host_sums = HostSums(
-            rank, neighbours, settings.deterministic, terms, self.tuning.announced, self.slices,
-            self._in_progress,
+            rank, neighbours, settings.deterministic, settings.check_finite, terms,
+            self.tuning.announced, self.slices, self._in_progress,
         )  # fmt: skip
         self.states = States(rank, self.servers)
         self._call_later = call_later

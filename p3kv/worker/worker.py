@@ -14,6 +14,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Callable, Dict, List, Optional, Sequence
 
+from p3kv.common.finite import ADVICE, NotFinite
 from p3kv.common.log import name_rank
 from p3kv.common.trace import Tracer
 from p3kv.config import Launch, Settings, apply_verbosity
@@ -22,6 +23,7 @@ from p3kv.errors import (
     CheckpointError,
     ClosedError,
     ConfigError,
+    NotFiniteError,
     P3Error,
     ProtocolError,
     in_one_line,
@@ -354,6 +356,10 @@ class Worker:
         """Tells all processes why. The job's failure then ends the transfers under way here."""
         if isinstance(error, ConfigError):
             failure = Failure(str(error), "worker", self.rank, error="ConfigError")
+        elif isinstance(error, NotFinite):
+            failure = Failure(
+                str(error), "worker", self.rank, error.round, NotFiniteError.__name__, ADVICE
+            )
         else:
             _log.error("the worker's thread failed", exc_info=error)
             reason = f"p3kv failed in the worker: {in_one_line(error)}"

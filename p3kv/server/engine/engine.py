@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Dict, Iterator, List, Optional, Sequence, Tuple, Union
 
 from p3kv.codecs import Part
+from p3kv.common.finite import NotFinite
 from p3kv.consistency import Consistency
 from p3kv.errors import ProtocolError
 from p3kv.server.engine.buffers import Buffer, BufferPool
@@ -201,8 +202,12 @@ class Engine:
         current.priority = priority
         if total is None:
             current.lacks_gradient = True
-        else:
+            return
+        try:
             _add(state, current, rank, total, encoded)
+        except NotFinite as error:
+            # Workers have checked their gradients: it is no single one that is too large.
+            raise NotFinite(error.what, state.plan.called, round) from None
 
     # What comes out.
 

@@ -55,11 +55,10 @@ class JobSettings(Message, frozen=True):
     @property
     def sums_on_hosts(self) -> bool:
         """Whether workers of one host sum their gradients before they send them. Not where rounds
-        may end without some of them, or gradients have to be told apart."""
+        may end without some of them."""
         return (
             self.local_aggregation
             and not self.let_workers_leave
-            and not self.check_finite
             and self.consistency == Settings.consistency
         )
 

@@ -12,6 +12,7 @@ from typing import Callable, Dict, List, Mapping, NamedTuple, Sequence, Set, Tup
 
 import numpy as np
 
+from p3kv.common.finite import check_sum
 from p3kv.errors import ProtocolError
 from p3kv.slicing import Slice
 from p3kv.wire.connection import Connection
@@ -93,14 +94,15 @@ class HostSums(Route):
         rank: int,
         neighbours: Mapping[int, Connection],
         deterministic: bool,
+        checks_finite: bool,
         terms: TermsByRound,
         announced: Callable[[int, Terms], None],
         slices: SliceRoute,
         in_progress: InProgress,
     ) -> None:
-        """`neighbours` are there before the first key is declared. `announced` takes terms, and
-        from which round on they hold. `slices` brings to the servers, and from them, what one
-        worker carries for all."""
+        """`neighbours` are there before the first key is declared. `checks_finite`: this worker's
+        gradients are to be finite. `announced` takes terms, and from which round on they hold.
+        `slices` brings to the servers, and from them, what one worker carries for all."""
         self._rank = rank
         self._neighbours = neighbours
         self._terms = terms
@@ -110,6 +112,7 @@ class HostSums(Route):
         self._passed_on = FIRST_GENERATION
         """The newest generation of terms that the neighbours know from this worker, or at once."""
         self._deterministic = deterministic
+        self._checks_finite = checks_finite
         self._all: List[int] = []
         self._queue: PriorityQueue[Tuple[Transfer, Slice]] = PriorityQueue()
         """Slices of this worker that are to be copied or added."""
@@ -180,11 +183,15 @@ class HostSums(Route):
 
     def work(self) -> bool:
         """Copies or adds some slices; returns whether there are more. To be called between two
-        looks at the sockets."""
+        looks at the sockets. NotFinite for a gradient of this worker that must not be summed."""
         done_bytes = 0
         while self._queue.heap and done_bytes < _BATCH_BYTES:
             transfer, piece = self._queue.pop()
             done_bytes += HEADER_BYTES + piece.length * transfer.key.item_bytes
+            if self._checks_finite and transfer.has_gradient:
+                assert transfer.source is not None
+                gradient = _elements(transfer, transfer.source, piece)
+                check_sum(gradient, transfer.key.called, transfer.round, self._rank)
             carrier = self.carrier(transfer.key, piece)
             if carrier == self._rank:
                 self._join(transfer, piece)
