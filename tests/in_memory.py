@@ -32,8 +32,8 @@ from p3kv.slicing import balanced_runs, loads_with, make_layout
 from p3kv.transport import Address, Link, Listener, Transport
 from p3kv.wire.breaks import Breaks
 from p3kv.wire.connection import Connection
-from p3kv.wire.framing import Landing, message_landing
-from p3kv.wire.header import INITIAL_ROUND, Header, Kind
+from p3kv.wire.framing import Frame, Landing, message_landing
+from p3kv.wire.header import INITIAL_ROUND, LAST, Header, Kind, pack_header
 from p3kv.wire.loop import Drain, Loop
 from p3kv.wire.messages import (
     CodecChoices,
@@ -299,13 +299,17 @@ class Worker:
     def may_leave(self) -> bool:
         """Whether all that the script has called is done."""
         waits = self.calls or self.under_way or self.traffic.clipping._waiting
-        waits = waits or self.exchange.ahead.travels
+        waits = waits or self.exchange.ahead.travels or self.traffic.host_sums.needed
         return not waits and not self.left
 
     def leave(self) -> None:
         """Says goodbye."""
         self.left = True
-        self.traffic.tell(Kind.BYE)
+        self.traffic.say_goodbye()
+        words = self.traffic.host_sums.goodbye()
+        header = pack_header(Kind.BYE, self.traffic.rank, payload_bytes=len(words))
+        for connection in self.neighbours.values():
+            connection.writer.push(Frame(LAST, header, memoryview(words)))
 
     def begin(self, position: int = 0) -> None:
         """Has one of the calls begin whose arrays are ready now."""

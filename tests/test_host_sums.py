@@ -302,8 +302,9 @@ def test_what_a_neighbour_or_a_server_may_not_say_of_sums() -> None:
         worker.call(key, 1, gradient(0, 1), np.zeros(SIZE, np.float32))
         job.finish()
         sums = worker.traffic.host_sums
-        carried = next(p for p in key.slices(job._slice_size) if sums.carrier(key, p) == 0)
-        other = next(p for p in key.slices(job._slice_size) if sums.carrier(key, p) == 1)
+        carrier = sums._carriers.carrier
+        carried = next(p for p in key.slices(job._slice_size) if carrier(key, p, 1) == 0)
+        other = next(p for p in key.slices(job._slice_size) if carrier(key, p, 1) == 1)
 
         def hear(kind: Kind, index: int, round: int = 1) -> None:
             header = Header(kind, 0, 1, key.key_id, index, round, 1, 0, 0)
@@ -331,6 +332,7 @@ def test_what_a_neighbour_or_a_server_may_not_say_of_sums() -> None:
         (IN_HOST_SUM, 1, b"1234", "besides those in its host's sum"),
         (IN_HOST_SUM, INITIAL_ROUND, b"", "with others, in round 0"),
         (CARRIES | WANTS_RESULT, 1, b"1234" * (SIZE // 2), "has announced no sum"),
+        (CARRIES | IN_HOST_SUM, 1, b"1234", "4 bytes for"),
         (CARRIES | ENCODED, 1, b"1234", "4 encoded bytes"),
     ],
 )

@@ -149,18 +149,19 @@ class Consumer:
         """Where a push is received; ProtocolError for a push that can't be right."""
         key = self._key_of_slices(header)
         state, plan = key.state(header.round, header.slice, header.rank), key.plan
-        if header.flags & (IN_HOST_SUM | NO_GRADIENT):
+        flags = header.flags
+        if flags & (IN_HOST_SUM | NO_GRADIENT) and flags & (CARRIES | NO_GRADIENT) != CARRIES:
             if header.payload_bytes:
                 instead = (
                     "without a gradient"
-                    if header.flags & NO_GRADIENT
+                    if flags & NO_GRADIENT
                     else "besides those in its host's sum"
                 )
                 raise ProtocolError(
                     f"it sent {header.payload_bytes} bytes for {state.name} {instead}"
                 )
             return Landing(None, partial(self._arrived, connection, header, state, None))
-        if header.flags & ENCODED:
+        if flags & ENCODED:
             gradient = self._buffer_of_encoded(state, header)
             memory = gradient.bytes[: header.payload_bytes]
         else:
@@ -315,17 +316,20 @@ class Consumer:
         rank, round_, flags = header.rank, header.round, header.flags
         wants_result = bool(flags & WANTS_RESULT)
         engine = self.engine
+        current = None
         if flags & IN_HOST_SUM:
-            carries = bool(flags & CARRIES)
-            return engine.push_in_host_sum(state, rank, round_, wants_result, header.step, carries)
+            current = engine.push_in_host_sum(state, rank, round_, wants_result, header.step)
+            if not flags & CARRIES:
+                return current
         encoded = None
         if gradient is not None and flags & ENCODED:
             encoded = gradient.bytes[: header.payload_bytes]
         if flags & CARRIES:
             engine.push_host_sum(
-                state, rank, round_, gradient, wants_result, header.priority, encoded
-            )
-            return None
+                state, rank, round_, gradient, wants_result, header.priority, header.worked_us,
+                encoded,
+            )  # fmt: skip
+            return current
         if gradient is None:
             return engine.push_no_gradient(
                 state, rank, round_, wants_result, header.priority, header.step

@@ -19,7 +19,7 @@ MAX_STATE_BYTES = 256 * 1024
 URGENT = 2**31 - 1
 """Priority of frames that carry no slice. They are small, and other frames depend on them."""
 LAST = -(2**65)
-"""Priority of a server's goodbye: all that is queued goes before it."""
+"""Priority of a goodbye: all that is queued goes before it."""
 
 INITIAL_ROUND = 0
 """The round in which worker rank 0 alone gives a key its initial value."""
@@ -55,7 +55,8 @@ class Kind(IntEnum):
     """A slice's value, part of the answer to PULL; `step` is the request's number, and `round` one
     that has slices of this size."""
     BYE = 9
-    """A worker is done and sends nothing more; the server's answer is its last word, too."""
+    """A worker is done and sends nothing more; the server's answer is its last word, too. To a
+    neighbour, payload LastRounds."""
     ORDER = 10
     """Worker rank 0 sends the forward order, and every server passes it on to all workers before
     the results of the round in which rank 0 has learned it; payload ForwardOrder."""
@@ -141,16 +142,16 @@ ACKNOWLEDGE = 16
 """Flag of any frame: the sender waits until it knows that the frame has arrived."""
 
 IN_HOST_SUM = 32
-"""Flag of PUSH, which has no payload then: the worker's slice is in the sum of its host's workers,
-which one of them sends. With WANTS_RESULT, its result comes to that worker."""
+"""Flag of PUSH: the worker's slice is in the sum of its host's workers, which one of them sends.
+With WANTS_RESULT, its result comes to that worker. There is no payload without CARRIES."""
 CARRIES = 64
-"""Flag of PUSH: with IN_HOST_SUM, it is this worker that will send the host's sum of the slice.
-Without, the payload is this sum, and the worker's own push was counted before."""
+"""Flag of PUSH: the payload is the sum of slices of the host's workers, as many as `worked_us`
+says. Without IN_HOST_SUM, the worker's own push was counted before."""
 NO_GRADIENT = 128
 """Flag of PUSH, PUSH_ROWS and SUMMAND, which have no payload then: nobody has computed a gradient
-on the worker since its last push, and nothing is added. With CARRIES: on none of the host's
-workers. Flag of UPDATED, VALUE and ENDED: no worker had a gradient in the round, and the value is
-that of the round before. UPDATED has no payload then where the value is a sum."""
+on the worker since its last push, and nothing is added. With CARRIES: on none of the workers. Flag
+of UPDATED, VALUE and ENDED: no worker had a gradient in the round, and the value is that of the
+round before. UPDATED has no payload then where the value is a sum."""
 SUM_AS_BEFORE = 8
 """Flag of VALUE, with NO_GRADIENT: the value is a sum, and is not in the memory."""
 
@@ -176,7 +177,7 @@ class Header(NamedTuple):
     VALUE: when that was, on the clock of the host."""
     worked_us: int = 0
     """Of a server's value: for how long the server has worked so far. Like `time_us` it begins
-    again at 0 after 2^32 microseconds."""
+    again at 0 after 2^32 microseconds. Of a host's sum: of how many workers it is."""
 
 
 _LAYOUT = struct.Struct("<BBHIIIIiIQII")

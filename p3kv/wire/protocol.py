@@ -108,7 +108,7 @@ FROM_NEIGHBOURS: Rules = {
         Kind.SUMMAND: Rule(),
         Kind.VALUE: Rule(),
         Kind.TERMS: Rule(MAX_MESSAGE_BYTES),
-        Kind.BYE: Rule(then=State.LEFT),
+        Kind.BYE: Rule(MAX_MESSAGE_BYTES, then=State.LEFT),
     },
     State.LEFT: {},
 }

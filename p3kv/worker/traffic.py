@@ -17,7 +17,7 @@ from p3kv.transport import Link
 from p3kv.wire import messages
 from p3kv.wire.connection import Connection
 from p3kv.wire.framing import Frame, Landing, message_landing
-from p3kv.wire.header import INITIAL_ROUND, URGENT, Header, Kind, pack_header
+from p3kv.wire.header import INITIAL_ROUND, LAST, URGENT, Header, Kind, pack_header
 from p3kv.wire.loop import Drain
 from p3kv.wire.messages import UNKNOWN, ForwardOrder, Stalled, Terms, encode
 from p3kv.wire.pace import Pace
@@ -196,6 +196,12 @@ class Traffic:
         )
         for server in self.servers if servers is None else servers:
             self.servers[server].writer.push(Frame(URGENT, header, memoryview(words)))
+
+    def say_goodbye(self) -> None:
+        """Tells all servers that nothing more comes, after all that is queued for them."""
+        header = pack_header(Kind.BYE, self.rank)
+        for server in self.servers:
+            self._gates.push_last(server, Frame(LAST, header, in_turn=True))
 
     @property
     def known_round(self) -> int:

@@ -34,7 +34,7 @@ from p3kv.wire.clock import SchedulersClock
 from p3kv.wire.connection import Connection
 from p3kv.wire.control import ControlClient
 from p3kv.wire.credentials import Credentials
-from p3kv.wire.header import INITIAL_ROUND, Kind
+from p3kv.wire.header import INITIAL_ROUND
 from p3kv.wire.loop import Loop
 from p3kv.wire.messages import (
     UNKNOWN,
@@ -232,14 +232,15 @@ class Worker:
                 self._ask(self._joined.exchange.ahead.finish)
                 # Servers wait for what this worker says of the last steps' norms.
                 self._ask(self._joined.clipping.finish)
+                # And neighbours for what this worker carries.
+                self._ask(self._joined.host_sums.finish)
             self._reporting.end(self.rank)
         self._closed = True
         if self.started and self._failure is None:
             deadline = time.monotonic() + _CLOSE_S
             assert self._neighbours is not None
             self._byes_left = len(self._joined.servers) + len(self._neighbours.connections)
-            self._loop.call_soon(self._joined.tell, Kind.BYE)
-            self._loop.call_soon(self._neighbours.say_goodbye, self._heard_goodbye)
+            self._loop.call_soon(self._say_goodbye)
             with self._state_changed:
                 while self._byes_left and self._failure is None:
                     left_s = deadline - time.monotonic()
@@ -425,11 +426,16 @@ class Worker:
                 self._loop.remove_connection(connection)
             if self._neighbours is not None:
                 self._neighbours.close(self._loop)
-            self._traffic.host_sums.clear()
+            self._traffic.host_sums.fail(error)
             self._traffic.exchange.fail(error)
             self._traffic.states.fail(error)
             self._traffic.clipping.fail(error)
             self._traffic.checkpoints.fail(error)
+
+    def _say_goodbye(self) -> None:
+        assert self._neighbours is not None
+        self._joined.say_goodbye()
+        self._neighbours.say_goodbye(self._joined.host_sums.goodbye(), self._heard_goodbye)
 
     def _received_bye(self) -> None:
         """A server has received all frames of this worker, and its last frame is read. Closing a

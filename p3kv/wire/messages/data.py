@@ -7,6 +7,7 @@ from typing import Any, Dict, List, Optional, Tuple
 
 from p3kv.common.registry import MAX_NAME_CHARS
 from p3kv.config import MAX_PATH_CHARS, Settings
+from p3kv.wire.header import LAST_ROUND
 from p3kv.wire.messages.base import (
     TOKEN_BYTES,
     Message,
@@ -54,13 +55,8 @@ class JobSettings(Message, frozen=True):
 
     @property
     def sums_on_hosts(self) -> bool:
-        """Whether workers of one host sum their gradients before they send them. Not where rounds
-        may end without some of them."""
-        return (
-            self.local_aggregation
-            and not self.let_workers_leave
-            and self.consistency == Settings.consistency
-        )
+        """Whether workers of one host sum their gradients before they send them."""
+        return self.local_aggregation and self.consistency == Settings.consistency
 
     @classmethod
     def of(cls, settings: Settings) -> JobSettings:
@@ -113,6 +109,18 @@ class SharedMemory(Message, frozen=True):
         check_number("a descriptor", self.descriptor, 0, 2**31 - 1)
         for number in (self.offset, self.size_bytes):
             check_number("a place in memory", number, 0, 2**63 - 1)
+
+
+class LastRounds(Message, frozen=True):
+    """A worker's goodbye to its neighbours."""
+
+    rounds: Dict[int, int]
+    """By key, the last round for which it has pushed, if there is any."""
+
+    def __post_init__(self) -> None:
+        for key_id, round_ in self.rounds.items():
+            check_number("a key", key_id, 0, MAX_KEY_ID)
+            check_number("a round", round_, 0, LAST_ROUND)
 
 
 class Terms(Message, frozen=True):

@@ -7,8 +7,20 @@ part of the slices, so a host needs no server for it.
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from functools import partial
-from typing import Callable, Dict, List, Mapping, NamedTuple, Sequence, Set, Tuple
+from typing import (
+    Any,
+    Callable,
+    Dict,
+    List,
+    Mapping,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Set,
+    Tuple,
+)
 
 import numpy as np
 
@@ -32,13 +44,14 @@ from p3kv.wire.header import (
     pack_header,
     passed_s,
 )
-from p3kv.wire.messages import Terms, encode
+from p3kv.wire.messages import LastRounds, Terms, encode
 from p3kv.wire.queue import PriorityQueue, urgency
 from p3kv.wire.terms import FIRST_GENERATION, TermsByRound
 from p3kv.worker.in_progress import InProgress
+from p3kv.worker.routes.carriers import Carriers
 from p3kv.worker.routes.host_memory import HostMemory
 from p3kv.worker.routes.slices import SliceRoute
-from p3kv.worker.transfers import Route, Transfer, WorkerKey
+from p3kv.worker.transfers import Route, Transfer
 
 _BATCH_BYTES = 64 * 1024
 """What is copied before the loop looks at sockets again."""
@@ -52,8 +65,13 @@ class _Part(NamedTuple):
 
     transfer: Transfer
     piece: Slice
-    announced: bool
-    """Whether the server knows already that the sum will come."""
+    counted: bool
+    """Whether the server has counted this worker already."""
+    gradient: Optional[np.ndarray]
+    """Its elements, if it has any."""
+    handed_in: bool = False
+    """Whether another worker was to send the sum: the elements are a copy, and the transfer needs
+    nothing more."""
 
 
 class _Round(NamedTuple):
@@ -81,6 +99,14 @@ class HostSums(Route):
     all have read the values of the round before.
 
     Workers may want the result of a round or not, as in `push` and `pushpull`, and need not agree.
+
+    Where a worker leaves, its goodbye tells the neighbours the last round of each key for which it
+    has pushed. A later round is summed without it, and has another carrier for its slices: each
+    tells the next one in turn, once more, that its part is there. No sum of such a round was sent
+    before, because all that sum wait for a neighbour's part or its goodbye. A worker stays until
+    the rounds for which it has pushed have ended: it may yet have to carry slices of a neighbour
+    that leaves. A server hears of how many workers a sum is: so it ends no round before all sums
+    have come, whoever sends them.
 
     A worker that has a round's values goes on, and must know the slice size of the rounds that it
     goes on with. Servers say it before the values, but to each worker over its own connection. So a
@@ -111,15 +137,16 @@ class HostSums(Route):
         self._in_progress = in_progress
         self._passed_on = FIRST_GENERATION
         """The newest generation of terms that the neighbours know from this worker, or at once."""
-        self._deterministic = deterministic
+        self._carriers = Carriers(rank, neighbours, deterministic)
         self._checks_finite = checks_finite
-        self._all: List[int] = []
         self._queue: PriorityQueue[Tuple[Transfer, Slice]] = PriorityQueue()
         """Slices of this worker that are to be copied or added."""
         self._parts: Dict[_Place, _Part] = {}
         self._came: Dict[_Place, Dict[int, bool]] = {}
         """The neighbours whose parts of a sum are there, and whether they have a gradient."""
         self._memory = HostMemory(rank, neighbours)
+        self._pushed: Dict[int, int] = {}
+        """By key, the last round for which this worker has pushed."""
         self._rounds: Dict[Tuple[int, int], _Round] = {}
         """By key and round: what is under way, or waits for the end of the round before."""
         self._ended: Dict[int, int] = {}
@@ -128,6 +155,9 @@ class HostSums(Route):
         """The neighbours that want the value of a slice that this worker carries."""
         self._for_others: Dict[int, int] = {}
         """By key, the newest round whose values this worker receives only for its neighbours."""
+        self._passing = 0
+        """How many of these rounds have values that are still to come."""
+        self._finished: Optional[Future[Any]] = None
         self.takers: Mapping[int, Callable[[int, Header], Landing]] = {
             Kind.MEMORY: self._memory.land,
             Kind.SUMMAND: lambda rank, header: Landing(None, partial(self._add, rank, header)),
@@ -135,6 +165,7 @@ class HostSums(Route):
             Kind.TERMS: lambda rank, header: message_landing(
                 header, Terms, partial(self._announced, header.round)
             ),
+            Kind.BYE: self._land_goodbye,
         }
 
     @property
@@ -150,10 +181,11 @@ class HostSums(Route):
             return
         transfer.route = self
         key_id = transfer.key.key_id
+        self._pushed[key_id] = transfer.round
         slices = self._slices.slices(transfer.key, transfer.round)
         urgent = urgency(transfer.step, transfer.priority)
         self._rounds[key_id, transfer.round] = _Round(transfer, slices, urgent)
-        if transfer.round == self._ended.get(key_id, INITIAL_ROUND) + 1:
+        if transfer.round == self._next_round(key_id):
             self._begin(key_id, transfer.round)
 
     def request(self, transfer: Transfer) -> None:
@@ -166,7 +198,7 @@ class HostSums(Route):
         return {
             piece.server
             for piece in slices
-            if transfer.misses(piece) and self.carrier(transfer.key, piece) == self._rank
+            if transfer.misses(piece) and self._carries(transfer, piece)
         }
 
     def ended(self, transfer: Transfer) -> None:
@@ -174,6 +206,10 @@ class HostSums(Route):
         del self._rounds[key_id, transfer.round]
         self._ended[key_id] = transfer.round
         self._begin(key_id, transfer.round + 1)
+        self._tell_finished()
+
+    def _next_round(self, key_id: int) -> int:
+        return self._ended.get(key_id, INITIAL_ROUND) + 1
 
     def _begin(self, key_id: int, round: int) -> None:
         begun = self._rounds.get((key_id, round))
@@ -192,7 +228,7 @@ class HostSums(Route):
                 assert transfer.source is not None
                 gradient = _elements(transfer, transfer.source, piece)
                 check_sum(gradient, transfer.key.called, transfer.round, self._rank)
-            carrier = self.carrier(transfer.key, piece)
+            carrier = self._carriers.carrier(transfer.key, piece, transfer.round)
             if carrier == self._rank:
                 self._join(transfer, piece)
             else:
@@ -221,31 +257,36 @@ class HostSums(Route):
         for rank in wanting:
             self._tell(rank, Kind.VALUE, transfer, piece, flags, last_us, header.worked_us)
 
-    def carrier(self, key: WorkerKey, piece: Slice) -> int:
-        """The worker of the host that sends and receives a slice for all.
+    @property
+    def needed(self) -> bool:
+        """Whether rounds are open in which neighbours may need this worker, or values are to come
+        that only they want."""
+        return bool(self._rounds) or self._passing > 0
 
-        All carry alike; in deterministic mode it is the first one, so that the sums of hosts are
-        added in the same order whatever the size of slices.
-        """
-        turn = 0 if self._deterministic else (key.key_id + piece.index) % len(self._ranks)
-        return self._ranks[turn]
+    def finish(self, done: Future[Any]) -> None:
+        """Completes `done` when no neighbour needs this worker any more."""
+        self._finished = done
+        self._tell_finished()
 
-    def clear(self) -> None:
+    def goodbye(self) -> bytes:
+        """The payload of this worker's goodbye to its neighbours."""
+        return encode(LastRounds(self._pushed))
+
+    def fail(self, error: BaseException) -> None:
         """The job has failed: nothing is read or written any more."""
         self._queue.clear()
         self._parts.clear()
         self._rounds.clear()
+        if self._finished is not None:
+            self._finished.set_exception(error)
+            self._finished = None
 
     def close(self) -> None:
         """Shares nothing with those that have not opened it. May be called twice."""
         self._memory.close()
 
-    @property
-    def _ranks(self) -> List[int]:
-        """Of all workers of the host that sum together."""
-        if len(self._all) <= len(self._neighbours):
-            self._all = sorted([self._rank, *self._neighbours])
-        return self._all
+    def _carries(self, transfer: Transfer, piece: Slice) -> bool:
+        return self._carriers.carrier(transfer.key, piece, transfer.round) == self._rank
 
     def _pass_terms_on(self) -> None:
         while self._passed_on < self._terms.last_generation:
@@ -259,27 +300,30 @@ class HostSums(Route):
     # What this worker's slices are for.
 
     def _hand_in(self, transfer: Transfer, piece: Slice, carrier: int) -> None:
-        key = transfer.key
-        wants = 0 if transfer.target is None else WANTS_RESULT
         if transfer.has_gradient:
             assert transfer.source is not None
-            part = self._memory.own_part(key, piece)
+            part = self._memory.own_part(transfer.key, piece)
             part[:] = _elements(transfer, transfer.source, piece)
-            self._tell(carrier, Kind.SUMMAND, transfer, piece, wants)
-        else:
-            self._tell(carrier, Kind.SUMMAND, transfer, piece, wants | NO_GRADIENT)
-        self._slices.send(transfer, piece, None, IN_HOST_SUM | wants)
+        self._tell_part(transfer, piece, carrier)
+        self._slices.send(transfer, piece, None, IN_HOST_SUM | _wants(transfer))
         self._read(transfer, piece)
+
+    def _tell_part(self, transfer: Transfer, piece: Slice, carrier: int) -> None:
+        flags = _wants(transfer) | (0 if transfer.has_gradient else NO_GRADIENT)
+        self._tell(carrier, Kind.SUMMAND, transfer, piece, flags)
 
     def _join(self, transfer: Transfer, piece: Slice) -> None:
         place = (transfer.key.key_id, transfer.round, piece.index)
-        wants = 0 if transfer.target is None else WANTS_RESULT
-        complete = len(self._came.get(place, ())) == len(self._neighbours)
+        wants = _wants(transfer)
         # A sum says at the same time what its sender wants, unless another one wants more.
-        announced = not complete or (not wants and place in self._wanting)
-        if announced:
-            self._slices.send(transfer, piece, None, IN_HOST_SUM | CARRIES | wants)
-        self._parts[place] = _Part(transfer, piece, announced)
+        counted = not self._all_came(place) or (not wants and place in self._wanting)
+        if counted:
+            self._slices.send(transfer, piece, None, IN_HOST_SUM | wants)
+        gradient = None
+        if transfer.has_gradient:
+            assert transfer.source is not None
+            gradient = _elements(transfer, transfer.source, piece)
+        self._parts[place] = _Part(transfer, piece, counted, gradient)
         self._send_if_complete(place)
 
     def _add(self, rank: int, header: Header) -> None:
@@ -292,39 +336,54 @@ class HostSums(Route):
             self._wanting.setdefault(place, []).append(rank)
         self._send_if_complete(place)
 
+    def _all_came(self, place: _Place) -> bool:
+        """Whether the neighbours' parts of a sum are there."""
+        key_id, round_, _ = place
+        return len(self._came.get(place, ())) == len(self._carriers.adding(key_id, round_)) - 1
+
     def _send_if_complete(self, place: _Place) -> None:
-        came = self._came.get(place, {})
-        if len(came) < len(self._neighbours) or place not in self._parts:
+        if place not in self._parts or not self._all_came(place):
             return
-        del self._came[place]
-        transfer, piece, announced = self._parts.pop(place)
-        came[self._rank] = transfer.has_gradient
-        parts = [self._part(rank, transfer, piece) for rank in self._ranks if came[rank]]
-        flags = CARRIES if announced else 0
+        came = self._came.pop(place, {})
+        part = self._parts.pop(place)
+        transfer, piece = part.transfer, part.piece
+        parts = {
+            rank: self._memory.part(rank, transfer.key, piece)
+            for rank, has_gradient in came.items()
+            if has_gradient
+        }
+        if part.gradient is not None:
+            parts[self._rank] = part.gradient
+        workers = len(came) + 1
+        flags = CARRIES if part.counted else CARRIES | IN_HOST_SUM
         if transfer.target is not None or place in self._wanting:
             flags |= WANTS_RESULT
             self._wanting.setdefault(place, [])
             if transfer.target is None:
                 self._receive_for_others(transfer)
         if parts:
-            total = partial(self._sum, parts, transfer, piece)
-            self._slices.send_sum(transfer, piece, total, flags)
+            total = partial(self._sum, [parts[rank] for rank in sorted(parts)], part)
+            self._slices.send_sum(transfer, piece, total, flags, workers)
         else:
-            self._slices.send(transfer, piece, None, flags | NO_GRADIENT)
-            self._read(transfer, piece)
+            self._slices.send(transfer, piece, None, flags | NO_GRADIENT, workers=workers)
+            self._have_read(part)
 
-    def _sum(self, parts: Sequence[np.ndarray], transfer: Transfer, piece: Slice) -> memoryview:
+    def _sum(self, parts: Sequence[np.ndarray], part: _Part) -> memoryview:
         """The sum, in the order of the parts; made when it begins to leave."""
-        total = self._memory.of_sum(transfer.key, piece)
+        total = self._memory.of_sum(part.transfer.key, part.piece)
         if len(parts) == 1:
             total[:] = parts[0]
         else:
             with np.errstate(over="ignore", invalid="ignore"):
                 np.add(parts[0], parts[1], out=total, dtype=total.dtype)
-                for part in parts[2:]:
-                    np.add(total, part, out=total)
-        self._read(transfer, piece)
+                for one in parts[2:]:
+                    np.add(total, one, out=total)
+        self._have_read(part)
         return total.data.cast("B")
+
+    def _have_read(self, part: _Part) -> None:
+        if not part.handed_in:
+            self._read(part.transfer, part.piece)
 
     def _read(self, transfer: Transfer, piece: Slice) -> None:
         """A slice of the gradient is needed no more."""
@@ -339,26 +398,31 @@ class HostSums(Route):
         self._for_others[key.key_id] = transfer.round
         values = Transfer(
             key, transfer.round, transfer.step, transfer.priority, None,
-            self._memory.own_values(key).ctypes.data, lambda error: None,
+            self._memory.own_values(key).ctypes.data, self._passed,
         )  # fmt: skip
         values.route = self
+        self._passing += 1
         slices = self._rounds[key.key_id, transfer.round].slices
         values.missing_elems = sum(
-            piece.length for piece in slices if self.carrier(key, piece) == self._rank
+            piece.length for piece in slices if self._carries(transfer, piece)
         )
         self._in_progress.add_update(values)
 
-    def _part(self, rank: int, transfer: Transfer, piece: Slice) -> np.ndarray:
-        if rank == self._rank:
-            assert transfer.source is not None
-            return _elements(transfer, transfer.source, piece)
-        return self._memory.part(rank, transfer.key, piece)
+    def _passed(self, error: Optional[BaseException]) -> None:
+        self._passing -= 1
+        if error is None:
+            self._tell_finished()
+
+    def _tell_finished(self) -> None:
+        if self._finished is not None and not self.needed:
+            self._finished.set_result(None)
+            self._finished = None
 
     # What neighbours say.
 
     def _value(self, rank: int, header: Header) -> None:
         transfer, piece = self._find(header)
-        if rank != self.carrier(transfer.key, piece):
+        if rank != self._carriers.carrier(transfer.key, piece, transfer.round):
             raise ProtocolError(f"it has the value of slice {piece.index}, which another carries")
         memory = transfer.land(piece, piece.server)
         if header.flags & NO_GRADIENT and transfer.has_gradient:
@@ -370,6 +434,39 @@ class HostSums(Route):
             np.frombuffer(memory, value.dtype)[:] = value
         late_s = passed_s(clock_us(transfer.ready_s), header.time_us)
         self._slices.received(transfer, piece, header._replace(time_us=clock_us(max(0.0, late_s))))
+
+    def _land_goodbye(self, rank: int, header: Header) -> Landing:
+        return message_landing(header, LastRounds, partial(self._go_on_without, rank))
+
+    def _go_on_without(self, rank: int, last: LastRounds) -> None:
+        """A neighbour has left: others carry its slices of the rounds for which it has not
+        pushed."""
+        queued = {(one.key.key_id, piece.index) for one, piece in self._queue}
+        orphans = [
+            (begun.transfer, piece)
+            for (key_id, round_), begun in self._rounds.items()
+            if last.rounds.get(key_id, INITIAL_ROUND) < round_ == self._next_round(key_id)
+            for piece in begun.slices
+            if self._carriers.carrier(begun.transfer.key, piece, round_) == rank
+            and (key_id, piece.index) not in queued
+        ]
+        self._carriers.leave(rank, last.rounds)
+        for transfer, piece in orphans:
+            self._hand_in_again(transfer, piece)
+        for place in list(self._parts):
+            self._send_if_complete(place)
+
+    def _hand_in_again(self, transfer: Transfer, piece: Slice) -> None:
+        """What was for a worker that has left is in this worker's memory, and the server has
+        counted it."""
+        key = transfer.key
+        carrier = self._carriers.carrier(key, piece, transfer.round)
+        if carrier != self._rank:
+            self._tell_part(transfer, piece, carrier)
+            return
+        gradient = self._memory.own_part(key, piece).copy() if transfer.has_gradient else None
+        place = (key.key_id, transfer.round, piece.index)
+        self._parts[place] = _Part(transfer, piece, True, gradient, handed_in=True)
 
     def _find(self, header: Header) -> Tuple[Transfer, Slice]:
         """The transfer and the slice of which a neighbour's frame speaks."""
@@ -400,6 +497,10 @@ class HostSums(Route):
         )  # fmt: skip
         urgent = urgency(transfer.step, transfer.priority)
         self._neighbours[rank].writer.push(Frame(urgent, header))
+
+
+def _wants(transfer: Transfer) -> int:
+    return 0 if transfer.target is None else WANTS_RESULT
 
 
 def _elements(transfer: Transfer, array: int, piece: Slice) -> np.ndarray:

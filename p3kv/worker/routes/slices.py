@@ -88,13 +88,19 @@ class SliceRoute(Route):
             self.send(transfer, piece, payload, flags, on_arrived)
 
     def send_sum(
-        self, transfer: Transfer, piece: Slice, total: Callable[[], memoryview], flags: int
+        self,
+        transfer: Transfer,
+        piece: Slice,
+        total: Callable[[], memoryview],
+        flags: int,
+        workers: int,
     ) -> None:
-        """Sends a slice of a sum to which the transfer belongs; it is made when it begins to
-        leave."""
+        """Sends a slice of a sum of so many workers, to which the transfer belongs; it is made when
+        it begins to leave."""
         if not transfer.key.codecs.gradients.in_place:
             flags |= ENCODED
-        self.send(transfer, piece, partial(self._sum, transfer, piece, total), flags)
+        payload = partial(self._sum, transfer, piece, total)
+        self.send(transfer, piece, payload, flags, workers=workers)
 
     def send(
         self,
@@ -103,8 +109,9 @@ class SliceRoute(Route):
         payload: Optional[Payload],
         flags: int,
         on_arrived: Optional[Callable[[], None]] = None,
+        workers: int = 0,
     ) -> None:
-        """Queues the frame of a slice of a push."""
+        """Queues the frame of a slice of a push; `workers`: of a sum, of how many it is."""
         key = transfer.key
         # What is made when the frame begins to leave gives the header its size, and is counted,
         # then.
@@ -112,7 +119,7 @@ class SliceRoute(Route):
         header = pack_header(
             Kind.PUSH, self._rank, key=key.key_id, slice=piece.index, round=transfer.round,
             step=transfer.step, priority=transfer.priority, payload_bytes=size_bytes, flags=flags,
-            time_us=clock_us(transfer.ready_s),
+            time_us=clock_us(transfer.ready_s), worked_us=workers,
         )  # fmt: skip
         urgent = urgency(transfer.step, transfer.priority)
         frame = Frame(urgent, header, payload, None, on_arrived, not key.own_rounds)
