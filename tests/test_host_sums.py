@@ -8,10 +8,11 @@ import socket
 import sys
 import tempfile
 import time
+from concurrent.futures import Future
 from contextlib import closing, suppress
 from pathlib import Path
 from random import Random
-from typing import Callable, Sequence, Type
+from typing import Callable, List, Sequence, Tuple, Type
 
 import numpy as np
 import pytest
@@ -121,8 +122,8 @@ def test_results_are_right_whatever_the_order_of_events(
         # Each of them is 1 in half precision.
         ("float32", "float16", [1 + 0.75 * 2**-11] * 3, 3 + 2**-9, 2),
         ("float32", "nonzero_blocks", [0.5, 0.25, 0.125], 0.875, 4),
-        # It remembers what it has not sent: each worker sends for itself, three times two bits.
-        ("float32", "2bit", [0.5, 0.5, -0.5], 0.5, 3 / 4),
+        # Of each of them nothing would be sent.
+        ("float32", "2bit", [0.25, 0.375, -0.125], 0.5, 1 / 4),
         ("float16", "float16", [40_000, 40_000, -48_000], 32_000, 6),
     ],
 )
@@ -143,6 +144,95 @@ def test_the_sum_of_a_host_is_rounded_once_and_travels_once(
         for target in targets:
             np.testing.assert_array_equal(target, np.full(SIZE, total, dtype))
         assert sent / SIZE == pytest.approx(sent_bytes, rel=0.01)
+
+
+@given(
+    st.integers(0, 2**32), st.integers(2, 6), st.integers(1, 2), st.integers(2, 3), st.booleans()
+)
+@settings(max_examples=40, deadline=None)
+def test_what_a_codec_keeps_back_of_a_host_s_sum_is_with_one_worker_for_ever(
+    seed: int, workers: int, servers: int, per_host: int, deterministic: bool
+) -> None:
+    """Whatever the size of slices is, and while some workers have no gradient."""
+    random = Random(seed)
+    hosts = [range(first, min(first + per_host, workers)) for first in range(0, workers, per_host)]
+    kept_back = [np.zeros(SIZE, np.float32) for _ in hosts]
+    fresh = [[random.random() < 0.7 for _ in range(workers)] for _ in range(STEPS + 1)]
+    expected, pushed = [np.zeros(SIZE, np.float32)], np.zeros(SIZE, np.float32)
+    for round_ in range(1, STEPS + 1):
+        value = expected[-1].copy()
+        for host, residual in zip(hosts, kept_back):
+            total = [fractions(rank, round_) for rank in host if fresh[round_][rank]]
+            if total:
+                residual += np.sum(total, axis=0)
+                sent = 0.5 * ((residual >= 0.5).astype(np.float32) - (residual <= -0.5))
+                residual -= sent
+                value += sent
+                pushed += np.sum(total, axis=0)
+        expected.append(value)
+    targets: List[Tuple[int, np.ndarray]] = []
+    job = Job(
+        workers, servers, SIZE // 2, per_host=per_host, deterministic=deterministic,
+        codecs=CodecChoices(Choice("2bit")),
+    )  # fmt: skip
+    with closing(job):
+        keys = job.declare("w", SIZE)
+        job.workers[0].call(keys[0], INITIAL_ROUND, expected[0].copy(), None)
+        for rank, worker in enumerate(job.workers):
+            for round_ in range(1, STEPS + 1):
+                target = np.full(SIZE, np.nan, np.float32) if random.random() < 0.5 else None
+                worker.call(keys[rank], round_, fractions(rank, round_), target)
+                if target is not None:
+                    targets.append((round_, target))
+                if not fresh[round_][rank]:
+                    worker.calls[-1].changes = Future()
+                    worker.calls[-1].has_gradient = False
+        sizes, moods = [SIZE // 5, SIZE, SIZE // 3], Moods(random)
+        while events := list(job.events(3)):
+            if sizes and random.random() < 0.02:
+                job.workers[0].tuning.want(Terms(sizes.pop()))
+            function, *arguments = moods.choice(events)
+            function(*arguments)
+        for round_, target in targets:
+            np.testing.assert_array_equal(target, expected[round_])
+        kept = job.kept(keys[0])
+        np.testing.assert_array_equal(kept, expected[-1])
+        residuals = [key.encoder._residual for key in keys]
+        for host, residual in zip(hosts, kept_back):
+            np.testing.assert_array_equal(sum(residuals[rank] for rank in host), residual)
+            carriers = sum((residuals[rank] != 0).astype(int) for rank in host)
+            assert carriers.max() <= 1
+        np.testing.assert_array_equal(kept + sum(residuals), pushed)
+
+
+def fractions(rank: int, round: int) -> np.ndarray:
+    """A gradient whose sums are exact, though 2bit sends only a part of it."""
+    whole = np.random.RandomState([rank, round]).randint(-400, 400, SIZE)
+    return (whole / 1024).astype(np.float32)
+
+
+def test_what_workers_of_a_host_do_not_sum_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    """By the first of them, and where there is nobody with whom to sum, by nobody."""
+
+    def told(codec: str = "identity", dtype: str = "float32", per_host: int = 2) -> List[str]:
+        caplog.clear()
+        codecs = CodecChoices(Choice(codec))
+        with closing(
+            Job(2, 1, SIZE, per_host=per_host, dtype=dtype, codecs=codecs, lets_leave=True)
+        ) as job:
+            for number in range(2):
+                job.declare(f"slices {number}", SIZE)
+                job.declare(f"rows {number}", 3, SIZE // 3, layout="sparse_rows")
+                job.declare(f"own {number}", SIZE, own=True)
+        lines = [record.getMessage() for record in caplog.records]
+        assert all(line.startswith("each worker of this host sends its own") for line in lines)
+        return [line[len("each worker of this host sends its own gradients ") :] for line in lines]
+
+    apart = [line[:9] for line in told()]
+    assert apart == ["of sparse", "of asynch"]
+    assert told("2bit")[0].startswith("to codecs that remember what they have not sent: of a sum")
+    assert told("float16", "float16")[0].startswith("that a codec encodes in half precision: ")
+    assert told("2bit", per_host=1) == []
 
 
 @pytest.mark.parametrize(

@@ -112,8 +112,8 @@ class Traffic:
             self.exchange.answered,
         )  # fmt: skip
         self.host_sums = HostSums(
-            rank, neighbours, settings.deterministic, settings.check_finite, terms,
-            self.tuning.announced, self.slices, self._in_progress,
+            rank, neighbours, settings, terms, self.tuning.announced, self.slices,
+            self._in_progress,
         )  # fmt: skip
         self.states = States(rank, self.servers)
         self._call_later = call_later
@@ -170,11 +170,9 @@ class Traffic:
         self.tell(Kind.KEY, encode(key.declared), servers=[server for server, _ in key.runs])
 
     def _route(self, key: WorkerKey) -> Route:
-        if key.touched_only:
-            return self.rows
-        return (
-            self.host_sums if key.sums_on_hosts and self.host_sums.has_neighbours else self.slices
-        )
+        if self.host_sums.takes(key):
+            return self.host_sums
+        return self.rows if key.touched_only else self.slices
 
     @property
     def counts(self) -> Mapping[str, int]:

@@ -72,15 +72,6 @@ class WorkerKey:
         self.encoder = self.codecs.gradients.encoder(GRADIENTS)
         self.decoder = self.codecs.values.decoder(VALUES)
         self.sum_dtype = sum_dtype(self.numpy_dtype)
-        codec = self.codecs.gradients
-        self.sums_on_hosts = (
-            not self.own_rounds
-            and not self.touched_only
-            and not codec.remembers
-            # Sums are of another dtype than what the codec is for.
-            and (codec.in_place or self.sum_dtype == self.numpy_dtype)
-        )
-        """Whether workers of one host may sum their gradients before they send them."""
         self.route: Route
         """Chosen once the key is known to the worker's thread."""
         self.runs = declared.runs

@@ -273,8 +273,17 @@ class Worker:
     def _sums_with(self, roster: Roster, job: JobSettings) -> Sequence[int]:
         """Ranks of the workers of this host that sum their gradients first, this one too; none if
         that saves no link anything."""
-        all_here = all(host == self._address for host, *_ in roster.servers)
-        return roster.neighbours if job.sums_on_hosts and not all_here else ()
+        if len(roster.neighbours) < 2 or all(host == self._address for host, *_ in roster.servers):
+            return ()
+        if job.sums_on_hosts:
+            return roster.neighbours
+        if job.local_aggregation and self.rank == min(roster.neighbours):
+            _log.warning(
+                "each worker of this host sends its own gradients by the consistency rule %r: the "
+                "workers need not be in the same round",
+                job.consistency,
+            )
+        return ()
 
     def _local_servers(self, roster: Roster) -> List[int]:
         """Ranks of the servers on this host; none if all are here, since no link matters then."""

@@ -24,6 +24,11 @@ class Carriers:
         self._left: Dict[int, Mapping[int, int]] = {}
         """By neighbour that has left, and key, the last round for which it has pushed."""
 
+    @property
+    def first(self) -> bool:
+        """Whether there are neighbours, and all have higher ranks than this worker."""
+        return bool(self._neighbours) and self._rank < min(self._neighbours)
+
     def leave(self, rank: int, last_rounds: Mapping[int, int]) -> None:
         """A neighbour has left. By key, the last round for which it has pushed, if there is any."""
         self._left[rank] = last_rounds
@@ -44,12 +49,15 @@ class Carriers:
         """The worker that sends and receives a slice for all.
 
         All carry alike; in deterministic mode it is the first one, so that the sums of hosts are
-        added in the same order whatever the size of slices. In place of one that has left comes the
-        next one in turn, so a worker that carries a slice of a round never ceases to.
+        added in the same order whatever the size of slices. What a codec keeps back of sums stays
+        with one worker, so there it is the same one for all that a server keeps. In place of one
+        that has left comes the next one in turn, so a worker that carries a slice of a round never
+        ceases to.
         """
         adding = self.adding(key.key_id, round)
         ranks = self._all
-        turn = 0 if self._deterministic else (key.key_id + piece.index) % len(ranks)
+        part = piece.server if key.codecs.gradients.remembers else piece.index
+        turn = 0 if self._deterministic else (key.key_id + part) % len(ranks)
         if len(adding) == len(ranks):
             return ranks[turn]
         return next(rank for rank in ranks[turn:] + ranks[:turn] if rank in adding)

@@ -7,6 +7,7 @@ part of the slices, so a host needs no server for it.
 
 from __future__ import annotations
 
+import logging
 from concurrent.futures import Future
 from functools import partial
 from typing import (
@@ -25,6 +26,7 @@ from typing import (
 import numpy as np
 
 from p3kv.common.finite import check_sum
+from p3kv.config import Settings
 from p3kv.errors import ProtocolError
 from p3kv.slicing import Slice
 from p3kv.wire.connection import Connection
@@ -51,7 +53,9 @@ from p3kv.worker.in_progress import InProgress
 from p3kv.worker.routes.carriers import Carriers
 from p3kv.worker.routes.host_memory import HostMemory
 from p3kv.worker.routes.slices import SliceRoute
-from p3kv.worker.transfers import Route, Transfer
+from p3kv.worker.transfers import Route, Transfer, WorkerKey
+
+_log = logging.getLogger(__name__)
 
 _BATCH_BYTES = 64 * 1024
 """What is copied before the loop looks at sockets again."""
@@ -119,16 +123,15 @@ class HostSums(Route):
         self,
         rank: int,
         neighbours: Mapping[int, Connection],
-        deterministic: bool,
-        checks_finite: bool,
+        settings: Settings,
         terms: TermsByRound,
         announced: Callable[[int, Terms], None],
         slices: SliceRoute,
         in_progress: InProgress,
     ) -> None:
-        """`neighbours` are there before the first key is declared. `checks_finite`: this worker's
-        gradients are to be finite. `announced` takes terms, and from which round on they hold.
-        `slices` brings to the servers, and from them, what one worker carries for all."""
+        """`neighbours` are there before the first key is declared. `announced` takes terms, and
+        from which round on they hold. `slices` brings to the servers, and from them, what one
+        worker carries for all."""
         self._rank = rank
         self._neighbours = neighbours
         self._terms = terms
@@ -137,8 +140,11 @@ class HostSums(Route):
         self._in_progress = in_progress
         self._passed_on = FIRST_GENERATION
         """The newest generation of terms that the neighbours know from this worker, or at once."""
-        self._carriers = Carriers(rank, neighbours, deterministic)
-        self._checks_finite = checks_finite
+        self._carriers = Carriers(rank, neighbours, settings.deterministic)
+        self._checks_finite = settings.check_finite
+        self._lets_workers_leave = settings.let_workers_leave
+        self._told: Set[str] = set()
+        """Why keys are not summed on the host, as far as it is in the log."""
         self._queue: PriorityQueue[Tuple[Transfer, Slice]] = PriorityQueue()
         """Slices of this worker that are to be copied or added."""
         self._parts: Dict[_Place, _Part] = {}
@@ -168,10 +174,33 @@ class HostSums(Route):
             Kind.BYE: self._land_goodbye,
         }
 
-    @property
-    def has_neighbours(self) -> bool:
-        """Whether there is anybody with whom to sum; all of a host answer alike."""
-        return len(self._neighbours) > 0
+    def takes(self, key: WorkerKey) -> bool:
+        """Whether a key is summed with neighbours; all of a host answer alike. If it is not, though
+        there are some, the log of the first of them says once why."""
+        if not self._neighbours:
+            return False
+        reason = self._why_apart(key)
+        if reason is not None and reason not in self._told and self._carriers.first:
+            self._told.add(reason)
+            _log.warning("each worker of this host sends its own gradients %s", reason)
+        return reason is None
+
+    def _why_apart(self, key: WorkerKey) -> Optional[str]:
+        """Which gradients are like a key's that workers of a host can't sum, and why; None for a
+        key of which they do."""
+        codec = key.codecs.gradients
+        if key.own_rounds:
+            return "of asynchronous stores: each changes the weights by itself"
+        if key.touched_only:
+            return "of sparse parameters: the rows that workers have touched are not the same ones"
+        if not codec.in_place and key.sum_dtype != key.numpy_dtype:
+            return "that a codec encodes in half precision: their sum is in single precision"
+        if codec.remembers and self._lets_workers_leave:
+            return (
+                "to codecs that remember what they have not sent: of a sum, it would be lost with "
+                "the worker that carries it, which may leave (P3KV_LET_WORKERS_LEAVE=1)"
+            )
+        return None
 
     def push(self, transfer: Transfer) -> None:
         """Adds a push's slices to the host's sums, by urgency, as soon as the round before has
