@@ -14,7 +14,6 @@ from typing import (
     Any,
     Callable,
     Dict,
-    List,
     Mapping,
     NamedTuple,
     Optional,
@@ -32,14 +31,12 @@ from p3kv.slicing import Slice
 from p3kv.wire.connection import Connection
 from p3kv.wire.framing import Frame, Landing, message_landing
 from p3kv.wire.header import (
-    CARRIES,
     HEADER_BYTES,
     IN_HOST_SUM,
     INITIAL_ROUND,
     NO_GRADIENT,
     SUM_AS_BEFORE,
     URGENT,
-    WANTS_RESULT,
     Header,
     Kind,
     clock_us,
@@ -50,6 +47,7 @@ from p3kv.wire.messages import LastRounds, Terms, encode
 from p3kv.wire.queue import PriorityQueue, urgency
 from p3kv.wire.terms import FIRST_GENERATION, TermsByRound
 from p3kv.worker.in_progress import InProgress
+from p3kv.worker.routes.carried import Carried, elements, wants_result
 from p3kv.worker.routes.carriers import Carriers
 from p3kv.worker.routes.host_memory import HostMemory
 from p3kv.worker.routes.slices import SliceRoute
@@ -59,23 +57,6 @@ _log = logging.getLogger(__name__)
 
 _BATCH_BYTES = 64 * 1024
 """What is copied before the loop looks at sockets again."""
-
-_Place = Tuple[int, int, int]
-"""The id of a key, a round and a slice's number."""
-
-
-class _Part(NamedTuple):
-    """What this worker adds to a sum that it sends."""
-
-    transfer: Transfer
-    piece: Slice
-    counted: bool
-    """Whether the server has counted this worker already."""
-    gradient: Optional[np.ndarray]
-    """Its elements, if it has any."""
-    handed_in: bool = False
-    """Whether another worker was to send the sum: the elements are a copy, and the transfer needs
-    nothing more."""
 
 
 class _Round(NamedTuple):
@@ -147,26 +128,22 @@ class HostSums(Route):
         """Why keys are not summed on the host, as far as it is in the log."""
         self._queue: PriorityQueue[Tuple[Transfer, Slice]] = PriorityQueue()
         """Slices of this worker that are to be copied or added."""
-        self._parts: Dict[_Place, _Part] = {}
-        self._came: Dict[_Place, Dict[int, bool]] = {}
-        """The neighbours whose parts of a sum are there, and whether they have a gradient."""
         self._memory = HostMemory(rank, neighbours)
+        self._carried = Carried(
+            rank, self._carriers, self._memory, slices, in_progress, self._tell_finished
+        )
         self._pushed: Dict[int, int] = {}
         """By key, the last round for which this worker has pushed."""
         self._rounds: Dict[Tuple[int, int], _Round] = {}
         """By key and round: what is under way, or waits for the end of the round before."""
         self._ended: Dict[int, int] = {}
         """By key, the last round that has ended."""
-        self._wanting: Dict[_Place, List[int]] = {}
-        """The neighbours that want the value of a slice that this worker carries."""
-        self._for_others: Dict[int, int] = {}
-        """By key, the newest round whose values this worker receives only for its neighbours."""
-        self._passing = 0
-        """How many of these rounds have values that are still to come."""
         self._finished: Optional[Future[Any]] = None
         self.takers: Mapping[int, Callable[[int, Header], Landing]] = {
             Kind.MEMORY: self._memory.land,
-            Kind.SUMMAND: lambda rank, header: Landing(None, partial(self._add, rank, header)),
+            Kind.SUMMAND: lambda rank, header: Landing(
+                None, partial(self._carried.add, rank, header)
+            ),
             Kind.VALUE: lambda rank, header: Landing(None, partial(self._value, rank, header)),
             Kind.TERMS: lambda rank, header: message_landing(
                 header, Terms, partial(self._announced, header.round)
@@ -227,7 +204,8 @@ class HostSums(Route):
         return {
             piece.server
             for piece in slices
-            if transfer.misses(piece) and self._carries(transfer, piece)
+            if transfer.misses(piece)
+            and self._carriers.carrier(transfer.key, piece, transfer.round) == self._rank
         }
 
     def ended(self, transfer: Transfer) -> None:
@@ -255,11 +233,11 @@ class HostSums(Route):
             done_bytes += HEADER_BYTES + piece.length * transfer.key.item_bytes
             if self._checks_finite and transfer.has_gradient:
                 assert transfer.source is not None
-                gradient = _elements(transfer, transfer.source, piece)
+                gradient = elements(transfer, transfer.source, piece)
                 check_sum(gradient, transfer.key.called, transfer.round, self._rank)
             carrier = self._carriers.carrier(transfer.key, piece, transfer.round)
             if carrier == self._rank:
-                self._join(transfer, piece)
+                self._carried.join(transfer, piece)
             else:
                 self._hand_in(transfer, piece, carrier)
         return bool(self._queue.heap)
@@ -268,16 +246,11 @@ class HostSums(Route):
         """Gives the neighbours that want it a slice's value."""
         assert transfer.target is not None
         key = transfer.key
-        wanting = self._wanting.pop((key.key_id, transfer.round, piece.index), None)
-        if wanting is None:
-            raise ProtocolError(
-                f"it sent the value of slice {piece.index} of {key.called}, for which another "
-                "worker of this host has asked"
-            )
+        wanting = self._carried.take_wanting(transfer, piece)
         has_value = header.payload_bytes > 0
         if wanting:
             if has_value:
-                value = _elements(transfer, transfer.target, piece)
+                value = elements(transfer, transfer.target, piece)
                 self._memory.own_value(key, piece)[:] = value
             self._pass_terms_on()
         flags = (header.flags & NO_GRADIENT) | (0 if has_value else SUM_AS_BEFORE)
@@ -290,7 +263,7 @@ class HostSums(Route):
     def needed(self) -> bool:
         """Whether rounds are open in which neighbours may need this worker, or values are to come
         that only they want."""
-        return bool(self._rounds) or self._passing > 0
+        return bool(self._rounds) or self._carried.passes_on
 
     def finish(self, done: Future[Any]) -> None:
         """Completes `done` when no neighbour needs this worker any more."""
@@ -304,7 +277,7 @@ class HostSums(Route):
     def fail(self, error: BaseException) -> None:
         """The job has failed: nothing is read or written any more."""
         self._queue.clear()
-        self._parts.clear()
+        self._carried.clear()
         self._rounds.clear()
         if self._finished is not None:
             self._finished.set_exception(error)
@@ -313,9 +286,6 @@ class HostSums(Route):
     def close(self) -> None:
         """Shares nothing with those that have not opened it. May be called twice."""
         self._memory.close()
-
-    def _carries(self, transfer: Transfer, piece: Slice) -> bool:
-        return self._carriers.carrier(transfer.key, piece, transfer.round) == self._rank
 
     def _pass_terms_on(self) -> None:
         while self._passed_on < self._terms.last_generation:
@@ -332,115 +302,14 @@ class HostSums(Route):
         if transfer.has_gradient:
             assert transfer.source is not None
             part = self._memory.own_part(transfer.key, piece)
-            part[:] = _elements(transfer, transfer.source, piece)
+            part[:] = elements(transfer, transfer.source, piece)
         self._tell_part(transfer, piece, carrier)
-        self._slices.send(transfer, piece, None, IN_HOST_SUM | _wants(transfer))
-        self._read(transfer, piece)
+        self._slices.send(transfer, piece, None, IN_HOST_SUM | wants_result(transfer))
+        self._carried.read(transfer, piece)
 
     def _tell_part(self, transfer: Transfer, piece: Slice, carrier: int) -> None:
-        flags = _wants(transfer) | (0 if transfer.has_gradient else NO_GRADIENT)
+        flags = wants_result(transfer) | (0 if transfer.has_gradient else NO_GRADIENT)
         self._tell(carrier, Kind.SUMMAND, transfer, piece, flags)
-
-    def _join(self, transfer: Transfer, piece: Slice) -> None:
-        place = (transfer.key.key_id, transfer.round, piece.index)
-        wants = _wants(transfer)
-        # A sum says at the same time what its sender wants, unless another one wants more.
-        counted = not self._all_came(place) or (not wants and place in self._wanting)
-        if counted:
-            self._slices.send(transfer, piece, None, IN_HOST_SUM | wants)
-        gradient = None
-        if transfer.has_gradient:
-            assert transfer.source is not None
-            gradient = _elements(transfer, transfer.source, piece)
-        self._parts[place] = _Part(transfer, piece, counted, gradient)
-        self._send_if_complete(place)
-
-    def _add(self, rank: int, header: Header) -> None:
-        place = (header.key, header.round, header.slice)
-        came = self._came.setdefault(place, {})
-        if rank in came or header.round <= INITIAL_ROUND:
-            raise ProtocolError(f"it has given slice {header.slice} of key {header.key} twice")
-        came[rank] = not header.flags & NO_GRADIENT
-        if header.flags & WANTS_RESULT:
-            self._wanting.setdefault(place, []).append(rank)
-        self._send_if_complete(place)
-
-    def _all_came(self, place: _Place) -> bool:
-        """Whether the neighbours' parts of a sum are there."""
-        key_id, round_, _ = place
-        return len(self._came.get(place, ())) == len(self._carriers.adding(key_id, round_)) - 1
-
-    def _send_if_complete(self, place: _Place) -> None:
-        if place not in self._parts or not self._all_came(place):
-            return
-        came = self._came.pop(place, {})
-        part = self._parts.pop(place)
-        transfer, piece = part.transfer, part.piece
-        parts = {
-            rank: self._memory.part(rank, transfer.key, piece)
-            for rank, has_gradient in came.items()
-            if has_gradient
-        }
-        if part.gradient is not None:
-            parts[self._rank] = part.gradient
-        workers = len(came) + 1
-        flags = CARRIES if part.counted else CARRIES | IN_HOST_SUM
-        if transfer.target is not None or place in self._wanting:
-            flags |= WANTS_RESULT
-            self._wanting.setdefault(place, [])
-            if transfer.target is None:
-                self._receive_for_others(transfer)
-        if parts:
-            total = partial(self._sum, [parts[rank] for rank in sorted(parts)], part)
-            self._slices.send_sum(transfer, piece, total, flags, workers)
-        else:
-            self._slices.send(transfer, piece, None, flags | NO_GRADIENT, workers=workers)
-            self._have_read(part)
-
-    def _sum(self, parts: Sequence[np.ndarray], part: _Part) -> memoryview:
-        """The sum, in the order of the parts; made when it begins to leave."""
-        total = self._memory.of_sum(part.transfer.key, part.piece)
-        if len(parts) == 1:
-            total[:] = parts[0]
-        else:
-            with np.errstate(over="ignore", invalid="ignore"):
-                np.add(parts[0], parts[1], out=total, dtype=total.dtype)
-                for one in parts[2:]:
-                    np.add(total, one, out=total)
-        self._have_read(part)
-        return total.data.cast("B")
-
-    def _have_read(self, part: _Part) -> None:
-        if not part.handed_in:
-            self._read(part.transfer, part.piece)
-
-    def _read(self, transfer: Transfer, piece: Slice) -> None:
-        """A slice of the gradient is needed no more."""
-        if transfer.target is None:
-            self._in_progress.slice_sent(transfer, piece.length)
-
-    def _receive_for_others(self, transfer: Transfer) -> None:
-        """Has the values arrive in the shared memory of which only neighbours want any."""
-        key = transfer.key
-        if self._for_others.get(key.key_id) == transfer.round:
-            return
-        self._for_others[key.key_id] = transfer.round
-        values = Transfer(
-            key, transfer.round, transfer.step, transfer.priority, None,
-            self._memory.own_values(key).ctypes.data, self._passed,
-        )  # fmt: skip
-        values.route = self
-        self._passing += 1
-        slices = self._rounds[key.key_id, transfer.round].slices
-        values.missing_elems = sum(
-            piece.length for piece in slices if self._carries(transfer, piece)
-        )
-        self._in_progress.add_update(values)
-
-    def _passed(self, error: Optional[BaseException]) -> None:
-        self._passing -= 1
-        if error is None:
-            self._tell_finished()
 
     def _tell_finished(self) -> None:
         if self._finished is not None and not self.needed:
@@ -481,21 +350,12 @@ class HostSums(Route):
         ]
         self._carriers.leave(rank, last.rounds)
         for transfer, piece in orphans:
-            self._hand_in_again(transfer, piece)
-        for place in list(self._parts):
-            self._send_if_complete(place)
-
-    def _hand_in_again(self, transfer: Transfer, piece: Slice) -> None:
-        """What was for a worker that has left is in this worker's memory, and the server has
-        counted it."""
-        key = transfer.key
-        carrier = self._carriers.carrier(key, piece, transfer.round)
-        if carrier != self._rank:
-            self._tell_part(transfer, piece, carrier)
-            return
-        gradient = self._memory.own_part(key, piece).copy() if transfer.has_gradient else None
-        place = (key.key_id, transfer.round, piece.index)
-        self._parts[place] = _Part(transfer, piece, True, gradient, handed_in=True)
+            carrier = self._carriers.carrier(transfer.key, piece, transfer.round)
+            if carrier == self._rank:
+                self._carried.take_over(transfer, piece)
+            else:
+                self._tell_part(transfer, piece, carrier)
+        self._carried.send_complete()
 
     def _find(self, header: Header) -> Tuple[Transfer, Slice]:
         """The transfer and the slice of which a neighbour's frame speaks."""
@@ -526,12 +386,3 @@ class HostSums(Route):
         )  # fmt: skip
         urgent = urgency(transfer.step, transfer.priority)
         self._neighbours[rank].writer.push(Frame(urgent, header))
-
-
-def _wants(transfer: Transfer) -> int:
-    return 0 if transfer.target is None else WANTS_RESULT
-
-
-def _elements(transfer: Transfer, array: int, piece: Slice) -> np.ndarray:
-    """A slice of the array at an address."""
-    return np.frombuffer(transfer.memory(array, piece), transfer.key.numpy_dtype)
