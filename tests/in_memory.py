@@ -33,8 +33,8 @@ from p3kv.transport import Address, Link, Listener, Transport
 from p3kv.wire.breaks import Breaks
 from p3kv.wire.connection import Connection
 from p3kv.wire.fields import Header
-from p3kv.wire.framing import Landing, message_landing
-from p3kv.wire.header import INITIAL_ROUND, Kind
+from p3kv.wire.framing import Frame, Landing, message_landing
+from p3kv.wire.header import INITIAL_ROUND, LAST, Kind
 from p3kv.wire.loop import Drain, Loop
 from p3kv.wire.messages import (
     CodecChoices,
@@ -300,13 +300,17 @@ class Worker:
     def may_leave(self) -> bool:
         """Whether all that the script has called is done."""
         waits = self.calls or self.under_way or self.traffic.clipping._waiting
-        waits = waits or self.exchange.ahead.travels
+        waits = waits or self.exchange.ahead.travels or self.traffic.host_sums.needed
         return not waits and not self.left
 
     def leave(self) -> None:
         """Says goodbye."""
         self.left = True
-        self.traffic.tell(Header(Kind.BYE, self.traffic.rank))
+        self.traffic.say_goodbye()
+        words = self.traffic.host_sums.goodbye()
+        header = Header(Kind.BYE, self.traffic.rank)
+        for connection in self.neighbours.values():
+            connection.writer.push(Frame(LAST, header, memoryview(words)))
 
     def begin(self, position: int = 0) -> None:
         """Has one of the calls begin whose arrays are ready now."""
@@ -403,14 +407,16 @@ class Job:
         per_host: int = 1,
         dtype: str = "float32",
         codecs: Optional[CodecChoices] = None,
+        **more: Any,
     ) -> None:
         """`codec` is that of both directions, where `codecs` does not say otherwise; `lets_leave`:
         workers leave when they are done; `per_host`: so many workers of a host sum their gradients
-        first; `dtype` is that of keys."""
+        first; `dtype` is that of keys; `more` are settings."""
         self.dtype = dtype
         launch = Launch("server", "127.0.0.1", 9000, workers, servers, "in memory")
         consistency = next(n for n in CONSISTENCIES.names() if CONSISTENCIES.find(n) is rule)
-        settings = Settings(consistency=consistency, let_workers_leave=lets_leave)
+        settings = Settings(consistency=consistency, let_workers_leave=lets_leave, **more)
+        self._features = JobSettings.of(settings).features
         self._loop = Loop()
         self._slice_size = slice_size
         self._codecs = codecs or CodecChoices(Choice(codec), Choice(codec))
@@ -469,7 +475,11 @@ class Job:
             store=OWN_STORE if own else 0, consistency=ASYNCHRONOUS if own else None,
         )  # fmt: skip
         keys = [
-            WorkerKey(declared, consistency_of_key(declared.consistency, one.traffic.consistency))
+            WorkerKey(
+                declared,
+                consistency_of_key(declared.consistency, one.traffic.consistency),
+                job=self._features,
+            )
             for one in self.workers
         ]
         for worker, key in zip(self.workers, keys):
@@ -530,7 +540,7 @@ class Job:
             if len(worker.traffic.host_sums._queue):
                 yield (worker.traffic.host_sums.work,)
         for server in self.servers:
-            if len(server.consumer._queue):
+            if len(server.consumer._queue) and not server.consumer._stopped:
                 yield (server.consumer.consume,)
             if server.calls:
                 yield (server.make_calls,)

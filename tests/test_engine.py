@@ -100,15 +100,22 @@ def pushes(*which: Tuple[int, ...]) -> Callable[[Server], object]:
     return lambda server: [server.push(*one) for one in which]
 
 
-def pushed_in_host_sum(server: Server) -> None:
-    for rank in range(WORKERS):
-        server.engine.push_in_host_sum(server.units[0], rank, 1, True, 1, carries=rank == 1)
+def pushed_in_host_sum(server: Server, ranks: Sequence[int] = range(WORKERS)) -> None:
+    for rank in ranks:
+        server.engine.push_in_host_sum(server.units[0], rank, 1, True, 1)
 
 
-def host_sum(server: Server) -> None:
+def host_sum(server: Server, workers: int = WORKERS) -> None:
     buffer = server.engine.rules.pool.get(SIZE, np.dtype(np.float32))
-    buffer.array[:] = WORKERS
-    server.engine.push_host_sum(server.units[0], 1, 1, buffer, True, 0)
+    buffer.array[:] = workers
+    server.engine.push_host_sum(server.units[0], 1, 1, buffer, True, 0, workers)
+
+
+def left_with_what_it_was_to_sum(server: Server) -> None:
+    pushes((0, 1), (1, 1))(server)
+    assert server.ended() == [1]
+    server.engine.push_in_host_sum(server.units[0], 1, 2, True, 2)
+    server.engine.leave(0)
 
 
 def clipped(server: Server) -> None:
@@ -173,6 +180,14 @@ CASES = {
         }.items()
     },
     "a host's sum has not come": Case(begun, pushed_in_host_sum, [], host_sum, [1]),
+    "a worker of the host has its own slice in another sum": Case(
+        begun, lambda server: [pushed_in_host_sum(server), host_sum(server, 1)], [],
+        lambda server: host_sum(server, 1), [1],
+    ),
+    "the worker has left that was to send the host's sum": Case(
+        begun, left_with_what_it_was_to_sum, [],
+        lambda server: server.engine.push_host_sum(server.units[0], 1, 2, None, True, 0, 1), [2],
+    ),
     **{
         f"the norm is not known, {layout}": Case(
             lambda layout=layout: begun(layout=layout), clipped, [], scaled, [1]
@@ -200,6 +215,22 @@ def test_a_round_ends_when_nothing_holds_it_back_any_more(name: str) -> None:
     case.then(server)
     assert server.ended() == list(case.ended_then)
     assert server.ended() == [], "each round ends once"
+
+
+def test_a_sum_of_more_workers_than_have_said_so_is_refused() -> None:
+    server = begun()
+    pushed_in_host_sum(server)
+    host_sum(server, WORKERS + 1)
+    with pytest.raises(ProtocolError, match=r"sums of key 'w', slice 0 in round 1 have 1 slices"):
+        server.ended()
+
+
+def test_a_sum_of_nobody_or_of_others_only_is_refused() -> None:
+    server = begun()
+    pushed_in_host_sum(server, [0])
+    for sender, workers in ((0, 0), (1, 1)):
+        with pytest.raises(ProtocolError, match=f"worker {sender} has announced no sum"):
+            server.engine.push_host_sum(server.units[0], sender, 1, None, True, 0, workers)
 
 
 @pytest.mark.parametrize("layout", ALIKE)

@@ -8,10 +8,11 @@ import socket
 import sys
 import tempfile
 import time
+from concurrent.futures import Future
 from contextlib import closing, suppress
 from pathlib import Path
 from random import Random
-from typing import Callable, Sequence, Type
+from typing import Callable, List, Sequence, Tuple, Type
 
 import numpy as np
 import pytest
@@ -101,7 +102,9 @@ def test_results_are_right_whatever_the_order_of_events(
             assert worker.under_way == 0
             assert not worker.failures
             sums = worker.traffic.host_sums
-            assert not sums._rounds and not sums._parts and not sums._came and not sums._wanting
+            carried = sums._carried
+            assert not sums._rounds and not carried._parts
+            assert not carried._came and not carried._wanting
         for name, rounds in (("often", STEPS), ("seldom", STEPS // SELDOM)):
             np.testing.assert_array_equal(job.kept(job.keys[name][0]), expected[rounds])
         for script in scripts:
@@ -120,8 +123,8 @@ def test_results_are_right_whatever_the_order_of_events(
         # Each of them is 1 in half precision.
         ("float32", "float16", [1 + 0.75 * 2**-11] * 3, 3 + 2**-9, 2),
         ("float32", "nonzero_blocks", [0.5, 0.25, 0.125], 0.875, 4),
-        # It remembers what it has not sent: each worker sends for itself, three times two bits.
-        ("float32", "2bit", [0.5, 0.5, -0.5], 0.5, 3 / 4),
+        # Of each of them nothing would be sent.
+        ("float32", "2bit", [0.25, 0.375, -0.125], 0.5, 1 / 4),
         ("float16", "float16", [40_000, 40_000, -48_000], 32_000, 6),
     ],
 )
@@ -142,6 +145,71 @@ def test_the_sum_of_a_host_is_rounded_once_and_travels_once(
         for target in targets:
             np.testing.assert_array_equal(target, np.full(SIZE, total, dtype))
         assert sent / SIZE == pytest.approx(sent_bytes, rel=0.01)
+
+
+@given(
+    st.integers(0, 2**32), st.integers(2, 6), st.integers(1, 2), st.integers(2, 3), st.booleans()
+)
+@settings(max_examples=40, deadline=None)
+def test_what_a_codec_keeps_back_of_a_host_s_sum_is_with_one_worker_for_ever(
+    seed: int, workers: int, servers: int, per_host: int, deterministic: bool
+) -> None:
+    """Whatever the size of slices is, and while some workers have no gradient."""
+    random = Random(seed)
+    hosts = [range(first, min(first + per_host, workers)) for first in range(0, workers, per_host)]
+    kept_back = [np.zeros(SIZE, np.float32) for _ in hosts]
+    fresh = [[random.random() < 0.7 for _ in range(workers)] for _ in range(STEPS + 1)]
+    expected, pushed = [np.zeros(SIZE, np.float32)], np.zeros(SIZE, np.float32)
+    for round_ in range(1, STEPS + 1):
+        value = expected[-1].copy()
+        for host, residual in zip(hosts, kept_back):
+            total = [fractions(rank, round_) for rank in host if fresh[round_][rank]]
+            if total:
+                residual += np.sum(total, axis=0)
+                sent = 0.5 * ((residual >= 0.5).astype(np.float32) - (residual <= -0.5))
+                residual -= sent
+                value += sent
+                pushed += np.sum(total, axis=0)
+        expected.append(value)
+    targets: List[Tuple[int, np.ndarray]] = []
+    job = Job(
+        workers, servers, SIZE // 2, per_host=per_host, deterministic=deterministic,
+        codecs=CodecChoices(Choice("2bit")),
+    )  # fmt: skip
+    with closing(job):
+        keys = job.declare("w", SIZE)
+        job.workers[0].call(keys[0], INITIAL_ROUND, expected[0].copy(), None)
+        for rank, worker in enumerate(job.workers):
+            for round_ in range(1, STEPS + 1):
+                target = np.full(SIZE, np.nan, np.float32) if random.random() < 0.5 else None
+                worker.call(keys[rank], round_, fractions(rank, round_), target)
+                if target is not None:
+                    targets.append((round_, target))
+                if not fresh[round_][rank]:
+                    worker.calls[-1].changes = Future()
+                    worker.calls[-1].has_gradient = False
+        sizes, moods = [SIZE // 5, SIZE, SIZE // 3], Moods(random)
+        while events := list(job.events(3)):
+            if sizes and random.random() < 0.02:
+                job.workers[0].tuning.want(Terms(sizes.pop()))
+            function, *arguments = moods.choice(events)
+            function(*arguments)
+        for round_, target in targets:
+            np.testing.assert_array_equal(target, expected[round_])
+        kept = job.kept(keys[0])
+        np.testing.assert_array_equal(kept, expected[-1])
+        residuals = [key.encoder._residual for key in keys]
+        for host, residual in zip(hosts, kept_back):
+            np.testing.assert_array_equal(sum(residuals[rank] for rank in host), residual)
+            carriers = sum((residuals[rank] != 0).astype(int) for rank in host)
+            assert carriers.max() <= 1
+        np.testing.assert_array_equal(kept + sum(residuals), pushed)
+
+
+def fractions(rank: int, round: int) -> np.ndarray:
+    """A gradient whose sums are exact, though 2bit sends only a part of it."""
+    whole = np.random.RandomState([rank, round]).randint(-400, 400, SIZE)
+    return (whole / 1024).astype(np.float32)
 
 
 @pytest.mark.parametrize(
@@ -301,8 +369,9 @@ def test_what_a_neighbour_or_a_server_may_not_say_of_sums() -> None:
         worker.call(key, 1, gradient(0, 1), np.zeros(SIZE, np.float32))
         job.finish()
         sums = worker.traffic.host_sums
-        carried = next(p for p in key.slices(job._slice_size) if sums.carrier(key, p) == 0)
-        other = next(p for p in key.slices(job._slice_size) if sums.carrier(key, p) == 1)
+        carrier = sums._carriers.carrier
+        carried = next(p for p in key.slices(job._slice_size) if carrier(key, p, 1) == 0)
+        other = next(p for p in key.slices(job._slice_size) if carrier(key, p, 1) == 1)
 
         def hear(kind: Kind, index: int, round: int = 1) -> None:
             header = kind.header(kind, 1, key=key.key_id, slice=index, round=round)
@@ -333,6 +402,7 @@ def test_what_a_neighbour_or_a_server_may_not_say_of_sums() -> None:
         (PushHeader.IN_HOST_SUM, 1, b"1234", "besides those in its host's sum"),
         (PushHeader.IN_HOST_SUM, INITIAL_ROUND, b"", "with others, in round 0"),
         (PushHeader.CARRIES | WANTS_RESULT, 1, b"1234" * (SIZE // 2), "has announced no sum"),
+        (PushHeader.CARRIES | PushHeader.IN_HOST_SUM, 1, b"1234", "4 bytes for"),
         (PushHeader.CARRIES | ENCODED, 1, b"1234", "4 encoded bytes"),
     ],
 )

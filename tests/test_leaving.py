@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import functools
+from concurrent.futures import Future
 from contextlib import closing
 from pathlib import Path
 from random import Random
-from typing import List, Sequence, Type
+from typing import List, Sequence, Tuple, Type
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from p3kv.consistency import BulkSynchronous
 from p3kv.errors import PeerLostError
 from p3kv.scheduler.job import Job as ScheduledJob
 from p3kv.server.optimizer import Optimizer
@@ -30,8 +33,8 @@ from p3kv.wire.messages import (
 from p3kv.worker.clipping import ClippedStep
 from tests.engines import end_round, missing
 from tests.in_memory import Adding, AddingWhole
-from tests.jobs import run_job
 from tests.scheduled import SLICE_SIZE, aborted, assembled, of, worker
+from tests.test_host_sums import run_on_hosts
 from tests.test_rows import COLUMNS, key_of
 from tests.test_rows import rows as some_rows
 from tests.test_schedules import (
@@ -69,6 +72,7 @@ def values(steps: Sequence[int], whole: bool) -> List[np.ndarray]:
     st.integers(1, 2),
     st.sampled_from([Adding, AddingWhole]),
     st.booleans(),
+    st.integers(1, 3),
 )
 @settings(max_examples=40, deadline=None)
 def test_each_round_has_the_sum_of_the_workers_that_are_left(
@@ -78,14 +82,19 @@ def test_each_round_has_the_sum_of_the_workers_that_are_left(
     servers: int,
     optimizer: Type[Optimizer],
     clips: bool,
+    per_host: int,
 ) -> None:
     random = Random(seed)
+    if rule is not BulkSynchronous:
+        per_host = 1  # no sums of hosts by other rules
     if clips:
         steps[0] = max(steps)  # or the job would end, as another test shows
     whole = optimizer.whole_tensors
     seldom = [most // SELDOM for most in steps]
     expected = {"often": values(steps, whole), "seldom": values(seldom, whole)}
-    job = Training(len(steps), servers, rule, optimizer=optimizer, lets_leave=True)
+    job = Training(
+        len(steps), servers, rule, optimizer=optimizer, lets_leave=True, per_host=per_host
+    )
     with closing(job):
         scripts = []
         for rank, one in enumerate(job.workers):
@@ -96,7 +105,7 @@ def test_each_round_has_the_sum_of_the_workers_that_are_left(
         while events := [
             *job.events(ahead), *((one.leave,) for one in job.workers if one.may_leave)
         ]:  # fmt: skip
-            if sizes and random.random() < 0.02:
+            if sizes and not job.workers[0].left and random.random() < 0.02:
                 job.workers[0].tuning.want(Terms(sizes.pop()))
             function, *arguments = moods.choice(events)
             function(*arguments)
@@ -113,6 +122,115 @@ def test_each_round_has_the_sum_of_the_workers_that_are_left(
             assert server.most_open() == 0
             assert server.consumer.values.pulls == {}
             assert not server.consumer.clipping.steps
+
+
+def sums_of_hosts(
+    rounds: List[int], fresh: Sequence[Sequence[bool]], per_host: int
+) -> List[np.ndarray]:
+    """A key's value after each round: those that are there sum by host, in the order of ranks, and
+    hosts come in the order of the first worker that is there."""
+    hosts = [range(first, first + per_host) for first in range(0, len(rounds), per_host)]
+    value = np.ones(SIZE, np.float32)
+    after = [value]
+    for round_ in range(1, max(rounds) + 1):
+        sums = {}
+        for host in hosts:
+            there = [rank for rank in host if rank < len(rounds) and round_ <= rounds[rank]]
+            for rank in there:
+                if fresh[rank][round_]:
+                    mine = fraction(rank, round_)
+                    sums[there[0]] = sums[there[0]] + mine if there[0] in sums else mine
+        if sums:
+            value = value + functools.reduce(np.add, [sums[first] for first in sorted(sums)])
+        after.append(value)
+    return after
+
+
+def fraction(rank: int, round: int) -> np.ndarray:
+    """A gradient whose sums depend on their order."""
+    return np.random.RandomState([rank, round]).standard_normal(SIZE).astype(np.float32)
+
+
+@given(
+    st.integers(0, 2**32),
+    st.lists(st.integers(1, 5), min_size=2, max_size=6),
+    st.integers(1, 2),
+    st.integers(2, 4),
+)
+# The only neighbour leaves before it has anything to send.
+@example(0, [1, 4, 2, 3], 1, 2)
+@settings(max_examples=40, deadline=None)
+def test_workers_of_a_host_sum_what_those_have_that_are_left_bit_for_bit(
+    seed: int, rounds: List[int], servers: int, per_host: int
+) -> None:
+    """While some want results and others do not, some have no gradient, and sizes change."""
+    random = Random(seed)
+    fresh = [[random.random() < 0.7 for _ in range(most + 1)] for most in rounds]
+    expected = sums_of_hosts(rounds, fresh, per_host)
+    targets: List[Tuple[int, np.ndarray]] = []
+    job = Training(len(rounds), servers, lets_leave=True, per_host=per_host, deterministic=True)
+    with closing(job):
+        keys = job.keys["often"]
+        job.workers[0].call(keys[0], INITIAL_ROUND, expected[0].copy(), None)
+        for rank, one in enumerate(job.workers):
+            for round_ in range(1, rounds[rank] + 1):
+                target = np.full(SIZE, np.nan, np.float32) if random.random() < 0.5 else None
+                one.call(keys[rank], round_, fraction(rank, round_), target)
+                if target is not None:
+                    targets.append((round_, target))
+                if not fresh[rank][round_]:
+                    one.calls[-1].changes = Future()
+                    one.calls[-1].has_gradient = False
+        sizes, moods = [SIZE // 5, SIZE, SIZE // 3], Moods(random)
+        while events := [
+            *job.events(3), *((one.leave,) for one in job.workers if one.may_leave)
+        ]:  # fmt: skip
+            if sizes and not job.workers[0].left and random.random() < 0.02:
+                job.workers[0].tuning.want(Terms(sizes.pop()))
+            function, *arguments = moods.choice(events)
+            function(*arguments)
+        for one in job.workers:
+            assert one.left and not one.failures
+            assert not one.traffic.host_sums._carried._parts
+        assert not any(server.failures or server.most_open() for server in job.servers)
+        np.testing.assert_array_equal(job.kept(keys[0]), expected[-1])
+        for round_, target in targets:
+            np.testing.assert_array_equal(target, expected[round_])
+
+
+def test_a_worker_that_has_no_gradient_and_leaves_is_counted_before_its_goodbye() -> None:
+    with closing(Training(2, 1, lets_leave=True)) as job:
+        (first, other), keys = job.workers, job.keys["often"]
+        first.call(keys[0], INITIAL_ROUND, np.ones(SIZE, np.float32), None)
+        first.call(keys[0], 1, gradient(0, 1), None)
+        job.finish()
+        other.call(keys[1], 1, gradient(1, 1), None)
+        other.calls[-1].changes = Future()
+        other.calls[-1].has_gradient = False
+        other.begin()
+        assert other.may_leave, "nothing is needed any more of a gradient that there is not"
+        other.leave()
+        job.finish()
+        np.testing.assert_array_equal(job.kept(keys[0]), 1 + gradient(0, 1))
+
+
+def test_a_worker_stays_until_its_neighbours_have_the_values_that_only_they_want() -> None:
+    with closing(Training(2, 1, per_host=2, deterministic=True)) as job:
+        (carrier, other), keys = job.workers, job.keys["often"]
+        target = np.zeros(SIZE, np.float32)
+        carrier.call(keys[0], INITIAL_ROUND, np.ones(SIZE, np.float32), None)
+        job.finish()
+        carrier.call(keys[0], 1, gradient(0, 1), None)
+        other.call(keys[1], 1, gradient(1, 1), target)
+        while carrier.under_way:
+            function, *arguments = next(job.events())
+            function(*arguments)
+        done: Future = Future()
+        carrier.traffic.host_sums.finish(done)
+        assert not done.done()
+        job.finish()
+        assert done.done() and carrier.may_leave and not other.under_way
+        np.testing.assert_array_equal(target, 1 + gradient(0, 1) + gradient(1, 1))
 
 
 @pytest.mark.parametrize("lets_leave", [False, True])
@@ -217,9 +335,10 @@ def test_slices_keep_their_size_when_worker_0_has_left() -> None:
     assert job.failure is None
 
 
-def test_three_workers_with_5_8_and_11_batches(tmp_path: Path) -> None:
-    job = run_job(
-        "unequal.py", [tmp_path], workers=3, servers=2,
+@pytest.mark.parametrize("per_host", [1, 3])
+def test_three_workers_with_5_8_and_11_batches(tmp_path: Path, per_host: int) -> None:
+    job = run_on_hosts(
+        per_host, "unequal.py", tmp_path, workers=3,
         P3KV_LET_WORKERS_LEAVE=1, P3KV_DETERMINISTIC=1, P3KV_SLICE_SIZE=500,
     )  # fmt: skip
     assert job.code == 0, job.output

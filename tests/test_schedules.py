@@ -150,9 +150,10 @@ class Training(Job):
         lets_leave: bool = False,
         per_host: int = 1,
         dtype: str = "float32",
+        **more: object,
     ) -> None:
         super().__init__(
-            workers, servers, SIZE // 2, rule, codec, optimizer, lets_leave, per_host, dtype
+            workers, servers, SIZE // 2, rule, codec, optimizer, lets_leave, per_host, dtype, **more
         )
         self.keys = {
             "often": self.declare("often", SIZE),

@@ -14,7 +14,6 @@ class Feature(Enum):
     """Something that a job, a store, a key or an optimizer may have, in words."""
 
     CHECKPOINTS = "checkpoints (P3KV_CHECKPOINT_DIR)"
-    CHECK_FINITE = "P3KV_CHECK_FINITE=1"
     LEAVERS = "P3KV_LET_WORKERS_LEAVE=1"
     LOCAL_AGGREGATION = "the sum of a host's workers (P3KV_LOCAL_AGGREGATION)"
     ASYNCHRONOUS = "an asynchronous store or job"
@@ -27,6 +26,9 @@ class Feature(Enum):
     REMEMBERS_VALUES = "a codec of values that remembers what it has sent"
     HALF_ENCODED = "a codec of half-precision gradients"
     UNCARRIED = "a dtype that the codec is not for, such as integers"
+    KEPT_BY_EACH = (
+        "a codec of gradients that remembers, in a job with checkpoints or P3KV_LET_WORKERS_LEAVE=1"
+    )
     ROWS = "a sparse weight or gradient"
     INTEGERS = "keys of integers"
     OPTIMIZER = "an optimizer on the servers"
@@ -217,20 +219,13 @@ TABLE = (
         "workers of a host need not push for the same round", _SEND_ALL, None,
     ),
     Combination(
-        F.LOCAL_AGGREGATION, F.CHECK_FINITE,
-        "servers have to tell whose gradient it is", _SEND_ALL, None,
-    ),
-    Combination(
-        F.LOCAL_AGGREGATION, F.LEAVERS,
-        "rounds may end without some workers of a host", _SEND_ALL, None,
-    ),
-    Combination(
         F.LOCAL_AGGREGATION, F.ROWS,
         "workers touch rows of their own", _SEND_ALL, None,
     ),
     Combination(
-        F.LOCAL_AGGREGATION, F.REMEMBERING,
-        "each worker has to remember what is left of its own gradients", _SEND_ALL, None,
+        F.LOCAL_AGGREGATION, F.KEPT_BY_EACH,
+        "what is left of a sum is with the worker that sends it: lost when this one leaves, and "
+        "another's after a restart", _SEND_ALL, None,
     ),
     Combination(
         F.LOCAL_AGGREGATION, F.HALF_ENCODED,

@@ -14,6 +14,7 @@ from typing import Callable, List, NamedTuple, Optional
 
 import numpy as np
 
+from p3kv.common.finite import ADVICE, NotFinite
 from p3kv.common.trace import Tracer, now_ns
 from p3kv.config import Launch
 from p3kv.consistency import BulkSynchronous
@@ -22,7 +23,6 @@ from p3kv.server.checkpoints import Checkpoints
 from p3kv.server.engine import Ended, Engine, Key, RowsKey, ServerKey, SliceState, Unit
 from p3kv.server.engine.buffers import Buffer
 from p3kv.server.engine.clipping import Clipping
-from p3kv.server.engine.finite import NotFinite
 from p3kv.server.engine.rounds import Round
 from p3kv.server.lateness import Lateness, Readiness
 from p3kv.server.optimizer import Optimizer
@@ -56,10 +56,6 @@ _MOST_WAITING_BYTES = 48 << 20
 _BATCH_BYTES = 16 * 1024
 """Bytes of frames handled before the loop looks at sockets again: one slice, or many tiny tensors
 that arrived together, whose values leave together."""
-_NOT_FINITE = (
-    "Look at this worker's batch, its loss and the learning rate; with P3KV_CHECK_FINITE=0 the job "
-    "goes on."
-)
 
 
 class _Frame(NamedTuple):
@@ -150,18 +146,19 @@ class Consumer:
         """Where a push is received; ProtocolError for a push that can't be right."""
         key = self._key_of_slices(header)
         state, plan = key.state(header.round, header.slice, header.rank), key.plan
-        if header.flags & (header.IN_HOST_SUM | NO_GRADIENT):
+        flags, in_sum = header.flags, header.IN_HOST_SUM | NO_GRADIENT
+        if flags & in_sum and flags & (header.CARRIES | NO_GRADIENT) != header.CARRIES:
             if header.payload_bytes:
                 instead = (
                     "without a gradient"
-                    if header.flags & NO_GRADIENT
+                    if flags & NO_GRADIENT
                     else "besides those in its host's sum"
                 )
                 raise ProtocolError(
                     f"it sent {header.payload_bytes} bytes for {state.name} {instead}"
                 )
             return Landing(None, partial(self._arrived, connection, header, state, None))
-        if header.flags & ENCODED:
+        if flags & ENCODED:
             gradient = self._buffer_of_encoded(state, header)
             memory = gradient.bytes[: header.payload_bytes]
         else:
@@ -315,17 +312,20 @@ class Consumer:
         rank, round_, flags = header.rank, header.round, header.flags
         wants_result = bool(flags & WANTS_RESULT)
         engine = self.engine
+        current = None
         if flags & header.IN_HOST_SUM:
-            carries = bool(flags & header.CARRIES)
-            return engine.push_in_host_sum(state, rank, round_, wants_result, header.step, carries)
+            current = engine.push_in_host_sum(state, rank, round_, wants_result, header.step)
+            if not flags & header.CARRIES:
+                return current
         encoded = None
         if gradient is not None and flags & ENCODED:
             encoded = gradient.bytes[: header.payload_bytes]
         if flags & header.CARRIES:
             engine.push_host_sum(
-                state, rank, round_, gradient, wants_result, header.priority, encoded
-            )
-            return None
+                state, rank, round_, gradient, wants_result, header.priority, header.workers,
+                encoded,
+            )  # fmt: skip
+            return current
         if gradient is None:
             return engine.push_no_gradient(
                 state, rank, round_, wants_result, header.priority, header.step
@@ -379,10 +379,10 @@ class Consumer:
 
     def _not_finite(self, error: NotFinite) -> None:
         self.stop()
-        if error.rank == UNKNOWN:
+        if error.rank is None:
             self._fail(str(error), error.round, "NotFiniteError")
         else:
-            self._workers.suspect(error.rank, str(error), _NOT_FINITE, error="NotFiniteError")
+            self._workers.suspect(error.rank, str(error), ADVICE, error="NotFiniteError")
 
     def _optimizer_failed(self, name: str, round_: int, error: Exception) -> None:
         _log.exception("the optimizer failed")

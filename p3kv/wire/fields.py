@@ -127,12 +127,14 @@ class PushHeader(QueuedHeader, frozen=True):
     slice: int = 0
     ready_us: int = 0
     """When the gradient was ready, on the worker's own clock (`clock_us`)."""
+    workers: int = 0
+    """Of how many of the host's workers the payload is the sum, with CARRIES."""
     IN_HOST_SUM = 32
-    """Flag of a frame without payload: the worker's slice is in the sum of its host's workers,
-    which one of them sends. With WANTS_RESULT, its result comes to that worker."""
+    """Flag: the worker's slice is in the sum of its host's workers, which one of them sends. With
+    WANTS_RESULT, its result comes to that worker. There is no payload without CARRIES."""
     CARRIES = 64
-    """Flag: with IN_HOST_SUM, it is this worker that will send the host's sum of the slice.
-    Without, the payload is this sum, and the worker's own push was counted before."""
+    """Flag: the payload is the sum of slices of the host's workers. Without IN_HOST_SUM, the
+    worker's own push was counted before."""
 
 
 class PullHeader(QueuedHeader, frozen=True):

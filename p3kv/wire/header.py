@@ -24,7 +24,7 @@ MAX_STATE_BYTES = 256 * 1024
 URGENT = 2**31 - 1
 """Priority of frames that carry no slice. They are small, and other frames depend on them."""
 LAST = -(2**65)
-"""Priority of a server's goodbye: all that is queued goes before it."""
+"""Priority of a goodbye: all that is queued goes before it."""
 
 INITIAL_ROUND = 0
 """The round in which worker rank 0 alone gives a key its initial value."""
@@ -65,7 +65,8 @@ class Kind(IntEnum):
     PULLED = 8, fields.PulledHeader
     """A slice's value, part of the answer to PULL."""
     BYE = 9
-    """A worker is done and sends nothing more; the server's answer is its last word, too."""
+    """A worker is done and sends nothing more; the server's answer is its last word, too. To a
+    neighbour, payload LastRounds."""
     ORDER = 10
     """Worker rank 0 sends the forward order, and every server passes it on to all workers before
     the results of the round in which rank 0 has learned it; payload ForwardOrder."""
@@ -146,8 +147,8 @@ ACKNOWLEDGE = 16
 arrived."""
 NO_GRADIENT = 128
 """Flag of PUSH, PUSH_ROWS and SUMMAND, which have no payload then: nobody has computed a gradient
-on the worker since its last push, and nothing is added. With CARRIES: on none of the host's
-workers. Flag of UPDATED, VALUE and ENDED: no worker had a gradient in the round, and the value is
+on the worker since its last push, and nothing is added. With CARRIES: on none of the workers.
+Flag of UPDATED, VALUE and ENDED: no worker had a gradient in the round, and the value is
 that of the round before. UPDATED has no payload then where the value is a sum."""
 
 

@@ -122,7 +122,7 @@ FROM_NEIGHBOURS: Rules = {
         Kind.SUMMAND: Rule(flags=WANTS_RESULT | NO_GRADIENT),
         Kind.VALUE: Rule(flags=NO_GRADIENT | ValueHeader.SUM_AS_BEFORE),
         Kind.TERMS: Rule(MAX_MESSAGE_BYTES),
-        Kind.BYE: Rule(then=State.LEFT, flags=ACKNOWLEDGE),
+        Kind.BYE: Rule(MAX_MESSAGE_BYTES, then=State.LEFT, flags=ACKNOWLEDGE),
     },
     State.LEFT: {},
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from typing import Generic, List, Tuple, TypeVar
+from typing import Generic, Iterator, List, Tuple, TypeVar
 
 T = TypeVar("T")
 
@@ -37,9 +37,13 @@ class PriorityQueue(Generic[T]):
 
     def clear(self) -> List[T]:
         """Empties the queue and returns what was in it, in no particular order."""
-        items = [item for _, _, item in self.heap]
+        items = list(self)
         self.heap = []
         return items
+
+    def __iter__(self) -> Iterator[T]:
+        """What is in the queue, in no particular order."""
+        return (item for _, _, item in self.heap)
 
     def __len__(self) -> int:
         return len(self.heap)

@@ -67,8 +67,6 @@ class Neighbours:
         """
 
         def land(connection: Connection, header: Header) -> Landing:
-            if header.kind == Kind.BYE:
-                return Landing(None, lambda: None)
             return takers[header.kind](header.rank, header)
 
         for rank, sock in self._sockets(check).items():
@@ -79,7 +77,7 @@ class Neighbours:
             self.connections[rank] = connection
             loop.add_connection(connection)
 
-    def say_goodbye(self, heard: Callable[[], None]) -> None:
+    def say_goodbye(self, words: bytes, heard: Callable[[], None]) -> None:
         """Tells all that nothing more comes; `heard` is called once for each, when it has received
         all frames, or has ended. Belongs to the loop's thread."""
         header = Header(Kind.BYE, self._rank, flags=ACKNOWLEDGE)
@@ -89,7 +87,9 @@ class Neighbours:
             if connection.closed:
                 self.ended(rank)
             else:
-                connection.writer.push(Frame(LAST, header, on_arrived=partial(self.ended, rank)))
+                connection.writer.push(
+                    Frame(LAST, header, memoryview(words), on_arrived=partial(self.ended, rank))
+                )
 
     def ended(self, rank: int) -> None:
         """A neighbour has received this worker's goodbye, or has ended."""

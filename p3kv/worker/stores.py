@@ -120,7 +120,7 @@ class WorkerStore:
             key, tuple(shape), dtype, name, layout, codecs, self.number, whole, self._consistency
         )
         # Before any process hears of it.
-        features = features_of(declaration, self._rule)
+        features = features_of(declaration, self._rule, self._features)
         what = f"{called(key, name)} of {dtype}"
         if Feature.ROWS in features:
             what += ", with a sparse weight or gradient"
@@ -132,7 +132,7 @@ class WorkerStore:
         answer = self._request(declaration, (DeclaredKey, KeyRefused))
         if isinstance(answer, KeyRefused):
             raise KeyMismatchError(answer.reason)
-        worker_key = self._keys[key] = WorkerKey(answer, self._rule, name)
+        worker_key = self._keys[key] = WorkerKey(answer, self._rule, name, self._features)
         self._call_soon(self._traffic.declare, worker_key)
         return worker_key
 

@@ -18,7 +18,7 @@ from p3kv.wire import messages
 from p3kv.wire.connection import Connection
 from p3kv.wire.fields import Header, OptimizerHeader, StepHeader, TermsHeader
 from p3kv.wire.framing import Frame, Landing, message_landing
-from p3kv.wire.header import INITIAL_ROUND, URGENT, Kind
+from p3kv.wire.header import INITIAL_ROUND, LAST, URGENT, Kind
 from p3kv.wire.loop import Drain
 from p3kv.wire.messages import UNKNOWN, ForwardOrder, Stalled, Terms, encode
 from p3kv.wire.pace import Pace
@@ -113,7 +113,7 @@ class Traffic:
             self.exchange.answered,
         )  # fmt: skip
         self.host_sums = HostSums(
-            rank, neighbours, settings.deterministic, terms, self.tuning.announced, self.slices,
+            rank, neighbours, settings, terms, self.tuning.announced, self.slices,
             self._in_progress,
         )  # fmt: skip
         self.states = States(rank, self.servers)
@@ -172,11 +172,9 @@ class Traffic:
         self.tell(header, encode(key.declared), [server for server, _ in key.runs])
 
     def _route(self, key: WorkerKey) -> Route:
-        if key.touched_only:
-            return self.rows
-        return (
-            self.host_sums if key.sums_on_hosts and self.host_sums.has_neighbours else self.slices
-        )
+        if self.host_sums.takes(key):
+            return self.host_sums
+        return self.rows if key.touched_only else self.slices
 
     @property
     def counts(self) -> Mapping[str, int]:
@@ -189,6 +187,12 @@ class Traffic:
         """Sends a frame that carries no slice to `servers`, by default to all."""
         for server in self.servers if servers is None else servers:
             self.servers[server].writer.push(Frame(URGENT, header, memoryview(words)))
+
+    def say_goodbye(self) -> None:
+        """Tells all servers that nothing more comes, after all that is queued for them."""
+        header = Header(Kind.BYE, self.rank)
+        for server in self.servers:
+            self._gates.push_last(server, Frame(LAST, header, in_turn=True))
 
     @property
     def known_round(self) -> int:

@@ -6,7 +6,7 @@ import ctypes
 import time
 from abc import ABC, abstractmethod
 from concurrent.futures import Future
-from typing import Callable, Dict, List, Optional, Sequence, Set, Tuple, Union
+from typing import Callable, Collection, Dict, List, Optional, Sequence, Set, Tuple, Union
 
 import numpy as np
 
@@ -34,12 +34,17 @@ class Ask:
         """Whether all of the value has arrived."""
 
 
-def features_of(declared: Union[DeclareKey, DeclaredKey], consistency: Consistency) -> Set[Feature]:
-    """A key's features that may not go together with others; `consistency` is its rule."""
+def features_of(
+    declared: Union[DeclareKey, DeclaredKey], consistency: Consistency, job: Collection[Feature]
+) -> Set[Feature]:
+    """A key's features that may not go together with others; `consistency` is its rule, and `job`
+    are the features of the job."""
     codecs, dtype = declared.codecs, np.dtype(declared.dtype)
     features = consistency.features | codec_features(codecs.gradients, codecs.values, dtype)
     if make_layout(declared.layout, declared.shape).touched_only:
         features.add(Feature.ROWS)
+    if Feature.REMEMBERING in features and {Feature.LEAVERS, Feature.CHECKPOINTS} & {*job}:
+        features.add(Feature.KEPT_BY_EACH)
     return features
 
 
@@ -50,10 +55,14 @@ class WorkerKey:
     """
 
     def __init__(
-        self, declared: DeclaredKey, consistency: Consistency, name: Optional[str] = None
+        self,
+        declared: DeclaredKey,
+        consistency: Consistency,
+        name: Optional[str] = None,
+        job: Collection[Feature] = (),
     ) -> None:
         """`consistency` is the rule that the key was declared with, `name` what this worker's
-        script calls the parameter.
+        script calls the parameter, `job` the job's features.
 
         Raises ConfigError if the key's layout or a codec is not known here.
         """
@@ -83,7 +92,7 @@ class WorkerKey:
         self.encoder = self.codecs.gradients.encoder(GRADIENTS)
         self.decoder = self.codecs.values.decoder(VALUES)
         self.sum_dtype = sum_dtype(self.numpy_dtype)
-        features = {Feature.LOCAL_AGGREGATION, *features_of(declared, consistency)}
+        features = {Feature.LOCAL_AGGREGATION, *features_of(declared, consistency, job)}
         self.sums_on_hosts = has_effect(Feature.LOCAL_AGGREGATION, features)
         """Whether workers of one host may sum their gradients before they send them."""
         self.route: Route

@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any, Callable, Dict, List, Optional, Sequence, Set
 
 from p3kv.common.combinations import Feature, has_effect
+from p3kv.common.finite import ADVICE, NotFinite
 from p3kv.common.log import name_rank
 from p3kv.common.trace import Tracer
 from p3kv.config import Launch, Settings, apply_verbosity
@@ -23,6 +24,7 @@ from p3kv.errors import (
     CheckpointError,
     ClosedError,
     ConfigError,
+    NotFiniteError,
     NotSupportedError,
     P3Error,
     ProtocolError,
@@ -34,8 +36,7 @@ from p3kv.wire.clock import SchedulersClock
 from p3kv.wire.connection import Connection
 from p3kv.wire.control import ControlClient
 from p3kv.wire.credentials import Credentials
-from p3kv.wire.fields import Header
-from p3kv.wire.header import INITIAL_ROUND, Kind
+from p3kv.wire.header import INITIAL_ROUND
 from p3kv.wire.loop import Loop
 from p3kv.wire.messages import (
     UNKNOWN,
@@ -235,14 +236,15 @@ class Worker:
                 self._ask(self._joined.exchange.ahead.finish)
                 # Servers wait for what this worker says of the last steps' norms.
                 self._ask(self._joined.clipping.finish)
+                # And neighbours for what this worker carries.
+                self._ask(self._joined.host_sums.finish)
             self._reporting.end(self.rank)
         self._closed = True
         if self.started and self._failure is None:
             deadline = time.monotonic() + _CLOSE_S
             assert self._neighbours is not None
             self._byes_left = len(self._joined.servers) + len(self._neighbours.connections)
-            self._loop.call_soon(self._joined.tell, Header(Kind.BYE, self.rank))
-            self._loop.call_soon(self._neighbours.say_goodbye, self._heard_goodbye)
+            self._loop.call_soon(self._say_goodbye)
             with self._state_changed:
                 while self._byes_left and self._failure is None:
                     left_s = deadline - time.monotonic()
@@ -361,6 +363,10 @@ class Worker:
         """Tells all processes why. The job's failure then ends the transfers under way here."""
         if isinstance(error, ConfigError):
             failure = Failure(str(error), "worker", self.rank, error="ConfigError")
+        elif isinstance(error, NotFinite):
+            failure = Failure(
+                str(error), "worker", self.rank, error.round, NotFiniteError.__name__, ADVICE
+            )
         else:
             _log.error("the worker's thread failed", exc_info=error)
             reason = f"p3kv failed in the worker: {in_one_line(error)}"
@@ -426,11 +432,16 @@ class Worker:
                 self._loop.remove_connection(connection)
             if self._neighbours is not None:
                 self._neighbours.close(self._loop)
-            self._traffic.host_sums.clear()
+            self._traffic.host_sums.fail(error)
             self._traffic.exchange.fail(error)
             self._traffic.states.fail(error)
             self._traffic.clipping.fail(error)
             self._traffic.checkpoints.fail(error)
+
+    def _say_goodbye(self) -> None:
+        assert self._neighbours is not None
+        self._joined.say_goodbye()
+        self._neighbours.say_goodbye(self._joined.host_sums.goodbye(), self._heard_goodbye)
 
     def _received_bye(self) -> None:
         """A server has received all frames of this worker, and its last frame is read. Closing a

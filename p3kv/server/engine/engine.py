@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Dict, Iterator, List, Optional, Sequence, Tuple, Union
 
 from p3kv.codecs import Part
+from p3kv.common.finite import NotFinite
 from p3kv.consistency import Consistency
 from p3kv.errors import ProtocolError
 from p3kv.server.engine.buffers import Buffer, BufferPool
@@ -157,10 +158,9 @@ class Engine:
         round: int,
         wants_result: bool,
         step: int,
-        carries: bool,
     ) -> Round[SliceSum]:
         """Counts a worker whose slice is in the sum of its host's workers, which comes by
-        `push_host_sum`; `carries`: from this worker.
+        `push_host_sum`.
 
         If the worker wants a result, whoever sends the sum gets it.
 
@@ -176,8 +176,7 @@ class Engine:
         current.arrived.add(rank)
         if not wants_result:
             current.others.append(rank)
-        if carries:
-            current.owing.add(rank)
+        current.in_sums += 1
         return current
 
     def push_host_sum(
@@ -188,21 +187,26 @@ class Engine:
         total: Optional[Buffer],
         wants_result: bool,
         priority: int,
+        workers: int,
         encoded: Optional[memoryview] = None,
     ) -> None:
-        """Adds the sum of a host's workers, which its sender has announced and which are counted
-        each on its own; otherwise as `push`. None: none of them had a gradient."""
+        """Adds the sum of so many of a host's workers, which are counted each on its own, its
+        sender before; otherwise as `push`. None: none of them had a gradient."""
         current = state.ledger.open.get(round)
-        if current is None or rank not in current.owing:
+        if current is None or rank not in current.arrived or workers < 1:
             raise ProtocolError(f"worker {rank} has announced no sum of {state.name}")
-        current.owing.remove(rank)
+        current.in_sums -= workers
         if wants_result:
             current.wanting.append(rank)
         current.priority = priority
         if total is None:
             current.lacks_gradient = True
-        else:
+            return
+        try:
             _add(state, current, rank, total, encoded)
+        except NotFinite as error:
+            # Workers have checked their gradients: it is no single one that is too large.
+            raise NotFinite(error.what, state.plan.called, round) from None
 
     # What comes out.
 
@@ -257,7 +261,14 @@ def _lacks_optimizer(unit: Unit, current: Round) -> bool:
 
 
 def _lacks_host_sum(unit: Unit, current: Round) -> bool:
-    return bool(current.owing)
+    """Whether the sum of a host has not come. The round is complete, so the worker that sends it is
+    there: if one has left that was to send it, another one does."""
+    if current.in_sums < 0:
+        raise ProtocolError(
+            f"sums of {unit.name} in round {current.number} have {-current.in_sums} slices more "
+            "than workers have said"
+        )
+    return current.in_sums > 0
 
 
 def _lacks_scale(unit: Unit, current: Round) -> bool:
@@ -288,7 +299,7 @@ def _needs_whole(state: SliceState, current: Round[SliceSum]) -> bool:
 def _same_round(state: SliceState, current: Round[SliceSum]) -> Optional[Round[SliceSum]]:
     """A slice's round that is to end with another slice's; None while it is not complete."""
     for one in state.ledger.complete():
-        if (one.owner, one.number) == (current.owner, current.number) and not one.owing:
+        if (one.owner, one.number) == (current.owner, current.number) and not one.in_sums:
             return one
     return None
 

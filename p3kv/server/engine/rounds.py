@@ -29,8 +29,9 @@ class Round(Generic[S]):
     """Ranks that asked for a result with their push, and have not been sent any."""
     others: List[int] = field(default_factory=list)
     """Ranks that want to know that the round has ended, and whose results do not tell them."""
-    owing: Set[int] = field(default_factory=set)
-    """Ranks that have announced the sum of their host's workers, and have not sent it."""
+    in_sums: int = 0
+    """How many workers have said that their slices are in the sums of their hosts, less those whose
+    slices have come in sums."""
     changed: bool = True
     """Once it has ended: whether any worker had a gradient."""
     lacks_gradient: bool = False

@@ -6,8 +6,8 @@ from typing import Callable, Dict, Mapping, Optional, Tuple, Union
 
 import numpy as np
 
+from p3kv.common.finite import check_sum
 from p3kv.errors import ProtocolError
-from p3kv.server.engine.finite import check_sum
 from p3kv.server.engine.ledger import Ledger, SharedRounds, new_ledger
 from p3kv.server.engine.plan import KeyPlan
 from p3kv.server.engine.rounds import Round

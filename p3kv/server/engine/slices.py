@@ -8,9 +8,9 @@ from typing import Callable, Dict, Optional, Sequence, Set, Tuple, Union
 import numpy as np
 
 from p3kv.codecs import Codec, Encoder, Part
+from p3kv.common.finite import check_sum
 from p3kv.errors import ProtocolError
 from p3kv.server.engine.buffers import Buffer
-from p3kv.server.engine.finite import check_sum
 from p3kv.server.engine.ledger import Ledger, new_ledger
 from p3kv.server.engine.plan import KeyPlan
 from p3kv.server.engine.rounds import Round

@@ -8,8 +8,8 @@ from typing import Callable, Dict, List, Optional
 import numpy as np
 
 from p3kv.codecs import Part
+from p3kv.common.finite import check_sum
 from p3kv.server.engine.buffers import Buffer
-from p3kv.server.engine.finite import check_sum
 from p3kv.server.engine.plan import KeyPlan
 from p3kv.wire.header import INITIAL_ROUND
 

@@ -8,6 +8,7 @@ from typing import Any, Dict, List, Optional, Set, Tuple
 from p3kv.common.combinations import Feature, has_effect
 from p3kv.common.registry import MAX_NAME_CHARS
 from p3kv.config import MAX_PATH_CHARS, Settings
+from p3kv.wire.header import LAST_ROUND
 from p3kv.wire.messages.base import (
     TOKEN_BYTES,
     Message,
@@ -59,7 +60,6 @@ class JobSettings(Message, frozen=True):
         has = {
             Feature.LOCAL_AGGREGATION: self.local_aggregation,
             Feature.LEAVERS: self.let_workers_leave,
-            Feature.CHECK_FINITE: self.check_finite,
             Feature.OTHER_RULE: self.consistency != Settings.consistency,
             Feature.CHECKPOINTS: self.checkpoint_dir is not None,
         }
@@ -121,6 +121,18 @@ class SharedMemory(Message, frozen=True):
         check_number("a descriptor", self.descriptor, 0, 2**31 - 1)
         for number in (self.offset, self.size_bytes):
             check_number("a place in memory", number, 0, 2**63 - 1)
+
+
+class LastRounds(Message, frozen=True):
+    """A worker's goodbye to its neighbours."""
+
+    rounds: Dict[int, int]
+    """By key, the last round for which it has pushed, if there is any."""
+
+    def __post_init__(self) -> None:
+        for key_id, round_ in self.rounds.items():
+            check_number("a key", key_id, 0, MAX_KEY_ID)
+            check_number("a round", round_, 0, LAST_ROUND)
 
 
 class Terms(Message, frozen=True):

@@ -7,48 +7,57 @@ part of the slices, so a host needs no server for it.
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from functools import partial
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Sequence, Set, Tuple
+from typing import (
+    Any,
+    Callable,
+    Dict,
+    Mapping,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Set,
+    Tuple,
+)
 
 import numpy as np
 
+from p3kv.common.finite import check_sum
+from p3kv.config import Settings
 from p3kv.errors import ProtocolError
 from p3kv.slicing import Slice
 from p3kv.wire.connection import Connection
-from p3kv.wire.fields import PushHeader, SummandHeader, TermsHeader, UpdatedHeader, ValueHeader
+from p3kv.wire.fields import (
+    Header,
+    PushHeader,
+    SummandHeader,
+    TermsHeader,
+    UpdatedHeader,
+    ValueHeader,
+)
 from p3kv.wire.framing import Frame, Landing, message_landing
 from p3kv.wire.header import (
     HEADER_BYTES,
     INITIAL_ROUND,
     NO_GRADIENT,
     URGENT,
-    WANTS_RESULT,
     Kind,
     clock_us,
     passed_s,
 )
-from p3kv.wire.messages import Terms, encode
+from p3kv.wire.messages import LastRounds, Terms, encode
 from p3kv.wire.queue import PriorityQueue, urgency
 from p3kv.wire.terms import FIRST_GENERATION, TermsByRound
 from p3kv.worker.in_progress import InProgress
+from p3kv.worker.routes.carried import Carried, elements, wants_result
+from p3kv.worker.routes.carriers import Carriers
 from p3kv.worker.routes.host_memory import HostMemory
 from p3kv.worker.routes.slices import SliceRoute
 from p3kv.worker.transfers import Route, Transfer, WorkerKey
 
 _BATCH_BYTES = 64 * 1024
 """What is copied before the loop looks at sockets again."""
-
-_Place = Tuple[int, int, int]
-"""The id of a key, a round and a slice's number."""
-
-
-class _Part(NamedTuple):
-    """What this worker adds to a sum that it sends."""
-
-    transfer: Transfer
-    piece: Slice
-    announced: bool
-    """Whether the server knows already that the sum will come."""
 
 
 class _Round(NamedTuple):
@@ -77,6 +86,14 @@ class HostSums(Route):
 
     Workers may want the result of a round or not, as in `push` and `pushpull`, and need not agree.
 
+    Where a worker leaves, its goodbye tells the neighbours the last round of each key for which it
+    has pushed. A later round is summed without it, and has another carrier for its slices: each
+    tells the next one in turn, once more, that its part is there. No sum of such a round was sent
+    before, because all that sum wait for a neighbour's part or its goodbye. A worker stays until
+    the rounds for which it has pushed have ended: it may yet have to carry slices of a neighbour
+    that leaves. A server hears of how many workers a sum is: so it ends no round before all sums
+    have come, whoever sends them.
+
     A worker that has a round's values goes on, and must know the slice size of the rounds that it
     goes on with. Servers say it before the values, but to each worker over its own connection. So a
     carrier passes on what it knows of slice sizes before it tells of a value.
@@ -88,7 +105,7 @@ class HostSums(Route):
         self,
         rank: int,
         neighbours: Mapping[int, Connection],
-        deterministic: bool,
+        settings: Settings,
         terms: TermsByRound,
         announced: Callable[[int, Terms], None],
         slices: SliceRoute,
@@ -105,35 +122,36 @@ class HostSums(Route):
         self._in_progress = in_progress
         self._passed_on = FIRST_GENERATION
         """The newest generation of terms that the neighbours know from this worker, or at once."""
-        self._deterministic = deterministic
-        self._all: List[int] = []
+        self._carriers = Carriers(rank, neighbours, settings.deterministic)
+        self._checks_finite = settings.check_finite
         self._queue: PriorityQueue[Tuple[Transfer, Slice]] = PriorityQueue()
         """Slices of this worker that are to be copied or added."""
-        self._parts: Dict[_Place, _Part] = {}
-        self._came: Dict[_Place, Dict[int, bool]] = {}
-        """The neighbours whose parts of a sum are there, and whether they have a gradient."""
         self._memory = HostMemory(rank, neighbours)
+        self._carried = Carried(
+            rank, self._carriers, self._memory, slices, in_progress, self._tell_finished
+        )
+        self._pushed: Dict[int, int] = {}
+        """By key, the last round for which this worker has pushed."""
         self._rounds: Dict[Tuple[int, int], _Round] = {}
         """By key and round: what is under way, or waits for the end of the round before."""
         self._ended: Dict[int, int] = {}
         """By key, the last round that has ended."""
-        self._wanting: Dict[_Place, List[int]] = {}
-        """The neighbours that want the value of a slice that this worker carries."""
-        self._for_others: Dict[int, int] = {}
-        """By key, the newest round whose values this worker receives only for its neighbours."""
+        self._finished: Optional[Future[Any]] = None
         self.takers: Mapping[int, Callable[[int, Any], Landing]] = {
             Kind.MEMORY: self._memory.land,
-            Kind.SUMMAND: lambda rank, header: Landing(None, partial(self._add, rank, header)),
+            Kind.SUMMAND: lambda rank, header: Landing(
+                None, partial(self._carried.add, rank, header)
+            ),
             Kind.VALUE: lambda rank, header: Landing(None, partial(self._value, rank, header)),
             Kind.TERMS: lambda rank, header: message_landing(
                 header, Terms, partial(self._announced, header.from_round)
             ),
+            Kind.BYE: self._land_goodbye,
         }
 
-    @property
-    def has_neighbours(self) -> bool:
-        """Whether there is anybody with whom to sum; all of a host answer alike."""
-        return len(self._neighbours) > 0
+    def takes(self, key: WorkerKey) -> bool:
+        """Whether a key is summed with neighbours; all of a host answer alike."""
+        return bool(self._neighbours) and key.sums_on_hosts
 
     def push(self, transfer: Transfer) -> None:
         """Adds a push's slices to the host's sums, by urgency, as soon as the round before has
@@ -143,10 +161,11 @@ class HostSums(Route):
             return
         transfer.route = self
         key_id = transfer.key.key_id
+        self._pushed[key_id] = transfer.round
         slices = self._slices.slices(transfer.key, transfer.round)
         urgent = urgency(transfer.step, transfer.priority)
         self._rounds[key_id, transfer.round] = _Round(transfer, slices, urgent)
-        if transfer.round == self._ended.get(key_id, INITIAL_ROUND) + 1:
+        if transfer.round == self._next_round(key_id):
             self._begin(key_id, transfer.round)
 
     def request(self, transfer: Transfer) -> None:
@@ -159,7 +178,8 @@ class HostSums(Route):
         return {
             piece.server
             for piece in slices
-            if transfer.misses(piece) and self.carrier(transfer.key, piece) == self._rank
+            if transfer.misses(piece)
+            and self._carriers.carrier(transfer.key, piece, transfer.round) == self._rank
         }
 
     def ended(self, transfer: Transfer) -> None:
@@ -167,6 +187,10 @@ class HostSums(Route):
         del self._rounds[key_id, transfer.round]
         self._ended[key_id] = transfer.round
         self._begin(key_id, transfer.round + 1)
+        self._tell_finished()
+
+    def _next_round(self, key_id: int) -> int:
+        return self._ended.get(key_id, INITIAL_ROUND) + 1
 
     def _begin(self, key_id: int, round: int) -> None:
         begun = self._rounds.get((key_id, round))
@@ -176,14 +200,18 @@ class HostSums(Route):
 
     def work(self) -> bool:
         """Copies or adds some slices; returns whether there are more. To be called between two
-        looks at the sockets."""
+        looks at the sockets. NotFinite for a gradient of this worker that must not be summed."""
         done_bytes = 0
         while self._queue.heap and done_bytes < _BATCH_BYTES:
             transfer, piece = self._queue.pop()
             done_bytes += HEADER_BYTES + piece.length * transfer.key.item_bytes
-            carrier = self.carrier(transfer.key, piece)
+            if self._checks_finite and transfer.has_gradient:
+                assert transfer.source is not None
+                gradient = elements(transfer, transfer.source, piece)
+                check_sum(gradient, transfer.key.called, transfer.round, self._rank)
+            carrier = self._carriers.carrier(transfer.key, piece, transfer.round)
             if carrier == self._rank:
-                self._join(transfer, piece)
+                self._carried.join(transfer, piece)
             else:
                 self._hand_in(transfer, piece, carrier)
         return bool(self._queue.heap)
@@ -192,16 +220,11 @@ class HostSums(Route):
         """Gives the neighbours that want it a slice's value."""
         assert transfer.target is not None
         key = transfer.key
-        wanting = self._wanting.pop((key.key_id, transfer.round, piece.index), None)
-        if wanting is None:
-            raise ProtocolError(
-                f"it sent the value of slice {piece.index} of {key.called}, for which another "
-                "worker of this host has asked"
-            )
+        wanting = self._carried.take_wanting(transfer, piece)
         has_value = header.payload_bytes > 0
         if wanting:
             if has_value:
-                value = _elements(transfer, transfer.target, piece)
+                value = elements(transfer, transfer.target, piece)
                 self._memory.own_value(key, piece)[:] = value
             self._pass_terms_on()
         value_header = ValueHeader(
@@ -214,31 +237,33 @@ class HostSums(Route):
         for rank in wanting:
             self._tell(rank, transfer, value_header)
 
-    def carrier(self, key: WorkerKey, piece: Slice) -> int:
-        """The worker of the host that sends and receives a slice for all.
+    @property
+    def needed(self) -> bool:
+        """Whether rounds are open in which neighbours may need this worker, or values are to come
+        that only they want."""
+        return bool(self._rounds) or self._carried.passes_on
 
-        All carry alike; in deterministic mode it is the first one, so that the sums of hosts are
-        added in the same order whatever the size of slices.
-        """
-        turn = 0 if self._deterministic else (key.key_id + piece.index) % len(self._ranks)
-        return self._ranks[turn]
+    def finish(self, done: Future[Any]) -> None:
+        """Completes `done` when no neighbour needs this worker any more."""
+        self._finished = done
+        self._tell_finished()
 
-    def clear(self) -> None:
+    def goodbye(self) -> bytes:
+        """The payload of this worker's goodbye to its neighbours."""
+        return encode(LastRounds(self._pushed))
+
+    def fail(self, error: BaseException) -> None:
         """The job has failed: nothing is read or written any more."""
         self._queue.clear()
-        self._parts.clear()
+        self._carried.clear()
         self._rounds.clear()
+        if self._finished is not None:
+            self._finished.set_exception(error)
+            self._finished = None
 
     def close(self) -> None:
         """Shares nothing with those that have not opened it. May be called twice."""
         self._memory.close()
-
-    @property
-    def _ranks(self) -> List[int]:
-        """Of all workers of the host that sum together."""
-        if len(self._all) <= len(self._neighbours):
-            self._all = sorted([self._rank, *self._neighbours])
-        return self._all
 
     def _pass_terms_on(self) -> None:
         while self._passed_on < self._terms.last_generation:
@@ -252,109 +277,32 @@ class HostSums(Route):
     # What this worker's slices are for.
 
     def _hand_in(self, transfer: Transfer, piece: Slice, carrier: int) -> None:
-        key = transfer.key
-        wants = 0 if transfer.target is None else WANTS_RESULT
         if transfer.has_gradient:
             assert transfer.source is not None
-            part = self._memory.own_part(key, piece)
-            part[:] = _elements(transfer, transfer.source, piece)
+            part = self._memory.own_part(transfer.key, piece)
+            part[:] = elements(transfer, transfer.source, piece)
+        self._tell_part(transfer, piece, carrier)
+        self._slices.send(transfer, piece, None, PushHeader.IN_HOST_SUM | wants_result(transfer))
+        self._carried.read(transfer, piece)
+
+    def _tell_part(self, transfer: Transfer, piece: Slice, carrier: int) -> None:
         header = SummandHeader(
-            Kind.SUMMAND, self._rank, wants | (0 if transfer.has_gradient else NO_GRADIENT),
-            key=key.key_id, slice=piece.index, round=transfer.round,
+            Kind.SUMMAND, self._rank,
+            wants_result(transfer) | (0 if transfer.has_gradient else NO_GRADIENT),
+            key=transfer.key.key_id, slice=piece.index, round=transfer.round,
         )  # fmt: skip
         self._tell(carrier, transfer, header)
-        self._slices.send(transfer, piece, None, PushHeader.IN_HOST_SUM | wants)
-        self._read(transfer, piece)
 
-    def _join(self, transfer: Transfer, piece: Slice) -> None:
-        place = (transfer.key.key_id, transfer.round, piece.index)
-        wants = 0 if transfer.target is None else WANTS_RESULT
-        complete = len(self._came.get(place, ())) == len(self._neighbours)
-        # A sum says at the same time what its sender wants, unless another one wants more.
-        announced = not complete or (not wants and place in self._wanting)
-        if announced:
-            flags = PushHeader.IN_HOST_SUM | PushHeader.CARRIES | wants
-            self._slices.send(transfer, piece, None, flags)
-        self._parts[place] = _Part(transfer, piece, announced)
-        self._send_if_complete(place)
-
-    def _add(self, rank: int, header: SummandHeader) -> None:
-        place = (header.key, header.round, header.slice)
-        came = self._came.setdefault(place, {})
-        if rank in came or header.round <= INITIAL_ROUND:
-            raise ProtocolError(f"it has given slice {header.slice} of key {header.key} twice")
-        came[rank] = not header.flags & NO_GRADIENT
-        if header.flags & WANTS_RESULT:
-            self._wanting.setdefault(place, []).append(rank)
-        self._send_if_complete(place)
-
-    def _send_if_complete(self, place: _Place) -> None:
-        came = self._came.get(place, {})
-        if len(came) < len(self._neighbours) or place not in self._parts:
-            return
-        del self._came[place]
-        transfer, piece, announced = self._parts.pop(place)
-        came[self._rank] = transfer.has_gradient
-        parts = [self._part(rank, transfer, piece) for rank in self._ranks if came[rank]]
-        flags = PushHeader.CARRIES if announced else 0
-        if transfer.target is not None or place in self._wanting:
-            flags |= WANTS_RESULT
-            self._wanting.setdefault(place, [])
-            if transfer.target is None:
-                self._receive_for_others(transfer)
-        if parts:
-            total = partial(self._sum, parts, transfer, piece)
-            self._slices.send_sum(transfer, piece, total, flags)
-        else:
-            self._slices.send(transfer, piece, None, flags | NO_GRADIENT)
-            self._read(transfer, piece)
-
-    def _sum(self, parts: Sequence[np.ndarray], transfer: Transfer, piece: Slice) -> memoryview:
-        """The sum, in the order of the parts; made when it begins to leave."""
-        total = self._memory.of_sum(transfer.key, piece)
-        if len(parts) == 1:
-            total[:] = parts[0]
-        else:
-            with np.errstate(over="ignore", invalid="ignore"):
-                np.add(parts[0], parts[1], out=total, dtype=total.dtype)
-                for part in parts[2:]:
-                    np.add(total, part, out=total)
-        self._read(transfer, piece)
-        return total.data.cast("B")
-
-    def _read(self, transfer: Transfer, piece: Slice) -> None:
-        """A slice of the gradient is needed no more."""
-        if transfer.target is None:
-            self._in_progress.slice_sent(transfer, piece.length)
-
-    def _receive_for_others(self, transfer: Transfer) -> None:
-        """Has the values arrive in the shared memory of which only neighbours want any."""
-        key = transfer.key
-        if self._for_others.get(key.key_id) == transfer.round:
-            return
-        self._for_others[key.key_id] = transfer.round
-        values = Transfer(
-            key, transfer.round, transfer.step, transfer.priority, None,
-            self._memory.own_values(key).ctypes.data, lambda error: None,
-        )  # fmt: skip
-        values.route = self
-        slices = self._rounds[key.key_id, transfer.round].slices
-        values.missing_elems = sum(
-            piece.length for piece in slices if self.carrier(key, piece) == self._rank
-        )
-        self._in_progress.add_update(values)
-
-    def _part(self, rank: int, transfer: Transfer, piece: Slice) -> np.ndarray:
-        if rank == self._rank:
-            assert transfer.source is not None
-            return _elements(transfer, transfer.source, piece)
-        return self._memory.part(rank, transfer.key, piece)
+    def _tell_finished(self) -> None:
+        if self._finished is not None and not self.needed:
+            self._finished.set_result(None)
+            self._finished = None
 
     # What neighbours say.
 
     def _value(self, rank: int, header: ValueHeader) -> None:
         transfer, piece = self._find(header)
-        if rank != self.carrier(transfer.key, piece):
+        if rank != self._carriers.carrier(transfer.key, piece, transfer.round):
             raise ProtocolError(f"it has the value of slice {piece.index}, which another carries")
         memory = transfer.land(piece, piece.server)
         if header.flags & NO_GRADIENT and transfer.has_gradient:
@@ -372,6 +320,30 @@ class HostSums(Route):
         )  # fmt: skip
         self._in_progress.slice_arrived(transfer, piece.length, piece.server, as_sent)
 
+    def _land_goodbye(self, rank: int, header: Header) -> Landing:
+        return message_landing(header, LastRounds, partial(self._go_on_without, rank))
+
+    def _go_on_without(self, rank: int, last: LastRounds) -> None:
+        """A neighbour has left: others carry its slices of the rounds for which it has not
+        pushed."""
+        queued = {(one.key.key_id, piece.index) for one, piece in self._queue}
+        orphans = [
+            (begun.transfer, piece)
+            for (key_id, round_), begun in self._rounds.items()
+            if last.rounds.get(key_id, INITIAL_ROUND) < round_ == self._next_round(key_id)
+            for piece in begun.slices
+            if self._carriers.carrier(begun.transfer.key, piece, round_) == rank
+            and (key_id, piece.index) not in queued
+        ]
+        self._carriers.leave(rank, last.rounds)
+        for transfer, piece in orphans:
+            carrier = self._carriers.carrier(transfer.key, piece, transfer.round)
+            if carrier == self._rank:
+                self._carried.take_over(transfer, piece)
+            else:
+                self._tell_part(transfer, piece, carrier)
+        self._carried.send_complete()
+
     def _find(self, header: ValueHeader) -> Tuple[Transfer, Slice]:
         """The transfer and the slice of which a neighbour's frame speaks."""
         transfer = self._in_progress.update(header.key, header.round)
@@ -387,8 +359,3 @@ class HostSums(Route):
     def _tell(self, rank: int, transfer: Transfer, header: SummandHeader) -> None:
         frame = Frame(urgency(transfer.step, transfer.priority), header)
         self._neighbours[rank].writer.push(frame)
-
-
-def _elements(transfer: Transfer, array: int, piece: Slice) -> np.ndarray:
-    """A slice of the array at an address."""
-    return np.frombuffer(transfer.memory(array, piece), transfer.key.numpy_dtype)

@@ -87,13 +87,19 @@ class SliceRoute(Route):
             self.send(transfer, piece, payload, flags, on_arrived)
 
     def send_sum(
-        self, transfer: Transfer, piece: Slice, total: Callable[[], memoryview], flags: int
+        self,
+        transfer: Transfer,
+        piece: Slice,
+        total: Callable[[], memoryview],
+        flags: int,
+        workers: int,
     ) -> None:
-        """Sends a slice of a sum to which the transfer belongs; it is made when it begins to
-        leave."""
+        """Sends a slice of a sum of so many workers, to which the transfer belongs; it is made when
+        it begins to leave."""
         if not transfer.key.codecs.gradients.in_place:
             flags |= ENCODED
-        self.send(transfer, piece, partial(self._sum, transfer, piece, total), flags)
+        payload = partial(self._sum, transfer, piece, total)
+        self.send(transfer, piece, payload, flags, workers=workers)
 
     def send(
         self,
@@ -102,12 +108,14 @@ class SliceRoute(Route):
         payload: Optional[Payload],
         flags: int,
         on_arrived: Optional[Callable[[], None]] = None,
+        workers: int = 0,
     ) -> None:
-        """Queues the frame of a slice of a push."""
+        """Queues the frame of a slice of a push; `workers`: of a sum, of how many it is."""
         key = transfer.key
         header = PushHeader(
             Kind.PUSH, self._rank, flags, key=key.key_id, slice=piece.index, round=transfer.round,
             step=transfer.step, priority=transfer.priority, ready_us=clock_us(transfer.ready_s),
+            workers=workers,
         )  # fmt: skip
         urgent = urgency(transfer.step, transfer.priority)
         frame = Frame(urgent, header, payload, None, on_arrived, not key.own_rounds)

@@ -1,0 +1,218 @@
+"""The sums of its host that a worker carries: it sends them, and receives their values for all."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+import numpy as np
+
+from p3kv.errors import ProtocolError
+from p3kv.slicing import Slice
+from p3kv.wire.fields import PushHeader, SummandHeader
+from p3kv.wire.header import INITIAL_ROUND, NO_GRADIENT, WANTS_RESULT
+from p3kv.worker.in_progress import InProgress
+from p3kv.worker.routes.carriers import Carriers
+from p3kv.worker.routes.host_memory import HostMemory
+from p3kv.worker.routes.slices import SliceRoute
+from p3kv.worker.transfers import Transfer
+
+_Place = Tuple[int, int, int]
+"""The id of a key, a round and a slice's number."""
+
+
+class _Part(NamedTuple):
+    """What this worker adds to a sum that it sends."""
+
+    transfer: Transfer
+    piece: Slice
+    counted: bool
+    """Whether the server has counted this worker already."""
+    gradient: Optional[np.ndarray]
+    """Its elements, if it has any."""
+    handed_in: bool = False
+    """Whether another worker was to send the sum: the elements are a copy, and the transfer needs
+    nothing more."""
+
+
+class Carried:
+    """Sends a sum as soon as the parts of all that add to it are there.
+
+    Belongs to the worker's thread.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        carriers: Carriers,
+        memory: HostMemory,
+        slices: SliceRoute,
+        in_progress: InProgress,
+        on_passed: Callable[[], None],
+    ) -> None:
+        """`on_passed` is called when all values of a round have come that only neighbours want."""
+        self._rank = rank
+        self._carriers = carriers
+        self._memory = memory
+        self._slices = slices
+        self._in_progress = in_progress
+        self._on_passed = on_passed
+        self._parts: Dict[_Place, _Part] = {}
+        self._came: Dict[_Place, Dict[int, bool]] = {}
+        """The neighbours whose parts of a sum are there, and whether they have a gradient."""
+        self._wanting: Dict[_Place, List[int]] = {}
+        """The neighbours that want the value of a slice."""
+        self._for_others: Dict[int, int] = {}
+        """By key, the newest round whose values come only for neighbours."""
+        self._passing = 0
+        """How many of these rounds have values that are still to come."""
+
+    def join(self, transfer: Transfer, piece: Slice) -> None:
+        """Adds this worker's own slice."""
+        place, wants = _place(transfer, piece), wants_result(transfer)
+        # A sum says at the same time what its sender wants, unless another one wants more.
+        counted = not self._all_came(place) or (not wants and place in self._wanting)
+        if counted:
+            self._slices.send(transfer, piece, None, PushHeader.IN_HOST_SUM | wants)
+        gradient = None
+        if transfer.has_gradient:
+            assert transfer.source is not None
+            gradient = elements(transfer, transfer.source, piece)
+        self._parts[place] = _Part(transfer, piece, counted, gradient)
+        self._send_if_complete(place)
+
+    def take_over(self, transfer: Transfer, piece: Slice) -> None:
+        """Adds what this worker has handed in to one that has left: it is in its memory, and the
+        server has counted it."""
+        gradient = None
+        if transfer.has_gradient:
+            gradient = self._memory.own_part(transfer.key, piece).copy()
+        self._parts[_place(transfer, piece)] = _Part(transfer, piece, True, gradient, True)
+
+    def add(self, rank: int, header: SummandHeader) -> None:
+        """Adds a neighbour's slice; ProtocolError for one that can't be right."""
+        place = (header.key, header.round, header.slice)
+        came = self._came.setdefault(place, {})
+        if rank in came or header.round <= INITIAL_ROUND:
+            raise ProtocolError(f"it has given slice {header.slice} of key {header.key} twice")
+        came[rank] = not header.flags & NO_GRADIENT
+        if header.flags & WANTS_RESULT:
+            self._wanting.setdefault(place, []).append(rank)
+        self._send_if_complete(place)
+
+    def send_complete(self) -> None:
+        """Sends the sums that need not wait any more, now that a neighbour has left."""
+        for place in list(self._parts):
+            self._send_if_complete(place)
+
+    def take_wanting(self, transfer: Transfer, piece: Slice) -> List[int]:
+        """The neighbours that want a value that has come; ProtocolError if this worker has not
+        asked for it."""
+        wanting = self._wanting.pop(_place(transfer, piece), None)
+        if wanting is None:
+            raise ProtocolError(
+                f"it sent the value of slice {piece.index} of {transfer.key.called}, for which "
+                "another worker of this host has asked"
+            )
+        return wanting
+
+    def read(self, transfer: Transfer, piece: Slice) -> None:
+        """A slice of the gradient is needed no more."""
+        if transfer.target is None:
+            self._in_progress.slice_sent(transfer, piece.length)
+
+    @property
+    def passes_on(self) -> bool:
+        """Whether values are still to come that only neighbours want."""
+        return self._passing > 0
+
+    def clear(self) -> None:
+        """The job has failed: sends nothing any more."""
+        self._parts.clear()
+
+    def _all_came(self, place: _Place) -> bool:
+        """Whether the neighbours' parts of a sum are there."""
+        key_id, round_, _ = place
+        return len(self._came.get(place, ())) == len(self._carriers.adding(key_id, round_)) - 1
+
+    def _send_if_complete(self, place: _Place) -> None:
+        if place not in self._parts or not self._all_came(place):
+            return
+        came = self._came.pop(place, {})
+        part = self._parts.pop(place)
+        transfer, piece = part.transfer, part.piece
+        parts = {
+            rank: self._memory.part(rank, transfer.key, piece)
+            for rank, has_gradient in came.items()
+            if has_gradient
+        }
+        if part.gradient is not None:
+            parts[self._rank] = part.gradient
+        workers = len(came) + 1
+        flags = PushHeader.CARRIES | (0 if part.counted else PushHeader.IN_HOST_SUM)
+        if transfer.target is not None or place in self._wanting:
+            flags |= WANTS_RESULT
+            self._wanting.setdefault(place, [])
+            if transfer.target is None:
+                self._receive_for_others(transfer)
+        if parts:
+            total = partial(self._sum, [parts[rank] for rank in sorted(parts)], part)
+            self._slices.send_sum(transfer, piece, total, flags, workers)
+        else:
+            self._slices.send(transfer, piece, None, flags | NO_GRADIENT, workers=workers)
+            self._have_read(part)
+
+    def _sum(self, parts: Sequence[np.ndarray], part: _Part) -> memoryview:
+        """The sum, in the order of the parts; made when it begins to leave."""
+        total = self._memory.of_sum(part.transfer.key, part.piece)
+        if len(parts) == 1:
+            total[:] = parts[0]
+        else:
+            with np.errstate(over="ignore", invalid="ignore"):
+                np.add(parts[0], parts[1], out=total, dtype=total.dtype)
+                for one in parts[2:]:
+                    np.add(total, one, out=total)
+        self._have_read(part)
+        return total.data.cast("B")
+
+    def _have_read(self, part: _Part) -> None:
+        if not part.handed_in:
+            self.read(part.transfer, part.piece)
+
+    def _receive_for_others(self, transfer: Transfer) -> None:
+        """Has the values arrive in the shared memory of which only neighbours want any."""
+        key = transfer.key
+        if self._for_others.get(key.key_id) == transfer.round:
+            return
+        self._for_others[key.key_id] = transfer.round
+        values = Transfer(
+            key, transfer.round, transfer.step, transfer.priority, None,
+            self._memory.own_values(key).ctypes.data, self._passed,
+        )  # fmt: skip
+        values.route = transfer.route
+        values.missing_elems = sum(
+            piece.length
+            for piece in self._slices.slices(key, transfer.round)
+            if self._carriers.carrier(key, piece, transfer.round) == self._rank
+        )
+        self._passing += 1
+        self._in_progress.add_update(values)
+
+    def _passed(self, error: Optional[BaseException]) -> None:
+        self._passing -= 1
+        if error is None:
+            self._on_passed()
+
+
+def wants_result(transfer: Transfer) -> int:
+    """The flag by which a push asks for its result, if it does."""
+    return 0 if transfer.target is None else WANTS_RESULT
+
+
+def elements(transfer: Transfer, array: int, piece: Slice) -> np.ndarray:
+    """A slice of the array at an address."""
+    return np.frombuffer(transfer.memory(array, piece), transfer.key.numpy_dtype)
+
+
+def _place(transfer: Transfer, piece: Slice) -> _Place:
+    return transfer.key.key_id, transfer.round, piece.index
