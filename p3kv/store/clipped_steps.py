@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import contextmanager
 from typing import Any, Callable, Dict, Iterator, NoReturn, Optional, Set
 
+from p3kv.errors import ConfigError
 from p3kv.wire.messages import Key
 from p3kv.worker.clipping import ClippedStep
 from p3kv.worker.stores import WorkerStore
@@ -29,6 +31,23 @@ class ClippedSteps:
         self._step = 0
         self._keys: Set[Key] = set()
         self._elems: Dict[int, int] = {}
+
+    @property
+    def clips(self) -> bool:
+        """Whether steps are clipped."""
+        return self.max_norm is not None
+
+    def clip(self, max_norm: Optional[float], barrier: Callable[[str], None]) -> None:
+        """Has steps be clipped to `max_norm` from the next one on; None ends this. All workers call
+        it, and `barrier(purpose)` waits for them where one thing follows the other."""
+        if self.clips != (max_norm is not None):
+            barrier("to clip no more" if max_norm is None else "to clip gradients by their norm")
+        self.max_norm = max_norm
+
+    def norm(self) -> Optional[float]:
+        """The norm of all summed gradients of the last step, before they were scaled; None if no
+        step has been clipped. Waits until all workers have pushed."""
+        return self._own.norm(self.number) if self.number else None
 
     @contextmanager
     def one_step(self) -> Iterator[None]:
@@ -81,3 +100,13 @@ class ClippedSteps:
         clipped = ClippedStep(self._own.number, self.number, self._step, self.max_norm, self._elems)
         self._step, self._keys, self._elems = 0, set(), {}
         self._own.end_clipped_step(clipped)
+
+
+def checked(max_norm: Any) -> float:
+    """The number; ConfigError for one that no norm can be clipped to."""
+    number = isinstance(max_norm, (int, float)) and not isinstance(max_norm, bool)
+    if not number or not 0 < max_norm < math.inf:
+        raise ConfigError(
+            f"max_norm is {max_norm!r}; it must be a number above 0, or None to clip no more"
+        )
+    return float(max_norm)

@@ -127,8 +127,6 @@ class Pushes(Generic[O]):
         """Whether a step begins with the next push, as the front end says."""
         self._since = 0
         """The value of `_steps` when the optimizer was set."""
-        self.clips = False
-        """Whether steps are clipped by the norm of all gradients."""
         self.clipping = ClippedSteps(own, checks.part_of_a_step)
         self._says_steps = False
         """Whether the script says where steps are, and does not call the store itself."""
@@ -161,7 +159,7 @@ class Pushes(Generic[O]):
         if is_new_step:
             self._steps += 1
             self._behind = 0 if self._counts_step else 1
-        if self.clips:
+        if self.clipping.clips:
             self._join_clipped_step(key, is_new_step)
         elif is_new_step or self._own.was_cut or (self._marked and self._settings_changed()):
             self._marked = False
@@ -185,7 +183,7 @@ class Pushes(Generic[O]):
         )
         self._settled_steps = self._steps
         self._says_steps = self._begins = True
-        if self.clips:
+        if self.clipping.clips:
             return self.clipping.one_step()
         self._marked = True
         return nullcontext()

@@ -27,6 +27,7 @@ from mxnet.ndarray import NDArray
 from p3kv.errors import ConfigError
 from p3kv.frontends.mxnet import clipping, rows
 from p3kv.frontends.mxnet.arrays import DENSE, ROW_SPARSE, by_key, check_kind
+from p3kv.store.clipped_steps import checked
 from p3kv.store.compression import Compression, choice
 from p3kv.wire.messages import Key, called
 from p3kv.worker.measures import nothing_measured
@@ -150,7 +151,7 @@ class Alone(KVStore):
     def clip_global_norm(self, max_norm: Optional[float]) -> None:
         """Scales the gradients of each step so that the norm of all together is at most
         `max_norm`; None ends this."""
-        self.max_norm = None if max_norm is None else clipping.checked(max_norm)
+        self.max_norm = None if max_norm is None else checked(max_norm)
         self._pushes.clear()
         self._steps = 0
 

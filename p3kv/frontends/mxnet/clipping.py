@@ -2,21 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, NoReturn, Sequence, Tuple
 
 from p3kv.common.combinations import Feature, check
-from p3kv.errors import ConfigError, NotSupportedError
-
-
-def checked(max_norm: Any) -> float:
-    """The number; ConfigError for one that no norm can be clipped to."""
-    number = isinstance(max_norm, (int, float)) and not isinstance(max_norm, bool)
-    if not number or not 0 < max_norm < math.inf:
-        raise ConfigError(
-            f"max_norm is {max_norm!r}; it must be a number above 0, or None to clip no more"
-        )
-    return float(max_norm)
+from p3kv.errors import NotSupportedError
 
 
 def refuse_part_of_a_step(keys: Any) -> NoReturn:

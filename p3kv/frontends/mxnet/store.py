@@ -62,6 +62,7 @@ from p3kv.frontends.mxnet.store_types import ASYNC_TYPE, SYNC_TYPE
 from p3kv.frontends.mxnet.unpushed import Local, copied
 from p3kv.frontends.mxnet.updater import ServersUpdater
 from p3kv.frontends.mxnet.worker_optimizer import WorkerOptimizer
+from p3kv.store.clipped_steps import checked
 from p3kv.store.compression import choice
 from p3kv.store.forward_order import OrderLearner
 from p3kv.store.pushes import Pushes
@@ -253,23 +254,23 @@ class P3(KVStoreBase):
         """
         priority = _priority(priority)
         known = self._known(key, [value], [value if out is None else out])
-        if self._pushes.clips:
+        if self._pushes.clipping.clips:
             clipping.check_apart(known)
             self._pushes.begin_clipped_call(known)
         for worker_key, sources, targets in known:
             self._operations.pushpull(worker_key, sources, targets, priority)
-        if self._pushes.clips:
+        if self._pushes.clipping.clips:
             self._pushes.clipping.end_call()
 
     def push(self, key: Union[Key, Sequence[Key]], value: Any, priority: int = 0) -> None:
         """Pushes gradients; the result stays on the servers until `pull`."""
         priority = _priority(priority)
         known = self._known(key, [value])
-        if self._pushes.clips:
+        if self._pushes.clipping.clips:
             self._pushes.begin_clipped_call(known)
         for worker_key, sources in known:
             self._operations.push(worker_key, sources, priority)
-        if self._pushes.clips:
+        if self._pushes.clipping.clips:
             self._pushes.clipping.end_call()
 
     def push_no_gradient(self, key: Key, out: Any = None, priority: int = 0) -> Callable[[], bool]:
@@ -284,7 +285,7 @@ class P3(KVStoreBase):
         priority = _priority(priority)
         outs = [] if out is None else [out]
         [(worker_key, *targets)] = known = self._known(key, outs=outs)
-        if self._pushes.clips:
+        if self._pushes.clipping.clips:
             self._pushes.begin_clipped_call(known)
         return self._operations.push_no_gradient(worker_key, priority, *targets)
 
@@ -360,16 +361,11 @@ class P3(KVStoreBase):
         Raises ConfigError for a number that is not above 0, NotSupportedError where steps can't be
         clipped.
         """
-        number = None if max_norm is None else clipping.checked(max_norm)
+        number = None if max_norm is None else checked(max_norm)
         if number is not None:
             at_once = {Feature.AT_ONCE} if environment.runs_operations_at_once() else set()
             self._own.combine({Feature.CLIPPING, *at_once}, f"kv.clip_global_norm({max_norm})")
-        if self._pushes.clips != (number is not None):
-            self._worker.barrier(
-                "to clip no more" if number is None else "to clip gradients by their norm"
-            )
-        self._pushes.clipping.max_norm = number
-        self._pushes.clips = number is not None
+        self._pushes.clipping.clip(number, self._worker.barrier)
 
     @property
     def max_norm(self) -> Optional[float]:
@@ -379,8 +375,7 @@ class P3(KVStoreBase):
     def global_norm(self) -> Optional[float]:
         """The norm of all summed gradients of the last step, before they were scaled; None if no
         step has been clipped. Waits until all workers have pushed."""
-        number = self._pushes.clipping.number
-        return self._own.norm(number) if number else None
+        return self._pushes.clipping.norm()
 
     @contextmanager
     def one_step(self, fresh: Optional[Collection[Key]] = None) -> Iterator[None]:
