@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import closing
+from pathlib import Path
 from random import Random
 from typing import Dict, List
 
@@ -21,6 +22,7 @@ from p3kv.codecs import (
     Part,
     TwoBit,
     check_codec,
+    check_memory,
     make_codec,
     make_codecs,
 )
@@ -118,6 +120,20 @@ def test_keys_that_a_codec_does_not_carry_travel_as_they_are() -> None:
     assert [type(codec) for codec in codecs] == [Identity, Identity]
     codecs = make_codecs(Choice("float16"), Choice("identity"), 4, np.dtype(np.float32))
     assert [type(codec) for codec in codecs] == [Float16, Identity]
+
+
+def test_a_codec_that_remembers_and_gives_no_memory_has_no_checkpoints(tmp_path: Path) -> None:
+    for name in ("2bit", "int8", "float16", "identity"):
+        check_memory(Choice(name), np.dtype(np.float32))
+    check_memory(Choice("once"), np.dtype(np.int32))  # travels as it is
+    with pytest.raises(ConfigError, match=r"the codec 'once' has no checkpoints: .*Once's enc"):
+        check_memory(Choice("once"), np.dtype(np.float32))
+    result = run_job(
+        "declares.py", ["once"], P3KV_PLUGINS="tests.once", PYTHONPATH=ROOT,
+        P3KV_CHECKPOINT_DIR=tmp_path, **SUMS_ONLY,
+    )  # fmt: skip
+    assert result.code != 0
+    assert "the codec 'once' has no checkpoints" in result.output.splitlines()[-1], result.output
 
 
 def test_a_name_that_nobody_has_registered_is_told_with_those_that_there_are() -> None:
@@ -218,7 +234,7 @@ def test_a_residual_stays_with_its_elements_when_slices_get_another_size() -> No
         np.testing.assert_array_equal(job.kept(keys[0]), weight)
 
 
-@given(st.integers(0, 2**32), st.integers(1, 3), st.integers(1, 2), st.integers(1, 3))
+@given(st.integers(0, 2**32 - 1), st.integers(1, 3), st.integers(1, 2), st.integers(1, 3))
 @settings(max_examples=60, deadline=None)
 def test_a_server_knows_what_each_worker_has_whatever_the_order_and_the_sizes(
     seed: int, workers: int, servers: int, per_host: int

@@ -45,8 +45,8 @@ MOST_BYTES.update(dict.fromkeys("t12", SLICE + MAX_SLICE_ELEMS * 4))
 WELCOME = "!"
 """What the server says to a worker, in a history of what the worker says."""
 DIRECTIONS: Dict[str, Tuple[Rules, str]] = {
-    "worker": (FROM_WORKERS, "h(P(![kzpqt1resoacyijf35]*b?)?)?"),
-    "server": (FROM_SERVERS, "C(w([uv2dsoerlcyxgn45]*b?)?)?"),
+    "worker": (FROM_WORKERS, "h(P(![kzpqt1resoacyijf345]*b?)?)?"),
+    "server": (FROM_SERVERS, "C(w([uv2dsoerlcyxgn345]*b?)?)?"),
 }
 """By who speaks: the table, and the same as a regular expression of whole histories."""
 

@@ -11,6 +11,7 @@ from p3kv.codecs.codec import (
     Part,
     Stateless,
     check_codec,
+    check_memory,
     make_codec,
     make_codecs,
 )
@@ -22,5 +23,5 @@ from p3kv.codecs.two_bit import TwoBit
 __all__ = [
     "CODECS", "GRADIENTS", "VALUES", "Codec", "Decoder", "Encoder", "Float16", "Identity",
     "KeyCodecs", "NonzeroBlocks", "Part", "Stateless", "TwoBit", "check_codec",
-    "make_codec", "make_codecs",
+    "check_memory", "make_codec", "make_codecs",
 ]  # fmt: skip

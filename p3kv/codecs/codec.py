@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import NamedTuple, Tuple, Type
+from typing import Dict, NamedTuple, Tuple, Type
 
 import numpy as np
 
@@ -40,6 +40,18 @@ class Encoder(ABC):
 
         `elements` must stay as they are.
         """
+
+    def memory(self) -> Dict[str, np.ndarray]:
+        """The arrays in which it keeps what it remembers, by name, for checkpoints: flat, always
+        the same ones, with an item for each element that the process keeps of the key. They are
+        copied between two calls of `encode`, and a job that goes on writes into them before the
+        first.
+
+        Of an encoder of gradients that has none though its codec `remembers`, jobs with checkpoints
+        are refused. Encoders of values need none: what they kept back has arrived when a job goes
+        on, because all workers begin with the servers' own values.
+        """
+        return {}
 
     def sent_as_it_is(self, elements: np.ndarray, part: Part) -> None:  # noqa: B027
         """A slice travels as it is in memory, and not encoded. To be told where `of_each_worker`:
@@ -172,6 +184,18 @@ def make_codecs(gradients: Choice, values: Choice, size_elems: int, dtype: np.dt
         make_codec(gradients, GRADIENTS, size_elems, dtype),
         make_codec(values, VALUES, size_elems, dtype),
     )
+
+
+def check_memory(choice: Choice, dtype: np.dtype) -> None:
+    """Raises ConfigError where an encoder of gradients remembers what checkpoints can't have; also
+    what `make_codec` raises."""
+    codec = make_codec(choice, GRADIENTS, 0, dtype)
+    if codec.remembers and not codec.encoder(GRADIENTS).memory():
+        raise ConfigError(
+            f"the codec {choice} has no checkpoints: what a gradient becomes depends on what was "
+            f"encoded before, and {type(codec).__name__}'s encoder does not give that by `memory`. "
+            "Write that method, choose another codec, or unset P3KV_CHECKPOINT_DIR"
+        )
 
 
 def _find(choice: Choice, direction: str) -> Type[Codec]:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from concurrent.futures import Future
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
+import numpy as np
+
 from p3kv.checkpoints import Saved
-from p3kv.codecs import GRADIENTS, check_codec
+from p3kv.codecs import GRADIENTS, check_codec, check_memory
 from p3kv.common import words
 from p3kv.common.registry import Choice
 from p3kv.config import Settings
@@ -126,13 +128,18 @@ class WorkerStore:
                 f"encode: the store has {codecs.gradients} for gradients and {codecs.values} for "
                 "values. Give it a store of its own without codecs, or use dense arrays"
             )
+        if self.is_saved:
+            check_memory(self._gradient_codec, np.dtype(dtype))
         declaration = DeclareKey(
             key, tuple(shape), dtype, name, layout, codecs, self.number, whole, self._consistency
         )
         answer = self._request(declaration, (DeclaredKey, KeyRefused))
         if isinstance(answer, KeyRefused):
             raise KeyMismatchError(answer.reason)
-        worker_key = self._keys[key] = WorkerKey(answer, self._rule, name)
+        worker_key = WorkerKey(answer, self._rule, name)
+        if self.is_saved:
+            self._traffic.checkpoints.remember(worker_key, self.resumed is not None)
+        self._keys[key] = worker_key
         self._call_soon(self._traffic.declare, worker_key)
         return worker_key
 
@@ -238,7 +245,7 @@ class WorkerStore:
         if not self.is_saved:
             return
         due = self._traffic.cuts.due(self.number, self._steps)
-        if due is not None and self._rank == 0:
+        if due is not None and (self._rank == 0 or self._traffic.checkpoints.own.remembers):
             cut = self._traffic.cuts.cut(self._traffic.steps.newest, due)
             self._call_soon(self._traffic.checkpoints.add, cut)
         self._steps += 1

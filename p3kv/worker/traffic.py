@@ -120,7 +120,7 @@ class Traffic:
         self._silences = Silences(settings, self.servers, self.exchange.awaited)
         self.clipping = Clipping(rank, self.tell, lambda: len(self.servers))
         self.checkpoints = Checkpoints(
-            rank, settings, self.tell, lambda: len(self.servers), call_soon
+            rank, settings, self.tell, num_workers, lambda: len(self.servers), call_soon
         )
         self.cuts = Cuts(settings.checkpoint_every, self.checkpoints.resumed)
         """Belongs to the thread that uses the stores."""
@@ -139,6 +139,7 @@ class Traffic:
             Kind.LOADED: self.states.land_loaded,
             Kind.SQUARES: self.clipping.land_squares,
             Kind.NORM: self.clipping.land_norm,
+            Kind.CHECKPOINT: self.checkpoints.land_asked,
             Kind.WRITTEN: self.checkpoints.land_written,
             Kind.RESUMED: self.checkpoints.land_resumed,
             Kind.BYE: self._bye,
@@ -165,6 +166,8 @@ class Traffic:
         """
         self.keys[key.key_id] = key
         key.route = self._route(key)
+        if key.memory is not None:
+            self.checkpoints.own.declare(key)
         self.tuning.declared(key.kept_bytes())
         self._tracer.name_key(KeyName(key.key_id, key.key, key.declared.name, key.size_bytes))
         self.tell(Kind.KEY, encode(key.declared), servers=[server for server, _ in key.runs])
@@ -196,6 +199,11 @@ class Traffic:
         )
         for server in self.servers if servers is None else servers:
             self.servers[server].writer.push(Frame(URGENT, header, memoryview(words)))
+
+    def say_goodbye(self) -> None:
+        """Tells all servers that this worker sends nothing more."""
+        self.checkpoints.leave()
+        self.tell(Kind.BYE)
 
     @property
     def known_round(self) -> int:

@@ -32,7 +32,7 @@ from p3kv.wire.clock import SchedulersClock
 from p3kv.wire.connection import Connection
 from p3kv.wire.control import ControlClient
 from p3kv.wire.credentials import Credentials
-from p3kv.wire.header import INITIAL_ROUND, Kind
+from p3kv.wire.header import INITIAL_ROUND
 from p3kv.wire.loop import Loop
 from p3kv.wire.messages import (
     UNKNOWN,
@@ -160,7 +160,8 @@ class Worker:
                 self._control.send, self._on_lost, self._received_bye, joining.takers,
                 neighbours.connections,
             )  # fmt: skip
-            self._traffic.checkpoints.find(self._address, self._traffic.consistency)
+            mark = partial(self._credentials.mark, roster.token)
+            self._traffic.checkpoints.find(self._address, self._traffic.consistency, mark)
             joining.connect(self._traffic.connect)
             takers = self._traffic.host_sums.takers
             neighbours.connect(self._loop, takers, self._on_neighbour_lost, self.check)
@@ -197,11 +198,8 @@ class Worker:
                 self._state_changed.wait(seconds)
 
         try:
-            self._joined.checkpoints.check_folder(
-                [host for host, *_ in roster.servers],
-                partial(self._credentials.mark, roster.token),
-                wait,
-            )
+            hosts = [host for host, *_ in roster.servers]
+            self._joined.checkpoints.check_folder(hosts, roster.workers, wait)
         except ConfigError as error:
             self._tell_why(error)
             raise
@@ -236,7 +234,7 @@ class Worker:
             deadline = time.monotonic() + _CLOSE_S
             assert self._neighbours is not None
             self._byes_left = len(self._joined.servers) + len(self._neighbours.connections)
-            self._loop.call_soon(self._joined.tell, Kind.BYE)
+            self._loop.call_soon(self._joined.say_goodbye)
             self._loop.call_soon(self._neighbours.say_goodbye, self._heard_goodbye)
             with self._state_changed:
                 while self._byes_left and self._failure is None:
