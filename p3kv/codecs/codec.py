@@ -60,7 +60,11 @@ class Encoder(ABC):
 
 class Decoder(ABC):
     """Decodes a key's slices in one direction, in the process that receives them. Called from one
-    thread."""
+    thread.
+
+    A server has one decoder for the gradients of all workers, which come in any order. So it must
+    remember nothing of them; checkpoints have nothing of what decoders remember.
+    """
 
     def __init__(self, codec: Codec) -> None:
         self.codec = codec
