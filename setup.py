@@ -5,16 +5,7 @@ refuse that. A package's page shows the README without the repository around it.
 """
 
 import re
-import sys
 from pathlib import Path
-
-if sys.version_info >= (3, 12):
-    # pip compares `requires-python` only when it has chosen all packages, after minutes.
-    sys.exit(
-        "p3kv needs Python 3.8 to 3.11, because MXNet 1.9.1 runs on no later one, and this is "
-        f"Python {sys.version_info[0]}.{sys.version_info[1]}. Create an environment with an older "
-        "Python first: python3.11 -m venv env"
-    )
 
 from setuptools import setup
 

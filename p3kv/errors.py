@@ -41,7 +41,8 @@ class KeyMismatchError(P3Error):
 
 
 class NotSupportedError(P3Error):
-    """A feature of MXNet's KVStore that this version of p3kv does not have."""
+    """A feature of MXNet's KVStore that this version of p3kv does not have, or features that can't
+    be combined."""
 
 
 class StatesError(P3Error):

@@ -28,7 +28,8 @@ with atheris.instrument_imports(include=["p3kv"]):
     from p3kv.config import Launch, Settings, optimizer_modules, plugins, unknown_variables
     from p3kv.errors import CheckpointError, ConfigError, P3Error, ProtocolError
     from p3kv.processes.launcher.output import LineSplitter
-    from p3kv.wire.header import HEADER_BYTES, MAGIC, Kind, pack_header, unpack_header
+    from p3kv.wire.fields import RoundHeader
+    from p3kv.wire.header import HEADER_BYTES, MAGIC, Kind, unpack_header
     from p3kv.wire.launcher_link import Cause, LauncherLink, PartEnded
     from p3kv.wire.messages import (
         PROTOCOL_VERSION,
@@ -47,6 +48,7 @@ with atheris.instrument_imports(include=["p3kv"]):
     from p3kv.wire.states import ArrivingState
     from tests.in_memory import Job
     from tests.scheduled import running, server, worker
+    from tests.served import frame, own_fields, packed
     from tests.test_checkpoint_files import HERE, path_of, save
     from tests.test_fuzz import MESSAGES, SIZE, SLICE_SIZE, encode, fail, hear, trained
 
@@ -76,11 +78,12 @@ def _frame(data: atheris.FuzzedDataProvider) -> bytes:
                     0, 255
                 )
     size = len(payload) if data.ConsumeProbability() < 0.9 else _number(data)
-    header = pack_header(
-        kind, _number(data) & 3, _number(data), _number(data), _number(data), _number(data),
-        data.ConsumeIntInRange(-(2**31), 2**31 - 1), size, data.ConsumeIntInRange(0, 255),
-    )  # fmt: skip
-    return header + bytes(payload)
+    fields = {
+        name: data.ConsumeIntInRange(-(2**31), 2**31 - 1) if name == "priority" else _number(data)
+        for name in own_fields(kind)
+    }
+    flags = data.ConsumeIntInRange(0, 255)
+    return packed(kind, _number(data) & 3, size, flags=flags, **fields) + bytes(payload)
 
 
 def _frames(data: atheris.FuzzedDataProvider) -> List[bytes]:
@@ -118,9 +121,7 @@ def stranger_to_server(words: bytes) -> None:
         connection = job.servers[0].connections[-1]
         said = data.ConsumeBytes(data.ConsumeIntInRange(0, 200))
         if data.ConsumeBool():
-            said = pack_header(
-                Kind.HELLO, 0, key=MAGIC, slice=PROTOCOL_VERSION, payload_bytes=len(said)
-            ) + said  # fmt: skip
+            said = frame(Kind.HELLO, 0, said, magic=MAGIC, version=PROTOCOL_VERSION)
         for part in (said, *_frames(data)):
             link.send([memoryview(part)])
             try:
@@ -220,8 +221,7 @@ def states(words: bytes) -> None:
         outline = decode(data.ConsumeBytes(data.ConsumeIntInRange(0, 200)), StateOutline)
         arriving = ArrivingState(outline, 1000, data.ConsumeBool())
         while not arriving.complete:
-            header = pack_header(Kind.STATE_BYTES, 0, payload_bytes=_number(data))
-            arriving.land(unpack_header(memoryview(header), 0))
+            arriving.land(RoundHeader(Kind.STATE_BYTES, 0, payload_bytes=_number(data)))
 
 
 def header(words: bytes) -> None:

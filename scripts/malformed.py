@@ -24,13 +24,14 @@ from typing import Deque, Dict, List
 
 import psutil
 
-from p3kv.wire.header import MAGIC, Kind, pack_header
-from p3kv.wire.messages import PROTOCOL_VERSION, DataHello, JobSettings, encode
+from p3kv.wire.header import MAGIC, Kind
+from p3kv.wire.messages import PROTOCOL_VERSION, TOKEN_BYTES, DataHello, JobSettings, encode
 from p3kv.wire.proofs import HELLO_BYTES
 from tests.jobs import TrainingJob, connections_of
+from tests.served import packed
 
 _GREETING = b"\xff" + b"\x00" * 8 + b"\x7f\x03\x00"
-_WORDS = encode(DataHello(0, JobSettings()))
+_WORDS = encode(DataHello(0, JobSettings(), bytes(TOKEN_BYTES)))
 _KEPT = 200
 """Connections that stay open at a time, so that some are cut and some wait for an answer."""
 _LOOK_EVERY = 5000
@@ -44,11 +45,9 @@ def _to_a_server(chance: random.Random) -> bytes:
     kind = chance.choice([*Kind, 0, 255])
     size = chance.choice([0, 1, HELLO_BYTES, HELLO_BYTES, 4096, 2**20, 2**32 - 1])
     payload = chance.choice([_noise(chance, min(size, 300)), _WORDS, b"\x91" * 300])
-    key = MAGIC if chance.random() < 0.8 else chance.getrandbits(32)
-    header = pack_header(
-        kind, chance.randrange(3), key=key, slice=PROTOCOL_VERSION, payload_bytes=size
-    )
-    frame = bytearray(header + payload)
+    magic = MAGIC if chance.random() < 0.8 else chance.getrandbits(32)
+    fields = {"magic": magic, "version": PROTOCOL_VERSION} if kind == Kind.HELLO else {}
+    frame = bytearray(packed(kind, chance.randrange(3), size, **fields) + payload)
     if chance.random() < 0.3:
         frame[chance.randrange(len(frame))] = chance.getrandbits(8)
     return bytes(frame[: chance.choice([len(frame), chance.randrange(1, len(frame) + 1)])])

@@ -32,8 +32,9 @@ from p3kv.slicing import balanced_runs, loads_with, make_layout
 from p3kv.transport import Address, Link, Listener, Transport
 from p3kv.wire.breaks import Breaks
 from p3kv.wire.connection import Connection
+from p3kv.wire.fields import Header
 from p3kv.wire.framing import Landing, message_landing
-from p3kv.wire.header import INITIAL_ROUND, Header, Kind
+from p3kv.wire.header import INITIAL_ROUND, Kind
 from p3kv.wire.loop import Drain, Loop
 from p3kv.wire.messages import (
     CodecChoices,

@@ -5,12 +5,13 @@ from __future__ import annotations
 import socket
 import sys
 import time
-from typing import Any, List, Tuple
+from typing import Any, List, Tuple, Type
 
 import zmq
 
 from p3kv.wire.credentials import Credentials
-from p3kv.wire.header import HEADER_BYTES, MAGIC, Header, Kind, pack_header, unpack_header
+from p3kv.wire.fields import Header
+from p3kv.wire.header import HEADER_BYTES, MAGIC, Kind, pack_header, unpack_header
 from p3kv.wire.line import Line
 from p3kv.wire.messages import (
     PROTOCOL_VERSION,
@@ -40,9 +41,24 @@ PROCESS = bytes(range(1, 1 + TOKEN_BYTES))
 """What each worker's process has chosen."""
 
 
-def frame(kind: Kind, rank: int, payload: bytes = b"", **fields: int) -> bytes:
+def header_of(kind: int) -> Type[Header]:
+    """The header of a kind of frames, which need not be one."""
+    return kind.header if isinstance(kind, Kind) else Header
+
+
+def own_fields(kind: int) -> Tuple[str, ...]:
+    """The numbers in the header of a kind that not all have."""
+    return header_of(kind).__struct_fields__[len(Header.__struct_fields__) :]
+
+
+def packed(kind: int, rank: int, payload_bytes: int = 0, **fields: int) -> bytes:
+    """A header on a data connection."""
+    return pack_header(header_of(kind)(kind, rank, **fields), payload_bytes, received=0)
+
+
+def frame(kind: int, rank: int, payload: bytes = b"", **fields: int) -> bytes:
     """A frame on a data connection."""
-    return pack_header(kind, rank, payload_bytes=len(payload), **fields) + payload
+    return packed(kind, rank, len(payload), **fields) + payload
 
 
 def received(link: socket.socket) -> Tuple[Header, bytes]:
@@ -54,7 +70,7 @@ def received(link: socket.socket) -> Tuple[Header, bytes]:
 def hello(rank: int, workers_nonce: bytes = bytes(NONCE_BYTES), key: bytes = KEY) -> bytes:
     """A worker's first word to server 0."""
     payload = workers_nonce + Proofs(key, 0).hello(rank, workers_nonce)
-    return frame(Kind.HELLO, rank, payload, key=MAGIC, slice=PROTOCOL_VERSION)
+    return frame(Kind.HELLO, rank, payload, magic=MAGIC, version=PROTOCOL_VERSION)
 
 
 def proof(

@@ -43,12 +43,13 @@ MAY_IMPORT: Dict[str, Set[str]] = {
     "p3kv.tools.top": GROUND | {"p3kv.report", "p3kv.wire"},
     "p3kv.processes.companions": GROUND | {"p3kv.wire.accounts", "p3kv.wire.address"},
     "p3kv.processes.roles": GROUND | {"p3kv.processes.companions", "p3kv.frontends", "p3kv.worker"},
-    "p3kv.store": GROUND | {"p3kv.wire.messages", "p3kv.worker"},
-    # What a front end hands over to a server is declared in `p3kv.server.optimizer`.
+    # What a store hands over to a server is declared in `p3kv.server.optimizer`.
+    "p3kv.store": GROUND
+    | {"p3kv.checkpoints", "p3kv.codecs", "p3kv.wire.messages", "p3kv.wire.states", "p3kv.worker"}
+    | {"p3kv.server.optimizer"},
     "p3kv.frontends": GROUND
-    | {"p3kv.codecs", "p3kv.wire.header", "p3kv.wire.messages", "p3kv.wire.states", "p3kv.worker"}
-    | {"p3kv.store"}
-    | {"p3kv.checkpoints", "p3kv.consistency", "p3kv.report.forecast", "p3kv.server.optimizer"},
+    | {"p3kv.wire.header", "p3kv.wire.messages", "p3kv.worker", "p3kv.store"}
+    | {"p3kv.consistency", "p3kv.report.forecast", "p3kv.server.optimizer"},
     "p3kv.processes.launcher": GROUND | {"p3kv.wire.launcher_link"},
     "p3kv.tools.timeline": GROUND,
     "p3kv.tools.plan": GROUND | {"p3kv.report"},

@@ -12,11 +12,12 @@ def test_workers_train_each_at_its_own_pace_and_every_push_counts_once(tmp_path:
     assert result.code == 0, result.output
     assert result.output.count("every value is right") == 2, result.output
     for words in (
-        "key 'w' is pushed to an asynchronous store without an optimizer",
+        "key 'w' is pushed to a store without an optimizer: an asynchronous store's servers would",
         "Call kv.set_optimizer on every worker first",
-        "Nadam needs a number that one key's update leaves for the next key's",
-        "LAMB updates whole tensors and SGD slices",
-        "states of an asynchronous store can't be saved",
+        "the optimizer Nadam: the update of one key leaves a number for that of the next",
+        "the optimizer LAMB, set after SGD",
+        "the servers of an asynchronous store can't change from slices to whole tensors",
+        "optimizer states can't be saved: a file has one count of updates for each key",
         "Please set update_on_kvstore=True when training in async mode",
     ):
         assert words in result.said_by("worker 1"), result.output

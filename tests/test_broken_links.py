@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from p3kv.consistency import BulkSynchronous
 from p3kv.errors import ProtocolError
+from p3kv.wire.fields import Header, PushHeader
 from p3kv.wire.framing import Frame, FrameReader, FrameWriter, Landing
-from p3kv.wire.header import HEADER_BYTES, Header, Kind, pack_header
+from p3kv.wire.header import HEADER_BYTES, Kind
 from p3kv.wire.line import Line
 from tests.test_schedules import RULES, SELDOM, STEPS, Moods, Script, Training, values
 
@@ -60,7 +61,7 @@ def test_frames_arrive_once_and_in_order_whatever_links_lose(
     arrived: List[int] = []
     payloads = [random.randbytes(size) for size in sizes]
     for number, payload in enumerate(payloads):
-        header = pack_header(Kind.PUSH, 0, key=number, payload_bytes=len(payload))
+        header = PushHeader(Kind.PUSH, 0, key=number)
         memory = memoryview(payload)
         writer.push(Frame(
             0, header, (lambda memory=memory: memory) if made_late else memory,
@@ -93,7 +94,7 @@ def test_frames_arrive_once_and_in_order_whatever_links_lose(
 def test_a_peer_can_t_have_received_more_than_was_sent_or_less_than_before() -> None:
     writer = FrameWriter()
     for number in range(2):
-        writer.push(Frame(0, pack_header(Kind.PUSH, 0, key=number)))
+        writer.push(Frame(0, PushHeader(Kind.PUSH, 0, key=number)))
     writer.sent(sum(map(len, writer.buffers())))
     writer.arrived(HEADER_BYTES)
     for received in (0, HEADER_BYTES - 1, 2 * HEADER_BYTES + 1):
@@ -106,9 +107,7 @@ def test_a_peer_can_t_have_received_more_than_was_sent_or_less_than_before() -> 
 def test_a_thousand_frames_that_come_again_are_not_too_many_for_one_write() -> None:
     writer = FrameWriter()
     for number in range(2000):
-        writer.push(
-            Frame(0, pack_header(Kind.PUSH, 0, key=number, payload_bytes=1), memoryview(b"x"))
-        )
+        writer.push(Frame(0, PushHeader(Kind.PUSH, 0, key=number), memoryview(b"x")))
     while writer:
         writer.sent(sum(map(len, writer.buffers())))
     writer.resume(0)

@@ -52,7 +52,7 @@ def array(seed: int, length: int, dtype: str = "float32") -> np.ndarray:
 def cut(server: int, step: int) -> List[CutOfKey]:
     """A key on two servers, and one whose whole tensor server 0 has."""
     length = dict(RUNS)[server]
-    arrays = [("0", "float32", [length]), ("1", "float16", [length])]
+    arrays = [("0", "float32", [length]), ("1", "bfloat16", [length])]
     numbers = {"updates": step, "structure": ["0", "1"]}
     spread = KeyOutline(
         0, "w", "weight", SHAPE, "float32", "dense", RUNS, False, numbers, arrays
@@ -61,7 +61,7 @@ def cut(server: int, step: int) -> List[CutOfKey]:
     parts = [momentum[:3], momentum[3:]]
     cuts = [
         CutOfKey(
-            spread, [value[:5], value[5:]], [parts, [part.astype("float16") for part in parts]]
+            spread, [value[:5], value[5:]], [parts, [part.astype("bfloat16") for part in parts]]
         )
     ]
     if server == 0:
@@ -145,7 +145,7 @@ def found(folder: Path) -> Optional[int]:
     for state, server in zip(key.states, (0, 1)):
         momentum = array(step + 10 + server, dict(RUNS)[server])
         np.testing.assert_array_equal(state.elements["0"], momentum)
-        np.testing.assert_array_equal(state.elements["1"], momentum.astype("float16"))
+        np.testing.assert_array_equal(state.elements["1"], momentum.astype("bfloat16"))
         assert state.numbers["updates"] == step
     whole = saved.key(1, 7)
     np.testing.assert_array_equal(whole.value, array(step, 6, "float64"))

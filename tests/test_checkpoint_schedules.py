@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from p3kv.checkpoints import WORKER, Memories, Part, newest
 from p3kv.common.registry import Choice
 from p3kv.errors import CheckpointError, ProtocolError
-from p3kv.wire.header import INITIAL_ROUND, Header, Kind
+from p3kv.wire.fields import Header
+from p3kv.wire.header import INITIAL_ROUND, Kind
 from p3kv.wire.messages import (
     UNKNOWN,
     Checkpoint,
@@ -331,7 +332,7 @@ def test_a_checkpoint_that_can_not_be_right_is_refused(tmp_path: Path) -> None:
 
         def ask(checkpoint: Checkpoint) -> None:
             words = encode(checkpoint)
-            header = Header(Kind.CHECKPOINT, 0, 0, 0, 0, 0, 0, 0, len(words))
+            header = Header(Kind.CHECKPOINT, 0, payload_bytes=len(words))
             landing = server.traffic.land(server.connections[0], header)
             assert landing.memory is not None
             landing.memory[:] = words

@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 from p3kv.common.registry import Choice
 from p3kv.consistency import CONSISTENCIES, BulkSynchronous, Consistency, make_consistency
 from p3kv.errors import ConfigError
+from p3kv.wire.fields import Header
 from p3kv.wire.framing import Frame
-from p3kv.wire.header import INITIAL_ROUND, URGENT, Kind, pack_header
+from p3kv.wire.header import INITIAL_ROUND, URGENT, Kind
 from p3kv.wire.messages import CodecChoices, JobSettings, Terms
 from tests.in_memory import Job
 from tests.jobs import (
@@ -269,7 +270,7 @@ def test_pushes_get_the_predicted_value_and_all_else_is_the_true_one(codec: str)
 # A rule by which few pushes are exchanged.
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16", "int64"])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int64"])
 def test_what_is_not_exchanged_comes_with_the_next_that_is(dtype: str) -> None:
     with closing(Job(2, 1, SIZE // 2, EveryFourth, dtype=dtype)) as job:
         keys = job.declare("w", SIZE)
@@ -342,7 +343,7 @@ def test_rounds_that_wait_name_the_straggler_and_so_does_its_leaving() -> None:
         # Round 2 waits, too: of a key's rounds the oldest says who is missing.
         assert [(wait.round, wait.missing, wait.arrived) for wait in waits] == [(1, [1], [0])]
         job.push(1, 1)
-        job.behind.servers[0].writer.push(Frame(URGENT, pack_header(Kind.BYE, 1)))
+        job.behind.servers[0].writer.push(Frame(URGENT, Header(Kind.BYE, 1)))
         job.finish()
         ((failure),) = server.failures
         assert failure.rank == 1 and "worker 0 went on to round 2" in failure.reason

@@ -167,7 +167,7 @@ def test_the_reason_of_a_failure_is_cut_and_so_can_always_be_told() -> None:
 
 # In a job.
 
-SLICES = frame(Kind.TERMS, 0, encode(Terms(100)), round=INITIAL_ROUND)
+SLICES = frame(Kind.TERMS, 0, encode(Terms(100)), from_round=INITIAL_ROUND)
 A_KEY = SLICES + frame(
     Kind.KEY, 0, encode(DeclaredKey(0, 0, (25, 10), "float32", [(0, 250)]))
 )  # fmt: skip
@@ -190,7 +190,7 @@ def optimizer(**changes: Any) -> bytes:
         "since_step": 0, **changes,
     }  # fmt: skip
     settings = OptimizerSettings("mxnet", msgspec.msgpack.encode(plain))
-    return frame(Kind.OPTIMIZER, 0, encode(settings), step=1)
+    return frame(Kind.OPTIMIZER, 0, encode(settings), from_step=1)
 
 
 FROM_RANK_0 = {

@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p3kv.errors import ProtocolError
+from p3kv.wire.fields import Header, PushHeader
 from p3kv.wire.framing import Frame, FrameReader, FrameWriter, Landing
-from p3kv.wire.header import HEADER_BYTES, Header, Kind, pack_header, unpack_header
+from p3kv.wire.header import HEADER_BYTES, Kind, pack_header, unpack_header
 
 BATCH_BYTES = 16 * 1024
 """Small frames go together up to about this size: the most that an urgent frame waits for,
@@ -27,13 +28,19 @@ frames = st.lists(st.tuples(priorities, payload_sizes), max_size=12)
 cuts = st.lists(st.one_of(st.integers(1, 60), st.integers(1, 50_000)), min_size=1, max_size=30)
 
 
-def frame(number: int, priority: int, payload_bytes: int) -> Tuple[bytes, Optional[memoryview]]:
+def frame(number: int, priority: int, payload_bytes: int) -> Tuple[Header, Optional[memoryview]]:
     """A frame that says its number, with a payload that no other frame has."""
-    header = pack_header(Kind.PUSH, 0, key=number, priority=priority, payload_bytes=payload_bytes)
+    header = PushHeader(Kind.PUSH, 0, key=number, priority=priority)
     if not payload_bytes:
         return header, None
     elements = np.random.RandomState(number).randint(0, 256, payload_bytes).astype(np.uint8)
     return header, memoryview(elements)
+
+
+def sent(header: Header, payload: Optional[memoryview]) -> bytes:
+    """A frame as it travels."""
+    words = payload or b""
+    return pack_header(header, len(words), received=0) + words
 
 
 class Stream:
@@ -130,8 +137,7 @@ def test_a_frame_arrives_before_the_next_begins(described: list, receiving: list
     sink = Sink()
     data = b""
     for number, (priority, payload_bytes) in enumerate(described):
-        header, payload = frame(number, priority, payload_bytes)
-        data += header + (payload or b"")
+        data += sent(*frame(number, priority, payload_bytes))
     sink.receive(data, forever(receiving))
     assert sink.events == [
         (event, number) for number in range(len(described)) for event in ("begun", "arrived")
@@ -141,7 +147,7 @@ def test_a_frame_arrives_before_the_next_begins(described: list, receiving: list
 def test_a_large_payload_is_received_straight_into_its_place() -> None:
     sink = Sink()
     header, payload = frame(0, 0, 40_000)
-    sink.receive_some(header)
+    sink.receive_some(pack_header(header, 40_000, received=0))
     first = sink.reader.buffers()[0]
     assert len(first) == 40_000
     assert np.shares_memory(np.asarray(first), sink.landings[0])
@@ -151,7 +157,7 @@ def test_a_large_payload_is_received_straight_into_its_place() -> None:
 
 def test_there_is_always_room_beyond_the_payload_for_the_next_header() -> None:
     sink = Sink()
-    sink.receive_some(frame(0, 0, 40_000)[0])
+    sink.receive_some(sent(*frame(0, 0, 40_000))[:HEADER_BYTES])
     assert sum(len(buffer) for buffer in sink.reader.buffers()[1:]) >= HEADER_BYTES
 
 
@@ -169,10 +175,7 @@ def test_what_land_raises_comes_out_after_the_frames_before_it(
         return sink.land(header)
 
     sink.reader = FrameReader(land)
-    stream = b"".join(
-        header + (payload or b"")
-        for header, payload in (frame(n, *described[n]) for n in range(len(described)))
-    )
+    stream = b"".join(sent(*frame(n, *described[n])) for n in range(len(described)))
     with pytest.raises(ProtocolError, match="must not come"):
         sink.receive(stream, forever(receiving))
     assert [header.key for header, _ in sink.frames] == list(range(bad))
@@ -192,7 +195,7 @@ class Model:
     def push(self, priority: int, payload_bytes: int) -> None:
         number = len(self.sizes)
         header, payload = frame(number, priority, payload_bytes)
-        self.sizes.append(len(header) + payload_bytes)
+        self.sizes.append(HEADER_BYTES + payload_bytes)
         self.waiting.append((priority, number))
         self.writer.push(Frame(priority, header, payload, self._on_sent(number)))
 

@@ -15,8 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p3kv.server.optimizer import Optimizer
+from p3kv.wire.fields import PushHeader
 from p3kv.wire.framing import Frame
-from p3kv.wire.header import INITIAL_ROUND, NO_GRADIENT, Kind, pack_header
+from p3kv.wire.header import INITIAL_ROUND, NO_GRADIENT, Kind
 from p3kv.wire.messages import Terms
 from p3kv.worker.transfers import Transfer
 from tests.in_memory import Adding, AddingWhole
@@ -141,10 +142,7 @@ def test_a_server_refuses_what_can_t_be_without_a_gradient(
         if round_:
             worker.call(key, INITIAL_ROUND, np.ones(SIZE, np.float32), None)
             job.finish()
-        header = pack_header(
-            Kind.PUSH, 0, key=key.key_id, round=round_, step=round_, flags=NO_GRADIENT,
-            payload_bytes=len(payload),
-        )  # fmt: skip
+        header = PushHeader(Kind.PUSH, 0, NO_GRADIENT, key=key.key_id, round=round_, step=round_)
         worker.servers[0].writer.push(Frame(0, header, memoryview(payload)))
         with pytest.raises(Exception, match=refusal):
             job.finish()

@@ -17,10 +17,11 @@ from p3kv.common.words import Words
 from p3kv.errors import ProtocolError
 from p3kv.frontends import attach
 from p3kv.frontends.front_end import FrontEnd
+from p3kv.frontends.table import GROUP
 from p3kv.server import optimizer as server_optimizer
 from p3kv.server.optimizer import JobOptimizers, MakeOptimizer, Optimizer
 from p3kv.wire.messages import OptimizerSettings, encode
-from tests.jobs import ROOT, SCRIPTS, JobResult, run_job
+from tests.jobs import ROOT, SCRIPTS, JobResult, environment, run, run_job
 
 # The front end that the settings name.
 
@@ -172,10 +173,8 @@ def test_a_framework_that_is_not_installed_is_told_with_its_front_end_s_words(to
 
 
 def own_framework(**settings: object) -> JobResult:
-    return run_job(
-        "own_framework.py", workers=2, servers=2, PYTHONPATH=f"{ROOT}:{SCRIPTS}",
-        MXNET_UPDATE_ON_KVSTORE=0, **settings,
-    )  # fmt: skip
+    settings = {"PYTHONPATH": f"{ROOT}:{SCRIPTS}", "MXNET_UPDATE_ON_KVSTORE": 0, **settings}
+    return run_job("own_framework.py", workers=2, servers=2, **settings)
 
 
 def test_another_framework_trains_a_matrix_by_rows_and_is_re_sliced_without_mxnet() -> None:
@@ -191,6 +190,69 @@ def test_a_server_without_the_front_end_says_so_and_everybody_learns_it() -> Non
     last = result.output.splitlines()[-1]
     for words_ in ("worker 0", "front end 'toy'", "only mxnet", "P3KV_PLUGINS"):
         assert words_ in last, result.output
+
+
+def install(folder: Path, entry: str) -> str:
+    """Installs a package that has a front end; returns the path by which Python finds it."""
+    info = folder / "toy_for_p3kv-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: toy-for-p3kv\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[{GROUP}]\n{entry}\n")
+    return f"{folder}:{ROOT}:{SCRIPTS}"
+
+
+def test_a_front_end_of_another_package_is_found_by_its_entry_point(tmp_path: Path) -> None:
+    path = install(tmp_path, "toy = own_front_end:Toy")
+    result = own_framework(P3KV_PLUGINS="own_layout", PYTHONPATH=path)
+    assert result.code == 0, result.output
+    for rank in range(2):
+        assert f"worker {rank}: right" in result.output
+    (tmp_path / "toy.py").touch()
+    script = "import p3kv, toy; print(toy.attached); print(p3kv.config.current().slice_size)"
+    result = run(
+        [sys.executable, "-c", script], environment(PYTHONPATH=path, TOY_SLICE_SIZE=12_345), 30
+    )
+    assert result.output.split() == ["True", "12345"]
+
+
+@pytest.mark.parametrize(
+    "entry, told",
+    [
+        (
+            "toy = no_such_module:Toy",
+            "can't be loaded: ModuleNotFoundError: No module named 'no_such_module'",
+        ),
+        ("toy = own_layout:math", "can't be loaded"),
+        ("other = own_front_end:Toy", "no front end of that name"),
+        ("mxnet = p3kv.frontends.mxnet.front_end:MXNet", "not the only one of mxnet"),
+    ],
+)
+def test_an_installed_front_end_that_can_t_be_used_is_named_by_the_import(
+    tmp_path: Path, entry: str, told: str
+) -> None:
+    path = install(tmp_path, entry)
+    result = run([sys.executable, "-c", "import p3kv"], environment(PYTHONPATH=path), 30)
+    last = result.output.splitlines()[-1]
+    assert result.code == 1 and told in last and entry.split(" = ")[1] in last, result.output
+
+
+def test_a_script_of_another_framework_that_raises_is_not_told_of_mxnet() -> None:
+    script = (
+        "import sys; from p3kv.processes import roles; roles._advice_for(ValueError('GPU')); "
+        "print('mxnet' in sys.modules)"
+    )
+    result = run([sys.executable, "-c", script], environment(), 30)
+    assert result.output == "False\n"
+
+
+def test_mxnet_beside_a_numpy_that_it_can_t_use_is_refused_with_what_to_install() -> None:
+    script = "import numpy; numpy.__version__ = '1.26.4'; import p3kv, mxnet"
+    result = run([sys.executable, "-c", script], environment(), 30)
+    last = result.output.splitlines()[-1]
+    assert last.startswith("ImportError: mxnet can't be imported: MXNet 1.9.1 needs names")
+    assert last.endswith("this is NumPy 1.26.4: pip install 'numpy<1.24'")
+    put_back = script.replace("import p3kv", "numpy.bool = bool; import p3kv")
+    assert run([sys.executable, "-c", put_back], environment(), 30).code == 0
 
 
 _UPDATE = """

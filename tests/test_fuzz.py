@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from p3kv.errors import P3Error
 from p3kv.wire.connection import Connection
-from p3kv.wire.header import INITIAL_ROUND, LAST_ROUND, Kind, pack_header
+from p3kv.wire.header import INITIAL_ROUND, LAST_ROUND, Kind
 from p3kv.wire.messages import (
     CodecChoices,
     DeclaredKey,
@@ -27,7 +27,7 @@ from p3kv.wire.messages import (
     encode,
 )  # fmt: skip
 from tests.in_memory import Job
-from tests.served import frame
+from tests.served import frame, own_fields, packed
 
 SIZE, SLICE_SIZE = 250, 100
 MESSAGES: List[Any] = [
@@ -69,17 +69,18 @@ payloads = st.one_of(
 frames = st.one_of(
     st.builds(
         lambda kind, payload, rank, numbers, priority, flags: frame(
-            kind, rank, payload, priority=priority, flags=flags,
-            **dict(zip(("key", "slice", "round", "step"), numbers)),
+            kind, rank, payload, flags=flags, **{
+                name: priority if name == "priority" else number
+                for name, number in zip(own_fields(kind), numbers)
+            },
         ),
-        st.sampled_from(list(Kind)), payloads, few, st.tuples(few, few, few, few) | st.tuples(
-            numbers, numbers, numbers, numbers
+        st.sampled_from(list(Kind)), payloads, few, st.tuples(*[few] * 7) | st.tuples(
+            *[numbers] * 7
         ),
-        st.integers(-(2**31), 2**31 - 1), st.sampled_from([0, 1, 2, 3, 255]),
+        st.integers(-(2**31), 2**31 - 1), st.sampled_from([0, 1, 2, 3, 4, 8, 32, 96, 128, 255]),
     ),
     st.builds(
-        lambda kind, size: pack_header(kind, 0, payload_bytes=size), st.sampled_from(list(Kind)),
-        numbers,
+        lambda kind, size: packed(kind, 0, size), st.sampled_from(list(Kind)), numbers,
     ),
     st.binary(min_size=1, max_size=100),
 )  # fmt: skip

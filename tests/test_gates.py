@@ -11,8 +11,9 @@ import pytest
 from p3kv.server.workers import Workers
 from p3kv.transport import SocketLink
 from p3kv.wire.connection import Connection
+from p3kv.wire.fields import PushHeader
 from p3kv.wire.framing import Frame
-from p3kv.wire.header import HEADER_BYTES, LAST_ROUND, Kind, pack_header, unpack_header
+from p3kv.wire.header import HEADER_BYTES, LAST_ROUND, Kind, unpack_header
 from p3kv.wire.loop import Loop
 from p3kv.wire.messages import UNKNOWN
 from p3kv.wire.protocol import FROM_SERVERS, Conversation
@@ -47,7 +48,7 @@ class Servers:
     def push(self, server: int, *steps: int, size_bytes: int = MANY) -> None:
         for step in steps:
             self.gates.begin(step, size_bytes)
-            frame = Frame(-step, pack_header(Kind.PUSH, RANK, step=step))
+            frame = Frame(-step, PushHeader(Kind.PUSH, RANK, step=step))
             self.gates.push(server, step, frame)
 
     def gets(self, server: int, kind: Kind = Kind.PUSH) -> List[int]:

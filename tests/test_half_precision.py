@@ -1,4 +1,4 @@
-"""Sums of float16: in float32 until all gradients are in."""
+"""Sums of float16 and bfloat16: in float32 until all gradients are in."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from p3kv.wire.messages import CodecChoices, DeclaredKey
 from tests.engines import one_slice, with_values
 
 WORKERS, LENGTH = 4, 30
-HALF = np.dtype(np.float16)
 
 
 class Noting(Optimizer):
@@ -42,47 +41,51 @@ class Noting(Optimizer):
         raise AssertionError("it has no states")
 
 
-def gradient(rank: int) -> np.ndarray:
-    """In float16, the sum of two of these is infinite."""
+def gradient(rank: int, half: np.dtype) -> np.ndarray:
+    """In half precision, the sum of two of these is infinite."""
+    most = 60_000 if half == np.float16 else 3e38
     values = np.random.RandomState(rank).standard_normal(LENGTH)
-    values[0] = 60_000 if rank % 2 else -60_000
+    values[0] = most if rank % 2 else -most
     values[1] = (40_000, 40_000, -40_000, -39_999)[rank % WORKERS]
-    return values.astype(HALF)
+    return values.astype(half)
 
 
-@pytest.mark.parametrize("codec", ["identity", "float16"])
+@pytest.mark.parametrize(
+    "dtype, codec", [("float16", "identity"), ("float16", "float16"), ("bfloat16", "identity")]
+)
 @pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize("updates", [False, True])
-def test_a_sum_is_rounded_to_float16_once_and_only_for_the_value(
-    updates: bool, deterministic: bool, codec: str
+def test_a_sum_is_rounded_to_half_precision_once_and_only_for_the_value(
+    updates: bool, deterministic: bool, dtype: str, codec: str
 ) -> None:
+    half = np.dtype(dtype)
     pool = BufferPool()
     engine = Engine(BulkSynchronous(WORKERS), pool, deterministic)
     optimizer = Noting()
     if updates:
         engine.set_optimizer(0, optimizer)
     codecs = CodecChoices(Choice(codec))
-    key = DeclaredKey(0, "w", (LENGTH,), "float16", [(0, LENGTH)], codecs=codecs)
+    key = DeclaredKey(0, "w", (LENGTH,), dtype, [(0, LENGTH)], codecs=codecs)
     state = one_slice(engine, key)
 
     def push(rank: int, round_: int, values: np.ndarray, encoded: bool) -> None:
-        buffer = pool.get(LENGTH, HALF)
+        buffer = pool.get(LENGTH, half)
         buffer.array[:] = values
         engine.push(state, rank, round_, buffer, True, 0, round_, buffer.bytes if encoded else None)
 
-    initial = gradient(9)
+    initial = gradient(9, half)
     push(0, INITIAL_ROUND, initial, False)
     (result,) = with_values(engine.end_rounds(state))
     np.testing.assert_array_equal(result.value.array, initial)
     for round_ in (1, 2):
         expected = np.zeros(LENGTH, np.float32)
         for rank in range(WORKERS):
-            push(rank, round_, gradient(rank), codec != "identity")
-            expected += gradient(rank)
+            push(rank, round_, gradient(rank, half), codec != "identity")
+            expected += gradient(rank, half)
         assert np.isfinite(expected).all()
         (result,) = with_values(engine.end_rounds(state))
-        assert result.value.array.dtype == HALF
-        np.testing.assert_array_equal(result.value.array, expected.astype(HALF))
+        assert result.value.array.dtype == half
+        np.testing.assert_array_equal(result.value.array, expected.astype(half))
     for total in optimizer.totals:
         assert total.dtype == np.float32
         np.testing.assert_array_equal(total, expected)

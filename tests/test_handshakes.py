@@ -24,7 +24,7 @@ import zmq
 from p3kv.common.version import VERSION
 from p3kv.transport.knock import make_knock
 from p3kv.wire.credentials import Credentials
-from p3kv.wire.header import HEADER_BYTES, MAGIC, Kind, pack_header
+from p3kv.wire.header import HEADER_BYTES, MAGIC, Kind
 from p3kv.wire.messages import (
     PROTOCOL_VERSION,
     TOKEN_BYTES,
@@ -53,7 +53,7 @@ from tests.jobs import (
     results,
     start_role,
 )
-from tests.served import Served
+from tests.served import Served, frame, packed
 from tests.served import hello as hello_of_a_worker
 
 REFUSED_S = 60.0
@@ -90,13 +90,8 @@ def knock_inside_tls(port: int, words: bytes, secret: str) -> socket.socket:
 # The servers' ports.
 
 
-def hello(payload: bytes, key: int = MAGIC, version: int = PROTOCOL_VERSION) -> bytes:
-    header = pack_header(Kind.HELLO, 0, key=key, slice=version, payload_bytes=len(payload))
-    return header + payload
-
-
-def huge(kind: Kind) -> bytes:
-    return pack_header(kind, 0, key=MAGIC, slice=PROTOCOL_VERSION, payload_bytes=2**32 - 1)
+def hello(payload: bytes, magic: int = MAGIC, version: int = PROTOCOL_VERSION) -> bytes:
+    return frame(Kind.HELLO, 0, payload, magic=magic, version=version)
 
 
 NO_TEXT = b"\x81\xa4type\xa5\xff\xff\xff\xff\xff"
@@ -116,6 +111,7 @@ def tls_hello(name: Optional[str] = None) -> bytes:
 
 
 FALSE_HELLO = bytes(range(HELLO_BYTES))
+HUGE = 2**32 - 1
 TO_A_SERVER = {
     "an HTTP request": HTTP,
     "noise": NOISE,
@@ -123,20 +119,20 @@ TO_A_SERVER = {
     "half a hello": hello(FALSE_HELLO)[:20],
     "a hello without its payload": hello(FALSE_HELLO)[:-1],
     "a hello of another version": hello(FALSE_HELLO, version=PROTOCOL_VERSION + 1),
-    "a hello of another protocol": hello(FALSE_HELLO, key=MAGIC + 1),
+    "a hello of another protocol": hello(FALSE_HELLO, magic=MAGIC + 1),
     "a hello with a wrong proof": hello(FALSE_HELLO),
     "a hello without a proof": hello(FALSE_HELLO[:NONCE_BYTES]),
     "a hello without anything": hello(b""),
     "a hello that can't be read": hello(b"\x00" * 40),
     "a hello whose text is none": hello(NO_TEXT.ljust(HELLO_BYTES)),
     "a nested hello": hello(nested("DataHello")[:HELLO_BYTES]),
-    "a proof without a hello": pack_header(Kind.PROOF, 0, payload_bytes=40) + bytes(40),
-    "a huge hello": huge(Kind.HELLO),
+    "a proof without a hello": frame(Kind.PROOF, 0, bytes(40)),
+    "a huge hello": packed(Kind.HELLO, 0, HUGE, magic=MAGIC, version=PROTOCOL_VERSION),
     "a hello that is a little too long": hello(b"\xc0" * (HELLO_BYTES + 1)),
-    "a huge slice": huge(Kind.PUSH),
-    "a slice without a hello": pack_header(Kind.PUSH, 0, round=1, payload_bytes=4) + b"\x00" * 4,
-    "an optimizer without a hello": pack_header(Kind.OPTIMIZER, 0, payload_bytes=1) + b"\x80",
-    "a goodbye without a hello": pack_header(Kind.BYE, 1),
+    "a huge slice": packed(Kind.PUSH, 0, HUGE),
+    "a slice without a hello": frame(Kind.PUSH, 0, bytes(4), round=1),
+    "an optimizer without a hello": frame(Kind.OPTIMIZER, 0, b"\x80"),
+    "a goodbye without a hello": frame(Kind.BYE, 1),
     "a hello of TLS": tls_hello(),
     "a hello of TLS for another host": tls_hello("www.example.org"),
     "a hello of TLS with a wrong knock": tls_hello(make_knock(bytes(32))),

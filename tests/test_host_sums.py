@@ -22,16 +22,13 @@ from p3kv.common.registry import Choice
 from p3kv.consistency import BulkSynchronous
 from p3kv.errors import ConfigError, P3Error, ProtocolError
 from p3kv.server.optimizer import Optimizer
+from p3kv.wire.fields import PushHeader, UpdatedHeader
 from p3kv.wire.framing import Frame
 from p3kv.wire.header import (
-    CARRIES,
     ENCODED,
-    IN_HOST_SUM,
     INITIAL_ROUND,
     WANTS_RESULT,
-    Header,
     Kind,
-    pack_header,
 )
 from p3kv.wire.loop import Loop
 from p3kv.wire.messages import CodecChoices, SharedMemory, Terms
@@ -118,6 +115,8 @@ def test_results_are_right_whatever_the_order_of_events(
     [
         # The sum of the first two is infinite in half precision.
         ("float16", "identity", [40_000, 40_000, -48_000], 32_000, 4),
+        # The sum of the first two is 256 in bfloat16.
+        ("bfloat16", "identity", [256, 1, 1], 258, 4),
         # Each of them is 1 in half precision.
         ("float32", "float16", [1 + 0.75 * 2**-11] * 3, 3 + 2**-9, 2),
         ("float32", "nonzero_blocks", [0.5, 0.25, 0.125], 0.875, 4),
@@ -306,7 +305,7 @@ def test_what_a_neighbour_or_a_server_may_not_say_of_sums() -> None:
         other = next(p for p in key.slices(job._slice_size) if sums.carrier(key, p) == 1)
 
         def hear(kind: Kind, index: int, round: int = 1) -> None:
-            header = Header(kind, 0, 1, key.key_id, index, round, 1, 0, 0)
+            header = kind.header(kind, 1, key=key.key_id, slice=index, round=round)
             sums.takers[kind](1, header).arrived()
 
         with pytest.raises(ProtocolError, match="shares no memory"):
@@ -319,7 +318,10 @@ def test_what_a_neighbour_or_a_server_may_not_say_of_sums() -> None:
         for index, round_ in ((99, 1), (0, 5)):
             with pytest.raises(ProtocolError, match="for which nobody waits"):
                 hear(Kind.VALUE, index, round_)
-        update = Header(Kind.UPDATED, 0, 0, key.key_id, other.index, 1, 1, 0, 4 * other.length)
+        update = UpdatedHeader(
+            Kind.UPDATED, 0, payload_bytes=4 * other.length, key=key.key_id, slice=other.index,
+            round=1, step=1,
+        )  # fmt: skip
         landing = worker.traffic.slices.land(worker.servers[0], update)
         with pytest.raises(ProtocolError, match="another worker of this host has asked"):
             landing.arrived()
@@ -328,10 +330,10 @@ def test_what_a_neighbour_or_a_server_may_not_say_of_sums() -> None:
 @pytest.mark.parametrize(
     ("flags", "round_", "payload", "refusal"),
     [
-        (IN_HOST_SUM, 1, b"1234", "besides those in its host's sum"),
-        (IN_HOST_SUM, INITIAL_ROUND, b"", "with others, in round 0"),
-        (CARRIES | WANTS_RESULT, 1, b"1234" * (SIZE // 2), "has announced no sum"),
-        (CARRIES | ENCODED, 1, b"1234", "4 encoded bytes"),
+        (PushHeader.IN_HOST_SUM, 1, b"1234", "besides those in its host's sum"),
+        (PushHeader.IN_HOST_SUM, INITIAL_ROUND, b"", "with others, in round 0"),
+        (PushHeader.CARRIES | WANTS_RESULT, 1, b"1234" * (SIZE // 2), "has announced no sum"),
+        (PushHeader.CARRIES | ENCODED, 1, b"1234", "4 encoded bytes"),
     ],
 )
 def test_a_server_refuses_sums_that_can_t_be_right(
@@ -341,10 +343,7 @@ def test_a_server_refuses_sums_that_can_t_be_right(
         key, worker = job.keys["often"][0], job.workers[0]
         worker.call(key, INITIAL_ROUND, np.ones(SIZE, np.float32), None)
         job.finish()
-        header = pack_header(
-            Kind.PUSH, 0, key=key.key_id, round=round_, step=round_, flags=flags,
-            payload_bytes=len(payload),
-        )  # fmt: skip
+        header = PushHeader(Kind.PUSH, 0, flags, key=key.key_id, round=round_, step=round_)
         worker.servers[0].writer.push(Frame(0, header, memoryview(payload)))
         with pytest.raises(Exception, match=refusal):
             job.finish()

@@ -13,8 +13,9 @@ import pytest
 
 from p3kv.transport import SocketLink
 from p3kv.wire.connection import Connection
+from p3kv.wire.fields import PushHeader
 from p3kv.wire.framing import Frame
-from p3kv.wire.header import HEADER_BYTES, Kind, pack_header
+from p3kv.wire.header import HEADER_BYTES, Kind
 from p3kv.wire.loop import Loop
 from p3kv.wire.protocol import FROM_SERVERS, Conversation
 
@@ -202,13 +203,12 @@ def _connected(loop: Loop) -> Tuple[Connection, socket.socket]:
 
 
 def _queue(connection: Connection, priority: int, size_bytes: int) -> None:
-    header = pack_header(Kind.PUSH, 0, payload_bytes=size_bytes)
-    connection.writer.push(Frame(priority, header, memoryview(bytes(size_bytes))))
+    header, payload = PushHeader(Kind.PUSH, 0), memoryview(bytes(size_bytes))
+    connection.writer.push(Frame(priority, header, payload))
 
 
 def test_what_overtakes_a_more_urgent_frame_on_a_full_connection_is_counted(loop: Loop) -> None:
     (full, far), (free, other_far) = _connected(loop), _connected(loop)
-    header_bytes = len(pack_header(Kind.PUSH, 0))
     _queue(full, 9, 64 << 20)  # more than the kernel takes on both sides
     _queue(full, 8, 100)
     loop.call_later(0.05, lambda: _queue(free, 8, 1000))  # as urgent: overtakes nothing
@@ -217,7 +217,7 @@ def test_what_overtakes_a_more_urgent_frame_on_a_full_connection_is_counted(loop
     loop.call_later(0.20, loop.stop)
     loop.run()
     assert full.blocked and not free.writer
-    assert (loop.inversions.frames, loop.inversions.bytes) == (1, header_bytes + 2000)
+    assert (loop.inversions.frames, loop.inversions.bytes) == (1, HEADER_BYTES + 2000)
     far.close()
     other_far.close()
 
@@ -249,7 +249,7 @@ def test_of_frames_as_urgent_that_goes_whose_connection_has_sent_nothing_for_lon
 
     def queue(*numbers: int) -> None:
         for number in numbers:
-            header = pack_header(Kind.PUSH, 0)
+            header = PushHeader(Kind.PUSH, 0)
             connections[number].writer.push(Frame(0, header, None, partial(order.append, number)))
 
     for numbers in ((2, 1, 0), (0,), (0, 1, 2)):

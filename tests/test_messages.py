@@ -23,11 +23,11 @@ from p3kv.config import MAX_SLICE_ELEMS, ROLES
 from p3kv.errors import P3Error, ProtocolError
 from p3kv.scheduler.job import Job
 from p3kv.wire import messages
+from p3kv.wire.fields import Header, HelloHeader, PushHeader
 from p3kv.wire.header import (
     HEADER_BYTES,
     LAST_ROUND,
     MAGIC,
-    Header,
     Kind,
     pack_header,
     unpack_header,
@@ -51,31 +51,25 @@ from p3kv.wire.messages import (
     encode,
 )
 from tests.scheduled import NAME, hello
+from tests.served import own_fields
 
 bytes_ = st.integers(0, 2**8 - 1)
 shorts = st.integers(0, 2**16 - 1)
 words = st.integers(0, 2**32 - 1)
 priorities = st.integers(-(2**31), 2**31 - 1)
 longs = st.integers(0, 2**64 - 1)
-headers = st.builds(
-    Header,
-    bytes_,
-    bytes_,
-    shorts,
-    words,
-    words,
-    words,
-    words,
-    priorities,
-    words,
-    longs,
-    words,
-    words,
-)
+
+
+def headers_of(kind: Kind) -> st.SearchStrategy[Header]:
+    own = {name: priorities if name == "priority" else words for name in own_fields(kind)}
+    return st.builds(kind.header, st.just(kind), shorts, bytes_, words, longs, **own)
+
+
+headers = st.sampled_from(Kind).flatmap(headers_of)
 
 
 def packed(header: Header) -> bytes:
-    return pack_header(**header._asdict())
+    return pack_header(header, header.payload_bytes, header.received)
 
 
 def instances(union: Any) -> Any:
@@ -211,13 +205,13 @@ def test_all_headers_have_the_same_size(header: Header) -> None:
 
 
 def test_headers_are_little_endian_and_begin_with_their_kind() -> None:
-    data = pack_header(Kind.PUSH, rank=0x0102, key=0x03040506)
-    assert data[:8] == bytes([5, 0, 0x02, 0x01, 0x06, 0x05, 0x04, 0x03])
+    data = packed(PushHeader(Kind.PUSH, 0x0102, 7, 0x03040506, 8, key=0x0708090A, round=9))
+    common = bytes([5, 2, 1, 7, 6, 5, 4, 3, 8]) + bytes(7)
+    assert data[:24] == common + bytes([10, 9, 8, 7, 9, 0, 0, 0])
 
 
 def test_a_hello_shows_the_magic_word() -> None:
-    data = pack_header(Kind.HELLO, 0, key=MAGIC)
-    assert b"P3KV" in data
+    assert b"P3KV" in packed(HelloHeader(Kind.HELLO, 0, magic=MAGIC))
 
 
 @pytest.mark.parametrize("field", ["rank", "key", "slice", "round", "step", "payload_bytes"])
@@ -226,7 +220,29 @@ def test_a_number_that_does_not_fit_its_field_is_an_error_not_another_number(
     field: str, value: int
 ) -> None:
     with pytest.raises(struct.error):
-        pack_header(**{"kind": Kind.PUSH, "rank": 0, field: value})
+        packed(PushHeader(**{"kind": Kind.PUSH, "rank": 0, field: value}))
+
+
+NUMBERS = {name for kind in Kind for name in own_fields(kind)}
+
+
+@pytest.mark.parametrize("kind", Kind)
+def test_numbers_that_a_kind_does_not_have_can_be_neither_given_nor_read(kind: Kind) -> None:
+    own = own_fields(kind)
+    header = unpack_header(memoryview(packed(kind.header(kind, 0))), 0)
+    assert {name for name in NUMBERS if hasattr(header, name)} == {*own}
+    for name in NUMBERS - {*own}:
+        with pytest.raises(TypeError):
+            kind.header(kind, 0, **{name: 1})
+    for other in {one.header for one in Kind} - {kind.header}:
+        with pytest.raises(AssertionError, match=f"no header of {kind.name}"):
+            packed(other(kind, 0))
+
+
+def test_a_kind_that_is_none_is_read_all_the_same_to_be_refused_by_its_number() -> None:
+    for kind in set(range(256)) - {*Kind}:
+        header = Header(kind, 1, 2, 3, 4)
+        assert unpack_header(memoryview(packed(header)), 0) == header
 
 
 KINDS = {

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from p3kv.consistency import ASYNCHRONOUS, Asynchronous, BulkSynchronous, consistency_of_key
 from p3kv.errors import ConfigError, P3Error, ProtocolError
 from p3kv.server.optimizer import Optimizer
+from p3kv.wire.fields import Header, StateHeader
 from p3kv.wire.framing import Frame
-from p3kv.wire.header import INITIAL_ROUND, URGENT, Header, Kind, pack_header
+from p3kv.wire.header import INITIAL_ROUND, URGENT, Kind
 from p3kv.wire.messages import Terms
 from tests.in_memory import OWN_STORE, Adding, AddingWhole
 from tests.test_schedules import SIZE, STEPS, Moods, Script, Training, values
@@ -191,12 +192,12 @@ def test_a_worker_that_has_left_is_missed_by_nobody_unless_it_owes_the_first_val
         (server,) = job.servers
         job.set_optimizers()
         job.initialise()
-        job.workers[0].servers[0].writer.push(Frame(URGENT, pack_header(Kind.BYE, 0)))
+        job.workers[0].servers[0].writer.push(Frame(URGENT, Header(Kind.BYE, 0)))
         job.finish()
         assert not np.isnan(job.push(1, 1)).any()
         assert server.failures == []
     with closing(Alone(2, 1)) as job:
-        job.workers[0].servers[0].writer.push(Frame(URGENT, pack_header(Kind.BYE, 0)))
+        job.workers[0].servers[0].writer.push(Frame(URGENT, Header(Kind.BYE, 0)))
         job.push(1, 1)
         assert {failure.rank for failure in job.servers[0].failures} == {0}
 
@@ -242,7 +243,9 @@ def test_a_server_counts_each_worker_s_rounds_by_themselves(kind: Kind) -> None:
         consumer = job.servers[0].consumer
         for rank, round_ in ((0, 7), (1, 3)):
             key = job.own[0].key_id
-            header = Header(kind, 0, rank, key, 0, round_, round_, 0, SIZE // 2 * 4)
+            header = kind.header(
+                kind, rank, payload_bytes=SIZE // 2 * 4, key=key, round=round_, step=round_
+            )
             with pytest.raises(ProtocolError, match=f"at round {round_} of key 'own', slice 0"):
                 if kind == Kind.PUSH:
                     consumer.land_push(job.servers[0].connections[rank], header)
@@ -264,7 +267,7 @@ def test_a_push_is_not_counted_twice() -> None:
 
 def test_states_of_slices_without_a_common_round_are_refused() -> None:
     with closing(Alone(1, 1)) as job:
-        header = Header(Kind.STATES, 0, 0, job.own[0].key_id, 0, 0, 0, 0, 0)
+        header = StateHeader(Kind.STATES, 0, key=job.own[0].key_id)
         with pytest.raises(ProtocolError, match="states of key 'own'"):
             job.servers[0].consumer.states.ask(job.servers[0].connections[0], header)
 

@@ -17,8 +17,9 @@ from experiments.models import load
 from p3kv.report.forecast import bound
 from p3kv.transport import SocketLink
 from p3kv.wire.connection import Connection
+from p3kv.wire.fields import PushHeader
 from p3kv.wire.framing import Frame
-from p3kv.wire.header import Kind, pack_header
+from p3kv.wire.header import Kind
 from p3kv.wire.loop import Loop
 from p3kv.wire.protocol import FROM_SERVERS, Conversation
 from tests.jobs import DEADLINE_S
@@ -51,8 +52,7 @@ class Peer:
     def queue(self, frames: int) -> None:
         payload = memoryview(bytes(CREDIT_BYTES))
         for _ in range(frames):
-            header = pack_header(Kind.PUSH, 0, payload_bytes=len(payload))
-            self.connection.writer.push(Frame(0, header, payload))
+            self.connection.writer.push(Frame(0, PushHeader(Kind.PUSH, 0), payload))
 
     @property
     def credits(self) -> float:

@@ -117,12 +117,13 @@ def test_the_package_s_page_has_no_links_or_pictures_that_lead_nowhere(
     assert [target for target in targets if not target.startswith("https://")] == []
 
 
-def test_a_python_without_mxnet_is_refused_before_pip_looks_for_packages() -> None:
-    program = "import runpy, sys; sys.version_info = (3, 12, 1); runpy.run_path(sys.argv[1])"
-    result = run([sys.executable, "-c", program, str(ROOT / "setup.py")], environment(), BUILD_S)
-    assert result.code == 1
-    assert result.output.startswith("p3kv needs Python 3.8 to 3.11, because MXNet 1.9.1")
-    assert "this is Python 3.12. Create an environment" in result.output
+def test_only_mxnet_s_extras_have_mxnet_s_limits(built: Dict[str, Path]) -> None:
+    said = metadata_of(built[".whl"])
+    assert said["Requires-Python"] == ">=3.8"
+    numpy = [need for need in said.get_all("Requires-Dist", []) if need.startswith("numpy")]
+    limited = {need.rpartition("extra ==")[2].strip(" '\"") for need in numpy if "<1.24" in need}
+    assert limited == {"cpu", "cu101", "cu102", "cu110", "cu112", "cu117"}
+    assert [need for need in numpy if "<" not in need] == ["numpy>=1.20"]
 
 
 def test_a_fresh_environment_runs_the_command_and_imports_the_package(python: Path) -> None:

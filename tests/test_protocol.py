@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from contextlib import closing
-from typing import Any, Dict, List, Set, Tuple
+from typing import Any, Dict, List, Set, Tuple, get_args, get_type_hints
 
 import numpy as np
 import pytest
@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from p3kv.config import MAX_SLICE_ELEMS, Launch, Settings
 from p3kv.errors import P3Error, ProtocolError
-from p3kv.wire.header import HEADER_BYTES, INITIAL_ROUND, MAX_STATE_BYTES, Header, Kind
+from p3kv.wire.fields import Header
+from p3kv.wire.header import HEADER_BYTES, INITIAL_ROUND, MAX_STATE_BYTES, Kind
 from p3kv.wire.loop import Loop
 from p3kv.wire.messages import MAX_MESSAGE_BYTES, MAX_PROOF_BYTES, JobSettings
 from p3kv.wire.protocol import FROM_NEIGHBOURS, FROM_SERVERS, FROM_WORKERS, Conversation, Rules
@@ -42,6 +43,17 @@ MOST_BYTES = {
 }
 MOST_BYTES.update(e=PROBE, y=MAX_STATE_BYTES)
 MOST_BYTES.update(dict.fromkeys("t12", SLICE + MAX_SLICE_ELEMS * 4))
+FLAGS = {
+    "p": 1 | 2 | 16 | 32 | 64 | 128,
+    "t": 128,
+    "1": 8,
+    "a": 4,
+    "c": 4,
+    "u": 2 | 128,
+    "v": 2,
+    "d": 128,
+}
+"""Those that frames may have."""
 WELCOME = "!"
 """What the server says to a worker, in a history of what the worker says."""
 DIRECTIONS: Dict[str, Tuple[Rules, str]] = {
@@ -55,10 +67,11 @@ def frames(rank: int) -> st.SearchStrategy[Header]:
     """What a peer of this rank may say, and may not."""
     sizes = [0, 0, *(most + more for most in {*MOST_BYTES.values()} for more in (0, 1))]
     return st.builds(
-        lambda kind, other, size: Header(kind, 0, rank ^ other, 0, 0, 0, 0, 0, size),
+        lambda kind, other, size, flag: Header(kind, rank ^ other, flag, size),
         st.one_of(st.sampled_from(Kind), st.integers(0, 255)),
         st.sampled_from([0, 0, 0, 0, 1]),
         st.sampled_from(sizes),
+        st.sampled_from([0] * 8 + [1 << bit for bit in range(8)]),
     )
 
 
@@ -71,7 +84,7 @@ def test_what_is_accepted_is_what_the_protocol_says(
     rules, language = DIRECTIONS[role]
     # Many histories begin well, or most would end with their first frame.
     kinds = [Kind.HELLO, Kind.PROOF] if role == "worker" else [Kind.CHALLENGE, Kind.WELCOME]
-    said: List[Any] = [*(Header(kind, 0, rank, *[0] * 6) for kind in kinds), WELCOME][:well]
+    said: List[Any] = [*(Header(kind, rank) for kind in kinds), WELCOME][:well]
     said += data.draw(st.lists(st.one_of(st.just(WELCOME), frames(rank)), max_size=25))
     conversation = Conversation(rules, role)
     history = ""
@@ -85,6 +98,7 @@ def test_what_is_accepted_is_what_the_protocol_says(
         allowed = (
             bool(re.fullmatch(language, history + letter))
             and header.payload_bytes <= MOST_BYTES.get(letter, 0)
+            and not header.flags & ~FLAGS.get(letter, 0)
             and (role == "server" or letter not in "zrcyijf35" or header.rank == 0)
             and conversation.peer in (None, header.rank)
         )
@@ -112,6 +126,15 @@ def test_every_kind_is_in_a_table_and_whoever_hears_it_takes_it() -> None:
         joining = Joining(*[None] * 4, handshakes, b"", None, None).takers  # type: ignore[arg-type]
         assert {*job.workers[0].traffic._takers, *joining} == kinds(FROM_SERVERS)
         assert {*job.workers[0].traffic.host_sums.takers, Kind.BYE} == kinds(FROM_NEIGHBOURS)
+
+
+def test_whoever_takes_a_kind_of_frames_knows_its_header() -> None:
+    with closing(Job(1, 1, 100)) as job:
+        worker, server = job.workers[0].traffic, job.servers[0].traffic
+        for kind, taker in (*server._takers.items(), *worker._takers.items()):
+            expected = get_type_hints(taker)["header"]
+            kinds_of_header = get_args(expected) or (expected,)
+            assert issubclass(Kind(kind).header, kinds_of_header), f"{taker} takes {Kind(kind)!r}"
 
 
 def test_a_worker_says_nothing_before_its_server_serves() -> None:
@@ -156,7 +179,7 @@ def test_a_server_says_nothing_after_its_goodbye(queued: bool) -> None:
             job.carry_all(other.traffic.servers[0])
             while job.servers[0].consumer.consume():
                 pass
-        leaving.traffic.tell(Kind.BYE)
+        leaving.traffic.tell(Header(Kind.BYE, 0))
         job.carry_all(leaving.traffic.servers[0])
         job.finish()
         assert not leaving.traffic.servers[0].closed

@@ -17,8 +17,9 @@ import pytest
 
 from p3kv.transport import Link, Tcp
 from p3kv.wire.connection import Connection
+from p3kv.wire.fields import Header
 from p3kv.wire.framing import Landing
-from p3kv.wire.header import Header, Kind, pack_header
+from p3kv.wire.header import Kind
 from p3kv.wire.messages import TOKEN_BYTES, Abort, Failure, LinkEnded, ReportFailure
 from p3kv.wire.proofs import NONCE_BYTES
 from p3kv.wire.protocol import Conversation, Rule, State
@@ -35,7 +36,7 @@ from tests.jobs import (
     run_job,
     start_role,
 )
-from tests.served import TOLD_S, Served, Serving, hello, proof, received, welcome
+from tests.served import TOLD_S, Served, Serving, frame, hello, proof, received, welcome
 
 RESETTING = {
     "P3KV_TRANSPORT": "resetting",
@@ -271,8 +272,8 @@ def test_a_link_that_waited_for_many_bytes_tells_its_next_connection_of_few() ->
     known, attempt = (
         Connection(near, conversation, land, lambda *_: None, 1 << 16) for near in nears
     )
-    frame = pack_header(Kind.HELLO, 0, payload_bytes=1000) + bytes(1000)
-    for piece in (frame[:500], frame[500:]):
+    said = frame(Kind.HELLO, 0, bytes(1000))
+    for piece in (said[:500], said[500:]):
         fars[1].send([memoryview(piece)])
         assert select.select([attempt.descriptor], [], [], 10.0)[0]
         attempt.receive()

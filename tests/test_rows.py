@@ -11,15 +11,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from p3kv.codecs import Float16, part_of_rows
 from p3kv.consistency import BulkSynchronous
 from p3kv.errors import P3Error, ProtocolError
 from p3kv.server.engine import Engine, RowsKey
 from p3kv.server.engine.plan import KeyPlan
 from p3kv.server.engine.row_sums import RowSum
+from p3kv.wire.fields import Header, PullRowsHeader, RowsHeader
 from p3kv.wire.framing import Frame
-from p3kv.wire.header import INITIAL_ROUND, NAMED, URGENT, Kind, pack_header
+from p3kv.wire.header import ENCODED, INITIAL_ROUND, URGENT, Kind
 from p3kv.wire.messages import DeclaredKey
-from p3kv.wire.rows import NUMBER, Rows
+from p3kv.wire.rows import NUMBER, Rows, decoded
 from p3kv.worker.routes import RowsPull, RowsPush
 from tests import in_memory
 from tests.engines import end_round, missing
@@ -32,7 +34,7 @@ def test_rows_have_the_numbers_of_one_process(tmp_path: Path) -> None:
     job = run_job("rows.py", [tmp_path, 20], workers=3, servers=2)
     assert job.code == 0, job.output
     checks = [(tmp_path / f"rank{rank}").read_text().splitlines() for rank in range(3)]
-    assert len(checks[0]) == 15 and checks == [checks[0]] * 3
+    assert len(checks[0]) == 16 and checks == [checks[0]] * 3
 
 
 def test_a_gradient_that_has_a_row_twice_ends_the_job_and_says_so() -> None:
@@ -206,13 +208,19 @@ def schedule(data: st.DataObject, job: Job) -> None:
         function(*arguments)
 
 
-@given(st.data())
+def in_half(elements: np.ndarray) -> np.ndarray:
+    return elements.astype(np.float16).astype(np.float32)
+
+
+@pytest.mark.parametrize("codec", ["identity", "float16", "nonzero_blocks"])
+@given(data=st.data())
 @settings(max_examples=25, deadline=None)
 def test_whatever_happens_first_all_workers_have_the_rows_of_every_round(
-    data: st.DataObject,
+    codec: str, data: st.DataObject
 ) -> None:
     workers, servers, rounds = 2, 2, 3
-    job = Job(workers, servers, 2 * COLUMNS)
+    job = Job(workers, servers, 2 * COLUMNS, codec=codec)
+    travelled = in_half if codec == "float16" else np.copy
     for server in job.servers:
         server.consumer.engine.rules.optimizers.clear()
     try:
@@ -224,12 +232,13 @@ def test_whatever_happens_first_all_workers_have_the_rows_of_every_round(
             expected = np.zeros((ROWS, COLUMNS), np.float32)
             for rank in range(workers):
                 some = rows(data.draw(numbers), 10 * round_ + rank)
-                expected[some.numbers] += some.elements
+                some.elements[:] *= 2.0**-7 + 1  # more digits than half precision has
+                expected[some.numbers] += travelled(some.elements)
                 job.push(rank, keys[rank], round_, some)
                 job.pull(rank, keys[rank], round_, values[rank], dict(since[rank]))
             schedule(data, job)
             for rank in range(workers):
-                np.testing.assert_array_equal(values[rank], expected)
+                np.testing.assert_array_equal(values[rank], travelled(expected))
                 since[rank] = dict.fromkeys(range(servers), round_)
         assert not any(server.most_open() for server in job.servers)
     finally:
@@ -303,7 +312,7 @@ def test_a_push_that_does_not_come_is_known_and_one_that_can_not_come_ends_the_j
         [wait] = consumer.waiting.longer_than(0, time.monotonic())
         assert (wait.round, wait.missing, wait.arrived) == (1, [1], [0])
         assert "key 'w'" in wait.told(1, 2).called
-        job.workers[1].traffic.tell(Kind.BYE)
+        job.workers[1].traffic.tell(Header(Kind.BYE, 1))
         while not job.servers[0].failures:
             function, *arguments = next(job.events())
             function(*arguments)
@@ -313,30 +322,67 @@ def test_a_push_that_does_not_come_is_known_and_one_that_can_not_come_ends_the_j
         job.close()
 
 
-WRONG_FROM_WORKERS: List[Tuple[dict, str]] = [
-    ({"kind": Kind.PUSH_ROWS, "slice": 1, "round": 1, "payload_bytes": 17}, "17 bytes"),
-    ({"kind": Kind.PUSH_ROWS, "slice": 1, "round": 1, "payload_bytes": 16 * 99}, "12 rows of 12"),
-    ({"kind": Kind.PUSH_ROWS, "slice": 1, "round": 9}, "only 2 rounds"),
-    ({"kind": Kind.PUSH_ROWS, "slice": 1, "round": 1, "key": 7}, "key 7, unknown here"),
-    ({"kind": Kind.PUSH, "round": 1}, "speaks of slices of key 'w'"),
-    ({"kind": Kind.PULL}, "speaks of slices of key 'w'"),
-    ({"kind": Kind.PULL_ROWS, "payload_bytes": 8}, "8 bytes to ask"),
-    ({"kind": Kind.PULL_ROWS, "flags": NAMED, "payload_bytes": 4 * 13}, "52 bytes to ask"),
-]
+Wrong = Tuple[Kind, dict, int, str]
+WRONG_FROM_WORKERS: List[Wrong] = [
+    (Kind.PUSH_ROWS, {"frames": 1, "round": 1}, 17, "17 bytes"),
+    (Kind.PUSH_ROWS, {"frames": 1, "round": 1}, 16 * 99, "12 rows of 12"),
+    (Kind.PUSH_ROWS, {"frames": 1, "round": 9}, 0, "only 2 rounds"),
+    (Kind.PUSH_ROWS, {"frames": 1, "round": 1, "key": 7}, 0, "key 7, unknown here"),
+    (Kind.PUSH, {"round": 1}, 0, "speaks of slices of key 'w'"),
+    (Kind.PULL, {}, 0, "speaks of slices of key 'w'"),
+    (Kind.PULL_ROWS, {}, 8, "8 bytes to ask"),
+    (Kind.PULL_ROWS, {"flags": PullRowsHeader.NAMED}, 4 * 13, "52 bytes to ask"),
+    (
+        Kind.PUSH_ROWS, {"frames": 1, "round": 1, "flags": ENCODED}, 8,
+        "8 bytes for some of 12 encoded rows.* at most 0",
+    ),
+]  # fmt: skip
+ENCODED_PUSH = {"frames": 1, "flags": ENCODED}
+WRONG_ENCODED: List[Wrong] = [
+    (
+        Kind.PUSH_ROWS, {**ENCODED_PUSH, "round": 0}, 8,
+        "8 bytes for some of 12 encoded .* most 0",
+    ),
+    (
+        Kind.PUSH_ROWS, {**ENCODED_PUSH, "round": 1}, 4 + 12 * (4 + 6) + 1,
+        "125 bytes .* at most 124 are right",
+    ),
+    (Kind.PUSH_ROWS, {**ENCODED_PUSH, "round": 1}, 8, "8 bytes for 0 encoded rows of 12"),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(("sent", "why"), WRONG_FROM_WORKERS)
-def test_a_server_refuses_frames_of_rows_that_can_not_be_right(sent: dict, why: str) -> None:
-    job = Job(1, 1, 6)
+@pytest.mark.parametrize(
+    ("codec", "kind", "fields", "payload_bytes", "why"),
+    [
+        *(("identity", *wrong) for wrong in WRONG_FROM_WORKERS),
+        *(("float16", *wrong) for wrong in WRONG_ENCODED),
+    ],
+)
+def test_a_server_refuses_frames_of_rows_that_can_not_be_right(
+    codec: str, kind: Kind, fields: dict, payload_bytes: int, why: str
+) -> None:
+    job = Job(1, 1, 6, codec=codec)
     try:
         job.declare("w", ROWS, COLUMNS, layout="touched_rows")
-        header = pack_header(rank=0, **sent)
-        payload = memoryview(bytearray(sent.get("payload_bytes", 0)))
+        header, payload = kind.header(kind, 0, **fields), memoryview(bytes(payload_bytes))
         job.workers[0].servers[0].writer.push(Frame(URGENT, header, payload))
         with pytest.raises(P3Error, match=why):
             job.finish()
     finally:
         job.close()
+
+
+@pytest.mark.parametrize("words", [[13], [3, 0, 1], [1], [1, 0, 0, 0]])
+def test_encoded_rows_that_can_not_be_right_are_refused(words: List[int]) -> None:
+    codec = Float16(ROWS * COLUMNS, np.dtype(np.float32))
+    payload = memoryview(np.array(words, NUMBER).tobytes())
+    with pytest.raises(
+        ProtocolError, match=r"it sent \d+ bytes for \d+ (encoded rows|half floats)"
+    ):
+        decoded(
+            payload, codec.dtype, COLUMNS, ROWS,
+            lambda encoded, out: codec.decode(encoded, part_of_rows(1), out),
+        )  # fmt: skip
 
 
 def test_a_worker_refuses_rows_that_nobody_waits_for() -> None:
@@ -345,7 +391,7 @@ def test_a_worker_refuses_rows_that_nobody_waits_for() -> None:
         keys = job.declare("w", ROWS, COLUMNS, layout="touched_rows")
         job.push(0, keys[0], INITIAL_ROUND, rows(list(range(ROWS)), 0))
         job.finish()
-        header = pack_header(Kind.ROWS, 0, slice=1, step=3)
+        header = RowsHeader(Kind.ROWS, 0, request=3, frames=1)
         job.servers[0].connections[0].writer.push(Frame(URGENT, header))
         with pytest.raises(P3Error, match="nobody waits for"):
             job.finish()

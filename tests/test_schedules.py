@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from p3kv.consistency import BulkSynchronous, Consistency
 from p3kv.errors import ProtocolError
 from p3kv.server.optimizer import Optimizer
+from p3kv.wire.fields import Header, UpdatedHeader
 from p3kv.wire.framing import Frame
-from p3kv.wire.header import INITIAL_ROUND, Header, Kind, pack_header
+from p3kv.wire.header import INITIAL_ROUND, Kind
 from p3kv.wire.messages import Terms
 from p3kv.worker.clipping import ClippedStep
 from tests import once  # noqa: F401  registers it
@@ -245,9 +246,10 @@ def test_a_slice_counts_once_and_only_from_the_server_that_keeps_it() -> None:
         worker.call(key, 1, gradient(0, 1), np.zeros(SIZE, np.float32))
         worker.begin()
         (first, *_), peers = key.slices(job._slice_size), worker.servers
-        frame = Header(
-            Kind.UPDATED, 0, first.server, key.key_id, first.index, 1, 1, 0, first.length * 4
-        )
+        frame = UpdatedHeader(
+            Kind.UPDATED, first.server, payload_bytes=first.length * 4, key=key.key_id,
+            slice=first.index, round=1, step=1,
+        )  # fmt: skip
         with pytest.raises(ProtocolError, match=f"or in place of server {first.server}"):
             worker.traffic.slices.land(peers[1 - first.server], frame)
         worker.traffic.slices.land(peers[first.server], frame)
@@ -296,7 +298,7 @@ def test_a_worker_sends_nothing_for_a_round_that_may_have_other_slices_than_it_k
 def test_a_server_refuses_rounds_that_nobody_may_be_at(kind: Kind, round_: int) -> None:
     with closing(Training(1, 1)) as job:
         consumer = job.servers[0].consumer
-        header = Header(kind, 0, 0, 0, 0, round_, round_, 0, SIZE // 2 * 4)
+        header = kind.header(kind, 0, payload_bytes=SIZE // 2 * 4, round=round_, step=round_)
         with pytest.raises(ProtocolError, match=f"at round {round_} of key 'often', slice 0"):
             if kind == Kind.PUSH:
                 consumer.land_push(job.servers[0].connections[0], header)
@@ -333,7 +335,7 @@ def test_a_worker_has_left_when_its_last_push_is_added_up_and_not_before() -> No
                 worker.call(keys[rank], round_, gradient(rank, round_), None)
                 worker.begin()
                 if last:
-                    worker.servers[0].writer.push(Frame(-1 << 62, pack_header(Kind.BYE, rank)))
+                    worker.servers[0].writer.push(Frame(-1 << 62, Header(Kind.BYE, rank)))
                 job.carry_all(worker.servers[0])
             if round_ == 1:
                 # Of worker 1's slices, which have all come, some wait when worker 0's are added.

@@ -221,7 +221,7 @@ def test_a_server_answers_only_whoever_has_the_key_and_takes_no_proof_twice() ->
         address = served.welcome()
         # A stranger, a process of another run, and one that means another rank: no answer.
         of_rank_0 = hello(0)[-HELLO_BYTES:]
-        as_rank_1 = frame(Kind.HELLO, 1, of_rank_0, key=MAGIC, slice=PROTOCOL_VERSION)
+        as_rank_1 = frame(Kind.HELLO, 1, of_rank_0, magic=MAGIC, version=PROTOCOL_VERSION)
         for words in (hello(0, key=bytes(32)), hello(0, key=KEY[::-1]), as_rank_1):
             connect().sendall(words)
             assert refused(links[-1])

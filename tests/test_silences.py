@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from p3kv.config import Settings
-from p3kv.wire.header import INITIAL_ROUND, Header, Kind
+from p3kv.wire.fields import UpdatedHeader
+from p3kv.wire.header import INITIAL_ROUND, Kind
 from p3kv.worker.silences import Silences
 from tests.in_memory import Job
 
@@ -101,9 +102,10 @@ def test_servers_whose_last_slices_have_begun_to_arrive_and_stop_are_told_of(
 ) -> None:
     key = waiting.keys[1]
     for piece in key.slices(SLICE_SIZE):
-        frame = Header(
-            Kind.UPDATED, 0, piece.server, key.key_id, piece.index, 1, 1, 0, 4 * piece.length
-        )
+        frame = UpdatedHeader(
+            Kind.UPDATED, piece.server, payload_bytes=4 * piece.length, key=key.key_id,
+            slice=piece.index, round=1, step=1,
+        )  # fmt: skip
         waiting.traffic.slices.land(waiting.traffic.servers[piece.server], frame)
     waiting.look(100, 111)
     assert [message[:9] for message in caplog.messages] == ["server 0:", "server 1:"]

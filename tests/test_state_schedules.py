@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from p3kv.errors import P3Error, ProtocolError
 from p3kv.server.optimizer import State
-from p3kv.wire.header import INITIAL_ROUND, MAX_STATE_BYTES, Header, Kind
+from p3kv.wire.fields import RoundHeader, StateHeader
+from p3kv.wire.header import INITIAL_ROUND, MAX_STATE_BYTES, Kind
 from p3kv.wire.messages import DeclaredKey, StateOutline, Terms
 from p3kv.wire.states import ArrivingState, PlainState
 from tests.in_memory import Adding, Event, Job, Worker
@@ -184,8 +185,8 @@ def test_bytes_land_in_the_arrays_in_their_order() -> None:
     assert state.elements["b"].shape == (0,)
 
 
-def of_bytes(count: int) -> Header:
-    return Header(Kind.STATE_BYTES, 0, 0, 0, 0, 1, 0, 0, count)
+def of_bytes(count: int) -> RoundHeader:
+    return RoundHeader(Kind.STATE_BYTES, 0, payload_bytes=count, round=1)
 
 
 @pytest.mark.parametrize("count", [0, 17, MAX_STATE_BYTES])
@@ -213,19 +214,19 @@ def test_frames_of_states_that_nobody_waits_for_are_refused() -> None:
         (worker,), (server,) = job.workers, job.servers
         (key,) = job.declare("w", SIZE)
         for kind in (Kind.STATE, Kind.STATE_BYTES, Kind.LOADED):
-            header = Header(kind, 0, 0, key.key_id, 0, 0, 0, 0, 1)
+            header = kind.header(kind, 0, payload_bytes=1, key=key.key_id)
             with pytest.raises(ProtocolError):
                 worker.traffic._land(worker.servers[0], header)
         connection = server.connections[0]
         with pytest.raises(ProtocolError, match="not announced"):
-            server.traffic.land(connection, Header(Kind.STATE_BYTES, 0, 0, 0, 0, 0, 0, 0, 1))
+            server.traffic.land(connection, of_bytes(1))
         for kind in (Kind.STATES, Kind.STATE):
             with pytest.raises(ProtocolError, match="unknown here"):
-                server.traffic.land(connection, Header(kind, 0, 0, 7, 0, 0, 0, 0, 1))
-        ahead = server.traffic.land(connection, Header(Kind.STATES, 0, 0, 0, 0, 9, 0, 0, 0))
+                server.traffic.land(connection, StateHeader(kind, 0, payload_bytes=1, key=7))
+        ahead = server.traffic.land(connection, StateHeader(Kind.STATES, 0, round=9))
         with pytest.raises(ProtocolError, match="round 9"):
             ahead.arrived()
-        early = Header(Kind.STATES, 0, 0, 0, 0, 1, 0, 0, 0)
+        early = StateHeader(Kind.STATES, 0, round=1)
         server.traffic.land(connection, early).arrived()
         with pytest.raises(ProtocolError, match="before it had the last one"):
             server.traffic.land(connection, early).arrived()

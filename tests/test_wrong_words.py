@@ -17,7 +17,8 @@ import zmq
 from p3kv.common.version import VERSION
 from p3kv.transport import Tcp
 from p3kv.wire.credentials import Credentials
-from p3kv.wire.header import INITIAL_ROUND, Kind, pack_header
+from p3kv.wire.fields import PullRowsHeader
+from p3kv.wire.header import ENCODED, INITIAL_ROUND, Kind
 from p3kv.wire.line import Line
 from p3kv.wire.messages import (
     PROTOCOL_VERSION,
@@ -38,7 +39,17 @@ from p3kv.wire.messages import (
 from p3kv.wire.proofs import CHALLENGE_BYTES
 from p3kv.wire.protocol import FROM_SERVERS, FROM_WORKERS, State
 from tests.jobs import SCRIPTS, SECRET, end, held_port, output_of, start_role
-from tests.served import TOLD_S, Served, Serving, frame, hello, received, shake_hands, welcome
+from tests.served import (
+    TOLD_S,
+    Served,
+    Serving,
+    frame,
+    hello,
+    packed,
+    received,
+    shake_hands,
+    welcome,
+)
 
 JOIN = [sys.executable, str(SCRIPTS / "join.py")]
 NO_TEXT = b"\x81\xa4type\xa5\xff\xff\xff\xff\xff"
@@ -60,7 +71,7 @@ SLICE_SIZE = 100
 
 
 def slices(rank: int, size: int = SLICE_SIZE, round: int = INITIAL_ROUND) -> bytes:
-    return frame(Kind.TERMS, rank, raw("Terms", slice_size=size), round=round)
+    return frame(Kind.TERMS, rank, raw("Terms", slice_size=size), from_round=round)
 
 
 def key(rank: int, **changes: object) -> bytes:
@@ -118,7 +129,7 @@ TO_A_SERVER: Dict[str, Tuple[Callable[[int], bytes], str]] = {
         "for which nobody has asked",
     ),
     "a kind that is none": (
-        lambda rank: pack_header(255, rank, payload_bytes=2**32 - 1),
+        lambda rank: packed(255, rank, 2**32 - 1),
         "kind 255",
     ),
     "another worker's slice": (lambda rank: slices(rank + 1), "a frame of worker"),
@@ -133,6 +144,10 @@ TO_A_SERVER.update(
         "words after its goodbye": (
             lambda rank: frame(Kind.BYE, rank) + slices(rank),
             "kind TERMS, which must not come after its goodbye",
+        ),
+        "a push with a flag of other kinds": (
+            lambda rank: key(rank) + frame(Kind.PUSH, rank, flags=PullRowsHeader.NAMED, key=rank),
+            "kind PUSH with the flags 0x08, which it does not have",
         ),
         "a second goodbye": (
             lambda rank: frame(Kind.BYE, rank) * 2,
@@ -162,10 +177,10 @@ TO_A_SERVER.update(
         },
         **{
             f"too long a {kind.name}": (
-                partial(pack_header, kind, payload_bytes=most + 1),
+                partial(packed, kind, payload_bytes=most + 1),
                 f"kind {kind.name} with {most + 1} bytes; it has {most} at most",
             )
-            for kind, (most, _, only_rank_0) in FROM_WORKERS[State.OPEN].items()
+            for kind, (most, _, only_rank_0, _) in FROM_WORKERS[State.OPEN].items()
             if not only_rank_0
         },
     }
@@ -218,7 +233,7 @@ def test_a_server_says_what_each_worker_said_wrongly_and_ends_its_connection() -
 # What servers say to a worker.
 
 TO_A_WORKER: Dict[str, Tuple[Callable[[int], bytes], str]] = {
-    "noise": (lambda rank: pack_header(255, rank) * 9, "kind 255, which must not come before the"),
+    "noise": (lambda rank: packed(255, rank) * 9, "kind 255, which must not come before the"),
     "words before the welcome": (partial(frame, Kind.BYE), "kind BYE, which must not come before"),
     "a second challenge": (
         lambda rank: frame(Kind.CHALLENGE, rank, bytes(CHALLENGE_BYTES)),
@@ -226,7 +241,7 @@ TO_A_WORKER: Dict[str, Tuple[Callable[[int], bytes], str]] = {
     ),
 }
 WELCOMED: Dict[str, Tuple[Callable[[int], bytes], str]] = {
-    "a kind that is none": (partial(pack_header, 255), "kind 255, which must not come from a s"),
+    "a kind that is none": (partial(packed, 255), "kind 255, which must not come from a s"),
     "a goodbye that nobody asked for": (partial(frame, Kind.BYE), "goodbye before this worker did"),
     "an echo of nothing": (
         lambda rank: frame(Kind.PROBE, rank, bytes(9)),
@@ -245,6 +260,10 @@ WELCOMED: Dict[str, Tuple[Callable[[int], bytes], str]] = {
     ),
     "the first slices": (slices, "from round 0 on, which each worker knows already"),
     "another server's words": (lambda rank: slices(rank + 1), "sent a frame of server"),
+    "an end with a flag of other kinds": (
+        partial(frame, Kind.ENDED, flags=ENCODED),
+        "kind ENDED with the flags 0x02, which it does not have",
+    ),
     "the end of a round that nobody waits for": (partial(frame, Kind.ENDED), "key 0"),
     "squares of a step that nobody clips": (
         lambda rank: frame(Kind.SQUARES, rank, raw("Squares", parts=[1.0]), step=3),
@@ -273,7 +292,7 @@ WELCOMED: Dict[str, Tuple[Callable[[int], bytes], str]] = {
     },
     **{
         f"too long a {kind.name}": (
-            partial(pack_header, kind, payload_bytes=most + 1),
+            partial(packed, kind, payload_bytes=most + 1),
             f"kind {kind.name} with {most + 1} bytes; it has {most} at most",
         )
         for kind, (most, *_) in FROM_SERVERS[State.OPEN].items()

@@ -122,13 +122,16 @@ class OpenPart:
     def _checked_header(self, name: str, member: Any) -> Tuple[Tuple[int, ...], np.dtype]:
         """Shape and dtype, when the outline says the same and so much data follow."""
         shape, dtype = _header(member)
-        if (shape, dtype.name) != self._wanted[name]:
+        right_shape, right_name = self._wanted[name]
+        right = np.dtype(right_name)
+        # A file has numbers that are none of numpy's own, such as bfloat16, without their meaning.
+        if (shape, dtype) != (right_shape, np.dtype(right.str)):
             raise ValueError(f"{name} has {dtype} {shape}")
         data_bytes = self._archive.getinfo(name).file_size - member.tell()
         right_bytes = math.prod(shape) * dtype.itemsize
         if data_bytes != right_bytes:
             raise ValueError(f"{name} has {data_bytes} bytes of data, and {right_bytes} are right")
-        return shape, dtype
+        return shape, right
 
 
 def _header(member: Any) -> Tuple[Tuple[int, ...], np.dtype]:

@@ -11,9 +11,10 @@ from p3kv.codecs.codec import (
     Part,
     Stateless,
     check_codec,
-    check_memory,
+    codec_features,
     make_codec,
     make_codecs,
+    part_of_rows,
 )
 from p3kv.codecs.float16 import Float16
 from p3kv.codecs.identity import Identity
@@ -23,5 +24,5 @@ from p3kv.codecs.two_bit import TwoBit
 __all__ = [
     "CODECS", "GRADIENTS", "VALUES", "Codec", "Decoder", "Encoder", "Float16", "Identity",
     "KeyCodecs", "NonzeroBlocks", "Part", "Stateless", "TwoBit", "check_codec",
-    "check_memory", "make_codec", "make_codecs",
+    "codec_features", "make_codec", "make_codecs", "part_of_rows",
 ]  # fmt: skip

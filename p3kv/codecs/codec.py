@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Dict, NamedTuple, Tuple, Type
+from typing import Dict, NamedTuple, Set, Tuple, Type
 
 import numpy as np
 
+from p3kv.common.combinations import Feature
 from p3kv.common.registry import Choice, Registry
 from p3kv.errors import ConfigError
 
@@ -21,6 +22,12 @@ class Part(NamedTuple):
     """The first element, among those that the process keeps of the key."""
     round: int
     step: int
+
+
+def part_of_rows(round: int) -> Part:
+    """Some rows of a key, wherever they are. Only codecs without a memory encode them, which need
+    the elements alone."""
+    return Part(0, round, 0)
 
 
 class Encoder(ABC):
@@ -77,7 +84,7 @@ class Decoder(ABC):
     def add(self, payload: memoryview, part: Part, total: np.ndarray) -> None:
         """Adds a slice's elements to `total`, as `decode` gives them.
 
-        `total` is of the key's dtype, or float32 where the key is float16.
+        `total` is of the key's dtype, or float32 where the key is of half precision.
         """
         elements = np.empty(len(total), self.codec.dtype)
         self.decode(payload, part, elements)
@@ -155,6 +162,7 @@ class Stateless(Codec, Encoder, Decoder):
 
 
 _VARIABLES = {GRADIENTS: "P3KV_GRADIENT_CODEC", VALUES: "P3KV_VALUE_CODEC"}
+_REMEMBERING = {GRADIENTS: Feature.REMEMBERING, VALUES: Feature.REMEMBERS_VALUES}
 CODECS: Registry[Codec] = Registry(
     "codec", "every worker and server", " or ".join(_VARIABLES.values())
 )
@@ -190,16 +198,21 @@ def make_codecs(gradients: Choice, values: Choice, size_elems: int, dtype: np.dt
     )
 
 
-def check_memory(choice: Choice, dtype: np.dtype) -> None:
-    """Raises ConfigError where an encoder of gradients remembers what checkpoints can't have; also
-    what `make_codec` raises."""
-    codec = make_codec(choice, GRADIENTS, 0, dtype)
-    if codec.remembers and not codec.encoder(GRADIENTS).memory():
-        raise ConfigError(
-            f"the codec {choice} has no checkpoints: what a gradient becomes depends on what was "
-            f"encoded before, and {type(codec).__name__}'s encoder does not give that by `memory`. "
-            "Write that method, choose another codec, or unset P3KV_CHECKPOINT_DIR"
-        )
+def codec_features(gradients: Choice, values: Choice, dtype: np.dtype) -> Set[Feature]:
+    """Those of a key with these codecs that may not go together with others; raises what
+    `make_codec` raises."""
+    found = set()
+    for direction, choice in ((GRADIENTS, gradients), (VALUES, values)):
+        codec = make_codec(choice, direction, 0, dtype)
+        if not CODECS.find(choice.name).in_place:
+            found |= {Feature.CODEC, Feature.UNCARRIED} if codec.in_place else {Feature.CODEC}
+        if codec.remembers or codec.of_each_worker:
+            found.add(_REMEMBERING[direction])
+        if direction == GRADIENTS and codec.remembers and not codec.encoder(direction).memory():
+            found.add(Feature.NO_MEMORY)
+        if direction == GRADIENTS and not codec.in_place and dtype == np.float16:
+            found.add(Feature.HALF_ENCODED)
+    return found
 
 
 def _find(choice: Choice, direction: str) -> Type[Codec]:

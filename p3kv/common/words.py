@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import astuple, dataclass
-from typing import List
+from typing import List, Sequence
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,16 @@ class Words:
     same_names: str = ""
     """How parameters match though a script makes something else before: "Make the same layers, or
     ..."."""
+    set_optimizer: str = ""
+    """What has servers update: "Call ... on every worker first"."""
+    servers_update: str = ""
+    """Each way to have servers update: "let the servers update: ..."."""
+    workers_update: str = ""
+    """Each way to have workers update: "run the optimizer on the workers: ..."."""
+    clip_on_workers: str = ""
+    """How to clip where workers update: "clip the sums on the workers: ..."."""
+    later_engine: str = ""
+    """How to have operations complete later than they are called: "set ..."."""
     native_store: str = ""
     """A store of the framework's own that speaks ZeroMQ: "Very likely that of ..."."""
     native_roles: str = ""
@@ -34,6 +44,15 @@ class Words:
 def counted(number: int, thing: str) -> str:
     """A number of things: "1 server", "2 servers"."""
     return f"{number} {thing}{'' if number == 1 else 's'}"
+
+
+_MOST_NAMES = 6
+
+
+def some_of(names: Sequence[str]) -> str:
+    """The first few of many names: "a, b and 4 more"."""
+    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+    return ", ".join(names[:_MOST_NAMES]) + more
 
 
 _front_ends: List[Words] = []

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from functools import cached_property
-from typing import Optional
+from typing import Optional, Set
 
+from p3kv.common.combinations import Feature
 from p3kv.common.registry import Registry
 from p3kv.errors import ConfigError, in_one_line
 
@@ -77,6 +78,17 @@ class Consistency(ABC):
         as far as asked."""
         rounds = range(1, _CHECKED_ROUNDS)
         return not self.own_rounds and any(self.needs(round_) < round_ for round_ in rounds)
+
+    @property
+    def features(self) -> Set[Feature]:
+        """Those that may not go together with others."""
+        has = {
+            Feature.ASYNCHRONOUS: self.own_rounds,
+            Feature.SELDOM: not self.exchanges_all,
+            Feature.AHEAD: self.lets_go_ahead,
+            Feature.PREDICTS: self.predicts > 0,
+        }
+        return {feature for feature, is_so in has.items() if is_so}
 
 
 CONSISTENCIES: Registry[Consistency] = Registry(

@@ -24,8 +24,8 @@ def attach(front_ends: Iterable[FrontEnd]) -> None:
 
 
 class _AfterImport(importlib.abc.MetaPathFinder):
-    """Attaches a front end right after its framework is imported, and says how to install a
-    missing framework."""
+    """Attaches a front end right after its framework is imported, and says what to do about one
+    that is missing or can't run here."""
 
     def __init__(self, front_end: FrontEnd) -> None:
         self._front_end = front_end
@@ -39,10 +39,13 @@ class _AfterImport(importlib.abc.MetaPathFinder):
         if name != self._front_end.name:
             return None
         spec = self._found_by_others(path, target)
-        if spec is None and _is_import_statement():
-            raise ModuleNotFoundError(
-                f"No module named '{name}': {self._front_end.how_to_install()}", name=name
-            )
+        if _is_import_statement():
+            why_not = self._front_end.why_not()
+            if spec is None:
+                advice = ". ".join(filter(None, [self._front_end.how_to_install(), why_not]))
+                raise ModuleNotFoundError(f"No module named '{name}': {advice}", name=name)
+            if why_not:
+                raise ImportError(f"{name} can't be imported: {why_not}", name=name)
         if spec is not None and spec.loader is not None:
             spec.loader = _Loader(spec.loader, self._front_end)
         return spec

@@ -39,6 +39,11 @@ class FrontEnd(ABC):
     def how_to_install(self) -> str:
         """What to tell a script whose import of the framework does not find it."""
 
+    def why_not(self) -> str:
+        """Says why the framework can't be imported here though it may be installed, and what to do;
+        empty by default."""
+        return ""
+
     @abstractmethod
     def came_too_early(self, role: str) -> Optional[str]:
         """Why this process can't be a scheduler or server, because the framework was imported

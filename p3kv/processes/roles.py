@@ -113,7 +113,8 @@ def _join(launch: Launch) -> None:
 
 
 def _advice_for(error: BaseException) -> str:
-    return " ".join(filter(None, (front_end.advice_for(error) for front_end in FRONT_ENDS)))
+    imported = [front_end for front_end in FRONT_ENDS if front_end.name in sys.modules]
+    return " ".join(filter(None, (front_end.advice_for(error) for front_end in imported)))
 
 
 def _stand_aside(launch: Launch, trial: Trial) -> None:

@@ -33,19 +33,16 @@ from p3kv.server.values import Values
 from p3kv.server.waiting import Pull, Waiting
 from p3kv.server.workers import Workers
 from p3kv.wire.connection import Connection
+from p3kv.wire.fields import KeyHeader, PullHeader, PushHeader, QueuedHeader, StepHeader
 from p3kv.wire.framing import Frame, Landing
 from p3kv.wire.header import (
-    CARRIES,
     ENCODED,
     HEADER_BYTES,
-    IN_HOST_SUM,
     INITIAL_ROUND,
     NO_GRADIENT,
     URGENT,
     WANTS_RESULT,
-    Header,
     Kind,
-    pack_header,
 )
 from p3kv.wire.messages import UNKNOWN, DeclaredKey, Squares, Terms, encode
 from p3kv.wire.queue import PriorityQueue, urgency
@@ -69,7 +66,7 @@ class _Frame(NamedTuple):
     """What waits in the queue."""
 
     connection: Connection
-    header: Header
+    header: QueuedHeader
     act: Callable[[], None]
     """What to do when its turn comes."""
     unit: Optional[Unit]
@@ -149,11 +146,11 @@ class Consumer:
         if isinstance(key, RowsKey):
             self.rows.serve(key)
 
-    def land_push(self, connection: Connection, header: Header) -> Landing:
+    def land_push(self, connection: Connection, header: PushHeader) -> Landing:
         """Where a push is received; ProtocolError for a push that can't be right."""
         key = self._key_of_slices(header)
         state, plan = key.state(header.round, header.slice, header.rank), key.plan
-        if header.flags & (IN_HOST_SUM | NO_GRADIENT):
+        if header.flags & (header.IN_HOST_SUM | NO_GRADIENT):
             if header.payload_bytes:
                 instead = (
                     "without a gradient"
@@ -181,11 +178,11 @@ class Consumer:
         arrived = partial(self._arrived, connection, header, state, gradient)
         return Landing(memory, traced_arrival(self.tracer, header, arrived))
 
-    def land_pull(self, connection: Connection, header: Header) -> Landing:
+    def land_pull(self, connection: Connection, header: PullHeader) -> Landing:
         """Queues a request for a key's value."""
         return Landing(None, partial(self._ask, connection, header))
 
-    def _buffer_of_encoded(self, state: SliceState, header: Header) -> Buffer:
+    def _buffer_of_encoded(self, state: SliceState, header: PushHeader) -> Buffer:
         codec = state.plan.codecs.gradients
         most_bytes = 0 if codec.in_place else codec.most_bytes(state.length)
         if header.payload_bytes > most_bytes or header.round == INITIAL_ROUND:
@@ -198,20 +195,20 @@ class Consumer:
     def _arrived(
         self,
         connection: Connection,
-        header: Header,
+        header: PushHeader,
         state: SliceState,
         gradient: Optional[Buffer],
     ) -> None:
-        ready_s = self._readiness.ready_s(header.rank, header.time_us)
+        ready_s = self._readiness.ready_s(header.rank, header.ready_us)
         self._add(connection, header, partial(self._push, header, state, gradient, ready_s), state)
 
-    def _ask(self, connection: Connection, header: Header) -> None:
+    def _ask(self, connection: Connection, header: PullHeader) -> None:
         self._queue_frame(
             _Frame(connection, header, partial(self._pull, connection, header), None, 0)
         )
 
     def _add(
-        self, connection: Connection, header: Header, act: Callable[[], None], unit: Unit
+        self, connection: Connection, header: QueuedHeader, act: Callable[[], None], unit: Unit
     ) -> None:
         """Queues a frame of a push, or of a request for rows."""
         self._workers.pushed(header.rank, header.round)
@@ -226,9 +223,9 @@ class Consumer:
         self, connection: Connection, rank: int, unit: Unit, step: int, priority: int
     ) -> None:
         """Has the complete rounds of a unit end, by urgency, as if a worker's push had come."""
-        header = Header(
-            Kind.PUSH, 0, rank, unit.plan.key_id, 0, unit.round + 1, step, priority,
-            unit.size_elems * unit.plan.dtype.itemsize,
+        header = PushHeader(
+            Kind.PUSH, rank, payload_bytes=unit.size_elems * unit.plan.dtype.itemsize,
+            key=unit.plan.key_id, round=unit.round + 1, step=step, priority=priority,
         )  # fmt: skip
         self._queue_frame(_Frame(connection, header, partial(self._settle, unit), unit, 0))
 
@@ -243,10 +240,9 @@ class Consumer:
 
     def _send_squares(self, step: int, squares: List[float]) -> None:
         connection = self._workers.connections[0]
-        words = memoryview(encode(Squares(squares)))
-        header = pack_header(Kind.SQUARES, self.rank, step=step, payload_bytes=len(words))
+        header = StepHeader(Kind.SQUARES, self.rank, step=step)
         if self._workers.listens(connection):
-            connection.writer.push(Frame(URGENT, header, words))
+            connection.writer.push(Frame(URGENT, header, memoryview(encode(Squares(squares)))))
 
     # What the consumer does with them.
 
@@ -298,7 +294,7 @@ class Consumer:
 
     def _push(
         self,
-        header: Header,
+        header: PushHeader,
         state: SliceState,
         gradient: Optional[Buffer],
         ready_s: float,
@@ -312,20 +308,20 @@ class Consumer:
         self._settle(state)
 
     def _counted(
-        self, header: Header, state: SliceState, gradient: Optional[Buffer]
+        self, header: PushHeader, state: SliceState, gradient: Optional[Buffer]
     ) -> Optional[Round]:
         """Counts a worker's push, and adds what it brings; None where the worker was counted
         before."""
         rank, round_, flags = header.rank, header.round, header.flags
         wants_result = bool(flags & WANTS_RESULT)
         engine = self.engine
-        if flags & IN_HOST_SUM:
-            carries = bool(flags & CARRIES)
+        if flags & header.IN_HOST_SUM:
+            carries = bool(flags & header.CARRIES)
             return engine.push_in_host_sum(state, rank, round_, wants_result, header.step, carries)
         encoded = None
         if gradient is not None and flags & ENCODED:
             encoded = gradient.bytes[: header.payload_bytes]
-        if flags & CARRIES:
+        if flags & header.CARRIES:
             engine.push_host_sum(
                 state, rank, round_, gradient, wants_result, header.priority, encoded
             )
@@ -393,7 +389,7 @@ class Consumer:
         self.stop()
         self._fail(f"the optimizer failed on {name}: {in_one_line(error)}", round_)
 
-    def _pull(self, connection: Connection, header: Header) -> None:
+    def _pull(self, connection: Connection, header: PullHeader) -> None:
         key = self._key_of_slices(header)
         key.check_ahead(header.round, header.rank)
         for state in key.slices(header.round):
@@ -426,19 +422,19 @@ class Consumer:
         """Whether no more push of a worker comes. Its BYE overtakes its pushes in the queue."""
         return rank in self._workers.done and not self._waiting_frames[rank]
 
-    def _key(self, header: Header) -> Key:
+    def _key(self, header: KeyHeader) -> Key:
         key = self.engine.keys.get(header.key)
         if key is None:
             raise ProtocolError(f"worker {header.rank} speaks of key {header.key}, unknown here")
         return key
 
-    def _key_of_slices(self, header: Header) -> ServerKey:
+    def _key_of_slices(self, header: KeyHeader) -> ServerKey:
         key = self._key(header)
         if not isinstance(key, ServerKey):
             raise ProtocolError(f"worker {header.rank} speaks of slices of {key.plan.called}")
         return key
 
-    def _rows_key(self, header: Header) -> RowsKey:
+    def _rows_key(self, header: KeyHeader) -> RowsKey:
         key = self._key(header)
         if not isinstance(key, RowsKey):
             raise ProtocolError(f"worker {header.rank} speaks of rows of {key.plan.called}")

@@ -7,7 +7,8 @@ from typing import Dict, NamedTuple, Optional
 
 from p3kv.errors import ProtocolError
 from p3kv.wire.connection import Connection
-from p3kv.wire.header import MAGIC, Header
+from p3kv.wire.fields import HelloHeader
+from p3kv.wire.header import MAGIC
 from p3kv.wire.messages import PROTOCOL_VERSION, DataHello, decode
 from p3kv.wire.proofs import HELLO_BYTES, NONCE_BYTES, PROOF_BYTES, Proofs, is_right, nonce
 from p3kv.wire.refusals import Refusals
@@ -62,20 +63,20 @@ class Handshakes:
     def __contains__(self, connection: Connection) -> bool:
         return connection in self._strangers or connection in self._challenged
 
-    def land(self, connection: Connection, header: Header) -> memoryview:
+    def land(self, connection: Connection, header: HelloHeader) -> memoryview:
         """Where a hello's payload goes; ProtocolError for one of another protocol."""
-        if header.key != MAGIC:
+        if header.magic != MAGIC:
             raise ProtocolError("what it sent is not p3kv's protocol")
-        if header.slice != PROTOCOL_VERSION:
+        if header.version != PROTOCOL_VERSION:
             raise ProtocolError(
-                f"it speaks protocol {header.slice}, this server {PROTOCOL_VERSION}; "
+                f"it speaks protocol {header.version}, this server {PROTOCOL_VERSION}; "
                 "install the same p3kv everywhere"
             )
         if header.payload_bytes != HELLO_BYTES:
             raise ProtocolError(f"it sent a hello of {header.payload_bytes} bytes")
         return memoryview(self._strangers[connection])
 
-    def challenge(self, connection: Connection, header: Header) -> bytes:
+    def challenge(self, connection: Connection, header: HelloHeader) -> bytes:
         """Takes a hello that has arrived; returns what the worker must answer.
 
         ProtocolError if whoever sent it does not know the job's secret.

@@ -92,8 +92,8 @@ class Optimizer(ABC):
     ) -> None:
         """Updates `weight` in place with `total`, the sum of all workers' gradients.
 
-        Both are flat and of the key's dtype, but a float16 key's total is float32. The caller owns
-        them and may reuse them afterwards.
+        Both are flat and of the key's dtype, but a half-precision key's total is float32. The
+        caller owns them and may reuse them afterwards.
         With the index WHOLE they have all elements of a tensor of `key.shape`, nobody else uses
         them, and the optimizer may keep `total`.
         `step` counts the job's updates as worker rank 0 has seen them, 1 for the first. If it is
@@ -132,10 +132,9 @@ class Optimizer(ABC):
         """Updates `weight`, the rows of a key of rows that a server keeps, in place.
 
         `rows` are the sums of the rows with these `numbers`, which ascend; all others are 0. Both
-        are two-dimensional and of the key's dtype, but a float16 key's `rows` are float32; nobody
-        else uses `rows`. `ends_update`: the next call is for another
-        update. Returns whether rows may have changed that are not in `numbers`. States are those of
-        the index WHOLE.
+        are two-dimensional and of the key's dtype, but a half-precision key's `rows` are float32;
+        nobody else uses `rows`. `ends_update`: the next call is for another update. Returns whether
+        rows may have changed that are not in `numbers`. States are those of the index WHOLE.
         """
         raise ConfigError(f"this front end has no optimizer for keys of rows, such as {key.key!r}")
 

@@ -10,8 +10,9 @@ from msgspec.structs import replace
 from p3kv.errors import ProtocolError
 from p3kv.server.workers import Workers
 from p3kv.wire.connection import Connection
+from p3kv.wire.fields import Header
 from p3kv.wire.framing import Frame, Landing, message_landing
-from p3kv.wire.header import URGENT, Header, Kind, pack_header
+from p3kv.wire.header import URGENT, Kind
 from p3kv.wire.messages import Checkpoint, Written
 
 
@@ -47,8 +48,8 @@ class PartsOfWorkers:
     def welcomed(self, rank: int) -> None:
         """Asks a worker that takes frames now for its part, if it is missing."""
         if rank in self._missing and self._asked is not None:
-            header = pack_header(Kind.CHECKPOINT, 0, payload_bytes=len(self._asked))
-            self._workers.connections[rank].writer.push(Frame(URGENT, header, self._asked))
+            frame = Frame(URGENT, Header(Kind.CHECKPOINT, 0), self._asked)
+            self._workers.connections[rank].writer.push(frame)
 
     def land_written(self, connection: Connection, header: Header) -> Landing:
         """Takes a worker's answer."""

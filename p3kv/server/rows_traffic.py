@@ -8,34 +8,48 @@ from typing import Callable, Dict, List, NamedTuple, Optional
 
 import numpy as np
 
+from p3kv.codecs import part_of_rows
 from p3kv.common.trace import Tracer, now_ns
 from p3kv.errors import ProtocolError
 from p3kv.server.engine import RowsKey, Unit
 from p3kv.server.spans import trace_sum
 from p3kv.server.workers import Workers
 from p3kv.wire.connection import Connection
+from p3kv.wire.fields import KeyHeader, PullRowsHeader, PushRowsHeader, QueuedHeader, RowsHeader
 from p3kv.wire.framing import Frame, Landing
-from p3kv.wire.header import INITIAL_ROUND, NAMED, NO_GRADIENT, Header, Kind, pack_header
+from p3kv.wire.header import ENCODED, INITIAL_ROUND, NO_GRADIENT, Kind
 from p3kv.wire.queue import urgency
-from p3kv.wire.rows import NUMBER, Rows, check_numbers, check_size, pieces, unpacked
+from p3kv.wire.rows import (
+    NUMBER,
+    Rows,
+    check_encoded_size,
+    check_numbers,
+    check_size,
+    decoded,
+    pieces,
+    unpacked,
+)
 from p3kv.wire.spans import trace_departure, traced_arrival
 from p3kv.wire.terms import TermsByRound
 
-Enqueue = Callable[[Connection, Header, Callable[[], None], Unit], None]
+Enqueue = Callable[[Connection, QueuedHeader, Callable[[], None], Unit], None]
 """Has the consumer call a function when a frame's turn comes."""
 
 
 class _SharedFrame:
-    """Some rows of a value for one worker or several, copied when the first of them gets it."""
+    """Some rows of a value for one worker or several, copied when the first of them gets it, and
+    encoded where the key has a codec for values. Initial values travel as they are."""
 
     def __init__(self, key: RowsKey, numbers: np.ndarray) -> None:
         self._key = key
         self._numbers = numbers
+        self._encodes = key.round > INITIAL_ROUND and not key.plan.codecs.values.in_place
+        self.flags = ENCODED if self._encodes else 0
         self._copy: Optional[memoryview] = None
         self.waiting = 0
         """By how many workers."""
 
-    def queued(self, urgent: int, header: bytes) -> Frame:
+    def queued(self, urgent: int, header: RowsHeader) -> Frame:
         """What brings the rows to one worker."""
         self.waiting += 1
         return Frame(urgent, header, self._payload, self._sent)
@@ -47,8 +61,16 @@ class _SharedFrame:
 
     def _payload(self) -> memoryview:
         if self._copy is None:
-            self._copy = Rows(self._numbers, self._key.value[self._numbers]).copied()
+            rows = Rows(self._numbers, self._key.value[self._numbers])
+            self._copy = self._encoded(rows) if self._encodes else rows.copied()
         return self._copy
+
+    def _encoded(self, rows: Rows) -> memoryview:
+        plan, part = self._key.plan, part_of_rows(self._key.round)
+        return rows.encoded(
+            plan.codecs.values.most_bytes(rows.elements.size),
+            lambda elements, out: plan.encoder().encode(elements, part, out),
+        )
 
     def _sent(self) -> None:
         self.waiting -= 1
@@ -60,7 +82,7 @@ class _Pull(NamedTuple):
     """A worker's request for rows, and since when it waits, on the monotonic clock."""
 
     connection: Connection
-    request: Header
+    request: PullRowsHeader
     words: np.ndarray
     """The rows that it names, or the round since which it wants the rows that have changed."""
     since_s: float
@@ -92,7 +114,7 @@ class RowsTraffic:
         self,
         rank: Callable[[], int],
         workers: Workers,
-        key: Callable[[Header], RowsKey],
+        key: Callable[[KeyHeader], RowsKey],
         terms: TermsByRound,
         enqueue: Enqueue,
         settle: Callable[[Unit], None],
@@ -118,33 +140,42 @@ class RowsTraffic:
             values = self._values[key.plan.key_id] = _Values(key)
             key.before_change = values.value_changes
 
-    def land_push(self, connection: Connection, header: Header) -> Landing:
+    def land_push(self, connection: Connection, header: PushRowsHeader) -> Landing:
         """Where rows are received; ProtocolError for a push that can't be right."""
         key = self._key(header)
         key.check_push(header.rank, header.round)
         if header.flags & NO_GRADIENT:
-            if header.payload_bytes or header.slice != 1 or header.round == INITIAL_ROUND:
+            if header.payload_bytes or header.frames != 1 or header.round == INITIAL_ROUND:
                 raise ProtocolError(
-                    f"it sent {header.payload_bytes} bytes in {header.slice} frames for "
+                    f"it sent {header.payload_bytes} bytes in {header.frames} frames for "
                     f"{key.name} without a gradient in round {header.round}"
                 )
-            act = partial(self._push, header, key, None)
+            act = partial(self._push, header, key, lambda: None)
             return Landing(None, partial(self._enqueue, connection, header, act, key))
-        check_size(header.payload_bytes, key.row_bytes, key.rows)
+        plan = key.plan
         payload = memoryview(bytearray(header.payload_bytes))
-
-        def arrived() -> None:
-            rows = unpacked(payload, key.plan.dtype, key.row_elems)
-            self._enqueue(connection, header, partial(self._push, header, key, rows), key)
-
+        unpack: Callable[[], Rows] = partial(unpacked, payload, plan.dtype, key.row_elems)
+        if header.flags & ENCODED:
+            codec, part = plan.codecs.gradients, part_of_rows(header.round)
+            travels = header.round > INITIAL_ROUND and not codec.in_place
+            most_bytes = codec.most_bytes(plan.kept_elems) if travels else 0
+            check_encoded_size(header.payload_bytes, most_bytes, key.rows)
+            unpack = partial(
+                decoded, payload, plan.dtype, key.row_elems, key.rows,
+                lambda encoded, out: plan.decoder.decode(encoded, part, out),
+            )  # fmt: skip
+        else:
+            check_size(header.payload_bytes, key.row_bytes, key.rows)
+        act = partial(self._push, header, key, unpack)
+        arrived = partial(self._enqueue, connection, header, act, key)
         landed = traced_arrival(self._tracer(), header, arrived)
         return Landing(payload if header.payload_bytes else None, landed)
 
-    def land_pull(self, connection: Connection, header: Header) -> Landing:
+    def land_pull(self, connection: Connection, header: PullRowsHeader) -> Landing:
         """Takes a request for rows; ProtocolError for one that can't be right."""
         key = self._key(header)
         count, rest = divmod(header.payload_bytes, NUMBER.itemsize)
-        if rest or count > (key.rows if header.flags & NAMED else 1):
+        if rest or count > (key.rows if header.flags & header.NAMED else 1):
             raise ProtocolError(
                 f"it sent {header.payload_bytes} bytes to ask for rows of {key.name}, of which "
                 f"this server keeps {key.rows}"
@@ -153,7 +184,7 @@ class RowsTraffic:
 
         def arrived() -> None:
             words = np.frombuffer(payload, NUMBER) if count else np.empty(0, NUMBER)
-            if header.flags & NAMED:
+            if header.flags & header.NAMED:
                 check_numbers(words, 0, key.rows)
             pull = _Pull(connection, header, words, time.monotonic())
             self._enqueue(connection, header, partial(self._ask, key, pull), key)
@@ -167,9 +198,11 @@ class RowsTraffic:
         for pull in waiting:
             self._pull(key, pull)
 
-    def _push(self, header: Header, key: RowsKey, rows: Optional[Rows]) -> None:
+    def _push(
+        self, header: PushRowsHeader, key: RowsKey, rows: Callable[[], Optional[Rows]]
+    ) -> None:
         start_ns = now_ns()
-        key.push(header.rank, header.round, header.slice, rows, header.step)
+        key.push(header.rank, header.round, header.frames, rows(), header.step)
         trace_sum(self._tracer(), header, start_ns)
         self._settle(key)
 
@@ -189,9 +222,9 @@ class RowsTraffic:
         request = pull.request
         frames = self._frames(key, pull)
         urgent = urgency(request.step, request.priority)
-        header = pack_header(
-            Kind.ROWS, self._rank(), key=request.key, slice=len(frames), round=key.round,
-            step=request.slice, priority=request.priority,
+        header = RowsHeader(
+            Kind.ROWS, self._rank(), flags=frames[0].flags, key=request.key, round=key.round,
+            priority=request.priority, request=request.request, frames=len(frames),
         )  # fmt: skip
         for shared in frames:
             frame = shared.queued(urgent, header)
@@ -200,7 +233,7 @@ class RowsTraffic:
 
     def _frames(self, key: RowsKey, pull: _Pull) -> List[_SharedFrame]:
         values = self._values[pull.request.key]
-        if pull.request.flags & NAMED:
+        if pull.request.flags & PullRowsHeader.NAMED:
             return self._cut(values, pull.words)
         since = int(pull.words[0]) if len(pull.words) else INITIAL_ROUND - 1
         frames = values.shared.get(since)

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 from p3kv.common.trace import SUM, UNKNOWN, UPDATE, Span, Tracer, now_ns
 from p3kv.server.engine import Ended, SliceState
-from p3kv.wire.header import Header
+from p3kv.wire.fields import QueuedHeader
+from p3kv.wire.spans import span
 
 
-def trace_sum(tracer: Tracer, header: Header, start_ns: int) -> None:
+def trace_sum(tracer: Tracer, header: QueuedHeader, start_ns: int) -> None:
     """Records that a worker's frame has been added to its round since `start_ns`."""
     if tracer.enabled:
-        tracer.span(
-            Span(
-                SUM, header.key, start_ns, start_ns, now_ns(), header.rank, header.round,
-                header.step, header.slice, header.priority, header.payload_bytes,
-            )
-        )  # fmt: skip
+        tracer.span(span(SUM, header, start_ns, start_ns, header.rank, header.payload_bytes))
 
 
 def trace_update(tracer: Tracer, ended: Ended, start_ns: int) -> None:

@@ -10,8 +10,9 @@ from p3kv.errors import ProtocolError, in_one_line
 from p3kv.server.engine import Key
 from p3kv.server.optimizer import State
 from p3kv.wire.connection import Connection
+from p3kv.wire.fields import RoundHeader, StateHeader
 from p3kv.wire.framing import Frame, Landing, message_landing
-from p3kv.wire.header import URGENT, WHOLE_TENSOR, Header, Kind, pack_header
+from p3kv.wire.header import URGENT, Kind
 from p3kv.wire.messages import StateOutline
 from p3kv.wire.states import ArrivingState, PlainState, queue_state
 
@@ -36,7 +37,7 @@ class States:
     def __init__(
         self,
         rank: Callable[[], int],
-        key: Callable[[Header], Key],
+        key: Callable[[RoundHeader], Key],
         on_lost: Callable[[Connection, str], None],
         fail: Callable[..., None],
     ) -> None:
@@ -51,13 +52,13 @@ class States:
         """By the rank of the worker that waits."""
         self._arriving: Optional[ArrivingState] = None
 
-    def ask(self, connection: Connection, header: Header) -> Landing:
+    def ask(self, connection: Connection, header: StateHeader) -> Landing:
         """Sends a worker the state of a key, when the round has ended for which it asks."""
         key = self._key(header)
         give = partial(self._give, connection, header, key)
         return Landing(None, partial(self._when_ended, header, key, give))
 
-    def land(self, connection: Connection, header: Header) -> Landing:
+    def land(self, connection: Connection, header: StateHeader) -> Landing:
         """Takes the outline of a state that worker rank 0 gives."""
         key = self._key(header)
         if self._arriving is not None:
@@ -66,7 +67,7 @@ class States:
             header, StateOutline, partial(self._outlined, connection, header, key)
         )
 
-    def land_bytes(self, connection: Connection, header: Header) -> Landing:
+    def land_bytes(self, connection: Connection, header: RoundHeader) -> Landing:
         """Takes the next bytes of this state."""
         key = self._key(header)
         if self._arriving is None:
@@ -81,7 +82,7 @@ class States:
                 del self.waiting[rank]
                 waiting.act()
 
-    def _key(self, header: Header) -> Key:
+    def _key(self, header: RoundHeader) -> Key:
         key = self._find(header)
         if key.plan.consistency.own_rounds:
             raise ProtocolError(
@@ -89,7 +90,7 @@ class States:
             )
         return key
 
-    def _when_ended(self, header: Header, key: Key, act: Callable[[], None]) -> None:
+    def _when_ended(self, header: RoundHeader, key: Key, act: Callable[[], None]) -> None:
         if header.rank in self.waiting:
             raise ProtocolError("it asked for a state before it had the last one")
         key.check_ahead(header.round, header.rank)  # or no round so far ahead would ever end
@@ -98,7 +99,7 @@ class States:
         else:
             self.waiting[header.rank] = _Waiting(key, header.round, act)
 
-    def _give(self, connection: Connection, header: Header, key: Key) -> None:
+    def _give(self, connection: Connection, header: StateHeader, key: Key) -> None:
         if connection.closed:
             return
         optimizer = key.plan.optimizer
@@ -108,20 +109,20 @@ class States:
         queue_state(connection.writer, self._rank(), header.key, header.round, plain, whole)
 
     def _outlined(
-        self, connection: Connection, header: Header, key: Key, outline: StateOutline
+        self, connection: Connection, header: StateHeader, key: Key, outline: StateOutline
     ) -> None:
         kept_elems = dict(key.declared.runs)[self._rank()]
         self._arriving = ArrivingState(outline, kept_elems, _whole(header))
         self._take_if_complete(connection, header, key)
 
-    def _take_if_complete(self, connection: Connection, header: Header, key: Key) -> None:
+    def _take_if_complete(self, connection: Connection, header: RoundHeader, key: Key) -> None:
         assert self._arriving is not None
         if self._arriving.complete:
             arrived, self._arriving = self._arriving, None
             self._when_ended(header, key, partial(self._take, connection, header, key, arrived))
 
     def _take(
-        self, connection: Connection, header: Header, key: Key, arrived: ArrivingState
+        self, connection: Connection, header: RoundHeader, key: Key, arrived: ArrivingState
     ) -> None:
         plain = arrived.state
         state = None if plain is None else State(dict(plain.elements), dict(plain.numbers))
@@ -138,9 +139,9 @@ class States:
             _log.exception("the optimizer can't take a state")
             self._fail(f"the optimizer can't take a state: {in_one_line(error)}", header.round)
             return
-        loaded = pack_header(Kind.LOADED, self._rank(), header.key, round=header.round)
+        loaded = RoundHeader(Kind.LOADED, self._rank(), key=header.key, round=header.round)
         connection.writer.push(Frame(URGENT, loaded))
 
 
-def _whole(header: Header) -> bool:
-    return bool(header.flags & WHOLE_TENSOR)
+def _whole(header: StateHeader) -> bool:
+    return bool(header.flags & header.WHOLE_TENSOR)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from functools import partial
-from typing import Callable, Dict, Optional
+from typing import Any, Callable, Dict, Optional
 
 from p3kv.config import Settings
 from p3kv.consistency import make_consistency
@@ -17,15 +17,22 @@ from p3kv.server.stalls import Stalls
 from p3kv.server.workers import Workers
 from p3kv.slicing import value_credit_bytes
 from p3kv.wire.connection import Connection
+from p3kv.wire.fields import (
+    Header,
+    HelloHeader,
+    NormHeader,
+    OptimizerHeader,
+    ScaleHeader,
+    StepHeader,
+    TermsHeader,
+)
 from p3kv.wire.framing import Frame, Landing, message_landing
 from p3kv.wire.header import (
     INITIAL_ROUND,
     LAST,
     MAX_PROBE_BYTES,
     URGENT,
-    Header,
     Kind,
-    pack_header,
 )
 from p3kv.wire.messages import (
     UNKNOWN,
@@ -80,7 +87,7 @@ class Traffic:
         self._serving = False
         self._job: Optional[JobSettings] = None
         """What all workers have agreed on, once one of them has said hello."""
-        self._takers: Dict[int, Callable[[Connection, Header], Landing]] = {
+        self._takers: Dict[int, Callable[[Connection, Any], Landing]] = {
             Kind.HELLO: self._hello,
             Kind.PROOF: self._proof,
             Kind.PUSH: consumer.land_push,
@@ -123,14 +130,13 @@ class Traffic:
 
     # Coming and going.
 
-    def _hello(self, connection: Connection, header: Header) -> Landing:
+    def _hello(self, connection: Connection, header: HelloHeader) -> Landing:
         words = self._workers.land_hello(connection, header)
         return Landing(words, partial(self._challenge, connection, header))
 
-    def _challenge(self, connection: Connection, hello: Header) -> None:
+    def _challenge(self, connection: Connection, hello: HelloHeader) -> None:
         words = memoryview(self._workers.challenge(connection, hello))
-        header = pack_header(Kind.CHALLENGE, self.rank, payload_bytes=len(words))
-        connection.writer.push(Frame(URGENT, header, words))
+        connection.writer.push(Frame(URGENT, Header(Kind.CHALLENGE, self.rank), words))
 
     def _proof(self, connection: Connection, header: Header) -> Landing:
         words = memoryview(bytearray(header.payload_bytes))
@@ -166,7 +172,7 @@ class Traffic:
             return
         for kind, words in ((Kind.ORDER, self._order), (Kind.RESUMED, self._resumed_from)):
             if words is not None:
-                connection.writer.push(Frame(URGENT, self._header(kind, words), words))
+                connection.writer.push(Frame(URGENT, Header(kind, self.rank), words))
         assert connection.peer is not None
         self._parts_of_workers.welcomed(connection.peer)
 
@@ -178,28 +184,28 @@ class Traffic:
         self._announce_open_step()
         self._consumer.worker_left(rank)
         self._parts_of_workers.left(rank)
-        connection.writer.push(Frame(LAST, pack_header(Kind.BYE, self.rank)))
+        connection.writer.push(Frame(LAST, Header(Kind.BYE, self.rank)))
 
     # What a worker says of its keys, and what rank 0 says for all.
 
     def _key(self, connection: Connection, header: Header) -> Landing:
         return message_landing(header, DeclaredKey, self._consumer.declare)
 
-    def _terms(self, connection: Connection, header: Header) -> Landing:
+    def _terms(self, connection: Connection, header: TermsHeader) -> Landing:
         return message_landing(header, Terms, partial(self._set_terms, header))
 
-    def _set_terms(self, header: Header, terms: Terms) -> None:
-        if header.round > INITIAL_ROUND and header.rank != 0:
-            raise ProtocolError(f"worker {header.rank} wants {terms} from round {header.round} on")
-        is_new = self._consumer.set_terms(header.round, terms)
+    def _set_terms(self, header: TermsHeader, terms: Terms) -> None:
+        from_round = header.from_round
+        if from_round > INITIAL_ROUND and header.rank != 0:
+            raise ProtocolError(f"worker {header.rank} wants {terms} from round {from_round} on")
+        is_new = self._consumer.set_terms(from_round, terms)
         if self._settings.send_buffer_bytes is None:
             credit_bytes = value_credit_bytes(terms.size_for_credit, self._num_workers)
             for worker in self._workers.connections.values():
                 worker.hold_at_most(credit_bytes)
-        if is_new and header.round > INITIAL_ROUND:
-            words = memoryview(encode(terms))
-            news = pack_header(Kind.TERMS, self.rank, round=header.round, payload_bytes=len(words))
-            self._workers.tell(news, words)
+        if is_new and from_round > INITIAL_ROUND:
+            news = TermsHeader(Kind.TERMS, self.rank, from_round=from_round)
+            self._workers.tell(news, memoryview(encode(terms)))
 
     def _forward_order(self, connection: Connection, header: Header) -> Landing:
         words = memoryview(bytearray(header.payload_bytes))
@@ -208,20 +214,18 @@ class Traffic:
     def _pass_order_on(self, words: memoryview) -> None:
         decode(words, ForwardOrder)  # or all workers would blame this server for it
         self._order = words
-        self._workers.tell(self._header(Kind.ORDER, words), words)
+        self._workers.tell(Header(Kind.ORDER, self.rank), words)
 
-    def _header(self, kind: Kind, words: memoryview) -> bytes:
-        return pack_header(kind, self.rank, payload_bytes=len(words))
-
-    def _optimizer(self, connection: Connection, header: Header) -> Landing:
+    def _optimizer(self, connection: Connection, header: OptimizerHeader) -> Landing:
         words = memoryview(bytearray(header.payload_bytes))
         return Landing(words, partial(self._configure_optimizer, header, words))
 
-    def _configure_optimizer(self, header: Header, settings: memoryview) -> None:
+    def _configure_optimizer(self, header: OptimizerHeader, settings: memoryview) -> None:
         try:
-            store = header.key
-            optimizer = self._optimizers.configure(store, header.step, settings, header.round)
-            self._consumer.set_optimizer(store, optimizer)
+            optimizer = self._optimizers.configure(
+                header.store, header.from_step, settings, header.oldest_step
+            )
+            self._consumer.set_optimizer(header.store, optimizer)
         except ProtocolError:
             raise
         except Exception as error:  # noqa: BLE001  the framework's or the optimizer's own
@@ -235,26 +239,23 @@ class Traffic:
 
     # Steps whose gradients are clipped by the norm of all.
 
-    def _clipped(self, connection: Connection, header: Header) -> Landing:
+    def _clipped(self, connection: Connection, header: StepHeader) -> Landing:
         return Landing(None, partial(self._consumer.engine.begin_clipped, header.step))
 
-    def _pushed(self, connection: Connection, header: Header) -> Landing:
+    def _pushed(self, connection: Connection, header: StepHeader) -> Landing:
         return message_landing(header, Pushed, partial(self._all_pushed, header.step))
 
     def _all_pushed(self, step: int, pushed: Pushed) -> None:
         self._consumer.clipping.pushed(step, pushed.elems)
 
-    def _scale(self, connection: Connection, header: Header) -> Landing:
+    def _scale(self, connection: Connection, header: ScaleHeader) -> Landing:
         return message_landing(header, Scale, partial(self._take_scale, connection, header))
 
-    def _take_scale(self, connection: Connection, header: Header, scale: Scale) -> None:
+    def _take_scale(self, connection: Connection, header: ScaleHeader, scale: Scale) -> None:
         self._consumer.scaled(connection, header.step, scale.scale)
         if scale.pass_on:
-            words = memoryview(encode(Norm(scale.norm)))
-            news = pack_header(
-                Kind.NORM, self.rank, key=header.key, round=header.round, payload_bytes=len(words)
-            )
-            self._workers.tell(news, words)
+            news = NormHeader(Kind.NORM, self.rank, store=header.store, number=header.number)
+            self._workers.tell(news, memoryview(encode(Norm(scale.norm))))
 
     # Checkpoints.
 
@@ -272,7 +273,7 @@ class Traffic:
         connection = self._workers.connections[0]
         if self._workers.listens(connection):
             words = memoryview(encode(written))
-            connection.writer.push(Frame(URGENT, self._header(Kind.WRITTEN, words), words))
+            connection.writer.push(Frame(URGENT, Header(Kind.WRITTEN, self.rank), words))
 
     def _resumed(self, connection: Connection, header: Header) -> Landing:
         words = memoryview(bytearray(header.payload_bytes))
@@ -281,11 +282,11 @@ class Traffic:
     def _pass_resumed_on(self, words: memoryview) -> None:
         decode(words, Resumed)  # or all workers would blame this server for it
         self._resumed_from = words
-        self._workers.tell(self._header(Kind.RESUMED, words), words)
+        self._workers.tell(Header(Kind.RESUMED, self.rank), words)
 
     # The network.
 
-    def _open(self, connection: Connection, header: Header) -> Landing:
+    def _open(self, connection: Connection, header: StepHeader) -> Landing:
         return Landing(None, partial(self._needs_no_values_before, header.rank, header.step))
 
     def _needs_no_values_before(self, rank: int, step: int) -> None:
@@ -297,13 +298,12 @@ class Traffic:
         this host's link then."""
         if self._workers.open_step > self._open_step:
             self._open_step = self._workers.open_step
-            self._workers.tell(pack_header(Kind.OPEN, self.rank, step=self._open_step))
+            self._workers.tell(StepHeader(Kind.OPEN, self.rank, step=self._open_step))
 
     def _probe(self, connection: Connection, header: Header) -> Landing:
         echo = self._scratch[: header.payload_bytes]
-        answer = pack_header(Kind.PROBE, self.rank, payload_bytes=len(echo))
+        answer = Header(Kind.PROBE, self.rank)
         return Landing(echo, partial(connection.writer.push, Frame(URGENT, answer, echo)))
 
     def _tell_stall(self, stalled: Stalled) -> None:
-        words = memoryview(encode(stalled))
-        self._workers.tell(pack_header(Kind.STALLED, self.rank, payload_bytes=len(words)), words)
+        self._workers.tell(Header(Kind.STALLED, self.rank), memoryview(encode(stalled)))

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from typing import Callable, Iterable
 
+from msgspec.structs import replace
+
 from p3kv.common.trace import Tracer
 from p3kv.server.engine import Ended, SliceState
 from p3kv.server.waiting import Pull, Pulls
 from p3kv.server.workers import Workers
 from p3kv.wire.connection import Connection
+from p3kv.wire.fields import EndedHeader, PulledHeader, SliceValueHeader, UpdatedHeader
 from p3kv.wire.framing import Frame
-from p3kv.wire.header import NO_GRADIENT, URGENT, Kind, clock_us, pack_header
+from p3kv.wire.header import NO_GRADIENT, URGENT, Kind, clock_us
 from p3kv.wire.messages import UNKNOWN
 from p3kv.wire.queue import urgency
 from p3kv.wire.spans import trace_departure
@@ -43,24 +46,22 @@ class Values:
         only that this is so."""
         connections = [self._workers.connections[rank] for rank in ended.wanting]
         urgent = urgency(ended.step, ended.priority)
-        flags = NO_GRADIENT if ended.no_gradient else 0
-        if flags and state.plan.optimizer is None:
-            header = pack_header(
-                Kind.UPDATED, self._rank(), key=state.plan.key_id, slice=state.index,
-                round=ended.round, step=ended.step, priority=ended.priority, flags=flags,
-            )  # fmt: skip
+        header = UpdatedHeader(
+            Kind.UPDATED, self._rank(), NO_GRADIENT if ended.no_gradient else 0,
+            key=state.plan.key_id, slice=state.index, round=ended.round, step=ended.step,
+            priority=ended.priority,
+        )  # fmt: skip
+        if ended.no_gradient and state.plan.optimizer is None:
             for connection in filter(self._workers.listens, connections):
                 connection.writer.push(Frame(urgent, header))
             return
-        self._send_value(
-            connections, urgent, state, Kind.UPDATED, ended.round, ended.step, ended.priority, flags
-        )
+        self._send_value(connections, urgent, state, header)
 
     def tell_ended(self, ended: Ended) -> None:
         """Tells workers that a round has ended, where no result does: their windows move on."""
-        header = pack_header(
-            Kind.ENDED, self._rank(), key=ended.unit.plan.key_id, round=ended.round,
-            step=ended.step, flags=NO_GRADIENT if ended.no_gradient else 0,
+        header = EndedHeader(
+            Kind.ENDED, self._rank(), NO_GRADIENT if ended.no_gradient else 0,
+            key=ended.unit.plan.key_id, round=ended.round, step=ended.step,
         )  # fmt: skip
         for rank in ended.others:
             connection = self._workers.connections[rank]
@@ -83,36 +84,32 @@ class Values:
             # are each worker's own, all slices are of the first generation.
             own = state.plan.consistency.own_rounds
             round_ = header.round if own else max(state.round, state.first_round)
-            self._send_value(
-                [connection], urgency(header.step, header.priority), state, Kind.PULLED, round_,
-                header.slice, header.priority,
+            answer = PulledHeader(
+                Kind.PULLED, self._rank(), key=state.plan.key_id, slice=state.index, round=round_,
+                request=header.request, priority=header.priority,
             )  # fmt: skip
+            self._send_value([connection], urgency(header.step, header.priority), state, answer)
 
     def _send_value(
         self,
         connections: Iterable[Connection],
         urgent: int,
         state: SliceState,
-        kind: Kind,
-        round: int,
-        step: int,
-        priority: int,
-        flags: int = 0,
+        header: SliceValueHeader,
     ) -> None:
         """Queues a slice's value, as it travels, on each of the connections."""
-        ready_s = state.ready_s if round == state.round else {}
+        ready_s = state.ready_s if header.round == state.round else {}
         last_s = max(ready_s.values(), default=0.0)
         worked_us = clock_us(self._worked_s())
+        answers_push = isinstance(header, UpdatedHeader)
         for connection in filter(self._workers.listens, connections):
             peer = UNKNOWN if connection.peer is None else connection.peer
-            buffer, payload, encoded = state.wire(peer, answers_push=kind == Kind.UPDATED)
+            buffer, payload, encoded = state.wire(peer, answers_push)
             buffer.begin_send()
-            header = pack_header(
-                kind, self._rank(), key=state.plan.key_id, slice=state.index, round=round,
-                step=step, priority=priority, flags=flags | encoded,
-                payload_bytes=len(payload) if isinstance(payload, memoryview) else 0,
-                time_us=clock_us(last_s - ready_s.get(peer, last_s)), worked_us=worked_us,
+            to_peer = replace(
+                header, flags=header.flags | encoded, worked_us=worked_us,
+                late_us=clock_us(last_s - ready_s.get(peer, last_s)),
             )  # fmt: skip
-            frame = Frame(urgent, header, payload, None, buffer.end_send)
+            frame = Frame(urgent, to_peer, payload, None, buffer.end_send)
             trace_departure(self._tracer(), frame, peer)
             connection.writer.push(frame)

@@ -9,7 +9,8 @@ from p3kv.server.rows_traffic import RowsTraffic
 from p3kv.server.stalls import Wait
 from p3kv.server.workers import Workers
 from p3kv.wire.connection import Connection
-from p3kv.wire.header import INITIAL_ROUND, Header
+from p3kv.wire.fields import PullHeader
+from p3kv.wire.header import INITIAL_ROUND
 from p3kv.wire.messages import workers
 
 _SAME_STEPS = (
@@ -26,7 +27,7 @@ class Pull(NamedTuple):
     """A worker's request for values, and since when it waits, on the monotonic clock."""
 
     connection: Connection
-    request: Header
+    request: PullHeader
     since_s: float
 
 

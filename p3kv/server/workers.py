@@ -13,8 +13,9 @@ from p3kv.server.handshakes import HANDSHAKE_S, Handshakes
 from p3kv.transport import Link, Listener
 from p3kv.wire.breaks import Breaks
 from p3kv.wire.connection import Connection
+from p3kv.wire.fields import Header, HelloHeader
 from p3kv.wire.framing import Frame
-from p3kv.wire.header import INITIAL_ROUND, LAST_ROUND, URGENT, Header, Kind, pack_header
+from p3kv.wire.header import INITIAL_ROUND, LAST_ROUND, URGENT, Kind, pack_header
 from p3kv.wire.loop import Loop
 from p3kv.wire.messages import UNKNOWN, DataHello, DataWelcome, Failure, encode
 from p3kv.wire.proofs import Proofs
@@ -73,12 +74,12 @@ class Workers:
     def _listen(self) -> None:
         self._loop.add_reader(self._listener.descriptor, self._accept)
 
-    def land_hello(self, connection: Connection, header: Header) -> memoryview:
+    def land_hello(self, connection: Connection, header: HelloHeader) -> memoryview:
         """Where a hello's payload goes; ProtocolError for one of another protocol."""
         assert self._handshakes is not None
         return self._handshakes.land(connection, header)
 
-    def challenge(self, connection: Connection, header: Header) -> bytes:
+    def challenge(self, connection: Connection, header: HelloHeader) -> bytes:
         """Takes a hello that has arrived, and returns the challenge; ProtocolError if whoever sent
         it does not belong to the job."""
         assert self._handshakes is not None
@@ -110,7 +111,7 @@ class Workers:
         """Welcomes a worker that was admitted: it gets what it has not received, if anything was
         sent before."""
         words = encode(DataWelcome(connection.received_bytes))
-        header = pack_header(Kind.WELCOME, rank, payload_bytes=len(words))
+        header = pack_header(Header(Kind.WELCOME, rank), len(words), received=0)
         if not connection.welcome:
             connection.conversation.welcome()
         assert connection.peer is not None
@@ -124,7 +125,7 @@ class Workers:
         """Takes note of how far a worker is."""
         self._last_round[rank] = max(round, self._last_round.get(rank, INITIAL_ROUND))
 
-    def tell(self, header: bytes, words: Optional[memoryview] = None) -> None:
+    def tell(self, header: Header, words: Optional[memoryview] = None) -> None:
         """Sends a frame to all workers that still take one."""
         for connection in self.connections.values():
             if self.listens(connection):

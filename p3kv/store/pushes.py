@@ -32,6 +32,10 @@ class ScriptOptimizer(ABC):
     Every worker has one, so that all know what the servers need. Belongs to the script's thread.
     """
 
+    name: str
+    """Of its class, for messages and checkpoints."""
+    needs_whole_tensors = False
+    """Whether it updates tensors as a whole, and not slices."""
     shares_numbers = False
     """Whether `shared_number` is to be asked for every push."""
 
@@ -48,6 +52,11 @@ class ScriptOptimizer(ABC):
     @abstractmethod
     def has_changed(self) -> bool:
         """Whether the script has changed it since a step began."""
+
+    def remembered(self) -> Dict[str, Any]:
+        """What updates have changed in it that holds for all keys together, as plain values; an
+        optimizer that goes on from a checkpoint is made from it, too."""
+        return {}
 
     def shared_number(self, key: Key, update: int) -> Optional[bytes]:
         """What the servers must know for one push beside the step's settings, where the update of
@@ -66,12 +75,12 @@ class Checks(ABC, Generic[O]):
         """Where a key can't be pushed at all."""
 
     @abstractmethod
-    def lacks_gradient(self, key: WorkerKey, optimizer: O) -> NoReturn:
+    def lacks_gradient(self, key: WorkerKey, optimizer: O) -> None:
         """The next update by this optimizer depends on whether any worker has a gradient of this
         key, and this one has none."""
 
     @abstractmethod
-    def clips_without_optimizer(self) -> NoReturn:
+    def clips_without_optimizer(self) -> None:
         """Steps are to be clipped, and the servers have no optimizer."""
 
     @abstractmethod

@@ -6,8 +6,9 @@ from typing import Any, Callable, Optional, Tuple
 
 from p3kv.errors import ProtocolError
 from p3kv.transport import Link
+from p3kv.wire.fields import Header
 from p3kv.wire.framing import Frame, FrameReader, FrameWriter, Landing
-from p3kv.wire.header import ACKNOWLEDGE, URGENT, Header, Kind, pack_header
+from p3kv.wire.header import ACKNOWLEDGE, URGENT, Kind
 from p3kv.wire.protocol import Conversation
 
 _TELL_EVERY_BYTES = 1 << 20
@@ -15,7 +16,7 @@ _TELL_EVERY_BYTES = 1 << 20
 _WAKE_BYTES = 256 * 1024
 """While more of a payload is missing, a process wakes up for so many bytes and not for each packet:
 each time takes processor time, whatever has come."""
-_ACK = pack_header(Kind.ACK, 0)
+_ACK = Header(Kind.ACK, 0)
 _NOTHING = Landing(None, lambda: None)
 
 

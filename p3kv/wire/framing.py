@@ -12,7 +12,8 @@ from itertools import islice
 from typing import Any, Callable, Deque, List, NamedTuple, Optional, Tuple, Union
 
 from p3kv.errors import ProtocolError
-from p3kv.wire.header import HEADER_BYTES, Header, unpack_header, with_payload, with_received
+from p3kv.wire.fields import Header
+from p3kv.wire.header import HEADER_BYTES, pack_header, unpack_header
 from p3kv.wire.messages import decode
 from p3kv.wire.queue import PriorityQueue
 
@@ -141,7 +142,7 @@ class Frame:
     def __init__(
         self,
         priority: int,
-        header: bytes,
+        header: Header,
         payload: Optional[Payload] = None,
         on_sent: Optional[Callable[[], None]] = None,
         on_arrived: Optional[Callable[[], None]] = None,
@@ -150,8 +151,6 @@ class Frame:
         """`payload` must stay as it is until `on_arrived` is called: the peer is known to have it
         then. `on_sent` is called before, when all of it has left. `in_turn`: it may have to wait
         for its turn.
-
-        If the payload is made later, the header gets its size then.
         """
         self.priority = priority
         self.header = header
@@ -159,6 +158,10 @@ class Frame:
         self.on_sent = on_sent
         self.on_arrived = on_arrived
         self.in_turn = in_turn
+
+
+_Begun = Tuple[int, List[memoryview], Optional[Callable[[], None]]]
+"""Where a frame ends, its bytes, and its `on_arrived`."""
 
 
 class FrameWriter:
@@ -177,8 +180,8 @@ class FrameWriter:
         """Frames that leave in turn, when the queue is empty."""
         self._takes_turns = False
         self._buffers: Deque[memoryview] = deque([memoryview(preamble)] if preamble else [])
-        self._begun: Deque[Tuple[int, Frame]] = deque()
-        """Frames that have begun and that the peer may not have, each with where it ends."""
+        self._begun: Deque[_Begun] = deque()
+        """Frames that have begun and that the peer may not have."""
         self._on_sent: Deque[Tuple[int, Callable[[], None]]] = deque()
         self._sent_bytes = -len(preamble)
         self.arrived_bytes = 0
@@ -263,9 +266,9 @@ class FrameWriter:
         self.arrived_bytes = count
         begun = self._begun
         while begun and begun[0][0] <= count:
-            frame = begun.popleft()[1]
-            if frame.on_arrived is not None:
-                frame.on_arrived()
+            on_arrived = begun.popleft()[2]
+            if on_arrived is not None:
+                on_arrived()
 
     def resume(self, received: int, preamble: bytes = b"") -> None:
         """Goes on over a new link: after `preamble` comes what the peer has not received, of which
@@ -280,11 +283,7 @@ class FrameWriter:
         if preamble:
             self._buffers.append(memoryview(preamble))
         skip = -1
-        for end, frame in self._begun:
-            parts = [memoryview(frame.header)]
-            if frame.payload is not None:
-                assert isinstance(frame.payload, memoryview)
-                parts.append(frame.payload)
+        for end, parts, _ in self._begun:
             if skip < 0:  # the first frame may have arrived in part
                 skip = received - (end - sum(map(len, parts)))
             for part in parts:
@@ -303,20 +302,16 @@ class FrameWriter:
                 frame = self._turns.popleft()
             else:
                 break
-            header, payload = frame.header, frame.payload
-            if callable(payload):
-                payload = frame.payload = payload()
-                header = frame.header = with_payload(header, len(payload), received)
-            else:
-                header = frame.header = with_received(header, received)
-            self._buffers.append(memoryview(header))
-            frame_bytes = HEADER_BYTES
+            payload = frame.payload() if callable(frame.payload) else frame.payload
+            payload_bytes = 0 if payload is None else len(payload)
+            parts = [memoryview(pack_header(frame.header, payload_bytes, received))]
             if payload:
-                self._buffers.append(payload)
-                frame_bytes += len(payload)
+                parts.append(payload)
+            self._buffers += parts
+            frame_bytes = HEADER_BYTES + payload_bytes
             batch_bytes += frame_bytes
             self.begun_frames += 1
             self.begun_bytes += frame_bytes
-            self._begun.append((self.begun_bytes, frame))
+            self._begun.append((self.begun_bytes, parts, frame.on_arrived))
             if frame.on_sent is not None:
                 self._on_sent.append((self.begun_bytes, frame.on_sent))

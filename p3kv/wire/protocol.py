@@ -13,7 +13,16 @@ from typing import Mapping, NamedTuple, Optional
 
 from p3kv.config import MAX_SLICE_ELEMS
 from p3kv.errors import ProtocolError
-from p3kv.wire.header import MAX_PROBE_BYTES, MAX_STATE_BYTES, Header, Kind
+from p3kv.wire.fields import Header, PullRowsHeader, PushHeader, StateHeader, ValueHeader
+from p3kv.wire.header import (
+    ACKNOWLEDGE,
+    ENCODED,
+    MAX_PROBE_BYTES,
+    MAX_STATE_BYTES,
+    NO_GRADIENT,
+    WANTS_RESULT,
+    Kind,
+)
 from p3kv.wire.messages import MAX_MESSAGE_BYTES, MAX_PROOF_BYTES
 from p3kv.wire.proofs import CHALLENGE_BYTES, HELLO_BYTES
 
@@ -45,28 +54,33 @@ class Rule(NamedTuple):
     then: Optional[State] = None
     """The sender's state after such a frame; None: as before."""
     only_rank_0: bool = False
+    flags: int = 0
+    """Those that a frame may have."""
 
 
 Rules = Mapping[State, Mapping[int, Rule]]
 """By the sender's state, the kinds of frames that may come. Any other breaks the protocol."""
 
+_OF_PUSH = (
+    WANTS_RESULT | ENCODED | ACKNOWLEDGE | NO_GRADIENT | PushHeader.IN_HOST_SUM | PushHeader.CARRIES
+)
 FROM_WORKERS: Rules = {
     State.NEW: {Kind.HELLO: Rule(HELLO_BYTES, then=State.CHALLENGED)},
     State.CHALLENGED: {Kind.PROOF: Rule(MAX_PROOF_BYTES, then=State.WAITING)},
     State.WAITING: {},
     State.OPEN: {
-        Kind.PUSH: Rule(MAX_SLICE_BYTES),
+        Kind.PUSH: Rule(MAX_SLICE_BYTES, flags=_OF_PUSH),
         Kind.PULL: Rule(),
-        Kind.PUSH_ROWS: Rule(MAX_ROWS_BYTES),
-        Kind.PULL_ROWS: Rule(MAX_ROWS_BYTES),
+        Kind.PUSH_ROWS: Rule(MAX_ROWS_BYTES, flags=ENCODED | NO_GRADIENT),
+        Kind.PULL_ROWS: Rule(MAX_ROWS_BYTES, flags=PullRowsHeader.NAMED),
         Kind.KEY: Rule(MAX_MESSAGE_BYTES),
         Kind.TERMS: Rule(MAX_MESSAGE_BYTES),
         Kind.OPEN: Rule(),
         Kind.PROBE: Rule(MAX_PROBE_BYTES),
         Kind.OPTIMIZER: Rule(MAX_MESSAGE_BYTES, only_rank_0=True),
         Kind.ORDER: Rule(MAX_MESSAGE_BYTES, only_rank_0=True),
-        Kind.STATES: Rule(),
-        Kind.STATE: Rule(MAX_MESSAGE_BYTES, only_rank_0=True),
+        Kind.STATES: Rule(flags=StateHeader.WHOLE_TENSOR),
+        Kind.STATE: Rule(MAX_MESSAGE_BYTES, only_rank_0=True, flags=StateHeader.WHOLE_TENSOR),
         Kind.STATE_BYTES: Rule(MAX_STATE_BYTES, only_rank_0=True),
         Kind.CLIPPED: Rule(only_rank_0=True),
         Kind.PUSHED: Rule(MAX_MESSAGE_BYTES, only_rank_0=True),
@@ -82,16 +96,16 @@ FROM_SERVERS: Rules = {
     State.NEW: {Kind.CHALLENGE: Rule(CHALLENGE_BYTES, then=State.WAITING)},
     State.WAITING: {Kind.WELCOME: Rule(MAX_PROOF_BYTES, then=State.OPEN)},
     State.OPEN: {
-        Kind.UPDATED: Rule(MAX_SLICE_BYTES),
-        Kind.PULLED: Rule(MAX_SLICE_BYTES),
-        Kind.ROWS: Rule(MAX_ROWS_BYTES),
-        Kind.ENDED: Rule(),
+        Kind.UPDATED: Rule(MAX_SLICE_BYTES, flags=ENCODED | NO_GRADIENT),
+        Kind.PULLED: Rule(MAX_SLICE_BYTES, flags=ENCODED),
+        Kind.ROWS: Rule(MAX_ROWS_BYTES, flags=ENCODED),
+        Kind.ENDED: Rule(flags=NO_GRADIENT),
         Kind.TERMS: Rule(MAX_MESSAGE_BYTES),
         Kind.OPEN: Rule(),
         Kind.PROBE: Rule(MAX_PROBE_BYTES),
         Kind.ORDER: Rule(MAX_MESSAGE_BYTES),
         Kind.STALLED: Rule(MAX_MESSAGE_BYTES),
-        Kind.STATE: Rule(MAX_MESSAGE_BYTES),
+        Kind.STATE: Rule(MAX_MESSAGE_BYTES, flags=StateHeader.WHOLE_TENSOR),
         Kind.STATE_BYTES: Rule(MAX_STATE_BYTES),
         Kind.LOADED: Rule(),
         Kind.SQUARES: Rule(MAX_MESSAGE_BYTES),
@@ -107,10 +121,10 @@ FROM_NEIGHBOURS: Rules = {
     # The socket shows who it is.
     State.NEW: {
         Kind.MEMORY: Rule(MAX_MESSAGE_BYTES),
-        Kind.SUMMAND: Rule(),
-        Kind.VALUE: Rule(),
+        Kind.SUMMAND: Rule(flags=WANTS_RESULT | NO_GRADIENT),
+        Kind.VALUE: Rule(flags=NO_GRADIENT | ValueHeader.SUM_AS_BEFORE),
         Kind.TERMS: Rule(MAX_MESSAGE_BYTES),
-        Kind.BYE: Rule(then=State.LEFT),
+        Kind.BYE: Rule(then=State.LEFT, flags=ACKNOWLEDGE),
     },
     State.LEFT: {},
 }
@@ -162,6 +176,7 @@ class Conversation:
         if (
             rule is None
             or header.payload_bytes > rule.most_bytes
+            or header.flags & ~rule.flags
             or (rule.only_rank_0 and header.rank != 0)
         ):
             raise ProtocolError(self._refusal(header, rule))
@@ -182,4 +197,7 @@ class Conversation:
             return f"{said}, which must not come {when}"
         if header.payload_bytes > rule.most_bytes:
             return f"{said} with {header.payload_bytes} bytes; it has {rule.most_bytes} at most"
+        other = header.flags & ~rule.flags
+        if other:
+            return f"{said} with the flags {other:#04x}, which it does not have"
         return f"{said}, which only worker 0 may send"

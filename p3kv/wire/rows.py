@@ -1,18 +1,25 @@
 """Rows of a tensor as they travel: their numbers, and then their elements.
 
 A number has 32 bits and counts the rows of a server's run. A frame has as many whole rows as a
-slice has room for, in ascending order; a frame without rows says that there are none.
+slice has room for, in ascending order; a frame without rows says that there are none. Where a codec
+has encoded the elements, their bytes do not tell how many rows there are, and this number of 32
+bits comes first.
 """
 
 from __future__ import annotations
 
-from typing import Iterator, NamedTuple
+from typing import Callable, Iterator, NamedTuple
 
 import numpy as np
 
 from p3kv.errors import ProtocolError
 
 NUMBER = np.dtype("<u4")
+
+Encode = Callable[[np.ndarray, memoryview], int]
+"""Writes elements into memory as they travel; returns how many bytes they have."""
+Decode = Callable[[memoryview, np.ndarray], None]
+"""Writes elements that have travelled so into an array; ProtocolError for wrong ones."""
 
 
 class Rows(NamedTuple):
@@ -31,6 +38,18 @@ class Rows(NamedTuple):
         to.elements[:] = self.elements
         return memoryview(payload)
 
+    def encoded(self, most_bytes: int, encode: Encode) -> memoryview:
+        """The payload of a frame that has these rows encoded; `most_bytes` that the elements may
+        have then."""
+        count = len(self.numbers)
+        head = (1 + count) * NUMBER.itemsize
+        payload = memoryview(bytearray(head + most_bytes if count else 0))
+        if not count:
+            return payload
+        words = np.frombuffer(payload, NUMBER, 1 + count)
+        words[0], words[1:] = count, self.numbers
+        return payload[: head + encode(self.elements.reshape(-1), payload[head:])]
+
 
 def unpacked(payload: memoryview, dtype: np.dtype, row_elems: int) -> Rows:
     """A payload's rows, as views of it; the size must be right."""
@@ -40,6 +59,37 @@ def unpacked(payload: memoryview, dtype: np.dtype, row_elems: int) -> Rows:
     numbers = np.frombuffer(payload, NUMBER, count)
     elements = np.frombuffer(payload, dtype, count * row_elems, count * NUMBER.itemsize)
     return Rows(numbers, elements.reshape(count, row_elems))
+
+
+def decoded(
+    payload: memoryview, dtype: np.dtype, row_elems: int, most_rows: int, decode: Decode
+) -> Rows:
+    """The rows of a payload that has them encoded, with elements of their own.
+
+    Raises ProtocolError for what can't be some of `most_rows` rows.
+    """
+    if not len(payload):
+        return unpacked(payload, dtype, row_elems)
+    count = int(np.frombuffer(payload, NUMBER, 1)[0]) if len(payload) >= NUMBER.itemsize else 0
+    head = (1 + count) * NUMBER.itemsize
+    if not 0 < count <= most_rows or head > len(payload):
+        raise ProtocolError(f"it sent {len(payload)} bytes for {count} encoded rows of {most_rows}")
+    elements = np.empty(count * row_elems, dtype)
+    decode(payload[head:], elements)
+    numbers = np.frombuffer(payload, NUMBER, count, NUMBER.itemsize)
+    return Rows(numbers, elements.reshape(count, row_elems))
+
+
+def check_encoded_size(payload_bytes: int, most_bytes: int, most_rows: int) -> None:
+    """Raises ProtocolError for a payload that can't be some of `most_rows` encoded rows, whose
+    elements have `most_bytes` at most, or none if they are not to be encoded; before it is
+    received."""
+    most = most_bytes + (1 + most_rows) * NUMBER.itemsize
+    if not most_bytes or payload_bytes > most:
+        raise ProtocolError(
+            f"it sent {payload_bytes} bytes for some of {most_rows} encoded rows, for which at "
+            f"most {most if most_bytes else 0} are right"
+        )
 
 
 def check_size(payload_bytes: int, row_bytes: int, most_rows: int) -> None:

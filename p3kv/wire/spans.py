@@ -6,17 +6,15 @@ from functools import partial
 from typing import Callable
 
 from p3kv.common.trace import RECEIVE, SEND, UNKNOWN, Span, Tracer, now_ns
+from p3kv.wire.fields import TransferHeader
 from p3kv.wire.framing import Frame, Payload
-from p3kv.wire.header import Header, Kind, unpack_header
-
-_NUMBERED = (Kind.PULLED, Kind.ROWS)
-"""Kinds of frames in which the step's field has a request's number."""
 
 
 def trace_departure(tracer: Tracer, frame: Frame, peer: int) -> None:
     """Has a frame that is to be queued now be traced, if anything is. `peer`: whom it is for."""
     if tracer.enabled and frame.payload is not None:
-        departure = _Departure(tracer, frame, frame.payload, peer)
+        assert isinstance(frame.header, TransferHeader)
+        departure = _Departure(tracer, frame, frame.header, frame.payload, peer)
         frame.payload, frame.on_sent = departure.begin, departure.end
 
 
@@ -24,12 +22,14 @@ class _Departure:
     __slots__ = ("_begun_ns", "_header", "_on_sent", "_payload", "_peer", "_since_ns",
                  "_size_bytes", "_tracer")  # fmt: skip
 
-    def __init__(self, tracer: Tracer, frame: Frame, payload: Payload, peer: int) -> None:
+    def __init__(
+        self, tracer: Tracer, frame: Frame, header: TransferHeader, payload: Payload, peer: int
+    ) -> None:
         self._tracer = tracer
         self._payload = payload
         self._on_sent = frame.on_sent
         self._peer = peer
-        self._header = unpack_header(memoryview(frame.header), 0)
+        self._header = header
         self._since_ns = now_ns()
         self._begun_ns = 0
         self._size_bytes = 0
@@ -43,35 +43,34 @@ class _Departure:
         return memory
 
     def end(self) -> None:
-        header = self._header
         self._tracer.span(
-            Span(
-                SEND, header.key, self._since_ns, self._begun_ns, now_ns(), self._peer,
-                header.round, _step(header), header.slice, header.priority, self._size_bytes,
-            )
-        )  # fmt: skip
+            span(SEND, self._header, self._since_ns, self._begun_ns, self._peer, self._size_bytes)
+        )
         if self._on_sent is not None:
             self._on_sent()
 
 
 def traced_arrival(
-    tracer: Tracer, header: Header, arrived: Callable[[], None]
+    tracer: Tracer, header: TransferHeader, arrived: Callable[[], None]
 ) -> Callable[[], None]:
     """What to call when a frame has arrived whose header has arrived now: `arrived`, and the frame
     is traced if anything is."""
     return partial(_arrive, tracer, header, arrived, now_ns()) if tracer.enabled else arrived
 
 
-def _arrive(tracer: Tracer, header: Header, arrived: Callable[[], None], start_ns: int) -> None:
-    tracer.span(
-        Span(
-            RECEIVE, header.key, start_ns, start_ns, now_ns(), header.rank, header.round,
-            _step(header), header.slice, header.priority,
-            header.payload_bytes,
-        )
-    )  # fmt: skip
+def _arrive(
+    tracer: Tracer, header: TransferHeader, arrived: Callable[[], None], start_ns: int
+) -> None:
+    tracer.span(span(RECEIVE, header, start_ns, start_ns, header.rank, header.payload_bytes))
     arrived()
 
 
-def _step(header: Header) -> int:
-    return UNKNOWN if header.kind in _NUMBERED else header.step
+def span(
+    kind: str, header: TransferHeader, since_ns: int, start_ns: int, peer: int, size_bytes: int
+) -> Span:
+    """What has been done until now with a frame; not all kinds have a step and a slice."""
+    step, slice = (getattr(header, name, UNKNOWN) for name in ("step", "slice"))
+    return Span(
+        kind, header.key, since_ns, start_ns, now_ns(), peer, header.round, step, slice,
+        header.priority, size_bytes,
+    )  # fmt: skip

@@ -12,15 +12,9 @@ from typing import Any, Deque, Dict, Mapping, NamedTuple, Optional
 import numpy as np
 
 from p3kv.errors import ProtocolError
+from p3kv.wire.fields import Header, RoundHeader, StateHeader
 from p3kv.wire.framing import Frame, FrameWriter
-from p3kv.wire.header import (
-    LAST_ROUND,
-    MAX_STATE_BYTES,
-    WHOLE_TENSOR,
-    Header,
-    Kind,
-    pack_header,
-)
+from p3kv.wire.header import LAST_ROUND, MAX_STATE_BYTES, Kind
 from p3kv.wire.messages import MAX_KEY_ELEMS, StateOutline, encode
 from p3kv.wire.queue import urgency
 
@@ -54,20 +48,15 @@ def queue_state(
         None if state is None else dict(state.numbers),
         [(name, array.dtype.name, list(array.shape)) for name, array in elements.items()],
     )
-    words = memoryview(encode(outline))
-    flags = WHOLE_TENSOR if whole else 0
-    header = pack_header(
-        Kind.STATE, rank, key_id, round=round, payload_bytes=len(words), flags=flags
-    )
-    writer.push(Frame(STATE_URGENCY, header, words))
+    flags = StateHeader.WHOLE_TENSOR if whole else 0
+    announced = StateHeader(Kind.STATE, rank, flags, key=key_id, round=round)
+    writer.push(Frame(STATE_URGENCY, announced, memoryview(encode(outline))))
+    following = RoundHeader(Kind.STATE_BYTES, rank, key=key_id, round=round)
     for array in elements.values():
         memory = _bytes(array)
         for start in range(0, len(memory), MAX_STATE_BYTES):
             part = memory[start : start + MAX_STATE_BYTES]
-            header = pack_header(
-                Kind.STATE_BYTES, rank, key_id, round=round, payload_bytes=len(part)
-            )
-            writer.push(Frame(STATE_URGENCY, header, part))
+            writer.push(Frame(STATE_URGENCY, following, part))
 
 
 class ArrivingState:

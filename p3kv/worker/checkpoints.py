@@ -13,12 +13,14 @@ from functools import partial
 from typing import Callable, Deque, List, Optional, Sequence, Set
 
 from p3kv.checkpoints import Saved, any_parts, marks, newest
+from p3kv.common.combinations import Feature, check
 from p3kv.config import Settings
 from p3kv.consistency import Consistency
 from p3kv.errors import ConfigError, P3Error, ProtocolError
 from p3kv.wire.connection import Connection
+from p3kv.wire.fields import Header
 from p3kv.wire.framing import Landing, message_landing
-from p3kv.wire.header import Header, Kind
+from p3kv.wire.header import Kind
 from p3kv.wire.messages import (
     UNKNOWN,
     Checkpoint,
@@ -90,18 +92,15 @@ class Checkpoints:
         `mark(who)` is the mark of a process such as "server 0".
 
         Makes the folder if there is none, and says where it is: its name may be misspelt. Raises
-        ConfigError where there can't be checkpoints, and where a job is to begin from the beginning
-        in a folder that has some; CheckpointError where none of those can be used.
+        NotSupportedError where there can't be checkpoints; ConfigError where a job is to begin from
+        the beginning in a folder that has some; CheckpointError where none of those can be used.
         """
         folder = self._settings.checkpoint_dir
         self._host, self._mark = host, mark
         if folder is None or self._rank != 0:
             return
-        if rule.own_rounds or not rule.exchanges_all:
-            raise ConfigError(
-                f"P3KV_CONSISTENCY={self._settings.consistency} has no checkpoints: they need "
-                "rounds of all workers, to which each push belongs"
-            )
+        what = f"P3KV_CONSISTENCY={self._settings.consistency}"
+        check({Feature.CHECKPOINTS, *rule.features}, what)
         made = self._make(folder, host)
         if self._settings.resume:
             self.saved = newest(folder, host)
@@ -178,7 +177,7 @@ class Checkpoints:
             resumed = Resumed(saved.step, saved.stores, saved.identity, saved.num_workers)
             self._complete.append(saved.step)
             _log.warning("the job goes on from the checkpoint of step %d", saved.step)
-        self._tell(Kind.RESUMED, encode(resumed), servers=[0])
+        self._tell(Header(Kind.RESUMED, self._rank), encode(resumed), servers=[0])
 
     def land_resumed(self, connection: Connection, header: Header) -> Landing:
         """Takes what rank 0 has announced."""
@@ -246,7 +245,7 @@ class Checkpoints:
             self._host if cut.unpushed or remembered else "",
             list(self._workers_hosts[1:]) if remembered else [],
         )  # fmt: skip
-        self._tell(Kind.CHECKPOINT, encode(checkpoint))
+        self._tell(Header(Kind.CHECKPOINT, self._rank), encode(checkpoint))
         if checkpoint.workers_host:
             self._waits_for.update(map(_worker, range(1 + len(checkpoint.others_hosts))))
             self.own.copy(cut)
@@ -267,7 +266,7 @@ class Checkpoints:
         if self._rank == 0:
             self._note(_worker(0), written)
         elif not self._leaves:
-            self._tell(Kind.WRITTEN, encode(written), servers=[0])
+            self._tell(Header(Kind.WRITTEN, self._rank), encode(written), servers=[0])
 
     def leave(self) -> None:
         """Has this worker tell the servers nothing more."""

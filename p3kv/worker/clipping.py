@@ -10,8 +10,9 @@ from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Set
 
 from p3kv.errors import ProtocolError
 from p3kv.wire.connection import Connection
+from p3kv.wire.fields import NormHeader, ScaleHeader, StepHeader
 from p3kv.wire.framing import Landing, message_landing
-from p3kv.wire.header import Header, Kind
+from p3kv.wire.header import Kind
 from p3kv.wire.messages import Norm, Pushed, Scale, Squares, encode
 
 _log = logging.getLogger(__name__)
@@ -52,7 +53,7 @@ class Clipping:
     def __init__(
         self, rank: int, tell: Callable[..., None], num_servers: Callable[[], int]
     ) -> None:
-        """`tell` sends a frame without a slice to servers."""
+        """`tell(header, words, servers)` sends a frame without a slice."""
         self._rank = rank
         self._tell = tell
         self._num_servers = num_servers
@@ -68,27 +69,27 @@ class Clipping:
     def begin(self, step: int) -> None:
         """Has the servers hold a step's rounds, before the step's first slice is sent."""
         if self._rank == 0:
-            self._tell(Kind.CLIPPED, step=step)
+            self._tell(StepHeader(Kind.CLIPPED, self._rank, step=step))
 
     def pushed(self, clipped: ClippedStep) -> None:
         """Says that a step has no further pushes; their transfers may still be to begin."""
         if self._rank != 0:
             return
         self._waiting[clipped.step] = _Waiting(clipped)
+        header = StepHeader(Kind.PUSHED, self._rank, step=clipped.step)
         for server in range(self._num_servers()):
-            words = encode(Pushed(clipped.elems.get(server, 0)))
-            self._tell(Kind.PUSHED, words, step=clipped.step, servers=[server])
+            self._tell(header, encode(Pushed(clipped.elems.get(server, 0))), [server])
 
-    def land_squares(self, connection: Connection, header: Header) -> Landing:
+    def land_squares(self, connection: Connection, header: StepHeader) -> Landing:
         """Takes a server's part of a norm."""
         waiting = self._waiting.get(header.step)
         if waiting is None or header.rank not in waiting.missing:
             raise ProtocolError(f"it sent squares of step {header.step}, for which nobody waits")
         return message_landing(header, Squares, partial(self._add, header.rank, waiting))
 
-    def land_norm(self, connection: Connection, header: Header) -> Landing:
+    def land_norm(self, connection: Connection, header: NormHeader) -> Landing:
         """Takes a step's norm."""
-        return message_landing(header, Norm, partial(self._known, header.key, header.round))
+        return message_landing(header, Norm, partial(self._known, header.store, header.number))
 
     def ask(self, store: int, number: int, answer: Future[Any]) -> None:
         """Answers with the norm of the step with a number, or of a later one."""
@@ -121,12 +122,11 @@ class Clipping:
         self._warn(norm, clipped)
         scale = clipped.max_norm / (norm + _EPSILON)
         scale = 1.0 if scale > 1 else scale  # a norm that is not a number stays none
+        header = ScaleHeader(
+            Kind.SCALE, self._rank, store=clipped.store, number=clipped.number, step=clipped.step
+        )
         for server in range(self._num_servers()):
-            words = encode(Scale(scale, norm, pass_on=server == 0))
-            self._tell(
-                Kind.SCALE, words, step=clipped.step, round=clipped.number, store=clipped.store,
-                servers=[server],
-            )  # fmt: skip
+            self._tell(header, encode(Scale(scale, norm, pass_on=server == 0)), [server])
         self._answer()
 
     def _known(self, store: int, number: int, norm: Norm) -> None:

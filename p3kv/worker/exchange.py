@@ -6,8 +6,9 @@ from functools import partial
 from typing import Callable, Dict, Optional, Sequence, Set, Tuple
 
 from p3kv.wire.connection import Connection
+from p3kv.wire.fields import EndedHeader, Header
 from p3kv.wire.framing import Landing
-from p3kv.wire.header import INITIAL_ROUND, NO_GRADIENT, Header
+from p3kv.wire.header import INITIAL_ROUND, NO_GRADIENT
 from p3kv.worker.ahead import Ahead
 from p3kv.worker.departures import Departures
 from p3kv.worker.gates import Gates
@@ -135,14 +136,14 @@ class Exchange:
             for held in self._windows.answered(transfer):
                 self._send(held)
 
-    def land_ended(self, connection: Connection, header: Header) -> Landing:
+    def land_ended(self, connection: Connection, header: EndedHeader) -> Landing:
         """Takes the end of a round; ProtocolError if no push expects it."""
         push = self._windows.check(header)
         if header.flags & NO_GRADIENT:
             push.check_lacking(header)
         return Landing(None, partial(self._round_ended, header))
 
-    def _round_ended(self, header: Header) -> None:
+    def _round_ended(self, header: EndedHeader) -> None:
         for push in self._windows.told(header):
             self._end_round(push, header)
 

@@ -6,8 +6,9 @@ from functools import partial
 from typing import Callable, Collection, Dict, List, Mapping
 
 from p3kv.wire.connection import Connection
+from p3kv.wire.fields import StepHeader
 from p3kv.wire.framing import Frame
-from p3kv.wire.header import URGENT, Kind, pack_header
+from p3kv.wire.header import URGENT, Kind
 
 _LONGEST_S = 1.0
 _LEAST_BYTES = 1 << 20
@@ -102,6 +103,6 @@ class Gates:
         if step <= self._told or old_bytes < _LEAST_BYTES:
             return
         self._told = step
-        header = pack_header(Kind.OPEN, self._rank, step=step)
+        header = StepHeader(Kind.OPEN, self._rank, step=step)
         for server in self._local_servers:
             self._servers[server].writer.push(Frame(URGENT, header))

@@ -8,8 +8,9 @@ from typing import Dict, NamedTuple
 
 from p3kv.errors import ProtocolError
 from p3kv.wire.connection import Connection
+from p3kv.wire.fields import Header, HelloHeader
 from p3kv.wire.framing import Frame, Landing
-from p3kv.wire.header import MAGIC, URGENT, Header, Kind, pack_header
+from p3kv.wire.header import MAGIC, URGENT, Kind
 from p3kv.wire.messages import PROTOCOL_VERSION, TOKEN_BYTES, DataHello, JobSettings, encode
 from p3kv.wire.proofs import CHALLENGE_BYTES, NONCE_BYTES, Proofs, is_right, nonce
 
@@ -44,7 +45,8 @@ class Handshakes:
         words = encode(DataHello(self._rank, self._settings, self._process, received))
         said = self._hellos[connection] = _Hello(Proofs(self._key, server), nonce(), words)
         hello = said.nonce + said.proofs.hello(self._rank, said.nonce)
-        self._push(connection, Kind.HELLO, hello, key=MAGIC, slice=PROTOCOL_VERSION)
+        header = HelloHeader(Kind.HELLO, self._rank, magic=MAGIC, version=PROTOCOL_VERSION)
+        connection.writer.push(Frame(URGENT, header, memoryview(hello)))
 
     def land(self, connection: Connection, header: Header) -> Landing:
         """Takes a server's challenge."""
@@ -62,12 +64,9 @@ class Handshakes:
                 "another program, or of another job?"
             )
         answer = proofs.answer(self._rank, workers_nonce, servers_nonce, words)
-        self._push(connection, Kind.PROOF, answer + words)
+        header = Header(Kind.PROOF, self._rank)
+        connection.writer.push(Frame(URGENT, header, memoryview(answer + words)))
 
     def forget(self, connection: Connection) -> None:
         """The connection has ended before the handshake was complete."""
         self._hellos.pop(connection, None)
-
-    def _push(self, connection: Connection, kind: Kind, payload: bytes, **fields: int) -> None:
-        header = pack_header(kind, self._rank, payload_bytes=len(payload), **fields)
-        connection.writer.push(Frame(URGENT, header, memoryview(payload)))

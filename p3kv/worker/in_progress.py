@@ -6,14 +6,18 @@ import itertools
 from typing import Callable, Dict, List, Optional, Set, Tuple
 
 from p3kv.common.trace import Tracer
-from p3kv.wire.header import Header, Kind
+from p3kv.wire.fields import (
+    Header,
+    PulledHeader,
+    RowsHeader,
+    SliceValueHeader,
+    TransferHeader,
+)
 from p3kv.wire.messages import UNKNOWN
 from p3kv.worker.gates import Gates
 from p3kv.worker.spans import trace_applied
 from p3kv.worker.step_times import StepTimes
 from p3kv.worker.transfers import Transfer
-
-_ANSWERS = (Kind.PULLED, Kind.ROWS)
 
 
 class InProgress:
@@ -82,23 +86,32 @@ class InProgress:
         if transfer.missing_elems == 0:
             self.sent(transfer)
 
-    def slice_arrived(self, transfer: Transfer, elems: int, server: int, header: Header) -> None:
+    def slice_arrived(
+        self, transfer: Transfer, elems: int, server: int, header: SliceValueHeader
+    ) -> None:
         """Counts elements of the value that have arrived; the last ones complete the transfer.
         `server` keeps them."""
         self.counts["slices_received"] += 1
         self.counts["bytes_received"] += header.payload_bytes
         transfer.missing_elems -= elems
         if transfer.missing_elems == 0:
-            self.arrived(transfer, header, server)
+            self.arrived(transfer, header, header.late_us / 1e6, server, header.worked_us)
 
-    def arrived(self, transfer: Transfer, header: Header, server: int = UNKNOWN) -> None:
-        """All of a transfer's value has arrived: the last frame had this header, and its server
-        tells how long it has worked, if that is known."""
-        if header.kind in _ANSWERS:
-            del self._pulls[header.step]
+    def arrived(
+        self,
+        transfer: Transfer,
+        header: TransferHeader,
+        late_s: float = 0.0,
+        server: int = UNKNOWN,
+        worked_us: int = 0,
+    ) -> None:
+        """All of a transfer's value has arrived: the last frame had this header. The rest is as in
+        `StepTimes.value_arrived`."""
+        if isinstance(header, (PulledHeader, RowsHeader)):
+            del self._pulls[header.request]
         else:
             del self._updates[transfer.key.key_id, transfer.round]
-        self._times.value_arrived(transfer.key, header.time_us / 1e6, server, header.worked_us)
+        self._times.value_arrived(transfer.key, late_s, server, worked_us)
         if not self._updates and not self._pulls:
             self._gates.values_complete()
         transfer.done(None)

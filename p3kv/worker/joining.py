@@ -14,8 +14,9 @@ from p3kv.errors import P3Error, ProtocolError
 from p3kv.transport import Link, make_transport
 from p3kv.wire.connection import Connection
 from p3kv.wire.control import ControlClient
+from p3kv.wire.fields import Header
 from p3kv.wire.framing import Landing, message_landing
-from p3kv.wire.header import Header, Kind
+from p3kv.wire.header import Kind
 from p3kv.wire.loop import Loop
 from p3kv.wire.messages import (
     Agreed,

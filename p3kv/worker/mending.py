@@ -10,8 +10,9 @@ from p3kv.errors import ProtocolError
 from p3kv.transport import Link
 from p3kv.wire.breaks import Breaks
 from p3kv.wire.connection import Connection
+from p3kv.wire.fields import Header
 from p3kv.wire.framing import Landing, message_landing
-from p3kv.wire.header import Header, Kind
+from p3kv.wire.header import Kind
 from p3kv.wire.loop import Loop
 from p3kv.wire.messages import DataWelcome
 from p3kv.wire.protocol import FROM_SERVERS, Conversation

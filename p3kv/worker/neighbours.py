@@ -10,13 +10,14 @@ import time
 from contextlib import suppress
 from functools import partial
 from hashlib import sha256
-from typing import Callable, Dict, Mapping, Optional, Sequence, Set
+from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Set
 
 from p3kv.errors import P3Error
 from p3kv.transport.sockets import SocketLink
 from p3kv.wire.connection import Connection
+from p3kv.wire.fields import Header
 from p3kv.wire.framing import Frame, Landing
-from p3kv.wire.header import ACKNOWLEDGE, LAST, Header, Kind, pack_header
+from p3kv.wire.header import ACKNOWLEDGE, LAST, Kind
 from p3kv.wire.loop import Loop
 from p3kv.wire.protocol import FROM_NEIGHBOURS, Conversation
 
@@ -55,7 +56,7 @@ class Neighbours:
     def connect(
         self,
         loop: Loop,
-        takers: Mapping[int, Callable[[int, Header], Landing]],
+        takers: Mapping[int, Callable[[int, Any], Landing]],
         on_lost: Callable[[Connection, str], None],
         check: Callable[[], None],
     ) -> None:
@@ -81,7 +82,7 @@ class Neighbours:
     def say_goodbye(self, heard: Callable[[], None]) -> None:
         """Tells all that nothing more comes; `heard` is called once for each, when it has received
         all frames, or has ended. Belongs to the loop's thread."""
-        header = pack_header(Kind.BYE, self._rank, flags=ACKNOWLEDGE)
+        header = Header(Kind.BYE, self._rank, flags=ACKNOWLEDGE)
         self._heard = heard
         self._goodbyes = set(self.connections)
         for rank, connection in self.connections.items():

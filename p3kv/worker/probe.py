@@ -8,8 +8,9 @@ from typing import Callable, Dict, List, Mapping, Optional, Tuple
 
 from p3kv.errors import ProtocolError
 from p3kv.wire.connection import Connection
+from p3kv.wire.fields import Header
 from p3kv.wire.framing import Frame, Landing
-from p3kv.wire.header import MAX_PROBE_BYTES, URGENT, Header, Kind, pack_header
+from p3kv.wire.header import MAX_PROBE_BYTES, URGENT, Kind
 from p3kv.wire.messages import Measured
 
 _SETTLE_S, _MEASURE_S = 0.05, 0.2
@@ -29,7 +30,7 @@ class Probe:
     ) -> None:
         """Calls `done` with what was measured when all frames are back."""
         self._scratch = memoryview(bytearray(MAX_PROBE_BYTES))
-        self._header = pack_header(Kind.PROBE, rank, payload_bytes=len(_NOTHING))
+        self._header = Header(Kind.PROBE, rank)
         self._servers = servers
         self._done = done
         self._sent_s = 0.0

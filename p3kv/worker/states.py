@@ -8,8 +8,9 @@ from typing import Any, Dict, List, Mapping, Optional, Set
 
 from p3kv.errors import ProtocolError
 from p3kv.wire.connection import Connection
+from p3kv.wire.fields import RoundHeader, StateHeader
 from p3kv.wire.framing import Frame, Landing, message_landing
-from p3kv.wire.header import WHOLE_TENSOR, Header, Kind, pack_header
+from p3kv.wire.header import Kind
 from p3kv.wire.messages import StateOutline
 from p3kv.wire.states import STATE_URGENCY, ArrivingState, PlainState, queue_state
 from p3kv.worker.transfers import WorkerKey
@@ -50,8 +51,8 @@ class States:
         """Asks for a key's states after a round, of slices or of a whole tensor; the answer has
         them by server."""
         self._begin(_Request(Kind.STATE, key, round, whole, answer))
-        flags = WHOLE_TENSOR if whole else 0
-        header = pack_header(Kind.STATES, self._rank, key.key_id, round=round, flags=flags)
+        flags = StateHeader.WHOLE_TENSOR if whole else 0
+        header = StateHeader(Kind.STATES, self._rank, flags, key=key.key_id, round=round)
         for server, _ in key.runs:
             self._servers[server].writer.push(Frame(STATE_URGENCY, header))
 
@@ -75,13 +76,13 @@ class States:
             request.answer.set_exception(error)
         self._requests.clear()
 
-    def land(self, connection: Connection, header: Header) -> Landing:
+    def land(self, connection: Connection, header: StateHeader) -> Landing:
         """Takes the outline of a state."""
         request = self._expecting(header)
         request.missing.remove(header.rank)
         return message_landing(header, StateOutline, partial(self._outlined, header, request))
 
-    def land_bytes(self, connection: Connection, header: Header) -> Landing:
+    def land_bytes(self, connection: Connection, header: RoundHeader) -> Landing:
         """Takes the next bytes of a server's state."""
         request = self._requests[0] if self._requests else None
         arriving = None if request is None else request.arriving.get(header.rank)
@@ -89,7 +90,7 @@ class States:
             raise ProtocolError("it sent bytes of an optimizer's state that it has not announced")
         return Landing(arriving.land(header), partial(self._arrived, header.rank, request))
 
-    def land_loaded(self, connection: Connection, header: Header) -> Landing:
+    def land_loaded(self, connection: Connection, header: RoundHeader) -> Landing:
         """Takes note that a server has its state."""
         request = self._expecting(header)
         request.missing.remove(header.rank)
@@ -100,7 +101,7 @@ class States:
         self._requests.append(request)
         self._end_if_complete(request)
 
-    def _expecting(self, header: Header) -> _Request:
+    def _expecting(self, header: RoundHeader) -> _Request:
         for request in self._requests:
             asked = request.kind, request.key.key_id, request.round
             if asked == (header.kind, header.key, header.round) and header.rank in request.missing:
@@ -110,7 +111,7 @@ class States:
             "which nobody waits for"
         )
 
-    def _outlined(self, header: Header, request: _Request, outline: StateOutline) -> None:
+    def _outlined(self, header: RoundHeader, request: _Request, outline: StateOutline) -> None:
         length = dict(request.key.runs)[header.rank]
         request.arriving[header.rank] = ArrivingState(outline, length, request.whole)
         self._arrived(header.rank, request)

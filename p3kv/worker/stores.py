@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from concurrent.futures import Future
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
-
-import numpy as np
+from typing import Any, Callable, Collection, Dict, List, Optional, Sequence, Set, Tuple
 
 from p3kv.checkpoints import Saved
-from p3kv.codecs import GRADIENTS, check_codec, check_memory
-from p3kv.common import words
+from p3kv.codecs import GRADIENTS, check_codec
+from p3kv.common import combinations, words
+from p3kv.common.combinations import Combination, Feature
 from p3kv.common.registry import Choice
 from p3kv.config import Settings
 from p3kv.consistency import Consistency
-from p3kv.errors import ConfigError, KeyMismatchError, NotSupportedError
-from p3kv.slicing import make_layout
+from p3kv.errors import ConfigError, KeyMismatchError
 from p3kv.wire.messages import (
     CodecChoices,
     DeclaredKey,
@@ -31,7 +30,9 @@ from p3kv.wire.states import PlainState
 from p3kv.worker.clipping import ClippedStep
 from p3kv.worker.cuts import Unpushed
 from p3kv.worker.traffic import Traffic
-from p3kv.worker.transfers import WorkerKey
+from p3kv.worker.transfers import WorkerKey, features_of
+
+_log = logging.getLogger(__name__)
 
 
 class WorkerStore:
@@ -46,6 +47,8 @@ class WorkerStore:
         consistency: Optional[str],
         rule: Consistency,
         rank: int,
+        speaks: bool,
+        features: Set[Feature],
         settings: Settings,
         traffic: Traffic,
         request: Callable[..., Any],
@@ -53,15 +56,15 @@ class WorkerStore:
         ask: Callable[[Callable[[Future[Any]], None]], Any],
         check: Callable[[], None],
     ) -> None:
-        """`consistency` names the keys' rule, `rule`, unless it is the job's.
+        """`consistency` names the keys' rule, `rule`, unless it is the job's. `speaks`: whether
+        this worker says what its host's workers leave out. `features` are the job's.
 
         `request` asks the scheduler; `call_soon` and `ask` have the worker's thread do
         something, `ask` waits for its result. `check` raises the job's failure."""
-        if rule.own_rounds and settings.checkpoint_dir is not None:
-            raise NotSupportedError(
-                "there are no checkpoints of an asynchronous store, whose slices never have the "
-                "same workers' pushes; use a synchronous store, or unset P3KV_CHECKPOINT_DIR"
-            )
+        self._features = features | rule.features
+        self._speaks = speaks
+        self._said: Set[Combination] = set()
+        self.combine((), "this store")
         self.number = number
         """In the order in which the process, and each worker, creates its stores."""
         self.describe: Callable[[], Tuple[bool, Dict[str, Any]]] = lambda: (False, {})
@@ -75,8 +78,6 @@ class WorkerStore:
         self._steps = 0 if self.resumed is None else self.resumed.steps
         self.own_rounds = rule.own_rounds
         """Whether rounds are each worker's own: the store is asynchronous."""
-        self.exchanges_all = rule.exchanges_all
-        """Whether each push is exchanged, and none added up on the worker first."""
         self._consistency = consistency
         self._rule = rule
         self._rank = rank
@@ -111,28 +112,23 @@ class WorkerStore:
         of it, because the optimizer needs whole tensors.
 
         Raises KeyMismatchError if they do not, and the other workers learn it too; ConfigError for
-        a layout that is not known here.
+        a layout that is not known here, and what `combine` raises.
         """
         self._check()
-        touched_only = make_layout(layout, shape).touched_only  # before any process hears of it
-        if touched_only and not self.exchanges_all:
-            raise NotSupportedError(
-                f"{called(key, name)} has a sparse weight or gradient, and the consistency rule "
-                "does not exchange every push: rows can't be added up on a worker. Use dense "
-                "arrays, or another rule"
-            )
         codecs = CodecChoices(self._gradient_codec, self._value_codec)
-        if touched_only and codecs != CodecChoices():
-            raise NotSupportedError(
-                f"{called(key, name)} has a sparse weight or gradient, whose rows no codec can "
-                f"encode: the store has {codecs.gradients} for gradients and {codecs.values} for "
-                "values. Give it a store of its own without codecs, or use dense arrays"
-            )
-        if self.is_saved:
-            check_memory(self._gradient_codec, np.dtype(dtype))
         declaration = DeclareKey(
             key, tuple(shape), dtype, name, layout, codecs, self.number, whole, self._consistency
         )
+        # Before any process hears of it.
+        features = features_of(declaration, self._rule)
+        what = f"{called(key, name)} of {dtype}"
+        if Feature.ROWS in features:
+            what += ", with a sparse weight or gradient"
+        if Feature.CODEC in features:
+            what += (
+                f", with the codec {codecs.gradients} for gradients and {codecs.values} for values"
+            )
+        self.combine(features, what)
         answer = self._request(declaration, (DeclaredKey, KeyRefused))
         if isinstance(answer, KeyRefused):
             raise KeyMismatchError(answer.reason)
@@ -142,6 +138,19 @@ class WorkerStore:
         self._keys[key] = worker_key
         self._call_soon(self._traffic.declare, worker_key)
         return worker_key
+
+    def combine(self, features: Collection[Feature], what: str) -> None:
+        """Raises NotSupportedError, or StatesError, where some of these features, and of the
+        store's own, can't be combined. Where one has no effect, the log says so once for a store.
+
+        `what` says which key has them, or what the script has done.
+        """
+        combined = {*self._features, *features}
+        combinations.check(combined, what)
+        for entry in combinations.left_out(combined):
+            if self._speaks and entry not in self._said:
+                self._said.add(entry)
+                _log.warning("%s: %s: %s", what, entry.in_words, entry.sentences)
 
     def choose_gradient_codec(self, choice: Choice) -> None:
         """Has the gradients of a store's keys travel by this codec, instead of by the settings'.
@@ -271,11 +280,6 @@ class WorkerStore:
     def saved(self) -> Optional[Saved]:
         """The checkpoint from which the job goes on; on worker rank 0 only."""
         return self._traffic.checkpoints.saved
-
-    @property
-    def exchanges_all_by_rounds(self) -> bool:
-        """Whether each push belongs to a round that all workers share."""
-        return self.exchanges_all and not self.own_rounds
 
     def new_step(self) -> int:
         """Returns the number of a step that begins in one of the stores."""

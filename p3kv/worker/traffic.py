@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from functools import partial
-from typing import Callable, Collection, Dict, Iterable, List, Mapping, Optional
+from typing import Any, Callable, Collection, Dict, Iterable, List, Mapping, Optional
 
 from p3kv.codecs import GRADIENTS, VALUES, check_codec
 from p3kv.common.registry import Choice
@@ -16,8 +16,9 @@ from p3kv.slicing import CREDIT_BYTES
 from p3kv.transport import Link
 from p3kv.wire import messages
 from p3kv.wire.connection import Connection
+from p3kv.wire.fields import Header, OptimizerHeader, StepHeader, TermsHeader
 from p3kv.wire.framing import Frame, Landing, message_landing
-from p3kv.wire.header import INITIAL_ROUND, URGENT, Header, Kind, pack_header
+from p3kv.wire.header import INITIAL_ROUND, URGENT, Kind
 from p3kv.wire.loop import Drain
 from p3kv.wire.messages import UNKNOWN, ForwardOrder, Stalled, Terms, encode
 from p3kv.wire.pace import Pace
@@ -42,8 +43,8 @@ from p3kv.worker.tuning import Tuning
 
 _log = logging.getLogger(__name__)
 
-Taker = Callable[[Connection, Header], Landing]
-"""Takes the frames of one kind."""
+Taker = Callable[[Connection, Any], Landing]
+"""Takes the frames of one kind, with its header."""
 
 
 class Traffic:
@@ -170,7 +171,8 @@ class Traffic:
             self.checkpoints.own.declare(key)
         self.tuning.declared(key.kept_bytes())
         self._tracer.name_key(KeyName(key.key_id, key.key, key.declared.name, key.size_bytes))
-        self.tell(Kind.KEY, encode(key.declared), servers=[server for server, _ in key.runs])
+        header = Header(Kind.KEY, self.rank)
+        self.tell(header, encode(key.declared), [server for server, _ in key.runs])
 
     def _route(self, key: WorkerKey) -> Route:
         if key.touched_only:
@@ -185,25 +187,16 @@ class Traffic:
         return self._in_progress.counts
 
     def tell(
-        self,
-        kind: Kind,
-        words: bytes = b"",
-        step: int = 0,
-        round: int = 0,
-        store: int = 0,
-        servers: Optional[Iterable[int]] = None,
+        self, header: Header, words: bytes = b"", servers: Optional[Iterable[int]] = None
     ) -> None:
         """Sends a frame that carries no slice to `servers`, by default to all."""
-        header = pack_header(
-            kind, self.rank, key=store, round=round, step=step, payload_bytes=len(words)
-        )
         for server in self.servers if servers is None else servers:
             self.servers[server].writer.push(Frame(URGENT, header, memoryview(words)))
 
     def say_goodbye(self) -> None:
         """Tells all servers that this worker sends nothing more."""
         self.checkpoints.leave()
-        self.tell(Kind.BYE)
+        self.tell(Header(Kind.BYE, self.rank))
 
     @property
     def known_round(self) -> int:
@@ -224,7 +217,7 @@ class Traffic:
         """
         self._orders[store] = key_ids
         order = ForwardOrder([key_id for ids in self._orders.values() for key_id in ids])
-        self.tell(Kind.ORDER, encode(order))
+        self.tell(Header(Kind.ORDER, self.rank), encode(order))
 
     def _land(self, connection: Connection, header: Header) -> Landing:
         return self._takers[header.kind](connection, header)
@@ -235,12 +228,15 @@ class Traffic:
         self.tuning.begin_step(step)
 
     def _send_settings(self, from_step: int, oldest_step: int, settings: bytes, store: int) -> None:
-        self.tell(Kind.OPTIMIZER, settings, from_step, oldest_step, store)
+        header = OptimizerHeader(
+            Kind.OPTIMIZER, self.rank, store=store, from_step=from_step, oldest_step=oldest_step
+        )
+        self.tell(header, settings)
 
-    def _new_terms(self, connection: Connection, header: Header) -> Landing:
-        return message_landing(header, Terms, partial(self.tuning.announced, header.round))
+    def _new_terms(self, connection: Connection, header: TermsHeader) -> Landing:
+        return message_landing(header, Terms, partial(self.tuning.announced, header.from_round))
 
-    def _open(self, connection: Connection, header: Header) -> Landing:
+    def _open(self, connection: Connection, header: StepHeader) -> Landing:
         return Landing(None, partial(self._gates.opened, header.rank, header.step))
 
     def _forward_order(self, connection: Connection, header: Header) -> Landing:

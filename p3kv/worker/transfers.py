@@ -6,16 +6,18 @@ import ctypes
 import time
 from abc import ABC, abstractmethod
 from concurrent.futures import Future
-from typing import Callable, Dict, List, Optional, Sequence, Set, Tuple
+from typing import Callable, Dict, List, Optional, Sequence, Set, Tuple, Union
 
 import numpy as np
 
-from p3kv.codecs import GRADIENTS, VALUES, make_codecs
+from p3kv.codecs import GRADIENTS, VALUES, codec_features, make_codecs
+from p3kv.common.combinations import Feature, has_effect
 from p3kv.consistency import Consistency
 from p3kv.errors import ProtocolError
 from p3kv.slicing import Slice, make_layout
-from p3kv.wire.header import INITIAL_ROUND, Header, Kind
-from p3kv.wire.messages import DeclaredKey, called, sum_dtype
+from p3kv.wire.fields import RoundHeader, UpdatedHeader
+from p3kv.wire.header import INITIAL_ROUND
+from p3kv.wire.messages import DeclaredKey, DeclareKey, called, sum_dtype
 from p3kv.wire.rows import NUMBER
 from p3kv.worker.key_memory import KeyMemory
 
@@ -31,6 +33,15 @@ class Ask:
     def __init__(self) -> None:
         self.answered = False
         """Whether all of the value has arrived."""
+
+
+def features_of(declared: Union[DeclareKey, DeclaredKey], consistency: Consistency) -> Set[Feature]:
+    """A key's features that may not go together with others; `consistency` is its rule."""
+    codecs, dtype = declared.codecs, np.dtype(declared.dtype)
+    features = consistency.features | codec_features(codecs.gradients, codecs.values, dtype)
+    if make_layout(declared.layout, declared.shape).touched_only:
+        features.add(Feature.ROWS)
+    return features
 
 
 class WorkerKey:
@@ -75,14 +86,8 @@ class WorkerKey:
         """The encoder, where checkpoints have what it remembers."""
         self.decoder = self.codecs.values.decoder(VALUES)
         self.sum_dtype = sum_dtype(self.numpy_dtype)
-        codec = self.codecs.gradients
-        self.sums_on_hosts = (
-            not self.own_rounds
-            and not self.touched_only
-            and not codec.remembers
-            # Sums are of another dtype than what the codec is for.
-            and (codec.in_place or self.sum_dtype == self.numpy_dtype)
-        )
+        features = {Feature.LOCAL_AGGREGATION, *features_of(declared, consistency)}
+        self.sums_on_hosts = has_effect(Feature.LOCAL_AGGREGATION, features)
         """Whether workers of one host may sum their gradients before they send them."""
         self.route: Route
         """Chosen once the key is known to the worker's thread."""
@@ -156,7 +161,9 @@ class Route(ABC):
     def missing(self, transfer: Transfer) -> Set[int]:
         """The servers from which some of a transfer's value is still to come."""
 
-    def landed(self, transfer: Transfer, piece: Slice, header: Header) -> None:  # noqa: B027
+    def landed(  # noqa: B027
+        self, transfer: Transfer, piece: Slice, header: UpdatedHeader
+    ) -> None:
         """A server has sent a slice of the result of a push, with this header."""
 
     def ended(self, transfer: Transfer) -> None:  # noqa: B027
@@ -262,10 +269,10 @@ class Transfer:
         if self.changes is not None:
             self.changes.set_result(changes)
 
-    def check_lacking(self, header: Header) -> None:
+    def check_lacking(self, header: RoundHeader) -> None:
         """Raises ProtocolError for a round that ends without a gradient, though this worker had
         one."""
-        if self.has_gradient or header.kind == Kind.PULLED:
+        if self.has_gradient:
             raise ProtocolError(
                 f"it ended round {header.round} of {self.key.called} without a gradient, and this "
                 "worker has sent one"

@@ -11,8 +11,9 @@ from p3kv.config import Settings
 from p3kv.errors import ProtocolError
 from p3kv.slicing import LEAST_CREDIT_BYTES, gradient_credit_bytes
 from p3kv.wire.connection import Connection
+from p3kv.wire.fields import TermsHeader
 from p3kv.wire.framing import Frame
-from p3kv.wire.header import INITIAL_ROUND, URGENT, Kind, pack_header
+from p3kv.wire.header import INITIAL_ROUND, URGENT, Kind
 from p3kv.wire.loop import Drain
 from p3kv.wire.messages import Measured, Terms, encode
 from p3kv.wire.terms import TermsByRound
@@ -109,7 +110,7 @@ class Tuning:
     def announce(self, from_round: int, terms: Terms) -> None:
         """Sets the terms from a round on, and tells the servers first."""
         words = memoryview(encode(terms))
-        header = pack_header(Kind.TERMS, self._rank, round=from_round, payload_bytes=len(words))
+        header = TermsHeader(Kind.TERMS, self._rank, from_round=from_round)
         for connection in self._servers.values():
             connection.writer.push(Frame(URGENT, header, words))
         if from_round == INITIAL_ROUND:

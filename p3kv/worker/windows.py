@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Dict, List, Optional, Set, Tuple
 
 from p3kv.errors import ProtocolError
-from p3kv.wire.header import INITIAL_ROUND, Header
+from p3kv.wire.fields import EndedHeader
+from p3kv.wire.header import INITIAL_ROUND
 from p3kv.worker.transfers import Transfer
 
 
@@ -49,7 +50,7 @@ class Windows:
         servers = {server for server, _ in transfer.key.runs}
         self._expected[transfer.key.key_id, transfer.round] = (transfer, servers)
 
-    def check(self, header: Header) -> Transfer:
+    def check(self, header: EndedHeader) -> Transfer:
         """The push that expects an ENDED frame; ProtocolError if none does."""
         transfer, servers = self._expected.get((header.key, header.round), (None, ()))
         if transfer is None or header.rank not in servers or header.payload_bytes:
@@ -59,7 +60,7 @@ class Windows:
             )
         return transfer
 
-    def told(self, header: Header) -> List[Transfer]:
+    def told(self, header: EndedHeader) -> List[Transfer]:
         """Takes note that a round has ended on a server.
 
         Returns the push whose round has ended on all its servers now, if there is one.

@@ -12,8 +12,9 @@ import time
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
-from typing import Any, Callable, Dict, List, Optional, Sequence
+from typing import Any, Callable, Dict, List, Optional, Sequence, Set
 
+from p3kv.common.combinations import Feature, has_effect
 from p3kv.common.log import name_rank
 from p3kv.common.trace import Tracer
 from p3kv.config import Launch, Settings, apply_verbosity
@@ -22,6 +23,7 @@ from p3kv.errors import (
     CheckpointError,
     ClosedError,
     ConfigError,
+    NotSupportedError,
     P3Error,
     ProtocolError,
     in_one_line,
@@ -143,7 +145,9 @@ class Worker:
             self._credentials.transport_key(), self.check, self._state_changed,
         )  # fmt: skip
         local_servers = self._local_servers(roster)
-        neighbours = Neighbours(self.rank, self._sums_with(roster, job), key)
+        self._features = self._job_features(roster, job)
+        sums = has_effect(Feature.LOCAL_AGGREGATION, self._features)
+        neighbours = Neighbours(self.rank, roster.neighbours if sums else (), key)
         self._neighbours = neighbours
         breaks = Breaks(
             "server", settings.silence_timeout_s, self._loop.call_later,
@@ -165,7 +169,7 @@ class Worker:
             joining.connect(self._traffic.connect)
             takers = self._traffic.host_sums.takers
             neighbours.connect(self._loop, takers, self._on_neighbour_lost, self.check)
-        except (CheckpointError, ConfigError) as error:
+        except (CheckpointError, ConfigError, NotSupportedError) as error:
             self._tell_why(error)
             raise
         self._switch_interval.lower(settings.switch_interval_s)
@@ -265,11 +269,12 @@ class Worker:
         if self._closed:
             raise ClosedError("the p3 store is closed")
 
-    def _sums_with(self, roster: Roster, job: JobSettings) -> Sequence[int]:
-        """Ranks of the workers of this host that sum their gradients first, this one too; none if
-        that saves no link anything."""
+    def _job_features(self, roster: Roster, job: JobSettings) -> Set[Feature]:
+        """The job's features. The workers of this host sum nothing if they are one, or if that
+        saves no link anything."""
         all_here = all(host == self._address for host, *_ in roster.servers)
-        return roster.neighbours if job.sums_on_hosts and not all_here else ()
+        alone = all_here or not roster.neighbours
+        return job.features - ({Feature.LOCAL_AGGREGATION} if alone else set())
 
     def _local_servers(self, roster: Roster) -> List[int]:
         """Ranks of the servers on this host; none if all are here, since no link matters then."""
@@ -291,7 +296,8 @@ class Worker:
         if rule.own_rounds:
             self._joined.steps.make_own(number)
         return WorkerStore(
-            number, consistency, rule, self.rank, self.settings, self._joined,
+            number, consistency, rule, self.rank, self.rank == min(self.on_this_host),
+            self._features, self.settings, self._joined,
             self._control.request, self._loop.call_soon, self._ask, self.check,
         )  # fmt: skip
 

@@ -73,6 +73,20 @@ for expected in ([0, 1, -1], [1, 1, -1], [0, 1, -1]):  # what is not sent is kep
     value = [mx.nd.array([0.25, 1, -1.5]), mx.nd.array([0.25, 0.25, -0.5])]
     kv.pushpull("w", value)
     equal(value[1], np.float32(expected))
+kv = mx.kv.create("p3")
+kv.set_gradient_compression({"type": "float16"})
+kv.set_optimizer(mx.optimizer.create("sgd", learning_rate=1))
+kv.init("rows", mx.nd.ones((4, 2)).tostype("row_sparse"))
+third = mx.nd.sparse.row_sparse_array((np.float32([[1 / 3] * 2]), [2]), (4, 2))
+kv.push("rows", [third, mx.nd.sparse.zeros("row_sparse", (4, 2))])
+value = mx.nd.sparse.zeros("row_sparse", (4, 2))
+kv.row_sparse_pull("rows", out=value, row_ids=mx.nd.array([1, 2]))
+equal(value.data, np.float32([[1] * 2, [1 - np.float32(np.float16(1 / 3))] * 2]))
+kv = mx.kv.create("p3")
+kv.set_gradient_compression({"type": "2bit"})
+kv.init("rows", value)
+with pytest.raises(NotSupportedError, match="with a sparse gradient: what is left of a row"):
+    kv.push("rows", third)
 
 
 def clipped(store: object) -> list:

@@ -327,7 +327,8 @@ def keys_of_several_servers_are_refused_to_an_optimizer_of_whole_tensors(
     beside = Beside(store, partial(made, "sgd momentum"))
     beside.step()
     for name in ("lars", "lamb", "lbsgd", "sgld", "groupadagrad", "bynorm"):
-        with pytest.raises(NotSupportedError, match=r"(?i)" + name + r" needs whole.*before kv\."):
+        said = rf"(?i){name}, set after .*: it needs whole.*before kv\."
+        with pytest.raises(NotSupportedError, match=said):
             store.set_optimizer(made(name))
     beside.step()
 

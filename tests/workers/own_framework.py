@@ -1,7 +1,7 @@
 """Trains with p3kv and numpy alone, as another framework's front end would: no MXNet anywhere.
 
-The weight is a matrix whose layout is a user's own, rows. Slices get other sizes meanwhile. Every
-value is checked against the same computation here, exactly.
+One weight is a matrix whose layout is a user's own, rows; another one is of bfloat16. Slices get
+other sizes meanwhile. Every value is checked against the same computation here, exactly.
 """
 
 import p3kv  # noqa: F401, I001
@@ -56,9 +56,12 @@ def main() -> None:
     assert len(key.runs) == 2 and not any(length % _ROW for _, length in key.runs)
     for size in _SIZES.values():
         assert not any(piece.offset % _ROW or piece.length % _ROW for piece in key.slices(size))
+    of_halves = store.declare("h", (_SIZE,), "bfloat16")
+    halves, half_state, received = np.zeros((3, _SIZE), "bfloat16")
     if worker.rank == 0:
         store.set_optimizer(1, "toy", _RATE.encode())
         exchange(key, INITIAL_ROUND, tensor(0), nothing)
+        exchange(of_halves, INITIAL_ROUND, halves, nothing)
     weight, state = tensor(0), np.zeros(_SIZE, np.float32)
     for round_ in range(1, _ROUNDS + 1):
         if worker.rank == 0 and round_ in _SIZES:
@@ -67,6 +70,12 @@ def main() -> None:
         state = state * np.float32(0.5) + sum(tensor(round_, rank) for rank in range(2))
         weight = weight - np.float32(_RATE) * state
         np.testing.assert_array_equal(value, weight)
+        gradients = [(tensor(round_, rank) / 3).astype("bfloat16") for rank in range(2)]
+        exchange(of_halves, round_, gradients[worker.rank], received)
+        half_state *= np.float32(0.5)
+        half_state += gradients[0].astype(np.float32) + gradients[1]
+        halves -= np.float32(_RATE) * half_state
+        np.testing.assert_array_equal(received, halves)
     assert worker._joined.tuning._terms.generation(_ROUNDS) >= len(_SIZES)
     assert "mxnet" not in sys.modules
     print(f"worker {worker.rank}: right")

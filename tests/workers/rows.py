@@ -114,6 +114,24 @@ def a_sparse_weight(_: KVStoreBase) -> None:
         equal(out, expected.asnumpy())
 
 
+def gradients_that_a_codec_rounds(_: KVStoreBase) -> None:
+    store = mx.kv.create("p3")
+    store.set_gradient_compression({"type": "float16"})
+    store.set_optimizer(created("adam", {"learning_rate": 0.3}))
+    update = mx.optimizer.get_updater(created("adam", {"learning_rate": 0.3}))
+    expected = full(random(SHAPE, 8))
+    store.init(3, expected)
+    out = mx.nd.sparse.zeros("row_sparse", SHAPE)
+    for round_ in range(1, ROUNDS + 1):
+        store.push(3, gradient(store.rank, round_))
+        halves = [gradient(rank, round_).asnumpy() for rank in range(store.num_workers)]
+        halves = [half.astype("float16").astype("float32") for half in halves]
+        rows = [touched(rank, round_) for rank in range(store.num_workers)]
+        update(3, summed([row_sparse(h[r], r) for h, r in zip(halves, rows)]), expected)
+        store.row_sparse_pull(3, out=out, row_ids=mx.nd.arange(ROWS, dtype="int64"))
+        equal(out, expected.asnumpy())
+
+
 def embedding_layers(_: KVStoreBase) -> None:
     """gluon's Trainer, with dense and with row_sparse weights, and Adam."""
     for block in (
@@ -464,13 +482,14 @@ def what_is_refused(store: KVStoreBase) -> None:
         store.row_sparse_pull("sparse", out=out)
     compressed = mx.kv.create("p3")
     compressed.set_gradient_compression({"type": "2bit"})
-    with pytest.raises(NotSupportedError, match="no codec"):
+    with pytest.raises(NotSupportedError, match="until the row is touched again"):
         compressed.init("w", full(np.zeros(SHAPE, np.float32)))
 
 
 CHECKS = [
     sparse_gradients_of_a_dense_weight,
     a_sparse_weight,
+    gradients_that_a_codec_rounds,
     embedding_layers,
     the_forward_order_has_sparse_weights,
     a_module,

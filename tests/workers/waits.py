@@ -8,8 +8,9 @@ import sys
 import time
 
 from p3kv import config
+from p3kv.wire.fields import Header
 from p3kv.wire.framing import Frame
-from p3kv.wire.header import URGENT, pack_header
+from p3kv.wire.header import URGENT
 from p3kv.worker import this_process
 
 _LONGEST_S = 60.0
@@ -18,7 +19,7 @@ worker = this_process.worker()
 worker.start(config.settle())
 worker.barrier()
 if sys.argv[1:] == [str(worker.rank)]:
-    nonsense = pack_header(99, worker.rank)
+    nonsense = Header(99, worker.rank)
     for server in worker._joined.servers.values():
         worker._loop.call_soon(server.writer.push, Frame(URGENT, nonsense))
 deadline = time.monotonic() + _LONGEST_S

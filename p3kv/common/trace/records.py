@@ -78,7 +78,6 @@ class Span(NamedTuple):
     round: int = UNKNOWN
     step: int = UNKNOWN
     slice: int = UNKNOWN
-    """Of a key of rows, how many frames go with this one."""
     priority: int = 0
     """As on the wire: larger goes first."""
     size_bytes: int = 0

@@ -25,8 +25,9 @@ from mxnet.kvstore import KVStore
 from mxnet.ndarray import NDArray
 
 from p3kv.errors import ConfigError
-from p3kv.frontends.mxnet import clipping, compression, rows
-from p3kv.frontends.mxnet.arrays import by_key
+from p3kv.frontends.mxnet import clipping, rows
+from p3kv.frontends.mxnet.arrays import DENSE, ROW_SPARSE, by_key, check_kind
+from p3kv.store.compression import Compression, choice
 from p3kv.wire.messages import Key, called
 from p3kv.worker.measures import nothing_measured
 
@@ -49,7 +50,7 @@ class Alone(KVStore):
         self._has_keys = False
         self.compression_params: Optional[Mapping[str, Any]] = None
         """What `set_gradient_compression` was called with."""
-        self._compression: Optional[compression.Compression] = None
+        self._compression: Optional[Compression] = None
         self.max_norm: Optional[float] = None
         """What `clip_global_norm` was called with."""
         self._norm: Optional[float] = None
@@ -88,13 +89,13 @@ class Alone(KVStore):
 
     def set_gradient_compression(self, compression_params: Mapping[str, Any]) -> None:
         """Has gradients change as they would on their way to servers."""
-        chosen = compression.choice(compression_params)
+        chosen = choice(compression_params)
         if self._has_keys:
             raise ConfigError(
                 f"the store has keys already; choose the codec {chosen} before the first key is "
                 "initialised"
             )
-        self._compression = compression.Compression(chosen)
+        self._compression = Compression(chosen)
         self.compression_params = compression_params
 
     def init(self, key: Any, value: Any) -> None:
@@ -168,8 +169,7 @@ class Alone(KVStore):
             self._end_step()
 
     def _gather(self, key: Any, value: Any) -> None:
-        if self._updater is None:
-            clipping.refuse_without_optimizer()
+        clipping.check_optimizer(self._updater is not None)
         grouped = by_key(key, value)
         most = max(self._pushes.get(one, 0) for one, _ in grouped)
         if not self._inside and most < self._steps:
@@ -198,9 +198,26 @@ class Alone(KVStore):
         """Keys and gradients as a push takes them, after the codec."""
         if self._compression is None:
             return key, value
-        arrived = self._compression.arrived
         grouped = by_key(key, value)
-        return [one for one, _ in grouped], [arrived(*gradients) for gradients in grouped]
+        return [one for one, _ in grouped], [self._arrived_sum(*of_key) for of_key in grouped]
+
+    def _arrived_sum(self, key: Key, gradients: List[NDArray]) -> NDArray:
+        """The sum of a key's gradients, one for each device, after the codec; of sparse ones the
+        rows that they have. Raises NotSupportedError as in a job."""
+        assert self._compression is not None
+        for gradient in gradients:
+            check_kind(called(key, None), gradient, (DENSE, ROW_SPARSE))
+        total = first = gradients[0]
+        for gradient in gradients[1:]:
+            total = total + gradient.as_in_context(first.context)
+        of_rows = total.stype == ROW_SPARSE
+        elements = (total.data if of_rows else total).asnumpy()
+        arrived = self._compression.arrived(key, elements, first.size, of_rows)
+        if of_rows:
+            return mx.nd.sparse.row_sparse_array(
+                (arrived, total.indices), first.shape, first.context, first.dtype
+            )
+        return mx.nd.array(arrived, first.context, first.dtype)
 
     @property
     def forward_order(self) -> List[Key]:

@@ -87,12 +87,14 @@ def check_kind(called: str, array: NDArray, stypes: Sequence[str] = (DENSE,)) ->
     if array.stype not in stypes:
         raise NotSupportedError(f"{called} is given {_STORED[array.stype]}, {_INSTEAD[stypes[0]]}")
     dtype = dtype_name(array)
-    if dtype not in DTYPES:
+    if dtype not in SUMMED:
         raise NotSupportedError(
-            f"{called} has dtype {dtype}, which can't be summed; use {', '.join(DTYPES)}"
+            f"{called} has dtype {dtype}, which can't be summed; use {', '.join(SUMMED)}"
         )
 
 
+SUMMED = tuple(dtype for dtype in DTYPES if dtype != "bfloat16")
+"""The dtypes of a store's keys. MXNet's optimizers compute nothing in bfloat16."""
 _STORED = {
     DENSE: "a dense array",
     ROW_SPARSE: "a sparse array (row_sparse)",
@@ -144,15 +146,6 @@ def check_sources(key: WorkerKey, arrays: Sequence[NDArray]) -> None:
 def check_targets(key: WorkerKey, arrays: Sequence[NDArray]) -> None:
     """Raises KeyMismatchError where one of `arrays` can't take the key's value, cast if need be."""
     check_fit(key.called, key.shape, None, arrays)
-
-
-def check_updatable(key: WorkerKey) -> None:
-    """Raises NotSupportedError for a key that no optimizer can update."""
-    if not key.dtype.startswith("float"):
-        raise NotSupportedError(
-            f"{key.called} has dtype {key.dtype}, and the servers have an optimizer, which updates "
-            "floats only; sum integers in a store without an optimizer"
-        )
 
 
 def dense(arrays: Sequence[NDArray]) -> Sequence[NDArray]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any, NoReturn, Sequence, Tuple
 
+from p3kv.common.combinations import Feature, check
 from p3kv.errors import ConfigError, NotSupportedError
-from p3kv.frontends.mxnet import who_updates
 
 
 def checked(max_norm: Any) -> float:
@@ -45,11 +45,7 @@ def check_apart(known: Sequence[Tuple[Any, ...]]) -> None:
             )
 
 
-def refuse_without_optimizer() -> NoReturn:
-    """Raises NotSupportedError: the store has no optimizer for whose sake to clip."""
-    raise NotSupportedError(
-        "kv.clip_global_norm clips where the servers update weights, and they have no optimizer: "
-        f"{who_updates.SERVERS}. Or call kv.clip_global_norm(None), and clip the sums on the "
-        "workers: with Trainer(..., update_on_kvstore=False), call trainer.allreduce_grads(), then "
-        "gluon.utils.clip_global_norm(gradients, max_norm), then trainer.update(batch_size)"
-    )
+def check_optimizer(has_optimizer: bool) -> None:
+    """Raises NotSupportedError where the store has no optimizer for whose sake to clip."""
+    optimizer = Feature.OPTIMIZER if has_optimizer else Feature.NO_OPTIMIZER
+    check({Feature.CLIPPING, optimizer}, "kv.clip_global_norm")

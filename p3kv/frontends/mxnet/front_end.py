@@ -7,14 +7,17 @@ import os
 import sys
 import tempfile
 from functools import partial
-from typing import Iterator, Mapping, Optional
+from types import ModuleType
+from typing import Iterator, Mapping, Optional, Tuple
+
+import numpy as np
 
 from p3kv import config
 from p3kv.common.registry import import_modules
 from p3kv.common.words import Words
 from p3kv.errors import in_one_line
 from p3kv.frontends.front_end import FrontEnd, MakeModel
-from p3kv.frontends.mxnet import environment
+from p3kv.frontends.mxnet import environment, who_updates
 from p3kv.server.optimizer import MakeOptimizer, Optimizer
 
 _CUDA_EXTRAS = "cu101, cu102, cu110, cu112 or cu117"
@@ -47,6 +50,13 @@ class MXNet(FrontEnd):
         same_names="give the network a prefix, as in nn.HybridSequential(prefix='net_') with its "
         "layers made inside 'with net.name_scope()', or give gluon's Trainer "
         "list(net.collect_params().values()), whose order is not that of the names",
+        set_optimizer="kv.set_optimizer",
+        servers_update=who_updates.SERVERS,
+        workers_update=who_updates.WORKERS,
+        clip_on_workers="call kv.clip_global_norm(None), and clip the sums on the workers: with "
+        "Trainer(..., update_on_kvstore=False), call trainer.allreduce_grads(), then "
+        "gluon.utils.clip_global_norm(gradients, max_norm), then trainer.update(batch_size)",
+        later_engine="set MXNET_ENGINE_TYPE to another engine than NaiveEngine, or to none",
         native_store="MXNet's own store ('dist_sync', for example)",
         native_roles="'import mxnet' comes first, MXNet's own scheduler and servers run instead",
     )
@@ -70,8 +80,20 @@ class MXNet(FrontEnd):
     def how_to_install(self) -> str:
         return (
             "p3kv's extras install it: pip install '.[cpu]' in p3kv's repository, or "
-            f"{_CUDA_EXTRAS} instead of cpu for MXNet's CUDA builds{_other_python()}"
+            f"{_CUDA_EXTRAS} instead of cpu for MXNet's CUDA builds"
         )
+
+    def why_not(self) -> str:
+        if sys.version_info >= (3, 12):
+            this = ".".join(map(str, sys.version_info[:2]))
+            return f"MXNet 1.9.1 runs on Python 3.8 to 3.11, so use one of these; this is {this}"
+        # A script may have put back what NumPy 1.24 has removed.
+        if _version_of(np) >= (1, 24) and not {"bool", "PZERO"} <= {*vars(np)}:
+            return (
+                "MXNet 1.9.1 needs names that NumPy has from 1.24 on no more, and this is NumPy "
+                f"{np.__version__}: pip install 'numpy<1.24'"
+            )
+        return ""
 
     def came_too_early(self, role: str) -> Optional[str]:
         return (
@@ -111,11 +133,8 @@ class MXNet(FrontEnd):
         return {name: partial(model_zoo.model, name) for name in self.model_names}
 
 
-def _other_python() -> str:
-    if sys.version_info < (3, 12):
-        return ""
-    this = ".".join(map(str, sys.version_info[:2]))
-    return f". MXNet 1.9.1 runs on Python 3.8 to 3.11, so use one of these; this is {this}"
+def _version_of(package: ModuleType) -> Tuple[int, ...]:
+    return tuple(map(int, package.__version__.split(".")[:2]))
 
 
 def _import_mxnet() -> None:

@@ -11,10 +11,10 @@ from mxnet.kvstore import KVStoreBase
 from p3kv.errors import NotSupportedError
 from p3kv.frontends.mxnet import environment, trainer
 from p3kv.frontends.mxnet.arrays import ROW_SPARSE
-from p3kv.frontends.mxnet.asynchronous import TYPE
 from p3kv.frontends.mxnet.checkpoints import leave_out
 from p3kv.frontends.mxnet.forward_order import FORWARD_READS
 from p3kv.frontends.mxnet.store import P3
+from p3kv.frontends.mxnet.store_types import ASYNC_TYPE
 from p3kv.frontends.mxnet.stores import NAMES, check_name, for_one_owner, is_ours, one_step
 from p3kv.frontends.mxnet.trial_stores import Other
 from p3kv.frontends.mxnet.unpushed import of_module
@@ -84,7 +84,7 @@ def _mended(create_kvstore: Any, keys_are_places: bool) -> Any:
         store = for_one_owner(store)
         names = arg_params or ()
         store.name_keys(dict(enumerate(names)) if keys_are_places else {one: one for one in names})
-        on_kvstore = store.type == TYPE or environment.update_on_kvstore_default()
+        on_kvstore = store.type == ASYNC_TYPE or environment.update_on_kvstore_default()
         if isinstance(store, P3) and _row_sparse_gradients:
             if not on_kvstore:
                 raise NotSupportedError(

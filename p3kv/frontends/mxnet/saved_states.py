@@ -11,7 +11,6 @@ from typing import (
     BinaryIO,
     Dict,
     Iterator,
-    List,
     Mapping,
     NamedTuple,
     Optional,
@@ -28,12 +27,10 @@ from p3kv.frontends.mxnet.plain_states import OfKey, as_mxnets, as_state
 from p3kv.frontends.mxnet.sparse_states import as_in_files, as_on_servers, begun
 from p3kv.frontends.mxnet.worker_optimizer import WorkerOptimizer, take_remembered
 from p3kv.server.optimizer import State
-from p3kv.wire.messages import Key, encode
-from p3kv.wire.states import PlainState
+from p3kv.store.states import give_state, states_of
+from p3kv.wire.messages import Key, all_called, encode
 from p3kv.worker.stores import WorkerStore
 from p3kv.worker.transfers import WorkerKey
-
-_MOST_NAMED = 5
 
 
 class Loaded(NamedTuple):
@@ -56,23 +53,16 @@ def fetched(
     store: WorkerStore, keys: Sequence[WorkerKey], optimizer: WorkerOptimizer
 ) -> Dict[Key, OfKey]:
     """What the servers' optimizer remembers of keys."""
-    found = {}
-    for key in keys:
-        states = [
-            State(dict(part.elements), dict(part.numbers))
-            for part in store.optimizer_state(key, optimizer.needs_whole_tensors)
-            if part is not None
-        ]
-        if states:
-            found[key.key] = of_states(states, key, optimizer)
-    return found
+    whole = optimizer.needs_whole_tensors
+    found = {key: states_of(store, key, whole) for key in keys}
+    return {key.key: of_states(of_key, key, optimizer) for key, of_key in found.items() if of_key}
 
 
-def of_states(states: Sequence[State], key: WorkerKey, optimizer: WorkerOptimizer) -> OfKey:
+def of_states(of_servers: Sequence[State], key: WorkerKey, optimizer: WorkerOptimizer) -> OfKey:
     """What the servers' optimizer remembers of a key, from the states of all its servers, in the
     order of the elements."""
     whole = optimizer.needs_whole_tensors
-    state = states[0] if whole else State.joined(states)
+    state = of_servers[0] if whole else State.joined(of_servers)
     of_key = as_mxnets(state, _shape(key), whole)
     return of_key._replace(state=as_in_files(optimizer.optimizer, key, of_key.state))
 
@@ -144,14 +134,11 @@ def give(
     `of_keys` begin anew."""
     whole = optimizer.needs_whole_tensors
     for key in keys:
-        parts: List[Optional[PlainState]] = [None] * len(key.runs)
-        of_key = of_keys.get(key.key)
+        of_key, state = of_keys.get(key.key), None
         if of_key is not None:
             stored = as_on_servers(optimizer.optimizer, key, of_key.state)
             state = as_state(of_key._replace(state=stored), optimizer.since_step, whole)
-            cut = [state] if whole else state.cut([length for _, length in key.runs])
-            parts = [PlainState(part.elements, part.numbers) for part in cut]
-        store.load_optimizer_state(key, parts, whole)
+        give_state(store, key, state, whole)
 
 
 def digest(loaded: Loaded, updates: Dict[Key, int]) -> str:
@@ -173,9 +160,9 @@ def check(
     unknown = [key for key in states if key not in keys]
     if unknown:
         raise StatesError(
-            f"{what} has states of {named(unknown)}, and this store has {named(list(keys))}; "
-            "load it into the model that it was saved from, after the model's parameters have "
-            "their shapes"
+            f"{what} has states of {all_called(unknown)}, and this store has "
+            f"{all_called(list(keys))}; load it into the model that it was saved from, after the "
+            "model's parameters have their shapes"
         )
     for key, state in states.items():
         known = keys[key]
@@ -235,13 +222,6 @@ def _outline(state: Any) -> str:
         sparse = "" if state.stype == "default" else f"{state.stype} "
         return f"{sparse}{dtype_name(state)} {tuple(state.shape)}"
     return "None" if state is None else type(state).__name__
-
-
-def named(keys: Sequence[Key]) -> str:
-    """Keys in messages, the first few of many."""
-    more = f" and {len(keys) - _MOST_NAMED} more" if len(keys) > _MOST_NAMED else ""
-    names = ", ".join(repr(key) for key in keys[:_MOST_NAMED]) or "none"
-    return ("key " if len(keys) == 1 else "keys ") + names + more
 
 
 def _shape(key: WorkerKey) -> Tuple[int, ...]:

@@ -6,8 +6,9 @@ from typing import Any, Callable, Dict
 
 import mxnet as mx
 
+from p3kv.common.combinations import Feature
 from p3kv.errors import StatesError
-from p3kv.frontends.mxnet import asynchronous, saved_states
+from p3kv.frontends.mxnet import saved_states
 from p3kv.frontends.mxnet.plain_states import OfKey
 from p3kv.frontends.mxnet.worker_optimizer import WorkerOptimizer
 from p3kv.store.pushes import Pushes
@@ -80,8 +81,7 @@ class ServerStates:
         return saved_states.fetched(self._own, keys, optimizer)
 
     def _optimizer(self, what: str) -> WorkerOptimizer:
-        if self._own.own_rounds:
-            raise asynchronous.no_states(what)
+        self._own.combine({Feature.STATES}, f"optimizer states can't be {what}")
         if self._pushes.optimizer is None:
             raise StatesError(
                 f"the servers have no optimizer whose states could be {what}: call "

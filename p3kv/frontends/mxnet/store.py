@@ -27,16 +27,14 @@ from mxnet.kvstore import KVStoreBase
 from mxnet.ndarray import NDArray
 
 from p3kv import config, errors
+from p3kv.common.combinations import Feature
 from p3kv.errors import NotSupportedError
 from p3kv.frontends.mxnet import (
-    asynchronous,
     clipping,
-    compression,
     environment,
     forward_ends,
     rows,
     script_marks,
-    who_updates,
 )
 from p3kv.frontends.mxnet.arrays import (
     DENSE,
@@ -53,18 +51,21 @@ from p3kv.frontends.mxnet.arrays import (
     listed,
     spread,
 )
-from p3kv.frontends.mxnet.checkpoints import Resuming
+from p3kv.frontends.mxnet.checkpoints import OptimizerGoesOn, initial
 from p3kv.frontends.mxnet.errors import KeyMismatchError
 from p3kv.frontends.mxnet.forks import complete_before_forks
 from p3kv.frontends.mxnet.forward_order import FORWARD_READS
 from p3kv.frontends.mxnet.operations import Operations
 from p3kv.frontends.mxnet.refusals import PushChecks
 from p3kv.frontends.mxnet.server_states import ServerStates
-from p3kv.frontends.mxnet.unpushed import Local
+from p3kv.frontends.mxnet.store_types import ASYNC_TYPE, SYNC_TYPE
+from p3kv.frontends.mxnet.unpushed import Local, copied
 from p3kv.frontends.mxnet.updater import ServersUpdater
 from p3kv.frontends.mxnet.worker_optimizer import WorkerOptimizer
+from p3kv.store.compression import choice
 from p3kv.store.forward_order import OrderLearner
 from p3kv.store.pushes import Pushes
+from p3kv.store.resuming import Resuming
 from p3kv.wire.messages import Key, called
 from p3kv.worker import this_process
 from p3kv.worker.transfers import WorkerKey
@@ -126,11 +127,12 @@ class P3(KVStoreBase):
             self._order.stop()
             FORWARD_READS.stop()
         # A front end has the name of its framework.
+        self._checks = PushChecks(self._own)
         self._pushes: Pushes[WorkerOptimizer] = Pushes(
-            self._own, self._order, self.rank, mx.__name__, PushChecks(self._own)
+            self._own, self._order, self.rank, mx.__name__, self._checks
         )
         self._operations = Operations(self._worker, self._pushes, self._order)
-        self._resuming = Resuming(self._own, self._pushes, self.rank)
+        self._resuming = Resuming(self._own, self._pushes, self.rank, OptimizerGoesOn(self._own))
         self._states = ServerStates(self._own, self._pushes, self.rank, self._worker.barrier)
         self._updater: Optional[ServersUpdater] = None
 
@@ -140,7 +142,7 @@ class P3(KVStoreBase):
     def type(self) -> str:
         """'dist_sync_p3', also if created as 'p3': MXNet looks for 'dist' and '_sync'. Or else
         'dist_async_p3'."""
-        return asynchronous.TYPE if self._own.own_rounds else asynchronous.SYNC_TYPE
+        return ASYNC_TYPE if self._own.own_rounds else SYNC_TYPE
 
     @property
     def rank(self) -> int:
@@ -199,8 +201,14 @@ class P3(KVStoreBase):
         after its keys are declared. Where the job goes on from a checkpoint, values that have no
         keys are the checkpoint's afterwards, on all workers.
         """
-        if self._own.is_saved:
-            for local in self._resuming.keep_unpushed(source):
+        if not self._own.is_saved:
+            return
+        now = source()
+        resumed = self._resuming.keep_unpushed(
+            {local.key: local.name for local in now}, lambda: list(map(copied, source()))
+        )
+        for local in now:
+            if local.key in resumed:
                 self.broadcast(local.key, local.arrays[0], local.arrays)
 
     def name_keys(self, names: Mapping[Key, str]) -> None:
@@ -218,8 +226,7 @@ class P3(KVStoreBase):
             worker_key = self._declare(one_key, first)
             self._order.declared(one_key, [first])
             if self.rank == 0:
-                self._operations.push_initial(worker_key, self._resuming.initial(worker_key, first))
-                self._resuming.give_state(worker_key)
+                self._give_initial(worker_key, first)
 
     def broadcast(
         self, key: Union[Key, Sequence[Key]], value: Any, out: Any, priority: int = 0
@@ -231,10 +238,7 @@ class P3(KVStoreBase):
             worker_key = self._declare(one_key, first, targets)
             self._order.declared(one_key, targets)
             if self.rank == 0:
-                first = self._resuming.initial(worker_key, first)
-                self._operations.push_initial(worker_key, first, targets)
-                self._resuming.give_state(worker_key)
-                spread(first, targets)
+                spread(self._give_initial(worker_key, first, targets), targets)
             else:
                 self._operations.pull(worker_key, targets, priority)
 
@@ -328,17 +332,8 @@ class P3(KVStoreBase):
         tensors while a key is on several servers already.
         """
         set_now = WorkerOptimizer(optimizer, self._pushes.step)
-        if self._own.own_rounds:
-            asynchronous.check_optimizer(set_now, self._pushes.optimizer)
-        spread_out = self._own.keys_on_several_servers()
-        if set_now.needs_whole_tensors and spread_out:
-            raise NotSupportedError(
-                f"the optimizer {type(optimizer).__name__} needs whole tensors, but "
-                f"{spread_out[0].called} was initialised before it was set, and lies on "
-                f"{len(spread_out[0].runs)} servers. Call kv.set_optimizer before kv.init and "
-                f"kv.broadcast, or {who_updates.WORKERS}"
-            )
-        self._resuming.set_optimizer(optimizer, set_now)
+        self._checks.new_optimizer(set_now, self._pushes.optimizer)
+        self._resuming.set_optimizer(set_now)
         self._updater = ServersUpdater(optimizer, self._states.of_keys)
 
     def set_gradient_compression(self, compression_params: Mapping[str, Any]) -> None:
@@ -348,7 +343,7 @@ class P3(KVStoreBase):
         come back travel as without it. To be called with the same on all workers before the
         store's first key is initialised, or else ConfigError is raised; also for wrong parameters.
         """
-        chosen = compression.choice(compression_params)
+        chosen = choice(compression_params)
         self._own.choose_gradient_codec(chosen)
         self.compression_params = compression_params
 
@@ -362,20 +357,13 @@ class P3(KVStoreBase):
         value comes back before all gradients of the step are summed. All workers call it; worker
         rank 0's number counts, and may change at any step.
 
-        Raises ConfigError for a number that is not above 0, NotSupportedError where rounds may end
-        without worker rank 0.
+        Raises ConfigError for a number that is not above 0, NotSupportedError where steps can't be
+        clipped.
         """
         number = None if max_norm is None else clipping.checked(max_norm)
-        if number is not None and not self._own.exchanges_all_by_rounds:
-            raise NotSupportedError(
-                "kv.clip_global_norm needs rounds of all workers, to which each gradient belongs; "
-                "use kvstore='p3' with P3KV_CONSISTENCY=bulk_synchronous"
-            )
-        if number is not None and environment.runs_operations_at_once():
-            raise NotSupportedError(
-                "kv.clip_global_norm can't run in MXNet's NaiveEngine, where a push returns with "
-                "the new weight; set MXNET_ENGINE_TYPE to another engine, or to none"
-            )
+        if number is not None:
+            at_once = {Feature.AT_ONCE} if environment.runs_operations_at_once() else set()
+            self._own.combine({Feature.CLIPPING, *at_once}, f"kv.clip_global_norm({max_norm})")
         if self._pushes.clips != (number is not None):
             self._worker.barrier(
                 "to clip no more" if number is None else "to clip gradients by their norm"
@@ -472,6 +460,17 @@ class P3(KVStoreBase):
         whole = optimizer is not None and optimizer.needs_whole_tensors
         layout = rows.layout(value, outs, key in self._expected_rows)
         return self._own.declare(key, shape, dtype, name, layout, whole)
+
+    def _give_initial(
+        self, key: WorkerKey, value: NDArray, targets: Sequence[NDArray] = ()
+    ) -> NDArray:
+        """Gives the servers `value`, or the checkpoint's value in its place; returns which."""
+        saved = self._resuming.initial(key)
+        if saved is not None:
+            value = initial(value, saved)
+        self._operations.push_initial(key, value, targets)
+        self._resuming.give_state(key)
+        return value
 
     def _known(
         self,

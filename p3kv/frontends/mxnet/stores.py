@@ -12,8 +12,8 @@ from p3kv import config
 from p3kv.consistency import ASYNCHRONOUS
 from p3kv.errors import ConfigError
 from p3kv.frontends.mxnet.alone import Alone
-from p3kv.frontends.mxnet.asynchronous import SYNC_TYPE, TYPE
 from p3kv.frontends.mxnet.store import P3
+from p3kv.frontends.mxnet.store_types import ASYNC_TYPE, SYNC_TYPE
 from p3kv.frontends.mxnet.trial_stores import Other
 from p3kv.frontends.mxnet.trial_stores import store as store_of_a_trial
 from p3kv.worker import this_process
@@ -35,10 +35,10 @@ def _create_asynchronous() -> KVStoreBase:
     trial = config.trial()
     if trial is not None:
         return store_of_a_trial(trial, asynchronous=True)
-    return P3(ASYNCHRONOUS) if in_a_job() else Alone(TYPE)
+    return P3(ASYNCHRONOUS) if in_a_job() else Alone(ASYNC_TYPE)
 
 
-NAMES = {"p3": _create, SYNC_TYPE: _create, TYPE: _create_asynchronous}
+NAMES = {"p3": _create, SYNC_TYPE: _create, ASYNC_TYPE: _create_asynchronous}
 """What makes a store, by its name."""
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import mxnet as mx
 
 from p3kv import config
+from p3kv.common.combinations import Feature, check
 from p3kv.errors import NotSupportedError
 from p3kv.frontends.mxnet import fresh_gradients
 from p3kv.frontends.mxnet.alone import Alone
@@ -128,11 +129,8 @@ def _refusing_scaled_losses(allreduce_grads: Any) -> Any:
 
     def allreduce(trainer: mx.gluon.Trainer) -> None:
         if _servers_update(trainer) and getattr(trainer, "_amp_loss_scaler", None) is not None:
-            raise NotSupportedError(
-                "this Trainer is one of amp.init_trainer, whose loss scaling has to see the sum of "
-                "all workers' gradients before weights are updated, and with kvstore='p3' servers "
-                "update them. Write update_on_kvstore=False in Trainer"
-            )
+            features = {Feature.SCALED_LOSS, Feature.OPTIMIZER}
+            check(features, "this Trainer is one of amp.init_trainer")
         allreduce_grads(trainer)
 
     return allreduce

@@ -15,8 +15,8 @@ import numpy as np
 from mxnet.ndarray import NDArray
 
 from p3kv.frontends.mxnet import engine
-from p3kv.frontends.mxnet.arrays import DENSE, classic, dtype_name, is_on_cpu
-from p3kv.wire.messages import DTYPES, Key
+from p3kv.frontends.mxnet.arrays import DENSE, SUMMED, classic, dtype_name, is_on_cpu
+from p3kv.wire.messages import Key
 from p3kv.worker.cuts import Unpushed
 
 _COPY = b"p3kv_copy"
@@ -85,7 +85,7 @@ def copied(local: Local) -> Unpushed:
 def _can_travel(local: Local) -> bool:
     """Not row_sparse weights, of which workers have some rows only."""
     first = local.arrays[0]
-    return first.stype == DENSE and dtype_name(first) in DTYPES
+    return first.stype == DENSE and dtype_name(first) in SUMMED
 
 
 def _merged(arrays: List[NDArray]) -> NDArray:

@@ -37,10 +37,11 @@ class WorkerOptimizer(ScriptOptimizer):
         Raises NotSupportedError for an optimizer that no server can build.
         """
         kind = type(optimizer)
+        self.name = kind.__name__
         self.since_step = since_step
         self.needs_whole_tensors = needs_whole_tensors(kind)
-        self.shares_numbers = is_mxnets(kind) and kind.__name__ in SHARED_NUMBERS
-        self.kept_by_key = KEPT_BY_KEY.get(kind.__name__) if is_mxnets(kind) else None
+        self.shares_numbers = is_mxnets(kind) and self.name in SHARED_NUMBERS
+        self.kept_by_key = KEPT_BY_KEY.get(self.name) if is_mxnets(kind) else None
         """Its attribute with what it keeps for keys in itself."""
         self.optimizer = optimizer
         """The script's."""
@@ -76,15 +77,14 @@ class WorkerOptimizer(ScriptOptimizer):
         """MXNet's Nadam, LARS and LBSGD leave a number from one key's update for that of the next.
         Servers do not know which key is next, so it is computed here, in the order of the pushes.
         """
-        name = type(self.optimizer).__name__
-        if name == "Nadam":
+        if self.name == "Nadam":
             value: Optional[float] = self._schedule
             self._advance_schedule(update)
         else:
             value, self._value_for_first = self._value_for_first, None
         if value is None:
             return None
-        return encode(SharedNumber(key, update, self.since_step, SHARED_NUMBERS[name], value))
+        return encode(SharedNumber(key, update, self.since_step, SHARED_NUMBERS[self.name], value))
 
     def _advance_schedule(self, update: int) -> None:
         """As Nadam's update does: with every update of any key, by the count of that key."""

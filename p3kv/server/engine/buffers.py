@@ -19,7 +19,7 @@ class Buffer:
         self._pool = pool
         self.kind = (length, dtype.str)
         self.array = np.empty(length, dtype)
-        self.bytes = self.array.data.cast("B")
+        self.bytes = self.array.view(np.uint8).data
         self._retired = False
         self._sends = 0
 

@@ -30,7 +30,7 @@ _PARTS = 8
 class RowsKey(Unit):
     """A key of rows, which is one unit. Rows are counted in the server's run, from 0.
 
-    Sums are of the key's dtype, but those of float16 are float32, as for slices.
+    Sums are of the key's dtype, but those of half precision are float32, as for slices.
     """
 
     def __init__(self, plan: KeyPlan) -> None:

@@ -7,16 +7,20 @@ import os
 from pathlib import Path
 from typing import Callable, Iterator, Tuple
 
+import numpy as np
+
 from p3kv import config
-from p3kv.codecs import GRADIENTS, VALUES, check_codec
+from p3kv.codecs import GRADIENTS, VALUES, check_codec, codec_features
+from p3kv.common.combinations import among
 from p3kv.common.registry import Choice, import_modules
 from p3kv.config import Settings
-from p3kv.consistency import CONSISTENCIES
+from p3kv.consistency import make_consistency
 from p3kv.errors import ConfigError
 from p3kv.slicing.placement import PLACEMENTS
 from p3kv.tools.doctor.findings import OK, PROBLEM, WARNING, Finding
 from p3kv.transport import make_transport
 from p3kv.wire.credentials import Credentials
+from p3kv.wire.messages import JobSettings
 
 
 def check_settings() -> Iterator[Finding]:
@@ -28,7 +32,7 @@ def check_settings() -> Iterator[Finding]:
     except ConfigError as error:
         yield Finding(PROBLEM, str(error))
     else:
-        problems = list(_of_values(settings))
+        problems = list(_of_values(settings)) or list(_of_combinations(settings))
         yield from problems
         if not problems and not unknown:
             yield Finding(OK, "settings can be read, and fit each other")
@@ -40,7 +44,7 @@ def _of_values(settings: Settings) -> Iterator[Finding]:
         lambda: config.check_together(settings),
         lambda: import_modules(config.plugins(), "P3KV_PLUGINS"),
         lambda: PLACEMENTS.find(settings.placement),
-        lambda: CONSISTENCIES.find(settings.consistency),
+        lambda: make_consistency(settings.consistency, 2),
         lambda: check_codec(Choice(settings.gradient_codec), GRADIENTS),
         lambda: check_codec(Choice(settings.value_codec), VALUES),
         lambda: make_transport(settings.transport, settings, bytes(32)),
@@ -65,6 +69,19 @@ def _of_values(settings: Settings) -> Iterator[Finding]:
                 f"{variable} is '{folder}', where this user can't write",
                 "name a folder that can be written on all hosts",
             )
+
+
+def _of_combinations(settings: Settings) -> Iterator[Finding]:
+    """What the settings ask for and can't be combined, whatever the script does."""
+    codecs = Choice(settings.gradient_codec), Choice(settings.value_codec)
+    features = {
+        *JobSettings.of(settings).features,
+        *make_consistency(settings.consistency, 2).features,
+        *codec_features(*codecs, np.dtype(np.float32)),
+    }
+    for entry in among(features):
+        level = WARNING if entry.error is None else PROBLEM
+        yield Finding(level, f"{entry.in_words}: {entry.reason}", entry.advice)
 
 
 def _can_write(folder: Path) -> bool:

@@ -39,12 +39,12 @@ def examine(root_host: Optional[str] = None) -> Seen:
 
 def _software() -> Tuple[Dict[str, str], List[Finding]]:
     versions = {"Python": platform.python_version(), "p3kv": VERSION}
-    findings = []
+    findings, missing = [], []
     for front_end in FRONT_ENDS:
         try:
             versions[front_end.name] = importlib.import_module(front_end.name).__version__
         except ModuleNotFoundError as error:
-            findings.append(Finding(PROBLEM, str(error)))
+            missing.append(Finding(PROBLEM, str(error)))
         # What is missing in a library, and what a package of another version lacks.
         except (ImportError, OSError, AttributeError) as error:
             findings.append(
@@ -56,6 +56,8 @@ def _software() -> Tuple[Dict[str, str], List[Finding]]:
             )
         else:
             findings += [Finding(OK, text) for text in filter(None, [front_end.devices()])]
+    if len(missing) == len(FRONT_ENDS):  # one of them is enough
+        findings += missing
     versions.update({name: metadata.version(name) for name in _PACKAGES})
     text = ", ".join(f"{name} {version}" for name, version in versions.items())
     return versions, [Finding(OK, text), *findings]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Set, Tuple
 
+from p3kv.common.combinations import Feature, has_effect
 from p3kv.common.registry import MAX_NAME_CHARS
 from p3kv.config import MAX_PATH_CHARS, Settings
 from p3kv.wire.messages.base import (
@@ -53,15 +54,21 @@ class JobSettings(Message, frozen=True):
         check_number("the steps between checkpoints", self.checkpoint_every, 1, 2**31 - 1)
 
     @property
+    def features(self) -> Set[Feature]:
+        """Those that may not go together with others."""
+        has = {
+            Feature.LOCAL_AGGREGATION: self.local_aggregation,
+            Feature.LEAVERS: self.let_workers_leave,
+            Feature.CHECK_FINITE: self.check_finite,
+            Feature.OTHER_RULE: self.consistency != Settings.consistency,
+            Feature.CHECKPOINTS: self.checkpoint_dir is not None,
+        }
+        return {feature for feature, is_set in has.items() if is_set}
+
+    @property
     def sums_on_hosts(self) -> bool:
-        """Whether workers of one host sum their gradients before they send them. Not where rounds
-        may end without some of them, or gradients have to be told apart."""
-        return (
-            self.local_aggregation
-            and not self.let_workers_leave
-            and not self.check_finite
-            and self.consistency == Settings.consistency
-        )
+        """Whether workers of one host sum their gradients before they send them."""
+        return has_effect(Feature.LOCAL_AGGREGATION, self.features)
 
     @classmethod
     def of(cls, settings: Settings) -> JobSettings:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from typing import List, Optional, Sequence, Tuple, Union
 
+import ml_dtypes  # noqa: F401  numpy knows bfloat16 by name then
 import numpy as np
 
 from p3kv.common.registry import Choice
+from p3kv.common.words import some_of
 from p3kv.config import Settings
 from p3kv.wire.messages.base import MAX_RANK, Message, check, check_name, check_number
 
@@ -15,8 +17,9 @@ MAX_KEY_ELEMS = 2**36
 """Elements of a key's tensor: a quarter of a terabyte of float32."""
 MAX_KEY_CHARS = 4096
 MAX_DIMENSIONS = 32
-DTYPES = ("float16", "float32", "float64", "int8", "uint8", "int32", "int64")
-"""All that can be summed and that every process has: no bool, and no bfloat16."""
+_HALVES = ("float16", "bfloat16")
+DTYPES = (*_HALVES, "float32", "float64", "int8", "uint8", "int32", "int64")
+"""All that can be summed: no bool."""
 
 Key = Union[int, str]
 MAX_KEY_ID = 2**32 - 1
@@ -31,12 +34,19 @@ def sum_dtype(dtype: np.dtype) -> np.dtype:
     Half-precision numbers are summed in single precision until all gradients are in: an optimizer
     with multiple precision takes the sum as it is, and others have it rounded once.
     """
-    return np.dtype(np.float32) if dtype == np.float16 else dtype
+    return np.dtype(np.float32) if dtype.name in _HALVES else dtype
 
 
 def called(key: Key, name: Optional[str]) -> str:
     """A key's name in messages to users, with the parameter's name if it is known."""
     return f"key {key!r}" if name is None or name == key else f"parameter '{name}' (key {key!r})"
+
+
+def all_called(keys: Sequence[Key]) -> str:
+    """Keys in messages, the first few of many."""
+    if not keys:
+        return "no keys"
+    return f"key{'' if len(keys) == 1 else 's'} {some_of([repr(key) for key in keys])}"
 
 
 class CodecChoices(Message, frozen=True):

@@ -10,8 +10,9 @@ import numpy as np
 from p3kv.errors import ProtocolError
 from p3kv.slicing import Slice
 from p3kv.wire.connection import Connection
+from p3kv.wire.fields import KeyHeader
 from p3kv.wire.framing import Frame, Landing, message_landing
-from p3kv.wire.header import URGENT, Header, Kind, pack_header
+from p3kv.wire.header import URGENT, Kind
 from p3kv.wire.messages import SharedMemory, encode
 from p3kv.worker.routes.shared_memory import OwnMemory, TheirMemory
 from p3kv.worker.transfers import WorkerKey
@@ -34,7 +35,7 @@ class HostMemory:
         self._wide_sums: Dict[int, np.ndarray] = {}
         """By key, sums that this worker sends of half-precision gradients."""
 
-    def land(self, rank: int, header: Header) -> Landing:
+    def land(self, rank: int, header: KeyHeader) -> Landing:
         """A neighbour says where the memory is that it shares for a key."""
         return message_landing(header, SharedMemory, partial(self._open, rank, header.key))
 
@@ -89,7 +90,7 @@ class HostMemory:
             memory, place = self._own.take(2 * key.size_bytes)
             self._memory[self._rank, key.key_id] = memory
             words = memoryview(encode(place))
-            header = pack_header(Kind.MEMORY, self._rank, key=key.key_id, payload_bytes=len(words))
+            header = KeyHeader(Kind.MEMORY, self._rank, key=key.key_id)
             for connection in self._neighbours.values():
                 connection.writer.push(Frame(URGENT, header, words))
         return memory

@@ -8,27 +8,23 @@ part of the slices, so a host needs no server for it.
 from __future__ import annotations
 
 from functools import partial
-from typing import Callable, Dict, List, Mapping, NamedTuple, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Sequence, Set, Tuple
 
 import numpy as np
 
 from p3kv.errors import ProtocolError
 from p3kv.slicing import Slice
 from p3kv.wire.connection import Connection
+from p3kv.wire.fields import PushHeader, SummandHeader, TermsHeader, UpdatedHeader, ValueHeader
 from p3kv.wire.framing import Frame, Landing, message_landing
 from p3kv.wire.header import (
-    CARRIES,
     HEADER_BYTES,
-    IN_HOST_SUM,
     INITIAL_ROUND,
     NO_GRADIENT,
-    SUM_AS_BEFORE,
     URGENT,
     WANTS_RESULT,
-    Header,
     Kind,
     clock_us,
-    pack_header,
     passed_s,
 )
 from p3kv.wire.messages import Terms, encode
@@ -125,12 +121,12 @@ class HostSums(Route):
         """The neighbours that want the value of a slice that this worker carries."""
         self._for_others: Dict[int, int] = {}
         """By key, the newest round whose values this worker receives only for its neighbours."""
-        self.takers: Mapping[int, Callable[[int, Header], Landing]] = {
+        self.takers: Mapping[int, Callable[[int, Any], Landing]] = {
             Kind.MEMORY: self._memory.land,
             Kind.SUMMAND: lambda rank, header: Landing(None, partial(self._add, rank, header)),
             Kind.VALUE: lambda rank, header: Landing(None, partial(self._value, rank, header)),
             Kind.TERMS: lambda rank, header: message_landing(
-                header, Terms, partial(self._announced, header.round)
+                header, Terms, partial(self._announced, header.from_round)
             ),
         }
 
@@ -192,7 +188,7 @@ class HostSums(Route):
                 self._hand_in(transfer, piece, carrier)
         return bool(self._queue.heap)
 
-    def landed(self, transfer: Transfer, piece: Slice, header: Header) -> None:
+    def landed(self, transfer: Transfer, piece: Slice, header: UpdatedHeader) -> None:
         """Gives the neighbours that want it a slice's value."""
         assert transfer.target is not None
         key = transfer.key
@@ -208,11 +204,15 @@ class HostSums(Route):
                 value = _elements(transfer, transfer.target, piece)
                 self._memory.own_value(key, piece)[:] = value
             self._pass_terms_on()
-        flags = (header.flags & NO_GRADIENT) | (0 if has_value else SUM_AS_BEFORE)
-        # All workers of a host have the same clock.
-        last_us = clock_us(transfer.ready_s + header.time_us / 1e6)
+        value_header = ValueHeader(
+            Kind.VALUE, self._rank,
+            (header.flags & NO_GRADIENT) | (0 if has_value else ValueHeader.SUM_AS_BEFORE),
+            key=key.key_id, slice=piece.index, round=transfer.round,
+            # All workers of a host have the same clock.
+            ready_us=clock_us(transfer.ready_s + header.late_us / 1e6), worked_us=header.worked_us,
+        )  # fmt: skip
         for rank in wanting:
-            self._tell(rank, Kind.VALUE, transfer, piece, flags, last_us, header.worked_us)
+            self._tell(rank, transfer, value_header)
 
     def carrier(self, key: WorkerKey, piece: Slice) -> int:
         """The worker of the host that sends and receives a slice for all.
@@ -245,7 +245,7 @@ class HostSums(Route):
             self._passed_on += 1
             words = memoryview(encode(self._terms.of(self._passed_on)))
             from_round = self._terms.first_round(self._passed_on)
-            header = pack_header(Kind.TERMS, self._rank, round=from_round, payload_bytes=len(words))
+            header = TermsHeader(Kind.TERMS, self._rank, from_round=from_round)
             for connection in self._neighbours.values():
                 connection.writer.push(Frame(URGENT, header, words))
 
@@ -258,10 +258,12 @@ class HostSums(Route):
             assert transfer.source is not None
             part = self._memory.own_part(key, piece)
             part[:] = _elements(transfer, transfer.source, piece)
-            self._tell(carrier, Kind.SUMMAND, transfer, piece, wants)
-        else:
-            self._tell(carrier, Kind.SUMMAND, transfer, piece, wants | NO_GRADIENT)
-        self._slices.send(transfer, piece, None, IN_HOST_SUM | wants)
+        header = SummandHeader(
+            Kind.SUMMAND, self._rank, wants | (0 if transfer.has_gradient else NO_GRADIENT),
+            key=key.key_id, slice=piece.index, round=transfer.round,
+        )  # fmt: skip
+        self._tell(carrier, transfer, header)
+        self._slices.send(transfer, piece, None, PushHeader.IN_HOST_SUM | wants)
         self._read(transfer, piece)
 
     def _join(self, transfer: Transfer, piece: Slice) -> None:
@@ -271,11 +273,12 @@ class HostSums(Route):
         # A sum says at the same time what its sender wants, unless another one wants more.
         announced = not complete or (not wants and place in self._wanting)
         if announced:
-            self._slices.send(transfer, piece, None, IN_HOST_SUM | CARRIES | wants)
+            flags = PushHeader.IN_HOST_SUM | PushHeader.CARRIES | wants
+            self._slices.send(transfer, piece, None, flags)
         self._parts[place] = _Part(transfer, piece, announced)
         self._send_if_complete(place)
 
-    def _add(self, rank: int, header: Header) -> None:
+    def _add(self, rank: int, header: SummandHeader) -> None:
         place = (header.key, header.round, header.slice)
         came = self._came.setdefault(place, {})
         if rank in came or header.round <= INITIAL_ROUND:
@@ -293,7 +296,7 @@ class HostSums(Route):
         transfer, piece, announced = self._parts.pop(place)
         came[self._rank] = transfer.has_gradient
         parts = [self._part(rank, transfer, piece) for rank in self._ranks if came[rank]]
-        flags = CARRIES if announced else 0
+        flags = PushHeader.CARRIES if announced else 0
         if transfer.target is not None or place in self._wanting:
             flags |= WANTS_RESULT
             self._wanting.setdefault(place, [])
@@ -349,7 +352,7 @@ class HostSums(Route):
 
     # What neighbours say.
 
-    def _value(self, rank: int, header: Header) -> None:
+    def _value(self, rank: int, header: ValueHeader) -> None:
         transfer, piece = self._find(header)
         if rank != self.carrier(transfer.key, piece):
             raise ProtocolError(f"it has the value of slice {piece.index}, which another carries")
@@ -358,13 +361,18 @@ class HostSums(Route):
             raise ProtocolError(
                 f"it says that no worker had a gradient of {transfer.key.called}, and this one had"
             )
-        if not header.flags & SUM_AS_BEFORE:
+        if not header.flags & header.SUM_AS_BEFORE:
             value = self._memory.value(rank, transfer.key, piece)
             np.frombuffer(memory, value.dtype)[:] = value
-        late_s = passed_s(clock_us(transfer.ready_s), header.time_us)
-        self._slices.received(transfer, piece, header._replace(time_us=clock_us(max(0.0, late_s))))
+        late_s = passed_s(clock_us(transfer.ready_s), header.ready_us)
+        as_sent = UpdatedHeader(
+            Kind.UPDATED, piece.server, header.flags & NO_GRADIENT, key=header.key,
+            slice=header.slice, round=header.round, step=transfer.step, priority=transfer.priority,
+            late_us=clock_us(max(0.0, late_s)), worked_us=header.worked_us,
+        )  # fmt: skip
+        self._in_progress.slice_arrived(transfer, piece.length, piece.server, as_sent)
 
-    def _find(self, header: Header) -> Tuple[Transfer, Slice]:
+    def _find(self, header: ValueHeader) -> Tuple[Transfer, Slice]:
         """The transfer and the slice of which a neighbour's frame speaks."""
         transfer = self._in_progress.update(header.key, header.round)
         if transfer is not None and transfer.route is self:
@@ -376,23 +384,9 @@ class HostSums(Route):
             "for which nobody waits"
         )
 
-    def _tell(
-        self,
-        rank: int,
-        kind: Kind,
-        transfer: Transfer,
-        piece: Slice,
-        flags: int = 0,
-        last_us: int = 0,
-        worked_us: int = 0,
-    ) -> None:
-        header = pack_header(
-            kind, self._rank, key=transfer.key.key_id, slice=piece.index, round=transfer.round,
-            step=transfer.step, priority=transfer.priority, flags=flags, time_us=last_us,
-            worked_us=worked_us,
-        )  # fmt: skip
-        urgent = urgency(transfer.step, transfer.priority)
-        self._neighbours[rank].writer.push(Frame(urgent, header))
+    def _tell(self, rank: int, transfer: Transfer, header: SummandHeader) -> None:
+        frame = Frame(urgency(transfer.step, transfer.priority), header)
+        self._neighbours[rank].writer.push(frame)
 
 
 def _elements(transfer: Transfer, array: int, piece: Slice) -> np.ndarray:

@@ -9,13 +9,24 @@ from typing import Callable, Dict, Iterator, Mapping, NamedTuple, Optional, Sequ
 
 import numpy as np
 
+from p3kv.codecs import part_of_rows
 from p3kv.common.trace import Tracer
 from p3kv.errors import ProtocolError
 from p3kv.wire.connection import Connection
+from p3kv.wire.fields import PullRowsHeader, PushRowsHeader, RowsHeader
 from p3kv.wire.framing import Frame, Landing
-from p3kv.wire.header import NAMED, NO_GRADIENT, Header, Kind, pack_header
+from p3kv.wire.header import ENCODED, INITIAL_ROUND, NO_GRADIENT, Kind
 from p3kv.wire.queue import urgency
-from p3kv.wire.rows import NUMBER, Rows, check_numbers, check_size, pieces, unpacked
+from p3kv.wire.rows import (
+    NUMBER,
+    Rows,
+    check_encoded_size,
+    check_numbers,
+    check_size,
+    decoded,
+    pieces,
+    unpacked,
+)
 from p3kv.wire.spans import trace_departure, traced_arrival
 from p3kv.wire.terms import TermsByRound
 from p3kv.worker.gates import Gates
@@ -140,6 +151,7 @@ class RowsRoute(Route):
         key = transfer.key
         slice_size = self._terms.of(self._terms.generation(transfer.round)).slice_size
         most = key.rows_in_slice(slice_size)
+        encodes = transfer.round > INITIAL_ROUND and not key.codecs.gradients.in_place
         queued = []
         for run in _runs(key):
             ends = transfer.numbers.searchsorted((run.first, run.first + run.rows))
@@ -147,8 +159,8 @@ class RowsRoute(Route):
             cut = list(pieces(count, most))
             for piece in cut:
                 rows = slice(start + piece.start, start + piece.stop)
-                frame = self._frame(transfer, len(cut))
-                frame.payload = partial(self._payload, transfer, run, rows)
+                frame = self._frame(transfer, len(cut), ENCODED if encodes else 0)
+                frame.payload = partial(self._payload, transfer, run, rows, encodes)
                 frame.on_sent = partial(self._sent, transfer)
                 trace_departure(self._tracer, frame, run.server)
                 queued.append((run.server, frame))
@@ -167,16 +179,24 @@ class RowsRoute(Route):
 
     def _frame(self, transfer: RowsPush, frames: int, flags: int = 0) -> Frame:
         """One of so many frames of a push to a server."""
-        header = pack_header(
-            Kind.PUSH_ROWS, self._rank, key=transfer.key.key_id, slice=frames,
-            round=transfer.round, step=transfer.step, priority=transfer.priority, flags=flags,
+        header = PushRowsHeader(
+            Kind.PUSH_ROWS, self._rank, flags, key=transfer.key.key_id, round=transfer.round,
+            step=transfer.step, priority=transfer.priority, frames=frames,
         )  # fmt: skip
         return Frame(urgency(transfer.step, transfer.priority), header)
 
-    def _payload(self, transfer: RowsPush, run: _Run, rows: slice) -> memoryview:
+    def _payload(self, transfer: RowsPush, run: _Run, rows: slice, encodes: bool) -> memoryview:
         """Made when the frame begins to leave."""
         numbers = (transfer.numbers[rows] - run.first).astype(NUMBER)
-        payload = Rows(numbers, transfer.elements[rows]).copied()
+        some = Rows(numbers, transfer.elements[rows])
+        if encodes:
+            key, part = transfer.key, part_of_rows(transfer.round)
+            payload = some.encoded(
+                key.codecs.gradients.most_bytes(some.elements.size),
+                lambda elements, out: key.encoder.encode(elements, part, out),
+            )
+        else:
+            payload = some.copied()
         self._counts["bytes_sent"] += len(payload)
         return payload
 
@@ -199,14 +219,12 @@ class RowsRoute(Route):
             transfer.done(None)
             self._on_answered(transfer)
             return
-        request = self._in_progress.add_pull(transfer)
-        flags = 0 if transfer.named is None else NAMED
+        header = PullRowsHeader(
+            Kind.PULL_ROWS, self._rank, 0 if transfer.named is None else PullRowsHeader.NAMED,
+            key=transfer.key.key_id, round=transfer.round, step=transfer.step,
+            priority=transfer.priority, request=self._in_progress.add_pull(transfer),
+        )  # fmt: skip
         for server, words in asked:
-            header = pack_header(
-                Kind.PULL_ROWS, self._rank, key=transfer.key.key_id, round=transfer.round,
-                slice=request, step=transfer.step, priority=transfer.priority,
-                payload_bytes=words.nbytes, flags=flags,
-            )  # fmt: skip
             urgent, payload = urgency(transfer.step, transfer.priority), memoryview(words.tobytes())
             self._servers[server].writer.push(Frame(urgent, header, payload))
             self._counts["bytes_sent"] += words.nbytes
@@ -220,30 +238,36 @@ class RowsRoute(Route):
         start, end = transfer.named.searchsorted((run.first, run.first + run.rows))
         return None if start == end else (transfer.named[start:end] - run.first).astype(NUMBER)
 
-    def land(self, connection: Connection, header: Header) -> Landing:
+    def land(self, connection: Connection, header: RowsHeader) -> Landing:
         """Takes rows from a server; ProtocolError if no pull expects them."""
-        transfer = self._in_progress.pull(header.step)
+        transfer = self._in_progress.pull(header.request)
         answer = None
         if isinstance(transfer, RowsPull) and transfer.key.key_id == header.key:
             answer = transfer.arriving.get(header.rank)
-        if answer is None or header.slice < 1:
+        if answer is None or header.frames < 1:
             raise ProtocolError(
                 f"it sent rows of key {header.key}, round {header.round}, which nobody waits for"
             )
         assert isinstance(transfer, RowsPull)
         key = transfer.key
-        check_size(header.payload_bytes, key.row_elems * key.item_bytes, answer.run.rows)
+        rows = answer.run.rows
+        if header.flags & ENCODED:
+            codec = key.codecs.values
+            most_bytes = 0 if codec.in_place else codec.most_bytes(rows * key.row_elems)
+            check_encoded_size(header.payload_bytes, most_bytes, rows)
+        else:
+            check_size(header.payload_bytes, key.row_elems * key.item_bytes, rows)
         payload = memoryview(bytearray(header.payload_bytes))
         received = partial(self._received, transfer, answer, header, payload)
         arrived = traced_arrival(self._tracer, header, received)
         return Landing(payload if header.payload_bytes else None, arrived)
 
     def _received(
-        self, transfer: RowsPull, answer: _Answer, header: Header, payload: memoryview
+        self, transfer: RowsPull, answer: _Answer, header: RowsHeader, payload: memoryview
     ) -> None:
         self._counts["slices_received"] += 1
         self._counts["bytes_received"] += len(payload)
-        numbers, elements = unpacked(payload, transfer.key.numpy_dtype, transfer.key.row_elems)
+        numbers, elements = self._unpacked(transfer.key, answer.run.rows, header, payload)
         check_numbers(numbers, answer.next_row, answer.run.rows)
         if len(numbers):
             answer.next_row = int(numbers[-1]) + 1
@@ -251,7 +275,7 @@ class RowsRoute(Route):
         if answer.named is not None:
             answer.named -= len(numbers)
         if answer.missing is None:
-            answer.missing = header.slice
+            answer.missing = header.frames
         answer.missing -= 1
         if answer.missing:
             return
@@ -263,6 +287,16 @@ class RowsRoute(Route):
         del transfer.arriving[header.rank]
         if not transfer.arriving:
             self._in_progress.arrived(transfer, header)
+
+    @staticmethod
+    def _unpacked(key: WorkerKey, most_rows: int, header: RowsHeader, payload: memoryview) -> Rows:
+        if not header.flags & ENCODED:
+            return unpacked(payload, key.numpy_dtype, key.row_elems)
+        part = part_of_rows(header.round)
+        return decoded(
+            payload, key.numpy_dtype, key.row_elems, most_rows,
+            lambda encoded, out: key.decoder.decode(encoded, part, out),
+        )  # fmt: skip
 
     def missing(self, transfer: Transfer) -> Set[int]:
         if isinstance(transfer, RowsPull):

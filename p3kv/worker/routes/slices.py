@@ -12,6 +12,7 @@ from p3kv.common.trace import Tracer
 from p3kv.errors import ProtocolError
 from p3kv.slicing import Slice
 from p3kv.wire.connection import Connection
+from p3kv.wire.fields import PulledHeader, PullHeader, PushHeader, SliceValueHeader, UpdatedHeader
 from p3kv.wire.framing import Frame, Landing, Payload
 from p3kv.wire.header import (
     ACKNOWLEDGE,
@@ -19,10 +20,8 @@ from p3kv.wire.header import (
     INITIAL_ROUND,
     NO_GRADIENT,
     WANTS_RESULT,
-    Header,
     Kind,
     clock_us,
-    pack_header,
 )
 from p3kv.wire.queue import urgency
 from p3kv.wire.spans import trace_departure, traced_arrival
@@ -108,17 +107,15 @@ class SliceRoute(Route):
     ) -> None:
         """Queues the frame of a slice of a push."""
         key = transfer.key
-        # What is made when the frame begins to leave gives the header its size, and is counted,
-        # then.
-        size_bytes = len(payload) if isinstance(payload, memoryview) else 0
-        header = pack_header(
-            Kind.PUSH, self._rank, key=key.key_id, slice=piece.index, round=transfer.round,
-            step=transfer.step, priority=transfer.priority, payload_bytes=size_bytes, flags=flags,
-            time_us=clock_us(transfer.ready_s),
+        header = PushHeader(
+            Kind.PUSH, self._rank, flags, key=key.key_id, slice=piece.index, round=transfer.round,
+            step=transfer.step, priority=transfer.priority, ready_us=clock_us(transfer.ready_s),
         )  # fmt: skip
         urgent = urgency(transfer.step, transfer.priority)
         frame = Frame(urgent, header, payload, None, on_arrived, not key.own_rounds)
         if payload is not None:
+            # What is made when the frame begins to leave is counted then.
+            size_bytes = len(payload) if isinstance(payload, memoryview) else 0
             self._in_progress.counts["bytes_sent"] += size_bytes
             self._in_progress.counts["slices_sent"] += 1
             trace_departure(self._tracer, frame, piece.server)
@@ -145,16 +142,16 @@ class SliceRoute(Route):
 
     def request(self, transfer: Transfer) -> None:
         transfer.route = self
-        header = pack_header(
+        header = PullHeader(
             Kind.PULL, self._rank, key=transfer.key.key_id, round=transfer.round,
-            slice=self._in_progress.add_pull(transfer), step=transfer.step,
-            priority=transfer.priority,
+            step=transfer.step, priority=transfer.priority,
+            request=self._in_progress.add_pull(transfer),
         )  # fmt: skip
         for server, _ in transfer.key.runs:
             frame = Frame(urgency(transfer.step, transfer.priority), header)
             self._servers[server].writer.push(frame)
 
-    def land(self, connection: Connection, header: Header) -> Landing:
+    def land(self, connection: Connection, header: SliceValueHeader) -> Landing:
         """Where a slice from a server goes; ProtocolError if no transfer expects it."""
         transfer = self._transfer_for(header)
         slices = () if transfer is None else self.slices(transfer.key, header.round)
@@ -180,9 +177,9 @@ class SliceRoute(Route):
             received = partial(self._note_as_it_is, transfer, piece, memory, received)
         return Landing(memory, traced_arrival(self._tracer, header, received))
 
-    def received(self, transfer: Transfer, piece: Slice, header: Header) -> None:
+    def received(self, transfer: Transfer, piece: Slice, header: SliceValueHeader) -> None:
         """Counts a slice that has arrived."""
-        if header.kind == Kind.UPDATED:
+        if isinstance(header, UpdatedHeader):
             transfer.route.landed(transfer, piece, header)
         self._in_progress.slice_arrived(transfer, piece.length, piece.server, header)
 
@@ -193,7 +190,7 @@ class SliceRoute(Route):
         return missing or {piece.server for piece in slices}
 
     def _land_encoded(
-        self, transfer: Transfer, piece: Slice, header: Header, memory: memoryview
+        self, transfer: Transfer, piece: Slice, header: SliceValueHeader, memory: memoryview
     ) -> Landing:
         codec = transfer.key.codecs.values
         if codec.in_place or header.payload_bytes > codec.most_bytes(piece.length):
@@ -218,10 +215,10 @@ class SliceRoute(Route):
         transfer.key.decoder.arrived_as_it_is(elements, _part(transfer, piece))
         received()
 
-    def _transfer_for(self, header: Header) -> Optional[Transfer]:
-        if header.kind == Kind.UPDATED:
-            return self._in_progress.update(header.key, header.round)
-        return self._in_progress.pull(header.step)
+    def _transfer_for(self, header: SliceValueHeader) -> Optional[Transfer]:
+        if isinstance(header, PulledHeader):
+            return self._in_progress.pull(header.request)
+        return self._in_progress.update(header.key, header.round)
 
 
 def _part(transfer: Transfer, piece: Slice) -> Part:

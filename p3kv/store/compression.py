@@ -1,13 +1,11 @@
-"""MXNet's gradient compression: which codec `compression_params` choose."""
+"""Gradient compression by a dict: which codec a user chooses for a store."""
 
 from __future__ import annotations
 
 from difflib import get_close_matches
-from typing import Any, Dict, List, Tuple
+from typing import Any, Dict, Tuple
 
-import mxnet as mx
 import numpy as np
-from mxnet.ndarray import NDArray
 
 from p3kv.codecs import (
     CODECS,
@@ -17,16 +15,17 @@ from p3kv.codecs import (
     Encoder,
     Part,
     check_codec,
+    codec_features,
     make_codec,
 )
+from p3kv.common.combinations import Feature, check
 from p3kv.common.registry import Choice
 from p3kv.errors import ConfigError
-from p3kv.frontends.mxnet.arrays import check_kind
 from p3kv.wire.messages import Key, called
 
 
 def choice(compression_params: Any) -> Choice:
-    """The codec that MXNet's `compression_params` name as 'type', with its parameters.
+    """The codec that `compression_params` name as 'type', with its parameters.
 
     Raises ConfigError for what is not a codec's name with plain parameters.
     """
@@ -64,28 +63,26 @@ class Compression:
         self._codecs: Dict[Key, Tuple[Codec, Encoder, Decoder]] = {}
         self._pushes: Dict[Key, int] = {}
 
-    def arrived(self, key: Key, gradients: List[NDArray]) -> NDArray:
-        """The sum of a key's gradients, one for each device, encoded and decoded.
+    def arrived(self, key: Key, gradient: np.ndarray, size_elems: int, of_rows: bool) -> np.ndarray:
+        """A key's next gradient, encoded and decoded; of the same shape and dtype. The key has
+        `size_elems`, of which `gradient` has some rows where `of_rows`.
 
-        Raises NotSupportedError for sparse gradients.
+        Raises NotSupportedError for what the codec can't encode in a job either.
         """
-        first = gradients[0]
-        for gradient in gradients:
-            check_kind(called(key, None), gradient)
-        total = first
-        for gradient in gradients[1:]:
-            total = total + gradient.as_in_context(first.context)
-        elements = total.asnumpy().ravel()
+        elements = gradient.ravel()
         if key not in self._codecs:
-            made = make_codec(self._choice, GRADIENTS, len(elements), elements.dtype)
+            features = codec_features(self._choice, Choice("identity"), elements.dtype)
+            if of_rows:
+                check({Feature.ROWS, *features}, f"{called(key, None)}, with a sparse gradient")
+            made = make_codec(self._choice, GRADIENTS, size_elems, elements.dtype)
             self._codecs[key] = made, made.encoder(GRADIENTS), made.decoder(GRADIENTS)
         codec, encoder, decoder = self._codecs[key]
         if codec.in_place:
-            return total
+            return gradient
         push = self._pushes[key] = self._pushes.get(key, 0) + 1
         part = Part(0, push, push)
         payload = memoryview(bytearray(codec.most_bytes(len(elements))))
         payload = payload[: encoder.encode(elements, part, payload)]
         arrived = np.empty_like(elements)
         decoder.decode(payload, part, arrived)
-        return mx.nd.array(arrived.reshape(first.shape), first.context, first.dtype)
+        return arrived.reshape(gradient.shape)

@@ -1,0 +1,273 @@
+"""The table of what can't be combined. All ask it that refuse something, or leave it out."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from enum import Enum
+from typing import Collection, List, NamedTuple, Optional, Type
+
+from p3kv.common import words
+from p3kv.errors import NotSupportedError, P3Error, StatesError
+
+
+class Feature(Enum):
+    """Something that a job, a store, a key or an optimizer may have, in words."""
+
+    CHECKPOINTS = "checkpoints (P3KV_CHECKPOINT_DIR)"
+    CHECK_FINITE = "P3KV_CHECK_FINITE=1"
+    LEAVERS = "P3KV_LET_WORKERS_LEAVE=1"
+    LOCAL_AGGREGATION = "the sum of a host's workers (P3KV_LOCAL_AGGREGATION)"
+    ASYNCHRONOUS = "an asynchronous store or job"
+    SELDOM = "a consistency rule that does not exchange every push"
+    AHEAD = "a consistency rule by which workers go on with older values"
+    PREDICTS = "a consistency rule by which servers predict values"
+    OTHER_RULE = "any P3KV_CONSISTENCY but bulk_synchronous"
+    CODEC = "a codec"
+    REMEMBERING = "a codec of gradients that remembers what it has not sent, such as 2bit"
+    NO_MEMORY = "a codec of gradients that remembers and does not say what"
+    REMEMBERS_VALUES = "a codec of values that remembers what it has sent"
+    HALF_ENCODED = "a codec of half-precision gradients"
+    UNCARRIED = "a dtype that the codec is not for, such as integers"
+    ROWS = "a sparse weight or gradient"
+    INTEGERS = "keys of integers"
+    OPTIMIZER = "an optimizer on the servers"
+    NO_OPTIMIZER = "a store without an optimizer"
+    WHOLE_TENSORS = "an optimizer that needs whole tensors"
+    SPREAD_OUT = "a key that lies on several servers before its optimizer is set"
+    OTHER_CUT = "an optimizer of whole tensors after one of slices, or before"
+    SHARES_NUMBERS = "an optimizer by which one key's update depends on others, such as Nadam"
+    NO_PREDICTION = "an optimizer of slices without a rule for predictions, or of whole tensors"
+    NO_GRADIENT = "a step in which a worker lacks a gradient"
+    STATES = "saved and loaded optimizer states"
+    SCALED_LOSS = "a loss that automatic mixed precision scales"
+    CLIPPING = "clipping by the global norm"
+    AT_ONCE = "an engine that completes each operation before it returns"
+
+
+class Combination(NamedTuple):
+    """Two features that can't be had together."""
+
+    one: Feature
+    other: Feature
+    reason: str
+    instead: str
+    """What to do. Names in braces are those of a front end's `words.Words`."""
+    error: Optional[Type[P3Error]] = NotSupportedError
+    """How it is refused; None: `one` has no effect, and the log says so once."""
+
+    @property
+    def in_words(self) -> str:
+        """Both features, and what becomes of them."""
+        if self.error is not None:
+            return f"{self.one.value} can't be had with {self.other.value}"
+        return f"with {self.other.value}, {self.one.value} has no effect"
+
+    @property
+    def advice(self) -> str:
+        """What to do, in the words of the process's front ends."""
+        return self.instead.format(**asdict(words.current()))
+
+    @property
+    def sentences(self) -> str:
+        """The reason, and what to do."""
+        advice = self.advice
+        return f"{self.reason}. {advice[:1].upper()}{advice[1:]}"
+
+
+F = Feature
+_SEND_ALL = "set P3KV_LOCAL_AGGREGATION=0 if this is meant: each worker sends its own gradients"
+_OTHER_RULE = "use a rule that exchanges every push"
+
+TABLE = (
+    Combination(
+        F.ASYNCHRONOUS, F.CHECKPOINTS,
+        "there are no checkpoints of an asynchronous store, whose slices never have the same "
+        "workers' pushes",
+        "use {use_store} with P3KV_CONSISTENCY=bulk_synchronous, or unset P3KV_CHECKPOINT_DIR",
+    ),
+    Combination(
+        F.SELDOM, F.CHECKPOINTS,
+        "a checkpoint would lack what workers have added up and not sent",
+        f"{_OTHER_RULE}, or unset P3KV_CHECKPOINT_DIR",
+    ),
+    Combination(
+        F.NO_OPTIMIZER, F.CHECKPOINTS,
+        "workers update the weights, and checkpoints would not have them",
+        "unset P3KV_CHECKPOINT_DIR and save weights and states in the script, or {servers_update}",
+    ),
+    Combination(
+        F.NO_MEMORY, F.CHECKPOINTS,
+        "what a gradient becomes depends on what was encoded before, and a job that goes on would "
+        "not have it",
+        "write the encoder's method `memory`, use another codec (2bit), or unset "
+        "P3KV_CHECKPOINT_DIR",
+    ),
+    Combination(
+        F.NO_OPTIMIZER, F.ASYNCHRONOUS,
+        "an asynchronous store's servers would have nothing to update weights with",
+        "call {set_optimizer} on every worker first, or use {use_store}, which sums",
+    ),
+    Combination(
+        F.NO_OPTIMIZER, F.SELDOM,
+        "the consistency rule does not exchange every push, so a sum would lack some",
+        f"call {{set_optimizer}} on every worker first, or {_OTHER_RULE}",
+    ),
+    Combination(
+        F.AHEAD, F.NO_OPTIMIZER,
+        "a value is the sum of one round, and workers wait for that of their own",
+        "call {set_optimizer} on every worker first, or set P3KV_CONSISTENCY=bulk_synchronous",
+        None,
+    ),
+    Combination(
+        F.ROWS, F.SELDOM,
+        "rows can't be added up on a worker until a push is exchanged",
+        f"use dense arrays, or {_OTHER_RULE}",
+    ),
+    Combination(
+        F.AHEAD, F.ROWS,
+        "rows come by pulls, which wait for the worker's last push",
+        "use dense arrays where workers are to go on at once",
+        None,
+    ),
+    Combination(
+        F.PREDICTS, F.ROWS,
+        "rows come by pulls, which get the true value",
+        "use dense arrays where values are to be predicted",
+        None,
+    ),
+    Combination(
+        F.PREDICTS, F.NO_PREDICTION,
+        "the optimizer can't say what a value will be, so workers get the true one",
+        "use an optimizer with such a rule, or set P3KV_CONSISTENCY=bulk_synchronous",
+        None,
+    ),
+    Combination(
+        F.ROWS, F.REMEMBERING, "what is left of a row would wait until the row is touched again",
+        "give such keys a store of their own with another codec (float16), or use dense arrays",
+    ),
+    Combination(
+        F.ROWS, F.REMEMBERS_VALUES, "each worker is sent other rows, and at other times",
+        "use another codec (float16), or dense arrays",
+    ),
+    Combination(
+        F.CODEC, F.UNCARRIED,
+        "the codec is not for this dtype, so values travel as they are",
+        "give such keys a store of their own without codecs if this is meant",
+        None,
+    ),
+    Combination(
+        F.INTEGERS, F.OPTIMIZER,
+        "an optimizer updates floats only",
+        "sum integers in a store without an optimizer",
+    ),
+    Combination(
+        F.OTHER_CUT, F.ASYNCHRONOUS,
+        "the servers of an asynchronous store can't change from slices to whole tensors, or back, "
+        "since other workers' pushes are under way",
+        "use a new store",
+    ),
+    Combination(
+        F.WHOLE_TENSORS, F.SPREAD_OUT,
+        "it needs whole tensors, and a key stays on the servers on which it lies",
+        "call {set_optimizer} before {declare_key}, or {workers_update}",
+    ),
+    Combination(
+        F.SHARES_NUMBERS, F.ASYNCHRONOUS,
+        "the update of one key leaves a number for that of the next, and an asynchronous store's "
+        "servers update keys in no common order",
+        "use another optimizer (Adam, SGD), or {use_store}",
+    ),
+    Combination(
+        F.SHARES_NUMBERS, F.NO_GRADIENT,
+        "the update of another key depends on whether this one is updated, which other workers "
+        "know",
+        "use another optimizer (Adam, SGD), or {workers_update}",
+    ),
+    Combination(
+        F.STATES, F.ASYNCHRONOUS,
+        "a file has one count of updates for each key, and slices of an asynchronous store's keys "
+        "may have different ones",
+        "use {use_store}",
+        StatesError,
+    ),
+    Combination(
+        F.SCALED_LOSS, F.OPTIMIZER,
+        "loss scaling has to see the sum of all workers' gradients before weights are updated, and "
+        "servers update them",
+        "{workers_update}",
+    ),
+    Combination(
+        F.CLIPPING, F.NO_OPTIMIZER,
+        "servers clip the gradients by which they update weights, and they have no optimizer",
+        "{servers_update}. Or {clip_on_workers}",
+    ),
+    Combination(
+        F.CLIPPING, F.ASYNCHRONOUS,
+        "the norm is that of a round of all workers, to which each gradient belongs",
+        "use {use_store} with P3KV_CONSISTENCY=bulk_synchronous",
+    ),
+    Combination(
+        F.CLIPPING, F.SELDOM,
+        "the norm is that of one step, and what workers add up is of several",
+        _OTHER_RULE,
+    ),
+    Combination(
+        F.CLIPPING, F.AT_ONCE,
+        "a push would return with the new weight, which comes after all gradients of its step",
+        "{later_engine}",
+    ),
+    Combination(
+        F.LOCAL_AGGREGATION, F.ASYNCHRONOUS,
+        "each worker's push is a round by itself", _SEND_ALL, None,
+    ),
+    Combination(
+        F.LOCAL_AGGREGATION, F.OTHER_RULE,
+        "workers of a host need not push for the same round", _SEND_ALL, None,
+    ),
+    Combination(
+        F.LOCAL_AGGREGATION, F.CHECK_FINITE,
+        "servers have to tell whose gradient it is", _SEND_ALL, None,
+    ),
+    Combination(
+        F.LOCAL_AGGREGATION, F.LEAVERS,
+        "rounds may end without some workers of a host", _SEND_ALL, None,
+    ),
+    Combination(
+        F.LOCAL_AGGREGATION, F.ROWS,
+        "workers touch rows of their own", _SEND_ALL, None,
+    ),
+    Combination(
+        F.LOCAL_AGGREGATION, F.REMEMBERING,
+        "each worker has to remember what is left of its own gradients", _SEND_ALL, None,
+    ),
+    Combination(
+        F.LOCAL_AGGREGATION, F.HALF_ENCODED,
+        "the sum is in single precision, and the codec is for half", _SEND_ALL, None,
+    ),
+)  # fmt: skip
+"""All of it. Of several that apply, the first one is told."""
+
+
+def among(features: Collection[Feature]) -> List[Combination]:
+    """The combinations that can't be, of which both features are among these."""
+    return [entry for entry in TABLE if entry.one in features and entry.other in features]
+
+
+def check(features: Collection[Feature], what: str) -> None:
+    """Raises the error of the first combination among these features that is refused.
+
+    `what` says what the script has done, or with which key: "key 'w' has a sparse gradient".
+    """
+    for entry in among(features):
+        if entry.error is not None:
+            raise entry.error(f"{what}: {entry.sentences}")
+
+
+def left_out(features: Collection[Feature]) -> List[Combination]:
+    """The combinations among these features in which the first one has no effect."""
+    return [entry for entry in among(features) if entry.error is None]
+
+
+def has_effect(feature: Feature, features: Collection[Feature]) -> bool:
+    """Whether a feature is among these, and none of the others leaves it out."""
+    return feature in features and all(entry.one is not feature for entry in left_out(features))

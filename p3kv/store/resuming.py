@@ -1,0 +1,211 @@
+"""How a store goes on from a checkpoint."""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from typing import (
+    Any,
+    Callable,
+    Dict,
+    Generic,
+    List,
+    Mapping,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Set,
+    Tuple,
+)
+
+import numpy as np
+
+from p3kv.checkpoints import SavedKey
+from p3kv.common.naming import Pair, SameNames, both
+from p3kv.common.words import some_of
+from p3kv.errors import CheckpointError
+from p3kv.server.optimizer import State
+from p3kv.store.pushes import O, Pushes
+from p3kv.wire.messages import Key, all_called
+from p3kv.worker.cuts import Unpushed
+from p3kv.worker.stores import WorkerStore
+from p3kv.worker.transfers import WorkerKey
+
+_log = logging.getLogger("p3kv")
+
+
+class Counts(NamedTuple):
+    """How far a store's optimizer is, as all workers know it."""
+
+    optimizer: str
+    """Name of its class."""
+    steps: int
+    """Its updates of the key that was updated most often."""
+    updates: Dict[Key, int]
+    remembered: Mapping[str, Any]
+    """As `ScriptOptimizer.remembered`."""
+
+
+class GoesOn(ABC, Generic[O]):
+    """A front end's part: its optimizers count on, and have their states."""
+
+    @abstractmethod
+    def optimizer(self, fresh: O, counts: Counts, since_step: int) -> O:
+        """The script's optimizer, which is `fresh`, as one that has made `counts.steps` steps
+        before `since_step`'s next one."""
+
+    @abstractmethod
+    def give(self, key: WorkerKey, states: Sequence[State], optimizer: O) -> None:
+        """Gives the servers' optimizer what it is to remember of a key, from the states of all its
+        servers of then, in the order of the elements. Raises CheckpointError for states that are
+        none of this optimizer's."""
+
+
+class Resuming(Generic[O]):
+    """Has a store go on from a checkpoint: worker rank 0 gives its values and states to the
+    servers in place of the script's, and all workers count on.
+
+    Belongs to the script's thread.
+    """
+
+    def __init__(self, own: WorkerStore, pushes: Pushes[O], rank: int, goes_on: GoesOn[O]) -> None:
+        self._own = own
+        self._pushes = pushes
+        self._rank = rank
+        self._goes_on = goes_on
+        self._counts: Optional[Counts] = None
+        """Until an optimizer is set."""
+        self._optimizer: Optional[O] = None
+        """The one that goes on."""
+        self._names = SameNames()
+        """The checkpoint's and this script's."""
+        self._kept: Dict[Key, SavedKey] = {}
+        """Keys whose states the servers' optimizer is still to get."""
+        own.describe = self._describe
+        if own.resumed is not None and own.resumed.numbers:
+            self._counts = _counts_in(own.resumed.numbers)
+
+    def keep_unpushed(
+        self, names: Mapping[Key, str], copies: Callable[[], List[Unpushed]]
+    ) -> Set[Key]:
+        """Has checkpoints keep worker rank 0's values of what no gradient changes, which `copies()`
+        copies at each of them; rank 0 says so, with their names. Returns those that have no keys,
+        where the job goes on from a checkpoint: their values are in it.
+        """
+        if self._rank == 0:
+            self._own.unpushed = copies
+            if names:
+                _log.warning(
+                    "checkpoints have worker 0's values of %s as long as no gradient changes them, "
+                    "and all workers of a job that goes on begin with these",
+                    some_of([repr(name) for name in names.values()]),
+                )
+        if self._own.resumed is None:
+            return set()
+        return {key for key in names if key not in self._own}
+
+    def set_optimizer(self, fresh: O) -> None:
+        """Has the servers update by an optimizer. The first one goes on where that of the
+        checkpoint was, any other begins with fresh counts and states.
+
+        Raises CheckpointError for another class than the checkpoint's.
+        """
+        counts, self._counts = self._counts, None
+        self._optimizer = None
+        if counts is None:
+            self._kept.clear()
+            self._pushes.set_optimizer(fresh)
+            return
+        if fresh.name != counts.optimizer:
+            raise CheckpointError(
+                f"the checkpoint is of the optimizer {counts.optimizer}, and this script sets "
+                f"{fresh.name}; go on with the checkpoint's, or set P3KV_RESUME=0 and "
+                "P3KV_CHECKPOINT_DIR to another folder"
+            )
+        self._optimizer = self._goes_on.optimizer(fresh, counts, self._pushes.step - counts.steps)
+        self._pushes.go_on_with(self._optimizer, counts.steps)
+        self._pushes.updates = dict(counts.updates)
+        for key in self._own.declared():
+            self.give_state(key)
+
+    def initial(self, key: WorkerKey) -> Optional[np.ndarray]:
+        """On worker rank 0: the initial value of a key, of the key's shape, in place of the
+        script's; None where the script's holds.
+
+        Raises CheckpointError for a key that the checkpoint does not have, or not like this, or of
+        another parameter.
+        """
+        saved = self._own.saved
+        if saved is None or self._own.resumed is None or not key.size_elems:
+            return None
+        outline = saved.outline(key.store, key.key)
+        if outline is None:
+            if self._pushes.step:
+                return None  # it was not there at the checkpoint either
+            raise CheckpointError(
+                f"the checkpoint of step {saved.step} has no {key.called}, of shape {key.shape}, "
+                f"but {all_called(saved.keys(key.store))}; go on with the model that it was "
+                "written of"
+            )
+        if outline.name is not None and key.name is not None:
+            self._check_name(saved.step, Pair(key.key, outline.name, key.name))
+        theirs, ours = (outline.shape, outline.dtype), (key.shape, key.dtype)
+        if theirs != ours:
+            raise CheckpointError(
+                f"the checkpoint of step {saved.step} has {key.called} with shape {theirs[0]} and "
+                f"dtype {theirs[1]}, and this script has shape {ours[0]} and dtype {ours[1]}; go "
+                "on with the model that it was written of"
+            )
+        of_key = self._kept[key.key] = saved.key(key.store, key.key)
+        return of_key.value.reshape(key.shape or (1,))
+
+    def give_state(self, key: WorkerKey) -> None:
+        """On worker rank 0, when a key has its initial value: gives the servers' optimizer what it
+        is to remember of the key, once it is set."""
+        if self._optimizer is None or key.key not in self._kept:
+            return
+        of_key = self._kept.pop(key.key)
+        states = [State(dict(one.elements), dict(one.numbers)) for one in of_key.states]
+        # Of other keys the servers had the states of an optimizer that was set before.
+        if states and key.key in self._pushes.updates:
+            self._goes_on.give(key, states, self._optimizer)
+
+    def _check_name(self, step: int, pair: Pair) -> None:
+        shifted = self._names.shifted
+        found = self._names.contradiction(pair)
+        if found:
+            raise CheckpointError(
+                f"the checkpoint of step {step} is of other parameters: "
+                f"{both(found, 'it', 'this script')}. Go on with the model that it was written of, "
+                "and make the same layers in the same order as that script"
+            )
+        if shifted is None and self._names.shifted is not None:
+            _log.warning(
+                "%s: the script has not made the same layers before. Nothing is wrong as long as "
+                "such a counter differs by the same number in all names",
+                both([pair], f"the checkpoint of step {step}", "this script"),
+            )
+
+    def _describe(self) -> Tuple[bool, Dict[str, Any]]:
+        optimizer = self._pushes.optimizer
+        if optimizer is None:
+            return False, {}
+        steps, updates = self._pushes.counts
+        return optimizer.needs_whole_tensors, {
+            "optimizer": optimizer.name,
+            "steps": steps,
+            "updates": [[key, count] for key, count in updates.items()],
+            "remembered": optimizer.remembered(),
+        }
+
+
+def _counts_in(numbers: Mapping[str, Any]) -> Counts:
+    try:
+        updates = {key: int(count) for key, count in numbers["updates"]}
+        return Counts(
+            str(numbers["optimizer"]), int(numbers["steps"]), updates, dict(numbers["remembered"])
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"the checkpoint does not say how far its optimizer is ({error!r})"
+        ) from error

@@ -1,0 +1,186 @@
+"""Fields of headers: the numbers that each kind of data frame has, in their order.
+
+`p3kv.wire.header` says which kind has which header, and how numbers are packed. Those that are not
+given are 0. Flags are here if one header alone has them.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Header(msgspec.Struct, frozen=True, gc=False):
+    """The numbers that all frames have, and most kinds no others."""
+
+    kind: int
+    rank: int
+    """The sender's."""
+    flags: int = 0
+    payload_bytes: int = 0
+    """Known when the frame begins to leave, as the next."""
+    received: int = 0
+    """How many bytes the sender has received since the connection was welcome, on all its links."""
+
+
+class HelloHeader(Header, frozen=True):
+    """Header of HELLO."""
+
+    magic: int = 0
+    version: int = 0
+    """Of the protocol."""
+
+
+class StepHeader(Header, frozen=True):
+    """Header of CLIPPED, PUSHED, SQUARES and OPEN."""
+
+    step: int = 0
+
+
+class OptimizerHeader(Header, frozen=True):
+    """Header of OPTIMIZER."""
+
+    store: int = 0
+    from_step: int = 0
+    """The step from which on the settings hold."""
+    oldest_step: int = 0
+    """The oldest step that still needs settings."""
+
+
+class NormHeader(Header, frozen=True):
+    """Header of NORM."""
+
+    store: int = 0
+    number: int = 0
+    """Which of the steps that the store has clipped, from 1."""
+
+
+class ScaleHeader(NormHeader, frozen=True):
+    """Header of SCALE."""
+
+    step: int = 0
+
+
+class TermsHeader(Header, frozen=True):
+    """Header of TERMS."""
+
+    from_round: int = 0
+
+
+class KeyHeader(Header, frozen=True):
+    """Header of MEMORY."""
+
+    key: int = 0
+
+
+class RoundHeader(KeyHeader, frozen=True):
+    """Header of STATE_BYTES and LOADED."""
+
+    round: int = 0
+
+
+class StateHeader(RoundHeader, frozen=True):
+    """Header of STATES and STATE."""
+
+    WHOLE_TENSOR = 4
+    """Flag: the optimizer needs whole tensors, and has one state for the key."""
+
+
+class EndedHeader(RoundHeader, frozen=True):
+    """Header of ENDED."""
+
+    step: int = 0
+
+
+class SummandHeader(RoundHeader, frozen=True):
+    """Header of SUMMAND."""
+
+    slice: int = 0
+
+
+class ValueHeader(SummandHeader, frozen=True):
+    """Header of VALUE."""
+
+    ready_us: int = 0
+    """When the last gradient of the round was ready, on the clock of the host (`clock_us`)."""
+    worked_us: int = 0
+    """As the server has said."""
+    SUM_AS_BEFORE = 8
+    """Flag, with NO_GRADIENT: the value is a sum, and is not in the memory."""
+
+
+class TransferHeader(RoundHeader, frozen=True):
+    """The numbers of all frames that carry gradients and values, or ask for them."""
+
+    priority: int = 0
+
+
+class QueuedHeader(TransferHeader, frozen=True):
+    """The numbers of those that wait in a server's queue, by step and priority."""
+
+    step: int = 0
+    """Of the worker's store."""
+
+
+class PushHeader(QueuedHeader, frozen=True):
+    """Header of PUSH."""
+
+    slice: int = 0
+    ready_us: int = 0
+    """When the gradient was ready, on the worker's own clock (`clock_us`)."""
+    IN_HOST_SUM = 32
+    """Flag of a frame without payload: the worker's slice is in the sum of its host's workers,
+    which one of them sends. With WANTS_RESULT, its result comes to that worker."""
+    CARRIES = 64
+    """Flag: with IN_HOST_SUM, it is this worker that will send the host's sum of the slice.
+    Without, the payload is this sum, and the worker's own push was counted before."""
+
+
+class PullHeader(QueuedHeader, frozen=True):
+    """Header of PULL."""
+
+    request: int = 0
+    """The number that the answer has."""
+
+
+class PushRowsHeader(QueuedHeader, frozen=True):
+    """Header of PUSH_ROWS."""
+
+    frames: int = 0
+    """How many frames the push has for this server, at least one."""
+
+
+class PullRowsHeader(PullHeader, frozen=True):
+    """Header of PULL_ROWS."""
+
+    NAMED = 8
+    """Flag: the payload has the numbers of rows, in ascending order."""
+
+
+class SliceValueHeader(TransferHeader, frozen=True):
+    """The numbers of those that bring a slice's value from its server."""
+
+    slice: int = 0
+    late_us: int = 0
+    """How much later than the receiver's own gradient the last one of the round was ready."""
+    worked_us: int = 0
+    """For how long the server has worked so far (`clock_us`)."""
+
+
+class UpdatedHeader(SliceValueHeader, frozen=True):
+    """Header of UPDATED."""
+
+    step: int = 0
+
+
+class PulledHeader(SliceValueHeader, frozen=True):
+    """Header of PULLED; the round is one that has slices of this size."""
+
+    request: int = 0
+
+
+class RowsHeader(TransferHeader, frozen=True):
+    """Header of ROWS; the round is that of the value."""
+
+    request: int = 0
+    frames: int = 0
+    """How many frames the server's answer has."""
