@@ -202,10 +202,12 @@ class Worker:
         self.handshakes = Handshakes(KEY, rank, JobSettings.of(settings))
         self.mending: Mending
         self.neighbours: Dict[int, Connection] = {}
+        self.asked: Deque[Event] = deque()
+        """What threads ask this worker's thread to do."""
         self.traffic = WorkerTraffic(
             rank, num_workers, settings, [], Tracer(None, "worker"),
-            lambda delay_s, function: None, _unused, Drain(), Pace(), lambda rate_bytes_s: None,
-            self._lost, lambda: None,
+            lambda delay_s, function: None, lambda *call: self.asked.append(call), Drain(), Pace(),
+            lambda rate_bytes_s: None, self._lost, lambda: None,
             {
                 Kind.CHALLENGE: self.handshakes.land,
                 Kind.WELCOME: _welcome,
@@ -312,6 +314,12 @@ class Worker:
         for connection in self.neighbours.values():
             connection.writer.push(Frame(LAST, header, memoryview(words)))
 
+    def make_calls(self) -> None:
+        """Does what threads have asked for."""
+        while self.asked:
+            function, *arguments = self.asked.popleft()
+            function(*arguments)
+
     def begin(self, position: int = 0) -> None:
         """Has one of the calls begin whose arrays are ready now."""
         transfer = self.calls[position]
@@ -343,6 +351,8 @@ class Server:
             lambda: 0.0,
         )  # fmt: skip
         self.consumer.rank = rank
+        self.consumer.checkpoints.hosts = ["here"] * launch.num_servers
+        self.consumer.checkpoints.mark = _mark(f"server {rank}")
         self.consumer.set_optimizer(0, optimizer)
         self.traffic = ServerTraffic(
             launch.num_workers, settings, self.workers, self.consumer, JobOptimizers(), _unused
@@ -407,21 +417,28 @@ class Job:
         per_host: int = 1,
         dtype: str = "float32",
         codecs: Optional[CodecChoices] = None,
+        checkpoints: Optional[str] = None,
+        resumes: bool = False,
         **more: Any,
     ) -> None:
         """`codec` is that of both directions, where `codecs` does not say otherwise; `lets_leave`:
         workers leave when they are done; `per_host`: so many workers of a host sum their gradients
-        first; `dtype` is that of keys; `more` are settings."""
+        first; `dtype` is that of keys. `checkpoints`: the folder where they are, if there are any;
+        `resumes`: the job goes on from the newest one. `more` are settings."""
         self.dtype = dtype
         launch = Launch("server", "127.0.0.1", 9000, workers, servers, "in memory")
         consistency = next(n for n in CONSISTENCIES.names() if CONSISTENCIES.find(n) is rule)
-        settings = Settings(consistency=consistency, let_workers_leave=lets_leave, **more)
+        settings = Settings(
+            consistency=consistency, let_workers_leave=lets_leave, checkpoint_dir=checkpoints,
+            resume=resumes, **more,
+        )  # fmt: skip
         self._features = JobSettings.of(settings).features
         self._loop = Loop()
         self._slice_size = slice_size
         self._codecs = codecs or CodecChoices(Choice(codec), Choice(codec))
         self._loads = [0] * servers
         self._num_keys = 0
+        self._has_checkpoints, self._resumes = checkpoints is not None, resumes
         self._whole = optimizer.whole_tensors
         self.servers = [
             Server(rank, launch, self._loop, settings, optimizer()) for rank in range(servers)
@@ -429,6 +446,7 @@ class Job:
         self.workers = [Worker(rank, workers, settings, slice_size) for rank in range(workers)]
         self._connections: Dict[Link, Connection] = {}
         for worker in self.workers:
+            worker.traffic.checkpoints.find("here", worker.traffic.consistency, _mark)
             breaks = Breaks("server", 60.0, self._loop.call_later, lambda failure: None, _unused)
             worker.mending = Mending(
                 self._loop, worker.handshakes, self._new_link, breaks, lambda server: None, _lost
@@ -446,6 +464,9 @@ class Job:
                 self._connections[far] = self.workers[other].meet(rank, far)
         self.finish()
         for worker in self.workers:
+            hosts = ["here"] * servers, ["here"] * workers
+            worker.traffic.checkpoints.check_folder(*hosts, _unused)
+            worker.traffic.checkpoints.announce()
             worker.start()
             worker.steps.new_store()
             worker.steps.make_own(OWN_STORE)
@@ -457,8 +478,10 @@ class Job:
             connection.close()
         for server in self.servers:
             server.listener.close()
+            server.consumer.checkpoints.close()
         for worker in self.workers:
             worker.traffic.host_sums.close()
+            worker.traffic.checkpoints.close()
 
     def declare(
         self, name: str, *shape: int, layout: str = "dense", own: bool = False
@@ -483,6 +506,8 @@ class Job:
             for one in self.workers
         ]
         for worker, key in zip(self.workers, keys):
+            if self._has_checkpoints:
+                worker.traffic.checkpoints.remember(key, self._resumes)
             worker.traffic.declare(key)
         self.finish()
         return keys
@@ -539,6 +564,8 @@ class Job:
         for worker in self.workers:
             if len(worker.traffic.host_sums._queue):
                 yield (worker.traffic.host_sums.work,)
+            if worker.asked:
+                yield (worker.make_calls,)
         for server in self.servers:
             if len(server.consumer._queue) and not server.consumer._stopped:
                 yield (server.consumer.consume,)
@@ -580,6 +607,10 @@ def _welcome(connection: Connection, header: Header) -> Landing:
 
 def _no_probe(connection: Connection, header: Header) -> Landing:
     raise ProtocolError("nobody measures the network here")
+
+
+def _mark(who: str) -> bytes:
+    return who.encode()
 
 
 def _unused(*_: object) -> Any:

@@ -15,16 +15,21 @@ import zipfile
 from pathlib import Path
 from typing import List, Optional
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from p3kv.checkpoints import (
     WORKER,
     Abandoned,
+    Contents,
     CutOfKey,
     KeyOutline,
+    Memories,
+    MemoryOutline,
     Outline,
     Part,
     newest,
@@ -80,7 +85,7 @@ def save(
         outline = Outline(
             1, identity, step, server, [HERE, second], stores, [key.outline for key in keys]
         )
-        write(str(folder), outline, keys, lambda: True)
+        write(str(folder), outline, Contents(keys), lambda: True)
 
 
 def save_with_worker(folder: Path, step: int, *parts: Part) -> None:
@@ -106,11 +111,26 @@ def save_with_worker(folder: Path, step: int, *parts: Part) -> None:
             1, "with worker", step, part.rank, [HERE, HERE], stores, outlines, THERE, part.role
         )
         assert outline.part == part
-        write(str(folder), outline, keys, lambda: True)
+        write(str(folder), outline, Contents(keys), lambda: True)
 
 
 def with_worker(step: int) -> List[Part]:
     return [Part(step, 0, 2), Part(step, 1, 2), Part(step, 0, 1, WORKER)]
+
+
+def save_with_memories(folder: Path, step: int, *ranks: int, identity: str = "one") -> None:
+    """Writes the parts of a server and of some of two workers, whose codecs remember."""
+    stores = [ResumedStore(0, step, {})]
+    outline = Outline(1, identity, step, 0, [HERE], stores, [], HERE, others_hosts=[THERE])
+    write(str(folder), outline, Contents([]), lambda: True)
+    for rank in ranks:
+        arrays = [array(step + rank, 20), array(rank, 20, "float64")]
+        memory = MemoryOutline(
+            0, "w", "own", 20, [("residual", "float32"), ("velocity", "float64")]
+        )
+        of_worker = replace(outline, role=WORKER, server=rank, memories=[memory])
+        assert of_worker.part == Part(step, rank, 2, WORKER)
+        write(str(folder), of_worker, Contents([], [arrays]), lambda: True)
 
 
 def found(folder: Path) -> Optional[int]:
@@ -277,6 +297,67 @@ def test_a_checkpoint_with_a_file_of_worker_0_is_complete_with_all_files_only(
     assert saved is not None and saved.step == 12
 
 
+def test_each_worker_reads_what_its_own_codecs_remembered(tmp_path: Path) -> None:
+    save_with_memories(tmp_path, 4, 0, 1)
+    saved = newest(str(tmp_path), HERE)
+    assert saved is not None and (saved.num_workers, saved.keys(0)) == (2, [])
+    assert saved.codec_with_memory(0, "w") == "own" and saved.codec_with_memory(1, "w") is None
+    for rank in (0, 1):
+        memories = Memories(str(tmp_path), Part(4, rank, 2, WORKER), saved.identity)
+        assert memories.of(0, "v") is None
+        memory = memories.of(0, "w")
+        assert memory is not None and memory.codec == "own"
+        np.testing.assert_array_equal(memory.arrays["residual"], array(4 + rank, 20))
+        np.testing.assert_array_equal(memory.arrays["velocity"], array(rank, 20, "float64"))
+        assert memory.arrays["velocity"].dtype == np.float64
+
+
+def test_a_worker_s_part_that_is_missing_damaged_or_of_another_checkpoint_is_not_used(
+    two: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    save_with_memories(two, 12, 0)
+    assert found(two) == 8
+    name = Part(12, 1, 2, WORKER).name
+    said = f"{name}, the part of worker 1, which was to write it on host {THERE}, is not in"
+    assert said in caplog.text
+    save_with_memories(two, 12, 1, identity="another run")
+    assert found(two) == 8
+    save_with_memories(two, 12, 0, 1)
+    saved = newest(str(two), HERE)
+    assert saved is not None and saved.step == 12
+    whole = (two / name).read_bytes()
+    at = whole.index(array(13, 20).tobytes())
+    (two / name).write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+    assert found(two) == 8
+    assert f"{two / name} is damaged" in caplog.text
+    with pytest.raises(CheckpointError, match=f"{name} is damaged"):
+        Memories(str(two), Part(12, 1, 2, WORKER), saved.identity)
+    save_with_memories(two, 12, 0, 1, identity="another run")
+    with pytest.raises(CheckpointError, match=f"{name} belongs to another checkpoint"):
+        Memories(str(two), Part(12, 1, 2, WORKER), saved.identity)
+
+
+def test_a_file_of_before_codecs_memories_were_saved_is_read(tmp_path: Path) -> None:
+    save_with_worker(tmp_path, 4, *with_worker(4))
+    for part in with_worker(4):
+        with zipfile.ZipFile(tmp_path / part.name) as archive:
+            outline = msgspec.msgpack.decode(archive.read("outline.msgpack"))
+        del outline["memories"], outline["others_hosts"]
+        write_again(tmp_path / part.name, "outline.msgpack", msgspec.msgpack.encode(outline))
+    saved = newest(str(tmp_path), HERE)
+    assert saved is not None and (saved.step, saved.num_workers) == (4, 1)
+    assert saved.codec_with_memory(0, "w") is None
+    np.testing.assert_array_equal(saved.key(0, "w").value, array(1, 20))
+
+
+def test_servers_remove_the_old_files_of_all_workers(tmp_path: Path) -> None:
+    for step in (4, 8):
+        save_with_memories(tmp_path, step, 0, 1)
+    remove_unneeded(str(tmp_path), Part(8, 0, 1), 8)
+    left = [Part(8, 0, 1), Part(8, 0, 2, WORKER), Part(8, 1, 2, WORKER)]
+    assert sorted(os.listdir(tmp_path)) == [part.name for part in left]
+
+
 def test_server_0_removes_worker_0_s_old_files(tmp_path: Path) -> None:
     for step in (4, 8):
         save_with_worker(tmp_path, step, *with_worker(step))
@@ -307,7 +388,7 @@ def test_a_file_whose_writing_was_interrupted_leaves_nothing(two: Path, pieces: 
     keys = cut(0, 12)
     outline = Outline(1, "one", 12, 0, [HERE], [], [key.outline for key in keys])
     with pytest.raises(Abandoned):
-        write(str(two), outline, keys, lambda: next(left))
+        write(str(two), outline, Contents(keys), lambda: next(left))
     assert len(list(two.iterdir())) == 4
     (two / (Part(12, 0, 1).name + ".unfinished")).write_bytes(b"killed here")
     assert found(two) == 8
@@ -330,7 +411,7 @@ def test_a_full_disk_leaves_what_was_there(tmp_path: Path) -> None:
         keys = [key._replace(value=[np.zeros(size_bytes // 4, "float32")]) for key in cut(1, 8)]
         outline = Outline(1, "one", 8, 1, [HERE, THERE], [], [key.outline for key in keys])
         with pytest.raises(OSError, match="No space left"):
-            write(str(folder), outline, keys, lambda: True)
+            write(str(folder), outline, Contents(keys), lambda: True)
         assert len(list(folder.iterdir())) == 2
         assert found(folder) == 4
 
@@ -422,7 +503,7 @@ def test_a_file_that_is_changed_after_its_check_is_refused(tmp_path: Path) -> No
         0, "w", None, (length,), "float32", "dense", [(0, length)], False, None, []
     )  # fmt: skip
     outline = Outline(1, "one", 4, 0, [HERE], [], [key])
-    write(str(tmp_path), outline, [CutOfKey(key, [value], [])], lambda: True)
+    write(str(tmp_path), outline, Contents([CutOfKey(key, [value], [])]), lambda: True)
     saved = newest(str(tmp_path), HERE)
     assert saved is not None
     np.testing.assert_array_equal(saved.key(0, "w").value, value)

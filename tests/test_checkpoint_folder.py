@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from pathlib import Path
-from typing import Dict
+from typing import Dict, List
 
 import pytest
 
@@ -13,6 +14,7 @@ from p3kv.checkpoints import marks
 from tests.jobs import (
     DEADLINE_S,
     JOIN,
+    SCRIPTS,
     SUMS_ONLY,
     JobResult,
     held_port,
@@ -25,13 +27,18 @@ ELSEWHERE = "127.0.0.2"
 """The address of the server that is on another host."""
 
 
-def joined(folder: Path, other: Path, at: Path) -> Dict[str, JobResult]:
-    """How the processes of a job with two servers end that do nothing but join. Server 1 has the
-    address `ELSEWHERE`, and sees the folder `other` at the place of `at`."""
+def apart(other: Path, at: Path, command: List[str]) -> List[str]:
+    """A command that sees the folder `other` at the place of `at`."""
     if os.geteuid() != 0:
         pytest.skip("only root can mount a file system")
     mounting = 'mount --bind "$0" "$1" && shift && exec "$@"'
-    apart = ["unshare", "--mount", "sh", "-c", mounting, str(other), str(at)]
+    return ["unshare", "--mount", "sh", "-c", mounting, str(other), str(at), *command]
+
+
+def joined(folder: Path, other: Path, at: Path) -> Dict[str, JobResult]:
+    """How the processes of a job with two servers end that do nothing but join. Server 1 has the
+    address `ELSEWHERE`, and sees the folder `other` at the place of `at`."""
+    far = apart(other, at, JOIN)
     with held_port() as holder:
         port, since = holder.getsockname()[1], time.monotonic()
         here = {"P3KV_CHECKPOINT_DIR": folder, **SUMS_ONLY}
@@ -39,7 +46,7 @@ def joined(folder: Path, other: Path, at: Path) -> Dict[str, JobResult]:
         started = {
             "scheduler": start_role("scheduler", JOIN, port, servers=2),
             "server 0": start_role("server", JOIN, port, servers=2, DMLC_SERVER_ID=0, **here),
-            "server 1": start_role("server", [*apart, *JOIN], port, servers=2, **there, **here),
+            "server 1": start_role("server", far, port, servers=2, **there, **here),
             "worker 0": start_role("worker", JOIN, port, servers=2, **here),
         }
         return results(started, since, DEADLINE_S)
@@ -73,6 +80,42 @@ def test_a_server_that_does_not_see_the_folder_is_named_before_training(tmp_path
     other.mkdir()
     ended = joined(folder, other, folder.parent)
     refused(ended, f"there is no folder {folder} on host {ELSEWHERE}")
+    assert os.listdir(folder) == os.listdir(other) == []
+
+
+@pytest.mark.parametrize("sees", ["another folder", "none", "the same"])
+def test_a_worker_that_does_not_see_the_folder_is_named_when_its_codec_remembers(
+    tmp_path: Path, sees: str
+) -> None:
+    """What worker 1 writes would be missing when the job goes on."""
+    folder, other = tmp_path / "shared" / "checkpoints", tmp_path / "other"
+    folder.mkdir(parents=True)
+    other.mkdir()
+    seen = {"another folder": (other, folder), "none": (other, folder.parent)}
+    declares = [sys.executable, str(SCRIPTS / "declares.py")]
+    far = apart(*seen[sees], declares) if sees in seen else declares
+    settings = {"P3KV_CHECKPOINT_DIR": folder, **SUMS_ONLY}
+    with held_port() as holder:
+        port, since = holder.getsockname()[1], time.monotonic()
+        there = {"DMLC_NODE_HOST": ELSEWHERE, "DMLC_WORKER_ID": 1}
+        started = {
+            "scheduler": start_role("scheduler", JOIN, port, workers=2),
+            "server 0": start_role("server", JOIN, port, workers=2, **settings),
+            "worker 0": start_role(
+                "worker", declares, port, workers=2, DMLC_WORKER_ID=0, **settings
+            ),
+            "worker 1": start_role("worker", far, port, workers=2, **there, **settings),
+        }
+        ended = results(started, since, DEADLINE_S)
+    if sees == "the same":
+        for name in ("worker 0", "worker 1"):
+            assert f"{name} has declared its key" in ended[name].output, ended[name].output
+    else:
+        why = "its files are not there" if sees == "another folder" else "No such file or directory"
+        reason = f"worker 1 on host {ELSEWHERE} can't use worker 0's folder {folder}: {why}. Each"
+        for name in ("worker 0", "worker 1"):
+            assert ended[name].code != 0
+            assert reason in ended[name].output, ended[name].output
     assert os.listdir(folder) == os.listdir(other) == []
 
 

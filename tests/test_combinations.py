@@ -13,7 +13,7 @@ from tests.jobs import ROOT, SCRIPTS, SUMS_ONLY, run_job
 from tests.test_host_sums import run_on_hosts
 
 PLUGINS = {
-    "P3KV_PLUGINS": "own_changed,own_consistency,own_fourth,own_prediction",
+    "P3KV_PLUGINS": "own_changed,own_consistency,own_fourth,own_prediction,tests.once",
     "PYTHONPATH": f"{ROOT}:{SCRIPTS}",
 }
 JOBS: Dict[str, Dict[str, Any]] = {

@@ -118,6 +118,8 @@ ALLOWED: dict = {
     "checkpoint_every": st.integers(1, 2**31 - 1),
     "step": steps,
     "steps": steps,
+    "worker": st.integers(messages.UNKNOWN, messages.MAX_RANK),
+    "num_workers": ranks,
     "keep_from": st.integers(messages.UNKNOWN, messages.MAX_STEP),
     "identity": st.text(min_size=1, max_size=20),
     "rounds": st.lists(st.tuples(words, words), max_size=3),

@@ -57,8 +57,8 @@ FLAGS = {
 WELCOME = "!"
 """What the server says to a worker, in a history of what the worker says."""
 DIRECTIONS: Dict[str, Tuple[Rules, str]] = {
-    "worker": (FROM_WORKERS, "h(P(![kzpqt1resoacyijf35]*b?)?)?"),
-    "server": (FROM_SERVERS, "C(w([uv2dsoerlcyxgn45]*b?)?)?"),
+    "worker": (FROM_WORKERS, "h(P(![kzpqt1resoacyijf345]*b?)?)?"),
+    "server": (FROM_SERVERS, "C(w([uv2dsoerlcyxgn345]*b?)?)?"),
 }
 """By who speaks: the table, and the same as a regular expression of whole histories."""
 

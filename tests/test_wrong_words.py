@@ -124,6 +124,10 @@ TO_A_SERVER: Dict[str, Tuple[Callable[[int], bytes], str]] = {
         lambda rank: key(rank) + frame(Kind.STATE, rank, b"?", key=rank),
         "only worker 0",
     ),
+    "a part of a checkpoint for which nobody has asked": (
+        lambda rank: frame(Kind.WRITTEN, rank, raw("Written", step=3, problem="")),
+        "for which nobody has asked",
+    ),
     "a kind that is none": (
         lambda rank: packed(255, rank, 2**32 - 1),
         "kind 255",
@@ -268,6 +272,9 @@ WELCOMED: Dict[str, Tuple[Callable[[int], bytes], str]] = {
     "a checkpoint for which nobody has asked": (
         lambda rank: frame(Kind.WRITTEN, rank, raw("Written", step=3, problem="")),
         "for which nobody has asked",
+    ),
+    "a checkpoint of worker 0": (
+        lambda rank: frame(Kind.CHECKPOINT, rank), "only server 0 asks other workers"
     ),
     **{
         f"a {kind.name} that nobody waits for": (

@@ -1,10 +1,13 @@
-"""Files of checkpoints: what servers write, and what worker rank 0 reads."""
+"""Files of checkpoints: what servers and workers write, and what workers read."""
 
 from p3kv.checkpoints import marks
+from p3kv.checkpoints.memories import Memories, SavedMemory
 from p3kv.checkpoints.outline import (
     WORKER,
+    Contents,
     CutOfKey,
     KeyOutline,
+    MemoryOutline,
     Outline,
     Part,
     any_parts,
@@ -17,12 +20,16 @@ from p3kv.checkpoints.writing import Abandoned, remove_unneeded, write
 __all__ = [
     "WORKER",
     "Abandoned",
+    "Contents",
     "CutOfKey",
     "KeyOutline",
+    "Memories",
+    "MemoryOutline",
     "Outline",
     "Part",
     "Saved",
     "SavedKey",
+    "SavedMemory",
     "Writer",
     "any_parts",
     "marks",

@@ -1,7 +1,8 @@
-"""Marks by which worker rank 0 sees that servers have the folder of checkpoints that it has.
+"""Marks by which processes see that they have the folder of checkpoints that worker rank 0 has.
 
 A server makes an empty file, whose name only its job knows (`Credentials.mark`). Where its host has
-another folder at the same path, the file is not in worker 0's.
+another folder at the same path, the file is not in worker 0's. Worker 0 makes one, too, for which
+other workers look that have something to write.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ def remove(folder: str, mark: bytes) -> None:
 
 
 def remove_old(folder: str) -> None:
-    """Removes what killed jobs have left; to be called before this job's servers leave marks."""
+    """Removes what killed jobs have left; to be called before this job's processes leave
+    marks."""
     with suppress(OSError):
         for found in filter(_MARK.fullmatch, os.listdir(folder)):
             with suppress(OSError):
@@ -45,22 +47,28 @@ def remove_old(folder: str) -> None:
 
 
 def take(folder: str, marks: Mapping[int, bytes]) -> Dict[int, str]:
-    """Removes the marks that are in the folder; returns why each other one can't be used. Raises
-    OSError if the folder can't be read."""
+    """Removes the marks that are in the folder; returns what `look` does, and raises the same."""
+    problems = look(folder, marks)
+    for server in marks.keys() - problems.keys():
+        remove(folder, marks[server])
+    return problems
+
+
+def look(folder: str, marks: Mapping[int, bytes]) -> Dict[int, str]:
+    """Why each mark that can't be used can't be, by rank. Raises OSError if the folder can't be
+    read."""
     problems = {}
     descriptor = open_folder(folder)
     try:
         owner = owner_in(descriptor)
-        for server, mark in marks.items():
+        for rank, mark in marks.items():
             try:
                 open_own(descriptor, name(mark), owner, 0).close()
             except NotOursError as error:
-                problems[server] = str(error)
+                problems[rank] = str(error)
             except OSError as error:
                 missing = isinstance(error, FileNotFoundError)
-                problems[server] = "its files are not there" if missing else str(error.strerror)
-            else:
-                remove(folder, mark)
+                problems[rank] = "its files are not there" if missing else str(error.strerror)
     finally:
         os.close(descriptor)
     return problems

@@ -1,5 +1,5 @@
-"""What a checkpoint is on a disk: one file of each server, perhaps one of worker rank 0, and what
-each file has.
+"""What a checkpoint is on a disk: one file of each server, perhaps one of worker rank 0 or of each
+worker, and what each file has.
 
 A file is a ZIP archive without compression, whose members have checksums (CRC-32): the outline, and
 numpy's arrays. `numpy.load` reads it. A checkpoint is complete when all its files are there; each
@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
 from p3kv.wire.messages import (
     DTYPES,
+    MAX_KEY_ELEMS,
     MAX_STATE_ARRAYS,
     MAX_STEP,
     Key,
@@ -66,6 +67,25 @@ class KeyOutline(Message, frozen=True):
         check_plain("an optimizer's state", self.numbers)
 
 
+class MemoryOutline(Message, frozen=True):
+    """What a file has of what a worker's codec remembers of a key's gradients: flat arrays with an
+    item for each element of the whole key."""
+
+    store: int
+    key: Key
+    codec: str
+    """Its name."""
+    size_elems: int
+    arrays: List[Tuple[str, str]]
+    """Name and dtype of each."""
+
+    def __post_init__(self) -> None:
+        check_number("a number of elements", self.size_elems, 1, MAX_KEY_ELEMS)
+        check(len(self.arrays) <= MAX_STATE_ARRAYS, "a codec's memory has too many arrays")
+        for name, dtype in self.arrays:
+            check(dtype in DTYPES, f"an array {name!r} has dtype {dtype!r}")
+
+
 class Outline(Message, frozen=True):
     """What a file has."""
 
@@ -81,30 +101,39 @@ class Outline(Message, frozen=True):
     workers_host: str = ""
     """Where worker rank 0 has written a file of this checkpoint; empty: it has none."""
     role: str = SERVER
-    """Who has written this file; of a worker, `server` is 0."""
+    """Who has written this file; of a worker, `server` is its rank."""
+    others_hosts: List[str] = []  # noqa: RUF012  nobody changes it
+    """Where each other worker has written a file of this checkpoint, from rank 1 on, if they have:
+    where codecs remember."""
+    memories: List[MemoryOutline] = []  # noqa: RUF012  nobody changes it
+    """What the codecs of this worker remember."""
 
     def __post_init__(self) -> None:
         check_number("a checkpoint's version", self.version, VERSION, VERSION)
         check_number("a step", self.step, 1, MAX_STEP)
         check(self.role in (SERVER, WORKER), f"a file of the role {self.role!r}")
-        most = len(self.hosts) - 1 if self.role == SERVER else 0
-        check_number(f"a {self.role}'s rank", self.server, 0, most)
+        check_number(f"a {self.role}'s rank", self.server, 0, self._ranks - 1)
 
     @property
     def part(self) -> Part:
         """The name that the file must have."""
-        ranks = len(self.hosts) if self.role == SERVER else 1
-        return Part(self.step, self.server, ranks, self.role)
+        return Part(self.step, self.server, self._ranks, self.role)
 
     @property
     def parts(self) -> Dict[Part, str]:
         """All files of the checkpoint, those of servers first and by rank, and on which host each
         was to be written."""
-        number = len(self.hosts)
-        found = {Part(self.step, rank, number): host for rank, host in enumerate(self.hosts)}
-        if self.workers_host:
-            found[Part(self.step, 0, 1, WORKER)] = self.workers_host
-        return found
+        workers = [self.workers_host, *self.others_hosts] if self.workers_host else []
+        return {
+            Part(self.step, rank, len(hosts), role): host
+            for role, hosts in ((SERVER, self.hosts), (WORKER, workers))
+            for rank, host in enumerate(hosts)
+        }
+
+    @property
+    def _ranks(self) -> int:
+        """How many processes of this one's role have files."""
+        return len(self.hosts) if self.role == SERVER else 1 + len(self.others_hosts)
 
 
 class CutOfKey(NamedTuple):
@@ -115,6 +144,14 @@ class CutOfKey(NamedTuple):
     """Consecutive parts."""
     arrays: List[List[np.ndarray]]
     """As in the outline, each in consecutive parts."""
+
+
+class Contents(NamedTuple):
+    """What is to be written into a file. The arrays stay as they are."""
+
+    keys: Sequence[CutOfKey]
+    memories: Sequence[Sequence[np.ndarray]] = ()
+    """As in the outline: of each key, the arrays that a codec remembers."""
 
 
 class Part(NamedTuple):
@@ -139,6 +176,11 @@ def value_member(index: int) -> str:
 def array_member(index: int, place: int) -> str:
     """The name of the member with one of its state's arrays."""
     return f"{index}/state{place}.npy"
+
+
+def memory_member(index: int, place: int) -> str:
+    """The name of the member with one of the arrays of the outline's memory number `index`."""
+    return f"memory{index}/{place}.npy"
 
 
 def part_of(name: str) -> Optional[Part]:

@@ -7,33 +7,27 @@ gets its name later is another one.
 from __future__ import annotations
 
 import logging
-import math
 import os
-import zipfile
 from collections import defaultdict
 from contextlib import ExitStack
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 import numpy as np
-from numpy.lib import format as npy
 
-from p3kv.checkpoints.files import NotOursError, open_folder, open_own, owner_in
+from p3kv.checkpoints.files import open_folder, owner_in
 from p3kv.checkpoints.outline import (
-    OUTLINE,
-    WORKER,
     KeyOutline,
-    Outline,
     Part,
     array_member,
     parts_in,
     value_member,
 )
-from p3kv.errors import CheckpointError, in_one_line
-from p3kv.wire.messages import MAX_MESSAGE_BYTES, Key, ResumedStore, decode
+from p3kv.checkpoints.parts import Folder, OpenPart, Refused
+from p3kv.errors import CheckpointError
+from p3kv.wire.messages import Key, ResumedStore
 
 _log = logging.getLogger(__name__)
 
-_PIECE_BYTES = 1 << 20
 _ADVICE = (
     "Give p3kv a folder that all hosts share, or remove the files and set P3KV_RESUME=0 to start "
     "from the beginning"
@@ -65,8 +59,8 @@ class Saved:
     Its files stay open as long as it is there, and arrays are read when they are asked for.
     """
 
-    def __init__(self, parts: List[_OpenPart]) -> None:
-        """`parts` are those of servers, by rank, and then worker rank 0's if it has one."""
+    def __init__(self, parts: List[OpenPart]) -> None:
+        """`parts` are those of servers, by rank, and then those of workers, by rank."""
         self._parts = parts
         self._outlines = [part.outline for part in parts]
         self._places: Dict[Tuple[int, Key], Dict[int, int]] = defaultdict(dict)
@@ -74,10 +68,25 @@ class Saved:
         for number, outline in enumerate(self._outlines):
             for place, key in enumerate(outline.keys):
                 self._places[key.store, key.key][number] = place
+        self._codecs = {
+            (memory.store, memory.key): memory.codec
+            for outline in self._outlines
+            for memory in outline.memories
+        }
 
     @property
     def step(self) -> int:
         return self._outlines[0].step
+
+    @property
+    def identity(self) -> str:
+        """The same in all its files, and in no others."""
+        return self._outlines[0].identity
+
+    @property
+    def num_workers(self) -> int:
+        """How many workers have files: none, rank 0 or all."""
+        return len(self._parts) - len(self._outlines[0].hosts)
 
     @property
     def stores(self) -> List[ResumedStore]:
@@ -92,6 +101,11 @@ class Saved:
         for number, place in self._places.get((store, key), {}).items():
             return self._outlines[number].keys[place]
         return None
+
+    def codec_with_memory(self, store: int, key: Key) -> Optional[str]:
+        """The name of the codec of which workers' files have what it remembers of a key; None if
+        they have nothing."""
+        return self._codecs.get((store, key))
 
     def key(self, store: int, key: Key) -> SavedKey:
         """A key's value and states; the key must be there. The value is worker rank 0's where its
@@ -114,10 +128,10 @@ class Saved:
 
     def _workers_value(self, places: Dict[int, int]) -> Optional[np.ndarray]:
         """Takes the place in worker rank 0's file out of `places`, and reads the value there."""
-        last = len(self._parts) - 1
-        if last not in places or self._outlines[last].role != WORKER:
+        workers = len(self._outlines[0].hosts)
+        if workers not in places:
             return None
-        return self._parts[last].array(value_member(places.pop(last)))
+        return self._parts[workers].array(value_member(places.pop(workers)))
 
 
 def newest(folder: str, host: str) -> Optional[Saved]:
@@ -135,30 +149,14 @@ def newest(folder: str, host: str) -> Optional[Saved]:
             return None
         descriptor = open_folder(folder)
         try:
-            return _newest_of(_Folder(folder, descriptor, owner_in(descriptor)), parts, host)
+            return _newest_of(Folder(folder, descriptor, owner_in(descriptor)), parts, host)
         finally:
             os.close(descriptor)
     except OSError as error:
         raise CheckpointError(f"the folder {folder} can't be read: {error.strerror}") from error
 
 
-class _Folder(NamedTuple):
-    path: str
-    descriptor: int
-    owner: int
-    """Who owns the files of this user there."""
-
-
-class _Refused(Exception):
-    """A checkpoint can't be used; `missing_of` is the host that should have written a file which is
-    not there."""
-
-    def __init__(self, reason: str, missing_of: Optional[str] = None) -> None:
-        super().__init__(reason)
-        self.missing_of = missing_of
-
-
-def _newest_of(folder: _Folder, parts: List[Part], host: str) -> Optional[Saved]:
+def _newest_of(folder: Folder, parts: List[Part], host: str) -> Optional[Saved]:
     by_step: Dict[int, List[Part]] = defaultdict(list)
     for part in parts:
         by_step[part.step].append(part)
@@ -167,7 +165,7 @@ def _newest_of(folder: _Folder, parts: List[Part], host: str) -> Optional[Saved]
     for step in sorted(by_step, reverse=True):
         try:
             return _of_step(folder, by_step[step])
-        except _Refused as refused:
+        except Refused as refused:
             _log.warning("the checkpoint of step %d is not used: %s", step, refused)
             refusals.append(str(refused))
             only_unfinished = only_unfinished and refused.missing_of == host
@@ -179,15 +177,15 @@ def _newest_of(folder: _Folder, parts: List[Part], host: str) -> Optional[Saved]
     return None
 
 
-def _of_step(folder: _Folder, parts: List[Part]) -> Saved:
-    """The complete checkpoint among the files of a step; _Refused if there is none."""
-    by_identity: Dict[str, Dict[Part, _OpenPart]] = defaultdict(dict)
+def _of_step(folder: Folder, parts: List[Part]) -> Saved:
+    """The complete checkpoint among the files of a step; Refused if there is none."""
+    by_identity: Dict[str, Dict[Part, OpenPart]] = defaultdict(dict)
     refused = None
     with ExitStack() as unused:
         for part in sorted(parts):
             try:
-                opened = unused.enter_context(_OpenPart(folder, part))
-            except _Refused as error:
+                opened = unused.enter_context(OpenPart(folder, part))
+            except Refused as error:
                 refused = refused or error
             else:
                 by_identity[opened.outline.identity][part] = opened
@@ -197,116 +195,10 @@ def _of_step(folder: _Folder, parts: List[Part]) -> Saved:
             if missing is None:
                 unused.pop_all()
                 return Saved([there[part] for part in hosts])
-            refused = refused or _Refused(
+            refused = refused or Refused(
                 f"{missing.name}, the part of {missing.role} {missing.rank}, which was to write it "
                 f"on host {hosts[missing]}, is not in {folder.path}",
                 hosts[missing],
             )
     assert refused is not None
     raise refused
-
-
-class _OpenPart:
-    """A file of a checkpoint, when every byte of it that counts is as it was written."""
-
-    outline: Outline
-
-    def __init__(self, folder: _Folder, part: Part) -> None:
-        """Raises _Refused for a file that can't be used."""
-        self._path = os.path.join(folder.path, part.name)
-        self._wanted: Dict[str, Tuple[Tuple[int, ...], str]] = {}
-        """Shape and dtype of each array, by the name of its member."""
-        with ExitStack() as opened:
-            try:
-                file = opened.enter_context(
-                    open_own(folder.descriptor, part.name, folder.owner, MAX_MESSAGE_BYTES)
-                )
-                self._archive = opened.enter_context(zipfile.ZipFile(file))
-                self._check_bytes(file.size_bytes)
-                self._check_members(part)
-            except NotOursError as error:
-                raise _Refused(f"{self._path} is not used: {error}") from error
-            except Exception as error:
-                raise _Refused(f"{self._path} is damaged ({in_one_line(error)})") from error
-            self._opened = opened.pop_all()
-
-    def __enter__(self) -> _OpenPart:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._opened.close()
-
-    def array(self, name: str) -> np.ndarray:
-        """A member's array, whose checksum is compared once more. Raises CheckpointError."""
-        try:
-            with self._archive.open(name) as member:
-                shape, dtype = self._checked_header(name, member)
-                value = np.empty(math.prod(shape), dtype)
-                memory = value.view(np.uint8).data
-                for start in range(0, len(memory), _PIECE_BYTES):
-                    _read_into(member, memory[start : start + _PIECE_BYTES])
-            return value.reshape(shape)
-        except Exception as error:
-            raise CheckpointError(f"{self._path} can't be read: {in_one_line(error)}") from error
-
-    def _check_bytes(self, size_bytes: int) -> None:
-        """Reads all, in pieces: at a member's end its checksum is compared."""
-        members = self._archive.infolist()
-        if sum(info.file_size for info in members) > size_bytes:
-            raise ValueError("its members are longer than the file")
-        for info in members:
-            stored = info.compress_type == zipfile.ZIP_STORED and not info.flag_bits & 1
-            if not stored or info.compress_size != info.file_size:
-                raise ValueError(f"{info.filename} is not stored as it is")
-            with self._archive.open(info) as member:
-                while member.read(_PIECE_BYTES):
-                    pass
-
-    def _check_members(self, part: Part) -> None:
-        outline = self.outline = decode(self._archive.read(OUTLINE), Outline)
-        if outline.part != part:
-            raise ValueError(f"it is {outline.part.name}")
-        for index, key in enumerate(outline.keys):
-            length = dict(key.runs)[outline.server]
-            self._wanted[value_member(index)] = ((length,), key.dtype)
-            for place, (_, dtype, shape) in enumerate(key.arrays):
-                self._wanted[array_member(index, place)] = (tuple(shape), dtype)
-                if not key.whole and shape != [length]:
-                    raise ValueError(f"a state of {length} elements has the shape {shape}")
-        others = set(self._archive.namelist()) ^ {OUTLINE, *self._wanted}
-        if others:
-            raise ValueError(f"it has other members: {sorted(others)[:3]}")
-        for name in self._wanted:
-            with self._archive.open(name) as member:
-                self._checked_header(name, member)
-
-    def _checked_header(self, name: str, member: Any) -> Tuple[Tuple[int, ...], np.dtype]:
-        """Shape and dtype, when the outline says the same and so much data follow."""
-        shape, dtype = _header(member)
-        right_shape, right_name = self._wanted[name]
-        right = np.dtype(right_name)
-        # A file has numbers that are none of numpy's own, such as bfloat16, without their meaning.
-        if (shape, dtype) != (right_shape, np.dtype(right.str)):
-            raise ValueError(f"{name} has {dtype} {shape}")
-        data_bytes = self._archive.getinfo(name).file_size - member.tell()
-        right_bytes = math.prod(shape) * dtype.itemsize
-        if data_bytes != right_bytes:
-            raise ValueError(f"{name} has {data_bytes} bytes of data, and {right_bytes} are right")
-        return shape, right
-
-
-def _header(member: Any) -> Tuple[Tuple[int, ...], np.dtype]:
-    if npy.read_magic(member) != (1, 0):
-        raise ValueError("an array of another version")
-    shape, fortran_order, dtype = npy.read_array_header_1_0(member)
-    if fortran_order:
-        raise ValueError("an array in another order")
-    return shape, dtype
-
-
-def _read_into(member: Any, memory: memoryview) -> None:
-    while memory:
-        count = member.readinto(memory)
-        if not count:
-            raise ValueError("its end is missing")
-        memory = memory[count:]

@@ -6,9 +6,9 @@ import logging
 import os
 import threading
 from concurrent.futures import CancelledError
-from typing import Callable, Optional, Sequence
+from typing import Callable, Optional
 
-from p3kv.checkpoints.outline import CutOfKey, Outline
+from p3kv.checkpoints.outline import Contents, Outline
 from p3kv.checkpoints.writing import Abandoned, remove_unneeded, write
 from p3kv.errors import in_one_line
 from p3kv.wire.messages import UNKNOWN
@@ -33,14 +33,14 @@ class Writer:
         self,
         folder: str,
         outline: Outline,
-        keys: Callable[[], Sequence[CutOfKey]],
+        contents: Callable[[], Contents],
         keep_from: int = UNKNOWN,
     ) -> None:
-        """Begins a file, once the one before is written. `keys()` is called by the thread; it may
-        wait, and raises CancelledError if nobody needs the file any more. A server's files of older
-        steps than `keep_from` are removed; none where it is UNKNOWN."""
+        """Begins a file, once the one before is written. `contents()` is called by the thread; it
+        may wait, and raises CancelledError if nobody needs the file any more. A server's files of
+        older steps than `keep_from` are removed; none where it is UNKNOWN."""
         self._thread = threading.Thread(
-            target=self._write, args=(folder, outline, keys, keep_from),
+            target=self._write, args=(folder, outline, contents, keep_from),
             name="p3kv-checkpoint", daemon=True,
         )  # fmt: skip
         self._thread.start()
@@ -56,14 +56,14 @@ class Writer:
         self,
         folder: str,
         outline: Outline,
-        keys: Callable[[], Sequence[CutOfKey]],
+        contents: Callable[[], Contents],
         keep_from: int,
     ) -> None:
         problem = ""
         try:
             if keep_from != UNKNOWN:
                 remove_unneeded(folder, outline.part, keep_from)
-            write(folder, outline, keys(), lambda: self._wanted)
+            write(folder, outline, contents(), lambda: self._wanted)
         except (Abandoned, CancelledError):
             return
         except Exception as error:  # noqa: BLE001  the job goes on without the file

@@ -14,10 +14,11 @@ from p3kv.checkpoints.files import make_anew, open_folder
 from p3kv.checkpoints.outline import (
     OUTLINE,
     UNFINISHED,
-    CutOfKey,
+    Contents,
     Outline,
     Part,
     array_member,
+    memory_member,
     part_of,
     value_member,
 )
@@ -31,9 +32,7 @@ class Abandoned(Exception):
     """Nobody waits for the file any more."""
 
 
-def write(
-    folder: str, outline: Outline, keys: Sequence[CutOfKey], wanted: Callable[[], bool]
-) -> None:
+def write(folder: str, outline: Outline, contents: Contents, wanted: Callable[[], bool]) -> None:
     """Writes a file, and gives it its name when all of it is on the disk.
 
     May run in a thread of its own: it takes no lock for long. Raises OSError, and Abandoned soon
@@ -44,7 +43,7 @@ def write(
     descriptor = open_folder(folder)
     try:
         with make_anew(descriptor, unfinished) as file:
-            _write_archive(file, outline, keys, wanted)
+            _write_archive(file, outline, contents, wanted)
             file.flush()
             os.fsync(file.fileno())
         os.replace(unfinished, name, src_dir_fd=descriptor, dst_dir_fd=descriptor)
@@ -61,7 +60,7 @@ def remove_unneeded(folder: str, own: Part, keep_from: int) -> None:
     """Removes a server's files of older steps than `keep_from`; `own` is one of them.
 
     Where an earlier run had more servers, its files are divided among those that there are now.
-    Server 0 removes worker rank 0's, too: it may have none to write any more.
+    Servers remove those of workers, too, which may have none to write any more.
     """
     with suppress(OSError):
         for name in os.listdir(folder):
@@ -72,14 +71,17 @@ def remove_unneeded(folder: str, own: Part, keep_from: int) -> None:
 
 
 def _write_archive(
-    file: IO[bytes], outline: Outline, keys: Sequence[CutOfKey], wanted: Callable[[], bool]
+    file: IO[bytes], outline: Outline, contents: Contents, wanted: Callable[[], bool]
 ) -> None:
     with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
         archive.writestr(_member(OUTLINE), encode(outline))
-        for index, key in enumerate(keys):
+        for index, key in enumerate(contents.keys):
             _write_array(archive, value_member(index), [_length(key.value)], key.value, wanted)
             for place, (parts, (_, _, shape)) in enumerate(zip(key.arrays, key.outline.arrays)):
                 _write_array(archive, array_member(index, place), shape, parts, wanted)
+        for index, arrays in enumerate(contents.memories):
+            for place, array in enumerate(arrays):
+                _write_array(archive, memory_member(index, place), array.shape, [array], wanted)
 
 
 def _write_array(

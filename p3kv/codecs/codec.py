@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import NamedTuple, Set, Tuple, Type
+from typing import Dict, NamedTuple, Set, Tuple, Type
 
 import numpy as np
 
@@ -48,6 +48,18 @@ class Encoder(ABC):
         `elements` must stay as they are.
         """
 
+    def memory(self) -> Dict[str, np.ndarray]:
+        """The arrays in which it keeps what it remembers, by name, for checkpoints: flat, always
+        the same ones, with an item for each element that the process keeps of the key. They are
+        copied between two calls of `encode`, and a job that goes on writes into them before the
+        first.
+
+        Of an encoder of gradients that has none though its codec `remembers`, jobs with checkpoints
+        are refused. Encoders of values need none: what they kept back has arrived when a job goes
+        on, because all workers begin with the servers' own values.
+        """
+        return {}
+
     def sent_as_it_is(self, elements: np.ndarray, part: Part) -> None:  # noqa: B027
         """A slice travels as it is in memory, and not encoded. To be told where `of_each_worker`:
         the worker then has these elements."""
@@ -55,7 +67,11 @@ class Encoder(ABC):
 
 class Decoder(ABC):
     """Decodes a key's slices in one direction, in the process that receives them. Called from one
-    thread."""
+    thread.
+
+    A server has one decoder for the gradients of all workers, which come in any order. So it must
+    remember nothing of them; checkpoints have nothing of what decoders remember.
+    """
 
     def __init__(self, codec: Codec) -> None:
         self.codec = codec
@@ -192,6 +208,8 @@ def codec_features(gradients: Choice, values: Choice, dtype: np.dtype) -> Set[Fe
             found |= {Feature.CODEC, Feature.UNCARRIED} if codec.in_place else {Feature.CODEC}
         if codec.remembers or codec.of_each_worker:
             found.add(_REMEMBERING[direction])
+        if direction == GRADIENTS and codec.remembers and not codec.encoder(direction).memory():
+            found.add(Feature.NO_MEMORY)
         if direction == GRADIENTS and not codec.in_place and dtype == np.float16:
             found.add(Feature.HALF_ENCODED)
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Dict
 
 import numpy as np
 
@@ -67,6 +68,9 @@ class _Encoder(Encoder):
         rows = np.frombuffer(out, np.uint8).reshape(2, -1)
         rows[0], rows[1] = np.packbits(up), np.packbits(down)
         return len(out)
+
+    def memory(self) -> Dict[str, np.ndarray]:
+        return {"residual": self._residual}
 
 
 class _Decoder(Decoder):

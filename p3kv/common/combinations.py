@@ -23,6 +23,7 @@ class Feature(Enum):
     OTHER_RULE = "any P3KV_CONSISTENCY but bulk_synchronous"
     CODEC = "a codec"
     REMEMBERING = "a codec of gradients that remembers what it has not sent, such as 2bit"
+    NO_MEMORY = "a codec of gradients that remembers and does not say what"
     REMEMBERS_VALUES = "a codec of values that remembers what it has sent"
     HALF_ENCODED = "a codec of half-precision gradients"
     UNCARRIED = "a dtype that the codec is not for, such as integers"
@@ -95,6 +96,13 @@ TABLE = (
         F.NO_OPTIMIZER, F.CHECKPOINTS,
         "workers update the weights, and checkpoints would not have them",
         "unset P3KV_CHECKPOINT_DIR and save weights and states in the script, or {servers_update}",
+    ),
+    Combination(
+        F.NO_MEMORY, F.CHECKPOINTS,
+        "what a gradient becomes depends on what was encoded before, and a job that goes on would "
+        "not have it",
+        "write the encoder's method `memory`, use another codec (2bit), or unset "
+        "P3KV_CHECKPOINT_DIR",
     ),
     Combination(
         F.NO_OPTIMIZER, F.ASYNCHRONOUS,

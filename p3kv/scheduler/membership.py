@@ -79,7 +79,7 @@ class Membership:
         servers = [
             (node.hello.host, node.hello.port, node.hello.transport) for node in self.role("server")
         ]
-        workers = [node.name() for node in self.workers]
+        workers = [node.hello.host for node in self.workers]
         return [
             (
                 node.identity,

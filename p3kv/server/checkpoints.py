@@ -7,7 +7,7 @@ from typing import Callable, Collection, Dict, Iterable, Mapping, Optional, Sequ
 import numpy as np
 from msgspec.structs import replace
 
-from p3kv.checkpoints import CutOfKey, KeyOutline, Outline, Writer, marks
+from p3kv.checkpoints import Contents, CutOfKey, KeyOutline, Outline, Writer, marks
 from p3kv.errors import ConfigError, ProtocolError
 from p3kv.server.engine import Key, RowsKey, SliceState, Unit
 from p3kv.server.optimizer import WHOLE, State
@@ -182,10 +182,10 @@ class Checkpoints:
         outline = Outline(
             1, checkpoint.identity, checkpoint.step, self._rank(), list(self.hosts),
             [store.known for store in checkpoint.stores], [key.outline for key in keys],
-            checkpoint.workers_host,
+            checkpoint.workers_host, others_hosts=checkpoint.others_hosts,
         )  # fmt: skip
         self._writes = True
-        self._writer.begin(self._folder, outline, lambda: keys, checkpoint.keep_from)
+        self._writer.begin(self._folder, outline, lambda: Contents(keys), checkpoint.keep_from)
 
     def _written(self, step: int, problem: str) -> None:
         self._writes = False

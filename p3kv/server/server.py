@@ -168,7 +168,9 @@ class _Server:
             self._fail_here(str(error), UNKNOWN, "ConfigError")
         self._consumer.rank = roster.rank
         self._consumer.checkpoints.hosts = [host for host, *_ in roster.servers]
-        self._consumer.checkpoints.mark = self._credentials.mark(roster.token, roster.rank)
+        self._consumer.checkpoints.mark = self._credentials.mark(
+            roster.token, f"server {roster.rank}"
+        )
         host, *_ = self._listener.address
         tracer = Tracer(self._settings.trace, f"server {roster.rank}", str(host))
         self._consumer.tracer = tracer

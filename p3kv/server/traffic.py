@@ -12,6 +12,7 @@ from p3kv.consistency import make_consistency
 from p3kv.errors import ConfigError, ProtocolError, in_one_line
 from p3kv.server.consumer import Consumer
 from p3kv.server.optimizer import JobOptimizers
+from p3kv.server.parts_of_workers import PartsOfWorkers
 from p3kv.server.stalls import Stalls
 from p3kv.server.workers import Workers
 from p3kv.slicing import value_credit_bytes
@@ -77,7 +78,8 @@ class Traffic:
         self._optimizers = optimizers
         self._fail = fail
         self._stalls = Stalls(settings.warn_after_s, self._tell_stall, workers.suspect)
-        consumer.checkpoints.tell = self._written
+        consumer.checkpoints.tell = lambda step, problem: self._tell_written(Written(step, problem))
+        self._parts_of_workers = PartsOfWorkers(workers, self._tell_written)
         self._scratch = memoryview(bytearray(MAX_PROBE_BYTES))
         self._order: Optional[memoryview] = None
         self._resumed_from: Optional[memoryview] = None
@@ -105,6 +107,7 @@ class Traffic:
             Kind.STATE: consumer.states.land,
             Kind.STATE_BYTES: consumer.states.land_bytes,
             Kind.CHECKPOINT: self._checkpoint,
+            Kind.WRITTEN: self._parts_of_workers.land_written,
             Kind.RESUMED: self._resumed,
             Kind.BYE: self._bye,
         }
@@ -170,6 +173,8 @@ class Traffic:
         for kind, words in ((Kind.ORDER, self._order), (Kind.RESUMED, self._resumed_from)):
             if words is not None:
                 connection.writer.push(Frame(URGENT, Header(kind, self.rank), words))
+        assert connection.peer is not None
+        self._parts_of_workers.welcomed(connection.peer)
 
     def _bye(self, connection: Connection, header: Header) -> Landing:
         return Landing(None, partial(self._let_go, connection, header.rank))
@@ -178,6 +183,7 @@ class Traffic:
         self._workers.end(rank)
         self._announce_open_step()
         self._consumer.worker_left(rank)
+        self._parts_of_workers.left(rank)
         connection.writer.push(Frame(LAST, Header(Kind.BYE, self.rank)))
 
     # What a worker says of its keys, and what rank 0 says for all.
@@ -254,12 +260,19 @@ class Traffic:
     # Checkpoints.
 
     def _checkpoint(self, connection: Connection, header: Header) -> Landing:
-        return message_landing(header, Checkpoint, self._consumer.checkpoints.begin)
+        words = memoryview(bytearray(header.payload_bytes))
+        return Landing(words, partial(self._begin_checkpoint, words))
 
-    def _written(self, step: int, problem: str) -> None:
+    def _begin_checkpoint(self, words: memoryview) -> None:
+        checkpoint = decode(words, Checkpoint)
+        self._consumer.checkpoints.begin(checkpoint)
+        if self.rank == 0:
+            self._parts_of_workers.ask(checkpoint, words)
+
+    def _tell_written(self, written: Written) -> None:
         connection = self._workers.connections[0]
         if self._workers.listens(connection):
-            words = memoryview(encode(Written(step, problem)))
+            words = memoryview(encode(written))
             connection.writer.push(Frame(URGENT, Header(Kind.WRITTEN, self.rank), words))
 
     def _resumed(self, connection: Connection, header: Header) -> Landing:

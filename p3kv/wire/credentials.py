@@ -60,10 +60,10 @@ class Credentials:
         """The key of proofs on data connections; of one run only, as the token is."""
         return self._derived("data", token)
 
-    def mark(self, token: bytes, server: int) -> bytes:
-        """16 bytes that name the file by which a server shows its folder of checkpoints; of one run
-        only."""
-        return self._derived(f"mark of server {server}", token)[:16]
+    def mark(self, token: bytes, who: str) -> bytes:
+        """16 bytes that name the file by which a process, such as "server 0", shows its folder of
+        checkpoints; of one run only."""
+        return self._derived(f"mark of {who}", token)[:16]
 
     def transport_key(self) -> bytes:
         """32 bytes for transports that encrypt."""

@@ -118,9 +118,10 @@ class Kind(IntEnum):
     """Only carries `received`, where no other frame would; once a connection is welcome."""
     CHECKPOINT = 31
     """Worker rank 0 asks for a checkpoint, before it pushes for any later round than those that the
-    payload names; payload Checkpoint."""
+    payload names; payload Checkpoint. Server 0 passes it on to workers that write files, too."""
     WRITTEN = 32
-    """A server's answer to it, to worker rank 0 only; payload Written."""
+    """A server's answer to it, to worker rank 0 only; or a worker's, to server 0, which passes it
+    on to worker rank 0. Payload Written."""
     RESUMED = 33
     """Worker rank 0 tells server 0 from which checkpoint the job goes on, and the server passes it
     on to all workers; payload Resumed."""

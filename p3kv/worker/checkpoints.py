@@ -1,28 +1,18 @@
-"""Asks for checkpoints, writes worker rank 0's part, and says from which one the job goes on."""
+"""Asks for checkpoints, and says from which one the job goes on."""
 
 from __future__ import annotations
 
 import logging
-import math
 import os
 import secrets
 import time
 from collections import deque
 from concurrent.futures import Future
+from contextlib import suppress
 from functools import partial
-from typing import Callable, Deque, List, Optional, Sequence, Set, Tuple
+from typing import Callable, Deque, List, Optional, Sequence, Set
 
-from p3kv.checkpoints import (
-    WORKER,
-    CutOfKey,
-    KeyOutline,
-    Outline,
-    Saved,
-    Writer,
-    any_parts,
-    marks,
-    newest,
-)
+from p3kv.checkpoints import Saved, any_parts, marks, newest
 from p3kv.common.combinations import Feature, check
 from p3kv.config import Settings
 from p3kv.consistency import Consistency
@@ -38,7 +28,10 @@ from p3kv.wire.messages import (
     Written,
     encode,
 )
-from p3kv.worker.cuts import Cut, Unpushed
+from p3kv.worker.cuts import Cut
+from p3kv.worker.own_part import OwnPart
+from p3kv.worker.resumed_memories import ResumedMemories
+from p3kv.worker.transfers import WorkerKey
 
 _log = logging.getLogger(__name__)
 
@@ -51,8 +44,8 @@ _LOOK_EVERY_S = 0.2
 class Checkpoints:
     """Worker rank 0 asks the servers for checkpoints; all workers hear from which one they go on.
 
-    Rank 0 alone knows which step its pushes belong to. It asks between two steps, and names for
-    each key the round that it has pushed last. A server can't have ended a later one.
+    Rank 0 asks between two steps, and names for each key the round that it has pushed last. A
+    server can't have ended a later one. What workers have to write is in `own`.
 
     Belongs to the worker's thread, except what says otherwise.
     """
@@ -62,11 +55,13 @@ class Checkpoints:
         rank: int,
         settings: Settings,
         tell: Callable[..., None],
+        num_workers: int,
         num_servers: Callable[[], int],
         call_soon: Callable[..., None],
     ) -> None:
         """`tell` sends a frame without a slice to servers; `call_soon` has the worker's thread call
         something, from any thread."""
+        self.own = OwnPart(rank, settings.checkpoint_dir, call_soon, self._own_written)
         self.saved: Optional[Saved] = None
         """The checkpoint from which the job goes on; on worker rank 0 only. Belongs to the thread
         that uses the stores."""
@@ -76,15 +71,14 @@ class Checkpoints:
         self._num_servers = num_servers
         self._cuts: Deque[Cut] = deque()
         self._waits_for: Set[str] = set()
-        """Who has not written the last checkpoint: servers, or this worker."""
-        self._own_name = f"worker {rank}"
-        self._own_values: List[Unpushed] = []
-        """That are in this worker's part of it."""
-        self._writer = Writer(
-            lambda step, problem: call_soon(self._written, self._own_name, Written(step, problem))
-        )
+        """Who has not written the last checkpoint: servers, or workers."""
+        self._leaves = False
+        """Whether this worker says nothing more to the servers."""
         self._host = ""
-        self._servers_hosts: Sequence[str] = ()
+        self._workers_hosts: Sequence[str] = ()
+        self._mark: Callable[[str], bytes] = lambda who: b""
+        self._wait: Callable[[float], None] = lambda seconds: None
+        self._memories = ResumedMemories(rank, num_workers, settings.checkpoint_dir)
         self._problem = ""
         self._complete: List[int] = []
         """The last two complete steps."""
@@ -92,18 +86,19 @@ class Checkpoints:
 
     # How a job begins.
 
-    def find(self, host: str, rule: Consistency) -> None:
+    def find(self, host: str, rule: Consistency, mark: Callable[[str], bytes]) -> None:
         """Worker rank 0 finds the checkpoint from which the job goes on, if it is to go on from
-        one; in the thread that joins the job. `host` is this host's address, `rule` the job's.
+        one; in the thread that joins the job. `host` is this host's address, `rule` the job's;
+        `mark(who)` is the mark of a process such as "server 0".
 
         Makes the folder if there is none, and says where it is: its name may be misspelt. Raises
         NotSupportedError where there can't be checkpoints; ConfigError where a job is to begin from
         the beginning in a folder that has some; CheckpointError where none of those can be used.
         """
         folder = self._settings.checkpoint_dir
+        self._host, self._mark = host, mark
         if folder is None or self._rank != 0:
             return
-        self._host = host
         what = f"P3KV_CONSISTENCY={self._settings.consistency}"
         check({Feature.CHECKPOINTS, *rule.features}, what)
         made = self._make(folder, host)
@@ -115,6 +110,8 @@ class Checkpoints:
                 "own. Set P3KV_RESUME=1 to go on from them, or P3KV_CHECKPOINT_DIR to another "
                 "folder, or remove the files"
             )
+        with suppress(OSError):  # of which the servers say more
+            marks.leave(folder, mark("worker 0"))
         _log.warning(
             "checkpoints go to %s%s", folder, f", which was made on host {host}" if made else ""
         )
@@ -122,22 +119,21 @@ class Checkpoints:
     def check_folder(
         self,
         hosts: Sequence[str],
-        mark: Callable[[int], bytes],
+        workers_hosts: Sequence[str],
         wait: Callable[[float], None],
     ) -> None:
         """On worker rank 0, when all servers have welcomed it: removes their marks from the folder.
         Raises ConfigError for servers whose marks do not appear there in time: they have other
         folders of this name.
 
-        `hosts` are the servers'; `mark(server)` is a server's mark; `wait(seconds)` raises the
-        job's failure.
+        `hosts` are the servers', by rank; `wait(seconds)` raises the job's failure.
         """
         folder = self._settings.checkpoint_dir
+        self.own.hosts, self._workers_hosts, self._wait = hosts, workers_hosts, wait
         if folder is None or self._rank != 0:
             return
-        self._servers_hosts = hosts
         deadline = time.monotonic() + _MARKS_S
-        left = {server: mark(server) for server in range(len(hosts))}
+        left = {server: self._mark(_server(server)) for server in range(len(hosts))}
         while True:
             try:
                 problems = marks.take(folder, left)
@@ -175,12 +171,13 @@ class Checkpoints:
         """Worker rank 0 tells all workers from which checkpoint the job goes on."""
         if self._rank != 0 or not self._settings.resume:
             return
-        step, stores = 0, []
+        resumed = Resumed(0, [])
         if self.saved is not None:
-            step, stores = self.saved.step, self.saved.stores
-            self._complete.append(step)
-            _log.warning("the job goes on from the checkpoint of step %d", step)
-        self._tell(Header(Kind.RESUMED, self._rank), encode(Resumed(step, stores)), servers=[0])
+            saved = self.saved
+            resumed = Resumed(saved.step, saved.stores, saved.identity, saved.num_workers)
+            self._complete.append(saved.step)
+            _log.warning("the job goes on from the checkpoint of step %d", saved.step)
+        self._tell(Header(Kind.RESUMED, self._rank), encode(resumed), servers=[0])
 
     def land_resumed(self, connection: Connection, header: Header) -> Landing:
         """Takes what rank 0 has announced."""
@@ -193,6 +190,23 @@ class Checkpoints:
         uses the stores; raises the job's failure."""
         return self._resumed.result() if self._settings.resume else Resumed(0, [])
 
+    def remember(self, key: WorkerKey, goes_on: bool) -> None:
+        """Has checkpoints have what the codec of a key's gradients remembers, if it does, and gives
+        it back what it remembered where the job goes on from a checkpoint; before the worker's
+        thread knows the key, in the thread that uses the stores. `goes_on`: the key's store is in
+        the checkpoint.
+
+        Raises ConfigError where this worker can't write to the folder, or the codec's memory can't
+        be in a file, CheckpointError where its part can't be read.
+        """
+        if key.codecs.gradients.remembers and key.size_elems:
+            if self._rank != 0 and not self.own.remembers:
+                self.own.check_folder(self._host, self._mark, self._wait)
+            self.own.remembers = True
+            key.keep_memory()
+        if goes_on:
+            self._memories.give_back(key, self.resumed(), self.saved)
+
     # Checkpoints.
 
     def add(self, cut: Cut) -> None:
@@ -200,15 +214,18 @@ class Checkpoints:
         self._cuts.append(cut)
 
     def begin_step(self, step: int) -> None:
-        """Asks the servers for the checkpoints that are due; before the first slice of a step is
-        sent.
+        """Has this worker copy what belongs to the checkpoints that are due; rank 0 asks for them.
+        Call it before the first slice of a step is sent.
 
         Not earlier: a server must know how large the slices are that end the rounds in question,
         and new sizes are announced when steps begin.
         """
         while self._cuts and self._cuts[0].after < step:
             cut = self._cuts.popleft()
-            self._ask(cut)
+            if self._rank == 0:
+                self._ask(cut)
+            else:
+                self.own.copy(cut)
 
     def _ask(self, cut: Cut) -> None:
         if self._waits_for:
@@ -222,45 +239,38 @@ class Checkpoints:
         self._waits_for, self._problem = set(map(_server, range(self._num_servers()))), ""
         keep_from = self._complete[0] if self._complete else UNKNOWN
         identity = secrets.token_hex(_IDENTITY_BYTES)
+        remembered = self.own.remembered(cut)
         checkpoint = Checkpoint(
-            cut.step, identity, keep_from, cut.stores, self._host if cut.unpushed else ""
-        )
-        self._tell(Header(Kind.CHECKPOINT, self._rank), encode(checkpoint))
-        if cut.unpushed:
-            self._write_own(checkpoint, cut.unpushed)
-
-    def _write_own(self, checkpoint: Checkpoint, unpushed: List[Tuple[int, Unpushed]]) -> None:
-        """Begins this worker's part of a checkpoint."""
-        folder = self._settings.checkpoint_dir
-        assert folder is not None
-        self._waits_for.add(self._own_name)
-        self._own_values = [one for _, one in unpushed]
-        keys = [
-            KeyOutline(
-                store, one.key, one.name, one.shape, one.dtype, "dense",
-                [(0, math.prod(one.shape))], False, None, [],
-            )
-            for store, one in unpushed
-        ]  # fmt: skip
-        outline = Outline(
-            1, checkpoint.identity, checkpoint.step, 0, list(self._servers_hosts),
-            [store.known for store in checkpoint.stores], keys, self._host, WORKER,
+            cut.step, identity, keep_from, cut.stores,
+            self._host if cut.unpushed or remembered else "",
+            list(self._workers_hosts[1:]) if remembered else [],
         )  # fmt: skip
+        self._tell(Header(Kind.CHECKPOINT, self._rank), encode(checkpoint))
+        if checkpoint.workers_host:
+            self._waits_for.update(map(_worker, range(1 + len(checkpoint.others_hosts))))
+            self.own.copy(cut)
+            self.own.write(checkpoint)
 
-        def cuts() -> List[CutOfKey]:
-            return [
-                CutOfKey(key, [one.value.result().reshape(-1)], [])
-                for key, (_, one) in zip(keys, unpushed)
-            ]
-
-        self._writer.begin(folder, outline, cuts)
+    def land_asked(self, connection: Connection, header: Header) -> Landing:
+        """Takes what worker rank 0 has asked for."""
+        if self._rank == 0 or header.rank != 0:
+            raise ProtocolError("it asked for a checkpoint, and only server 0 asks other workers")
+        return message_landing(header, Checkpoint, self.own.write)
 
     def land_written(self, connection: Connection, header: Header) -> Landing:
-        """Takes a server's answer."""
-        server = _server(header.rank)
-        if server not in self._waits_for:
-            raise ProtocolError("it has written a checkpoint for which nobody has asked")
-        return message_landing(header, Written, partial(self._written, server))
+        """Takes a server's answer, or that of another worker, which server 0 passes on."""
+        return message_landing(header, Written, partial(self._written, header.rank))
+
+    def _own_written(self, written: Written) -> None:
+        """Takes note of this worker's own part."""
+        if self._rank == 0:
+            self._note(_worker(0), written)
+        elif not self._leaves:
+            self._tell(Header(Kind.WRITTEN, self._rank), encode(written), servers=[0])
+
+    def leave(self) -> None:
+        """Has this worker tell the servers nothing more."""
+        self._leaves = True
 
     def fail(self, error: P3Error) -> None:
         """Ends what waits with an error."""
@@ -269,18 +279,22 @@ class Checkpoints:
 
     def close(self) -> None:
         """Waits for a file that is being written, for some seconds at most; from any thread."""
-        for one in self._own_values:
-            one.value.cancel()  # unless it is known, or being copied
-        self._writer.close()
+        self.own.close()
+        if self._rank == 0 and self._settings.checkpoint_dir is not None:
+            marks.remove(self._settings.checkpoint_dir, self._mark(_worker(0)))
 
-    def _written(self, name: str, written: Written) -> None:
-        self._waits_for.remove(name)
-        if name == self._own_name:
-            self._own_values = []
+    def _written(self, server: int, written: Written) -> None:
+        name = _server(server) if written.worker == UNKNOWN else _worker(written.worker)
+        by_itself = written.worker == UNKNOWN
+        if name not in self._waits_for or not (by_itself or (server == 0 and written.worker > 0)):
+            raise ProtocolError("it has written a checkpoint for which nobody has asked")
         if written.problem:
-            if name != self._own_name:
-                _log.warning("%s has not written %s", name, written.problem)
-            self._problem = written.problem
+            _log.warning("%s has not written %s", name, written.problem)
+        self._note(name, written)
+
+    def _note(self, name: str, written: Written) -> None:
+        self._waits_for.remove(name)
+        self._problem = self._problem or written.problem
         if not self._waits_for and not self._problem:
             self._complete = [*self._complete[-1:], written.step]
             _log.info("the checkpoint of step %d is complete", written.step)
@@ -288,3 +302,7 @@ class Checkpoints:
 
 def _server(rank: int) -> str:
     return f"server {rank}"
+
+
+def _worker(rank: int) -> str:
+    return f"worker {rank}"

@@ -132,7 +132,10 @@ class WorkerStore:
         answer = self._request(declaration, (DeclaredKey, KeyRefused))
         if isinstance(answer, KeyRefused):
             raise KeyMismatchError(answer.reason)
-        worker_key = self._keys[key] = WorkerKey(answer, self._rule, name, self._features)
+        worker_key = WorkerKey(answer, self._rule, name, self._features)
+        if self.is_saved:
+            self._traffic.checkpoints.remember(worker_key, self.resumed is not None)
+        self._keys[key] = worker_key
         self._call_soon(self._traffic.declare, worker_key)
         return worker_key
 
@@ -251,7 +254,7 @@ class WorkerStore:
         if not self.is_saved:
             return
         due = self._traffic.cuts.due(self.number, self._steps)
-        if due is not None and self._rank == 0:
+        if due is not None and (self._rank == 0 or self._traffic.checkpoints.own.remembers):
             cut = self._traffic.cuts.cut(self._traffic.steps.newest, due)
             self._call_soon(self._traffic.checkpoints.add, cut)
         self._steps += 1

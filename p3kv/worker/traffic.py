@@ -121,7 +121,7 @@ class Traffic:
         self._silences = Silences(settings, self.servers, self.exchange.awaited)
         self.clipping = Clipping(rank, self.tell, lambda: len(self.servers))
         self.checkpoints = Checkpoints(
-            rank, settings, self.tell, lambda: len(self.servers), call_soon
+            rank, settings, self.tell, num_workers, lambda: len(self.servers), call_soon
         )
         self.cuts = Cuts(settings.checkpoint_every, self.checkpoints.resumed)
         """Belongs to the thread that uses the stores."""
@@ -140,6 +140,7 @@ class Traffic:
             Kind.LOADED: self.states.land_loaded,
             Kind.SQUARES: self.clipping.land_squares,
             Kind.NORM: self.clipping.land_norm,
+            Kind.CHECKPOINT: self.checkpoints.land_asked,
             Kind.WRITTEN: self.checkpoints.land_written,
             Kind.RESUMED: self.checkpoints.land_resumed,
             Kind.BYE: self._bye,
@@ -166,6 +167,8 @@ class Traffic:
         """
         self.keys[key.key_id] = key
         key.route = self._route(key)
+        if key.memory is not None:
+            self.checkpoints.own.declare(key)
         self.tuning.declared(key.kept_bytes())
         self._tracer.name_key(KeyName(key.key_id, key.key, key.declared.name, key.size_bytes))
         header = Header(Kind.KEY, self.rank)
@@ -190,6 +193,7 @@ class Traffic:
 
     def say_goodbye(self) -> None:
         """Tells all servers that nothing more comes, after all that is queued for them."""
+        self.checkpoints.leave()
         header = Header(Kind.BYE, self.rank)
         for server in self.servers:
             self._gates.push_last(server, Frame(LAST, header, in_turn=True))

@@ -19,6 +19,7 @@ from p3kv.wire.fields import RoundHeader, UpdatedHeader
 from p3kv.wire.header import INITIAL_ROUND
 from p3kv.wire.messages import DeclaredKey, DeclareKey, called, sum_dtype
 from p3kv.wire.rows import NUMBER
+from p3kv.worker.key_memory import KeyMemory
 
 Done = Callable[[Optional[BaseException]], None]
 """Called once, from the worker's thread, when a transfer is complete (None) or has failed."""
@@ -90,6 +91,8 @@ class WorkerKey:
         """They belong to the worker's thread, like the encoder of gradients and the decoder of
         values."""
         self.encoder = self.codecs.gradients.encoder(GRADIENTS)
+        self.memory: Optional[KeyMemory] = None
+        """The encoder, where checkpoints have what it remembers."""
         self.decoder = self.codecs.values.decoder(VALUES)
         self.sum_dtype = sum_dtype(self.numpy_dtype)
         features = {Feature.LOCAL_AGGREGATION, *features_of(declared, consistency, job)}
@@ -105,6 +108,11 @@ class WorkerKey:
         self._pushes = 0
         self._asks: List[Ask] = []
         self._slices: Dict[int, Tuple[Slice, ...]] = {}
+
+    def keep_memory(self) -> None:
+        """Has checkpoints have what the encoder remembers; before the first push. Raises
+        ConfigError where they can't."""
+        self.encoder = self.memory = KeyMemory(self.encoder, self.called)
 
     def kept_bytes(self) -> Dict[int, int]:
         """By server, the bytes of what it keeps as it travels: with rows, their numbers, too."""

@@ -166,7 +166,8 @@ class Worker:
                 self._control.send, self._on_lost, self._received_bye, joining.takers,
                 neighbours.connections,
             )  # fmt: skip
-            self._traffic.checkpoints.find(self._address, self._traffic.consistency)
+            mark = partial(self._credentials.mark, roster.token)
+            self._traffic.checkpoints.find(self._address, self._traffic.consistency, mark)
             joining.connect(self._traffic.connect)
             takers = self._traffic.host_sums.takers
             neighbours.connect(self._loop, takers, self._on_neighbour_lost, self.check)
@@ -203,11 +204,8 @@ class Worker:
                 self._state_changed.wait(seconds)
 
         try:
-            self._joined.checkpoints.check_folder(
-                [host for host, *_ in roster.servers],
-                partial(self._credentials.mark, roster.token),
-                wait,
-            )
+            hosts = [host for host, *_ in roster.servers]
+            self._joined.checkpoints.check_folder(hosts, roster.workers, wait)
         except ConfigError as error:
             self._tell_why(error)
             raise

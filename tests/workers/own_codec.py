@@ -3,6 +3,8 @@
 A slice's largest element becomes 127 or -127. What rounding leaves over waits for the next round.
 """
 
+from typing import Dict
+
 import numpy as np
 
 from p3kv.codecs import CODECS, Codec, Decoder, Encoder, Part
@@ -35,6 +37,9 @@ class Int8Encoder(Encoder):
         wanted -= steps * scale
         out[:8], out[8:] = scale.tobytes(), steps.tobytes()
         return len(out)
+
+    def memory(self) -> Dict[str, np.ndarray]:
+        return {"residual": self._residual}
 
 
 class Int8Decoder(Decoder):

@@ -1,10 +1,10 @@
-"""Messages about checkpoints, between worker rank 0 and the servers."""
+"""Messages about checkpoints, between workers and servers."""
 
 from __future__ import annotations
 
 from typing import Any, Dict, List, Tuple
 
-from p3kv.wire.messages.base import UNKNOWN, Message, check, check_number, check_plain
+from p3kv.wire.messages.base import MAX_RANK, UNKNOWN, Message, check, check_number, check_plain
 from p3kv.wire.messages.control import MAX_HOST_CHARS
 from p3kv.wire.messages.keys import MAX_KEY_ID, MAX_STORE, check_called
 
@@ -61,20 +61,29 @@ class Checkpoint(Message, frozen=True):
     stores: List[StoreAtCut]
     workers_host: str = ""
     """Where worker rank 0 writes a file of its own; empty: it has nothing to write."""
+    others_hosts: List[str] = []  # noqa: RUF012  nobody changes it
+    """Where each other worker writes what its codecs remember, from rank 1 on; empty: they have
+    nothing to write."""
 
     def __post_init__(self) -> None:
         check_number("a step", self.step, 0, MAX_STEP)
         check_number("a step", self.keep_from, UNKNOWN, MAX_STEP)
-        check(len(self.workers_host) <= MAX_HOST_CHARS, "a host's address")
+        for host in (self.workers_host, *self.others_hosts):
+            check(len(host) <= MAX_HOST_CHARS, "a host's address")
         check(0 < len(self.identity) <= MAX_IDENTITY_CHARS, "a checkpoint's identity")
 
 
 class Written(Message, frozen=True):
-    """A server has written its part of a checkpoint, or could not."""
+    """A server or worker has written its part of a checkpoint, or could not."""
 
     step: int
     problem: str
     """Why not; empty if it is written."""
+    worker: int = UNKNOWN
+    """Whose part it is, where server 0 passes on what a worker has said."""
+
+    def __post_init__(self) -> None:
+        check_number("a rank", self.worker, UNKNOWN, MAX_RANK)
 
 
 class Resumed(Message, frozen=True):
@@ -83,6 +92,12 @@ class Resumed(Message, frozen=True):
     step: int
     """0: from none."""
     stores: List[ResumedStore]
+    identity: str = ""
+    """That of the checkpoint."""
+    num_workers: int = 0
+    """How many workers have files of it."""
 
     def __post_init__(self) -> None:
         check_number("a step", self.step, 0, MAX_STEP)
+        check_number("a number of workers", self.num_workers, 0, MAX_RANK + 1)
+        check(len(self.identity) <= MAX_IDENTITY_CHARS, "a checkpoint's identity")

@@ -189,7 +189,7 @@ class Roster(Message, frozen=True):
     servers: List[Tuple[str, int, str]]
     """Each server's host, port and transport, by rank."""
     workers: List[str]
-    """Host and process id of each worker, by rank, for messages."""
+    """The host of each worker, by rank."""
     neighbours: Tuple[int, ...] = ()
     """Ranks of the workers that can share memory with the receiver, a worker, and its own."""
 

@@ -65,6 +65,8 @@ class SliceRoute(Route):
         # because the gradient must stay as it is until then.
         no_result = transfer.target is None
         if not transfer.has_gradient:
+            if transfer.key.memory is not None:
+                transfer.key.memory.push_without_gradient(transfer.round)
             flags = NO_GRADIENT if no_result else NO_GRADIENT | WANTS_RESULT
             for piece in slices:
                 self.send(transfer, piece, None, flags)

@@ -1,0 +1,67 @@
+"""Has workers write their parts of a checkpoint, and tells worker rank 0 when they are written."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Callable, Optional, Set
+
+from msgspec.structs import replace
+
+from p3kv.errors import ProtocolError
+from p3kv.server.workers import Workers
+from p3kv.wire.connection import Connection
+from p3kv.wire.fields import Header
+from p3kv.wire.framing import Frame, Landing, message_landing
+from p3kv.wire.header import URGENT, Kind
+from p3kv.wire.messages import Checkpoint, Written
+
+
+class PartsOfWorkers:
+    """Server 0 passes on what worker rank 0 asks of the other workers, and what they answer.
+
+    Workers have no connections to each other. Belongs to the server's thread.
+    """
+
+    def __init__(self, workers: Workers, tell: Callable[[Written], None]) -> None:
+        """`tell` tells worker rank 0."""
+        self._workers = workers
+        self._tell = tell
+        self._asked: Optional[memoryview] = None
+        """What worker rank 0 has said last."""
+        self._step = 0
+        self._missing: Set[int] = set()
+        """Ranks of the workers that have not answered it."""
+
+    def ask(self, checkpoint: Checkpoint, words: memoryview) -> None:
+        """Asks for the parts of a checkpoint, which `words` are. Raises ProtocolError while the
+        parts of the one before are missing."""
+        if self._missing:
+            raise ProtocolError("it asked for a checkpoint before it had the last one")
+        self._asked, self._step = words, checkpoint.step
+        self._missing = set(range(1, 1 + len(checkpoint.others_hosts)))
+        for rank in sorted(self._missing):
+            if rank in self._workers.done:
+                self.left(rank)
+            elif rank in self._workers.connections:
+                self.welcomed(rank)
+
+    def welcomed(self, rank: int) -> None:
+        """Asks a worker that takes frames now for its part, if it is missing."""
+        if rank in self._missing and self._asked is not None:
+            frame = Frame(URGENT, Header(Kind.CHECKPOINT, 0), self._asked)
+            self._workers.connections[rank].writer.push(frame)
+
+    def land_written(self, connection: Connection, header: Header) -> Landing:
+        """Takes a worker's answer."""
+        if header.rank not in self._missing:
+            raise ProtocolError("it has written a checkpoint for which nobody has asked")
+        return message_landing(header, Written, partial(self._written, header.rank))
+
+    def left(self, rank: int) -> None:
+        """A worker says nothing more."""
+        if rank in self._missing:
+            self._written(rank, Written(self._step, "its part: it has left the job"))
+
+    def _written(self, rank: int, written: Written) -> None:
+        self._missing.remove(rank)
+        self._tell(replace(written, worker=rank))

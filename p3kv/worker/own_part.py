@@ -1,0 +1,210 @@
+"""Writes this worker's part of checkpoints."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from concurrent.futures import Future
+from typing import Callable, Deque, Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+from p3kv.checkpoints import (
+    WORKER,
+    Contents,
+    CutOfKey,
+    KeyOutline,
+    MemoryOutline,
+    Outline,
+    Part,
+    Writer,
+    marks,
+)
+from p3kv.errors import ConfigError, ProtocolError
+from p3kv.wire.messages import Checkpoint, Written
+from p3kv.worker.cuts import Cut
+from p3kv.worker.key_memory import MemoryCopy
+from p3kv.worker.transfers import WorkerKey
+
+_MARK_S = 5.0
+"""How long to look for worker 0's mark: file systems of several hosts show new files later."""
+_LOOK_EVERY_S = 0.2
+_MOST_COPIES = 3
+"""Of what codecs remember, for which worker rank 0 has not asked. It asks for a checkpoint before
+its pushes of the next step, and this worker can't be many steps ahead of these. It never asks where
+the checkpoint before is still being written."""
+
+
+class _Copied(NamedTuple):
+    """What this worker's codecs remember at a checkpoint."""
+
+    cut: Cut
+    memories: List[Tuple[WorkerKey, MemoryCopy]]
+
+
+class OwnPart:
+    """Writes what this worker's codecs remember, and on worker rank 0 what no gradient changes.
+
+    Each worker sees by itself between which steps a checkpoint lies, and copies then; worker rank 0
+    says which checkpoints are written, and knows what each worker has to write: all have the same
+    keys. Belongs to the worker's thread, except what says otherwise.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        folder: Optional[str],
+        call_soon: Callable[..., None],
+        written: Callable[[Written], None],
+    ) -> None:
+        """`call_soon` has the worker's thread call something, from any thread; `written` is told
+        when a part is written, or why it is not."""
+        self.hosts: Sequence[str] = ()
+        """Those of servers, by rank; before the first checkpoint."""
+        self.remembers = False
+        """Whether a key's codec remembers anything; belongs to the thread that uses the stores."""
+        self._rank = rank
+        self._folder = folder
+        self._told = written
+        self._writer = Writer(
+            lambda step, problem: call_soon(self._written, Written(step, problem))
+        )
+        self._keys: Dict[int, WorkerKey] = {}
+        """Those whose codecs remember, by id."""
+        self._copied: Deque[_Copied] = deque(maxlen=_MOST_COPIES)
+        self._wanted: Optional[Checkpoint] = None
+        """For which worker rank 0 has asked, until this worker begins to write."""
+        self._writes = False
+        self._waits_for: Sequence[Future] = ()
+        """What a thread waits for that writes a part."""
+
+    def check_folder(
+        self,
+        host: str,
+        mark: Callable[[str], bytes],
+        wait: Callable[[float], None],
+    ) -> None:
+        """On another worker than rank 0, before its first key whose codec remembers: raises
+        ConfigError where it can't write to worker 0's folder. In the thread that uses the stores.
+
+        `mark` gives the mark of worker 0 and of this one; `wait(seconds)` raises the job's failure.
+        """
+        assert self._folder is not None
+        where = f"worker {self._rank} on host {host} can't use worker 0's folder {self._folder}"
+        advice = (
+            "Each worker writes what its codecs remember. Set P3KV_CHECKPOINT_DIR to a folder that "
+            "all hosts share under one name, for one user"
+        )
+        deadline = time.monotonic() + _MARK_S
+        try:
+            while problems := marks.look(self._folder, {0: mark("worker 0")}):
+                if time.monotonic() > deadline:
+                    raise ConfigError(f"{where}: {problems[0]}. {advice}")
+                wait(_LOOK_EVERY_S)
+            own = mark(f"worker {self._rank}")
+            marks.leave(self._folder, own)
+            marks.remove(self._folder, own)
+        except OSError as error:
+            raise ConfigError(f"{where}: {error.strerror}. {advice}") from error
+
+    def declare(self, key: WorkerKey) -> None:
+        """Has checkpoints from now on have what the codec of a key remembers."""
+        self._keys[key.key_id] = key
+
+    def remembered(self, cut: Cut) -> List[Tuple[WorkerKey, int]]:
+        """The keys of which workers remember something at a checkpoint, each with its round."""
+        rounds = [pair for store in cut.stores for pair in store.rounds]
+        return [(self._keys[key_id], round_) for key_id, round_ in rounds if key_id in self._keys]
+
+    def copy(self, cut: Cut) -> None:
+        """Begins to copy what codecs remember at a checkpoint; before this worker sends anything
+        that does not belong to it."""
+        memories = []
+        for key, round_ in self.remembered(cut):
+            assert key.memory is not None
+            memories.append((key, key.memory.copied(round_)))
+        self._copied.append(_Copied(cut, memories))
+        self._write_if_copied()
+
+    def write(self, checkpoint: Checkpoint) -> None:
+        """Begins to write this worker's part of a checkpoint, or waits until it is copied.
+
+        Raises ProtocolError while the one before is not written.
+        """
+        if self._wanted is not None or self._writes:
+            raise ProtocolError("it asked for a checkpoint before it had the last one")
+        self._wanted = checkpoint
+        self._write_if_copied()
+
+    def close(self) -> None:
+        """Waits for a file that is being written, for some seconds at most; from any thread."""
+        for one in self._waits_for:
+            one.cancel()  # unless it is known, or being copied
+        self._writer.close()
+
+    def _write_if_copied(self) -> None:
+        wanted = self._wanted
+        if wanted is None or not self._copied or self._copied[-1].cut.step < wanted.step:
+            return
+        self._wanted, self._writes = None, True
+        while self._copied[0].cut.step < wanted.step:
+            self._copied.popleft()
+        copied = self._copied[0]
+        if copied.cut.step > wanted.step:
+            self._refuse(wanted, "the worker was too many steps ahead of worker 0")
+            return
+        self._copied.popleft()
+        asked = {key_id: round_ for store in wanted.stores for key_id, round_ in store.rounds}
+        for key, round_ in self.remembered(copied.cut):
+            if asked.get(key.key_id) != round_:
+                self._refuse(
+                    wanted,
+                    f"the worker has pushed {key.called} {round_} times before this step, and "
+                    f"worker 0 {asked.get(key.key_id)} times",
+                )
+                return
+        self._begin(wanted, copied)
+
+    def _refuse(self, checkpoint: Checkpoint, reason: str) -> None:
+        part = Part(checkpoint.step, self._rank, 1 + len(checkpoint.others_hosts), WORKER)
+        self._written(Written(checkpoint.step, f"{part.name}: {reason}"))
+
+    def _begin(self, checkpoint: Checkpoint, copied: _Copied) -> None:
+        unpushed, memories = copied.cut.unpushed, copied.memories
+        assert self._folder is not None
+        keys = [
+            KeyOutline(
+                store, one.key, one.name, one.shape, one.dtype, "dense",
+                [(0, math.prod(one.shape))], False, None, [],
+            )
+            for store, one in unpushed
+        ]  # fmt: skip
+        outline = Outline(
+            1, checkpoint.identity, checkpoint.step, self._rank, list(self.hosts),
+            [store.known for store in checkpoint.stores], keys, checkpoint.workers_host, WORKER,
+            checkpoint.others_hosts, [_outline(key) for key, _ in memories],
+        )  # fmt: skip
+        values = [one.value for _, one in unpushed]
+        copies = [copy.complete for _, copy in memories]
+        self._waits_for = [*values, *copies]
+
+        def contents() -> Contents:
+            return Contents(
+                [
+                    CutOfKey(key, [value.result().reshape(-1)], [])
+                    for key, value in zip(keys, values)
+                ],
+                [list(copy.result().values()) for copy in copies],
+            )
+
+        self._writer.begin(self._folder, outline, contents)
+
+    def _written(self, written: Written) -> None:
+        self._writes, self._waits_for = False, ()
+        self._told(written)
+
+
+def _outline(key: WorkerKey) -> MemoryOutline:
+    assert key.memory is not None
+    arrays = [(name, array.dtype.name) for name, array in key.memory.memory().items()]
+    codec = key.declared.codecs.gradients.name
+    return MemoryOutline(key.store, key.key, codec, key.size_elems, arrays)
