@@ -39,7 +39,7 @@ class OwnFile(io.BufferedReader):
         self._most_bytes = most_bytes
 
     def read(self, size: Optional[int] = -1) -> bytes:
-        """As of any file; ValueError for more than allowed."""
+        """Reads like any file; ValueError for more than allowed."""
         left = max(0, self.size_bytes - self.tell())
         wanted = left if size is None or size < 0 else min(size, left)
         if wanted > self._most_bytes:

@@ -102,7 +102,7 @@ class NonzeroBlocks(Stateless):
 
 
 def _nonzero(blocks: np.ndarray) -> np.ndarray:
-    """Which blocks have a bit that is set: not a number is compared, since -0.0 travels, too."""
+    """Mask of the blocks with a bit set: bits count, not numbers, since -0.0 travels, too."""
     some: np.ndarray = np.bitwise_or.reduce(blocks.view(np.uint64), axis=1) != 0
     return some
 

@@ -1,1 +1,1 @@
-"""What all parts use: addresses, names, words, spans."""
+"""Addresses, names, words and spans, which all parts use."""

@@ -53,7 +53,7 @@ class Combination(NamedTuple):
     other: Feature
     reason: str
     instead: str
-    """What to do. Names in braces are those of a front end's `words.Words`."""
+    """Advice to the user. Names in braces are those of a front end's `words.Words`."""
     error: Optional[Type[P3Error]] = NotSupportedError
     """How it is refused; None: `one` has no effect, and the log says so once."""
 
@@ -66,7 +66,7 @@ class Combination(NamedTuple):
 
     @property
     def advice(self) -> str:
-        """What to do, in the words of the process's front ends."""
+        """Advice in the words of the process's front ends."""
         return self.instead.format(**asdict(words.current()))
 
     @property

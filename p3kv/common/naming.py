@@ -10,7 +10,7 @@ _COUNTER = re.compile(r"(?:0|[1-9][0-9]*)(?![0-9])")
 
 
 class Pair(NamedTuple):
-    """What two sides call the parameter of a key."""
+    """Names that two sides give the parameter of a key."""
 
     key: Union[int, str]
     one: str

@@ -18,7 +18,7 @@ from p3kv.errors import ConfigError
 VARIABLE = "P3KV_SECRET"
 FILE_VARIABLE = "P3KV_SECRET_FILE"
 SECRET_BYTES = 32
-"""Of a secret that p3kv makes."""
+"""Size of a secret that p3kv makes."""
 _LEAST_BYTES = 16
 _MOST_BYTES = 4096
 _ACCOUNTS_FOLDER, _ACCOUNTS_FILE = "/tmp/p3kv-{uid}", "account"
@@ -40,7 +40,7 @@ def job_secret(environ: Mapping[str, str]) -> bytes:
 
 
 def account_secret() -> bytes:
-    """What only processes of this account can read, on this machine; made when it is first needed.
+    """Secret that only this account's processes can read, on this machine; made when first needed.
 
     It is in a file of a folder of its own, at a place that no variable changes: all processes of a
     job must find the same. Raises ConfigError where the folder or the file is not private.

@@ -1,4 +1,4 @@
-"""What users write in a framework's script, for messages of modules that know no framework."""
+"""Words of a framework's scripts, for messages of modules that know no framework."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ class Words:
     """
 
     use_store: str = ""
-    """What a script must write: "Does its script import p3kv, and use ...?"."""
+    """Question whether the script uses the store: "Does its script import p3kv, and use ...?"."""
     create_store: str = ""
     """All ways to create the store: "Write ..."."""
     first_use: str = ""
-    """What joins the job: "Call p3kv.configure before the first ..."."""
+    """Call that joins the job: "Call p3kv.configure before the first ..."."""
     declare_key: str = ""
-    """What makes a key known: "Initialise it with ... first"."""
+    """Call that makes a key known: "Initialise it with ... first"."""
     same_names: str = ""
     """How parameters match though a script makes something else before: "Make the same layers, or
     ..."."""
     set_optimizer: str = ""
-    """What has servers update: "Call ... on every worker first"."""
+    """Call that has servers update: "Call ... on every worker first"."""
     servers_update: str = ""
     """Each way to have servers update: "let the servers update: ..."."""
     workers_update: str = ""

@@ -1,4 +1,4 @@
-"""Which variables of the environment a job's processes get on other hosts."""
+"""Variables of the environment that a job's processes get on other hosts."""
 
 from __future__ import annotations
 

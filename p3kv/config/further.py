@@ -1,4 +1,4 @@
-"""What a process reads beside its settings and its place: modules to import, and colours."""
+"""Variables beside a process's settings and its place: modules to import, and colours."""
 
 from __future__ import annotations
 

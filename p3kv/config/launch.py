@@ -1,4 +1,4 @@
-"""Which process of its job this is, as launchers say."""
+"""Place of this process in its job, as launchers say."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROLES = ("scheduler", "server", "worker")
 
 @dataclass(frozen=True)
 class Launch:
-    """Which process of its job this is, as launchers for ps-lite say."""
+    """Place of this process in its job, as launchers for ps-lite say."""
 
     role: str
     root_host: str
@@ -34,7 +34,7 @@ class Launch:
     without a rank get the free ones in the order of these numbers, then by arrival."""
     local_rank: int = 0
     local_size: int = 1
-    """Which of its host's workers it is, and how many these are, where the launcher says so."""
+    """Its rank among its host's workers, and how many these are, where the launcher says so."""
     node_host: Optional[str] = None
     interface: Optional[str] = None
     scheduler_fd: Optional[int] = None
@@ -45,10 +45,10 @@ class Launch:
     launched: bool = False
     """'p3kv launch' has started the process, and says at the end what made the job fail."""
     secret: bytes = field(default=b"", repr=False)
-    """What only the job's processes know (`p3kv.common.secret`); empty if the job has none: then it
-    is one account's, on one machine."""
+    """Secret that only the job's processes know (`p3kv.common.secret`); empty if the job has none:
+    then it is one account's, on one machine."""
     variables: ranks.Variables = ranks.DMLC
-    """Those by which the user has said where the job is, for errors."""
+    """Variables by which the user has said where the job is, for errors."""
     beside: Tuple[Mapping[str, str], ...] = field(default=(), repr=False)
     """Environments of the processes that this one starts beside itself (`p3kv.config.ranks`)."""
 
@@ -106,13 +106,13 @@ class Launch:
 
     @property
     def common_secret(self) -> bytes:
-        """What only those can have who may join: the job's secret, or else what only processes of
-        this account can read. Raises ConfigError where that is not private."""
+        """Secret that only those can have who may join: the job's, or else this account's. Raises
+        ConfigError where that is not private."""
         return self.secret or account_secret()
 
     @property
     def wrong_rank(self) -> Optional[str]:
-        """What is wrong with a rank that this job can't have; None if nothing is."""
+        """Message about a rank that this job can't have; None if nothing is wrong."""
         count = {"worker": self.num_workers, "server": self.num_servers}.get(self.role, 0)
         if self.rank is None or 0 <= self.rank < count:
             return None
@@ -122,7 +122,7 @@ class Launch:
     def of_a_worker(
         cls, root_host: Optional[str], environ: Mapping[str, str] = os.environ
     ) -> Launch:
-        """What this process would read as a worker, with a secret, whose scheduler is at
+        """Launch that this process would read as a worker, with a secret, whose scheduler is at
         `root_host`; None: at DMLC_PS_ROOT_URI, or on this host. Raises as `from_environment`."""
         pretended = {
             **environ,

@@ -30,7 +30,7 @@ _OF_A_RANK = {
     "DMLC_JOB_CLUSTER",
 }  # fmt: skip
 _OF_RANKS = ("OMPI_COMM_WORLD_", "PMIX_", "PMI_", "SLURM_STEP_", "TORCHELASTIC_")
-"""Which process of which launcher one is: variables, and how the names of others begin."""
+"""Variables that say which process of a launcher one is, and beginnings of others' names."""
 _PORTS = range(10_000, 32_768)
 """Linux gives none of them to a connection by itself."""
 
@@ -43,7 +43,7 @@ class Variables:
     host: str = "DMLC_PS_ROOT_URI"
     port: str = "DMLC_PS_ROOT_PORT"
     sizes: Tuple[str, ...] = ("DMLC_NUM_WORKER", "DMLC_NUM_SERVER")
-    """That of the number of workers first."""
+    """The first one holds the number of workers."""
 
 
 DMLC = Variables()
@@ -66,7 +66,7 @@ class _Launcher:
     size: str
     is_one_host: Callable[[Environ], bool]
     job: Callable[[Environ], str]
-    """What only this job's processes have in common; empty if the launcher gives no such thing."""
+    """Text that only this job's processes have in common; empty if the launcher gives none."""
     first_host: Callable[[Environ], str]
     """An address of rank 0's host; empty if the launcher does not tell."""
     needs: str = ""
@@ -118,7 +118,7 @@ def place(environ: Environ) -> Optional[Place]:
 
 
 def variables(environ: Environ) -> Variables:
-    """Those of a process that has DMLC_* variables, of its own or by its place.
+    """Variables of a process that has DMLC_* ones, of its own or by its place.
 
     What differs from what the launcher of ranks says was set by itself.
     """
@@ -160,7 +160,7 @@ def without_ranks(environ: Environ) -> Dict[str, str]:
 
 
 def out_of_range(role: str, rank: int, count: int) -> str:
-    """What to say where a launcher states a rank that its job does not have."""
+    """Message where a launcher states a rank that its job does not have."""
     ranks = "only rank 0" if count == 1 else f"ranks 0 to {count - 1}"
     return (
         f"{role} {rank} is out of range: this job has {count} {role}{'s' * (count > 1)}, so there "
@@ -170,7 +170,7 @@ def out_of_range(role: str, rank: int, count: int) -> str:
 
 
 def taken(role: str, rank: int, holder: str) -> str:
-    """What to say where another process, `holder`, has the rank that a launcher states."""
+    """Message where another process, `holder`, has the rank that a launcher states."""
     return (
         f"rank {rank} is taken: another {role} has it ({holder}). A {role}'s rank is what its "
         f"launcher states ({_stated_by(role)}). Start each {role} with a rank of its own, and each "
@@ -179,7 +179,7 @@ def taken(role: str, rank: int, holder: str) -> str:
 
 
 def task_taken(role: str, task: int, holder: str) -> str:
-    """What to say where two processes of a role have the same number in their launcher's row."""
+    """Message where two processes of a role have the same number in their launcher's row."""
     row = "DMLC_TASK_ID"
     if role == "worker":
         row += ", OMPI_COMM_WORLD_RANK or SLURM_PROCID"

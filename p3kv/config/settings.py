@@ -153,7 +153,7 @@ def converted(name: str, variable: str, value: Any, strict: bool) -> Any:
 
 
 def _wanted(name: str, strict: bool) -> str:
-    """What a setting's declaration allows, in words."""
+    """Values that a setting's declaration allows, in words."""
     declared: Any = inspect.type_info(Settings)
     kind = next(field.type for field in declared.fields if field.name == name)
     kind = getattr(kind, "types", [kind])[0]  # of an Optional, the type beside None

@@ -1,4 +1,4 @@
-"""What 'p3kv compare' tells the processes of a trial by environment."""
+"""Environment by which 'p3kv compare' instructs the processes of a trial."""
 
 from __future__ import annotations
 

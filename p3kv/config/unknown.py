@@ -49,6 +49,6 @@ def _nearest(name: str, meant: Sequence[str]) -> Optional[str]:
 
 
 def told_of(environ: Mapping[str, str]) -> Dict[str, str]:
-    """What to add to a child's environment, so that it does not warn of these variables again."""
+    """Additions to a child's environment, so that it does not warn of these variables again."""
     unknown = unknown_variables(environ)
     return {_TOLD: ",".join([*filter(None, [environ.get(_TOLD)]), *unknown])} if unknown else {}

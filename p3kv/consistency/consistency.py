@@ -1,4 +1,4 @@
-"""What a consistency rule answers, and the table from which a job chooses one by its name."""
+"""Interface of a consistency rule, and the table from which a job chooses one by its name."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Consistency(ABC):
 
     @abstractmethod
     def needs(self, round: int) -> int:
-        """What a worker must have before it goes on after its push for `round`.
+        """Round for which a worker waits before it goes on after its push for `round`.
 
         Where workers share rounds: the round whose value it goes on with, never later than its own.
         The worker has this value as soon as it has arrived, also where its own push has not left,
@@ -81,7 +81,7 @@ class Consistency(ABC):
 
     @property
     def features(self) -> Set[Feature]:
-        """Those that may not go together with others."""
+        """Features that may not go together with others."""
         has = {
             Feature.ASYNCHRONOUS: self.own_rounds,
             Feature.SELDOM: not self.exchanges_all,

@@ -25,9 +25,9 @@ class FrontEnd(ABC):
     aliases: Mapping[str, str]
     """The framework's own environment variable for a setting, by the setting's name."""
     prefix: str
-    """What the names of the framework's own environment variables begin with."""
+    """Beginning of the names of the framework's own environment variables."""
     make_optimizer: Type[MakeOptimizer]
-    """What runs the framework's optimizers on servers."""
+    """Class that makes the framework's optimizers on servers."""
     model_names: Sequence[str] = ()
     """The names of `known_models`, for shells to complete without an import of the framework."""
 
@@ -37,7 +37,7 @@ class FrontEnd(ABC):
 
     @abstractmethod
     def how_to_install(self) -> str:
-        """What to tell a script whose import of the framework does not find it."""
+        """Advice for a script whose import of the framework does not find it."""
 
     def why_not(self) -> str:
         """Says why the framework can't be imported here though it may be installed, and what to do;
@@ -55,7 +55,7 @@ class FrontEnd(ABC):
         return ""
 
     def devices(self) -> str:
-        """What the framework that is installed here can compute on, in words. Imports it."""
+        """Devices on which the framework installed here can compute, in words. Imports it."""
         return ""
 
     def take_native_role(self, role: str, address: str) -> None:  # noqa: B027  it has a default

@@ -1,1 +1,1 @@
-"""What starts the processes of a job, and says which process this is."""
+"""Start of a job's processes, and the role of this one."""

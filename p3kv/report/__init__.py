@@ -1,4 +1,4 @@
-"""What measured numbers say: rates, and whether the network is the limit."""
+"""Conclusions from measured numbers: rates, and whether the network is the limit."""
 
 from p3kv.report.rates import Rates, rates
 from p3kv.report.verdict import Verdict, verdict

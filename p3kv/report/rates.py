@@ -9,7 +9,7 @@ from p3kv.wire.messages import Lag, Numbers, WorkerNumbers
 
 
 class Rates(NamedTuple):
-    """What a process did in some seconds; the last three are None for a server."""
+    """Rates of a process in some seconds; the last three are None for a server."""
 
     send_bytes_s: float
     receive_bytes_s: float
@@ -19,7 +19,7 @@ class Rates(NamedTuple):
     step_s: Optional[float] = None
     """The time of a step; None without one."""
     shares: Optional[Dict[str, float]] = None
-    """What the steps' time went into (`p3kv.report.shares`)."""
+    """Shares of the steps' time (`p3kv.report.shares`)."""
     slowest_layer: Optional[str] = None
 
     @property
@@ -57,7 +57,7 @@ def rates(before: Numbers, after: Numbers) -> Rates:
 
 
 def lag_words(lag: Lag) -> str:
-    """Which worker the others wait for, and how long."""
+    """Says which worker the others wait for, and how long."""
     return f"worker {lag.rank} comes last in {lag.share:.0%} of the rounds, by {seconds(lag.lag_s)}"
 
 

@@ -23,7 +23,7 @@ _MOST_REQUEST_BYTES = 8192
 _BROKEN = (
     OSError, EOFError, ValueError, HTTPException, asyncio.TimeoutError, asyncio.LimitOverrunError
 )  # fmt: skip
-"""What comes of a peer that goes, asks for nothing in time, or asks in another language."""
+"""Errors that come of a peer that goes, asks for nothing in time, or asks in another language."""
 
 
 class Serving:

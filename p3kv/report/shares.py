@@ -1,4 +1,4 @@
-"""What steps' time goes into, in shares and in words: the same wherever people read it."""
+"""Shares of steps' time, and words for them: the same wherever people read them."""
 
 from __future__ import annotations
 

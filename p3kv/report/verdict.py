@@ -1,4 +1,4 @@
-"""What limits a job: the network or something else, and what would change that."""
+"""Limit of a job: the network or something else, and what would change that."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _ADVICE = {
 
 
 class Verdict(NamedTuple):
-    """What limits a job, as one of its workers sees it.
+    """Limit of a job, as one of its workers sees it.
 
     `limit` is one of the parts of a step (`p3kv.report.shares`) or "latency". Times are of a step,
     in seconds; `compute_s` is that of the passes alone. The bounds are the shortest possible times:
@@ -63,11 +63,11 @@ class Verdict(NamedTuple):
     step_s: float
     compute_s: float
     shares: Dict[str, float]
-    """What a step's time goes into, by part."""
+    """Shares of a step's time, by part."""
     advice: str
     link_bytes_s: Optional[float] = None
     wire_bytes_s: Optional[float] = None
-    """What a host of such a job sends on average: its worker's part, and as much of its server."""
+    """Average that a host of such a job sends: its worker's part, and as much of its server."""
     bound_s: Optional[float] = None
     bound_twice_the_bandwidth_s: Optional[float] = None
     bound_twice_the_hosts_s: Optional[float] = None
@@ -104,7 +104,7 @@ def verdict(
     slowest: Optional[Lag],
     rank: Optional[int] = None,
 ) -> Optional[Verdict]:
-    """What limits the job; None before a few steps have ended.
+    """Finds what limits the job; None before a few steps have ended.
 
     `workload` has the layers' sizes and times as they were measured, `numbers` are those of the
     same worker, whose rank is `rank`.
@@ -159,8 +159,8 @@ def _advice(found: Verdict, limit: str) -> str:
 
 
 def with_dist_sync(found: Verdict, workload: Workload, workers: int) -> Optional[str]:
-    """What a step would take with the framework's synchronous store, in a sentence; None where the
-    network was not measured. Some tenths of a second of simulating."""
+    """Says what a step would take with the framework's synchronous store; None where the network
+    was not measured. Some tenths of a second of simulating."""
     if found.link_bytes_s is None:
         return None
     simulated = forecast(workload, workers, 8 * found.link_bytes_s, payload=1.0)

@@ -1,4 +1,4 @@
-"""What the workers agree on: their settings, the terms of rounds, and barriers."""
+"""Agreement of the workers: their settings, the terms of rounds, and barriers."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Agreement:
         self._lets_workers_leave = False
         self._sums_on_hosts = False
         self._at_barrier: Dict[bytes, str] = {}
-        """What each worker that waits there does."""
+        """Purpose of each worker that waits there."""
         self._topology: Optional[Topology] = None
 
     @property
@@ -65,8 +65,8 @@ class Agreement:
 
     @property
     def topology(self) -> Topology:
-        """Which hosts there are, once the slice size is agreed on; with their links' rates, if
-        workers have measured them."""
+        """Hosts of the job, once the slice size is agreed on; with their links' rates, if workers
+        have measured them."""
         if self._topology is None:
             hosts = self._members.hosts(neighbours_as_one=False)
             flows = [

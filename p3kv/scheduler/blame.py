@@ -16,7 +16,7 @@ _ITS_OUTPUT = "See its own output for why."
 
 @dataclass
 class _Suspect:
-    """What is known of one process."""
+    """Facts known of one process."""
 
     role: str
     rank: int
@@ -24,7 +24,7 @@ class _Suspect:
     place: str = ""
     end: Optional[PartEnded] = None
     lacks: str = ""
-    """What the process had not done when it ended."""
+    """Words for what the process had not done when it ended."""
     silent_s: Optional[float] = None
     """How long the scheduler had not heard from it when their connection ended."""
     report: Optional[Failure] = None

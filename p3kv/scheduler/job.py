@@ -1,4 +1,4 @@
-"""What the scheduler knows and decides, without any input or output."""
+"""Knowledge and decisions of the scheduler, without any input or output."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Job:
         return self._members.missing() + self._losses.silent
 
     def who_came(self) -> str:
-        """Which processes are missing and which have come from where, for people who start them."""
+        """Lists who is missing and where the others have come from, for people who start them."""
         return self._members.who_came()
 
     def too_few_servers(self) -> Optional[str]:
@@ -87,7 +87,7 @@ class Job:
         return too_few_servers(self._members.hosts(neighbours_as_one=True))
 
     def shifted_names(self) -> Optional[str]:
-        """What to tell people, once, of workers that number their parameters otherwise."""
+        """Warning, once, of workers that number their parameters otherwise."""
         return self._keys.names.shift()
 
     def handle(self, identity: bytes, message: ToScheduler) -> Replies:
@@ -131,7 +131,7 @@ class Job:
             self._losses.process_ended(end)
 
     def tell_others(self, about: Node, message: FromScheduler) -> Replies:
-        """What sends a message to all nodes but the one that it is about."""
+        """Replies that send a message to all nodes but the one that it is about."""
         return [(node.identity, message) for node in self._members.present if node is not about]
 
     def judge(self) -> Replies:

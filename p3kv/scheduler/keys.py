@@ -1,4 +1,4 @@
-"""Which server keeps which part of each key, whichever worker declares the key first."""
+"""Placement of each key on the servers, whichever worker declares the key first."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ class Keys:
 
 
 def _declared_as(key: Union[DeclaredKey, DeclareKey]) -> str:
-    """What all workers must declare of a key, in words."""
+    """Words for what all workers must declare of a key."""
     words = f"shape {key.shape} and dtype {key.dtype} (layout {key.layout})"
     if key.codecs != CodecChoices():
         words += f", codecs {key.codecs.gradients} for gradients and {key.codecs.values} for values"

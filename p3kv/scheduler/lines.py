@@ -15,7 +15,7 @@ class _NodeLine:
     def __init__(self, connection: bytes) -> None:
         self.line = Line()
         self.connection = connection
-        """What ZeroMQ calls the newest connection of the node."""
+        """ZeroMQ's name for the newest connection of the node."""
         self.ended_at = 0.0
         self.gives_up_at: Optional[float] = None
 
@@ -34,7 +34,7 @@ class Lines:
         """By connection."""
 
     def node(self, connection: bytes) -> Optional[bytes]:
-        """Which node speaks on a connection."""
+        """Node that speaks on a connection."""
         return self._nodes.get(connection)
 
     def begin(self, node: bytes, connection: bytes) -> None:

@@ -60,7 +60,7 @@ class Names:
         return None
 
     def shift(self) -> Optional[str]:
-        """What to tell users of workers whose counters differ, once in a job."""
+        """Warning of workers whose counters differ, once in a job."""
         told, self._shift = self._shift, None
         return told
 

@@ -1,4 +1,4 @@
-"""What a message leads to: messages to send, or the end of the job."""
+"""Consequences of a message: messages to send, or the end of the job."""
 
 from __future__ import annotations
 

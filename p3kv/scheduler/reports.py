@@ -1,4 +1,4 @@
-"""What the processes of a job have measured, as they have said last."""
+"""Measurements of a job's processes, as they have said last."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class KeptReports:
         return Alive(slowest=self._slowest)
 
     def of(self, members: Membership) -> Reports:
-        """What is known of all nodes that have come."""
+        """Reports on all nodes that have come."""
         return Reports(
             [
                 ProcessReport(

@@ -12,7 +12,7 @@ _WORTH_A_LINE = 1.1
 
 
 def too_few_servers(hosts: Topology) -> Optional[str]:
-    """What to tell users whose workers' links idle while servers' links are full; else None.
+    """Warning to users whose workers' links idle while servers' links are full; else None.
 
     All links count as equal, because measured rates can't tell here: where a server's link is full,
     a worker's rate is its part of that link, however fast its own is.

@@ -14,7 +14,7 @@ LOOK_EVERY_S = 1.0
 
 
 class Silences:
-    """Which nodes are silent, by their connections. Times are of the monotonic clock."""
+    """Silent nodes, by their connections. Times are of the monotonic clock."""
 
     def __init__(self, settings: Settings) -> None:
         self._timeout_s = settings.silence_timeout_s

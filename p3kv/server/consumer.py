@@ -59,14 +59,14 @@ that arrived together, whose values leave together."""
 
 
 class _Frame(NamedTuple):
-    """What waits in the queue."""
+    """Frame that waits in the queue."""
 
     connection: Connection
     header: QueuedHeader
     act: Callable[[], None]
-    """What to do when its turn comes."""
+    """Function to call when its turn comes."""
     unit: Optional[Unit]
-    """What it changes, if anything."""
+    """Unit that it changes, if any."""
     waiting_bytes: int
     """Memory that it takes while it waits."""
 

@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 
 
 class _Challenge(NamedTuple):
-    """What a worker has to answer."""
+    """Challenge that a worker has to answer."""
 
     worker: int
     workers_nonce: bytes

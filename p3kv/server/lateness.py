@@ -1,4 +1,4 @@
-"""Which worker's gradient is ready last in each round, and for how long the others' wait for it."""
+"""Worker whose gradient is ready last in each round, and how long the others' wait for it."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ WHOLE = -1
 
 @dataclass(frozen=True)
 class State:
-    """What an optimizer remembers of consecutive elements of a key: of a slice, or of several.
+    """Optimizer's memory of consecutive elements of a key: of a slice, or of several.
 
     It holds plain values only, so that it can be stored, and cut for slices of any size and for any
     number of servers. The state of a whole tensor is stored as it is, and never cut.
@@ -30,8 +30,8 @@ class State:
     """Flat arrays with one number for each element, by names of the optimizer's own. Of a whole
     tensor: arrays of any shape."""
     numbers: Dict[str, Any]
-    """What is the same for all elements of the key, as None, bools, ints, floats, strs, lists and
-    dicts."""
+    """Values that are the same for all elements of the key, as None, bools, ints, floats, strs,
+    lists and dicts."""
 
     @classmethod
     def joined(cls, states: Sequence[State]) -> State:
@@ -146,7 +146,7 @@ class Optimizer(ABC):
         """
 
     def copied(self, key: DeclaredKey, index: int) -> Optional[State]:
-        """As `export`, but the optimizer keeps the state."""
+        """Exports a state like `export`, but the optimizer keeps it."""
         state = self.export(key, index)
         if state is not None:
             self.load(key, index, state)
@@ -181,7 +181,7 @@ class MakeOptimizer(ABC):
 
 
 OPTIMIZERS: Registry[MakeOptimizer] = Registry("front end", "every server")
-"""What makes the optimizer of each front end, by the front end's name."""
+"""Classes that make the optimizer of each front end, by the front end's name."""
 
 
 class JobOptimizers:

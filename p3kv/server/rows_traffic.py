@@ -50,7 +50,7 @@ class _SharedFrame:
         """By how many workers."""
 
     def queued(self, urgent: int, header: RowsHeader) -> Frame:
-        """What brings the rows to one worker."""
+        """Frame that brings the rows to one worker."""
         self.waiting += 1
         return Frame(urgent, header, self._payload, self._sent)
 
@@ -108,7 +108,7 @@ class _Values:
 
 
 class RowsTraffic:
-    """What workers push and pull of keys of rows. Belongs to the server's thread."""
+    """Workers' pushes and pulls of keys of rows. Belongs to the server's thread."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""What is traced of a server's work on slices."""
+"""Traces of a server's work on slices."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ _log = logging.getLogger(__name__)
 
 
 class _Waiting(NamedTuple):
-    """What is to be done with a key's states when a round has ended for all its slices."""
+    """Work on a key's states when a round has ended for all its slices."""
 
     key: Key
     round: int

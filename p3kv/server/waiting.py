@@ -1,4 +1,4 @@
-"""What waits on this server for pushes that have not come."""
+"""Waits on this server for pushes that have not come."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class Placement(ABC):
 
 
 class ByLink(Placement):
-    """As `Balanced`, but servers whose hosts' links have more time for it keep more.
+    """Placement like `Balanced`, but servers whose hosts' links have more time for it keep more.
 
     The same where all hosts have a worker, a server and equal links.
     """

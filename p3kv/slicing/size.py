@@ -86,7 +86,7 @@ def value_credit_bytes(slice_size: int, peers: int) -> int:
 
 
 def _under_way_bytes(slice_size: int, hosts: int) -> int:
-    """What all other hosts, each a worker and a server, may have under way to one of them."""
+    """Bytes that all other hosts, each a worker and a server, may have under way to one."""
     each_bytes = gradient_credit_bytes(slice_size, hosts) + value_credit_bytes(slice_size, hosts)
     return (hosts - 1) * each_bytes
 

@@ -1,4 +1,4 @@
-"""Which host each worker and each server is on, how fast hosts' links are, and what follows."""
+"""Host of each worker and each server, how fast hosts' links are, and what follows."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Topology:
 
     @cached_property
     def _parts(self) -> Dict[str, float]:
-        """What the servers of each host that has some keep together."""
+        """Part that the servers of each host that has some keep together."""
         hosts, workers_on, count = set(self.servers), Counter(self.workers), len(self.workers)
         for host in hosts:
             if 2 * workers_on[host] > count:

@@ -1,1 +1,1 @@
-"""What stores of all frameworks have: rounds and steps of pushes, clipped steps, forward order."""
+"""Basis of all frameworks' stores: rounds and steps of pushes, clipped steps, forward order."""

@@ -51,7 +51,7 @@ class ClippedSteps:
 
     @contextmanager
     def one_step(self) -> Iterator[None]:
-        """What is pushed inside is one step."""
+        """Groups the pushes inside into one step."""
         self.end()
         self._inside = True
         try:

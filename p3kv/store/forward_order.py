@@ -25,7 +25,7 @@ if all gradients were ready."""
 
 
 class ForwardReads(ABC):
-    """What a front end notes of the first forward passes, perhaps before there is a store."""
+    """Notes a front end takes of the first forward passes, perhaps before there is a store."""
 
     @abstractmethod
     def stop(self) -> None:

@@ -1,4 +1,4 @@
-"""Of which round and step each push of a store is, and what the servers are told before it."""
+"""Round and step of each push of a store, and what the servers are told before it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class ScriptOptimizer(ABC):
     """
 
     name: str
-    """Of its class, for messages and checkpoints."""
+    """Name of its class, for messages and checkpoints."""
     needs_whole_tensors = False
     """Whether it updates tensors as a whole, and not slices."""
     shares_numbers = False
@@ -42,7 +42,7 @@ class ScriptOptimizer(ABC):
     @property
     @abstractmethod
     def settings(self) -> bytes:
-        """What the servers build the optimizer from, as the front end's server part reads it."""
+        """Settings to build the optimizer from, as the front end's server part reads them."""
 
     @abstractmethod
     def begin_step(self, step: int, updates: int) -> Optional[bytes]:
@@ -54,12 +54,12 @@ class ScriptOptimizer(ABC):
         """Whether the script has changed it since a step began."""
 
     def remembered(self) -> Dict[str, Any]:
-        """What updates have changed in it that holds for all keys together, as plain values; an
-        optimizer that goes on from a checkpoint is made from it, too."""
+        """Plain values for all keys together that updates have changed in it; an optimizer that
+        goes on from a checkpoint is made from them, too."""
         return {}
 
     def shared_number(self, key: Key, update: int) -> Optional[bytes]:
-        """What the servers must know for one push beside the step's settings, where the update of
+        """Number that the servers need for one push beside the step's settings, where the update of
         one key leaves a number for the next. `update` counts the key's, from 1."""
         return None
 
@@ -68,7 +68,7 @@ O = TypeVar("O", bound=ScriptOptimizer)  # noqa: E741
 
 
 class Checks(ABC, Generic[O]):
-    """What a front end refuses, in its users' words: each method raises NotSupportedError."""
+    """Refusals of a front end, in its users' words: each method raises NotSupportedError."""
 
     @abstractmethod
     def first_push(self, key: WorkerKey, optimizer: Optional[O]) -> None:
@@ -173,9 +173,9 @@ class Pushes(Generic[O]):
         return key.round, self.step
 
     def one_step(self, fresh: Optional[Collection[Key]] = None) -> ContextManager[None]:
-        """What is pushed inside is one step: for clipping, for settings that have changed and for
-        checkpoints. Nothing that waits for a new value may be inside. `fresh`: the keys of which
-        this worker has a gradient, unless that is all."""
+        """Groups the pushes inside into one step: for clipping, for settings that have changed and
+        for checkpoints. Nothing that waits for a new value may be inside. `fresh`: the keys of
+        which this worker has a gradient, unless that is all."""
         self.settle()
         self._behind = 0
         self._counts_step = fresh is None or any(

@@ -43,7 +43,7 @@ class Counts(NamedTuple):
     """Its updates of the key that was updated most often."""
     updates: Dict[Key, int]
     remembered: Mapping[str, Any]
-    """As `ScriptOptimizer.remembered`."""
+    """Values of `ScriptOptimizer.remembered`."""
 
 
 class GoesOn(ABC, Generic[O]):

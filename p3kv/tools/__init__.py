@@ -1,1 +1,1 @@
-"""What people run beside a job, or before one."""
+"""Tools that people run beside a job, or before one."""

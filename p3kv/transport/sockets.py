@@ -14,8 +14,8 @@ _LOST_BEFORE = (
     errno.ECONNABORTED, errno.EPERM, errno.EPROTO, errno.ENETDOWN, errno.ENETUNREACH,
     errno.ENOPROTOOPT, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENONET, errno.EOPNOTSUPP,
 )  # fmt: skip
-"""What Linux says of a connection that has ended before it was accepted, or that a firewall did
-not let in; see accept(2)."""
+"""Errors that Linux gives for a connection that has ended before it was accepted, or that a
+firewall did not let in; see accept(2)."""
 
 
 class SocketLink(Link):

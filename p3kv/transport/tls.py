@@ -40,7 +40,7 @@ class TlsLink(Link):
         """The handshake is complete."""
         self._has_ended = False
         self._early = b""
-        """What this side has said before the handshake was complete."""
+        """Bytes that this side has written before the handshake was complete."""
         self._unsent = memoryview(b"")
         """Records that the link has not taken yet."""
         self._untold_bytes = 0
@@ -217,7 +217,7 @@ def _refuse_strangers(
 
 
 def _pieces(buffers: Sequence[memoryview], skip_bytes: int) -> Iterator[Union[memoryview, bytes]]:
-    """What `buffers` have after the first `skip_bytes`, in pieces for OpenSSL.
+    """Bytes of `buffers` after the first `skip_bytes`, in pieces for OpenSSL.
 
     Small buffers are joined, because each piece begins a record. Large ones are not copied.
     """

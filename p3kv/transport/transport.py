@@ -1,4 +1,4 @@
-"""What a transport is: a server listens, workers connect, and both have a link of bytes."""
+"""Interface of a transport: a server listens, workers connect, and both have a link of bytes."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Link(ABC):
     """
 
     descriptor: int
-    """What epoll watches: readable when bytes have come or the peer has closed, writable when
-    there is room for more."""
+    """Descriptor that epoll watches: readable when bytes have come or the peer has closed, writable
+    when there is room for more."""
     place = "from an unknown place"
     """Where the peer is, in messages: "from 10.0.0.7"."""
     is_known = False
@@ -66,7 +66,7 @@ class Listener(ABC):
     address: Address
     """Where workers connect to; on the host that `listen` was given."""
     descriptor: int
-    """What epoll watches: readable when a peer waits."""
+    """Descriptor that epoll watches: readable when a peer waits."""
 
     @abstractmethod
     def accept(self, most: int) -> Tuple[List[Link], bool]:

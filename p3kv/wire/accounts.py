@@ -1,4 +1,4 @@
-"""Which account this process has, and whose listens at a port of this machine; for messages.
+"""Account of this process, and of who listens at a port of this machine; for messages.
 
 The system's tables of TCP sockets may be read a moment too late, so they decide nothing: who may
 join is for the credentials to decide.

@@ -34,7 +34,7 @@ class _Break:
     at: str
     """By this host's clock, for messages."""
     carried_bytes: int
-    """What the connection had carried."""
+    """Bytes that the connection had carried."""
     links: int = 0
     """How many links were made since then."""
     lost_s: float = 0.0

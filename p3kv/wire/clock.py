@@ -57,7 +57,7 @@ class SchedulersClock:
 
 
 def sample_of(answer: TimeTold, now: int) -> ClockSample:
-    """What an answer tells that has arrived at `now`, in nanoseconds of this process's clock."""
+    """Clock sample of an answer that arrived at `now`, in nanoseconds of this process's clock."""
     there_ns = answer.received_ns - answer.asked_ns
     back_ns = answer.sent_ns - now
     round_trip_ns = (now - answer.asked_ns) - (answer.sent_ns - answer.received_ns)

@@ -68,17 +68,17 @@ class Connection:
 
     @property
     def received_bytes(self) -> int:
-        """What has been received since the welcome."""
+        """Bytes received since the welcome."""
         return self.writer.received_bytes if self.welcome else 0
 
     @property
     def carried_bytes(self) -> int:
-        """What has got through in both directions, as far as this process knows."""
+        """Bytes that have got through in both directions, as far as this process knows."""
         return self.received_bytes + self.writer.arrived_bytes
 
     @property
     def moved_bytes(self) -> int:
-        """What was sent and received."""
+        """Bytes sent and received."""
         return self.sent_bytes + self.received_bytes
 
     @property

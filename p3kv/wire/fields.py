@@ -27,7 +27,7 @@ class HelloHeader(Header, frozen=True):
 
     magic: int = 0
     version: int = 0
-    """Of the protocol."""
+    """Version of the protocol."""
 
 
 class StepHeader(Header, frozen=True):
@@ -51,7 +51,7 @@ class NormHeader(Header, frozen=True):
 
     store: int = 0
     number: int = 0
-    """Which of the steps that the store has clipped, from 1."""
+    """Number among the steps that the store has clipped, from 1."""
 
 
 class ScaleHeader(NormHeader, frozen=True):
@@ -103,7 +103,7 @@ class ValueHeader(SummandHeader, frozen=True):
     ready_us: int = 0
     """When the last gradient of the round was ready, on the clock of the host (`clock_us`)."""
     worked_us: int = 0
-    """As the server has said."""
+    """Time that the server has worked, as it has said."""
     SUM_AS_BEFORE = 8
     """Flag, with NO_GRADIENT: the value is a sum, and is not in the memory."""
 
@@ -118,7 +118,7 @@ class QueuedHeader(TransferHeader, frozen=True):
     """The numbers of those that wait in a server's queue, by step and priority."""
 
     step: int = 0
-    """Of the worker's store."""
+    """Step of the worker's store."""
 
 
 class PushHeader(QueuedHeader, frozen=True):
@@ -128,7 +128,7 @@ class PushHeader(QueuedHeader, frozen=True):
     ready_us: int = 0
     """When the gradient was ready, on the worker's own clock (`clock_us`)."""
     workers: int = 0
-    """Of how many of the host's workers the payload is the sum, with CARRIES."""
+    """Number of the host's workers whose sum the payload is, with CARRIES."""
     IN_HOST_SUM = 32
     """Flag: the worker's slice is in the sum of its host's workers, which one of them sends. With
     WANTS_RESULT, its result comes to that worker. There is no payload without CARRIES."""

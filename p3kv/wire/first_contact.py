@@ -115,7 +115,7 @@ class FirstContact:
         )
 
     def waiting(self, timeout_s: float) -> str:
-        """What to log while the scheduler may still answer."""
+        """Line to log while the scheduler may still answer."""
         if self._connected:
             seen = "what listens there says nothing that a scheduler says; is the port another's?"
         else:

@@ -185,9 +185,9 @@ class FrameWriter:
         self._on_sent: Deque[Tuple[int, Callable[[], None]]] = deque()
         self._sent_bytes = -len(preamble)
         self.arrived_bytes = 0
-        """What the peer has received, as far as it has said so."""
+        """Bytes that the peer has received, as far as it has said so."""
         self.received_bytes = 0
-        """What this process has received; the headers of frames say so."""
+        """Bytes that this process has received; the headers of frames say so."""
         self.told_bytes = 0
         """The same, as the newest frame that has begun says it."""
         self.begun_frames = 0

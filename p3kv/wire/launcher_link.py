@@ -1,4 +1,4 @@
-"""What `p3kv launch` and its scheduler tell each other, on a socket that only these two have.
+"""Messages between `p3kv launch` and its scheduler, on a socket that only these two have.
 
 Who starts processes learns of their ends first, and how they ended; the scheduler knows why the job
 fails. Each message is a line of JSON.

@@ -52,7 +52,7 @@ class Line:
         self._forget(arrived)
 
     def again(self, arrived: int) -> List[List[bytes]]:
-        """What to send on a new connection, if the other end has received `arrived` messages;
+        """Messages to send on a new connection, if the other end has received `arrived` messages;
         ProtocolError if it can't have."""
         self._forget(arrived)
         if arrived + len(self._kept) != self._sent:

@@ -87,7 +87,7 @@ class Loop:
             self._wake()
 
     def call_soon_batched(self, function: Callable[..., None], *arguments: Any) -> None:
-        """As `call_soon`, but lets the caller finish a batch of calls first.
+        """Calls like `call_soon`, but lets the caller finish a batch of calls first.
 
         While more such calls come, the loop leaves the GIL to the caller, for `_BATCH_S` at most;
         then it makes all calls.

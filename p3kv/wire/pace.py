@@ -1,4 +1,4 @@
-"""Which connections may send: where it pays, none leaves another one behind."""
+"""Choice of the connections that may send: where it pays, none leaves another one behind."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class _Place:
 
     def __init__(self, credits: float, since_s: float) -> None:
         self.credits = credits
-        """What it has sent, in its own credits."""
+        """Amount that it has sent, in its own credits."""
         self.since_s = since_s
         """When it last sent, or had nothing to send."""
 
@@ -52,7 +52,7 @@ class Pace:
             self._places.clear()
 
     def choose(self, connections: Collection[Connection]) -> List[Connection]:
-        """Those of a process's connections that have something to send, and can and may."""
+        """Chooses those of a process's connections that have something to send, and can and may."""
         able = [one for one in connections if not one.blocked and one.writer]
         if not self._keeps:
             return able

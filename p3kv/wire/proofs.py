@@ -24,7 +24,7 @@ PROOF_BYTES = sha256().digest_size
 HELLO_BYTES = CHALLENGE_BYTES = NONCE_BYTES + PROOF_BYTES
 
 _ABOUT = struct.Struct("<16sIII")
-"""What the proof is for, protocol, ranks of server and worker."""
+"""Purpose of the proof, protocol, ranks of server and worker."""
 
 
 def nonce() -> bytes:

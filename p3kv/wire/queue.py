@@ -18,8 +18,8 @@ class PriorityQueue(Generic[T]):
 
     def __init__(self) -> None:
         self.heap: List[Tuple[int, int, T]] = []
-        """What is in the queue; only to be asked whether there is anything: it is asked often, and
-        calls of Python functions take time."""
+        """Items in the queue; only to be asked whether there are any: it is asked often, and calls
+        of Python functions take time."""
         self._arrivals = 0
 
     def push(self, priority: int, item: T) -> None:
@@ -42,7 +42,7 @@ class PriorityQueue(Generic[T]):
         return items
 
     def __iter__(self) -> Iterator[T]:
-        """What is in the queue, in no particular order."""
+        """Items in the queue, in no particular order."""
         return (item for _, _, item in self.heap)
 
     def __len__(self) -> int:

@@ -1,4 +1,4 @@
-"""What is logged of connections that do not belong to the job."""
+"""Log of connections that do not belong to the job."""
 
 from __future__ import annotations
 

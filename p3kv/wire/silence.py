@@ -84,7 +84,7 @@ def for_so_long(silent_s: float) -> str:
 
 
 def words(told: PeerSilent) -> str:
-    """What to log of a process that is silent, or that answers again."""
+    """Line to log of a process that is silent, or that answers again."""
     if told.answers:
         return f"{told.who} answers again, after {told.silent_s:.0f} s"
     return (

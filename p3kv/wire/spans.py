@@ -53,8 +53,8 @@ class _Departure:
 def traced_arrival(
     tracer: Tracer, header: TransferHeader, arrived: Callable[[], None]
 ) -> Callable[[], None]:
-    """What to call when a frame has arrived whose header has arrived now: `arrived`, and the frame
-    is traced if anything is."""
+    """Function to call when a frame has arrived whose header has arrived now: `arrived`, and the
+    frame is traced if anything is."""
     return partial(_arrive, tracer, header, arrived, now_ns()) if tracer.enabled else arrived
 
 
@@ -68,7 +68,7 @@ def _arrive(
 def span(
     kind: str, header: TransferHeader, since_ns: int, start_ns: int, peer: int, size_bytes: int
 ) -> Span:
-    """What has been done until now with a frame; not all kinds have a step and a slice."""
+    """Span until now of work on a frame; not all kinds have a step and a slice."""
     step, slice = (getattr(header, name, UNKNOWN) for name in ("step", "slice"))
     return Span(
         kind, header.key, since_ns, start_ns, now_ns(), peer, header.round, step, slice,

@@ -1,4 +1,4 @@
-"""What an optimizer remembers of a key on one server, as frames: an outline, then arrays' bytes.
+"""State of an optimizer for a key on one server, as frames: an outline, then arrays' bytes.
 
 Nothing waits for these frames, so they leave after all slices.
 """
@@ -28,7 +28,7 @@ class PlainState(NamedTuple):
     elements: Mapping[str, np.ndarray]
     """By names of the optimizer's own."""
     numbers: Mapping[str, Any]
-    """What is the same for all elements, as plain values."""
+    """Values that are the same for all elements, as plain values."""
 
 
 def queue_state(

@@ -1,4 +1,4 @@
-"""What all processes must agree on, and from which round on it holds."""
+"""Terms on which all processes must agree, and from which round on they hold."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class TermsByRound:
 
     @property
     def newest(self) -> Optional[Terms]:
-        """Those of the last generation; None before the first."""
+        """Terms of the last generation; None before the first."""
         return self._terms[-1] if self._terms else None
 
     def first_only(self) -> TermsByRound:

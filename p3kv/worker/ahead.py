@@ -13,7 +13,7 @@ from p3kv.worker.transfers import Transfer, WorkerKey, memory_at
 
 
 class _Arrivals:
-    """What a key's transfers wait for, and what has arrived."""
+    """Values for which a key's transfers wait, and those that have arrived."""
 
     def __init__(self, key: WorkerKey) -> None:
         self.key = key

@@ -18,7 +18,7 @@ from p3kv.wire.messages import Norm, Pushed, Scale, Squares, encode
 _log = logging.getLogger(__name__)
 
 _EPSILON = 1e-8
-"""As in frameworks: a norm of zero scales nothing."""
+"""Number as in frameworks: a norm of zero scales nothing."""
 
 
 class ClippedStep(NamedTuple):
@@ -26,7 +26,7 @@ class ClippedStep(NamedTuple):
 
     store: int
     number: int
-    """Which of the steps that the store has clipped, from 1: the same on all workers."""
+    """Number among the steps that the store has clipped, from 1: the same on all workers."""
     step: int
     max_norm: float
     elems: Mapping[int, int]

@@ -15,7 +15,7 @@ class Unpushed(NamedTuple):
 
     key: Key
     name: str
-    """What the user calls it."""
+    """User's name for it."""
     shape: Tuple[int, ...]
     dtype: str
     value: Future[np.ndarray]
@@ -23,12 +23,12 @@ class Unpushed(NamedTuple):
 
 
 class Cut(NamedTuple):
-    """What belongs to a checkpoint."""
+    """Contents of a checkpoint."""
 
     after: int
     """The last step whose pushes do, of those that all stores count."""
     step: int
-    """As the script counts."""
+    """Step as the script counts."""
     stores: List[StoreAtCut]
     unpushed: List[Tuple[int, Unpushed]] = []  # noqa: RUF012  nobody changes it
     """Worker rank 0's values that no gradient changes, with the store's number."""
@@ -50,7 +50,7 @@ class Cuts:
         self._stores: List[Callable[[], StoreAtCut]] = []
         self._unpushed: List[Callable[[], List[Unpushed]]] = []
         self._copies: Optional[List[Tuple[int, Unpushed]]] = None
-        """Those of the newest step's end, if there may be a checkpoint now."""
+        """Values at the newest step's end, if there may be a checkpoint now."""
         self._steps: Dict[int, int] = {}
         """By store: the number of its steps, in this run and before it."""
         self._step: Optional[int] = None

@@ -16,12 +16,12 @@ from p3kv.wire.proofs import CHALLENGE_BYTES, NONCE_BYTES, Proofs, is_right, non
 
 
 class _Hello(NamedTuple):
-    """What this worker has said to a server."""
+    """Hello of this worker to a server."""
 
     proofs: Proofs
     nonce: bytes
     words: bytes
-    """What it says with its proof."""
+    """Words that it says with its proof."""
 
 
 class Handshakes:

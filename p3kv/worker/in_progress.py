@@ -120,7 +120,7 @@ class InProgress:
 
     @property
     def oldest(self) -> Optional[Transfer]:
-        """Of the transfers whose values are still to come, the first update, or the first pull."""
+        """First update of the transfers whose values are still to come, or the first pull."""
         return next(iter(self._updates.values()), None) or next(iter(self._pulls.values()), None)
 
     def clear(self) -> List[Transfer]:

@@ -1,4 +1,4 @@
-"""What a worker has measured, from all the places that count."""
+"""Measurements of a worker, from all the places that count."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Measures:
         """After how many steps the verdict was reached that `stats` gives, and the verdict."""
 
     def numbers(self) -> WorkerNumbers:
-        """What this worker has measured so far."""
+        """Measurements of this worker so far."""
         servers = list(self._traffic.servers.items())
         wire = [connection for rank, connection in servers if rank not in self._local_servers]
         times, inversions = self._traffic.times, self._loop.inversions
@@ -143,7 +143,7 @@ def _layer_name(waited_for: Optional[WorkerKey]) -> str:
 
 
 def nothing_measured() -> Dict[str, Any]:
-    """What `stats` gives where nothing is sent: zeros."""
+    """Result of `stats` where nothing is sent: zeros."""
     return {
         **structs.asdict(WorkerNumbers()),
         "links": {}, "rounds": {}, "slowest_worker": None, "verdict": None,

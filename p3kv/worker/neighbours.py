@@ -26,7 +26,7 @@ _LOOK_EVERY_S = 0.2
 _LOOK_EVERY = struct.pack("ll", 0, int(_LOOK_EVERY_S * 1e6))
 """For the system: seconds and microseconds."""
 _BUFFER_BYTES = 1 << 20
-"""Of frames without payloads: there is room for thousands."""
+"""Buffer size of a connection for frames without payloads: there is room for thousands."""
 _CREDENTIALS = struct.Struct("3i")
 
 

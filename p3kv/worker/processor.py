@@ -32,8 +32,8 @@ class ProcessorDelay:
         self._found = Delayed()
 
     def delayed(self) -> Delayed:
-        """Those since the last look, which is a quarter of a second ago at least; to be called from
-        the thread that sends and receives."""
+        """Shares of delay since the last look, which is a quarter of a second ago at least; to be
+        called from the thread that sends and receives."""
         now = now_s()
         elapsed_s = now - self._looked_s
         if elapsed_s >= _LOOK_EVERY_S:

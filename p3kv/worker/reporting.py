@@ -43,7 +43,7 @@ class Reporting:
         self._metrics = Metrics(settings, "worker", traffic.rank, self.numbers)
 
     def numbers(self) -> Optional[WorkerNumbers]:
-        """What the worker has measured; from any thread."""
+        """Measurements of the worker; from any thread."""
         return None if self._measures is None else self._measures.numbers()
 
     def stats(self) -> Dict[str, Any]:

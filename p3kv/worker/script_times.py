@@ -9,7 +9,7 @@ _SHORT_S = 0.0001
 
 
 class Between(NamedTuple):
-    """What the script did after a step's last push and before the next step's first one."""
+    """Times of the script after a step's last push and before the next step's first one."""
 
     forward_s: float
     """When it began the forward pass; 0 if that is not known."""
@@ -34,7 +34,7 @@ class ScriptTimes:
             self._blocked.setdefault(step, []).append((begin_s, end_s))
 
     def take(self, step: int) -> Between:
-        """What the script did after a step; forgets that and what was before."""
+        """Takes the script's times after a step; forgets these and those before."""
         found = Between(self._forwards_s.get(step, 0.0), self._blocked.get(step, []))
         for old in {*list(self._forwards_s), *list(self._blocked)}:
             if old <= step:

@@ -1,4 +1,4 @@
-"""What is traced of a worker's transfers."""
+"""Traces of a worker's transfers."""
 
 from __future__ import annotations
 

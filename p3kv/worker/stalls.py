@@ -1,4 +1,4 @@
-"""What a worker logs when a round waits for a straggler."""
+"""Warnings that a worker logs when a round waits for a straggler."""
 
 from __future__ import annotations
 

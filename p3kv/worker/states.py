@@ -17,7 +17,7 @@ from p3kv.worker.transfers import WorkerKey
 
 
 class _Request:
-    """What this worker has asked of all servers of a key."""
+    """Request of this worker to all servers of a key."""
 
     def __init__(
         self, kind: Kind, key: WorkerKey, round: int, whole: bool, answer: Future[Any]

@@ -1,4 +1,4 @@
-"""What the time of a step went into: parts that add up to it."""
+"""Parts of a step's time, which add up to it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Parts(NamedTuple):
         return self.network_s + self.server_s
 
     def plus(self, other: Parts) -> Parts:
-        """Those of both."""
+        """Adds the parts of both."""
         return Parts(*[one + more for one, more in zip(self, other)])
 
 
@@ -50,7 +50,7 @@ class Wait(NamedTuple):
         return max(0.0, self.end_s - self.begin_s)
 
     def parts(self) -> Parts:
-        """What it was for."""
+        """Parts of the wait, by cause."""
         straggler_s = min(max(0.0, self.last_ready_s - self.begin_s), self.seconds)
         server_s = min(max(0.0, self.worked_s), self.seconds - straggler_s)
         network_s = self.seconds - straggler_s - server_s
@@ -65,7 +65,7 @@ class Layer(NamedTuple):
     arrived_s: float
     last_ready_s: float
     server: int
-    """Which server's slice came last."""
+    """Rank of the server whose slice came last."""
 
 
 Worked = Callable[[int, float, float], float]
@@ -101,7 +101,7 @@ def parts_of_step(
     longest_s: float,
     delayed: Delayed = Delayed(),  # noqa: B008  a constant
 ) -> Parts:
-    """What a step's time went into.
+    """Parts into which a step's time went.
 
     `waits` say for what there was waiting, for `longest_s` in all at most. What is nothing else is
     computing.

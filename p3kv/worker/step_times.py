@@ -49,14 +49,14 @@ class _Arrived(NamedTuple):
     late_s: float
     """How much later than this worker's gradient the last one was ready."""
     server: int
-    """Which one's slice came last."""
+    """Rank of the server whose slice came last."""
 
 
 _NOT = _Arrived(0.0, 0.0, UNKNOWN)
 
 
 class _Step:
-    """What is known of a step while its gradients become ready and its values arrive."""
+    """Record of a step while its gradients become ready and its values arrive."""
 
     __slots__ = ("arrived", "keys", "number", "ready_s")
 
@@ -108,7 +108,7 @@ class StepTimes:
         self.parts = Parts()
         self.forward_s = 0.0
         self.backward_s = 0.0
-        """Of one step, as estimated from the last ones, without waiting."""
+        """Time of one step, as estimated from the last ones, without waiting."""
         self.waited_for: Optional[WorkerKey] = None
         """The key for which the most forward passes have waited longest."""
         self._delayed = delayed

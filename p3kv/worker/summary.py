@@ -1,4 +1,4 @@
-"""What a worker says of its speed: a line every so many steps, and a verdict at the end."""
+"""Log of a worker's speed: a line every so many steps, and a verdict at the end."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ _exit_reason = ""
 _libraries: Tuple[str, ...] = ("p3kv",)
 """Packages whose lines in a traceback are not the user's."""
 _advice_for: Callable[[BaseException], str] = lambda error: ""  # noqa: E731
-"""What to do about an error of a framework's own."""
+"""Function that gives advice on an error of a framework's own."""
 
 _Hook = Callable[[Type[BaseException], BaseException, Optional[TracebackType]], Any]
 
@@ -130,7 +130,7 @@ _CODE: Any = vars(SystemExit)["code"]
 
 
 class _Exit(SystemExit):
-    """What `sys.exit` raises: records its code when it ends the process.
+    """Exception that `sys.exit` raises: records its code when it ends the process.
 
     A script may catch it and go on. If the script does not, the interpreter reads the code, in a
     call that comes from no frame. `raise SystemExit(3)` bypasses this class: only the parent of the

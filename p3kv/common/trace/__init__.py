@@ -1,4 +1,4 @@
-"""What processes do and when: records that they write when a trace is asked for."""
+"""Records of what processes do and when, which they write when a trace is asked for."""
 
 from p3kv.common.trace.reading import Trace, read_trace
 from p3kv.common.trace.records import (

@@ -21,7 +21,7 @@ from p3kv.errors import TraceError
 
 
 class Trace(NamedTuple):
-    """What one process has recorded."""
+    """Records of one process."""
 
     process: Process
     spans: List[Span]

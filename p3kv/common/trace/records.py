@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple, Optional, Union
 
 FORMAT = 1
-"""Of files; to be raised when a record changes."""
+"""Version of the files; to be raised when a record changes."""
 UNKNOWN = -1
 """A number that a span does not have."""
 
@@ -43,11 +43,11 @@ class Process(NamedTuple):
 
 
 class KeyName(NamedTuple):
-    """What a key's id stands for."""
+    """Key, name and size that belong to a key's id."""
 
     key_id: int
     key: Union[int, str]
-    """As the script knows it."""
+    """Key as the script knows it."""
     name: Optional[str]
     """The parameter's name, if it is known."""
     size_bytes: int
@@ -63,7 +63,7 @@ class ClockSample(NamedTuple):
 
 
 class Span(NamedTuple):
-    """What was done with a slice, or a whole key, from `start_ns` to `end_ns`.
+    """Operation on a slice, or a whole key, from `start_ns` to `end_ns`.
 
     `since_ns` is when it could have begun. Numbers that it does not have are UNKNOWN.
     """
@@ -79,10 +79,10 @@ class Span(NamedTuple):
     step: int = UNKNOWN
     slice: int = UNKNOWN
     priority: int = 0
-    """As on the wire: larger goes first."""
+    """Priority as on the wire: larger goes first."""
     size_bytes: int = 0
 
 
 Record = Union[Process, KeyName, ClockSample, Span]
 PROCESS, KEY, CLOCK = "process", "key", "clock"
-"""What the lines of the other records begin with."""
+"""Beginnings of the other records' lines."""

@@ -1,4 +1,4 @@
-"""What the workers of a trial tell whoever has started it: marked lines on their standard error.
+"""Report of a trial's workers to whoever has started it: marked lines on their standard error.
 
 So it takes the way of all output, from other hosts, too, and needs no connection of its own.
 """
@@ -25,18 +25,18 @@ class LayerReady(NamedTuple):
 
 
 class Report(msgspec.Struct):
-    """What a worker has measured. A worker tells the first, empty one when it begins."""
+    """Measurements of a worker. It tells the first, empty report when it begins."""
 
     times_s: Tuple[float, ...] = ()
     """When each step's gradient of one and the same parameter was ready, from the first on."""
     layers: Tuple[LayerReady, ...] = ()
-    """Of a worker that computes alone: the keys, those first whose gradients are ready first."""
+    """Keys of a worker that computes alone, those first whose gradients are ready first."""
     link_bytes_s: Optional[float] = None
     """With p3kv: what a host's link carries in each direction, if it was measured."""
     sends_all: bool = True
     """Whether a step sends every element of every key: no codec, and no sparse gradients."""
     notes: Tuple[str, ...] = ()
-    """What makes this trial differ from the others."""
+    """Differences between this trial and the others."""
 
 
 def tell(report: Report) -> None:

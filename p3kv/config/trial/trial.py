@@ -1,4 +1,4 @@
-"""What the processes of a trial are told: which store to use, and for how many steps."""
+"""Instructions for the processes of a trial: which store to use, and for how many steps."""
 
 from __future__ import annotations
 

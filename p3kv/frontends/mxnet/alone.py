@@ -36,7 +36,7 @@ _log = logging.getLogger("p3kv")
 
 
 class Alone(KVStore):
-    """What `kvstore='p3'` is without servers and other workers: MXNet's own store of one process.
+    """Store of `kvstore='p3'` without servers and other workers: MXNet's own, of one process.
 
     A script gets the numbers of a job with one worker, and the same methods as in a job.
     """
@@ -50,14 +50,14 @@ class Alone(KVStore):
         self._names: Set[Key] = set()
         self._has_keys = False
         self.compression_params: Optional[Mapping[str, Any]] = None
-        """What `set_gradient_compression` was called with."""
+        """Parameters given to `set_gradient_compression`."""
         self._compression: Optional[Compression] = None
         self.max_norm: Optional[float] = None
-        """What `clip_global_norm` was called with."""
+        """Norm given to `clip_global_norm`."""
         self._norm: Optional[float] = None
         self._inside = False
         self._gathered: List[Tuple[Key, NDArray]] = []
-        """What is pushed in a step that is clipped, until its end."""
+        """Pushes of a step that is clipped, until its end."""
         self._pulls: List[Tuple[Any, ...]] = []
         self._pushes: Dict[Key, int] = {}
         self._steps = 0
@@ -68,12 +68,12 @@ class Alone(KVStore):
 
     @property
     def type(self) -> str:
-        """As in a job."""
+        """Type of the store, as in a job."""
         return self._type
 
     local_rank, local_size = 0, 1
     resumed_steps = 0
-    """As in a job; there are no checkpoints without one."""
+    """Zero steps: there are no checkpoints without a job."""
 
     def name_keys(self, names: Iterable[Key]) -> None:
         """Takes note of the keys that a Trainer or Module will declare."""
@@ -81,7 +81,7 @@ class Alone(KVStore):
 
     @property
     def is_taken(self) -> bool:
-        """As in a job."""
+        """Whether anybody has used the store, as in a job."""
         return bool(self._updater or self._names or self._has_keys)
 
     def set_optimizer(self, optimizer: mx.optimizer.Optimizer) -> None:
@@ -161,7 +161,7 @@ class Alone(KVStore):
 
     @contextmanager
     def one_step(self, fresh: Optional[Collection[Key]] = None) -> Iterator[None]:
-        """What is pushed inside is one step, for `clip_global_norm`."""
+        """Groups the pushes inside into one step, for `clip_global_norm`."""
         self._inside = self.max_norm is not None
         try:
             yield

@@ -20,7 +20,7 @@ _log = logging.getLogger("p3kv")
 _CPU_KINDS = ("cpu", "cpu_pinned", "cpu_shared")
 
 Arrays = Union[NDArray, Sequence[NDArray]]
-"""What a caller gives for a key: an array, or one for each device."""
+"""Argument for a key: an array, or one for each device."""
 
 
 def by_key(keys: Any, *arrays: Any) -> List[Tuple[Any, ...]]:
@@ -70,7 +70,7 @@ def spread(value: NDArray, targets: Sequence[NDArray]) -> None:
 
 
 DENSE, ROW_SPARSE = "default", "row_sparse"
-"""What MXNet calls how arrays are stored."""
+"""MXNet's names for how arrays are stored."""
 
 
 def check_key(key: Any) -> None:
@@ -110,7 +110,7 @@ _INSTEAD = {
 
 
 def dtype_name(array: NDArray) -> str:
-    """What users call an array's dtype. Numpy has no bfloat16; MXNet makes a record type of it."""
+    """Users' name for an array's dtype. Numpy has no bfloat16; MXNet makes a record type of it."""
     dtype = np.dtype(array.dtype)
     return dtype.names[0] if dtype.names else dtype.name
 

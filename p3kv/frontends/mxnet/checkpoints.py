@@ -26,7 +26,7 @@ _log = logging.getLogger("p3kv")
 
 
 class OptimizerGoesOn(GoesOn[WorkerOptimizer]):
-    """Of one store."""
+    """Optimizers of one store: they count on, and have their states."""
 
     def __init__(self, own: WorkerStore) -> None:
         self._own = own

@@ -1,4 +1,4 @@
-"""What can't be clipped by the norm of all gradients where optimizers run on the servers."""
+"""Refusals to clip by the norm of all gradients where optimizers run on the servers."""
 
 from __future__ import annotations
 

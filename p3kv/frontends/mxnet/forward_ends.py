@@ -17,7 +17,7 @@ from p3kv.common.trace import FORWARD_END, UNKNOWN, Span, Tracer, now_ns
 from p3kv.frontends.mxnet import engine
 
 _NAME = b"p3kv_forward_end"
-"""Of the operation, in MXNet's profiler."""
+"""Name of the operation in MXNet's profiler."""
 
 
 def trace(tracer: Tracer) -> None:

@@ -1,4 +1,4 @@
-"""Which gradients a step of gluon's Trainer pushes: those that backward has written since the last.
+"""Gradients that a step of gluon's Trainer pushes: those that backward has written since the last.
 
 MXNet notes with each weight whether backward has written its gradient. Where no worker has a fresh
 gradient of a parameter, its weight stays as it is; else the sum is over those that are fresh. So
@@ -34,7 +34,7 @@ class _Gradient(NamedTuple):
     weights: List[NDArray]
     gradients: List[NDArray]
     fresh: List[NDArray]
-    """Those that backward has written since the last step."""
+    """Gradients that backward has written since the last step."""
     stale_on: Optional[mx.Context]
     """The first device on which backward has not."""
 

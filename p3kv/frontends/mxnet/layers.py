@@ -125,7 +125,7 @@ def _merge_recurrent(uses: Sequence[_Use]) -> List[_Use]:
 
 
 def _common_name(parameters: Sequence[str], model_prefix: str) -> str:
-    """What the names of a layer's parameters share, without the model's own prefix."""
+    """Beginning that the names of a layer's parameters share, without the model's own prefix."""
     letters = zip(*[name[len(model_prefix) :] for name in parameters])
     shared = "".join(at[0] for at in itertools.takewhile(lambda at: len(set(at)) == 1, letters))
     return shared.rpartition("_")[0] or parameters[0][len(model_prefix) :]

@@ -10,7 +10,7 @@ from p3kv.report.forecast import Model
 
 _PIXELS = 224
 _PIXELS_OF_INCEPTION = 299
-"""Of the squares that the models' papers train with."""
+"""Sides of the squares that the models' papers train with."""
 
 
 def model(name: str, batch_size: int, compute_s: float) -> Model:

@@ -70,18 +70,18 @@ class PlainOptimizer(Message, frozen=True):
     """The step from which `num_update` counts. Later than `since_step` where other stores have
     stepped meanwhile, and the class may ask for it."""
     seed: Optional[int] = None
-    """What random numbers follow from, together with the key and the count of its updates."""
+    """Seed of random numbers, together with the key and the count of its updates."""
 
     def __post_init__(self) -> None:
         check_plain("an optimizer", self.attributes)
 
 
 class SharedNumber(Message, frozen=True):
-    """What a single update of a key has in place of one of the optimizer's attributes."""
+    """Number that a single update of a key has in place of one of the optimizer's attributes."""
 
     key: Key
     update: int
-    """Which of the key's updates with this optimizer, from 1."""
+    """Number of the key's update with this optimizer, from 1."""
     since_step: int
     attribute: str
     value: float
@@ -175,7 +175,7 @@ def plain(
 
 
 def read(data: bytes) -> Settings:
-    """What a worker has written; raises ProtocolError for anything else."""
+    """Reads what a worker has written; raises ProtocolError for anything else."""
     settings: Settings = decode(data, Settings)
     return settings
 

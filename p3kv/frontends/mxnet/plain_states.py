@@ -13,14 +13,14 @@ from p3kv.server.optimizer import State
 
 
 class OfKey(NamedTuple):
-    """What an optimizer remembers of a whole key."""
+    """Optimizer's memory of a whole key."""
 
     state: Any
     """MXNet's, as `create_state` returns it."""
     updates: int
     """How often it has updated the key."""
     kept: Any = None
-    """What it keeps for the key in itself: LBSGD's gradients of several steps."""
+    """Values that it keeps for the key in itself: LBSGD's gradients of several steps."""
 
 
 def take_apart(state: Any, elements: Dict[str, np.ndarray]) -> Any:
@@ -76,7 +76,7 @@ def with_all_rows(elements: np.ndarray) -> mx.nd.NDArray:
 
 
 def as_state(of_key: OfKey, since_step: int, whole: bool) -> State:
-    """What the servers' optimizer remembers of a key; arrays are copied.
+    """Servers' `State` of a key; arrays are copied.
 
     `whole`: the optimizer needs whole tensors. The state is not cut then.
     """
@@ -93,7 +93,7 @@ def as_state(of_key: OfKey, since_step: int, whole: bool) -> State:
 
 
 def as_mxnets(state: State, shape: Tuple[int, ...], whole: bool) -> OfKey:
-    """What an optimizer remembers of a key of a shape, as MXNet has it."""
+    """Optimizer's memory of a key of a shape, as MXNet has it."""
     elements = state.elements
     if not whole:
         elements = {name: array.reshape(shape) for name, array in elements.items()}

@@ -1,4 +1,4 @@
-"""What pushes and optimizers can't be: the table of combinations is asked in MXNet's words."""
+"""Refusals of pushes and optimizers: the table of combinations is asked in MXNet's words."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from p3kv.worker.transfers import WorkerKey
 
 
 class PushChecks(Checks[WorkerOptimizer]):
-    """Of one store."""
+    """Checks of one store."""
 
     def __init__(self, own: WorkerStore) -> None:
         self._own = own

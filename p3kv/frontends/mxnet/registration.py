@@ -140,7 +140,7 @@ def _naming_what_is_left_out(train: Any) -> Any:
 
 
 def _updating_in_one_step(update: Any) -> Any:
-    """As for gluon's Trainer."""
+    """Makes an update one step, as for gluon's Trainer."""
 
     def update_params(params: Any, gradients: Any, kvstore: Any, names: Any) -> None:
         with one_step(kvstore):

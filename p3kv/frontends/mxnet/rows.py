@@ -52,7 +52,7 @@ def layout(value: NDArray, outs: Iterable[NDArray], expected: bool) -> str:
 
 
 def ids_by_out(keys: Any, outs: Any, row_ids: Any) -> List[Tuple[Key, List[NDArray], NDArray]]:
-    """What `row_sparse_pull` is called with: each key with arrays, and the rows that they get.
+    """Arguments of `row_sparse_pull`: each key with arrays, and the rows that they get.
 
     As in MXNet, the arrays of a key may share row ids, or have some each.
     """
@@ -138,7 +138,7 @@ class Rows:
         self._abort = abort
         self._ready = ready
         self._held: Dict[Key, _Held] = {}
-        """What pulls have written last. Only rows that have changed since travel."""
+        """Arrays that pulls have written last. Only rows that have changed since travel."""
 
     def source(self, key: WorkerKey, arrays: Sequence[NDArray]) -> NDArray:
         """One row_sparse array on the CPU with the sum of `arrays`, one for each device.

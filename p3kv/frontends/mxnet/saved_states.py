@@ -34,7 +34,7 @@ from p3kv.worker.transfers import WorkerKey
 
 
 class Loaded(NamedTuple):
-    """What a file has."""
+    """Contents of a file."""
 
     states: Dict[Key, Any]
     """MXNet's state of each key."""
@@ -44,23 +44,23 @@ class Loaded(NamedTuple):
     steps: int = 0
     """How many updates the optimizer counts in all."""
     remembered: Mapping[str, Any] = {}
-    """What the optimizer remembers for all keys together."""
+    """Values that the optimizer remembers for all keys together."""
     kept: Mapping[Key, Any] = {}
-    """What it keeps in itself for some of the keys."""
+    """Values that it keeps in itself for some of the keys."""
 
 
 def fetched(
     store: WorkerStore, keys: Sequence[WorkerKey], optimizer: WorkerOptimizer
 ) -> Dict[Key, OfKey]:
-    """What the servers' optimizer remembers of keys."""
+    """Fetches what the servers' optimizer remembers of keys."""
     whole = optimizer.needs_whole_tensors
     found = {key: states_of(store, key, whole) for key in keys}
     return {key.key: of_states(of_key, key, optimizer) for key, of_key in found.items() if of_key}
 
 
 def of_states(of_servers: Sequence[State], key: WorkerKey, optimizer: WorkerOptimizer) -> OfKey:
-    """What the servers' optimizer remembers of a key, from the states of all its servers, in the
-    order of the elements."""
+    """Joins what the servers' optimizer remembers of a key, from the states of all its servers, in
+    the order of the elements."""
     whole = optimizer.needs_whole_tensors
     state = of_servers[0] if whole else State.joined(of_servers)
     of_key = as_mxnets(state, _shape(key), whole)
@@ -211,7 +211,7 @@ def _check_kept(fname: str, kept: Mapping[Key, Any], keys: Dict[Key, WorkerKey])
 
 
 def _outline(state: Any) -> str:
-    """What a state is made of: "(float32 (3, 4), None)"."""
+    """Structure of a state: "(float32 (3, 4), None)"."""
     if isinstance(state, tuple):
         return f"({', '.join(map(_outline, state))})"
     if isinstance(state, list):

@@ -65,7 +65,7 @@ class _StateOfSlice:
     def __init__(self, state: Any, since_step: int) -> None:
         self.state = state
         self.kept: Any = None
-        """What the optimizer has kept for the key in itself."""
+        """Values that the optimizer has kept for the key in itself."""
         self.since_step = since_step
         self.updates = 0
 

@@ -17,7 +17,7 @@ from p3kv.worker.stores import WorkerStore
 
 
 class ServerStates:
-    """What the servers' optimizer remembers of a store's keys. Belongs to the script's thread."""
+    """States that the servers' optimizer has of a store's keys. Belongs to the script's thread."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class ServerStates:
         return optimizer.optimizer
 
     def _remembered(self, optimizer: WorkerOptimizer) -> Dict[Key, OfKey]:
-        """What the servers' optimizer remembers of the keys that it has updated."""
+        """Fetches what the servers' optimizer remembers of the keys that it has updated."""
         self._pushes.settle()
         keys = [key for key in self._own.declared() if key.key in self._pushes.updates]
         return saved_states.fetched(self._own, keys, optimizer)

@@ -72,7 +72,7 @@ from p3kv.worker import this_process
 from p3kv.worker.transfers import WorkerKey
 
 _SET_MULTI_PRECISION, _SYNC_MODE = 1, 3
-"""Of MXNet's commands those that p3kv need not be given: the first one's number travels with the
+"""Commands of MXNet's that p3kv need not be given: the first one's number travels with the
 optimizer, and servers know by each store whether it is synchronous."""
 _INSTEAD_OF_COMMANDS = {
     0: "nothing that arrives is unpickled; use kv.set_optimizer",
@@ -119,7 +119,7 @@ class P3(KVStoreBase):
         self._own = self._worker.new_store(consistency)
         """This store's keys and optimizer; the worker is that of all stores."""
         self.compression_params: Optional[Mapping[str, Any]] = None
-        """What `set_gradient_compression` was called with."""
+        """Parameters given to `set_gradient_compression`."""
         self._names: Mapping[Key, str] = {}
         self._expected_rows: Set[Key] = set()
         self._order = OrderLearner(self._own.publish_order, FORWARD_READS)
@@ -187,7 +187,7 @@ class P3(KVStoreBase):
         return 0 if self._own.resumed is None else self._own.resumed.steps
 
     def stats(self) -> Dict[str, Any]:
-        """What this worker has measured so far; docs/measuring.md says what each number means."""
+        """Measurements of this worker so far; docs/measuring.md says what each number means."""
         return self._worker.stats()
 
     # Values.
@@ -369,7 +369,7 @@ class P3(KVStoreBase):
 
     @property
     def max_norm(self) -> Optional[float]:
-        """What `clip_global_norm` was called with."""
+        """Norm given to `clip_global_norm`."""
         return self._pushes.clipping.max_norm
 
     def global_norm(self) -> Optional[float]:
@@ -379,9 +379,9 @@ class P3(KVStoreBase):
 
     @contextmanager
     def one_step(self, fresh: Optional[Collection[Key]] = None) -> Iterator[None]:
-        """What is pushed inside is one step: for `clip_global_norm`, and for settings that have
-        changed. Nothing that waits for a new value may be inside. `fresh`: the keys of which this
-        worker has a gradient, unless that is all."""
+        """Groups the pushes inside into one step: for `clip_global_norm`, and for settings that
+        have changed. Nothing that waits for a new value may be inside. `fresh`: the keys of which
+        this worker has a gradient, unless that is all."""
         with self._pushes.one_step(fresh):
             yield
         self._own.step_ends()

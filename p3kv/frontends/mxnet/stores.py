@@ -39,7 +39,7 @@ def _create_asynchronous() -> KVStoreBase:
 
 
 NAMES = {"p3": _create, SYNC_TYPE: _create, ASYNC_TYPE: _create_asynchronous}
-"""What makes a store, by its name."""
+"""Functions that make a store, by its name."""
 
 
 def in_a_job() -> bool:

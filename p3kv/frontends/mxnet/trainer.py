@@ -1,4 +1,4 @@
-"""What gluon's Trainer does otherwise with p3kv's stores."""
+"""Changes to gluon's Trainer for p3kv's stores."""
 
 from __future__ import annotations
 

@@ -122,7 +122,7 @@ class TrialClock:
 
 
 def _link_bytes_s() -> Optional[float]:
-    """What a host's link carries in each direction, where p3kv has measured it."""
+    """Rate of a host's link in each direction, where p3kv has measured it."""
     if not this_process.is_worker() or not this_process.worker().started:
         return None
     verdict = this_process.worker().stats()["verdict"]

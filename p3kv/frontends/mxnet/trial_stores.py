@@ -86,12 +86,12 @@ class Other(Clocked, KVStore):
 
     @property
     def local_rank(self) -> int:
-        """As in the job."""
+        """Rank among the host's workers, as in the job."""
         return _launch().local_rank
 
     @property
     def local_size(self) -> int:
-        """As in the job."""
+        """Number of the host's workers, as in the job."""
         return _launch().local_size
 
     def free(self) -> None:
@@ -191,17 +191,17 @@ class Unconnected(Other):
 
     @property
     def type(self) -> str:
-        """As with servers."""
+        """Type of the store, as with servers."""
         return _NATIVE
 
     @property
     def rank(self) -> int:
-        """As in the job."""
+        """Rank of this worker, as in the job."""
         return self._place[0]
 
     @property
     def num_workers(self) -> int:
-        """As in the job."""
+        """Number of workers, as in the job."""
         return self._place[1]
 
     def push(self, key: Any, value: Any, priority: int = 0) -> None:

@@ -33,7 +33,7 @@ class Local(NamedTuple):
 
 
 def of_trainer(trainer: mx.gluon.Trainer) -> List[Local]:
-    """Of a Trainer's parameters those without gradients, by their keys."""
+    """Parameters of a Trainer without gradients, by their keys."""
     found = [
         Local(key, parameter.name, parameter._check_and_get(parameter._data, list))
         for key, parameter in enumerate(trainer._params)

@@ -1,4 +1,4 @@
-"""What scripts of MXNet's look for where a store's optimizer would be: `_updater`."""
+"""Attribute `_updater`, in which scripts of MXNet's look for a store's optimizer."""
 
 from __future__ import annotations
 

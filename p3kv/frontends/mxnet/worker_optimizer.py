@@ -51,7 +51,7 @@ class WorkerOptimizer(ScriptOptimizer):
         self._settings = plain(optimizer, since_step, self._seed)
         self._schedule: float = resumed.get("m_schedule", 1.0)
         self._last_rate: Optional[float] = resumed.get("cur_lr")
-        """That of LARS's last update."""
+        """Rate of LARS's last update."""
         self._value_for_first: Optional[float] = None
 
     @property
@@ -87,7 +87,7 @@ class WorkerOptimizer(ScriptOptimizer):
         return encode(SharedNumber(key, update, self.since_step, SHARED_NUMBERS[self.name], value))
 
     def _advance_schedule(self, update: int) -> None:
-        """As Nadam's update does: with every update of any key, by the count of that key."""
+        """Does as Nadam's update: with every update of any key, by the count of that key."""
         nadam = self.optimizer
         t = nadam.begin_num_update + update
         momentum_t = nadam.beta1 * (1.0 - 0.5 * (pow(0.96, t * nadam.schedule_decay)))
@@ -104,7 +104,7 @@ class WorkerOptimizer(ScriptOptimizer):
         self._value_for_first = None if last == rate else last
 
     def remembered(self) -> Dict[str, Any]:
-        """What updates have changed in the optimizer itself, by the names of its attributes.
+        """Values that updates have changed in the optimizer itself, by the names of its attributes.
 
         In one process MXNet's own optimizer has these values now.
         """
@@ -119,8 +119,8 @@ class WorkerOptimizer(ScriptOptimizer):
 
 
 def take_remembered(optimizer: mx.optimizer.Optimizer) -> Dict[str, Any]:
-    """What a file's optimizer has of `WorkerOptimizer.remembered`. What MXNet does not know is
-    taken away."""
+    """Reads what a file's optimizer has of `WorkerOptimizer.remembered`, and removes from it what
+    MXNet does not know."""
     values = vars(optimizer)
     found = {SEED: values.pop(SEED)} if SEED in values else {}
     if is_mxnets(type(optimizer)):

@@ -63,7 +63,7 @@ def signal_group(group: int, signum: int) -> None:
 
 
 def guardian_command(task: str, grace_s: float) -> list[str]:
-    """What runs this file: `task` is "guard" (groups of this host) or "host" (a process there)."""
+    """Command of this file: `task` is "guard" (groups of this host) or "host" (a process there)."""
     # -I: the user's PYTHONPATH and current folder cannot shadow the standard library.
     return [sys.executable, "-I", "-S", os.path.abspath(__file__), task, str(grace_s)]
 

@@ -22,7 +22,7 @@ _DRAIN_S = 2.0
 _COLOURS = (32, 36, 35, 33, 34, 31)
 _ERASE_LINE = b"\r\x1b[K"
 _ERROR = re.compile(rb"p3kv (?:(?:worker|server|scheduler): )?((?:worker|server|scheduler)\b.*)")
-"""What a process of a job says of its failure, or of another's."""
+"""Words of a job's process about its failure, or another's."""
 
 
 class Text(NamedTuple):

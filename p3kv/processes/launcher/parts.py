@@ -1,4 +1,4 @@
-"""What a job is made of: commands and environments, nothing started yet."""
+"""Parts of a job: commands and environments, nothing started yet."""
 
 from __future__ import annotations
 

@@ -48,12 +48,12 @@ class RunningPart:
 
     @property
     def out(self) -> IO[bytes] | None:
-        """What it prints to its standard output; None if that is a link."""
+        """Pipe from its standard output; None if that is a link."""
         return self._process.stdout
 
     @property
     def err(self) -> IO[bytes]:
-        """What it prints to its standard error."""
+        """Pipe from its standard error."""
         assert self._process.stderr is not None
         return self._process.stderr
 

@@ -102,7 +102,7 @@ class Launcher:
         self._is_terminating = False
         self._ended_by_us: set[str] = set()
         self._left: list[str] = []
-        """Those that had to be ended, though they had been told or had had the time to end."""
+        """Parts that had to be ended, though they had been told or had had the time to end."""
 
     def run(self) -> int:
         """Starts the parts and returns when all have ended: 0, or the first failure's exit code.

@@ -1,4 +1,4 @@
-"""What an iteration takes on another network: the bound, and simulated stores."""
+"""Time of an iteration on another network: the bound, and simulated stores."""
 
 from p3kv.report.forecast.forecast import Forecast, forecast
 from p3kv.report.forecast.model import Layer, Model, Parameter

@@ -43,7 +43,7 @@ def forecast(
     payload: float = TCP_PAYLOAD,
     slice_elems: Optional[int] = None,
 ) -> Forecast:
-    """What an iteration takes on `hosts` hosts, each a worker and a server behind one link.
+    """Forecasts an iteration's time on `hosts` hosts, each a worker and a server behind one link.
 
     `link_bit_s` is the link's rate in each direction, of which `payload` carries elements; 1.0
     where the rate is a measured one of elements. `slice_elems`: by default what p3kv would choose.

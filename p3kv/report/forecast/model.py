@@ -24,7 +24,7 @@ class Parameter(NamedTuple):
 
 
 class Layer(NamedTuple):
-    """What a forward pass computes between two reads of parameters.
+    """Computation of a forward pass between two reads of parameters.
 
     `parameters` are the trained ones, in the order in which the forward pass reads them; `flops` is
     the layer's forward work for one batch, a multiplication and an addition counted as two.

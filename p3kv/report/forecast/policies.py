@@ -1,4 +1,4 @@
-"""What a simulated store sends: how arrays are cut, placed on servers and put in order."""
+"""Policies of simulated stores: how arrays are cut, placed on servers and put in order."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ SLICING = Policy(slice_elems=50_000, priority=False, pulls=False)
 P3 = Policy(slice_elems=50_000, priority=True, pulls=False)
 P3KV = P3._replace(oldest_round_first=True, even_servers=True)
 EQUAL_PARTS = P3KV._replace(least_part_elems=1024, next_slice_first=True)
-"""What p3kv could do on hundreds of hosts."""
+"""Policy that p3kv could have on hundreds of hosts."""
 
 
 class Workload(NamedTuple):
-    """What is trained: by layer in forward order, its arrays as (key, elements), and its forward
-    and backward time in seconds.
+    """Model that is trained: by layer in forward order, its arrays as (key, elements), and its
+    forward and backward time in seconds.
 
     Elements are of float32: an array of another dtype counts as so many as have its bytes. Keys
     matter to the placement of whole arrays only.

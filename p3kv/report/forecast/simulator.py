@@ -35,7 +35,7 @@ class Event(NamedTuple):
 
 
 class Result(NamedTuple):
-    """What a simulation measured.
+    """Measurements of a simulation.
 
     `iteration_s`: worker 0's times from one end of a backward pass to the next. The first, which
     finds its parameters there, is C. `timeline`: what host 0 did, by end, if it was asked for.

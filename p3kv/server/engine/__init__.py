@@ -1,4 +1,4 @@
-"""What a server decides, without sockets, queues and threads."""
+"""Decisions of a server, without sockets, queues and threads."""
 
 from p3kv.server.engine.engine import Engine, Key
 from p3kv.server.engine.keys import ServerKey

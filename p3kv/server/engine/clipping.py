@@ -10,11 +10,11 @@ from p3kv.errors import ProtocolError
 from p3kv.server.engine.squares import exact_squares, sum_of_squares
 
 T = TypeVar("T")
-"""What ends rounds by itself: a slice, or all rows of a key."""
+"""Unit that ends rounds by itself: a slice, or all rows of a key."""
 
 
 class _Step(Generic[T]):
-    """What this server has of a step whose gradients are clipped."""
+    """This server's part of a step whose gradients are clipped."""
 
     def __init__(self) -> None:
         self.held: Dict[T, None] = {}

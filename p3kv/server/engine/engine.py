@@ -1,4 +1,4 @@
-"""What a server decides: which pushes count, which rounds end, and with which value workers go on.
+"""Decisions of a server: which pushes count, which rounds end, and with which value workers go on.
 
 Nothing here knows of sockets, queues or threads: what workers say goes in, and rounds that have
 ended come out.

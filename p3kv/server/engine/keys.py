@@ -1,4 +1,4 @@
-"""What a server keeps of a key: the states of its slices, which it re-slices when sizes change."""
+"""A server's part of a key: the states of its slices, which it re-slices when sizes change."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class ServerKey:
 
     @property
     def units(self) -> Iterator[SliceState]:
-        """What ends rounds by itself: the slices of all generations, also of announced ones."""
+        """Units that end rounds by themselves: slices of all generations, also announced ones."""
         return (state for states in self._states.values() for state in states.values())
 
     def all_ended(self, round: int, rank: int) -> bool:
@@ -117,7 +117,7 @@ class ServerKey:
         return len(rounds) == 1 and rounds.pop() >= round
 
     def copied_state(self, optimizer: Optimizer, whole: bool) -> Optional[State]:
-        """What an optimizer remembers of all that this server keeps of the key; None if nothing.
+        """Copies what an optimizer remembers of this server's part of the key; None if nothing.
 
         Call it between two updates of the whole key. `whole`: of the whole tensor, not of slices.
         """

@@ -23,7 +23,7 @@ Hold = Callable[[Any, Round], bool]
 
 
 class Rules:
-    """What holds for all keys of a server."""
+    """Rules for all keys of a server."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class Rules:
 
 
 class KeyPlan:
-    """What is decided once for all units of a key on a server."""
+    """Decisions made once for all units of a key on a server."""
 
     def __init__(self, declared: DeclaredKey, rank: int, rules: Rules) -> None:
         """`rank` is this server's.
@@ -83,15 +83,15 @@ class KeyPlan:
         self.sums_on_hosts = False
         """Whether workers of a host have sent sums of theirs."""
         self.holds: Tuple[Hold, ...] = ()
-        """What holds complete rounds back, but the initial one; mostly nothing."""
+        """Functions that hold complete rounds back, but the initial one; mostly none."""
 
     @property
     def optimizer(self) -> Optional[Optimizer]:
-        """That of the key's store."""
+        """Optimizer of the key's store."""
         return self.rules.optimizers.get(self.declared.store)
 
     def encoder(self, rank: int = UNKNOWN) -> Encoder:
-        """What encodes values for a worker, or for all where they get the same."""
+        """Encoder of values for a worker, or for all where they get the same."""
         encoder = self._encoders.get(rank)
         if encoder is None:
             encoder = self._encoders[rank] = self.codecs.values.encoder(VALUES)

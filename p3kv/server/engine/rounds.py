@@ -1,4 +1,4 @@
-"""What has arrived of a unit in a round."""
+"""Rounds of a unit, and the pushes that have arrived in them."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Dict, Generic, List, NamedTuple, Set, TypeVar
 from p3kv.wire.messages import UNKNOWN
 
 S = TypeVar("S")
-"""What sums a unit's gradients of one round."""
+"""Sum of a unit's gradients of one round."""
 
 
 @dataclass(eq=False)
 class Round(Generic[S]):
-    """What has arrived of a unit in one round."""
+    """Pushes of a unit that have arrived in one round."""
 
     number: int
-    """As workers count it."""
+    """Number as workers count it."""
     sum: S
     step: int = 0
     """The step in which worker rank 0 pushed; until it has, that of the first push."""
@@ -47,8 +47,8 @@ class OpenRound(NamedTuple):
     """A round that can't end yet."""
 
     number: int
-    """As workers count it. The initial one, where a later one has come and waits for that."""
+    """Round as workers count it. The initial one, where a later one waits for that."""
     round: Round
-    """What has come."""
+    """Pushes that have come."""
     missing: List[int]
     """Ranks of the workers for which it waits."""

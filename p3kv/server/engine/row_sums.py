@@ -15,7 +15,7 @@ class RowSum:
     """A sum of rows: has memory for the rows that are in it, and not for the others."""
 
     def __init__(self, rows: int, row_elems: int, dtype: np.dtype) -> None:
-        """Of some of `rows` rows."""
+        """Makes an empty sum for some of `rows` rows."""
         self._place = np.full(rows, -1, np.int64)
         """Where each row is in the sum; -1: it is not."""
         self._elements = np.empty((0, row_elems), dtype)
@@ -87,7 +87,7 @@ class PushOfRows:
 
 
 class RowsOfRound(ABC):
-    """What has arrived of a key's rows in one round."""
+    """Pushes of a key's rows that have arrived in one round."""
 
     def __init__(self) -> None:
         self.pushes: Dict[int, PushOfRows] = {}
@@ -128,7 +128,7 @@ class OrderedRows(RowsOfRound):
         super().__init__()
         self._total = total
         self._by_rank: Dict[int, Deque[Rows]] = {}
-        """What is not in `total`."""
+        """Rows that are not in `total`."""
 
     def add(self, rank: int, rows: Rows) -> None:
         self._by_rank.setdefault(rank, deque()).append(rows)

@@ -56,7 +56,7 @@ class RowsKey(Unit):
 
     @property
     def units(self) -> Tuple[RowsKey]:
-        """What ends rounds by itself."""
+        """Unit that ends rounds by itself."""
         return (self,)
 
     @property
@@ -213,7 +213,7 @@ class RowsKey(Unit):
         return ()
 
     def copied_state(self, optimizer: Optimizer, whole: bool = False) -> Optional[State]:
-        """What an optimizer remembers of the run, with flat arrays; None if nothing."""
+        """Copies what an optimizer remembers of the run, with flat arrays; None if nothing."""
         state = optimizer.copied(self.declared, WHOLE)
         if state is None:
             return None

@@ -51,7 +51,7 @@ class SliceState(Unit):
         self.ready_s: Dict[int, float] = {}
         """By rank, when the gradients of the value's round were ready; for those that are known."""
         self._step = 0
-        """That of the value's round."""
+        """Step of the value's round."""
         self._taken_over = INITIAL_ROUND - 1
         """The round whose value is that of slices of another size, which may have encoded it."""
         self._wire: Optional[Tuple[Buffer, memoryview]] = None
@@ -182,7 +182,7 @@ class SliceState(Unit):
 
 
 def update_together(states: Sequence[SliceState], rounds: Sequence[Round[SliceSum]]) -> bool:
-    """As `SliceState.update`, of all slices of a key: with one update of the whole tensor."""
+    """Updates all slices of a key like `SliceState.update`, by one update of the whole tensor."""
     plan = states[0].plan
     if len(plan.declared.runs) > 1:
         raise ProtocolError(

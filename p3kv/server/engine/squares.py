@@ -10,7 +10,7 @@ import numpy as np
 _BITS = 24
 """Bits of a part: sums of up to 2**29 integers below 2**24 are exact in float64."""
 _LEAST = -960
-"""What is less than two to this power is left out: its inverse must be a float64."""
+"""Exponent of two below which all is left out: the inverse must be a float64."""
 
 
 def sum_of_squares(array: np.ndarray) -> float:

@@ -39,7 +39,7 @@ class SliceSum(ABC):
 
     @abstractmethod
     def latest(self, rank: int) -> np.ndarray:
-        """What has a worker's gradient in it that was added last."""
+        """Array with a worker's gradient in it, the one added last."""
 
     @abstractmethod
     def total(self) -> Buffer:
@@ -150,7 +150,7 @@ class Finite(_Wrapping):
 
 
 def maker_of_sums(plan: KeyPlan, length: int) -> Callable[[int], SliceSum]:
-    """What makes the sum of a round, of a slice of so many elements."""
+    """Function that makes the sum of a round, of a slice of so many elements."""
     wraps: List[Callable[[SliceSum, int], SliceSum]] = []
     if plan.sum_dtype != plan.dtype:
         wraps.append(lambda inner, round_: Widening(plan, length, inner))

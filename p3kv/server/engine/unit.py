@@ -57,7 +57,7 @@ class Ended:
 
     unit: Unit
     round: int
-    """As workers count it."""
+    """Round as workers count it."""
     step: int
     priority: int
     wanting: List[int]

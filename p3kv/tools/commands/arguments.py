@@ -49,7 +49,7 @@ def positive_seconds(text: str) -> float:
 
 
 def workers_command(options: argparse.Namespace) -> list[str]:
-    """What each worker runs: the rest of the command line, after a `--`."""
+    """Command of each worker: the rest of the command line, after a `--`."""
     command: list[str] = options.command
     if command[:1] == ["--"]:
         command = command[1:]

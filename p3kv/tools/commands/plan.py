@@ -41,7 +41,7 @@ examples: p3kv plan --model resnet50_v1 --batch 32 --compute 0.3s \\
 
 
 class _Planned(NamedTuple):
-    """What is to be trained: its name, its layers, and what is said of their times."""
+    """Model to be trained: its name, its layers, and what is said of their times."""
 
     name: str
     workload: Workload

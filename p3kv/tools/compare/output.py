@@ -1,4 +1,4 @@
-"""What a trial's processes print: reports of workers, and text that is shown if one fails."""
+"""Output of a trial's processes: reports of workers, and text that is shown if one fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the trials of a comparison have measured, and what follows from it."""
+"""Measurements of a comparison's trials, and what follows from them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SPREAD = 0.1
 """If gradients are ready within this part of a step, all were ready when they were pushed, and
 their times tell nothing of the backward pass."""
 _BACKWARD = 2 / 3
-"""Of a step's computation, where nothing tells more: two products in a layer, and one forward."""
+"""Part of a step's computation, if nothing tells more: two products in a layer, and one forward."""
 
 
 class Steps(NamedTuple):
@@ -49,12 +49,12 @@ class Steps(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """What the trials of one store have measured, by round."""
+    """Measurements of one store's trials, by round."""
 
     steps_s: List[float]
     """The time of a step, on the slowest worker."""
     trials: List[List[Report]]
-    """What the workers have told in each."""
+    """Reports of the workers in each."""
 
     @property
     def step_s(self) -> float:
@@ -83,7 +83,7 @@ class Comparison(NamedTuple):
 
     @property
     def computing_s(self) -> float:
-        """What a step takes where nothing is sent."""
+        """Time of a step where nothing is sent."""
         return self.measured[ALONE].step_s
 
     def waiting(self, store: str) -> float:
@@ -92,13 +92,13 @@ class Comparison(NamedTuple):
 
     @property
     def spread(self) -> float:
-        """That of the store whose rounds are furthest apart."""
+        """Spread of the store whose rounds are furthest apart."""
         return max(one.spread for one in self.measured.values())
 
     @property
     def link_bit_s(self) -> Optional[float]:
-        """What each host's link carries in each direction, by p3kv's measurement; None if it was
-        not measured."""
+        """Rate of each host's link in each direction, by p3kv's measurement; None if it was not
+        measured."""
         rates = [
             [report.link_bytes_s for report in reports if report.link_bytes_s is not None]
             for store in (P3KV, FIFO)
@@ -124,7 +124,7 @@ class Comparison(NamedTuple):
         return [report for reports in self.measured[ALONE].trials for report in reports]
 
     def forecast(self) -> Optional[Forecast]:
-        """What steps should take on the network that was measured; None if that is not known."""
+        """Forecast of steps on the network that was measured; None if that is not known."""
         rate = self.link_bit_s
         if rate is None or not self.sends_all or self.shares_links:
             return None
@@ -132,8 +132,8 @@ class Comparison(NamedTuple):
 
 
 def workload(layers: Sequence[LayerReady], computing_s: float) -> Workload:
-    """What is trained, by when the gradients were ready of a worker that computes alone, and how
-    long its steps take.
+    """Workload by the times at which a worker that computes alone had its gradients ready, and by
+    how long its steps take.
 
     Keys whose gradients are ready last are needed first. A layer's backward pass lasts from when
     the gradient before it is ready; the first one shows no time and is taken for average. What is

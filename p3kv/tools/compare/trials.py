@@ -27,7 +27,7 @@ Say = Callable[[str], None]
 
 
 class Job(NamedTuple):
-    """What is started for each trial: `workers` on this machine, or on `hosts`."""
+    """Processes that each trial starts: `workers` on this machine, or on `hosts`."""
 
     command: Sequence[str]
     workers: int

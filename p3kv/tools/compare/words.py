@@ -96,7 +96,7 @@ def _says_nothing(found: Comparison) -> bool:
 
 
 def outlook(found: Comparison, forecast: Optional[Forecast]) -> List[str]:
-    """What other networks would give, and how far the forecast is from what was measured."""
+    """Forecast for other networks, and how far it is from what was measured."""
     if _says_nothing(found):
         return ["No forecast for other networks: it would rest on these numbers."]
     rate = found.link_bit_s

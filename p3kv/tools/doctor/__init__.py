@@ -1,4 +1,4 @@
-"""What could keep a job from running well here, found before it starts."""
+"""Checks for what could keep a job from running well here, before it starts."""
 
 from p3kv.tools.doctor.findings import OK, PROBLEM, WARNING, Finding
 from p3kv.tools.doctor.hosts import examine_hosts

@@ -1,4 +1,4 @@
-"""What runs on each host for `p3kv doctor -H`: answers questions until the launcher is gone."""
+"""Agent on each host for `p3kv doctor -H`: answers questions until the launcher is gone."""
 
 from __future__ import annotations
 

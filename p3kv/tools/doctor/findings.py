@@ -1,4 +1,4 @@
-"""What a check has found, and what one host tells of itself."""
+"""Findings of a check, and what one host tells of itself."""
 
 from __future__ import annotations
 

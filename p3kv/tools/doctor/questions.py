@@ -1,4 +1,4 @@
-"""What `p3kv doctor` asks its helpers on the job's hosts, and what they answer, as JSON."""
+"""Questions of `p3kv doctor` to its helpers on the job's hosts, and their answers, as JSON."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Look(msgspec.Struct, frozen=True, tag=True):
 
     root_host: str
     token: str
-    """What probes must show; for this check only."""
+    """Token that probes must show; for this check only."""
 
 
 class Looked(msgspec.Struct, frozen=True):
@@ -29,7 +29,7 @@ class TellTime(msgspec.Struct, frozen=True, tag=True):
 
 class Time(msgspec.Struct, frozen=True):
     time_s: float
-    """Of the host's clock, since 1970."""
+    """Time of the host's clock, since 1970."""
 
 
 class Ping(msgspec.Struct, frozen=True, tag=True):
@@ -49,7 +49,7 @@ class Send(msgspec.Struct, frozen=True, tag=True):
 
 
 class Measured(msgspec.Struct, frozen=True):
-    """What was measured, or why nothing was."""
+    """Number that was measured, or why none was."""
 
     number: float = 0.0
     problem: str = ""

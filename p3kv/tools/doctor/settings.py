@@ -24,7 +24,7 @@ from p3kv.wire.messages import JobSettings
 
 
 def check_settings() -> Iterator[Finding]:
-    """What is misspelt, contradicts itself or lacks a package or a folder; then the secret."""
+    """Finds what is misspelt, contradicts itself or lacks a package or folder; then the secret."""
     unknown = config.unknown_variables()
     yield from (Finding(WARNING, text) for text in unknown.values())
     try:
@@ -72,7 +72,7 @@ def _of_values(settings: Settings) -> Iterator[Finding]:
 
 
 def _of_combinations(settings: Settings) -> Iterator[Finding]:
-    """What the settings ask for and can't be combined, whatever the script does."""
+    """Finds settings that can't be combined, whatever the script does."""
     codecs = Choice(settings.gradient_codec), Choice(settings.value_codec)
     features = {
         *JobSettings.of(settings).features,

@@ -43,7 +43,7 @@ class Prediction(NamedTuple):
 
     @property
     def computing_samples_s(self) -> float:
-        """What the hosts would train if they never waited."""
+        """Samples a second that the hosts would train if they never waited."""
         return self.hosts * self.batch_size / self.forecast.compute_s
 
     @property
@@ -74,8 +74,8 @@ class Series(NamedTuple):
 
 
 def predict(workload: Workload, batch_size: int, hosts: int, link_bit_s: float) -> Series:
-    """What `hosts` hosts reach, each a worker with batches of `batch_size` and a server behind a
-    link of `link_bit_s` in each direction; and a quarter to four times as many, and such
+    """Predicts what `hosts` hosts reach, each a worker with batches of `batch_size` and a server
+    behind a link of `link_bit_s` in each direction; and a quarter to four times as many, and such
     bandwidths."""
 
     def at(hosts: int, link_bit_s: float) -> Prediction:

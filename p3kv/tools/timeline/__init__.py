@@ -1,4 +1,4 @@
-"""What a whole job did over time, put together from the traces of its processes."""
+"""Timeline of a whole job, put together from the traces of its processes."""
 
 from p3kv.tools.timeline.job import Pair, Timeline, Traced, pairs, read_job
 

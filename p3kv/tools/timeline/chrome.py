@@ -22,7 +22,7 @@ _TRACKS = {
     "worker": (_COMPUTE, READY, SEND, RECEIVE, APPLIED),
     "server": (RECEIVE, SUM, UPDATE, SEND),
 }
-"""What a process's tracks show, from top to bottom."""
+"""Tracks of a process, from top to bottom."""
 _TRACK_NAMES = {
     READY: "gradients ready",
     APPLIED: "values applied",

@@ -35,7 +35,7 @@ class Timeline(NamedTuple):
     """By id."""
 
     def name(self, key_id: int) -> str:
-        """What people call a key."""
+        """Name of a key for people."""
         key = self.keys.get(key_id)
         return f"key {key_id}" if key is None else key.name or str(key.key)
 

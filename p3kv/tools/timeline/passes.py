@@ -1,4 +1,4 @@
-"""What a worker computed and when, and what an iteration was made of.
+"""Passes that a worker computed and when, and the parts of an iteration.
 
 A worker records when each gradient became ready and when the forward pass ended. So a parameter's
 backward operation lasts from when the gradient before it was ready, and the forward pass from when
@@ -73,7 +73,7 @@ class Iteration(NamedTuple):
 
 
 def passes(worker: Traced) -> List[Pass]:
-    """What a worker computed, in order."""
+    """Passes that a worker computed, in order."""
     ends = [span.end_ns for span in worker.spans if span.kind == FORWARD_END]
     applied = {(s.key_id, s.step): s.end_ns for s in worker.spans if s.kind == APPLIED}
     first_keys = _first_keys(worker)

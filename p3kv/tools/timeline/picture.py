@@ -25,7 +25,7 @@ _COLOURS = colormaps["plasma"]
 _NO_PRIORITY = "0.75"
 _ROW_INCHES = 0.34
 _LEAST_PART = 1 / 1500
-"""Of the width: shorter bars would not be seen."""
+"""Part of the width: shorter bars would not be seen."""
 
 
 class _Bar(NamedTuple):

@@ -29,7 +29,7 @@ class Asker:
         self._socket.connect(f"tcp://{scheduler_address(launch)}")
 
     def ask(self) -> Reports:
-        """What all processes of the job have said last; PeerLostError without an answer."""
+        """Asks for the last reports of all processes; PeerLostError without an answer."""
         self._socket.send(encode(AskReports()))
         if not self._socket.poll(PATIENCE_MS):
             raise PeerLostError(

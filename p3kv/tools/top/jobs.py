@@ -28,7 +28,7 @@ class Found(NamedTuple):
 
     launch: Launch
     command: str
-    """What the process runs."""
+    """Command that the process runs."""
 
 
 def find(pid: Optional[int]) -> Found:
@@ -102,7 +102,7 @@ class _Process:
         self._folder = os.open(_PROCESSES / str(pid), os.O_RDONLY | os.O_DIRECTORY)
 
     def read(self, name: str) -> bytes:
-        """What the system says of the process."""
+        """Reads a file of the process's in /proc."""
         with open(os.open(name, os.O_RDONLY, dir_fd=self._folder), "rb") as file:
             return file.read()
 

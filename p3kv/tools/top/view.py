@@ -83,7 +83,7 @@ class Row(NamedTuple):
 
 
 class Job:
-    """What is shown of a job, report after report."""
+    """View of a job, report after report."""
 
     def __init__(self, command: str = "") -> None:
         """`command`: what one of its processes runs."""

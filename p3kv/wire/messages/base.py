@@ -1,4 +1,4 @@
-"""What all messages share: their limits, checks and encoding."""
+"""Basis of all messages: their limits, checks and encoding."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ class JobSettings(Message, frozen=True):
 
     @property
     def features(self) -> Set[Feature]:
-        """Those that may not go together with others."""
+        """Features that may not go together with others."""
         has = {
             Feature.LOCAL_AGGREGATION: self.local_aggregation,
             Feature.LEAVERS: self.let_workers_leave,
@@ -76,7 +76,7 @@ class JobSettings(Message, frozen=True):
         return cls(**{name: getattr(settings, name) for name in cls.__struct_fields__})
 
     def besides(self, other: JobSettings) -> str:
-        """What differs from another worker's settings, in messages: "slice_size=1"."""
+        """Settings that differ from another worker's, in messages: "slice_size=1"."""
         values = {name: getattr(self, name) for name in self.__struct_fields__}
         differing = (name for name in values if values[name] != getattr(other, name))
         return ", ".join(f"{name}={values[name]!r}" for name in differing)
@@ -136,13 +136,13 @@ class LastRounds(Message, frozen=True):
 
 
 class Terms(Message, frozen=True):
-    """What all processes must agree on in a round."""
+    """Terms of a round, on which all processes must agree."""
 
     slice_size: int
     """Most elements in a slice."""
     credit_size: Optional[int] = None
-    """What the kernel may hold of a connection's bytes is that for slices of so many elements; None
-    is for as many as they have."""
+    """Slice size, in elements, that limits what the kernel may hold of a connection's bytes;
+    None: `slice_size`."""
 
     def __post_init__(self) -> None:
         check_slice_size(self.slice_size)
@@ -198,7 +198,7 @@ class Pushed(Message, frozen=True):
 
 
 class Squares(Message, frozen=True):
-    """What a server's sums of a step have in the square of the norm: the sum of these numbers."""
+    """Part of a server's sums in the square of a step's norm: the sum of these numbers."""
 
     parts: List[float]
 
@@ -208,7 +208,7 @@ class Scale(Message, frozen=True):
 
     scale: float
     norm: float
-    """That of all sums before."""
+    """Norm of all sums before."""
     pass_on: bool
     """Whether the server tells all workers the norm."""
 
@@ -220,10 +220,10 @@ class Norm(Message, frozen=True):
 
 
 class StateOutline(Message, frozen=True):
-    """What an optimizer remembers of a key on one server; the arrays' bytes follow."""
+    """Outline of an optimizer's state of a key on one server; the arrays' bytes follow."""
 
     numbers: Optional[Dict[str, Any]]
-    """What holds for the whole key; None: it remembers nothing."""
+    """Values for the whole key; None: it remembers nothing."""
     arrays: List[Tuple[str, str, List[int]]]
     """Name, dtype and shape of each array."""
 

@@ -38,7 +38,7 @@ def is_too_deep(data: Union[bytes, memoryview]) -> bool:
 def _walk(data: bytes) -> bool:
     """Whether an array or a map begins within MAX_DEPTH others."""
     missing: List[int] = []
-    """Of each open array or map, the outermost first: how many items have not begun."""
+    """Number of items not begun of each open array or map, the outermost first."""
     at, end = 0, len(data)
     while at < end:
         first = data[at]

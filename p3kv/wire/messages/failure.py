@@ -17,7 +17,7 @@ class Failure(Message, frozen=True):
     """Why the job ends: the same text in every process."""
 
     reason: str
-    """What was wrong, in one line."""
+    """Cause in one line."""
     role: str
     """Role and rank of the process that the failure is about."""
     rank: int
@@ -25,7 +25,7 @@ class Failure(Message, frozen=True):
     error: str = "PeerLostError"
     """Name of the class in p3kv.errors to raise."""
     hint: str = ""
-    """What the user can do about it, in whole sentences."""
+    """Advice to the user, in whole sentences."""
 
     @property
     def where(self) -> str:

@@ -1,4 +1,4 @@
-"""What workers declare of a key, and what all processes then know of it."""
+"""Declarations of keys by workers, and what all processes then know of them."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class DeclareKey(Message, frozen=True):
     shape: Tuple[int, ...]
     dtype: str
     name: Optional[str] = None
-    """What the user calls the parameter, where the front end knows. Workers may differ as
+    """User's name for the parameter, where the front end knows. Workers may differ as
     `p3kv.common.naming.SameNames` allows."""
     layout: str = "dense"
     """How its tensor may be divided, by the name in `p3kv.slicing.LAYOUTS`."""
@@ -103,7 +103,7 @@ class DeclaredKey(Message, frozen=True):
     name: Optional[str] = None
     """The parameter's name in all processes: that of the worker that declared it first."""
     layout: str = "dense"
-    """As in DeclareKey, like what follows."""
+    """Layout as in DeclareKey, like what follows."""
     codecs: CodecChoices = CodecChoices()
     store: int = 0
     whole: bool = False

@@ -1,4 +1,4 @@
-"""What processes have measured: the same numbers in `stats()`, in metrics, and on the control line.
+"""Measurements of processes: the same numbers in `stats()`, in metrics, and on the control line.
 
 Names end in their units. Numbers from the start of the process on only grow, but those that say
 otherwise; `GAUGES` names these. So whoever keeps two reports of a process knows its rates.
@@ -27,7 +27,7 @@ class _Numbers(Message, frozen=True):
 
 
 class WorkerNumbers(_Numbers, frozen=True):
-    """What a worker has measured."""
+    """Measurements of a worker."""
 
     bytes_sent: int = 0
     bytes_received: int = 0
@@ -51,10 +51,10 @@ class WorkerNumbers(_Numbers, frozen=True):
     server_s: float = 0.0
     straggler_s: float = 0.0
     processor_s: float = 0.0
-    """What this time went into; together they are all of it (docs/measuring.md)."""
+    """Parts of this time; together they are all of it (docs/measuring.md)."""
     forward_s: float = 0.0
     backward_s: float = 0.0
-    """Of one step, the median of the last ones, without waiting; a gauge."""
+    """Time of one step, the median of the last ones, without waiting; a gauge."""
     push_bytes_s: float = 0.0
     """How fast this worker could send to all servers while all workers did, and received as much,
     as measured when the job began; 0 if a slice size was set. A gauge."""
@@ -69,7 +69,7 @@ class WorkerNumbers(_Numbers, frozen=True):
 
 
 class ServerNumbers(_Numbers, frozen=True):
-    """What a server has measured."""
+    """Measurements of a server."""
 
     wire_bytes_sent: int = 0
     wire_bytes_received: int = 0

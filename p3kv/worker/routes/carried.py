@@ -22,7 +22,7 @@ _Place = Tuple[int, int, int]
 
 
 class _Part(NamedTuple):
-    """What this worker adds to a sum that it sends."""
+    """Part that this worker adds to a sum that it sends."""
 
     transfer: Transfer
     piece: Slice

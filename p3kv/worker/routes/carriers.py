@@ -1,4 +1,4 @@
-"""Which workers of a host add to a sum, and which of them carries it."""
+"""Workers of a host that add to a sum, and the one of them that carries it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the workers of a host share of each key: what they add to sums, and values."""
+"""Memory that the workers of a host share for each key: what they add to sums, and values."""
 
 from __future__ import annotations
 

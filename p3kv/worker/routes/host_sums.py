@@ -57,11 +57,11 @@ from p3kv.worker.routes.slices import SliceRoute
 from p3kv.worker.transfers import Route, Transfer, WorkerKey
 
 _BATCH_BYTES = 64 * 1024
-"""What is copied before the loop looks at sockets again."""
+"""Bytes copied before the loop looks at sockets again."""
 
 
 class _Round(NamedTuple):
-    """What this worker pushes in a round of a key."""
+    """Push of this worker in a round of a key."""
 
     transfer: Transfer
     slices: Sequence[Slice]
