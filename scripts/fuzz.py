@@ -46,11 +46,11 @@ with atheris.instrument_imports(include=["p3kv"]):
     )
     from p3kv.wire.messages.depth import MAX_DEPTH, is_too_deep
     from p3kv.wire.states import ArrivingState
+    from tests.checkpoints.test_checkpoint_files import HERE, path_of, save
     from tests.in_memory import Job
     from tests.scheduled import running, server, worker
     from tests.served import frame, own_fields, packed
-    from tests.test_checkpoint_files import HERE, path_of, save
-    from tests.test_fuzz import MESSAGES, SIZE, SLICE_SIZE, encode, fail, hear, trained
+    from tests.wire.test_fuzz import MESSAGES, SIZE, SLICE_SIZE, encode, fail, hear, trained
 
 _NUMBERS = (0, 1, 2, 3, 5, SIZE, 2**16 - 1, 2**31, 2**32 - 1)
 _SIZES = (0, 4, 4 * SLICE_SIZE, 4 * (SIZE % SLICE_SIZE), 4 * SIZE, 2**32 - 1)
