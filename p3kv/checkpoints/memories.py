@@ -15,7 +15,7 @@ from p3kv.wire.messages import Key
 
 
 class SavedMemory(NamedTuple):
-    """What a codec remembered of a key."""
+    """Memory that a codec had of a key."""
 
     codec: str
     """Its name."""
@@ -52,7 +52,7 @@ class Memories:
         }
 
     def of(self, store: int, key: Key) -> Optional[SavedMemory]:
-        """What the codec remembered of a key; None if it had none. Raises CheckpointError if it
+        """Memory that the codec had of a key; None if it had none. Raises CheckpointError if it
         can't be read any more."""
         index = self._places.get((store, key))
         if index is None:

@@ -1,5 +1,5 @@
-"""What a checkpoint is on a disk: one file of each server, perhaps one of worker rank 0 or of each
-worker, and what each file has.
+"""Layout of a checkpoint on a disk: one file of each server, perhaps one of worker rank 0 or of
+each worker, and what each file has.
 
 A file is a ZIP archive without compression, whose members have checksums (CRC-32): the outline, and
 numpy's arrays. `numpy.load` reads it. A checkpoint is complete when all its files are there; each
@@ -37,7 +37,7 @@ SERVER, WORKER = "server", "worker"
 
 
 class KeyOutline(Message, frozen=True):
-    """What a file has of a key: the value of this server's run, and the optimizer's state; or
+    """Contents of a file, of one key: the value of this server's run, and the optimizer's state; or
     worker rank 0's whole value."""
 
     store: int
@@ -68,8 +68,8 @@ class KeyOutline(Message, frozen=True):
 
 
 class MemoryOutline(Message, frozen=True):
-    """What a file has of what a worker's codec remembers of a key's gradients: flat arrays with an
-    item for each element of the whole key."""
+    """Contents of a file, of what a worker's codec remembers of a key's gradients: flat arrays with
+    an item for each element of the whole key."""
 
     store: int
     key: Key
@@ -87,7 +87,7 @@ class MemoryOutline(Message, frozen=True):
 
 
 class Outline(Message, frozen=True):
-    """What a file has."""
+    """Contents of a file, without the numbers."""
 
     version: int
     identity: str
@@ -137,7 +137,7 @@ class Outline(Message, frozen=True):
 
 
 class CutOfKey(NamedTuple):
-    """What a process has of a key at a checkpoint. The arrays stay as they are."""
+    """Value and state of a key in a process at a checkpoint. The arrays stay as they are."""
 
     outline: KeyOutline
     value: List[np.ndarray]
@@ -147,7 +147,7 @@ class CutOfKey(NamedTuple):
 
 
 class Contents(NamedTuple):
-    """What is to be written into a file. The arrays stay as they are."""
+    """Outline and arrays that are to be written into a file. The arrays stay as they are."""
 
     keys: Sequence[CutOfKey]
     memories: Sequence[Sequence[np.ndarray]] = ()
@@ -184,7 +184,7 @@ def memory_member(index: int, place: int) -> str:
 
 
 def part_of(name: str) -> Optional[Part]:
-    """What a file is by its name; None if it is no checkpoint's."""
+    """Part of a checkpoint that a file is by its name; None if it is no checkpoint's."""
     found = _NAME.fullmatch(name)
     if found is None:
         return None

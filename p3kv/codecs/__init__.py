@@ -1,4 +1,4 @@
-"""What slices are on the wire: as they are in memory, or as a codec encodes them."""
+"""Slices on the wire: as they are in memory, or as a codec encodes them."""
 
 from p3kv.codecs.codec import (
     CODECS,

@@ -1,4 +1,4 @@
-"""What a codec does, and the table from which a key's codecs are chosen."""
+"""Interface of codecs, and the table from which a key's codecs are chosen."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ GRADIENTS, VALUES = "gradients", "values"
 
 
 class Part(NamedTuple):
-    """Which part of a key a slice is, and when it travels."""
+    """Place of a slice in its key, and the time when it travels."""
 
     offset: int
     """The first element, among those that the process keeps of the key."""
@@ -95,7 +95,7 @@ class Decoder(ABC):
 
 
 class Codec(ABC):
-    """What the slices of one key are on the wire, in one direction.
+    """Form of the slices of one key on the wire, in one direction.
 
     Every process makes one object for each key and direction, and of that what it needs there: an
     encoder or a decoder. What encodes and decodes without a memory derives from `Stateless`.
@@ -137,11 +137,11 @@ class Codec(ABC):
 
     @abstractmethod
     def encoder(self, direction: str) -> Encoder:
-        """What encodes slices that leave in a direction, with nothing in its memory."""
+        """Makes what encodes slices that leave in a direction, with nothing in its memory."""
 
     @abstractmethod
     def decoder(self, direction: str) -> Decoder:
-        """What decodes slices that come in a direction, with nothing in its memory."""
+        """Makes what decodes slices that come in a direction, with nothing in its memory."""
 
 
 class Stateless(Codec, Encoder, Decoder):
@@ -199,7 +199,7 @@ def make_codecs(gradients: Choice, values: Choice, size_elems: int, dtype: np.dt
 
 
 def codec_features(gradients: Choice, values: Choice, dtype: np.dtype) -> Set[Feature]:
-    """Those of a key with these codecs that may not go together with others; raises what
+    """Features of a key with these codecs that may not go together with others; raises what
     `make_codec` raises."""
     found = set()
     for direction, choice in ((GRADIENTS, gradients), (VALUES, values)):

@@ -1,4 +1,4 @@
-"""Which processes belong to the job: arrival, ranks, who has left, and who is missing."""
+"""Processes that belong to the job: arrival, ranks, who has left, and who is missing."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ class Membership:
         return sorted(nodes, key=lambda node: node.rank)
 
     def hosts(self, neighbours_as_one: bool) -> Topology:
-        """Which hosts servers and workers are on, once all have arrived. With `neighbours_as_one`,
+        """Hosts of servers and workers, once all have arrived. With `neighbours_as_one`,
         workers that send one sum of their gradients are there as one."""
         workers = self.workers
         if neighbours_as_one:
@@ -175,7 +175,8 @@ class Membership:
         return [f"{role} {rank}" for role in self._wanted for rank in self._missing(role)]
 
     def who_came(self) -> str:
-        """Which processes are missing and which have come from where, for people who start them."""
+        """Names the processes that are missing, and those that have come with their hosts, for
+        people who start them."""
         came, missing = [], []
         by_host: Dict[str, List[str]] = {}
         for role, wanted in self._wanted.items():

@@ -18,7 +18,7 @@ Tell = Callable[[int, str], None]
 
 
 class _Cut:
-    """What this server has of a key in a round, as far as its slices have ended the round."""
+    """Copies of a key in a round on this server, as far as its slices have ended the round."""
 
     def __init__(self, declared: DeclaredKey, round: int, whole: bool, slices: int) -> None:
         self.declared = declared

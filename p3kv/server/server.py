@@ -207,7 +207,7 @@ class _Server:
         )
 
     def _numbers(self) -> ServerNumbers:
-        """What this server has measured; from any thread."""
+        """Measurements of this server; from any thread."""
         connections = list(self._workers.connections.values())
         lateness, inversions = self._consumer.lateness, self._loop.inversions
         return ServerNumbers(

@@ -1,4 +1,4 @@
-"""What workers send to a server: each kind of frame, and who takes it."""
+"""Traffic from workers to a server: each kind of frame, and who takes it."""
 
 from __future__ import annotations
 

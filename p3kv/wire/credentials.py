@@ -1,4 +1,4 @@
-"""What follows from the job's secret: keys for both kinds of connections, none of which is sent.
+"""Keys that follow from the job's secret, for both kinds of connections; none of them is sent.
 
 The line to the scheduler is ZeroMQ's CURVE (Curve25519): each side shows that it has the secret key
 to its public key, and all messages are encrypted and authenticated. Scheduler and nodes have a key

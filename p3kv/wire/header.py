@@ -34,7 +34,7 @@ LAST_ROUND = 2**32 - 1
 
 @unique
 class Kind(IntEnum):
-    """What a data frame is; and its header, where that has fields of its own."""
+    """Kind of a data frame; and its header, where that has fields of its own."""
 
     header: Type[Header]
 

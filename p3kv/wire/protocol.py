@@ -1,4 +1,4 @@
-"""Which data frame may come when: one table for each direction, and one between workers.
+"""Order in which data frames may come: one table for each direction, and one between workers.
 
 A connection begins `NEW`. The worker says HELLO, the server CHALLENGE, and the worker PROOF: now
 both know that the other belongs to the job. The server answers WELCOME when it serves. From then on
@@ -47,7 +47,7 @@ class State(Enum):
 
 
 class Rule(NamedTuple):
-    """What holds for frames of a kind."""
+    """Limits of the frames of a kind."""
 
     most_bytes: int = 0
     """The longest payload."""
@@ -139,7 +139,7 @@ _WHEN = {
 
 
 class Conversation:
-    """What the peer of one connection has said so far, and so may say next."""
+    """State of one connection: what its peer has said so far, and so may say next."""
 
     __slots__ = ("_allowed", "_role", "_rules", "_state", "peer")
 

@@ -16,7 +16,7 @@ Arrays = Dict[str, np.ndarray]
 
 
 class MemoryCopy:
-    """What an encoder remembers of a key after a round, as far as it has encoded the round."""
+    """Copy of an encoder's memory of a key after a round, as far as it has encoded the round."""
 
     def __init__(self, memory: Arrays, round: int, missing_elems: int) -> None:
         self.round = round

@@ -35,7 +35,7 @@ the checkpoint before is still being written."""
 
 
 class _Copied(NamedTuple):
-    """What this worker's codecs remember at a checkpoint."""
+    """Copies of what this worker's codecs remember at a checkpoint."""
 
     cut: Cut
     memories: List[Tuple[WorkerKey, MemoryCopy]]

@@ -15,7 +15,7 @@ _log = logging.getLogger(__name__)
 
 
 class ResumedMemories:
-    """What this worker's codecs of gradients remembered; worker rank 0 says once if it is lost.
+    """Memories that this worker's codecs of gradients had; worker rank 0 says once if it is lost.
 
     Belongs to the thread that uses the stores.
     """

@@ -210,7 +210,7 @@ class WorkerStore:
         self._call_soon(self._traffic.steps.settings, from_step, message, self.number)
 
     def optimizer_state(self, key: WorkerKey, whole: bool) -> List[Optional[PlainState]]:
-        """What the servers' optimizer remembers of a key, in the order of the key's runs; `whole`
+        """States that the servers' optimizer has of a key, in the order of the key's runs; `whole`
         where it needs whole tensors.
 
         Waits until all rounds have ended that this worker has pushed. All its pushes must have been

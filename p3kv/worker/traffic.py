@@ -1,4 +1,4 @@
-"""What this worker and the servers send to each other: each kind of frame, and who takes it."""
+"""Traffic between this worker and the servers: each kind of frame, and who takes it."""
 
 from __future__ import annotations
 

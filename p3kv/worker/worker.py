@@ -343,7 +343,7 @@ class Worker:
         return self._control.slowest
 
     def stats(self) -> Dict[str, Any]:
-        """What this worker has measured so far (`WorkerNumbers`), and what it has been told."""
+        """Measurements of this worker so far (`WorkerNumbers`), and what it has been told."""
         return self._reporting.stats()
 
     # The worker's thread.
@@ -455,7 +455,7 @@ class Worker:
 
     @property
     def _joined(self) -> Traffic:
-        """What this worker has had with the servers since it has joined the job."""
+        """Traffic of this worker with the servers since it has joined the job."""
         assert self._traffic is not None
         return self._traffic
 

@@ -15,7 +15,7 @@ _MAX_ROUND = 2**32 - 1
 
 
 class ResumedStore(Message, frozen=True):
-    """What all workers must know of a store of a checkpoint."""
+    """A store of a checkpoint, as all workers must know it."""
 
     store: int
     steps: int
@@ -50,7 +50,7 @@ class StoreAtCut(Message, frozen=True):
 
 
 class Checkpoint(Message, frozen=True):
-    """What belongs to a checkpoint."""
+    """Request for a checkpoint: all that belongs to it."""
 
     step: int
     """Counts the steps of the script, and names the checkpoint."""

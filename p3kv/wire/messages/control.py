@@ -246,7 +246,7 @@ class PeerSilent(Message, frozen=True):
 
 
 class ProcessReport(Message, frozen=True):
-    """What a process has measured, as it has said last."""
+    """Measurements of a process, as it has said last."""
 
     role: str
     rank: int
