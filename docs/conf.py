@@ -9,8 +9,6 @@ import mxnet  # noqa: F401  # before the store's module, which autodoc imports b
 from docutils import nodes
 from sphinx import addnodes
 
-import p3kv  # noqa: F401  its front ends have words in the table of combinations
-from p3kv.common.combinations import TABLE
 from p3kv.common.version import VERSION
 
 # The commands' pages show what this environment's `p3kv COMMAND --help` says.
@@ -53,14 +51,5 @@ def _shorten(app, doctree):
             node.parent.remove(node)
 
 
-def _fill_in_combinations(app, page, source):
-    """The table of what can't be combined, from the code that refuses it."""
-    if page == "combinations":
-        before, after = source[0].split("{{ table }}")
-        rows = (f"| {one.in_words} | {one.reason} | {one.advice} |" for one in TABLE)
-        source[0] = before + "\n".join(rows) + after
-
-
 def setup(app):
     app.connect("doctree-read", _shorten)
-    app.connect("source-read", _fill_in_combinations)

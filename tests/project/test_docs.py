@@ -11,6 +11,7 @@ from typing import Any, Dict, Iterator, List, Set, Tuple
 
 import pytest
 
+from p3kv.common.combinations import TABLE
 from p3kv.config import Settings
 from p3kv.tools.commands import COMMANDS
 from tests.jobs import ROOT
@@ -116,6 +117,12 @@ def places(page: Path) -> Set[str]:
         text += (page.parent / included).read_text()
     headings = re.findall(r"^#+ (.+)$", text, flags=re.M)
     return {re.sub(r"[^\w\- ]", "", one.lower()).replace(" ", "-") for one in headings}
+
+
+def test_the_page_of_what_can_t_be_combined_has_the_table_that_the_code_asks() -> None:
+    rows = [f"| {one.in_words} | {one.reason} | {one.advice} |" for one in TABLE]
+    page = (ROOT / "docs" / "combinations.md").read_text()
+    assert [line for line in page.splitlines() if line.startswith("| ")][1:] == rows
 
 
 def test_no_link_between_pages_is_dead() -> None:
