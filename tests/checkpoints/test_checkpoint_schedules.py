@@ -211,10 +211,15 @@ def begin_two_steps(
                 worker.traffic.checkpoints.add(Cut(round_, round_, [store]))
 
 
+@pytest.mark.parametrize("per_host", [1, WORKERS])
 def test_slices_of_the_round_that_are_encoded_after_the_cut_are_in_the_checkpoint(
-    tmp_path: Path,
+    tmp_path: Path, per_host: int
 ) -> None:
-    with closing(Job(WORKERS, 2, SIZE // 3, codecs=TWO_BITS, checkpoints=str(tmp_path))) as job:
+    """Also of workers of one host, which sum only what no checkpoint needs of each."""
+    folder = str(tmp_path)
+    with closing(
+        Job(WORKERS, 2, SIZE // 3, codecs=TWO_BITS, checkpoints=folder, per_host=per_host)
+    ) as job:
         begin_two_steps(job, job.declare("w", SIZE))
         ((_, ((_, copy),)),) = job.workers[1].traffic.checkpoints.own._copied
         assert copy.missing_elems == SIZE
