@@ -245,7 +245,10 @@ TABLE = (
 
 def among(features: Collection[Feature]) -> List[Combination]:
     """The combinations that can't be, of which both features are among these."""
-    return [entry for entry in TABLE if entry.one in features and entry.other in features]
+    there = {*features}
+    if F.REMEMBERING in there and there & {F.LEAVERS, F.CHECKPOINTS}:
+        there.add(F.KEPT_BY_EACH)
+    return [entry for entry in TABLE if entry.one in there and entry.other in there]
 
 
 def check(features: Collection[Feature], what: str) -> None:

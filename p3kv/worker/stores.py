@@ -120,7 +120,7 @@ class WorkerStore:
             key, tuple(shape), dtype, name, layout, codecs, self.number, whole, self._consistency
         )
         # Before any process hears of it.
-        features = features_of(declaration, self._rule, self._features)
+        features = features_of(declaration, self._rule)
         what = f"{called(key, name)} of {dtype}"
         if Feature.ROWS in features:
             what += ", with a sparse weight or gradient"

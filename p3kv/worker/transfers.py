@@ -35,17 +35,12 @@ class Ask:
         """Whether all of the value has arrived."""
 
 
-def features_of(
-    declared: Union[DeclareKey, DeclaredKey], consistency: Consistency, job: Collection[Feature]
-) -> Set[Feature]:
-    """A key's features that may not go together with others; `consistency` is its rule, and `job`
-    are the features of the job."""
+def features_of(declared: Union[DeclareKey, DeclaredKey], consistency: Consistency) -> Set[Feature]:
+    """A key's features that may not go together with others; `consistency` is its rule."""
     codecs, dtype = declared.codecs, np.dtype(declared.dtype)
     features = consistency.features | codec_features(codecs.gradients, codecs.values, dtype)
     if make_layout(declared.layout, declared.shape).touched_only:
         features.add(Feature.ROWS)
-    if Feature.REMEMBERING in features and {Feature.LEAVERS, Feature.CHECKPOINTS} & {*job}:
-        features.add(Feature.KEPT_BY_EACH)
     return features
 
 
@@ -95,7 +90,7 @@ class WorkerKey:
         """The encoder, where checkpoints have what it remembers."""
         self.decoder = self.codecs.values.decoder(VALUES)
         self.sum_dtype = sum_dtype(self.numpy_dtype)
-        features = {Feature.LOCAL_AGGREGATION, *features_of(declared, consistency, job)}
+        features = {Feature.LOCAL_AGGREGATION, *features_of(declared, consistency), *job}
         self.sums_on_hosts = has_effect(Feature.LOCAL_AGGREGATION, features)
         """Whether workers of one host may sum their gradients before they send them."""
         self.route: Route

@@ -45,8 +45,9 @@ MOST_BYTES.update(e=PROBE, y=MAX_STATE_BYTES)
 MOST_BYTES.update(dict.fromkeys("t12", SLICE + MAX_SLICE_ELEMS * 4))
 FLAGS = {
     "p": 1 | 2 | 16 | 32 | 64 | 128,
-    "t": 128,
+    "t": 2 | 128,
     "1": 8,
+    "2": 2,
     "a": 4,
     "c": 4,
     "u": 2 | 128,

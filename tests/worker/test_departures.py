@@ -6,8 +6,9 @@ from types import SimpleNamespace
 from typing import Dict, List, cast
 
 from p3kv.wire.connection import Connection
+from p3kv.wire.fields import Header
 from p3kv.wire.framing import Frame, FrameWriter
-from p3kv.wire.header import HEADER_BYTES
+from p3kv.wire.header import Kind
 from p3kv.wire.pace import Pace
 from p3kv.worker.departures import Departures
 
@@ -28,7 +29,7 @@ class Sent:
     def ready(self, urgency: int, last: bool = False, in_turn: bool = True) -> None:
         self.departures.begin(last)
         self.writer.push(Frame(
-            urgency, bytes(HEADER_BYTES), on_sent=lambda: self._left.append(urgency),
+            urgency, Header(Kind.ACK, 0), on_sent=lambda: self._left.append(urgency),
             in_turn=in_turn,
         ))  # fmt: skip
 
