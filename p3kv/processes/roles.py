@@ -103,7 +103,8 @@ def _trial() -> Optional[Trial]:
 def _join(launch: Launch) -> None:
     try:
         import_modules(config.plugins(), "P3KV_PLUGINS")
-        config.current()  # a wrong setting is told at once
+        # A wrong setting is told at once, and what the scheduler answers from now on is logged.
+        config.apply_verbosity(config.current())
         companions.start(launch, this_process.fails_for_another, this_process.not_let_in)
         this_process.join(launch, [front_end.name for front_end in FRONT_ENDS], _advice_for)
     except P3Error as error:

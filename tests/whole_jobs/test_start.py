@@ -11,6 +11,7 @@ import pytest
 
 from tests.jobs import (
     DEADLINE_S,
+    JOIN,
     SUMS_ONLY,
     end,
     eventually,
@@ -27,6 +28,20 @@ while not __import__("os").path.exists(sys.argv[1]):
     assert time.monotonic() < deadline
     time.sleep(0.02)
 """
+
+
+def test_what_the_scheduler_answers_before_the_store_is_made_is_logged() -> None:
+    script = "import p3kv, sys, time; time.sleep(2); sys.exit(3)"
+    with held_port() as port:
+        number = port.getsockname()[1]
+        scheduler = start_role("scheduler", JOIN, number, workers=2)
+        command = [sys.executable, "-c", script]
+        worker = start_role("worker", command, number, workers=2, P3KV_VERBOSE=1)
+        try:
+            assert "the scheduler has answered" in worker.communicate(timeout=DEADLINE_S)[0]
+        finally:
+            end(worker)
+            end(scheduler)
 
 
 def test_servers_get_ready_for_optimizers_while_workers_build_their_models(tmp_path: Path) -> None:
