@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from concurrent.futures import Future
 from contextlib import nullcontext
 from typing import (
     Any,
+    Callable,
     Collection,
     ContextManager,
     Dict,
@@ -16,76 +16,15 @@ from typing import (
     Optional,
     Sequence,
     Tuple,
-    TypeVar,
 )
 
+from p3kv.store.checks import Checks
 from p3kv.store.clipped_steps import ClippedSteps
 from p3kv.store.forward_order import OrderLearner
+from p3kv.store.script_optimizer import O
 from p3kv.wire.messages import Key
 from p3kv.worker.stores import WorkerStore
 from p3kv.worker.transfers import WorkerKey
-
-
-class ScriptOptimizer(ABC):
-    """The optimizer that a script has set, and what the servers must be told of it and when.
-
-    Every worker has one, so that all know what the servers need. Belongs to the script's thread.
-    """
-
-    name: str
-    """Name of its class, for messages and checkpoints."""
-    needs_whole_tensors = False
-    """Whether it updates tensors as a whole, and not slices."""
-    shares_numbers = False
-    """Whether `shared_number` is to be asked for every push."""
-
-    @property
-    @abstractmethod
-    def settings(self) -> bytes:
-        """Settings to build the optimizer from, as the front end's server part reads them."""
-
-    @abstractmethod
-    def begin_step(self, step: int, updates: int) -> Optional[bytes]:
-        """Begins a step, that of the `updates`-th update, the first being 1; returns the settings
-        that hold from it on, where they are new."""
-
-    @abstractmethod
-    def has_changed(self) -> bool:
-        """Whether the script has changed it since a step began."""
-
-    def remembered(self) -> Dict[str, Any]:
-        """Plain values for all keys together that updates have changed in it; an optimizer that
-        goes on from a checkpoint is made from them, too."""
-        return {}
-
-    def shared_number(self, key: Key, update: int) -> Optional[bytes]:
-        """Number that the servers need for one push beside the step's settings, where the update of
-        one key leaves a number for the next. `update` counts the key's, from 1."""
-        return None
-
-
-O = TypeVar("O", bound=ScriptOptimizer)  # noqa: E741
-
-
-class Checks(ABC, Generic[O]):
-    """Refusals of a front end, in its users' words: each method raises NotSupportedError."""
-
-    @abstractmethod
-    def first_push(self, key: WorkerKey, optimizer: Optional[O]) -> None:
-        """Where a key can't be pushed at all."""
-
-    @abstractmethod
-    def lacks_gradient(self, key: WorkerKey, optimizer: O) -> None:
-        """The next update by this optimizer depends on whether any worker has a gradient of this
-        key, and this one has none."""
-
-    @abstractmethod
-    def clips_without_optimizer(self) -> None:
-        """Steps are to be clipped, and the servers have no optimizer."""
-
-    @abstractmethod
-    def part_of_a_step(self, keys: Any) -> NoReturn:
-        """Keys are pushed after their step has been clipped without them."""
 
 
 class Pushes(Generic[O]):
@@ -96,13 +35,19 @@ class Pushes(Generic[O]):
     """
 
     def __init__(
-        self, own: WorkerStore, order: OrderLearner, rank: int, front_end: str, checks: Checks[O]
+        self,
+        own: WorkerStore,
+        order: OrderLearner,
+        rank: int,
+        front_end: str,
+        refuse_part: Callable[[Any], NoReturn],
     ) -> None:
         """Worker rank 0 tells the servers, of which front end the settings are; all workers
-        count."""
+        count. `refuse_part` is that of `ClippedSteps`."""
         self._own = own
         self._front_end = front_end
-        self._checks = checks
+        self.checks = Checks(own)
+        """Refuses optimizers and pushes of this store."""
         self._order = order
         self._rank = rank
         self.optimizer: Optional[O] = None
@@ -127,7 +72,7 @@ class Pushes(Generic[O]):
         """Whether a step begins with the next push, as the front end says."""
         self._since = 0
         """The value of `_steps` when the optimizer was set."""
-        self.clipping = ClippedSteps(own, checks.part_of_a_step)
+        self.clipping = ClippedSteps(own, refuse_part)
         self._says_steps = False
         """Whether the script says where steps are, and does not call the store itself."""
         self._begins = False
@@ -135,7 +80,7 @@ class Pushes(Generic[O]):
     def check(self, key: WorkerKey) -> None:
         """Raises NotSupportedError for a key that can't be pushed; `next` does so, too."""
         if key.key not in self.updates:
-            self._checks.first_push(key, self.optimizer)
+            self.checks.first_push(key, self.optimizer)
 
     def next(self, key: WorkerKey, changes: Optional[Future[bool]] = None) -> Tuple[int, int]:
         """Counts a push: the key's round, and the step that an optimizer would count.
@@ -144,10 +89,10 @@ class Pushes(Generic[O]):
         """
         if changes is not None and self._shares_numbers:
             assert self.optimizer is not None
-            self._checks.lacks_gradient(key, self.optimizer)
+            self.checks.lacks_gradient(key, self.optimizer)
         updates = self.updates.get(key.key, 0) + 1
         if updates == 1:
-            self._checks.first_push(key, self.optimizer)
+            self.checks.first_push(key, self.optimizer)
         is_new_step = self._since + updates > self._steps
         if self._begins or (is_new_step and not self._says_steps):
             self._begins = False
@@ -194,7 +139,7 @@ class Pushes(Generic[O]):
         Raises NotSupportedError where the call can't be a step that is clipped.
         """
         if self.optimizer is None:
-            self._checks.clips_without_optimizer()
+            self.checks.clips_without_optimizer()
         keys = [key.key for key, *_ in known]
 
         def is_new_step() -> bool:

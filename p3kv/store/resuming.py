@@ -25,7 +25,8 @@ from p3kv.common.naming import Pair, SameNames, both
 from p3kv.common.words import some_of
 from p3kv.errors import CheckpointError
 from p3kv.server.optimizer import State
-from p3kv.store.pushes import O, Pushes
+from p3kv.store.pushes import Pushes
+from p3kv.store.script_optimizer import O
 from p3kv.wire.messages import Key, all_called
 from p3kv.worker.cuts import Unpushed
 from p3kv.worker.stores import WorkerStore
@@ -108,8 +109,10 @@ class Resuming(Generic[O]):
         """Has the servers update by an optimizer. The first one goes on where that of the
         checkpoint was, any other begins with fresh counts and states.
 
-        Raises CheckpointError for another class than the checkpoint's.
+        Raises NotSupportedError for one that can't run here, CheckpointError for another class than
+        the checkpoint's.
         """
+        self._pushes.checks.new_optimizer(fresh, self._pushes.optimizer)
         counts, self._counts = self._counts, None
         self._optimizer = None
         if counts is None:

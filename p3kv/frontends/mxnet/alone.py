@@ -25,6 +25,7 @@ from mxnet.base import _LIB, KVStoreHandle, check_call
 from mxnet.kvstore import KVStore
 from mxnet.ndarray import NDArray
 
+from p3kv.common.combinations import Feature, check
 from p3kv.errors import ConfigError
 from p3kv.frontends.mxnet import clipping, rows
 from p3kv.frontends.mxnet.arrays import DENSE, ROW_SPARSE, by_key, check_kind
@@ -171,7 +172,8 @@ class Alone(KVStore):
             self._end_step()
 
     def _gather(self, key: Any, value: Any) -> None:
-        clipping.check_optimizer(self._updater is not None)
+        if self._updater is None:
+            check({Feature.CLIPPING, Feature.NO_OPTIMIZER}, "the step is to be clipped")
         grouped = by_key(key, value)
         most = max(self._pushes.get(one, 0) for one, _ in grouped)
         if not self._inside and most < self._steps:

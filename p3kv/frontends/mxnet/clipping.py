@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, NoReturn, Sequence, Tuple
 
-from p3kv.common.combinations import Feature, check
 from p3kv.errors import NotSupportedError
 
 
@@ -32,9 +31,3 @@ def check_apart(known: Sequence[Tuple[Any, ...]]) -> None:
                 "new value is to be written. With kv.clip_global_norm no value comes before all "
                 "gradients of the step: give each key arrays of its own"
             )
-
-
-def check_optimizer(has_optimizer: bool) -> None:
-    """Raises NotSupportedError where the store has no optimizer for whose sake to clip."""
-    optimizer = Feature.OPTIMIZER if has_optimizer else Feature.NO_OPTIMIZER
-    check({Feature.CLIPPING, optimizer}, "kv.clip_global_norm")

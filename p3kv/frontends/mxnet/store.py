@@ -56,7 +56,6 @@ from p3kv.frontends.mxnet.errors import KeyMismatchError
 from p3kv.frontends.mxnet.forks import complete_before_forks
 from p3kv.frontends.mxnet.forward_order import FORWARD_READS
 from p3kv.frontends.mxnet.operations import Operations
-from p3kv.frontends.mxnet.refusals import PushChecks
 from p3kv.frontends.mxnet.server_states import ServerStates
 from p3kv.frontends.mxnet.store_types import ASYNC_TYPE, SYNC_TYPE
 from p3kv.frontends.mxnet.unpushed import Local, copied
@@ -128,9 +127,8 @@ class P3(KVStoreBase):
             self._order.stop()
             FORWARD_READS.stop()
         # A front end has the name of its framework.
-        self._checks = PushChecks(self._own)
         self._pushes: Pushes[WorkerOptimizer] = Pushes(
-            self._own, self._order, self.rank, mx.__name__, self._checks
+            self._own, self._order, self.rank, mx.__name__, clipping.refuse_part_of_a_step
         )
         self._operations = Operations(self._worker, self._pushes, self._order)
         self._resuming = Resuming(self._own, self._pushes, self.rank, OptimizerGoesOn(self._own))
@@ -333,7 +331,6 @@ class P3(KVStoreBase):
         tensors while a key is on several servers already.
         """
         set_now = WorkerOptimizer(optimizer, self._pushes.step)
-        self._checks.new_optimizer(set_now, self._pushes.optimizer)
         self._resuming.set_optimizer(set_now)
         self._updater = ServersUpdater(optimizer, self._states.of_keys)
 

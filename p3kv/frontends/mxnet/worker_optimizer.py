@@ -16,7 +16,7 @@ from p3kv.frontends.mxnet.optimizer_settings import (
     needs_whole_tensors,
     plain,
 )
-from p3kv.store.pushes import ScriptOptimizer
+from p3kv.store.script_optimizer import ScriptOptimizer
 from p3kv.wire.messages import Key, encode
 
 SEED = "p3kv_seed"

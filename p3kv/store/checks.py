@@ -1,32 +1,30 @@
-"""Refusals of pushes and optimizers: the table of combinations is asked in MXNet's words."""
+"""Refusals of optimizers and pushes of one store: features are named, and the table is asked."""
 
 from __future__ import annotations
 
-from typing import Any, NoReturn, Optional
+from typing import Optional
 
 from p3kv.common.combinations import Feature
-from p3kv.frontends.mxnet import clipping
-from p3kv.frontends.mxnet.worker_optimizer import WorkerOptimizer
-from p3kv.store.pushes import Checks
+from p3kv.store.script_optimizer import ScriptOptimizer
 from p3kv.worker.stores import WorkerStore
 from p3kv.worker.transfers import WorkerKey
 
 
-class PushChecks(Checks[WorkerOptimizer]):
-    """Checks of one store."""
+class Checks:
+    """Each method raises what `WorkerStore.combine` raises."""
 
     def __init__(self, own: WorkerStore) -> None:
         self._own = own
 
-    def new_optimizer(self, new: WorkerOptimizer, before: Optional[WorkerOptimizer]) -> None:
-        """Raises NotSupportedError for an optimizer that can't run, or not after the one before."""
+    def new_optimizer(self, new: ScriptOptimizer, before: Optional[ScriptOptimizer]) -> None:
+        """For an optimizer that can't run, or not after the one before."""
         features = {Feature.OPTIMIZER, Feature.NO_PREDICTION}
         after = []
         if new.shares_numbers:
             features.add(Feature.SHARES_NUMBERS)
         if before is not None and new.needs_whole_tensors != before.needs_whole_tensors:
             features.add(Feature.OTHER_CUT)
-            after.append(type(before.optimizer).__name__)
+            after.append(before.name)
         spread_out = self._own.keys_on_several_servers()
         if new.needs_whole_tensors:
             features.add(Feature.WHOLE_TENSORS)
@@ -36,23 +34,23 @@ class PushChecks(Checks[WorkerOptimizer]):
                 servers = len(first.runs)
                 after.append(f"{first.called} was initialised, which lies on {servers} servers")
         said = f", set after {' and after '.join(after)}" if after else ""
-        self._own.combine(features, f"the optimizer {type(new.optimizer).__name__}{said}")
+        self._own.combine(features, f"the optimizer {new.name}{said}")
 
-    def first_push(self, key: WorkerKey, optimizer: Optional[WorkerOptimizer]) -> None:
+    def first_push(self, key: WorkerKey, optimizer: Optional[ScriptOptimizer]) -> None:
+        """For a key that can't be pushed at all."""
         if optimizer is None:
             what = f"{key.called} is pushed to a store without an optimizer"
             self._own.combine({Feature.NO_OPTIMIZER}, what)
-        elif not key.dtype.startswith("float"):
+        elif "float" not in key.dtype:
             what = f"{key.called} of {key.dtype} is pushed to a store with an optimizer"
             self._own.combine({Feature.INTEGERS, Feature.OPTIMIZER}, what)
 
-    def lacks_gradient(self, key: WorkerKey, optimizer: WorkerOptimizer) -> None:
-        name = type(optimizer.optimizer).__name__
-        what = f"this worker has no fresh gradient of {key.called}, which {name} updates"
+    def lacks_gradient(self, key: WorkerKey, optimizer: ScriptOptimizer) -> None:
+        """For a key without a gradient on this worker, where the next update by this optimizer
+        depends on whether any worker has one."""
+        what = f"this worker has no fresh gradient of {key.called}, which {optimizer.name} updates"
         self._own.combine({Feature.SHARES_NUMBERS, Feature.NO_GRADIENT}, what)
 
     def clips_without_optimizer(self) -> None:
-        clipping.check_optimizer(has_optimizer=False)
-
-    def part_of_a_step(self, keys: Any) -> NoReturn:
-        clipping.refuse_part_of_a_step(keys)
+        """For steps that are to be clipped, while the servers have no optimizer."""
+        self._own.combine({Feature.CLIPPING, Feature.NO_OPTIMIZER}, "the step is to be clipped")

@@ -1,0 +1,49 @@
+"""Interface of the optimizer that a script has set, which servers run."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, Dict, Optional, TypeVar
+
+from p3kv.wire.messages import Key
+
+
+class ScriptOptimizer(ABC):
+    """The optimizer that a script has set, and what the servers must be told of it and when.
+
+    Every worker has one, so that all know what the servers need. Belongs to the script's thread.
+    """
+
+    name: str
+    """Name of its class, for messages and checkpoints."""
+    needs_whole_tensors = False
+    """Whether it updates tensors as a whole, and not slices."""
+    shares_numbers = False
+    """Whether `shared_number` is to be asked for every push."""
+
+    @property
+    @abstractmethod
+    def settings(self) -> bytes:
+        """Settings to build the optimizer from, as the front end's server part reads them."""
+
+    @abstractmethod
+    def begin_step(self, step: int, updates: int) -> Optional[bytes]:
+        """Begins a step, that of the `updates`-th update, the first being 1; returns the settings
+        that hold from it on, where they are new."""
+
+    @abstractmethod
+    def has_changed(self) -> bool:
+        """Whether the script has changed it since a step began."""
+
+    def remembered(self) -> Dict[str, Any]:
+        """Plain values for all keys together that updates have changed in it; an optimizer that
+        goes on from a checkpoint is made from them, too."""
+        return {}
+
+    def shared_number(self, key: Key, update: int) -> Optional[bytes]:
+        """Number that the servers need for one push beside the step's settings, where the update of
+        one key leaves a number for the next. `update` counts the key's, from 1."""
+        return None
+
+
+O = TypeVar("O", bound=ScriptOptimizer)  # noqa: E741
