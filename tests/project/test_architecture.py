@@ -53,7 +53,8 @@ MAY_IMPORT: Dict[str, Set[str]] = {
     "p3kv.processes.launcher": GROUND | {"p3kv.wire.launcher_link"},
     "p3kv.tools.timeline": GROUND,
     "p3kv.tools.plan": GROUND | {"p3kv.report"},
-    "p3kv.tools.compare": GROUND | {"p3kv.processes.launcher", "p3kv.report", "p3kv.tools.plan"},
+    "p3kv.tools.compare": GROUND
+    | {"p3kv.codecs", "p3kv.processes.launcher", "p3kv.report", "p3kv.tools.plan"},
     "p3kv.tools.doctor": GROUND
     | MIDDLE
     | {"p3kv.frontends", "p3kv.processes.launcher", "p3kv.report"},
