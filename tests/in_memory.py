@@ -48,7 +48,7 @@ from p3kv.wire.pace import Pace
 from p3kv.wire.proofs import Proofs
 from p3kv.wire.protocol import FROM_NEIGHBOURS, FROM_WORKERS, Conversation
 from p3kv.worker.handshakes import Handshakes
-from p3kv.worker.mending import Mending
+from p3kv.worker.reconnecting import Reconnecting
 from p3kv.worker.traffic import Traffic as WorkerTraffic
 from p3kv.worker.transfers import Transfer, WorkerKey
 
@@ -200,7 +200,7 @@ class Worker:
 
     def __init__(self, rank: int, num_workers: int, settings: Settings, slice_size: int) -> None:
         self.handshakes = Handshakes(KEY, rank, JobSettings.of(settings))
-        self.mending: Mending
+        self.reconnecting: Reconnecting
         self.neighbours: Dict[int, Connection] = {}
         self.asked: Deque[Event] = deque()
         """What threads ask this worker's thread to do."""
@@ -251,7 +251,7 @@ class Worker:
     def _lost(self, connection: Connection, reason: str) -> None:
         if not connection.ended:
             _lost(connection, reason)
-        self.mending.begin(connection, reason, 0)
+        self.reconnecting.begin(connection, reason, 0)
 
     def start(self) -> None:
         """Says how large slices are."""
@@ -448,7 +448,7 @@ class Job:
         for worker in self.workers:
             worker.traffic.checkpoints.find("here", worker.traffic.consistency, _mark)
             breaks = Breaks("server", 60.0, self._loop.call_later, lambda failure: None, _unused)
-            worker.mending = Mending(
+            worker.reconnecting = Reconnecting(
                 self._loop, worker.handshakes, self._new_link, breaks, lambda server: None, _lost
             )
             for rank, server in enumerate(self.servers):
@@ -526,7 +526,7 @@ class Job:
 
     def mend_link(self, worker: Worker, server: int) -> None:
         """Begins a new link for a connection that has none."""
-        worker.mending._made(worker.servers[server], self._new_link(server), 0.0)
+        worker.reconnecting._made(worker.servers[server], self._new_link(server), 0.0)
 
     def _new_link(self, server: int) -> Link:
         """A link to a server, whose other end it has accepted."""
@@ -538,7 +538,7 @@ class Job:
 
     def follow_links(self) -> None:
         """To be called after each event: finds out which connection has which link now."""
-        for attempt in [a for one in self.workers for a in one.mending._attempts]:
+        for attempt in [a for one in self.workers for a in one.reconnecting._attempts]:
             self._connections[attempt._link] = attempt
         connections = [c for one in self.workers for c in one.servers.values()]
         for server in self.servers:

@@ -103,7 +103,7 @@ class Workers:
             if ahead:
                 self.lose(known, "it said more before the welcome")
         self._received[hello.rank] = hello.received
-        self._breaks.mended(known)
+        self._breaks.reconnected(known)
         _log.info("worker %d is connected", hello.rank)
         return hello
 

@@ -55,8 +55,8 @@ from p3kv.wire.messages import (
 )
 from p3kv.worker.handshakes import Handshakes
 from p3kv.worker.joining import Joining
-from p3kv.worker.mending import Mending
 from p3kv.worker.neighbours import Neighbours, neighbourhood
+from p3kv.worker.reconnecting import Reconnecting
 from p3kv.worker.reporting import Reporting
 from p3kv.worker.spans import trace_ready
 from p3kv.worker.stores import WorkerStore
@@ -87,7 +87,7 @@ class Worker:
         self.tracer = Tracer(None, "worker")
         self._address = own_address(launch)
         self._traffic: Optional[Traffic] = None
-        self._mending: Optional[Mending] = None
+        self._reconnecting: Optional[Reconnecting] = None
         self._neighbours: Optional[Neighbours] = None
         self._num_stores = 0
         self._failure: Optional[P3Error] = None
@@ -156,7 +156,7 @@ class Worker:
             lambda failure: self._control.send(LinkEnded(failure)),
             lambda failure: self._control.suspect(failure, second_hand=True),
         )  # fmt: skip
-        self._mending = Mending(
+        self._reconnecting = Reconnecting(
             self._loop, handshakes, joining.link, breaks, joining.welcomed, self._on_lost
         )
         try:
@@ -397,8 +397,8 @@ class Worker:
 
     def _on_lost(self, connection: Connection, reason: str) -> None:
         if connection.ended and not connection.conversation.over:
-            assert self._mending is not None
-            self._mending.begin(connection, reason, self._known_round())
+            assert self._reconnecting is not None
+            self._reconnecting.begin(connection, reason, self._known_round())
             return
         self._loop.remove_connection(connection)
         if not connection.ended and connection.peer is not None:
@@ -423,8 +423,8 @@ class Worker:
                 self._failure = error
             self._state_changed.notify_all()
         if self._traffic is not None:
-            if self._mending is not None:
-                self._mending.close()
+            if self._reconnecting is not None:
+                self._reconnecting.close()
             # First: no array may be read or written once its operation is completed.
             for connection in self._traffic.servers.values():
                 self._loop.remove_connection(connection)

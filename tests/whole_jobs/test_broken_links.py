@@ -183,7 +183,7 @@ def test_results_are_right_whatever_links_end(
                 (worker, server)
                 for worker in job.workers
                 for server, connection in worker.servers.items()
-                if connection.ended and connection not in worker.mending._attempts.values()
+                if connection.ended and connection not in worker.reconnecting._attempts.values()
             ]
             if left and random.random() < 0.05:
                 left -= 1

@@ -23,7 +23,7 @@ from p3kv.wire.header import Kind
 from p3kv.wire.messages import TOKEN_BYTES, Abort, Failure, LinkEnded, ReportFailure
 from p3kv.wire.proofs import NONCE_BYTES
 from p3kv.wire.protocol import Conversation, Rule, State
-from p3kv.worker.mending import LONGEST_DELAY_S
+from p3kv.worker.reconnecting import LONGEST_DELAY_S
 from tests.jobs import (
     DEADLINE_S,
     ROOT,
