@@ -281,7 +281,7 @@ class Worker:
         elif source is not None:
             step = self._step = max(self._step, round)
             if round > INITIAL_ROUND:
-                self.steps.of_store(0).pushed(step)
+                self.steps.of_store(0).count_push(step)
         addresses = [None if array is None else array.ctypes.data for array in arrays]
         self.under_way += 1
         asks = (key.ask(),) if source is None else key.asks()

@@ -208,7 +208,7 @@ class Consumer:
         self, connection: Connection, header: QueuedHeader, act: Callable[[], None], unit: Unit
     ) -> None:
         """Queues a frame of a push, or of a request for rows."""
-        self._workers.pushed(header.rank, header.round)
+        self._workers.note_round(header.rank, header.round)
         self._waiting_bytes += header.payload_bytes
         self._queue_frame(_Frame(connection, header, act, unit, header.payload_bytes))
 
@@ -299,7 +299,7 @@ class Consumer:
         start_ns = now_ns()
         current = self._counted(header, state, gradient)
         if current is not None:
-            self.lateness.pushed(current, header.rank, ready_s)
+            self.lateness.note_push(current, header.rank, ready_s)
         if gradient is not None:
             trace_sum(self.tracer, header, start_ns)
         self._settle(state)

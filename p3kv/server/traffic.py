@@ -41,10 +41,10 @@ from p3kv.wire.messages import (
     ForwardOrder,
     JobSettings,
     Norm,
-    Pushed,
     Resumed,
     Scale,
     Stalled,
+    StepPushed,
     Terms,
     Written,
     decode,
@@ -101,7 +101,7 @@ class Traffic:
             Kind.OPTIMIZER: self._optimizer,
             Kind.ORDER: self._forward_order,
             Kind.CLIPPED: self._clipped,
-            Kind.PUSHED: self._pushed,
+            Kind.STEP_PUSHED: self._step_pushed,
             Kind.SCALE: self._scale,
             Kind.STATES: consumer.states.ask,
             Kind.STATE: consumer.states.land,
@@ -242,11 +242,11 @@ class Traffic:
     def _clipped(self, connection: Connection, header: StepHeader) -> Landing:
         return Landing(None, partial(self._consumer.engine.begin_clipped, header.step))
 
-    def _pushed(self, connection: Connection, header: StepHeader) -> Landing:
-        return message_landing(header, Pushed, partial(self._all_pushed, header.step))
+    def _step_pushed(self, connection: Connection, header: StepHeader) -> Landing:
+        return message_landing(header, StepPushed, partial(self._end_pushes, header.step))
 
-    def _all_pushed(self, step: int, pushed: Pushed) -> None:
-        self._consumer.clipping.pushed(step, pushed.elems)
+    def _end_pushes(self, step: int, pushed: StepPushed) -> None:
+        self._consumer.clipping.end_pushes(step, pushed.elems)
 
     def _scale(self, connection: Connection, header: ScaleHeader) -> Landing:
         return message_landing(header, Scale, partial(self._take_scale, connection, header))

@@ -121,7 +121,7 @@ class Workers:
             # Not raised: another connection may have made the handshake.
             self.lose(connection, str(error))
 
-    def pushed(self, rank: int, round: int) -> None:
+    def note_round(self, rank: int, round: int) -> None:
         """Takes note of how far a worker is."""
         self._last_round[rank] = max(round, self._last_round.get(rank, INITIAL_ROUND))
 

@@ -31,7 +31,7 @@ class HelloHeader(Header, frozen=True):
 
 
 class StepHeader(Header, frozen=True):
-    """Header of CLIPPED, PUSHED, SQUARES and OPEN."""
+    """Header of CLIPPED, STEP_PUSHED, SQUARES and OPEN."""
 
     step: int = 0
 

@@ -96,8 +96,8 @@ class Kind(IntEnum):
     CLIPPED = 20, fields.StepHeader
     """No round of a step ends before worker rank 0 has sent SCALE: its gradients are clipped by the
     norm of all. Comes before the step's first slice."""
-    PUSHED = 21, fields.StepHeader
-    """Worker rank 0 has pushed all keys of a clipped step; payload Pushed."""
+    STEP_PUSHED = 21, fields.StepHeader
+    """Worker rank 0 has pushed all keys of a clipped step; payload StepPushed."""
     SQUARES = 22, fields.StepHeader
     """All gradients of a clipped step that this server gets are summed; payload Squares. To worker
     rank 0 only."""

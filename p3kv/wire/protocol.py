@@ -83,7 +83,7 @@ FROM_WORKERS: Rules = {
         Kind.STATE: Rule(MAX_MESSAGE_BYTES, only_rank_0=True, flags=StateHeader.WHOLE_TENSOR),
         Kind.STATE_BYTES: Rule(MAX_STATE_BYTES, only_rank_0=True),
         Kind.CLIPPED: Rule(only_rank_0=True),
-        Kind.PUSHED: Rule(MAX_MESSAGE_BYTES, only_rank_0=True),
+        Kind.STEP_PUSHED: Rule(MAX_MESSAGE_BYTES, only_rank_0=True),
         Kind.SCALE: Rule(MAX_MESSAGE_BYTES, only_rank_0=True),
         Kind.CHECKPOINT: Rule(MAX_MESSAGE_BYTES, only_rank_0=True),
         Kind.WRITTEN: Rule(MAX_MESSAGE_BYTES),

@@ -13,7 +13,7 @@ from p3kv.wire.connection import Connection
 from p3kv.wire.fields import NormHeader, ScaleHeader, StepHeader
 from p3kv.wire.framing import Landing, message_landing
 from p3kv.wire.header import Kind
-from p3kv.wire.messages import Norm, Pushed, Scale, Squares, encode
+from p3kv.wire.messages import Norm, Scale, Squares, StepPushed, encode
 
 _log = logging.getLogger(__name__)
 
@@ -71,14 +71,14 @@ class Clipping:
         if self._rank == 0:
             self._tell(StepHeader(Kind.CLIPPED, self._rank, step=step))
 
-    def pushed(self, clipped: ClippedStep) -> None:
+    def end_pushes(self, clipped: ClippedStep) -> None:
         """Says that a step has no further pushes; their transfers may still be to begin."""
         if self._rank != 0:
             return
         self._waiting[clipped.step] = _Waiting(clipped)
-        header = StepHeader(Kind.PUSHED, self._rank, step=clipped.step)
+        header = StepHeader(Kind.STEP_PUSHED, self._rank, step=clipped.step)
         for server in range(self._num_servers()):
-            self._tell(header, encode(Pushed(clipped.elems.get(server, 0))), [server])
+            self._tell(header, encode(StepPushed(clipped.elems.get(server, 0))), [server])
 
     def land_squares(self, connection: Connection, header: StepHeader) -> Landing:
         """Takes a server's part of a norm."""

@@ -93,7 +93,7 @@ class WorkerStore:
         self._ask = ask
         self._check = check
         self._keys: Dict[Key, WorkerKey] = {}
-        self.pushed = traffic.steps.of_store(number).pushed
+        self.count_push = traffic.steps.of_store(number).count_push
         """Counts a push of the store's newest step, before its transfer begins."""
 
     def declare(
@@ -239,7 +239,7 @@ class WorkerStore:
         """Says that all keys of a step are pushed. Its sums are scaled so that the norm of all is
         at most the step's `max_norm`, and then its rounds end."""
         self._check()
-        self._call_soon(self._traffic.clipping.pushed, clipped)
+        self._call_soon(self._traffic.clipping.end_pushes, clipped)
 
     def norm(self, number: int) -> float:
         """The norm of the sums of the clipped step with this number; waits until it is known."""

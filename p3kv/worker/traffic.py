@@ -169,7 +169,7 @@ class Traffic:
         key.route = self._route(key)
         if key.memory is not None:
             self.checkpoints.own.declare(key)
-        self.tuning.declared(key.kept_bytes())
+        self.tuning.note_kept(key.kept_bytes())
         self._tracer.name_key(KeyName(key.key_id, key.key, key.declared.name, key.size_bytes))
         header = Header(Kind.KEY, self.rank)
         self.tell(header, encode(key.declared), [server for server, _ in key.runs])

@@ -132,7 +132,7 @@ class Tuning:
             self._share_credit()
             _log.info("slices have %d elements from round %d on", terms.slice_size, from_round)
 
-    def declared(self, kept_bytes: Mapping[int, int]) -> None:
+    def note_kept(self, kept_bytes: Mapping[int, int]) -> None:
         """Takes note of what servers keep of a key, as it travels."""
         self._kept_bytes.update(kept_bytes)
         self._shared = False

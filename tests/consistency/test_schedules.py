@@ -115,7 +115,7 @@ class Script:
                 for server, length in key.runs:
                     elems[server] = elems.get(server, 0) + length
             if clips:
-                clipping.pushed(ClippedStep(0, step, step, 1e9, elems))
+                clipping.end_pushes(ClippedStep(0, step, step, 1e9, elems))
 
     def _step(self, key, round_, expected) -> None:  # type: ignore[no-untyped-def]
         target = np.full(SIZE, np.nan, self._job.dtype) if self._random.random() < 0.5 else None
@@ -395,7 +395,7 @@ def test_a_server_looks_at_its_sockets_between_two_slices_of_a_clipped_step() ->
         job.finish()
         worker.traffic.clipping.begin(1)
         worker.call(key, 1, gradient(0, 1), None)
-        worker.traffic.clipping.pushed(ClippedStep(0, 1, 1, 1e9, dict(key.runs)))
+        worker.traffic.clipping.end_pushes(ClippedStep(0, 1, 1, 1e9, dict(key.runs)))
         consumer = job.servers[0].consumer
         while not any(state.round for state in consumer.engine.units()):
             function, *arguments = next(job.events())

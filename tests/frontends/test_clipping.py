@@ -101,13 +101,13 @@ def test_squares_are_sent_when_all_that_was_pushed_is_summed(told_first: bool) -
     server.clipping.begin(7)
     assert server.clipping.holds(7) and not server.clipping.holds(8)
     if told_first:
-        server.clipping.pushed(7, 6)
+        server.clipping.end_pushes(7, 6)
     totals = [server.complete(7, "a")]
     assert not server.sent
     totals.append(server.complete(7, "b"))
     if not told_first:
         assert not server.sent
-        server.clipping.pushed(7, 6)
+        server.clipping.end_pushes(7, 6)
     assert server.sent == [(7, 24.0)]
     assert list(server.clipping.scaled(7, 0.5)) == ["a", "b"]
     assert not server.clipping.holds(7)
@@ -120,14 +120,14 @@ def test_squares_are_sent_when_all_that_was_pushed_is_summed(told_first: bool) -
 def test_a_server_without_a_key_of_the_step_sends_nothing() -> None:
     server = Server()
     server.clipping.begin(7)
-    server.clipping.pushed(7, 0)
+    server.clipping.end_pushes(7, 0)
     assert not list(server.clipping.scaled(7, 1.0))
     assert not server.sent and not server.clipping.steps
 
 
 def test_words_that_can_not_be_right_are_refused() -> None:
     server = Server()
-    for speak in (lambda: server.clipping.pushed(7, 3), lambda: server.clipping.scaled(7, 1.0)):
+    for speak in (lambda: server.clipping.end_pushes(7, 3), lambda: server.clipping.scaled(7, 1.0)):
         with pytest.raises(ProtocolError, match="has not begun"):
             speak()
     server.clipping.begin(7)
@@ -135,9 +135,9 @@ def test_words_that_can_not_be_right_are_refused() -> None:
         server.clipping.begin(7)
     with pytest.raises(ProtocolError, match="norm is not known"):
         server.clipping.scaled(7, 1.0)
-    server.clipping.pushed(7, 3)
+    server.clipping.end_pushes(7, 3)
     with pytest.raises(ProtocolError, match="twice"):
-        server.clipping.pushed(7, 3)
+        server.clipping.end_pushes(7, 3)
     server.complete(7, "a")
     with pytest.raises(ProtocolError, match="more than the 3 elements"):
         server.complete(7, "b")

@@ -179,7 +179,7 @@ class Job(in_memory.Job):
         if key.own_rounds:
             step = self.workers[rank].steps.new_step(key.store)
         elif round_ > INITIAL_ROUND:
-            self.workers[rank].steps.of_store(0).pushed(step)
+            self.workers[rank].steps.of_store(0).count_push(step)
         self.workers[rank].calls.append(RowsPush(key, round_, step, 0, arrays, done))
 
     def pull(self, rank: int, key: in_memory.WorkerKey, round_: int, value: np.ndarray,

@@ -125,7 +125,7 @@ def clipped(server: Server) -> None:
 
 def scaled(server: Server) -> None:
     clipping = server.engine.rules.clipping
-    clipping.pushed(1, SIZE)
+    clipping.end_pushes(1, SIZE)
     assert list(clipping.scaled(1, 0.5)) == server.units
 
 

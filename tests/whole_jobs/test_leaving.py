@@ -251,7 +251,7 @@ def test_worker_0_ends_the_job_where_it_is_missed(why: str, lets_leave: bool) ->
                 one.call(keys[rank], 1, gradient(rank, 1), None)
             if why == "clipping":
                 elems = dict(keys[0].runs)
-                first.traffic.clipping.pushed(ClippedStep(0, 1, 1, 1e9, elems))
+                first.traffic.clipping.end_pushes(ClippedStep(0, 1, 1, 1e9, elems))
         job.finish()
         first.leave()
         job.finish()

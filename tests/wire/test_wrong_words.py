@@ -162,7 +162,7 @@ TO_A_SERVER.update(
                 Kind.OPTIMIZER,
                 Kind.ORDER,
                 Kind.CLIPPED,
-                Kind.PUSHED,
+                Kind.STEP_PUSHED,
                 Kind.SCALE,
                 Kind.CHECKPOINT,
                 Kind.RESUMED,

@@ -18,7 +18,7 @@ class Sent:
         """As a store whose rate changes in each step does."""
         self.steps.settings(step, b"")
         for _ in range(keys):
-            self.steps.of_store(0).pushed(step)
+            self.steps.of_store(0).count_push(step)
 
     def end(self, step: int, keys: int = 2) -> None:
         for _ in range(keys):
@@ -68,14 +68,14 @@ def test_stores_forget_their_own_steps_only() -> None:
 
     def push(store: int, step: int) -> None:
         steps.settings(step, b"", store)
-        steps.of_store(store).pushed(step)
+        steps.of_store(store).count_push(step)
         steps.begin(step)
 
     assert [steps.new_step() for _ in range(3)] == [1, 2, 3]
     push(0, 1)
     push(1, 2)
     # Another key of the first store's step, which is not over, although step 2 has begun.
-    steps.of_store(0).pushed(1)
+    steps.of_store(0).count_push(1)
     steps.ended(1, 0)
     push(0, 3)
     push(0, 4)

@@ -171,7 +171,7 @@ def test_servers_share_the_credit_by_what_they_keep() -> None:
     tuning.announce(INITIAL_ROUND, Terms(100_000))
     equal = held[0].credit_bytes
     assert {one.credit_bytes for one in held.values()} == {equal}
-    tuning.declared({0: 1_000_000, 2: 3_000_000})
+    tuning.note_kept({0: 1_000_000, 2: 3_000_000})
     tuning.begin_step(1)
     credits = [held[server].credit_bytes for server in range(3)]
     assert credits == [pytest.approx(0.75 * equal, abs=1), LEAST_CREDIT_BYTES, 2.25 * equal]
@@ -227,10 +227,10 @@ def test_gradients_leave_in_turn_where_servers_keep_unequal_parts_and_steps_most
     settings: Dict[str, int],
 ) -> None:
     tuned = Tuned(servers=2, **settings)
-    tuned.tuning.declared({0: 1000, 1: 950})
+    tuned.tuning.note_kept({0: 1000, 1: 950})
     tuned.rounds(10, 10 * MB, waiting=0.8)
     assert not tuned.departures.pays
-    tuned.tuning.declared({1: 1000})
+    tuned.tuning.note_kept({1: 1000})
     tuned.rounds(1, 10 * MB, waiting=0.8)
     assert tuned.departures.pays
     for waiting, pays in ((0.45, True), (0.3, False), (0.45, False), (0.6, True)):

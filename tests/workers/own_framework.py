@@ -38,7 +38,7 @@ def exchange(key: WorkerKey, round_: int, source: np.ndarray, target: np.ndarray
     """Pushes `source` for a round, if it has elements, and waits for the value in `target`."""
     done = threading.Event()
     addresses = [array.ctypes.data if array.size else None for array in (source, target)]
-    store.pushed(round_)
+    store.count_push(round_)
     worker.begin(Transfer(key, round_, round_, 0, *addresses, lambda _: done.set()))
     assert done.wait(20)
     worker.check()

@@ -223,7 +223,7 @@ class P3(KVStoreBase):
         check_distinct(key)
         for one_key, (first, *_) in by_key(key, value):
             worker_key = self._declare(one_key, first)
-            self._order.declared(one_key, [first])
+            self._order.note_key(one_key, [first])
             if self.rank == 0:
                 self._give_initial(worker_key, first)
 
@@ -235,7 +235,7 @@ class P3(KVStoreBase):
         check_distinct(key)
         for one_key, (first, *_), targets in by_key(key, value, out):
             worker_key = self._declare(one_key, first, targets)
-            self._order.declared(one_key, targets)
+            self._order.note_key(one_key, targets)
             if self.rank == 0:
                 spread(self._give_initial(worker_key, first, targets), targets)
             else:

@@ -56,7 +56,7 @@ class Clipping(Generic[T]):
             raise ProtocolError(f"it began the clipped step {step} twice")
         self.steps[step] = _Step()
 
-    def pushed(self, step: int, elems: int) -> None:
+    def end_pushes(self, step: int, elems: int) -> None:
         """Takes note that rank 0 pushes nothing more in a step, and how much it has pushed here."""
         clipped = self._known(step)
         if clipped.pushed_elems is not None:

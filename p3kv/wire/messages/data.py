@@ -188,7 +188,7 @@ class OptimizerSettings(Message, frozen=True):
         check_name("a front end's name", self.front_end)
 
 
-class Pushed(Message, frozen=True):
+class StepPushed(Message, frozen=True, tag="Pushed"):  # the tag is the protocol's name for it
     """How much worker rank 0 has pushed to a server in a step whose gradients are clipped."""
 
     elems: int

@@ -130,7 +130,7 @@ class HostSums(Route):
         self._carried = Carried(
             rank, self._carriers, self._memory, slices, in_progress, self._tell_finished
         )
-        self._pushed: Dict[int, int] = {}
+        self._last_pushed: Dict[int, int] = {}
         """By key, the last round for which this worker has pushed."""
         self._rounds: Dict[Tuple[int, int], _Round] = {}
         """By key and round: what is under way, or waits for the end of the round before."""
@@ -161,7 +161,7 @@ class HostSums(Route):
             return
         transfer.route = self
         key_id = transfer.key.key_id
-        self._pushed[key_id] = transfer.round
+        self._last_pushed[key_id] = transfer.round
         slices = self._slices.slices(transfer.key, transfer.round)
         urgent = urgency(transfer.step, transfer.priority)
         self._rounds[key_id, transfer.round] = _Round(transfer, slices, urgent)
@@ -250,7 +250,7 @@ class HostSums(Route):
 
     def goodbye(self) -> bytes:
         """The payload of this worker's goodbye to its neighbours."""
-        return encode(LastRounds(self._pushed))
+        return encode(LastRounds(self._last_pushed))
 
     def fail(self, error: BaseException) -> None:
         """The job has failed: nothing is read or written any more."""
