@@ -96,7 +96,7 @@ def worker_to_server(words: bytes) -> None:
     with closing(Job(2, 1, SLICE_SIZE)) as job:
         trained(job)
         one = job.servers[0]
-        one.traffic._fail = one.consumer._fail = one.consumer.states._fail = fail
+        one.dispatcher._fail = one.consumer._fail = one.consumer.states._fail = fail
         sender = job.workers[data.ConsumeIntInRange(0, 1)].servers[0]
         receiver = job._connections[sender._link.other]
         hear(job, sender, receiver, _frames(data), one.consumer.consume)

@@ -26,7 +26,7 @@ from p3kv.server.engine.clipping import Clipping
 from p3kv.server.engine.rounds import Round
 from p3kv.server.lateness import Lateness, Readiness
 from p3kv.server.optimizer import Optimizer
-from p3kv.server.rows_traffic import RowsTraffic
+from p3kv.server.rows_consumer import RowsConsumer
 from p3kv.server.spans import trace_sum, trace_update
 from p3kv.server.states import States
 from p3kv.server.values import Values
@@ -105,7 +105,7 @@ class Consumer:
         """By rank, how many of the worker's frames are in the queue."""
         self._terms = TermsByRound()
         self.values = Values(lambda: self.rank, workers, lambda: self.tracer, worked_s)
-        self.rows = RowsTraffic(
+        self.rows = RowsConsumer(
             lambda: self.rank, workers, self._rows_key, self._terms, self._add, self._settle,
             self._asked, lambda: self.tracer,
         )  # fmt: skip

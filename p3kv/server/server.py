@@ -18,9 +18,9 @@ from p3kv.config import Launch, Settings
 from p3kv.errors import ConfigError, P3Error, in_one_line
 from p3kv.report.metrics import Metrics
 from p3kv.server.consumer import Consumer
+from p3kv.server.dispatcher import Dispatcher
 from p3kv.server.optimizer import JobOptimizers
 from p3kv.server.stalls import LOOK_EVERY_S
-from p3kv.server.traffic import Traffic
 from p3kv.server.workers import Workers
 from p3kv.slicing import CREDIT_BYTES
 from p3kv.transport import Link, Listener, make_transport
@@ -94,7 +94,7 @@ class _Server:
             launch, self._workers, self._workers.lose, self._fail_here, self._loop.call_soon,
             lambda: self._loop.worked_s,
         )  # fmt: skip
-        self._traffic = Traffic(
+        self._dispatcher = Dispatcher(
             launch.num_workers, settings, self._workers, self._consumer, self._optimizers,
             self._fail_here,
         )  # fmt: skip
@@ -160,7 +160,7 @@ class _Server:
     # Joining, and who is connected.
 
     def _join(self, roster: Roster) -> None:
-        self._rank = self._traffic.rank = roster.rank
+        self._rank = self._dispatcher.rank = roster.rank
         name_rank(self._rank)
         try:
             self._metrics = Metrics(self._settings, "server", self._rank, self._numbers)
@@ -190,18 +190,18 @@ class _Server:
 
     def _begin_to_serve(self) -> None:
         """Welcomes workers, but only after the import: they measure the network once welcome."""
-        self._traffic.begin_to_serve()
+        self._dispatcher.begin_to_serve()
         self._look_for_stalls()
 
     def _look_for_stalls(self) -> None:
-        self._traffic.look_for_stalls()
+        self._dispatcher.look_for_stalls()
         self._loop.call_later(LOOK_EVERY_S, self._look_for_stalls)
 
     def _connection(self, link: Link) -> Connection:
         return Connection(
             link,
             Conversation(FROM_WORKERS, "worker"),
-            self._traffic.land,
+            self._dispatcher.land,
             self._workers.lose,
             self._settings.send_buffer_bytes or CREDIT_BYTES,
         )

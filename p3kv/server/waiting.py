@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Callable, Dict, Iterator, List, NamedTuple, Tuple
 
 from p3kv.server.engine import Engine, RowsKey, SliceState, Unit
-from p3kv.server.rows_traffic import RowsTraffic
+from p3kv.server.rows_consumer import RowsConsumer
 from p3kv.server.stalls import Wait
 from p3kv.server.workers import Workers
 from p3kv.wire.connection import Connection
@@ -52,7 +52,7 @@ class Waiting:
     def __init__(
         self,
         engine: Engine,
-        rows: RowsTraffic,
+        rows: RowsConsumer,
         pulls: Pulls,
         workers: Workers,
         departed: Callable[[int], bool],

@@ -47,7 +47,7 @@ second, and on the slowest networks as long as a few frames take."""
 class Joining:
     """Connects this worker to all servers and agrees with the others on the size of slices.
 
-    What `takers` names belongs to the worker's thread, all else to the thread that joins.
+    What `handlers` names belongs to the worker's thread, all else to the thread that joins.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Joining:
         self._transport_key = transport_key
         self._check = check
         self._changed = changed
-        self.takers: Mapping[int, Callable[[Connection, Header], Landing]] = {
+        self.handlers: Mapping[int, Callable[[Connection, Header], Landing]] = {
             Kind.CHALLENGE: self._handshakes.land,
             Kind.WELCOME: self._welcome,
             Kind.PROBE: self._echo,

@@ -8,9 +8,9 @@ from p3kv.config import Settings
 from p3kv.report.metrics import Metrics
 from p3kv.wire.loop import Loop
 from p3kv.wire.messages import Lag, WorkerNumbers
+from p3kv.worker.data_plane import DataPlane
 from p3kv.worker.measures import Measures
 from p3kv.worker.summary import Summary
-from p3kv.worker.traffic import Traffic
 
 
 class Reporting:
@@ -27,7 +27,7 @@ class Reporting:
 
     def begin(
         self,
-        traffic: Traffic,
+        data_plane: DataPlane,
         settings: Settings,
         local_servers: Collection[int],
         summing: int,
@@ -35,12 +35,12 @@ class Reporting:
     ) -> None:
         """Says what is to be told, and how: see `Measures`. ConfigError if metrics can't be."""
         self._measures = Measures(
-            self._loop, traffic, self._num_workers, local_servers, summing,
+            self._loop, data_plane, self._num_workers, local_servers, summing,
             push_bytes_s or 0.0, self._slowest,
         )  # fmt: skip
         self._summary = Summary(self._measures, settings)
-        traffic.times.on_step = self._summary.look
-        self._metrics = Metrics(settings, "worker", traffic.rank, self.numbers)
+        data_plane.times.on_step = self._summary.look
+        self._metrics = Metrics(settings, "worker", data_plane.rank, self.numbers)
 
     def numbers(self) -> Optional[WorkerNumbers]:
         """Measurements of the worker; from any thread."""

@@ -53,12 +53,12 @@ class Script:
         self._cuts = cuts
 
     def go_on(self) -> None:
-        remembers = self.worker.traffic.checkpoints.own.remembers
+        remembers = self.worker.data_plane.checkpoints.own.remembers
         if self.step in self._cuts and (self.rank == 0 or remembers):
             rounds = [(key.key_id, self.rounds(self.step)[i]) for i, key in enumerate(self.keys)]
             names = {self.keys[0].key_id: "what rank 0 calls it"}
             stores = [StoreAtCut(ResumedStore(0, self.step, {}), False, rounds, names)]
-            self.worker.traffic.checkpoints.add(Cut(self.step, self.step, stores))
+            self.worker.data_plane.checkpoints.add(Cut(self.step, self.step, stores))
         self.step += 1
         for key, now, before in zip(self.keys, self.rounds(self.step), self.rounds(self.step - 1)):
             if now > before:
@@ -165,7 +165,7 @@ def test_a_checkpoint_has_what_each_worker_s_codec_remembers_after_the_same_step
                 job.workers[0].tuning.want(Terms(sizes.pop()))
             function, *arguments = moods.choice(events)
             function(*arguments)
-        checkpoints = job.workers[0].traffic.checkpoints
+        checkpoints = job.workers[0].data_plane.checkpoints
         until(job, lambda: not checkpoints._waits_for)
         assert not any(worker.failures for worker in job.workers)
         # The second is left out if the first is still being written.
@@ -208,7 +208,7 @@ def begin_two_steps(
             worker.begin()
             if round_ == first:
                 store = StoreAtCut(ResumedStore(0, 1, {}), False, [(key.key_id, round_)])
-                worker.traffic.checkpoints.add(Cut(round_, round_, [store]))
+                worker.data_plane.checkpoints.add(Cut(round_, round_, [store]))
 
 
 @pytest.mark.parametrize("per_host", [1, WORKERS])
@@ -221,9 +221,9 @@ def test_slices_of_the_round_that_are_encoded_after_the_cut_are_in_the_checkpoin
         Job(WORKERS, 2, SIZE // 3, codecs=TWO_BITS, checkpoints=folder, per_host=per_host)
     ) as job:
         begin_two_steps(job, job.declare("w", SIZE))
-        ((_, ((_, copy),)),) = job.workers[1].traffic.checkpoints.own._copied
+        ((_, ((_, copy),)),) = job.workers[1].data_plane.checkpoints.own._copied
         assert copy.missing_elems == SIZE
-        until(job, lambda: job.workers[0].traffic.checkpoints._complete == [1])
+        until(job, lambda: job.workers[0].data_plane.checkpoints._complete == [1])
     for rank in range(WORKERS):
         np.testing.assert_array_equal(remembered(tmp_path, 1, rank, "w"), residual(rank, 1))
 
@@ -236,7 +236,7 @@ def test_what_a_worker_can_not_write_is_told_to_worker_0_and_the_next_checkpoint
         blocked.mkdir()
         keys = job.declare("w", SIZE)
         begin_two_steps(job, keys)
-        checkpoints = job.workers[0].traffic.checkpoints
+        checkpoints = job.workers[0].data_plane.checkpoints
         until(job, lambda: bool(checkpoints._problem) and not checkpoints._waits_for)
         assert f"worker 1 has not written {tmp_path / Part(1, 1, WORKERS, WORKER).name}: " in (
             caplog.text
@@ -258,12 +258,12 @@ def test_a_worker_that_has_pushed_something_else_before_the_step_says_so(
             for round_ in (1, 2):
                 job.workers[rank].call(keys[rank], round_, gradient(rank, round_), None)
             store = StoreAtCut(ResumedStore(0, 1, {}), False, [(keys[rank].key_id, pushed)])
-            job.workers[rank].traffic.checkpoints.add(Cut(2, 1, [store]))
+            job.workers[rank].data_plane.checkpoints.add(Cut(2, 1, [store]))
         job.finish()
         for rank in range(WORKERS):
             job.workers[rank].call(keys[rank], 3, gradient(rank, 3), None)
         job.finish()
-        until(job, lambda: not worker.traffic.checkpoints._waits_for)
+        until(job, lambda: not worker.data_plane.checkpoints._waits_for)
     part = Part(1, 1, WORKERS, WORKER).name
     said = f"{part}: the worker has pushed key 'w' 1 times before this step, and worker 0 2 times"
     assert said in caplog.text
@@ -288,7 +288,7 @@ def test_what_other_codecs_had_kept_back_is_said_to_be_lost(
 ) -> None:
     with closing(Job(WORKERS, 1, SIZE, codecs=gradients(before), checkpoints=str(tmp_path))) as job:
         begin_two_steps(job, job.declare("w", SIZE))
-        until(job, lambda: job.workers[0].traffic.checkpoints._complete == [1])
+        until(job, lambda: job.workers[0].data_plane.checkpoints._complete == [1])
     caplog.clear()
     codecs = gradients(after)
     with closing(
@@ -317,9 +317,9 @@ def test_a_worker_that_has_left_keeps_no_checkpoint_waiting(
         begin_two_steps(job, keys, ranks=[0])
         job.finish()
         if asked_before:
-            assert job.workers[1].traffic.checkpoints.own._wanted is not None
+            assert job.workers[1].data_plane.checkpoints.own._wanted is not None
             job.workers[1].leave()
-        until(job, lambda: not job.workers[0].traffic.checkpoints._waits_for)
+        until(job, lambda: not job.workers[0].data_plane.checkpoints._waits_for)
     assert "worker 1 has not written its part: it has left the job" in caplog.text
 
 
@@ -338,7 +338,7 @@ def test_a_checkpoint_that_can_not_be_right_is_refused(tmp_path: Path) -> None:
         def ask(checkpoint: Checkpoint) -> None:
             words = encode(checkpoint)
             header = Header(Kind.CHECKPOINT, 0, payload_bytes=len(words))
-            landing = server.traffic.land(server.connections[0], header)
+            landing = server.dispatcher.land(server.connections[0], header)
             assert landing.memory is not None
             landing.memory[:] = words
             landing.arrived()

@@ -299,7 +299,7 @@ def test_a_worker_refuses_values_that_the_key_s_codec_does_not_make(payload_byte
             Kind.UPDATED, 0, ENCODED, payload_bytes, key=key.key_id, round=1, step=1
         )
         with pytest.raises(ProtocolError, match=f"{payload_bytes} encoded bytes"):
-            worker.traffic.slices.land(worker.servers[0], header)
+            worker.data_plane.slices.land(worker.servers[0], header)
 
 
 # Whole jobs.

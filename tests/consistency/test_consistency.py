@@ -277,13 +277,13 @@ def test_what_is_not_exchanged_comes_with_the_next_that_is(dtype: str) -> None:
         keys = job.declare("w", SIZE)
         job.workers[0].call(keys[0], INITIAL_ROUND, np.zeros(SIZE, dtype), None)
         job.finish()
-        sent = sum(worker.traffic.counts["bytes_sent"] for worker in job.workers)
+        sent = sum(worker.data_plane.counts["bytes_sent"] for worker in job.workers)
         for push in range(1, 4):
             for key, worker in zip(keys, job.workers):
                 assert not key.is_next_exchanged()
                 worker.add(key, np.full(SIZE, push, dtype))
         job.finish()
-        assert sum(worker.traffic.counts["bytes_sent"] for worker in job.workers) == sent
+        assert sum(worker.data_plane.counts["bytes_sent"] for worker in job.workers) == sent
         np.testing.assert_array_equal(job.kept(keys[0]), 0)
         target = np.empty(SIZE, dtype)
         assert all(key.is_next_exchanged() for key in keys)

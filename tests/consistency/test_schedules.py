@@ -98,7 +98,7 @@ class Script:
         `of_seldom`: what is expected of the second key, if not the same as of the first.
         """
         second = expected if of_seldom is None else of_seldom
-        clipping = self._worker.traffic.clipping
+        clipping = self._worker.data_plane.clipping
         for name in ("often", "seldom"):
             key = self._job.keys[name][self._rank]
             if self._rank == 0:
@@ -219,7 +219,7 @@ def test_results_are_right_and_rounds_few_while_sizes_change(
             totals = [sum(gradient(rank, r) for rank in range(workers)) for r in (9, 9 // SELDOM)]
             norm = np.linalg.norm(np.concatenate(totals).astype(np.float64))
             for worker in job.workers:
-                number, known = worker.traffic.clipping._norms[0]
+                number, known = worker.data_plane.clipping._norms[0]
                 assert (number, known) == (STEPS, pytest.approx(norm, rel=1e-6))
 
 
@@ -252,10 +252,10 @@ def test_a_slice_counts_once_and_only_from_the_server_that_keeps_it() -> None:
             slice=first.index, round=1, step=1,
         )  # fmt: skip
         with pytest.raises(ProtocolError, match=f"or in place of server {first.server}"):
-            worker.traffic.slices.land(peers[1 - first.server], frame)
-        worker.traffic.slices.land(peers[first.server], frame)
+            worker.data_plane.slices.land(peers[1 - first.server], frame)
+        worker.data_plane.slices.land(peers[first.server], frame)
         with pytest.raises(ProtocolError, match="twice in round 1"):
-            worker.traffic.slices.land(peers[first.server], frame)
+            worker.data_plane.slices.land(peers[first.server], frame)
 
 
 def test_a_pull_after_slices_have_another_size_and_before_their_first_round() -> None:
@@ -393,9 +393,9 @@ def test_a_server_looks_at_its_sockets_between_two_slices_of_a_clipped_step() ->
         worker, key = job.workers[0], job.keys["often"][0]
         worker.call(key, INITIAL_ROUND, np.ones(SIZE, np.float32), None)
         job.finish()
-        worker.traffic.clipping.begin(1)
+        worker.data_plane.clipping.begin(1)
         worker.call(key, 1, gradient(0, 1), None)
-        worker.traffic.clipping.end_pushes(ClippedStep(0, 1, 1, 1e9, dict(key.runs)))
+        worker.data_plane.clipping.end_pushes(ClippedStep(0, 1, 1, 1e9, dict(key.runs)))
         consumer = job.servers[0].consumer
         while not any(state.round for state in consumer.engine.units()):
             function, *arguments = next(job.events())

@@ -74,7 +74,7 @@ class Script:
             self.waits = True
         elif self._random.random() < 0.4:
             self._answer = Future()
-            self._worker.traffic.states.ask(self._key, self.round, False, self._answer)
+            self._worker.data_plane.states.ask(self._key, self.round, False, self._answer)
             self._answer.add_done_callback(self._check)
         else:
             self.push(self.round + 1)
@@ -91,7 +91,7 @@ class Script:
         """Gives the servers the sums `value` after 100 updates."""
         lengths = [length for _, length in self._key.runs]
         parts = State({"sum": value}, {"updates": 100}).cut(lengths)
-        self._worker.traffic.states.give(
+        self._worker.data_plane.states.give(
             self._key,
             self.round,
             False,
@@ -216,20 +216,20 @@ def test_frames_of_states_that_nobody_waits_for_are_refused() -> None:
         for kind in (Kind.STATE, Kind.STATE_BYTES, Kind.LOADED):
             header = kind.header(kind, 0, payload_bytes=1, key=key.key_id)
             with pytest.raises(ProtocolError):
-                worker.traffic._land(worker.servers[0], header)
+                worker.data_plane._land(worker.servers[0], header)
         connection = server.connections[0]
         with pytest.raises(ProtocolError, match="not announced"):
-            server.traffic.land(connection, of_bytes(1))
+            server.dispatcher.land(connection, of_bytes(1))
         for kind in (Kind.STATES, Kind.STATE):
             with pytest.raises(ProtocolError, match="unknown here"):
-                server.traffic.land(connection, StateHeader(kind, 0, payload_bytes=1, key=7))
-        ahead = server.traffic.land(connection, StateHeader(Kind.STATES, 0, round=9))
+                server.dispatcher.land(connection, StateHeader(kind, 0, payload_bytes=1, key=7))
+        ahead = server.dispatcher.land(connection, StateHeader(Kind.STATES, 0, round=9))
         with pytest.raises(ProtocolError, match="round 9"):
             ahead.arrived()
         early = StateHeader(Kind.STATES, 0, round=1)
-        server.traffic.land(connection, early).arrived()
+        server.dispatcher.land(connection, early).arrived()
         with pytest.raises(ProtocolError, match="before it had the last one"):
-            server.traffic.land(connection, early).arrived()
+            server.dispatcher.land(connection, early).arrived()
 
 
 @pytest.mark.parametrize(
@@ -244,6 +244,6 @@ def test_a_state_that_does_not_fit_the_key_ends_its_connection(
         worker.call(key, INITIAL_ROUND, np.ones(SIZE, np.float32), None)
         job.finish()
         state = PlainState({"sum": np.zeros(shape, np.float32)}, {})
-        worker.traffic.states.give(key, INITIAL_ROUND, False, {0: state}, Future())
+        worker.data_plane.states.give(key, INITIAL_ROUND, False, {0: state}, Future())
         with pytest.raises(P3Error, match=reason):
             job.finish()

@@ -226,7 +226,7 @@ def test_no_gate_holds_the_gradients_of_a_worker_s_own_step() -> None:
     with closing(Alone(1, 1)) as job:
         job.set_optimizers()
         job.initialise()
-        gates = job.workers[0].traffic._gates
+        gates = job.workers[0].data_plane._gates
         gates._before_bytes = 1 << 30
         gates.opened(0, 1)
         for round_ in range(1, 4):

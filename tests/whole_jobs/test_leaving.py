@@ -191,7 +191,7 @@ def test_workers_of_a_host_sum_what_those_have_that_are_left_bit_for_bit(
             function(*arguments)
         for one in job.workers:
             assert one.left and not one.failures
-            assert not one.traffic.host_sums._carried._parts
+            assert not one.data_plane.host_sums._carried._parts
         assert not any(server.failures or server.most_open() for server in job.servers)
         np.testing.assert_array_equal(job.kept(keys[0]), expected[-1])
         for round_, target in targets:
@@ -226,7 +226,7 @@ def test_a_worker_stays_until_its_neighbours_have_the_values_that_only_they_want
             function, *arguments = next(job.events())
             function(*arguments)
         done: Future = Future()
-        carrier.traffic.host_sums.finish(done)
+        carrier.data_plane.host_sums.finish(done)
         assert not done.done()
         job.finish()
         assert done.done() and carrier.may_leave and not other.under_way
@@ -245,13 +245,13 @@ def test_worker_0_ends_the_job_where_it_is_missed(why: str, lets_leave: bool) ->
         if gives:
             first.call(keys[0], INITIAL_ROUND, np.ones(SIZE, np.float32), None)
         if why == "clipping":
-            first.traffic.clipping.begin(1)
+            first.data_plane.clipping.begin(1)
         if gives and why != "a first round":
             for rank, one in enumerate(job.workers):
                 one.call(keys[rank], 1, gradient(rank, 1), None)
             if why == "clipping":
                 elems = dict(keys[0].runs)
-                first.traffic.clipping.end_pushes(ClippedStep(0, 1, 1, 1e9, elems))
+                first.data_plane.clipping.end_pushes(ClippedStep(0, 1, 1, 1e9, elems))
         job.finish()
         first.leave()
         job.finish()

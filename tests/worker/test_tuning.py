@@ -201,7 +201,7 @@ def test_a_tiny_dense_key_beside_rows_takes_no_server_s_credit() -> None:
             job.finish()
         credits = [connection.credit_bytes for connection in worker.servers.values()]
         assert credits == pytest.approx([equal, equal], rel=0.01)
-        assert not worker.traffic.tuning._departures.pays
+        assert not worker.data_plane.tuning._departures.pays
 
 
 @pytest.mark.alone

@@ -137,7 +137,7 @@ class HostSums(Route):
         self._ended: Dict[int, int] = {}
         """By key, the last round that has ended."""
         self._finished: Optional[Future[Any]] = None
-        self.takers: Mapping[int, Callable[[int, Any], Landing]] = {
+        self.handlers: Mapping[int, Callable[[int, Any], Landing]] = {
             Kind.MEMORY: self._memory.land,
             Kind.SUMMAND: lambda rank, header: Landing(
                 None, partial(self._carried.add, rank, header)

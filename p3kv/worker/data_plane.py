@@ -1,4 +1,4 @@
-"""Traffic between this worker and the servers: each kind of frame, and who takes it."""
+"""The data plane: frames between a worker and the servers, and what handles each kind."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ from p3kv.worker.tuning import Tuning
 
 _log = logging.getLogger(__name__)
 
-Taker = Callable[[Connection, Any], Landing]
+Handler = Callable[[Connection, Any], Landing]
 """Takes the frames of one kind, with its header."""
 
 
-class Traffic:
+class DataPlane:
     """Takes the frames that `p3kv.wire.protocol` allows, and sends this worker's.
 
     Belongs to the worker's thread, except what says otherwise.
@@ -67,7 +67,7 @@ class Traffic:
         report: Callable[[messages.Measured], None],
         on_lost: Callable[[Connection, str], None],
         on_bye: Callable[[], None],
-        joining: Mapping[int, Taker],
+        joining: Mapping[int, Handler],
         neighbours: Mapping[int, Connection],
     ) -> None:
         """`local_servers` are the ranks of the servers on this host. `call_later`, `call_soon`,
@@ -125,16 +125,16 @@ class Traffic:
         )
         self.cuts = Cuts(settings.checkpoint_every, self.checkpoints.resumed)
         """Belongs to the thread that uses the stores."""
-        self._takers: Dict[int, Taker] = {
+        self._handlers: Dict[int, Handler] = {
             **joining,
             Kind.UPDATED: self.slices.land,
             Kind.PULLED: self.slices.land,
             Kind.ENDED: self.exchange.land_ended,
             Kind.ROWS: self.rows.land,
-            Kind.TERMS: self._new_terms,
-            Kind.OPEN: self._open,
-            Kind.ORDER: self._forward_order,
-            Kind.STALLED: self._stalled,
+            Kind.TERMS: self._land_terms,
+            Kind.OPEN: self._land_open,
+            Kind.ORDER: self._land_forward_order,
+            Kind.STALLED: self._land_stalled,
             Kind.STATE: self.states.land,
             Kind.STATE_BYTES: self.states.land_bytes,
             Kind.LOADED: self.states.land_loaded,
@@ -143,7 +143,7 @@ class Traffic:
             Kind.CHECKPOINT: self.checkpoints.land_asked,
             Kind.WRITTEN: self.checkpoints.land_written,
             Kind.RESUMED: self.checkpoints.land_resumed,
-            Kind.BYE: self._bye,
+            Kind.BYE: self._land_bye,
         }
 
     def look_for_silences(self) -> None:
@@ -220,7 +220,7 @@ class Traffic:
         self.tell(Header(Kind.ORDER, self.rank), encode(order))
 
     def _land(self, connection: Connection, header: Header) -> Landing:
-        return self._takers[header.kind](connection, header)
+        return self._handlers[header.kind](connection, header)
 
     def _begin_step(self, step: int) -> None:
         self.checkpoints.begin_step(step)
@@ -233,24 +233,24 @@ class Traffic:
         )
         self.tell(header, settings)
 
-    def _new_terms(self, connection: Connection, header: TermsHeader) -> Landing:
+    def _land_terms(self, connection: Connection, header: TermsHeader) -> Landing:
         return message_landing(header, Terms, partial(self.tuning.announced, header.from_round))
 
-    def _open(self, connection: Connection, header: StepHeader) -> Landing:
+    def _land_open(self, connection: Connection, header: StepHeader) -> Landing:
         return Landing(None, partial(self._gates.opened, header.rank, header.step))
 
-    def _forward_order(self, connection: Connection, header: Header) -> Landing:
+    def _land_forward_order(self, connection: Connection, header: Header) -> Landing:
         return message_landing(header, ForwardOrder, self._set_order)
 
     def _set_order(self, order: ForwardOrder) -> None:
         self.exchange.set_order(order.key_ids)
         _log.info("the forward order is known: %d keys", len(order.key_ids))
 
-    def _stalled(self, connection: Connection, header: Header) -> Landing:
+    def _land_stalled(self, connection: Connection, header: Header) -> Landing:
         return message_landing(header, Stalled, self._note_stall)
 
     def _note_stall(self, stalled: Stalled) -> None:
         self.stalls.note(stalled, self.rank, stalled.key_id in self.keys)
 
-    def _bye(self, connection: Connection, header: Header) -> Landing:
+    def _land_bye(self, connection: Connection, header: Header) -> Landing:
         return Landing(None, self._on_bye)

@@ -1,4 +1,4 @@
-"""Traffic from workers to a server: each kind of frame, and who takes it."""
+"""Dispatches frames from workers: each kind of frame, and what handles it on a server."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ from p3kv.wire.messages import (
 _log = logging.getLogger(__name__)
 
 
-class Traffic:
+class Dispatcher:
     """Takes the frames that `p3kv.wire.protocol` allows, and tells workers what all must know.
 
     Belongs to the server's thread.
@@ -87,35 +87,35 @@ class Traffic:
         self._serving = False
         self._job: Optional[JobSettings] = None
         """What all workers have agreed on, once one of them has said hello."""
-        self._takers: Dict[int, Callable[[Connection, Any], Landing]] = {
-            Kind.HELLO: self._hello,
-            Kind.PROOF: self._proof,
+        self._handlers: Dict[int, Callable[[Connection, Any], Landing]] = {
+            Kind.HELLO: self._land_hello,
+            Kind.PROOF: self._land_proof,
             Kind.PUSH: consumer.land_push,
             Kind.PULL: consumer.land_pull,
             Kind.PUSH_ROWS: consumer.rows.land_push,
             Kind.PULL_ROWS: consumer.rows.land_pull,
-            Kind.KEY: self._key,
-            Kind.TERMS: self._terms,
-            Kind.OPEN: self._open,
-            Kind.PROBE: self._probe,
-            Kind.OPTIMIZER: self._optimizer,
-            Kind.ORDER: self._forward_order,
-            Kind.CLIPPED: self._clipped,
-            Kind.STEP_PUSHED: self._step_pushed,
-            Kind.SCALE: self._scale,
+            Kind.KEY: self._land_key,
+            Kind.TERMS: self._land_terms,
+            Kind.OPEN: self._land_open,
+            Kind.PROBE: self._land_probe,
+            Kind.OPTIMIZER: self._land_optimizer,
+            Kind.ORDER: self._land_forward_order,
+            Kind.CLIPPED: self._land_clipped,
+            Kind.STEP_PUSHED: self._land_step_pushed,
+            Kind.SCALE: self._land_scale,
             Kind.STATES: consumer.states.ask,
             Kind.STATE: consumer.states.land,
             Kind.STATE_BYTES: consumer.states.land_bytes,
-            Kind.CHECKPOINT: self._checkpoint,
+            Kind.CHECKPOINT: self._land_checkpoint,
             Kind.WRITTEN: self._parts_of_workers.land_written,
-            Kind.RESUMED: self._resumed,
-            Kind.BYE: self._bye,
+            Kind.RESUMED: self._land_resumed,
+            Kind.BYE: self._land_bye,
         }
 
     def land(self, connection: Connection, header: Header) -> Landing:
         """Where a frame's payload goes, and what happens then; ProtocolError for a frame that
         can't be right."""
-        return self._takers[header.kind](connection, header)
+        return self._handlers[header.kind](connection, header)
 
     def begin_to_serve(self) -> None:
         """Welcomes the workers, and those that come later as soon as they come."""
@@ -130,7 +130,7 @@ class Traffic:
 
     # Coming and going.
 
-    def _hello(self, connection: Connection, header: HelloHeader) -> Landing:
+    def _land_hello(self, connection: Connection, header: HelloHeader) -> Landing:
         words = self._workers.land_hello(connection, header)
         return Landing(words, partial(self._challenge, connection, header))
 
@@ -138,7 +138,7 @@ class Traffic:
         words = memoryview(self._workers.challenge(connection, hello))
         connection.writer.push(Frame(URGENT, Header(Kind.CHALLENGE, self.rank), words))
 
-    def _proof(self, connection: Connection, header: Header) -> Landing:
+    def _land_proof(self, connection: Connection, header: Header) -> Landing:
         words = memoryview(bytearray(header.payload_bytes))
         return Landing(words, partial(self._admit, connection, words))
 
@@ -176,7 +176,7 @@ class Traffic:
         assert connection.peer is not None
         self._parts_of_workers.welcomed(connection.peer)
 
-    def _bye(self, connection: Connection, header: Header) -> Landing:
+    def _land_bye(self, connection: Connection, header: Header) -> Landing:
         return Landing(None, partial(self._let_go, connection, header.rank))
 
     def _let_go(self, connection: Connection, rank: int) -> None:
@@ -188,10 +188,10 @@ class Traffic:
 
     # What a worker says of its keys, and what rank 0 says for all.
 
-    def _key(self, connection: Connection, header: Header) -> Landing:
+    def _land_key(self, connection: Connection, header: Header) -> Landing:
         return message_landing(header, DeclaredKey, self._consumer.declare)
 
-    def _terms(self, connection: Connection, header: TermsHeader) -> Landing:
+    def _land_terms(self, connection: Connection, header: TermsHeader) -> Landing:
         return message_landing(header, Terms, partial(self._set_terms, header))
 
     def _set_terms(self, header: TermsHeader, terms: Terms) -> None:
@@ -207,7 +207,7 @@ class Traffic:
             news = TermsHeader(Kind.TERMS, self.rank, from_round=from_round)
             self._workers.tell(news, memoryview(encode(terms)))
 
-    def _forward_order(self, connection: Connection, header: Header) -> Landing:
+    def _land_forward_order(self, connection: Connection, header: Header) -> Landing:
         words = memoryview(bytearray(header.payload_bytes))
         return Landing(words, partial(self._pass_order_on, words))
 
@@ -216,7 +216,7 @@ class Traffic:
         self._order = words
         self._workers.tell(Header(Kind.ORDER, self.rank), words)
 
-    def _optimizer(self, connection: Connection, header: OptimizerHeader) -> Landing:
+    def _land_optimizer(self, connection: Connection, header: OptimizerHeader) -> Landing:
         words = memoryview(bytearray(header.payload_bytes))
         return Landing(words, partial(self._configure_optimizer, header, words))
 
@@ -239,16 +239,16 @@ class Traffic:
 
     # Steps whose gradients are clipped by the norm of all.
 
-    def _clipped(self, connection: Connection, header: StepHeader) -> Landing:
+    def _land_clipped(self, connection: Connection, header: StepHeader) -> Landing:
         return Landing(None, partial(self._consumer.engine.begin_clipped, header.step))
 
-    def _step_pushed(self, connection: Connection, header: StepHeader) -> Landing:
+    def _land_step_pushed(self, connection: Connection, header: StepHeader) -> Landing:
         return message_landing(header, StepPushed, partial(self._end_pushes, header.step))
 
     def _end_pushes(self, step: int, pushed: StepPushed) -> None:
         self._consumer.clipping.end_pushes(step, pushed.elems)
 
-    def _scale(self, connection: Connection, header: ScaleHeader) -> Landing:
+    def _land_scale(self, connection: Connection, header: ScaleHeader) -> Landing:
         return message_landing(header, Scale, partial(self._take_scale, connection, header))
 
     def _take_scale(self, connection: Connection, header: ScaleHeader, scale: Scale) -> None:
@@ -259,7 +259,7 @@ class Traffic:
 
     # Checkpoints.
 
-    def _checkpoint(self, connection: Connection, header: Header) -> Landing:
+    def _land_checkpoint(self, connection: Connection, header: Header) -> Landing:
         words = memoryview(bytearray(header.payload_bytes))
         return Landing(words, partial(self._begin_checkpoint, words))
 
@@ -275,7 +275,7 @@ class Traffic:
             words = memoryview(encode(written))
             connection.writer.push(Frame(URGENT, Header(Kind.WRITTEN, self.rank), words))
 
-    def _resumed(self, connection: Connection, header: Header) -> Landing:
+    def _land_resumed(self, connection: Connection, header: Header) -> Landing:
         words = memoryview(bytearray(header.payload_bytes))
         return Landing(words, partial(self._pass_resumed_on, words))
 
@@ -286,7 +286,7 @@ class Traffic:
 
     # The network.
 
-    def _open(self, connection: Connection, header: StepHeader) -> Landing:
+    def _land_open(self, connection: Connection, header: StepHeader) -> Landing:
         return Landing(None, partial(self._needs_no_values_before, header.rank, header.step))
 
     def _needs_no_values_before(self, rank: int, step: int) -> None:
@@ -300,7 +300,7 @@ class Traffic:
             self._open_step = self._workers.open_step
             self._workers.tell(StepHeader(Kind.OPEN, self.rank, step=self._open_step))
 
-    def _probe(self, connection: Connection, header: Header) -> Landing:
+    def _land_probe(self, connection: Connection, header: Header) -> Landing:
         echo = self._scratch[: header.payload_bytes]
         answer = Header(Kind.PROBE, self.rank)
         return Landing(echo, partial(connection.writer.push, Frame(URGENT, answer, echo)))

@@ -107,7 +107,7 @@ class _Values:
         self.shared = {}
 
 
-class RowsTraffic:
+class RowsConsumer:
     """Workers' pushes and pulls of keys of rows. Belongs to the server's thread."""
 
     def __init__(
