@@ -22,7 +22,7 @@ from p3kv.errors import ConfigError, ProtocolError, in_one_line
 from p3kv.server.checkpoints import Checkpoints
 from p3kv.server.engine import Ended, Engine, Key, RowsKey, ServerKey, SliceState, Unit
 from p3kv.server.engine.buffers import Buffer
-from p3kv.server.engine.clipping import Clipping
+from p3kv.server.engine.held_rounds import HeldRounds
 from p3kv.server.engine.rounds import Round
 from p3kv.server.lateness import Lateness, Readiness
 from p3kv.server.optimizer import Optimizer
@@ -91,8 +91,8 @@ class Consumer:
         has the server's thread call something; `worked_s()` says for how long it has worked."""
         self.rank = UNKNOWN
         self.tracer = Tracer(None, "server")
-        self.clipping: Clipping[Unit] = Clipping(self._send_squares)
-        self.engine = Engine(BulkSynchronous(launch.num_workers), clipping=self.clipping)
+        self.held_rounds: HeldRounds[Unit] = HeldRounds(self._send_squares)
+        self.engine = Engine(BulkSynchronous(launch.num_workers), held_rounds=self.held_rounds)
         self._pool = self.engine.rules.pool
         self.lateness = Lateness(launch.num_workers)
         self._readiness = Readiness(launch.num_workers)
@@ -231,7 +231,7 @@ class Consumer:
     def scaled(self, connection: Connection, step: int, scale: float) -> None:
         """Has the rounds of a step end, by urgency: worker rank 0 has said how its gradients are
         scaled."""
-        for unit in self.clipping.scaled(step, scale):
+        for unit in self.held_rounds.scaled(step, scale):
             priority = unit.ledger.open[unit.round + 1].priority
             self._queue_end(connection, 0, unit, step, priority)
 

@@ -155,7 +155,7 @@ class Dispatcher:
         self._job = job
         self._stalls.timeout_s = job.stall_timeout_s
         rules = self._consumer.engine.rules
-        rules.deterministic = self._consumer.clipping.exact = job.deterministic
+        rules.deterministic = self._consumer.held_rounds.exact = job.deterministic
         rules.checks_finite = job.check_finite
         self._consumer.waiting.workers_may_leave = job.let_workers_leave
         try:
@@ -246,7 +246,7 @@ class Dispatcher:
         return message_landing(header, StepPushed, partial(self._end_pushes, header.step))
 
     def _end_pushes(self, step: int, pushed: StepPushed) -> None:
-        self._consumer.clipping.end_pushes(step, pushed.elems)
+        self._consumer.held_rounds.end_pushes(step, pushed.elems)
 
     def _land_scale(self, connection: Connection, header: ScaleHeader) -> Landing:
         return message_landing(header, Scale, partial(self._take_scale, connection, header))

@@ -25,11 +25,11 @@ from p3kv.wire.pace import Pace
 from p3kv.wire.protocol import FROM_SERVERS, Conversation
 from p3kv.wire.terms import TermsByRound
 from p3kv.worker.checkpoints import Checkpoints
-from p3kv.worker.clipping import Clipping
 from p3kv.worker.cuts import Cuts
 from p3kv.worker.departures import Departures
 from p3kv.worker.exchange import Exchange
 from p3kv.worker.gates import Gates
+from p3kv.worker.global_norms import GlobalNorms
 from p3kv.worker.in_progress import InProgress
 from p3kv.worker.processor import ProcessorDelay
 from p3kv.worker.routes import HostSums, RowsRoute, SliceRoute
@@ -119,7 +119,7 @@ class DataPlane:
         self.states = States(rank, self.servers)
         self._call_later = call_later
         self._silences = Silences(settings, self.servers, self.exchange.awaited)
-        self.clipping = Clipping(rank, self.tell, lambda: len(self.servers))
+        self.global_norms = GlobalNorms(rank, self.tell, lambda: len(self.servers))
         self.checkpoints = Checkpoints(
             rank, settings, self.tell, num_workers, lambda: len(self.servers), call_soon
         )
@@ -138,8 +138,8 @@ class DataPlane:
             Kind.STATE: self.states.land,
             Kind.STATE_BYTES: self.states.land_bytes,
             Kind.LOADED: self.states.land_loaded,
-            Kind.SQUARES: self.clipping.land_squares,
-            Kind.NORM: self.clipping.land_norm,
+            Kind.SQUARES: self.global_norms.land_squares,
+            Kind.NORM: self.global_norms.land_norm,
             Kind.CHECKPOINT: self.checkpoints.land_asked,
             Kind.WRITTEN: self.checkpoints.land_written,
             Kind.RESUMED: self.checkpoints.land_resumed,

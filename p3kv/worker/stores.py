@@ -27,9 +27,9 @@ from p3kv.wire.messages import (
     encode,
 )
 from p3kv.wire.states import PlainState
-from p3kv.worker.clipping import ClippedStep
 from p3kv.worker.cuts import Unpushed
 from p3kv.worker.data_plane import DataPlane
+from p3kv.worker.global_norms import ClippedStep
 from p3kv.worker.transfers import WorkerKey, features_of
 
 _log = logging.getLogger(__name__)
@@ -235,18 +235,18 @@ class WorkerStore:
 
     def begin_clipped_step(self, step: int) -> None:
         """Has the servers end no round of a step before `end_clipped_step`; before its pushes."""
-        self._call_soon(self._data_plane.clipping.begin, step)
+        self._call_soon(self._data_plane.global_norms.begin, step)
 
     def end_clipped_step(self, clipped: ClippedStep) -> None:
         """Says that all keys of a step are pushed. Its sums are scaled so that the norm of all is
         at most the step's `max_norm`, and then its rounds end."""
         self._check()
-        self._call_soon(self._data_plane.clipping.end_pushes, clipped)
+        self._call_soon(self._data_plane.global_norms.end_pushes, clipped)
 
     def norm(self, number: int) -> float:
         """The norm of the sums of the clipped step with this number; waits until it is known."""
         norm: float = self._ask(
-            lambda answer: self._data_plane.clipping.ask(self.number, number, answer)
+            lambda answer: self._data_plane.global_norms.ask(self.number, number, answer)
         )
         return norm
 

@@ -235,7 +235,7 @@ class Worker:
             with suppress(P3Error):
                 self._ask(self._joined.exchange.ahead.finish)
                 # Servers wait for what this worker says of the last steps' norms.
-                self._ask(self._joined.clipping.finish)
+                self._ask(self._joined.global_norms.finish)
                 # And neighbours for what this worker carries.
                 self._ask(self._joined.host_sums.finish)
             self._reporting.end(self.rank)
@@ -435,7 +435,7 @@ class Worker:
             self._data_plane.host_sums.fail(error)
             self._data_plane.exchange.fail(error)
             self._data_plane.states.fail(error)
-            self._data_plane.clipping.fail(error)
+            self._data_plane.global_norms.fail(error)
             self._data_plane.checkpoints.fail(error)
 
     def _say_goodbye(self) -> None:

@@ -19,7 +19,7 @@ from p3kv.wire.fields import Header, UpdatedHeader
 from p3kv.wire.framing import Frame
 from p3kv.wire.header import INITIAL_ROUND, Kind
 from p3kv.wire.messages import Terms
-from p3kv.worker.clipping import ClippedStep
+from p3kv.worker.global_norms import ClippedStep
 from tests import once  # noqa: F401  registers it
 from tests.in_memory import Adding, AddingWhole, Event, Job, Worker
 from tests.jobs import SCRIPTS
@@ -98,7 +98,7 @@ class Script:
         `of_seldom`: what is expected of the second key, if not the same as of the first.
         """
         second = expected if of_seldom is None else of_seldom
-        clipping = self._worker.data_plane.clipping
+        norms = self._worker.data_plane.global_norms
         for name in ("often", "seldom"):
             key = self._job.keys[name][self._rank]
             if self._rank == 0:
@@ -108,14 +108,14 @@ class Script:
             if step % SELDOM == 0:
                 keys.append((self._job.keys["seldom"][self._rank], step // SELDOM))
             if clips:
-                clipping.begin(step)
+                norms.begin(step)
             elems: Dict[int, int] = {}
             for key, round_ in keys:
                 self._step(key, round_, expected if key.key == "often" else second)
                 for server, length in key.runs:
                     elems[server] = elems.get(server, 0) + length
             if clips:
-                clipping.end_pushes(ClippedStep(0, step, step, 1e9, elems))
+                norms.end_pushes(ClippedStep(0, step, step, 1e9, elems))
 
     def _step(self, key, round_, expected) -> None:  # type: ignore[no-untyped-def]
         target = np.full(SIZE, np.nan, self._job.dtype) if self._random.random() < 0.5 else None
@@ -214,12 +214,12 @@ def test_results_are_right_and_rounds_few_while_sizes_change(
         for server in job.servers:
             assert server.most_open() == 0
             assert server.consumer.values.pulls == {}
-            assert not server.consumer.clipping.steps
+            assert not server.consumer.held_rounds.steps
         if clips:
             totals = [sum(gradient(rank, r) for rank in range(workers)) for r in (9, 9 // SELDOM)]
             norm = np.linalg.norm(np.concatenate(totals).astype(np.float64))
             for worker in job.workers:
-                number, known = worker.data_plane.clipping._norms[0]
+                number, known = worker.data_plane.global_norms._norms[0]
                 assert (number, known) == (STEPS, pytest.approx(norm, rel=1e-6))
 
 
@@ -393,9 +393,9 @@ def test_a_server_looks_at_its_sockets_between_two_slices_of_a_clipped_step() ->
         worker, key = job.workers[0], job.keys["often"][0]
         worker.call(key, INITIAL_ROUND, np.ones(SIZE, np.float32), None)
         job.finish()
-        worker.data_plane.clipping.begin(1)
+        worker.data_plane.global_norms.begin(1)
         worker.call(key, 1, gradient(0, 1), None)
-        worker.data_plane.clipping.end_pushes(ClippedStep(0, 1, 1, 1e9, dict(key.runs)))
+        worker.data_plane.global_norms.end_pushes(ClippedStep(0, 1, 1, 1e9, dict(key.runs)))
         consumer = job.servers[0].consumer
         while not any(state.round for state in consumer.engine.units()):
             function, *arguments = next(job.events())

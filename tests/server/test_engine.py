@@ -124,9 +124,9 @@ def clipped(server: Server) -> None:
 
 
 def scaled(server: Server) -> None:
-    clipping = server.engine.rules.clipping
-    clipping.end_pushes(1, SIZE)
-    assert list(clipping.scaled(1, 0.5)) == server.units
+    held_rounds = server.engine.rules.held_rounds
+    held_rounds.end_pushes(1, SIZE)
+    assert list(held_rounds.scaled(1, 0.5)) == server.units
 
 
 def whole(server: Server) -> Server:

@@ -30,7 +30,7 @@ from p3kv.wire.messages import (
     SliceSize,
     Terms,
 )
-from p3kv.worker.clipping import ClippedStep
+from p3kv.worker.global_norms import ClippedStep
 from tests.consistency.test_schedules import (
     RULES,
     SELDOM,
@@ -121,7 +121,7 @@ def test_each_round_has_the_sum_of_the_workers_that_are_left(
             assert server.failures == []
             assert server.most_open() == 0
             assert server.consumer.values.pulls == {}
-            assert not server.consumer.clipping.steps
+            assert not server.consumer.held_rounds.steps
 
 
 def sums_of_hosts(
@@ -245,13 +245,13 @@ def test_worker_0_ends_the_job_where_it_is_missed(why: str, lets_leave: bool) ->
         if gives:
             first.call(keys[0], INITIAL_ROUND, np.ones(SIZE, np.float32), None)
         if why == "clipping":
-            first.data_plane.clipping.begin(1)
+            first.data_plane.global_norms.begin(1)
         if gives and why != "a first round":
             for rank, one in enumerate(job.workers):
                 one.call(keys[rank], 1, gradient(rank, 1), None)
             if why == "clipping":
                 elems = dict(keys[0].runs)
-                first.data_plane.clipping.end_pushes(ClippedStep(0, 1, 1, 1e9, elems))
+                first.data_plane.global_norms.end_pushes(ClippedStep(0, 1, 1, 1e9, elems))
         job.finish()
         first.leave()
         job.finish()

@@ -30,7 +30,7 @@ from p3kv import config, errors
 from p3kv.common.combinations import Feature
 from p3kv.errors import NotSupportedError
 from p3kv.frontends.mxnet import (
-    clipping,
+    clipping_refusals,
     environment,
     forward_ends,
     rows,
@@ -128,7 +128,7 @@ class P3(KVStoreBase):
             FORWARD_READS.stop()
         # A front end has the name of its framework.
         self._pushes: Pushes[WorkerOptimizer] = Pushes(
-            self._own, self._order, self.rank, mx.__name__, clipping.refuse_part_of_a_step
+            self._own, self._order, self.rank, mx.__name__, clipping_refusals.refuse_part_of_a_step
         )
         self._operations = Operations(self._worker, self._pushes, self._order)
         self._resuming = Resuming(self._own, self._pushes, self.rank, OptimizerGoesOn(self._own))
@@ -253,7 +253,7 @@ class P3(KVStoreBase):
         priority = _priority(priority)
         known = self._known(key, [value], [value if out is None else out])
         if self._pushes.clipping.clips:
-            clipping.check_apart(known)
+            clipping_refusals.check_apart(known)
             self._pushes.begin_clipped_call(known)
         for worker_key, sources, targets in known:
             self._operations.pushpull(worker_key, sources, targets, priority)

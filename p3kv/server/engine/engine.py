@@ -13,7 +13,7 @@ from p3kv.common.finite import NotFinite
 from p3kv.consistency import Consistency
 from p3kv.errors import ProtocolError
 from p3kv.server.engine.buffers import Buffer, BufferPool
-from p3kv.server.engine.clipping import Clipping
+from p3kv.server.engine.held_rounds import HeldRounds
 from p3kv.server.engine.keys import ServerKey
 from p3kv.server.engine.ledger import OwnRounds
 from p3kv.server.engine.plan import Hold, KeyPlan, Rules
@@ -38,10 +38,10 @@ class Engine:
         consistency: Consistency,
         pool: Optional[BufferPool] = None,
         deterministic: bool = False,
-        clipping: Optional[Clipping[Unit]] = None,
+        held_rounds: Optional[HeldRounds[Unit]] = None,
     ) -> None:
-        """`clipping` is that of all stores; by default nothing is clipped."""
-        self.rules = Rules(consistency, pool or BufferPool(), deterministic, clipping)
+        """`held_rounds` is that of all stores; by default nothing is clipped."""
+        self.rules = Rules(consistency, pool or BufferPool(), deterministic, held_rounds)
         self.keys: Dict[int, Key] = {}
         """By the key's id."""
 
@@ -88,7 +88,7 @@ class Engine:
 
     def begin_clipped(self, step: int) -> None:
         """Holds a step's rounds until it is known how its gradients are scaled."""
-        self.rules.clipping.begin(step)
+        self.rules.held_rounds.begin(step)
         if not self.rules.leavers.clips:
             self.rules.leavers.clips = True
             for key in self.keys.values():
@@ -274,10 +274,10 @@ def _lacks_host_sum(unit: Unit, current: Round) -> bool:
 def _lacks_scale(unit: Unit, current: Round) -> bool:
     """Whether the norm of the round's step is not known; what it takes of the unit for that is
     given once."""
-    clipping = unit.plan.rules.clipping
-    if clipping.is_new(current.step, unit):
-        clipping.hold(current.step, unit, unit.size_elems, unit.summed(current))
-    return clipping.holds(current.step)
+    held_rounds = unit.plan.rules.held_rounds
+    if held_rounds.is_new(current.step, unit):
+        held_rounds.hold(current.step, unit, unit.size_elems, unit.summed(current))
+    return held_rounds.holds(current.step)
 
 
 def _lacks_slices(state: SliceState, current: Round[SliceSum]) -> bool:

@@ -28,7 +28,7 @@ class _Step(Generic[T]):
         self.unscaled_elems = 0
 
 
-class Clipping(Generic[T]):
+class HeldRounds(Generic[T]):
     """Holds the rounds of a step until worker rank 0 has said how its gradients are scaled.
 
     A step is what rank 0 calls so: each round belongs to the step in which rank 0 has pushed for

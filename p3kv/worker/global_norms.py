@@ -42,7 +42,7 @@ class _Waiting:
         self.squares: List[float] = []
 
 
-class Clipping:
+class GlobalNorms:
     """Asks the servers for the squares of a step's sums, and tells them how to scale the sums.
 
     Servers have no connections with each other, and worker rank 0 is connected with all. It alone
