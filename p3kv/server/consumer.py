@@ -28,7 +28,7 @@ from p3kv.server.lateness import Lateness, Readiness
 from p3kv.server.optimizer import Optimizer
 from p3kv.server.rows_consumer import RowsConsumer
 from p3kv.server.spans import trace_sum, trace_update
-from p3kv.server.states import States
+from p3kv.server.state_service import StateService
 from p3kv.server.values import Values
 from p3kv.server.waiting import Pull, Waiting
 from p3kv.server.workers import Workers
@@ -110,7 +110,7 @@ class Consumer:
             self._asked, lambda: self.tracer,
         )  # fmt: skip
         self.checkpoints = Checkpoints(lambda: self.rank, self.engine.keys, call_soon)
-        self.states = States(lambda: self.rank, self._key, on_lost, fail)
+        self.states = StateService(lambda: self.rank, self._key, on_lost, fail)
         self.waiting = Waiting(self.engine, self.rows, self.values.pulls, workers, self._departed)
         self._stopped = False
 

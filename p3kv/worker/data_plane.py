@@ -35,7 +35,7 @@ from p3kv.worker.processor import ProcessorDelay
 from p3kv.worker.routes import HostSums, RowsRoute, SliceRoute
 from p3kv.worker.silences import LOOK_EVERY_S, Silences
 from p3kv.worker.stalls import StallWarnings
-from p3kv.worker.states import States
+from p3kv.worker.state_requests import StateRequests
 from p3kv.worker.step_times import StepTimes
 from p3kv.worker.steps import Steps
 from p3kv.worker.transfers import Route, WorkerKey
@@ -116,7 +116,7 @@ class DataPlane:
             rank, neighbours, settings, terms, self.tuning.announced, self.slices,
             self._in_progress,
         )  # fmt: skip
-        self.states = States(rank, self.servers)
+        self.states = StateRequests(rank, self.servers)
         self._call_later = call_later
         self._silences = Silences(settings, self.servers, self.exchange.awaited)
         self.global_norms = GlobalNorms(rank, self.tell, lambda: len(self.servers))

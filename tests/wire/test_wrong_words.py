@@ -37,7 +37,7 @@ from p3kv.wire.messages import (
     encode,
 )
 from p3kv.wire.proofs import CHALLENGE_BYTES
-from p3kv.wire.protocol import FROM_SERVERS, FROM_WORKERS, State
+from p3kv.wire.protocol import FROM_SERVERS, FROM_WORKERS, Phase
 from tests.jobs import SCRIPTS, SECRET, end, held_port, output_of, start_role
 from tests.served import (
     TOLD_S,
@@ -173,14 +173,14 @@ TO_A_SERVER.update(
                 partial(frame, kind),
                 f"kind {kind.name}, which must not come from a worker now",
             )
-            for kind in set(Kind) - {*FROM_WORKERS[State.OPEN], Kind.HELLO, Kind.ACK}
+            for kind in set(Kind) - {*FROM_WORKERS[Phase.OPEN], Kind.HELLO, Kind.ACK}
         },
         **{
             f"too long a {kind.name}": (
                 partial(packed, kind, payload_bytes=most + 1),
                 f"kind {kind.name} with {most + 1} bytes; it has {most} at most",
             )
-            for kind, (most, _, only_rank_0, _) in FROM_WORKERS[State.OPEN].items()
+            for kind, (most, _, only_rank_0, _) in FROM_WORKERS[Phase.OPEN].items()
             if not only_rank_0
         },
     }
@@ -288,14 +288,14 @@ WELCOMED: Dict[str, Tuple[Callable[[int], bytes], str]] = {
             partial(frame, kind),
             f"kind {kind.name}, which must not come from a server now",
         )
-        for kind in set(Kind) - set(FROM_SERVERS[State.OPEN]) - {Kind.ACK}
+        for kind in set(Kind) - set(FROM_SERVERS[Phase.OPEN]) - {Kind.ACK}
     },
     **{
         f"too long a {kind.name}": (
             partial(packed, kind, payload_bytes=most + 1),
             f"kind {kind.name} with {most + 1} bytes; it has {most} at most",
         )
-        for kind, (most, *_) in FROM_SERVERS[State.OPEN].items()
+        for kind, (most, *_) in FROM_SERVERS[Phase.OPEN].items()
     },
 }  # fmt: skip
 TO_A_WORKER.update(
