@@ -591,10 +591,10 @@ class Job:
             if of_server is None:
                 continue
             size = of_server._terms.of(of_server._generation).slice_size
-            for state in of_server._states[of_server._generation].values():
-                piece = key.slices(size)[state.index]
-                assert state.value is not None
-                found[piece.offset : piece.offset + piece.length] = state.value.array
+            for slice_ in of_server._slices[of_server._generation].values():
+                piece = key.slices(size)[slice_.index]
+                assert slice_.value is not None
+                found[piece.offset : piece.offset + piece.length] = slice_.value.array
         return found
 
     def finish(self) -> None:

@@ -20,7 +20,7 @@ from p3kv.config import Launch
 from p3kv.consistency import BulkSynchronous
 from p3kv.errors import ConfigError, ProtocolError, in_one_line
 from p3kv.server.checkpoints import Checkpoints
-from p3kv.server.engine import Ended, Engine, Key, RowsKey, ServerKey, SliceState, Unit
+from p3kv.server.engine import Ended, Engine, Key, RowsKey, ServerKey, ServerSlice, Unit
 from p3kv.server.engine.buffers import Buffer
 from p3kv.server.engine.held_rounds import HeldRounds
 from p3kv.server.engine.rounds import Round
@@ -145,7 +145,7 @@ class Consumer:
     def land_push(self, connection: Connection, header: PushHeader) -> Landing:
         """Where a push is received; ProtocolError for a push that can't be right."""
         key = self._key_of_slices(header)
-        state, plan = key.state(header.round, header.slice, header.rank), key.plan
+        state, plan = key.slice_at(header.round, header.slice, header.rank), key.plan
         flags, in_sum = header.flags, header.IN_HOST_SUM | NO_GRADIENT
         if flags & in_sum and flags & (header.CARRIES | NO_GRADIENT) != header.CARRIES:
             if header.payload_bytes:
@@ -179,7 +179,7 @@ class Consumer:
         """Queues a request for a key's value."""
         return Landing(None, partial(self._ask, connection, header))
 
-    def _buffer_of_encoded(self, state: SliceState, header: PushHeader) -> Buffer:
+    def _buffer_of_encoded(self, state: ServerSlice, header: PushHeader) -> Buffer:
         codec = state.plan.codecs.gradients
         most_bytes = 0 if codec.in_place else codec.most_bytes(state.length)
         if header.payload_bytes > most_bytes or header.round == INITIAL_ROUND:
@@ -193,7 +193,7 @@ class Consumer:
         self,
         connection: Connection,
         header: PushHeader,
-        state: SliceState,
+        state: ServerSlice,
         gradient: Optional[Buffer],
     ) -> None:
         ready_s = self._readiness.ready_s(header.rank, header.ready_us)
@@ -292,7 +292,7 @@ class Consumer:
     def _push(
         self,
         header: PushHeader,
-        state: SliceState,
+        state: ServerSlice,
         gradient: Optional[Buffer],
         ready_s: float,
     ) -> None:
@@ -305,7 +305,7 @@ class Consumer:
         self._settle(state)
 
     def _counted(
-        self, header: PushHeader, state: SliceState, gradient: Optional[Buffer]
+        self, header: PushHeader, state: ServerSlice, gradient: Optional[Buffer]
     ) -> Optional[Round]:
         """Counts a worker's push, and adds what it brings; None where the worker was counted
         before."""
@@ -373,7 +373,7 @@ class Consumer:
         unit = ended.unit
         if isinstance(unit, RowsKey):
             self.rows.answer_pulls(unit)
-        elif isinstance(unit, SliceState):
+        elif isinstance(unit, ServerSlice):
             self.values.send_result(unit, ended)
             self.values.answer_pulls(unit)
 

@@ -45,7 +45,7 @@ class Server:
         key = self.engine.declare(declared, 0, terms)
         self.units: List[Unit]
         if isinstance(key, ServerKey):
-            self.units = [key.state(INITIAL_ROUND, index, 0) for index in range(slices)]
+            self.units = [key.slice_at(INITIAL_ROUND, index, 0) for index in range(slices)]
         else:
             self.units = list(key.units)
 

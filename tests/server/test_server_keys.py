@@ -16,7 +16,7 @@ from p3kv.consistency import BulkSynchronous
 from p3kv.errors import ProtocolError
 from p3kv.frontends.mxnet.optimizer_settings import plain
 from p3kv.frontends.mxnet.server_optimizer import MXNetOptimizer
-from p3kv.server.engine import Engine, ServerKey, SliceState
+from p3kv.server.engine import Engine, ServerKey, ServerSlice
 from p3kv.server.optimizer import Optimizer, State
 from p3kv.slicing import Run, Slice, make_layout
 from p3kv.wire.header import INITIAL_ROUND
@@ -89,18 +89,18 @@ class Server:
         """Pushes a whole tensor for a round, slice by slice."""
         for piece in self._slices(round):
             if piece.server == RANK:
-                state = self.key.state(round, piece.index, rank)
+                slice_ = self.key.slice_at(round, piece.index, rank)
                 buffer = self.pool.get(piece.length, np.dtype(np.float32))
                 buffer.array[:] = gradient[piece.offset : piece.offset + piece.length]
-                self.engine.push(state, rank, round, buffer, True, 0, max(round, 1))
-                if self._end_rounds(state):
+                self.engine.push(slice_, rank, round, buffer, True, 0, max(round, 1))
+                if self._end_rounds(slice_):
                     for other in self.key.reslice():
                         self._end_rounds(other)
 
-    def _end_rounds(self, state: SliceState) -> int:
+    def _end_rounds(self, slice_: ServerSlice) -> int:
         ended = 0
-        for result in self.engine.end_rounds(state):
-            self._note(state.index, result.round, state.known_value().array)
+        for result in self.engine.end_rounds(slice_):
+            self._note(slice_.index, result.round, slice_.known_value().array)
             ended += 1
         return ended
 
@@ -172,7 +172,7 @@ def test_values_do_not_depend_on_the_sizes_of_slices(
             weight = weight - state
         result = server.results[round_]
         np.testing.assert_array_equal(mine(declared, result), mine(declared, weight))
-        assert all(state.length % grain == 0 for state in server.key.units)
+        assert all(slice_.length % grain == 0 for slice_ in server.key.units)
 
 
 def test_runs_with_parts_of_rows_are_refused() -> None:
@@ -207,9 +207,9 @@ def test_a_push_for_a_round_of_an_earlier_size_is_refused() -> None:
     for round_ in range(3):
         server.push(0, round_, tensor(round_))
     with pytest.raises(ProtocolError, match="no slice 0 for round 1"):
-        server.key.state(1, 0, rank=0)
+        server.key.slice_at(1, 0, rank=0)
     with pytest.raises(ProtocolError, match="no slice 99 for round 3"):
-        server.key.state(3, 99, rank=0)
+        server.key.slice_at(3, 99, rank=0)
 
 
 @pytest.mark.parametrize("name", list(optimizers.OPTIMIZERS))

@@ -109,20 +109,20 @@ class Server:
 
     def push(self, rank: int, round_: int, piece: Slice) -> None:
         values = tensor(0) if round_ == INITIAL_ROUND else tensor(rank, round_, 1)
-        state = self.key.state(round_, piece.index, rank)
+        slice_ = self.key.slice_at(round_, piece.index, rank)
         gradient = self.pool.get(piece.length, np.dtype(np.float32))
         gradient.array[:] = values[piece.offset : piece.offset + piece.length]
-        self.engine.push(state, rank, round_, gradient, True, 0, round_)
-        ended = self._end_rounds(state)
+        self.engine.push(slice_, rank, round_, gradient, True, 0, round_)
+        ended = self._end_rounds(slice_)
         while ended:
             resliced = self.key.reslice()
             ended = sum(self._end_rounds(other) for other in resliced)
 
-    def _end_rounds(self, state: Any) -> int:
+    def _end_rounds(self, slice_: Any) -> int:
         ended = 0
-        for result in with_values(self.engine.end_rounds(state)):
+        for result in with_values(self.engine.end_rounds(slice_)):
             ended += 1
-            piece = self.slices(result.round)[result.state.index]
+            piece = self.slices(result.round)[result.slice_.index]
             whole = self.values.setdefault(result.round, np.full(SIZE, np.nan, np.float32))
             part = whole[piece.offset : piece.offset + piece.length]
             assert np.isnan(part).all(), "two results of a round"
@@ -186,7 +186,7 @@ def test_a_round_ends_for_no_slice_before_it_is_complete_for_all() -> None:
     server.push(0, 1, second)
     assert set(server.values) == {INITIAL_ROUND}
     assert [
-        missing(server.key.state(1, piece.index, rank))[1] for piece in (first, second, third)
+        missing(server.key.slice_at(1, piece.index, rank))[1] for piece in (first, second, third)
     ] == [[], [1], []]
     server.push(1, 1, second)
     assert not np.isnan(server.values[1]).any()

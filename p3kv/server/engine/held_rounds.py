@@ -78,15 +78,15 @@ class HeldRounds(Generic[T]):
 
     # What the engine asks.
 
-    def is_new(self, step: int, state: T) -> bool:
+    def is_new(self, step: int, unit: T) -> bool:
         """Whether a slice whose sum of a step is complete is to be counted with `hold`."""
-        return step in self.steps and state not in self.steps[step].held
+        return step in self.steps and unit not in self.steps[step].held
 
-    def hold(self, step: int, state: T, elems: int, total: Optional[np.ndarray]) -> None:
+    def hold(self, step: int, unit: T, elems: int, total: Optional[np.ndarray]) -> None:
         """Counts a slice's sum, which stays as it is until its round ends; None where no worker
         had a gradient."""
         clipped = self.steps[step]
-        clipped.held[state] = None
+        clipped.held[unit] = None
         clipped.complete_elems += elems
         if total is None:
             pass
