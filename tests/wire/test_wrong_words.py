@@ -19,7 +19,6 @@ from p3kv.transport import Tcp
 from p3kv.wire.credentials import Credentials
 from p3kv.wire.fields import PullRowsHeader
 from p3kv.wire.header import ENCODED, INITIAL_ROUND, Kind
-from p3kv.wire.line import Line
 from p3kv.wire.messages import (
     PROTOCOL_VERSION,
     TOKEN_BYTES,
@@ -38,6 +37,7 @@ from p3kv.wire.messages import (
 )
 from p3kv.wire.proofs import CHALLENGE_BYTES
 from p3kv.wire.protocol import FROM_SERVERS, FROM_WORKERS, Phase
+from p3kv.wire.session import Session
 from tests.jobs import SCRIPTS, SECRET, end, held_port, output_of, start_role
 from tests.served import (
     TOLD_S,
@@ -362,7 +362,7 @@ class Member:
     """A process of the job, as far as the scheduler can tell."""
 
     def __init__(self, context: zmq.Context, port: int, role: str) -> None:
-        self._line = Line()
+        self._session = Session()
         self._dealer = context.socket(zmq.DEALER)
         self._dealer.linger = 0
         Credentials(SECRET.encode()).protect_dealer(self._dealer)
@@ -377,7 +377,7 @@ class Member:
         )  # fmt: skip
 
     def say(self, words: bytes) -> None:
-        self._dealer.send_multipart(self._line.keep(words))
+        self._dealer.send_multipart(self._session.keep(words))
 
     def told(self, kind: type) -> Any:
         """The next message of a kind."""

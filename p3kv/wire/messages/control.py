@@ -34,7 +34,7 @@ MAX_TIME_NS = 2**62
 class Hello(Message, frozen=True):
     """A process asks to be part of the job, or says on a new connection that it is still there.
 
-    Only this message and the answer to it have no numbers (`p3kv.wire.line`)."""
+    Only this message and the answer to it have no numbers (`p3kv.wire.session`)."""
 
     protocol: int
     version: str
