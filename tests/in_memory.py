@@ -406,7 +406,7 @@ class Server:
         self.consumer.set_optimizer(store, optimizer)
 
 
-class Job:
+class MemoryJob:
     """Workers, servers and the connections between them."""
 
     def __init__(

@@ -33,7 +33,7 @@ from p3kv.worker.cuts import Cut, Cuts
 from p3kv.worker.transfers import WorkerKey
 from tests.consistency.test_schedules import SELDOM, SIZE, Moods, gradient, values
 from tests.consistency.test_state_schedules import Remembering
-from tests.in_memory import Event, Job
+from tests.in_memory import Event, MemoryJob
 from tests.jobs import SCRIPTS
 
 sys.path.insert(0, str(SCRIPTS))
@@ -45,7 +45,9 @@ STEPS, WORKERS = 8, 2
 class Script:
     """One worker's pushes of a key in every step, and of another in one of three."""
 
-    def __init__(self, job: Job, rank: int, often: List, seldom: List, cuts: List[int]) -> None:
+    def __init__(
+        self, job: MemoryJob, rank: int, often: List, seldom: List, cuts: List[int]
+    ) -> None:
         self.worker = job.workers[rank]
         self.keys = often[rank], seldom[rank]
         self.rank = rank
@@ -76,7 +78,7 @@ def test_a_checkpoint_has_each_key_s_round_of_one_step(
 ) -> None:
     random = Random(seed)
     folder = tmp_path_factory.mktemp("checkpoints")
-    with closing(Job(WORKERS, servers, SIZE // 2)) as job:
+    with closing(MemoryJob(WORKERS, servers, SIZE // 2)) as job:
         for server in job.servers:
             server.consumer.set_optimizer(0, Remembering())
             server.consumer.checkpoints.hosts = ["here"] * servers
@@ -151,7 +153,9 @@ def test_a_checkpoint_has_what_each_worker_s_codec_remembers_after_the_same_step
 ) -> None:
     random = Random(seed)
     folder = tmp_path_factory.mktemp("checkpoints")
-    with closing(Job(WORKERS, servers, SIZE // 2, codecs=TWO_BITS, checkpoints=str(folder))) as job:
+    with closing(
+        MemoryJob(WORKERS, servers, SIZE // 2, codecs=TWO_BITS, checkpoints=str(folder))
+    ) as job:
         often, seldom = job.declare("often", SIZE), job.declare("seldom", SIZE)
         for key in (often[0], seldom[0]):
             job.workers[0].call(key, INITIAL_ROUND, np.ones(SIZE, np.float32), None)
@@ -177,14 +181,16 @@ def test_a_checkpoint_has_what_each_worker_s_codec_remembers_after_the_same_step
                 remembered(folder, step, rank, name), residual(rank, round_)
             )
     with closing(
-        Job(WORKERS, 4 - servers, SIZE // 7, codecs=TWO_BITS, checkpoints=str(folder), resumes=True)
+        MemoryJob(
+            WORKERS, 4 - servers, SIZE // 7, codecs=TWO_BITS, checkpoints=str(folder), resumes=True
+        )
     ) as job:
         for rank, key in enumerate(job.declare("often", SIZE)):
             assert key.memory is not None
             np.testing.assert_array_equal(key.memory.memory()["residual"], residual(rank, step))
 
 
-def until(job: Job, done: Callable[[], bool]) -> None:
+def until(job: MemoryJob, done: Callable[[], bool]) -> None:
     """Has everything happen until `done()`, also what threads ask for."""
     deadline = time.monotonic() + 20
     while not done():
@@ -194,7 +200,7 @@ def until(job: Job, done: Callable[[], bool]) -> None:
 
 
 def begin_two_steps(
-    job: Job, keys: List[WorkerKey], first: int = 1, ranks: Iterable[int] = range(WORKERS)
+    job: MemoryJob, keys: List[WorkerKey], first: int = 1, ranks: Iterable[int] = range(WORKERS)
 ) -> None:
     """Has workers push for two rounds, with a checkpoint between, before anything is sent."""
     if first == 1:
@@ -218,7 +224,7 @@ def test_slices_of_the_round_that_are_encoded_after_the_cut_are_in_the_checkpoin
     """Also of workers of one host, which sum only what no checkpoint needs of each."""
     folder = str(tmp_path)
     with closing(
-        Job(WORKERS, 2, SIZE // 3, codecs=TWO_BITS, checkpoints=folder, per_host=per_host)
+        MemoryJob(WORKERS, 2, SIZE // 3, codecs=TWO_BITS, checkpoints=folder, per_host=per_host)
     ) as job:
         begin_two_steps(job, job.declare("w", SIZE))
         ((_, ((_, copy),)),) = job.workers[1].data_plane.checkpoints.own._copied
@@ -231,7 +237,9 @@ def test_slices_of_the_round_that_are_encoded_after_the_cut_are_in_the_checkpoin
 def test_what_a_worker_can_not_write_is_told_to_worker_0_and_the_next_checkpoint_is_asked_for(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with closing(Job(WORKERS, 2, SIZE // 3, codecs=TWO_BITS, checkpoints=str(tmp_path))) as job:
+    with closing(
+        MemoryJob(WORKERS, 2, SIZE // 3, codecs=TWO_BITS, checkpoints=str(tmp_path))
+    ) as job:
         blocked = tmp_path / (Part(1, 1, WORKERS, WORKER).name + ".unfinished")
         blocked.mkdir()
         keys = job.declare("w", SIZE)
@@ -251,7 +259,7 @@ def test_what_a_worker_can_not_write_is_told_to_worker_0_and_the_next_checkpoint
 def test_a_worker_that_has_pushed_something_else_before_the_step_says_so(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with closing(Job(WORKERS, 1, SIZE, codecs=TWO_BITS, checkpoints=str(tmp_path))) as job:
+    with closing(MemoryJob(WORKERS, 1, SIZE, codecs=TWO_BITS, checkpoints=str(tmp_path))) as job:
         worker, keys = job.workers[0], job.declare("w", SIZE)
         worker.call(keys[0], INITIAL_ROUND, np.ones(SIZE, np.float32), None)
         for rank, pushed in enumerate((2, 1)):
@@ -286,13 +294,15 @@ def test_a_worker_that_has_pushed_something_else_before_the_step_says_so(
 def test_what_other_codecs_had_kept_back_is_said_to_be_lost(
     tmp_path: Path, before: str, after: str, why: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with closing(Job(WORKERS, 1, SIZE, codecs=gradients(before), checkpoints=str(tmp_path))) as job:
+    with closing(
+        MemoryJob(WORKERS, 1, SIZE, codecs=gradients(before), checkpoints=str(tmp_path))
+    ) as job:
         begin_two_steps(job, job.declare("w", SIZE))
         until(job, lambda: job.workers[0].data_plane.checkpoints._complete == [1])
     caplog.clear()
     codecs = gradients(after)
     with closing(
-        Job(WORKERS, 1, SIZE, codecs=codecs, checkpoints=str(tmp_path), resumes=True)
+        MemoryJob(WORKERS, 1, SIZE, codecs=codecs, checkpoints=str(tmp_path), resumes=True)
     ) as job:
         for key in (*job.declare("w", SIZE), *job.declare("new", SIZE)):
             assert key.memory is None or (key.memory.memory()["residual"] != 0).any() == (
@@ -308,7 +318,7 @@ def test_a_worker_that_has_left_keeps_no_checkpoint_waiting(
     tmp_path: Path, asked_before: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     with closing(
-        Job(WORKERS, 1, SIZE, codecs=TWO_BITS, lets_leave=True, checkpoints=str(tmp_path))
+        MemoryJob(WORKERS, 1, SIZE, codecs=TWO_BITS, lets_leave=True, checkpoints=str(tmp_path))
     ) as job:
         keys = job.declare("w", SIZE)
         if not asked_before:
@@ -328,7 +338,7 @@ def asked(*rounds: Tuple[int, int]) -> Checkpoint:
 
 
 def test_a_checkpoint_that_can_not_be_right_is_refused(tmp_path: Path) -> None:
-    with closing(Job(1, 1, SIZE)) as job:
+    with closing(MemoryJob(1, 1, SIZE)) as job:
         (worker,), (server,) = job.workers, job.servers
         (key,) = job.declare("w", SIZE)
         for round_ in (0, 1, 2):

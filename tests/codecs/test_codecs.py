@@ -32,7 +32,7 @@ from p3kv.wire.fields import PushHeader, UpdatedHeader
 from p3kv.wire.header import ENCODED, INITIAL_ROUND, WANTS_RESULT, Kind
 from p3kv.wire.messages import CodecChoices, Terms
 from tests.consistency.test_schedules import Moods
-from tests.in_memory import Job
+from tests.in_memory import MemoryJob
 from tests.jobs import ROOT, SCRIPTS, SUMS_ONLY, run_job
 
 sys.path.insert(0, str(SCRIPTS))
@@ -205,7 +205,7 @@ def test_a_residual_stays_with_its_elements_when_slices_get_another_size() -> No
     random = np.random.RandomState(5)
     workers, rounds = 2, 12
     gradients = random.standard_normal((rounds, workers, SIZE)).astype(np.float32)
-    with closing(Job(workers, 2, SIZE // 4, codec="two bits both ways")) as job:
+    with closing(MemoryJob(workers, 2, SIZE // 4, codec="two bits both ways")) as job:
         keys = job.declare("w", SIZE)
         job.workers[0].call(keys[0], INITIAL_ROUND, np.zeros(SIZE, np.float32), None)
         job.finish()
@@ -239,7 +239,7 @@ def test_a_server_knows_what_each_worker_has_whatever_the_order_and_the_sizes(
 ) -> None:
     random = Random(seed)
     choices = CodecChoices(values=Choice("changed"))
-    with closing(Job(workers, servers, SIZE // 4, per_host=per_host, codecs=choices)) as job:
+    with closing(MemoryJob(workers, servers, SIZE // 4, per_host=per_host, codecs=choices)) as job:
         keys = job.declare("w", SIZE)
         job.workers[0].call(keys[0], INITIAL_ROUND, np.zeros(SIZE, np.float32), None)
         targets = [np.full(SIZE, np.nan, np.float32) for _ in keys]
@@ -282,7 +282,7 @@ def push(flags: int, payload_bytes: int, round_: int = 1) -> PushHeader:
 def test_a_server_refuses_payloads_that_the_key_s_codec_does_not_make(
     codec: str, header: PushHeader
 ) -> None:
-    with closing(Job(1, 1, SIZE, codec=codec)) as job:
+    with closing(MemoryJob(1, 1, SIZE, codec=codec)) as job:
         job.declare("w", SIZE)
         (server,) = job.servers
         with pytest.raises(ProtocolError, match=f"{header.payload_bytes} .*bytes for key 'w'"):
@@ -291,7 +291,7 @@ def test_a_server_refuses_payloads_that_the_key_s_codec_does_not_make(
 
 @pytest.mark.parametrize("payload_bytes", [2 * SIZE + 1, 4 * SIZE])
 def test_a_worker_refuses_values_that_the_key_s_codec_does_not_make(payload_bytes: int) -> None:
-    with closing(Job(1, 1, SIZE, codec="float16")) as job:
+    with closing(MemoryJob(1, 1, SIZE, codec="float16")) as job:
         (worker,), (key,) = job.workers, job.declare("w", SIZE)
         worker.call(key, 1, np.ones(SIZE, np.float32), np.ones(SIZE, np.float32))
         worker.begin()

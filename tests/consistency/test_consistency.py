@@ -22,7 +22,7 @@ from p3kv.wire.framing import Frame
 from p3kv.wire.header import INITIAL_ROUND, URGENT, Kind
 from p3kv.wire.messages import CodecChoices, JobSettings, Terms
 from tests.consistency.test_schedules import Moods
-from tests.in_memory import Job
+from tests.in_memory import MemoryJob
 from tests.jobs import (
     DEADLINE_S,
     JOIN,
@@ -109,7 +109,7 @@ def test_a_rule_that_can_t_be_right_is_refused_and_named(
 # A rule by which a worker goes on with an older value.
 
 
-class Straggling(Job):
+class Straggling(MemoryJob):
     """A job with a worker that is ahead and a straggler."""
 
     def __init__(self, rule: Type[Consistency] = OneBehind, lets_leave: bool = False) -> None:
@@ -213,7 +213,7 @@ def test_whatever_the_order_no_worker_leads_by_more_than_the_rule_says(
     seed: int, workers: int, servers: int, whole: bool
 ) -> None:
     random, rounds = Random(seed), 8
-    with closing(Job(workers, servers, SIZE // 2, Bounded)) as job:
+    with closing(MemoryJob(workers, servers, SIZE // 2, Bounded)) as job:
         keys = job.declare("w", SIZE)
         job.workers[0].call(keys[0], INITIAL_ROUND, np.zeros(SIZE, np.float32), None)
         done = [0] * workers
@@ -243,7 +243,7 @@ def test_whatever_the_order_no_worker_leads_by_more_than_the_rule_says(
 @pytest.mark.parametrize("codec", ["identity", "float16", "once", "changed"])
 def test_pushes_get_the_predicted_value_and_all_else_is_the_true_one(codec: str) -> None:
     choices = CodecChoices(values=Choice(codec))
-    job = Job(2, 2, SIZE // 2, PredictsTwo, optimizer=Momentum, codecs=choices)
+    job = MemoryJob(2, 2, SIZE // 2, PredictsTwo, optimizer=Momentum, codecs=choices)
     with closing(job):
         keys = job.declare("w", SIZE)
         job.workers[0].call(keys[0], INITIAL_ROUND, np.zeros(SIZE, np.float32), None)
@@ -273,7 +273,7 @@ def test_pushes_get_the_predicted_value_and_all_else_is_the_true_one(codec: str)
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int64"])
 def test_what_is_not_exchanged_comes_with_the_next_that_is(dtype: str) -> None:
-    with closing(Job(2, 1, SIZE // 2, EveryFourth, dtype=dtype)) as job:
+    with closing(MemoryJob(2, 1, SIZE // 2, EveryFourth, dtype=dtype)) as job:
         keys = job.declare("w", SIZE)
         job.workers[0].call(keys[0], INITIAL_ROUND, np.zeros(SIZE, dtype), None)
         job.finish()

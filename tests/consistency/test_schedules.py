@@ -21,7 +21,7 @@ from p3kv.wire.header import INITIAL_ROUND, Kind
 from p3kv.wire.messages import Terms
 from p3kv.worker.global_norms import ClippedStep
 from tests import once  # noqa: F401  registers it
-from tests.in_memory import Adding, AddingWhole, Event, Job, Worker
+from tests.in_memory import Adding, AddingWhole, Event, MemoryJob, Worker
 from tests.jobs import SCRIPTS
 
 sys.path.insert(0, str(SCRIPTS))
@@ -137,7 +137,7 @@ class Script:
         assert (received == allowed).any(axis=0).all()
 
 
-class Training(Job):
+class Training(MemoryJob):
     """A job that trains two keys, one of them seldom and by rows."""
 
     def __init__(

@@ -19,7 +19,7 @@ from p3kv.wire.header import INITIAL_ROUND, MAX_STATE_BYTES, Kind
 from p3kv.wire.messages import DeclaredKey, StateOutline, Terms
 from p3kv.wire.states import ArrivingState, PlainState
 from tests.consistency.test_schedules import SIZE, Moods, gradient
-from tests.in_memory import Adding, Event, Job, Worker
+from tests.in_memory import Adding, Event, MemoryJob, Worker
 
 ROUNDS = 8
 
@@ -129,7 +129,7 @@ def given_sums() -> np.ndarray:
 @settings(max_examples=50, deadline=None)
 def test_states_are_those_of_the_round_while_sizes_change(seed: int, servers: int) -> None:
     random = Random(seed)
-    with closing(Job(WORKERS, servers, SIZE // 2)) as job:
+    with closing(MemoryJob(WORKERS, servers, SIZE // 2)) as job:
         for server in job.servers:
             server.consumer.set_optimizer(0, Remembering())
         loads = random.randint(0, ROUNDS - 1)
@@ -210,7 +210,7 @@ def test_an_array_of_a_whole_tensor_may_have_more_elements_than_the_key() -> Non
 
 
 def test_frames_of_states_that_nobody_waits_for_are_refused() -> None:
-    with closing(Job(1, 1, SIZE)) as job:
+    with closing(MemoryJob(1, 1, SIZE)) as job:
         (worker,), (server,) = job.workers, job.servers
         (key,) = job.declare("w", SIZE)
         for kind in (Kind.STATE, Kind.STATE_BYTES, Kind.LOADED):
@@ -239,7 +239,7 @@ def test_frames_of_states_that_nobody_waits_for_are_refused() -> None:
 def test_a_state_that_does_not_fit_the_key_ends_its_connection(
     shape: List[int], reason: str
 ) -> None:
-    with closing(Job(1, 1, SIZE)) as job:
+    with closing(MemoryJob(1, 1, SIZE)) as job:
         (worker,), (key,) = job.workers, job.declare("w", SIZE)
         worker.call(key, INITIAL_ROUND, np.ones(SIZE, np.float32), None)
         job.finish()

@@ -46,7 +46,7 @@ from tests.consistency.test_schedules import (
     gradient,
     values,
 )
-from tests.in_memory import Adding, AddingWhole, Job
+from tests.in_memory import Adding, AddingWhole, MemoryJob
 from tests.jobs import DEADLINE_S, SCRIPTS, JobResult, end, held_port, results, run_job, start_role
 from tests.whole_jobs.test_exactness import summed_in_rank_order
 
@@ -141,7 +141,7 @@ def test_the_sum_of_a_host_is_rounded_once_and_travels_once(
     dtype: str, codec: str, gradients: Sequence[float], total: float, sent_bytes: float
 ) -> None:
     choices = CodecChoices(Choice(codec))
-    with closing(Job(3, 1, SIZE // 2, per_host=3, dtype=dtype, codecs=choices)) as job:
+    with closing(MemoryJob(3, 1, SIZE // 2, per_host=3, dtype=dtype, codecs=choices)) as job:
         keys = job.declare("w", SIZE)
         zeros, targets = np.zeros(SIZE, dtype), [np.empty(SIZE, dtype) for _ in keys]
         job.workers[0].call(keys[0], INITIAL_ROUND, zeros, None)
@@ -181,7 +181,7 @@ def test_what_a_codec_keeps_back_of_a_host_s_sum_is_with_one_worker_for_ever(
                 pushed += np.sum(total, axis=0)
         expected.append(value)
     targets: List[Tuple[int, np.ndarray]] = []
-    job = Job(
+    job = MemoryJob(
         workers, servers, SIZE // 2, per_host=per_host, deterministic=deterministic,
         codecs=CodecChoices(Choice("2bit")),
     )  # fmt: skip

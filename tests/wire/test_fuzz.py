@@ -26,7 +26,7 @@ from p3kv.wire.messages import (
     Terms,
     encode,
 )  # fmt: skip
-from tests.in_memory import Job
+from tests.in_memory import MemoryJob
 from tests.served import frame, own_fields, packed
 
 SIZE, SLICE_SIZE = 250, 100
@@ -86,7 +86,7 @@ frames = st.one_of(
 )  # fmt: skip
 
 
-def trained(job: Job) -> None:
+def trained(job: MemoryJob) -> None:
     """A key has its initial value, and one worker has pushed for a round that is open."""
     keys = job.declare("w", SIZE)
     arrays = [np.ones(SIZE, np.float32) for _ in keys]
@@ -103,7 +103,11 @@ def fail(reason: str, _: int, error: str = "P3Error") -> None:
 
 
 def hear(
-    job: Job, sender: Connection, receiver: Connection, said: List[bytes], then: Callable[[], Any]
+    job: MemoryJob,
+    sender: Connection,
+    receiver: Connection,
+    said: List[bytes],
+    then: Callable[[], Any],
 ) -> None:
     """Has one end take bytes that the other end sends, until its connection ends."""
     for words in said:
@@ -122,7 +126,7 @@ def hear(
 def test_a_server_ends_a_worker_s_connection_for_any_wrong_bytes_and_fails_for_none(
     rank: int, said: List[bytes]
 ) -> None:
-    with closing(Job(2, 1, SLICE_SIZE)) as job:
+    with closing(MemoryJob(2, 1, SLICE_SIZE)) as job:
         trained(job)
         server = job.servers[0]
         server.dispatcher._fail = server.consumer._fail = server.consumer.states._fail = fail
@@ -135,7 +139,7 @@ def test_a_server_ends_a_worker_s_connection_for_any_wrong_bytes_and_fails_for_n
 def test_a_worker_ends_a_server_s_connection_for_any_wrong_bytes_and_fails_for_none(
     said: List[bytes],
 ) -> None:
-    with closing(Job(2, 1, SLICE_SIZE)) as job:
+    with closing(MemoryJob(2, 1, SLICE_SIZE)) as job:
         trained(job)
         receiver = job.workers[1].servers[0]
         sender = job._connections[receiver._link.other]  # type: ignore

@@ -20,7 +20,7 @@ from p3kv.wire.messages import MAX_MESSAGE_BYTES, MAX_PROOF_BYTES, JobSettings
 from p3kv.wire.protocol import FROM_NEIGHBOURS, FROM_SERVERS, FROM_WORKERS, Conversation, Rules
 from p3kv.worker.handshakes import Handshakes
 from p3kv.worker.joining import Joining
-from tests.in_memory import KEY, Adding, Job, Server
+from tests.in_memory import KEY, Adding, MemoryJob, Server
 from tests.served import frame, hello, proof
 
 SLICE, WORDS, PROBE = MAX_SLICE_ELEMS * 8, MAX_MESSAGE_BYTES, 65536
@@ -120,7 +120,7 @@ def kinds(rules: Rules) -> Set[int]:
 def test_every_kind_is_in_a_table_and_whoever_hears_it_takes_it() -> None:
     heard = kinds(FROM_WORKERS) | kinds(FROM_SERVERS) | kinds(FROM_NEIGHBOURS)
     assert heard | {Kind.ACK} == set(Kind)
-    with closing(Job(1, 1, 100)) as job:
+    with closing(MemoryJob(1, 1, 100)) as job:
         assert set(job.servers[0].dispatcher._handlers) == kinds(FROM_WORKERS)
         handshakes = Handshakes(bytes(32), 0, JobSettings())
         # It only keeps what else it gets.
@@ -130,7 +130,7 @@ def test_every_kind_is_in_a_table_and_whoever_hears_it_takes_it() -> None:
 
 
 def test_whoever_takes_a_kind_of_frames_knows_its_header() -> None:
-    with closing(Job(1, 1, 100)) as job:
+    with closing(MemoryJob(1, 1, 100)) as job:
         worker, server = job.workers[0].data_plane, job.servers[0].dispatcher
         for kind, handler in (*server._handlers.items(), *worker._handlers.items()):
             expected = get_type_hints(handler)["header"]
@@ -165,7 +165,7 @@ def test_a_worker_says_nothing_before_its_server_serves() -> None:
 def test_a_server_says_nothing_after_its_goodbye(queued: bool) -> None:
     """Whatever the worker still waited for: it would find that the server broke the protocol."""
     size = 50
-    with closing(Job(2, 1, 100)) as job:
+    with closing(MemoryJob(2, 1, 100)) as job:
         keys = job.declare("w", size)
         leaving, other = job.workers
         arrays = [np.ones(size, np.float32) for _ in keys]

@@ -12,7 +12,7 @@ from p3kv.config import Settings
 from p3kv.wire.fields import UpdatedHeader
 from p3kv.wire.header import INITIAL_ROUND, Kind
 from p3kv.worker.silences import Silences
-from tests.in_memory import Job
+from tests.in_memory import MemoryJob
 
 SIZE, SLICE_SIZE = 250, 100
 
@@ -20,7 +20,7 @@ SIZE, SLICE_SIZE = 250, 100
 class Waiting:
     """Worker 1 of two, which has pushed a round for which worker 0 has not pushed."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: MemoryJob) -> None:
         self.job = job
         [key, *_] = keys = job.declare("w", SIZE)
         self.arrays = [np.ones(SIZE, np.float32) for _ in keys]
@@ -44,7 +44,7 @@ class Waiting:
 
 @pytest.fixture
 def waiting() -> Iterator[Waiting]:
-    with closing(Job(2, 2, SLICE_SIZE)) as job:
+    with closing(MemoryJob(2, 2, SLICE_SIZE)) as job:
         yield Waiting(job)
 
 

@@ -26,7 +26,7 @@ from p3kv.worker.step_parts import Parts
 from p3kv.worker.step_times import StepTimes
 from p3kv.worker.transfers import WorkerKey
 from p3kv.worker.tuning import Tuning
-from tests.in_memory import Job
+from tests.in_memory import MemoryJob
 from tests.jobs import DEADLINE_S, run_job, start_on
 
 MB = 1_000_000
@@ -190,7 +190,7 @@ def test_rows_and_their_numbers_count_as_what_a_server_keeps(layout: str) -> Non
 
 
 def test_a_tiny_dense_key_beside_rows_takes_no_server_s_credit() -> None:
-    with closing(Job(1, 2, 4000)) as job:
+    with closing(MemoryJob(1, 2, 4000)) as job:
         rows = job.declare("w", 4000, 2, layout="touched_rows")
         [bias] = job.declare("bias", 2)
         assert len(rows[0].runs) == 2 and len(bias.runs) == 1
