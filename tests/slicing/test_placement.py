@@ -39,14 +39,14 @@ from tests.scheduled import NAME, SLICE_SIZE, aborted, assembled, hello, server,
 
 sys.path.insert(0, str(SCRIPTS))
 import exact_model
-from own_layout import Rows
+from own_layout import WholeRows
 from own_placement import BiasesLast
 
 MEMBERS = ("balanced", "by_link", "round_robin", "whole_tensors")
 
 layouts = st.lists(
     st.builds(Dense, st.tuples(st.integers(0, 3000)))
-    | st.builds(Rows, st.tuples(st.integers(0, 50), st.integers(0, 90))),
+    | st.builds(WholeRows, st.tuples(st.integers(0, 50), st.integers(0, 90))),
     max_size=12,
 )
 slice_sizes = st.integers(1, 700)

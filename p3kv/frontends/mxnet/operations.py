@@ -10,7 +10,7 @@ from mxnet.ndarray import NDArray
 
 from p3kv.frontends.mxnet import engine
 from p3kv.frontends.mxnet.arrays import DENSE, Staging, spread
-from p3kv.frontends.mxnet.rows import Rows
+from p3kv.frontends.mxnet.rows import RowOperations
 from p3kv.frontends.mxnet.worker_optimizer import WorkerOptimizer
 from p3kv.store.forward_order import OrderLearner
 from p3kv.store.pushes import Pushes
@@ -36,7 +36,7 @@ class Operations:
         self._pushes = pushes
         self._order = order
         self._staging = Staging()
-        self._rows = Rows(worker.begin, worker.abort, order.note_ready)
+        self._rows = RowOperations(worker.begin, worker.abort, order.note_ready)
 
     def push_initial(self, key: WorkerKey, value: NDArray, outs: Sequence[NDArray] = ()) -> None:
         """Gives a key its initial value; `outs` are the arrays that get it."""
