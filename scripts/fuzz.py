@@ -39,8 +39,8 @@ with atheris.instrument_imports(include=["p3kv"]):
         DeclaredKey,
         FromScheduler,
         OptimizerSettings,
+        SliceSizes,
         StateOutline,
-        Terms,
         ToScheduler,
         decode,
     )
@@ -159,7 +159,7 @@ def scheduler_to_node(words: bytes) -> None:
 
 def data_messages(words: bytes) -> None:
     """Any bytes in the place of a message on a data connection."""
-    for expected in (DataHello, DeclaredKey, Terms, OptimizerSettings, StateOutline):
+    for expected in (DataHello, DeclaredKey, SliceSizes, OptimizerSettings, StateOutline):
         with suppress(ProtocolError):
             decode(words, expected)
 

@@ -42,7 +42,7 @@ from p3kv.wire.messages import (
     DeclaredKey,
     Failure,
     JobSettings,
-    Terms,
+    SliceSizes,
 )
 from p3kv.wire.pace import Pace
 from p3kv.wire.proofs import Proofs
@@ -218,7 +218,7 @@ class Worker:
         self.servers = self.data_plane.servers
         self.tuning = self.data_plane.tuning
         self.exchange = self.data_plane.exchange
-        self.terms = self.tuning._terms
+        self.sizes = self.tuning._sizes
         self.settings: List[Tuple[int, int]] = []
         """Optimizer settings that were sent: from which step on, and the oldest that needs any."""
         self.steps = self.data_plane.steps
@@ -259,7 +259,7 @@ class Worker:
 
     def start(self) -> None:
         """Says how large slices are."""
-        self.tuning.announce(INITIAL_ROUND, Terms(self._slice_size))
+        self.tuning.announce(INITIAL_ROUND, SliceSizes(self._slice_size))
 
     def call(
         self,
@@ -590,7 +590,7 @@ class MemoryJob:
             of_server = server.consumer.engine.keys.get(key.key_id)
             if of_server is None:
                 continue
-            size = of_server._terms.of(of_server._generation).slice_size
+            size = of_server._sizes.of(of_server._generation).slice_size
             for slice_ in of_server._slices[of_server._generation].values():
                 piece = key.slices(size)[slice_.index]
                 assert slice_.value is not None

@@ -44,10 +44,10 @@ from p3kv.wire.header import (
     WANTS_RESULT,
     Kind,
 )
-from p3kv.wire.messages import UNKNOWN, DeclaredKey, Squares, Terms, encode
+from p3kv.wire.messages import UNKNOWN, DeclaredKey, SliceSizes, Squares, encode
 from p3kv.wire.queue import PriorityQueue, urgency
+from p3kv.wire.slice_sizes import SliceSizesByRound
 from p3kv.wire.spans import traced_arrival
-from p3kv.wire.terms import TermsByRound
 
 _log = logging.getLogger(__name__)
 
@@ -103,10 +103,10 @@ class Consumer:
         self._waiting_bytes = 0
         self._waiting_frames = [0] * launch.num_workers
         """By rank, how many of the worker's frames are in the queue."""
-        self._terms = TermsByRound()
+        self._sizes = SliceSizesByRound()
         self.values = Values(lambda: self.rank, workers, lambda: self.tracer, worked_s)
         self.rows = RowsConsumer(
-            lambda: self.rank, workers, self._rows_key, self._terms, self._add, self._settle,
+            lambda: self.rank, workers, self._rows_key, self._sizes, self._add, self._settle,
             self._asked, lambda: self.tracer,
         )  # fmt: skip
         self.checkpoints = Checkpoints(lambda: self.rank, self.engine.keys, call_soon)
@@ -116,26 +116,26 @@ class Consumer:
 
     # What workers say of their slices.
 
-    def set_terms(self, from_round: int, terms: Terms) -> bool:
-        """Sets the terms from a round on; False if they are known already.
+    def set_slice_sizes(self, from_round: int, sizes: SliceSizes) -> bool:
+        """Sets the slice sizes from a round on; False if they are known already.
 
         Raises ProtocolError when it contradicts an earlier announcement, and when a key would have
         too many slices.
         """
-        self.engine.check_slices(terms.slice_size)
-        return self._terms.set(from_round, terms)
+        self.engine.check_slices(sizes.slice_size)
+        return self._sizes.set(from_round, sizes)
 
     def declare(self, declared: DeclaredKey) -> None:
         """Keeps a key from now on; ProtocolError when another worker has declared it otherwise.
 
         Ends the job if the key's layout, a codec or its consistency is not known here.
         """
-        if self._terms.generation(INITIAL_ROUND) < 0:
+        if self._sizes.generation(INITIAL_ROUND) < 0:
             raise ProtocolError("it has not said how large slices are")
         if self.rank not in dict(declared.runs):
             raise ProtocolError(f"server {self.rank} keeps nothing of key {declared.key!r}")
         try:
-            key = self.engine.declare(declared, self.rank, self._terms)
+            key = self.engine.declare(declared, self.rank, self._sizes)
         except ConfigError as error:
             self._fail(str(error), UNKNOWN, "ConfigError")
             return

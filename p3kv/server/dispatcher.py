@@ -23,8 +23,8 @@ from p3kv.wire.fields import (
     NormHeader,
     OptimizerHeader,
     ScaleHeader,
+    SliceSizesHeader,
     StepHeader,
-    TermsHeader,
 )
 from p3kv.wire.framing import Frame, Landing, message_landing
 from p3kv.wire.header import (
@@ -43,9 +43,9 @@ from p3kv.wire.messages import (
     Norm,
     Resumed,
     Scale,
+    SliceSizes,
     Stalled,
     StepPushed,
-    Terms,
     Written,
     decode,
     encode,
@@ -95,7 +95,7 @@ class Dispatcher:
             Kind.PUSH_ROWS: consumer.rows.land_push,
             Kind.PULL_ROWS: consumer.rows.land_pull,
             Kind.KEY: self._land_key,
-            Kind.TERMS: self._land_terms,
+            Kind.SLICE_SIZES: self._land_slice_sizes,
             Kind.OPEN: self._land_open,
             Kind.PROBE: self._land_probe,
             Kind.OPTIMIZER: self._land_optimizer,
@@ -191,21 +191,21 @@ class Dispatcher:
     def _land_key(self, connection: Connection, header: Header) -> Landing:
         return message_landing(header, DeclaredKey, self._consumer.declare)
 
-    def _land_terms(self, connection: Connection, header: TermsHeader) -> Landing:
-        return message_landing(header, Terms, partial(self._set_terms, header))
+    def _land_slice_sizes(self, connection: Connection, header: SliceSizesHeader) -> Landing:
+        return message_landing(header, SliceSizes, partial(self._set_slice_sizes, header))
 
-    def _set_terms(self, header: TermsHeader, terms: Terms) -> None:
+    def _set_slice_sizes(self, header: SliceSizesHeader, sizes: SliceSizes) -> None:
         from_round = header.from_round
         if from_round > INITIAL_ROUND and header.rank != 0:
-            raise ProtocolError(f"worker {header.rank} wants {terms} from round {from_round} on")
-        is_new = self._consumer.set_terms(from_round, terms)
+            raise ProtocolError(f"worker {header.rank} wants {sizes} from round {from_round} on")
+        is_new = self._consumer.set_slice_sizes(from_round, sizes)
         if self._settings.send_buffer_bytes is None:
-            credit_bytes = value_credit_bytes(terms.size_for_credit, self._num_workers)
+            credit_bytes = value_credit_bytes(sizes.size_for_credit, self._num_workers)
             for worker in self._workers.connections.values():
                 worker.hold_at_most(credit_bytes)
         if is_new and from_round > INITIAL_ROUND:
-            news = TermsHeader(Kind.TERMS, self.rank, from_round=from_round)
-            self._workers.tell(news, memoryview(encode(terms)))
+            news = SliceSizesHeader(Kind.SLICE_SIZES, self.rank, from_round=from_round)
+            self._workers.tell(news, memoryview(encode(sizes)))
 
     def _land_forward_order(self, connection: Connection, header: Header) -> Landing:
         words = memoryview(bytearray(header.payload_bytes))

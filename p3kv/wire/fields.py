@@ -60,8 +60,8 @@ class ScaleHeader(NormHeader, frozen=True):
     step: int = 0
 
 
-class TermsHeader(Header, frozen=True):
-    """Header of TERMS."""
+class SliceSizesHeader(Header, frozen=True):
+    """Header of SLICE_SIZES."""
 
     from_round: int = 0
 

@@ -72,10 +72,10 @@ class Kind(IntEnum):
     the results of the round in which rank 0 has learned it; payload ForwardOrder."""
     PROBE = 11
     """A worker measures the network; the server echoes as many bytes."""
-    TERMS = 12, fields.TermsHeader
-    """What all must agree on from a round on; payload Terms. Every worker sends the first terms
-    before its first slice. When terms change, worker rank 0 sends new ones before its first slice
-    of a step, for a later round, and the server passes them on to all workers."""
+    SLICE_SIZES = 12, fields.SliceSizesHeader
+    """How large slices are from a round on; payload SliceSizes. Every worker sends the first ones
+    before its first slice. When they change, worker rank 0 sends new ones before its first slice of
+    a step, for a later round, and the server passes them on to all workers."""
     OPEN = 13, fields.StepHeader
     """A worker tells the servers on its host that it waits for no values of steps before `step`.
     When all workers on the host have said so, each of these servers tells all workers."""

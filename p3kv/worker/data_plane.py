@@ -16,14 +16,14 @@ from p3kv.slicing import CREDIT_BYTES
 from p3kv.transport import Link
 from p3kv.wire import messages
 from p3kv.wire.connection import Connection
-from p3kv.wire.fields import Header, OptimizerHeader, StepHeader, TermsHeader
+from p3kv.wire.fields import Header, OptimizerHeader, SliceSizesHeader, StepHeader
 from p3kv.wire.framing import Frame, Landing, message_landing
 from p3kv.wire.header import INITIAL_ROUND, LAST, URGENT, Kind
 from p3kv.wire.loop import Drain
-from p3kv.wire.messages import UNKNOWN, ForwardOrder, Stalled, Terms, encode
+from p3kv.wire.messages import UNKNOWN, ForwardOrder, SliceSizes, Stalled, encode
 from p3kv.wire.pace import Pace
 from p3kv.wire.protocol import FROM_SERVERS, Conversation
-from p3kv.wire.terms import TermsByRound
+from p3kv.wire.slice_sizes import SliceSizesByRound
 from p3kv.worker.checkpoints import Checkpoints
 from p3kv.worker.cuts import Cuts
 from p3kv.worker.departures import Departures
@@ -89,12 +89,12 @@ class DataPlane:
         self.keys: Dict[int, WorkerKey] = {}
         self._tracer = tracer
         self._orders: Dict[int, List[int]] = {}
-        terms = TermsByRound()
+        sizes = SliceSizesByRound()
         self.consistency = make_consistency(settings.consistency, num_workers)
         self.times = StepTimes(ProcessorDelay().delayed, partial(call_later, 0.0))
         departures = Departures(self.servers, pace)
         self.tuning = Tuning(
-            rank, self.servers, terms, settings, self.consistency.window, drain, self.times,
+            rank, self.servers, sizes, settings, self.consistency.window, drain, self.times,
             departures, report,
         )  # fmt: skip
         self._gates = Gates(rank, self.servers, local_servers, call_later)
@@ -107,13 +107,13 @@ class DataPlane:
             self._in_progress, self._gates, departures, self.steps, self.times,
             settings.priorities, self._begin_step,
         )  # fmt: skip
-        self.slices = SliceRoute(rank, self.servers, self._gates, self._in_progress, terms, tracer)
+        self.slices = SliceRoute(rank, self.servers, self._gates, self._in_progress, sizes, tracer)
         self.rows = RowsRoute(
-            rank, self.servers, self._gates, self._in_progress, terms, tracer,
+            rank, self.servers, self._gates, self._in_progress, sizes, tracer,
             self.exchange.answered,
         )  # fmt: skip
         self.host_sums = HostSums(
-            rank, neighbours, settings, terms, self.tuning.announced, self.slices,
+            rank, neighbours, settings, sizes, self.tuning.announced, self.slices,
             self._in_progress,
         )  # fmt: skip
         self.states = StateRequests(rank, self.servers)
@@ -131,7 +131,7 @@ class DataPlane:
             Kind.PULLED: self.slices.land,
             Kind.ENDED: self.exchange.land_ended,
             Kind.ROWS: self.rows.land,
-            Kind.TERMS: self._land_terms,
+            Kind.SLICE_SIZES: self._land_slice_sizes,
             Kind.OPEN: self._land_open,
             Kind.ORDER: self._land_forward_order,
             Kind.STALLED: self._land_stalled,
@@ -233,8 +233,10 @@ class DataPlane:
         )
         self.tell(header, settings)
 
-    def _land_terms(self, connection: Connection, header: TermsHeader) -> Landing:
-        return message_landing(header, Terms, partial(self.tuning.announced, header.from_round))
+    def _land_slice_sizes(self, connection: Connection, header: SliceSizesHeader) -> Landing:
+        return message_landing(
+            header, SliceSizes, partial(self.tuning.announced, header.from_round)
+        )
 
     def _land_open(self, connection: Connection, header: StepHeader) -> Landing:
         return Landing(None, partial(self._gates.opened, header.rank, header.step))

@@ -22,12 +22,12 @@ from p3kv.wire.messages import (
     Agreed,
     DataWelcome,
     Failure,
+    FirstSliceSize,
     JobSettings,
     Measured,
     Ready,
     ReportFailure,
     Roster,
-    SliceSize,
 )
 from p3kv.worker.handshakes import Handshakes
 from p3kv.worker.probe import Probe
@@ -198,7 +198,7 @@ class Joining:
                     )
                 self._changed.wait(max(left_s, _LOOK_EVERY_S))
         answer = self._control.request(
-            self._measured, SliceSize, "all workers to measure the network"
+            self._measured, FirstSliceSize, "all workers to measure the network"
         )
         _log.info(
             "slices have %d elements: %.0f MB/s leave this worker",

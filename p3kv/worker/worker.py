@@ -47,10 +47,10 @@ from p3kv.wire.messages import (
     JobSettings,
     Lag,
     LinkEnded,
-    NewTerms,
+    NewSliceSizes,
     ReportFailure,
     Roster,
-    Terms,
+    SliceSizes,
     TimeTold,
 )
 from p3kv.worker.data_plane import DataPlane
@@ -111,8 +111,8 @@ class Worker:
             (self._address, 0),
             "",
             {
-                NewTerms: lambda message: self._loop.call_soon(
-                    self._joined.tuning.want, message.terms
+                NewSliceSizes: lambda message: self._loop.call_soon(
+                    self._joined.tuning.want, message.sizes
                 ),
                 TimeTold: self._clock.told,
             },
@@ -184,7 +184,9 @@ class Worker:
         self._reporting.begin(
             self._data_plane, settings, local_servers, summing, joining.rate_bytes_s
         )
-        self._loop.call_soon(self._data_plane.tuning.announce, INITIAL_ROUND, Terms(slice_size))
+        self._loop.call_soon(
+            self._data_plane.tuning.announce, INITIAL_ROUND, SliceSizes(slice_size)
+        )
         self._loop.call_soon(self._data_plane.look_for_silences)
         self._loop.call_soon(self._clock.watch, self.tracer, self._loop.call_later)
         self._loop.call_soon(self._data_plane.checkpoints.announce)

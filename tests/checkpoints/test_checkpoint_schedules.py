@@ -25,8 +25,8 @@ from p3kv.wire.messages import (
     CodecChoices,
     Resumed,
     ResumedStore,
+    SliceSizes,
     StoreAtCut,
-    Terms,
     encode,
 )
 from p3kv.worker.cuts import Cut, Cuts
@@ -96,7 +96,7 @@ def test_a_checkpoint_has_each_key_s_round_of_one_step(
             if not events:
                 break
             if sizes and random.random() < 0.02:
-                job.workers[0].tuning.want(Terms(sizes.pop()))
+                job.workers[0].tuning.want(SliceSizes(sizes.pop()))
             function, *arguments = moods.choice(events)
             function(*arguments)
         assert not any(worker.failures for worker in job.workers)
@@ -166,7 +166,7 @@ def test_a_checkpoint_has_what_each_worker_s_codec_remembers_after_the_same_step
             *job.events(ahead=3), *((one.go_on,) for one in scripts if one.step < STEPS)
         ]:  # fmt: skip
             if sizes and random.random() < 0.02:
-                job.workers[0].tuning.want(Terms(sizes.pop()))
+                job.workers[0].tuning.want(SliceSizes(sizes.pop()))
             function, *arguments = moods.choice(events)
             function(*arguments)
         checkpoints = job.workers[0].data_plane.checkpoints

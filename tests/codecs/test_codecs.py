@@ -30,7 +30,7 @@ from p3kv.common.registry import Choice
 from p3kv.errors import ConfigError, ProtocolError
 from p3kv.wire.fields import PushHeader, UpdatedHeader
 from p3kv.wire.header import ENCODED, INITIAL_ROUND, WANTS_RESULT, Kind
-from p3kv.wire.messages import CodecChoices, Terms
+from p3kv.wire.messages import CodecChoices, SliceSizes
 from tests.consistency.test_schedules import Moods
 from tests.in_memory import MemoryJob
 from tests.jobs import ROOT, SCRIPTS, SUMS_ONLY, run_job
@@ -215,7 +215,7 @@ def test_a_residual_stays_with_its_elements_when_slices_get_another_size() -> No
         kept_back = np.zeros(SIZE, np.float32)
         for round_, of_workers in enumerate(gradients, 1):
             if round_ in (2, 5):
-                job.workers[0].tuning.want(Terms(SIZE // (round_ + 1)))
+                job.workers[0].tuning.want(SliceSizes(SIZE // (round_ + 1)))
             targets = [np.full(SIZE, np.nan, np.float32) for _ in keys]
             for rank, key in enumerate(keys):
                 job.workers[rank].call(key, round_, of_workers[rank].copy(), targets[rank])
@@ -228,7 +228,7 @@ def test_a_residual_stays_with_its_elements_when_slices_get_another_size() -> No
             received = quantised(kept_back)
             for target in targets:
                 np.testing.assert_array_equal(target, received)
-        assert job.workers[0].terms.generation(rounds) == 2
+        assert job.workers[0].sizes.generation(rounds) == 2
         np.testing.assert_array_equal(job.kept(keys[0]), weight)
 
 
@@ -252,7 +252,7 @@ def test_a_server_knows_what_each_worker_has_whatever_the_order_and_the_sizes(
         sizes, moods = [SIZE // 5, SIZE, SIZE // 3], Moods(random)
         while events := list(job.events()):
             if sizes and random.random() < 0.01:
-                job.workers[0].tuning.want(Terms(sizes.pop()))
+                job.workers[0].tuning.want(SliceSizes(sizes.pop()))
             function, *arguments = moods.choice(events)
             function(*arguments)
         for target in targets:

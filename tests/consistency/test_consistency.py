@@ -20,7 +20,7 @@ from p3kv.errors import ConfigError
 from p3kv.wire.fields import Header
 from p3kv.wire.framing import Frame
 from p3kv.wire.header import INITIAL_ROUND, URGENT, Kind
-from p3kv.wire.messages import CodecChoices, JobSettings, Terms
+from p3kv.wire.messages import CodecChoices, JobSettings, SliceSizes
 from tests.consistency.test_schedules import Moods
 from tests.in_memory import MemoryJob
 from tests.jobs import (
@@ -251,7 +251,8 @@ def test_pushes_get_the_predicted_value_and_all_else_is_the_true_one(codec: str)
         weight, momentum = np.zeros(SIZE), np.zeros(SIZE)
         for round_ in range(1, 9):
             if round_ == 3:
-                job.workers[0].tuning.want(Terms(SIZE // 3))  # what is predicted is of no slice
+                # What is predicted is of no slice.
+                job.workers[0].tuning.want(SliceSizes(SIZE // 3))
             gradient, targets = np.arange(SIZE) * 2.0**-6, np.full((2, SIZE), np.nan, np.float32)
             for worker, key, target in zip(job.workers, keys, targets):
                 worker.call(key, round_, gradient.astype(np.float32), target)
@@ -321,12 +322,12 @@ def test_settings_are_kept_for_a_round_that_has_not_ended_though_its_worker_went
 
 def test_slices_that_are_new_answer_at_once_who_needs_the_last_round_of_the_old_size() -> None:
     with closing(Straggling()) as job:
-        job.ahead.tuning.want(Terms(SIZE // 3))
+        job.ahead.tuning.want(SliceSizes(SIZE // 3))
         job.push(0, 1, 2, 3)
         job.push(1, 1, 2)
         job.push(0, 4)
         job.pull(4)
-        assert job.ahead.terms.generation(4) == 1 and job.ahead.under_way == 2
+        assert job.ahead.sizes.generation(4) == 1 and job.ahead.under_way == 2
         job.push(1, 3)
         # It has the value of round 3. Worker 1 has not pushed for round 4, and a pull waits for it.
         assert job.ahead.under_way == 1

@@ -18,7 +18,7 @@ from p3kv.server.optimizer import Optimizer
 from p3kv.wire.fields import Header, UpdatedHeader
 from p3kv.wire.framing import Frame
 from p3kv.wire.header import INITIAL_ROUND, Kind
-from p3kv.wire.messages import Terms
+from p3kv.wire.messages import SliceSizes
 from p3kv.worker.global_norms import ClippedStep
 from tests import once  # noqa: F401  registers it
 from tests.in_memory import Adding, AddingWhole, Event, MemoryJob, Worker
@@ -196,7 +196,7 @@ def test_results_are_right_and_rounds_few_while_sizes_change(
         ahead, moods = random.choice([1, 3]), Moods(random)
         while events := list(job.events(ahead)):
             if sizes and random.random() < 0.02:
-                job.workers[0].tuning.want(Terms(sizes.pop()))
+                job.workers[0].tuning.want(SliceSizes(sizes.pop()))
             function, *arguments = moods.choice(events)
             function(*arguments)
             assert all(server.most_open() <= rule.window + 1 for server in job.servers)
@@ -263,14 +263,14 @@ def test_a_pull_after_slices_have_another_size_and_before_their_first_round() ->
     with closing(Training(1, 1)) as job:
         worker, key = job.workers[0], job.keys["often"][0]
         worker.call(key, INITIAL_ROUND, expected[0].copy(), None)
-        worker.tuning.want(Terms(SIZE // 5))
+        worker.tuning.want(SliceSizes(SIZE // 5))
         for round_ in range(1, WINDOW + 1):
             worker.call(key, round_, gradient(0, round_), np.zeros(SIZE, np.float32))
             job.finish()
         pulled = np.zeros(SIZE, np.float32)
         worker.call(key, WINDOW, None, pulled)
         job.finish()
-        assert worker.terms.generation(WINDOW + 1) == 1
+        assert worker.sizes.generation(WINDOW + 1) == 1
         np.testing.assert_array_equal(pulled, expected[WINDOW])
 
 
@@ -285,7 +285,7 @@ def test_a_worker_sends_nothing_for_a_round_that_may_have_other_slices_than_it_k
         states = list(job.servers[0].consumer.engine.units())
         assert [sorted(state.ledger.open) for state in states[:2]] == [[1, 2], [1, 2]]
         assert job.servers[0].consumer.values.pulls == {}
-        job.workers[0].tuning.want(Terms(SIZE // 5))
+        job.workers[0].tuning.want(SliceSizes(SIZE // 5))
         keys = job.keys["often"]
         job.workers[0].call(keys[0], INITIAL_ROUND, np.ones(SIZE, np.float32), None)
         for round_ in range(1, 6):
@@ -359,8 +359,8 @@ def test_slices_of_a_single_round_hand_their_values_on_at_once() -> None:
         for round_ in (1, 2):
             worker.call(key, round_, gradient(0, round_), None)
         job.finish()
-        worker.tuning.announce(4, Terms(SIZE // 3))
-        worker.tuning.announce(5, Terms(SIZE // 5))
+        worker.tuning.announce(4, SliceSizes(SIZE // 3))
+        worker.tuning.announce(5, SliceSizes(SIZE // 5))
         for round_ in (4, 3):
             worker.call(key, round_, gradient(0, round_), None)
             job.finish()

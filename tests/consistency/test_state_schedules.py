@@ -16,7 +16,7 @@ from p3kv.errors import P3Error, ProtocolError
 from p3kv.server.optimizer import State
 from p3kv.wire.fields import RoundHeader, StateHeader
 from p3kv.wire.header import INITIAL_ROUND, MAX_STATE_BYTES, Kind
-from p3kv.wire.messages import DeclaredKey, StateOutline, Terms
+from p3kv.wire.messages import DeclaredKey, SliceSizes, StateOutline
 from p3kv.wire.states import ArrivingState, PlainState
 from tests.consistency.test_schedules import SIZE, Moods, gradient
 from tests.in_memory import Adding, Event, MemoryJob, Worker
@@ -156,7 +156,7 @@ def test_states_are_those_of_the_round_while_sizes_change(seed: int, servers: in
             if not events:
                 break
             if sizes and random.random() < 0.02:
-                job.workers[0].tuning.want(Terms(sizes.pop()))
+                job.workers[0].tuning.want(SliceSizes(sizes.pop()))
             function, *arguments = moods.choice(events)
             function(*arguments)
         assert not any(worker.failures for worker in job.workers)

@@ -18,7 +18,7 @@ from p3kv.server.optimizer import Optimizer
 from p3kv.wire.fields import Header, StateHeader
 from p3kv.wire.framing import Frame
 from p3kv.wire.header import INITIAL_ROUND, URGENT, Kind
-from p3kv.wire.messages import Terms
+from p3kv.wire.messages import SliceSizes
 from tests.consistency.test_schedules import SIZE, STEPS, Moods, Script, Training, values
 from tests.in_memory import OWN_STORE, Adding, AddingWhole
 
@@ -119,7 +119,7 @@ def test_every_push_counts_once_and_no_worker_waits_while_others_share_rounds_an
                 missing.pop().set_optimizer(OWN_STORE, optimizer())
                 continue
             if sizes and random.random() < 0.02:
-                job.workers[0].tuning.want(Terms(sizes.pop()))
+                job.workers[0].tuning.want(SliceSizes(sizes.pop()))
             function, *arguments = moods.choice(events)
             function(*arguments)
             assert all(server.most_own() <= Asynchronous.window for server in job.servers)
@@ -214,11 +214,11 @@ def test_steps_that_are_a_worker_s_own_do_not_count_for_others() -> None:
         assert worker.steps.new_step(OWN_STORE) == 6
         worker.steps.settings(6, b"", OWN_STORE)
         assert worker.settings == [(6, 6)]
-        worker.tuning.want(Terms(SIZE // 5))
+        worker.tuning.want(SliceSizes(SIZE // 5))
         worker.call(shared, INITIAL_ROUND, np.ones(SIZE, np.float32), None)
         worker.call(shared, 1, np.ones(SIZE, np.float32), np.zeros(SIZE, np.float32))
         job.finish()
-        assert worker.terms.generation(1 + BulkSynchronous.window) == 1
+        assert worker.sizes.generation(1 + BulkSynchronous.window) == 1
 
 
 def test_no_gate_holds_the_gradients_of_a_worker_s_own_step() -> None:

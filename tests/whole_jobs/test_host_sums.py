@@ -32,7 +32,7 @@ from p3kv.wire.header import (
     Kind,
 )
 from p3kv.wire.loop import Loop
-from p3kv.wire.messages import CodecChoices, SharedMemory, Terms
+from p3kv.wire.messages import CodecChoices, SharedMemory, SliceSizes
 from p3kv.worker import neighbours
 from p3kv.worker.neighbours import Neighbours
 from p3kv.worker.routes.shared_memory import OwnMemory, TheirMemory
@@ -104,7 +104,7 @@ def test_results_are_right_whatever_the_order_of_events(
         ahead, moods = random.choice([1, 3]), Moods(random)
         while events := list(job.events(ahead)):
             if sizes and random.random() < 0.02:
-                job.workers[0].tuning.want(Terms(sizes.pop()))
+                job.workers[0].tuning.want(SliceSizes(sizes.pop()))
             function, *arguments = moods.choice(events)
             function(*arguments)
         for worker in job.workers:
@@ -200,7 +200,7 @@ def test_what_a_codec_keeps_back_of_a_host_s_sum_is_with_one_worker_for_ever(
         sizes, moods = [SIZE // 5, SIZE, SIZE // 3], Moods(random)
         while events := list(job.events(3)):
             if sizes and random.random() < 0.02:
-                job.workers[0].tuning.want(Terms(sizes.pop()))
+                job.workers[0].tuning.want(SliceSizes(sizes.pop()))
             function, *arguments = moods.choice(events)
             function(*arguments)
         for round_, target in targets:

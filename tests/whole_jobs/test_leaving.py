@@ -23,12 +23,12 @@ from p3kv.wire.messages import (
     BarrierPassed,
     BarrierReached,
     Bye,
+    FirstSliceSize,
     JobSettings,
     Measured,
-    NewTerms,
+    NewSliceSizes,
     Ready,
-    SliceSize,
-    Terms,
+    SliceSizes,
 )
 from p3kv.worker.global_norms import ClippedStep
 from tests.consistency.test_schedules import (
@@ -106,7 +106,7 @@ def test_each_round_has_the_sum_of_the_workers_that_are_left(
             *job.events(ahead), *((one.leave,) for one in job.workers if one.may_leave)
         ]:  # fmt: skip
             if sizes and not job.workers[0].left and random.random() < 0.02:
-                job.workers[0].tuning.want(Terms(sizes.pop()))
+                job.workers[0].tuning.want(SliceSizes(sizes.pop()))
             function, *arguments = moods.choice(events)
             function(*arguments)
             assert all(server.most_open() <= rule.window + 1 for server in job.servers)
@@ -186,7 +186,7 @@ def test_workers_of_a_host_sum_what_those_have_that_are_left_bit_for_bit(
             *job.events(3), *((one.leave,) for one in job.workers if one.may_leave)
         ]:  # fmt: skip
             if sizes and not job.workers[0].left and random.random() < 0.02:
-                job.workers[0].tuning.want(Terms(sizes.pop()))
+                job.workers[0].tuning.want(SliceSizes(sizes.pop()))
             function, *arguments = moods.choice(events)
             function(*arguments)
         for one in job.workers:
@@ -328,10 +328,10 @@ def test_slices_keep_their_size_when_worker_0_has_left() -> None:
     job = lenient()
     for rank in range(3):
         replies = job.handle(worker(rank), Measured(1e9))
-    assert set(of(replies, SliceSize)) == {worker(0), worker(1), worker(2)}
+    assert set(of(replies, FirstSliceSize)) == {worker(0), worker(1), worker(2)}
     job.handle(worker(0), Bye())
     for rank in (1, 2):
-        assert of(job.handle(worker(rank), Measured(1e3)), NewTerms) == {}
+        assert of(job.handle(worker(rank), Measured(1e3)), NewSliceSizes) == {}
     assert job.failure is None
 
 

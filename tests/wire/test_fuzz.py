@@ -21,9 +21,9 @@ from p3kv.wire.messages import (
     DeclaredKey,
     ForwardOrder,
     OptimizerSettings,
+    SliceSizes,
     Stalled,
     StateOutline,
-    Terms,
     encode,
 )  # fmt: skip
 from tests.in_memory import MemoryJob
@@ -34,7 +34,7 @@ MESSAGES: List[Any] = [
     DeclaredKey(0, "w", (SIZE,), "float32", [(0, SIZE)], codecs=CodecChoices()),
     DeclaredKey(1, "b", (7, 0), "float16", []),
     DeclaredKey(2, "c", (2, 3), "int64", [(0, 6)], whole=True),
-    Terms(SLICE_SIZE), Terms(7),
+    SliceSizes(SLICE_SIZE), SliceSizes(7),
     ForwardOrder([0, 1]), ForwardOrder([2**32 - 1, 0, 0]),
     OptimizerSettings("mxnet", b"\x80"), OptimizerSettings("nobody", b""),
     StateOutline({"updates": 1}, [("a", "float32", [SIZE])]), StateOutline(None, []),

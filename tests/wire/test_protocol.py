@@ -28,7 +28,7 @@ LETTERS = {
     Kind.HELLO: "h", Kind.CHALLENGE: "C", Kind.PROOF: "P", Kind.WELCOME: "w", Kind.KEY: "k",
     Kind.OPTIMIZER: "z", Kind.PUSH: "p",
     Kind.PULL: "q", Kind.UPDATED: "u", Kind.PULLED: "v", Kind.BYE: "b", Kind.ORDER: "r",
-    Kind.PROBE: "e", Kind.TERMS: "s", Kind.OPEN: "o", Kind.ENDED: "d", Kind.STALLED: "l",
+    Kind.PROBE: "e", Kind.SLICE_SIZES: "s", Kind.OPEN: "o", Kind.ENDED: "d", Kind.STALLED: "l",
     Kind.STATES: "a", Kind.STATE: "c", Kind.STATE_BYTES: "y", Kind.LOADED: "x",
     Kind.CLIPPED: "i", Kind.STEP_PUSHED: "j", Kind.SQUARES: "g", Kind.SCALE: "f", Kind.NORM: "n",
     Kind.PUSH_ROWS: "t", Kind.PULL_ROWS: "1", Kind.ROWS: "2",

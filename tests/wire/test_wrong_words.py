@@ -71,7 +71,7 @@ SLICE_SIZE = 100
 
 
 def slices(rank: int, size: int = SLICE_SIZE, round: int = INITIAL_ROUND) -> bytes:
-    return frame(Kind.TERMS, rank, raw("Terms", slice_size=size), from_round=round)
+    return frame(Kind.SLICE_SIZES, rank, raw("Terms", slice_size=size), from_round=round)
 
 
 def key(rank: int, **changes: object) -> bytes:
@@ -143,7 +143,7 @@ TO_A_SERVER.update(
         "a second hello": (hello, "kind HELLO, which must not come from a worker now"),
         "words after its goodbye": (
             lambda rank: frame(Kind.BYE, rank) + slices(rank),
-            "kind TERMS, which must not come after its goodbye",
+            "kind SLICE_SIZES, which must not come after its goodbye",
         ),
         "a push with a flag of other kinds": (
             lambda rank: key(rank) + frame(Kind.PUSH, rank, flags=PullRowsHeader.NAMED, key=rank),

@@ -18,9 +18,9 @@ from p3kv.wire.connection import Connection
 from p3kv.wire.framing import FrameWriter
 from p3kv.wire.header import INITIAL_ROUND
 from p3kv.wire.loop import Drain
-from p3kv.wire.messages import DeclaredKey, Measured, Terms
+from p3kv.wire.messages import DeclaredKey, Measured, SliceSizes
 from p3kv.wire.pace import Pace
-from p3kv.wire.terms import TermsByRound
+from p3kv.wire.slice_sizes import SliceSizesByRound
 from p3kv.worker.departures import Departures
 from p3kv.worker.step_parts import Parts
 from p3kv.worker.step_times import StepTimes
@@ -53,18 +53,18 @@ class Tuned:
         self, servers: int = 0, first_elems: Optional[int] = 100_000, **settings: int
     ) -> None:
         self.drain = Drain()
-        self.terms = TermsByRound()
+        self.sizes = SliceSizesByRound()
         self.times = StepTimes()
         self.measured: List[Measured] = []
         self.held = {server: Held() for server in range(servers)}
         held = cast(Dict[int, Connection], self.held)
         self.departures = Departures(held, Pace())
         self.tuning = Tuning(
-            0, held, self.terms, Settings(**settings), WINDOW, self.drain, self.times,
+            0, held, self.sizes, Settings(**settings), WINDOW, self.drain, self.times,
             self.departures, self.measured.append,
         )  # fmt: skip
         if first_elems is not None:
-            self.tuning.announce(INITIAL_ROUND, Terms(first_elems))
+            self.tuning.announce(INITIAL_ROUND, SliceSizes(first_elems))
         self.step = 0
 
     @property
@@ -90,7 +90,7 @@ class Tuned:
         self.tuning.begin_step(self.step)
 
     def size(self, round: int) -> int:
-        return self.terms.of(self.terms.generation(round)).slice_size
+        return self.sizes.of(self.sizes.generation(round)).slice_size
 
 
 def test_a_rate_is_told_when_most_of_some_rounds_have_it_and_again_when_it_changes() -> None:
@@ -139,7 +139,7 @@ def test_steps_that_only_wait_are_no_more_than_all_waiting() -> None:
 def test_another_size_holds_from_the_first_round_that_nobody_may_have_pushed_for() -> None:
     tuned = Tuned()
     tuned.rounds(3, 10 * MB)
-    tuned.tuning.want(Terms(25_000))
+    tuned.tuning.want(SliceSizes(25_000))
     tuned.next_step()
     assert tuned.size(tuned.step + WINDOW - 1) == 100_000
     assert tuned.size(tuned.step + WINDOW) == 25_000
@@ -148,16 +148,16 @@ def test_another_size_holds_from_the_first_round_that_nobody_may_have_pushed_for
 def test_rank_0_may_announce_a_size_before_this_worker_knows_the_first_one() -> None:
     tuned = Tuned(first_elems=None)
     for _ in range(2):  # each server passes it on
-        tuned.tuning.announced(5, Terms(25_000))
-    tuned.tuning.announce(INITIAL_ROUND, Terms(100_000))
+        tuned.tuning.announced(5, SliceSizes(25_000))
+    tuned.tuning.announce(INITIAL_ROUND, SliceSizes(100_000))
     assert [tuned.size(round_) for round_ in (INITIAL_ROUND, 4, 5)] == [100_000, 100_000, 25_000]
 
 
 def test_the_credit_is_that_of_the_newest_size_whichever_was_set_last() -> None:
     early, in_order = Tuned(servers=1, first_elems=None), Tuned(servers=1)
     for tuned in (early, in_order):
-        tuned.tuning.announced(5, Terms(12_500))
-    early.tuning.announce(INITIAL_ROUND, Terms(100_000))
+        tuned.tuning.announced(5, SliceSizes(12_500))
+    early.tuning.announce(INITIAL_ROUND, SliceSizes(100_000))
     assert early.credits_bytes == in_order.credits_bytes
 
 
@@ -165,10 +165,10 @@ def test_servers_share_the_credit_by_what_they_keep() -> None:
     held = {server: Held() for server in range(3)}
     servers = cast(Dict[int, Connection], held)
     tuning = Tuning(
-        0, servers, TermsByRound(), Settings(), WINDOW, Drain(), StepTimes(),
+        0, servers, SliceSizesByRound(), Settings(), WINDOW, Drain(), StepTimes(),
         Departures(servers, Pace()), lambda measured: None,
     )  # fmt: skip
-    tuning.announce(INITIAL_ROUND, Terms(100_000))
+    tuning.announce(INITIAL_ROUND, SliceSizes(100_000))
     equal = held[0].credit_bytes
     assert {one.credit_bytes for one in held.values()} == {equal}
     tuning.note_kept({0: 1_000_000, 2: 3_000_000})

@@ -25,7 +25,7 @@ from p3kv.server.engine.unit import Ended, Unit
 from p3kv.server.optimizer import Optimizer
 from p3kv.wire.header import INITIAL_ROUND
 from p3kv.wire.messages import DeclaredKey
-from p3kv.wire.terms import TermsByRound
+from p3kv.wire.slice_sizes import SliceSizesByRound
 
 Key = Union[ServerKey, RowsKey]
 
@@ -45,7 +45,7 @@ class Engine:
         self.keys: Dict[int, Key] = {}
         """By the key's id."""
 
-    def declare(self, declared: DeclaredKey, rank: int, terms: TermsByRound) -> Key:
+    def declare(self, declared: DeclaredKey, rank: int, sizes: SliceSizesByRound) -> Key:
         """Keeps a key from now on, on the server of this rank.
 
         Raises ProtocolError when another worker has declared it otherwise, and what `KeyPlan`
@@ -57,8 +57,8 @@ class Engine:
             if plan.layout.touched_only:
                 known = RowsKey(plan)
             else:
-                known = ServerKey(plan, terms)
-                known.check_slices(terms.smallest_slice_size)
+                known = ServerKey(plan, sizes)
+                known.check_slices(sizes.smallest_slice_size)
             self._plan_holds(plan)
             self.keys[declared.key_id] = known
         if known.declared != declared:

@@ -13,7 +13,7 @@ from p3kv.server.engine.slices import ServerSlice
 from p3kv.server.optimizer import WHOLE, Optimizer, State
 from p3kv.wire.header import INITIAL_ROUND
 from p3kv.wire.messages import UNKNOWN, DeclaredKey
-from p3kv.wire.terms import TermsByRound
+from p3kv.wire.slice_sizes import SliceSizesByRound
 
 
 class ServerKey:
@@ -24,10 +24,10 @@ class ServerKey:
     is re-sliced.
     """
 
-    def __init__(self, plan: KeyPlan, terms: TermsByRound) -> None:
+    def __init__(self, plan: KeyPlan, sizes: SliceSizesByRound) -> None:
         self.plan = plan
         self.declared = plan.declared
-        self._terms = terms.first_only() if plan.consistency.own_rounds else terms
+        self._sizes = sizes.first_only() if plan.consistency.own_rounds else sizes
         self._generation = 0
         """The generation whose slices have the values."""
         self._slices: Dict[int, Dict[int, ServerSlice]] = {}
@@ -44,7 +44,7 @@ class ServerKey:
 
         ProtocolError if this server does not have it, or if no worker can be so far ahead.
         """
-        generation = self._terms.generation(round)
+        generation = self._sizes.generation(round)
         slices = self._slices.get(generation)
         if slices is None and generation >= self._generation:
             slices = self._slices_in(generation)
@@ -64,7 +64,7 @@ class ServerKey:
     def slices(self, round: int) -> Collection[ServerSlice]:
         """The slices that end a round, or have ended it already, or a later one; they answer pulls
         for it."""
-        return self._slices_in(max(self._generation, self._terms.generation(round))).values()
+        return self._slices_in(max(self._generation, self._sizes.generation(round))).values()
 
     @property
     def units(self) -> Iterator[ServerSlice]:
@@ -89,7 +89,7 @@ class ServerKey:
         Joins values and optimizer states and cuts them anew; no number changes. Returns the new
         slices, whose complete rounds the caller is to end; nothing if it is too early.
         """
-        last_round = self._terms.last_round(self._generation)
+        last_round = self._sizes.last_round(self._generation)
         if last_round == math.inf:
             return ()
         before = self._slices_in(self._generation)
@@ -164,7 +164,7 @@ class ServerKey:
         ended: float = INITIAL_ROUND
         if slice_.round < INITIAL_ROUND < slice_.first_round:
             # It has no value until the current generation has ended its last round.
-            ended = self._terms.last_round(self._generation)
+            ended = self._sizes.last_round(self._generation)
         slice_.ledger.check_ahead(rank, round, ended)
 
     def _slices_in(self, generation: int) -> Dict[int, ServerSlice]:
@@ -172,9 +172,9 @@ class ServerKey:
         slices = self._slices.get(generation)
         if slices is None:
             runs = self.declared.runs
-            pieces = self.plan.layout.slices(runs, self._terms.of(generation).slice_size)
+            pieces = self.plan.layout.slices(runs, self._sizes.of(generation).slice_size)
             own = [piece for piece in pieces if piece.server == self.plan.rank]
-            first_round = self._terms.first_round(generation)
+            first_round = self._sizes.first_round(generation)
             slices = self._slices[generation] = {
                 piece.index: ServerSlice(
                     self.plan, piece.index, piece.length, piece.offset - own[0].offset, first_round
