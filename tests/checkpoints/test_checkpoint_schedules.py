@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from contextlib import closing
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import own_codec  # noqa: F401  registers int8
 from p3kv.checkpoints import WORKER, Memories, Part, newest
 from p3kv.common.registry import Choice
 from p3kv.errors import CheckpointError, ProtocolError
@@ -34,10 +34,6 @@ from p3kv.worker.transfers import WorkerKey
 from tests.consistency.test_schedules import SELDOM, SIZE, Moods, gradient, values
 from tests.consistency.test_state_schedules import Remembering
 from tests.in_memory import Event, MemoryJob
-from tests.jobs import SCRIPTS
-
-sys.path.insert(0, str(SCRIPTS))
-import own_codec  # noqa: F401  registers int8
 
 STEPS, WORKERS = 8, 2
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from contextlib import closing
 from random import Random
 from typing import Dict, List
@@ -12,6 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import own_changed  # noqa: F401  registers it
+from own_codec import Int8
 from p3kv.codecs import (
     CODECS,
     GRADIENTS,
@@ -33,15 +34,11 @@ from p3kv.wire.header import ENCODED, INITIAL_ROUND, WANTS_RESULT, Kind
 from p3kv.wire.messages import CodecChoices, SliceSizes
 from tests.consistency.test_schedules import Moods
 from tests.in_memory import MemoryJob
-from tests.jobs import ROOT, SCRIPTS, SUMS_ONLY, run_job
-
-sys.path.insert(0, str(SCRIPTS))
-import own_changed  # noqa: F401  registers it
-from own_codec import Int8
+from tests.jobs import SUMS_ONLY, run_job
 
 FLOATS = st.sampled_from([np.dtype(np.float32), np.dtype(np.float64)])
 PART = Part(0, 1, 1)
-PLUGIN = {"P3KV_PLUGINS": "own_codec", "PYTHONPATH": f"{ROOT}:{SCRIPTS}"}
+PLUGIN = {"P3KV_PLUGINS": "own_codec"}
 
 
 # The members.

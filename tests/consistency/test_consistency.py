@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from contextlib import closing
 from pathlib import Path
@@ -14,6 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import own_changed  # noqa: F401  registers it
+from own_bounded import STALENESS, Bounded
+from own_consistency import OneBehind
+from own_fourth import EveryFourth
+from own_prediction import MOMENTUM, RATE, Momentum, PredictsTwo
 from p3kv.common.registry import Choice
 from p3kv.consistency import CONSISTENCIES, BulkSynchronous, Consistency, make_consistency
 from p3kv.errors import ConfigError
@@ -26,8 +30,6 @@ from tests.in_memory import MemoryJob
 from tests.jobs import (
     DEADLINE_S,
     JOIN,
-    ROOT,
-    SCRIPTS,
     SUMS_ONLY,
     held_port,
     results,
@@ -36,16 +38,9 @@ from tests.jobs import (
 )
 from tests.whole_jobs.test_host_sums import run_on_hosts
 
-sys.path.insert(0, str(SCRIPTS))
-import own_changed  # noqa: F401  registers it
-from own_bounded import STALENESS, Bounded
-from own_consistency import OneBehind
-from own_fourth import EveryFourth
-from own_prediction import MOMENTUM, RATE, Momentum, PredictsTwo
-
 SIZE = 12
 OWN = {"P3KV_CONSISTENCY": "one_behind"}
-PLUGIN = {"P3KV_PLUGINS": "own_consistency", "PYTHONPATH": f"{ROOT}:{SCRIPTS}"}
+PLUGIN = {"P3KV_PLUGINS": "own_consistency"}
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from contextlib import closing
 from random import Random
 from typing import Callable, Dict, List, Optional, Type
@@ -12,6 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import once  # noqa: F401  registers it
+import own_layout  # noqa: F401  registers it
+from own_consistency import OneBehind
 from p3kv.consistency import BulkSynchronous, Consistency
 from p3kv.errors import ProtocolError
 from p3kv.server.optimizer import Optimizer
@@ -20,13 +22,7 @@ from p3kv.wire.framing import Frame
 from p3kv.wire.header import INITIAL_ROUND, Kind
 from p3kv.wire.messages import SliceSizes
 from p3kv.worker.global_norms import ClippedStep
-from tests import once  # noqa: F401  registers it
 from tests.in_memory import Adding, AddingWhole, Event, MemoryJob, Worker
-from tests.jobs import SCRIPTS
-
-sys.path.insert(0, str(SCRIPTS))
-import own_layout  # noqa: F401  registers it
-from own_consistency import OneBehind
 
 SIZE = 12_000
 """With slices of half of it, each is a write of its own."""

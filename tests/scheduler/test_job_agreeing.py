@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any, Dict, List
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import own_layout  # noqa: F401  registers it
 from p3kv.consistency import ASYNCHRONOUS
 from p3kv.errors import ConfigError, KeyMismatchError, P3Error, PeerLostError, ProtocolError
 from p3kv.scheduler.job import Job, Replies
@@ -30,11 +30,7 @@ from p3kv.wire.messages import (
     SliceSizes,
     ToScheduler,
 )
-from tests.jobs import SCRIPTS
 from tests.scheduled import SLICE_SIZE, aborted, assembled, of, running, server, to, worker
-
-sys.path.insert(0, str(SCRIPTS))
-import own_layout  # noqa: F401  registers it
 
 # Agreeing on settings.
 

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import own_layout  # noqa: F401  registers it
 from p3kv.consistency import BulkSynchronous
 from p3kv.errors import ProtocolError
 from p3kv.frontends.mxnet.optimizer_settings import plain
@@ -26,7 +27,6 @@ from tests.jobs import SCRIPTS
 
 sys.path.insert(0, str(SCRIPTS))
 import optimizers
-import own_layout  # noqa: F401  registers it
 
 ROW = 6
 SIZE = 17 * ROW

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from own_layout import WholeRows
 from p3kv.errors import ConfigError, ProtocolError
 from p3kv.slicing import LAYOUTS, Layout, make_layout
 from p3kv.slicing.layout import Dense
 from p3kv.slicing.slices import MAX_KEY_SLICES
 from p3kv.wire.messages import DeclareKey
-from tests.jobs import SCRIPTS
-
-sys.path.insert(0, str(SCRIPTS))
-from own_layout import WholeRows
 
 layouts = st.builds(Dense, st.tuples(st.integers(0, 5000))) | st.builds(
     WholeRows, st.tuples(st.integers(0, 50), st.integers(0, 20), st.integers(0, 40))

@@ -26,7 +26,6 @@ from p3kv.wire.protocol import Conversation, Phase, Rule
 from p3kv.worker.reconnecting import LONGEST_DELAY_S
 from tests.jobs import (
     DEADLINE_S,
-    ROOT,
     SCRIPTS,
     SUMS_ONLY,
     TrainingJob,
@@ -41,7 +40,6 @@ from tests.served import TOLD_S, Served, Serving, frame, hello, proof, received,
 RESETTING = {
     "P3KV_TRANSPORT": "resetting",
     "P3KV_PLUGINS": "resetting",
-    "PYTHONPATH": f"{ROOT}:{SCRIPTS}",
 }
 CHECKED: Dict[str, Tuple[List[object], int, Dict[str, object]]] = {
     "rows.py": ([20], 80_000, {}),
