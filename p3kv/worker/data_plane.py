@@ -119,9 +119,9 @@ class DataPlane:
         self.states = StateRequests(rank, self.servers)
         self._call_later = call_later
         self._silences = Silences(settings, self.servers, self.exchange.awaited)
-        self.global_norms = GlobalNorms(rank, self.tell, lambda: len(self.servers))
+        self.global_norms = GlobalNorms(rank, self.tell, self.servers)
         self.checkpoints = Checkpoints(
-            rank, settings, self.tell, num_workers, lambda: len(self.servers), call_soon
+            rank, settings, self.tell, num_workers, self.servers, call_soon
         )
         self.cuts = Cuts(settings.checkpoint_every, self.checkpoints.resumed)
         """Belongs to the thread that uses the stores."""

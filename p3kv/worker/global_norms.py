@@ -6,7 +6,7 @@ import logging
 import math
 from concurrent.futures import Future
 from functools import partial
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Set, Tuple
+from typing import Any, Callable, Collection, Dict, List, Mapping, NamedTuple, Optional, Set, Tuple
 
 from p3kv.errors import ProtocolError
 from p3kv.wire.connection import Connection
@@ -50,13 +50,12 @@ class GlobalNorms:
     workers only hear the norm. Belongs to the worker's thread.
     """
 
-    def __init__(
-        self, rank: int, tell: Callable[..., None], num_servers: Callable[[], int]
-    ) -> None:
-        """`tell(header, words, servers)` sends a frame without a slice."""
+    def __init__(self, rank: int, tell: Callable[..., None], servers: Collection[int]) -> None:
+        """`tell(header, words, servers)` sends a frame without a slice. `servers` are the ranks of
+        all servers, once they are connected."""
         self._rank = rank
         self._tell = tell
-        self._num_servers = num_servers
+        self._servers = servers
         self._waiting: Dict[int, _Waiting] = {}
         """By step, in the order of steps."""
         self._norms: Dict[int, Tuple[int, float]] = {}
@@ -77,7 +76,7 @@ class GlobalNorms:
             return
         self._waiting[clipped.step] = _Waiting(clipped)
         header = StepHeader(Kind.STEP_PUSHED, self._rank, step=clipped.step)
-        for server in range(self._num_servers()):
+        for server in self._servers:
             self._tell(header, encode(StepPushed(clipped.elems.get(server, 0))), [server])
 
     def land_squares(self, connection: Connection, header: StepHeader) -> Landing:
@@ -125,7 +124,7 @@ class GlobalNorms:
         header = ScaleHeader(
             Kind.SCALE, self._rank, store=clipped.store, number=clipped.number, step=clipped.step
         )
-        for server in range(self._num_servers()):
+        for server in self._servers:
             self._tell(header, encode(Scale(scale, norm, pass_on=server == 0)), [server])
         self._answer()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Any, Callable, Collection, Dict, List, Optional, Tuple
+from typing import Any, Collection, Dict, List, Optional, Tuple
 
 from msgspec import structs
 
@@ -11,6 +11,7 @@ from p3kv.report import Verdict, verdict
 from p3kv.report.forecast import Workload
 from p3kv.report.forecast.policies import FLOAT32_BYTES
 from p3kv.report.verdict import with_dist_sync
+from p3kv.wire.control import ControlClient
 from p3kv.wire.loop import Loop
 from p3kv.wire.messages import MAX_LAYER_CHARS, Lag, WorkerNumbers
 from p3kv.worker.data_plane import DataPlane
@@ -24,25 +25,30 @@ class Measures:
         self,
         loop: Loop,
         data_plane: DataPlane,
+        control: ControlClient,
         num_workers: int,
         local_servers: Collection[int],
         summing: int,
         push_bytes_s: float,
-        slowest: Callable[[], Optional[Lag]],
     ) -> None:
         """`local_servers` are the ranks of the servers on this host. `summing`: how many workers of
         each host send as one. `push_bytes_s`: how fast this worker can send while all workers do; 0
-        if that was not measured. `slowest` says for which worker the others wait."""
+        if that was not measured."""
         self._loop = loop
         self._data_plane = data_plane
         self._began_s = time.monotonic()
         self._num_workers = num_workers
         self._local_servers = local_servers
         self._summing = summing
-        self.slowest = slowest
+        self._control = control
         self._push_bytes_s = push_bytes_s
         self._found: Optional[Tuple[int, Optional[Verdict]]] = None
         """After how many steps the verdict was reached that `stats` gives, and the verdict."""
+
+    @property
+    def slowest(self) -> Optional[Lag]:
+        """For which worker the others wait, if that is known."""
+        return self._control.slowest
 
     def numbers(self) -> WorkerNumbers:
         """Measurements of this worker so far."""
@@ -70,7 +76,7 @@ class Measures:
         """Whether the network is the limit, as far as this worker can tell; None if it is too
         early."""
         return verdict(
-            self._of_senders(), self._workload(), self._num_senders, self.slowest(),
+            self._of_senders(), self._workload(), self._num_senders, self.slowest,
             self._data_plane.rank,
         )  # fmt: skip
 
@@ -115,7 +121,7 @@ class Measures:
         steps = self._data_plane.times.steps
         if self._found is None or self._found[0] != steps:  # scripts may ask all the time
             self._found = steps, self.verdict()
-        slowest, found = self.slowest(), self._found[1]
+        slowest, found = self.slowest, self._found[1]
         return {
             **nothing_measured(),
             **structs.asdict(self.numbers()),

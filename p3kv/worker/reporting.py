@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Collection, Dict, Optional
+from typing import Any, Collection, Dict, Optional
 
 from p3kv.config import Settings
 from p3kv.report.metrics import Metrics
+from p3kv.wire.control import ControlClient
 from p3kv.wire.loop import Loop
-from p3kv.wire.messages import Lag, WorkerNumbers
+from p3kv.wire.messages import WorkerNumbers
 from p3kv.worker.data_plane import DataPlane
 from p3kv.worker.measures import Measures
 from p3kv.worker.summary import Summary
@@ -16,11 +17,9 @@ from p3kv.worker.summary import Summary
 class Reporting:
     """Numbers for scripts, the scheduler and Prometheus, and lines in the log; from `begin` on."""
 
-    def __init__(self, loop: Loop, num_workers: int, slowest: Callable[[], Optional[Lag]]) -> None:
-        """`slowest` says for which worker the others wait."""
+    def __init__(self, loop: Loop, num_workers: int) -> None:
         self._loop = loop
         self._num_workers = num_workers
-        self._slowest = slowest
         self._measures: Optional[Measures] = None
         self._summary: Optional[Summary] = None
         self._metrics: Optional[Metrics] = None
@@ -28,6 +27,7 @@ class Reporting:
     def begin(
         self,
         data_plane: DataPlane,
+        control: ControlClient,
         settings: Settings,
         local_servers: Collection[int],
         summing: int,
@@ -35,8 +35,8 @@ class Reporting:
     ) -> None:
         """Says what is to be told, and how: see `Measures`. ConfigError if metrics can't be."""
         self._measures = Measures(
-            self._loop, data_plane, self._num_workers, local_servers, summing,
-            push_bytes_s or 0.0, self._slowest,
+            self._loop, data_plane, control, self._num_workers, local_servers, summing,
+            push_bytes_s or 0.0,
         )  # fmt: skip
         self._summary = Summary(self._measures, settings)
         data_plane.times.on_step = self._summary.look

@@ -45,7 +45,6 @@ from p3kv.wire.messages import (
     Bye,
     Failure,
     JobSettings,
-    Lag,
     LinkEnded,
     NewSliceSizes,
     ReportFailure,
@@ -102,7 +101,7 @@ class Worker:
         self._clock = SchedulersClock(lambda message: self._control.send(message))
         # After all that may fail: nobody would close its sockets.
         self._loop = Loop()
-        self._reporting = Reporting(self._loop, self.num_workers, self._slowest)
+        self._reporting = Reporting(self._loop, self.num_workers)
         self._thread = threading.Thread(target=self._run, name="p3kv-worker", daemon=True)
         self._control = ControlClient(
             launch,
@@ -182,7 +181,12 @@ class Worker:
         slice_size = joining.slice_size()
         summing = 1 + len(neighbours.connections)
         self._reporting.begin(
-            self._data_plane, settings, local_servers, summing, joining.rate_bytes_s
+            self._data_plane,
+            self._control,
+            settings,
+            local_servers,
+            summing,
+            joining.rate_bytes_s,
         )
         self._loop.call_soon(
             self._data_plane.tuning.announce, INITIAL_ROUND, SliceSizes(slice_size)
@@ -342,9 +346,6 @@ class Worker:
         if self._data_plane is not None and threading.get_ident() == self._script:
             joined = self._data_plane
             joined.times.script.blocked(joined.steps.latest, since_s, time.monotonic())
-
-    def _slowest(self) -> Optional[Lag]:
-        return self._control.slowest
 
     def stats(self) -> Dict[str, Any]:
         """Measurements of this worker so far (`WorkerNumbers`), and what it has been told."""
