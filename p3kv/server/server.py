@@ -112,7 +112,7 @@ class _Server:
             {
                 Roster: lambda message: self._loop.call_soon(self._join, message),
                 Finished: lambda message: self._loop.call_soon(self._loop.stop),
-                TimeTold: self._clock.told,
+                TimeTold: self._clock.take,
             },
             on_failure=lambda error: self._loop.call_soon(self._fail, error),
             known_round=self._workers.known_round,

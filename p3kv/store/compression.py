@@ -63,7 +63,9 @@ class Compression:
         self._codecs: Dict[Key, Tuple[Codec, Encoder, Decoder]] = {}
         self._pushes: Dict[Key, int] = {}
 
-    def arrived(self, key: Key, gradient: np.ndarray, size_elems: int, of_rows: bool) -> np.ndarray:
+    def round_trip(
+        self, key: Key, gradient: np.ndarray, size_elems: int, of_rows: bool
+    ) -> np.ndarray:
         """A key's next gradient, encoded and decoded; of the same shape and dtype. The key has
         `size_elems`, of which `gradient` has some rows where `of_rows`.
 

@@ -110,10 +110,10 @@ class DataPlane:
         self.slices = SliceRoute(rank, self.servers, self._gates, self._in_progress, sizes, tracer)
         self.rows = RowsRoute(
             rank, self.servers, self._gates, self._in_progress, sizes, tracer,
-            self.exchange.answered,
+            self.exchange.note_answered,
         )  # fmt: skip
         self.host_sums = HostSums(
-            rank, neighbours, settings, sizes, self.tuning.announced, self.slices,
+            rank, neighbours, settings, sizes, self.tuning.adopt, self.slices,
             self._in_progress,
         )  # fmt: skip
         self.states = StateRequests(rank, self.servers)
@@ -234,12 +234,10 @@ class DataPlane:
         self.tell(header, settings)
 
     def _land_slice_sizes(self, connection: Connection, header: SliceSizesHeader) -> Landing:
-        return message_landing(
-            header, SliceSizes, partial(self.tuning.announced, header.from_round)
-        )
+        return message_landing(header, SliceSizes, partial(self.tuning.adopt, header.from_round))
 
     def _land_open(self, connection: Connection, header: StepHeader) -> Landing:
-        return Landing(None, partial(self._gates.opened, header.rank, header.step))
+        return Landing(None, partial(self._gates.open, header.rank, header.step))
 
     def _land_forward_order(self, connection: Connection, header: Header) -> Landing:
         return message_landing(header, ForwardOrder, self._set_order)

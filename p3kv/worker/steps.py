@@ -62,12 +62,12 @@ class Steps:
         """A store's, which counts its pushes."""
         return self._stores[store]
 
-    def ended(self, step: int, store: int = 0) -> None:
+    def count_ended(self, step: int, store: int = 0) -> None:
         """Takes note that the round of a push has ended on all its servers."""
         ended = self._stores[store].ended
         ended[step] = ended.get(step, 0) + 1
 
-    def settings(self, from_step: int, settings: bytes, store: int = 0) -> None:
+    def send_settings(self, from_step: int, settings: bytes, store: int = 0) -> None:
         """Sends settings before the first slice of the step from which they hold."""
         if isinstance(self._stores[store], OwnSteps):
             self._send(from_step, from_step, settings, store)

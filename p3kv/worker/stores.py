@@ -207,7 +207,7 @@ class WorkerStore:
         """
         self._check()
         message = encode(OptimizerSettings(front_end, settings))
-        self._call_soon(self._data_plane.steps.settings, from_step, message, self.number)
+        self._call_soon(self._data_plane.steps.send_settings, from_step, message, self.number)
 
     def optimizer_state(self, key: WorkerKey, whole: bool) -> List[Optional[PlainState]]:
         """States that the servers' optimizer has of a key, in the order of the key's runs; `whole`

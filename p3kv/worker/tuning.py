@@ -117,9 +117,9 @@ class Tuning:
             self._sizes.begin(sizes)
             self._share_credit()
         else:
-            self.announced(from_round, sizes)
+            self.adopt(from_round, sizes)
 
-    def announced(self, from_round: int, sizes: SliceSizes) -> None:
+    def adopt(self, from_round: int, sizes: SliceSizes) -> None:
         """Sets the slice sizes from a round on; every server passes rank 0's announcement on.
 
         Raises ProtocolError when they contradict an earlier announcement, or are the first ones.

@@ -113,7 +113,7 @@ class Worker:
                 NewSliceSizes: lambda message: self._loop.call_soon(
                     self._joined.tuning.want, message.sizes
                 ),
-                TimeTold: self._clock.told,
+                TimeTold: self._clock.take,
             },
             on_failure=lambda error: self._loop.call_soon(self._fail, error),
             known_round=self._known_round,

@@ -307,11 +307,11 @@ def test_settings_are_kept_for_a_round_that_has_not_ended_though_its_worker_went
         job.push(0, 1)
         assert job.ahead.under_way == 0
         for step in (2, 3):
-            job.ahead.steps.settings(step, b"")
+            job.ahead.steps.send_settings(step, b"")
             job.push(0, step)
         assert job.ahead.settings == [(2, 1), (3, 1)]
         job.push(1, 1)
-        job.ahead.steps.settings(4, b"")
+        job.ahead.steps.send_settings(4, b"")
         assert job.ahead.settings[-1] == (4, 2)
 
 

@@ -200,7 +200,7 @@ def test_results_are_right_and_rounds_few_while_sizes_change(
             assert worker.under_way == 0
             assert not worker.failures
             # All rounds have ended, and the worker knows it: only the last step may get pushes.
-            worker.steps.settings(STEPS, b"")
+            worker.steps.send_settings(STEPS, b"")
             assert worker.settings == [(STEPS, STEPS)]
         for name, rounds in (("often", STEPS), ("seldom", STEPS // SELDOM)):
             np.testing.assert_array_equal(job.kept(job.keys[name][0]), expected[rounds])

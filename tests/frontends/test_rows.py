@@ -311,7 +311,7 @@ def test_a_push_that_does_not_come_is_known_and_one_that_can_not_come_ends_the_j
         job.finish()
         [wait] = consumer.waiting.longer_than(0, time.monotonic())
         assert (wait.round, wait.missing, wait.arrived) == (1, [1], [0])
-        assert "key 'w'" in wait.told(1, 2).called
+        assert "key 'w'" in wait.message(1, 2).called
         job.workers[1].data_plane.tell(Header(Kind.BYE, 1))
         while not job.servers[0].failures:
             function, *arguments = next(job.events())

@@ -212,7 +212,7 @@ def test_steps_that_are_a_worker_s_own_do_not_count_for_others() -> None:
             job.push(0, round_)
         assert worker.steps.new_step() == 1
         assert worker.steps.new_step(OWN_STORE) == 6
-        worker.steps.settings(6, b"", OWN_STORE)
+        worker.steps.send_settings(6, b"", OWN_STORE)
         assert worker.settings == [(6, 6)]
         worker.tuning.want(SliceSizes(SIZE // 5))
         worker.call(shared, INITIAL_ROUND, np.ones(SIZE, np.float32), None)
@@ -228,7 +228,7 @@ def test_no_gate_holds_the_gradients_of_a_worker_s_own_step() -> None:
         job.initialise()
         gates = job.workers[0].data_plane._gates
         gates._before_bytes = 1 << 30
-        gates.opened(0, 1)
+        gates.open(0, 1)
         for round_ in range(1, 4):
             assert not np.isnan(job.push(0, round_)).any()
 

@@ -148,7 +148,7 @@ def test_another_size_holds_from_the_first_round_that_nobody_may_have_pushed_for
 def test_rank_0_may_announce_a_size_before_this_worker_knows_the_first_one() -> None:
     tuned = Tuned(first_elems=None)
     for _ in range(2):  # each server passes it on
-        tuned.tuning.announced(5, SliceSizes(25_000))
+        tuned.tuning.adopt(5, SliceSizes(25_000))
     tuned.tuning.announce(INITIAL_ROUND, SliceSizes(100_000))
     assert [tuned.size(round_) for round_ in (INITIAL_ROUND, 4, 5)] == [100_000, 100_000, 25_000]
 
@@ -156,7 +156,7 @@ def test_rank_0_may_announce_a_size_before_this_worker_knows_the_first_one() -> 
 def test_the_credit_is_that_of_the_newest_size_whichever_was_set_last() -> None:
     early, in_order = Tuned(servers=1, first_elems=None), Tuned(servers=1)
     for tuned in (early, in_order):
-        tuned.tuning.announced(5, SliceSizes(12_500))
+        tuned.tuning.adopt(5, SliceSizes(12_500))
     early.tuning.announce(INITIAL_ROUND, SliceSizes(100_000))
     assert early.credits_bytes == in_order.credits_bytes
 

@@ -216,7 +216,7 @@ class Alone(KVStore):
             total = total + gradient.as_in_context(first.context)
         of_rows = total.stype == ROW_SPARSE
         elements = (total.data if of_rows else total).asnumpy()
-        arrived = self._compression.arrived(key, elements, prod(first.shape), of_rows)
+        arrived = self._compression.round_trip(key, elements, prod(first.shape), of_rows)
         if of_rows:
             return mx.nd.sparse.row_sparse_array(
                 (arrived, total.indices), first.shape, first.context, first.dtype

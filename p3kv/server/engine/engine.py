@@ -236,7 +236,7 @@ class Engine:
         and need not any more; to be asked for after `end_rounds`."""
         ledger = unit.ledger
         if isinstance(ledger, OwnRounds) and ledger.unanswered:
-            for current in ledger.answered():
+            for current in ledger.take_answered():
                 yield _answer(unit, current)
 
 

@@ -107,17 +107,17 @@ class HostSums(Route):
         neighbours: Mapping[int, Connection],
         settings: Settings,
         sizes: SliceSizesByRound,
-        announced: Callable[[int, SliceSizes], None],
+        adopt: Callable[[int, SliceSizes], None],
         slices: SliceRoute,
         in_progress: InProgress,
     ) -> None:
-        """`neighbours` are there before the first key is declared. `announced` takes slice
+        """`neighbours` are there before the first key is declared. `adopt` takes slice
         sizes, and from which round on they hold. `slices` brings to the servers, and from them,
         what one worker carries for all."""
         self._rank = rank
         self._neighbours = neighbours
         self._sizes = sizes
-        self._announced = announced
+        self._adopt = adopt
         self._slices = slices
         self._in_progress = in_progress
         self._passed_on = FIRST_GENERATION
@@ -144,7 +144,7 @@ class HostSums(Route):
             ),
             Kind.VALUE: lambda rank, header: Landing(None, partial(self._value, rank, header)),
             Kind.SLICE_SIZES: lambda rank, header: message_landing(
-                header, SliceSizes, partial(self._announced, header.from_round)
+                header, SliceSizes, partial(self._adopt, header.from_round)
             ),
             Kind.BYE: self._land_goodbye,
         }
