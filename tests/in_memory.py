@@ -359,9 +359,14 @@ class Server:
         self.consumer.checkpoints.mark = _mark(f"server {rank}")
         self.consumer.set_optimizer(0, optimizer)
         self.dispatcher = Dispatcher(
-            launch.num_workers, settings, self.workers, self.consumer, JobOptimizers(), _unused
+            rank,
+            launch.num_workers,
+            settings,
+            self.workers,
+            self.consumer,
+            JobOptimizers(),
+            _unused,
         )
-        self.dispatcher.rank = rank
         self.workers.accept_workers(Proofs(KEY, rank))
         self.dispatcher.begin_to_serve()
         self.connections: List[Connection] = []

@@ -62,6 +62,7 @@ class Dispatcher:
 
     def __init__(
         self,
+        rank: int,
         num_workers: int,
         settings: Settings,
         workers: Workers,
@@ -70,7 +71,7 @@ class Dispatcher:
         fail: Callable[..., None],
     ) -> None:
         """`fail(reason, round, error)` ends the job; `error` names a class in p3kv.errors."""
-        self.rank = UNKNOWN
+        self._rank = rank
         self._num_workers = num_workers
         self._settings = settings
         self._workers = workers
@@ -136,7 +137,7 @@ class Dispatcher:
 
     def _challenge(self, connection: Connection, hello: HelloHeader) -> None:
         words = memoryview(self._workers.challenge(connection, hello))
-        connection.writer.push(Frame(URGENT, Header(Kind.CHALLENGE, self.rank), words))
+        connection.writer.push(Frame(URGENT, Header(Kind.CHALLENGE, self._rank), words))
 
     def _land_proof(self, connection: Connection, header: Header) -> Landing:
         words = memoryview(bytearray(header.payload_bytes))
@@ -167,12 +168,12 @@ class Dispatcher:
 
     def _send_welcome(self, connection: Connection) -> None:
         is_new = not connection.welcome
-        self._workers.welcome(connection, self.rank)
+        self._workers.welcome(connection, self._rank)
         if not is_new:
             return
         for kind, words in ((Kind.ORDER, self._order), (Kind.RESUMED, self._resumed_from)):
             if words is not None:
-                connection.writer.push(Frame(URGENT, Header(kind, self.rank), words))
+                connection.writer.push(Frame(URGENT, Header(kind, self._rank), words))
         assert connection.peer is not None
         self._parts_of_workers.welcomed(connection.peer)
 
@@ -184,7 +185,7 @@ class Dispatcher:
         self._announce_open_step()
         self._consumer.worker_left(rank)
         self._parts_of_workers.left(rank)
-        connection.writer.push(Frame(LAST, Header(Kind.BYE, self.rank)))
+        connection.writer.push(Frame(LAST, Header(Kind.BYE, self._rank)))
 
     # What a worker says of its keys, and what rank 0 says for all.
 
@@ -204,7 +205,7 @@ class Dispatcher:
             for worker in self._workers.connections.values():
                 worker.hold_at_most(credit_bytes)
         if is_new and from_round > INITIAL_ROUND:
-            news = SliceSizesHeader(Kind.SLICE_SIZES, self.rank, from_round=from_round)
+            news = SliceSizesHeader(Kind.SLICE_SIZES, self._rank, from_round=from_round)
             self._workers.tell(news, memoryview(encode(sizes)))
 
     def _land_forward_order(self, connection: Connection, header: Header) -> Landing:
@@ -214,7 +215,7 @@ class Dispatcher:
     def _pass_order_on(self, words: memoryview) -> None:
         decode(words, ForwardOrder)  # or all workers would blame this server for it
         self._order = words
-        self._workers.tell(Header(Kind.ORDER, self.rank), words)
+        self._workers.tell(Header(Kind.ORDER, self._rank), words)
 
     def _land_optimizer(self, connection: Connection, header: OptimizerHeader) -> Landing:
         words = memoryview(bytearray(header.payload_bytes))
@@ -254,7 +255,7 @@ class Dispatcher:
     def _take_scale(self, connection: Connection, header: ScaleHeader, scale: Scale) -> None:
         self._consumer.scaled(connection, header.step, scale.scale)
         if scale.pass_on:
-            news = NormHeader(Kind.NORM, self.rank, store=header.store, number=header.number)
+            news = NormHeader(Kind.NORM, self._rank, store=header.store, number=header.number)
             self._workers.tell(news, memoryview(encode(Norm(scale.norm))))
 
     # Checkpoints.
@@ -266,14 +267,14 @@ class Dispatcher:
     def _begin_checkpoint(self, words: memoryview) -> None:
         checkpoint = decode(words, Checkpoint)
         self._consumer.checkpoints.begin(checkpoint)
-        if self.rank == 0:
+        if self._rank == 0:
             self._parts_of_workers.ask(checkpoint, words)
 
     def _tell_written(self, written: Written) -> None:
         connection = self._workers.connections[0]
         if self._workers.listens(connection):
             words = memoryview(encode(written))
-            connection.writer.push(Frame(URGENT, Header(Kind.WRITTEN, self.rank), words))
+            connection.writer.push(Frame(URGENT, Header(Kind.WRITTEN, self._rank), words))
 
     def _land_resumed(self, connection: Connection, header: Header) -> Landing:
         words = memoryview(bytearray(header.payload_bytes))
@@ -282,7 +283,7 @@ class Dispatcher:
     def _pass_resumed_on(self, words: memoryview) -> None:
         decode(words, Resumed)  # or all workers would blame this server for it
         self._resumed_from = words
-        self._workers.tell(Header(Kind.RESUMED, self.rank), words)
+        self._workers.tell(Header(Kind.RESUMED, self._rank), words)
 
     # The network.
 
@@ -298,12 +299,12 @@ class Dispatcher:
         this host's link then."""
         if self._workers.open_step > self._open_step:
             self._open_step = self._workers.open_step
-            self._workers.tell(StepHeader(Kind.OPEN, self.rank, step=self._open_step))
+            self._workers.tell(StepHeader(Kind.OPEN, self._rank, step=self._open_step))
 
     def _land_probe(self, connection: Connection, header: Header) -> Landing:
         echo = self._scratch[: header.payload_bytes]
-        answer = Header(Kind.PROBE, self.rank)
+        answer = Header(Kind.PROBE, self._rank)
         return Landing(echo, partial(connection.writer.push, Frame(URGENT, answer, echo)))
 
     def _tell_stall(self, stalled: Stalled) -> None:
-        self._workers.tell(Header(Kind.STALLED, self.rank), memoryview(encode(stalled)))
+        self._workers.tell(Header(Kind.STALLED, self._rank), memoryview(encode(stalled)))

@@ -94,10 +94,8 @@ class _Server:
             launch, self._workers, self._workers.lose, self._fail_here, self._loop.call_soon,
             lambda: self._loop.worked_s,
         )  # fmt: skip
-        self._dispatcher = Dispatcher(
-            launch.num_workers, settings, self._workers, self._consumer, self._optimizers,
-            self._fail_here,
-        )  # fmt: skip
+        self._dispatcher: Dispatcher  # from the roster on: no worker is connected before
+        self._num_workers = launch.num_workers
         self._timeout_s = settings.rendezvous_timeout_s
         self._rank = UNKNOWN
         self._began_s = time.monotonic()
@@ -160,7 +158,7 @@ class _Server:
     # Joining, and who is connected.
 
     def _join(self, roster: Roster) -> None:
-        self._rank = self._dispatcher.rank = roster.rank
+        self._rank = roster.rank
         name_rank(self._rank)
         try:
             self._metrics = Metrics(self._settings, "server", self._rank, self._numbers)
@@ -175,6 +173,10 @@ class _Server:
         tracer = Tracer(self._settings.trace, f"server {roster.rank}", str(host))
         self._consumer.tracer = tracer
         self._clock.watch(tracer, self._loop.call_later)
+        self._dispatcher = Dispatcher(
+            roster.rank, self._num_workers, self._settings, self._workers, self._consumer,
+            self._optimizers, self._fail_here,
+        )  # fmt: skip
         key = self._credentials.data_key(roster.token)
         self._workers.accept_workers(Proofs(key, roster.rank))
         self._get_optimizer_ready()
