@@ -460,7 +460,7 @@ class Worker:
 
     @property
     def _joined(self) -> DataPlane:
-        """DataPlane of this worker with the servers since it has joined the job."""
+        """This worker's data plane, since it has joined the job."""
         assert self._data_plane is not None
         return self._data_plane
 
