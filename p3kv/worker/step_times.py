@@ -137,7 +137,7 @@ class StepTimes:
         `worked_us` in all when it did."""
         at_s = now_s()
         if server != UNKNOWN:
-            self._work.told(server, at_s, worked_us)
+            self._work.note(server, at_s, worked_us)
         self._step.arrived[key] = _Arrived(at_s, late_s, server)
 
     def layers(self) -> List[LayerTime]:

@@ -38,7 +38,7 @@ MAY_IMPORT: Dict[str, Set[str]] = {
     # No sockets, no queues, no files.
     "p3kv.server.engine": GROUND
     | {"p3kv.codecs", "p3kv.consistency", "p3kv.slicing", "p3kv.server.optimizer"}
-    | {"p3kv.wire.header", "p3kv.wire.messages", "p3kv.wire.rows", "p3kv.wire.terms"},
+    | {"p3kv.wire.header", "p3kv.wire.messages", "p3kv.wire.rows", "p3kv.wire.slice_sizes"},
     "p3kv.scheduler": GROUND | MIDDLE,
     "p3kv.tools.top": GROUND | {"p3kv.report", "p3kv.wire"},
     "p3kv.processes.companions": GROUND | {"p3kv.wire.accounts", "p3kv.wire.address"},

@@ -102,7 +102,7 @@ def _compare(options: argparse.Namespace) -> int:
     if workers < 2:
         raise ConfigError("one worker has nobody to exchange gradients with; start 2 or more")
     show = sys.stderr.buffer if settings.verbose else None
-    job = compare.Job(command, workers, options.num_servers or workers, options.hosts or ())
+    job = compare.TrialJob(command, workers, options.num_servers or workers, options.hosts or ())
     try:
         found = compare.compare(
             job, options.steps, options.rounds, options.codecs.split(), _say, show

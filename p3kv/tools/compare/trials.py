@@ -25,7 +25,7 @@ TITLES = {
 Say = Callable[[str], None]
 
 
-class Job(NamedTuple):
+class TrialJob(NamedTuple):
     """Processes that each trial starts: `workers` on this machine, or on `hosts`."""
 
     command: Sequence[str]
@@ -45,7 +45,7 @@ class TrialFailed(P3Error):
 
 
 def compare(
-    job: Job,
+    job: TrialJob,
     steps: int,
     rounds: int,
     codecs: Sequence[str],
@@ -119,7 +119,7 @@ def computation(command: Sequence[str], steps: int, show: Optional[BinaryIO]) ->
     KeyboardInterrupt when the user has stopped it.
     """
     plan = Steps.of(steps)
-    [report] = _reports(Job(command, 1, 1), plan.trial(ALONE), TITLES[ALONE], show)
+    [report] = _reports(TrialJob(command, 1, 1), plan.trial(ALONE), TITLES[ALONE], show)
     if len(report.times_s) < plan.trial(ALONE).last_step:
         if len(report.times_s) < FEWEST_STEPS:
             raise TrialFailed(_about_few(len(report.times_s), plan), 1)
@@ -129,7 +129,7 @@ def computation(command: Sequence[str], steps: int, show: Optional[BinaryIO]) ->
     return workload(report.layers, plan.mean_s(report))
 
 
-def _reports(job: Job, trial: Trial, title: str, show: Optional[BinaryIO]) -> List[Report]:
+def _reports(job: TrialJob, trial: Trial, title: str, show: Optional[BinaryIO]) -> List[Report]:
     """Runs a trial; returns what its workers have told."""
     output = Output(show)
     environment = config.environment_of(trial)
