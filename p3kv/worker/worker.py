@@ -340,6 +340,12 @@ class Worker:
             joined = self._data_plane
             joined.times.script.forward_begins(joined.steps.latest, time.monotonic())
 
+    def waits(self) -> None:
+        """Says that the script begins to wait for arrays: until it goes on, nothing more follows of
+        what it has pushed. From any thread, and what others wait for does not count."""
+        if threading.get_ident() == self._script:
+            self._loop.end_batch()
+
     def waited(self, since_s: float) -> None:
         """Says that the script has waited for arrays since then, on the monotonic clock; from any
         thread, and what others wait for does not count."""

@@ -114,7 +114,7 @@ class P3(KVStoreBase):
             complete_before_forks()
             atexit.register(_finish)
             forward_ends.trace(self._worker.tracer)
-            script_marks.note(self._worker.forward_begins, self._worker.waited)
+            script_marks.note(self._worker.forward_begins, self._worker.waits, self._worker.waited)
         self._own = self._worker.new_store(consistency)
         """This store's keys and optimizer; the worker is that of all stores."""
         self.compression_params: Optional[Mapping[str, Any]] = None
