@@ -19,7 +19,7 @@ import numpy as np  # noqa: E402
 from mxnet import autograd, gluon  # noqa: E402
 
 from experiments.training.data import Split  # noqa: E402
-from experiments.training.tasks import LEARNING_RATE_DROPS, TASKS, Recipe  # noqa: E402
+from experiments.training.tasks import TASKS, Recipe  # noqa: E402
 
 _VALIDATED_AT_ONCE = 100
 _LOSS = gluon.loss.SoftmaxCrossEntropyLoss()
@@ -44,10 +44,9 @@ def main() -> None:
     network = task.network()
     network.initialize(mx.init.Xavier())
     network.hybridize()
-    scheduler = mx.lr_scheduler.MultiFactorScheduler(
-        [round(part * options.epochs * steps) for part in LEARNING_RATE_DROPS],
-        base_lr=options.learning_rate, factor=0.1,
-    )  # fmt: skip
+    scheduler = mx.lr_scheduler.CosineScheduler(
+        options.epochs * steps, base_lr=options.learning_rate
+    )
     trainer = gluon.Trainer(
         network.collect_params(), "sgd", kvstore=store,
         optimizer_params={
@@ -59,7 +58,7 @@ def main() -> None:
     epoch_s: List[float] = []
     validated: List[Dict[str, float]] = []
     say(event="begin")
-    for _ in range(options.epochs):
+    for epoch in range(options.epochs):
         began = time.perf_counter()
         order = random.permutation(mine)
         for step in range(steps):
@@ -69,6 +68,8 @@ def main() -> None:
                 loss = _LOSS(network(x), y)
             loss.backward()
             trainer.step(task.batch * store.num_workers)
+        if epoch == options.epochs - 1:
+            store.synchronize()  # what a worker lacks of values must not count at the end
         mx.nd.waitall()
         epoch_s.append(time.perf_counter() - began)
         if store.rank == 0:
