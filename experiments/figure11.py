@@ -26,7 +26,7 @@ SETTINGS = (
     Recipe(0.1, 0.8, 1e-4),
 )
 """Five, as in the paper, which does not say which."""
-_EPOCHS, _TIMED_EPOCHS, _QUICK_EPOCHS = 30, 3, 2
+_EPOCHS, _TIMED_EPOCHS, _QUICK_EPOCHS = 20, 3, 2
 _QUICK_SETTINGS = 2
 _ABOUT = {
     "figure": "P3 figure 11: validation accuracy with exact gradients and with DGC's, over epochs "

@@ -42,7 +42,7 @@ TASKS = {
         data.digits,
         lambda: networks.residual_network(blocks=1, classes=10),
         batch=16,
-        epochs=12,
+        epochs=10,
         recipe=Recipe(0.1, 0.9, 1e-4),
     ),
     "text": Task(
