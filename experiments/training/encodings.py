@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Dict, NamedTuple
 
 WARM_UP_SHARE = 0.2
-"""Of all steps: DGC's sparsity grows meanwhile. Its paper takes 4 epochs of 164, which alone have as
-many steps as our whole trainings."""
+"""Of all steps: DGC's sparsity grows meanwhile. Its paper takes 4 epochs of 164, which alone have
+as many steps as our whole trainings."""
 
 
 class Encoding(NamedTuple):
