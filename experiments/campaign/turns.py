@@ -16,14 +16,20 @@ from experiments.campaign.records import Records
 from experiments.cluster import missing_requirements
 
 
-def parser(description: str) -> argparse.ArgumentParser:
+def arguments(description: str) -> argparse.ArgumentParser:
     """Returns a parser with what every such figure takes."""
     made = options.arguments(description)
     made.add_argument("--quick", action="store_true", help="less, into files of its own name")
+    made.add_argument("--draw", action="store_true", help="measure nothing, draw what is there")
+    return made
+
+
+def parser(description: str) -> argparse.ArgumentParser:
+    """Returns a parser with what a figure takes that measures iterations."""
+    made = arguments(description)
     made.add_argument("--repetitions", type=int, default=3, metavar="N")
     made.add_argument("--iterations", type=int, default=3, metavar="N")
     made.add_argument("--warm-up", type=int, default=2, metavar="N")
-    made.add_argument("--draw", action="store_true", help="measure nothing, draw what is there")
     return made
 
 
@@ -44,10 +50,26 @@ def measure(
     cases: Sequence[Any],
     run: Callable[[Any, int, int], Dict[str, Any]],
 ) -> None:
-    """Measures what is not in the records yet, with the options of `parser`; nothing with --draw.
+    """Measures iterations, with the options of `parser`: `measure_each` of all repetitions.
 
-    A case is a NamedTuple, and `cases` those of one repetition. `run` measures one, with so many
-    iterations after so many to warm up, and returns what it has measured beside the case's fields.
+    `cases` are those of one repetition. `run` measures one, with so many iterations after so many
+    to warm up.
+    """
+    turns = list(cases) * (1 if chosen.quick else chosen.repetitions)
+    measure_each(records, chosen, turns, lambda one: run(one, chosen.iterations, chosen.warm_up))
+
+
+def measure_each(
+    records: Records,
+    chosen: argparse.Namespace,
+    cases: Sequence[Any],
+    run: Callable[[Any], Dict[str, Any]],
+) -> None:
+    """Measures what is not in the records yet, with the options of `arguments`; nothing with
+    --draw.
+
+    A case is a NamedTuple; one that is there twice is measured twice. `run` returns what it has
+    measured beside the case's fields.
     """
     if chosen.draw:
         return
@@ -55,13 +77,12 @@ def measure(
     if problem is not None:
         raise SystemExit(problem)
     place = records.begin(machine.describe("cubic"))
-    turns = list(cases) * (1 if chosen.quick else chosen.repetitions)
+    todo = list(cases)
     for known in records.runs:
-        done = next((one for one in turns if one._asdict().items() <= known.items()), None)
+        done = next((one for one in todo if one._asdict().items() <= known.items()), None)
         if done is not None:
-            turns.remove(done)
-    with tqdm(turns) as bar:
+            todo.remove(done)
+    with tqdm(todo) as bar:
         for case in bar:
             bar.set_description(", ".join(map(str, case)))
-            measured = run(case, chosen.iterations, chosen.warm_up)
-            records.add_run({**case._asdict(), **measured, "machine": place})
+            records.add_run({**case._asdict(), **run(case), "machine": place})

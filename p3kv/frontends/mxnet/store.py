@@ -242,7 +242,6 @@ class P3(KVStoreBase):
                 spread(self._give_initial(worker_key, first, targets), targets)
             else:
                 self._operations.pull(worker_key, targets, priority)
-            self._received[one_key] = worker_key, targets
 
     def pushpull(
         self, key: Union[Key, Sequence[Key]], value: Any, out: Any = None, priority: int = 0
@@ -313,7 +312,8 @@ class P3(KVStoreBase):
     def synchronize(self) -> None:
         """Gives all dense arrays that have received values the servers' own, unrounded, after this
         worker's last push: where P3KV_VALUE_CODEC has each worker lack some changes, or rounds.
-        Training may go on afterwards."""
+        Training may go on afterwards. Arrays that have only had initial values, such as BatchNorm's
+        running averages, stay as they are."""
         self._worker.check()
         for key, targets in self._received.values():
             self._operations.pull_dense(key, targets, 0, exact=True)

@@ -1,0 +1,37 @@
+"""How gradients and values travel while a network is trained."""
+
+from __future__ import annotations
+
+from typing import Dict, NamedTuple
+
+WARM_UP_SHARE = 0.2
+"""Of all steps: DGC's sparsity grows meanwhile. Its paper takes 4 epochs of 164, which alone have
+as many steps as our whole trainings."""
+
+
+class Encoding(NamedTuple):
+    """A codec for each direction, as a job's environment names it."""
+
+    title: str
+    gradients: str
+    values: str = "identity"
+
+    def environment(self, steps: int) -> Dict[str, str]:
+        """The settings of a job with so many steps."""
+        warm_up_steps = round(WARM_UP_SHARE * steps)
+        return {
+            "P3KV_GRADIENT_CODEC": self.gradients.format(warm_up_steps=warm_up_steps),
+            "P3KV_VALUE_CODEC": self.values,
+        }
+
+
+ENCODINGS = {
+    "exact": Encoding("exact", "identity"),
+    "float16": Encoding("float16", "float16"),
+    "bfloat16": Encoding("bfloat16", "bfloat16"),
+    "2bit": Encoding("2 bits", "2bit:threshold=0.1"),
+    "topk": Encoding("top 1 %", "topk:share=0.01"),
+    "topk_both": Encoding("top 1 %, both ways", "topk:share=0.01", "topk:share=0.01"),
+    "dgc": Encoding("DGC, top 0.1 %", "dgc:share=0.001,warmup_steps={warm_up_steps}"),
+}
+"""By name. The threshold of two bits is the better of 0.1 and MXNet's 0.5 in the first epochs."""

@@ -1,0 +1,109 @@
+"""One worker that trains a task, and validates it after each epoch.
+
+Started by `experiments.campaign.job` in a worker's role; prints a JSON line when training begins
+and one, with the results, when it ends.
+"""
+
+from experiments.emulation.systems import SYSTEMS, import_p3kv
+
+import_p3kv(SYSTEMS["p3kv"])
+
+import argparse  # noqa: E402
+import json  # noqa: E402
+import os  # noqa: E402
+import time  # noqa: E402
+from typing import Any, Dict, List  # noqa: E402
+
+import mxnet as mx  # noqa: E402
+import numpy as np  # noqa: E402
+from mxnet import autograd, gluon  # noqa: E402
+
+from experiments.training.data import Split  # noqa: E402
+from experiments.training.tasks import TASKS, Recipe  # noqa: E402
+
+_VALIDATED_AT_ONCE = 100
+_LOSS = gluon.loss.SoftmaxCrossEntropyLoss()
+
+
+def main() -> None:
+    """Trains as the command line asks for."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("task", choices=TASKS)
+    parser.add_argument("--seed", type=int, required=True)
+    parser.add_argument("--epochs", type=int, required=True)
+    for name in Recipe._fields:
+        parser.add_argument(f"--{name}", type=float, required=True)
+    options = parser.parse_args()
+    task = TASKS[options.task]
+    store = mx.kv.create("p3")
+    # All begin with the same weights, and each has samples of its own.
+    mx.random.seed(options.seed)
+    random = np.random.RandomState([options.seed, store.rank])
+    data = task.data()
+    steps = task.steps(store.num_workers)
+    network = task.network()
+    network.initialize(mx.init.Xavier())
+    network.hybridize()
+    scheduler = mx.lr_scheduler.CosineScheduler(
+        options.epochs * steps, base_lr=options.learning_rate
+    )
+    trainer = gluon.Trainer(
+        network.collect_params(), "sgd", kvstore=store,
+        optimizer_params={
+            "lr_scheduler": scheduler, "learning_rate": options.learning_rate,
+            "momentum": options.momentum, "wd": options.weight_decay,
+        },
+    )  # fmt: skip
+    mine = np.arange(store.rank, len(data.training), store.num_workers)
+    epoch_s: List[float] = []
+    validated: List[Dict[str, float]] = []
+    say(event="begin")
+    for epoch in range(options.epochs):
+        began = time.perf_counter()
+        order = random.permutation(mine)
+        for step in range(steps):
+            batch = order[step * task.batch :][: task.batch]
+            x, y = (mx.nd.array(of[batch]) for of in (data.training, data.training_labels))
+            with autograd.record():
+                loss = _LOSS(network(x), y)
+            loss.backward()
+            trainer.step(task.batch * store.num_workers)
+        if epoch == options.epochs - 1:
+            store.synchronize()  # what a worker lacks of values must not count at the end
+        mx.nd.waitall()
+        epoch_s.append(time.perf_counter() - began)
+        if store.rank == 0:
+            validated.append(_validate(network, data))
+    trained = [p for p in network.collect_params().values() if p.grad_req != "null"]
+    exact = options.epochs * steps * sum(4 * np.prod(p.shape) for p in trained)
+    stats = store.stats()
+    say(
+        event="end",
+        rank=store.rank,
+        epoch_s=epoch_s,
+        validated=validated,
+        sent_share=stats["bytes_sent"] / exact,
+        received_share=stats["bytes_received"] / exact,
+    )
+
+
+def _validate(network: Any, data: Split) -> Dict[str, float]:
+    """The mean loss, in nats, and the share of guesses that are right."""
+    loss, right = 0.0, 0
+    for first in range(0, len(data.validation), _VALIDATED_AT_ONCE):
+        x, y = (
+            mx.nd.array(of[first:][:_VALIDATED_AT_ONCE])
+            for of in (data.validation, data.validation_labels)
+        )
+        scores = network(x)
+        loss += float(_LOSS(scores, y).sum().asscalar())
+        right += int((scores.argmax(axis=-1) == y).sum().asscalar())
+    return {"loss": loss / len(data.validation), "accuracy": right / data.validation_labels.size}
+
+
+def say(**facts: object) -> None:
+    """Tells the measuring process, whole lines only."""
+    os.write(1, (json.dumps(facts) + "\n").encode())
+
+
+main()
