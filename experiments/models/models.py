@@ -99,6 +99,12 @@ def _googlenet() -> Model:
     return _created("googlenet", googlenet, 224, 32, compute_s=15 / 1.47 * 1.5856 / 12.2751)
 
 
+def _largest_first(of: Model) -> Model:
+    """The same model, but keys are declared in the order of their sizes."""
+    by_size = sorted(of.parameters, key=lambda parameter: parameter.elems, reverse=True)
+    return of._replace(name=f"{of.name}_largest_first", parameters=tuple(by_size))
+
+
 def _three_layers() -> Model:
     """The network of the paper's figure 4, small enough for a test: three equal layers."""
     batch_size, units = 32, 500
@@ -155,6 +161,9 @@ _BUILDERS: Dict[str, Callable[[], Model]] = {
     "googlenet": _googlenet,
     "resnet110": _resnet110,
     "inception_v4": _inception_v4,
+    "googlenet_largest_first": lambda: _largest_first(load("googlenet")),
+    "resnet110_largest_first": lambda: _largest_first(load("resnet110")),
+    "inception_v4_largest_first": lambda: _largest_first(load("inception_v4")),
     "three_layers": _three_layers,
     "equal_layers": lambda: _example("equal_layers", (500, 1500, 500, 1500)),
     "heavy_middle": lambda: _example("heavy_middle", (500, 1500, 1500, 500)),
