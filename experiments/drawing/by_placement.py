@@ -130,7 +130,8 @@ def draw(table: Sequence[Mapping[str, Any]], said: Sequence[str]) -> Figure:
         if all(r["speed_up"] for r in _of(table, row))
     }
     bars.groups(axes[0], speed_ups, looks)
-    axes[0].set_title(f"5.1: speed-up on {HOSTS} hosts, of one machine", fontsize=9)
+    axes[0].set_title(f"5.1: speed-up on {HOSTS} hosts over one machine", fontsize=9)
+    axes[0].set_ylim(0, HOSTS + 1)
     axes[0].axhline(1, color="black", linewidth=0.8, linestyle=":")
     axes[0].legend(fontsize=7)
     _draw_sizes(axes[1])

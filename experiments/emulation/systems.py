@@ -112,6 +112,9 @@ SYSTEMS = {
     # A worker keeps what it has of the values, and servers do so for each worker.
     "p3kv_topk": _encoded("top-1 % both ways", "topk:share=0.01", "topk:share=0.01", 5),
     "p3kv_dgc": _encoded("DGC 99.9 % gradients", "dgc:share=0.001", worker_copies=4, momentum=0.9),
+    "p3kv_dgc_topk": _encoded(
+        "DGC, top-1 % values", "dgc:share=0.001", "topk:share=0.01", 6, momentum=0.9
+    ),
 }
 
 USUAL = ("dist_sync", "dist_sync_apart", "mxnet_p3", "slicing", "p3kv")
