@@ -12,17 +12,21 @@ from p3kv.codecs.codec import (
     Stateless,
     check_codec,
     codec_features,
+    codec_of,
     make_codec,
     make_codecs,
+    norm,
     part_of_rows,
 )
-from p3kv.codecs.float16 import Float16
+from p3kv.codecs.dgc import DGC
+from p3kv.codecs.halves import BFloat16, Float16
 from p3kv.codecs.identity import Identity
 from p3kv.codecs.nonzero_blocks import NonzeroBlocks
+from p3kv.codecs.topk import TopK
 from p3kv.codecs.two_bit import TwoBit
 
 __all__ = [
-    "CODECS", "GRADIENTS", "VALUES", "Codec", "Decoder", "Encoder", "Float16", "Identity",
-    "KeyCodecs", "NonzeroBlocks", "Part", "Stateless", "TwoBit", "check_codec",
-    "codec_features", "make_codec", "make_codecs", "part_of_rows",
+    "CODECS", "DGC", "GRADIENTS", "VALUES", "BFloat16", "Codec", "Decoder", "Encoder", "Float16",
+    "Identity", "KeyCodecs", "NonzeroBlocks", "Part", "Stateless", "TopK", "TwoBit", "check_codec",
+    "codec_features", "codec_of", "make_codec", "make_codecs", "norm", "part_of_rows",
 ]  # fmt: skip

@@ -8,7 +8,8 @@ from typing import Dict, NamedTuple, Set, Tuple, Type
 import numpy as np
 
 from p3kv.common.combinations import Feature
-from p3kv.common.registry import Choice, Registry
+from p3kv.common.registry import Choice, Registry, choice_of
+from p3kv.config import Settings
 from p3kv.errors import ConfigError
 
 GRADIENTS, VALUES = "gradients", "values"
@@ -22,12 +23,22 @@ class Part(NamedTuple):
     """The first element, among those that the process keeps of the key."""
     round: int
     step: int
+    """Number of the step, from 1; of gradients, those before a job went on from a checkpoint count,
+    too."""
+    norm: float = 0.0
+    """Euclidean norm of the worker's whole gradient of the key, where the codec `needs_norm`."""
 
 
 def part_of_rows(round: int) -> Part:
     """Some rows of a key, wherever they are. Only codecs without a memory encode them, which need
     the elements alone."""
     return Part(0, round, 0)
+
+
+def norm(elements: np.ndarray) -> float:
+    """Euclidean norm, for `Part.norm`; added up in single precision at least."""
+    wide = elements.astype(np.promote_types(elements.dtype, np.float32), copy=False)
+    return float(np.linalg.norm(wide))
 
 
 class Encoder(ABC):
@@ -59,6 +70,10 @@ class Encoder(ABC):
         on, because all workers begin with the servers' own values.
         """
         return {}
+
+    def use_momentum(self, momentum: float) -> None:  # noqa: B027
+        """The optimizer has this momentum, from the next gradient on. To be told where the codec
+        `applies_momentum`, before the first gradient."""
 
     def sent_as_it_is(self, elements: np.ndarray, part: Part) -> None:  # noqa: B027
         """A slice travels as it is in memory, and not encoded. To be told where `of_each_worker`:
@@ -113,6 +128,13 @@ class Codec(ABC):
     """Of values: whether each worker is sent something else, by what it has. Then a server makes an
     encoder for each worker, and the first value that it sends to a worker of a slice travels as it
     is. If not, a server encodes a value once, and sends the same bytes to all."""
+
+    needs_norm = False
+    """Of gradients: whether encoders need the norm of a key's whole gradient (`Part.norm`)."""
+
+    applies_momentum = False
+    """Of gradients: whether encoders apply the optimizer's momentum (`Encoder.use_momentum`), and
+    the servers do not. So the codec is for SGD with momentum only."""
 
     in_place = False
     """Whether slices travel as they are in memory; then there are no encoders and decoders."""
@@ -183,6 +205,14 @@ def check_codec(choice: Choice, direction: str) -> None:
     CODECS.make(choice, 0, np.dtype(np.float32))
 
 
+def codec_of(settings: Settings, direction: str) -> Choice:
+    """The codec that the settings choose for a direction; raises what `check_codec` raises."""
+    text = settings.gradient_codec if direction == GRADIENTS else settings.value_codec
+    choice = choice_of(text, _VARIABLES[direction])
+    check_codec(choice, direction)
+    return choice
+
+
 def make_codec(choice: Choice, direction: str, size_elems: int, dtype: np.dtype) -> Codec:
     """The codec of a key in one direction; raises what `check_codec` raises."""
     if not _find(choice, direction).carries(dtype):
@@ -208,6 +238,10 @@ def codec_features(gradients: Choice, values: Choice, dtype: np.dtype) -> Set[Fe
             found |= {Feature.CODEC, Feature.UNCARRIED} if codec.in_place else {Feature.CODEC}
         if codec.remembers or codec.of_each_worker:
             found.add(_REMEMBERING[direction])
+        if codec.applies_momentum:
+            found.add(Feature.MOMENTUM)
+        if codec.needs_norm:
+            found.add(Feature.NEEDS_NORM)
         if direction == GRADIENTS and codec.remembers and not codec.encoder(direction).memory():
             found.add(Feature.NO_MEMORY)
         if direction == GRADIENTS and not codec.in_place and dtype == np.float16:

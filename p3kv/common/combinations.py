@@ -26,6 +26,9 @@ class Feature(Enum):
     NO_MEMORY = "a codec of gradients that remembers and does not say what"
     REMEMBERS_VALUES = "a codec of values that remembers what it has sent"
     HALF_ENCODED = "a codec of half-precision gradients"
+    MOMENTUM = "a codec of gradients, such as dgc, that applies the optimizer's momentum"
+    NEEDS_NORM = "a codec of gradients, such as dgc with clip, that needs a whole gradient's norm"
+    OTHER_THAN_SGD = "an optimizer other than SGD with momentum (and without clip_gradient)"
     UNCARRIED = "a dtype that the codec is not for, such as integers"
     KEPT_BY_EACH = (
         "a codec of gradients that remembers, in a job with checkpoints or P3KV_LET_WORKERS_LEAVE=1"
@@ -158,6 +161,32 @@ TABLE = (
         None,
     ),
     Combination(
+        F.MOMENTUM, F.OTHER_THAN_SGD,
+        "momentum is applied on the workers before gradients are sent, and by nothing else",
+        "use SGD with momentum, and the codec's own `clip`, or another codec (topk)",
+    ),
+    Combination(
+        F.MOMENTUM, F.NO_OPTIMIZER,
+        "gradients arrive with their momentum, which the workers' optimizer would apply again",
+        "{servers_update}, or use another codec (topk)",
+    ),
+    Combination(
+        F.MOMENTUM, F.SELDOM,
+        "a momentum is of single steps, and what workers add up is of several",
+        f"{_OTHER_RULE}, or another codec (topk)",
+    ),
+    Combination(
+        F.MOMENTUM, F.CLIPPING,
+        "what arrives is not the gradient of one step",
+        "use the codec's own `clip`, or another codec (topk)",
+    ),
+    Combination(
+        F.MOMENTUM, F.STATES,
+        "the momentum is with the workers' codec, and a file would lack it",
+        "use checkpoints (P3KV_CHECKPOINT_DIR), which have both",
+        StatesError,
+    ),
+    Combination(
         F.INTEGERS, F.OPTIMIZER,
         "an optimizer updates floats only",
         "sum integers in a store without an optimizer",
@@ -229,6 +258,10 @@ TABLE = (
     Combination(
         F.LOCAL_AGGREGATION, F.ROWS,
         "workers touch rows of their own", _SEND_ALL, None,
+    ),
+    Combination(
+        F.LOCAL_AGGREGATION, F.NEEDS_NORM,
+        "a sum leaves slice by slice, before all of it is there", _SEND_ALL, None,
     ),
     Combination(
         F.LOCAL_AGGREGATION, F.KEPT_BY_EACH,

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import importlib
 import inspect
+from contextlib import suppress
 from typing import Any, Dict, Generic, Iterable, List, NamedTuple, Type, TypeVar, Union
 
 from p3kv.errors import ConfigError, in_one_line
 
 MAX_NAME_CHARS = 64
 """Longest name of a class in a table."""
+MAX_CHOICE_CHARS = 256
+"""Longest text that chooses a class with parameters."""
 
 T = TypeVar("T")
 Plain = Union[bool, int, float, str]
@@ -25,6 +28,32 @@ class Choice(NamedTuple):
         """In messages: "'2bit' (threshold=0.5)"."""
         values = ", ".join(f"{name}={value!r}" for name, value in sorted(self.parameters.items()))
         return f"{self.name!r} ({values})" if values else repr(self.name)
+
+
+def choice_of(text: str, variable: str) -> Choice:
+    """The choice that a setting spells: "topk", or "topk:share=0.01,exact=true".
+
+    A value is a whole number, a number, true or false, or else text. Raises ConfigError, with the
+    variable of the setting, for a text of another form.
+    """
+    name, colon, rest = text.partition(":")
+    parameters: Dict[str, Plain] = {}
+    for one in rest.split(",") if colon else ():
+        parameter, equals, value = (part.strip() for part in one.partition("="))
+        if not parameter.isidentifier() or not equals or not value or parameter in parameters:
+            raise ConfigError(
+                f"{variable} is {text!r}, in which {one!r} is not a parameter of its own; write a "
+                "name, or name:parameter=value,parameter=value"
+            )
+        parameters[parameter] = _plain(value)
+    return Choice(name.strip(), parameters)
+
+
+def _plain(text: str) -> Plain:
+    for kind in (int, float):
+        with suppress(ValueError):
+            return kind(text)
+    return {"true": True, "false": False}.get(text.lower(), text)
 
 
 def import_modules(names: Iterable[str], variable: str) -> None:
@@ -83,12 +112,15 @@ class Registry(Generic[T]):
             )
         return self._members[name]
 
-    def make(self, choice: Choice, *arguments: Any) -> T:
-        """An object of the class that is chosen, made with `arguments` and its own parameters.
+    def make(self, choice: Union[Choice, str], *arguments: Any) -> T:
+        """An object of the class that is chosen, also by a setting's text, made with `arguments`
+        and its own parameters.
 
         Raises ConfigError for a name that nobody has registered here, and for parameters that the
         class does not take; for their values, what the class raises.
         """
+        if isinstance(choice, str):
+            choice = choice_of(choice, self._setting)
         member = self.find(choice.name)
         takes = inspect.signature(member)
         try:

@@ -33,6 +33,8 @@ class Words:
     """Each way to have workers update: "run the optimizer on the workers: ..."."""
     clip_on_workers: str = ""
     """How to clip where workers update: "clip the sums on the workers: ..."."""
+    synchronise: str = ""
+    """Call that gives a worker the servers' own values: "until ... is called"."""
     later_engine: str = ""
     """How to have operations complete later than they are called: "set ..."."""
     native_store: str = ""

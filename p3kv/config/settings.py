@@ -11,7 +11,7 @@ from typing import Any, Dict, List, Mapping, Optional
 import msgspec
 from msgspec import Meta, inspect
 
-from p3kv.common.registry import MAX_NAME_CHARS
+from p3kv.common.registry import MAX_CHOICE_CHARS, MAX_NAME_CHARS
 from p3kv.config.variables import MAX_NUMBER, WORDS, text_of
 from p3kv.errors import ConfigError
 
@@ -27,7 +27,9 @@ _FALL_BACKS: Dict[str, List[str]] = {"verbose": ["PS_VERBOSE"]}
 MAX_SLICE_ELEMS = 2**28
 MAX_PATH_CHARS = 4096
 Name = Annotated[str, Meta(min_length=1, max_length=MAX_NAME_CHARS)]
-"""The name of a class in a table (`p3kv.common.registry`)."""
+Chosen = Annotated[str, Meta(min_length=1, max_length=MAX_CHOICE_CHARS)]
+"""A class in a table, by its name or with parameters: "topk:share=0.01"
+(`p3kv.common.registry.choice_of`)."""
 
 
 @dataclass(frozen=True)
@@ -46,17 +48,17 @@ class Settings:
     """End the job on a gradient that has nan or infinity, and name its key and its worker."""
     let_workers_leave: bool = False
     """Rounds go on without workers that have left in order; else such a round ends the job."""
-    placement: Name = "by_link"
-    """The name of the placement by which the scheduler gives servers their runs of tensors."""
-    consistency: Name = "bulk_synchronous"
-    """The name of the rule by which rounds end on servers, and workers go on with new values."""
-    gradient_codec: Name = "identity"
-    """The name of the codec by which gradients travel to the servers."""
-    value_codec: Name = "identity"
-    """The name of the codec by which values travel to the workers. Initial values always travel as
+    placement: Chosen = "by_link"
+    """The placement by which the scheduler gives servers their runs of tensors."""
+    consistency: Chosen = "bulk_synchronous"
+    """The rule by which rounds end on servers, and workers go on with new values."""
+    gradient_codec: Chosen = "identity"
+    """The codec by which gradients travel to the servers."""
+    value_codec: Chosen = "identity"
+    """The codec by which values travel to the workers. Initial values always travel as
     they are."""
-    transport: Name = "tcp"
-    """The name of the transport by which workers connect to this server."""
+    transport: Chosen = "tcp"
+    """The transport by which workers connect to this server."""
     encrypt: bool = False
     """Encrypt all that workers and servers send each other; all of them must have the same."""
     local_aggregation: bool = True

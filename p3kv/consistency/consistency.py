@@ -113,43 +113,45 @@ def consistency_of_key(name: Optional[str], of_job: Consistency) -> Consistency:
     return rule
 
 
-def make_consistency(name: str, num_workers: int) -> Consistency:
-    """Makes the rule with this name; ConfigError if there is none, or if it can't be right."""
-    member = CONSISTENCIES.find(name)
+def make_consistency(chosen: str, num_workers: int) -> Consistency:
+    """Makes the rule that a setting chooses; ConfigError if there is none, or if it can't be
+    right."""
     try:
-        rule = member(num_workers)
+        rule = CONSISTENCIES.make(chosen, num_workers)
         needed = {round_: rule.needs(round_) for round_ in range(1, _CHECKED_ROUNDS)}
         exchanged = {push: rule.exchanges(push) for push in range(1, _CHECKED_PUSHES)}
+    except ConfigError:
+        raise
     except Exception as error:
         # It may be a user's own.
-        raise ConfigError(f"the consistency {name!r} failed: {in_one_line(error)}") from error
+        raise ConfigError(f"the consistency {chosen!r} failed: {in_one_line(error)}") from error
     if not isinstance(rule.window, int) or rule.window < 1:
         raise ConfigError(
-            f"the consistency {name!r} has a window of {rule.window!r}; it must be a whole number "
-            "from 1 on"
+            f"the consistency {chosen!r} has a window of {rule.window!r}; it must be a whole "
+            "number from 1 on"
         )
     if not isinstance(rule.predicts, int) or rule.predicts < 0:
         raise ConfigError(
-            f"the consistency {name!r} predicts {rule.predicts!r} steps ahead; it must be a whole "
-            "number from 0 on"
+            f"the consistency {chosen!r} predicts {rule.predicts!r} steps ahead; it must be a "
+            "whole number from 0 on"
         )
     for push, whether in exchanged.items():
         if not isinstance(whether, bool):
             raise ConfigError(
-                f"the consistency {name!r} answers {whether!r} when it is asked whether push "
+                f"the consistency {chosen!r} answers {whether!r} when it is asked whether push "
                 f"{push} is exchanged; it must be True or False"
             )
     if not any(exchanged.values()):
-        raise ConfigError(f"the consistency {name!r} exchanges none of {len(exchanged)} pushes")
+        raise ConfigError(f"the consistency {chosen!r} exchanges none of {len(exchanged)} pushes")
     for round_, needs in needed.items():
         if not isinstance(needs, int) or needs > round_:
             raise ConfigError(
-                f"the consistency {name!r} says that round {round_} needs the value of round "
+                f"the consistency {chosen!r} says that round {round_} needs the value of round "
                 f"{needs!r}; it must be a whole number, at most the round itself"
             )
         if needs < needed.get(round_ - 1, needs):
             raise ConfigError(
-                f"the consistency {name!r} says that round {round_} needs the value of round "
+                f"the consistency {chosen!r} says that round {round_} needs the value of round "
                 f"{needs}, and the round before it that of round {needed[round_ - 1]}"
             )
     return rule

@@ -53,16 +53,16 @@ class Keys:
         self.sliced_elems = 0
         """Elements of all keys that travel in slices, and not by touched rows."""
 
-    def choose_placement(self, node: Node, name: str) -> None:
-        """A worker names the placement; raises JobFails for a name that is not registered here."""
-        if name == self._placed_by:
+    def choose_placement(self, node: Node, chosen: str) -> None:
+        """A worker chooses the placement; raises JobFails for one that is not registered here."""
+        if chosen == self._placed_by:
             return
         try:
-            self._placement = PLACEMENTS.find(name)()
+            self._placement = PLACEMENTS.make(chosen)
         except ConfigError as error:
             failure = Failure(str(error), "worker", node.rank, error="ConfigError")
             raise JobFails(failure) from error
-        self._placed_by = name
+        self._placed_by = chosen
 
     def declare(
         self, node: Node, message: DeclareKey, slice_size: int, topology: Topology

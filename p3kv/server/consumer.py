@@ -37,6 +37,7 @@ from p3kv.wire.fields import KeyHeader, PullHeader, PushHeader, QueuedHeader, St
 from p3kv.wire.framing import Frame, Landing
 from p3kv.wire.header import (
     ENCODED,
+    EXACT,
     HEADER_BYTES,
     INITIAL_ROUND,
     NO_GRADIENT,
@@ -299,6 +300,7 @@ class Consumer:
         start_ns = now_ns()
         current = self._counted(header, state, gradient)
         if current is not None:
+            current.exact |= bool(header.flags & EXACT)
             self.lateness.pushed(current, header.rank, ready_s)
         if gradient is not None:
             trace_sum(self.tracer, header, start_ns)

@@ -13,7 +13,7 @@ from p3kv.server.workers import Workers
 from p3kv.wire.connection import Connection
 from p3kv.wire.fields import EndedHeader, PulledHeader, SliceValueHeader, UpdatedHeader
 from p3kv.wire.framing import Frame
-from p3kv.wire.header import NO_GRADIENT, URGENT, Kind, clock_us
+from p3kv.wire.header import EXACT, NO_GRADIENT, URGENT, Kind, clock_us
 from p3kv.wire.messages import UNKNOWN
 from p3kv.wire.queue import urgency
 from p3kv.wire.spans import trace_departure
@@ -88,7 +88,8 @@ class Values:
                 Kind.PULLED, self._rank(), key=state.plan.key_id, slice=state.index, round=round_,
                 request=header.request, priority=header.priority,
             )  # fmt: skip
-            self._send_value([connection], urgency(header.step, header.priority), state, answer)
+            urgent = urgency(header.step, header.priority)
+            self._send_value([connection], urgent, state, answer, bool(header.flags & EXACT))
 
     def _send_value(
         self,
@@ -96,6 +97,7 @@ class Values:
         urgent: int,
         state: SliceState,
         header: SliceValueHeader,
+        exact: bool = False,
     ) -> None:
         """Queues a slice's value, as it travels, on each of the connections."""
         ready_s = state.ready_s if header.round == state.round else {}
@@ -104,7 +106,7 @@ class Values:
         answers_push = isinstance(header, UpdatedHeader)
         for connection in filter(self._workers.listens, connections):
             peer = UNKNOWN if connection.peer is None else connection.peer
-            buffer, payload, encoded = state.wire(peer, answers_push)
+            buffer, payload, encoded = state.wire(peer, answers_push, exact)
             buffer.begin_send()
             to_peer = replace(
                 header, flags=header.flags | encoded, worked_us=worked_us,

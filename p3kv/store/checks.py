@@ -19,6 +19,8 @@ class Checks:
     def new_optimizer(self, new: ScriptOptimizer, before: Optional[ScriptOptimizer]) -> None:
         """For an optimizer that can't run, or not after the one before."""
         features = {Feature.OPTIMIZER, Feature.NO_PREDICTION}
+        if new.momentum is None:
+            features.add(Feature.OTHER_THAN_SGD)
         after = []
         if new.shares_numbers:
             features.add(Feature.SHARES_NUMBERS)

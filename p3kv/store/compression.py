@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from difflib import get_close_matches
-from typing import Any, Dict, Tuple
+from typing import Any, Dict, Optional, Tuple
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from p3kv.codecs import (
     check_codec,
     codec_features,
     make_codec,
+    norm,
 )
 from p3kv.common.combinations import Feature, check
 from p3kv.common.registry import Choice
@@ -60,8 +61,26 @@ class Compression:
         parameters."""
         check_codec(chosen, GRADIENTS)
         self._choice = chosen
+        self._momentum = 0.0
         self._codecs: Dict[Key, Tuple[Codec, Encoder, Decoder]] = {}
         self._pushes: Dict[Key, int] = {}
+
+    @property
+    def applies_momentum(self) -> bool:
+        """Whether the codec applies the optimizer's momentum."""
+        return CODECS.find(self._choice.name).applies_momentum
+
+    def use_momentum(self, optimizer: str, momentum: Optional[float]) -> None:
+        """Has the codec apply the momentum of an optimizer, as `ScriptOptimizer` has it, where it
+        applies any. Raises NotSupportedError as in a job."""
+        if self.applies_momentum:
+            features = {Feature.MOMENTUM} | (
+                {Feature.OTHER_THAN_SGD} if momentum is None else set()
+            )
+            check(features, f"the optimizer {optimizer}")
+            self._momentum = momentum or 0.0
+            for _, encoder, _ in self._codecs.values():
+                encoder.use_momentum(self._momentum)
 
     def arrived(self, key: Key, gradient: np.ndarray, size_elems: int, of_rows: bool) -> np.ndarray:
         """A key's next gradient, encoded and decoded; of the same shape and dtype. The key has
@@ -76,11 +95,12 @@ class Compression:
                 check({Feature.ROWS, *features}, f"{called(key, None)}, with a sparse gradient")
             made = make_codec(self._choice, GRADIENTS, size_elems, elements.dtype)
             self._codecs[key] = made, made.encoder(GRADIENTS), made.decoder(GRADIENTS)
+            self._codecs[key][1].use_momentum(self._momentum)
         codec, encoder, decoder = self._codecs[key]
         if codec.in_place:
             return gradient
         push = self._pushes[key] = self._pushes.get(key, 0) + 1
-        part = Part(0, push, push)
+        part = Part(0, push, push, norm(elements) if codec.needs_norm else 0.0)
         payload = memoryview(bytearray(codec.most_bytes(len(elements))))
         payload = payload[: encoder.encode(elements, part, payload)]
         arrived = np.empty_like(elements)

@@ -101,6 +101,8 @@ class Pushes(Generic[O]):
             self._unknown.append((key.key, changes))
         self.updates[key.key] = updates
         key.round += 1
+        if self._own.may_be_cut:
+            key.exact_round = key.round
         if is_new_step:
             self._steps += 1
             self._behind = 0 if self._counts_step else 1

@@ -113,6 +113,7 @@ class Resuming(Generic[O]):
         the checkpoint's.
         """
         self._pushes.checks.new_optimizer(fresh, self._pushes.optimizer)
+        self._own.optimizer_set(fresh.momentum)
         counts, self._counts = self._counts, None
         self._optimizer = None
         if counts is None:

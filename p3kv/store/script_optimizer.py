@@ -18,6 +18,9 @@ class ScriptOptimizer(ABC):
     """Name of its class, for messages and checkpoints."""
     needs_whole_tensors = False
     """Whether it updates tensors as a whole, and not slices."""
+    momentum: Optional[float] = None
+    """Momentum of SGD that has one and does not clip gradients, which a codec may apply in the
+    servers' place; None of any other optimizer."""
     shares_numbers = False
     """Whether `shared_number` is to be asked for every push."""
 

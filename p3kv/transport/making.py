@@ -6,13 +6,13 @@ from p3kv.config import Settings
 from p3kv.transport.transport import TRANSPORTS, Transport
 
 
-def make_transport(name: str, settings: Settings, key: bytes) -> Transport:
-    """The transport of this name, encrypted if the settings say so, with the job's key for it.
+def make_transport(chosen: str, settings: Settings, key: bytes) -> Transport:
+    """The transport that is chosen, encrypted if the settings say so, with the job's key for it.
 
-    Raises ConfigError for a name that nobody has registered here, and where this Python can't
+    Raises ConfigError for one that nobody has registered here, and where this Python can't
     encrypt.
     """
-    transport = TRANSPORTS.find(name)(settings.silence_timeout_s)
+    transport = TRANSPORTS.make(chosen, settings.silence_timeout_s)
     if not settings.encrypt:
         return transport
     from p3kv.transport.tls import Tls  # only then, since OpenSSL is large

@@ -17,6 +17,7 @@ from p3kv.wire.fields import Header, PullRowsHeader, PushHeader, StateHeader, Va
 from p3kv.wire.header import (
     ACKNOWLEDGE,
     ENCODED,
+    EXACT,
     MAX_PROBE_BYTES,
     MAX_STATE_BYTES,
     NO_GRADIENT,
@@ -62,7 +63,13 @@ Rules = Mapping[State, Mapping[int, Rule]]
 """By the sender's state, the kinds of frames that may come. Any other breaks the protocol."""
 
 _OF_PUSH = (
-    WANTS_RESULT | ENCODED | ACKNOWLEDGE | NO_GRADIENT | PushHeader.IN_HOST_SUM | PushHeader.CARRIES
+    WANTS_RESULT
+    | ENCODED
+    | EXACT
+    | ACKNOWLEDGE
+    | NO_GRADIENT
+    | PushHeader.IN_HOST_SUM
+    | PushHeader.CARRIES
 )
 FROM_WORKERS: Rules = {
     State.NEW: {Kind.HELLO: Rule(HELLO_BYTES, then=State.CHALLENGED)},
@@ -70,7 +77,7 @@ FROM_WORKERS: Rules = {
     State.WAITING: {},
     State.OPEN: {
         Kind.PUSH: Rule(MAX_SLICE_BYTES, flags=_OF_PUSH),
-        Kind.PULL: Rule(),
+        Kind.PULL: Rule(flags=EXACT),
         Kind.PUSH_ROWS: Rule(MAX_ROWS_BYTES, flags=ENCODED | NO_GRADIENT),
         Kind.PULL_ROWS: Rule(MAX_ROWS_BYTES, flags=PullRowsHeader.NAMED),
         Kind.KEY: Rule(MAX_MESSAGE_BYTES),

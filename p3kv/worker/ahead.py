@@ -104,7 +104,7 @@ class Ahead:
         done = partial(self._done, arrivals, transfer.round, value, gradient)
         travels = Transfer(
             key, transfer.round, transfer.step, transfer.priority, source, value.ctypes.data, done,
-            transfer.asks, transfer.changes,
+            transfer.asks, transfer.changes, exact=transfer.exact,
         )  # fmt: skip
         travels.ready_s = transfer.ready_s
         self._travelling += 1

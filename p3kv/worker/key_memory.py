@@ -83,6 +83,9 @@ class KeyMemory(Encoder):
         self._forget_complete()
         return count
 
+    def use_momentum(self, momentum: float) -> None:
+        self._encoder.use_momentum(momentum)
+
     def memory(self) -> Arrays:
         return self._memory
 

@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from typing import Any, Callable, Collection, Dict, List, Optional, Sequence, Set, Tuple
 
 from p3kv.checkpoints import Saved
-from p3kv.codecs import GRADIENTS, check_codec
+from p3kv.codecs import CODECS, GRADIENTS, VALUES, check_codec, codec_of
 from p3kv.common import combinations, words
 from p3kv.common.combinations import Combination, Feature
 from p3kv.common.registry import Choice
@@ -61,6 +61,8 @@ class WorkerStore:
 
         `request` asks the scheduler; `call_soon` and `ask` have the worker's thread do
         something, `ask` waits for its result. `check` raises the job's failure."""
+        self._gradient_codec = codec_of(settings, GRADIENTS)
+        self._value_codec = codec_of(settings, VALUES)
         self._features = features | rule.features
         self._speaks = speaks
         self._said: Set[Combination] = set()
@@ -85,8 +87,13 @@ class WorkerStore:
         """How many checkpoints there were before the store's newest step."""
         self.is_saved = settings.checkpoint_dir is not None
         """Whether the job writes checkpoints."""
-        self._gradient_codec = Choice(settings.gradient_codec)
-        self._value_codec = Choice(settings.value_codec)
+        self.may_be_cut = False
+        """Whether there may be a checkpoint of the store's newest step. Its values travel as they
+        are, since a job that goes on begins with them."""
+        self._told_memory = False
+        self._has_optimizer = False
+        self._momentum: Optional[float] = None
+        """That of the optimizer, where the codec of gradients applies it."""
         self._traffic = traffic
         self._request = request
         self._call_soon = call_soon
@@ -132,9 +139,11 @@ class WorkerStore:
         answer = self._request(declaration, (DeclaredKey, KeyRefused))
         if isinstance(answer, KeyRefused):
             raise KeyMismatchError(answer.reason)
-        worker_key = WorkerKey(answer, self._rule, name, self._features)
+        steps_before = self._traffic.checkpoints.resumed().step
+        worker_key = WorkerKey(answer, self._rule, name, self._features, steps_before)
         if self.is_saved:
             self._traffic.checkpoints.remember(worker_key, self.resumed is not None)
+        self._tell_momentum(worker_key)
         self._keys[key] = worker_key
         self._call_soon(self._traffic.declare, worker_key)
         return worker_key
@@ -146,6 +155,8 @@ class WorkerStore:
         `what` says which key has them, or what the script has done.
         """
         combined = {*self._features, *features}
+        if self.codec_applies_momentum:
+            combined.add(Feature.MOMENTUM)
         combinations.check(combined, what)
         for entry in combinations.left_out(combined):
             if self._speaks and entry not in self._said:
@@ -166,7 +177,30 @@ class WorkerStore:
                 f"the store has keys already, whose gradients do not travel by the codec {choice}; "
                 "choose it before the first key is initialised"
             )
+        if self._has_optimizer and CODECS.find(choice.name).applies_momentum:
+            raise ConfigError(
+                f"the codec {choice} applies the optimizer's momentum, and the servers have been "
+                "told to apply it; choose the codec before the optimizer is set"
+            )
         self._gradient_codec = choice
+
+    @property
+    def codec_applies_momentum(self) -> bool:
+        """Whether the optimizer's momentum is applied on workers, by the codec of gradients."""
+        return CODECS.find(self._gradient_codec.name).applies_momentum
+
+    def optimizer_set(self, momentum: Optional[float]) -> None:
+        """The store has an optimizer, from the next push on; `momentum` as `ScriptOptimizer` has
+        it."""
+        self._has_optimizer = True
+        if self.codec_applies_momentum:
+            self._momentum = momentum
+            for key in self.declared():
+                self._tell_momentum(key)
+
+    def _tell_momentum(self, key: WorkerKey) -> None:
+        if self._momentum is not None:
+            key.encoder.use_momentum(self._momentum)
 
     def key(self, key: Key) -> WorkerKey:
         """The declared key; KeyMismatchError if there is none."""
@@ -258,6 +292,7 @@ class WorkerStore:
             cut = self._traffic.cuts.cut(self._traffic.steps.newest, due)
             self._call_soon(self._traffic.checkpoints.add, cut)
         self._steps += 1
+        self.may_be_cut = self._traffic.cuts.may_be_due()
 
     def step_ends(self) -> None:
         """To be called when all is pushed of a step, where the front end knows."""
@@ -283,8 +318,24 @@ class WorkerStore:
 
     def new_step(self) -> int:
         """Returns the number of a step that begins in one of the stores."""
+        self._tell_memory_once()
         self._cuts_before = self._traffic.cuts.count
         return self._traffic.steps.new_step(self.number)
+
+    def _tell_memory_once(self) -> None:
+        if self._told_memory:
+            return
+        self._told_memory = True
+        keys = [key for key in self.declared() if key.codecs.values.of_each_worker]
+        if keys and self._rank == 0:
+            workers = self._rule.num_workers
+            copies_mb = sum(key.size_bytes for key in keys) * workers / 1e6
+            _log.warning(
+                "by the codec %s workers have other values than the servers until %s is "
+                "called: call it before values are saved, or used for anything but training. "
+                "Servers keep what each of %d workers has, %.1f MB in all",
+                self._value_codec, words.current().synchronise, workers, copies_mb,
+            )  # fmt: skip
 
     @property
     def forward_order(self) -> List[Key]:

@@ -7,8 +7,7 @@ import time
 from functools import partial
 from typing import Any, Callable, Collection, Dict, Iterable, List, Mapping, Optional
 
-from p3kv.codecs import GRADIENTS, VALUES, check_codec
-from p3kv.common.registry import Choice
+from p3kv.codecs import GRADIENTS, VALUES, codec_of
 from p3kv.common.trace import KeyName, Tracer
 from p3kv.config import Settings
 from p3kv.consistency import make_consistency
@@ -76,10 +75,10 @@ class Traffic:
         frames with which connections begin. `neighbours` are the workers of this host with which
         this one sums, by rank, once they are connected.
 
-        Raises ConfigError when there is no consistency rule or codec as the settings name it.
+        Raises ConfigError when there is no consistency rule or codec as the settings choose it.
         """
-        check_codec(Choice(settings.gradient_codec), GRADIENTS)
-        check_codec(Choice(settings.value_codec), VALUES)
+        codec_of(settings, GRADIENTS)
+        codec_of(settings, VALUES)
         self.rank = rank
         self.servers: Dict[int, Connection] = {}
         self.stalls = StallWarnings()

@@ -10,7 +10,7 @@ from typing import Callable, Collection, Dict, List, Optional, Sequence, Set, Tu
 
 import numpy as np
 
-from p3kv.codecs import GRADIENTS, VALUES, codec_features, make_codecs
+from p3kv.codecs import GRADIENTS, VALUES, codec_features, make_codecs, norm
 from p3kv.common.combinations import Feature, has_effect
 from p3kv.consistency import Consistency
 from p3kv.errors import ProtocolError
@@ -47,7 +47,8 @@ def features_of(declared: Union[DeclareKey, DeclaredKey], consistency: Consisten
 class WorkerKey:
     """A declared key: its runs on the servers, its round, and the pulls that are not answered.
 
-    `round`, `is_next_exchanged`, `ask` and `asks` belong to the thread that pushes and pulls.
+    `round`, `exact_round`, `is_next_exchanged`, `ask` and `asks` belong to the thread that pushes
+    and pulls.
     """
 
     def __init__(
@@ -56,9 +57,11 @@ class WorkerKey:
         consistency: Consistency,
         name: Optional[str] = None,
         job: Collection[Feature] = (),
+        steps_before: int = 0,
     ) -> None:
         """`consistency` is the rule that the key was declared with, `name` what this worker's
-        script calls the parameter, `job` the job's features.
+        script calls the parameter, `job` the job's features. `steps_before`: how many steps there
+        were before the checkpoint from which the job goes on.
 
         Raises ConfigError if the key's layout or a codec is not known here.
         """
@@ -74,6 +77,7 @@ class WorkerKey:
         self.shape = declared.shape
         self.dtype = declared.dtype
         self._layout = make_layout(declared.layout, declared.shape)
+        self.steps_before = steps_before
         self.numpy_dtype = np.dtype(declared.dtype)
         self.item_bytes = self.numpy_dtype.itemsize
         self.size_elems = self._layout.size_elems
@@ -98,6 +102,8 @@ class WorkerKey:
         self.runs = declared.runs
         self.round = INITIAL_ROUND
         """The last round that this worker has pushed."""
+        self.exact_round = INITIAL_ROUND
+        """The last of these rounds whose value travels as it is, since a checkpoint may follow."""
         self.begun = INITIAL_ROUND
         """The same, for the worker's thread."""
         self._pushes = 0
@@ -182,9 +188,9 @@ class Transfer:
     """
 
     __slots__ = (
-        "_kept", "_landed", "_memory", "asks", "changes", "done", "has_gradient", "is_exchanged",
-        "key", "missing_elems", "priority", "ready_s", "round", "route", "size_bytes", "source",
-        "step", "takes", "target",
+        "_kept", "_landed", "_memory", "asks", "changes", "done", "exact", "has_gradient",
+        "is_exchanged", "key", "missing_elems", "norm", "priority", "ready_s", "round", "route",
+        "size_bytes", "source", "step", "takes", "target",
     )  # fmt: skip
 
     def __init__(
@@ -200,6 +206,7 @@ class Transfer:
         changes: Optional[Future[bool]] = None,
         takes: Optional[int] = None,
         is_exchanged: bool = True,
+        exact: bool = False,
     ) -> None:
         """`step` counts the steps of all stores; a key's round is never larger than it. `asks`: of
         a pull, what it answers; of a push, the pulls of the key that were called before.
@@ -209,7 +216,7 @@ class Transfer:
 
         `takes`: of a push by a rule that lets workers go ahead, the round whose value goes to the
         target. If not `is_exchanged`, the source is added on this worker to
-        what a later push brings along."""
+        what a later push brings along. `exact`: its value travels as it is, whatever the codec."""
         self.key = key
         self.round = round
         self.priority = priority
@@ -222,12 +229,15 @@ class Transfer:
         self.has_gradient = source is not None and changes is None
         self.takes = takes
         self.is_exchanged = is_exchanged
+        self.exact = exact
         self.size_bytes = key.size_bytes
         self.ready_s = time.monotonic()
         """When the arrays were ready: a transfer is made when they are."""
         self.missing_elems = key.size_elems
         """Elements that have not arrived; without a target, elements of which this worker does not
         know that they have arrived there."""
+        self.norm = 0.0
+        """Norm of the gradient, where the key's codec needs it."""
         self.route: Route
         """What carries it, once it is under way."""
         self._kept: Optional[np.ndarray] = None
@@ -291,6 +301,12 @@ class Transfer:
     def misses(self, piece: Slice) -> bool:
         """Whether a slice has not begun to arrive in the target."""
         return self._landed is None or piece.offset not in self._landed
+
+    def norm_of_source(self) -> float:
+        """Euclidean norm of all elements of the source."""
+        assert self.source is not None
+        memory = memory_at(self.source, self.size_bytes)
+        return norm(np.frombuffer(memory, self.key.numpy_dtype))
 
     def memory(self, array: int, piece: Slice) -> memoryview:
         """The bytes of one slice of the array at an address, `source` or `target`."""

@@ -1,12 +1,13 @@
-"""Jobs with 2-bit gradients go on from a checkpoint bit for bit, with what they had kept back."""
+"""Jobs whose codecs keep something back go on from a checkpoint bit for bit, with what that was."""
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import sys
 from pathlib import Path
-from typing import Any, Dict
+from typing import Any, Dict, Mapping
 
 import numpy as np
 import pytest
@@ -19,14 +20,24 @@ SETTINGS: Dict[str, Any] = {
     "P3KV_DETERMINISTIC": 1,
     "P3KV_SLICE_SIZE": 200,
 }
+TWO_BITS = {"type": "2bit", "threshold": 2.0}
 
 
-def train(folder: Path, *victim: str, workers: int = 2, servers: int = 2, **more: Any) -> JobResult:
+def train(
+    folder: Path,
+    *victim: str,
+    workers: int = 2,
+    servers: int = 2,
+    codec: Mapping[str, Any] = TWO_BITS,
+    every: int = 3,
+    **more: Any,
+) -> JobResult:
     """Runs `kept_back.py` with checkpoints in `folder`; the weights go to `end.npz` there."""
     settings = {**SETTINGS, "P3KV_CHECKPOINT_DIR": folder / "checkpoints", **more}
     command = [
         sys.executable, "-m", "p3kv", "launch", "-n", str(workers), "-s", str(servers), "--",
-        sys.executable, str(SCRIPTS / "kept_back.py"), str(folder / "end.npz"), *victim,
+        sys.executable, str(SCRIPTS / "kept_back.py"), str(folder / "end.npz"), json.dumps(codec),
+        str(every), *victim,
     ]  # fmt: skip
     return run(command, environment(PYTHONPATH=f"{ROOT}:{SCRIPTS}", **settings), 120)
 
@@ -113,3 +124,23 @@ def test_with_another_number_of_workers_what_was_kept_back_is_lost_and_said_so_o
     assert {re.sub(r"\D*-\d+-of-", " ", name[5:-4]) for name in names} == {
         "0000000008 2", "0000000012 2", "0000000012 3",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("codec", "values"),
+    [
+        ({"type": "dgc", "share": 0.05, "clip": 20.0, "warmup_steps": 10}, "float16"),
+        ({"type": "topk", "share": 0.05}, "topk:share=0.1"),
+    ],
+)
+def test_codecs_of_some_elements_go_on_bit_for_bit_in_both_directions(
+    tmp_path: Path, codec: Mapping[str, Any], values: str
+) -> None:
+    """The values of all that is trained in the step before a checkpoint travel as they are."""
+    more = {"codec": codec, "every": 1, "P3KV_VALUE_CODEC": values}
+    killed, undisturbed = tmp_path / "killed", tmp_path / "undisturbed"
+    for folder in (killed, undisturbed):
+        folder.mkdir()
+    assert train(undisturbed, **more).code == 0
+    assert train(killed, "all", **more).code != 0
+    goes_on(killed, dict(np.load(undisturbed / "end.npz")), 8, **more)

@@ -112,7 +112,7 @@ def test_bytes_that_are_no_blocks_are_refused(length: int, payload: bytes) -> No
 def test_half_floats_of_another_number_are_refused(size_bytes: int) -> None:
     codec = Float16(3, np.dtype(np.float32))
     for take in (codec.decode, codec.add):
-        with pytest.raises(ProtocolError, match=f"{size_bytes} bytes for 3 half floats"):
+        with pytest.raises(ProtocolError, match=f"{size_bytes} bytes for 3 elements of float16"):
             take(memoryview(bytes(size_bytes)), PART, np.zeros(3, np.float32))
 
 
@@ -325,8 +325,16 @@ def test_a_job_trains_with_a_codec_of_the_user_s_own() -> None:
     [
         ({"P3KV_GRADIENT_CODEC": "zip"}, ["no codec 'zip'", "P3KV_PLUGINS"]),
         (
+            {"P3KV_GRADIENT_CODEC": "topk:share=0"},
+            ["the share of the codec 'topk' is 0; it must be a number above 0 and at most 1"],
+        ),
+        (
+            {"P3KV_VALUE_CODEC": "topk:0.01"},
+            ["P3KV_VALUE_CODEC is 'topk:0.01', in which '0.01' is not a parameter of its own"],
+        ),
+        (
             {"P3KV_VALUE_CODEC": "2bit"},
-            ["the codec '2bit' is for gradients only", "For values there are float16, identity, "],
+            ["the codec '2bit' is for gradients only", "For values there are bfloat16, float16, "],
         ),
     ],
 )

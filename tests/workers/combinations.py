@@ -77,6 +77,15 @@ def plain() -> None:
     refused("ROWS", "REMEMBERING", two_bits.init, "w", rows)
     refused("SCALED_LOSS", "OPTIMIZER", scaled_loss)
 
+    by_dgc = a_store()
+    by_dgc.set_gradient_compression({"type": "dgc"})
+    refused("MOMENTUM", "OTHER_THAN_SGD", by_dgc.set_optimizer, mx.optimizer.Adam())
+    refused("MOMENTUM", "CLIPPING", by_dgc.clip_global_norm, 1.0)
+    by_dgc.init("w", zeros)
+    refused("MOMENTUM", "NO_OPTIMIZER", by_dgc.push, "w", ones)
+    by_dgc.set_optimizer(mx.optimizer.SGD(momentum=0.9))
+    refused("MOMENTUM", "STATES", by_dgc.save_optimizer_states, "states")
+
     compressed = a_store()
     compressed.set_gradient_compression({"type": "float16"})
     # Integers travel as they are, which no codec of floats could do.
@@ -99,6 +108,9 @@ def seldom() -> None:
     refused("NO_OPTIMIZER", "SELDOM", store.push, "w", ones)
     refused("ROWS", "SELDOM", store.init, "r", rows)
     refused("CLIPPING", "SELDOM", store.clip_global_norm, 1.0)
+    by_dgc = a_store()
+    by_dgc.set_gradient_compression({"type": "dgc"})
+    refused("MOMENTUM", "SELDOM", by_dgc.init, "w", zeros)
 
 
 def seldom_and_checkpoints() -> None:
@@ -139,6 +151,9 @@ def on_hosts() -> None:
     compressed = a_store()
     compressed.set_gradient_compression({"type": "2bit"})
     compressed.init([1, 2], [zeros, zeros.astype("float16")])
+    clipped = a_store()
+    clipped.set_gradient_compression({"type": "dgc", "clip": 1.0})
+    clipped.init("w", zeros)
     a_store("r", rows)
 
 

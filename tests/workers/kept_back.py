@@ -1,10 +1,13 @@
-"""Trains with 2-bit gradients, and goes on from a checkpoint where there is one.
+"""Trains by a codec that keeps something back, and goes on from a checkpoint where there is one.
 
-Arguments: the file for the weights at the end; then perhaps which process is to be killed in
-mid-training, as in `continued.py`. What a worker has not sent yet is as large as what it has.
+Arguments: the file for the weights at the end; `compression_params`, in JSON; in one of how many
+steps a parameter is trained, which is frozen in the others; then perhaps which process is to be
+killed in mid-training, as in `continued.py`. What a worker has not sent yet is as large as what it
+has.
 """
 
 import p3kv  # noqa: F401, I001
+import json
 import sys
 import time
 from typing import List
@@ -17,8 +20,7 @@ from mxnet import autograd, gluon
 
 STEPS, FIRST_WRITTEN_IN, DIES_IN = 14, 5, 9
 SHAPES = [(37, 23), (1,), (64,), (500,)]
-SELDOM, EVERY = 2, 3
-"""The parameter that is trained in one of so many steps only."""
+SELDOM, EVERY = 2, int(sys.argv[3])
 
 
 def train(trainer: gluon.Trainer, parameters: List[gluon.Parameter], step: int, rank: int) -> None:
@@ -45,22 +47,23 @@ def main() -> None:
     store = mx.kv.create("p3")
     trainer = gluon.Trainer(
         parameters, "sgd", {"learning_rate": 0.1, "momentum": 0.9}, kvstore=store,
-        compression_params={"type": "2bit", "threshold": 2.0},
+        compression_params=json.loads(sys.argv[2]),
     )  # fmt: skip
     begun = store.resumed_steps
     print(f"begins after {begun} steps")
     for step in range(begun, STEPS):
         train(trainer, parameters, step, store.rank)
-        if len(sys.argv) > 2 and not begun:
+        if len(sys.argv) > 4 and not begun:
             if step == FIRST_WRITTEN_IN and store.rank == 0:
                 complete.wait(1)
             if step == DIES_IN:
                 mx.nd.waitall()
                 if store.rank == 0:
                     complete.wait(2)
-                    kill(sys.argv[2])
+                    kill(sys.argv[4])
                 store._barrier()
                 time.sleep(60)  # until the store hears of it
+    store.synchronize()
     if store.rank == 0:
         np.savez(sys.argv[1], **{one.name: one.data().asnumpy() for one in parameters})
     store._barrier()

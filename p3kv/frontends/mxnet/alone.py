@@ -29,6 +29,7 @@ from p3kv.common.combinations import Feature, check
 from p3kv.errors import ConfigError
 from p3kv.frontends.mxnet import clipping, rows
 from p3kv.frontends.mxnet.arrays import DENSE, ROW_SPARSE, by_key, check_kind
+from p3kv.frontends.mxnet.sgd_after_momentum import after_momentum, momentum_of
 from p3kv.store.clipped_steps import checked
 from p3kv.store.compression import Compression, choice
 from p3kv.wire.messages import Key, called
@@ -88,6 +89,9 @@ class Alone(KVStore):
 
     def set_optimizer(self, optimizer: mx.optimizer.Optimizer) -> None:
         """Has the store update weights, in this process."""
+        if self._compression is not None and self._compression.applies_momentum:
+            self._compression.use_momentum(type(optimizer).__name__, momentum_of(optimizer))
+            optimizer = after_momentum(optimizer)
         self._set_updater(mx.optimizer.get_updater(optimizer))
 
     def set_gradient_compression(self, compression_params: Mapping[str, Any]) -> None:
@@ -127,6 +131,9 @@ class Alone(KVStore):
         else:
             super().pull(key, out, priority, ignore_sparse)
 
+    def synchronize(self) -> None:
+        """Does nothing: values are always exact."""
+
     def row_sparse_pull(
         self, key: Any, out: Any = None, priority: int = 0, row_ids: Any = None
     ) -> None:
@@ -153,6 +160,8 @@ class Alone(KVStore):
     def clip_global_norm(self, max_norm: Optional[float]) -> None:
         """Scales the gradients of each step so that the norm of all together is at most
         `max_norm`; None ends this."""
+        if self._compression is not None and self._compression.applies_momentum:
+            check({Feature.MOMENTUM, Feature.CLIPPING}, "steps are to be clipped")
         self.max_norm = None if max_norm is None else checked(max_norm)
         self._pushes.clear()
         self._steps = 0
@@ -202,6 +211,8 @@ class Alone(KVStore):
         """Keys and gradients as a push takes them, after the codec."""
         if self._compression is None:
             return key, value
+        if self._compression.applies_momentum and self._updater is None:
+            check({Feature.MOMENTUM, Feature.NO_OPTIMIZER}, "the store has no optimizer")
         grouped = by_key(key, value)
         return [one for one, _ in grouped], [self._arrived_sum(*of_key) for of_key in grouped]
 

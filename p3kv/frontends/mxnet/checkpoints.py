@@ -35,7 +35,8 @@ class OptimizerGoesOn(GoesOn[WorkerOptimizer]):
         # What was the rate of the last step follows from it.
         optimizer = fresh.optimizer
         optimizer.num_update = optimizer.begin_num_update + counts.steps
-        return WorkerOptimizer(optimizer, since_step, counts.remembered)
+        by_codec = self._own.codec_applies_momentum
+        return WorkerOptimizer(optimizer, since_step, counts.remembered, by_codec)
 
     def give(self, key: WorkerKey, states: Sequence[State], optimizer: WorkerOptimizer) -> None:
         found = saved_states.of_states(states, key, optimizer)

@@ -107,20 +107,26 @@ class Operations:
 
         return any_gradient
 
-    def pull(self, key: WorkerKey, targets: Sequence[NDArray], priority: int) -> None:
-        """Gives the value of the last round that was pushed to all targets."""
+    def pull(
+        self, key: WorkerKey, targets: Sequence[NDArray], priority: int, exact: bool = False
+    ) -> None:
+        """Gives the value of the last round that was pushed to all targets; `exact`: as it is on
+        the servers, whatever the codec."""
         target = self._staging.target(key, targets)
         if key.touched_only:
             self._rows.pull(key, self._pushes.step, priority, target)
         else:
-            self._begin_when_ready(key, key.round, self._pushes.step, priority, None, target)
+            step = self._pushes.step
+            self._begin_when_ready(key, key.round, step, priority, None, target, exact=exact)
         spread(target, targets)
 
-    def pull_dense(self, key: WorkerKey, targets: Sequence[NDArray], priority: int) -> None:
+    def pull_dense(
+        self, key: WorkerKey, targets: Sequence[NDArray], priority: int, exact: bool = False
+    ) -> None:
         """Like `pull`, and leaves sparse targets as they are."""
         targets = self._staging.dense_targets(key, targets)
         if targets:
-            self.pull(key, targets, priority)
+            self.pull(key, targets, priority, exact)
 
     def pull_rows(
         self, key: WorkerKey, targets: List[NDArray], priority: int, ids: NDArray
@@ -137,10 +143,12 @@ class Operations:
         source: Optional[NDArray],
         target: Optional[NDArray],
         changes: Optional[Future[bool]] = None,
+        exact: bool = False,
     ) -> None:
         """Has the worker begin a transfer when its arrays are ready. With `changes` it is a push
         without a gradient."""
         pushes = source is not None or changes is not None
+        exact = exact or round_ == key.exact_round > INITIAL_ROUND
         takes = key.consistency.needs(round_) if self._goes_ahead(key, target) else None
         asks = key.asks() if pushes else (key.ask(),)
 
@@ -154,7 +162,7 @@ class Operations:
             self._worker.begin(
                 Transfer(
                     key, round_, step, priority, source_at, target_at, operation.complete, asks,
-                    changes, takes,
+                    changes, takes, exact=exact,
                 )
             )  # fmt: skip
 

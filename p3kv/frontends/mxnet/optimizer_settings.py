@@ -17,6 +17,7 @@ import numpy as np
 
 from p3kv.errors import ConfigError, NotSupportedError, ProtocolError
 from p3kv.frontends.mxnet import who_updates
+from p3kv.frontends.mxnet.sgd_after_momentum import SGDAfterMomentum
 from p3kv.wire.messages import Key, Message, check_plain, decode
 
 # Each of these computes an element of the weight from the same element of gradient and state, and
@@ -36,6 +37,7 @@ _MXNETS: Dict[str, Type[mx.optimizer.Optimizer]] = {
     name: getattr(mx.optimizer, name, None) or getattr(mx.optimizer.contrib, name)
     for name in _BY_SLICE | _ON_WHOLE_TENSORS
 }
+_MXNETS[SGDAfterMomentum.__name__] = SGDAfterMomentum  # MXNet's but for what it leaves out
 # What the server counts itself, and what is no plain data and used on the worker only.
 _NOT_SENT = frozenset(
     {

@@ -121,6 +121,8 @@ class P3(KVStoreBase):
         """Parameters given to `set_gradient_compression`."""
         self._names: Mapping[Key, str] = {}
         self._expected_rows: Set[Key] = set()
+        self._received: Dict[Key, Tuple[WorkerKey, List[NDArray]]] = {}
+        """Arrays that a key's value has gone to last."""
         self._order = OrderLearner(self._own.publish_order, FORWARD_READS)
         if self.rank != 0:
             # Rank 0 decides, and all workers use its order.
@@ -240,6 +242,7 @@ class P3(KVStoreBase):
                 spread(self._give_initial(worker_key, first, targets), targets)
             else:
                 self._operations.pull(worker_key, targets, priority)
+            self._received[one_key] = worker_key, targets
 
     def pushpull(
         self, key: Union[Key, Sequence[Key]], value: Any, out: Any = None, priority: int = 0
@@ -257,6 +260,7 @@ class P3(KVStoreBase):
             self._pushes.begin_clipped_call(known)
         for worker_key, sources, targets in known:
             self._operations.pushpull(worker_key, sources, targets, priority)
+            self._received[worker_key.key] = worker_key, targets
         if self._pushes.clipping.clips:
             self._pushes.clipping.end_call()
 
@@ -304,6 +308,15 @@ class P3(KVStoreBase):
         pull = self._operations.pull_dense if ignore_sparse else self._operations.pull
         for worker_key, targets in self._known(key, [], [out], ignore_sparse):
             pull(worker_key, targets, priority)
+            self._received[worker_key.key] = worker_key, targets
+
+    def synchronize(self) -> None:
+        """Gives all dense arrays that have received values the servers' own, unrounded, after this
+        worker's last push: where P3KV_VALUE_CODEC has each worker lack some changes, or rounds.
+        Training may go on afterwards."""
+        self._worker.check()
+        for key, targets in self._received.values():
+            self._operations.pull_dense(key, targets, 0, exact=True)
 
     def row_sparse_pull(
         self, key: Any, out: Any = None, priority: int = 0, row_ids: Any = None
@@ -330,7 +343,11 @@ class P3(KVStoreBase):
         Raises NotSupportedError for an optimizer that the servers can't build, or that needs whole
         tensors while a key is on several servers already.
         """
-        set_now = WorkerOptimizer(optimizer, self._pushes.step)
+        set_now = WorkerOptimizer(
+            optimizer,
+            self._pushes.step,
+            momentum_by_codec=self._own.codec_applies_momentum,
+        )
         self._resuming.set_optimizer(set_now)
         self._updater = ServersUpdater(optimizer, self._states.of_keys)
 

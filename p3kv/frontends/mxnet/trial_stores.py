@@ -136,6 +136,9 @@ class Other(Clocked, KVStore):
         """Not known."""
         return math.nan
 
+    def synchronize(self) -> None:
+        """Does nothing: values are always exact."""
+
     def stats(self) -> Dict[str, Any]:
         """Zeros, as without a job."""
         return nothing_measured()

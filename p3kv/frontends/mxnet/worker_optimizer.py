@@ -7,15 +7,18 @@ from typing import Any, Dict, Mapping, Optional
 import mxnet as mx
 from msgspec import structs
 
+from p3kv.errors import NotSupportedError
 from p3kv.frontends.mxnet.optimizer_settings import (
     KEPT_BY_KEY,
     SHARED_NUMBERS,
+    PlainOptimizer,
     SharedNumber,
     is_mxnets,
     is_random,
     needs_whole_tensors,
     plain,
 )
+from p3kv.frontends.mxnet.sgd_after_momentum import SGDAfterMomentum, momentum_of
 from p3kv.store.script_optimizer import ScriptOptimizer
 from p3kv.wire.messages import Key, encode
 
@@ -31,8 +34,10 @@ class WorkerOptimizer(ScriptOptimizer):
         optimizer: mx.optimizer.Optimizer,
         since_step: int,
         resumed: Optional[Mapping[str, Any]] = None,
+        momentum_by_codec: bool = False,
     ) -> None:
-        """`resumed`: what `remembered` was in the training that goes on.
+        """`resumed`: what `remembered` was in the training that goes on. `momentum_by_codec`: the
+        codec of gradients applies the momentum of SGD, and the servers do not.
 
         Raises NotSupportedError for an optimizer that no server can build.
         """
@@ -48,7 +53,11 @@ class WorkerOptimizer(ScriptOptimizer):
         resumed = resumed or {}
         # All workers draw: those whose random numbers are alike stay so.
         self._seed = None if not is_random(kind) else resumed[SEED] if SEED in resumed else _drawn()
-        self._settings = plain(optimizer, since_step, self._seed)
+        self.momentum = momentum_of(optimizer)
+        self._momentum_by_codec = momentum_by_codec and self.momentum is not None
+        if self._momentum_by_codec:
+            self.name = SGDAfterMomentum.__name__
+        self._settings = self._plain()
         self._schedule: float = resumed.get("m_schedule", 1.0)
         self._last_rate: Optional[float] = resumed.get("cur_lr")
         """Rate of LARS's last update."""
@@ -63,15 +72,24 @@ class WorkerOptimizer(ScriptOptimizer):
         updates."""
         optimizer, before = self.optimizer, self._settings
         optimizer.num_update = optimizer.begin_num_update + updates
-        other_steps = step - self.since_step - updates
-        self._settings = plain(optimizer, self.since_step, self._seed, other_steps)
+        self._settings = self._plain(step - self.since_step - updates)
+        if self._momentum_by_codec and optimizer.momentum != self.momentum:
+            raise NotSupportedError(
+                f"the optimizer's momentum was {self.momentum} and is {optimizer.momentum} now, "
+                "and the codec of gradients has gathered gradients by the first; keep it, or use "
+                "another codec (topk)"
+            )
         if self.shares_numbers:
             self._change_rate(before.rate)
         return self.settings if self._settings != before else None
 
     def has_changed(self) -> bool:
-        now = plain(self.optimizer, self.since_step, self._seed)
+        now = self._plain()
         return now != structs.replace(self._settings, counts_from=now.counts_from)
+
+    def _plain(self, other_steps: int = 0) -> PlainOptimizer:
+        settings = plain(self.optimizer, self.since_step, self._seed, other_steps)
+        return structs.replace(settings, name=self.name)
 
     def shared_number(self, key: Key, update: int) -> Optional[bytes]:
         """MXNet's Nadam, LARS and LBSGD leave a number from one key's update for that of the next.

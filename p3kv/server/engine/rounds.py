@@ -36,6 +36,8 @@ class Round(Generic[S]):
     """Once it has ended: whether any worker had a gradient."""
     lacks_gradient: bool = False
     """Whether a worker, or all of a host, has said that it has no gradient."""
+    exact: bool = False
+    """Whether a worker wants the value as it is, whatever the codec."""
     priority: int = 0
     since_s: float = field(default_factory=time.monotonic)
     """When the first push arrived, on the monotonic clock."""

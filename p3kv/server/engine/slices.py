@@ -58,6 +58,8 @@ class SliceState(Unit):
         """The value as its codec has encoded it for all workers; where it is predicted, that."""
         self._predicted: Optional[Buffer] = None
         """The value as it will probably be, once it has been asked for."""
+        self._exact = False
+        """Whether the value travels as it is, whatever the codec."""
         self._known_to: Set[int] = set()
         """Ranks of the workers to which values go encoded by what they have."""
 
@@ -83,10 +85,12 @@ class SliceState(Unit):
         assert self.value is not None
         return self.value
 
-    def wire(self, rank: int, answers_push: bool) -> Tuple[Buffer, Payload, int]:
+    def wire(
+        self, rank: int, answers_push: bool, exact: bool = False
+    ) -> Tuple[Buffer, Payload, int]:
         """How the value travels to a worker: a buffer that stays until it is sent, its bytes or
         what makes them when they begin to leave, and flags. By some consistency rules, pushes are
-        answered with a predicted value.
+        answered with a predicted value. `exact`: as it is, whatever the codec.
 
         A value is encoded once, when the first worker wants it, unless each gets something else. A
         true value is not encoded beside a predicted one.
@@ -99,13 +103,14 @@ class SliceState(Unit):
         if codec.in_place or self.round == INITIAL_ROUND:
             return value, value.bytes, 0
         part = Part(self.offset, self.round, self._step)
+        exact = exact or self._exact
         if codec.of_each_worker:
             encoder = self.plan.encoder(rank)
-            if rank in self._known_to:
+            if rank in self._known_to and not exact:
                 return value, partial(_encode, codec, encoder, value, part), ENCODED
             self._known_to.add(rank)
             return value, partial(_send_as_it_is, encoder, value, part), 0
-        if codec.remembers and self.round == self._taken_over:
+        if exact or (codec.remembers and self.round == self._taken_over):
             return value, value.bytes, 0
         if self._wire is None:
             buffer = self.plan.rules.pool.get(codec.most_bytes(self.length), _BYTE)
@@ -158,6 +163,7 @@ class SliceState(Unit):
             self._predicted = None
         self.ready_s = current.ready_s
         self._step = current.step
+        self._exact = current.exact
         if self.has_gradient(current):
             return True
         self.scale(current, None)

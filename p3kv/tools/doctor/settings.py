@@ -10,9 +10,9 @@ from typing import Callable, Iterator, Tuple
 import numpy as np
 
 from p3kv import config
-from p3kv.codecs import GRADIENTS, VALUES, check_codec, codec_features
+from p3kv.codecs import GRADIENTS, VALUES, codec_features, codec_of
 from p3kv.common.combinations import among
-from p3kv.common.registry import Choice, import_modules
+from p3kv.common.registry import import_modules
 from p3kv.config import Settings
 from p3kv.consistency import make_consistency
 from p3kv.errors import ConfigError
@@ -43,10 +43,10 @@ def _of_values(settings: Settings) -> Iterator[Finding]:
     checks: Tuple[Callable[[], object], ...] = (
         lambda: config.check_together(settings),
         lambda: import_modules(config.plugins(), "P3KV_PLUGINS"),
-        lambda: PLACEMENTS.find(settings.placement),
+        lambda: PLACEMENTS.make(settings.placement),
         lambda: make_consistency(settings.consistency, 2),
-        lambda: check_codec(Choice(settings.gradient_codec), GRADIENTS),
-        lambda: check_codec(Choice(settings.value_codec), VALUES),
+        lambda: codec_of(settings, GRADIENTS),
+        lambda: codec_of(settings, VALUES),
         lambda: make_transport(settings.transport, settings, bytes(32)),
         lambda: Credentials(bytes(32)),
     )
@@ -73,7 +73,7 @@ def _of_values(settings: Settings) -> Iterator[Finding]:
 
 def _of_combinations(settings: Settings) -> Iterator[Finding]:
     """Finds settings that can't be combined, whatever the script does."""
-    codecs = Choice(settings.gradient_codec), Choice(settings.value_codec)
+    codecs = codec_of(settings, GRADIENTS), codec_of(settings, VALUES)
     features = {
         *JobSettings.of(settings).features,
         *make_consistency(settings.consistency, 2).features,

@@ -6,12 +6,12 @@ from typing import Any, Dict, Iterable, Optional, Union
 
 import msgspec
 
-from p3kv.common.registry import MAX_NAME_CHARS
+from p3kv.common.registry import MAX_CHOICE_CHARS, MAX_NAME_CHARS
 from p3kv.config import MAX_SLICE_ELEMS
 from p3kv.errors import ProtocolError
 from p3kv.wire.messages.depth import MAX_DEPTH, is_too_deep
 
-PROTOCOL_VERSION = 22
+PROTOCOL_VERSION = 23
 TOKEN_BYTES = 16
 """The job's token is random, and other in each run. It is part of the key of data connections."""
 MAX_PROOF_BYTES = 4096
@@ -53,6 +53,10 @@ def check_number(what: str, number: Optional[int], lowest: int, highest: int) ->
 
 def check_name(what: str, name: str) -> None:
     check(len(name) <= MAX_NAME_CHARS, f"{what} is too long")
+
+
+def check_choice(what: str, text: str) -> None:
+    check(len(text) <= MAX_CHOICE_CHARS, f"{what} is too long")
 
 
 def check_received(received: int) -> None:

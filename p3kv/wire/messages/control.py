@@ -14,7 +14,7 @@ from p3kv.wire.messages.base import (
     UNKNOWN,
     Message,
     check,
-    check_name,
+    check_choice,
     check_number,
     check_received,
     check_slice_size,
@@ -62,7 +62,7 @@ class Hello(Message, frozen=True):
     """The process's number among all that its launcher has started, of whatever role."""
 
     def __post_init__(self) -> None:
-        check_name("a transport's name", self.transport)
+        check_choice("a transport", self.transport)
         check_number("the number of an address", self.port, 0, MAX_ADDRESS)
         check(len(self.host) <= MAX_HOST_CHARS, "a host's name is too long")
         check(len(self.neighbourhood) <= MAX_HOST_CHARS, "a neighbourhood's name is too long")

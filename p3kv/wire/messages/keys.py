@@ -11,7 +11,7 @@ import numpy as np
 from p3kv.common.registry import Choice
 from p3kv.common.words import some_of
 from p3kv.config import Settings
-from p3kv.wire.messages.base import MAX_RANK, Message, check, check_name, check_number
+from p3kv.wire.messages.base import MAX_RANK, Message, check, check_choice, check_name, check_number
 
 MAX_KEY_ELEMS = 2**36
 """Elements of a key's tensor: a quarter of a terabyte of float32."""
@@ -85,7 +85,7 @@ class DeclareKey(Message, frozen=True):
     def __post_init__(self) -> None:
         check_number("a store's number", self.store, 0, MAX_STORE)
         check_tensor(self.key, self.name, self.shape, self.dtype, self.layout)
-        check_name("a consistency's name", self.consistency or "")
+        check_choice("a consistency", self.consistency or "")
 
 
 class DeclaredKey(Message, frozen=True):
@@ -111,7 +111,7 @@ class DeclaredKey(Message, frozen=True):
     consistency: Optional[str] = None
 
     def __post_init__(self) -> None:
-        check_name("a consistency's name", self.consistency or "")
+        check_choice("a consistency", self.consistency or "")
         check_number("a store's number", self.store, 0, MAX_STORE)
         check_number("a key's id", self.key_id, 0, MAX_KEY_ID)
         check_tensor(self.key, self.name, self.shape, self.dtype, self.layout)

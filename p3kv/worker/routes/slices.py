@@ -17,6 +17,7 @@ from p3kv.wire.framing import Frame, Landing, Payload
 from p3kv.wire.header import (
     ACKNOWLEDGE,
     ENCODED,
+    EXACT,
     INITIAL_ROUND,
     NO_GRADIENT,
     WANTS_RESULT,
@@ -78,6 +79,8 @@ class SliceRoute(Route):
         encodes = transfer.round > INITIAL_ROUND and not transfer.key.codecs.gradients.in_place
         if encodes:
             flags |= ENCODED
+            if transfer.key.codecs.gradients.needs_norm:
+                transfer.norm = transfer.norm_of_source()
         for piece in slices:
             memory = transfer.memory(transfer.source, piece)
             payload: Payload = memory
@@ -114,6 +117,8 @@ class SliceRoute(Route):
     ) -> None:
         """Queues the frame of a slice of a push; `workers`: of a sum, of how many it is."""
         key = transfer.key
+        if transfer.exact:
+            flags |= EXACT
         header = PushHeader(
             Kind.PUSH, self._rank, flags, key=key.key_id, slice=piece.index, round=transfer.round,
             step=transfer.step, priority=transfer.priority, ready_us=clock_us(transfer.ready_s),
@@ -151,8 +156,8 @@ class SliceRoute(Route):
     def request(self, transfer: Transfer) -> None:
         transfer.route = self
         header = PullHeader(
-            Kind.PULL, self._rank, key=transfer.key.key_id, round=transfer.round,
-            step=transfer.step, priority=transfer.priority,
+            Kind.PULL, self._rank, EXACT if transfer.exact else 0, key=transfer.key.key_id,
+            round=transfer.round, step=transfer.step, priority=transfer.priority,
             request=self._in_progress.add_pull(transfer),
         )  # fmt: skip
         for server, _ in transfer.key.runs:
@@ -230,4 +235,5 @@ class SliceRoute(Route):
 
 
 def _part(transfer: Transfer, piece: Slice) -> Part:
-    return Part(piece.offset, transfer.round, transfer.step)
+    step = transfer.key.steps_before + transfer.step
+    return Part(piece.offset, transfer.round, step, transfer.norm)

@@ -1,0 +1,105 @@
+"""Trains by codecs that send some elements, and compares with what one process computes.
+
+P3KV_VALUE_CODEC is topk: values are exact after `kv.synchronize` only.
+"""
+
+import p3kv  # noqa: F401, I001
+import mxnet as mx
+import numpy as np
+from mxnet import autograd, gluon
+
+STEPS, SIZE = 20, 3000
+
+
+def gradient(rank, step):
+    return np.random.RandomState([rank, step]).standard_normal(SIZE).astype(np.float32)
+
+
+def total(workers, step):
+    return sum(gradient(rank, step) for rank in range(workers))
+
+
+def begin(compression_params, **sgd):
+    """A store with one key, the array of its value, and a process's own weight."""
+    store = mx.kv.create("p3")
+    store.set_gradient_compression(compression_params)
+    store.set_optimizer(mx.optimizer.SGD(**sgd))
+    weight = mx.nd.ones(SIZE)
+    store.init("w", weight)
+    return store, weight, np.ones(SIZE, np.float64)
+
+
+def values_are_exact_once_they_are_synchronised():
+    store, weight, expected = begin({"type": "identity"}, learning_rate=0.5)
+    for step in range(STEPS):
+        store.pushpull("w", mx.nd.array(gradient(store.rank, step)), out=weight)
+        expected -= 0.5 * total(store.num_workers, step)
+        # The first value travels as it is.
+        differ = np.count_nonzero(~np.isclose(weight.asnumpy(), expected, rtol=1e-4, atol=1e-4))
+        assert step == 0 or differ > SIZE / 2, (step, differ)
+        if step == STEPS // 2:
+            store.synchronize()
+            np.testing.assert_allclose(weight.asnumpy(), expected, rtol=1e-4, atol=1e-4)
+    store.synchronize()
+    np.testing.assert_allclose(weight.asnumpy(), expected, rtol=1e-4, atol=1e-4)
+    before = store.stats()["bytes_received"]
+    store.pushpull("w", mx.nd.zeros(SIZE), out=weight)
+    mx.nd.waitall()
+    received = store.stats()["bytes_received"] - before
+    assert received < 4 * SIZE * 0.1, received
+    print("values are exact")
+
+
+def all_of_a_gradient_arrives():
+    store, weight, expected = begin({"type": "topk", "share": 0.1}, learning_rate=0.5)
+    for step in range(STEPS + 40):
+        mine = gradient(store.rank, step) if step < STEPS else np.zeros(SIZE, np.float32)
+        store.pushpull("w", mx.nd.array(mine), out=weight)
+        if step < STEPS:
+            expected -= 0.5 * total(store.num_workers, step)
+    store.synchronize()
+    np.testing.assert_allclose(weight.asnumpy(), expected, rtol=1e-4, atol=1e-4)
+    print("gradients arrive")
+
+
+def dgc_with_a_share_of_1_is_sgd_with_momentum():
+    store, weight, expected = begin(
+        {"type": "dgc", "share": 1.0}, learning_rate=0.1, momentum=0.9, wd=0.03
+    )
+    momentum = np.zeros(SIZE)
+    for step in range(STEPS):
+        store.pushpull("w", mx.nd.array(gradient(store.rank, step)), out=weight)
+        momentum = 0.9 * momentum - 0.1 * (total(store.num_workers, step) + 0.03 * expected)
+        expected += momentum
+    store.synchronize()
+    np.testing.assert_allclose(weight.asnumpy(), expected, rtol=1e-4, atol=1e-4)
+    print("dgc is sgd")
+
+
+def a_trainer_with_dgc_learns():
+    store = mx.kv.create("p3")
+    net = gluon.nn.Dense(40, in_units=60, use_bias=False)
+    net.initialize(mx.init.Constant(0.0))
+    trainer = gluon.Trainer(
+        net.collect_params(), "sgd", {"learning_rate": 0.05, "momentum": 0.9}, kvstore=store,
+        compression_params={"type": "dgc", "share": 0.05, "clip": 50.0, "warmup_steps": 4},
+    )  # fmt: skip
+    goal = mx.nd.array(np.random.RandomState(0).standard_normal((40, 60)).astype(np.float32))
+    for step in range(400):
+        random = np.random.RandomState([store.rank, step])
+        inputs = mx.nd.array(random.standard_normal((32, 60)).astype(np.float32))
+        with autograd.record():
+            loss = ((net(inputs) - mx.nd.dot(inputs, goal.T)) ** 2).mean()
+        loss.backward()
+        trainer.step(1)
+    store.synchronize()
+    error = float((net.weight.data() - goal).norm().asscalar() / goal.norm().asscalar())
+    assert error < 0.1, error
+    print("dgc learns")
+
+
+values_are_exact_once_they_are_synchronised()
+all_of_a_gradient_arrives()
+dgc_with_a_share_of_1_is_sgd_with_momentum()
+a_trainer_with_dgc_learns()
+mx.kv.create("p3")._barrier()
