@@ -26,7 +26,7 @@ FIGURE_MODELS = ("resnet50", "vgg19")
 RATIOS = (4.0, 1.0, 2.0)
 HOSTS = 4
 _QUICK_RATIOS = (4.0,)
-_UNLIMITED = (EXACT, "p3kv_float16", "p3kv_topk", "p3kv_dgc")
+_UNLIMITED = (EXACT, "p3kv_topk")
 _ABOUT = {
     "figure": "efficiency, C by the time of an iteration, and processor time by codec",
     "computation": curves.EMULATED,
