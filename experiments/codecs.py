@@ -42,7 +42,8 @@ def points(chosen: argparse.Namespace) -> List[Point]:
     return [
         point(
             model, HOSTS, ratio, chosen.dilation[model],
-            _UNLIMITED if ratio is None else chosen.systems, chosen.iterations,
+            [one for one in chosen.systems if ratio is not None or one in _UNLIMITED],
+            chosen.iterations,
         )
         for ratio in (None, *chosen.ratios)
         for model in chosen.models
@@ -76,6 +77,7 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
         help=f"rates, by M/C; default: {' '.join(f'{r:g}' for r in RATIOS)}, quick: 4",
     )  # fmt: skip
     options.add_systems(parser, COMPARED)
+    parser.set_defaults(warm_up=3)  # a worker's first value travels as it is
     chosen = options.parse(parser, argv, FIGURE_MODELS)
     chosen.ratios = chosen.ratios or (_QUICK_RATIOS if chosen.quick else RATIOS)
     chosen.systems = chosen.systems or COMPARED

@@ -18,7 +18,7 @@ from experiments.drawing import curves, measured_figure
 from experiments.drawing.by_optimization import COMPARED, MODELS, draw, summarize, table_text
 from experiments.drawing.by_placement import HOSTS, RATIOS
 
-_UNLIMITED = ("p3kv", "p3kv_topk")
+_UNLIMITED = ("p3kv_topk",)
 _ABOUT = {
     "figure": "thesis, figure 5.4: single optimizations",
     "computation": curves.EMULATED,
@@ -32,7 +32,7 @@ def points(chosen: argparse.Namespace, limited: bool) -> List[Point]:
     return [
         point(
             model, HOSTS, RATIOS[model] if limited else None, chosen.dilation[model],
-            tuple(COMPARED) if limited else _UNLIMITED, chosen.iterations,
+            [one for one in chosen.systems if limited or one in _UNLIMITED], chosen.iterations,
         )
         for model in chosen.models
     ]  # fmt: skip
@@ -46,7 +46,10 @@ def measure(records: Records, campaign: Campaign, chosen: argparse.Namespace) ->
 
 def main(argv: Optional[Sequence[str]] = None) -> None:
     parser = options.parser(__doc__.splitlines()[0], MODELS)
+    options.add_systems(parser, tuple(COMPARED))
+    parser.set_defaults(warm_up=3)  # a worker's first value travels as it is
     chosen = options.parse(parser, argv, MODELS, MODELS[:1])
+    chosen.systems = chosen.systems or tuple(COMPARED)
     measured_figure.make(
         "thesis_optimizations", _ABOUT, chosen, measure,
         lambda records: summarize(records.runs), table_text,
