@@ -51,8 +51,11 @@ def points(chosen: argparse.Namespace) -> List[Point]:
 
 
 def measure(records: Records, campaign: Campaign, chosen: argparse.Namespace) -> None:
-    """Measures codecs alone, and then all points."""
-    records.summary = {"alone": {name: _alone(name) for name in tqdm((EXACT, *CODECS), "alone")}}
+    """Measures codecs alone, unless that is known, and then all points."""
+    alone = _known(records)
+    for system in tqdm([one for one in (EXACT, *CODECS) if one not in alone], "alone"):
+        alone[system] = _alone(system)
+    records.summary = {"alone": alone}
     campaign.measure(points(chosen), chosen.repetitions or 1, chosen.retry)
 
 
@@ -63,7 +66,11 @@ def _alone(system: str) -> Dict[str, float]:
 
 
 def _summarize(records: Records) -> Dict[str, Any]:
-    return summarize(records.runs, (records.summary or {}).get("alone", {}))
+    return summarize(records.runs, _known(records))
+
+
+def _known(records: Records) -> Dict[str, Any]:
+    return dict((records.summary or {}).get("alone", {}))
 
 
 def _draw(records: Records) -> Figure:

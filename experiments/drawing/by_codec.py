@@ -105,7 +105,8 @@ def _pays(system: str, panels: Sequence[Mapping[str, Any]], alone: Cost) -> Dict
 def _measured_from(system: str, panels: Sequence[Mapping[str, Any]]) -> Optional[float]:
     """The M/C from which on a codec's iterations are at least 2 % shorter than exact ones.
 
-    Between two that were measured, gains grow with the logarithm. None: at none of them.
+    Between two that were measured, gains grow with the logarithm. The least that was measured: there
+    already, and maybe below. None: at none of them.
     """
     gains = sorted(
         (one["ratio"], _gain(one["systems"], system) / _FASTER)
