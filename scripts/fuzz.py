@@ -39,15 +39,15 @@ with atheris.instrument_imports(include=["p3kv"]):
         DeclaredKey,
         FromScheduler,
         OptimizerSettings,
+        SliceSizes,
         StateOutline,
-        Terms,
         ToScheduler,
         decode,
     )
     from p3kv.wire.messages.depth import MAX_DEPTH, is_too_deep
     from p3kv.wire.states import ArrivingState
     from tests.checkpoints.test_checkpoint_files import HERE, path_of, save
-    from tests.in_memory import Job
+    from tests.in_memory import MemoryJob
     from tests.scheduled import running, server, worker
     from tests.served import frame, own_fields, packed
     from tests.wire.test_fuzz import MESSAGES, SIZE, SLICE_SIZE, encode, fail, hear, trained
@@ -93,10 +93,10 @@ def _frames(data: atheris.FuzzedDataProvider) -> List[bytes]:
 def worker_to_server(words: bytes) -> None:
     """A member of the job says anything to a server that trains."""
     data = atheris.FuzzedDataProvider(words)
-    with closing(Job(2, 1, SLICE_SIZE)) as job:
+    with closing(MemoryJob(2, 1, SLICE_SIZE)) as job:
         trained(job)
         one = job.servers[0]
-        one.traffic._fail = one.consumer._fail = one.consumer.states._fail = fail
+        one.dispatcher._fail = one.consumer._fail = one.consumer.states._fail = fail
         sender = job.workers[data.ConsumeIntInRange(0, 1)].servers[0]
         receiver = job._connections[sender._link.other]
         hear(job, sender, receiver, _frames(data), one.consumer.consume)
@@ -105,7 +105,7 @@ def worker_to_server(words: bytes) -> None:
 def server_to_worker(words: bytes) -> None:
     """A server says anything to a worker that trains."""
     data = atheris.FuzzedDataProvider(words)
-    with closing(Job(2, 1, SLICE_SIZE)) as job:
+    with closing(MemoryJob(2, 1, SLICE_SIZE)) as job:
         trained(job)
         receiver = job.workers[1].servers[0]
         sender = job._connections[receiver._link.other]
@@ -115,7 +115,7 @@ def server_to_worker(words: bytes) -> None:
 def stranger_to_server(words: bytes) -> None:
     """Somebody who has no secret says anything to a server."""
     data = atheris.FuzzedDataProvider(words)
-    with closing(Job(1, 1, SLICE_SIZE)) as job:
+    with closing(MemoryJob(1, 1, SLICE_SIZE)) as job:
         link = job.servers[0].listener.connect()
         job.servers[0].workers._accept()
         connection = job.servers[0].connections[-1]
@@ -159,7 +159,7 @@ def scheduler_to_node(words: bytes) -> None:
 
 def data_messages(words: bytes) -> None:
     """Any bytes in the place of a message on a data connection."""
-    for expected in (DataHello, DeclaredKey, Terms, OptimizerSettings, StateOutline):
+    for expected in (DataHello, DeclaredKey, SliceSizes, OptimizerSettings, StateOutline):
         with suppress(ProtocolError):
             decode(words, expected)
 

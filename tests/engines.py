@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Dict, Iterable, Iterator, List, NamedTuple
 
-from p3kv.server.engine import Ended, Engine, SliceState, Unit
+from p3kv.server.engine import Ended, Engine, ServerSlice, Unit
 from p3kv.server.engine.buffers import Buffer
 from p3kv.server.engine.plan import KeyPlan
 from p3kv.wire.messages import DeclaredKey
@@ -13,7 +13,7 @@ from p3kv.wire.messages import DeclaredKey
 class Result(NamedTuple):
     """A round of a slice that has ended, with its value; or an older value to go on with."""
 
-    state: SliceState
+    slice_: ServerSlice
     value: Buffer
     round: int
     wanting: List[int]
@@ -21,16 +21,16 @@ class Result(NamedTuple):
     no_gradient: bool
 
 
-def one_slice(engine: Engine, declared: DeclaredKey) -> SliceState:
+def one_slice(engine: Engine, declared: DeclaredKey) -> ServerSlice:
     """All of a key as one slice."""
     plan = KeyPlan(declared, 0, engine.rules)
-    return SliceState(plan, 0, plan.kept_elems)
+    return ServerSlice(plan, 0, plan.kept_elems)
 
 
 def with_values(ended: Iterable[Ended]) -> Iterator[Result]:
     """Each with the value as it is when the engine gives the result."""
     for one in ended:
-        assert isinstance(one.unit, SliceState)
+        assert isinstance(one.unit, ServerSlice)
         value = one.unit.known_value()
         yield Result(one.unit, value, one.round, one.wanting, one.others, one.no_gradient)
 

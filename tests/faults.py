@@ -23,7 +23,7 @@ from typing import Dict, Iterator, List, Optional, Sequence, Set
 import psutil
 import pytest
 
-from tests.jobs import DEADLINE_S, ROOT, SCRIPTS, eventually
+from tests.jobs import DEADLINE_S, eventually
 
 CHUNK_BYTES = 1 << 14
 _ON_THE_WAY = 64
@@ -119,9 +119,10 @@ class Proxy:
         self._thread.start()
         port = self._call(self._listen(self._register))
         self.settings = {
-            "P3KV_TRANSPORT": "by_proxy", "P3KV_PLUGINS": "by_proxy",
-            "PYTHONPATH": f"{ROOT}:{SCRIPTS}", "TEST_PROXY": f"127.0.0.1:{port}",
-        }  # fmt: skip
+            "P3KV_TRANSPORT": "by_proxy",
+            "P3KV_PLUGINS": "by_proxy",
+            "TEST_PROXY": f"127.0.0.1:{port}",
+        }
         return self
 
     def __exit__(self, *_: object) -> None:

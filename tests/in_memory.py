@@ -24,9 +24,9 @@ from p3kv.consistency import (
 )
 from p3kv.errors import P3Error, ProtocolError
 from p3kv.server.consumer import Consumer
+from p3kv.server.dispatcher import Dispatcher
 from p3kv.server.engine.ledger import OwnRounds
 from p3kv.server.optimizer import WHOLE, JobOptimizers, Optimizer, State
-from p3kv.server.traffic import Traffic as ServerTraffic
 from p3kv.server.workers import Workers
 from p3kv.slicing import balanced_runs, loads_with, make_layout
 from p3kv.transport import Address, Link, Listener, Transport
@@ -42,14 +42,14 @@ from p3kv.wire.messages import (
     DeclaredKey,
     Failure,
     JobSettings,
-    Terms,
+    SliceSizes,
 )
 from p3kv.wire.pace import Pace
 from p3kv.wire.proofs import Proofs
 from p3kv.wire.protocol import FROM_NEIGHBOURS, FROM_WORKERS, Conversation
+from p3kv.worker.data_plane import DataPlane
 from p3kv.worker.handshakes import Handshakes
-from p3kv.worker.mending import Mending
-from p3kv.worker.traffic import Traffic as WorkerTraffic
+from p3kv.worker.reconnecting import Reconnecting
 from p3kv.worker.transfers import Transfer, WorkerKey
 
 Event = Tuple[Any, ...]
@@ -196,15 +196,15 @@ class AddingWhole(Adding):
 
 
 class Worker:
-    """A worker's traffic, and a script's calls."""
+    """A worker's data plane, and a script's calls."""
 
     def __init__(self, rank: int, num_workers: int, settings: Settings, slice_size: int) -> None:
         self.handshakes = Handshakes(KEY, rank, JobSettings.of(settings))
-        self.mending: Mending
+        self.reconnecting: Reconnecting
         self.neighbours: Dict[int, Connection] = {}
         self.asked: Deque[Event] = deque()
         """What threads ask this worker's thread to do."""
-        self.traffic = WorkerTraffic(
+        self.data_plane = DataPlane(
             rank, num_workers, settings, [], Tracer(None, "worker"),
             lambda delay_s, function: None, lambda *call: self.asked.append(call), Drain(), Pace(),
             lambda rate_bytes_s: None, self._lost, lambda: None,
@@ -215,13 +215,13 @@ class Worker:
             },
             self.neighbours,
         )  # fmt: skip
-        self.servers = self.traffic.servers
-        self.tuning = self.traffic.tuning
-        self.exchange = self.traffic.exchange
-        self.terms = self.tuning._terms
+        self.servers = self.data_plane.servers
+        self.tuning = self.data_plane.tuning
+        self.exchange = self.data_plane.exchange
+        self.sizes = self.tuning._sizes
         self.settings: List[Tuple[int, int]] = []
         """Optimizer settings that were sent: from which step on, and the oldest that needs any."""
-        self.steps = self.traffic.steps
+        self.steps = self.data_plane.steps
         self.steps._send = lambda from_step, oldest, *_: self.settings.append((from_step, oldest))
         self.calls: Deque[Transfer] = deque()
         """What the script has called, and is not ready yet."""
@@ -235,15 +235,19 @@ class Worker:
 
     def connect(self, server: int, link: Link) -> None:
         """Says hello to a server, and how large slices are."""
-        self.handshakes.begin(self.traffic.connect(server, link), server)
+        self.handshakes.begin(self.data_plane.connect(server, link), server)
 
     def meet(self, rank: int, link: Link) -> Connection:
         """Makes a link the connection to another worker of the host."""
         conversation = Conversation(FROM_NEIGHBOURS, "worker")
         conversation.peer = rank
-        takers = self.traffic.host_sums.takers
+        handlers = self.data_plane.host_sums.handlers
         connection = self.neighbours[rank] = Connection(
-            link, conversation, lambda _, header: takers[header.kind](rank, header), _lost, 1 << 20
+            link,
+            conversation,
+            lambda _, header: handlers[header.kind](rank, header),
+            _lost,
+            1 << 20,
         )
         connection.begin()
         return connection
@@ -251,11 +255,11 @@ class Worker:
     def _lost(self, connection: Connection, reason: str) -> None:
         if not connection.ended:
             _lost(connection, reason)
-        self.mending.begin(connection, reason, 0)
+        self.reconnecting.begin(connection, reason, 0)
 
     def start(self) -> None:
         """Says how large slices are."""
-        self.tuning.announce(INITIAL_ROUND, Terms(self._slice_size))
+        self.tuning.announce(INITIAL_ROUND, SliceSizes(self._slice_size))
 
     def call(
         self,
@@ -263,8 +267,9 @@ class Worker:
         round: int,
         source: Optional[np.ndarray],
         target: Optional[np.ndarray],
+        exact: bool = False,
     ) -> None:
-        """Calls push, pull or pushpull."""
+        """Calls push, pull or pushpull; `exact`: the value is to travel as it is."""
         arrays = (source, target)
 
         def done(error: Optional[BaseException]) -> None:
@@ -281,13 +286,15 @@ class Worker:
         elif source is not None:
             step = self._step = max(self._step, round)
             if round > INITIAL_ROUND:
-                self.steps.of_store(0).pushed(step)
+                self.steps.of_store(0).count_push(step)
         addresses = [None if array is None else array.ctypes.data for array in arrays]
         self.under_way += 1
         asks = (key.ask(),) if source is None else key.asks()
         pushpulls = source is not None and target is not None and key.consistency.lets_go_ahead
         takes = key.consistency.needs(round) if pushpulls else None
-        self.calls.append(Transfer(key, round, step, 0, *addresses, done, asks, takes=takes))
+        self.calls.append(
+            Transfer(key, round, step, 0, *addresses, done, asks, takes=takes, exact=exact)
+        )
 
     def add(self, key: WorkerKey, source: np.ndarray) -> None:
         """Calls push, of a gradient that is not exchanged."""
@@ -301,16 +308,16 @@ class Worker:
     @property
     def may_leave(self) -> bool:
         """Whether all that the script has called is done."""
-        waits = self.calls or self.under_way or self.traffic.clipping._waiting
-        waits = waits or self.exchange.ahead.travels or self.traffic.host_sums.needed
+        waits = self.calls or self.under_way or self.data_plane.global_norms._waiting
+        waits = waits or self.exchange.ahead.travels or self.data_plane.host_sums.needed
         return not waits and not self.left
 
     def leave(self) -> None:
         """Says goodbye."""
         self.left = True
-        self.traffic.say_goodbye()
-        words = self.traffic.host_sums.goodbye()
-        header = Header(Kind.BYE, self.traffic.rank)
+        self.data_plane.say_goodbye()
+        words = self.data_plane.host_sums.goodbye()
+        header = Header(Kind.BYE, self.data_plane.rank)
         for connection in self.neighbours.values():
             connection.writer.push(Frame(LAST, header, memoryview(words)))
 
@@ -328,7 +335,7 @@ class Worker:
 
 
 class Server:
-    """A server's traffic."""
+    """A server without sockets, for workers in this process."""
 
     def __init__(
         self, rank: int, launch: Launch, loop: Loop, settings: Settings, optimizer: Optimizer
@@ -354,17 +361,22 @@ class Server:
         self.consumer.checkpoints.hosts = ["here"] * launch.num_servers
         self.consumer.checkpoints.mark = _mark(f"server {rank}")
         self.consumer.set_optimizer(0, optimizer)
-        self.traffic = ServerTraffic(
-            launch.num_workers, settings, self.workers, self.consumer, JobOptimizers(), _unused
+        self.dispatcher = Dispatcher(
+            rank,
+            launch.num_workers,
+            settings,
+            self.workers,
+            self.consumer,
+            JobOptimizers(),
+            _unused,
         )
-        self.traffic.rank = rank
         self.workers.accept_workers(Proofs(KEY, rank))
-        self.traffic.begin_to_serve()
+        self.dispatcher.begin_to_serve()
         self.connections: List[Connection] = []
 
     def _connection(self, link: Link) -> Connection:
         connection = Connection(
-            link, Conversation(FROM_WORKERS, "worker"), self.traffic.land, self._lost, 1 << 20
+            link, Conversation(FROM_WORKERS, "worker"), self.dispatcher.land, self._lost, 1 << 20
         )
         self.connections.append(connection)
         return connection
@@ -402,7 +414,7 @@ class Server:
         self.consumer.set_optimizer(store, optimizer)
 
 
-class Job:
+class MemoryJob:
     """Workers, servers and the connections between them."""
 
     def __init__(
@@ -446,9 +458,9 @@ class Job:
         self.workers = [Worker(rank, workers, settings, slice_size) for rank in range(workers)]
         self._connections: Dict[Link, Connection] = {}
         for worker in self.workers:
-            worker.traffic.checkpoints.find("here", worker.traffic.consistency, _mark)
+            worker.data_plane.checkpoints.find("here", worker.data_plane.consistency, _mark)
             breaks = Breaks("server", 60.0, self._loop.call_later, lambda failure: None, _unused)
-            worker.mending = Mending(
+            worker.reconnecting = Reconnecting(
                 self._loop, worker.handshakes, self._new_link, breaks, lambda server: None, _lost
             )
             for rank, server in enumerate(self.servers):
@@ -465,8 +477,8 @@ class Job:
         self.finish()
         for worker in self.workers:
             hosts = ["here"] * servers, ["here"] * workers
-            worker.traffic.checkpoints.check_folder(*hosts, _unused)
-            worker.traffic.checkpoints.announce()
+            worker.data_plane.checkpoints.check_folder(*hosts, _unused)
+            worker.data_plane.checkpoints.announce()
             worker.start()
             worker.steps.new_store()
             worker.steps.make_own(OWN_STORE)
@@ -480,8 +492,8 @@ class Job:
             server.listener.close()
             server.consumer.checkpoints.close()
         for worker in self.workers:
-            worker.traffic.host_sums.close()
-            worker.traffic.checkpoints.close()
+            worker.data_plane.host_sums.close()
+            worker.data_plane.checkpoints.close()
 
     def declare(
         self, name: str, *shape: int, layout: str = "dense", own: bool = False
@@ -500,15 +512,15 @@ class Job:
         keys = [
             WorkerKey(
                 declared,
-                consistency_of_key(declared.consistency, one.traffic.consistency),
+                consistency_of_key(declared.consistency, one.data_plane.consistency),
                 job=self._features,
             )
             for one in self.workers
         ]
         for worker, key in zip(self.workers, keys):
             if self._has_checkpoints:
-                worker.traffic.checkpoints.remember(key, self._resumes)
-            worker.traffic.declare(key)
+                worker.data_plane.checkpoints.remember(key, self._resumes)
+            worker.data_plane.declare(key)
         self.finish()
         return keys
 
@@ -526,7 +538,7 @@ class Job:
 
     def mend_link(self, worker: Worker, server: int) -> None:
         """Begins a new link for a connection that has none."""
-        worker.mending._made(worker.servers[server], self._new_link(server), 0.0)
+        worker.reconnecting._made(worker.servers[server], self._new_link(server), 0.0)
 
     def _new_link(self, server: int) -> Link:
         """A link to a server, whose other end it has accepted."""
@@ -538,7 +550,7 @@ class Job:
 
     def follow_links(self) -> None:
         """To be called after each event: finds out which connection has which link now."""
-        for attempt in [a for one in self.workers for a in one.mending._attempts]:
+        for attempt in [a for one in self.workers for a in one.reconnecting._attempts]:
             self._connections[attempt._link] = attempt
         connections = [c for one in self.workers for c in one.servers.values()]
         for server in self.servers:
@@ -562,8 +574,8 @@ class Job:
             if link.incoming:
                 yield (connection.receive,)
         for worker in self.workers:
-            if len(worker.traffic.host_sums._queue):
-                yield (worker.traffic.host_sums.work,)
+            if len(worker.data_plane.host_sums._queue):
+                yield (worker.data_plane.host_sums.work,)
             if worker.asked:
                 yield (worker.make_calls,)
         for server in self.servers:
@@ -586,11 +598,11 @@ class Job:
             of_server = server.consumer.engine.keys.get(key.key_id)
             if of_server is None:
                 continue
-            size = of_server._terms.of(of_server._generation).slice_size
-            for state in of_server._states[of_server._generation].values():
-                piece = key.slices(size)[state.index]
-                assert state.value is not None
-                found[piece.offset : piece.offset + piece.length] = state.value.array
+            size = of_server._sizes.of(of_server._generation).slice_size
+            for slice_ in of_server._slices[of_server._generation].values():
+                piece = key.slices(size)[slice_.index]
+                assert slice_.value is not None
+                found[piece.offset : piece.offset + piece.length] = slice_.value.array
         return found
 
     def finish(self) -> None:

@@ -22,6 +22,7 @@ from p3kv.common.addresses import family_of
 
 SCRIPTS = Path(__file__).parent / "workers"
 ROOT = Path(__file__).parent.parent
+PLUGINS = Path(__file__).parent / "plugins"
 LEAN = Path(__file__).parent / "lean"
 JOIN = [sys.executable, str(SCRIPTS / "join.py")]
 """A process that joins a job in whatever role, and leaves it again."""
@@ -55,7 +56,7 @@ class JobResult:
 
 def environment(**changes: object) -> Dict[str, str]:
     """This process's environment with changes, one thread of computation for each process, and the
-    secret that jobs of tests have.
+    secret that jobs of tests have. Modules in `tests/plugins` can be imported.
 
     MXNet finds neither scipy nor sklearn there, which it imports where they are.
     """
@@ -63,7 +64,7 @@ def environment(**changes: object) -> Dict[str, str]:
         **os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "P3KV_SECRET": SECRET
     }  # fmt: skip
     values.update({name: str(value) for name, value in changes.items()})
-    values["PYTHONPATH"] += f"{os.pathsep}{LEAN}"
+    values["PYTHONPATH"] += f"{os.pathsep}{PLUGINS}{os.pathsep}{LEAN}"
     return values
 
 

@@ -12,7 +12,6 @@ import zmq
 from p3kv.wire.credentials import Credentials
 from p3kv.wire.fields import Header
 from p3kv.wire.header import HEADER_BYTES, MAGIC, Kind, pack_header, unpack_header
-from p3kv.wire.line import Line
 from p3kv.wire.messages import (
     PROTOCOL_VERSION,
     TOKEN_BYTES,
@@ -30,6 +29,7 @@ from p3kv.wire.messages import (
     encode,
 )
 from p3kv.wire.proofs import NONCE_BYTES, Proofs
+from p3kv.wire.session import Session
 from tests.jobs import SCRIPTS, SECRET, SUMS_ONLY, end, start_role
 
 TOLD_S = 60.0
@@ -130,11 +130,11 @@ class Scheduled:
         port = self._router.bind_to_random_port("tcp://127.0.0.1")
         self.process = start_role(role, command, port, workers, servers, **settings)
         self.identity = b""
-        self._line = Line()
+        self._session = Session()
 
     def say(self, message: Any) -> None:
         data = encode(message)
-        parts = [data] if isinstance(message, Welcomed) else self._line.keep(data)
+        parts = [data] if isinstance(message, Welcomed) else self._session.keep(data)
         self._router.send_multipart([self.identity, *parts])
 
     def hear(self) -> Any:
@@ -145,7 +145,7 @@ class Scheduled:
             assert self._router.poll(left_s * 1000), "the process says nothing"
             self.identity, data, *numbers = self._router.recv_multipart()
             for number in numbers:
-                self._line.take(number)
+                self._session.take(number)
             message = decode(data, ToScheduler)
             if not isinstance(message, Alive):
                 return message

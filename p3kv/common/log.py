@@ -8,7 +8,7 @@ REPORTS = "p3kv.report"
 """The logger of what users have asked for: it speaks whatever the verbosity."""
 
 
-class Lines(logging.Formatter):
+class LogFormatter(logging.Formatter):
     """Marks each line with the process; what was asked for also with its rank and the time.
 
     Warnings and errors come without: they name the processes that they are about, which may be
@@ -33,5 +33,5 @@ class Lines(logging.Formatter):
 def name_rank(rank: int) -> None:
     """Has this process's lines name its rank from now on."""
     for handler in logging.getLogger("p3kv").handlers:
-        if isinstance(handler.formatter, Lines):
+        if isinstance(handler.formatter, LogFormatter):
             handler.formatter.rank = f" {rank}"

@@ -25,8 +25,11 @@ def environment_of(tried: Trial, environ: Mapping[str, str] = os.environ) -> Dic
 
 def settings_of_a_trial(settings: Settings, tried: Trial) -> Settings:
     """A trial writes no files of p3kv's, also where a script asks for them."""
+    gradients, values = tried.codecs
     return replace(
         settings,
+        gradient_codec=gradients or settings.gradient_codec,
+        value_codec=values or settings.value_codec,
         priorities=tried.store != FIFO,
         checkpoint_dir=None,
         resume=False,

@@ -9,7 +9,7 @@ from types import FrameType
 from typing import Optional
 
 from p3kv import config
-from p3kv.common.log import Lines
+from p3kv.common.log import LogFormatter
 from p3kv.common.registry import import_modules
 from p3kv.common.streams import guard
 from p3kv.config import Launch
@@ -161,6 +161,6 @@ def _serve(launch: Launch) -> int:
 def _start_logging(role: str) -> None:
     """Shows p3kv's warnings to the user, whatever the script does with logging."""
     handler = logging.StreamHandler()
-    handler.setFormatter(Lines(role))
+    handler.setFormatter(LogFormatter(role))
     _log.addHandler(handler)
     _log.propagate = False

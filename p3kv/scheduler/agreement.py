@@ -1,4 +1,4 @@
-"""Agreement of the workers: their settings, the terms of rounds, and barriers."""
+"""Agreement of the workers: their settings, the slice sizes of rounds, and barriers."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from p3kv.wire.messages import (
     BarrierReached,
     DeclareKey,
     Failure,
+    FirstSliceSize,
     JobSettings,
     Measured,
-    NewTerms,
+    NewSliceSizes,
     Ready,
-    SliceSize,
-    Terms,
+    SliceSizes,
     ToScheduler,
 )
 
@@ -43,7 +43,7 @@ class Agreement:
     def __init__(self, members: Membership, num_servers: int) -> None:
         self._members = members
         self._num_servers = num_servers
-        self._terms: Optional[Terms] = None
+        self._sizes: Optional[SliceSizes] = None
         self._ready: Dict[bytes, JobSettings] = {}
         self._rates_bytes_s: Dict[bytes, float] = {}
         self._waiting: Dict[bytes, float] = {}
@@ -59,9 +59,9 @@ class Agreement:
         self._topology: Optional[Topology] = None
 
     @property
-    def terms(self) -> Optional[Terms]:
-        """The newest terms; None until workers agree on the first."""
-        return self._terms
+    def slice_sizes(self) -> Optional[SliceSizes]:
+        """The newest slice sizes; None until workers agree on the first."""
+        return self._sizes
 
     @property
     def topology(self) -> Topology:
@@ -89,8 +89,8 @@ class Agreement:
             whole = len(message.flows_bytes_s) in (0, self._num_servers)
             rates = (message.rate_bytes_s, *message.flows_bytes_s)
             in_range = all(0 <= rate < math.inf for rate in rates) and 0 <= message.waiting <= 1
-            return (self._terms is None) == first and whole and in_range
-        return not isinstance(message, DeclareKey) or self._terms is not None
+            return (self._sizes is None) == first and whole and in_range
+        return not isinstance(message, DeclareKey) or self._sizes is not None
 
     def ready(self, node: Node, message: Ready) -> Replies:
         """A worker has its store; all must have the same settings."""
@@ -113,7 +113,7 @@ class Agreement:
         if len(self._ready) < len(workers):
             self.check_nobody_is_missed()
             return []
-        self._terms = None if mine.slice_size is None else Terms(mine.slice_size)
+        self._sizes = None if mine.slice_size is None else SliceSizes(mine.slice_size)
         self._lets_workers_leave = mine.let_workers_leave
         self._sums_on_hosts = mine.sums_on_hosts
         return [(worker.identity, Agreed()) for worker in workers]
@@ -129,29 +129,29 @@ class Agreement:
         if len(self._rates_bytes_s) < len(workers):
             self.check_nobody_is_missed()
             return []
-        if self._terms is not None:
+        if self._sizes is not None:
             least = min(self._waiting.values())
             enough = _LITTLE_WAITING if self._patient else _MUCH_WAITING
             self._patient = self.topology.is_even and least > enough
-        terms = self._terms_for(1.0, sliced_elems)
-        if self._terms is None:
-            self._terms = terms
-            return [(worker.identity, SliceSize(terms.slice_size)) for worker in workers]
-        perhaps = [self._terms_for(off, sliced_elems) for off in (_MISMEASURED, 1 / _MISMEASURED)]
-        if not all(_worth_a_change(self._terms, other) for other in perhaps):
+        sizes = self._sizes_for(1.0, sliced_elems)
+        if self._sizes is None:
+            self._sizes = sizes
+            return [(worker.identity, FirstSliceSize(sizes.slice_size)) for worker in workers]
+        perhaps = [self._sizes_for(off, sliced_elems) for off in (_MISMEASURED, 1 / _MISMEASURED)]
+        if not all(_worth_a_change(self._sizes, other) for other in perhaps):
             return []
         if workers[0].gone:
-            return []  # it alone could announce other terms
-        self._terms = terms
-        return [(workers[0].identity, NewTerms(terms))]
+            return []  # it alone could announce other slice sizes
+        self._sizes = sizes
+        return [(workers[0].identity, NewSliceSizes(sizes))]
 
-    def _terms_for(self, off: float, sliced_elems: int) -> Terms:
-        """The terms that are right if workers' rates are `off` times those that they measured."""
+    def _sizes_for(self, off: float, sliced_elems: int) -> SliceSizes:
+        """The right slice sizes if workers' rates are `off` times those that they measured."""
         # All workers wait for the slowest.
         rate_bytes_s = off * min(self._rates_bytes_s.values())
         if self._patient:
-            return Terms(*patient_sizes(rate_bytes_s, sliced_elems, self._num_servers))
-        return Terms(slice_size_for(rate_bytes_s, self._num_servers))
+            return SliceSizes(*patient_sizes(rate_bytes_s, sliced_elems, self._num_servers))
+        return SliceSizes(slice_size_for(rate_bytes_s, self._num_servers))
 
     def barrier(self, node: Node, message: BarrierReached) -> Replies:
         """A worker waits for all workers, which must do the same there."""
@@ -220,13 +220,13 @@ class Agreement:
         """Raises JobFails if the others wait for a worker that has left."""
         workers = self._members.workers
         starting = 0 < len(self._ready) < len(workers)
-        measuring = self._terms is None and bool(self._rates_bytes_s)
+        measuring = self._sizes is None and bool(self._rates_bytes_s)
         for worker in workers:
             waiting = starting or measuring or self._needed_at_barrier(worker)
             if waiting and worker.gone and not (starting and worker.identity in self._ready):
                 raise JobFails(self._members.left_early(worker))
 
 
-def _worth_a_change(one: Terms, other: Terms) -> bool:
+def _worth_a_change(one: SliceSizes, other: SliceSizes) -> bool:
     pairs = ((one.slice_size, other.slice_size), (one.size_for_credit, other.size_for_credit))
     return max(max(a / b, b / a) for a, b in pairs) >= _WORTH_A_CHANGE

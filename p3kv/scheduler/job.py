@@ -175,8 +175,10 @@ class Job:
             return self._agreement.measured(node, message, self._keys.sliced_elems)
         if isinstance(message, DeclareKey):
             agreed = self._agreement
-            assert agreed.terms is not None
-            return self._keys.declare(node, message, agreed.terms.size_for_credit, agreed.topology)
+            assert agreed.slice_sizes is not None
+            return self._keys.declare(
+                node, message, agreed.slice_sizes.size_for_credit, agreed.topology
+            )
         assert isinstance(message, BarrierReached)
         return self._agreement.barrier(node, message)
 

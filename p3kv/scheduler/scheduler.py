@@ -17,9 +17,9 @@ from p3kv.errors import ConfigError, ProtocolError, in_one_line
 from p3kv.scheduler.connections import EVENTS, Connections
 from p3kv.scheduler.door import Door
 from p3kv.scheduler.job import Job
-from p3kv.scheduler.lines import Lines
 from p3kv.scheduler.membership import Node
 from p3kv.scheduler.replies import Replies
+from p3kv.scheduler.sessions import Sessions
 from p3kv.scheduler.silences import LOOK_EVERY_S, Silences
 from p3kv.wire import silence
 from p3kv.wire.address import listening_address
@@ -141,7 +141,7 @@ class _Scheduler:
         self._last_arrival = time.monotonic()
         self._reminder = Reminder(self._last_arrival)
         self._link = link
-        self._lines = Lines(router)
+        self._sessions = Sessions(router)
         self._silences = Silences(settings)
         self._look_at = self._last_arrival
         self._judge_at: Optional[float] = None
@@ -188,8 +188,8 @@ class _Scheduler:
 
     def _timeout_ms(self) -> int:
         deadlines = [self._look_at]
-        if self._lines.gives_up_at is not None:
-            deadlines.append(self._lines.gives_up_at)
+        if self._sessions.gives_up_at is not None:
+            deadlines.append(self._sessions.gives_up_at)
         if self._judge_at is not None:
             deadlines.append(self._judge_at)
         if self._farewell_deadline is not None:
@@ -207,7 +207,7 @@ class _Scheduler:
         frames = self._router.recv_multipart(copy=False)
         received_ns = now_ns()
         connection = frames[0].bytes
-        identity = self._lines.node(connection)
+        identity = self._sessions.node(connection)
         if identity is None and len(frames) == 3:
             return  # of a node that has another connection now, where it comes again
         try:
@@ -215,7 +215,7 @@ class _Scheduler:
                 raise ProtocolError(f"a message has {len(frames)} parts")
             message: ToScheduler = decode(frames[1].buffer, ToScheduler)
             if identity is not None:
-                self._lines.take(connection, frames[2].buffer)
+                self._sessions.take(connection, frames[2].buffer)
         except ProtocolError as error:
             self._misunderstood(identity, error)
             return
@@ -233,9 +233,9 @@ class _Scheduler:
             self._hello(connection, message, descriptor)
         elif isinstance(message, AskReports):
             for _, answer in self._job.handle(connection, message):
-                self._lines.answer(connection, answer)
+                self._sessions.answer(connection, answer)
         else:
-            self._lines.answer(connection, Refused("say Hello first"))
+            self._sessions.answer(connection, Refused("say Hello first"))
 
     def _heed(self, identity: bytes, message: ToScheduler) -> None:
         self._send(self._job.handle(identity, message))
@@ -254,19 +254,19 @@ class _Scheduler:
     def _hello(self, connection: bytes, hello: Hello, descriptor: int) -> None:
         identity = hello.process or connection
         try:
-            knows = self._lines.resume(identity, connection, hello.received)
+            knows = self._sessions.resume(identity, connection, hello.received)
         except ProtocolError as error:
             self._misunderstood(identity, error)
             return
         if not knows:
-            self._lines.begin(identity, connection)
+            self._sessions.begin(identity, connection)
             replies = self._job.handle(identity, hello)
             self._note_refusal(hello, replies)
             self._send(replies)
             self._heard(identity)
         node = self._job.node(identity)
         if node is None:
-            self._lines.forget(identity)
+            self._sessions.forget(identity)
             return
         if knows:
             _log.warning("%s has a new connection to the scheduler", node.name())
@@ -309,12 +309,12 @@ class _Scheduler:
     def _disconnected(self, connection: bytes) -> None:
         """A connection has ended. Its node may come back: only then, or soon, is it known whether
         its process has ended, unless the launcher says so."""
-        identity, now = self._lines.node(connection), time.monotonic()
+        identity, now = self._sessions.node(connection), time.monotonic()
         if identity is not None:
             waits_s = (
                 0.0 if self._job.failure is not None else self._silences.waits_s(identity, now)
             )
-            self._lines.ended(connection, now, waits_s)
+            self._sessions.ended(connection, now, waits_s)
 
     def _lost(self, identity: bytes, ended_at: float) -> None:
         node = self._job.node(identity)
@@ -338,7 +338,9 @@ class _Scheduler:
 
     def _check_clock(self) -> None:
         now = time.monotonic()
-        for identity, ended_at in self._lines.lost(now if self._job.failure is None else math.inf):
+        for identity, ended_at in self._sessions.lost(
+            now if self._job.failure is None else math.inf
+        ):
             self._lost(identity, ended_at)
         if now >= self._look_at:
             self._look_at = now + LOOK_EVERY_S
@@ -373,4 +375,4 @@ class _Scheduler:
 
     def _send(self, replies: Replies) -> None:
         for identity, message in replies:
-            self._lines.send(identity, message)
+            self._sessions.send(identity, message)

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from p3kv.checkpoints import Contents, CutOfKey, KeyOutline, Outline, Writer, marks
 from p3kv.errors import ConfigError, ProtocolError
-from p3kv.server.engine import Key, RowsKey, SliceState, Unit
+from p3kv.server.engine import Key, RowsKey, ServerSlice, Unit
 from p3kv.server.optimizer import WHOLE, State
 from p3kv.wire.messages import Checkpoint, DeclaredKey, StoreAtCut
 
@@ -164,7 +164,7 @@ class Checkpoints:
             if optimizer is not None:
                 state = unit.copied_state(optimizer, cut.whole)
             cut.add(0, unit.value.reshape(-1).copy(), state)
-        elif isinstance(unit, SliceState):
+        elif isinstance(unit, ServerSlice):
             # That of a whole tensor is the same for all slices: they have ended the round together.
             if optimizer is not None and (not cut.whole or unit.offset == 0):
                 index = WHOLE if cut.whole else unit.index

@@ -20,15 +20,15 @@ from p3kv.config import Launch
 from p3kv.consistency import BulkSynchronous
 from p3kv.errors import ConfigError, ProtocolError, in_one_line
 from p3kv.server.checkpoints import Checkpoints
-from p3kv.server.engine import Ended, Engine, Key, RowsKey, ServerKey, SliceState, Unit
+from p3kv.server.engine import Ended, Engine, Key, RowsKey, ServerKey, ServerSlice, Unit
 from p3kv.server.engine.buffers import Buffer
-from p3kv.server.engine.clipping import Clipping
+from p3kv.server.engine.held_rounds import HeldRounds
 from p3kv.server.engine.rounds import Round
 from p3kv.server.lateness import Lateness, Readiness
 from p3kv.server.optimizer import Optimizer
-from p3kv.server.rows_traffic import RowsTraffic
+from p3kv.server.rows_consumer import RowsConsumer
 from p3kv.server.spans import trace_sum, trace_update
-from p3kv.server.states import States
+from p3kv.server.state_service import StateService
 from p3kv.server.values import Values
 from p3kv.server.waiting import Pull, Waiting
 from p3kv.server.workers import Workers
@@ -45,10 +45,10 @@ from p3kv.wire.header import (
     WANTS_RESULT,
     Kind,
 )
-from p3kv.wire.messages import UNKNOWN, DeclaredKey, Squares, Terms, encode
+from p3kv.wire.messages import UNKNOWN, DeclaredKey, SliceSizes, Squares, encode
 from p3kv.wire.queue import PriorityQueue, urgency
+from p3kv.wire.slice_sizes import SliceSizesByRound
 from p3kv.wire.spans import traced_arrival
-from p3kv.wire.terms import TermsByRound
 
 _log = logging.getLogger(__name__)
 
@@ -92,8 +92,8 @@ class Consumer:
         has the server's thread call something; `worked_s()` says for how long it has worked."""
         self.rank = UNKNOWN
         self.tracer = Tracer(None, "server")
-        self.clipping: Clipping[Unit] = Clipping(self._send_squares)
-        self.engine = Engine(BulkSynchronous(launch.num_workers), clipping=self.clipping)
+        self.held_rounds: HeldRounds[Unit] = HeldRounds(self._send_squares)
+        self.engine = Engine(BulkSynchronous(launch.num_workers), held_rounds=self.held_rounds)
         self._pool = self.engine.rules.pool
         self.lateness = Lateness(launch.num_workers)
         self._readiness = Readiness(launch.num_workers)
@@ -104,39 +104,39 @@ class Consumer:
         self._waiting_bytes = 0
         self._waiting_frames = [0] * launch.num_workers
         """By rank, how many of the worker's frames are in the queue."""
-        self._terms = TermsByRound()
+        self._sizes = SliceSizesByRound()
         self.values = Values(lambda: self.rank, workers, lambda: self.tracer, worked_s)
-        self.rows = RowsTraffic(
-            lambda: self.rank, workers, self._rows_key, self._terms, self._add, self._settle,
+        self.rows = RowsConsumer(
+            lambda: self.rank, workers, self._rows_key, self._sizes, self._add, self._settle,
             self._asked, lambda: self.tracer,
         )  # fmt: skip
         self.checkpoints = Checkpoints(lambda: self.rank, self.engine.keys, call_soon)
-        self.states = States(lambda: self.rank, self._key, on_lost, fail)
+        self.states = StateService(lambda: self.rank, self._key, on_lost, fail)
         self.waiting = Waiting(self.engine, self.rows, self.values.pulls, workers, self._departed)
         self._stopped = False
 
     # What workers say of their slices.
 
-    def set_terms(self, from_round: int, terms: Terms) -> bool:
-        """Sets the terms from a round on; False if they are known already.
+    def set_slice_sizes(self, from_round: int, sizes: SliceSizes) -> bool:
+        """Sets the slice sizes from a round on; False if they are known already.
 
         Raises ProtocolError when it contradicts an earlier announcement, and when a key would have
         too many slices.
         """
-        self.engine.check_slices(terms.slice_size)
-        return self._terms.set(from_round, terms)
+        self.engine.check_slices(sizes.slice_size)
+        return self._sizes.set(from_round, sizes)
 
     def declare(self, declared: DeclaredKey) -> None:
         """Keeps a key from now on; ProtocolError when another worker has declared it otherwise.
 
         Ends the job if the key's layout, a codec or its consistency is not known here.
         """
-        if self._terms.generation(INITIAL_ROUND) < 0:
+        if self._sizes.generation(INITIAL_ROUND) < 0:
             raise ProtocolError("it has not said how large slices are")
         if self.rank not in dict(declared.runs):
             raise ProtocolError(f"server {self.rank} keeps nothing of key {declared.key!r}")
         try:
-            key = self.engine.declare(declared, self.rank, self._terms)
+            key = self.engine.declare(declared, self.rank, self._sizes)
         except ConfigError as error:
             self._fail(str(error), UNKNOWN, "ConfigError")
             return
@@ -146,7 +146,7 @@ class Consumer:
     def land_push(self, connection: Connection, header: PushHeader) -> Landing:
         """Where a push is received; ProtocolError for a push that can't be right."""
         key = self._key_of_slices(header)
-        state, plan = key.state(header.round, header.slice, header.rank), key.plan
+        state, plan = key.slice_at(header.round, header.slice, header.rank), key.plan
         flags, in_sum = header.flags, header.IN_HOST_SUM | NO_GRADIENT
         if flags & in_sum and flags & (header.CARRIES | NO_GRADIENT) != header.CARRIES:
             if header.payload_bytes:
@@ -180,7 +180,7 @@ class Consumer:
         """Queues a request for a key's value."""
         return Landing(None, partial(self._ask, connection, header))
 
-    def _buffer_of_encoded(self, state: SliceState, header: PushHeader) -> Buffer:
+    def _buffer_of_encoded(self, state: ServerSlice, header: PushHeader) -> Buffer:
         codec = state.plan.codecs.gradients
         most_bytes = 0 if codec.in_place else codec.most_bytes(state.length)
         if header.payload_bytes > most_bytes or header.round == INITIAL_ROUND:
@@ -194,7 +194,7 @@ class Consumer:
         self,
         connection: Connection,
         header: PushHeader,
-        state: SliceState,
+        state: ServerSlice,
         gradient: Optional[Buffer],
     ) -> None:
         ready_s = self._readiness.ready_s(header.rank, header.ready_us)
@@ -209,7 +209,7 @@ class Consumer:
         self, connection: Connection, header: QueuedHeader, act: Callable[[], None], unit: Unit
     ) -> None:
         """Queues a frame of a push, or of a request for rows."""
-        self._workers.pushed(header.rank, header.round)
+        self._workers.note_round(header.rank, header.round)
         self._waiting_bytes += header.payload_bytes
         self._queue_frame(_Frame(connection, header, act, unit, header.payload_bytes))
 
@@ -232,7 +232,7 @@ class Consumer:
     def scaled(self, connection: Connection, step: int, scale: float) -> None:
         """Has the rounds of a step end, by urgency: worker rank 0 has said how its gradients are
         scaled."""
-        for unit in self.clipping.scaled(step, scale):
+        for unit in self.held_rounds.scaled(step, scale):
             priority = unit.ledger.open[unit.round + 1].priority
             self._queue_end(connection, 0, unit, step, priority)
 
@@ -293,7 +293,7 @@ class Consumer:
     def _push(
         self,
         header: PushHeader,
-        state: SliceState,
+        state: ServerSlice,
         gradient: Optional[Buffer],
         ready_s: float,
     ) -> None:
@@ -301,13 +301,13 @@ class Consumer:
         current = self._counted(header, state, gradient)
         if current is not None:
             current.exact |= bool(header.flags & EXACT)
-            self.lateness.pushed(current, header.rank, ready_s)
+            self.lateness.note_push(current, header.rank, ready_s)
         if gradient is not None:
             trace_sum(self.tracer, header, start_ns)
         self._settle(state)
 
     def _counted(
-        self, header: PushHeader, state: SliceState, gradient: Optional[Buffer]
+        self, header: PushHeader, state: ServerSlice, gradient: Optional[Buffer]
     ) -> Optional[Round]:
         """Counts a worker's push, and adds what it brings; None where the worker was counted
         before."""
@@ -375,7 +375,7 @@ class Consumer:
         unit = ended.unit
         if isinstance(unit, RowsKey):
             self.rows.answer_pulls(unit)
-        elif isinstance(unit, SliceState):
+        elif isinstance(unit, ServerSlice):
             self.values.send_result(unit, ended)
             self.values.answer_pulls(unit)
 

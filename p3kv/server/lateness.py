@@ -61,7 +61,7 @@ class Lateness:
         self.last_rounds: List[int] = [0] * num_workers
         self.last_s: List[float] = [0.0] * num_workers
 
-    def pushed(self, current: Round, rank: int, ready_s: float) -> None:
+    def note_push(self, current: Round, rank: int, ready_s: float) -> None:
         """Takes note of a worker's push for a round, which has counted it."""
         ready = current.ready_s
         ready[rank] = ready_s

@@ -18,9 +18,9 @@ from p3kv.config import Launch, Settings
 from p3kv.errors import ConfigError, P3Error, in_one_line
 from p3kv.report.metrics import Metrics
 from p3kv.server.consumer import Consumer
+from p3kv.server.dispatcher import Dispatcher
 from p3kv.server.optimizer import JobOptimizers
 from p3kv.server.stalls import LOOK_EVERY_S
-from p3kv.server.traffic import Traffic
 from p3kv.server.workers import Workers
 from p3kv.slicing import CREDIT_BYTES
 from p3kv.transport import Link, Listener, make_transport
@@ -94,10 +94,8 @@ class _Server:
             launch, self._workers, self._workers.lose, self._fail_here, self._loop.call_soon,
             lambda: self._loop.worked_s,
         )  # fmt: skip
-        self._traffic = Traffic(
-            launch.num_workers, settings, self._workers, self._consumer, self._optimizers,
-            self._fail_here,
-        )  # fmt: skip
+        self._dispatcher: Dispatcher  # from the roster on: no worker is connected before
+        self._num_workers = launch.num_workers
         self._timeout_s = settings.rendezvous_timeout_s
         self._rank = UNKNOWN
         self._began_s = time.monotonic()
@@ -112,7 +110,7 @@ class _Server:
             {
                 Roster: lambda message: self._loop.call_soon(self._join, message),
                 Finished: lambda message: self._loop.call_soon(self._loop.stop),
-                TimeTold: self._clock.told,
+                TimeTold: self._clock.take,
             },
             on_failure=lambda error: self._loop.call_soon(self._fail, error),
             known_round=self._workers.known_round,
@@ -160,7 +158,7 @@ class _Server:
     # Joining, and who is connected.
 
     def _join(self, roster: Roster) -> None:
-        self._rank = self._traffic.rank = roster.rank
+        self._rank = roster.rank
         name_rank(self._rank)
         try:
             self._metrics = Metrics(self._settings, "server", self._rank, self._numbers)
@@ -175,6 +173,10 @@ class _Server:
         tracer = Tracer(self._settings.trace, f"server {roster.rank}", str(host))
         self._consumer.tracer = tracer
         self._clock.watch(tracer, self._loop.call_later)
+        self._dispatcher = Dispatcher(
+            roster.rank, self._num_workers, self._settings, self._workers, self._consumer,
+            self._optimizers, self._fail_here,
+        )  # fmt: skip
         key = self._credentials.data_key(roster.token)
         self._workers.accept_workers(Proofs(key, roster.rank))
         self._get_optimizer_ready()
@@ -190,18 +192,18 @@ class _Server:
 
     def _begin_to_serve(self) -> None:
         """Welcomes workers, but only after the import: they measure the network once welcome."""
-        self._traffic.begin_to_serve()
+        self._dispatcher.begin_to_serve()
         self._look_for_stalls()
 
     def _look_for_stalls(self) -> None:
-        self._traffic.look_for_stalls()
+        self._dispatcher.look_for_stalls()
         self._loop.call_later(LOOK_EVERY_S, self._look_for_stalls)
 
     def _connection(self, link: Link) -> Connection:
         return Connection(
             link,
             Conversation(FROM_WORKERS, "worker"),
-            self._traffic.land,
+            self._dispatcher.land,
             self._workers.lose,
             self._settings.send_buffer_bytes or CREDIT_BYTES,
         )

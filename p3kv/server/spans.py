@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from p3kv.common.trace import SUM, UNKNOWN, UPDATE, Span, Tracer, now_ns
-from p3kv.server.engine import Ended, SliceState
+from p3kv.server.engine import Ended, ServerSlice
 from p3kv.wire.fields import QueuedHeader
 from p3kv.wire.spans import span
 
@@ -16,12 +16,12 @@ def trace_sum(tracer: Tracer, header: QueuedHeader, start_ns: int) -> None:
 
 def trace_update(tracer: Tracer, ended: Ended, start_ns: int) -> None:
     """Records that a slice's round has been ended since `start_ns`."""
-    state = ended.unit
-    if tracer.enabled and isinstance(state, SliceState):
-        size_bytes = state.length * state.plan.dtype.itemsize
+    slice_ = ended.unit
+    if tracer.enabled and isinstance(slice_, ServerSlice):
+        size_bytes = slice_.length * slice_.plan.dtype.itemsize
         tracer.span(
             Span(
-                UPDATE, state.plan.key_id, start_ns, start_ns, now_ns(), UNKNOWN,
-                ended.round, ended.step, state.index, ended.priority, size_bytes,
+                UPDATE, slice_.plan.key_id, start_ns, start_ns, now_ns(), UNKNOWN,
+                ended.round, ended.step, slice_.index, ended.priority, size_bytes,
             )
         )  # fmt: skip

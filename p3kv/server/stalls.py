@@ -32,7 +32,7 @@ class Wait(NamedTuple):
     since_s: float
     """Since when, on the monotonic clock."""
 
-    def told(self, waited_s: float, timeout_s: float) -> Stalled:
+    def message(self, waited_s: float, timeout_s: float) -> Stalled:
         """The message that tells workers of it."""
         return Stalled(
             self.unit.plan.key_id, self.unit.plan.called, self.round, self.missing, self.arrived,
@@ -83,7 +83,7 @@ class Stalls:
             self._give_up(longest.missing[0], self._reason(longest, waited_s), _HINT)
         elif waited_s >= 2 * self._told_wait_s:
             self._told_wait_s = waited_s
-            self._tell(longest.told(waited_s, self.timeout_s))
+            self._tell(longest.message(waited_s, self.timeout_s))
 
     def _reason(self, wait: Wait, waited_s: float) -> str:
         if wait.round == INITIAL_ROUND:

@@ -7,7 +7,7 @@ from typing import Callable, Iterable
 from msgspec.structs import replace
 
 from p3kv.common.trace import Tracer
-from p3kv.server.engine import Ended, SliceState
+from p3kv.server.engine import Ended, ServerSlice
 from p3kv.server.waiting import Pull, Pulls
 from p3kv.server.workers import Workers
 from p3kv.wire.connection import Connection
@@ -41,21 +41,21 @@ class Values:
         self._tracer = tracer
         self._worked_s = worked_s
 
-    def send_result(self, state: SliceState, ended: Ended) -> None:
+    def send_result(self, slice_: ServerSlice, ended: Ended) -> None:
         """Queues a slice's value to the workers that want it; of a sum that nobody has added to,
         only that this is so."""
         connections = [self._workers.connections[rank] for rank in ended.wanting]
         urgent = urgency(ended.step, ended.priority)
         header = UpdatedHeader(
             Kind.UPDATED, self._rank(), NO_GRADIENT if ended.no_gradient else 0,
-            key=state.plan.key_id, slice=state.index, round=ended.round, step=ended.step,
+            key=slice_.plan.key_id, slice=slice_.index, round=ended.round, step=ended.step,
             priority=ended.priority,
         )  # fmt: skip
-        if ended.no_gradient and state.plan.optimizer is None:
+        if ended.no_gradient and slice_.plan.optimizer is None:
             for connection in filter(self._workers.listens, connections):
                 connection.writer.push(Frame(urgent, header))
             return
-        self._send_value(connections, urgent, state, header)
+        self._send_value(connections, urgent, slice_, header)
 
     def tell_ended(self, ended: Ended) -> None:
         """Tells workers that a round has ended, where no result does: their windows move on."""
@@ -68,45 +68,45 @@ class Values:
             if self._workers.listens(connection):
                 connection.writer.push(Frame(URGENT, header))
 
-    def answer_pulls(self, state: SliceState) -> None:
+    def answer_pulls(self, slice_: ServerSlice) -> None:
         """Answers the pulls that wait for a slice's value and for which it is new enough now."""
-        for pull in self.pulls.pop(state, ()):
-            self.answer(state, pull)
+        for pull in self.pulls.pop(slice_, ()):
+            self.answer(slice_, pull)
 
-    def answer(self, state: SliceState, pull: Pull) -> None:
+    def answer(self, slice_: ServerSlice, pull: Pull) -> None:
         """Answers a pull with a slice's value, as soon as the value is new enough."""
         connection, header, _ = pull
-        if not state.ledger.is_new_enough(header.rank, header.round):
-            self.pulls.setdefault(state, []).append(pull)
+        if not slice_.ledger.is_new_enough(header.rank, header.round):
+            self.pulls.setdefault(slice_, []).append(pull)
         else:
             # The worker finds where the slice belongs by a round of the slice's generation. A
             # value that was re-sliced is of the round before its generation's first. Where rounds
             # are each worker's own, all slices are of the first generation.
-            own = state.plan.consistency.own_rounds
-            round_ = header.round if own else max(state.round, state.first_round)
+            own = slice_.plan.consistency.own_rounds
+            round_ = header.round if own else max(slice_.round, slice_.first_round)
             answer = PulledHeader(
-                Kind.PULLED, self._rank(), key=state.plan.key_id, slice=state.index, round=round_,
+                Kind.PULLED, self._rank(), key=slice_.plan.key_id, slice=slice_.index, round=round_,
                 request=header.request, priority=header.priority,
             )  # fmt: skip
             urgent = urgency(header.step, header.priority)
-            self._send_value([connection], urgent, state, answer, bool(header.flags & EXACT))
+            self._send_value([connection], urgent, slice_, answer, bool(header.flags & EXACT))
 
     def _send_value(
         self,
         connections: Iterable[Connection],
         urgent: int,
-        state: SliceState,
+        slice_: ServerSlice,
         header: SliceValueHeader,
         exact: bool = False,
     ) -> None:
         """Queues a slice's value, as it travels, on each of the connections."""
-        ready_s = state.ready_s if header.round == state.round else {}
+        ready_s = slice_.ready_s if header.round == slice_.round else {}
         last_s = max(ready_s.values(), default=0.0)
         worked_us = clock_us(self._worked_s())
         answers_push = isinstance(header, UpdatedHeader)
         for connection in filter(self._workers.listens, connections):
             peer = UNKNOWN if connection.peer is None else connection.peer
-            buffer, payload, encoded = state.wire(peer, answers_push, exact)
+            buffer, payload, encoded = slice_.wire(peer, answers_push, exact)
             buffer.begin_send()
             to_peer = replace(
                 header, flags=header.flags | encoded, worked_us=worked_us,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Callable, Dict, Iterator, List, NamedTuple, Tuple
 
-from p3kv.server.engine import Engine, RowsKey, SliceState, Unit
-from p3kv.server.rows_traffic import RowsTraffic
+from p3kv.server.engine import Engine, RowsKey, ServerSlice, Unit
+from p3kv.server.rows_consumer import RowsConsumer
 from p3kv.server.stalls import Wait
 from p3kv.server.workers import Workers
 from p3kv.wire.connection import Connection
@@ -31,7 +31,7 @@ class Pull(NamedTuple):
     since_s: float
 
 
-Pulls = Dict[SliceState, List[Pull]]
+Pulls = Dict[ServerSlice, List[Pull]]
 """Requests that wait for a value that is new enough."""
 
 
@@ -52,7 +52,7 @@ class Waiting:
     def __init__(
         self,
         engine: Engine,
-        rows: RowsTraffic,
+        rows: RowsConsumer,
         pulls: Pulls,
         workers: Workers,
         departed: Callable[[int], bool],
@@ -122,10 +122,10 @@ class Waiting:
 
     def _initial_waits(self) -> Iterator[_InitialWait]:
         asked: List[Tuple[Unit, List[Tuple[int, float]]]] = [
-            (state, [(pull.request.rank, pull.since_s) for pull in pulls])
-            for state, pulls in self._pulls.items()
+            (slice_, [(pull.request.rank, pull.since_s) for pull in pulls])
+            for slice_, pulls in self._pulls.items()
             # Slices of a later size have no value before their first round, and wait for others.
-            if state.round < INITIAL_ROUND and state.first_round == INITIAL_ROUND
+            if slice_.round < INITIAL_ROUND and slice_.first_round == INITIAL_ROUND
         ]
         for key in self._engine.keys.values():
             if isinstance(key, RowsKey):

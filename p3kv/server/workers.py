@@ -103,7 +103,7 @@ class Workers:
             if ahead:
                 self.lose(known, "it said more before the welcome")
         self._received[hello.rank] = hello.received
-        self._breaks.mended(known)
+        self._breaks.reconnected(known)
         _log.info("worker %d is connected", hello.rank)
         return hello
 
@@ -121,7 +121,7 @@ class Workers:
             # Not raised: another connection may have made the handshake.
             self.lose(connection, str(error))
 
-    def pushed(self, rank: int, round: int) -> None:
+    def note_round(self, rank: int, round: int) -> None:
         """Takes note of how far a worker is."""
         self._last_round[rank] = max(round, self._last_round.get(rank, INITIAL_ROUND))
 

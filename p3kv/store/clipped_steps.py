@@ -8,7 +8,7 @@ from typing import Any, Callable, Dict, Iterator, NoReturn, Optional, Set
 
 from p3kv.errors import ConfigError
 from p3kv.wire.messages import Key
-from p3kv.worker.clipping import ClippedStep
+from p3kv.worker.global_norms import ClippedStep
 from p3kv.worker.stores import WorkerStore
 from p3kv.worker.transfers import WorkerKey
 

@@ -82,7 +82,9 @@ class Compression:
             for _, encoder, _ in self._codecs.values():
                 encoder.use_momentum(self._momentum)
 
-    def arrived(self, key: Key, gradient: np.ndarray, size_elems: int, of_rows: bool) -> np.ndarray:
+    def round_trip(
+        self, key: Key, gradient: np.ndarray, size_elems: int, of_rows: bool
+    ) -> np.ndarray:
         """A key's next gradient, encoded and decoded; of the same shape and dtype. The key has
         `size_elems`, of which `gradient` has some rows where `of_rows`.
 

@@ -46,19 +46,19 @@ class ReadyOrder:
     """The order in which the gradients of the first round become ready."""
 
     def __init__(self) -> None:
-        self._pushed: Dict[Key, int] = {}
+        self._push_places: Dict[Key, int] = {}
         self._ready: Dict[Key, None] = {}
         self.pushing = True
         """Whether the first round goes on."""
 
-    def pushed(self, key: Key) -> None:
+    def note_push(self, key: Key) -> None:
         """Takes note of a key's first push."""
         if self.pushing:
-            self._pushed.setdefault(key, len(self._pushed))
+            self._push_places.setdefault(key, len(self._push_places))
 
-    def ready(self, key: Key) -> None:
+    def note_ready(self, key: Key) -> None:
         """Takes note that a pushed gradient is ready."""
-        if key in self._pushed:
+        if key in self._push_places:
             self._ready.setdefault(key)
 
     def end_pushing(self) -> None:
@@ -67,8 +67,8 @@ class ReadyOrder:
 
     def complete(self, num_keys: int) -> bool:
         """Whether all gradients of the round are ready, of at most `num_keys` keys."""
-        no_more = not self.pushing or len(self._pushed) == num_keys
-        return no_more and len(self._ready) == len(self._pushed)
+        no_more = not self.pushing or len(self._push_places) == num_keys
+        return no_more and len(self._ready) == len(self._push_places)
 
     def forward_order(self) -> List[Key]:
         """The reverse of the order of becoming ready; empty if that tells nothing.
@@ -78,13 +78,13 @@ class ReadyOrder:
         overtake many of them, unless the script pushes in the order of backward. Then the order of
         becoming ready says nothing.
         """
-        afar = min(_AFAR, len(self._pushed) / 2)
+        afar = min(_AFAR, len(self._push_places) / 2)
         overtaken, newest = 0, -1
         for key in self._ready:
-            place = self._pushed[key]
+            place = self._push_places[key]
             overtaken += newest - place >= afar
             newest = max(newest, place)
-        if overtaken < _LEAST_OVERTAKEN * len(self._pushed):
+        if overtaken < _LEAST_OVERTAKEN * len(self._push_places):
             return []
         return list(self._ready)[::-1]
 
@@ -94,7 +94,7 @@ class OrderLearner:
 
     `publish(order)` gets all declared keys; keys that were not learned come last. It is called
     before the first slice of the first step, or when the last gradient of that step is about to
-    leave. `ready` may be called from any thread, all else belongs to the store's thread.
+    leave. `note_ready` may be called from any thread, all else belongs to the store's thread.
     """
 
     def __init__(self, publish: Callable[[List[Key]], None], reads: ForwardReads) -> None:
@@ -113,7 +113,7 @@ class OrderLearner:
         self._keys_by_array.clear()
         self._arrays.clear()
 
-    def declared(self, key: Key, arrays: Iterable[Any]) -> None:
+    def note_key(self, key: Key, arrays: Iterable[Any]) -> None:
         """Takes note of a key and the arrays that hold its value on this worker."""
         with self._lock:
             if self._learning:
@@ -136,21 +136,21 @@ class OrderLearner:
                 self._ready_order.end_pushing()
                 self._look()
 
-    def pushed(self, key: Key) -> None:
+    def note_push(self, key: Key) -> None:
         """Takes note that a key is pushed, before its gradient is ready."""
         if not self._learning:  # never again: each push asks, and needs no lock for this answer
             return
         with self._lock:
             if self._learning:
-                self._ready_order.pushed(key)
+                self._ready_order.note_push(key)
 
-    def ready(self, key: Key) -> None:
+    def note_ready(self, key: Key) -> None:
         """Takes note that a pushed gradient is ready, before it leaves."""
         if not self._learning:
             return
         with self._lock:
             if self._learning:
-                self._ready_order.ready(key)
+                self._ready_order.note_ready(key)
                 self._look()
 
     def _look(self) -> None:

@@ -115,8 +115,8 @@ class Pushes(Generic[O]):
         if self._shares_numbers:
             assert self.optimizer is not None
             self._tell_servers(self.step, self.optimizer.shared_number(key.key, updates))
-        self._own.pushed(self.step)
-        self._order.pushed(key.key)
+        self._own.count_push(self.step)
+        self._order.note_push(key.key)
         return key.round, self.step
 
     def one_step(self, fresh: Optional[Collection[Key]] = None) -> ContextManager[None]:

@@ -119,7 +119,7 @@ class Breaks:
         self._call_in(self._timeout_s - broken.lost_s, self._end, connection, broken)
         return broken.links
 
-    def mended(self, connection: Connection) -> None:
+    def reconnected(self, connection: Connection) -> None:
         """Takes note that a connection has another link."""
         broken = self._breaks.get(connection)
         if broken is None or broken.since is None:

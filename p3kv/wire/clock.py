@@ -41,8 +41,8 @@ class SchedulersClock:
             self._ask()
         call_later(ASK_EVERY_S, lambda: self.watch(tracer, call_later))
 
-    def told(self, answer: TimeTold) -> None:
-        """Takes an answer, in the thread of the line to the scheduler."""
+    def take(self, answer: TimeTold) -> None:
+        """Takes an answer, in the thread of the connection to the scheduler."""
         sample = sample_of(answer, now_ns())
         if self._best is None or sample.round_trip_ns < self._best.round_trip_ns:
             self._best = sample

@@ -1,4 +1,4 @@
-"""A node's line to the scheduler: small messages over ZeroMQ, in a thread of its own."""
+"""A node's session with the scheduler: small messages over ZeroMQ, in a thread of its own."""
 
 from __future__ import annotations
 
@@ -26,7 +26,6 @@ from p3kv.wire import silence
 from p3kv.wire.address import scheduler_address
 from p3kv.wire.credentials import Credentials
 from p3kv.wire.first_contact import FirstContact
-from p3kv.wire.line import Line
 from p3kv.wire.messages import (
     UNKNOWN,
     Abort,
@@ -45,6 +44,7 @@ from p3kv.wire.messages import (
 )
 from p3kv.wire.reminder import Reminder
 from p3kv.wire.scheduler_socket import SchedulerSocket, hello
+from p3kv.wire.session import Session
 from p3kv.wire.silence import SILENT_HINT, SILENT_S, OwnPauses, Silence, for_so_long
 
 _log = logging.getLogger(__name__)
@@ -101,7 +101,7 @@ class ControlClient:
         self._changed = threading.Condition()
         self._requesting = threading.Lock()
         self._error: Optional[P3Error] = None
-        self._line = Line()
+        self._session = Session()
         self._welcomed = False
         self._connected = False
         """The scheduler has answered on the connection of now."""
@@ -246,7 +246,7 @@ class ControlClient:
         which messages it has lost."""
         self._connected = False
         contact = SchedulerSocket(context, self._credentials, self._address, self._settings)
-        contact.send([encode(structs.replace(self._hello, received=self._line.received))])
+        contact.send([encode(structs.replace(self._hello, received=self._session.received))])
         return contact
 
     def _serve(self, context: zmq.Context) -> None:
@@ -254,7 +254,7 @@ class ControlClient:
         try:
             while not self._done():
                 while self._outbox and self._connected:
-                    contact.send(self._line.keep(self._outbox.popleft()))
+                    contact.send(self._session.keep(self._outbox.popleft()))
                 messages, events = contact.wait(self._wake_reader, self._timeout_ms())
                 for parts in messages:
                     self._take(contact, parts)
@@ -274,16 +274,16 @@ class ControlClient:
         now = time.monotonic()
         if self._close_at is None:
             self._close_at = now + _LINGER_S
-        all_said = not self._outbox and self._line.all_arrived
+        all_said = not self._outbox and self._session.all_arrived
         return all_said or self._given_up or now >= self._close_at
 
     def _take(self, contact: SchedulerSocket, parts: List[bytes]) -> None:
         """Takes a message: of those without numbers, there is one on each connection."""
         message = self._decoded(parts[0])
         if len(parts) == 2:
-            self._line.take(parts[1])
+            self._session.take(parts[1])
         elif isinstance(message, Welcomed):
-            for again in self._line.again(message.received):
+            for again in self._session.again(message.received):
                 contact.send(again)
             if self._lost_at is not None and self._launch.role == "worker":
                 _log.warning("the connection to the scheduler had ended, and there is a new one")

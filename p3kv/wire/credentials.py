@@ -1,9 +1,9 @@
 """Keys that follow from the job's secret, for both kinds of connections; none of them is sent.
 
-The line to the scheduler is ZeroMQ's CURVE (Curve25519): each side shows that it has the secret key
-to its public key, and all messages are encrypted and authenticated. Scheduler and nodes have a key
-pair each. Both pairs follow from the secret. So whoever has it knows all four keys, and nobody else
-knows any: a stranger can't even make a hello that the scheduler reads.
+The connection to the scheduler is ZeroMQ's CURVE (Curve25519): each side shows that it has the
+secret key to its public key, and all messages are encrypted and authenticated. Scheduler and nodes
+have a key pair each. Both pairs follow from the secret. So whoever has it knows all four keys, and
+nobody else knows any: a stranger can't even make a hello that the scheduler reads.
 
 Data connections have proofs of their own (`p3kv.wire.proofs`), and a key for a transport that
 encrypts (`p3kv.transport.certificate`).

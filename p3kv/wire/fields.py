@@ -31,7 +31,7 @@ class HelloHeader(Header, frozen=True):
 
 
 class StepHeader(Header, frozen=True):
-    """Header of CLIPPED, PUSHED, SQUARES and OPEN."""
+    """Header of CLIPPED, STEP_PUSHED, SQUARES and OPEN."""
 
     step: int = 0
 
@@ -60,8 +60,8 @@ class ScaleHeader(NormHeader, frozen=True):
     step: int = 0
 
 
-class TermsHeader(Header, frozen=True):
-    """Header of TERMS."""
+class SliceSizesHeader(Header, frozen=True):
+    """Header of SLICE_SIZES."""
 
     from_round: int = 0
 

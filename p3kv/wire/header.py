@@ -72,10 +72,10 @@ class Kind(IntEnum):
     the results of the round in which rank 0 has learned it; payload ForwardOrder."""
     PROBE = 11
     """A worker measures the network; the server echoes as many bytes."""
-    TERMS = 12, fields.TermsHeader
-    """What all must agree on from a round on; payload Terms. Every worker sends the first terms
-    before its first slice. When terms change, worker rank 0 sends new ones before its first slice
-    of a step, for a later round, and the server passes them on to all workers."""
+    SLICE_SIZES = 12, fields.SliceSizesHeader
+    """How large slices are from a round on; payload SliceSizes. Every worker sends the first ones
+    before its first slice. When they change, worker rank 0 sends new ones before its first slice of
+    a step, for a later round, and the server passes them on to all workers."""
     OPEN = 13, fields.StepHeader
     """A worker tells the servers on its host that it waits for no values of steps before `step`.
     When all workers on the host have said so, each of these servers tells all workers."""
@@ -96,8 +96,8 @@ class Kind(IntEnum):
     CLIPPED = 20, fields.StepHeader
     """No round of a step ends before worker rank 0 has sent SCALE: its gradients are clipped by the
     norm of all. Comes before the step's first slice."""
-    PUSHED = 21, fields.StepHeader
-    """Worker rank 0 has pushed all keys of a clipped step; payload Pushed."""
+    STEP_PUSHED = 21, fields.StepHeader
+    """Worker rank 0 has pushed all keys of a clipped step; payload StepPushed."""
     SQUARES = 22, fields.StepHeader
     """All gradients of a clipped step that this server gets are summed; payload Squares. To worker
     rank 0 only."""

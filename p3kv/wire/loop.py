@@ -21,8 +21,8 @@ _BATCH_S = 0.01
 """For how long a batch of calls may hold up the loop."""
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.00003, 0.0005
 _PAUSE = 0.25
-"""A batch is over when no call has come for this part of the time that it has taken. So a call that
-comes alone is hardly delayed, and a long batch is not disturbed often."""
+"""A batch is over when no call has come for this part of the time that it has taken, if nobody says
+so before. So a call that comes alone is hardly delayed, and a long batch is not disturbed often."""
 _SLACK_NS = 1000
 _PR_SET_TIMERSLACK = 29
 """From Linux' prctl.h. Linux ends a thread's waits up to 50 us late, to join them with others'."""
@@ -48,7 +48,8 @@ class Drain:
 class Loop:
     """Reads and writes connections; writes the most urgent frame first.
 
-    Everything but `call_soon` and `call_soon_batched` belongs to the thread that calls `run`.
+    Everything but `call_soon`, `call_soon_batched` and `end_batch` belongs to the thread that calls
+    `run`.
     """
 
     def __init__(self) -> None:
@@ -96,6 +97,10 @@ class Loop:
         self._inbox.append((function, arguments))
         if self._asleep:
             self._wake()
+
+    def end_batch(self) -> None:
+        """Says that the thread that makes batches of calls has made the last one of this batch."""
+        self._batched_seen = self._batched
 
     def call_later(self, delay_s: float, function: Callable[[], None]) -> None:
         """Calls `function` in `delay_s` seconds."""

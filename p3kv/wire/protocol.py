@@ -33,13 +33,13 @@ MAX_ROWS_BYTES = MAX_SLICE_BYTES + 4 * MAX_SLICE_ELEMS
 """A row has an element at least, and a number of 4 bytes."""
 
 
-class State(Enum):
+class Phase(Enum):
     """How far one side of a connection has come."""
 
     NEW = "new"
     """It has not introduced itself."""
     CHALLENGED = "challenged"
-    """It has, and has to prove that it belongs to the job. A server never is in this state."""
+    """It has, and has to prove that it belongs to the job. A server never is in this phase."""
     WAITING = "waiting"
     """It has shown that it belongs to the job. The welcome comes next."""
     OPEN = "open"
@@ -52,15 +52,15 @@ class Rule(NamedTuple):
 
     most_bytes: int = 0
     """The longest payload."""
-    then: Optional[State] = None
-    """The sender's state after such a frame; None: as before."""
+    then: Optional[Phase] = None
+    """The sender's phase after such a frame; None: as before."""
     only_rank_0: bool = False
     flags: int = 0
     """Those that a frame may have."""
 
 
-Rules = Mapping[State, Mapping[int, Rule]]
-"""By the sender's state, the kinds of frames that may come. Any other breaks the protocol."""
+Rules = Mapping[Phase, Mapping[int, Rule]]
+"""By the sender's phase, the kinds of frames that may come. Any other breaks the protocol."""
 
 _OF_PUSH = (
     WANTS_RESULT
@@ -72,16 +72,16 @@ _OF_PUSH = (
     | PushHeader.CARRIES
 )
 FROM_WORKERS: Rules = {
-    State.NEW: {Kind.HELLO: Rule(HELLO_BYTES, then=State.CHALLENGED)},
-    State.CHALLENGED: {Kind.PROOF: Rule(MAX_PROOF_BYTES, then=State.WAITING)},
-    State.WAITING: {},
-    State.OPEN: {
+    Phase.NEW: {Kind.HELLO: Rule(HELLO_BYTES, then=Phase.CHALLENGED)},
+    Phase.CHALLENGED: {Kind.PROOF: Rule(MAX_PROOF_BYTES, then=Phase.WAITING)},
+    Phase.WAITING: {},
+    Phase.OPEN: {
         Kind.PUSH: Rule(MAX_SLICE_BYTES, flags=_OF_PUSH),
         Kind.PULL: Rule(flags=EXACT),
         Kind.PUSH_ROWS: Rule(MAX_ROWS_BYTES, flags=ENCODED | NO_GRADIENT),
         Kind.PULL_ROWS: Rule(MAX_ROWS_BYTES, flags=PullRowsHeader.NAMED),
         Kind.KEY: Rule(MAX_MESSAGE_BYTES),
-        Kind.TERMS: Rule(MAX_MESSAGE_BYTES),
+        Kind.SLICE_SIZES: Rule(MAX_MESSAGE_BYTES),
         Kind.OPEN: Rule(),
         Kind.PROBE: Rule(MAX_PROBE_BYTES),
         Kind.OPTIMIZER: Rule(MAX_MESSAGE_BYTES, only_rank_0=True),
@@ -90,24 +90,24 @@ FROM_WORKERS: Rules = {
         Kind.STATE: Rule(MAX_MESSAGE_BYTES, only_rank_0=True, flags=StateHeader.WHOLE_TENSOR),
         Kind.STATE_BYTES: Rule(MAX_STATE_BYTES, only_rank_0=True),
         Kind.CLIPPED: Rule(only_rank_0=True),
-        Kind.PUSHED: Rule(MAX_MESSAGE_BYTES, only_rank_0=True),
+        Kind.STEP_PUSHED: Rule(MAX_MESSAGE_BYTES, only_rank_0=True),
         Kind.SCALE: Rule(MAX_MESSAGE_BYTES, only_rank_0=True),
         Kind.CHECKPOINT: Rule(MAX_MESSAGE_BYTES, only_rank_0=True),
         Kind.WRITTEN: Rule(MAX_MESSAGE_BYTES),
         Kind.RESUMED: Rule(MAX_MESSAGE_BYTES, only_rank_0=True),
-        Kind.BYE: Rule(then=State.LEFT),
+        Kind.BYE: Rule(then=Phase.LEFT),
     },
-    State.LEFT: {},
+    Phase.LEFT: {},
 }
 FROM_SERVERS: Rules = {
-    State.NEW: {Kind.CHALLENGE: Rule(CHALLENGE_BYTES, then=State.WAITING)},
-    State.WAITING: {Kind.WELCOME: Rule(MAX_PROOF_BYTES, then=State.OPEN)},
-    State.OPEN: {
+    Phase.NEW: {Kind.CHALLENGE: Rule(CHALLENGE_BYTES, then=Phase.WAITING)},
+    Phase.WAITING: {Kind.WELCOME: Rule(MAX_PROOF_BYTES, then=Phase.OPEN)},
+    Phase.OPEN: {
         Kind.UPDATED: Rule(MAX_SLICE_BYTES, flags=ENCODED | NO_GRADIENT),
         Kind.PULLED: Rule(MAX_SLICE_BYTES, flags=ENCODED),
         Kind.ROWS: Rule(MAX_ROWS_BYTES, flags=ENCODED),
         Kind.ENDED: Rule(flags=NO_GRADIENT),
-        Kind.TERMS: Rule(MAX_MESSAGE_BYTES),
+        Kind.SLICE_SIZES: Rule(MAX_MESSAGE_BYTES),
         Kind.OPEN: Rule(),
         Kind.PROBE: Rule(MAX_PROBE_BYTES),
         Kind.ORDER: Rule(MAX_MESSAGE_BYTES),
@@ -120,58 +120,58 @@ FROM_SERVERS: Rules = {
         Kind.CHECKPOINT: Rule(MAX_MESSAGE_BYTES),
         Kind.WRITTEN: Rule(MAX_MESSAGE_BYTES),
         Kind.RESUMED: Rule(MAX_MESSAGE_BYTES),
-        Kind.BYE: Rule(then=State.LEFT),
+        Kind.BYE: Rule(then=Phase.LEFT),
     },
-    State.LEFT: {},
+    Phase.LEFT: {},
 }
 FROM_NEIGHBOURS: Rules = {
     # The socket shows who it is.
-    State.NEW: {
+    Phase.NEW: {
         Kind.MEMORY: Rule(MAX_MESSAGE_BYTES),
         Kind.SUMMAND: Rule(flags=WANTS_RESULT | NO_GRADIENT),
         Kind.VALUE: Rule(flags=NO_GRADIENT | ValueHeader.SUM_AS_BEFORE),
-        Kind.TERMS: Rule(MAX_MESSAGE_BYTES),
-        Kind.BYE: Rule(MAX_MESSAGE_BYTES, then=State.LEFT, flags=ACKNOWLEDGE),
+        Kind.SLICE_SIZES: Rule(MAX_MESSAGE_BYTES),
+        Kind.BYE: Rule(MAX_MESSAGE_BYTES, then=Phase.LEFT, flags=ACKNOWLEDGE),
     },
-    State.LEFT: {},
+    Phase.LEFT: {},
 }
 """From another worker of the host."""
 
 
 _WHEN = {
-    State.CHALLENGED: "before its proof",
-    State.WAITING: "before the welcome",
-    State.LEFT: "after its goodbye",
+    Phase.CHALLENGED: "before its proof",
+    Phase.WAITING: "before the welcome",
+    Phase.LEFT: "after its goodbye",
 }
 
 
 class Conversation:
     """State of one connection: what its peer has said so far, and so may say next."""
 
-    __slots__ = ("_allowed", "_role", "_rules", "_state", "peer")
+    __slots__ = ("_allowed", "_phase", "_role", "_rules", "peer")
 
     def __init__(self, rules: Rules, role: str) -> None:
         """`role` is the peer's."""
         self._rules = rules
         self._role = role
-        self._enter(State.NEW)
+        self._enter(Phase.NEW)
         self.peer: Optional[int] = None
         """The peer's rank, once it is known."""
 
     def welcome(self) -> None:
         """Lets the peer say what its table allows, from now on."""
-        assert self._state is State.WAITING
-        self._enter(State.OPEN)
+        assert self._phase is Phase.WAITING
+        self._enter(Phase.OPEN)
 
     def go_on(self) -> None:
         """The peer has been welcomed over another link; it has not said more before than here."""
-        if self._state in (State.NEW, State.CHALLENGED, State.WAITING):
-            self._enter(State.OPEN)
+        if self._phase in (Phase.NEW, Phase.CHALLENGED, Phase.WAITING):
+            self._enter(Phase.OPEN)
 
     @property
     def over(self) -> bool:
         """Whether the peer says nothing any more."""
-        return self._state is State.LEFT
+        return self._phase is Phase.LEFT
 
     def hear(self, header: Header) -> None:
         """Takes a frame's header; ProtocolError for a frame that must not come now."""
@@ -190,17 +190,17 @@ class Conversation:
         if rule.then is not None:
             self._enter(rule.then)
 
-    def _enter(self, state: State) -> None:
-        self._state = state
-        self._allowed = self._rules[state]  # not looked up by state for every frame: that is slow
+    def _enter(self, phase: Phase) -> None:
+        self._phase = phase
+        self._allowed = self._rules[phase]  # not looked up by phase for every frame: that is slow
 
     def _refusal(self, header: Header, rule: Optional[Rule]) -> str:
-        if self._state is State.NEW:
+        if self._phase is Phase.NEW:
             return "what it sent is not p3kv's protocol"
         names = {kind.value: kind.name for kind in Kind}
         said = f"it sent a frame of kind {names.get(header.kind, header.kind)}"
         if rule is None:
-            when = _WHEN.get(self._state, f"from a {self._role} now")
+            when = _WHEN.get(self._phase, f"from a {self._role} now")
             return f"{said}, which must not come {when}"
         if header.payload_bytes > rule.most_bytes:
             return f"{said} with {header.payload_bytes} bytes; it has {rule.most_bytes} at most"

@@ -10,7 +10,7 @@ from collections import deque
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
-from typing import Callable, Deque, List, Optional, Sequence, Set
+from typing import Callable, Collection, Deque, List, Optional, Sequence, Set
 
 from p3kv.checkpoints import Saved, any_parts, marks, newest
 from p3kv.common.combinations import Feature, check
@@ -56,11 +56,12 @@ class Checkpoints:
         settings: Settings,
         tell: Callable[..., None],
         num_workers: int,
-        num_servers: Callable[[], int],
+        servers: Collection[int],
         call_soon: Callable[..., None],
     ) -> None:
-        """`tell` sends a frame without a slice to servers; `call_soon` has the worker's thread call
-        something, from any thread."""
+        """`tell` sends a frame without a slice to servers. `servers` are the ranks of all servers,
+        once they are connected. `call_soon` has the worker's thread call something, from any
+        thread."""
         self.own = OwnPart(rank, settings.checkpoint_dir, call_soon, self._own_written)
         self.saved: Optional[Saved] = None
         """The checkpoint from which the job goes on; on worker rank 0 only. Belongs to the thread
@@ -68,7 +69,7 @@ class Checkpoints:
         self._rank = rank
         self._settings = settings
         self._tell = tell
-        self._num_servers = num_servers
+        self._servers = servers
         self._cuts: Deque[Cut] = deque()
         self._waits_for: Set[str] = set()
         """Who has not written the last checkpoint: servers, or workers."""
@@ -236,7 +237,7 @@ class Checkpoints:
                 cut.step, ", ".join(sorted(self._waits_for)),
             )  # fmt: skip
             return
-        self._waits_for, self._problem = set(map(_server, range(self._num_servers()))), ""
+        self._waits_for, self._problem = set(map(_server, self._servers)), ""
         keep_from = self._complete[0] if self._complete else UNKNOWN
         identity = secrets.token_hex(_IDENTITY_BYTES)
         remembered = self.own.remembered(cut)

@@ -87,7 +87,7 @@ class Exchange:
             self._count_ended(transfer)
             transfer.done(None)
             transfer.tell(changes=False)
-            self.answered(transfer)
+            self.note_answered(transfer)
             return
         if transfer.source is not None and transfer.round > INITIAL_ROUND:
             self._local_sums.join(transfer)
@@ -128,12 +128,12 @@ class Exchange:
         if _ends_with_result(transfer):
             self._end_round(transfer, header)
         else:
-            self.answered(transfer)
+            self.note_answered(transfer)
 
-    def answered(self, transfer: Transfer) -> None:
+    def note_answered(self, transfer: Transfer) -> None:
         """Sends the pushes that have waited for a pull, if the transfer is one."""
         if transfer.source is None:
-            for held in self._windows.answered(transfer):
+            for held in self._windows.note_answered(transfer):
                 self._send(held)
 
     def land_ended(self, connection: Connection, header: EndedHeader) -> Landing:
@@ -144,7 +144,7 @@ class Exchange:
         return Landing(None, partial(self._round_ended, header))
 
     def _round_ended(self, header: EndedHeader) -> None:
-        for push in self._windows.told(header):
+        for push in self._windows.note_ended(header):
             self._end_round(push, header)
 
     def _end_round(self, transfer: Transfer, header: Header) -> None:
@@ -158,7 +158,7 @@ class Exchange:
     def _count_ended(self, transfer: Transfer) -> None:
         own = transfer.key.own_rounds
         if transfer.source is not None and transfer.round > INITIAL_ROUND and not own:
-            self._steps.ended(transfer.step, transfer.key.store)
+            self._steps.count_ended(transfer.step, transfer.key.store)
 
     def awaited(self) -> Optional[Tuple[Transfer, Set[int]]]:
         """The oldest transfer of which values are still to come, or else the end of its round, and

@@ -81,14 +81,14 @@ class Gates:
         held = self._held.setdefault(server, {})
         if step not in held:
             held[step] = []
-            self._call_later(_LONGEST_S, partial(self.opened, server, step))
+            self._call_later(_LONGEST_S, partial(self.open, server, step))
         held[step].append(frame)
 
     def push_last(self, server: int, frame: Frame) -> None:
         """The same, behind all frames that wait for the gate."""
         self.push(server, max(self._held.get(server, {}), default=0), frame)
 
-    def opened(self, server: int, step: int) -> None:
+    def open(self, server: int, step: int) -> None:
         """Opens the gate of a server for this step and older ones, and queues what was held."""
         if step > self._open.get(server, 0):
             self._open[server] = step

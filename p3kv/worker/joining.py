@@ -22,12 +22,12 @@ from p3kv.wire.messages import (
     Agreed,
     DataWelcome,
     Failure,
+    FirstSliceSize,
     JobSettings,
     Measured,
     Ready,
     ReportFailure,
     Roster,
-    SliceSize,
 )
 from p3kv.worker.handshakes import Handshakes
 from p3kv.worker.probe import Probe
@@ -47,7 +47,7 @@ second, and on the slowest networks as long as a few frames take."""
 class Joining:
     """Connects this worker to all servers and agrees with the others on the size of slices.
 
-    What `takers` names belongs to the worker's thread, all else to the thread that joins.
+    What `handlers` names belongs to the worker's thread, all else to the thread that joins.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Joining:
         self._transport_key = transport_key
         self._check = check
         self._changed = changed
-        self.takers: Mapping[int, Callable[[Connection, Header], Landing]] = {
+        self.handlers: Mapping[int, Callable[[Connection, Header], Landing]] = {
             Kind.CHALLENGE: self._handshakes.land,
             Kind.WELCOME: self._welcome,
             Kind.PROBE: self._echo,
@@ -198,7 +198,7 @@ class Joining:
                     )
                 self._changed.wait(max(left_s, _LOOK_EVERY_S))
         answer = self._control.request(
-            self._measured, SliceSize, "all workers to measure the network"
+            self._measured, FirstSliceSize, "all workers to measure the network"
         )
         _log.info(
             "slices have %d elements: %.0f MB/s leave this worker",

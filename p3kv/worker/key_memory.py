@@ -106,7 +106,7 @@ class KeyMemory(Encoder):
         self._copies = [copy for copy in self._copies if copy.missing_elems]
         self._forget_complete()
 
-    def copied(self, round: int) -> MemoryCopy:
+    def begin_copy(self, round: int) -> MemoryCopy:
         """Begins a copy of what the encoder remembers after a round; before this worker pushes for
         any later one. It may be complete at once."""
         copy = MemoryCopy(self._memory, round, self._size_elems)

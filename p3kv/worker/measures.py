@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Any, Callable, Collection, Dict, List, Optional, Tuple
+from typing import Any, Collection, Dict, List, Optional, Tuple
 
 from msgspec import structs
 
@@ -11,9 +11,10 @@ from p3kv.report import Verdict, verdict
 from p3kv.report.forecast import Workload
 from p3kv.report.forecast.policies import FLOAT32_BYTES
 from p3kv.report.verdict import with_dist_sync
+from p3kv.wire.control import ControlClient
 from p3kv.wire.loop import Loop
 from p3kv.wire.messages import MAX_LAYER_CHARS, Lag, WorkerNumbers
-from p3kv.worker.traffic import Traffic
+from p3kv.worker.data_plane import DataPlane
 from p3kv.worker.transfers import WorkerKey
 
 
@@ -23,35 +24,40 @@ class Measures:
     def __init__(
         self,
         loop: Loop,
-        traffic: Traffic,
+        data_plane: DataPlane,
+        control: ControlClient,
         num_workers: int,
         local_servers: Collection[int],
         summing: int,
         push_bytes_s: float,
-        slowest: Callable[[], Optional[Lag]],
     ) -> None:
         """`local_servers` are the ranks of the servers on this host. `summing`: how many workers of
         each host send as one. `push_bytes_s`: how fast this worker can send while all workers do; 0
-        if that was not measured. `slowest` says for which worker the others wait."""
+        if that was not measured."""
         self._loop = loop
-        self._traffic = traffic
+        self._data_plane = data_plane
         self._began_s = time.monotonic()
         self._num_workers = num_workers
         self._local_servers = local_servers
         self._summing = summing
-        self.slowest = slowest
+        self._control = control
         self._push_bytes_s = push_bytes_s
         self._found: Optional[Tuple[int, Optional[Verdict]]] = None
         """After how many steps the verdict was reached that `stats` gives, and the verdict."""
 
+    @property
+    def slowest(self) -> Optional[Lag]:
+        """For which worker the others wait, if that is known."""
+        return self._control.slowest
+
     def numbers(self) -> WorkerNumbers:
         """Measurements of this worker so far."""
-        servers = list(self._traffic.servers.items())
+        servers = list(self._data_plane.servers.items())
         wire = [connection for rank, connection in servers if rank not in self._local_servers]
-        times, inversions = self._traffic.times, self._loop.inversions
+        times, inversions = self._data_plane.times, self._loop.inversions
         return WorkerNumbers(
             uptime_s=time.monotonic() - self._began_s,
-            **self._traffic.counts,
+            **self._data_plane.counts,
             inversions=inversions.frames,
             inversion_bytes=inversions.bytes,
             wire_bytes_sent=sum(connection.sent_bytes for connection in wire),
@@ -70,8 +76,8 @@ class Measures:
         """Whether the network is the limit, as far as this worker can tell; None if it is too
         early."""
         return verdict(
-            self._of_senders(), self._workload(), self._num_senders, self.slowest(),
-            self._traffic.rank,
+            self._of_senders(), self._workload(), self._num_senders, self.slowest,
+            self._data_plane.rank,
         )  # fmt: skip
 
     @property
@@ -102,7 +108,7 @@ class Measures:
         return found.lines if compared is None else [*found.lines, compared]
 
     def _workload(self) -> Workload:
-        layers = self._traffic.times.layers()
+        layers = self._data_plane.times.layers()
         return Workload(
             [[(layer.key.key_id, layer.key.size_bytes // FLOAT32_BYTES)] for layer in layers],
             [layer.forward_s for layer in layers],
@@ -112,10 +118,10 @@ class Measures:
     def stats(self) -> Dict[str, Any]:
         """The numbers by name, `links` and `rounds`, the worker that the others wait for, and the
         verdict."""
-        steps = self._traffic.times.steps
+        steps = self._data_plane.times.steps
         if self._found is None or self._found[0] != steps:  # scripts may ask all the time
             self._found = steps, self.verdict()
-        slowest, found = self.slowest(), self._found[1]
+        slowest, found = self.slowest, self._found[1]
         return {
             **nothing_measured(),
             **structs.asdict(self.numbers()),
@@ -125,9 +131,9 @@ class Measures:
                     "bytes_received": connection.received_bytes,
                     "same_host": rank in self._local_servers,
                 }
-                for rank, connection in list(self._traffic.servers.items())
+                for rank, connection in list(self._data_plane.servers.items())
             },
-            "rounds": {key.key: key.round for key in list(self._traffic.keys.values())},
+            "rounds": {key.key: key.round for key in list(self._data_plane.keys.values())},
             "slowest_worker": None if slowest is None else structs.asdict(slowest),
             "verdict": None
             if found is None

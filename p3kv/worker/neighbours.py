@@ -56,18 +56,18 @@ class Neighbours:
     def connect(
         self,
         loop: Loop,
-        takers: Mapping[int, Callable[[int, Any], Landing]],
+        handlers: Mapping[int, Callable[[int, Any], Landing]],
         on_lost: Callable[[Connection, str], None],
         check: Callable[[], None],
     ) -> None:
         """Connects to all of them, which must all listen; `loop` serves the connections.
 
-        `takers` take their frames, given by rank. `check` is called while this waits, and raises
+        `handlers` take their frames, given by rank. `check` is called while this waits, and raises
         the job's failure. Raises P3Error where a neighbour does not come.
         """
 
         def land(connection: Connection, header: Header) -> Landing:
-            return takers[header.kind](header.rank, header)
+            return handlers[header.kind](header.rank, header)
 
         for rank, sock in self._sockets(check).items():
             conversation = Conversation(FROM_NEIGHBOURS, "worker")

@@ -121,7 +121,7 @@ class OwnPart:
         memories = []
         for key, round_ in self.remembered(cut):
             assert key.memory is not None
-            memories.append((key, key.memory.copied(round_)))
+            memories.append((key, key.memory.begin_copy(round_)))
         self._copied.append(_Copied(cut, memories))
         self._write_if_copied()
 

@@ -2,32 +2,32 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Collection, Dict, Optional
+from typing import Any, Collection, Dict, Optional
 
 from p3kv.config import Settings
 from p3kv.report.metrics import Metrics
+from p3kv.wire.control import ControlClient
 from p3kv.wire.loop import Loop
-from p3kv.wire.messages import Lag, WorkerNumbers
+from p3kv.wire.messages import WorkerNumbers
+from p3kv.worker.data_plane import DataPlane
 from p3kv.worker.measures import Measures
 from p3kv.worker.summary import Summary
-from p3kv.worker.traffic import Traffic
 
 
 class Reporting:
     """Numbers for scripts, the scheduler and Prometheus, and lines in the log; from `begin` on."""
 
-    def __init__(self, loop: Loop, num_workers: int, slowest: Callable[[], Optional[Lag]]) -> None:
-        """`slowest` says for which worker the others wait."""
+    def __init__(self, loop: Loop, num_workers: int) -> None:
         self._loop = loop
         self._num_workers = num_workers
-        self._slowest = slowest
         self._measures: Optional[Measures] = None
         self._summary: Optional[Summary] = None
         self._metrics: Optional[Metrics] = None
 
     def begin(
         self,
-        traffic: Traffic,
+        data_plane: DataPlane,
+        control: ControlClient,
         settings: Settings,
         local_servers: Collection[int],
         summing: int,
@@ -35,12 +35,12 @@ class Reporting:
     ) -> None:
         """Says what is to be told, and how: see `Measures`. ConfigError if metrics can't be."""
         self._measures = Measures(
-            self._loop, traffic, self._num_workers, local_servers, summing,
-            push_bytes_s or 0.0, self._slowest,
+            self._loop, data_plane, control, self._num_workers, local_servers, summing,
+            push_bytes_s or 0.0,
         )  # fmt: skip
         self._summary = Summary(self._measures, settings)
-        traffic.times.on_step = self._summary.look
-        self._metrics = Metrics(settings, "worker", traffic.rank, self.numbers)
+        data_plane.times.on_step = self._summary.look
+        self._metrics = Metrics(settings, "worker", data_plane.rank, self.numbers)
 
     def numbers(self) -> Optional[WorkerNumbers]:
         """Measurements of the worker; from any thread."""

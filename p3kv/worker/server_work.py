@@ -20,7 +20,7 @@ class ServerWork:
         """By server, what its values have said, and when; numbers only grow."""
         self._last_us: Dict[int, int] = {}
 
-    def told(self, server: int, at_s: float, worked_us: int) -> None:
+    def note(self, server: int, at_s: float, worked_us: int) -> None:
         """Takes note of what a value says that has arrived at `at_s`: its server had worked for so
         long. Values that overtake each other say less than what is known."""
         before_us = self._last_us.setdefault(server, worked_us)

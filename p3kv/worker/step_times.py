@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections import Counter, deque
 from functools import partial
+from itertools import accumulate
 from typing import Callable, Deque, Dict, List, NamedTuple, Optional, Tuple
 
 import numpy as np
@@ -118,7 +120,7 @@ class StepTimes:
         self._work = ServerWork()
         self._forwards_s: Deque[float] = deque(maxlen=_RECENT)
         self._backwards_s: Deque[float] = deque(maxlen=_RECENT)
-        self._layers: Optional[Tuple[List[WorkerKey], np.ndarray]] = None
+        self._layers: Optional[Tuple[List[WorkerKey], List[float]]] = None
 
     def gradient_ready(self, transfer: Transfer) -> None:
         """Takes note of a transfer with a gradient, which was ready when it was made."""
@@ -137,7 +139,7 @@ class StepTimes:
         `worked_us` in all when it did."""
         at_s = now_s()
         if server != UNKNOWN:
-            self._work.told(server, at_s, worked_us)
+            self._work.note(server, at_s, worked_us)
         self._step.arrived[key] = _Arrived(at_s, late_s, server)
 
     def layers(self) -> List[LayerTime]:
@@ -158,28 +160,35 @@ class StepTimes:
 
     def _end(self, step: _Step, next_s: float) -> None:
         """Measures a step; the next one's first gradient was ready at `next_s`."""
-        keys, ready_s = step.keys, np.maximum.accumulate(step.ready_s)
-        first_s, last_s = float(ready_s[0]), float(ready_s[-1])
+        keys, ready_s = step.keys, list(accumulate(step.ready_s, max))
+        first_s, last_s = ready_s[0], ready_s[-1]
         between = self.script.take(step.number)
         begin_s = min(max(last_s, between.forward_s), max(last_s, next_s))
         backward_s = (last_s - first_s) * len(keys) / max(1, len(keys) - 1)
         # The layer whose gradient comes first shows no backward time: it is taken for average.
         first_layer_s = backward_s / len(keys)
         gap_s = max(0.0, next_s - begin_s - first_layer_s)
-        # From a layer on, the forward pass has the layers that the backward pass had before it.
-        known_s = ready_s - first_s
-        left_s = np.where(known_s < _MOSTLY_KNOWN * first_layer_s, 0.0, known_s + first_layer_s)
-        left_s[-1] = backward_s
         spread = backward_s > _SPREAD * gap_s
-        if not spread:
-            left_s = np.arange(1, len(keys) + 1) / len(keys)
+        # From a layer on, the forward pass has the layers that the backward pass had before it.
+        if spread:
+            known_from_s = first_s + _MOSTLY_KNOWN * first_layer_s
+            left_s = [0.0 if at < known_from_s else at - first_s + first_layer_s for at in ready_s]
+            left_s[-1] = backward_s
+        else:
+            left_s = [(place + 1) / len(keys) for place in range(len(keys))]
         arrived = [step.arrived.get(key, _NOT) for key in keys]
-        usable_s = np.clip([one.at_s for one in arrived], begin_s, begin_s + gap_s)
-        most_s = np.full(len(keys), np.inf)
-        np.divide((begin_s + gap_s - usable_s) * left_s[-1], left_s, out=most_s, where=left_s > 0)
-        binding = int(np.argmin(most_s))
-        most_forward_s = float(most_s[binding])
-        missing_s = float(usable_s.max()) - begin_s
+        end_s, all_left_s = begin_s + gap_s, left_s[-1]
+        usable_s = [
+            begin_s if one.at_s < begin_s else end_s if one.at_s > end_s else one.at_s
+            for one in arrived
+        ]
+        most_s = [
+            (end_s - usable) * all_left_s / left if left > 0 else math.inf
+            for usable, left in zip(usable_s, left_s)
+        ]
+        most_forward_s = min(most_s)
+        binding = most_s.index(most_forward_s)
+        missing_s = max(usable_s) - begin_s
         if spread and missing_s > 0 and most_forward_s >= backward_s:
             most_forward_s = _FORWARD * backward_s
         self._forwards_s.append(most_forward_s)
@@ -189,12 +198,11 @@ class StepTimes:
         longest_s = min(max(0.0, gap_s - self.forward_s), missing_s)
         waits = []
         if longest_s > 0:
-            after_s = self.forward_s * (1 - left_s / left_s[-1])
             layers = [
-                Layer(after, usable, ready + one.late_s, one.server)
-                for after, usable, ready, one in zip(
-                    after_s.tolist(), usable_s.tolist(), step.ready_s, arrived
+                Layer(
+                    self.forward_s * (1 - left / all_left_s), usable, ready + one.late_s, one.server
                 )
+                for left, usable, ready, one in zip(left_s, usable_s, step.ready_s, arrived)
             ]
             waits = forward_waits(begin_s, layers[::-1], self._work.between)
         if waits:
@@ -204,7 +212,7 @@ class StepTimes:
         if spread:
             self._layers = keys, ready_s
         elif self._layers is None:
-            self._layers = keys, np.full(len(keys), first_s)
+            self._layers = keys, [first_s] * len(keys)
         blocked = self._blocked(between, last_s, begin_s, step.ready_s, arrived)
         blocked_s = sum(wait.seconds for wait in blocked)
         step_s = max(0.0, next_s - first_s)

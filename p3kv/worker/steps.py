@@ -22,7 +22,7 @@ class Steps:
     settings hold as soon as the servers have them, and only the newest are kept. Other settings
     wait here until their step is the current or the next one, so that a script that pushes far
     ahead does not pile settings up on the servers. `new_step`, `newest`, `new_store`, `make_own`
-    and `StoreSteps.pushed` belong to the thread that pushes, all else to the worker's thread.
+    and `StoreSteps.count_push` belong to the thread that pushes, all else to the worker's thread.
     """
 
     def __init__(self, send: SendSettings) -> None:
@@ -62,12 +62,12 @@ class Steps:
         """A store's, which counts its pushes."""
         return self._stores[store]
 
-    def ended(self, step: int, store: int = 0) -> None:
+    def count_ended(self, step: int, store: int = 0) -> None:
         """Takes note that the round of a push has ended on all its servers."""
         ended = self._stores[store].ended
         ended[step] = ended.get(step, 0) + 1
 
-    def settings(self, from_step: int, settings: bytes, store: int = 0) -> None:
+    def send_settings(self, from_step: int, settings: bytes, store: int = 0) -> None:
         """Sends settings before the first slice of the step from which they hold."""
         if isinstance(self._stores[store], OwnSteps):
             self._send(from_step, from_step, settings, store)
@@ -98,14 +98,14 @@ class StoreSteps:
         self.oldest = 0
         self.waiting: Deque[Tuple[int, bytes]] = deque()
         # The thread that pushes writes these, and only it.
-        self._pushed: Dict[int, int] = {}
+        self._push_counts: Dict[int, int] = {}
         self._newest = 0
         # It appends, and the worker's thread takes away.
         self._open: Deque[int] = deque()
 
-    def pushed(self, step: int) -> None:
+    def count_push(self, step: int) -> None:
         """Counts a push of the store's newest step, before its transfer begins."""
-        self._pushed[step] = self._pushed.get(step, 0) + 1
+        self._push_counts[step] = self._push_counts.get(step, 0) + 1
         if step != self._newest:
             self._open.append(step)
             self._newest = step
@@ -116,9 +116,9 @@ class StoreSteps:
             self.oldest = self._open[0]
             if self.oldest == self._newest:
                 return
-            if self._pushed.get(self.oldest, 0) != self.ended.get(self.oldest, 0):
+            if self._push_counts.get(self.oldest, 0) != self.ended.get(self.oldest, 0):
                 return
-            self._pushed.pop(self.oldest, None)
+            self._push_counts.pop(self.oldest, None)
             self.ended.pop(self.oldest, None)
             self._open.popleft()
 
@@ -126,5 +126,5 @@ class StoreSteps:
 class OwnSteps(StoreSteps):
     """The steps of a store whose rounds are each worker's own; nothing is counted."""
 
-    def pushed(self, step: int) -> None:
+    def count_push(self, step: int) -> None:
         pass

@@ -27,9 +27,9 @@ from p3kv.wire.messages import (
     encode,
 )
 from p3kv.wire.states import PlainState
-from p3kv.worker.clipping import ClippedStep
 from p3kv.worker.cuts import Unpushed
-from p3kv.worker.traffic import Traffic
+from p3kv.worker.data_plane import DataPlane
+from p3kv.worker.global_norms import ClippedStep
 from p3kv.worker.transfers import WorkerKey, features_of
 
 _log = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ class WorkerStore:
         speaks: bool,
         features: Set[Feature],
         settings: Settings,
-        traffic: Traffic,
+        data_plane: DataPlane,
         request: Callable[..., Any],
         call_soon: Callable[..., None],
         ask: Callable[[Callable[[Future[Any]], None]], Any],
@@ -75,7 +75,7 @@ class WorkerStore:
         self.unpushed: Callable[[], List[Unpushed]] = list
         """Has the front end copy what no gradient of the store's keys changes; to be set by it. On
         worker rank 0 only."""
-        self.resumed = traffic.cuts.add(self._at_cut, lambda: self.unpushed())
+        self.resumed = data_plane.cuts.add(self._at_cut, lambda: self.unpushed())
         """The store in the checkpoint from which the job goes on."""
         self._steps = 0 if self.resumed is None else self.resumed.steps
         self.own_rounds = rule.own_rounds
@@ -94,13 +94,13 @@ class WorkerStore:
         self._has_optimizer = False
         self._momentum: Optional[float] = None
         """That of the optimizer, where the codec of gradients applies it."""
-        self._traffic = traffic
+        self._data_plane = data_plane
         self._request = request
         self._call_soon = call_soon
         self._ask = ask
         self._check = check
         self._keys: Dict[Key, WorkerKey] = {}
-        self.pushed = traffic.steps.of_store(number).pushed
+        self.count_push = data_plane.steps.of_store(number).count_push
         """Counts a push of the store's newest step, before its transfer begins."""
 
     def declare(
@@ -139,13 +139,13 @@ class WorkerStore:
         answer = self._request(declaration, (DeclaredKey, KeyRefused))
         if isinstance(answer, KeyRefused):
             raise KeyMismatchError(answer.reason)
-        steps_before = self._traffic.checkpoints.resumed().step
+        steps_before = self._data_plane.checkpoints.resumed().step
         worker_key = WorkerKey(answer, self._rule, name, self._features, steps_before)
         if self.is_saved:
-            self._traffic.checkpoints.remember(worker_key, self.resumed is not None)
+            self._data_plane.checkpoints.remember(worker_key, self.resumed is not None)
         self._tell_momentum(worker_key)
         self._keys[key] = worker_key
-        self._call_soon(self._traffic.declare, worker_key)
+        self._call_soon(self._data_plane.declare, worker_key)
         return worker_key
 
     def combine(self, features: Collection[Feature], what: str) -> None:
@@ -231,7 +231,7 @@ class WorkerStore:
         send a round in the same order if the round needs the results of the one before.
         """
         key_ids = [self._keys[key].key_id for key in keys]
-        self._call_soon(self._traffic.publish_order, key_ids, self.number)
+        self._call_soon(self._data_plane.publish_order, key_ids, self.number)
 
     def set_optimizer(self, from_step: int, front_end: str, settings: bytes) -> None:
         """Worker rank 0 sends the servers a store's optimizer settings, as the front end has
@@ -241,7 +241,7 @@ class WorkerStore:
         """
         self._check()
         message = encode(OptimizerSettings(front_end, settings))
-        self._call_soon(self._traffic.steps.settings, from_step, message, self.number)
+        self._call_soon(self._data_plane.steps.send_settings, from_step, message, self.number)
 
     def optimizer_state(self, key: WorkerKey, whole: bool) -> List[Optional[PlainState]]:
         """States that the servers' optimizer has of a key, in the order of the key's runs; `whole`
@@ -250,7 +250,9 @@ class WorkerStore:
         Waits until all rounds have ended that this worker has pushed. All its pushes must have been
         sent. The other workers need not call anything.
         """
-        states = self._ask(lambda answer: self._traffic.states.ask(key, key.round, whole, answer))
+        states = self._ask(
+            lambda answer: self._data_plane.states.ask(key, key.round, whole, answer)
+        )
         return [states[server] for server, _ in key.runs]
 
     def load_optimizer_state(
@@ -263,22 +265,22 @@ class WorkerStore:
         All pushes must have been sent, and other workers must not push meanwhile.
         """
         by_server = {server: state for (server, _), state in zip(key.runs, states)}
-        self._ask(lambda done: self._traffic.states.give(key, key.round, whole, by_server, done))
+        self._ask(lambda done: self._data_plane.states.give(key, key.round, whole, by_server, done))
 
     def begin_clipped_step(self, step: int) -> None:
         """Has the servers end no round of a step before `end_clipped_step`; before its pushes."""
-        self._call_soon(self._traffic.clipping.begin, step)
+        self._call_soon(self._data_plane.global_norms.begin, step)
 
     def end_clipped_step(self, clipped: ClippedStep) -> None:
         """Says that all keys of a step are pushed. Its sums are scaled so that the norm of all is
         at most the step's `max_norm`, and then its rounds end."""
         self._check()
-        self._call_soon(self._traffic.clipping.pushed, clipped)
+        self._call_soon(self._data_plane.global_norms.end_pushes, clipped)
 
     def norm(self, number: int) -> float:
         """The norm of the sums of the clipped step with this number; waits until it is known."""
         norm: float = self._ask(
-            lambda answer: self._traffic.clipping.ask(self.number, number, answer)
+            lambda answer: self._data_plane.global_norms.ask(self.number, number, answer)
         )
         return norm
 
@@ -287,23 +289,23 @@ class WorkerStore:
         of all that was pushed before."""
         if not self.is_saved:
             return
-        due = self._traffic.cuts.due(self.number, self._steps)
-        if due is not None and (self._rank == 0 or self._traffic.checkpoints.own.remembers):
-            cut = self._traffic.cuts.cut(self._traffic.steps.newest, due)
-            self._call_soon(self._traffic.checkpoints.add, cut)
+        due = self._data_plane.cuts.due(self.number, self._steps)
+        if due is not None and (self._rank == 0 or self._data_plane.checkpoints.own.remembers):
+            cut = self._data_plane.cuts.cut(self._data_plane.steps.newest, due)
+            self._call_soon(self._data_plane.checkpoints.add, cut)
         self._steps += 1
-        self.may_be_cut = self._traffic.cuts.may_be_due()
+        self.may_be_cut = self._data_plane.cuts.may_be_due()
 
     def step_ends(self) -> None:
         """To be called when all is pushed of a step, where the front end knows."""
         if self.is_saved and self._rank == 0:
-            self._traffic.cuts.step_ended()
+            self._data_plane.cuts.step_ended()
 
     @property
     def was_cut(self) -> bool:
         """Whether there is a checkpoint of the store's newest step, so that what is pushed from now
         on can't belong to this step."""
-        return self._traffic.cuts.count != self._cuts_before
+        return self._data_plane.cuts.count != self._cuts_before
 
     def _at_cut(self) -> StoreAtCut:
         whole, numbers = self.describe()
@@ -314,13 +316,13 @@ class WorkerStore:
     @property
     def saved(self) -> Optional[Saved]:
         """The checkpoint from which the job goes on; on worker rank 0 only."""
-        return self._traffic.checkpoints.saved
+        return self._data_plane.checkpoints.saved
 
     def new_step(self) -> int:
         """Returns the number of a step that begins in one of the stores."""
         self._tell_memory_once()
-        self._cuts_before = self._traffic.cuts.count
-        return self._traffic.steps.new_step(self.number)
+        self._cuts_before = self._data_plane.cuts.count
+        return self._data_plane.steps.new_step(self.number)
 
     def _tell_memory_once(self) -> None:
         if self._told_memory:
@@ -340,4 +342,4 @@ class WorkerStore:
     @property
     def forward_order(self) -> List[Key]:
         """The keys in the order in which the forward pass needs them, as far as known."""
-        return self._traffic.forward_order(self.number)
+        return self._data_plane.forward_order(self.number)

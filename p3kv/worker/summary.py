@@ -31,7 +31,7 @@ class Summary:
             return
         numbers = self._measures.numbers()
         between, self._last = rates(self._last, numbers), numbers
-        slowest = self._measures.slowest()
+        slowest = self._measures.slowest
         behind = f"; {lag_words(slowest)}" if slowest is not None else ""
         _log.info("step %d: %s%s", steps, between.words, behind)
 

@@ -11,12 +11,12 @@ from p3kv.config import Settings
 from p3kv.errors import ProtocolError
 from p3kv.slicing import LEAST_CREDIT_BYTES, gradient_credit_bytes
 from p3kv.wire.connection import Connection
-from p3kv.wire.fields import TermsHeader
+from p3kv.wire.fields import SliceSizesHeader
 from p3kv.wire.framing import Frame
 from p3kv.wire.header import INITIAL_ROUND, URGENT, Kind
 from p3kv.wire.loop import Drain
-from p3kv.wire.messages import Measured, Terms, encode
-from p3kv.wire.terms import TermsByRound
+from p3kv.wire.messages import Measured, SliceSizes, encode
+from p3kv.wire.slice_sizes import SliceSizesByRound
 from p3kv.worker.departures import Departures
 from p3kv.worker.step_times import StepTimes
 
@@ -61,7 +61,7 @@ class Tuning:
         self,
         rank: int,
         servers: Mapping[int, Connection],
-        terms: TermsByRound,
+        sizes: SliceSizesByRound,
         settings: Settings,
         window: int,
         drain: Drain,
@@ -72,7 +72,7 @@ class Tuning:
         """`window`: how many rounds of a key may be open. `report` tells the scheduler."""
         self._rank = rank
         self._servers = servers
-        self._terms = terms
+        self._sizes = sizes
         self._settings = settings
         self._window = window
         self._drain = drain
@@ -84,15 +84,15 @@ class Tuning:
         self._rates: Deque[float] = deque(maxlen=_STEPS)
         self._waits: Deque[float] = deque(maxlen=_STEPS)
         self._told = Measured(0.0)
-        self._wanted: Optional[Terms] = None
+        self._wanted: Optional[SliceSizes] = None
         self._kept_bytes: Counter[int] = Counter()
         """By server, what it keeps of all keys, as it travels."""
         self._shared = True
         """Whether the credit follows what servers keep."""
 
-    def want(self, terms: Terms) -> None:
-        """Takes the terms that the scheduler has chosen; it tells only worker rank 0."""
-        self._wanted = terms
+    def want(self, sizes: SliceSizes) -> None:
+        """Takes the slice sizes that the scheduler has chosen; it tells only worker rank 0."""
+        self._wanted = sizes
 
     def begin_step(self, step: int) -> None:
         """Measures the step before; call it before the first slice of `step` is sent."""
@@ -107,32 +107,32 @@ class Tuning:
                 self.announce(step + self._window, self._wanted)
                 self._wanted = None
 
-    def announce(self, from_round: int, terms: Terms) -> None:
-        """Sets the terms from a round on, and tells the servers first."""
-        words = memoryview(encode(terms))
-        header = TermsHeader(Kind.TERMS, self._rank, from_round=from_round)
+    def announce(self, from_round: int, sizes: SliceSizes) -> None:
+        """Sets the slice sizes from a round on, and tells the servers first."""
+        words = memoryview(encode(sizes))
+        header = SliceSizesHeader(Kind.SLICE_SIZES, self._rank, from_round=from_round)
         for connection in self._servers.values():
             connection.writer.push(Frame(URGENT, header, words))
         if from_round == INITIAL_ROUND:
-            self._terms.begin(terms)
+            self._sizes.begin(sizes)
             self._share_credit()
         else:
-            self.announced(from_round, terms)
+            self.adopt(from_round, sizes)
 
-    def announced(self, from_round: int, terms: Terms) -> None:
-        """Sets the terms from a round on; every server passes rank 0's announcement on.
+    def adopt(self, from_round: int, sizes: SliceSizes) -> None:
+        """Sets the slice sizes from a round on; every server passes rank 0's announcement on.
 
         Raises ProtocolError when they contradict an earlier announcement, or are the first ones.
         """
         if from_round <= INITIAL_ROUND:
             raise ProtocolError(
-                f"it wants {terms} from round {from_round} on, which each worker knows already"
+                f"it wants {sizes} from round {from_round} on, which each worker knows already"
             )
-        if self._terms.set(from_round, terms):
+        if self._sizes.set(from_round, sizes):
             self._share_credit()
-            _log.info("slices have %d elements from round %d on", terms.slice_size, from_round)
+            _log.info("slices have %d elements from round %d on", sizes.slice_size, from_round)
 
-    def declared(self, kept_bytes: Mapping[int, int]) -> None:
+    def note_kept(self, kept_bytes: Mapping[int, int]) -> None:
         """Takes note of what servers keep of a key, as it travels."""
         self._kept_bytes.update(kept_bytes)
         self._shared = False
@@ -146,7 +146,7 @@ class Tuning:
         count like others: a step touches few rows, but all of them may be pushed or asked for.
         """
         self._shared = True
-        newest = self._terms.newest
+        newest = self._sizes.newest
         if self._settings.send_buffer_bytes is not None or newest is None:
             return
         count, total = len(self._servers), sum(self._kept_bytes.values())

@@ -42,7 +42,7 @@ class Windows:
         return transfer.round <= self._ended.get(key.key_id, INITIAL_ROUND) + key.consistency.window
 
     def hold(self, transfer: Transfer) -> None:
-        """Keeps a transfer until `end` or `answered` returns it."""
+        """Keeps a transfer until `end` or `note_answered` returns it."""
         self._held.setdefault(transfer.key.key_id, []).append(transfer)
 
     def expect(self, transfer: Transfer) -> None:
@@ -60,7 +60,7 @@ class Windows:
             )
         return transfer
 
-    def told(self, header: EndedHeader) -> List[Transfer]:
+    def note_ended(self, header: EndedHeader) -> List[Transfer]:
         """Takes note that a round has ended on a server.
 
         Returns the push whose round has ended on all its servers now, if there is one.
@@ -78,7 +78,7 @@ class Windows:
         self._ended[key_id] = max(transfer.round, self._ended.get(key_id, INITIAL_ROUND))
         return self._released(key_id)
 
-    def answered(self, pull: Transfer) -> List[Transfer]:
+    def note_answered(self, pull: Transfer) -> List[Transfer]:
         """Takes note that a pull has its value; returns the transfers to send now."""
         for ask in pull.asks:
             ask.answered = True

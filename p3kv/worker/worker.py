@@ -45,23 +45,22 @@ from p3kv.wire.messages import (
     Bye,
     Failure,
     JobSettings,
-    Lag,
     LinkEnded,
-    NewTerms,
+    NewSliceSizes,
     ReportFailure,
     Roster,
-    Terms,
+    SliceSizes,
     TimeTold,
 )
+from p3kv.worker.data_plane import DataPlane
 from p3kv.worker.handshakes import Handshakes
 from p3kv.worker.joining import Joining
-from p3kv.worker.mending import Mending
 from p3kv.worker.neighbours import Neighbours, neighbourhood
+from p3kv.worker.reconnecting import Reconnecting
 from p3kv.worker.reporting import Reporting
 from p3kv.worker.spans import trace_ready
 from p3kv.worker.stores import WorkerStore
 from p3kv.worker.switch_interval import SwitchInterval
-from p3kv.worker.traffic import Traffic
 from p3kv.worker.transfers import Transfer
 
 _log = logging.getLogger(__name__)
@@ -86,8 +85,8 @@ class Worker:
         self.settings = settings
         self.tracer = Tracer(None, "worker")
         self._address = own_address(launch)
-        self._traffic: Optional[Traffic] = None
-        self._mending: Optional[Mending] = None
+        self._data_plane: Optional[DataPlane] = None
+        self._reconnecting: Optional[Reconnecting] = None
         self._neighbours: Optional[Neighbours] = None
         self._num_stores = 0
         self._failure: Optional[P3Error] = None
@@ -102,7 +101,7 @@ class Worker:
         self._clock = SchedulersClock(lambda message: self._control.send(message))
         # After all that may fail: nobody would close its sockets.
         self._loop = Loop()
-        self._reporting = Reporting(self._loop, self.num_workers, self._slowest)
+        self._reporting = Reporting(self._loop, self.num_workers)
         self._thread = threading.Thread(target=self._run, name="p3kv-worker", daemon=True)
         self._control = ControlClient(
             launch,
@@ -111,10 +110,10 @@ class Worker:
             (self._address, 0),
             "",
             {
-                NewTerms: lambda message: self._loop.call_soon(
-                    self._joined.tuning.want, message.terms
+                NewSliceSizes: lambda message: self._loop.call_soon(
+                    self._joined.tuning.want, message.sizes
                 ),
-                TimeTold: self._clock.told,
+                TimeTold: self._clock.take,
             },
             on_failure=lambda error: self._loop.call_soon(self._fail, error),
             known_round=self._known_round,
@@ -156,21 +155,21 @@ class Worker:
             lambda failure: self._control.send(LinkEnded(failure)),
             lambda failure: self._control.suspect(failure, second_hand=True),
         )  # fmt: skip
-        self._mending = Mending(
+        self._reconnecting = Reconnecting(
             self._loop, handshakes, joining.link, breaks, joining.welcomed, self._on_lost
         )
         try:
-            self._traffic = Traffic(
+            self._data_plane = DataPlane(
                 self.rank, self.num_workers, settings, local_servers, self.tracer,
                 self._loop.call_later, self._loop.call_soon, self._loop.drain, self._loop.pace,
-                self._control.send, self._on_lost, self._received_bye, joining.takers,
+                self._control.send, self._on_lost, self._received_bye, joining.handlers,
                 neighbours.connections,
             )  # fmt: skip
             mark = partial(self._credentials.mark, roster.token)
-            self._traffic.checkpoints.find(self._address, self._traffic.consistency, mark)
-            joining.connect(self._traffic.connect)
-            takers = self._traffic.host_sums.takers
-            neighbours.connect(self._loop, takers, self._on_neighbour_lost, self.check)
+            self._data_plane.checkpoints.find(self._address, self._data_plane.consistency, mark)
+            joining.connect(self._data_plane.connect)
+            handlers = self._data_plane.host_sums.handlers
+            neighbours.connect(self._loop, handlers, self._on_neighbour_lost, self.check)
         except (CheckpointError, ConfigError, NotSupportedError) as error:
             self._tell_why(error)
             raise
@@ -181,11 +180,20 @@ class Worker:
         self._check_folder(roster)
         slice_size = joining.slice_size()
         summing = 1 + len(neighbours.connections)
-        self._reporting.begin(self._traffic, settings, local_servers, summing, joining.rate_bytes_s)
-        self._loop.call_soon(self._traffic.tuning.announce, INITIAL_ROUND, Terms(slice_size))
-        self._loop.call_soon(self._traffic.look_for_silences)
+        self._reporting.begin(
+            self._data_plane,
+            self._control,
+            settings,
+            local_servers,
+            summing,
+            joining.rate_bytes_s,
+        )
+        self._loop.call_soon(
+            self._data_plane.tuning.announce, INITIAL_ROUND, SliceSizes(slice_size)
+        )
+        self._loop.call_soon(self._data_plane.look_for_silences)
         self._loop.call_soon(self._clock.watch, self.tracer, self._loop.call_later)
-        self._loop.call_soon(self._traffic.checkpoints.announce)
+        self._loop.call_soon(self._data_plane.checkpoints.announce)
 
     def _tell_why(self, error: P3Error) -> None:
         """Tells all processes why this one can't join. Raises the error as they see it, unless it
@@ -233,7 +241,7 @@ class Worker:
             with suppress(P3Error):
                 self._ask(self._joined.exchange.ahead.finish)
                 # Servers wait for what this worker says of the last steps' norms.
-                self._ask(self._joined.clipping.finish)
+                self._ask(self._joined.global_norms.finish)
                 # And neighbours for what this worker carries.
                 self._ask(self._joined.host_sums.finish)
             self._reporting.end(self.rank)
@@ -328,19 +336,22 @@ class Worker:
 
     def forward_begins(self) -> None:
         """Says that the script begins a forward pass of training; from its thread."""
-        if self._traffic is not None:
-            joined = self._traffic
+        if self._data_plane is not None:
+            joined = self._data_plane
             joined.times.script.forward_begins(joined.steps.latest, time.monotonic())
+
+    def waits(self) -> None:
+        """Says that the script begins to wait for arrays: until it goes on, nothing more follows of
+        what it has pushed. From any thread, and what others wait for does not count."""
+        if threading.get_ident() == self._script:
+            self._loop.end_batch()
 
     def waited(self, since_s: float) -> None:
         """Says that the script has waited for arrays since then, on the monotonic clock; from any
         thread, and what others wait for does not count."""
-        if self._traffic is not None and threading.get_ident() == self._script:
-            joined = self._traffic
+        if self._data_plane is not None and threading.get_ident() == self._script:
+            joined = self._data_plane
             joined.times.script.blocked(joined.steps.latest, since_s, time.monotonic())
-
-    def _slowest(self) -> Optional[Lag]:
-        return self._control.slowest
 
     def stats(self) -> Dict[str, Any]:
         """Measurements of this worker so far (`WorkerNumbers`), and what it has been told."""
@@ -397,8 +408,8 @@ class Worker:
 
     def _on_lost(self, connection: Connection, reason: str) -> None:
         if connection.ended and not connection.conversation.over:
-            assert self._mending is not None
-            self._mending.begin(connection, reason, self._known_round())
+            assert self._reconnecting is not None
+            self._reconnecting.begin(connection, reason, self._known_round())
             return
         self._loop.remove_connection(connection)
         if not connection.ended and connection.peer is not None:
@@ -422,19 +433,19 @@ class Worker:
             if self._failure is None:
                 self._failure = error
             self._state_changed.notify_all()
-        if self._traffic is not None:
-            if self._mending is not None:
-                self._mending.close()
+        if self._data_plane is not None:
+            if self._reconnecting is not None:
+                self._reconnecting.close()
             # First: no array may be read or written once its operation is completed.
-            for connection in self._traffic.servers.values():
+            for connection in self._data_plane.servers.values():
                 self._loop.remove_connection(connection)
             if self._neighbours is not None:
                 self._neighbours.close(self._loop)
-            self._traffic.host_sums.fail(error)
-            self._traffic.exchange.fail(error)
-            self._traffic.states.fail(error)
-            self._traffic.clipping.fail(error)
-            self._traffic.checkpoints.fail(error)
+            self._data_plane.host_sums.fail(error)
+            self._data_plane.exchange.fail(error)
+            self._data_plane.states.fail(error)
+            self._data_plane.global_norms.fail(error)
+            self._data_plane.checkpoints.fail(error)
 
     def _say_goodbye(self) -> None:
         assert self._neighbours is not None
@@ -454,13 +465,13 @@ class Worker:
             self._state_changed.notify_all()
 
     @property
-    def _joined(self) -> Traffic:
-        """Traffic of this worker with the servers since it has joined the job."""
-        assert self._traffic is not None
-        return self._traffic
+    def _joined(self) -> DataPlane:
+        """This worker's data plane, since it has joined the job."""
+        assert self._data_plane is not None
+        return self._data_plane
 
     def _known_round(self) -> int:
-        return UNKNOWN if self._traffic is None else self._traffic.known_round
+        return UNKNOWN if self._data_plane is None else self._data_plane.known_round
 
     def _shut_down(self) -> None:
         self._control.send(Bye())
@@ -468,13 +479,13 @@ class Worker:
         self._loop.call_soon(self._loop.stop)
         if self.started:
             self._thread.join(timeout=_CLOSE_S)
-        if self._traffic is not None:
-            self._traffic.checkpoints.close()
+        if self._data_plane is not None:
+            self._data_plane.checkpoints.close()
         self._loop.close()
         if self._neighbours is not None:
             self._neighbours.close(self._loop)
-        if self._traffic is not None:
-            self._traffic.host_sums.close()
+        if self._data_plane is not None:
+            self._data_plane.host_sums.close()
         self._reporting.close()
         self._switch_interval.restore()
         self.tracer.close()
@@ -487,8 +498,8 @@ class Worker:
             "a child can't"
         )
         self._reporting.close_in_child()
-        if self._traffic is not None:
-            for connection in self._traffic.servers.values():
+        if self._data_plane is not None:
+            for connection in self._data_plane.servers.values():
                 connection.close()
         if self._neighbours is not None:
             self._neighbours.close_in_child()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from contextlib import closing
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import own_codec  # noqa: F401  registers int8
 from p3kv.checkpoints import WORKER, Memories, Part, newest
 from p3kv.common.registry import Choice
 from p3kv.errors import CheckpointError, ProtocolError
@@ -25,19 +25,15 @@ from p3kv.wire.messages import (
     CodecChoices,
     Resumed,
     ResumedStore,
+    SliceSizes,
     StoreAtCut,
-    Terms,
     encode,
 )
 from p3kv.worker.cuts import Cut, Cuts
 from p3kv.worker.transfers import WorkerKey
 from tests.consistency.test_schedules import SELDOM, SIZE, Moods, gradient, values
 from tests.consistency.test_state_schedules import Remembering
-from tests.in_memory import Event, Job
-from tests.jobs import SCRIPTS
-
-sys.path.insert(0, str(SCRIPTS))
-import own_codec  # noqa: F401  registers int8
+from tests.in_memory import Event, MemoryJob
 
 STEPS, WORKERS = 8, 2
 
@@ -45,7 +41,9 @@ STEPS, WORKERS = 8, 2
 class Script:
     """One worker's pushes of a key in every step, and of another in one of three."""
 
-    def __init__(self, job: Job, rank: int, often: List, seldom: List, cuts: List[int]) -> None:
+    def __init__(
+        self, job: MemoryJob, rank: int, often: List, seldom: List, cuts: List[int]
+    ) -> None:
         self.worker = job.workers[rank]
         self.keys = often[rank], seldom[rank]
         self.rank = rank
@@ -53,12 +51,12 @@ class Script:
         self._cuts = cuts
 
     def go_on(self) -> None:
-        remembers = self.worker.traffic.checkpoints.own.remembers
+        remembers = self.worker.data_plane.checkpoints.own.remembers
         if self.step in self._cuts and (self.rank == 0 or remembers):
             rounds = [(key.key_id, self.rounds(self.step)[i]) for i, key in enumerate(self.keys)]
             names = {self.keys[0].key_id: "what rank 0 calls it"}
             stores = [StoreAtCut(ResumedStore(0, self.step, {}), False, rounds, names)]
-            self.worker.traffic.checkpoints.add(Cut(self.step, self.step, stores))
+            self.worker.data_plane.checkpoints.add(Cut(self.step, self.step, stores))
         self.step += 1
         for key, now, before in zip(self.keys, self.rounds(self.step), self.rounds(self.step - 1)):
             if now > before:
@@ -76,7 +74,7 @@ def test_a_checkpoint_has_each_key_s_round_of_one_step(
 ) -> None:
     random = Random(seed)
     folder = tmp_path_factory.mktemp("checkpoints")
-    with closing(Job(WORKERS, servers, SIZE // 2)) as job:
+    with closing(MemoryJob(WORKERS, servers, SIZE // 2)) as job:
         for server in job.servers:
             server.consumer.set_optimizer(0, Remembering())
             server.consumer.checkpoints.hosts = ["here"] * servers
@@ -94,7 +92,7 @@ def test_a_checkpoint_has_each_key_s_round_of_one_step(
             if not events:
                 break
             if sizes and random.random() < 0.02:
-                job.workers[0].tuning.want(Terms(sizes.pop()))
+                job.workers[0].tuning.want(SliceSizes(sizes.pop()))
             function, *arguments = moods.choice(events)
             function(*arguments)
         assert not any(worker.failures for worker in job.workers)
@@ -151,7 +149,9 @@ def test_a_checkpoint_has_what_each_worker_s_codec_remembers_after_the_same_step
 ) -> None:
     random = Random(seed)
     folder = tmp_path_factory.mktemp("checkpoints")
-    with closing(Job(WORKERS, servers, SIZE // 2, codecs=TWO_BITS, checkpoints=str(folder))) as job:
+    with closing(
+        MemoryJob(WORKERS, servers, SIZE // 2, codecs=TWO_BITS, checkpoints=str(folder))
+    ) as job:
         often, seldom = job.declare("often", SIZE), job.declare("seldom", SIZE)
         for key in (often[0], seldom[0]):
             job.workers[0].call(key, INITIAL_ROUND, np.ones(SIZE, np.float32), None)
@@ -162,10 +162,10 @@ def test_a_checkpoint_has_what_each_worker_s_codec_remembers_after_the_same_step
             *job.events(ahead=3), *((one.go_on,) for one in scripts if one.step < STEPS)
         ]:  # fmt: skip
             if sizes and random.random() < 0.02:
-                job.workers[0].tuning.want(Terms(sizes.pop()))
+                job.workers[0].tuning.want(SliceSizes(sizes.pop()))
             function, *arguments = moods.choice(events)
             function(*arguments)
-        checkpoints = job.workers[0].traffic.checkpoints
+        checkpoints = job.workers[0].data_plane.checkpoints
         until(job, lambda: not checkpoints._waits_for)
         assert not any(worker.failures for worker in job.workers)
         # The second is left out if the first is still being written.
@@ -177,14 +177,16 @@ def test_a_checkpoint_has_what_each_worker_s_codec_remembers_after_the_same_step
                 remembered(folder, step, rank, name), residual(rank, round_)
             )
     with closing(
-        Job(WORKERS, 4 - servers, SIZE // 7, codecs=TWO_BITS, checkpoints=str(folder), resumes=True)
+        MemoryJob(
+            WORKERS, 4 - servers, SIZE // 7, codecs=TWO_BITS, checkpoints=str(folder), resumes=True
+        )
     ) as job:
         for rank, key in enumerate(job.declare("often", SIZE)):
             assert key.memory is not None
             np.testing.assert_array_equal(key.memory.memory()["residual"], residual(rank, step))
 
 
-def until(job: Job, done: Callable[[], bool]) -> None:
+def until(job: MemoryJob, done: Callable[[], bool]) -> None:
     """Has everything happen until `done()`, also what threads ask for."""
     deadline = time.monotonic() + 20
     while not done():
@@ -194,7 +196,7 @@ def until(job: Job, done: Callable[[], bool]) -> None:
 
 
 def begin_two_steps(
-    job: Job, keys: List[WorkerKey], first: int = 1, ranks: Iterable[int] = range(WORKERS)
+    job: MemoryJob, keys: List[WorkerKey], first: int = 1, ranks: Iterable[int] = range(WORKERS)
 ) -> None:
     """Has workers push for two rounds, with a checkpoint between, before anything is sent."""
     if first == 1:
@@ -208,7 +210,7 @@ def begin_two_steps(
             worker.begin()
             if round_ == first:
                 store = StoreAtCut(ResumedStore(0, 1, {}), False, [(key.key_id, round_)])
-                worker.traffic.checkpoints.add(Cut(round_, round_, [store]))
+                worker.data_plane.checkpoints.add(Cut(round_, round_, [store]))
 
 
 @pytest.mark.parametrize("per_host", [1, WORKERS])
@@ -218,12 +220,12 @@ def test_slices_of_the_round_that_are_encoded_after_the_cut_are_in_the_checkpoin
     """Also of workers of one host, which sum only what no checkpoint needs of each."""
     folder = str(tmp_path)
     with closing(
-        Job(WORKERS, 2, SIZE // 3, codecs=TWO_BITS, checkpoints=folder, per_host=per_host)
+        MemoryJob(WORKERS, 2, SIZE // 3, codecs=TWO_BITS, checkpoints=folder, per_host=per_host)
     ) as job:
         begin_two_steps(job, job.declare("w", SIZE))
-        ((_, ((_, copy),)),) = job.workers[1].traffic.checkpoints.own._copied
+        ((_, ((_, copy),)),) = job.workers[1].data_plane.checkpoints.own._copied
         assert copy.missing_elems == SIZE
-        until(job, lambda: job.workers[0].traffic.checkpoints._complete == [1])
+        until(job, lambda: job.workers[0].data_plane.checkpoints._complete == [1])
     for rank in range(WORKERS):
         np.testing.assert_array_equal(remembered(tmp_path, 1, rank, "w"), residual(rank, 1))
 
@@ -231,12 +233,14 @@ def test_slices_of_the_round_that_are_encoded_after_the_cut_are_in_the_checkpoin
 def test_what_a_worker_can_not_write_is_told_to_worker_0_and_the_next_checkpoint_is_asked_for(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with closing(Job(WORKERS, 2, SIZE // 3, codecs=TWO_BITS, checkpoints=str(tmp_path))) as job:
+    with closing(
+        MemoryJob(WORKERS, 2, SIZE // 3, codecs=TWO_BITS, checkpoints=str(tmp_path))
+    ) as job:
         blocked = tmp_path / (Part(1, 1, WORKERS, WORKER).name + ".unfinished")
         blocked.mkdir()
         keys = job.declare("w", SIZE)
         begin_two_steps(job, keys)
-        checkpoints = job.workers[0].traffic.checkpoints
+        checkpoints = job.workers[0].data_plane.checkpoints
         until(job, lambda: bool(checkpoints._problem) and not checkpoints._waits_for)
         assert f"worker 1 has not written {tmp_path / Part(1, 1, WORKERS, WORKER).name}: " in (
             caplog.text
@@ -251,19 +255,19 @@ def test_what_a_worker_can_not_write_is_told_to_worker_0_and_the_next_checkpoint
 def test_a_worker_that_has_pushed_something_else_before_the_step_says_so(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with closing(Job(WORKERS, 1, SIZE, codecs=TWO_BITS, checkpoints=str(tmp_path))) as job:
+    with closing(MemoryJob(WORKERS, 1, SIZE, codecs=TWO_BITS, checkpoints=str(tmp_path))) as job:
         worker, keys = job.workers[0], job.declare("w", SIZE)
         worker.call(keys[0], INITIAL_ROUND, np.ones(SIZE, np.float32), None)
         for rank, pushed in enumerate((2, 1)):
             for round_ in (1, 2):
                 job.workers[rank].call(keys[rank], round_, gradient(rank, round_), None)
             store = StoreAtCut(ResumedStore(0, 1, {}), False, [(keys[rank].key_id, pushed)])
-            job.workers[rank].traffic.checkpoints.add(Cut(2, 1, [store]))
+            job.workers[rank].data_plane.checkpoints.add(Cut(2, 1, [store]))
         job.finish()
         for rank in range(WORKERS):
             job.workers[rank].call(keys[rank], 3, gradient(rank, 3), None)
         job.finish()
-        until(job, lambda: not worker.traffic.checkpoints._waits_for)
+        until(job, lambda: not worker.data_plane.checkpoints._waits_for)
     part = Part(1, 1, WORKERS, WORKER).name
     said = f"{part}: the worker has pushed key 'w' 1 times before this step, and worker 0 2 times"
     assert said in caplog.text
@@ -286,13 +290,15 @@ def test_a_worker_that_has_pushed_something_else_before_the_step_says_so(
 def test_what_other_codecs_had_kept_back_is_said_to_be_lost(
     tmp_path: Path, before: str, after: str, why: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with closing(Job(WORKERS, 1, SIZE, codecs=gradients(before), checkpoints=str(tmp_path))) as job:
+    with closing(
+        MemoryJob(WORKERS, 1, SIZE, codecs=gradients(before), checkpoints=str(tmp_path))
+    ) as job:
         begin_two_steps(job, job.declare("w", SIZE))
-        until(job, lambda: job.workers[0].traffic.checkpoints._complete == [1])
+        until(job, lambda: job.workers[0].data_plane.checkpoints._complete == [1])
     caplog.clear()
     codecs = gradients(after)
     with closing(
-        Job(WORKERS, 1, SIZE, codecs=codecs, checkpoints=str(tmp_path), resumes=True)
+        MemoryJob(WORKERS, 1, SIZE, codecs=codecs, checkpoints=str(tmp_path), resumes=True)
     ) as job:
         for key in (*job.declare("w", SIZE), *job.declare("new", SIZE)):
             assert key.memory is None or (key.memory.memory()["residual"] != 0).any() == (
@@ -308,7 +314,7 @@ def test_a_worker_that_has_left_keeps_no_checkpoint_waiting(
     tmp_path: Path, asked_before: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     with closing(
-        Job(WORKERS, 1, SIZE, codecs=TWO_BITS, lets_leave=True, checkpoints=str(tmp_path))
+        MemoryJob(WORKERS, 1, SIZE, codecs=TWO_BITS, lets_leave=True, checkpoints=str(tmp_path))
     ) as job:
         keys = job.declare("w", SIZE)
         if not asked_before:
@@ -317,9 +323,9 @@ def test_a_worker_that_has_left_keeps_no_checkpoint_waiting(
         begin_two_steps(job, keys, ranks=[0])
         job.finish()
         if asked_before:
-            assert job.workers[1].traffic.checkpoints.own._wanted is not None
+            assert job.workers[1].data_plane.checkpoints.own._wanted is not None
             job.workers[1].leave()
-        until(job, lambda: not job.workers[0].traffic.checkpoints._waits_for)
+        until(job, lambda: not job.workers[0].data_plane.checkpoints._waits_for)
     assert "worker 1 has not written its part: it has left the job" in caplog.text
 
 
@@ -328,7 +334,7 @@ def asked(*rounds: Tuple[int, int]) -> Checkpoint:
 
 
 def test_a_checkpoint_that_can_not_be_right_is_refused(tmp_path: Path) -> None:
-    with closing(Job(1, 1, SIZE)) as job:
+    with closing(MemoryJob(1, 1, SIZE)) as job:
         (worker,), (server,) = job.workers, job.servers
         (key,) = job.declare("w", SIZE)
         for round_ in (0, 1, 2):
@@ -338,7 +344,7 @@ def test_a_checkpoint_that_can_not_be_right_is_refused(tmp_path: Path) -> None:
         def ask(checkpoint: Checkpoint) -> None:
             words = encode(checkpoint)
             header = Header(Kind.CHECKPOINT, 0, payload_bytes=len(words))
-            landing = server.traffic.land(server.connections[0], header)
+            landing = server.dispatcher.land(server.connections[0], header)
             assert landing.memory is not None
             landing.memory[:] = words
             landing.arrived()

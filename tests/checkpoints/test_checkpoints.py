@@ -13,7 +13,7 @@ import pytest
 
 from p3kv.checkpoints import newest
 from tests.faults import small_disk
-from tests.jobs import ROOT, SCRIPTS, JobResult, environment, run, run_job
+from tests.jobs import SCRIPTS, JobResult, environment, run, run_job
 
 SETTINGS: Dict[str, Any] = {
     "P3KV_CHECKPOINT_EVERY": 4,
@@ -33,7 +33,7 @@ def train(
         "--restarts", str(restarts), "--",
         sys.executable, str(SCRIPTS / "continued.py"), str(folder / "end.npz"), *victim,
     ]  # fmt: skip
-    return run(command, environment(PYTHONPATH=f"{ROOT}:{SCRIPTS}", **settings), 120)
+    return run(command, environment(**settings), 120)
 
 
 def goes_on(folder: Path, servers: int = 2, **more: Any) -> JobResult:
@@ -159,9 +159,8 @@ def test_a_job_that_begins_does_not_mix_its_checkpoints_with_those_of_another(le
 
 def test_what_can_not_go_on_or_have_checkpoints_is_refused_with_the_reason(left: Path) -> None:
     result = run_job(
-        "checkpoint_misuse.py", P3KV_CHECKPOINT_DIR=left / "checkpoints", P3KV_RESUME=1,
-        PYTHONPATH=f"{ROOT}:{SCRIPTS}", **SETTINGS,
-    )  # fmt: skip
+        "checkpoint_misuse.py", P3KV_CHECKPOINT_DIR=left / "checkpoints", P3KV_RESUME=1, **SETTINGS
+    )
     assert "all is refused" in result.output, result.output
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from p3kv.checkpoints import WORKER, Part
-from tests.jobs import ROOT, SCRIPTS, JobResult, environment, run
+from tests.jobs import SCRIPTS, JobResult, environment, run
 
 SETTINGS: Dict[str, Any] = {
     "P3KV_CHECKPOINT_EVERY": 4,
@@ -39,7 +39,7 @@ def train(
         sys.executable, str(SCRIPTS / "kept_back.py"), str(folder / "end.npz"), json.dumps(codec),
         str(every), *victim,
     ]  # fmt: skip
-    return run(command, environment(PYTHONPATH=f"{ROOT}:{SCRIPTS}", **settings), 120)
+    return run(command, environment(**settings), 120)
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from contextlib import closing
 from random import Random
 from typing import Dict, List
@@ -12,6 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import own_changed  # noqa: F401  registers it
+from own_codec import Int8
 from p3kv.codecs import (
     CODECS,
     GRADIENTS,
@@ -30,18 +31,14 @@ from p3kv.common.registry import Choice
 from p3kv.errors import ConfigError, ProtocolError
 from p3kv.wire.fields import PushHeader, UpdatedHeader
 from p3kv.wire.header import ENCODED, INITIAL_ROUND, WANTS_RESULT, Kind
-from p3kv.wire.messages import CodecChoices, Terms
+from p3kv.wire.messages import CodecChoices, SliceSizes
 from tests.consistency.test_schedules import Moods
-from tests.in_memory import Job
-from tests.jobs import ROOT, SCRIPTS, SUMS_ONLY, run_job
-
-sys.path.insert(0, str(SCRIPTS))
-import own_changed  # noqa: F401  registers it
-from own_codec import Int8
+from tests.in_memory import MemoryJob
+from tests.jobs import SUMS_ONLY, run_job
 
 FLOATS = st.sampled_from([np.dtype(np.float32), np.dtype(np.float64)])
 PART = Part(0, 1, 1)
-PLUGIN = {"P3KV_PLUGINS": "own_codec", "PYTHONPATH": f"{ROOT}:{SCRIPTS}"}
+PLUGIN = {"P3KV_PLUGINS": "own_codec"}
 
 
 # The members.
@@ -205,7 +202,7 @@ def test_a_residual_stays_with_its_elements_when_slices_get_another_size() -> No
     random = np.random.RandomState(5)
     workers, rounds = 2, 12
     gradients = random.standard_normal((rounds, workers, SIZE)).astype(np.float32)
-    with closing(Job(workers, 2, SIZE // 4, codec="two bits both ways")) as job:
+    with closing(MemoryJob(workers, 2, SIZE // 4, codec="two bits both ways")) as job:
         keys = job.declare("w", SIZE)
         job.workers[0].call(keys[0], INITIAL_ROUND, np.zeros(SIZE, np.float32), None)
         job.finish()
@@ -215,7 +212,7 @@ def test_a_residual_stays_with_its_elements_when_slices_get_another_size() -> No
         kept_back = np.zeros(SIZE, np.float32)
         for round_, of_workers in enumerate(gradients, 1):
             if round_ in (2, 5):
-                job.workers[0].tuning.want(Terms(SIZE // (round_ + 1)))
+                job.workers[0].tuning.want(SliceSizes(SIZE // (round_ + 1)))
             targets = [np.full(SIZE, np.nan, np.float32) for _ in keys]
             for rank, key in enumerate(keys):
                 job.workers[rank].call(key, round_, of_workers[rank].copy(), targets[rank])
@@ -228,7 +225,7 @@ def test_a_residual_stays_with_its_elements_when_slices_get_another_size() -> No
             received = quantised(kept_back)
             for target in targets:
                 np.testing.assert_array_equal(target, received)
-        assert job.workers[0].terms.generation(rounds) == 2
+        assert job.workers[0].sizes.generation(rounds) == 2
         np.testing.assert_array_equal(job.kept(keys[0]), weight)
 
 
@@ -239,7 +236,7 @@ def test_a_server_knows_what_each_worker_has_whatever_the_order_and_the_sizes(
 ) -> None:
     random = Random(seed)
     choices = CodecChoices(values=Choice("changed"))
-    with closing(Job(workers, servers, SIZE // 4, per_host=per_host, codecs=choices)) as job:
+    with closing(MemoryJob(workers, servers, SIZE // 4, per_host=per_host, codecs=choices)) as job:
         keys = job.declare("w", SIZE)
         job.workers[0].call(keys[0], INITIAL_ROUND, np.zeros(SIZE, np.float32), None)
         targets = [np.full(SIZE, np.nan, np.float32) for _ in keys]
@@ -252,7 +249,7 @@ def test_a_server_knows_what_each_worker_has_whatever_the_order_and_the_sizes(
         sizes, moods = [SIZE // 5, SIZE, SIZE // 3], Moods(random)
         while events := list(job.events()):
             if sizes and random.random() < 0.01:
-                job.workers[0].tuning.want(Terms(sizes.pop()))
+                job.workers[0].tuning.want(SliceSizes(sizes.pop()))
             function, *arguments = moods.choice(events)
             function(*arguments)
         for target in targets:
@@ -282,7 +279,7 @@ def push(flags: int, payload_bytes: int, round_: int = 1) -> PushHeader:
 def test_a_server_refuses_payloads_that_the_key_s_codec_does_not_make(
     codec: str, header: PushHeader
 ) -> None:
-    with closing(Job(1, 1, SIZE, codec=codec)) as job:
+    with closing(MemoryJob(1, 1, SIZE, codec=codec)) as job:
         job.declare("w", SIZE)
         (server,) = job.servers
         with pytest.raises(ProtocolError, match=f"{header.payload_bytes} .*bytes for key 'w'"):
@@ -291,7 +288,7 @@ def test_a_server_refuses_payloads_that_the_key_s_codec_does_not_make(
 
 @pytest.mark.parametrize("payload_bytes", [2 * SIZE + 1, 4 * SIZE])
 def test_a_worker_refuses_values_that_the_key_s_codec_does_not_make(payload_bytes: int) -> None:
-    with closing(Job(1, 1, SIZE, codec="float16")) as job:
+    with closing(MemoryJob(1, 1, SIZE, codec="float16")) as job:
         (worker,), (key,) = job.workers, job.declare("w", SIZE)
         worker.call(key, 1, np.ones(SIZE, np.float32), np.ones(SIZE, np.float32))
         worker.begin()
@@ -299,7 +296,7 @@ def test_a_worker_refuses_values_that_the_key_s_codec_does_not_make(payload_byte
             Kind.UPDATED, 0, ENCODED, payload_bytes, key=key.key_id, round=1, step=1
         )
         with pytest.raises(ProtocolError, match=f"{payload_bytes} encoded bytes"):
-            worker.traffic.slices.land(worker.servers[0], header)
+            worker.data_plane.slices.land(worker.servers[0], header)
 
 
 # Whole jobs.

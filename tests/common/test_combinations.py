@@ -9,12 +9,11 @@ import pytest
 
 from p3kv.common.combinations import TABLE, Combination
 from p3kv.wire.messages import JobSettings
-from tests.jobs import ROOT, SCRIPTS, SUMS_ONLY, run_job
+from tests.jobs import SUMS_ONLY, run_job
 from tests.whole_jobs.test_host_sums import run_on_hosts
 
 PLUGINS = {
-    "P3KV_PLUGINS": "own_changed,own_consistency,own_fourth,own_prediction,tests.once",
-    "PYTHONPATH": f"{ROOT}:{SCRIPTS}",
+    "P3KV_PLUGINS": "own_changed,own_consistency,own_fourth,own_prediction,once",
 }
 JOBS: Dict[str, Dict[str, Any]] = {
     "plain": {"servers": 2, "P3KV_SLICE_SIZE": 100},

@@ -191,8 +191,8 @@ WRONG: Tuple[Tuple[str, Any], ...] = (
     ("deterministic", "maybe"),
     ("deterministic", 2),
     ("priorities", "some"),
-    ("placement", "x" * 65),
-    ("consistency", "x" * 65),
+    ("placement", "x" * 257),
+    ("consistency", "x" * 257),
 )
 
 

@@ -125,7 +125,7 @@ def test_the_launcher_makes_a_secret_for_each_job_and_shows_it_to_nobody() -> No
         assert secret not in repr(part) and secret not in " ".join(part.argv)
 
 
-# The line to the scheduler.
+# The connection to the scheduler.
 
 
 def was_closed(stranger: socket.socket) -> bool:

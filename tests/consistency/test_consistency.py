@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from contextlib import closing
 from pathlib import Path
@@ -14,20 +13,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import own_changed  # noqa: F401  registers it
+from own_bounded import STALENESS, Bounded
+from own_consistency import OneBehind
+from own_fourth import EveryFourth
+from own_prediction import MOMENTUM, RATE, Momentum, PredictsTwo
 from p3kv.common.registry import Choice
 from p3kv.consistency import CONSISTENCIES, BulkSynchronous, Consistency, make_consistency
 from p3kv.errors import ConfigError
 from p3kv.wire.fields import Header
 from p3kv.wire.framing import Frame
 from p3kv.wire.header import INITIAL_ROUND, URGENT, Kind
-from p3kv.wire.messages import CodecChoices, JobSettings, Terms
+from p3kv.wire.messages import CodecChoices, JobSettings, SliceSizes
 from tests.consistency.test_schedules import Moods
-from tests.in_memory import Job
+from tests.in_memory import MemoryJob
 from tests.jobs import (
     DEADLINE_S,
     JOIN,
-    ROOT,
-    SCRIPTS,
     SUMS_ONLY,
     held_port,
     results,
@@ -36,16 +38,9 @@ from tests.jobs import (
 )
 from tests.whole_jobs.test_host_sums import run_on_hosts
 
-sys.path.insert(0, str(SCRIPTS))
-import own_changed  # noqa: F401  registers it
-from own_bounded import STALENESS, Bounded
-from own_consistency import OneBehind
-from own_fourth import EveryFourth
-from own_prediction import MOMENTUM, RATE, Momentum, PredictsTwo
-
 SIZE = 12
 OWN = {"P3KV_CONSISTENCY": "one_behind"}
-PLUGIN = {"P3KV_PLUGINS": "own_consistency", "PYTHONPATH": f"{ROOT}:{SCRIPTS}"}
+PLUGIN = {"P3KV_PLUGINS": "own_consistency"}
 
 
 @pytest.fixture
@@ -109,7 +104,7 @@ def test_a_rule_that_can_t_be_right_is_refused_and_named(
 # A rule by which a worker goes on with an older value.
 
 
-class Straggling(Job):
+class Straggling(MemoryJob):
     """A job with a worker that is ahead and a straggler."""
 
     def __init__(self, rule: Type[Consistency] = OneBehind, lets_leave: bool = False) -> None:
@@ -213,7 +208,7 @@ def test_whatever_the_order_no_worker_leads_by_more_than_the_rule_says(
     seed: int, workers: int, servers: int, whole: bool
 ) -> None:
     random, rounds = Random(seed), 8
-    with closing(Job(workers, servers, SIZE // 2, Bounded)) as job:
+    with closing(MemoryJob(workers, servers, SIZE // 2, Bounded)) as job:
         keys = job.declare("w", SIZE)
         job.workers[0].call(keys[0], INITIAL_ROUND, np.zeros(SIZE, np.float32), None)
         done = [0] * workers
@@ -243,7 +238,7 @@ def test_whatever_the_order_no_worker_leads_by_more_than_the_rule_says(
 @pytest.mark.parametrize("codec", ["identity", "float16", "once", "changed"])
 def test_pushes_get_the_predicted_value_and_all_else_is_the_true_one(codec: str) -> None:
     choices = CodecChoices(values=Choice(codec))
-    job = Job(2, 2, SIZE // 2, PredictsTwo, optimizer=Momentum, codecs=choices)
+    job = MemoryJob(2, 2, SIZE // 2, PredictsTwo, optimizer=Momentum, codecs=choices)
     with closing(job):
         keys = job.declare("w", SIZE)
         job.workers[0].call(keys[0], INITIAL_ROUND, np.zeros(SIZE, np.float32), None)
@@ -251,7 +246,8 @@ def test_pushes_get_the_predicted_value_and_all_else_is_the_true_one(codec: str)
         weight, momentum = np.zeros(SIZE), np.zeros(SIZE)
         for round_ in range(1, 9):
             if round_ == 3:
-                job.workers[0].tuning.want(Terms(SIZE // 3))  # what is predicted is of no slice
+                # What is predicted is of no slice.
+                job.workers[0].tuning.want(SliceSizes(SIZE // 3))
             gradient, targets = np.arange(SIZE) * 2.0**-6, np.full((2, SIZE), np.nan, np.float32)
             for worker, key, target in zip(job.workers, keys, targets):
                 worker.call(key, round_, gradient.astype(np.float32), target)
@@ -273,17 +269,17 @@ def test_pushes_get_the_predicted_value_and_all_else_is_the_true_one(codec: str)
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int64"])
 def test_what_is_not_exchanged_comes_with_the_next_that_is(dtype: str) -> None:
-    with closing(Job(2, 1, SIZE // 2, EveryFourth, dtype=dtype)) as job:
+    with closing(MemoryJob(2, 1, SIZE // 2, EveryFourth, dtype=dtype)) as job:
         keys = job.declare("w", SIZE)
         job.workers[0].call(keys[0], INITIAL_ROUND, np.zeros(SIZE, dtype), None)
         job.finish()
-        sent = sum(worker.traffic.counts["bytes_sent"] for worker in job.workers)
+        sent = sum(worker.data_plane.counts["bytes_sent"] for worker in job.workers)
         for push in range(1, 4):
             for key, worker in zip(keys, job.workers):
                 assert not key.is_next_exchanged()
                 worker.add(key, np.full(SIZE, push, dtype))
         job.finish()
-        assert sum(worker.traffic.counts["bytes_sent"] for worker in job.workers) == sent
+        assert sum(worker.data_plane.counts["bytes_sent"] for worker in job.workers) == sent
         np.testing.assert_array_equal(job.kept(keys[0]), 0)
         target = np.empty(SIZE, dtype)
         assert all(key.is_next_exchanged() for key in keys)
@@ -311,22 +307,22 @@ def test_settings_are_kept_for_a_round_that_has_not_ended_though_its_worker_went
         job.push(0, 1)
         assert job.ahead.under_way == 0
         for step in (2, 3):
-            job.ahead.steps.settings(step, b"")
+            job.ahead.steps.send_settings(step, b"")
             job.push(0, step)
         assert job.ahead.settings == [(2, 1), (3, 1)]
         job.push(1, 1)
-        job.ahead.steps.settings(4, b"")
+        job.ahead.steps.send_settings(4, b"")
         assert job.ahead.settings[-1] == (4, 2)
 
 
 def test_slices_that_are_new_answer_at_once_who_needs_the_last_round_of_the_old_size() -> None:
     with closing(Straggling()) as job:
-        job.ahead.tuning.want(Terms(SIZE // 3))
+        job.ahead.tuning.want(SliceSizes(SIZE // 3))
         job.push(0, 1, 2, 3)
         job.push(1, 1, 2)
         job.push(0, 4)
         job.pull(4)
-        assert job.ahead.terms.generation(4) == 1 and job.ahead.under_way == 2
+        assert job.ahead.sizes.generation(4) == 1 and job.ahead.under_way == 2
         job.push(1, 3)
         # It has the value of round 3. Worker 1 has not pushed for round 4, and a pull waits for it.
         assert job.ahead.under_way == 1

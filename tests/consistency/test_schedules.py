@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from contextlib import closing
 from random import Random
 from typing import Callable, Dict, List, Optional, Type
@@ -12,21 +11,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import once  # noqa: F401  registers it
+import own_layout  # noqa: F401  registers it
+from own_consistency import OneBehind
 from p3kv.consistency import BulkSynchronous, Consistency
 from p3kv.errors import ProtocolError
 from p3kv.server.optimizer import Optimizer
 from p3kv.wire.fields import Header, UpdatedHeader
 from p3kv.wire.framing import Frame
 from p3kv.wire.header import INITIAL_ROUND, Kind
-from p3kv.wire.messages import Terms
-from p3kv.worker.clipping import ClippedStep
-from tests import once  # noqa: F401  registers it
-from tests.in_memory import Adding, AddingWhole, Event, Job, Worker
-from tests.jobs import SCRIPTS
-
-sys.path.insert(0, str(SCRIPTS))
-import own_layout  # noqa: F401  registers it
-from own_consistency import OneBehind
+from p3kv.wire.messages import SliceSizes
+from p3kv.worker.global_norms import ClippedStep
+from tests.in_memory import Adding, AddingWhole, Event, MemoryJob, Worker
 
 SIZE = 12_000
 """With slices of half of it, each is a write of its own."""
@@ -98,7 +94,7 @@ class Script:
         `of_seldom`: what is expected of the second key, if not the same as of the first.
         """
         second = expected if of_seldom is None else of_seldom
-        clipping = self._worker.traffic.clipping
+        norms = self._worker.data_plane.global_norms
         for name in ("often", "seldom"):
             key = self._job.keys[name][self._rank]
             if self._rank == 0:
@@ -108,14 +104,14 @@ class Script:
             if step % SELDOM == 0:
                 keys.append((self._job.keys["seldom"][self._rank], step // SELDOM))
             if clips:
-                clipping.begin(step)
+                norms.begin(step)
             elems: Dict[int, int] = {}
             for key, round_ in keys:
                 self._step(key, round_, expected if key.key == "often" else second)
                 for server, length in key.runs:
                     elems[server] = elems.get(server, 0) + length
             if clips:
-                clipping.pushed(ClippedStep(0, step, step, 1e9, elems))
+                norms.end_pushes(ClippedStep(0, step, step, 1e9, elems))
 
     def _step(self, key, round_, expected) -> None:  # type: ignore[no-untyped-def]
         target = np.full(SIZE, np.nan, self._job.dtype) if self._random.random() < 0.5 else None
@@ -137,7 +133,7 @@ class Script:
         assert (received == allowed).any(axis=0).all()
 
 
-class Training(Job):
+class Training(MemoryJob):
     """A job that trains two keys, one of them seldom and by rows."""
 
     def __init__(
@@ -196,7 +192,7 @@ def test_results_are_right_and_rounds_few_while_sizes_change(
         ahead, moods = random.choice([1, 3]), Moods(random)
         while events := list(job.events(ahead)):
             if sizes and random.random() < 0.02:
-                job.workers[0].tuning.want(Terms(sizes.pop()))
+                job.workers[0].tuning.want(SliceSizes(sizes.pop()))
             function, *arguments = moods.choice(events)
             function(*arguments)
             assert all(server.most_open() <= rule.window + 1 for server in job.servers)
@@ -204,7 +200,7 @@ def test_results_are_right_and_rounds_few_while_sizes_change(
             assert worker.under_way == 0
             assert not worker.failures
             # All rounds have ended, and the worker knows it: only the last step may get pushes.
-            worker.steps.settings(STEPS, b"")
+            worker.steps.send_settings(STEPS, b"")
             assert worker.settings == [(STEPS, STEPS)]
         for name, rounds in (("often", STEPS), ("seldom", STEPS // SELDOM)):
             np.testing.assert_array_equal(job.kept(job.keys[name][0]), expected[rounds])
@@ -214,12 +210,12 @@ def test_results_are_right_and_rounds_few_while_sizes_change(
         for server in job.servers:
             assert server.most_open() == 0
             assert server.consumer.values.pulls == {}
-            assert not server.consumer.clipping.steps
+            assert not server.consumer.held_rounds.steps
         if clips:
             totals = [sum(gradient(rank, r) for rank in range(workers)) for r in (9, 9 // SELDOM)]
             norm = np.linalg.norm(np.concatenate(totals).astype(np.float64))
             for worker in job.workers:
-                number, known = worker.traffic.clipping._norms[0]
+                number, known = worker.data_plane.global_norms._norms[0]
                 assert (number, known) == (STEPS, pytest.approx(norm, rel=1e-6))
 
 
@@ -252,10 +248,10 @@ def test_a_slice_counts_once_and_only_from_the_server_that_keeps_it() -> None:
             slice=first.index, round=1, step=1,
         )  # fmt: skip
         with pytest.raises(ProtocolError, match=f"or in place of server {first.server}"):
-            worker.traffic.slices.land(peers[1 - first.server], frame)
-        worker.traffic.slices.land(peers[first.server], frame)
+            worker.data_plane.slices.land(peers[1 - first.server], frame)
+        worker.data_plane.slices.land(peers[first.server], frame)
         with pytest.raises(ProtocolError, match="twice in round 1"):
-            worker.traffic.slices.land(peers[first.server], frame)
+            worker.data_plane.slices.land(peers[first.server], frame)
 
 
 def test_a_pull_after_slices_have_another_size_and_before_their_first_round() -> None:
@@ -263,14 +259,14 @@ def test_a_pull_after_slices_have_another_size_and_before_their_first_round() ->
     with closing(Training(1, 1)) as job:
         worker, key = job.workers[0], job.keys["often"][0]
         worker.call(key, INITIAL_ROUND, expected[0].copy(), None)
-        worker.tuning.want(Terms(SIZE // 5))
+        worker.tuning.want(SliceSizes(SIZE // 5))
         for round_ in range(1, WINDOW + 1):
             worker.call(key, round_, gradient(0, round_), np.zeros(SIZE, np.float32))
             job.finish()
         pulled = np.zeros(SIZE, np.float32)
         worker.call(key, WINDOW, None, pulled)
         job.finish()
-        assert worker.terms.generation(WINDOW + 1) == 1
+        assert worker.sizes.generation(WINDOW + 1) == 1
         np.testing.assert_array_equal(pulled, expected[WINDOW])
 
 
@@ -285,7 +281,7 @@ def test_a_worker_sends_nothing_for_a_round_that_may_have_other_slices_than_it_k
         states = list(job.servers[0].consumer.engine.units())
         assert [sorted(state.ledger.open) for state in states[:2]] == [[1, 2], [1, 2]]
         assert job.servers[0].consumer.values.pulls == {}
-        job.workers[0].tuning.want(Terms(SIZE // 5))
+        job.workers[0].tuning.want(SliceSizes(SIZE // 5))
         keys = job.keys["often"]
         job.workers[0].call(keys[0], INITIAL_ROUND, np.ones(SIZE, np.float32), None)
         for round_ in range(1, 6):
@@ -359,8 +355,8 @@ def test_slices_of_a_single_round_hand_their_values_on_at_once() -> None:
         for round_ in (1, 2):
             worker.call(key, round_, gradient(0, round_), None)
         job.finish()
-        worker.tuning.announce(4, Terms(SIZE // 3))
-        worker.tuning.announce(5, Terms(SIZE // 5))
+        worker.tuning.announce(4, SliceSizes(SIZE // 3))
+        worker.tuning.announce(5, SliceSizes(SIZE // 5))
         for round_ in (4, 3):
             worker.call(key, round_, gradient(0, round_), None)
             job.finish()
@@ -393,9 +389,9 @@ def test_a_server_looks_at_its_sockets_between_two_slices_of_a_clipped_step() ->
         worker, key = job.workers[0], job.keys["often"][0]
         worker.call(key, INITIAL_ROUND, np.ones(SIZE, np.float32), None)
         job.finish()
-        worker.traffic.clipping.begin(1)
+        worker.data_plane.global_norms.begin(1)
         worker.call(key, 1, gradient(0, 1), None)
-        worker.traffic.clipping.pushed(ClippedStep(0, 1, 1, 1e9, dict(key.runs)))
+        worker.data_plane.global_norms.end_pushes(ClippedStep(0, 1, 1, 1e9, dict(key.runs)))
         consumer = job.servers[0].consumer
         while not any(state.round for state in consumer.engine.units()):
             function, *arguments = next(job.events())

@@ -16,10 +16,10 @@ from p3kv.errors import P3Error, ProtocolError
 from p3kv.server.optimizer import State
 from p3kv.wire.fields import RoundHeader, StateHeader
 from p3kv.wire.header import INITIAL_ROUND, MAX_STATE_BYTES, Kind
-from p3kv.wire.messages import DeclaredKey, StateOutline, Terms
+from p3kv.wire.messages import DeclaredKey, SliceSizes, StateOutline
 from p3kv.wire.states import ArrivingState, PlainState
 from tests.consistency.test_schedules import SIZE, Moods, gradient
-from tests.in_memory import Adding, Event, Job, Worker
+from tests.in_memory import Adding, Event, MemoryJob, Worker
 
 ROUNDS = 8
 
@@ -74,7 +74,7 @@ class Script:
             self.waits = True
         elif self._random.random() < 0.4:
             self._answer = Future()
-            self._worker.traffic.states.ask(self._key, self.round, False, self._answer)
+            self._worker.data_plane.states.ask(self._key, self.round, False, self._answer)
             self._answer.add_done_callback(self._check)
         else:
             self.push(self.round + 1)
@@ -91,7 +91,7 @@ class Script:
         """Gives the servers the sums `value` after 100 updates."""
         lengths = [length for _, length in self._key.runs]
         parts = State({"sum": value}, {"updates": 100}).cut(lengths)
-        self._worker.traffic.states.give(
+        self._worker.data_plane.states.give(
             self._key,
             self.round,
             False,
@@ -129,7 +129,7 @@ def given_sums() -> np.ndarray:
 @settings(max_examples=50, deadline=None)
 def test_states_are_those_of_the_round_while_sizes_change(seed: int, servers: int) -> None:
     random = Random(seed)
-    with closing(Job(WORKERS, servers, SIZE // 2)) as job:
+    with closing(MemoryJob(WORKERS, servers, SIZE // 2)) as job:
         for server in job.servers:
             server.consumer.set_optimizer(0, Remembering())
         loads = random.randint(0, ROUNDS - 1)
@@ -156,7 +156,7 @@ def test_states_are_those_of_the_round_while_sizes_change(seed: int, servers: in
             if not events:
                 break
             if sizes and random.random() < 0.02:
-                job.workers[0].tuning.want(Terms(sizes.pop()))
+                job.workers[0].tuning.want(SliceSizes(sizes.pop()))
             function, *arguments = moods.choice(events)
             function(*arguments)
         assert not any(worker.failures for worker in job.workers)
@@ -210,26 +210,26 @@ def test_an_array_of_a_whole_tensor_may_have_more_elements_than_the_key() -> Non
 
 
 def test_frames_of_states_that_nobody_waits_for_are_refused() -> None:
-    with closing(Job(1, 1, SIZE)) as job:
+    with closing(MemoryJob(1, 1, SIZE)) as job:
         (worker,), (server,) = job.workers, job.servers
         (key,) = job.declare("w", SIZE)
         for kind in (Kind.STATE, Kind.STATE_BYTES, Kind.LOADED):
             header = kind.header(kind, 0, payload_bytes=1, key=key.key_id)
             with pytest.raises(ProtocolError):
-                worker.traffic._land(worker.servers[0], header)
+                worker.data_plane._land(worker.servers[0], header)
         connection = server.connections[0]
         with pytest.raises(ProtocolError, match="not announced"):
-            server.traffic.land(connection, of_bytes(1))
+            server.dispatcher.land(connection, of_bytes(1))
         for kind in (Kind.STATES, Kind.STATE):
             with pytest.raises(ProtocolError, match="unknown here"):
-                server.traffic.land(connection, StateHeader(kind, 0, payload_bytes=1, key=7))
-        ahead = server.traffic.land(connection, StateHeader(Kind.STATES, 0, round=9))
+                server.dispatcher.land(connection, StateHeader(kind, 0, payload_bytes=1, key=7))
+        ahead = server.dispatcher.land(connection, StateHeader(Kind.STATES, 0, round=9))
         with pytest.raises(ProtocolError, match="round 9"):
             ahead.arrived()
         early = StateHeader(Kind.STATES, 0, round=1)
-        server.traffic.land(connection, early).arrived()
+        server.dispatcher.land(connection, early).arrived()
         with pytest.raises(ProtocolError, match="before it had the last one"):
-            server.traffic.land(connection, early).arrived()
+            server.dispatcher.land(connection, early).arrived()
 
 
 @pytest.mark.parametrize(
@@ -239,11 +239,11 @@ def test_frames_of_states_that_nobody_waits_for_are_refused() -> None:
 def test_a_state_that_does_not_fit_the_key_ends_its_connection(
     shape: List[int], reason: str
 ) -> None:
-    with closing(Job(1, 1, SIZE)) as job:
+    with closing(MemoryJob(1, 1, SIZE)) as job:
         (worker,), (key,) = job.workers, job.declare("w", SIZE)
         worker.call(key, INITIAL_ROUND, np.ones(SIZE, np.float32), None)
         job.finish()
         state = PlainState({"sum": np.zeros(shape, np.float32)}, {})
-        worker.traffic.states.give(key, INITIAL_ROUND, False, {0: state}, Future())
+        worker.data_plane.states.give(key, INITIAL_ROUND, False, {0: state}, Future())
         with pytest.raises(P3Error, match=reason):
             job.finish()

@@ -15,9 +15,9 @@ from hypothesis.extra import numpy as arrays
 
 from p3kv.errors import ProtocolError
 from p3kv.frontends.mxnet.environment import runs_operations_at_once
-from p3kv.server.engine.clipping import Clipping
+from p3kv.server.engine.held_rounds import HeldRounds
 from p3kv.server.engine.squares import exact_squares, sum_of_squares
-from p3kv.worker.clipping import norm_of
+from p3kv.worker.global_norms import norm_of
 from tests.jobs import SCRIPTS, run_job
 
 sys.path.insert(0, str(SCRIPTS))
@@ -83,61 +83,64 @@ class Server:
 
     def __init__(self) -> None:
         self.sent: List[Tuple[int, float]] = []
-        self.clipping: Clipping[str] = Clipping(
+        self.held_rounds: HeldRounds[str] = HeldRounds(
             lambda step, squares: self.sent.append((step, math.fsum(squares)))
         )
 
     def complete(self, step: int, name: str) -> np.ndarray:
         total = np.full(3, 2, np.float32)
-        assert self.clipping.is_new(step, name)
-        self.clipping.hold(step, name, len(total), total)
-        assert not self.clipping.is_new(step, name)
+        assert self.held_rounds.is_new(step, name)
+        self.held_rounds.hold(step, name, len(total), total)
+        assert not self.held_rounds.is_new(step, name)
         return total
 
 
 @pytest.mark.parametrize("told_first", [True, False])
 def test_squares_are_sent_when_all_that_was_pushed_is_summed(told_first: bool) -> None:
     server = Server()
-    server.clipping.begin(7)
-    assert server.clipping.holds(7) and not server.clipping.holds(8)
+    server.held_rounds.begin(7)
+    assert server.held_rounds.holds(7) and not server.held_rounds.holds(8)
     if told_first:
-        server.clipping.pushed(7, 6)
+        server.held_rounds.end_pushes(7, 6)
     totals = [server.complete(7, "a")]
     assert not server.sent
     totals.append(server.complete(7, "b"))
     if not told_first:
         assert not server.sent
-        server.clipping.pushed(7, 6)
+        server.held_rounds.end_pushes(7, 6)
     assert server.sent == [(7, 24.0)]
-    assert list(server.clipping.scaled(7, 0.5)) == ["a", "b"]
-    assert not server.clipping.holds(7)
+    assert list(server.held_rounds.scaled(7, 0.5)) == ["a", "b"]
+    assert not server.held_rounds.holds(7)
     for total in totals:
-        server.clipping.scale(7, len(total), total)
+        server.held_rounds.scale(7, len(total), total)
         np.testing.assert_array_equal(total, np.ones(3))
-    assert not server.clipping.steps
+    assert not server.held_rounds.steps
 
 
 def test_a_server_without_a_key_of_the_step_sends_nothing() -> None:
     server = Server()
-    server.clipping.begin(7)
-    server.clipping.pushed(7, 0)
-    assert not list(server.clipping.scaled(7, 1.0))
-    assert not server.sent and not server.clipping.steps
+    server.held_rounds.begin(7)
+    server.held_rounds.end_pushes(7, 0)
+    assert not list(server.held_rounds.scaled(7, 1.0))
+    assert not server.sent and not server.held_rounds.steps
 
 
 def test_words_that_can_not_be_right_are_refused() -> None:
     server = Server()
-    for speak in (lambda: server.clipping.pushed(7, 3), lambda: server.clipping.scaled(7, 1.0)):
+    for speak in (
+        lambda: server.held_rounds.end_pushes(7, 3),
+        lambda: server.held_rounds.scaled(7, 1.0),
+    ):
         with pytest.raises(ProtocolError, match="has not begun"):
             speak()
-    server.clipping.begin(7)
+    server.held_rounds.begin(7)
     with pytest.raises(ProtocolError, match="twice"):
-        server.clipping.begin(7)
+        server.held_rounds.begin(7)
     with pytest.raises(ProtocolError, match="norm is not known"):
-        server.clipping.scaled(7, 1.0)
-    server.clipping.pushed(7, 3)
+        server.held_rounds.scaled(7, 1.0)
+    server.held_rounds.end_pushes(7, 3)
     with pytest.raises(ProtocolError, match="twice"):
-        server.clipping.pushed(7, 3)
+        server.held_rounds.end_pushes(7, 3)
     server.complete(7, "a")
     with pytest.raises(ProtocolError, match="more than the 3 elements"):
         server.complete(7, "b")

@@ -113,15 +113,15 @@ class Learner:
         self.published: List[List[Key]] = []
         self.learner = OrderLearner(self.published.append, reads or GluonReads())
         for key in keys:
-            self.learner.declared(key, [])
+            self.learner.note_key(key, [])
 
     def push(self, keys: Sequence[Key]) -> None:
         for key in keys:
-            self.learner.pushed(key)
+            self.learner.note_push(key)
 
     def become_ready(self, keys: Sequence[Key]) -> None:
         for key in keys:
-            self.learner.ready(key)
+            self.learner.note_ready(key)
 
 
 @pytest.fixture(autouse=True)
@@ -288,7 +288,7 @@ def test_reads_come_before_what_readiness_tells(reads: GluonReads) -> None:
             made[name].data()
     job = Learner(reads=reads)
     for name in ("frozen", "a", "b", "c"):
-        job.learner.declared(name, made[name].list_data())
+        job.learner.note_key(name, made[name].list_data())
     job.learner.begin_step(1)
     assert job.published == [["b", "c", "a", "frozen"]]
     job.push("abc")

@@ -18,7 +18,7 @@ from p3kv.server.optimizer import Optimizer
 from p3kv.wire.fields import PushHeader
 from p3kv.wire.framing import Frame
 from p3kv.wire.header import INITIAL_ROUND, NO_GRADIENT, Kind
-from p3kv.wire.messages import Terms
+from p3kv.wire.messages import SliceSizes
 from p3kv.worker.transfers import Transfer
 from tests.consistency.test_schedules import SIZE, STEPS, Moods, Training, gradient
 from tests.in_memory import Adding, AddingWhole
@@ -117,7 +117,7 @@ def test_results_are_right_whatever_the_order_of_events(
         sizes, moods = [SIZE // 5, SIZE, SIZE // 3], Moods(random)
         while events := list(job.events(3)):
             if sizes and random.random() < 0.02:
-                job.workers[0].tuning.want(Terms(sizes.pop()))
+                job.workers[0].tuning.want(SliceSizes(sizes.pop()))
             function, *arguments = moods.choice(events)
             function(*arguments)
         for worker in job.workers:

@@ -21,7 +21,7 @@ from p3kv.frontends.table import GROUP
 from p3kv.server import optimizer as server_optimizer
 from p3kv.server.optimizer import JobOptimizers, MakeOptimizer, Optimizer
 from p3kv.wire.messages import OptimizerSettings, encode
-from tests.jobs import ROOT, SCRIPTS, JobResult, environment, run, run_job
+from tests.jobs import ROOT, JobResult, environment, run, run_job
 
 # The front end that the settings name.
 
@@ -173,7 +173,7 @@ def test_a_framework_that_is_not_installed_is_told_with_its_front_end_s_words(to
 
 
 def own_framework(**settings: object) -> JobResult:
-    settings = {"PYTHONPATH": f"{ROOT}:{SCRIPTS}", "MXNET_UPDATE_ON_KVSTORE": 0, **settings}
+    settings = {"MXNET_UPDATE_ON_KVSTORE": 0, **settings}
     return run_job("own_framework.py", workers=2, servers=2, **settings)
 
 
@@ -198,7 +198,7 @@ def install(folder: Path, entry: str) -> str:
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: toy-for-p3kv\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text(f"[{GROUP}]\n{entry}\n")
-    return f"{folder}:{ROOT}:{SCRIPTS}"
+    return f"{folder}:{ROOT}"
 
 
 def test_a_front_end_of_another_package_is_found_by_its_entry_point(tmp_path: Path) -> None:

@@ -170,7 +170,7 @@ def test_a_push_that_can_not_be_right_is_refused(
         key.push(rank, round_, frames, rows(of, 0), 1)
 
 
-class Job(in_memory.Job):
+class RowsJob(in_memory.MemoryJob):
     """A job in memory with keys of rows."""
 
     def push(self, rank: int, key: in_memory.WorkerKey, round_: int, some: Rows) -> None:
@@ -179,7 +179,7 @@ class Job(in_memory.Job):
         if key.own_rounds:
             step = self.workers[rank].steps.new_step(key.store)
         elif round_ > INITIAL_ROUND:
-            self.workers[rank].steps.of_store(0).pushed(step)
+            self.workers[rank].steps.of_store(0).count_push(step)
         self.workers[rank].calls.append(RowsPush(key, round_, step, 0, arrays, done))
 
     def pull(self, rank: int, key: in_memory.WorkerKey, round_: int, value: np.ndarray,
@@ -199,7 +199,7 @@ def done(error: object) -> None:
     assert error is None
 
 
-def schedule(data: st.DataObject, job: Job) -> None:
+def schedule(data: st.DataObject, job: RowsJob) -> None:
     while True:
         events = list(job.events(ahead=3))
         if not events:
@@ -219,7 +219,7 @@ def test_whatever_happens_first_all_workers_have_the_rows_of_every_round(
     codec: str, data: st.DataObject
 ) -> None:
     workers, servers, rounds = 2, 2, 3
-    job = Job(workers, servers, 2 * COLUMNS, codec=codec)
+    job = RowsJob(workers, servers, 2 * COLUMNS, codec=codec)
     travelled = in_half if codec == "float16" else np.copy
     for server in job.servers:
         server.consumer.engine.rules.optimizers.clear()
@@ -263,7 +263,7 @@ def test_rows_that_each_worker_pushes_at_its_own_pace_are_all_counted_once(
     data: st.DataObject,
 ) -> None:
     workers, servers = 2, 2
-    job = Job(workers, servers, 2 * COLUMNS)
+    job = RowsJob(workers, servers, 2 * COLUMNS)
     try:
         keys = job.declare("w", ROWS, COLUMNS, layout="touched_rows", own=True)
         initial = rows(list(range(ROWS)), 99)
@@ -298,7 +298,7 @@ def test_rows_that_each_worker_pushes_at_its_own_pace_are_all_counted_once(
 
 
 def test_a_push_that_does_not_come_is_known_and_one_that_can_not_come_ends_the_job() -> None:
-    job = Job(2, 1, 6)
+    job = RowsJob(2, 1, 6)
     try:
         keys = job.declare("w", ROWS, COLUMNS, layout="touched_rows")
         consumer = job.servers[0].consumer
@@ -311,8 +311,8 @@ def test_a_push_that_does_not_come_is_known_and_one_that_can_not_come_ends_the_j
         job.finish()
         [wait] = consumer.waiting.longer_than(0, time.monotonic())
         assert (wait.round, wait.missing, wait.arrived) == (1, [1], [0])
-        assert "key 'w'" in wait.told(1, 2).called
-        job.workers[1].traffic.tell(Header(Kind.BYE, 1))
+        assert "key 'w'" in wait.message(1, 2).called
+        job.workers[1].data_plane.tell(Header(Kind.BYE, 1))
         while not job.servers[0].failures:
             function, *arguments = next(job.events())
             function(*arguments)
@@ -361,7 +361,7 @@ WRONG_ENCODED: List[Wrong] = [
 def test_a_server_refuses_frames_of_rows_that_can_not_be_right(
     codec: str, kind: Kind, fields: dict, payload_bytes: int, why: str
 ) -> None:
-    job = Job(1, 1, 6, codec=codec)
+    job = RowsJob(1, 1, 6, codec=codec)
     try:
         job.declare("w", ROWS, COLUMNS, layout="touched_rows")
         header, payload = kind.header(kind, 0, **fields), memoryview(bytes(payload_bytes))
@@ -386,7 +386,7 @@ def test_encoded_rows_that_can_not_be_right_are_refused(words: List[int]) -> Non
 
 
 def test_a_worker_refuses_rows_that_nobody_waits_for() -> None:
-    job = Job(1, 1, 6)
+    job = RowsJob(1, 1, 6)
     try:
         keys = job.declare("w", ROWS, COLUMNS, layout="touched_rows")
         job.push(0, keys[0], INITIAL_ROUND, rows(list(range(ROWS)), 0))
@@ -401,7 +401,7 @@ def test_a_worker_refuses_rows_that_nobody_waits_for() -> None:
 
 def test_rows_asked_for_when_worker_0_has_left_without_giving_any_end_the_job() -> None:
     """And not only where the request came before worker 0 left."""
-    job = Job(2, 1, 6)
+    job = RowsJob(2, 1, 6)
     try:
         keys = job.declare("w", ROWS, COLUMNS, layout="touched_rows")
         job.workers[0].leave()

@@ -6,14 +6,13 @@ share one job, whose start is what takes the time.
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from typing import Callable, Dict, Sequence, Tuple
 
 import pytest
 
-from tests.jobs import ROOT, SCRIPTS, run_job
+from tests.jobs import SCRIPTS, run_job
 
 sys.path.insert(0, str(SCRIPTS))
 import mixed_precision
@@ -26,7 +25,6 @@ import uses
 SERVERS = 2
 OWN_OPTIMIZERS = {
     "P3KV_OPTIMIZERS": "own_mxnet_optimizers",
-    "PYTHONPATH": os.pathsep.join([str(ROOT), str(SCRIPTS)]),
 }
 
 

@@ -43,7 +43,7 @@ def shell(name, script, **more):
     return Part(name, ("sh", "-c", script), clean_environment(), **more)
 
 
-class Job:
+class LaunchedJob:
     """What a finished Launcher left: `code`, `out` and `err` as text, `took_s`."""
 
     def __init__(self, *parts, graces=SHORT, **more):
@@ -128,7 +128,7 @@ def job_with_a_scheduler(causes, *parts, hear=False, graces=None):
     graces = graces or Graces(others_s=10)
     with ours, theirs:
         link = LauncherLink(ours, Cause)
-        return Job(scheduler, *parts, link=link, on_started=theirs.close, graces=graces)
+        return LaunchedJob(scheduler, *parts, link=link, on_started=theirs.close, graces=graces)
 
 
 class TestLink:
@@ -158,18 +158,18 @@ class TestLink:
 
 class TestExitCode:
     def test_is_0_when_all_parts_end_well(self):
-        job = Job(shell("a", "true"), shell("b", "true"))
+        job = LaunchedJob(shell("a", "true"), shell("b", "true"))
         assert (job.code, job.err) == (0, "")
 
     def test_is_that_of_the_first_part_to_fail(self):
         parts = (shell("a", "sleep 1; exit 4"), shell("b", "exit 3"), shell("c", "true"))
-        job = Job(*parts, graces=Graces(others_s=DEADLINE_S))
+        job = LaunchedJob(*parts, graces=Graces(others_s=DEADLINE_S))
         assert job.code == 3
         assert job.last_line == "p3kv launch: b failed first: exit code 3"
 
     @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM])
     def test_is_128_and_the_signal_for_a_part_killed_by_one(self, signum):
-        job = Job(shell("a", f"kill -{int(signum)} $$"))
+        job = LaunchedJob(shell("a", f"kill -{int(signum)} $$"))
         assert job.code == 128 + signum
         assert job.last_line == f"p3kv launch: a failed first: killed by {signum.name}"
 
@@ -210,7 +210,7 @@ class TestExitCode:
         ours, theirs = socket.socketpair()
         scheduler = shell("scheduler", "kill -STOP $$", serves_workers=True)
         with ours, theirs:
-            job = Job(
+            job = LaunchedJob(
                 scheduler,
                 shell("worker 0", "exit 1"),
                 link=LauncherLink(ours, Cause),
@@ -225,7 +225,7 @@ class TestExitCode:
 
     def test_is_127_for_a_command_that_does_not_exist_and_nothing_starts(self, tmp_path):
         missing = Part("b", ("no-such-command",), clean_environment())
-        job = Job(shell("a", f"touch {tmp_path}/started"), missing)
+        job = LaunchedJob(shell("a", f"touch {tmp_path}/started"), missing)
         assert job.code == 127
         assert job.last_line == (
             "p3kv launch: cannot start b: the command 'no-such-command' was not found"
@@ -235,7 +235,7 @@ class TestExitCode:
     def test_is_126_for_a_command_that_is_not_executable(self, tmp_path):
         file = tmp_path / "train.py"
         file.write_text("print('hello')")
-        job = Job(Part("a", (str(file),), clean_environment()))
+        job = LaunchedJob(Part("a", (str(file),), clean_environment()))
         assert job.code == 126
         assert "is not executable" in job.last_line
 
@@ -243,7 +243,7 @@ class TestExitCode:
         file = tmp_path / "train.py"
         file.write_text("#!/no/such/python\n")
         file.chmod(0o755)
-        job = Job(shell("a", "sleep 60"), Part("b", (str(file),), clean_environment()))
+        job = LaunchedJob(shell("a", "sleep 60"), Part("b", (str(file),), clean_environment()))
         assert job.code == 127
         assert job.last_line.startswith("p3kv launch: cannot start b: ")
         assert job.last_line.endswith("; ended a")
@@ -251,7 +251,7 @@ class TestExitCode:
 
 class TestEnding:
     def test_others_may_say_why_they_end_when_one_part_fails(self):
-        job = Job(
+        job = LaunchedJob(
             shell("a", "exit 3"),
             shell("b", "sleep 0.3; echo peer lost >&2; exit 1"),
             graces=Graces(others_s=60),
@@ -261,33 +261,35 @@ class TestEnding:
         assert job.took_s < SOON_S
 
     def test_others_are_ended_when_they_take_too_long(self):
-        job = Job(shell("a", "exit 3"), shell("b", "sleep 60"))
+        job = LaunchedJob(shell("a", "exit 3"), shell("b", "sleep 60"))
         assert job.code == 3
         assert job.last_line == "p3kv launch: a failed first: exit code 3; ended b"
         assert job.took_s < SOON_S
 
     def test_a_part_that_ignores_sigterm_is_killed(self):
-        job = Job(shell("a", "exit 3"), shell("b", "trap '' TERM; while :; do sleep 0.1; done"))
+        job = LaunchedJob(
+            shell("a", "exit 3"), shell("b", "trap '' TERM; while :; do sleep 0.1; done")
+        )
         assert job.code == 3
         assert job.took_s < SOON_S
 
     def test_what_a_part_leaves_behind_ends_with_it(self, tmp_path):
         script = f"(trap '' TERM; sleep 60) & echo $! > {tmp_path}/child"
-        job = Job(shell("a", script))
+        job = LaunchedJob(shell("a", script))
         assert job.code == 0
         assert job.took_s < SOON_S
         assert not any(map(is_running, pids_in(tmp_path, 1)))
 
     def test_servers_that_wait_for_workers_that_ended_are_ended(self):
         serving = shell("server 0", "sleep 60", serves_workers=True)
-        job = Job(shell("worker 0", "true"), serving)
+        job = LaunchedJob(shell("worker 0", "true"), serving)
         assert job.code == 1
         assert "does every worker import p3kv" in job.last_line
         assert job.last_line.endswith("; ended server 0")
 
     def test_a_server_that_misses_the_workers_makes_one_ask_whether_they_used_it(self):
         serving = shell("server 0", "sleep 0.3; exit 1", serves_workers=True)
-        job = Job(shell("worker 0", "true"), serving, graces=Graces(serving_s=10))
+        job = LaunchedJob(shell("worker 0", "true"), serving, graces=Graces(serving_s=10))
         assert job.code == 1
         assert job.last_line == (
             "p3kv launch: server 0 failed first: exit code 1, after the workers ended well; "
@@ -296,7 +298,7 @@ class TestEnding:
 
     def test_servers_that_end_after_their_workers_are_waited_for(self):
         serving = shell("server 0", "sleep 0.3; echo done", serves_workers=True)
-        job = Job(shell("worker 0", "true"), serving, graces=Graces(serving_s=10))
+        job = LaunchedJob(shell("worker 0", "true"), serving, graces=Graces(serving_s=10))
         assert job.code == 0
         assert "server 0 | done" in job.out
 
@@ -345,7 +347,7 @@ class TestEnding:
 
 class TestOutput:
     def test_lines_carry_the_name_of_their_writer_aligned(self):
-        job = Job(
+        job = LaunchedJob(
             shell("scheduler", "echo one; echo two >&2"),
             shell("worker 0", "printf 'no newline'"),
         )
@@ -354,7 +356,7 @@ class TestOutput:
 
     def test_lines_of_different_writers_do_not_mix(self):
         script = "for i in $(seq 300); do printf 'a%s' $i; printf 'b\\n'; done"
-        job = Job(shell("x", script), shell("y", script))
+        job = LaunchedJob(shell("x", script), shell("y", script))
         for name in "xy":
             lines = [line for line in job.out.splitlines() if line.startswith(name)]
             assert lines == [f"{name} | a{i}b" for i in range(1, 301)]
@@ -365,11 +367,13 @@ class TestOutput:
         assert out.getvalue() == b"a | \xff\n"
 
     def test_a_progress_bar_in_a_file_leaves_its_last_state(self):
-        job = Job(shell("a", "for i in 1 2 3; do printf '\\r%s %%' $i; sleep 0.05; done; echo"))
+        job = LaunchedJob(
+            shell("a", "for i in 1 2 3; do printf '\\r%s %%' $i; sleep 0.05; done; echo")
+        )
         assert job.out == "a | 3 %\n"
 
     def test_nobody_gets_the_launchers_input(self):
-        job = Job(shell("a", "cat; echo end"))
+        job = LaunchedJob(shell("a", "cat; echo end"))
         assert job.out == "a | end\n"
 
     @pytest.mark.parametrize("colours", [True, False])
@@ -490,7 +494,7 @@ class TestJobParts:
             port=9,
             env=clean_environment(MINE="kept"),
         )
-        job = Job(*(part for part in parts if not part.serves_workers))
+        job = LaunchedJob(*(part for part in parts if not part.serves_workers))
         assert sorted(job.out.splitlines()) == [
             "worker 0 | kept worker 0",
             "worker 1 | kept worker 1",

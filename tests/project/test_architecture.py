@@ -38,7 +38,7 @@ MAY_IMPORT: Dict[str, Set[str]] = {
     # No sockets, no queues, no files.
     "p3kv.server.engine": GROUND
     | {"p3kv.codecs", "p3kv.consistency", "p3kv.slicing", "p3kv.server.optimizer"}
-    | {"p3kv.wire.header", "p3kv.wire.messages", "p3kv.wire.rows", "p3kv.wire.terms"},
+    | {"p3kv.wire.header", "p3kv.wire.messages", "p3kv.wire.rows", "p3kv.wire.slice_sizes"},
     "p3kv.scheduler": GROUND | MIDDLE,
     "p3kv.tools.top": GROUND | {"p3kv.report", "p3kv.wire"},
     "p3kv.processes.companions": GROUND | {"p3kv.wire.accounts", "p3kv.wire.address"},
@@ -53,7 +53,8 @@ MAY_IMPORT: Dict[str, Set[str]] = {
     "p3kv.processes.launcher": GROUND | {"p3kv.wire.launcher_link"},
     "p3kv.tools.timeline": GROUND,
     "p3kv.tools.plan": GROUND | {"p3kv.report"},
-    "p3kv.tools.compare": GROUND | {"p3kv.processes.launcher", "p3kv.report", "p3kv.tools.plan"},
+    "p3kv.tools.compare": GROUND
+    | {"p3kv.codecs", "p3kv.processes.launcher", "p3kv.report", "p3kv.tools.plan"},
     "p3kv.tools.doctor": GROUND
     | MIDDLE
     | {"p3kv.frontends", "p3kv.processes.launcher", "p3kv.report"},

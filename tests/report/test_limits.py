@@ -8,7 +8,7 @@ from typing import Any, Callable, Dict, List
 import pytest
 
 from experiments.cluster import Cluster, missing_requirements
-from tests.jobs import ROOT, SCRIPTS, environment, launch_command, output_of, run, start_on
+from tests.jobs import environment, launch_command, output_of, run, start_on
 
 pytestmark = [pytest.mark.alone, pytest.mark.timeout(300)]
 
@@ -56,7 +56,7 @@ def launched(cause: str, *arguments: object, servers: int = 2, cores: str = "") 
     command = launch_command("limited.py", [cause, *arguments], 2, servers)
     if cores:
         command = ["taskset", "-c", cores, *command]
-    env = environment(PYTHONPATH=f"{ROOT}:{SCRIPTS}", P3KV_OPTIMIZERS="slow_optimizer", **SETTINGS)
+    env = environment(P3KV_OPTIMIZERS="slow_optimizer", **SETTINGS)
     result = run(command, env, 90.0)
     assert result.code == 0, result.output
     return result.output

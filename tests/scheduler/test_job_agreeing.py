@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any, Dict, List
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import own_layout  # noqa: F401  registers it
 from p3kv.consistency import ASYNCHRONOUS
 from p3kv.errors import ConfigError, KeyMismatchError, P3Error, PeerLostError, ProtocolError
 from p3kv.scheduler.job import Job, Replies
@@ -21,20 +21,16 @@ from p3kv.wire.messages import (
     Bye,
     DeclaredKey,
     DeclareKey,
+    FirstSliceSize,
     JobSettings,
     KeyRefused,
     Measured,
-    NewTerms,
+    NewSliceSizes,
     Ready,
-    SliceSize,
-    Terms,
+    SliceSizes,
     ToScheduler,
 )
-from tests.jobs import SCRIPTS
 from tests.scheduled import SLICE_SIZE, aborted, assembled, of, running, server, to, worker
-
-sys.path.insert(0, str(SCRIPTS))
-import own_layout  # noqa: F401  registers it
 
 # Agreeing on settings.
 
@@ -57,7 +53,9 @@ def test_the_slowest_worker_decides_how_large_slices_are() -> None:
     job = measuring()
     assert job.handle(worker(1), Measured(1e9)) == []
     replies = job.handle(worker(0), Measured(105e6))
-    assert of(replies, SliceSize) == {worker(rank): SliceSize(50_000) for rank in range(2)}
+    assert of(replies, FirstSliceSize) == {
+        worker(rank): FirstSliceSize(50_000) for rank in range(2)
+    }
     ((_, answer),) = job.handle(worker(0), DeclareKey("w", (120_000,), "float32"))
     assert answer.runs == [(0, 70_000), (1, 50_000)]
     ((_, answer),) = job.handle(worker(0), DeclareKey("v", (120_001,), "float32"))
@@ -73,20 +71,22 @@ def test_slices_follow_the_slowest_worker_when_the_network_changes_much() -> Non
     assert job.handle(worker(0), Measured(900e6)) == []  # the other one is as slow as before
     assert job.handle(worker(1), Measured(70e6)) == []
     assert job.handle(worker(1), Measured(195e6)) == []  # it may be less
-    assert job.handle(worker(1), Measured(525e6)) == [(worker(0), NewTerms(Terms(200_000)))]
+    assert job.handle(worker(1), Measured(525e6)) == [
+        (worker(0), NewSliceSizes(SliceSizes(200_000)))
+    ]
     assert job.handle(worker(1), Measured(900e6)) == []  # twice the size: not worth it
     assert job.handle(worker(1), Measured(105e6)) == []  # it may be more
-    assert job.handle(worker(0), Measured(1e6)) == [(worker(0), NewTerms(Terms(12_500)))]
+    assert job.handle(worker(0), Measured(1e6)) == [(worker(0), NewSliceSizes(SliceSizes(12_500)))]
 
 
-def waiting(job: Job, waits: Dict[int, float]) -> Dict[bytes, NewTerms]:
+def waiting(job: Job, waits: Dict[int, float]) -> Dict[bytes, NewSliceSizes]:
     """What the scheduler says when workers report these parts of steps as waiting."""
     replies = [
         reply
         for rank, share in waits.items()
         for reply in job.handle(worker(rank), Measured(45e6, waiting=share))
     ]
-    return of(replies, NewTerms)
+    return of(replies, NewSliceSizes)
 
 
 def test_slices_are_large_while_all_workers_wait_much_for_the_network() -> None:
@@ -95,9 +95,9 @@ def test_slices_are_large_while_all_workers_wait_much_for_the_network() -> None:
         job.handle(worker(rank), Measured(45e6))
     job.handle(worker(0), DeclareKey("w", (20_000_000,), "float32"))
     assert waiting(job, {0: 0.6, 1: 0.2}) == {}  # worker 1 is what worker 0 waits for
-    assert waiting(job, {1: 0.5}) == {worker(0): NewTerms(Terms(156_250, 156_250))}
+    assert waiting(job, {1: 0.5}) == {worker(0): NewSliceSizes(SliceSizes(156_250, 156_250))}
     assert waiting(job, {0: 0.2, 1: 0.15}) == {}  # about as before
-    assert waiting(job, {1: 0.05}) == {worker(0): NewTerms(Terms(25_000))}
+    assert waiting(job, {1: 0.05}) == {worker(0): NewSliceSizes(SliceSizes(25_000))}
 
 
 def test_rows_and_small_models_do_not_make_slices_large() -> None:

@@ -76,7 +76,7 @@ class Server:
         self.pool = CountingPool()
         self.engine = Engine(BulkSynchronous(num_workers), self.pool, deterministic)
         declared = DeclaredKey(0, "w", (LENGTH,), "float32", [(0, LENGTH)])
-        self.state = one_slice(self.engine, declared)
+        self.slice_ = one_slice(self.engine, declared)
         if initial:
             self.push(0, INITIAL_ROUND, INITIAL, wants=False)
 
@@ -86,13 +86,13 @@ class Server:
     ) -> List[Result]:  # fmt: skip
         buffer = self.pool.get(LENGTH, np.dtype(np.float32))
         buffer.array[:] = gradient
-        self.engine.push(self.state, rank, round, buffer, wants, priority, step)
-        return list(with_values(self.engine.end_rounds(self.state)))
+        self.engine.push(self.slice_, rank, round, buffer, wants, priority, step)
+        return list(with_values(self.engine.end_rounds(self.slice_)))
 
     @property
     def value(self) -> np.ndarray:
-        assert self.state.value is not None
-        return self.state.value.array
+        assert self.slice_.value is not None
+        return self.slice_.value.array
 
 
 def gradient(rank: int, round: int) -> np.ndarray:
@@ -143,7 +143,7 @@ def test_a_round_is_the_sum_of_its_workers_in_order_of_arrival(
         expected = in_order([gradient(r, ended) for r in arrived[ended]])
         np.testing.assert_array_equal(results[0].value.array, expected)
         assert sorted(results[0].wanting) == list(range(num_workers))
-    assert server.state.ledger.open == {}
+    assert server.slice_.ledger.open == {}
 
 
 @given(arrivals())
@@ -178,9 +178,9 @@ def test_several_rounds_may_be_open_and_end_in_order() -> None:
     server = Server(2)
     for round_ in (1, 2, 3):
         assert server.push(0, round_, gradient(0, round_)) == []
-    assert sorted(server.state.ledger.open) == [1, 2, 3]
+    assert sorted(server.slice_.ledger.open) == [1, 2, 3]
     for round_ in (1, 2, 3):
-        assert missing(server.state)[round_] == [1]
+        assert missing(server.slice_)[round_] == [1]
         results = server.push(1, round_, gradient(1, round_))
         assert [result.round for result in results] == [round_]
         np.testing.assert_array_equal(
@@ -230,8 +230,8 @@ def test_only_rank_0_gives_an_initial_value_and_only_once() -> None:
 def test_missing_ranks_are_known_by_name() -> None:
     server = Server(4, initial=False)
     server.push(2, 1, gradient(2, 1))
-    assert server.state.ledger.waits()
-    assert missing(server.state)[1] == [0, 1, 3]
+    assert server.slice_.ledger.waits()
+    assert missing(server.slice_)[1] == [0, 1, 3]
 
 
 def test_only_those_get_a_result_who_asked_for_it() -> None:
@@ -315,7 +315,7 @@ def test_buffers_return_to_the_pool(
             end_send(sending.pop(data.draw(st.integers(0, len(sending) - 1))))
     for entry in sending:
         end_send(entry)
-    assert server.pool.in_use == {server.state.value}
+    assert server.pool.in_use == {server.slice_.value}
 
 
 def end_send(entry: Tuple[Buffer, np.ndarray]) -> None:

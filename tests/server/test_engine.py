@@ -11,9 +11,9 @@ from p3kv.consistency import ASYNCHRONOUS, BulkSynchronous
 from p3kv.errors import ProtocolError
 from p3kv.server.engine import Engine, RowsKey, ServerKey, Unit
 from p3kv.wire.header import INITIAL_ROUND
-from p3kv.wire.messages import DeclaredKey, Terms
+from p3kv.wire.messages import DeclaredKey, SliceSizes
 from p3kv.wire.rows import NUMBER, Rows
-from p3kv.wire.terms import TermsByRound
+from p3kv.wire.slice_sizes import SliceSizesByRound
 from tests.in_memory import Adding, AddingWhole
 
 WORKERS, ROWS, COLUMNS = 2, 4, 3
@@ -36,16 +36,16 @@ class Server:
 
     def __init__(self, slices: int = 1, layout: str = "dense", own: bool = False) -> None:
         self.engine = Engine(BulkSynchronous(WORKERS))
-        terms = TermsByRound()
-        terms.set(INITIAL_ROUND, Terms(SIZE // slices))
+        sizes = SliceSizesByRound()
+        sizes.set(INITIAL_ROUND, SliceSizes(SIZE // slices))
         declared = DeclaredKey(
             0, "w", (ROWS, COLUMNS), "float32", [(0, SIZE)], layout=layout,
             consistency=ASYNCHRONOUS if own else None,
         )  # fmt: skip
-        key = self.engine.declare(declared, 0, terms)
+        key = self.engine.declare(declared, 0, sizes)
         self.units: List[Unit]
         if isinstance(key, ServerKey):
-            self.units = [key.state(INITIAL_ROUND, index, 0) for index in range(slices)]
+            self.units = [key.slice_at(INITIAL_ROUND, index, 0) for index in range(slices)]
         else:
             self.units = list(key.units)
 
@@ -124,9 +124,9 @@ def clipped(server: Server) -> None:
 
 
 def scaled(server: Server) -> None:
-    clipping = server.engine.rules.clipping
-    clipping.pushed(1, SIZE)
-    assert list(clipping.scaled(1, 0.5)) == server.units
+    held_rounds = server.engine.rules.held_rounds
+    held_rounds.end_pushes(1, SIZE)
+    assert list(held_rounds.scaled(1, 0.5)) == server.units
 
 
 def whole(server: Server) -> Server:

@@ -17,7 +17,7 @@ from p3kv.wire.header import INITIAL_ROUND
 from p3kv.wire.messages import DeclaredKey
 from p3kv.wire.rows import NUMBER, Rows
 from tests.engines import one_slice
-from tests.in_memory import Job
+from tests.in_memory import MemoryJob
 from tests.jobs import SUMS_ONLY, run_job
 from tests.whole_jobs.test_host_sums import run_on_hosts
 
@@ -103,7 +103,7 @@ class TestAServerThatChecks:
         assert caught.value.round == 1
 
 
-class Hosts(Job):
+class Hosts(MemoryJob):
     """Two hosts with two workers each, which have a key with its initial value."""
 
     def __init__(self, dtype: str, codec: str, deterministic: bool) -> None:

@@ -66,16 +66,18 @@ def test_a_sum_is_rounded_to_half_precision_once_and_only_for_the_value(
         engine.set_optimizer(0, optimizer)
     codecs = CodecChoices(Choice(codec))
     key = DeclaredKey(0, "w", (LENGTH,), dtype, [(0, LENGTH)], codecs=codecs)
-    state = one_slice(engine, key)
+    slice_ = one_slice(engine, key)
 
     def push(rank: int, round_: int, values: np.ndarray, encoded: bool) -> None:
         buffer = pool.get(LENGTH, half)
         buffer.array[:] = values
-        engine.push(state, rank, round_, buffer, True, 0, round_, buffer.bytes if encoded else None)
+        engine.push(
+            slice_, rank, round_, buffer, True, 0, round_, buffer.bytes if encoded else None
+        )
 
     initial = gradient(9, half)
     push(0, INITIAL_ROUND, initial, False)
-    (result,) = with_values(engine.end_rounds(state))
+    (result,) = with_values(engine.end_rounds(slice_))
     np.testing.assert_array_equal(result.value.array, initial)
     for round_ in (1, 2):
         expected = np.zeros(LENGTH, np.float32)
@@ -83,7 +85,7 @@ def test_a_sum_is_rounded_to_half_precision_once_and_only_for_the_value(
             push(rank, round_, gradient(rank, half), codec != "identity")
             expected += gradient(rank, half)
         assert np.isfinite(expected).all()
-        (result,) = with_values(engine.end_rounds(state))
+        (result,) = with_values(engine.end_rounds(slice_))
         assert result.value.array.dtype == half
         np.testing.assert_array_equal(result.value.array, expected.astype(half))
     for total in optimizer.totals:

@@ -18,7 +18,7 @@ from p3kv.server.optimizer import Optimizer
 from p3kv.wire.fields import Header, StateHeader
 from p3kv.wire.framing import Frame
 from p3kv.wire.header import INITIAL_ROUND, URGENT, Kind
-from p3kv.wire.messages import Terms
+from p3kv.wire.messages import SliceSizes
 from tests.consistency.test_schedules import SIZE, STEPS, Moods, Script, Training, values
 from tests.in_memory import OWN_STORE, Adding, AddingWhole
 
@@ -119,7 +119,7 @@ def test_every_push_counts_once_and_no_worker_waits_while_others_share_rounds_an
                 missing.pop().set_optimizer(OWN_STORE, optimizer())
                 continue
             if sizes and random.random() < 0.02:
-                job.workers[0].tuning.want(Terms(sizes.pop()))
+                job.workers[0].tuning.want(SliceSizes(sizes.pop()))
             function, *arguments = moods.choice(events)
             function(*arguments)
             assert all(server.most_own() <= Asynchronous.window for server in job.servers)
@@ -212,13 +212,13 @@ def test_steps_that_are_a_worker_s_own_do_not_count_for_others() -> None:
             job.push(0, round_)
         assert worker.steps.new_step() == 1
         assert worker.steps.new_step(OWN_STORE) == 6
-        worker.steps.settings(6, b"", OWN_STORE)
+        worker.steps.send_settings(6, b"", OWN_STORE)
         assert worker.settings == [(6, 6)]
-        worker.tuning.want(Terms(SIZE // 5))
+        worker.tuning.want(SliceSizes(SIZE // 5))
         worker.call(shared, INITIAL_ROUND, np.ones(SIZE, np.float32), None)
         worker.call(shared, 1, np.ones(SIZE, np.float32), np.zeros(SIZE, np.float32))
         job.finish()
-        assert worker.terms.generation(1 + BulkSynchronous.window) == 1
+        assert worker.sizes.generation(1 + BulkSynchronous.window) == 1
 
 
 def test_no_gate_holds_the_gradients_of_a_worker_s_own_step() -> None:
@@ -226,9 +226,9 @@ def test_no_gate_holds_the_gradients_of_a_worker_s_own_step() -> None:
     with closing(Alone(1, 1)) as job:
         job.set_optimizers()
         job.initialise()
-        gates = job.workers[0].traffic._gates
+        gates = job.workers[0].data_plane._gates
         gates._before_bytes = 1 << 30
-        gates.opened(0, 1)
+        gates.open(0, 1)
         for round_ in range(1, 4):
             assert not np.isnan(job.push(0, round_)).any()
 

@@ -12,21 +12,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import own_layout  # noqa: F401  registers it
 from p3kv.consistency import BulkSynchronous
 from p3kv.errors import ProtocolError
 from p3kv.frontends.mxnet.optimizer_settings import plain
 from p3kv.frontends.mxnet.server_optimizer import MXNetOptimizer
-from p3kv.server.engine import Engine, ServerKey, SliceState
+from p3kv.server.engine import Engine, ServerKey, ServerSlice
 from p3kv.server.optimizer import Optimizer, State
 from p3kv.slicing import Run, Slice, make_layout
 from p3kv.wire.header import INITIAL_ROUND
-from p3kv.wire.messages import DeclaredKey, Terms, encode
-from p3kv.wire.terms import TermsByRound
+from p3kv.wire.messages import DeclaredKey, SliceSizes, encode
+from p3kv.wire.slice_sizes import SliceSizesByRound
 from tests.jobs import SCRIPTS
 
 sys.path.insert(0, str(SCRIPTS))
 import optimizers
-import own_layout  # noqa: F401  registers it
 
 ROW = 6
 SIZE = 17 * ROW
@@ -71,7 +71,7 @@ class Server:
     """One server's part of one key, as its consumer uses it."""
 
     def __init__(self, optimizer: Optimizer, declared: DeclaredKey, workers: int) -> None:
-        self.terms = TermsByRound()
+        self.sizes = SliceSizesByRound()
         self.engine = Engine(BulkSynchronous(workers))
         self.engine.set_optimizer(0, optimizer)
         self._declared = declared
@@ -81,7 +81,7 @@ class Server:
     @cached_property
     def key(self) -> ServerKey:
         """The key, declared when the slices' size is known."""
-        key = self.engine.declare(self._declared, RANK, self.terms)
+        key = self.engine.declare(self._declared, RANK, self.sizes)
         assert isinstance(key, ServerKey)
         return key
 
@@ -89,18 +89,18 @@ class Server:
         """Pushes a whole tensor for a round, slice by slice."""
         for piece in self._slices(round):
             if piece.server == RANK:
-                state = self.key.state(round, piece.index, rank)
+                slice_ = self.key.slice_at(round, piece.index, rank)
                 buffer = self.pool.get(piece.length, np.dtype(np.float32))
                 buffer.array[:] = gradient[piece.offset : piece.offset + piece.length]
-                self.engine.push(state, rank, round, buffer, True, 0, max(round, 1))
-                if self._end_rounds(state):
+                self.engine.push(slice_, rank, round, buffer, True, 0, max(round, 1))
+                if self._end_rounds(slice_):
                     for other in self.key.reslice():
                         self._end_rounds(other)
 
-    def _end_rounds(self, state: SliceState) -> int:
+    def _end_rounds(self, slice_: ServerSlice) -> int:
         ended = 0
-        for result in self.engine.end_rounds(state):
-            self._note(state.index, result.round, state.known_value().array)
+        for result in self.engine.end_rounds(slice_):
+            self._note(slice_.index, result.round, slice_.known_value().array)
             ended += 1
         return ended
 
@@ -110,7 +110,7 @@ class Server:
         whole[piece.offset : piece.offset + piece.length] = value
 
     def _slices(self, round: int) -> Sequence[Slice]:
-        return slices(self.key.declared, self.terms.of(self.terms.generation(round)).slice_size)
+        return slices(self.key.declared, self.sizes.of(self.sizes.generation(round)).slice_size)
 
 
 def slices(declared: DeclaredKey, size: int) -> Sequence[Slice]:
@@ -155,13 +155,13 @@ def test_values_do_not_depend_on_the_sizes_of_slices(
     weight, state = tensor(0), np.zeros(SIZE, np.float32)
     if not announced_late:
         for entry in table:
-            server.terms.set(entry[0], Terms(entry[1]))
+            server.sizes.set(entry[0], SliceSizes(entry[1]))
     for round_ in range(INITIAL_ROUND, 10):
         if announced_late:
             # As in a job: before any slice of the round that is the last of its size.
             for entry in table:
                 if entry[0] in (INITIAL_ROUND, round_ + 1):
-                    server.terms.set(entry[0], Terms(entry[1]))
+                    server.sizes.set(entry[0], SliceSizes(entry[1]))
         if round_ == INITIAL_ROUND:
             server.push(0, round_, weight)
         else:
@@ -172,20 +172,20 @@ def test_values_do_not_depend_on_the_sizes_of_slices(
             weight = weight - state
         result = server.results[round_]
         np.testing.assert_array_equal(mine(declared, result), mine(declared, weight))
-        assert all(state.length % grain == 0 for state in server.key.units)
+        assert all(slice_.length % grain == 0 for slice_ in server.key.units)
 
 
 def test_runs_with_parts_of_rows_are_refused() -> None:
     engine = Engine(BulkSynchronous(1))
     with pytest.raises(ProtocolError, match=r"\(1, 58\).* grains of 6 elements.*'rows'"):
-        engine.declare(rows((0, 44), (1, 58)), RANK, TermsByRound())
+        engine.declare(rows((0, 44), (1, 58)), RANK, SliceSizesByRound())
     assert not engine.keys
 
 
 def test_slices_of_a_coming_size_wait_for_the_last_round_of_the_size_before() -> None:
     server = Server(Momentum(), dense((RANK, SIZE)), workers=1)
-    server.terms.set(INITIAL_ROUND, Terms(40))
-    server.terms.set(2, Terms(7))
+    server.sizes.set(INITIAL_ROUND, SliceSizes(40))
+    server.sizes.set(2, SliceSizes(7))
     gradients = [tensor(round_) for round_ in range(4)]
     server.push(0, INITIAL_ROUND, gradients[0])
     server.push(0, 2, gradients[2])
@@ -202,14 +202,14 @@ def test_slices_of_a_coming_size_wait_for_the_last_round_of_the_size_before() ->
 
 def test_a_push_for_a_round_of_an_earlier_size_is_refused() -> None:
     server = Server(Momentum(), dense((RANK, SIZE)), workers=1)
-    server.terms.set(INITIAL_ROUND, Terms(40))
-    server.terms.set(2, Terms(7))
+    server.sizes.set(INITIAL_ROUND, SliceSizes(40))
+    server.sizes.set(2, SliceSizes(7))
     for round_ in range(3):
         server.push(0, round_, tensor(round_))
     with pytest.raises(ProtocolError, match="no slice 0 for round 1"):
-        server.key.state(1, 0, rank=0)
+        server.key.slice_at(1, 0, rank=0)
     with pytest.raises(ProtocolError, match="no slice 99 for round 3"):
-        server.key.state(3, 99, rank=0)
+        server.key.slice_at(3, 99, rank=0)
 
 
 @pytest.mark.parametrize("name", list(optimizers.OPTIMIZERS))
@@ -220,7 +220,7 @@ def test_states_of_mxnet_s_optimizers_are_cut_anew(name: str) -> None:
     updater = mx.optimizer.get_updater(beside)
     server = Server(optimizer, dense((RANK, SIZE)), workers=1)
     for entry in ((INITIAL_ROUND, 30), (3, 11), (4, 101), (6, 50)):
-        server.terms.set(entry[0], Terms(entry[1]))
+        server.sizes.set(entry[0], SliceSizes(entry[1]))
     weight = mx.nd.array(tensor(0))
     server.push(0, INITIAL_ROUND, tensor(0))
     for round_ in range(1, 8):

@@ -19,8 +19,8 @@ from p3kv.server.optimizer import WHOLE, Optimizer, State
 from p3kv.slicing import PLACEMENTS, Run, Slice, cut, make_layout
 from p3kv.slicing.placement import checked
 from p3kv.wire.header import INITIAL_ROUND
-from p3kv.wire.messages import DeclaredKey, DeclareKey, KeyRefused, Terms
-from p3kv.wire.terms import TermsByRound
+from p3kv.wire.messages import DeclaredKey, DeclareKey, KeyRefused, SliceSizes
+from p3kv.wire.slice_sizes import SliceSizesByRound
 from tests.engines import missing, with_values
 from tests.scheduled import running, to, worker
 
@@ -86,7 +86,7 @@ class Server:
     """One server's part of one key, with values that stay in use for a while."""
 
     def __init__(self, workers: int, runs: List[Run], deterministic: bool = False) -> None:
-        self.terms = TermsByRound()
+        self.sizes = SliceSizesByRound()
         self.engine = Engine(BulkSynchronous(workers), deterministic=deterministic)
         self.pool = self.engine.rules.pool
         self.optimizer = RowMomentum()
@@ -99,30 +99,30 @@ class Server:
     def key(self) -> ServerKey:
         """The key, declared when the slices' size is known."""
         declared = DeclaredKey(0, "w", SHAPE, "float32", self._runs)
-        key = self.engine.declare(declared, 0, self.terms)
+        key = self.engine.declare(declared, 0, self.sizes)
         assert isinstance(key, ServerKey)
         return key
 
     def slices(self, round_: int) -> Tuple[Slice, ...]:
-        size = self.terms.of(self.terms.generation(round_)).slice_size
+        size = self.sizes.of(self.sizes.generation(round_)).slice_size
         return cut(self.key.declared.runs, size)
 
     def push(self, rank: int, round_: int, piece: Slice) -> None:
         values = tensor(0) if round_ == INITIAL_ROUND else tensor(rank, round_, 1)
-        state = self.key.state(round_, piece.index, rank)
+        slice_ = self.key.slice_at(round_, piece.index, rank)
         gradient = self.pool.get(piece.length, np.dtype(np.float32))
         gradient.array[:] = values[piece.offset : piece.offset + piece.length]
-        self.engine.push(state, rank, round_, gradient, True, 0, round_)
-        ended = self._end_rounds(state)
+        self.engine.push(slice_, rank, round_, gradient, True, 0, round_)
+        ended = self._end_rounds(slice_)
         while ended:
             resliced = self.key.reslice()
             ended = sum(self._end_rounds(other) for other in resliced)
 
-    def _end_rounds(self, state: Any) -> int:
+    def _end_rounds(self, slice_: Any) -> int:
         ended = 0
-        for result in with_values(self.engine.end_rounds(state)):
+        for result in with_values(self.engine.end_rounds(slice_)):
             ended += 1
-            piece = self.slices(result.round)[result.state.index]
+            piece = self.slices(result.round)[result.slice_.index]
             whole = self.values.setdefault(result.round, np.full(SIZE, np.nan, np.float32))
             part = whole[piece.offset : piece.offset + piece.length]
             assert np.isnan(part).all(), "two results of a round"
@@ -158,7 +158,7 @@ def test_values_are_those_of_the_joined_tensors(
     server = Server(workers, [(0, SIZE)], deterministic)
     changes = sorted(random.sample(range(1, ROUNDS), len(sizes) - 1))
     for from_round, size in zip([INITIAL_ROUND, *changes], sizes):
-        server.terms.set(from_round, Terms(size))
+        server.sizes.set(from_round, SliceSizes(size))
     left = [(0, INITIAL_ROUND, piece) for piece in server.slices(INITIAL_ROUND)]
     for round_ in range(1, ROUNDS + 1):
         left += [(rank, round_, one) for rank in range(workers) for one in server.slices(round_)]
@@ -175,7 +175,7 @@ def test_values_are_those_of_the_joined_tensors(
 
 def test_a_round_ends_for_no_slice_before_it_is_complete_for_all() -> None:
     server = Server(2, [(0, SIZE)])
-    server.terms.set(INITIAL_ROUND, Terms(50))
+    server.sizes.set(INITIAL_ROUND, SliceSizes(50))
     first, second, third = server.slices(INITIAL_ROUND)
     for piece in (first, second, third):
         server.push(0, INITIAL_ROUND, piece)
@@ -186,7 +186,7 @@ def test_a_round_ends_for_no_slice_before_it_is_complete_for_all() -> None:
     server.push(0, 1, second)
     assert set(server.values) == {INITIAL_ROUND}
     assert [
-        missing(server.key.state(1, piece.index, rank))[1] for piece in (first, second, third)
+        missing(server.key.slice_at(1, piece.index, rank))[1] for piece in (first, second, third)
     ] == [[], [1], []]
     server.push(1, 1, second)
     assert not np.isnan(server.values[1]).any()
@@ -194,7 +194,7 @@ def test_a_round_ends_for_no_slice_before_it_is_complete_for_all() -> None:
 
 def test_a_key_on_several_servers_is_not_updated_in_parts() -> None:
     server = Server(1, [(0, SIZE - 1), (1, 1)])
-    server.terms.set(INITIAL_ROUND, Terms(SIZE))
+    server.sizes.set(INITIAL_ROUND, SliceSizes(SIZE))
     piece = server.slices(INITIAL_ROUND)[0]
     server.push(0, INITIAL_ROUND, piece)
     with pytest.raises(ProtocolError, match="key 'w' was declared for 2 servers"):

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from own_layout import WholeRows
 from p3kv.errors import ConfigError, ProtocolError
 from p3kv.slicing import LAYOUTS, Layout, make_layout
 from p3kv.slicing.layout import Dense
 from p3kv.slicing.slices import MAX_KEY_SLICES
 from p3kv.wire.messages import DeclareKey
-from tests.jobs import SCRIPTS
-
-sys.path.insert(0, str(SCRIPTS))
-from own_layout import Rows
 
 layouts = st.builds(Dense, st.tuples(st.integers(0, 5000))) | st.builds(
-    Rows, st.tuples(st.integers(0, 50), st.integers(0, 20), st.integers(0, 40))
+    WholeRows, st.tuples(st.integers(0, 50), st.integers(0, 20), st.integers(0, 40))
 )
 
 
@@ -35,7 +30,7 @@ def test_slices_have_whole_grains_and_as_many_as_their_size_has_room_for(
 
 
 def test_a_row_longer_than_a_slice_is_a_slice_of_its_own() -> None:
-    slices = Rows((3, 2, 50)).slices([(1, 100), (0, 200)], 99)
+    slices = WholeRows((3, 2, 50)).slices([(1, 100), (0, 200)], 99)
     assert [(s.offset, s.length, s.server) for s in slices] == [
         (0, 100, 1), (100, 100, 0), (200, 100, 0),
     ]  # fmt: skip
@@ -47,7 +42,7 @@ def test_a_layout_has_no_more_slices_than_a_key_may_have() -> None:
     with pytest.raises(ProtocolError, match=f"{MAX_KEY_SLICES + 1} slices .* P3KV_SLICE_SIZE"):
         Dense((0,)).check_slices(runs, 10)
     # Rows are longer than the slices that are asked for, so there are fewer.
-    Rows((0, 20)).check_slices(runs, 10)
+    WholeRows((0, 20)).check_slices(runs, 10)
 
 
 class Fixed(Layout):

@@ -10,6 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from own_layout import WholeRows
+from own_placement import BiasesLast
 from p3kv.errors import ConfigError
 from p3kv.scheduler.job import Job
 from p3kv.slicing import (
@@ -27,7 +29,6 @@ from p3kv.slicing.placement import Balanced
 from p3kv.wire.messages import DeclaredKey, DeclareKey, JobSettings, Ready
 from tests.jobs import (
     DEADLINE_S,
-    ROOT,
     SCRIPTS,
     SUMS_ONLY,
     held_port,
@@ -39,14 +40,12 @@ from tests.scheduled import NAME, SLICE_SIZE, aborted, assembled, hello, server,
 
 sys.path.insert(0, str(SCRIPTS))
 import exact_model
-from own_layout import Rows
-from own_placement import BiasesLast
 
 MEMBERS = ("balanced", "by_link", "round_robin", "whole_tensors")
 
 layouts = st.lists(
     st.builds(Dense, st.tuples(st.integers(0, 3000)))
-    | st.builds(Rows, st.tuples(st.integers(0, 50), st.integers(0, 90))),
+    | st.builds(WholeRows, st.tuples(st.integers(0, 50), st.integers(0, 90))),
     max_size=12,
 )
 slice_sizes = st.integers(1, 700)
@@ -242,7 +241,7 @@ def test_workers_that_want_different_placements_end_the_job() -> None:
 
 # Whole jobs.
 
-PLUGIN = {"P3KV_PLUGINS": "own_placement", "PYTHONPATH": f"{ROOT}:{SCRIPTS}"}
+PLUGIN = {"P3KV_PLUGINS": "own_placement"}
 
 
 def places_told(output: str) -> List[Tuple[int, List[Run]]]:

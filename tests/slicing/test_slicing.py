@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from typing import List
 
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from own_layout import WholeRows
 from p3kv.slicing import (
     Layout,
     balanced_runs,
@@ -20,14 +20,10 @@ from p3kv.slicing import (
 )
 from p3kv.slicing.layout import Dense
 from p3kv.slicing.size import SIZES_ELEMS
-from tests.jobs import SCRIPTS
-
-sys.path.insert(0, str(SCRIPTS))
-from own_layout import Rows
 
 sizes = st.integers(0, 5000)
 layouts = st.builds(Dense, st.tuples(sizes)) | st.builds(
-    Rows, st.tuples(st.integers(0, 50), st.integers(0, 20), st.integers(0, 40))
+    WholeRows, st.tuples(st.integers(0, 50), st.integers(0, 20), st.integers(0, 40))
 )
 slice_sizes = st.integers(1, 700)
 servers = st.lists(st.integers(0, 10_000), min_size=1, max_size=9)

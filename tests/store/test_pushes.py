@@ -18,7 +18,7 @@ ROUNDS, ELEMS = 80, 2_500_000
 MB = 1_000_000
 
 
-class Job:
+class ProcessesJob:
     """A scheduler, a server and two workers with a script, each a process known by name."""
 
     def __init__(self, script: str, *arguments: object) -> None:
@@ -70,7 +70,7 @@ class Job:
 
 
 def test_a_server_keeps_few_rounds_of_a_worker_that_is_ahead(tmp_path: Path) -> None:
-    with closing(Job("pushes_ahead.py", tmp_path, ROUNDS, ELEMS)) as job:
+    with closing(ProcessesJob("pushes_ahead.py", tmp_path, ROUNDS, ELEMS)) as job:
         job.wait_for(tmp_path / "ready-0", tmp_path / "ready-1")
         before_bytes = job.server_bytes("VmRSS")
         (tmp_path / "go").touch()

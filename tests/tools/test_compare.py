@@ -14,7 +14,7 @@ import pytest
 
 from experiments.cluster import Cluster, missing_requirements
 from p3kv.config.trial import ALONE, FIFO, NATIVE, P3KV, LayerReady, Report
-from p3kv.tools.compare import Comparison, Measured, notes, outlook, table, verdict
+from p3kv.tools.compare import Comparison, Measured, about_codecs, notes, outlook, table, verdict
 from p3kv.tools.compare.output import Output
 from p3kv.tools.compare.results import workload
 from tests import sshd
@@ -126,6 +126,14 @@ def test_a_script_that_fails_shows_its_own_words_and_ends_the_comparison() -> No
     assert last[0].endswith("its script ended with exit code 3")
     assert last[1] == "p3kv compare: round 1 of 1, p3kv: the job failed, as its output says"
     assert "step 2: norm" in result.output
+
+
+def test_a_codec_that_there_is_not_is_refused_before_anything_runs() -> None:
+    command = [*COMPARE[:-1], "--codecs", "float16 zip", "--", "true"]
+    result = run(command, environment(), 60)
+    assert result.code == 2
+    assert "there is no codec 'zip', only 2bit, bfloat16, dgc, " in result.output
+    assert "trials" not in result.output
 
 
 @pytest.mark.long
@@ -244,8 +252,8 @@ def test_on_slow_links_p3kv_is_faster_and_the_forecast_is_near(tmp_path: Path) -
         process = cluster.hosts[0].popen(
             [
                 sys.executable, "-m", "p3kv", "compare", "-H", "n0,n1", "--rounds", "1", "--steps",
-                "15", "--", "python", str(SCRIPTS / "emulated.py"), str(compute_s),
-                ",".join(map(str, sizes)),
+                "15", "--codecs", "topk:share=0.01", "--", "python", str(SCRIPTS / "emulated.py"),
+                str(compute_s), ",".join(map(str, sizes)),
             ],
             env=environment(PATH=f"{Path(sys.executable).parent}:{path}"),
             stdout=-1, stderr=-2, text=True,
@@ -256,7 +264,10 @@ def test_on_slow_links_p3kv_is_faster_and_the_forecast_is_near(tmp_path: Path) -
     assert step_s(found["computing alone"][0]) == pytest.approx(compute_s, rel=0.05)
     assert step_s(found["p3kv"][0]) < step_s(found["p3kv, FIFO"][0]), output
     assert step_s(found["p3kv"][0]) < 0.9 * step_s(found["dist_sync"][0]), output
-    assert "times as fast as dist_sync here" in output.replace("\n", " ")
+    assert step_s(found["p3kv, topk:share=0.01"][0]) < 1.1 * compute_s < step_s(found["p3kv"][0])
+    text = output.replace("\n", " ")
+    assert "times as fast as dist_sync here" in text
+    assert "With topk:share=0.01 a step is " in text and "Codecs change the numbers" in text
     for store in ("dist_sync", "p3kv, FIFO", "p3kv"):
         assert step_s(found[store][-1]) == pytest.approx(step_s(found[store][0]), rel=0.2), output
 
@@ -322,6 +333,21 @@ def test_the_table_has_what_was_measured() -> None:
 )
 def test_the_verdict_says_whether_p3kv_helps(found: Comparison, said: str) -> None:
     assert said in verdict(found)
+
+
+@pytest.mark.parametrize(
+    ("step_s", "said"),
+    [
+        (0.2, "With float16 a step is 2.00 times as fast as with exact p3kv. Codecs change"),
+        (0.39, "No codec makes a step faster here by more than the rounds differ"),
+    ],
+)
+def test_the_fastest_codec_is_told_if_it_is_worth_anything(step_s: float, said: str) -> None:
+    found = comparison(0.3, (0.6,), 0.5, (0.4,))
+    assert about_codecs(found) == ""
+    found.measured["p3kv, 2bit"] = measured(0.39)
+    found.measured["p3kv, float16"] = measured(step_s)
+    assert said in about_codecs(found)
 
 
 def test_there_is_no_forecast_for_hosts_with_several_workers() -> None:

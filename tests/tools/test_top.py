@@ -20,7 +20,7 @@ from p3kv.errors import ConfigError, PeerLostError
 from p3kv.tools.top import ask
 from p3kv.tools.top.ask import Asker
 from p3kv.tools.top.jobs import find
-from p3kv.tools.top.view import Job
+from p3kv.tools.top.view import JobView
 from p3kv.wire.messages import ProcessReport, Reports, ServerNumbers, WorkerNumbers
 from tests.jobs import DEADLINE_S, SUMS_ONLY, TrainingJob, environment, eventually, run
 
@@ -44,7 +44,7 @@ def reports(at_s: float, steps: int, gone: bool = False, layer: str = "layer0") 
 
 @pytest.mark.parametrize("width", [200, 120, 80, 60, 40])
 def test_the_table_has_a_line_for_each_process_and_fits_the_terminal(width: int) -> None:
-    job = Job("python train.py")
+    job = JobView("python train.py")
     for at_s, steps in ((2.0, 4), (4.0, 8)):
         job.take(reports(at_s, steps, layer="resnetv10_stage1_batchnorm0_gamma"))
     names, cells = job.table(width)
@@ -56,7 +56,7 @@ def test_the_table_has_a_line_for_each_process_and_fits_the_terminal(width: int)
 
 
 def test_rates_are_shown_by_process_and_workers_come_first() -> None:
-    job = Job()
+    job = JobView()
     job.take(reports(2.0, 4))
     assert job.lines[1:] == [
         "  worker 0: step 4, no rates yet", "  worker 1: step 4, no rates yet",

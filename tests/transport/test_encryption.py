@@ -131,7 +131,7 @@ def test_processes_that_do_not_agree_are_named(
 
 
 def test_a_transport_of_the_user_s_own_is_encrypted_too() -> None:
-    own = {"P3KV_PLUGINS": "own_transport", "PYTHONPATH": f"{ROOT}:{SCRIPTS}", **ENCRYPTED}
+    own = {"P3KV_PLUGINS": "own_transport", **ENCRYPTED}
     ended = joined(
         ("server 0", {**own, "P3KV_TRANSPORT": "unix"}), ("server 1", own), ("worker 0", own)
     )

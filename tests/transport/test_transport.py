@@ -17,14 +17,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from own_transport import UnixSockets
 from p3kv.transport import MAX_ADDRESS, Link, Listener, Tcp, Transport
 from p3kv.transport.tls import Tls
 from tests.in_memory import Memory
-from tests.jobs import ROOT, SCRIPTS, joined, run_job
+from tests.jobs import SCRIPTS, joined, run_job
 
 sys.path.insert(0, str(SCRIPTS))
 import exact_model
-from own_transport import UnixSockets
 
 DEADLINE_S = 60.0
 HOST = "127.0.0.1"
@@ -384,7 +384,7 @@ def test_of_bytes_that_are_left_the_descriptor_tells_or_the_link(ready_kind: Kin
 
 # Whole jobs with a transport of a user's own.
 
-PLUGIN = {"P3KV_PLUGINS": "own_transport", "PYTHONPATH": f"{ROOT}:{SCRIPTS}"}
+PLUGIN = {"P3KV_PLUGINS": "own_transport"}
 OWN = {**PLUGIN, "P3KV_TRANSPORT": "unix"}
 
 

@@ -17,7 +17,7 @@ from p3kv.errors import ProtocolError
 from p3kv.wire.fields import Header, PushHeader
 from p3kv.wire.framing import Frame, FrameReader, FrameWriter, Landing
 from p3kv.wire.header import HEADER_BYTES, Kind
-from p3kv.wire.line import Line
+from p3kv.wire.session import Session
 from tests.consistency.test_schedules import RULES, SELDOM, STEPS, Moods, Script, Training, values
 
 WELCOME = b"welcome"
@@ -121,8 +121,8 @@ def test_a_thousand_frames_that_come_again_are_not_too_many_for_one_write() -> N
 
 
 @given(st.lists(st.sampled_from("sabxyt"), max_size=60))
-def test_a_line_loses_no_message_and_brings_none_twice(events: List[str]) -> None:
-    ends = {"a": Line(), "b": Line()}
+def test_a_session_loses_no_message_and_brings_none_twice(events: List[str]) -> None:
+    ends = {"a": Session(), "b": Session()}
     other = {"a": "b", "b": "a"}
     on_way: Dict[str, List[List[bytes]]] = {"a": [], "b": []}
     said: Dict[str, List[bytes]] = {"a": [], "b": []}
@@ -183,7 +183,7 @@ def test_results_are_right_whatever_links_end(
                 (worker, server)
                 for worker in job.workers
                 for server, connection in worker.servers.items()
-                if connection.ended and connection not in worker.mending._attempts.values()
+                if connection.ended and connection not in worker.reconnecting._attempts.values()
             ]
             if left and random.random() < 0.05:
                 left -= 1

@@ -32,7 +32,7 @@ from p3kv.wire.header import (
     Kind,
 )
 from p3kv.wire.loop import Loop
-from p3kv.wire.messages import CodecChoices, SharedMemory, Terms
+from p3kv.wire.messages import CodecChoices, SharedMemory, SliceSizes
 from p3kv.worker import neighbours
 from p3kv.worker.neighbours import Neighbours
 from p3kv.worker.routes.shared_memory import OwnMemory, TheirMemory
@@ -46,7 +46,7 @@ from tests.consistency.test_schedules import (
     gradient,
     values,
 )
-from tests.in_memory import Adding, AddingWhole, Job
+from tests.in_memory import Adding, AddingWhole, MemoryJob
 from tests.jobs import DEADLINE_S, SCRIPTS, JobResult, end, held_port, results, run_job, start_role
 from tests.whole_jobs.test_exactness import summed_in_rank_order
 
@@ -104,13 +104,13 @@ def test_results_are_right_whatever_the_order_of_events(
         ahead, moods = random.choice([1, 3]), Moods(random)
         while events := list(job.events(ahead)):
             if sizes and random.random() < 0.02:
-                job.workers[0].tuning.want(Terms(sizes.pop()))
+                job.workers[0].tuning.want(SliceSizes(sizes.pop()))
             function, *arguments = moods.choice(events)
             function(*arguments)
         for worker in job.workers:
             assert worker.under_way == 0
             assert not worker.failures
-            sums = worker.traffic.host_sums
+            sums = worker.data_plane.host_sums
             carried = sums._carried
             assert not sums._rounds and not carried._parts
             assert not carried._came and not carried._wanting
@@ -141,16 +141,16 @@ def test_the_sum_of_a_host_is_rounded_once_and_travels_once(
     dtype: str, codec: str, gradients: Sequence[float], total: float, sent_bytes: float
 ) -> None:
     choices = CodecChoices(Choice(codec))
-    with closing(Job(3, 1, SIZE // 2, per_host=3, dtype=dtype, codecs=choices)) as job:
+    with closing(MemoryJob(3, 1, SIZE // 2, per_host=3, dtype=dtype, codecs=choices)) as job:
         keys = job.declare("w", SIZE)
         zeros, targets = np.zeros(SIZE, dtype), [np.empty(SIZE, dtype) for _ in keys]
         job.workers[0].call(keys[0], INITIAL_ROUND, zeros, None)
         job.finish()
-        before = sum(worker.traffic.counts["bytes_sent"] for worker in job.workers)
+        before = sum(worker.data_plane.counts["bytes_sent"] for worker in job.workers)
         for worker, key, gradient_, target in zip(job.workers, keys, gradients, targets):
             worker.call(key, 1, np.full(SIZE, gradient_, dtype), target)
         job.finish()
-        sent = sum(worker.traffic.counts["bytes_sent"] for worker in job.workers) - before
+        sent = sum(worker.data_plane.counts["bytes_sent"] for worker in job.workers) - before
         for target in targets:
             np.testing.assert_array_equal(target, np.full(SIZE, total, dtype))
         assert sent / SIZE == pytest.approx(sent_bytes, rel=0.01)
@@ -181,7 +181,7 @@ def test_what_a_codec_keeps_back_of_a_host_s_sum_is_with_one_worker_for_ever(
                 pushed += np.sum(total, axis=0)
         expected.append(value)
     targets: List[Tuple[int, np.ndarray]] = []
-    job = Job(
+    job = MemoryJob(
         workers, servers, SIZE // 2, per_host=per_host, deterministic=deterministic,
         codecs=CodecChoices(Choice("2bit")),
     )  # fmt: skip
@@ -200,7 +200,7 @@ def test_what_a_codec_keeps_back_of_a_host_s_sum_is_with_one_worker_for_ever(
         sizes, moods = [SIZE // 5, SIZE, SIZE // 3], Moods(random)
         while events := list(job.events(3)):
             if sizes and random.random() < 0.02:
-                job.workers[0].tuning.want(Terms(sizes.pop()))
+                job.workers[0].tuning.want(SliceSizes(sizes.pop()))
             function, *arguments = moods.choice(events)
             function(*arguments)
         for round_, target in targets:
@@ -377,14 +377,14 @@ def test_what_a_neighbour_or_a_server_may_not_say_of_sums() -> None:
         worker = job.workers[0]
         worker.call(key, 1, gradient(0, 1), np.zeros(SIZE, np.float32))
         job.finish()
-        sums = worker.traffic.host_sums
+        sums = worker.data_plane.host_sums
         carrier = sums._carriers.carrier
         carried = next(p for p in key.slices(job._slice_size) if carrier(key, p, 1) == 0)
         other = next(p for p in key.slices(job._slice_size) if carrier(key, p, 1) == 1)
 
         def hear(kind: Kind, index: int, round: int = 1) -> None:
             header = kind.header(kind, 1, key=key.key_id, slice=index, round=round)
-            sums.takers[kind](1, header).arrived()
+            sums.handlers[kind](1, header).arrived()
 
         with pytest.raises(ProtocolError, match="shares no memory"):
             hear(Kind.SUMMAND, carried.index)
@@ -400,7 +400,7 @@ def test_what_a_neighbour_or_a_server_may_not_say_of_sums() -> None:
             Kind.UPDATED, 0, payload_bytes=4 * other.length, key=key.key_id, slice=other.index,
             round=1, step=1,
         )  # fmt: skip
-        landing = worker.traffic.slices.land(worker.servers[0], update)
+        landing = worker.data_plane.slices.land(worker.servers[0], update)
         with pytest.raises(ProtocolError, match="another worker of this host has asked"):
             landing.arrived()
 

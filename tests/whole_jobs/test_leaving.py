@@ -23,14 +23,14 @@ from p3kv.wire.messages import (
     BarrierPassed,
     BarrierReached,
     Bye,
+    FirstSliceSize,
     JobSettings,
     Measured,
-    NewTerms,
+    NewSliceSizes,
     Ready,
-    SliceSize,
-    Terms,
+    SliceSizes,
 )
-from p3kv.worker.clipping import ClippedStep
+from p3kv.worker.global_norms import ClippedStep
 from tests.consistency.test_schedules import (
     RULES,
     SELDOM,
@@ -106,7 +106,7 @@ def test_each_round_has_the_sum_of_the_workers_that_are_left(
             *job.events(ahead), *((one.leave,) for one in job.workers if one.may_leave)
         ]:  # fmt: skip
             if sizes and not job.workers[0].left and random.random() < 0.02:
-                job.workers[0].tuning.want(Terms(sizes.pop()))
+                job.workers[0].tuning.want(SliceSizes(sizes.pop()))
             function, *arguments = moods.choice(events)
             function(*arguments)
             assert all(server.most_open() <= rule.window + 1 for server in job.servers)
@@ -121,7 +121,7 @@ def test_each_round_has_the_sum_of_the_workers_that_are_left(
             assert server.failures == []
             assert server.most_open() == 0
             assert server.consumer.values.pulls == {}
-            assert not server.consumer.clipping.steps
+            assert not server.consumer.held_rounds.steps
 
 
 def sums_of_hosts(
@@ -186,12 +186,12 @@ def test_workers_of_a_host_sum_what_those_have_that_are_left_bit_for_bit(
             *job.events(3), *((one.leave,) for one in job.workers if one.may_leave)
         ]:  # fmt: skip
             if sizes and not job.workers[0].left and random.random() < 0.02:
-                job.workers[0].tuning.want(Terms(sizes.pop()))
+                job.workers[0].tuning.want(SliceSizes(sizes.pop()))
             function, *arguments = moods.choice(events)
             function(*arguments)
         for one in job.workers:
             assert one.left and not one.failures
-            assert not one.traffic.host_sums._carried._parts
+            assert not one.data_plane.host_sums._carried._parts
         assert not any(server.failures or server.most_open() for server in job.servers)
         np.testing.assert_array_equal(job.kept(keys[0]), expected[-1])
         for round_, target in targets:
@@ -226,7 +226,7 @@ def test_a_worker_stays_until_its_neighbours_have_the_values_that_only_they_want
             function, *arguments = next(job.events())
             function(*arguments)
         done: Future = Future()
-        carrier.traffic.host_sums.finish(done)
+        carrier.data_plane.host_sums.finish(done)
         assert not done.done()
         job.finish()
         assert done.done() and carrier.may_leave and not other.under_way
@@ -245,13 +245,13 @@ def test_worker_0_ends_the_job_where_it_is_missed(why: str, lets_leave: bool) ->
         if gives:
             first.call(keys[0], INITIAL_ROUND, np.ones(SIZE, np.float32), None)
         if why == "clipping":
-            first.traffic.clipping.begin(1)
+            first.data_plane.global_norms.begin(1)
         if gives and why != "a first round":
             for rank, one in enumerate(job.workers):
                 one.call(keys[rank], 1, gradient(rank, 1), None)
             if why == "clipping":
                 elems = dict(keys[0].runs)
-                first.traffic.clipping.pushed(ClippedStep(0, 1, 1, 1e9, elems))
+                first.data_plane.global_norms.end_pushes(ClippedStep(0, 1, 1, 1e9, elems))
         job.finish()
         first.leave()
         job.finish()
@@ -328,10 +328,10 @@ def test_slices_keep_their_size_when_worker_0_has_left() -> None:
     job = lenient()
     for rank in range(3):
         replies = job.handle(worker(rank), Measured(1e9))
-    assert set(of(replies, SliceSize)) == {worker(0), worker(1), worker(2)}
+    assert set(of(replies, FirstSliceSize)) == {worker(0), worker(1), worker(2)}
     job.handle(worker(0), Bye())
     for rank in (1, 2):
-        assert of(job.handle(worker(rank), Measured(1e3)), NewTerms) == {}
+        assert of(job.handle(worker(rank), Measured(1e3)), NewSliceSizes) == {}
     assert job.failure is None
 
 

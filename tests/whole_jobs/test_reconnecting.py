@@ -22,11 +22,10 @@ from p3kv.wire.framing import Landing
 from p3kv.wire.header import Kind
 from p3kv.wire.messages import TOKEN_BYTES, Abort, Failure, LinkEnded, ReportFailure
 from p3kv.wire.proofs import NONCE_BYTES
-from p3kv.wire.protocol import Conversation, Rule, State
-from p3kv.worker.mending import LONGEST_DELAY_S
+from p3kv.wire.protocol import Conversation, Phase, Rule
+from p3kv.worker.reconnecting import LONGEST_DELAY_S
 from tests.jobs import (
     DEADLINE_S,
-    ROOT,
     SCRIPTS,
     SUMS_ONLY,
     TrainingJob,
@@ -41,7 +40,6 @@ from tests.served import TOLD_S, Served, Serving, frame, hello, proof, received,
 RESETTING = {
     "P3KV_TRANSPORT": "resetting",
     "P3KV_PLUGINS": "resetting",
-    "PYTHONPATH": f"{ROOT}:{SCRIPTS}",
 }
 CHECKED: Dict[str, Tuple[List[object], int, Dict[str, object]]] = {
     "rows.py": ([20], 80_000, {}),
@@ -268,7 +266,7 @@ def test_a_link_that_waited_for_many_bytes_tells_its_next_connection_of_few() ->
     def land(connection: Connection, header: Header) -> Landing:
         return Landing(memoryview(bytearray(1000)), lambda: over.append(connection.hand_over()))
 
-    conversation = Conversation({State.NEW: {Kind.HELLO: Rule(1000)}}, "worker")
+    conversation = Conversation({Phase.NEW: {Kind.HELLO: Rule(1000)}}, "worker")
     known, attempt = (
         Connection(near, conversation, land, lambda *_: None, 1 << 16) for near in nears
     )

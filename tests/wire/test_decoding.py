@@ -27,10 +27,10 @@ from p3kv.wire.messages import (
     FromScheduler,
     OptimizerSettings,
     ReportFailure,
+    SliceSizes,
     Stalled,
     StateOutline,
     StoreAtCut,
-    Terms,
     ToScheduler,
     decode,
     encode,
@@ -167,7 +167,7 @@ def test_the_reason_of_a_failure_is_cut_and_so_can_always_be_told() -> None:
 
 # In a job.
 
-SLICES = frame(Kind.TERMS, 0, encode(Terms(100)), from_round=INITIAL_ROUND)
+SLICES = frame(Kind.SLICE_SIZES, 0, encode(SliceSizes(100)), from_round=INITIAL_ROUND)
 A_KEY = SLICES + frame(
     Kind.KEY, 0, encode(DeclaredKey(0, 0, (25, 10), "float32", [(0, 250)]))
 )  # fmt: skip

@@ -21,12 +21,12 @@ from p3kv.wire.messages import (
     DeclaredKey,
     ForwardOrder,
     OptimizerSettings,
+    SliceSizes,
     Stalled,
     StateOutline,
-    Terms,
     encode,
 )  # fmt: skip
-from tests.in_memory import Job
+from tests.in_memory import MemoryJob
 from tests.served import frame, own_fields, packed
 
 SIZE, SLICE_SIZE = 250, 100
@@ -34,7 +34,7 @@ MESSAGES: List[Any] = [
     DeclaredKey(0, "w", (SIZE,), "float32", [(0, SIZE)], codecs=CodecChoices()),
     DeclaredKey(1, "b", (7, 0), "float16", []),
     DeclaredKey(2, "c", (2, 3), "int64", [(0, 6)], whole=True),
-    Terms(SLICE_SIZE), Terms(7),
+    SliceSizes(SLICE_SIZE), SliceSizes(7),
     ForwardOrder([0, 1]), ForwardOrder([2**32 - 1, 0, 0]),
     OptimizerSettings("mxnet", b"\x80"), OptimizerSettings("nobody", b""),
     StateOutline({"updates": 1}, [("a", "float32", [SIZE])]), StateOutline(None, []),
@@ -86,7 +86,7 @@ frames = st.one_of(
 )  # fmt: skip
 
 
-def trained(job: Job) -> None:
+def trained(job: MemoryJob) -> None:
     """A key has its initial value, and one worker has pushed for a round that is open."""
     keys = job.declare("w", SIZE)
     arrays = [np.ones(SIZE, np.float32) for _ in keys]
@@ -103,7 +103,11 @@ def fail(reason: str, _: int, error: str = "P3Error") -> None:
 
 
 def hear(
-    job: Job, sender: Connection, receiver: Connection, said: List[bytes], then: Callable[[], Any]
+    job: MemoryJob,
+    sender: Connection,
+    receiver: Connection,
+    said: List[bytes],
+    then: Callable[[], Any],
 ) -> None:
     """Has one end take bytes that the other end sends, until its connection ends."""
     for words in said:
@@ -122,10 +126,10 @@ def hear(
 def test_a_server_ends_a_worker_s_connection_for_any_wrong_bytes_and_fails_for_none(
     rank: int, said: List[bytes]
 ) -> None:
-    with closing(Job(2, 1, SLICE_SIZE)) as job:
+    with closing(MemoryJob(2, 1, SLICE_SIZE)) as job:
         trained(job)
         server = job.servers[0]
-        server.traffic._fail = server.consumer._fail = server.consumer.states._fail = fail
+        server.dispatcher._fail = server.consumer._fail = server.consumer.states._fail = fail
         receiver = job._connections[job.workers[rank].servers[0]._link.other]  # type: ignore
         hear(job, job.workers[rank].servers[0], receiver, said, server.consumer.consume)
 
@@ -135,7 +139,7 @@ def test_a_server_ends_a_worker_s_connection_for_any_wrong_bytes_and_fails_for_n
 def test_a_worker_ends_a_server_s_connection_for_any_wrong_bytes_and_fails_for_none(
     said: List[bytes],
 ) -> None:
-    with closing(Job(2, 1, SLICE_SIZE)) as job:
+    with closing(MemoryJob(2, 1, SLICE_SIZE)) as job:
         trained(job)
         receiver = job.workers[1].servers[0]
         sender = job._connections[receiver._link.other]  # type: ignore

@@ -303,7 +303,7 @@ def test_training_goes_on_to_the_right_result_while_others_connect(
         refused = results(intruders, start, REFUSED_S)
         assert "refuses this process" in refused["stranger"].output
         assert "runs another job" in refused["wrong job"].output
-        assert "all 2 workers of the job have arrived" in refused["worker 2"].output
+        assert "the job has its 2 workers already" in refused["worker 2"].output
         assert place["P3KV_JOB"] not in "".join(result.output for result in refused.values())
         assert {result.code for result in refused.values()} == {1}
 

@@ -78,6 +78,19 @@ def test_calls_together_wait_for_those_that_follow_closely(loop: Loop) -> None:
     assert statistics.median(made_at_first) == 100
 
 
+def test_calls_together_are_made_at_once_when_their_batch_has_ended(
+    loop: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses_s: List[float] = []
+    monkeypatch.setattr(time, "sleep", pauses_s.append)
+    for _ in range(3):
+        loop.call_soon_batched(int)
+    loop.call_soon_batched(loop.stop)
+    loop.end_batch()
+    loop.run()
+    assert not pauses_s
+
+
 def test_calls_together_keep_their_place_among_all_calls(loop: Loop) -> None:
     seen: List[int] = []
 

@@ -20,7 +20,7 @@ from p3kv.wire.messages import MAX_MESSAGE_BYTES, MAX_PROOF_BYTES, JobSettings
 from p3kv.wire.protocol import FROM_NEIGHBOURS, FROM_SERVERS, FROM_WORKERS, Conversation, Rules
 from p3kv.worker.handshakes import Handshakes
 from p3kv.worker.joining import Joining
-from tests.in_memory import KEY, Adding, Job, Server
+from tests.in_memory import KEY, Adding, MemoryJob, Server
 from tests.served import frame, hello, proof
 
 SLICE, WORDS, PROBE = MAX_SLICE_ELEMS * 8, MAX_MESSAGE_BYTES, 65536
@@ -28,9 +28,9 @@ LETTERS = {
     Kind.HELLO: "h", Kind.CHALLENGE: "C", Kind.PROOF: "P", Kind.WELCOME: "w", Kind.KEY: "k",
     Kind.OPTIMIZER: "z", Kind.PUSH: "p",
     Kind.PULL: "q", Kind.UPDATED: "u", Kind.PULLED: "v", Kind.BYE: "b", Kind.ORDER: "r",
-    Kind.PROBE: "e", Kind.TERMS: "s", Kind.OPEN: "o", Kind.ENDED: "d", Kind.STALLED: "l",
+    Kind.PROBE: "e", Kind.SLICE_SIZES: "s", Kind.OPEN: "o", Kind.ENDED: "d", Kind.STALLED: "l",
     Kind.STATES: "a", Kind.STATE: "c", Kind.STATE_BYTES: "y", Kind.LOADED: "x",
-    Kind.CLIPPED: "i", Kind.PUSHED: "j", Kind.SQUARES: "g", Kind.SCALE: "f", Kind.NORM: "n",
+    Kind.CLIPPED: "i", Kind.STEP_PUSHED: "j", Kind.SQUARES: "g", Kind.SCALE: "f", Kind.NORM: "n",
     Kind.PUSH_ROWS: "t", Kind.PULL_ROWS: "1", Kind.ROWS: "2",
     Kind.CHECKPOINT: "3", Kind.WRITTEN: "4", Kind.RESUMED: "5",
 }  # fmt: skip
@@ -120,22 +120,22 @@ def kinds(rules: Rules) -> Set[int]:
 def test_every_kind_is_in_a_table_and_whoever_hears_it_takes_it() -> None:
     heard = kinds(FROM_WORKERS) | kinds(FROM_SERVERS) | kinds(FROM_NEIGHBOURS)
     assert heard | {Kind.ACK} == set(Kind)
-    with closing(Job(1, 1, 100)) as job:
-        assert set(job.servers[0].traffic._takers) == kinds(FROM_WORKERS)
+    with closing(MemoryJob(1, 1, 100)) as job:
+        assert set(job.servers[0].dispatcher._handlers) == kinds(FROM_WORKERS)
         handshakes = Handshakes(bytes(32), 0, JobSettings())
         # It only keeps what else it gets.
-        joining = Joining(*[None] * 4, handshakes, b"", None, None).takers  # type: ignore[arg-type]
-        assert {*job.workers[0].traffic._takers, *joining} == kinds(FROM_SERVERS)
-        assert {*job.workers[0].traffic.host_sums.takers, Kind.BYE} == kinds(FROM_NEIGHBOURS)
+        joining = Joining(*[None] * 4, handshakes, b"", None, None).handlers  # type: ignore[arg-type]
+        assert {*job.workers[0].data_plane._handlers, *joining} == kinds(FROM_SERVERS)
+        assert {*job.workers[0].data_plane.host_sums.handlers, Kind.BYE} == kinds(FROM_NEIGHBOURS)
 
 
 def test_whoever_takes_a_kind_of_frames_knows_its_header() -> None:
-    with closing(Job(1, 1, 100)) as job:
-        worker, server = job.workers[0].traffic, job.servers[0].traffic
-        for kind, taker in (*server._takers.items(), *worker._takers.items()):
-            expected = get_type_hints(taker)["header"]
+    with closing(MemoryJob(1, 1, 100)) as job:
+        worker, server = job.workers[0].data_plane, job.servers[0].dispatcher
+        for kind, handler in (*server._handlers.items(), *worker._handlers.items()):
+            expected = get_type_hints(handler)["header"]
             kinds_of_header = get_args(expected) or (expected,)
-            assert issubclass(Kind(kind).header, kinds_of_header), f"{taker} takes {Kind(kind)!r}"
+            assert issubclass(Kind(kind).header, kinds_of_header), f"{handler} takes {Kind(kind)!r}"
 
 
 def test_a_worker_says_nothing_before_its_server_serves() -> None:
@@ -143,7 +143,7 @@ def test_a_worker_says_nothing_before_its_server_serves() -> None:
     loop = Loop()
     launch = Launch("server", "127.0.0.1", 9000, 2, 1, "in memory")
     server = Server(0, launch, loop, Settings(), Adding())
-    server.traffic._serving = False
+    server.dispatcher._serving = False
     near = server.listener.connect()
     near.send([memoryview(hello(0, key=KEY))])
     server.workers._accept()
@@ -165,7 +165,7 @@ def test_a_worker_says_nothing_before_its_server_serves() -> None:
 def test_a_server_says_nothing_after_its_goodbye(queued: bool) -> None:
     """Whatever the worker still waited for: it would find that the server broke the protocol."""
     size = 50
-    with closing(Job(2, 1, 100)) as job:
+    with closing(MemoryJob(2, 1, 100)) as job:
         keys = job.declare("w", size)
         leaving, other = job.workers
         arrays = [np.ones(size, np.float32) for _ in keys]
@@ -175,13 +175,13 @@ def test_a_server_says_nothing_after_its_goodbye(queued: bool) -> None:
         for worker, key, array in zip(job.workers, keys, arrays):
             worker.call(key, 1, array, array)
             worker.begin()
-        job.carry_all(leaving.traffic.servers[0])
+        job.carry_all(leaving.data_plane.servers[0])
         if queued:
-            job.carry_all(other.traffic.servers[0])
+            job.carry_all(other.data_plane.servers[0])
             while job.servers[0].consumer.consume():
                 pass
-        leaving.traffic.tell(Header(Kind.BYE, 0))
-        job.carry_all(leaving.traffic.servers[0])
+        leaving.data_plane.tell(Header(Kind.BYE, 0))
+        job.carry_all(leaving.data_plane.servers[0])
         job.finish()
-        assert not leaving.traffic.servers[0].closed
+        assert not leaving.data_plane.servers[0].closed
         assert [done for done, _ in other.complete] == ["w"]

@@ -19,7 +19,6 @@ from p3kv.transport import Tcp
 from p3kv.wire.credentials import Credentials
 from p3kv.wire.fields import PullRowsHeader
 from p3kv.wire.header import ENCODED, INITIAL_ROUND, Kind
-from p3kv.wire.line import Line
 from p3kv.wire.messages import (
     PROTOCOL_VERSION,
     TOKEN_BYTES,
@@ -37,7 +36,8 @@ from p3kv.wire.messages import (
     encode,
 )
 from p3kv.wire.proofs import CHALLENGE_BYTES
-from p3kv.wire.protocol import FROM_SERVERS, FROM_WORKERS, State
+from p3kv.wire.protocol import FROM_SERVERS, FROM_WORKERS, Phase
+from p3kv.wire.session import Session
 from tests.jobs import SCRIPTS, SECRET, end, held_port, output_of, start_role
 from tests.served import (
     TOLD_S,
@@ -71,7 +71,7 @@ SLICE_SIZE = 100
 
 
 def slices(rank: int, size: int = SLICE_SIZE, round: int = INITIAL_ROUND) -> bytes:
-    return frame(Kind.TERMS, rank, raw("Terms", slice_size=size), from_round=round)
+    return frame(Kind.SLICE_SIZES, rank, raw("Terms", slice_size=size), from_round=round)
 
 
 def key(rank: int, **changes: object) -> bytes:
@@ -143,7 +143,7 @@ TO_A_SERVER.update(
         "a second hello": (hello, "kind HELLO, which must not come from a worker now"),
         "words after its goodbye": (
             lambda rank: frame(Kind.BYE, rank) + slices(rank),
-            "kind TERMS, which must not come after its goodbye",
+            "kind SLICE_SIZES, which must not come after its goodbye",
         ),
         "a push with a flag of other kinds": (
             lambda rank: key(rank) + frame(Kind.PUSH, rank, flags=PullRowsHeader.NAMED, key=rank),
@@ -162,7 +162,7 @@ TO_A_SERVER.update(
                 Kind.OPTIMIZER,
                 Kind.ORDER,
                 Kind.CLIPPED,
-                Kind.PUSHED,
+                Kind.STEP_PUSHED,
                 Kind.SCALE,
                 Kind.CHECKPOINT,
                 Kind.RESUMED,
@@ -173,14 +173,14 @@ TO_A_SERVER.update(
                 partial(frame, kind),
                 f"kind {kind.name}, which must not come from a worker now",
             )
-            for kind in set(Kind) - {*FROM_WORKERS[State.OPEN], Kind.HELLO, Kind.ACK}
+            for kind in set(Kind) - {*FROM_WORKERS[Phase.OPEN], Kind.HELLO, Kind.ACK}
         },
         **{
             f"too long a {kind.name}": (
                 partial(packed, kind, payload_bytes=most + 1),
                 f"kind {kind.name} with {most + 1} bytes; it has {most} at most",
             )
-            for kind, (most, _, only_rank_0, _) in FROM_WORKERS[State.OPEN].items()
+            for kind, (most, _, only_rank_0, _) in FROM_WORKERS[Phase.OPEN].items()
             if not only_rank_0
         },
     }
@@ -288,14 +288,14 @@ WELCOMED: Dict[str, Tuple[Callable[[int], bytes], str]] = {
             partial(frame, kind),
             f"kind {kind.name}, which must not come from a server now",
         )
-        for kind in set(Kind) - set(FROM_SERVERS[State.OPEN]) - {Kind.ACK}
+        for kind in set(Kind) - set(FROM_SERVERS[Phase.OPEN]) - {Kind.ACK}
     },
     **{
         f"too long a {kind.name}": (
             partial(packed, kind, payload_bytes=most + 1),
             f"kind {kind.name} with {most + 1} bytes; it has {most} at most",
         )
-        for kind, (most, *_) in FROM_SERVERS[State.OPEN].items()
+        for kind, (most, *_) in FROM_SERVERS[Phase.OPEN].items()
     },
 }  # fmt: skip
 TO_A_WORKER.update(
@@ -362,7 +362,7 @@ class Member:
     """A process of the job, as far as the scheduler can tell."""
 
     def __init__(self, context: zmq.Context, port: int, role: str) -> None:
-        self._line = Line()
+        self._session = Session()
         self._dealer = context.socket(zmq.DEALER)
         self._dealer.linger = 0
         Credentials(SECRET.encode()).protect_dealer(self._dealer)
@@ -377,7 +377,7 @@ class Member:
         )  # fmt: skip
 
     def say(self, words: bytes) -> None:
-        self._dealer.send_multipart(self._line.keep(words))
+        self._dealer.send_multipart(self._session.keep(words))
 
     def told(self, kind: type) -> Any:
         """The next message of a kind."""

@@ -81,32 +81,32 @@ def test_a_server_that_says_nothing_is_open(servers: Servers) -> None:
 
 
 def test_steps_wait_until_their_server_is_open_for_them(servers: Servers) -> None:
-    servers.gates.opened(THERE, 3)
+    servers.gates.open(THERE, 3)
     servers.push(THERE, 3, 4, 5, 4)
     assert servers.gets(THERE) == [3]
-    servers.gates.opened(THERE, 4)
+    servers.gates.open(THERE, 4)
     assert servers.gets(THERE) == [4, 4]
     servers.push(THERE, 4)
-    servers.gates.opened(THERE, LAST_ROUND)
+    servers.gates.open(THERE, LAST_ROUND)
     servers.push(THERE, 6)
     assert servers.gets(THERE) == [4, 5, 6]
 
 
 def test_words_that_are_overtaken_close_nothing(servers: Servers) -> None:
-    servers.gates.opened(THERE, 4)
-    servers.gates.opened(THERE, 2)
+    servers.gates.open(THERE, 4)
+    servers.gates.open(THERE, 2)
     servers.push(THERE, 4)
     assert servers.gets(THERE) == [4]
 
 
 def test_no_link_leads_to_a_server_of_the_same_host(servers: Servers) -> None:
-    servers.gates.opened(HERE, 1)
+    servers.gates.open(HERE, 1)
     servers.push(HERE, 2)
     assert servers.gets(HERE) == [2]
 
 
 def test_a_gate_that_stays_closed_opens_after_a_second(servers: Servers) -> None:
-    servers.gates.opened(THERE, 1)
+    servers.gates.open(THERE, 1)
     start = time.monotonic()
     servers.push(THERE, 2)
     got: List[int] = []
@@ -136,7 +136,7 @@ def test_a_worker_tells_the_servers_of_its_host_once(servers: Servers) -> None:
 
 
 def test_nothing_overtakes_what_is_held_of_an_older_step(servers: Servers) -> None:
-    servers.gates.opened(THERE, 1)
+    servers.gates.open(THERE, 1)
     servers.push(THERE, 2, size_bytes=FEW)
     assert servers.gets(THERE) == []
     servers.push(THERE, 3)  # after few values, for which nobody waits
@@ -144,14 +144,14 @@ def test_nothing_overtakes_what_is_held_of_an_older_step(servers: Servers) -> No
 
 
 def test_there_are_no_gates_after_a_step_with_few_values(servers: Servers) -> None:
-    servers.gates.opened(THERE, 1)
+    servers.gates.open(THERE, 1)
     servers.gates.begin(2, FEW)
     servers.push(THERE, 3)
     assert servers.gets(THERE) == [3]
     assert servers.gets(HERE, Kind.OPEN) == [2]
     servers.push(THERE, 4)
     assert servers.gets(THERE) == []
-    servers.gates.opened(THERE, 4)
+    servers.gates.open(THERE, 4)
     assert servers.gets(THERE) == [4]
 
 

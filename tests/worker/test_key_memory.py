@@ -86,7 +86,7 @@ def test_a_copy_is_of_one_round_whatever_is_encoded_when(
     for round_ in range(ROUNDS + 1):
         early = round_ in cuts and round_ > 0 and data.draw(st.booleans())
         if early:
-            copies.append((round_, memory.copied(round_)))
+            copies.append((round_, memory.begin_copy(round_)))
             encode_some()
         if round_ and with_gradient[round_ - 1]:
             size = sizes[round_ - 1]
@@ -95,7 +95,7 @@ def test_a_copy_is_of_one_round_whatever_is_encoded_when(
             memory.push_without_gradient(round_)
         encode_some()
         if round_ in cuts and not early:
-            copies.append((round_, memory.copied(round_)))
+            copies.append((round_, memory.begin_copy(round_)))
         encode_some()
     for rest in queued:
         encode(memory, *rest)

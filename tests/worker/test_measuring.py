@@ -140,7 +140,7 @@ def test_the_worker_whose_gradient_is_ready_last_is_counted_with_its_lag() -> No
         for rank in [*(rank for rank in range(3) if rank != last), last]:
             now += 0.25 if rank == last == 2 else 0.01
             current.arrived.add(rank)
-            lateness.pushed(current, rank, now)
+            lateness.note_push(current, rank, now)
     assert (lateness.rounds, lateness.last_rounds) == (4, [1, 0, 3])
     numbers = ServerNumbers(
         rounds=4, last_rounds=tuple(lateness.last_rounds), last_s=tuple(lateness.last_s)

@@ -12,7 +12,7 @@ from p3kv.config import Settings
 from p3kv.wire.fields import UpdatedHeader
 from p3kv.wire.header import INITIAL_ROUND, Kind
 from p3kv.worker.silences import Silences
-from tests.in_memory import Job
+from tests.in_memory import MemoryJob
 
 SIZE, SLICE_SIZE = 250, 100
 
@@ -20,7 +20,7 @@ SIZE, SLICE_SIZE = 250, 100
 class Waiting:
     """Worker 1 of two, which has pushed a round for which worker 0 has not pushed."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: MemoryJob) -> None:
         self.job = job
         [key, *_] = keys = job.declare("w", SIZE)
         self.arrays = [np.ones(SIZE, np.float32) for _ in keys]
@@ -29,9 +29,11 @@ class Waiting:
         job.workers[1].call(keys[1], 1, self.arrays[1], self.arrays[1])
         job.finish()
         self.keys = keys
-        self.traffic = job.workers[1].traffic
+        self.data_plane = job.workers[1].data_plane
         self.silences = Silences(
-            Settings(stall_timeout_s=100.0), self.traffic.servers, self.traffic.exchange.awaited
+            Settings(stall_timeout_s=100.0),
+            self.data_plane.servers,
+            self.data_plane.exchange.awaited,
         )
 
     def look(self, begin_s: int, end_s: int) -> None:
@@ -42,7 +44,7 @@ class Waiting:
 
 @pytest.fixture
 def waiting() -> Iterator[Waiting]:
-    with closing(Job(2, 2, SLICE_SIZE)) as job:
+    with closing(MemoryJob(2, 2, SLICE_SIZE)) as job:
         yield Waiting(job)
 
 
@@ -66,7 +68,7 @@ def test_a_server_that_says_what_it_waits_for_is_not_silent(
 ) -> None:
     for now_s in range(100, 199):
         if now_s in (110, 120, 140, 180):  # as a server's own words come
-            for connection in waiting.traffic.servers.values():
+            for connection in waiting.data_plane.servers.values():
                 connection.sent_bytes += 100
         waiting.silences.look(float(now_s))
     assert caplog.messages == []
@@ -106,7 +108,7 @@ def test_servers_whose_last_slices_have_begun_to_arrive_and_stop_are_told_of(
             Kind.UPDATED, piece.server, payload_bytes=4 * piece.length, key=key.key_id,
             slice=piece.index, round=1, step=1,
         )  # fmt: skip
-        waiting.traffic.slices.land(waiting.traffic.servers[piece.server], frame)
+        waiting.data_plane.slices.land(waiting.data_plane.servers[piece.server], frame)
     waiting.look(100, 111)
     assert [message[:9] for message in caplog.messages] == ["server 0:", "server 1:"]
 
@@ -123,7 +125,7 @@ def test_a_worker_s_own_pause_is_not_a_server_s_silence(
 
 def test_after_the_timeout_the_connection_counts_as_lost(waiting: Waiting) -> None:
     lost = []
-    for connection in waiting.traffic.servers.values():
+    for connection in waiting.data_plane.servers.values():
         connection._on_lost = lambda connection, reason: lost.append((connection.peer, reason))
     waiting.look(100, 199)
     assert lost == []
@@ -132,4 +134,4 @@ def test_after_the_timeout_the_connection_counts_as_lost(waiting: Waiting) -> No
         "nothing has moved on its connection for 100 s, and key 'w' in round 1 is still to come"
     )
     assert lost == [(rank, f"{reason} (P3KV_STALL_TIMEOUT_S)") for rank in (0, 1)]
-    assert all(connection.ended for connection in waiting.traffic.servers.values())
+    assert all(connection.ended for connection in waiting.data_plane.servers.values())

@@ -13,7 +13,7 @@ from p3kv.consistency import BulkSynchronous
 from p3kv.server.engine import Engine
 from p3kv.server.stalls import LOOK_EVERY_S, Stalls, Wait
 from p3kv.wire.header import INITIAL_ROUND, Kind
-from p3kv.wire.messages import DeclaredKey, ReportFailure, Stalled, Terms, encode
+from p3kv.wire.messages import DeclaredKey, ReportFailure, SliceSizes, Stalled, encode
 from tests.engines import one_slice
 from tests.faults import stopped
 from tests.jobs import DEADLINE_S, SUMS_ONLY, TrainingJob, run_job
@@ -133,7 +133,7 @@ def test_a_worker_whose_round_number_is_wrong_is_named_and_nobody_who_waits_for_
             assert received(links[rank])[0].kind == Kind.WELCOME
         declared = DeclaredKey(0, 0, (8,), "float32", [(0, 8)], "dense0_weight")
         for rank, link in enumerate(links):
-            link.sendall(frame(Kind.TERMS, rank, encode(Terms(8))))
+            link.sendall(frame(Kind.SLICE_SIZES, rank, encode(SliceSizes(8))))
             link.sendall(frame(Kind.KEY, rank, encode(declared)))
         links[0].sendall(frame(Kind.PUSH, 0, bytes(32), round=INITIAL_ROUND))
         links[0].sendall(frame(Kind.PUSH, 0, bytes(32), round=2, step=1))

@@ -74,18 +74,18 @@ def test_what_had_no_processor_is_no_computing_and_a_script_that_sleeps_had_none
 
 def test_servers_work_evenly_between_what_their_values_say() -> None:
     work = ServerWork()
-    work.told(0, 10.0, clock_us(4294.0))  # the clock is about to begin again
-    work.told(0, 11.0, clock_us(4294.0 + 0.5))
-    work.told(0, 11.5, clock_us(4294.0 + 0.4))  # a value that was overtaken
-    work.told(0, 12.0, clock_us(4294.0 + 1.5))
+    work.note(0, 10.0, clock_us(4294.0))  # the clock is about to begin again
+    work.note(0, 11.0, clock_us(4294.0 + 0.5))
+    work.note(0, 11.5, clock_us(4294.0 + 0.4))  # a value that was overtaken
+    work.note(0, 12.0, clock_us(4294.0 + 1.5))
     assert work.between(0, 10.0, 12.0) == pytest.approx(1.5, abs=1e-5)
     assert work.between(0, 10.5, 11.0) == pytest.approx(0.25, abs=1e-5)
     assert work.between(0, 12.0, 13.0) == work.between(1, 0.0, 99.0) == 0.0
     work.forget(11.2)
-    work.told(0, 13.0, clock_us(4294.0 + 2.0))
+    work.note(0, 13.0, clock_us(4294.0 + 2.0))
     assert work.between(0, 11.5, 13.0) == pytest.approx(1.5, abs=1e-5)
     work.forget(99.0)
-    work.told(0, 14.0, clock_us(4294.0 + 2.1))
+    work.note(0, 14.0, clock_us(4294.0 + 2.1))
     assert work.between(0, 13.0, 14.0) == pytest.approx(0.1, abs=1e-5)
 
 

@@ -16,13 +16,13 @@ class Sent:
 
     def push(self, step: int, keys: int = 2) -> None:
         """As a store whose rate changes in each step does."""
-        self.steps.settings(step, b"")
+        self.steps.send_settings(step, b"")
         for _ in range(keys):
-            self.steps.of_store(0).pushed(step)
+            self.steps.of_store(0).count_push(step)
 
     def end(self, step: int, keys: int = 2) -> None:
         for _ in range(keys):
-            self.steps.ended(step)
+            self.steps.count_ended(step)
 
 
 def test_a_step_needs_settings_until_the_last_of_its_rounds_has_ended() -> None:
@@ -42,7 +42,7 @@ def test_a_step_that_may_get_more_pushes_is_not_over() -> None:
     job.push(1)
     job.steps.begin(1)
     job.end(1)
-    job.steps.settings(1, b"another")
+    job.steps.send_settings(1, b"another")
     assert job.sent == [(1, 0), (1, 1)]
     job.push(1)
     job.push(2)
@@ -67,23 +67,23 @@ def test_stores_forget_their_own_steps_only() -> None:
     steps.new_store()
 
     def push(store: int, step: int) -> None:
-        steps.settings(step, b"", store)
-        steps.of_store(store).pushed(step)
+        steps.send_settings(step, b"", store)
+        steps.of_store(store).count_push(step)
         steps.begin(step)
 
     assert [steps.new_step() for _ in range(3)] == [1, 2, 3]
     push(0, 1)
     push(1, 2)
     # Another key of the first store's step, which is not over, although step 2 has begun.
-    steps.of_store(0).pushed(1)
-    steps.ended(1, 0)
+    steps.of_store(0).count_push(1)
+    steps.count_ended(1, 0)
     push(0, 3)
     push(0, 4)
-    steps.ended(1, 0)
-    steps.ended(3, 0)
+    steps.count_ended(1, 0)
+    steps.count_ended(3, 0)
     push(0, 5)
     push(1, 6)
-    steps.ended(2, 1)
+    steps.count_ended(2, 1)
     push(1, 7)
     assert sent == [(0, 1, 0), (1, 2, 0), (0, 3, 1), (0, 4, 1), (0, 5, 4), (1, 6, 2), (1, 7, 6)]
 
@@ -92,7 +92,7 @@ def test_settings_of_a_store_wait_for_steps_of_all_stores() -> None:
     sent: List[Tuple[int, int]] = []
     steps = Steps(lambda from_step, _, __, store: sent.append((store, from_step)))
     steps.new_store()
-    steps.settings(2, b"", 1)
+    steps.send_settings(2, b"", 1)
     assert not sent
     steps.begin(1)
     assert sent == [(1, 2)]

@@ -18,15 +18,15 @@ from p3kv.wire.connection import Connection
 from p3kv.wire.framing import FrameWriter
 from p3kv.wire.header import INITIAL_ROUND
 from p3kv.wire.loop import Drain
-from p3kv.wire.messages import DeclaredKey, Measured, Terms
+from p3kv.wire.messages import DeclaredKey, Measured, SliceSizes
 from p3kv.wire.pace import Pace
-from p3kv.wire.terms import TermsByRound
+from p3kv.wire.slice_sizes import SliceSizesByRound
 from p3kv.worker.departures import Departures
 from p3kv.worker.step_parts import Parts
 from p3kv.worker.step_times import StepTimes
 from p3kv.worker.transfers import WorkerKey
 from p3kv.worker.tuning import Tuning
-from tests.in_memory import Job
+from tests.in_memory import MemoryJob
 from tests.jobs import DEADLINE_S, run_job, start_on
 
 MB = 1_000_000
@@ -53,18 +53,18 @@ class Tuned:
         self, servers: int = 0, first_elems: Optional[int] = 100_000, **settings: int
     ) -> None:
         self.drain = Drain()
-        self.terms = TermsByRound()
+        self.sizes = SliceSizesByRound()
         self.times = StepTimes()
         self.measured: List[Measured] = []
         self.held = {server: Held() for server in range(servers)}
         held = cast(Dict[int, Connection], self.held)
         self.departures = Departures(held, Pace())
         self.tuning = Tuning(
-            0, held, self.terms, Settings(**settings), WINDOW, self.drain, self.times,
+            0, held, self.sizes, Settings(**settings), WINDOW, self.drain, self.times,
             self.departures, self.measured.append,
         )  # fmt: skip
         if first_elems is not None:
-            self.tuning.announce(INITIAL_ROUND, Terms(first_elems))
+            self.tuning.announce(INITIAL_ROUND, SliceSizes(first_elems))
         self.step = 0
 
     @property
@@ -90,7 +90,7 @@ class Tuned:
         self.tuning.begin_step(self.step)
 
     def size(self, round: int) -> int:
-        return self.terms.of(self.terms.generation(round)).slice_size
+        return self.sizes.of(self.sizes.generation(round)).slice_size
 
 
 def test_a_rate_is_told_when_most_of_some_rounds_have_it_and_again_when_it_changes() -> None:
@@ -139,7 +139,7 @@ def test_steps_that_only_wait_are_no_more_than_all_waiting() -> None:
 def test_another_size_holds_from_the_first_round_that_nobody_may_have_pushed_for() -> None:
     tuned = Tuned()
     tuned.rounds(3, 10 * MB)
-    tuned.tuning.want(Terms(25_000))
+    tuned.tuning.want(SliceSizes(25_000))
     tuned.next_step()
     assert tuned.size(tuned.step + WINDOW - 1) == 100_000
     assert tuned.size(tuned.step + WINDOW) == 25_000
@@ -148,16 +148,16 @@ def test_another_size_holds_from_the_first_round_that_nobody_may_have_pushed_for
 def test_rank_0_may_announce_a_size_before_this_worker_knows_the_first_one() -> None:
     tuned = Tuned(first_elems=None)
     for _ in range(2):  # each server passes it on
-        tuned.tuning.announced(5, Terms(25_000))
-    tuned.tuning.announce(INITIAL_ROUND, Terms(100_000))
+        tuned.tuning.adopt(5, SliceSizes(25_000))
+    tuned.tuning.announce(INITIAL_ROUND, SliceSizes(100_000))
     assert [tuned.size(round_) for round_ in (INITIAL_ROUND, 4, 5)] == [100_000, 100_000, 25_000]
 
 
 def test_the_credit_is_that_of_the_newest_size_whichever_was_set_last() -> None:
     early, in_order = Tuned(servers=1, first_elems=None), Tuned(servers=1)
     for tuned in (early, in_order):
-        tuned.tuning.announced(5, Terms(12_500))
-    early.tuning.announce(INITIAL_ROUND, Terms(100_000))
+        tuned.tuning.adopt(5, SliceSizes(12_500))
+    early.tuning.announce(INITIAL_ROUND, SliceSizes(100_000))
     assert early.credits_bytes == in_order.credits_bytes
 
 
@@ -165,13 +165,13 @@ def test_servers_share_the_credit_by_what_they_keep() -> None:
     held = {server: Held() for server in range(3)}
     servers = cast(Dict[int, Connection], held)
     tuning = Tuning(
-        0, servers, TermsByRound(), Settings(), WINDOW, Drain(), StepTimes(),
+        0, servers, SliceSizesByRound(), Settings(), WINDOW, Drain(), StepTimes(),
         Departures(servers, Pace()), lambda measured: None,
     )  # fmt: skip
-    tuning.announce(INITIAL_ROUND, Terms(100_000))
+    tuning.announce(INITIAL_ROUND, SliceSizes(100_000))
     equal = held[0].credit_bytes
     assert {one.credit_bytes for one in held.values()} == {equal}
-    tuning.declared({0: 1_000_000, 2: 3_000_000})
+    tuning.note_kept({0: 1_000_000, 2: 3_000_000})
     tuning.begin_step(1)
     credits = [held[server].credit_bytes for server in range(3)]
     assert credits == [pytest.approx(0.75 * equal, abs=1), LEAST_CREDIT_BYTES, 2.25 * equal]
@@ -190,7 +190,7 @@ def test_rows_and_their_numbers_count_as_what_a_server_keeps(layout: str) -> Non
 
 
 def test_a_tiny_dense_key_beside_rows_takes_no_server_s_credit() -> None:
-    with closing(Job(1, 2, 4000)) as job:
+    with closing(MemoryJob(1, 2, 4000)) as job:
         rows = job.declare("w", 4000, 2, layout="touched_rows")
         [bias] = job.declare("bias", 2)
         assert len(rows[0].runs) == 2 and len(bias.runs) == 1
@@ -201,7 +201,7 @@ def test_a_tiny_dense_key_beside_rows_takes_no_server_s_credit() -> None:
             job.finish()
         credits = [connection.credit_bytes for connection in worker.servers.values()]
         assert credits == pytest.approx([equal, equal], rel=0.01)
-        assert not worker.traffic.tuning._departures.pays
+        assert not worker.data_plane.tuning._departures.pays
 
 
 @pytest.mark.alone
@@ -227,10 +227,10 @@ def test_gradients_leave_in_turn_where_servers_keep_unequal_parts_and_steps_most
     settings: Dict[str, int],
 ) -> None:
     tuned = Tuned(servers=2, **settings)
-    tuned.tuning.declared({0: 1000, 1: 950})
+    tuned.tuning.note_kept({0: 1000, 1: 950})
     tuned.rounds(10, 10 * MB, waiting=0.8)
     assert not tuned.departures.pays
-    tuned.tuning.declared({1: 1000})
+    tuned.tuning.note_kept({1: 1000})
     tuned.rounds(1, 10 * MB, waiting=0.8)
     assert tuned.departures.pays
     for waiting, pays in ((0.45, True), (0.3, False), (0.45, False), (0.6, True)):

@@ -12,7 +12,7 @@ import numpy as np
 from p3kv import config
 from p3kv.errors import ConfigError
 from p3kv.wire.header import INITIAL_ROUND
-from p3kv.wire.messages import Terms
+from p3kv.wire.messages import SliceSizes
 from p3kv.worker import this_process
 from p3kv.worker.transfers import Transfer, WorkerKey
 
@@ -38,7 +38,7 @@ def exchange(key: WorkerKey, round_: int, source: np.ndarray, target: np.ndarray
     """Pushes `source` for a round, if it has elements, and waits for the value in `target`."""
     done = threading.Event()
     addresses = [array.ctypes.data if array.size else None for array in (source, target)]
-    store.pushed(round_)
+    store.count_push(round_)
     worker.begin(Transfer(key, round_, round_, 0, *addresses, lambda _: done.set()))
     assert done.wait(20)
     worker.check()
@@ -65,7 +65,7 @@ def main() -> None:
     weight, state = tensor(0), np.zeros(_SIZE, np.float32)
     for round_ in range(1, _ROUNDS + 1):
         if worker.rank == 0 and round_ in _SIZES:
-            worker._loop.call_soon(worker._joined.tuning.want, Terms(_SIZES[round_]))
+            worker._loop.call_soon(worker._joined.tuning.want, SliceSizes(_SIZES[round_]))
         exchange(key, round_, tensor(round_, worker.rank), value)
         state = state * np.float32(0.5) + sum(tensor(round_, rank) for rank in range(2))
         weight = weight - np.float32(_RATE) * state
@@ -76,7 +76,7 @@ def main() -> None:
         half_state += gradients[0].astype(np.float32) + gradients[1]
         halves -= np.float32(_RATE) * half_state
         np.testing.assert_array_equal(received, halves)
-    assert worker._joined.tuning._terms.generation(_ROUNDS) >= len(_SIZES)
+    assert worker._joined.tuning._sizes.generation(_ROUNDS) >= len(_SIZES)
     assert "mxnet" not in sys.modules
     print(f"worker {worker.rank}: right")
 

@@ -8,7 +8,7 @@ import p3kv  # noqa: F401, I001
 import mxnet as mx
 from checks import equal, random
 
-from p3kv.wire.messages import Terms
+from p3kv.wire.messages import SliceSizes
 
 _SHAPE = (700, 500)
 _ROUNDS = 40
@@ -32,13 +32,13 @@ def main() -> None:
         if store.rank == 0:
             worker = store._worker
             if number % _EVERY == 0 and number // _EVERY < len(_SIZES):
-                terms = Terms(_SIZES[number // _EVERY])
-                worker._loop.call_soon(worker._joined.tuning.want, terms)
+                sizes = SliceSizes(_SIZES[number // _EVERY])
+                worker._loop.call_soon(worker._joined.tuning.want, sizes)
             store.pull("w", out=out)
             equal(out, weight.asnumpy())  # nobody is further without this worker
     store.pull("w", out=out)
     equal(out, weight.asnumpy())
-    sizes = store._worker._joined.tuning._terms
+    sizes = store._worker._joined.tuning._sizes
     assert sizes.generation(_ROUNDS) >= len(_SIZES)  # the network may have changed, too
     print(f"worker {store.rank}: right whatever the size")
 

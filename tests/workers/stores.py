@@ -16,7 +16,7 @@ from mxnet.gluon import nn
 from mxnet.kvstore import KVStoreBase
 
 from p3kv.errors import KeyMismatchError
-from p3kv.wire.messages import Terms
+from p3kv.wire.messages import SliceSizes
 
 WORKERS = 2
 STEPS = 6
@@ -103,14 +103,14 @@ def slices_of_all_stores_change_their_size(store: KVStoreBase) -> None:
         if step == 1 and store.rank == 0:
             # Before the first slice of the step two older.
             assert worker._joined.steps._newest == first_round - 2
-            worker._loop.call_soon(worker._joined.tuning.announce, first_round + 1, Terms(37))
+            worker._loop.call_soon(worker._joined.tuning.announce, first_round + 1, SliceSizes(37))
         gradients = [random((1201,), rank, step) for rank in range(WORKERS)]
         for one, updater, value, weight in trained:
             one.pushpull("w", mx.nd.array(gradients[store.rank]), out=weight)
             updater(0, mx.nd.array(gradients[0] + gradients[1]), value)
     for _, _, value, weight in trained:
         equal(weight, value.asnumpy())
-    assert worker._joined.tuning._terms.generation(first_round + 1) == 1
+    assert worker._joined.tuning._sizes.generation(first_round + 1) == 1
 
 
 class Gan:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import NamedTuple
+from typing import NamedTuple, Tuple
 
 from p3kv.errors import ConfigError
 
@@ -24,6 +24,8 @@ class Trial(NamedTuple):
     store: str
     warm_up: int
     steps: int
+    codecs: Tuple[str, str] = ("", "")
+    """By which gradients and values travel; empty: as the settings say. They have no spaces."""
 
     @property
     def runs_p3kv(self) -> bool:
@@ -36,13 +38,16 @@ class Trial(NamedTuple):
         return self.warm_up + self.steps + 1
 
     def __str__(self) -> str:
-        return f"{self.store} {self.warm_up} {self.steps}"
+        return " ".join(
+            [self.store, str(self.warm_up), str(self.steps), *filter(None, self.codecs)]
+        )
 
     @classmethod
     def parsed(cls, variable: str, text: str) -> Trial:
         """The trial that `str` has written; ConfigError for anything else."""
         with suppress(ValueError):
-            store, warm_up, steps = text.split()
-            if store in _STORES:
-                return cls(store, int(warm_up), int(steps))
+            store, warm_up, steps, *codecs = text.split()
+            if store in _STORES and len(codecs) in (0, 2):
+                gradients, values = codecs or ("", "")
+                return cls(store, int(warm_up), int(steps), (gradients, values))
         raise ConfigError(f"{variable} is '{text}'; only 'p3kv compare' sets it: unset it")

@@ -27,7 +27,7 @@ from mxnet.ndarray import NDArray
 
 from p3kv.common.combinations import Feature, check
 from p3kv.errors import ConfigError
-from p3kv.frontends.mxnet import clipping, rows
+from p3kv.frontends.mxnet import clipping_refusals, rows
 from p3kv.frontends.mxnet.arrays import DENSE, ROW_SPARSE, by_key, check_kind
 from p3kv.frontends.mxnet.sgd_after_momentum import after_momentum, momentum_of
 from p3kv.store.clipped_steps import checked
@@ -186,7 +186,7 @@ class Alone(KVStore):
         grouped = by_key(key, value)
         most = max(self._pushes.get(one, 0) for one, _ in grouped)
         if not self._inside and most < self._steps:
-            clipping.refuse_part_of_a_step([one for one, _ in grouped])
+            clipping_refusals.refuse_part_of_a_step([one for one, _ in grouped])
         for one, gradients in grouped:
             self._pushes[one] = self._pushes.get(one, 0) + 1
             self._steps = max(self._steps, self._pushes[one])
@@ -227,7 +227,7 @@ class Alone(KVStore):
             total = total + gradient.as_in_context(first.context)
         of_rows = total.stype == ROW_SPARSE
         elements = (total.data if of_rows else total).asnumpy()
-        arrived = self._compression.arrived(key, elements, prod(first.shape), of_rows)
+        arrived = self._compression.round_trip(key, elements, prod(first.shape), of_rows)
         if of_rows:
             return mx.nd.sparse.row_sparse_array(
                 (arrived, total.indices), first.shape, first.context, first.dtype

@@ -10,7 +10,7 @@ from mxnet.ndarray import NDArray
 
 from p3kv.frontends.mxnet import engine
 from p3kv.frontends.mxnet.arrays import DENSE, Staging, spread
-from p3kv.frontends.mxnet.rows import Rows
+from p3kv.frontends.mxnet.rows import RowOperations
 from p3kv.frontends.mxnet.worker_optimizer import WorkerOptimizer
 from p3kv.store.forward_order import OrderLearner
 from p3kv.store.pushes import Pushes
@@ -36,7 +36,7 @@ class Operations:
         self._pushes = pushes
         self._order = order
         self._staging = Staging()
-        self._rows = Rows(worker.begin, worker.abort, order.ready)
+        self._rows = RowOperations(worker.begin, worker.abort, order.note_ready)
 
     def push_initial(self, key: WorkerKey, value: NDArray, outs: Sequence[NDArray] = ()) -> None:
         """Gives a key its initial value; `outs` are the arrays that get it."""
@@ -91,7 +91,7 @@ class Operations:
         target = self._staging.target(key, targets) if targets else None
         round_, step = self._pushes.next(key, changes)
         if key.touched_only:
-            self._order.ready(key.key)
+            self._order.note_ready(key.key)
             self._rows.push_no_gradient(key, round_, step, priority, changes)
         else:
             self._begin_when_ready(key, round_, step, priority, None, target, changes)
@@ -154,7 +154,7 @@ class Operations:
 
         def start(operation: engine.Operation) -> None:
             if pushes and round_ != INITIAL_ROUND:
-                self._order.ready(key.key)
+                self._order.note_ready(key.key)
             source_at = None if changes is None else 0
             if source is not None:
                 source_at = engine.address(source)

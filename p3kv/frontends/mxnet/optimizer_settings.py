@@ -18,7 +18,7 @@ import numpy as np
 from p3kv.errors import ConfigError, NotSupportedError, ProtocolError
 from p3kv.frontends.mxnet import who_updates
 from p3kv.frontends.mxnet.sgd_after_momentum import SGDAfterMomentum
-from p3kv.wire.messages import Key, Message, check_plain, decode
+from p3kv.wire.messages import PLAIN_TYPES, Key, Message, check_plain, decode
 
 # Each of these computes an element of the weight from the same element of gradient and state, and
 # from numbers that the key's updates share.
@@ -224,6 +224,8 @@ def check_unchanged(optimizer: mx.optimizer.Optimizer, attributes: Dict[str, Any
 
 def plain_value(value: Any, where: str) -> Any:
     """The value as numbers, strs, lists and dicts; NotSupportedError for any other."""
+    if type(value) in PLAIN_TYPES:  # nearly always, and each step asks
+        return value
     if isinstance(value, np.generic):  # first: a numpy float64 is a float, too
         return value.item()
     if value is None or isinstance(value, (bool, int, float, str)):

@@ -32,10 +32,10 @@ def register() -> None:
     for module in (mx.kvstore, mx.kvstore.base):
         module.create = _checked(module.create)
     for module in (mx.model, mx.gluon.trainer, mx.module.module):
-        module._create_kvstore = _mended(module._create_kvstore, module is mx.gluon.trainer)
+        module._create_kvstore = _patched(module._create_kvstore, module is mx.gluon.trainer)
     for module in (mx.model, mx.gluon.trainer):
-        module._create_sparse_kvstore = _mended_for_sparse(module._create_sparse_kvstore)
-    trainer.mend()
+        module._create_sparse_kvstore = _patched_for_sparse(module._create_sparse_kvstore)
+    trainer.patch()
     for module in (mx.model, mx.module.module):
         module._update_params_on_kvstore = _updating_in_one_step(module._update_params_on_kvstore)
     for name in ("set_config", "set_state", "dump", "pause", "resume"):
@@ -71,7 +71,7 @@ def _checked(create: Any) -> Any:
     return checked
 
 
-def _mended(create_kvstore: Any, keys_are_places: bool) -> Any:
+def _patched(create_kvstore: Any, keys_are_places: bool) -> Any:
     """`keys_are_places`: gluon's Trainer uses a parameter's place as its key, others its name."""
 
     def create(kvstore: Any, num_device: int, arg_params: Any) -> Tuple[Any, bool]:
@@ -149,7 +149,7 @@ def _updating_in_one_step(update: Any) -> Any:
     return update_params
 
 
-def _mended_for_sparse(create_sparse_kvstore: Any) -> Any:
+def _patched_for_sparse(create_sparse_kvstore: Any) -> Any:
     def create(kvstore: Any) -> Tuple[Any, bool]:
         if not is_ours(kvstore):
             check_name(kvstore)

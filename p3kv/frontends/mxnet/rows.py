@@ -120,7 +120,7 @@ class _Held(NamedTuple):
     """How often the array has been written while it has the value; None if that is not known."""
 
 
-class Rows:
+class RowOperations:
     """Pushes and pulls keys of rows for a store.
 
     Calls come from the script's thread; operations start in any.

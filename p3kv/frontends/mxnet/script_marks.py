@@ -20,16 +20,16 @@ Mark = Callable[[], None]
 Waited = Callable[[float], None]
 
 
-def note(forward_begins: Mark, waited: Waited) -> None:
-    """Has both called from now on, in the script's thread or others: `forward_begins()`, and
-    `waited(since_s)` after each wait. To be called once."""
+def note(forward_begins: Mark, waits: Mark, waited: Waited) -> None:
+    """Has these called from now on, in the script's thread or others: `forward_begins()`, and for
+    each wait `waits()` before it and `waited(since_s)` after it. To be called once."""
     autograd.set_recording = _noting_record(autograd.set_recording, forward_begins)
     Executor.forward = _noting_training(Executor.forward, forward_begins)
     for owner, name in (
         (mx.nd, "waitall"), (mx.nd.ndarray, "waitall"), (NDArray, "asnumpy"),
         (NDArray, "wait_to_read"),
     ):  # fmt: skip
-        setattr(owner, name, _noting_wait(getattr(owner, name), waited))
+        setattr(owner, name, _noting_wait(getattr(owner, name), waits, waited))
 
 
 def _noting_record(unpatched: Callable[..., bool], forward_begins: Mark) -> Callable[..., bool]:
@@ -52,13 +52,14 @@ def _noting_training(unpatched: Callable[..., Any], forward_begins: Mark) -> Cal
     return forward
 
 
-def _noting_wait(unpatched: Callable[..., Any], waited: Waited) -> Callable[..., Any]:
+def _noting_wait(unpatched: Callable[..., Any], waits: Mark, waited: Waited) -> Callable[..., Any]:
     @functools.wraps(unpatched)
-    def waits(*arguments: Any, **more: Any) -> Any:
+    def wait(*arguments: Any, **more: Any) -> Any:
+        waits()
         since_s = time.monotonic()
         try:
             return unpatched(*arguments, **more)
         finally:
             waited(since_s)
 
-    return waits
+    return wait

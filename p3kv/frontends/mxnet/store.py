@@ -30,7 +30,7 @@ from p3kv import config, errors
 from p3kv.common.combinations import Feature
 from p3kv.errors import NotSupportedError
 from p3kv.frontends.mxnet import (
-    clipping,
+    clipping_refusals,
     environment,
     forward_ends,
     rows,
@@ -114,7 +114,7 @@ class P3(KVStoreBase):
             complete_before_forks()
             atexit.register(_finish)
             forward_ends.trace(self._worker.tracer)
-            script_marks.note(self._worker.forward_begins, self._worker.waited)
+            script_marks.note(self._worker.forward_begins, self._worker.waits, self._worker.waited)
         self._own = self._worker.new_store(consistency)
         """This store's keys and optimizer; the worker is that of all stores."""
         self.compression_params: Optional[Mapping[str, Any]] = None
@@ -130,7 +130,7 @@ class P3(KVStoreBase):
             FORWARD_READS.stop()
         # A front end has the name of its framework.
         self._pushes: Pushes[WorkerOptimizer] = Pushes(
-            self._own, self._order, self.rank, mx.__name__, clipping.refuse_part_of_a_step
+            self._own, self._order, self.rank, mx.__name__, clipping_refusals.refuse_part_of_a_step
         )
         self._operations = Operations(self._worker, self._pushes, self._order)
         self._resuming = Resuming(self._own, self._pushes, self.rank, OptimizerGoesOn(self._own))
@@ -225,7 +225,7 @@ class P3(KVStoreBase):
         check_distinct(key)
         for one_key, (first, *_) in by_key(key, value):
             worker_key = self._declare(one_key, first)
-            self._order.declared(one_key, [first])
+            self._order.note_key(one_key, [first])
             if self.rank == 0:
                 self._give_initial(worker_key, first)
 
@@ -237,7 +237,7 @@ class P3(KVStoreBase):
         check_distinct(key)
         for one_key, (first, *_), targets in by_key(key, value, out):
             worker_key = self._declare(one_key, first, targets)
-            self._order.declared(one_key, targets)
+            self._order.note_key(one_key, targets)
             if self.rank == 0:
                 spread(self._give_initial(worker_key, first, targets), targets)
             else:
@@ -256,7 +256,7 @@ class P3(KVStoreBase):
         priority = _priority(priority)
         known = self._known(key, [value], [value if out is None else out])
         if self._pushes.clipping.clips:
-            clipping.check_apart(known)
+            clipping_refusals.check_apart(known)
             self._pushes.begin_clipped_call(known)
         for worker_key, sources, targets in known:
             self._operations.pushpull(worker_key, sources, targets, priority)

@@ -20,7 +20,7 @@ from p3kv.frontends.mxnet.stores import in_a_job, is_ours
 from p3kv.frontends.mxnet.trial_stores import Other
 
 
-def mend() -> None:
+def patch() -> None:
     """Changes the class for the whole process; Trainers with other stores are as they were."""
     trainer, parameter = mx.gluon.Trainer, mx.gluon.Parameter
     # With sparse gradients the Trainer takes only stores of this class.

@@ -55,11 +55,11 @@ class TrialClock:
         """Takes note that a step does not send every element."""
         self._sends_all = False
 
-    def declared(self, key: Key) -> None:
+    def note_key(self, key: Key) -> None:
         """Takes note of a key. MXNet's servers know texts by the order of their declaration."""
         self._numbers[key] = key if isinstance(key, int) else len(self._numbers)
 
-    def pushed(self, store: Any, key: Key, gradients: Sequence[NDArray]) -> None:
+    def note_push(self, store: Any, key: Key, gradients: Sequence[NDArray]) -> None:
         """Takes note of a push, before anything else happens to it; without gradients, its time is
         now."""
         if self._counted is None:

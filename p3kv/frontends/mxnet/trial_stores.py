@@ -41,12 +41,12 @@ class Clocked(KVStoreBase):
 
     def push(self, key: Any, value: Any, priority: int = 0) -> None:
         """Pushes gradients."""
-        self.clock.pushed(self, *_first(key, value))
+        self.clock.note_push(self, *_first(key, value))
         super().push(key, value, priority)
 
     def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
         """Pushes gradients and receives the result into `out` (by default `value`)."""
-        self.clock.pushed(self, *_first(key, value))
+        self.clock.note_push(self, *_first(key, value))
         super().pushpull(key, value, out, priority)
 
 
@@ -59,7 +59,7 @@ class ClockedP3(Clocked, P3):
 
     def push_no_gradient(self, key: Key, out: Any = None, priority: int = 0) -> Callable[[], bool]:
         """Says that this worker has no gradient of a key: its step counts all the same."""
-        self.clock.pushed(self, key, [])
+        self.clock.note_push(self, key, [])
         return super().push_no_gradient(key, out, priority)
 
 
@@ -103,13 +103,13 @@ class Other(Clocked, KVStore):
     def init(self, key: Any, value: Any) -> None:
         """Declares keys."""
         for one in key if isinstance(key, (list, tuple)) else [key]:
-            self.clock.declared(one)
+            self.clock.note_key(one)
         super().init(key, value)
 
     def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:
         """Declares keys and gives worker rank 0's `value` to `out`."""
         for one in key if isinstance(key, (list, tuple)) else [key]:
-            self.clock.declared(one)
+            self.clock.note_key(one)
         super().broadcast(key, value, out, priority)
 
     def set_gradient_compression(self, compression_params: Mapping[str, Any]) -> None:
@@ -190,7 +190,7 @@ class Unconnected(Other):
         if _codecs(config.current()):
             clock.sends_less()
         self._place = rank, num_workers
-        self._pushed: Dict[Key, None] = {}
+        self._pushed_keys: Dict[Key, None] = {}
 
     @property
     def type(self) -> str:
@@ -209,9 +209,9 @@ class Unconnected(Other):
 
     def push(self, key: Any, value: Any, priority: int = 0) -> None:
         """Takes the times."""
-        self.clock.pushed(self, *_first(key, value))
+        self.clock.note_push(self, *_first(key, value))
         for one, gradients in by_key(key, value):
-            self._pushed.setdefault(one)
+            self._pushed_keys.setdefault(one)
             if gradients[0].stype != DENSE:
                 self.clock.sends_less()
             self.clock.times_layer(one, gradients)
@@ -225,7 +225,7 @@ class Unconnected(Other):
     ) -> None:
         """Gives initial values. A copy of a weight that nobody has updated would cost time."""
         for one, outs in by_key(key, out):
-            if one not in self._pushed:
+            if one not in self._pushed_keys:
                 super().pull(one, outs, priority, ignore_sparse)
 
     def set_gradient_compression(self, compression_params: Mapping[str, Any]) -> None:

@@ -38,14 +38,14 @@ class Agent:
         there = on_host(
             part, host, own_env=own, cwd="/", term_s=_TERM_S, silence_s=_SILENCE_S, has_link=True
         )
-        assert there.line is not None
+        assert there.channel is not None
         self.host = host
-        self._socket = there.line.ours
+        self._socket = there.channel.ours
         self._socket.settimeout(_SILENCE_S)
         try:
             self._running: RunningPart = start_part(there, lambda: None)
         except OSError as error:
-            there.line.close()
+            there.channel.close()
             raise ConfigError(
                 f"can't start ssh, which reaches other hosts: {error.strerror}. Install the "
                 "client of OpenSSH"

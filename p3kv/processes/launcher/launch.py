@@ -162,13 +162,13 @@ def _run_once_on(
         term_s=Graces().term_s,
         silence_s=Settings.from_environment(own).silence_timeout_s,
     )
-    lines = [part.line for part in parts if part.line is not None]
+    channels = [part.channel for part in parts if part.channel is not None]
     try:
-        link = None if native else LauncherLink(lines[0].ours, Cause)
+        link = None if native else LauncherLink(channels[0].ours, Cause)
         return _ended(Launcher(parts, out=out, err=err, link=link))
     finally:
-        for line in lines:
-            line.close()
+        for channel in channels:
+            channel.close()
 
 
 def _own(env: Mapping[str, str] | None, resumes: bool) -> Mapping[str, str]:

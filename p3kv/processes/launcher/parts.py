@@ -10,7 +10,7 @@ from typing import Mapping, Sequence
 
 from p3kv.common.secret import SECRET_BYTES
 from p3kv.config.ranks import without_ranks
-from p3kv.processes.launcher.line import Line
+from p3kv.processes.launcher.guardian_channel import GuardianChannel
 
 HOST = "127.0.0.1"
 
@@ -27,7 +27,7 @@ class Part:
 
     `name` is what people read ("worker 0"). A part with `serves_workers` has nothing to do once
     the others have ended and is expected to end by itself then. `pass_fds` are open descriptors
-    that the process inherits under the same numbers. With a `line` the process is ssh, and the
+    that the process inherits under the same numbers. With a `channel` the process is ssh, and the
     part's own process runs on another host.
     """
 
@@ -36,7 +36,7 @@ class Part:
     env: Mapping[str, str] = field(repr=False)  # the secret is in it
     serves_workers: bool = False
     pass_fds: tuple[int, ...] = ()
-    line: Line | None = None
+    channel: GuardianChannel | None = None
 
 
 def job_parts(

@@ -9,7 +9,7 @@ import time
 from typing import IO, Callable
 
 from p3kv.processes.launcher.guardian import signal_group
-from p3kv.processes.launcher.line import Line
+from p3kv.processes.launcher.guardian_channel import GuardianChannel
 from p3kv.processes.launcher.parts import Part
 
 CONNECT_TIMEOUT_S = 30
@@ -108,34 +108,34 @@ class RunningPart:
 class RunningElsewhere(RunningPart):
     """A part whose process runs on another host: the process here is ssh, which ends with it."""
 
-    def __init__(self, part: Part, process: subprocess.Popen, line: Line) -> None:
+    def __init__(self, part: Part, process: subprocess.Popen, channel: GuardianChannel) -> None:
         super().__init__(part, process)
-        self._line = line
+        self._channel = channel
 
     def begin(self) -> bool:
-        if not self._line.wait_for_greeting(self.out, _GREETING_TIMEOUT_S):
+        if not self._channel.wait_for_greeting(self.out, _GREETING_TIMEOUT_S):
             return False
-        self._line.tell_errand()
+        self._channel.tell_errand()
         return True
 
     @property
     def whereabouts(self) -> str:
-        return f"on {self._line.host}"
+        return f"on {self._channel.host}"
 
     def reap(self) -> None:
         super().reap()
         assert self.code is not None
-        self._line.close()
+        self._channel.close()
         if self.code == _SSH_FAILED:
             self.how = "exit code 255, its own or ssh's,"
         elif self.code > _SIGNALLED and not self.signal:
             # ssh ends with the number that a shell gives to a process that a signal has killed.
             self.signal = signal_name(self.code - _SIGNALLED)
             self.how = f"killed by {self.signal}"
-        self.how += f" on {self._line.host}"
+        self.how += f" on {self._channel.host}"
 
     def send_signal(self, signum: int) -> None:
-        self._line.signal(signum)
+        self._channel.signal(signum)
 
     def take_due_measure(self, now_s: float, kill_s: float) -> None:
         super().take_due_measure(now_s, kill_s)
@@ -148,19 +148,21 @@ def start_part(part: Part, before_exec: Callable[[], None]) -> RunningPart:
 
     `before_exec` runs in the new process, which leads a group. Raises OSError.
     """
-    line = part.line
+    channel = part.channel
     process = subprocess.Popen(
         part.argv,
         env=dict(part.env),
         pass_fds=part.pass_fds,
-        stdin=subprocess.DEVNULL if line is None else line.theirs.fileno(),
-        stdout=line.theirs.fileno() if line is not None and line.has_link else subprocess.PIPE,
+        stdin=subprocess.DEVNULL if channel is None else channel.theirs.fileno(),
+        stdout=channel.theirs.fileno()
+        if channel is not None and channel.has_link
+        else subprocess.PIPE,
         stderr=subprocess.PIPE,
         bufsize=0,
         start_new_session=True,
         preexec_fn=before_exec,
     )
-    if line is None:
+    if channel is None:
         return RunningPart(part, process)
-    line.theirs.close()
-    return RunningElsewhere(part, process, line)
+    channel.theirs.close()
+    return RunningElsewhere(part, process, channel)

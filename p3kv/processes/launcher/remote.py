@@ -11,8 +11,8 @@ from dataclasses import replace
 from typing import Mapping, Sequence
 
 from p3kv.processes.launcher.guardian import guardian_command
+from p3kv.processes.launcher.guardian_channel import GuardianChannel
 from p3kv.processes.launcher.hosts import Host, in_turn
-from p3kv.processes.launcher.line import Line
 from p3kv.processes.launcher.parts import Part, with_local_ranks
 from p3kv.processes.launcher.process import CONNECT_TIMEOUT_S
 
@@ -72,7 +72,7 @@ def on_host(
     has_link: bool,
 ) -> Part:
     """The part as it runs on `host`; with `has_link` it can speak with the launcher."""
-    line = Line(
+    channel = GuardianChannel(
         host.name,
         part.argv,
         part.env,
@@ -89,4 +89,4 @@ def on_host(
     settings = [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
     command = shlex.join(["exec", *guardian_command("host", term_s)])
     argv = ("ssh", "-T", *settings, "--", host.name, command)
-    return replace(part, argv=argv, env=own_env, line=line)
+    return replace(part, argv=argv, env=own_env, channel=channel)

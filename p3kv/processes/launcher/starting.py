@@ -71,9 +71,9 @@ def _waves(parts: Sequence[Part]) -> list[list[Part]]:
     on_host: Counter[str] = Counter()
     for part in parts:
         wave = 0
-        if part.line is not None:
-            wave = on_host[part.line.host] // _CONNECTIONS_AT_ONCE
-            on_host[part.line.host] += 1
+        if part.channel is not None:
+            wave = on_host[part.channel.host] // _CONNECTIONS_AT_ONCE
+            on_host[part.channel.host] += 1
         while len(waves) <= wave:
             waves.append([])
         waves[wave].append(part)

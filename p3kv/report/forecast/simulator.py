@@ -164,7 +164,7 @@ class _Simulation:
         self._up = [_Station(self._send) for _ in range(nodes)]
         self._down_free_s = [0.0] * nodes
         self._servers = [_Station(self._update) for _ in range(simulated)]
-        self._pushed = [0] * len(self._messages)
+        self._push_counts = [0] * len(self._messages)
         self._updated = dict.fromkeys(self._of_array, 0)
         self._heap: List[Tuple[float, int, Callable[..., None], Tuple[Any, ...]]] = []
         self._sequence = 0
@@ -296,10 +296,10 @@ class _Simulation:
 
     def _push_arrives(self, now_s: float, job: _Job) -> None:
         # No worker pushes again before all have pushed, so a count needs no iteration.
-        self._pushed[job.message] += 1
-        if self._pushed[job.message] < len(self._workers):
+        self._push_counts[job.message] += 1
+        if self._push_counts[job.message] < len(self._workers):
             return
-        self._pushed[job.message] = 0
+        self._push_counts[job.message] = 0
         if self._update_s_per_byte:
             self._enqueue(self._servers[self._messages[job.message].server], job)
         else:

@@ -13,19 +13,19 @@ from p3kv.common.finite import NotFinite
 from p3kv.consistency import Consistency
 from p3kv.errors import ProtocolError
 from p3kv.server.engine.buffers import Buffer, BufferPool
-from p3kv.server.engine.clipping import Clipping
+from p3kv.server.engine.held_rounds import HeldRounds
 from p3kv.server.engine.keys import ServerKey
 from p3kv.server.engine.ledger import OwnRounds
 from p3kv.server.engine.plan import Hold, KeyPlan, Rules
 from p3kv.server.engine.rounds import Round
 from p3kv.server.engine.rows import RowsKey
-from p3kv.server.engine.slices import SliceState, update_together
+from p3kv.server.engine.slices import ServerSlice, update_together
 from p3kv.server.engine.sums import SliceSum
 from p3kv.server.engine.unit import Ended, Unit
 from p3kv.server.optimizer import Optimizer
 from p3kv.wire.header import INITIAL_ROUND
 from p3kv.wire.messages import DeclaredKey
-from p3kv.wire.terms import TermsByRound
+from p3kv.wire.slice_sizes import SliceSizesByRound
 
 Key = Union[ServerKey, RowsKey]
 
@@ -38,14 +38,14 @@ class Engine:
         consistency: Consistency,
         pool: Optional[BufferPool] = None,
         deterministic: bool = False,
-        clipping: Optional[Clipping[Unit]] = None,
+        held_rounds: Optional[HeldRounds[Unit]] = None,
     ) -> None:
-        """`clipping` is that of all stores; by default nothing is clipped."""
-        self.rules = Rules(consistency, pool or BufferPool(), deterministic, clipping)
+        """`held_rounds` is that of all stores; by default nothing is clipped."""
+        self.rules = Rules(consistency, pool or BufferPool(), deterministic, held_rounds)
         self.keys: Dict[int, Key] = {}
         """By the key's id."""
 
-    def declare(self, declared: DeclaredKey, rank: int, terms: TermsByRound) -> Key:
+    def declare(self, declared: DeclaredKey, rank: int, sizes: SliceSizesByRound) -> Key:
         """Keeps a key from now on, on the server of this rank.
 
         Raises ProtocolError when another worker has declared it otherwise, and what `KeyPlan`
@@ -57,8 +57,8 @@ class Engine:
             if plan.layout.touched_only:
                 known = RowsKey(plan)
             else:
-                known = ServerKey(plan, terms)
-                known.check_slices(terms.smallest_slice_size)
+                known = ServerKey(plan, sizes)
+                known.check_slices(sizes.smallest_slice_size)
             self._plan_holds(plan)
             self.keys[declared.key_id] = known
         if known.declared != declared:
@@ -88,7 +88,7 @@ class Engine:
 
     def begin_clipped(self, step: int) -> None:
         """Holds a step's rounds until it is known how its gradients are scaled."""
-        self.rules.clipping.begin(step)
+        self.rules.held_rounds.begin(step)
         if not self.rules.leavers.clips:
             self.rules.leavers.clips = True
             for key in self.keys.values():
@@ -123,7 +123,7 @@ class Engine:
 
     def push(
         self,
-        state: SliceState,
+        slice_: ServerSlice,
         rank: int,
         round: int,
         gradient: Buffer,
@@ -137,23 +137,29 @@ class Engine:
         `gradient` has the slice's elements, or the bytes `encoded` that its codec reads. Raises
         ProtocolError for a push that can't be right.
         """
-        current = _counted(state, rank, round, wants_result, priority, step)
-        _add(state, current, rank, gradient, encoded)
+        current = _counted(slice_, rank, round, wants_result, priority, step)
+        _add(slice_, current, rank, gradient, encoded)
         return current
 
     def push_no_gradient(
-        self, state: SliceState, rank: int, round: int, wants_result: bool, priority: int, step: int
+        self,
+        slice_: ServerSlice,
+        rank: int,
+        round: int,
+        wants_result: bool,
+        priority: int,
+        step: int,
     ) -> Round[SliceSum]:
         """Counts a worker that has no gradient for a round; otherwise as `push`."""
         if round == INITIAL_ROUND:
-            raise ProtocolError(f"it gave no initial value of {state.name}")
-        current = _counted(state, rank, round, wants_result, priority, step)
+            raise ProtocolError(f"it gave no initial value of {slice_.name}")
+        current = _counted(slice_, rank, round, wants_result, priority, step)
         current.lacks_gradient = True
         return current
 
     def push_in_host_sum(
         self,
-        state: SliceState,
+        slice_: ServerSlice,
         rank: int,
         round: int,
         wants_result: bool,
@@ -166,13 +172,13 @@ class Engine:
 
         ProtocolError for a push that can't be right.
         """
-        plan = state.plan
+        plan = slice_.plan
         if round == INITIAL_ROUND or plan.consistency.own_rounds:
-            raise ProtocolError(f"it sums {state.name} with others, in round {round}")
+            raise ProtocolError(f"it sums {slice_.name} with others, in round {round}")
         if not plan.sums_on_hosts:
             plan.sums_on_hosts = True
             self._plan_holds(plan)
-        current = state.ledger.round_for(rank, round, step)
+        current = slice_.ledger.round_for(rank, round, step)
         current.arrived.add(rank)
         if not wants_result:
             current.others.append(rank)
@@ -181,7 +187,7 @@ class Engine:
 
     def push_host_sum(
         self,
-        state: SliceState,
+        slice_: ServerSlice,
         rank: int,
         round: int,
         total: Optional[Buffer],
@@ -192,9 +198,9 @@ class Engine:
     ) -> None:
         """Adds the sum of so many of a host's workers, which are counted each on its own, its
         sender before; otherwise as `push`. None: none of them had a gradient."""
-        current = state.ledger.open.get(round)
+        current = slice_.ledger.open.get(round)
         if current is None or rank not in current.arrived or workers < 1:
-            raise ProtocolError(f"worker {rank} has announced no sum of {state.name}")
+            raise ProtocolError(f"worker {rank} has announced no sum of {slice_.name}")
         current.in_sums -= workers
         if wants_result:
             current.wanting.append(rank)
@@ -203,10 +209,10 @@ class Engine:
             current.lacks_gradient = True
             return
         try:
-            _add(state, current, rank, total, encoded)
+            _add(slice_, current, rank, total, encoded)
         except NotFinite as error:
             # Workers have checked their gradients: it is no single one that is too large.
-            raise NotFinite(error.what, state.plan.called, round) from None
+            raise NotFinite(error.what, slice_.plan.called, round) from None
 
     # What comes out.
 
@@ -220,7 +226,7 @@ class Engine:
         have queued the result before: a value that no frame is being sent from is updated in place.
         """
         while (current := _next_round(unit)) is not None:
-            if unit.plan.holds and isinstance(unit, SliceState) and _needs_whole(unit, current):
+            if unit.plan.holds and isinstance(unit, ServerSlice) and _needs_whole(unit, current):
                 yield from _end_together(unit, current)
             else:
                 yield _ended(unit, current, unit.update(current))
@@ -230,7 +236,7 @@ class Engine:
         and need not any more; to be asked for after `end_rounds`."""
         ledger = unit.ledger
         if isinstance(ledger, OwnRounds) and ledger.unanswered:
-            for current in ledger.answered():
+            for current in ledger.take_answered():
                 yield _answer(unit, current)
 
 
@@ -274,31 +280,31 @@ def _lacks_host_sum(unit: Unit, current: Round) -> bool:
 def _lacks_scale(unit: Unit, current: Round) -> bool:
     """Whether the norm of the round's step is not known; what it takes of the unit for that is
     given once."""
-    clipping = unit.plan.rules.clipping
-    if clipping.is_new(current.step, unit):
-        clipping.hold(current.step, unit, unit.size_elems, unit.summed(current))
-    return clipping.holds(current.step)
+    held_rounds = unit.plan.rules.held_rounds
+    if held_rounds.is_new(current.step, unit):
+        held_rounds.hold(current.step, unit, unit.size_elems, unit.summed(current))
+    return held_rounds.holds(current.step)
 
 
-def _lacks_slices(state: SliceState, current: Round[SliceSum]) -> bool:
+def _lacks_slices(slice_: ServerSlice, current: Round[SliceSum]) -> bool:
     """Whether the round, which ends for all slices of the key, is not complete for one of them."""
-    if not _needs_whole(state, current):
+    if not _needs_whole(slice_, current):
         return False
     # The last slices usually come last: if one is missing, it is found at once.
-    return not all(_same_round(other, current) for other in reversed(state.of_key.values()))
+    return not all(_same_round(other, current) for other in reversed(slice_.of_key.values()))
 
 
-def _needs_whole(state: SliceState, current: Round[SliceSum]) -> bool:
+def _needs_whole(slice_: ServerSlice, current: Round[SliceSum]) -> bool:
     """Whether a round of a slice ends with those of all slices."""
-    optimizer = state.plan.optimizer
+    optimizer = slice_.plan.optimizer
     if optimizer is None or not optimizer.whole_tensors or current.number == INITIAL_ROUND:
         return False
-    return optimizer.needs_whole(state.plan.update_step(current))
+    return optimizer.needs_whole(slice_.plan.update_step(current))
 
 
-def _same_round(state: SliceState, current: Round[SliceSum]) -> Optional[Round[SliceSum]]:
+def _same_round(slice_: ServerSlice, current: Round[SliceSum]) -> Optional[Round[SliceSum]]:
     """A slice's round that is to end with another slice's; None while it is not complete."""
-    for one in state.ledger.complete():
+    for one in slice_.ledger.complete():
         if (one.owner, one.number) == (current.owner, current.number) and not one.in_sums:
             return one
     return None
@@ -307,11 +313,11 @@ def _same_round(state: SliceState, current: Round[SliceSum]) -> Optional[Round[S
 # How it ends.
 
 
-def _end_together(state: SliceState, current: Round[SliceSum]) -> List[Ended]:
-    states = list(state.of_key.values())
-    rounds = [one for one in (_same_round(other, current) for other in states) if one is not None]
-    changed = update_together(states, rounds)
-    return [_ended(one, of_one, changed) for one, of_one in zip(states, rounds)]
+def _end_together(slice_: ServerSlice, current: Round[SliceSum]) -> List[Ended]:
+    slices = list(slice_.of_key.values())
+    rounds = [one for one in (_same_round(other, current) for other in slices) if one is not None]
+    changed = update_together(slices, rounds)
+    return [_ended(one, of_one, changed) for one, of_one in zip(slices, rounds)]
 
 
 def _ended(unit: Unit, current: Round, changed: bool) -> Ended:
@@ -332,7 +338,7 @@ def _answer(unit: Unit, current: Round) -> Ended:
 
 
 def _add(
-    state: SliceState,
+    slice_: ServerSlice,
     current: Round[SliceSum],
     rank: int,
     gradient: Buffer,
@@ -341,16 +347,16 @@ def _add(
     if encoded is None:
         current.sum.add(rank, gradient)
     else:
-        part = Part(state.offset, current.number, current.step)
+        part = Part(slice_.offset, current.number, current.step)
         current.sum.add_encoded(rank, encoded, part)
         gradient.retire()
 
 
 def _counted(
-    state: SliceState, rank: int, round: int, wants_result: bool, priority: int, step: int
+    slice_: ServerSlice, rank: int, round: int, wants_result: bool, priority: int, step: int
 ) -> Round[SliceSum]:
     """The round for which a worker has pushed a slice, with that counted."""
-    current = state.ledger.round_for(rank, round, step)
+    current = slice_.ledger.round_for(rank, round, step)
     current.arrived.add(rank)
     if wants_result:
         current.wanting.append(rank)

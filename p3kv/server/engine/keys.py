@@ -1,4 +1,4 @@
-"""A server's part of a key: the states of its slices, which it re-slices when sizes change."""
+"""A server's part of a key: its slices, which it cuts anew when their size changes."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ import numpy as np
 
 from p3kv.errors import ProtocolError
 from p3kv.server.engine.plan import KeyPlan
-from p3kv.server.engine.slices import SliceState
+from p3kv.server.engine.slices import ServerSlice
 from p3kv.server.optimizer import WHOLE, Optimizer, State
 from p3kv.wire.header import INITIAL_ROUND
 from p3kv.wire.messages import UNKNOWN, DeclaredKey
-from p3kv.wire.terms import TermsByRound
+from p3kv.wire.slice_sizes import SliceSizesByRound
 
 
 class ServerKey:
-    """The states of a key's slices on one server.
+    """A key's slices on one server.
 
-    When a new slice size is announced from a round on, there are states of both generations. States
+    When a new slice size is announced from a round on, there are slices of both generations. Those
     of the next generation have no value until the current generation has ended its last round and
     is re-sliced.
     """
 
-    def __init__(self, plan: KeyPlan, terms: TermsByRound) -> None:
+    def __init__(self, plan: KeyPlan, sizes: SliceSizesByRound) -> None:
         self.plan = plan
         self.declared = plan.declared
-        self._terms = terms.first_only() if plan.consistency.own_rounds else terms
+        self._sizes = sizes.first_only() if plan.consistency.own_rounds else sizes
         self._generation = 0
-        """The generation whose states have the values."""
-        self._states: Dict[int, Dict[int, SliceState]] = {}
+        """The generation whose slices have the values."""
+        self._slices: Dict[int, Dict[int, ServerSlice]] = {}
         self._ended: Dict[Tuple[int, int], int] = {}
         """By round, how many slices have ended it, while others have not. With the rank whose own
         round it is, or UNKNOWN."""
@@ -39,37 +39,37 @@ class ServerKey:
         """Raises ProtocolError if the key would have too many slices of this size."""
         self.plan.layout.check_slices(self.declared.runs, slice_size)
 
-    def state(self, round: int, index: int, rank: int) -> SliceState:
+    def slice_at(self, round: int, index: int, rank: int) -> ServerSlice:
         """The slice that a worker's push for a round is for.
 
         ProtocolError if this server does not have it, or if no worker can be so far ahead.
         """
-        generation = self._terms.generation(round)
-        states = self._states.get(generation)
-        if states is None and generation >= self._generation:
-            states = self._states_in(generation)
-        state = states.get(index) if states is not None else None
-        if state is None:
+        generation = self._sizes.generation(round)
+        slices = self._slices.get(generation)
+        if slices is None and generation >= self._generation:
+            slices = self._slices_in(generation)
+        slice_ = slices.get(index) if slices is not None else None
+        if slice_ is None:
             raise ProtocolError(
                 f"{self.plan.called} has no slice {index} for round {round} on this server"
             )
-        self._check_ahead(state, round, rank)
-        return state
+        self._check_ahead(slice_, round, rank)
+        return slice_
 
     def check_ahead(self, round: int, rank: int) -> None:
         """Raises ProtocolError for a round that no worker can pull, since none is so far ahead."""
-        for state in self.slices(round):
-            self._check_ahead(state, round, rank)
+        for slice_ in self.slices(round):
+            self._check_ahead(slice_, round, rank)
 
-    def slices(self, round: int) -> Collection[SliceState]:
+    def slices(self, round: int) -> Collection[ServerSlice]:
         """The slices that end a round, or have ended it already, or a later one; they answer pulls
         for it."""
-        return self._states_in(max(self._generation, self._terms.generation(round))).values()
+        return self._slices_in(max(self._generation, self._sizes.generation(round))).values()
 
     @property
-    def units(self) -> Iterator[SliceState]:
+    def units(self) -> Iterator[ServerSlice]:
         """Units that end rounds by themselves: slices of all generations, also announced ones."""
-        return (state for states in self._states.values() for state in states.values())
+        return (slice_ for slices in self._slices.values() for slice_ in slices.values())
 
     def all_ended(self, round: int, rank: int) -> bool:
         """Counts a slice that has ended a round; True for the key's last slice.
@@ -78,33 +78,33 @@ class ServerKey:
         """
         ended = (round, rank if self.plan.consistency.own_rounds else UNKNOWN)
         count = self._ended.pop(ended, 0) + 1
-        if count == len(self._states_in(self._generation)):
+        if count == len(self._slices_in(self._generation)):
             return True
         self._ended[ended] = count
         return False
 
-    def reslice(self) -> Iterable[SliceState]:
+    def reslice(self) -> Iterable[ServerSlice]:
         """Re-slices the key, if all its slices have ended the last round of their generation.
 
         Joins values and optimizer states and cuts them anew; no number changes. Returns the new
         slices, whose complete rounds the caller is to end; nothing if it is too early.
         """
-        last_round = self._terms.last_round(self._generation)
+        last_round = self._sizes.last_round(self._generation)
         if last_round == math.inf:
             return ()
-        before = self._states_in(self._generation)
-        if any(state.round < last_round for state in before.values()):
+        before = self._slices_in(self._generation)
+        if any(slice_.round < last_round for slice_ in before.values()):
             return ()
-        del self._states[self._generation]
+        del self._slices[self._generation]
         self._generation += 1
-        after = self._states_in(self._generation)
-        values = np.concatenate([state.known_value().array for state in before.values()])
-        for state in after.values():
-            state.begin_at(int(last_round), values[state.offset : state.offset + state.length])
-        for state in before.values():
-            state.known_value().retire()
-            # The states refer to each other, and would keep the memory for a while.
-            state.value = None
+        after = self._slices_in(self._generation)
+        values = np.concatenate([slice_.known_value().array for slice_ in before.values()])
+        for slice_ in after.values():
+            slice_.begin_at(int(last_round), values[slice_.offset : slice_.offset + slice_.length])
+        for slice_ in before.values():
+            slice_.known_value().retire()
+            # The slices refer to each other, and would keep the memory for a while.
+            slice_.value = None
         # No slice has the old lengths again.
         self.plan.rules.pool.clear()
         if self.plan.optimizer is not None:
@@ -113,7 +113,7 @@ class ServerKey:
 
     def has_ended(self, round: int) -> bool:
         """Whether all slices have ended the same round, this one or a later one."""
-        rounds = {state.round for state in self._states_in(self._generation).values()}
+        rounds = {slice_.round for slice_ in self._slices_in(self._generation).values()}
         return len(rounds) == 1 and rounds.pop() >= round
 
     def copied_state(self, optimizer: Optimizer, whole: bool) -> Optional[State]:
@@ -121,7 +121,7 @@ class ServerKey:
 
         Call it between two updates of the whole key. `whole`: of the whole tensor, not of slices.
         """
-        indices = [WHOLE] if whole else list(self._states_in(self._generation))
+        indices = [WHOLE] if whole else list(self._slices_in(self._generation))
         copied = [optimizer.copied(self.declared, index) for index in indices]
         states = [state for state in copied if state is not None]
         if not states:
@@ -136,7 +136,7 @@ class ServerKey:
         Raises ProtocolError for a state of slices that does not have one number for each element,
         and for that of a whole tensor which this server does not have.
         """
-        slices = self._states_in(self._generation)
+        slices = self._slices_in(self._generation)
         if whole:
             if len(self.declared.runs) > 1:
                 raise ProtocolError(
@@ -160,43 +160,43 @@ class ServerKey:
             for index, part in zip(slices, state.cut(lengths)):
                 optimizer.load(self.declared, index, part)
 
-    def _check_ahead(self, state: SliceState, round: int, rank: int) -> None:
+    def _check_ahead(self, slice_: ServerSlice, round: int, rank: int) -> None:
         ended: float = INITIAL_ROUND
-        if state.round < INITIAL_ROUND < state.first_round:
+        if slice_.round < INITIAL_ROUND < slice_.first_round:
             # It has no value until the current generation has ended its last round.
-            ended = self._terms.last_round(self._generation)
-        state.ledger.check_ahead(rank, round, ended)
+            ended = self._sizes.last_round(self._generation)
+        slice_.ledger.check_ahead(rank, round, ended)
 
-    def _states_in(self, generation: int) -> Dict[int, SliceState]:
-        """The states of a generation by index, in the order of their elements."""
-        states = self._states.get(generation)
-        if states is None:
+    def _slices_in(self, generation: int) -> Dict[int, ServerSlice]:
+        """The slices of a generation by index, in the order of their elements."""
+        slices = self._slices.get(generation)
+        if slices is None:
             runs = self.declared.runs
-            slices = self.plan.layout.slices(runs, self._terms.of(generation).slice_size)
-            own = [piece for piece in slices if piece.server == self.plan.rank]
-            first_round = self._terms.first_round(generation)
-            states = self._states[generation] = {
-                piece.index: SliceState(
+            pieces = self.plan.layout.slices(runs, self._sizes.of(generation).slice_size)
+            own = [piece for piece in pieces if piece.server == self.plan.rank]
+            first_round = self._sizes.first_round(generation)
+            slices = self._slices[generation] = {
+                piece.index: ServerSlice(
                     self.plan, piece.index, piece.length, piece.offset - own[0].offset, first_round
                 )
                 for piece in own
             }
-            for state in states.values():
-                state.of_key = states
-        return states
+            for slice_ in slices.values():
+                slice_.of_key = slices
+        return slices
 
 
 def _reslice_states(
     optimizer: Optimizer,
     declared: DeclaredKey,
     before: Iterable[int],
-    after: Mapping[int, SliceState],
+    after: Mapping[int, ServerSlice],
 ) -> None:
     # A whole tensor's state stays as it is: slices have none then.
     exported = [optimizer.export(declared, index) for index in before]
     states = [state for state in exported if state is not None]
     if states:
         assert len(states) == len(exported), "slices that have ended the same rounds"
-        lengths = [state.length for state in after.values()]
+        lengths = [slice_.length for slice_ in after.values()]
         for index, state in zip(after, State.joined(states).cut(lengths)):
             optimizer.load(declared, index, state)

@@ -181,7 +181,7 @@ class OwnRounds(Ledger[S]):
             needs = self._plan.consistency.needs(current.number)
             yield OpenRound(needs, current, self._slower(needs))
 
-    def answered(self) -> List[Round[S]]:
+    def take_answered(self) -> List[Round[S]]:
         """Takes the rounds whose workers need not wait any more."""
         free = [one for one in self.unanswered if self.is_new_enough(one.owner, one.number)]
         self.unanswered = [one for one in self.unanswered if one not in free]

@@ -11,7 +11,7 @@ from p3kv.codecs import GRADIENTS, VALUES, Encoder, make_codecs
 from p3kv.consistency import Consistency, consistency_of_key
 from p3kv.errors import ProtocolError
 from p3kv.server.engine.buffers import BufferPool
-from p3kv.server.engine.clipping import Clipping
+from p3kv.server.engine.held_rounds import HeldRounds
 from p3kv.server.engine.leavers import Leavers
 from p3kv.server.engine.rounds import Round
 from p3kv.server.optimizer import Optimizer
@@ -30,7 +30,7 @@ class Rules:
         consistency: Consistency,
         pool: BufferPool,
         deterministic: bool = False,
-        clipping: Optional[Clipping] = None,
+        held_rounds: Optional[HeldRounds] = None,
     ) -> None:
         """By default nothing is clipped."""
         self.consistency = consistency
@@ -40,7 +40,9 @@ class Rules:
         self.checks_finite = False
         """Whether nan and infinity in a sum raise NotFinite. What is checked is the sum after each
         push, since the first one that is bad says whose gradient it was."""
-        self.clipping = Clipping(lambda step, squares: None) if clipping is None else clipping
+        self.held_rounds = (
+            HeldRounds(lambda step, squares: None) if held_rounds is None else held_rounds
+        )
         self.leavers = Leavers()
         self.optimizers: Dict[int, Optimizer] = {}
         """By the store's number. In a store without an optimizer, a round's sum is its value."""

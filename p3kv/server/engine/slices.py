@@ -25,7 +25,7 @@ Payload = Union[memoryview, Callable[[], memoryview]]
 """Bytes that travel, or what makes them when they begin to leave."""
 
 
-class SliceState(Unit):
+class ServerSlice(Unit):
     """One slice on its server."""
 
     def __init__(
@@ -43,7 +43,7 @@ class SliceState(Unit):
         """The slice's first element among those that this server keeps of the key."""
         self.first_round = first_round
         """The first round that has slices of this size."""
-        self.of_key: Dict[int, SliceState] = {index: self}
+        self.of_key: Dict[int, ServerSlice] = {index: self}
         """All slices of this size that the server keeps of the key, by index, in the order of their
         elements."""
         self.value: Optional[Buffer] = None
@@ -187,30 +187,30 @@ class SliceState(Unit):
         return value
 
 
-def update_together(states: Sequence[SliceState], rounds: Sequence[Round[SliceSum]]) -> bool:
-    """Updates all slices of a key like `SliceState.update`, by one update of the whole tensor."""
-    plan = states[0].plan
+def update_together(slices: Sequence[ServerSlice], rounds: Sequence[Round[SliceSum]]) -> bool:
+    """Updates all slices of a key like `ServerSlice.update`, by one update of the whole tensor."""
+    plan = slices[0].plan
     if len(plan.declared.runs) > 1:
         raise ProtocolError(
             f"the optimizer needs whole tensors, and {plan.called} was declared for "
             f"{len(plan.declared.runs)} servers"
         )
-    have = [state._begin_update(current) for state, current in zip(states, rounds)]
+    have = [slice_._begin_update(current) for slice_, current in zip(slices, rounds)]
     if not have[0]:
         return False
     totals = [current.sum.total() for current in rounds]
-    for state, current, total in zip(states, rounds, totals):
-        state.scale(current, total.array)
+    for slice_, current, total in zip(slices, rounds, totals):
+        slice_.scale(current, total.array)
     joined = np.concatenate([total.array for total in totals])
     for total in totals:
         total.retire()
-    values = [state._value_to_change() for state in states]
+    values = [slice_._value_to_change() for slice_ in slices]
     weight = np.concatenate([value.array for value in values])
     optimizer = plan.optimizer
     assert optimizer is not None
     optimizer.update(plan.declared, WHOLE, weight, joined, plan.update_step(rounds[0]))
-    for state, value in zip(states, values):
-        value.array[:] = weight[state.offset : state.offset + state.length]
+    for slice_, value in zip(slices, values):
+        value.array[:] = weight[slice_.offset : slice_.offset + slice_.length]
     return True
 
 

@@ -41,9 +41,9 @@ class Unit(ABC):
 
     def scale(self, current: Round, total: Optional[np.ndarray]) -> None:
         """Scales the sum of a round that ends, if its step is clipped."""
-        clipping = self.plan.rules.clipping
-        if clipping.steps and not self.plan.consistency.own_rounds:
-            clipping.scale(current.step, self.size_elems, total)
+        held_rounds = self.plan.rules.held_rounds
+        if held_rounds.steps and not self.plan.consistency.own_rounds:
+            held_rounds.scale(current.step, self.size_elems, total)
 
     @abstractmethod
     def update(self, current: Round) -> bool:

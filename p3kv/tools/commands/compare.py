@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 _COLUMNS = 80
 _WORKERS, _STEPS, _ROUNDS = 2, 30, 3
+_CODECS = "float16 bfloat16 2bit topk:share=0.01"
 
 _DESCRIPTION = """\
 Run your script for some steps with dist_sync, MXNet's own store, with p3kv
@@ -37,7 +38,7 @@ def add(commands: Commands) -> None:
         description=_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         usage="p3kv compare [-n WORKERS | -H HOSTS] [-s SERVERS]\n"
-        "                    [--steps N] [--rounds N] -- COMMAND ...",
+        "                    [--steps N] [--rounds N] [--codecs [CODECS]] -- COMMAND ...",
     )
     where = parser.add_mutually_exclusive_group()
     where.add_argument(
@@ -72,6 +73,15 @@ def add(commands: Commands) -> None:
         help=f"how many trials each store has (default: {_ROUNDS})",
     )
     parser.add_argument(
+        "--codecs",
+        nargs="?",
+        const=_CODECS,
+        default="",
+        metavar="CODECS",
+        help="measure p3kv with these codecs, too, such as 'float16 topk:share=0.001', in both "
+        f"directions where they serve both (if none is named: {_CODECS})",
+    )
+    parser.add_argument(
         "command",
         nargs=argparse.REMAINDER,
         metavar="COMMAND",
@@ -92,9 +102,11 @@ def _compare(options: argparse.Namespace) -> int:
     if workers < 2:
         raise ConfigError("one worker has nobody to exchange gradients with; start 2 or more")
     show = sys.stderr.buffer if settings.verbose else None
-    job = compare.Job(command, workers, options.num_servers or workers, options.hosts or ())
+    job = compare.TrialJob(command, workers, options.num_servers or workers, options.hosts or ())
     try:
-        found = compare.compare(job, options.steps, options.rounds, _say, show)
+        found = compare.compare(
+            job, options.steps, options.rounds, options.codecs.split(), _say, show
+        )
     except compare.TrialFailed as failure:
         for line in failure.last_lines:
             print(line, file=sys.stderr)
@@ -103,6 +115,8 @@ def _compare(options: argparse.Namespace) -> int:
     forecast = found.forecast()
     print("\n".join(["", *compare.table(found, forecast)]))
     _print(compare.verdict(found))
+    if found.with_codecs:
+        _print(compare.about_codecs(found))
     for note in compare.notes(found):
         _print(f"Note: {note}.")
     if not options.hosts:

@@ -38,9 +38,9 @@ class Steps(NamedTuple):
         warm_up = max(2, count // (_WARM_UP + 1))
         return cls(warm_up, count - warm_up - 1)
 
-    def trial(self, store: str) -> Trial:
+    def trial(self, store: str, codecs: Tuple[str, str] = ("", "")) -> Trial:
         """A trial of so many steps."""
-        return Trial(store, self.warm_up, self.measured)
+        return Trial(store, self.warm_up, self.measured, codecs)
 
     def mean_s(self, report: Report) -> float:
         """The time of a step, on one worker."""
@@ -72,7 +72,8 @@ class Comparison(NamedTuple):
 
     workers: int
     measured: Dict[str, Measured]
-    """Without the framework's own store if that can't train the script."""
+    """Without the framework's own store if that can't train the script. By title of p3kv with a
+    codec."""
     shares_links: bool = False
     """Whether any host has several workers."""
 
@@ -80,6 +81,11 @@ class Comparison(NamedTuple):
     def base(self) -> str:
         """The store over which speed-ups are."""
         return NATIVE if NATIVE in self.measured else FIFO
+
+    @property
+    def with_codecs(self) -> List[str]:
+        """The titles of p3kv with a codec."""
+        return [store for store in self.measured if store not in (ALONE, NATIVE, FIFO, P3KV)]
 
     @property
     def computing_s(self) -> float:

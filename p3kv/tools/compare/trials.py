@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import signal
 import time
-from typing import BinaryIO, Callable, Dict, List, NamedTuple, Optional, Sequence
+from typing import BinaryIO, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from p3kv import config
+from p3kv.codecs import CODECS, GRADIENTS, VALUES, check_codec
 from p3kv.common import words
+from p3kv.common.registry import choice_of
 from p3kv.common.words import counted
 from p3kv.config.trial import ALONE, FIFO, NATIVE, P3KV, Report, Trial
 from p3kv.errors import ConfigError, P3Error
@@ -20,13 +22,10 @@ from p3kv.tools.compare.results import FEWEST_STEPS, Comparison, Measured, Steps
 TITLES = {
     ALONE: "computing alone", NATIVE: "dist_sync", FIFO: "p3kv, FIFO", P3KV: "p3kv"
 }  # fmt: skip
-_ORDER = (P3KV, FIFO, NATIVE, ALONE)
-"""p3kv first: it says best what is wrong with a job, and never waits without end."""
-
 Say = Callable[[str], None]
 
 
-class Job(NamedTuple):
+class TrialJob(NamedTuple):
     """Processes that each trial starts: `workers` on this machine, or on `hosts`."""
 
     command: Sequence[str]
@@ -45,34 +44,49 @@ class TrialFailed(P3Error):
         self.last_lines = last_lines
 
 
-def compare(job: Job, steps: int, rounds: int, say: Say, show: Optional[BinaryIO]) -> Comparison:
-    """Runs all stores in turn, `rounds` times.
+def compare(
+    job: TrialJob,
+    steps: int,
+    rounds: int,
+    codecs: Sequence[str],
+    say: Say,
+    show: Optional[BinaryIO],
+) -> Comparison:
+    """Runs all stores in turn, `rounds` times, and p3kv with each codec, in both directions where
+    it is for values, too.
 
-    `say` gets a line for each trial; `show` gets what the processes print. Raises TrialFailed, and
-    KeyboardInterrupt when the user has stopped it.
+    Raises ConfigError for a codec that there is not. `say` gets a line for each trial; `show` gets
+    what the processes print. Raises TrialFailed, and KeyboardInterrupt when the user has stopped
+    it.
     """
     plan = Steps.of(steps)
+    with_codecs = {f"{TITLES[P3KV]}, {codec}": _directions(codec) for codec in codecs}
+    # p3kv first: it says best what is wrong with a job, and never waits without end.
+    order = [P3KV, *with_codecs, FIFO, NATIVE, ALONE]
     say(
-        f"{rounds * len(_ORDER)} trials, each of {plan.warm_up} steps to warm up and "
+        f"{rounds * len(order)} trials, each of {plan.warm_up} steps to warm up and "
         f"{plan.measured} that are measured"
     )
-    found: Dict[str, Measured] = {store: Measured([], []) for store in reversed(_ORDER)}
+    found: Dict[str, Measured] = {store: Measured([], []) for store in reversed(order)}
     begin_s = time.monotonic()
     for number in range(rounds):
         # Every second round goes the other way: a machine that slows down disturbs all alike.
-        for store in [one for one in _ORDER if one in found][:: -1 if number % 2 else 1]:
-            title = f"round {number + 1} of {rounds}, {TITLES[store]}"
+        for store in [one for one in order if one in found][:: -1 if number % 2 else 1]:
+            title = f"round {number + 1} of {rounds}, {TITLES.get(store, store)}"
+            trial = plan.trial(store)
+            if store in with_codecs:
+                trial = plan.trial(P3KV, with_codecs[store])
             try:
-                reports = _reports(job, plan.trial(store), title, show)
+                reports = _reports(job, trial, title, show)
             except TrialFailed as failure:
-                if store != NATIVE or found[store].steps_s:
+                if store not in (NATIVE, *with_codecs) or found[store].steps_s:
                     raise
-                # p3kv has trained this script: that the other store can't is a result.
+                # p3kv has trained this script: that the other store or a codec can't is a result.
                 del found[store]
                 say("\n".join([str(failure), *failure.last_lines]))
                 continue
             made = min(len(report.times_s) for report in reports)
-            if made < plan.trial(store).last_step:
+            if made < trial.last_step:
                 if made < FEWEST_STEPS or found[P3KV].steps_s:
                     raise TrialFailed(_about_few(made, plan), 1)
                 plan = Steps.within(made)
@@ -85,9 +99,17 @@ def compare(job: Job, steps: int, rounds: int, say: Say, show: Optional[BinaryIO
             found[store].trials.append(reports)
             say(f"{title}: {1000 * step_s:.4g} ms a step")
             if sum(len(one.steps_s) for one in found.values()) == 1:
-                left_s = (rounds * len(_ORDER) - 1) * (time.monotonic() - begin_s)
+                left_s = (rounds * len(order) - 1) * (time.monotonic() - begin_s)
                 say(f"the others take some {seconds(left_s)} if all take as long as this one")
     return Comparison(job.workers, found, any(host.workers > 1 for host in job.hosts))
+
+
+def _directions(codec: str) -> Tuple[str, str]:
+    """The codecs of gradients and values where this one serves as far as it can."""
+    choice = choice_of(codec, "--codecs")
+    check_codec(choice, GRADIENTS)
+    both = VALUES in CODECS.find(choice.name).directions
+    return codec, codec if both else "identity"
 
 
 def computation(command: Sequence[str], steps: int, show: Optional[BinaryIO]) -> Workload:
@@ -97,7 +119,7 @@ def computation(command: Sequence[str], steps: int, show: Optional[BinaryIO]) ->
     KeyboardInterrupt when the user has stopped it.
     """
     plan = Steps.of(steps)
-    [report] = _reports(Job(command, 1, 1), plan.trial(ALONE), TITLES[ALONE], show)
+    [report] = _reports(TrialJob(command, 1, 1), plan.trial(ALONE), TITLES[ALONE], show)
     if len(report.times_s) < plan.trial(ALONE).last_step:
         if len(report.times_s) < FEWEST_STEPS:
             raise TrialFailed(_about_few(len(report.times_s), plan), 1)
@@ -107,7 +129,7 @@ def computation(command: Sequence[str], steps: int, show: Optional[BinaryIO]) ->
     return workload(report.layers, plan.mean_s(report))
 
 
-def _reports(job: Job, trial: Trial, title: str, show: Optional[BinaryIO]) -> List[Report]:
+def _reports(job: TrialJob, trial: Trial, title: str, show: Optional[BinaryIO]) -> List[Report]:
     """Runs a trial; returns what its workers have told."""
     output = Output(show)
     environment = config.environment_of(trial)

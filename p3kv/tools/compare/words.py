@@ -32,7 +32,7 @@ def table(found: Comparison, forecast: Optional[Forecast]) -> List[str]:
     for store, measured in found.measured.items():
         stores = store != ALONE
         rows.append((
-            TITLES[store],
+            TITLES.get(store, store),
             seconds(measured.step_s),
             f"{1 / measured.step_s:.3g}",
             f"{found.measured[found.base].step_s / measured.step_s:.2f}" if stores else "",
@@ -93,6 +93,24 @@ def _says_nothing(found: Comparison) -> bool:
     """Whether the rounds of a store are further apart than the stores are."""
     speed_up = found.measured[found.base].step_s / found.measured[P3KV].step_s
     return found.spread > _WIDE and abs(speed_up - 1) < found.spread
+
+
+def about_codecs(found: Comparison) -> str:
+    """Which codec is the fastest, and what it is worth; empty if none was compared."""
+    titles = found.with_codecs
+    if not titles:
+        return ""
+    best = min(titles, key=lambda title: found.measured[title].step_s)
+    gain = found.measured[P3KV].step_s / found.measured[best].step_s
+    if gain < 1 + max(LITTLE, found.spread):
+        return (
+            "No codec makes a step faster here by more than the rounds differ: keep the exact "
+            "numbers."
+        )
+    return (
+        f"With {best.partition(', ')[2]} a step is {gain:.2f} times as fast as with exact p3kv. "
+        "Codecs change the numbers: see whether your model learns as well with it."
+    )
 
 
 def outlook(found: Comparison, forecast: Optional[Forecast]) -> List[str]:

@@ -12,8 +12,8 @@ from typing import Any, Dict, Iterator, List, Tuple
 import msgspec
 
 from p3kv.common.trace import APPLIED, READY, RECEIVE, SEND, SUM, UNKNOWN, UPDATE, Span
-from p3kv.tools.timeline.job import Timeline, Traced, pairs
 from p3kv.tools.timeline.passes import BACKWARD, FORWARD, passes
+from p3kv.tools.timeline.timeline import Timeline, Traced, pairs
 
 Event = Dict[str, Any]
 

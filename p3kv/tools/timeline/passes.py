@@ -13,7 +13,7 @@ from itertools import groupby
 from typing import Dict, List, NamedTuple, Optional, Tuple
 
 from p3kv.common.trace import APPLIED, FORWARD_END, READY, RECEIVE, SEND, UNKNOWN, Span
-from p3kv.tools.timeline.job import Timeline, Traced
+from p3kv.tools.timeline.timeline import Timeline, Traced
 
 FORWARD, BACKWARD = "forward", "backward"
 _WARM_UP = 2

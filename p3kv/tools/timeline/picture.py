@@ -12,8 +12,8 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 
 from p3kv.common.trace import RECEIVE, SEND, SUM, UNKNOWN, UPDATE
-from p3kv.tools.timeline.job import Timeline, Traced
 from p3kv.tools.timeline.passes import Iteration, passes, percent
+from p3kv.tools.timeline.timeline import Timeline, Traced
 
 _ROWS = {
     "worker": ("compute", "send", "receive"),

@@ -82,7 +82,7 @@ class Row(NamedTuple):
         ]
 
 
-class Job:
+class JobView:
     """View of a job, report after report."""
 
     def __init__(self, command: str = "") -> None:
@@ -169,7 +169,7 @@ def watch(found: Found, every_s: float, count: Optional[int]) -> None:
 
     Raises PeerLostError if its scheduler does not answer the first time.
     """
-    job = Job(found.command)
+    job = JobView(found.command)
     with ExitStack() as stack:
         asker = Asker(found.launch)
         stack.callback(asker.close)
@@ -188,11 +188,11 @@ def watch(found: Found, every_s: float, count: Optional[int]) -> None:
             time.sleep(every_s)
 
 
-def _in_lines(job: Job) -> None:
+def _in_lines(job: JobView) -> None:
     print("\n".join([f"{time.strftime('%H:%M:%S')} {job.title}", *job.lines[1:]]), flush=True)
 
 
-def _on_terminal(stack: ExitStack) -> Callable[[Job], None]:
+def _on_terminal(stack: ExitStack) -> Callable[[JobView], None]:
     try:
         from rich.live import Live
     except ImportError:
@@ -202,7 +202,7 @@ def _on_terminal(stack: ExitStack) -> Callable[[Job], None]:
     return lambda job: live.update(_table(job, live.console.width), refresh=True)
 
 
-def _table(job: Job, width: int) -> Table:
+def _table(job: JobView, width: int) -> Table:
     from rich.table import Table
     from rich.text import Text
 

@@ -19,7 +19,7 @@ from p3kv.wire.messages.base import (
     check_received,
     check_slice_size,
 )
-from p3kv.wire.messages.data import JobSettings, Terms
+from p3kv.wire.messages.data import JobSettings, SliceSizes
 from p3kv.wire.messages.failure import Failure
 from p3kv.wire.messages.keys import DeclaredKey, DeclareKey
 from p3kv.wire.messages.numbers import Lag, Numbers
@@ -34,7 +34,7 @@ MAX_TIME_NS = 2**62
 class Hello(Message, frozen=True):
     """A process asks to be part of the job, or says on a new connection that it is still there.
 
-    Only this message and the answer to it have no numbers (`p3kv.wire.line`)."""
+    Only this message and the answer to it have no numbers (`p3kv.wire.session`)."""
 
     protocol: int
     version: str
@@ -204,7 +204,7 @@ class Agreed(Message, frozen=True):
     """Every worker's store has been created, with the same settings."""
 
 
-class SliceSize(Message, frozen=True):
+class FirstSliceSize(Message, frozen=True, tag="SliceSize"):  # the protocol's name
     """All workers have measured; slices have at most this many elements."""
 
     slice_size: int
@@ -213,10 +213,10 @@ class SliceSize(Message, frozen=True):
         check_slice_size(self.slice_size)
 
 
-class NewTerms(Message, frozen=True):
-    """Worker rank 0 is to announce these terms from a coming round on."""
+class NewSliceSizes(Message, frozen=True, tag="NewTerms"):  # the protocol's names
+    """Worker rank 0 is to announce these slice sizes from a coming round on."""
 
-    terms: Terms
+    sizes: SliceSizes = field(name="terms")
 
 
 class KeyRefused(Message, frozen=True):
@@ -285,8 +285,8 @@ FromScheduler = Union[
     Welcomed,
     Roster,
     Agreed,
-    SliceSize,
-    NewTerms,
+    FirstSliceSize,
+    NewSliceSizes,
     DeclaredKey,
     KeyRefused,
     BarrierPassed,

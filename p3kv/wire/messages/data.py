@@ -135,8 +135,8 @@ class LastRounds(Message, frozen=True):
             check_number("a round", round_, 0, LAST_ROUND)
 
 
-class Terms(Message, frozen=True):
-    """Terms of a round, on which all processes must agree."""
+class SliceSizes(Message, frozen=True, tag="Terms"):  # the tag is the protocol's name for it
+    """How large slices are in a round, on which all processes must agree."""
 
     slice_size: int
     """Most elements in a slice."""
@@ -188,7 +188,7 @@ class OptimizerSettings(Message, frozen=True):
         check_name("a front end's name", self.front_end)
 
 
-class Pushed(Message, frozen=True):
+class StepPushed(Message, frozen=True, tag="Pushed"):  # the tag is the protocol's name for it
     """How much worker rank 0 has pushed to a server in a step whose gradients are clipped."""
 
     elems: int

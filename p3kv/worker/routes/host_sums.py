@@ -31,8 +31,8 @@ from p3kv.wire.connection import Connection
 from p3kv.wire.fields import (
     Header,
     PushHeader,
+    SliceSizesHeader,
     SummandHeader,
-    TermsHeader,
     UpdatedHeader,
     ValueHeader,
 )
@@ -46,9 +46,9 @@ from p3kv.wire.header import (
     clock_us,
     passed_s,
 )
-from p3kv.wire.messages import LastRounds, Terms, encode
+from p3kv.wire.messages import LastRounds, SliceSizes, encode
 from p3kv.wire.queue import PriorityQueue, urgency
-from p3kv.wire.terms import FIRST_GENERATION, TermsByRound
+from p3kv.wire.slice_sizes import FIRST_GENERATION, SliceSizesByRound
 from p3kv.worker.in_progress import InProgress
 from p3kv.worker.routes.carried import Carried, elements, wants_result
 from p3kv.worker.routes.carriers import Carriers
@@ -106,22 +106,22 @@ class HostSums(Route):
         rank: int,
         neighbours: Mapping[int, Connection],
         settings: Settings,
-        terms: TermsByRound,
-        announced: Callable[[int, Terms], None],
+        sizes: SliceSizesByRound,
+        adopt: Callable[[int, SliceSizes], None],
         slices: SliceRoute,
         in_progress: InProgress,
     ) -> None:
-        """`neighbours` are there before the first key is declared. `announced` takes terms, and
-        from which round on they hold. `slices` brings to the servers, and from them, what one
-        worker carries for all."""
+        """`neighbours` are there before the first key is declared. `adopt` takes slice
+        sizes, and from which round on they hold. `slices` brings to the servers, and from them,
+        what one worker carries for all."""
         self._rank = rank
         self._neighbours = neighbours
-        self._terms = terms
-        self._announced = announced
+        self._sizes = sizes
+        self._adopt = adopt
         self._slices = slices
         self._in_progress = in_progress
         self._passed_on = FIRST_GENERATION
-        """The newest generation of terms that the neighbours know from this worker, or at once."""
+        """The newest generation whose slice sizes neighbours know from this worker, or at once."""
         self._carriers = Carriers(rank, neighbours, settings.deterministic)
         self._checks_finite = settings.check_finite
         self._queue: PriorityQueue[Tuple[Transfer, Slice]] = PriorityQueue()
@@ -130,21 +130,21 @@ class HostSums(Route):
         self._carried = Carried(
             rank, self._carriers, self._memory, slices, in_progress, self._tell_finished
         )
-        self._pushed: Dict[int, int] = {}
+        self._last_pushed: Dict[int, int] = {}
         """By key, the last round for which this worker has pushed."""
         self._rounds: Dict[Tuple[int, int], _Round] = {}
         """By key and round: what is under way, or waits for the end of the round before."""
         self._ended: Dict[int, int] = {}
         """By key, the last round that has ended."""
         self._finished: Optional[Future[Any]] = None
-        self.takers: Mapping[int, Callable[[int, Any], Landing]] = {
+        self.handlers: Mapping[int, Callable[[int, Any], Landing]] = {
             Kind.MEMORY: self._memory.land,
             Kind.SUMMAND: lambda rank, header: Landing(
                 None, partial(self._carried.add, rank, header)
             ),
             Kind.VALUE: lambda rank, header: Landing(None, partial(self._value, rank, header)),
-            Kind.TERMS: lambda rank, header: message_landing(
-                header, Terms, partial(self._announced, header.from_round)
+            Kind.SLICE_SIZES: lambda rank, header: message_landing(
+                header, SliceSizes, partial(self._adopt, header.from_round)
             ),
             Kind.BYE: self._land_goodbye,
         }
@@ -161,7 +161,7 @@ class HostSums(Route):
             return
         transfer.route = self
         key_id = transfer.key.key_id
-        self._pushed[key_id] = transfer.round
+        self._last_pushed[key_id] = transfer.round
         slices = self._slices.slices(transfer.key, transfer.round)
         urgent = urgency(transfer.step, transfer.priority)
         self._rounds[key_id, transfer.round] = _Round(transfer, slices, urgent)
@@ -250,7 +250,7 @@ class HostSums(Route):
 
     def goodbye(self) -> bytes:
         """The payload of this worker's goodbye to its neighbours."""
-        return encode(LastRounds(self._pushed))
+        return encode(LastRounds(self._last_pushed))
 
     def fail(self, error: BaseException) -> None:
         """The job has failed: nothing is read or written any more."""
@@ -266,11 +266,11 @@ class HostSums(Route):
         self._memory.close()
 
     def _pass_terms_on(self) -> None:
-        while self._passed_on < self._terms.last_generation:
+        while self._passed_on < self._sizes.last_generation:
             self._passed_on += 1
-            words = memoryview(encode(self._terms.of(self._passed_on)))
-            from_round = self._terms.first_round(self._passed_on)
-            header = TermsHeader(Kind.TERMS, self._rank, from_round=from_round)
+            words = memoryview(encode(self._sizes.of(self._passed_on)))
+            from_round = self._sizes.first_round(self._passed_on)
+            header = SliceSizesHeader(Kind.SLICE_SIZES, self._rank, from_round=from_round)
             for connection in self._neighbours.values():
                 connection.writer.push(Frame(URGENT, header, words))
 

@@ -27,8 +27,8 @@ from p3kv.wire.rows import (
     pieces,
     unpacked,
 )
+from p3kv.wire.slice_sizes import SliceSizesByRound
 from p3kv.wire.spans import trace_departure, traced_arrival
-from p3kv.wire.terms import TermsByRound
 from p3kv.worker.gates import Gates
 from p3kv.worker.in_progress import InProgress
 from p3kv.worker.transfers import Ask, Done, Route, Transfer, WorkerKey
@@ -127,7 +127,7 @@ class RowsRoute(Route):
         servers: Mapping[int, Connection],
         gates: Gates,
         in_progress: InProgress,
-        terms: TermsByRound,
+        sizes: SliceSizesByRound,
         tracer: Tracer,
         on_answered: Callable[[Transfer], None],
     ) -> None:
@@ -137,7 +137,7 @@ class RowsRoute(Route):
         self._gates = gates
         self._in_progress = in_progress
         self._counts = in_progress.counts
-        self._terms = terms
+        self._sizes = sizes
         self._tracer = tracer
         self._on_answered = on_answered
 
@@ -149,7 +149,7 @@ class RowsRoute(Route):
             self._say_no_gradient(transfer)
             return
         key = transfer.key
-        slice_size = self._terms.of(self._terms.generation(transfer.round)).slice_size
+        slice_size = self._sizes.of(self._sizes.generation(transfer.round)).slice_size
         most = key.rows_in_slice(slice_size)
         encodes = transfer.round > INITIAL_ROUND and not key.codecs.gradients.in_place
         queued = []

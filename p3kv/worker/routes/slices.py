@@ -25,8 +25,8 @@ from p3kv.wire.header import (
     clock_us,
 )
 from p3kv.wire.queue import urgency
+from p3kv.wire.slice_sizes import FIRST_GENERATION, SliceSizesByRound
 from p3kv.wire.spans import trace_departure, traced_arrival
-from p3kv.wire.terms import FIRST_GENERATION, TermsByRound
 from p3kv.worker.gates import Gates
 from p3kv.worker.in_progress import InProgress
 from p3kv.worker.transfers import Route, Transfer, WorkerKey
@@ -42,20 +42,20 @@ class SliceRoute(Route):
         servers: Mapping[int, Connection],
         gates: Gates,
         in_progress: InProgress,
-        terms: TermsByRound,
+        sizes: SliceSizesByRound,
         tracer: Tracer,
     ) -> None:
         self._rank = rank
         self._servers = servers
         self._gates = gates
         self._in_progress = in_progress
-        self._terms = terms
+        self._sizes = sizes
         self._tracer = tracer
 
     def slices(self, key: WorkerKey, round: int) -> Tuple[Slice, ...]:
         """A key's slices in a round, by index."""
-        generation = FIRST_GENERATION if key.own_rounds else self._terms.generation(round)
-        return key.slices(self._terms.of(generation).slice_size)
+        generation = FIRST_GENERATION if key.own_rounds else self._sizes.generation(round)
+        return key.slices(self._sizes.of(generation).slice_size)
 
     # On their way to the servers.
 

@@ -1,4 +1,4 @@
-"""Traffic between this worker and the servers: each kind of frame, and who takes it."""
+"""The data plane: frames between a worker and the servers, and what handles each kind."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from p3kv.slicing import CREDIT_BYTES
 from p3kv.transport import Link
 from p3kv.wire import messages
 from p3kv.wire.connection import Connection
-from p3kv.wire.fields import Header, OptimizerHeader, StepHeader, TermsHeader
+from p3kv.wire.fields import Header, OptimizerHeader, SliceSizesHeader, StepHeader
 from p3kv.wire.framing import Frame, Landing, message_landing
 from p3kv.wire.header import INITIAL_ROUND, LAST, URGENT, Kind
 from p3kv.wire.loop import Drain
-from p3kv.wire.messages import UNKNOWN, ForwardOrder, Stalled, Terms, encode
+from p3kv.wire.messages import UNKNOWN, ForwardOrder, SliceSizes, Stalled, encode
 from p3kv.wire.pace import Pace
 from p3kv.wire.protocol import FROM_SERVERS, Conversation
-from p3kv.wire.terms import TermsByRound
+from p3kv.wire.slice_sizes import SliceSizesByRound
 from p3kv.worker.checkpoints import Checkpoints
-from p3kv.worker.clipping import Clipping
 from p3kv.worker.cuts import Cuts
 from p3kv.worker.departures import Departures
 from p3kv.worker.exchange import Exchange
 from p3kv.worker.gates import Gates
+from p3kv.worker.global_norms import GlobalNorms
 from p3kv.worker.in_progress import InProgress
 from p3kv.worker.processor import ProcessorDelay
 from p3kv.worker.routes import HostSums, RowsRoute, SliceRoute
 from p3kv.worker.silences import LOOK_EVERY_S, Silences
 from p3kv.worker.stalls import StallWarnings
-from p3kv.worker.states import States
+from p3kv.worker.state_requests import StateRequests
 from p3kv.worker.step_times import StepTimes
 from p3kv.worker.steps import Steps
 from p3kv.worker.transfers import Route, WorkerKey
@@ -42,11 +42,11 @@ from p3kv.worker.tuning import Tuning
 
 _log = logging.getLogger(__name__)
 
-Taker = Callable[[Connection, Any], Landing]
+Handler = Callable[[Connection, Any], Landing]
 """Takes the frames of one kind, with its header."""
 
 
-class Traffic:
+class DataPlane:
     """Takes the frames that `p3kv.wire.protocol` allows, and sends this worker's.
 
     Belongs to the worker's thread, except what says otherwise.
@@ -66,7 +66,7 @@ class Traffic:
         report: Callable[[messages.Measured], None],
         on_lost: Callable[[Connection, str], None],
         on_bye: Callable[[], None],
-        joining: Mapping[int, Taker],
+        joining: Mapping[int, Handler],
         neighbours: Mapping[int, Connection],
     ) -> None:
         """`local_servers` are the ranks of the servers on this host. `call_later`, `call_soon`,
@@ -88,12 +88,12 @@ class Traffic:
         self.keys: Dict[int, WorkerKey] = {}
         self._tracer = tracer
         self._orders: Dict[int, List[int]] = {}
-        terms = TermsByRound()
+        sizes = SliceSizesByRound()
         self.consistency = make_consistency(settings.consistency, num_workers)
         self.times = StepTimes(ProcessorDelay().delayed, partial(call_later, 0.0))
         departures = Departures(self.servers, pace)
         self.tuning = Tuning(
-            rank, self.servers, terms, settings, self.consistency.window, drain, self.times,
+            rank, self.servers, sizes, settings, self.consistency.window, drain, self.times,
             departures, report,
         )  # fmt: skip
         self._gates = Gates(rank, self.servers, local_servers, call_later)
@@ -106,43 +106,43 @@ class Traffic:
             self._in_progress, self._gates, departures, self.steps, self.times,
             settings.priorities, self._begin_step,
         )  # fmt: skip
-        self.slices = SliceRoute(rank, self.servers, self._gates, self._in_progress, terms, tracer)
+        self.slices = SliceRoute(rank, self.servers, self._gates, self._in_progress, sizes, tracer)
         self.rows = RowsRoute(
-            rank, self.servers, self._gates, self._in_progress, terms, tracer,
-            self.exchange.answered,
+            rank, self.servers, self._gates, self._in_progress, sizes, tracer,
+            self.exchange.note_answered,
         )  # fmt: skip
         self.host_sums = HostSums(
-            rank, neighbours, settings, terms, self.tuning.announced, self.slices,
+            rank, neighbours, settings, sizes, self.tuning.adopt, self.slices,
             self._in_progress,
         )  # fmt: skip
-        self.states = States(rank, self.servers)
+        self.states = StateRequests(rank, self.servers)
         self._call_later = call_later
         self._silences = Silences(settings, self.servers, self.exchange.awaited)
-        self.clipping = Clipping(rank, self.tell, lambda: len(self.servers))
+        self.global_norms = GlobalNorms(rank, self.tell, self.servers)
         self.checkpoints = Checkpoints(
-            rank, settings, self.tell, num_workers, lambda: len(self.servers), call_soon
+            rank, settings, self.tell, num_workers, self.servers, call_soon
         )
         self.cuts = Cuts(settings.checkpoint_every, self.checkpoints.resumed)
         """Belongs to the thread that uses the stores."""
-        self._takers: Dict[int, Taker] = {
+        self._handlers: Dict[int, Handler] = {
             **joining,
             Kind.UPDATED: self.slices.land,
             Kind.PULLED: self.slices.land,
             Kind.ENDED: self.exchange.land_ended,
             Kind.ROWS: self.rows.land,
-            Kind.TERMS: self._new_terms,
-            Kind.OPEN: self._open,
-            Kind.ORDER: self._forward_order,
-            Kind.STALLED: self._stalled,
+            Kind.SLICE_SIZES: self._land_slice_sizes,
+            Kind.OPEN: self._land_open,
+            Kind.ORDER: self._land_forward_order,
+            Kind.STALLED: self._land_stalled,
             Kind.STATE: self.states.land,
             Kind.STATE_BYTES: self.states.land_bytes,
             Kind.LOADED: self.states.land_loaded,
-            Kind.SQUARES: self.clipping.land_squares,
-            Kind.NORM: self.clipping.land_norm,
+            Kind.SQUARES: self.global_norms.land_squares,
+            Kind.NORM: self.global_norms.land_norm,
             Kind.CHECKPOINT: self.checkpoints.land_asked,
             Kind.WRITTEN: self.checkpoints.land_written,
             Kind.RESUMED: self.checkpoints.land_resumed,
-            Kind.BYE: self._bye,
+            Kind.BYE: self._land_bye,
         }
 
     def look_for_silences(self) -> None:
@@ -168,7 +168,7 @@ class Traffic:
         key.route = self._route(key)
         if key.memory is not None:
             self.checkpoints.own.declare(key)
-        self.tuning.declared(key.kept_bytes())
+        self.tuning.note_kept(key.kept_bytes())
         self._tracer.name_key(KeyName(key.key_id, key.key, key.declared.name, key.size_bytes))
         header = Header(Kind.KEY, self.rank)
         self.tell(header, encode(key.declared), [server for server, _ in key.runs])
@@ -219,7 +219,7 @@ class Traffic:
         self.tell(Header(Kind.ORDER, self.rank), encode(order))
 
     def _land(self, connection: Connection, header: Header) -> Landing:
-        return self._takers[header.kind](connection, header)
+        return self._handlers[header.kind](connection, header)
 
     def _begin_step(self, step: int) -> None:
         self.checkpoints.begin_step(step)
@@ -232,24 +232,24 @@ class Traffic:
         )
         self.tell(header, settings)
 
-    def _new_terms(self, connection: Connection, header: TermsHeader) -> Landing:
-        return message_landing(header, Terms, partial(self.tuning.announced, header.from_round))
+    def _land_slice_sizes(self, connection: Connection, header: SliceSizesHeader) -> Landing:
+        return message_landing(header, SliceSizes, partial(self.tuning.adopt, header.from_round))
 
-    def _open(self, connection: Connection, header: StepHeader) -> Landing:
-        return Landing(None, partial(self._gates.opened, header.rank, header.step))
+    def _land_open(self, connection: Connection, header: StepHeader) -> Landing:
+        return Landing(None, partial(self._gates.open, header.rank, header.step))
 
-    def _forward_order(self, connection: Connection, header: Header) -> Landing:
+    def _land_forward_order(self, connection: Connection, header: Header) -> Landing:
         return message_landing(header, ForwardOrder, self._set_order)
 
     def _set_order(self, order: ForwardOrder) -> None:
         self.exchange.set_order(order.key_ids)
         _log.info("the forward order is known: %d keys", len(order.key_ids))
 
-    def _stalled(self, connection: Connection, header: Header) -> Landing:
+    def _land_stalled(self, connection: Connection, header: Header) -> Landing:
         return message_landing(header, Stalled, self._note_stall)
 
     def _note_stall(self, stalled: Stalled) -> None:
         self.stalls.note(stalled, self.rank, stalled.key_id in self.keys)
 
-    def _bye(self, connection: Connection, header: Header) -> Landing:
+    def _land_bye(self, connection: Connection, header: Header) -> Landing:
         return Landing(None, self._on_bye)

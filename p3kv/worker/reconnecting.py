@@ -24,7 +24,7 @@ _WELCOME_S = 10.0
 _HANDSHAKE_BYTES = 1 << 16
 
 
-class Mending:
+class Reconnecting:
     """Gives connections new links. Belongs to the worker's thread.
 
     A thread of its own waits while a link is made, because the worker's thread serves the other
@@ -124,7 +124,7 @@ class Mending:
         connection.take_over(link)
         connection.conversation.go_on()
         self._loop.add_connection(connection)
-        self._breaks.mended(connection)
+        self._breaks.reconnected(connection)
         try:
             connection.resume(welcome.received, ahead=ahead)
         except ProtocolError as error:

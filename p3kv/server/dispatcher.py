@@ -1,4 +1,4 @@
-"""Traffic from workers to a server: each kind of frame, and who takes it."""
+"""Dispatches frames from workers: each kind of frame, and what handles it on a server."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from p3kv.wire.fields import (
     NormHeader,
     OptimizerHeader,
     ScaleHeader,
+    SliceSizesHeader,
     StepHeader,
-    TermsHeader,
 )
 from p3kv.wire.framing import Frame, Landing, message_landing
 from p3kv.wire.header import (
@@ -41,11 +41,11 @@ from p3kv.wire.messages import (
     ForwardOrder,
     JobSettings,
     Norm,
-    Pushed,
     Resumed,
     Scale,
+    SliceSizes,
     Stalled,
-    Terms,
+    StepPushed,
     Written,
     decode,
     encode,
@@ -54,7 +54,7 @@ from p3kv.wire.messages import (
 _log = logging.getLogger(__name__)
 
 
-class Traffic:
+class Dispatcher:
     """Takes the frames that `p3kv.wire.protocol` allows, and tells workers what all must know.
 
     Belongs to the server's thread.
@@ -62,6 +62,7 @@ class Traffic:
 
     def __init__(
         self,
+        rank: int,
         num_workers: int,
         settings: Settings,
         workers: Workers,
@@ -70,7 +71,7 @@ class Traffic:
         fail: Callable[..., None],
     ) -> None:
         """`fail(reason, round, error)` ends the job; `error` names a class in p3kv.errors."""
-        self.rank = UNKNOWN
+        self._rank = rank
         self._num_workers = num_workers
         self._settings = settings
         self._workers = workers
@@ -87,35 +88,35 @@ class Traffic:
         self._serving = False
         self._job: Optional[JobSettings] = None
         """What all workers have agreed on, once one of them has said hello."""
-        self._takers: Dict[int, Callable[[Connection, Any], Landing]] = {
-            Kind.HELLO: self._hello,
-            Kind.PROOF: self._proof,
+        self._handlers: Dict[int, Callable[[Connection, Any], Landing]] = {
+            Kind.HELLO: self._land_hello,
+            Kind.PROOF: self._land_proof,
             Kind.PUSH: consumer.land_push,
             Kind.PULL: consumer.land_pull,
             Kind.PUSH_ROWS: consumer.rows.land_push,
             Kind.PULL_ROWS: consumer.rows.land_pull,
-            Kind.KEY: self._key,
-            Kind.TERMS: self._terms,
-            Kind.OPEN: self._open,
-            Kind.PROBE: self._probe,
-            Kind.OPTIMIZER: self._optimizer,
-            Kind.ORDER: self._forward_order,
-            Kind.CLIPPED: self._clipped,
-            Kind.PUSHED: self._pushed,
-            Kind.SCALE: self._scale,
+            Kind.KEY: self._land_key,
+            Kind.SLICE_SIZES: self._land_slice_sizes,
+            Kind.OPEN: self._land_open,
+            Kind.PROBE: self._land_probe,
+            Kind.OPTIMIZER: self._land_optimizer,
+            Kind.ORDER: self._land_forward_order,
+            Kind.CLIPPED: self._land_clipped,
+            Kind.STEP_PUSHED: self._land_step_pushed,
+            Kind.SCALE: self._land_scale,
             Kind.STATES: consumer.states.ask,
             Kind.STATE: consumer.states.land,
             Kind.STATE_BYTES: consumer.states.land_bytes,
-            Kind.CHECKPOINT: self._checkpoint,
+            Kind.CHECKPOINT: self._land_checkpoint,
             Kind.WRITTEN: self._parts_of_workers.land_written,
-            Kind.RESUMED: self._resumed,
-            Kind.BYE: self._bye,
+            Kind.RESUMED: self._land_resumed,
+            Kind.BYE: self._land_bye,
         }
 
     def land(self, connection: Connection, header: Header) -> Landing:
         """Where a frame's payload goes, and what happens then; ProtocolError for a frame that
         can't be right."""
-        return self._takers[header.kind](connection, header)
+        return self._handlers[header.kind](connection, header)
 
     def begin_to_serve(self) -> None:
         """Welcomes the workers, and those that come later as soon as they come."""
@@ -130,15 +131,15 @@ class Traffic:
 
     # Coming and going.
 
-    def _hello(self, connection: Connection, header: HelloHeader) -> Landing:
+    def _land_hello(self, connection: Connection, header: HelloHeader) -> Landing:
         words = self._workers.land_hello(connection, header)
         return Landing(words, partial(self._challenge, connection, header))
 
     def _challenge(self, connection: Connection, hello: HelloHeader) -> None:
         words = memoryview(self._workers.challenge(connection, hello))
-        connection.writer.push(Frame(URGENT, Header(Kind.CHALLENGE, self.rank), words))
+        connection.writer.push(Frame(URGENT, Header(Kind.CHALLENGE, self._rank), words))
 
-    def _proof(self, connection: Connection, header: Header) -> Landing:
+    def _land_proof(self, connection: Connection, header: Header) -> Landing:
         words = memoryview(bytearray(header.payload_bytes))
         return Landing(words, partial(self._admit, connection, words))
 
@@ -155,7 +156,7 @@ class Traffic:
         self._job = job
         self._stalls.timeout_s = job.stall_timeout_s
         rules = self._consumer.engine.rules
-        rules.deterministic = self._consumer.clipping.exact = job.deterministic
+        rules.deterministic = self._consumer.held_rounds.exact = job.deterministic
         rules.checks_finite = job.check_finite
         self._consumer.waiting.workers_may_leave = job.let_workers_leave
         try:
@@ -167,16 +168,16 @@ class Traffic:
 
     def _send_welcome(self, connection: Connection) -> None:
         is_new = not connection.welcome
-        self._workers.welcome(connection, self.rank)
+        self._workers.welcome(connection, self._rank)
         if not is_new:
             return
         for kind, words in ((Kind.ORDER, self._order), (Kind.RESUMED, self._resumed_from)):
             if words is not None:
-                connection.writer.push(Frame(URGENT, Header(kind, self.rank), words))
+                connection.writer.push(Frame(URGENT, Header(kind, self._rank), words))
         assert connection.peer is not None
         self._parts_of_workers.welcomed(connection.peer)
 
-    def _bye(self, connection: Connection, header: Header) -> Landing:
+    def _land_bye(self, connection: Connection, header: Header) -> Landing:
         return Landing(None, partial(self._let_go, connection, header.rank))
 
     def _let_go(self, connection: Connection, rank: int) -> None:
@@ -184,39 +185,39 @@ class Traffic:
         self._announce_open_step()
         self._consumer.worker_left(rank)
         self._parts_of_workers.left(rank)
-        connection.writer.push(Frame(LAST, Header(Kind.BYE, self.rank)))
+        connection.writer.push(Frame(LAST, Header(Kind.BYE, self._rank)))
 
     # What a worker says of its keys, and what rank 0 says for all.
 
-    def _key(self, connection: Connection, header: Header) -> Landing:
+    def _land_key(self, connection: Connection, header: Header) -> Landing:
         return message_landing(header, DeclaredKey, self._consumer.declare)
 
-    def _terms(self, connection: Connection, header: TermsHeader) -> Landing:
-        return message_landing(header, Terms, partial(self._set_terms, header))
+    def _land_slice_sizes(self, connection: Connection, header: SliceSizesHeader) -> Landing:
+        return message_landing(header, SliceSizes, partial(self._set_slice_sizes, header))
 
-    def _set_terms(self, header: TermsHeader, terms: Terms) -> None:
+    def _set_slice_sizes(self, header: SliceSizesHeader, sizes: SliceSizes) -> None:
         from_round = header.from_round
         if from_round > INITIAL_ROUND and header.rank != 0:
-            raise ProtocolError(f"worker {header.rank} wants {terms} from round {from_round} on")
-        is_new = self._consumer.set_terms(from_round, terms)
+            raise ProtocolError(f"worker {header.rank} wants {sizes} from round {from_round} on")
+        is_new = self._consumer.set_slice_sizes(from_round, sizes)
         if self._settings.send_buffer_bytes is None:
-            credit_bytes = value_credit_bytes(terms.size_for_credit, self._num_workers)
+            credit_bytes = value_credit_bytes(sizes.size_for_credit, self._num_workers)
             for worker in self._workers.connections.values():
                 worker.hold_at_most(credit_bytes)
         if is_new and from_round > INITIAL_ROUND:
-            news = TermsHeader(Kind.TERMS, self.rank, from_round=from_round)
-            self._workers.tell(news, memoryview(encode(terms)))
+            news = SliceSizesHeader(Kind.SLICE_SIZES, self._rank, from_round=from_round)
+            self._workers.tell(news, memoryview(encode(sizes)))
 
-    def _forward_order(self, connection: Connection, header: Header) -> Landing:
+    def _land_forward_order(self, connection: Connection, header: Header) -> Landing:
         words = memoryview(bytearray(header.payload_bytes))
         return Landing(words, partial(self._pass_order_on, words))
 
     def _pass_order_on(self, words: memoryview) -> None:
         decode(words, ForwardOrder)  # or all workers would blame this server for it
         self._order = words
-        self._workers.tell(Header(Kind.ORDER, self.rank), words)
+        self._workers.tell(Header(Kind.ORDER, self._rank), words)
 
-    def _optimizer(self, connection: Connection, header: OptimizerHeader) -> Landing:
+    def _land_optimizer(self, connection: Connection, header: OptimizerHeader) -> Landing:
         words = memoryview(bytearray(header.payload_bytes))
         return Landing(words, partial(self._configure_optimizer, header, words))
 
@@ -239,54 +240,54 @@ class Traffic:
 
     # Steps whose gradients are clipped by the norm of all.
 
-    def _clipped(self, connection: Connection, header: StepHeader) -> Landing:
+    def _land_clipped(self, connection: Connection, header: StepHeader) -> Landing:
         return Landing(None, partial(self._consumer.engine.begin_clipped, header.step))
 
-    def _pushed(self, connection: Connection, header: StepHeader) -> Landing:
-        return message_landing(header, Pushed, partial(self._all_pushed, header.step))
+    def _land_step_pushed(self, connection: Connection, header: StepHeader) -> Landing:
+        return message_landing(header, StepPushed, partial(self._end_pushes, header.step))
 
-    def _all_pushed(self, step: int, pushed: Pushed) -> None:
-        self._consumer.clipping.pushed(step, pushed.elems)
+    def _end_pushes(self, step: int, pushed: StepPushed) -> None:
+        self._consumer.held_rounds.end_pushes(step, pushed.elems)
 
-    def _scale(self, connection: Connection, header: ScaleHeader) -> Landing:
+    def _land_scale(self, connection: Connection, header: ScaleHeader) -> Landing:
         return message_landing(header, Scale, partial(self._take_scale, connection, header))
 
     def _take_scale(self, connection: Connection, header: ScaleHeader, scale: Scale) -> None:
         self._consumer.scaled(connection, header.step, scale.scale)
         if scale.pass_on:
-            news = NormHeader(Kind.NORM, self.rank, store=header.store, number=header.number)
+            news = NormHeader(Kind.NORM, self._rank, store=header.store, number=header.number)
             self._workers.tell(news, memoryview(encode(Norm(scale.norm))))
 
     # Checkpoints.
 
-    def _checkpoint(self, connection: Connection, header: Header) -> Landing:
+    def _land_checkpoint(self, connection: Connection, header: Header) -> Landing:
         words = memoryview(bytearray(header.payload_bytes))
         return Landing(words, partial(self._begin_checkpoint, words))
 
     def _begin_checkpoint(self, words: memoryview) -> None:
         checkpoint = decode(words, Checkpoint)
         self._consumer.checkpoints.begin(checkpoint)
-        if self.rank == 0:
+        if self._rank == 0:
             self._parts_of_workers.ask(checkpoint, words)
 
     def _tell_written(self, written: Written) -> None:
         connection = self._workers.connections[0]
         if self._workers.listens(connection):
             words = memoryview(encode(written))
-            connection.writer.push(Frame(URGENT, Header(Kind.WRITTEN, self.rank), words))
+            connection.writer.push(Frame(URGENT, Header(Kind.WRITTEN, self._rank), words))
 
-    def _resumed(self, connection: Connection, header: Header) -> Landing:
+    def _land_resumed(self, connection: Connection, header: Header) -> Landing:
         words = memoryview(bytearray(header.payload_bytes))
         return Landing(words, partial(self._pass_resumed_on, words))
 
     def _pass_resumed_on(self, words: memoryview) -> None:
         decode(words, Resumed)  # or all workers would blame this server for it
         self._resumed_from = words
-        self._workers.tell(Header(Kind.RESUMED, self.rank), words)
+        self._workers.tell(Header(Kind.RESUMED, self._rank), words)
 
     # The network.
 
-    def _open(self, connection: Connection, header: StepHeader) -> Landing:
+    def _land_open(self, connection: Connection, header: StepHeader) -> Landing:
         return Landing(None, partial(self._needs_no_values_before, header.rank, header.step))
 
     def _needs_no_values_before(self, rank: int, step: int) -> None:
@@ -298,12 +299,12 @@ class Traffic:
         this host's link then."""
         if self._workers.open_step > self._open_step:
             self._open_step = self._workers.open_step
-            self._workers.tell(StepHeader(Kind.OPEN, self.rank, step=self._open_step))
+            self._workers.tell(StepHeader(Kind.OPEN, self._rank, step=self._open_step))
 
-    def _probe(self, connection: Connection, header: Header) -> Landing:
+    def _land_probe(self, connection: Connection, header: Header) -> Landing:
         echo = self._scratch[: header.payload_bytes]
-        answer = Header(Kind.PROBE, self.rank)
+        answer = Header(Kind.PROBE, self._rank)
         return Landing(echo, partial(connection.writer.push, Frame(URGENT, answer, echo)))
 
     def _tell_stall(self, stalled: Stalled) -> None:
-        self._workers.tell(Header(Kind.STALLED, self.rank), memoryview(encode(stalled)))
+        self._workers.tell(Header(Kind.STALLED, self._rank), memoryview(encode(stalled)))

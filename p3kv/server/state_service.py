@@ -27,7 +27,7 @@ class _Waiting(NamedTuple):
     act: Callable[[], None]
 
 
-class States:
+class StateService:
     """Copies and replaces the states of whole keys, each between two rounds.
 
     Workers know nothing of slices here: a server joins the states of its slices, and cuts what it

@@ -28,7 +28,7 @@ class _Step(Generic[T]):
         self.unscaled_elems = 0
 
 
-class Clipping(Generic[T]):
+class HeldRounds(Generic[T]):
     """Holds the rounds of a step until worker rank 0 has said how its gradients are scaled.
 
     A step is what rank 0 calls so: each round belongs to the step in which rank 0 has pushed for
@@ -56,7 +56,7 @@ class Clipping(Generic[T]):
             raise ProtocolError(f"it began the clipped step {step} twice")
         self.steps[step] = _Step()
 
-    def pushed(self, step: int, elems: int) -> None:
+    def end_pushes(self, step: int, elems: int) -> None:
         """Takes note that rank 0 pushes nothing more in a step, and how much it has pushed here."""
         clipped = self._known(step)
         if clipped.pushed_elems is not None:
@@ -78,15 +78,15 @@ class Clipping(Generic[T]):
 
     # What the engine asks.
 
-    def is_new(self, step: int, state: T) -> bool:
+    def is_new(self, step: int, unit: T) -> bool:
         """Whether a slice whose sum of a step is complete is to be counted with `hold`."""
-        return step in self.steps and state not in self.steps[step].held
+        return step in self.steps and unit not in self.steps[step].held
 
-    def hold(self, step: int, state: T, elems: int, total: Optional[np.ndarray]) -> None:
+    def hold(self, step: int, unit: T, elems: int, total: Optional[np.ndarray]) -> None:
         """Counts a slice's sum, which stays as it is until its round ends; None where no worker
         had a gradient."""
         clipped = self.steps[step]
-        clipped.held[state] = None
+        clipped.held[unit] = None
         clipped.complete_elems += elems
         if total is None:
             pass

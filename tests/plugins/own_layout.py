@@ -5,7 +5,7 @@ import math
 from p3kv.slicing.layout import LAYOUTS, Layout
 
 
-class Rows(Layout):
+class WholeRows(Layout):
     """A row is what the first index says; a vector's rows have one element each."""
 
     @property
@@ -13,4 +13,4 @@ class Rows(Layout):
         return max(1, math.prod(self.shape[1:]))
 
 
-LAYOUTS.register("rows", Rows)
+LAYOUTS.register("rows", WholeRows)

@@ -1,6 +1,6 @@
-"""The line to the guardian of a process on another host: the socket that is ssh's standard input.
+"""The channel to the guardian of a process on another host: the socket of ssh's standard input.
 
-Nothing secret may be in a command line, so the guardian hears on this line what to start.
+Nothing secret may be in a command line, so the guardian hears on this channel what to start.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from p3kv.processes.launcher.guardian import GREETING
 _MOST_GREETING_BYTES = 1 << 16
 
 
-class Line:
-    """The launcher's end of the line to one process on `host`; one thread uses it.
+class GuardianChannel:
+    """The launcher's end of the channel to one process on `host`; one thread uses it.
 
     `ours` is this end's socket and `theirs` ssh's. With `has_link`, ssh writes what the process
-    says to the launcher to `theirs`, too. The line's environment has the secret: it is never shown.
+    says to the launcher to `theirs`, too. The environment has the secret: it is never shown.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Line:
     def wait_for_greeting(self, output: IO[bytes] | None, timeout_s: float) -> bool:
         """Returns when the guardian on the host has greeted, or false if it does not.
 
-        `output` is ssh's standard output, if that is not the line. What a remote shell prints at
+        `output` is ssh's standard output, if that is not the channel. What a remote shell prints at
         its start comes before the greeting and is dropped.
         """
         stream = self.ours if output is None else output

@@ -6,14 +6,14 @@ import logging
 import math
 from concurrent.futures import Future
 from functools import partial
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Set, Tuple
+from typing import Any, Callable, Collection, Dict, List, Mapping, NamedTuple, Optional, Set, Tuple
 
 from p3kv.errors import ProtocolError
 from p3kv.wire.connection import Connection
 from p3kv.wire.fields import NormHeader, ScaleHeader, StepHeader
 from p3kv.wire.framing import Landing, message_landing
 from p3kv.wire.header import Kind
-from p3kv.wire.messages import Norm, Pushed, Scale, Squares, encode
+from p3kv.wire.messages import Norm, Scale, Squares, StepPushed, encode
 
 _log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ class _Waiting:
         self.squares: List[float] = []
 
 
-class Clipping:
+class GlobalNorms:
     """Asks the servers for the squares of a step's sums, and tells them how to scale the sums.
 
     Servers have no connections with each other, and worker rank 0 is connected with all. It alone
@@ -50,13 +50,12 @@ class Clipping:
     workers only hear the norm. Belongs to the worker's thread.
     """
 
-    def __init__(
-        self, rank: int, tell: Callable[..., None], num_servers: Callable[[], int]
-    ) -> None:
-        """`tell(header, words, servers)` sends a frame without a slice."""
+    def __init__(self, rank: int, tell: Callable[..., None], servers: Collection[int]) -> None:
+        """`tell(header, words, servers)` sends a frame without a slice. `servers` are the ranks of
+        all servers, once they are connected."""
         self._rank = rank
         self._tell = tell
-        self._num_servers = num_servers
+        self._servers = servers
         self._waiting: Dict[int, _Waiting] = {}
         """By step, in the order of steps."""
         self._norms: Dict[int, Tuple[int, float]] = {}
@@ -71,14 +70,14 @@ class Clipping:
         if self._rank == 0:
             self._tell(StepHeader(Kind.CLIPPED, self._rank, step=step))
 
-    def pushed(self, clipped: ClippedStep) -> None:
+    def end_pushes(self, clipped: ClippedStep) -> None:
         """Says that a step has no further pushes; their transfers may still be to begin."""
         if self._rank != 0:
             return
         self._waiting[clipped.step] = _Waiting(clipped)
-        header = StepHeader(Kind.PUSHED, self._rank, step=clipped.step)
-        for server in range(self._num_servers()):
-            self._tell(header, encode(Pushed(clipped.elems.get(server, 0))), [server])
+        header = StepHeader(Kind.STEP_PUSHED, self._rank, step=clipped.step)
+        for server in self._servers:
+            self._tell(header, encode(StepPushed(clipped.elems.get(server, 0))), [server])
 
     def land_squares(self, connection: Connection, header: StepHeader) -> Landing:
         """Takes a server's part of a norm."""
@@ -125,7 +124,7 @@ class Clipping:
         header = ScaleHeader(
             Kind.SCALE, self._rank, store=clipped.store, number=clipped.number, step=clipped.step
         )
-        for server in range(self._num_servers()):
+        for server in self._servers:
             self._tell(header, encode(Scale(scale, norm, pass_on=server == 0)), [server])
         self._answer()
 

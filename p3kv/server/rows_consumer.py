@@ -29,8 +29,8 @@ from p3kv.wire.rows import (
     pieces,
     unpacked,
 )
+from p3kv.wire.slice_sizes import SliceSizesByRound
 from p3kv.wire.spans import trace_departure, traced_arrival
-from p3kv.wire.terms import TermsByRound
 
 Enqueue = Callable[[Connection, QueuedHeader, Callable[[], None], Unit], None]
 """Has the consumer call a function when a frame's turn comes."""
@@ -107,7 +107,7 @@ class _Values:
         self.shared = {}
 
 
-class RowsTraffic:
+class RowsConsumer:
     """Workers' pushes and pulls of keys of rows. Belongs to the server's thread."""
 
     def __init__(
@@ -115,7 +115,7 @@ class RowsTraffic:
         rank: Callable[[], int],
         workers: Workers,
         key: Callable[[KeyHeader], RowsKey],
-        terms: TermsByRound,
+        sizes: SliceSizesByRound,
         enqueue: Enqueue,
         settle: Callable[[Unit], None],
         asked: Callable[[], None],
@@ -127,7 +127,7 @@ class RowsTraffic:
         self._rank = rank
         self._workers = workers
         self._key = key
-        self._terms = terms
+        self._sizes = sizes
         self._enqueue = enqueue
         self._settle = settle
         self._asked = asked
@@ -243,8 +243,8 @@ class RowsTraffic:
 
     def _cut(self, values: _Values, numbers: np.ndarray) -> List[_SharedFrame]:
         key = values.key
-        slice_size = self._terms.of(
-            self._terms.generation(max(key.round, INITIAL_ROUND))
+        slice_size = self._sizes.of(
+            self._sizes.generation(max(key.round, INITIAL_ROUND))
         ).slice_size
         most = key.most_rows(slice_size)
         frames = [_SharedFrame(key, numbers[piece]) for piece in pieces(len(numbers), most)]

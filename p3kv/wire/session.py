@@ -17,7 +17,7 @@ _NUMBERS = struct.Struct("<QQ")
 """A message's number, and that of the last message that its sender has received."""
 
 
-class Line:
+class Session:
     """One end: numbers messages, and keeps them until the other end has received them.
 
     So each message arrives once and in order, whatever connections lose.

@@ -4,7 +4,6 @@ and the framework's import attaches it."""
 from typing import ClassVar, Dict, Optional
 
 from own_optimizer import MakeMomentum
-
 from p3kv.common.words import Words
 from p3kv.frontends.front_end import FrontEnd
 

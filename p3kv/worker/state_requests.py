@@ -35,7 +35,7 @@ class _Request:
         """By server, also of those that have only confirmed."""
 
 
-class States:
+class StateRequests:
     """One key's states are under way at a time. Belongs to the worker's thread.
 
     Frames are sent after all slices that wait, so the servers have those first.
