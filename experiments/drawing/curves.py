@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 
 from experiments.campaign.records import Records
 from experiments.drawing import output
+from experiments.emulation.systems import SYSTEMS
 from experiments.models import MODELS, load
 
 CARRIED = 0.98
@@ -32,6 +33,9 @@ TITLES = {
     "inception_v3": "Inception-v3",
     "vgg19": "VGG-19",
     "sockeye": "Sockeye",
+    "googlenet": "GoogLeNet",
+    "resnet110": "ResNet-110",
+    "inception_v4": "Inception-v4",
     "three_layers": "three layers",
 }
 
@@ -89,6 +93,17 @@ def throughput(seconds: Spread, samples: float) -> Spread:
     return Spread(samples / seconds.median, samples / seconds.high, samples / seconds.low)
 
 
+def speed_up(runs: Sequence[Mapping[str, Any]]) -> Spread:
+    """Iterations a second times hosts, by those of one machine: it computes and sends nothing."""
+    return throughput(iteration_s(runs), runs[0]["compute_s"] * runs[0]["hosts"])
+
+
+def cpu_s_per_gb(run: Mapping[str, Any]) -> float:
+    """Processor time of all processes for each gigabyte that a worker synchronises."""
+    size_bytes = load(run["model"]).size_bytes
+    return run["cpu_s"] / (len(run["iteration_s"]) * run["hosts"] * size_bytes / 1e9)
+
+
 def samples(model: str, hosts: int) -> int:
     """What all hosts together process in an iteration."""
     return load(model).batch_size * hosts
@@ -98,7 +113,7 @@ def unlimited(runs: Iterable[Mapping[str, Any]], **fields: Any) -> Dict[str, flo
     """By system: efficiency, C by the time of an iteration, where links had no limit."""
     found = select(runs, rate_mbit_s=None, **fields)
     efficiencies = {}
-    for system in LOOKS:
+    for system in SYSTEMS:
         of = [run for run in found if run["system"] == system]
         if of:
             efficiencies[system] = round(of[0]["compute_s"] / iteration_s(of).median, 4)
