@@ -70,7 +70,7 @@ def _systems(runs: Sequence[Mapping[str, Any]]) -> Dict[str, Dict[str, Any]]:
     for system in COMPARED:
         of = [run for run in runs if run["system"] == system]
         if of:
-            efficiency = curves.throughput(curves.iteration_s(of), of[0]["compute_s"])
+            efficiency = curves.throughput(curves.spread_s(of), of[0]["compute_s"])
             cpu = Spread.of([curves.cpu_s_per_gb(run) for run in of])
             found[system] = {
                 "efficiency": _rounded(efficiency),
@@ -105,8 +105,8 @@ def _pays(system: str, panels: Sequence[Mapping[str, Any]], alone: Cost) -> Dict
 def _measured_from(system: str, panels: Sequence[Mapping[str, Any]]) -> Optional[float]:
     """The M/C from which on a codec's iterations are at least 2 % shorter than exact ones.
 
-    Between two that were measured, gains grow with the logarithm. The least that was measured: there
-    already, and maybe below. None: at none of them.
+    Between two that were measured, gains grow with the logarithm. The least that was measured:
+    there already, and maybe below. None: at none of them.
     """
     gains = sorted(
         (one["ratio"], _gain(one["systems"], system) / _FASTER)
