@@ -70,7 +70,7 @@ def _systems(runs: Sequence[Mapping[str, Any]]) -> Dict[str, Dict[str, Any]]:
     for system in COMPARED:
         of = [run for run in runs if run["system"] == system]
         if of:
-            efficiency = curves.throughput(curves.iteration_s(of), of[0]["compute_s"])
+            efficiency = curves.throughput(curves.spread_s(of), of[0]["compute_s"])
             cpu = Spread.of([curves.cpu_s_per_gb(run) for run in of])
             found[system] = {
                 "efficiency": _rounded(efficiency),

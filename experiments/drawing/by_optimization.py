@@ -83,9 +83,9 @@ def draw(table: Sequence[Mapping[str, Any]], said: Sequence[str]) -> Figure:
         group = values.setdefault(f"{curves.TITLES[row['model']]}\nM/C = {row['ratio']:g}", {})
         group[COMPARED[row["system"]][0]] = taken
         if row["thesis_gain"] and row["gain"]:
-            # Wait-free is the third of five bars: in the middle of its group.
+            # Wait-free is the third of five bars, in the middle of its group.
             at, height = len(values) - 1, taken.median / row["gain"] * row["thesis_gain"]
-            axis.plot(at, height, "D", color="black", markersize=4, label=label)
+            axis.plot(at + 0.085, height, "D", color="black", markersize=4, label=label)
             label = None
     bars.groups(axis, values, looks)
     axis.axhline(HOSTS, color="black", linewidth=0.8)

@@ -12,21 +12,15 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-import experiments.thesis.placements
+from experiments.campaign.placing import loads_elems
 from experiments.drawing import bars, curves, output
 from experiments.drawing.curves import Spread
 from experiments.models import THESIS_MODELS, load
-from p3kv.slicing.layout import Dense
-from p3kv.slicing.placement import PLACEMENTS
-from p3kv.slicing.slices import loads_with
-from p3kv.slicing.topology import Topology
 
 HOSTS = 4
 SETTING = "P3KV_PLACEMENT"
-PLUGIN = experiments.thesis.placements.__name__
 RATIOS = {"googlenet": 3.99, "resnet110": 1.17, "inception_v4": 3.14}
 """M/C of the thesis's machines, by `experiments.models`."""
-_SLICE_ELEMS = 50_000
 
 
 class Compared(NamedTuple):
@@ -48,17 +42,6 @@ COMPARED = (
     Compared("heuristic, largest first", "whole_tensors", True, "#009E73"),
     Compared("p3kv's own", "by_link", False, output.COLOURS["p3"]),
 )
-
-
-def loads_elems(of: Compared, name: str) -> List[int]:
-    """Elements on each of the servers, placed as the scheduler does it."""
-    hosts = tuple(map(str, range(HOSTS)))
-    placement, topology = PLACEMENTS.find(of.placement)(), Topology(hosts, hosts)
-    loads = [0] * HOSTS
-    for parameter in load(of.model(name)).parameters:
-        layout = Dense(parameter.shape)
-        loads = loads_with(loads, placement.place(layout, _SLICE_ELEMS, loads, topology))
-    return loads
 
 
 def variation(loads: Sequence[int]) -> float:
@@ -87,7 +70,7 @@ def summarize(runs: Sequence[Mapping[str, Any]]) -> List[Dict[str, Any]]:
             ]
             limited = [run for run in found if run["rate_mbit_s"] is not None]
             free = [run for run in found if run["rate_mbit_s"] is None]
-            loads = loads_elems(of, name)
+            loads = loads_elems(of.placement, of.model(name), HOSTS)
             rows.append(
                 {
                     "model": name,
@@ -131,7 +114,7 @@ def draw(table: Sequence[Mapping[str, Any]], said: Sequence[str]) -> Figure:
     }
     bars.groups(axes[0], speed_ups, looks)
     axes[0].set_title(f"5.1: speed-up on {HOSTS} hosts over one machine", fontsize=9)
-    axes[0].set_ylim(0, HOSTS + 1)
+    axes[0].set_ylim(0, axes[0].get_ylim()[1] * 1.4)  # room for the legend
     axes[0].axhline(1, color="black", linewidth=0.8, linestyle=":")
     axes[0].legend(fontsize=7)
     _draw_sizes(axes[1])

@@ -88,6 +88,11 @@ def iteration_s(runs: Sequence[Mapping[str, Any]]) -> Spread:
     return Spread.of([statistics.median(run["iteration_s"]) for run in runs])
 
 
+def spread_s(runs: Sequence[Mapping[str, Any]]) -> Spread:
+    """As `iteration_s`; of a single run, over its iterations."""
+    return iteration_s(runs) if len(runs) > 1 else Spread.of(runs[0]["iteration_s"])
+
+
 def throughput(seconds: Spread, samples: float) -> Spread:
     """Samples a second, of `samples` in an iteration."""
     return Spread(samples / seconds.median, samples / seconds.high, samples / seconds.low)
@@ -95,7 +100,7 @@ def throughput(seconds: Spread, samples: float) -> Spread:
 
 def speed_up(runs: Sequence[Mapping[str, Any]]) -> Spread:
     """Iterations a second times hosts, by those of one machine: it computes and sends nothing."""
-    return throughput(iteration_s(runs), runs[0]["compute_s"] * runs[0]["hosts"])
+    return throughput(spread_s(runs), runs[0]["compute_s"] * runs[0]["hosts"])
 
 
 def cpu_s_per_gb(run: Mapping[str, Any]) -> float:

@@ -10,12 +10,12 @@ from typing import List, Optional, Sequence
 
 from experiments.campaign import options
 from experiments.campaign.campaign import Campaign, Point, point
+from experiments.campaign.placing import PLUGIN
 from experiments.campaign.records import Records
 from experiments.drawing import curves, measured_figure
 from experiments.drawing.by_placement import (
     COMPARED,
     HOSTS,
-    PLUGIN,
     RATIOS,
     SETTING,
     draw,

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from experiments.campaign.placing import loads_elems
 from experiments.campaign.records import Records
 from experiments.drawing import by_optimization, by_placement, curves
-from experiments.drawing.by_placement import COMPARED, RATIOS, loads_elems, most_speed_up, variation
+from experiments.drawing.by_placement import COMPARED, HOSTS, RATIOS, most_speed_up, variation
+from experiments.emulation.placements import UniformSplit, WholeRoundRobin
 from experiments.models import THESIS_MODELS, load
-from experiments.thesis.placements import UniformSplit, WholeRoundRobin
 from p3kv.slicing.layout import Dense, TouchedRows
 from p3kv.slicing.placement import checked
 from p3kv.slicing.topology import Topology
@@ -47,14 +48,16 @@ def test_the_heuristic_is_algorithm_2(name):
     loads = [0] * 4
     for size in sorted((parameter.elems for parameter in load(name).parameters), reverse=True):
         loads[loads.index(min(loads))] += size
-    assert loads_elems(heuristic, name) == loads
+    assert loads_elems(heuristic.placement, heuristic.model(name), HOSTS) == loads
     assert variation(loads) < 0.002
 
 
 def test_round_robin_varies_where_weights_and_biases_alternate():
     """GoogLeNet's weights are on two of four servers, as are Inception-v4's."""
     (round_robin,) = (of for of in COMPARED if of.placement == "whole_round_robin")
-    varies = {name: variation(loads_elems(round_robin, name)) for name in THESIS_MODELS}
+    varies = {
+        name: variation(loads_elems(round_robin.placement, name, HOSTS)) for name in THESIS_MODELS
+    }
     assert varies["resnet110"] < 0.05
     assert varies["googlenet"] > varies["inception_v4"] > 0.9
 

@@ -75,7 +75,12 @@ one this process is."""
 FOLDERS_MAY_IMPORT: Dict[str, Set[str]] = {
     "experiments.cluster": set(),
     "experiments.models": {"p3kv.report.forecast", "p3kv.frontends.mxnet"},
-    "experiments.emulation": {"experiments.models", "p3kv.report.forecast", "p3kv.frontends.mxnet"},
+    "experiments.emulation": {
+        "experiments.models",
+        "p3kv.report.forecast",
+        "p3kv.slicing",
+        "p3kv.frontends.mxnet",
+    },
     "experiments.training": {"experiments.emulation"},
     "experiments.campaign": {
         "experiments.cluster",
@@ -84,7 +89,10 @@ FOLDERS_MAY_IMPORT: Dict[str, Set[str]] = {
         "experiments.training",
         "p3kv.report.forecast",
         "p3kv.frontends.mxnet",
+        "p3kv.common.registry",
         "p3kv.common.version",
+        "p3kv.codecs",
+        "p3kv.slicing",
     },
     "experiments.drawing": {
         "experiments.cluster",
@@ -94,6 +102,12 @@ FOLDERS_MAY_IMPORT: Dict[str, Set[str]] = {
         "experiments.campaign",
         "p3kv.report.forecast",
         "p3kv.tools.timeline",
+    },
+    "experiments.thesis": {
+        "experiments.models",
+        "experiments.emulation",
+        "experiments.campaign",
+        "experiments.drawing",
     },
 }
 """Each folder of experiments, and what its modules may import beside each other. What is in none
