@@ -100,6 +100,12 @@ def use_wrongly() -> None:
     refused("'1.bias' has left, and a second backward", model(ONES).sum().backward)
     nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
     refused("was changed after it had left", optimizer.step)
+    refused("parameters can't be added", optimizer.add_param_group, {"params": [ONES.clone()]})
+    other = nn.Linear(4, 3)
+    changed = trained(other)
+    other(ONES).sum().backward()
+    changed.param_groups[0]["lr"] = 0.5
+    refused("param_groups were changed between backward", changed.step)
     scaler = torch.amp.GradScaler("cpu")
     scaler.scale(torch.ones(()))
     refused("GradScaler changes gradients", scaler.step, optimizer)

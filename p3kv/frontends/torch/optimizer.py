@@ -56,6 +56,7 @@ class Optimizer(torch.optim.Optimizer):
         self._inner = optimizer
         super().__init__(optimizer.param_groups, optimizer.defaults)
         self.param_groups, self.state = optimizer.param_groups, optimizer.state
+        self._made = True
         self._syncs = True
         self._late: Dict[int, Late] = {}
         """By the parameter's id."""
@@ -99,7 +100,8 @@ class Optimizer(torch.optim.Optimizer):
         """Has the weights be those of this step for whoever reads them from now on; returns at
         once, with what `closure` returns if it is given: it is called first, with gradients.
 
-        Raises NotSupportedError where a gradient has changed after it had left.
+        Raises NotSupportedError where a gradient, or a setting of the optimizer, has changed after
+        the first gradient had left.
         """
         if self._alone:
             return self._inner.step(closure)
@@ -118,6 +120,13 @@ class Optimizer(torch.optim.Optimizer):
                 self._push_no_gradient(late)
             if parameter.requires_grad and at not in self._hooks:  # it has been frozen before
                 self._hooks[at] = parameter.register_post_accumulate_grad_hook(self._ready)
+        assert self._pushes.optimizer is not None
+        if self._pushes.optimizer.has_changed():
+            raise NotSupportedError(
+                "the optimizer's param_groups were changed between backward, when the first "
+                "gradient left, and step(): change learning rates before backward, or call the "
+                "scheduler after step()"
+            )
         torch.autograd.graph.increment_version([late.parameter for late in self._late.values()])
         for late in self._late.values():
             late.pushed = False
@@ -127,6 +136,15 @@ class Optimizer(torch.optim.Optimizer):
         self._in_step = False
         self._publish_order()
         return loss
+
+    def add_param_group(self, param_group: Dict[str, Any]) -> None:
+        """Refused once the optimizer is made: the servers know its parameters."""
+        if getattr(self, "_made", False) and not self._alone:
+            raise NotSupportedError(
+                "parameters can't be added; make p3kv.torch.Optimizer with all of them, those that "
+                "are frozen at first, too"
+            )
+        super().add_param_group(param_group)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
