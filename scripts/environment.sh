@@ -130,6 +130,35 @@ prepare_environment() {
     fi
 }
 
+# Makes $TORCH_PYTHON run p3kv with PyTorch's build for CPUs, in an environment of its own without
+# MXNet; returns 1 where that can't be.
+prepare_torch_environment() {
+    local key folder="$REPOSITORY/.torch" version=2.13.0+cpu
+    TORCH_PYTHON="$folder/bin/python"
+    _find_python
+    key="$(_environment_key) $version"
+    [ "$(cat "$folder/installed-by-p3kv" 2>/dev/null)" != "$key" ] || return 0
+    if [ -e "$folder" ] && [ ! -e "$folder/made-by-p3kv" ]; then
+        say "$folder exists and was not made by this script: move it away"
+        return 1
+    fi
+    rm -rf "$folder"
+    say "making the environment $folder with PyTorch $version ..."
+    mkdir -p "$folder"
+    touch "$folder/made-by-p3kv"
+    "$_BASE_PYTHON" -m venv "$folder" || return 1
+    _pip_torch 'pip>=21.3' || return 1
+    # PyPI has the build for GPUs alone, which is large; PyTorch's own index has that for CPUs.
+    _pip_torch "torch==$version" 2>/dev/null ||
+        _pip_torch "torch==$version" --index-url https://download.pytorch.org/whl/cpu || return 1
+    _pip_torch --editable "$REPOSITORY[torch]" || return 1
+    printf '%s\n' "$key" >"$folder/installed-by-p3kv"
+}
+
+_pip_torch() {
+    "$TORCH_PYTHON" -m pip --disable-pip-version-check -qq install "$@" </dev/null
+}
+
 # MXNet's package lacks one library that most systems, but not the smallest, have.
 _check_mxnet() {
     local problem

@@ -267,8 +267,9 @@ class Worker:
         round: int,
         source: Optional[np.ndarray],
         target: Optional[np.ndarray],
+        exact: bool = False,
     ) -> None:
-        """Calls push, pull or pushpull."""
+        """Calls push, pull or pushpull; `exact`: the value is to travel as it is."""
         arrays = (source, target)
 
         def done(error: Optional[BaseException]) -> None:
@@ -291,7 +292,9 @@ class Worker:
         asks = (key.ask(),) if source is None else key.asks()
         pushpulls = source is not None and target is not None and key.consistency.lets_go_ahead
         takes = key.consistency.needs(round) if pushpulls else None
-        self.calls.append(Transfer(key, round, step, 0, *addresses, done, asks, takes=takes))
+        self.calls.append(
+            Transfer(key, round, step, 0, *addresses, done, asks, takes=takes, exact=exact)
+        )
 
     def add(self, key: WorkerKey, source: np.ndarray) -> None:
         """Calls push, of a gradient that is not exchanged."""

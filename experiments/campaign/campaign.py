@@ -31,6 +31,9 @@ DILATION = {
     "inception_v3": 2.0,
     "vgg19": 0.6,
     "sockeye": 4.5,
+    "googlenet": 1.0,
+    "resnet110": 1.0,
+    "inception_v4": 1.0,
     "three_layers": 1.0,
 }
 """How much longer than in `experiments.models` four hosts compute, so that two cores carry them.

@@ -12,7 +12,7 @@ from typing import Any, Iterator, Mapping, Optional, Sequence, Tuple
 from experiments.campaign.campaign import DILATION, Campaign
 from experiments.campaign.records import Records
 from experiments.cluster import missing_requirements
-from experiments.emulation.systems import SYSTEMS, USUAL
+from experiments.emulation.systems import SYSTEMS
 
 _RESULTS = Path(__file__).parent.parent / "results"
 
@@ -74,7 +74,7 @@ def parser(
 
 def add_systems(made: argparse.ArgumentParser, systems: Sequence[str]) -> None:
     """Adds `--systems`; `systems` are those of the figure."""
-    on_request = [name for name in SYSTEMS if name not in USUAL]
+    on_request = [name for name, system in SYSTEMS.items() if system.all_reduce]
     made.add_argument(
         "--systems", nargs="+", type=_system, metavar="SYSTEM",
         help=f"of {', '.join(SYSTEMS)}; default: {' '.join(systems)}; build "

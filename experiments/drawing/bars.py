@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Callable, Dict, Hashable, Mapping, Sequence, Tuple
 
 import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from experiments.drawing import curves, output
@@ -50,3 +51,28 @@ def draw(
     axes.flat[0].legend(fontsize=7)
     curves.foot(figure, [])
     return figure
+
+
+def groups(
+    axis: Axes, values: Mapping[str, Mapping[str, curves.Spread]], colours: Mapping[str, str]
+) -> None:
+    """Draws a group of bars for each of `values`, with each bar's median above it.
+
+    `colours` are those of all bars by name, from left to right; a group may lack some.
+    """
+    width = 0.85 / len(colours)
+    for at, (name, colour) in enumerate(colours.items()):
+        places = [place for place, group in enumerate(values.values()) if name in group]
+        found = [group[name] for group in values.values() if name in group]
+        below = [one.median - one.low for one in found]
+        above = [one.high - one.median for one in found]
+        drawn = axis.bar(
+            [place + width * (at - (len(colours) - 1) / 2) for place in places],
+            [one.median for one in found],
+            width * 0.92,
+            color=colour,
+            label=name,
+            yerr=[below, above],
+        )
+        axis.bar_label(drawn, [f"{one.median:.2f}" for one in found], fontsize=6, padding=1)
+    axis.set_xticks(range(len(values)), values)

@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 
 from experiments.campaign.records import Records
 from experiments.drawing import output
+from experiments.emulation.systems import SYSTEMS
 from experiments.models import MODELS, load
 
 CARRIED = 0.98
@@ -32,6 +33,9 @@ TITLES = {
     "inception_v3": "Inception-v3",
     "vgg19": "VGG-19",
     "sockeye": "Sockeye",
+    "googlenet": "GoogLeNet",
+    "resnet110": "ResNet-110",
+    "inception_v4": "Inception-v4",
     "three_layers": "three layers",
 }
 
@@ -84,9 +88,25 @@ def iteration_s(runs: Sequence[Mapping[str, Any]]) -> Spread:
     return Spread.of([statistics.median(run["iteration_s"]) for run in runs])
 
 
+def spread_s(runs: Sequence[Mapping[str, Any]]) -> Spread:
+    """As `iteration_s`; of a single run, over its iterations."""
+    return iteration_s(runs) if len(runs) > 1 else Spread.of(runs[0]["iteration_s"])
+
+
 def throughput(seconds: Spread, samples: float) -> Spread:
     """Samples a second, of `samples` in an iteration."""
     return Spread(samples / seconds.median, samples / seconds.high, samples / seconds.low)
+
+
+def speed_up(runs: Sequence[Mapping[str, Any]]) -> Spread:
+    """Iterations a second times hosts, by those of one machine: it computes and sends nothing."""
+    return throughput(spread_s(runs), runs[0]["compute_s"] * runs[0]["hosts"])
+
+
+def cpu_s_per_gb(run: Mapping[str, Any]) -> float:
+    """Processor time of all processes for each gigabyte that a worker synchronises."""
+    size_bytes = load(run["model"]).size_bytes
+    return run["cpu_s"] / (len(run["iteration_s"]) * run["hosts"] * size_bytes / 1e9)
 
 
 def samples(model: str, hosts: int) -> int:
@@ -98,7 +118,7 @@ def unlimited(runs: Iterable[Mapping[str, Any]], **fields: Any) -> Dict[str, flo
     """By system: efficiency, C by the time of an iteration, where links had no limit."""
     found = select(runs, rate_mbit_s=None, **fields)
     efficiencies = {}
-    for system in LOOKS:
+    for system in SYSTEMS:
         of = [run for run in found if run["system"] == system]
         if of:
             efficiencies[system] = round(of[0]["compute_s"] / iteration_s(of).median, 4)

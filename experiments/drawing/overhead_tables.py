@@ -9,6 +9,7 @@ from __future__ import annotations
 import statistics
 from typing import Any, Dict, List, Mapping, Sequence
 
+from experiments.drawing import curves
 from experiments.drawing.curves import Spread
 from experiments.models import load
 
@@ -106,7 +107,7 @@ def _times(title: str, cases: Mapping[str, Sequence[_Record]], systems: Sequence
                 peer_s = seconds.median
             share = "-" if peer_s is None else f"{seconds.median / peer_s:.2f}"
             spread = f"{seconds.low * 1e3:.1f} - {seconds.high * 1e3:.1f} ms"
-            cpu = statistics.median(_cpu_s_per_gb(run) for run in of)
+            cpu = statistics.median(curves.cpu_s_per_gb(run) for run in of)
             lines.append(
                 f"{case:22}{system:12}{seconds.median * 1e3:>8.1f} ms{spread:>22}{share:>9}"
                 f"{cpu:>10.2f}"
@@ -116,12 +117,6 @@ def _times(title: str, cases: Mapping[str, Sequence[_Record]], systems: Sequence
 
 def _of(runs: Sequence[_Record], **facts: object) -> List[_Record]:
     return [run for run in runs if facts.items() <= run.items()]
-
-
-def _cpu_s_per_gb(run: Mapping[str, Any]) -> float:
-    """Processor time of all processes for each gigabyte that a worker synchronises."""
-    size_bytes = load(run["model"]).size_bytes
-    return run["cpu_s"] / (len(run["iteration_s"]) * run["hosts"] * size_bytes / 1e9)
 
 
 def _beyond_mib(run: Mapping[str, Any]) -> Sequence[float]:

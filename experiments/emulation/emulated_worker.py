@@ -22,6 +22,9 @@ import mxnet as mx  # noqa: E402
 from experiments.emulation.emulator import EmulatedModel  # noqa: E402
 from experiments.models import load  # noqa: E402
 
+_NOISE = 0.01
+"""Standard deviation of gradients that are encoded: the thresholds of two bits are of its size."""
+
 
 def main() -> None:
     """Runs the iterations that the command line asks for."""
@@ -37,13 +40,17 @@ def main() -> None:
     model = EmulatedModel(
         load(options.model),
         dilation=options.dilation,
+        noise=_NOISE if system.encodes else 0.0,
         update_on_kvstore=system.update_on_kvstore,
         apart=system.apart,
+        in_turn=system.in_turn,
     )
     arrays_rss_kib = rss_kib()
     store = create(system)
+    if system.compression:
+        store.set_gradient_compression(dict(system.compression))
     if system.update_on_kvstore:
-        store.set_optimizer(mx.optimizer.create("sgd", learning_rate=0.1))
+        store.set_optimizer(mx.optimizer.create("sgd", learning_rate=0.1, momentum=system.momentum))
     model.broadcast(store)
     model.run(store, options.warm_up)
     say(event="begin", rank=store.rank)

@@ -9,9 +9,10 @@ one after the other while earlier layers still compute.
 from __future__ import annotations
 
 import statistics
-from typing import Any, Dict, List, Sequence
+from typing import Any, Dict, List, Sequence, Tuple
 
 import mxnet as mx
+import numpy as np
 from mxnet.ndarray import NDArray
 
 from experiments.emulation.stream import Span, Stream
@@ -27,11 +28,14 @@ class EmulatedModel:
     `dilation` multiplies every compute time. `gradient` fills the gradients once: they are
     constant, so an iteration costs the emulation nothing for them. It is zero by default, because
     a store that returns sums in the gradients would multiply anything else in each iteration.
+    `noise` is the standard deviation of what is added to it, normally distributed, and drawn once
+    by each worker for itself: a codec that picks elements finds some that are larger than others.
 
     `update_on_kvstore` and `apart` say how gradients are exchanged: as gluon's Trainer of MXNet
     1.9.1 does (`pushpull`), or as the paper's baseline does, push and pull apart. Without
     `update_on_kvstore` the sum comes back in the gradient and an operation that reads it and
-    writes the weight stands for the optimizer, at no cost.
+    writes the weight stands for the optimizer, at no cost. With `in_turn`, gradients travel when
+    the backward pass is complete, and the next forward pass begins when all weights are there.
 
     Use it from one thread; `close` when done.
     """
@@ -41,8 +45,10 @@ class EmulatedModel:
         model: Model,
         dilation: float = 1.0,
         gradient: float = 0.0,
+        noise: float = 0.0,
         update_on_kvstore: bool = True,
         apart: bool = False,
+        in_turn: bool = False,
         stall_s: float = 60.0,
     ) -> None:
         self.model = model
@@ -53,6 +59,7 @@ class EmulatedModel:
         self.loss = mx.nd.zeros((1,))
         self._update_on_kvstore = update_on_kvstore
         self._apart = apart
+        self._in_turn = in_turn
         self._stall_s = stall_s
         for key, parameter in enumerate(model.parameters):
             self.weights[key] = mx.nd.zeros(parameter.shape)
@@ -62,6 +69,8 @@ class EmulatedModel:
         ]
         for key in sorted(key for layer in self._layer_keys for key in layer):
             self.gradients[key] = mx.nd.full(self.weights[key].shape, gradient)
+            if noise:
+                self.gradients[key] += _normal(self.weights[key].shape, noise)
         mx.nd.waitall()
         self._stream = Stream()
         self._last_of: List[int] = []
@@ -119,13 +128,17 @@ class EmulatedModel:
         """Pushes one iteration, and waits only until the one before the last is complete.
 
         The wait is what keeps a script from running ahead of its accelerator without end; there
-        is no barrier inside an iteration.
+        is no barrier inside an iteration but with `in_turn`.
         """
         if len(self._last_of) >= _ITERATIONS_AHEAD:
             self._stream.wait(self._last_of[-_ITERATIONS_AHEAD], self._stall_s)
         self.forward()
         self.backward()
+        if self._in_turn:
+            self.wait()
         self.exchange(kv)
+        if self._in_turn:
+            mx.nd.waitall()
 
     def run(self, kv: Any, iterations: int) -> List[float]:
         """Runs `iterations` more, waits for their computation, and returns all times so far."""
@@ -179,6 +192,12 @@ class EmulatedModel:
             reads,
             writes,
         )
+
+
+def _normal(shape: Tuple[int, ...], deviation: float) -> NDArray:
+    """Each process draws others."""
+    drawn = np.random.default_rng().standard_normal(shape, dtype=np.float32)
+    return mx.nd.array(np.multiply(drawn, deviation, out=drawn))
 
 
 class NullStore:

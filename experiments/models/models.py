@@ -1,9 +1,12 @@
-"""The four models of P3's evaluation (section 5.1): layers, keys, work and time.
+"""The four models of P3's evaluation (section 5.1) and three of a thesis: layers, keys, work, time.
 
 Everything but the times is derived from the gluon networks themselves. The times are what one
 Nvidia P4000, the paper's accelerator, would need, stretched so that four hosts fit one small
 machine: a stretch by d divides the paper's bandwidths by d and leaves every ratio as it is. The
 paper states neither batch sizes nor times; each builder says which were taken.
+
+The thesis is P.-Y. Wu, "Versatile Communication Optimization for Deep Learning by Modularized
+Parameter Server". Its machines have a GTX 1080 and links of 1 Gbit/s.
 """
 
 from __future__ import annotations
@@ -13,6 +16,9 @@ from typing import Callable, Dict, Sequence
 
 import mxnet as mx
 
+from experiments.models.cifar_resnet import cifar_resnet
+from experiments.models.googlenet import googlenet
+from experiments.models.inception_v4 import inception_v4
 from experiments.models.sockeye import Sockeye
 from p3kv.frontends.mxnet.layers import trace
 from p3kv.frontends.mxnet.model_zoo import model
@@ -57,6 +63,46 @@ def _sockeye() -> Model:
         block, {"source": (batch_size, words), "target": (batch_size, words)}
     )
     return Model("sockeye", batch_size, 1.32, tuple(layers), tuple(parameters))
+
+
+def _created(
+    name: str,
+    network: Callable[[], mx.gluon.HybridBlock],
+    pixels: int,
+    batch_size: int,
+    compute_s: float,
+) -> Model:
+    """A model whose keys are in forward order, in which TensorFlow creates trained variables."""
+    with mx.name.NameManager():
+        block = network()
+    layers, _ = trace(block, {"data": (batch_size, 3, pixels, pixels)})
+    parameters = tuple(parameter for layer in layers for parameter in layer.parameters)
+    return Model(name, batch_size, compute_s, tuple(layers), parameters)
+
+
+def _resnet110() -> Model:
+    """Stretched by 20 from 1/13.5 s for 64 images (table 1.1)."""
+    return _created("resnet110", lambda: cifar_resnet(110), 32, 64, compute_s=20 / 13.5)
+
+
+def _inception_v4() -> Model:
+    """Stretched by 4 from 1/1.47 s for 32 images (table 1.1)."""
+    return _created("inception_v4", inception_v4, 299, 32, compute_s=4 / 1.47)
+
+
+def _googlenet() -> Model:
+    """Stretched by 15 from 0.088 s for 32 images, which the thesis does not state.
+
+    That is what its work takes at the rate of the thesis's Inception-v4, of the same batch size:
+    12.28 billion multiplications an image in 1/1.47 s, of which GoogLeNet has 1.59.
+    """
+    return _created("googlenet", googlenet, 224, 32, compute_s=15 / 1.47 * 1.5856 / 12.2751)
+
+
+def _largest_first(of: Model) -> Model:
+    """The same model, but keys are declared in the order of their sizes."""
+    by_size = sorted(of.parameters, key=lambda parameter: parameter.elems, reverse=True)
+    return of._replace(name=f"{of.name}_largest_first", parameters=tuple(by_size))
 
 
 def _three_layers() -> Model:
@@ -112,6 +158,12 @@ _BUILDERS: Dict[str, Callable[[], Model]] = {
     "inception_v3": _inception_v3,
     "vgg19": _vgg19,
     "sockeye": _sockeye,
+    "googlenet": _googlenet,
+    "resnet110": _resnet110,
+    "inception_v4": _inception_v4,
+    "googlenet_largest_first": lambda: _largest_first(load("googlenet")),
+    "resnet110_largest_first": lambda: _largest_first(load("resnet110")),
+    "inception_v4_largest_first": lambda: _largest_first(load("inception_v4")),
     "three_layers": _three_layers,
     "equal_layers": lambda: _example("equal_layers", (500, 1500, 500, 1500)),
     "heavy_middle": lambda: _example("heavy_middle", (500, 1500, 1500, 500)),
@@ -121,6 +173,8 @@ _BUILDERS: Dict[str, Callable[[], Model]] = {
 }
 MODELS = ("resnet50", "inception_v3", "vgg19", "sockeye")
 """The models of the paper's evaluation."""
+THESIS_MODELS = ("googlenet", "resnet110", "inception_v4")
+"""The models of the thesis's evaluation."""
 
 
 @functools.lru_cache(maxsize=None)

@@ -3,6 +3,7 @@ packages, which name theirs as entry points."""
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from importlib import metadata
 from typing import Dict, Iterable, Tuple
@@ -13,6 +14,7 @@ from p3kv.config import forwarding
 from p3kv.errors import ConfigError, in_one_line
 from p3kv.frontends.front_end import FrontEnd
 from p3kv.frontends.mxnet.front_end import MXNet
+from p3kv.frontends.torch.front_end import Torch
 from p3kv.server.optimizer import OPTIMIZERS
 
 GROUP = "p3kv.frontends"
@@ -27,7 +29,7 @@ def _find() -> Tuple[FrontEnd, ...]:
     Raises ConfigError for an installed front end that can't be used: otherwise its users would get
     the framework's own store.
     """
-    found: Dict[str, FrontEnd] = {own.name: own for own in (MXNet(),)}
+    found: Dict[str, FrontEnd] = {own.name: own for own in (MXNet(), Torch())}
     for entry in set(_entry_points()):
         which = f"the front end {entry.name!r}, which a package has installed as {entry.value!r}"
         try:
@@ -58,8 +60,10 @@ FRONT_ENDS = _find()
 
 def register() -> None:
     """Tells the rest of p3kv what it must know of front ends; before the process takes its role."""
-    for front_end in FRONT_ENDS:
+    here = [one for one in FRONT_ENDS if importlib.util.find_spec(one.name) is not None]
+    for front_end in here or FRONT_ENDS:  # a scheduler's host may have none
         words.add(front_end.words)
+    for front_end in FRONT_ENDS:
         config.add_aliases(front_end.aliases)
         forwarding.add_prefix(front_end.prefix)
         OPTIMIZERS.register(front_end.name, front_end.make_optimizer)

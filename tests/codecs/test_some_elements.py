@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+from contextlib import closing
 from itertools import accumulate
-from typing import List
+from random import Random
+from typing import Dict, List, Tuple
 
 import numpy as np
 import pytest
@@ -12,8 +15,13 @@ from hypothesis import strategies as st
 
 from p3kv.codecs import DGC, GRADIENTS, VALUES, Decoder, Encoder, Part, TopK, positions
 from p3kv.codecs.selection import largest, share_of
+from p3kv.common.registry import Choice
 from p3kv.errors import ProtocolError
-from tests.jobs import run_job
+from p3kv.wire.header import INITIAL_ROUND
+from p3kv.wire.messages import CodecChoices, SliceSizes
+from tests.consistency.test_schedules import Moods
+from tests.in_memory import MemoryJob
+from tests.jobs import SCRIPTS, environment, run, run_job
 
 FLOATS = st.sampled_from([np.dtype(np.float32), np.dtype(np.float64)])
 SEEDS = st.integers(0, 2**32 - 1)
@@ -227,6 +235,42 @@ def sent_value(encoder: Encoder, decoder: Decoder, value: np.ndarray, part: Part
     return out
 
 
+@given(SEEDS, st.integers(1, 3), st.integers(1, 2), st.integers(1, 3))
+@settings(max_examples=60, deadline=None)
+def test_exact_values_are_the_servers_own_whatever_the_order_and_the_sizes(
+    seed: int, workers: int, servers: int, per_host: int
+) -> None:
+    """Rounds that all want exact, as before a checkpoint, and pulls by one worker, at any time."""
+    size, rounds, random = 1200, 12, Random(seed)
+    choices = CodecChoices(Choice("topk", {"share": 0.1}), Choice("topk", {"share": 0.05}))
+    gradients = np.random.RandomState(seed).standard_normal((rounds, workers, size))
+    with closing(MemoryJob(workers, servers, size // 4, per_host=per_host, codecs=choices)) as job:
+        keys = job.declare("w", size)
+        job.workers[0].call(keys[0], INITIAL_ROUND, np.zeros(size, np.float32), None)
+        exact = {round_: random.random() < 0.3 for round_ in range(1, rounds + 1)}
+        targets: Dict[Tuple[int, int], np.ndarray] = {}
+        pulled: Dict[Tuple[int, int], np.ndarray] = {}
+        for round_ in range(1, rounds + 1):
+            for rank, (worker, key) in enumerate(zip(job.workers, keys)):
+                target = targets[rank, round_] = np.full(size, np.nan, np.float32)
+                mine = gradients[round_ - 1, rank].astype(np.float32)
+                worker.call(key, round_, mine, target, exact[round_])
+                if random.random() < 0.2 or round_ == rounds:
+                    target = pulled[rank, round_] = np.full(size, np.nan, np.float32)
+                    worker.call(key, round_, None, target, exact=True)
+        sizes, moods = [size // 5, size, size // 3], Moods(random)
+        while events := list(job.events()):
+            if sizes and random.random() < 0.01:
+                job.workers[0].tuning.want(SliceSizes(sizes.pop()))
+            function, *arguments = moods.choice(events)
+            function(*arguments)
+        for rank in range(workers):
+            np.testing.assert_array_equal(pulled[rank, rounds], job.kept(keys[0]))
+        for round_ in (one for one, is_exact in exact.items() if is_exact):
+            for rank in range(1, workers):
+                np.testing.assert_array_equal(targets[rank, round_], targets[0, round_])
+
+
 # Deep Gradient Compression.
 
 
@@ -289,6 +333,15 @@ def test_dgc_warms_up_as_in_the_paper() -> None:
 
 # Whole jobs.
 
+SAID = ("gradients arrive", "dgc is sgd", "dgc learns", "others refused")
+
+
+def test_a_process_alone_has_the_same_weights() -> None:
+    command = [sys.executable, str(SCRIPTS / "some_elements.py")]
+    result = run(command, environment(), 120)
+    assert result.code == 0, result.output
+    assert all(said in result.output for said in SAID), result.output
+
 
 @pytest.mark.parametrize("local_aggregation", [0, 1])
 def test_jobs_have_the_weights_of_one_process(local_aggregation: int) -> None:
@@ -297,6 +350,6 @@ def test_jobs_have_the_weights_of_one_process(local_aggregation: int) -> None:
         P3KV_VALUE_CODEC="topk:share=0.05", P3KV_LOCAL_AGGREGATION=local_aggregation,
     )  # fmt: skip
     assert result.code == 0, result.output
-    for said in ("values are exact", "gradients arrive", "dgc is sgd", "dgc learns"):
+    for said in ("values are exact", *SAID):
         assert result.output.count(said) == 2, result.output
     assert result.output.count("Servers keep what each of 2 workers has, 0.0 MB in all") == 4

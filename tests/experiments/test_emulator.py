@@ -195,6 +195,40 @@ def test_a_real_store_trains_the_weights(emulate, apart):
         assert (weight.asnumpy() == 2.0).all()  # "test" adds the rescaled gradient
 
 
+def test_in_turn_nothing_travels_while_anything_is_computed(emulate):
+    """An update of 50 ms hides behind no pass of any other layer."""
+    sent_s, timers = [], []
+
+    def answer(key, operation):
+        sent_s.append(time.monotonic())
+        timers.append(threading.Timer(0.05, operation.complete))
+        timers[-1].start()
+
+    model = emulate(_model(compute_s=0.3), in_turn=True)
+    model.run(_Store(answer), 3)
+    for timer in timers:
+        timer.join(DEADLINE_S)
+    spans = model.spans
+    for iteration in range(3):
+        passes = [span for span in spans if span.iteration == iteration]
+        sent_ns = [1e9 * at for at in sent_s[3 * iteration : 3 * iteration + 3]]
+        assert passes[-1].end_ns <= min(sent_ns)
+        following = [span.start_ns for span in spans if span.iteration == iteration + 1]
+        assert min(following, default=float("inf")) >= max(sent_ns) + 0.049e9
+
+
+def test_noise_differs_from_element_to_element_and_stays(emulate):
+    model = emulate(_model(), noise=0.5, gradient=3.0)
+    before = {key: gradient.asnumpy().copy() for key, gradient in model.gradients.items()}
+    model.run(NullStore(), 2)
+    for key, gradient in model.gradients.items():
+        assert (gradient.asnumpy() == before[key]).all()
+    elems = [elem for gradient in before.values() for elem in gradient.flat]
+    assert len(set(elems)) == len(elems) == 30
+    assert statistics.mean(elems) == pytest.approx(3.0, abs=0.6)
+    assert 0.2 < statistics.stdev(elems) < 1.0
+
+
 @pytest.mark.parametrize("apart", [False, True])
 def test_a_worker_that_updates_itself_waits_for_the_sum(emulate, apart):
     model = emulate(_model(compute_s=0.01), gradient=1.0, update_on_kvstore=False, apart=apart)

@@ -16,6 +16,7 @@ from experiments.cluster import missing_requirements
 from experiments.drawing import curves
 from experiments.drawing.by_share import draw, summarize, table_text
 from experiments.models import load
+from tests.experiments.pictures import assert_is_picture
 
 _PROBLEM = missing_requirements()
 needs_cluster = pytest.mark.skipif(_PROBLEM is not None, reason=str(_PROBLEM))
@@ -28,12 +29,6 @@ _SMALLEST = [
 
 def _document(folder, name="figure7"):
     return json.loads((folder / f"{name}.json").read_text())
-
-
-def _assert_is_picture(path, least_pixels=200_000):
-    pixels = plt.imread(path)
-    assert pixels.shape[0] * pixels.shape[1] >= least_pixels
-    assert pixels.std() > 0.01, "the picture has one colour"
 
 
 @pytest.mark.long
@@ -84,7 +79,7 @@ def test_the_smallest_figure_is_measured_resumed_and_drawn(tmp_path, monkeypatch
     assert set(row["unlimited_efficiency"]) == {"dist_sync", "p3kv"}
     assert set(row["speed_ups"]) == {"dist_sync"}
     assert row["by_rate"][0]["ratio"] == pytest.approx(1, abs=0.01)
-    _assert_is_picture(tmp_path / "figure7.png")
+    assert_is_picture(tmp_path / "figure7.png")
     assert "Speed-up of p3kv" in capsys.readouterr().out
 
     measured.clear()
@@ -284,7 +279,7 @@ def test_all_of_a_file_is_drawn(hand_made):
     hand_made.add_run(_run("p3kv", 500.0, 9.3, model="vgg19", dilation=1.0))
     assert [setup.model for setup in figure7.setups(hand_made.runs)] == ["resnet50", "vgg19"]
     curves.finish(hand_made, figure7.draw(hand_made))
-    _assert_is_picture(hand_made.path.with_suffix(".png"))
+    assert_is_picture(hand_made.path.with_suffix(".png"))
 
 
 def test_horovod_is_told_and_drawn_where_it_was_measured(hand_made):
@@ -326,7 +321,7 @@ def test_figure_10_undoes_the_dilation_and_says_what_the_machine_is_too_small_fo
     assert figure10.summarize(Records(records.path, {}), [2, 4, 8, 16]) == [row]
     assert len(records.simulated) == before == 12
     curves.finish(records, figure10.draw(records.summary or [row], []))
-    _assert_is_picture(tmp_path / "figure10.png")
+    assert_is_picture(tmp_path / "figure10.png")
 
 
 def test_figure_12_has_a_point_for_every_size(tmp_path):
@@ -342,7 +337,7 @@ def test_figure_12_has_a_point_for_every_size(tmp_path):
     text = figure12.table_text([row])
     assert text.count("limited by this machine") == 1
     curves.finish(records, figure12.draw([row], []))
-    _assert_is_picture(tmp_path / "figure12.png")
+    assert_is_picture(tmp_path / "figure12.png")
 
 
 # What synchronising costs
@@ -440,4 +435,4 @@ def test_sparse_rows_are_summed_up_and_drawn_by_the_share_of_touched_rows(tmp_pa
     figure = draw(table)
     figure.savefig(tmp_path / "figure.png")
     plt.close(figure)
-    _assert_is_picture(tmp_path / "figure.png")
+    assert_is_picture(tmp_path / "figure.png")

@@ -8,9 +8,10 @@ from mxnet.gluon import nn, rnn
 from mxnet.gluon.model_zoo import vision
 
 from experiments import figure5
-from experiments.models import MODELS, load
+from experiments.models import MODELS, THESIS_MODELS, load
 from experiments.models.sockeye import Sockeye
 from p3kv.frontends.mxnet.layers import trace
+from p3kv.report.forecast import bound
 
 
 def _share(name, layer):
@@ -48,7 +49,36 @@ def test_work_is_what_the_resnet_paper_counts(name, billions):
     assert work / 1e9 == pytest.approx(billions, rel=0.025)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    ("name", "published", "billions"),
+    [
+        ("googlenet", 6_998_552, 1.58),  # Caffe's bvlc_googlenet
+        ("resnet110", 1_727_962, 0.253),  # He et al., table 6: 1.7 million
+        ("inception_v4", 42_679_816, 12.3),  # with a scale beside each offset
+    ],
+)
+def test_the_thesiss_models_have_the_parameters_and_the_work_that_are_published(
+    name, published, billions
+):
+    model = load(name)
+    offsets = [p.elems for p in model.parameters if p.name.endswith("beta")]
+    scales = sum(offsets) if name == "inception_v4" else 0
+    assert model.elems + scales == published
+    work = sum(layer.flops for layer in model.layers) / model.batch_size / 2
+    assert work / 1e9 == pytest.approx(billions, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("name", "stretched", "ratio"), [("resnet110", 20, 1.17), ("inception_v4", 4, 3.14)]
+)
+def test_the_thesiss_models_have_its_ratio_of_communication_to_computation(name, stretched, ratio):
+    """Its table 1.1 has steps a second; its four machines have links of 1 Gbit/s."""
+    model = load(name)
+    wire_s = bound.wire_time_s(model.size_bytes, 4, 1e9)
+    assert stretched * wire_s / model.compute_s == pytest.approx(ratio, abs=0.005)
+
+
+@pytest.mark.parametrize("name", MODELS + THESIS_MODELS)
 def test_every_trained_parameter_is_in_one_layer_and_has_a_key(name):
     model = load(name)
     names = [parameter.name for layer in model.layers for parameter in layer.parameters]

@@ -1,12 +1,16 @@
 """Trains by codecs that send some elements, and compares with what one process computes.
 
-P3KV_VALUE_CODEC is topk: values are exact after `kv.synchronize` only.
+In a job P3KV_VALUE_CODEC is topk: values are exact after `kv.synchronize` only. A process without
+a job has them exact, and only the codecs of gradients.
 """
 
 import p3kv  # noqa: F401, I001
+import os
+
 import mxnet as mx
 import numpy as np
 from mxnet import autograd, gluon
+from p3kv.errors import NotSupportedError
 
 STEPS, SIZE = 20, 3000
 
@@ -102,8 +106,27 @@ def a_trainer_with_dgc_learns():
     print("dgc learns")
 
 
-values_are_exact_once_they_are_synchronised()
+def other_optimizers_are_refused():
+    store = mx.kv.create("p3")
+    store.set_gradient_compression({"type": "dgc"})
+    for wrong in (
+        mx.optimizer.Adam(),
+        mx.optimizer.SGD(),
+        mx.optimizer.SGD(momentum=0.9, clip_gradient=1),
+    ):
+        try:
+            store.set_optimizer(wrong)
+        except NotSupportedError as error:
+            assert "SGD with momentum" in str(error), error
+        else:
+            raise AssertionError(wrong)
+    print("others refused")
+
+
+if "DMLC_ROLE" in os.environ:
+    values_are_exact_once_they_are_synchronised()
 all_of_a_gradient_arrives()
 dgc_with_a_share_of_1_is_sgd_with_momentum()
 a_trainer_with_dgc_learns()
+other_optimizers_are_refused()
 mx.kv.create("p3")._barrier()

@@ -1,0 +1,1 @@
+"""PyTorch's front end. Only modules in this folder import torch."""

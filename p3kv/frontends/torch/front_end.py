@@ -1,0 +1,52 @@
+"""The front end as processes know it that have not imported torch."""
+
+from __future__ import annotations
+
+from typing import Mapping, Optional
+
+from p3kv.common.words import Words
+from p3kv.frontends.front_end import FrontEnd
+from p3kv.server.optimizer import MakeOptimizer, Optimizer
+
+
+class MakeTorchOptimizer(MakeOptimizer):
+    """Makes what runs `torch.optim`'s optimizers on a server."""
+
+    def __call__(self) -> Optimizer:
+        from p3kv.frontends.torch.server_optimizer import TorchOptimizer
+
+        return TorchOptimizer()
+
+    def get_ready(self) -> None:
+        """Imports nothing: a server does not know yet whether its job is torch's, and the import
+        takes seconds and hundreds of megabytes."""
+
+
+class Torch(FrontEnd):
+    """`p3kv.torch.Optimizer`."""
+
+    name = "torch"
+    words = Words(
+        use_store="p3kv.torch.Optimizer",
+        create_store="p3kv.torch.Optimizer(model, optimizer)",
+        first_use="p3kv.torch.Optimizer",
+        declare_key="p3kv.torch.Optimizer",
+        same_names="make the optimizer with the same parameters in the same order",
+        set_optimizer="p3kv.torch.Optimizer",
+        servers_update="use p3kv.torch.Optimizer",
+        workers_update="update on the workers, as with DistributedDataParallel",
+        clip_on_workers="clip in the loss's own scale, as p3kv.torch clips nothing yet",
+        synchronise="opt.synchronize",
+    )
+    aliases: Mapping[str, str] = {}
+    prefix = "TORCH_"
+    make_optimizer = MakeTorchOptimizer
+
+    def attach(self) -> None:
+        """Changes nothing: a script makes p3kv's optimizer itself."""
+
+    def how_to_install(self) -> str:
+        return "pip install '.[torch]' in p3kv's repository"
+
+    def came_too_early(self, role: str) -> Optional[str]:
+        return None

@@ -1,0 +1,137 @@
+"""Parameters whose values are under way: whoever reads one waits for it.
+
+While a value is under way, the parameter is of a class of its own, a subclass of what it was, whose
+`__torch_function__` torch calls for every operation on it. It waits, writes the value into the
+parameter and gives it its class back. So a parameter that is not late costs nothing.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, Dict, Iterator, Optional, Tuple, Type
+
+import torch
+
+from p3kv.worker.transfers import WorkerKey
+
+_ATTRIBUTES = (
+    "_version", "device", "dtype", "grad", "grad_fn", "is_leaf", "is_sparse", "layout",
+    "ndim", "requires_grad", "shape",
+)  # fmt: skip
+_METHODS = (
+    "dim", "element_size", "is_contiguous", "is_floating_point", "numel", "register_hook",
+    "register_post_accumulate_grad_hook", "size", "stride",
+)  # fmt: skip
+
+
+def _need_no_value() -> Iterator[Any]:
+    for name in _ATTRIBUTES:
+        attribute = getattr(torch.Tensor, name)
+        yield from (attribute.__get__, getattr(attribute, "__set__", None))
+        yield getattr(attribute, "__delete__", None)
+    for name in _METHODS:
+        yield getattr(torch.Tensor, name)
+
+
+_NEED_NO_VALUE = {one for one in _need_no_value() if one is not None}
+"""Functions that read or change what is not a parameter's value."""
+
+
+class Late:
+    """A parameter, its key, and the value that is under way to it.
+
+    `arrived` is called in the worker's thread, all else in threads of the script.
+    """
+
+    def __init__(self, key: WorkerKey, parameter: torch.nn.Parameter, name: str) -> None:
+        self.key = key
+        self.parameter = parameter
+        self.name = name
+        self.staging = torch.empty_like(parameter, requires_grad=False)
+        """Where the next value lands: the parameter itself may be read until `step`."""
+        self.gradient: Optional[torch.Tensor] = None
+        """The gradient that has left in this step, which nobody may change until its value is
+        there."""
+        self.version = 0
+        self.pushed = False
+        """Whether this step's push has been called."""
+        self._class: Type[torch.nn.Parameter] = type(parameter)
+        self._is_late = False
+        self._there = threading.Event()
+        self._there.set()
+        self._error: Optional[BaseException] = None
+        self._taking = threading.Lock()
+
+    def begin(self) -> None:
+        """A value is under way to the staging memory; the last one must have been taken."""
+        self._there.clear()
+
+    def arrived(self, error: Optional[BaseException]) -> None:
+        """The value is in the staging memory, or does not come."""
+        self._error = error
+        self._there.set()
+
+    def arm(self) -> None:
+        """From now on, whoever reads the parameter waits for the value that is under way."""
+        self._is_late = True
+        _LATE[id(self.parameter)] = self
+        self.parameter.__class__ = _late_class(self._class)
+
+    def take(self) -> None:
+        """Waits for the value, if one is under way to a parameter that is armed, and writes it into
+        the parameter. Raises the job's failure."""
+        if not self._is_late:
+            return
+        self._there.wait()
+        with self._taking:
+            if not self._is_late:
+                return
+            if self._error is not None:
+                raise self._error
+            with torch._C.DisableTorchFunctionSubclass():
+                self.parameter.data.copy_(self.staging)
+            self.parameter.__class__ = self._class
+            self._is_late = False
+            del _LATE[id(self.parameter)]
+
+
+_LATE: Dict[int, Late] = {}
+"""By the ids of parameters, which stay while they are here."""
+_classes: Dict[Type[torch.nn.Parameter], Type[torch.nn.Parameter]] = {}
+
+
+def _late_class(of: Type[torch.nn.Parameter]) -> Type[torch.nn.Parameter]:
+    """The subclass of a class of parameters for those that are late."""
+    found = _classes.get(of)
+    if found is None:
+        found = _classes[of] = type(
+            of.__name__, (of,), {"__torch_function__": classmethod(_wait_and_call)}
+        )
+    return found
+
+
+def _wait_and_call(
+    cls: Type[torch.nn.Parameter],
+    function: Any,
+    types: Tuple[type, ...],
+    args: Tuple[Any, ...] = (),
+    kwargs: Optional[Dict[str, Any]] = None,
+) -> Any:
+    if function not in _NEED_NO_VALUE:
+        for late in _late_among((args, kwargs)):
+            late.take()
+    with torch._C.DisableTorchFunctionSubclass():
+        return function(*args, **(kwargs or {}))
+
+
+def _late_among(values: Any) -> Iterator[Late]:
+    if isinstance(values, torch.Tensor):
+        late = _LATE.get(id(values))
+        if late is not None:
+            yield late
+    elif isinstance(values, (list, tuple)):
+        for one in values:
+            yield from _late_among(one)
+    elif isinstance(values, dict):
+        for one in values.values():
+            yield from _late_among(one)

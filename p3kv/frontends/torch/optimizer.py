@@ -1,0 +1,366 @@
+"""The optimizer that PyTorch's users see."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import Any, Callable, Dict, Iterator, List, NoReturn, Optional
+
+import numpy as np
+import torch
+
+from p3kv import config
+from p3kv.errors import NotSupportedError, P3Error
+from p3kv.frontends.torch.late import Late
+from p3kv.frontends.torch.script_optimizer import TorchGoesOn, TorchScriptOptimizer
+from p3kv.frontends.torch.server_optimizer import exported, imported
+from p3kv.server.optimizer import State
+from p3kv.store.forward_order import ForwardReads, OrderLearner
+from p3kv.store.pushes import Pushes
+from p3kv.store.resuming import Resuming
+from p3kv.store.states import give_state, states_of
+from p3kv.wire.header import INITIAL_ROUND
+from p3kv.wire.messages import Key
+from p3kv.worker import this_process
+from p3kv.worker.transfers import Transfer, WorkerKey
+
+_log = logging.getLogger("p3kv")
+_DTYPES = {torch.float32: "float32", torch.float64: "float64"}
+
+
+class Optimizer(torch.optim.Optimizer):
+    """An optimizer of `torch.optim` whose updates run on p3kv's servers, by the mean of all
+    workers' gradients.
+
+    Each gradient leaves as soon as `backward` has computed it, in the order in which the next
+    forward pass needs the weights. `step` returns at once. Whoever reads a weight then, waits until
+    its new value is there: the layers of a network one after the other, but also `state_dict`,
+    `deepcopy` or a print. Only what torch does not tell of needs a call of `wait` before: scripted
+    modules, `torch.func`, compiled graphs, and aliases made before `step`, such as `weight.data`.
+
+    One `backward` belongs to one `step`; for several, all but the last are in `no_sync()`.
+    Parameters are float32 or float64, on the CPU, with dense gradients. In a process that belongs
+    to no job, the optimizer does what the inner one does. To be used from one thread.
+    """
+
+    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """Sends worker rank 0's parameters to all workers, and waits for them; all workers call it.
+
+        `optimizer` has the parameters, as `torch.optim.AdamW(model.parameters())` makes it. Its
+        `param_groups` are this one's, so schedulers may take either. Raises NotSupportedError for
+        an optimizer or a parameter that the servers can't update.
+        """
+        self._inner = optimizer
+        super().__init__(optimizer.param_groups, optimizer.defaults)
+        self.param_groups, self.state = optimizer.param_groups, optimizer.state
+        self._syncs = True
+        self._late: Dict[int, Late] = {}
+        """By the parameter's id."""
+        self._alone = not this_process.is_worker()
+        if self._alone:
+            _log.warning(
+                "p3kv: p3kv.torch.Optimizer trains in this process alone, since no launcher has "
+                "started it. 'p3kv launch -n 2 -- python train.py' starts two workers."
+            )
+            return
+        self._worker = this_process.worker()
+        if not self._worker.started:
+            self._worker.start(config.settle())
+        self._own = self._worker.new_store()
+        order = OrderLearner(self._own.publish_order, _NothingRead())
+        order.stop()  # the first backward pass tells it
+        self._backward_order: Optional[List[Key]] = []
+        self._pushes: Pushes[TorchScriptOptimizer] = Pushes(
+            self._own, order, self._worker.rank, "torch", _refuse_part
+        )
+        self._resuming = Resuming(
+            self._own, self._pushes, self._worker.rank, TorchGoesOn(self._own)
+        )
+        self._in_step = False
+        self._declare(model)
+        keys = {id(late.parameter): late.key.key for late in self._late.values()}
+        self._resuming.set_optimizer(
+            TorchScriptOptimizer(optimizer, keys, self._pushes.step, self._worker.num_workers)
+        )
+        self._exchange_initial()
+        self._hooks = {
+            at: late.parameter.register_post_accumulate_grad_hook(self._ready)
+            for at, late in self._late.items()
+            if late.parameter.requires_grad
+        }
+        atexit.register(self._finish)
+
+    # What a script calls.
+
+    def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
+        """Has the weights be those of this step for whoever reads them from now on; returns at
+        once, with what `closure` returns if it is given: it is called first, with gradients.
+
+        Raises NotSupportedError where a gradient has changed after it had left.
+        """
+        if self._alone:
+            return self._inner.step(closure)
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._worker.check()
+        for at, late in self._late.items():
+            parameter = late.parameter
+            if late.pushed:
+                self._check_unchanged(late)
+            elif parameter.grad is not None:
+                self._push(late)
+            else:
+                self._push_no_gradient(late)
+            if parameter.requires_grad and at not in self._hooks:  # it has been frozen before
+                self._hooks[at] = parameter.register_post_accumulate_grad_hook(self._ready)
+        torch.autograd.graph.increment_version([late.parameter for late in self._late.values()])
+        for late in self._late.values():
+            late.pushed = False
+            late.gradient = None
+            late.arm()
+        self._own.step_ends()
+        self._in_step = False
+        self._publish_order()
+        return loss
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Has gradients add up inside, and not leave: for all backward passes of a step but the
+        last."""
+        before, self._syncs = self._syncs, False
+        try:
+            yield
+        finally:
+            self._syncs = before
+
+    @property
+    def resumed_steps(self) -> int:
+        """How many steps there were before the checkpoint from which the job goes on: the script
+        skips their batches. 0 where the job goes on from none."""
+        return 0 if self._alone or self._own.resumed is None else self._own.resumed.steps
+
+    def wait(self) -> None:
+        """Waits until all weights are there."""
+        for late in self._late.values():
+            late.take()
+
+    def synchronize(self) -> None:
+        """Waits until all weights are there, and gives them the servers' own values, unrounded:
+        where P3KV_VALUE_CODEC has each worker lack some changes, or rounds."""
+        self.wait()
+        for late in self._late.values():
+            late.begin()
+            self._pull(late, exact=True)
+            late.arm()
+        self.wait()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As torch's. Where gradients are to be zeroed in place, it waits until they have left."""
+        if not set_to_none:
+            self.wait()
+        super().zero_grad(set_to_none)
+
+    def state_dict(self) -> Dict[str, Any]:
+        """The state in torch's own format, which the servers have; waits for all updates."""
+        if not self._alone:
+            self.wait()
+            for late in self._late.values():
+                states = states_of(self._own, late.key, False)
+                if states:
+                    shape = late.parameter.shape
+                    self.state[late.parameter] = {
+                        name: value.reshape(shape)
+                        if torch.is_tensor(value) and value.dim()
+                        else value
+                        for name, value in imported(State.joined(states)).items()
+                    }
+        return super().state_dict()
+
+    def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
+        """Has the servers go on from a state in torch's own format; all workers call it."""
+        super().load_state_dict(state_dict)
+        self._inner.param_groups, self._inner.state = self.param_groups, self.state
+        if self._alone:
+            return
+        self.wait()
+        self._worker.barrier("to load optimizer states")
+        if self._worker.rank == 0:
+            assert self._pushes.optimizer is not None
+            since_step = self._pushes.optimizer.since_step
+            for late in self._late.values():
+                state = self.state.get(late.parameter)
+                give_state(
+                    self._own, late.key, exported(state, since_step) if state else None, False
+                )
+        self._worker.barrier("to go on with loaded optimizer states")
+
+    @property
+    def _step_supports_amp_scaling(self) -> NoReturn:
+        """What torch's GradScaler asks for: refused, since it unscales gradients that have left."""
+        raise NotSupportedError(
+            "GradScaler changes gradients after they have left; train in bfloat16 or float32, "
+            "which need no scaling"
+        )
+
+    # How it is done.
+
+    def _declare(self, model: torch.nn.Module) -> None:
+        names = {id(parameter): name for name, parameter in model.named_parameters()}
+        every = [one for group in self.param_groups for one in group["params"]]
+        for at, parameter in enumerate(every):
+            name = names.get(id(parameter), f"parameter {at}")
+            _check(parameter, name)
+            key = self._own.declare(
+                at, tuple(parameter.shape), _DTYPES[parameter.dtype], name, "dense"
+            )
+            self._late[id(parameter)] = Late(key, parameter, name)
+
+    def _exchange_initial(self) -> None:
+        for late in self._late.values():
+            late.begin()
+            if self._worker.rank != 0:
+                self._pull(late)
+                continue
+            saved = self._resuming.initial(late.key)
+            if saved is not None:
+                late.parameter.data.copy_(torch.from_numpy(np.ascontiguousarray(saved)))
+            late.staging.copy_(late.parameter.data)
+            source = late.parameter.data
+            self._begin(late, INITIAL_ROUND, source, to_staging=False)
+            self._resuming.give_state(late.key)
+        for late in self._late.values():
+            late.arm()
+        self.wait()
+
+    def _ready(self, parameter: torch.Tensor) -> None:
+        """A gradient is complete: torch's hook, in the thread that runs `backward`."""
+        if not self._syncs or parameter.grad is None:
+            return
+        late = self._late[id(parameter)]
+        if late.pushed:
+            raise NotSupportedError(
+                f"the gradient of '{late.name}' has left, and a second backward pass adds to it "
+                "before opt.step(); put all backward passes of a step but the last into 'with "
+                "opt.no_sync():'"
+            )
+        self._push(late)
+
+    def _push(self, late: Late) -> None:
+        late.take()  # of a weight that nobody has read since
+        gradient = late.parameter.grad
+        assert gradient is not None
+        _check_gradient(gradient, late)
+        self._begin_step()
+        round_, _ = self._pushes.next(late.key)
+        if self._backward_order is not None:
+            self._backward_order.append(late.key.key)
+        late.gradient, late.version, late.pushed = gradient, gradient._version, True
+        source = gradient if gradient.stride() == late.parameter.stride() else None
+        if source is None:
+            source = torch.empty_like(late.parameter, requires_grad=False).copy_(gradient)
+        late.begin()
+        self._begin(late, round_, source)
+
+    def _push_no_gradient(self, late: Late) -> None:
+        late.take()
+        self._begin_step()
+        changes: Future[bool] = Future()
+        round_, _ = self._pushes.next(late.key, changes)
+        late.begin()
+        self._begin(late, round_, None, changes=changes)
+
+    def _pull(self, late: Late, exact: bool = False) -> None:
+        self._begin(late, late.key.round, None, exact=exact)
+
+    def _begin(
+        self,
+        late: Late,
+        round_: int,
+        source: Optional[torch.Tensor],
+        changes: Optional[Future[bool]] = None,
+        exact: bool = False,
+        to_staging: bool = True,
+    ) -> None:
+        key: WorkerKey = late.key
+        pushes = source is not None or changes is not None
+        source_at = None if source is None else source.data_ptr()
+        self._worker.begin(
+            Transfer(
+                key, round_, self._pushes.step, 0, 0 if changes is not None else source_at,
+                late.staging.data_ptr() if to_staging else None,
+                partial(_arrived, late, source),
+                key.asks() if pushes else (key.ask(),), changes,
+                exact=exact or (pushes and round_ == key.exact_round > INITIAL_ROUND),
+            )
+        )  # fmt: skip
+
+    def _begin_step(self) -> None:
+        if not self._in_step:
+            self._in_step = True
+            self._pushes.one_step()
+
+    def _check_unchanged(self, late: Late) -> None:
+        gradient = late.parameter.grad
+        if gradient is not late.gradient or gradient is None or gradient._version != late.version:
+            raise NotSupportedError(
+                f"the gradient of '{late.name}' was changed after it had left, during backward: "
+                "torch.nn.utils.clip_grad_norm_, for example, comes too late, and zero_grad "
+                "belongs after step()"
+            )
+
+    def _publish_order(self) -> None:
+        """After the first step: the forward pass needs weights in the reverse order."""
+        order, self._backward_order = self._backward_order, None
+        if order and self._worker.rank == 0:
+            every = [late.key.key for late in self._late.values()]
+            self._own.publish_order(list(dict.fromkeys([*reversed(order), *every])))
+
+    def _finish(self) -> None:
+        """Before the worker leaves: all values come, or the script has failed."""
+        if not this_process.give_up_if_script_failed():
+            with suppress(P3Error):  # which the worker tells
+                self.wait()
+
+
+class _NothingRead(ForwardReads):
+    def stop(self) -> None:
+        pass
+
+    def order(self, keys_by_array: Dict[int, Key]) -> List[Key]:
+        return []
+
+
+def _arrived(late: Late, source: Optional[torch.Tensor], error: Optional[BaseException]) -> None:
+    """Called in the worker's thread; `source` stays until then."""
+    late.arrived(error)
+
+
+def _check(parameter: torch.nn.Parameter, name: str) -> None:
+    """Raises NotSupportedError for a parameter that can't travel."""
+    if parameter.device.type != "cpu" or parameter.dtype not in _DTYPES:
+        raise NotSupportedError(
+            f"the parameter '{name}' is {parameter.dtype} on {parameter.device}; p3kv.torch takes "
+            "float32 and float64 on the CPU"
+        )
+    if not parameter.is_contiguous():
+        raise NotSupportedError(
+            f"the parameter '{name}' has the strides {parameter.stride()}; p3kv.torch takes "
+            "contiguous ones: make it so by parameter.data = parameter.data.contiguous()"
+        )
+
+
+def _check_gradient(gradient: torch.Tensor, late: Late) -> None:
+    if gradient.is_sparse or gradient.dtype != late.parameter.dtype:
+        raise NotSupportedError(
+            f"the gradient of '{late.name}' is {'sparse' if gradient.is_sparse else gradient.dtype}"
+            "; p3kv.torch takes dense ones of the parameter's dtype"
+        )
+
+
+def _refuse_part(keys: Any) -> NoReturn:
+    raise NotSupportedError("p3kv.torch clips no steps")

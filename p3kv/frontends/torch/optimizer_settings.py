@@ -1,0 +1,104 @@
+"""An optimizer of torch's as plain data, so that a server can make the same one.
+
+Only names of classes that the server knows and plain values travel. Schedulers stay on the worker:
+they change `param_groups`, which travel with each step in which they differ.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any, Dict, List, Tuple, Type
+
+import torch
+
+from p3kv.errors import NotSupportedError, ProtocolError
+from p3kv.wire.messages import Key, Message, check_plain, decode
+
+BY_SLICE: Dict[str, Type[torch.optim.Optimizer]] = {
+    name: getattr(torch.optim, name)
+    for name in (
+        "ASGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop",
+        "Rprop", "SGD",
+    )
+}  # fmt: skip
+"""Each computes an element of a weight from the same element of gradient and state, and from
+numbers that the key's updates share: bit for bit the same whatever the slices."""
+_IMPLEMENTATION = {"foreach": False, "fused": None, "capturable": False, "differentiable": False}
+"""Servers use the plain implementation of all, which is that of `foreach`, bit for bit. `fused` has
+other bits, and depends on where slices end."""
+
+
+class PlainTorchOptimizer(Message, frozen=True):
+    """An optimizer of torch's: its class, and what its groups of parameters have."""
+
+    name: str
+    groups: List[Dict[str, Any]]
+    group_of: List[Tuple[Key, int]]
+    since_step: int
+    """The store's step at which the optimizer was set."""
+    workers: int
+    """How many workers' gradients a sum is divided by."""
+
+    def __post_init__(self) -> None:
+        check_plain("an optimizer", {"groups": self.groups})
+        if self.workers < 1 or not all(0 <= at < len(self.groups) for _, at in self.group_of):
+            raise ProtocolError("an optimizer's settings name no group of parameters")
+
+
+def plain(
+    optimizer: torch.optim.Optimizer, keys: Dict[int, Key], since_step: int, workers: int
+) -> PlainTorchOptimizer:
+    """The optimizer as it is now; `keys` has the key of each parameter by its id.
+
+    Raises NotSupportedError for an optimizer that servers can't run.
+    """
+    kind = type(optimizer)
+    if BY_SLICE.get(kind.__name__) is not kind:
+        raise NotSupportedError(
+            f"servers can't run the optimizer {kind.__name__} slice by slice; they run "
+            f"{', '.join(sorted(BY_SLICE))} of torch.optim"
+        )
+    groups, group_of = [], []
+    for place, group in enumerate(optimizer.param_groups):
+        groups.append(
+            {
+                name: _IMPLEMENTATION.get(name, _plain(value, f"{kind.__name__}'s {name}"))
+                for name, value in group.items()
+                if name not in ("params", "param_names")
+            }
+        )
+        group_of += [(keys[id(parameter)], place) for parameter in group["params"]]
+    return PlainTorchOptimizer(kind.__name__, groups, group_of, since_step, workers)
+
+
+def read(data: bytes) -> PlainTorchOptimizer:
+    """Reads what a worker has written; raises ProtocolError for anything else."""
+    settings: PlainTorchOptimizer = decode(data, PlainTorchOptimizer)
+    if settings.name not in BY_SLICE:
+        raise ProtocolError(f"it sent the optimizer {settings.name!r}, which nobody runs by slices")
+    return settings
+
+
+def made(
+    settings: PlainTorchOptimizer, group: Dict[str, Any], parameter: torch.nn.Parameter
+) -> torch.optim.Optimizer:
+    """A new optimizer of one parameter; ProtocolError for settings that its class refuses."""
+    kind = BY_SLICE[settings.name]
+    takes = inspect.signature(kind).parameters
+    try:
+        return kind([parameter], **{name: value for name, value in group.items() if name in takes})
+    except (TypeError, ValueError) as error:
+        raise ProtocolError(f"it sent settings that {settings.name} refuses: {error}") from None
+
+
+def _plain(value: Any, where: str) -> Any:
+    if isinstance(value, torch.Tensor) and value.numel() == 1:
+        return value.item()
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, (list, tuple)):
+        return [_plain(one, where) for one in value]
+    raise NotSupportedError(
+        f"{where} is a {type(value).__name__}, which servers can't be told; use numbers, texts and "
+        "lists of them"
+    )

@@ -1,0 +1,67 @@
+"""The optimizer of torch's that a script has set, and what the servers must be told of it."""
+
+from __future__ import annotations
+
+from typing import Dict, Optional, Sequence
+
+import torch
+from msgspec import structs
+
+from p3kv.frontends.torch.optimizer_settings import plain
+from p3kv.server.optimizer import State
+from p3kv.store.resuming import Counts, GoesOn
+from p3kv.store.script_optimizer import ScriptOptimizer
+from p3kv.store.states import give_state
+from p3kv.wire.messages import Key, encode
+from p3kv.worker.stores import WorkerStore
+from p3kv.worker.transfers import WorkerKey
+
+
+class TorchScriptOptimizer(ScriptOptimizer):
+    """Keeps the servers' optimizer like the script's, once a step."""
+
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, keys: Dict[int, Key], since_step: int, workers: int
+    ) -> None:
+        """`keys` has the key of each parameter by its id. Raises NotSupportedError for an optimizer
+        that servers can't run."""
+        self.name = type(optimizer).__name__
+        self.optimizer = optimizer
+        self.keys = keys
+        self.since_step = since_step
+        self.workers = workers
+        self._settings = plain(optimizer, keys, since_step, workers)
+
+    @property
+    def settings(self) -> bytes:
+        return encode(self._settings)
+
+    def begin_step(self, step: int, updates: int) -> Optional[bytes]:
+        before = self._settings
+        self._settings = plain(self.optimizer, self.keys, self.since_step, self.workers)
+        return self.settings if self._settings != before else None
+
+    def has_changed(self) -> bool:
+        now = plain(self.optimizer, self.keys, self.since_step, self.workers)
+        return bool(structs.asdict(now) != structs.asdict(self._settings))
+
+
+class TorchGoesOn(GoesOn[TorchScriptOptimizer]):
+    """Optimizers of one store that go on from a checkpoint: the states have their counts."""
+
+    def __init__(self, own: WorkerStore) -> None:
+        self._own = own
+
+    def optimizer(
+        self, fresh: TorchScriptOptimizer, counts: Counts, since_step: int
+    ) -> TorchScriptOptimizer:
+        return TorchScriptOptimizer(fresh.optimizer, fresh.keys, since_step, fresh.workers)
+
+    def give(
+        self, key: WorkerKey, states: Sequence[State], optimizer: TorchScriptOptimizer
+    ) -> None:
+        state = None
+        if states:
+            joined = State.joined(states)
+            state = State(joined.elements, {**joined.numbers, "since_step": optimizer.since_step})
+        give_state(self._own, key, state, False)

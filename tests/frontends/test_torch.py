@@ -1,0 +1,112 @@
+"""p3kv.torch in real jobs, beside the same training in one process.
+
+They run in an environment of their own, `.torch`, that has torch and no MXNet; `scripts/test` makes
+it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, List
+
+import pytest
+
+from tests.jobs import ROOT, SCRIPTS, JobResult, environment, run
+
+PYTHON = ROOT / ".torch" / "bin" / "python"
+pytestmark = pytest.mark.skipif(
+    not PYTHON.exists(), reason="there is no environment with torch: scripts/test makes one"
+)
+
+
+def job(
+    script: str, *arguments: object, workers: int = 2, servers: int = 2, **env: Any
+) -> JobResult:
+    command: List[str] = [
+        str(PYTHON), "-m", "p3kv", "launch", "-n", str(workers), "-s", str(servers), "--",
+        str(PYTHON), str(SCRIPTS / script), *map(str, arguments),
+    ]  # fmt: skip
+    return run(command, environment(**env), 240)
+
+
+def weights(first: Path, second: Path) -> JobResult:
+    """Compares two files of weights, bit for bit."""
+    program = (
+        "import sys, torch\n"
+        "one, other = map(torch.load, sys.argv[1:])\n"
+        "assert one.keys() == other.keys() and len(one) > 5\n"
+        "assert all(torch.equal(one[name], other[name]) for name in one)\n"
+    )
+    return run([str(PYTHON), "-c", program, str(first), str(second)], environment(), 60)
+
+
+@pytest.mark.parametrize(
+    ("name", "workers", "servers"),
+    [
+        ("SGD", 3, 2),
+        ("AdamW", 2, 3),
+        *(
+            pytest.param(*one, marks=pytest.mark.long)
+            for one in [("Adagrad", 4, 1), ("RMSprop", 1, 1)]
+        ),
+    ],
+)
+def test_weights_and_states_are_those_of_one_process(
+    tmp_path: Path, name: str, workers: int, servers: int
+) -> None:
+    """With tied weights, attention, an LSTM, groups, a schedule, gradients that add up, and a layer
+    that some workers do not use."""
+    result = job(
+        "torch_exact.py", name, tmp_path / "w.pt", workers=workers, servers=servers,
+        P3KV_SLICE_SIZE=300,
+    )  # fmt: skip
+    assert result.code == 0, result.output
+    assert result.output.count(f"right with {name}") == workers, result.output
+
+
+def test_a_job_that_is_killed_goes_on_bit_for_bit_with_other_servers_and_slices(
+    tmp_path: Path,
+) -> None:
+    undisturbed, goes_on = tmp_path / "undisturbed.pt", tmp_path / "goes on.pt"
+    assert job("torch_exact.py", "AdamW", undisturbed, P3KV_SLICE_SIZE=300).code == 0
+    settings = {"P3KV_CHECKPOINT_DIR": tmp_path / "checkpoints", "P3KV_CHECKPOINT_EVERY": 5}
+    killed = job("torch_exact.py", "AdamW", goes_on, 13, P3KV_SLICE_SIZE=300, **settings)
+    assert killed.code != 0 and "killed by SIGKILL" in killed.output
+    result = job(
+        "torch_exact.py", "AdamW", goes_on, 13, servers=3, P3KV_SLICE_SIZE=500, P3KV_RESUME=1,
+        **settings,
+    )  # fmt: skip
+    assert result.code == 0, result.output
+    assert result.output.count("begins after 10 steps") == 2, result.output
+    compared = weights(undisturbed, goes_on)
+    assert compared.code == 0, compared.output
+
+
+def test_whoever_reads_a_weight_waits_for_its_new_value() -> None:
+    result = job("torch_late.py")
+    assert result.code == 0, result.output
+    assert result.output.count("all reads wait") == 2, result.output
+
+
+def test_wrong_uses_are_refused_with_what_to_do() -> None:
+    result = job("torch_late.py", "wrong", workers=1, servers=1)
+    assert result.code == 0, result.output
+    assert "wrong uses are named" in result.output
+
+
+def test_a_process_alone_trains_with_the_inner_optimizer() -> None:
+    program = (
+        "import p3kv.torch, torch\n"
+        "model = torch.nn.Linear(2, 1)\n"
+        "inner = torch.optim.SGD(model.parameters(), lr=1.0)\n"
+        "optimizer = p3kv.torch.Optimizer(model, inner)\n"
+        "before = model.weight.detach().clone()\n"
+        "model(torch.ones(1, 2)).sum().backward()\n"
+        "optimizer.step()\n"
+        "optimizer.wait()\n"
+        "assert torch.equal(model.weight.detach(), before - 1)\n"
+        "print('alone is right')\n"
+    )
+    result = run([str(PYTHON), "-c", program], environment(), 60)
+    assert result.code == 0 and "alone is right" in result.output, result.output
+    assert "trains in this process alone" in result.output

@@ -1,0 +1,119 @@
+"""Reads weights in many ways while their new values are under way, and uses p3kv.torch wrongly.
+
+Worker 1 computes late, so that worker 0's values are late, too.
+"""
+
+import p3kv.torch  # noqa: I001
+import copy
+import io
+import pickle
+import sys
+import time
+from typing import Any, Callable, Dict
+
+import torch
+from p3kv.errors import NotSupportedError
+from p3kv.worker import this_process
+from torch import nn
+from torch.nn import functional
+
+LATE_S = 0.4
+ONES = torch.ones(1, 4)
+
+
+def read_back(save: Callable[[Any, Any], None], load: Callable[[Any], Any], of: Any) -> Any:
+    file = io.BytesIO()
+    save(of, file)
+    file.seek(0)
+    return load(file)
+
+
+def averaged(weight: nn.Parameter) -> torch.Tensor:
+    average = torch.zeros(3, 4)
+    average.lerp_(weight.detach(), 1.0)
+    return average
+
+
+READS: Dict[str, Callable[[nn.Linear], Any]] = {
+    "a module": lambda m: m(torch.eye(4)).T,
+    "functional": lambda m: functional.linear(torch.eye(4), m.weight).T,
+    "by name": lambda m: torch.mul(torch.ones(3, 4), other=m.weight),
+    "in a list": lambda m: torch.cat([m.weight, m.weight])[:3],
+    "foreach": lambda m: torch._foreach_mul([m.weight], 1.0)[0],
+    "data": lambda m: m.weight.data,
+    "detach": lambda m: m.weight.detach(),
+    "numpy": lambda m: m.weight.detach().numpy(),
+    "tolist": lambda m: m.weight.tolist(),
+    "state_dict": lambda m: m.state_dict()["weight"],
+    "deepcopy": lambda m: copy.deepcopy(m).weight,
+    "pickle": lambda m: read_back(pickle.dump, pickle.load, m).weight,
+    "save": lambda m: read_back(torch.save, torch.load, m.state_dict())["weight"],
+    "average": lambda m: averaged(m.weight),
+    "vector": lambda m: nn.utils.parameters_to_vector(m.parameters()).reshape(3, 4),
+    "functional_call": lambda m: torch.func.functional_call(m, {}, (torch.eye(4),)).T,
+    "repr": lambda m: m.weight if "nan" not in repr(m.weight) else None,
+    "index": lambda m: torch.stack([row for row in m.weight]),
+    "another thread": lambda m: torch.stack(list(map(torch.clone, m.weight.unbind()))),
+}
+
+
+def refused(words: str, call: Callable[..., Any], *arguments: Any) -> None:
+    try:
+        call(*arguments)
+    except NotSupportedError as error:
+        assert words in str(error), error
+    else:
+        raise AssertionError(f"not refused: {words}")
+
+
+def trained(model: nn.Module) -> p3kv.torch.Optimizer:
+    return p3kv.torch.Optimizer(model, torch.optim.SGD(model.parameters(), lr=1.0))
+
+
+def read_late() -> None:
+    model = nn.Linear(4, 3, bias=False)
+    nn.init.zeros_(model.weight)
+    optimizer = trained(model)
+    rank = this_process.worker().rank
+    weight = model.weight
+    for number, (name, read) in enumerate(READS.items(), 1):
+        optimizer.zero_grad()
+        if rank == 1:
+            time.sleep(LATE_S)
+        model(ONES).sum().backward()
+        began = time.monotonic()
+        optimizer.step()
+        assert not weight.is_sparse and weight.shape == (3, 4) and weight.grad is not None
+        assert time.monotonic() - began < LATE_S / 2, name
+        assert isinstance(weight, nn.Parameter) and model.weight is weight
+        found = torch.as_tensor(read(model))
+        assert type(weight) is nn.Parameter, name
+        # Each worker's gradient is 1 everywhere, and so is the mean.
+        assert torch.equal(found.reshape(3, 4), torch.full((3, 4), -float(number))), (name, found)
+    print("all reads wait")
+
+
+def use_wrongly() -> None:
+    model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 1))
+    optimizer = trained(model)
+    model(ONES).sum().backward()
+    refused("'1.bias' has left, and a second backward", model(ONES).sum().backward)
+    nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+    refused("was changed after it had left", optimizer.step)
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.scale(torch.ones(()))
+    refused("GradScaler changes gradients", scaler.step, optimizer)
+    halves = nn.Linear(2, 2).to(torch.bfloat16)
+    refused("'weight' is torch.bfloat16 on cpu", trained, halves)
+    shrinks = torch.optim.LBFGS(nn.Linear(2, 2).parameters())
+    refused("can't run the optimizer LBFGS", p3kv.torch.Optimizer, nn.Linear(2, 2), shrinks)
+    rows = nn.Embedding(5, 2, sparse=True)
+    trained(rows)
+    refused("the gradient of 'weight' is sparse", rows(torch.tensor([1])).sum().backward)
+    print("wrong uses are named")
+
+
+if sys.argv[1:] == ["wrong"]:
+    use_wrongly()
+else:
+    read_late()
