@@ -88,11 +88,13 @@ class Registry(Generic[T]):
     def register(self, name: str, member: Type[T]) -> None:
         """Lets this process choose the class by a name.
 
-        Raises ConfigError for a name that another class has, or that is empty or too long.
+        Raises ConfigError for a name that another class has, that is empty or too long, or that has
+        a colon, behind which settings have parameters.
         """
-        if not 0 < len(name) <= MAX_NAME_CHARS:
+        if not 0 < len(name) <= MAX_NAME_CHARS or ":" in name:
             raise ConfigError(
-                f"the name of a {self._kind} has from 1 to {MAX_NAME_CHARS} letters: {name!r}"
+                f"the name of a {self._kind} has from 1 to {MAX_NAME_CHARS} letters, and no colon: "
+                f"{name!r}"
             )
         if self._members.setdefault(name, member) is not member:
             raise ConfigError(f"there is another {self._kind} called {name!r}; choose another name")

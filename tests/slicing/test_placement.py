@@ -225,8 +225,8 @@ def test_a_placement_is_told_the_layout_the_loads_of_all_servers_and_their_hosts
 
 def test_an_unknown_placement_ends_the_job_and_is_told_with_those_that_there_are() -> None:
     job = assembled()
-    replies = job.handle(worker(1), Ready(JobSettings(placement="tests.own:Class")))
-    failure = aborted(replies, "no placement 'tests.own:Class'", ConfigError)
+    replies = job.handle(worker(1), Ready(JobSettings(placement="tests.own.Class")))
+    failure = aborted(replies, "no placement 'tests.own.Class'", ConfigError)
     assert all(name in failure.reason for name in MEMBERS)
     assert "P3KV_PLACEMENT" in failure.words and "P3KV_PLUGINS" in failure.words
     assert (failure.role, failure.rank) == ("worker", 1)
