@@ -16,9 +16,9 @@ from p3kv.errors import ConfigError
         ("topk", "topk", {}),
         ("topk:share=0.01", "topk", {"share": 0.01}),
         (" topk : share = 1e-3 , exact = True ", "topk", {"share": 0.001, "exact": True}),
-        ("local:steps=50,kind=nesterov,off=false", "local", {"steps": 50, "kind": "nesterov", "off": False}),
+        ("local:steps=50,kind=x,off=false", "local", {"steps": 50, "kind": "x", "off": False}),
     ],
-)  # fmt: skip
+)
 def test_a_text_chooses_a_class_with_parameters(
     text: str, name: str, parameters: Dict[str, Any]
 ) -> None:
