@@ -84,8 +84,8 @@ def test_a_job_that_is_killed_goes_on_bit_for_bit_with_other_servers_and_slices(
 
 def test_torchrun_starts_a_job(tmp_path: Path) -> None:
     command = [
-        str(PYTHON.parent / "torchrun"), "--standalone", "--nproc_per_node", "2", str(SCRIPTS / "torch_exact.py"),
-        "SGD", str(tmp_path / "w.pt"),
+        str(PYTHON.parent / "torchrun"), "--standalone", "--nproc_per_node", "2",
+        str(SCRIPTS / "torch_exact.py"), "SGD", str(tmp_path / "w.pt"),
     ]  # fmt: skip
     result = run(command, environment(), 240)
     assert result.code == 0, result.output
