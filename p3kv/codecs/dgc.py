@@ -8,7 +8,7 @@ import numpy as np
 
 from p3kv.codecs.codec import CODECS, GRADIENTS, Decoder, Encoder, Part
 from p3kv.codecs.selection import largest, share_of
-from p3kv.codecs.topk import SomeElements, SomeGradients, checked_share, taken, wide
+from p3kv.codecs.some_elements import SomeElements, SomeGradients, checked_share, taken, wide
 from p3kv.errors import ConfigError
 
 _STAGES = 4
@@ -80,16 +80,17 @@ class DGC(SomeElements):
 
 
 class _Encoder(Encoder):
+    codec: DGC
+
     def __init__(self, codec: DGC) -> None:
         super().__init__(codec)
-        self._codec = codec
         self._momentum = 0.0
         dtype = wide(codec.dtype)
         self._velocity = np.zeros(codec.size_elems, dtype)
         self._residual = np.zeros(codec.size_elems, dtype)
 
     def encode(self, elements: np.ndarray, part: Part, out: memoryview) -> int:
-        codec, here = self._codec, slice(part.offset, part.offset + len(elements))
+        codec, here = self.codec, slice(part.offset, part.offset + len(elements))
         velocity, residual = self._velocity[here], self._residual[here]
         with np.errstate(invalid="ignore", over="ignore"):
             if codec.clip is not None and part.norm > codec.clip:

@@ -47,8 +47,8 @@ def features_of(declared: Union[DeclareKey, DeclaredKey], consistency: Consisten
 class WorkerKey:
     """A declared key: its runs on the servers, its round, and the pulls that are not answered.
 
-    `round`, `exact_round`, `is_next_exchanged`, `ask` and `asks` belong to the thread that pushes
-    and pulls.
+    `round`, `exact_round`, `is_exact`, `is_next_exchanged`, `ask` and `asks` belong to the thread
+    that pushes and pulls.
     """
 
     def __init__(
@@ -125,6 +125,10 @@ class WorkerKey:
         round, or is added to what a later one brings along."""
         self._pushes += 1
         return self.consistency.exchanges(self._pushes)
+
+    def is_exact(self, round: int) -> bool:
+        """Whether the value of a round that is pushed for now travels as it is."""
+        return round == self.exact_round > INITIAL_ROUND
 
     def ask(self) -> Ask:
         """Takes note of a pull that is called."""

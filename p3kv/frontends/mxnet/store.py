@@ -28,11 +28,11 @@ from mxnet.ndarray import NDArray
 
 from p3kv import config, errors
 from p3kv.common.combinations import Feature
-from p3kv.errors import NotSupportedError
 from p3kv.frontends.mxnet import (
     clipping_refusals,
     environment,
     forward_ends,
+    native_calls,
     rows,
     script_marks,
 )
@@ -69,18 +69,6 @@ from p3kv.store.resuming import Resuming
 from p3kv.wire.messages import Key, called
 from p3kv.worker import this_process
 from p3kv.worker.transfers import WorkerKey
-
-_SET_MULTI_PRECISION, _SYNC_MODE = 1, 3
-"""Commands of MXNet's that p3kv need not be given: the first one's number travels with the
-optimizer, and servers know by each store whether it is synchronous."""
-_INSTEAD_OF_COMMANDS = {
-    0: "nothing that arrives is unpickled; use kv.set_optimizer",
-    2: "they end with the job",
-    _SYNC_MODE: "use kvstore='p3'",
-    4: "use kv.set_gradient_compression",
-    5: "MXNet's profiler does not run there; P3KV_TRACE writes a trace of every process",
-}
-"""By the numbers of MXNet's commands (`mxnet/kvstore/kvstore.py`): what to do."""
 
 
 class P3(KVStoreBase):
@@ -426,25 +414,15 @@ class P3(KVStoreBase):
     @property
     def handle(self) -> NoReturn:
         """Absent, and `hasattr` says so: there is no native store, which MXNet's profiler needs."""
-        raise AttributeError(
-            "the p3 store has no handle, since it is none of MXNet's native stores. For a profile "
-            "of the servers, set P3KV_TRACE: every process writes a trace"
-        )
+        native_calls.refuse_handle()
 
     def _set_updater(self, updater: Any) -> None:
         """Refused: MXNet's own distributed stores take it and never call it."""
-        raise NotSupportedError(
-            "an updater function can't run on the servers; use kv.set_optimizer, or set neither: "
-            "kv.pushpull then gives the sums of all workers' gradients, and the script updates"
-        )
+        native_calls.refuse_updater()
 
     def _send_command_to_servers(self, head: int, body: str) -> None:
         """Does what MXNet's command asks for where the servers do it anyway, and refuses others."""
-        if head != _SET_MULTI_PRECISION and (head != _SYNC_MODE or self._own.own_rounds):
-            instead = _INSTEAD_OF_COMMANDS.get(head, "they take no commands of a script's own")
-            raise NotSupportedError(
-                f"the servers can't run command {head} ({body!r:.40}): {instead}"
-            )
+        native_calls.check_command(head, body, self._own.own_rounds)
 
     def _barrier(self) -> None:
         """Waits for all workers, as MXNet's stores do."""

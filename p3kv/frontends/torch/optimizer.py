@@ -313,7 +313,7 @@ class Optimizer(torch.optim.Optimizer):
                 late.staging.data_ptr() if to_staging else None,
                 partial(_arrived, late, source),
                 key.asks() if pushes else (key.ask(),), changes,
-                exact=exact or (pushes and round_ == key.exact_round > INITIAL_ROUND),
+                exact=exact or (pushes and key.is_exact(round_)),
             )
         )  # fmt: skip
 
