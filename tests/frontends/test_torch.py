@@ -7,7 +7,7 @@ it.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, List
+from typing import Any, Dict, List
 
 import pytest
 
@@ -102,6 +102,15 @@ def test_wrong_uses_are_refused_with_what_to_do() -> None:
     result = job("torch_late.py", "wrong", workers=1, servers=1)
     assert result.code == 0, result.output
     assert "wrong uses are named" in result.output
+
+
+@pytest.mark.parametrize(
+    "setting", [{"P3KV_CONSISTENCY": "asynchronous"}, {"P3KV_LET_WORKERS_LEAVE": 1}]
+)
+def test_settings_by_which_it_would_do_something_else_are_refused(setting: Dict[str, Any]) -> None:
+    result = job("torch_late.py", "wrong", workers=1, servers=1, **setting)
+    assert result.code != 0
+    assert "unset P3KV_CONSISTENCY and P3KV_LET_WORKERS_LEAVE" in result.output, result.output
 
 
 def test_a_process_alone_trains_with_the_inner_optimizer() -> None:

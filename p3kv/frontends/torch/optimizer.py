@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import atexit
 import logging
-from concurrent.futures import Future
 from contextlib import contextmanager, suppress
-from functools import partial
 from typing import Any, Callable, Dict, Iterator, List, NoReturn, Optional
 
 import numpy as np
@@ -14,6 +12,7 @@ import torch
 
 from p3kv import config
 from p3kv.errors import NotSupportedError, P3Error
+from p3kv.frontends.torch.exchange import Exchange
 from p3kv.frontends.torch.late import Late
 from p3kv.frontends.torch.script_optimizer import TorchGoesOn, TorchScriptOptimizer
 from p3kv.frontends.torch.server_optimizer import exported, imported
@@ -22,10 +21,8 @@ from p3kv.store.forward_order import ForwardReads, OrderLearner
 from p3kv.store.pushes import Pushes
 from p3kv.store.resuming import Resuming
 from p3kv.store.states import give_state, states_of
-from p3kv.wire.header import INITIAL_ROUND
 from p3kv.wire.messages import Key
 from p3kv.worker import this_process
-from p3kv.worker.transfers import Transfer, WorkerKey
 
 _log = logging.getLogger("p3kv")
 _DTYPES = {torch.float32: "float32", torch.float64: "float64"}
@@ -67,20 +64,22 @@ class Optimizer(torch.optim.Optimizer):
                 "started it. 'p3kv launch -n 2 -- python train.py' starts two workers."
             )
             return
+        if config.trial() is not None:
+            raise NotSupportedError("p3kv compare does not know p3kv.torch yet: run MXNet scripts")
         self._worker = this_process.worker()
         if not self._worker.started:
             self._worker.start(config.settle())
+        _check_settings(self._worker.settings)
         self._own = self._worker.new_store()
         order = OrderLearner(self._own.publish_order, _NothingRead())
         order.stop()  # the first backward pass tells it
-        self._backward_order: Optional[List[Key]] = []
         self._pushes: Pushes[TorchScriptOptimizer] = Pushes(
             self._own, order, self._worker.rank, "torch", _refuse_part
         )
         self._resuming = Resuming(
             self._own, self._pushes, self._worker.rank, TorchGoesOn(self._own)
         )
-        self._in_step = False
+        self._exchange = Exchange(self._worker, self._own, self._pushes)
         self._declare(model)
         keys = {id(late.parameter): late.key.key for late in self._late.values()}
         self._resuming.set_optimizer(
@@ -115,9 +114,9 @@ class Optimizer(torch.optim.Optimizer):
             if late.pushed:
                 self._check_unchanged(late)
             elif parameter.grad is not None:
-                self._push(late)
+                self._exchange.push(late)
             else:
-                self._push_no_gradient(late)
+                self._exchange.push_no_gradient(late)
             if parameter.requires_grad and at not in self._hooks:  # it has been frozen before
                 self._hooks[at] = parameter.register_post_accumulate_grad_hook(self._ready)
         assert self._pushes.optimizer is not None
@@ -132,9 +131,7 @@ class Optimizer(torch.optim.Optimizer):
             late.pushed = False
             late.gradient = None
             late.arm()
-        self._own.step_ends()
-        self._in_step = False
-        self._publish_order()
+        self._exchange.end_step([*self._late.values()])
         return loss
 
     def add_param_group(self, param_group: Dict[str, Any]) -> None:
@@ -172,8 +169,7 @@ class Optimizer(torch.optim.Optimizer):
         where P3KV_VALUE_CODEC has each worker lack some changes, or rounds."""
         self.wait()
         for late in self._late.values():
-            late.begin()
-            self._pull(late, exact=True)
+            self._exchange.pull(late, exact=True)
             late.arm()
         self.wait()
 
@@ -240,16 +236,13 @@ class Optimizer(torch.optim.Optimizer):
 
     def _exchange_initial(self) -> None:
         for late in self._late.values():
-            late.begin()
             if self._worker.rank != 0:
-                self._pull(late)
+                self._exchange.pull(late)
                 continue
             saved = self._resuming.initial(late.key)
             if saved is not None:
                 late.parameter.data.copy_(torch.from_numpy(np.ascontiguousarray(saved)))
-            late.staging.copy_(late.parameter.data)
-            source = late.parameter.data
-            self._begin(late, INITIAL_ROUND, source, to_staging=False)
+            self._exchange.give_initial(late)
             self._resuming.give_state(late.key)
         for late in self._late.values():
             late.arm()
@@ -266,61 +259,7 @@ class Optimizer(torch.optim.Optimizer):
                 "before opt.step(); put all backward passes of a step but the last into 'with "
                 "opt.no_sync():'"
             )
-        self._push(late)
-
-    def _push(self, late: Late) -> None:
-        late.take()  # of a weight that nobody has read since
-        gradient = late.parameter.grad
-        assert gradient is not None
-        _check_gradient(gradient, late)
-        self._begin_step()
-        round_, _ = self._pushes.next(late.key)
-        if self._backward_order is not None:
-            self._backward_order.append(late.key.key)
-        late.gradient, late.version, late.pushed = gradient, gradient._version, True
-        source = gradient if gradient.stride() == late.parameter.stride() else None
-        if source is None:
-            source = torch.empty_like(late.parameter, requires_grad=False).copy_(gradient)
-        late.begin()
-        self._begin(late, round_, source)
-
-    def _push_no_gradient(self, late: Late) -> None:
-        late.take()
-        self._begin_step()
-        changes: Future[bool] = Future()
-        round_, _ = self._pushes.next(late.key, changes)
-        late.begin()
-        self._begin(late, round_, None, changes=changes)
-
-    def _pull(self, late: Late, exact: bool = False) -> None:
-        self._begin(late, late.key.round, None, exact=exact)
-
-    def _begin(
-        self,
-        late: Late,
-        round_: int,
-        source: Optional[torch.Tensor],
-        changes: Optional[Future[bool]] = None,
-        exact: bool = False,
-        to_staging: bool = True,
-    ) -> None:
-        key: WorkerKey = late.key
-        pushes = source is not None or changes is not None
-        source_at = None if source is None else source.data_ptr()
-        self._worker.begin(
-            Transfer(
-                key, round_, self._pushes.step, 0, 0 if changes is not None else source_at,
-                late.staging.data_ptr() if to_staging else None,
-                partial(_arrived, late, source),
-                key.asks() if pushes else (key.ask(),), changes,
-                exact=exact or (pushes and key.is_exact(round_)),
-            )
-        )  # fmt: skip
-
-    def _begin_step(self) -> None:
-        if not self._in_step:
-            self._in_step = True
-            self._pushes.one_step()
+        self._exchange.push(late)
 
     def _check_unchanged(self, late: Late) -> None:
         gradient = late.parameter.grad
@@ -330,13 +269,6 @@ class Optimizer(torch.optim.Optimizer):
                 "torch.nn.utils.clip_grad_norm_, for example, comes too late, and zero_grad "
                 "belongs after step()"
             )
-
-    def _publish_order(self) -> None:
-        """After the first step: the forward pass needs weights in the reverse order."""
-        order, self._backward_order = self._backward_order, None
-        if order and self._worker.rank == 0:
-            every = [late.key.key for late in self._late.values()]
-            self._own.publish_order(list(dict.fromkeys([*reversed(order), *every])))
 
     def _finish(self) -> None:
         """Before the worker leaves: all values come, or the script has failed."""
@@ -353,9 +285,13 @@ class _NothingRead(ForwardReads):
         return []
 
 
-def _arrived(late: Late, source: Optional[torch.Tensor], error: Optional[BaseException]) -> None:
-    """Called in the worker's thread; `source` stays until then."""
-    late.arrived(error)
+def _check_settings(settings: config.Settings) -> None:
+    """Raises NotSupportedError for settings by which p3kv.torch would do something else."""
+    if settings.consistency != config.Settings.consistency or settings.let_workers_leave:
+        raise NotSupportedError(
+            "p3kv.torch divides each sum by the number of all workers, and waits for all of them: "
+            "unset P3KV_CONSISTENCY and P3KV_LET_WORKERS_LEAVE"
+        )
 
 
 def _check(parameter: torch.nn.Parameter, name: str) -> None:
@@ -369,14 +305,6 @@ def _check(parameter: torch.nn.Parameter, name: str) -> None:
         raise NotSupportedError(
             f"the parameter '{name}' has the strides {parameter.stride()}; p3kv.torch takes "
             "contiguous ones: make it so by parameter.data = parameter.data.contiguous()"
-        )
-
-
-def _check_gradient(gradient: torch.Tensor, late: Late) -> None:
-    if gradient.is_sparse or gradient.dtype != late.parameter.dtype:
-        raise NotSupportedError(
-            f"the gradient of '{late.name}' is {'sparse' if gradient.is_sparse else gradient.dtype}"
-            "; p3kv.torch takes dense ones of the parameter's dtype"
         )
 
 

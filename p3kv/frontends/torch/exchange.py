@@ -1,0 +1,119 @@
+"""Has gradients leave and values come, for the parameters of one optimizer."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from functools import partial
+from typing import List, Optional, Sequence
+
+import torch
+
+from p3kv.errors import NotSupportedError
+from p3kv.frontends.torch.late import Late
+from p3kv.frontends.torch.script_optimizer import TorchScriptOptimizer
+from p3kv.store.pushes import Pushes
+from p3kv.wire.header import INITIAL_ROUND
+from p3kv.wire.messages import Key
+from p3kv.worker.stores import WorkerStore
+from p3kv.worker.transfers import Transfer
+from p3kv.worker.worker import Worker
+
+
+class Exchange:
+    """Begins the transfers of a store. Belongs to the script's thread."""
+
+    def __init__(
+        self, worker: Worker, own: WorkerStore, pushes: Pushes[TorchScriptOptimizer]
+    ) -> None:
+        self._worker = worker
+        self._own = own
+        self._pushes = pushes
+        self._in_step = False
+        self._order: Optional[List[Key]] = []
+        """Keys as their gradients are ready in the first step."""
+
+    def give_initial(self, late: Late) -> None:
+        """Worker rank 0 sends a parameter's initial value."""
+        late.staging.copy_(late.parameter.data)
+        self._begin(late, INITIAL_ROUND, late.staging, lands=False)
+
+    def push(self, late: Late) -> None:
+        """Sends a parameter's gradient, which must stay as it is until the value is there.
+
+        Raises NotSupportedError for a gradient that can't travel.
+        """
+        late.take()  # of a weight that nobody has read since
+        gradient = late.parameter.grad
+        assert gradient is not None
+        if gradient.is_sparse or gradient.dtype != late.parameter.dtype:
+            kind = "sparse" if gradient.is_sparse else str(gradient.dtype)
+            raise NotSupportedError(
+                f"the gradient of '{late.name}' is {kind}; p3kv.torch takes dense ones of the "
+                "parameter's dtype"
+            )
+        self._begin_step()
+        round_, _ = self._pushes.next(late.key)
+        if self._order is not None:
+            self._order.append(late.key.key)
+        late.gradient, late.version, late.pushed = gradient, gradient._version, True
+        source = gradient
+        if gradient.stride() != late.parameter.stride():
+            source = torch.empty_like(late.parameter, requires_grad=False).copy_(gradient)
+        self._begin(late, round_, source)
+
+    def push_no_gradient(self, late: Late) -> None:
+        """Says that this worker has no gradient of a parameter in this step."""
+        late.take()
+        self._begin_step()
+        changes: Future[bool] = Future()
+        round_, _ = self._pushes.next(late.key, changes)
+        self._begin(late, round_, None, changes)
+
+    def pull(self, late: Late, exact: bool = False) -> None:
+        """Asks for a parameter's value after this worker's last push; `exact`: as the servers have
+        it, whatever the codec."""
+        self._begin(late, late.key.round, None, exact=exact)
+
+    def end_step(self, every: Sequence[Late]) -> None:
+        """All parameters are pushed. The first step tells the forward order, which is the reverse
+        of that of the gradients."""
+        self._own.step_ends()
+        self._in_step = False
+        order, self._order = self._order, None
+        if order and self._worker.rank == 0:
+            keys = [*reversed(order), *(late.key.key for late in every)]
+            self._own.publish_order(list(dict.fromkeys(keys)))
+
+    def _begin_step(self) -> None:
+        if not self._in_step:
+            self._in_step = True
+            self._pushes.one_step()
+
+    def _begin(
+        self,
+        late: Late,
+        round_: int,
+        source: Optional[torch.Tensor],
+        changes: Optional[Future[bool]] = None,
+        exact: bool = False,
+        lands: bool = True,
+    ) -> None:
+        """Begins a transfer: a push where there is a source, or `changes` instead of one; else a
+        pull."""
+        key = late.key
+        pushes = source is not None or changes is not None
+        late.begin()
+        self._worker.begin(
+            Transfer(
+                key, round_, self._pushes.step, 0,
+                source.data_ptr() if source is not None else 0 if pushes else None,
+                late.staging.data_ptr() if lands else None,
+                partial(_arrived, late, source), key.asks() if pushes else (key.ask(),), changes,
+                exact=exact or (pushes and key.is_exact(round_)),
+            )
+        )  # fmt: skip
+
+
+def _arrived(late: Late, source: Optional[torch.Tensor], error: Optional[BaseException]) -> None:
+    """Called in the worker's thread; `source` stays until then."""
+    late.arrived(error)
