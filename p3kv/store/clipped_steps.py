@@ -24,7 +24,9 @@ class ClippedSteps:
         self._own = own
         self._refuse_part = refuse_part
         self.max_norm: Optional[float] = None
-        """None: steps are not clipped."""
+        """None: steps are not clipped. Infinity: only their norm is computed."""
+        self.epsilon = ClippedStep._field_defaults["epsilon"]
+        """Added to the norm, by the framework's own number."""
         self.number = 0
         """How many steps were clipped."""
         self._inside = False
@@ -97,7 +99,9 @@ class ClippedSteps:
         if not self._step:
             return
         assert self.max_norm is not None
-        clipped = ClippedStep(self._own.number, self.number, self._step, self.max_norm, self._elems)
+        clipped = ClippedStep(
+            self._own.number, self.number, self._step, self.max_norm, self._elems, self.epsilon
+        )
         self._step, self._keys, self._elems = 0, set(), {}
         self._own.end_clipped_step(clipped)
 

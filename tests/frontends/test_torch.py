@@ -104,6 +104,14 @@ def test_wrong_uses_are_refused_with_what_to_do() -> None:
     assert "wrong uses are named" in result.output
 
 
+def test_steps_are_clipped_by_the_norm_of_the_mean_gradient() -> None:
+    """Where some layers are used in some steps only, gradients add up, some steps are not clipped,
+    and norms are read at once or long after."""
+    result = job("torch_clipped.py", workers=3, servers=2, P3KV_SLICE_SIZE=300)
+    assert result.code == 0, result.output
+    assert result.output.count("clipped as one process") == 3, result.output
+
+
 @pytest.mark.parametrize(
     "setting", [{"P3KV_CONSISTENCY": "asynchronous"}, {"P3KV_LET_WORKERS_LEAVE": 1}]
 )

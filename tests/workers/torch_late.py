@@ -99,11 +99,15 @@ def use_wrongly() -> None:
     model(ONES).sum().backward()
     refused("'1.bias' has left, and a second backward", model(ONES).sum().backward)
     nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
-    refused("was changed after it had left", optimizer.step)
+    refused("clip by opt.clip_grad_norm_(max_norm)", optimizer.step)
     refused("parameters can't be added", optimizer.add_param_group, {"params": [ONES.clone()]})
     other = nn.Linear(4, 3)
     changed = trained(other)
     other(ONES).sum().backward()
+    changed.step()  # from now on, gradients leave during backward
+    changed.zero_grad()
+    other(ONES).sum().backward()
+    refused("was not called in the first step", changed.clip_grad_norm_, 1.0)
     changed.param_groups[0]["lr"] = 0.5
     refused("param_groups were changed between backward", changed.step)
     scaler = torch.amp.GradScaler("cpu")

@@ -37,8 +37,8 @@ class Exchange:
         late.staging.copy_(late.parameter.data)
         self._begin(late, INITIAL_ROUND, late.staging, lands=False)
 
-    def push(self, late: Late) -> None:
-        """Sends a parameter's gradient, which must stay as it is until the value is there.
+    def note(self, late: Late) -> None:
+        """A parameter's gradient is complete, and must stay as it is until the value is there.
 
         Raises NotSupportedError for a gradient that can't travel.
         """
@@ -51,11 +51,17 @@ class Exchange:
                 f"the gradient of '{late.name}' is {kind}; p3kv.torch takes dense ones of the "
                 "parameter's dtype"
             )
-        self._begin_step()
-        round_, _ = self._pushes.next(late.key)
+        late.gradient, late.version = gradient, gradient._version
         if self._order is not None:
             self._order.append(late.key.key)
-        late.gradient, late.version, late.pushed = gradient, gradient._version, True
+
+    def push(self, late: Late) -> None:
+        """Sends a gradient that has been noted."""
+        gradient = late.gradient
+        assert gradient is not None
+        self._begin_step()
+        round_, _ = self._pushes.next(late.key)
+        late.pushed = True
         source = gradient
         if gradient.stride() != late.parameter.stride():
             source = torch.empty_like(late.parameter, requires_grad=False).copy_(gradient)
@@ -67,6 +73,7 @@ class Exchange:
         self._begin_step()
         changes: Future[bool] = Future()
         round_, _ = self._pushes.next(late.key, changes)
+        late.pushed = True
         self._begin(late, round_, None, changes)
 
     def pull(self, late: Late, exact: bool = False) -> None:

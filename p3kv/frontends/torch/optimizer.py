@@ -12,6 +12,7 @@ import torch
 
 from p3kv import config
 from p3kv.errors import NotSupportedError, P3Error
+from p3kv.frontends.torch.clipping import Clipping, checked
 from p3kv.frontends.torch.exchange import Exchange
 from p3kv.frontends.torch.late import Late
 from p3kv.frontends.torch.script_optimizer import TorchGoesOn, TorchScriptOptimizer
@@ -80,6 +81,9 @@ class Optimizer(torch.optim.Optimizer):
             self._own, self._pushes, self._worker.rank, TorchGoesOn(self._own)
         )
         self._exchange = Exchange(self._worker, self._own, self._pushes)
+        self._clipping = Clipping(
+            self._own, self._pushes.clipping, self._worker.num_workers, self._worker.barrier
+        )
         self._declare(model)
         keys = {id(late.parameter): late.key.key for late in self._late.values()}
         self._resuming.set_optimizer(
@@ -109,14 +113,10 @@ class Optimizer(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         self._worker.check()
+        self._push_remaining()
+        self._clipping.end_step()
         for at, late in self._late.items():
             parameter = late.parameter
-            if late.pushed:
-                self._check_unchanged(late)
-            elif parameter.grad is not None:
-                self._exchange.push(late)
-            else:
-                self._exchange.push_no_gradient(late)
             if parameter.requires_grad and at not in self._hooks:  # it has been frozen before
                 self._hooks[at] = parameter.register_post_accumulate_grad_hook(self._ready)
         assert self._pushes.optimizer is not None
@@ -133,6 +133,29 @@ class Optimizer(torch.optim.Optimizer):
             late.arm()
         self._exchange.end_step([*self._late.values()])
         return loss
+
+    def clip_grad_norm_(
+        self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
+    ) -> torch.Tensor:
+        """Has the step be clipped so that the norm of the mean of all workers' gradients is at most
+        `max_norm`, as torch.nn.utils.clip_grad_norm_ clips the joined batch's in one process.
+
+        To be called between `backward` and `step`, from the first step on, by all workers; worker
+        rank 0's number counts, and may change with each step. math.inf clips nothing, as do steps
+        without a call. Returns at once. Whoever reads the norm that it returns waits until the
+        gradients of all workers are there.
+
+        Raises ConfigError for a number below 0, NotSupportedError for another norm than that of
+        type 2, for `error_if_nonfinite`, and where the first call comes after the first step.
+        """
+        number = checked(max_norm, norm_type, error_if_nonfinite)
+        if self._alone:
+            every = [one for group in self.param_groups for one in group["params"]]
+            return torch.nn.utils.clip_grad_norm_(every, number)
+        self._worker.check()
+        self._clipping.begin()
+        self._push_remaining()
+        return self._clipping.clip(number)
 
     def add_param_group(self, param_group: Dict[str, Any]) -> None:
         """Refused once the optimizer is made: the servers know its parameters."""
@@ -163,6 +186,8 @@ class Optimizer(torch.optim.Optimizer):
         """Waits until all weights are there."""
         for late in self._late.values():
             late.take()
+        if not self._alone:
+            self._clipping.take_norm()
 
     def synchronize(self) -> None:
         """Waits until all weights are there, and gives them the servers' own values, unrounded:
@@ -253,21 +278,41 @@ class Optimizer(torch.optim.Optimizer):
         if not self._syncs or parameter.grad is None:
             return
         late = self._late[id(parameter)]
-        if late.pushed:
+        if late.pushed or late.gradient is not None:
             raise NotSupportedError(
                 f"the gradient of '{late.name}' has left, and a second backward pass adds to it "
                 "before opt.step(); put all backward passes of a step but the last into 'with "
                 "opt.no_sync():'"
             )
-        self._exchange.push(late)
+        self._exchange.note(late)
+        if self._clipping.is_known:
+            self._exchange.push(late)
+
+    def _push_remaining(self) -> None:
+        """Has all gradients of the step leave that have not left, and says which parameters have
+        none."""
+        for late in self._late.values():
+            if late.pushed or late.gradient is not None:
+                self._check_unchanged(late)
+            elif late.parameter.grad is not None:
+                self._exchange.note(late)
+            if late.pushed:
+                continue
+            if late.gradient is not None:
+                self._exchange.push(late)
+            else:
+                self._exchange.push_no_gradient(late)
 
     def _check_unchanged(self, late: Late) -> None:
         gradient = late.parameter.grad
-        if gradient is not late.gradient or gradient is None or gradient._version != late.version:
+        if gradient is not late.gradient or (
+            gradient is not None and gradient._version != late.version
+        ):
             raise NotSupportedError(
-                f"the gradient of '{late.name}' was changed after it had left, during backward: "
-                "torch.nn.utils.clip_grad_norm_, for example, comes too late, and zero_grad "
-                "belongs after step()"
+                f"the gradient of '{late.name}' was changed after backward had computed it, when "
+                "it had left: clip by opt.clip_grad_norm_(max_norm), which clips the mean of all "
+                "workers' gradients, and not by torch.nn.utils.clip_grad_norm_; call zero_grad "
+                "after step()"
             )
 
     def _finish(self) -> None:
@@ -309,4 +354,4 @@ def _check(parameter: torch.nn.Parameter, name: str) -> None:
 
 
 def _refuse_part(keys: Any) -> NoReturn:
-    raise NotSupportedError("p3kv.torch clips no steps")
+    raise AssertionError("each step pushes all keys")
