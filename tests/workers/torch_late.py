@@ -113,10 +113,15 @@ def use_wrongly() -> None:
     scaler = torch.amp.GradScaler("cpu")
     scaler.scale(torch.ones(()))
     refused("GradScaler changes gradients", scaler.step, optimizer)
-    halves = nn.Linear(2, 2).to(torch.bfloat16)
-    refused("'weight' is torch.bfloat16 on cpu", trained, halves)
+    complexes = nn.Linear(2, 2).to(torch.complex64)
+    refused("'weight' is torch.complex64 on cpu", trained, complexes)
     shrinks = torch.optim.LBFGS(nn.Linear(2, 2).parameters())
-    refused("can't run the optimizer LBFGS", p3kv.torch.Optimizer, nn.Linear(2, 2), shrinks)
+    refused(
+        "LBFGS: it evaluates the closure several times",
+        p3kv.torch.Optimizer,
+        nn.Linear(2, 2),
+        shrinks,
+    )
     rows = nn.Embedding(5, 2, sparse=True)
     trained(rows)
     refused("the gradient of 'weight' is sparse", rows(torch.tensor([1])).sum().backward)

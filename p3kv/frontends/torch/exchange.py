@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import Future
 from functools import partial
-from typing import List, Optional, Sequence
+from typing import Iterable, List, Optional, Sequence
 
 import torch
 
@@ -76,6 +76,21 @@ class Exchange:
         late.pushed = True
         self._begin(late, round_, None, changes)
 
+    def push_remaining(self, every: Iterable[Late]) -> None:
+        """Has all gradients of the step leave that have not left, and says of which parameters this
+        worker has none. Raises NotSupportedError where one has changed since `backward`."""
+        for late in every:
+            if late.pushed or late.gradient is not None:
+                _check_unchanged(late)
+            elif late.parameter.grad is not None:
+                self.note(late)
+            if late.pushed:
+                continue
+            if late.gradient is not None:
+                self.push(late)
+            else:
+                self.push_no_gradient(late)
+
     def pull(self, late: Late, exact: bool = False) -> None:
         """Asks for a parameter's value after this worker's last push; `exact`: as the servers have
         it, whatever the codec."""
@@ -124,3 +139,14 @@ class Exchange:
 def _arrived(late: Late, source: Optional[torch.Tensor], error: Optional[BaseException]) -> None:
     """Called in the worker's thread; `source` stays until then."""
     late.arrived(error)
+
+
+def _check_unchanged(late: Late) -> None:
+    gradient = late.parameter.grad
+    if gradient is late.gradient and (gradient is None or gradient._version == late.version):
+        return
+    raise NotSupportedError(
+        f"the gradient of '{late.name}' was changed after backward had computed it, when it had "
+        "left: clip by opt.clip_grad_norm_(max_norm), which clips the mean of all workers' "
+        "gradients, and not by torch.nn.utils.clip_grad_norm_; call zero_grad after step()"
+    )

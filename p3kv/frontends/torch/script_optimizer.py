@@ -7,7 +7,7 @@ from typing import Dict, Optional, Sequence
 import torch
 from msgspec import structs
 
-from p3kv.frontends.torch.optimizer_settings import plain
+from p3kv.frontends.torch.optimizer_settings import needs_whole, plain
 from p3kv.server.optimizer import State
 from p3kv.store.resuming import Counts, GoesOn
 from p3kv.store.script_optimizer import ScriptOptimizer
@@ -26,6 +26,7 @@ class TorchScriptOptimizer(ScriptOptimizer):
         """`keys` has the key of each parameter by its id. Raises NotSupportedError for an optimizer
         that servers can't run."""
         self.name = type(optimizer).__name__
+        self.needs_whole_tensors = needs_whole(optimizer)
         self.optimizer = optimizer
         self.keys = keys
         self.since_step = since_step
@@ -64,4 +65,4 @@ class TorchGoesOn(GoesOn[TorchScriptOptimizer]):
         if states:
             joined = State.joined(states)
             state = State(joined.elements, {**joined.numbers, "since_step": optimizer.since_step})
-        give_state(self._own, key, state, False)
+        give_state(self._own, key, state, optimizer.needs_whole_tensors)
