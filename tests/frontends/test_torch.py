@@ -124,6 +124,13 @@ def test_muon_updates_matrices_beside_an_optimizer_of_the_other_parameters() -> 
     assert result.output.count("right with Muon") == 2, result.output
 
 
+def test_momentum_that_a_codec_applies_is_applied_once() -> None:
+    """`dgc` that sends all elements has the numbers of SGD with momentum and weight decay."""
+    result = job("torch_dgc.py", P3KV_SLICE_SIZE=300, P3KV_GRADIENT_CODEC="dgc:share=1.0")
+    assert result.code == 0, result.output
+    assert result.output.count("right with dgc") == 2, result.output
+
+
 def test_torchrun_starts_a_job(tmp_path: Path) -> None:
     command = [
         str(PYTHON.parent / "torchrun"), "--standalone", "--nproc_per_node", "2",

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from p3kv import config
+from p3kv.common.combinations import Feature
 from p3kv.errors import NotSupportedError, P3Error
 from p3kv.frontends.torch.clipping import Clipping, checked
 from p3kv.frontends.torch.exchange import Exchange
@@ -91,7 +92,13 @@ class Optimizer(torch.optim.Optimizer):
         self._declare(model)
         keys = {id(late.parameter): late.key.key for late in self._late.values()}
         self._resuming.set_optimizer(
-            TorchScriptOptimizer(optimizer, keys, self._pushes.step, self._worker.num_workers)
+            TorchScriptOptimizer(
+                optimizer,
+                keys,
+                self._pushes.step,
+                self._worker.num_workers,
+                self._own.codec_applies_momentum,
+            )
         )
         self._exchange_initial()
         self._hooks = {
@@ -215,6 +222,7 @@ class Optimizer(torch.optim.Optimizer):
         as `master_param`.
         """
         if not self._alone:
+            self._own.combine({Feature.STATES}, "opt.state_dict()")
             self.wait()
             for late in self._late.values():
                 states = states_of(self._own, late.key, self._whole)
@@ -226,6 +234,8 @@ class Optimizer(torch.optim.Optimizer):
 
     def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
         """Has the servers go on from a state in torch's own format; all workers call it."""
+        if not self._alone:
+            self._own.combine({Feature.STATES}, "opt.load_state_dict()")
         super().load_state_dict(state_dict)
         self._inner.param_groups, self._inner.state = self.param_groups, self.state
         if self._alone:

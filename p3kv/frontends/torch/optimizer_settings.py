@@ -12,6 +12,7 @@ from typing import Any, Dict, List, Tuple, Type
 import torch
 
 from p3kv.errors import NotSupportedError, ProtocolError
+from p3kv.frontends.torch.sgd_after_momentum import SGDAfterMomentum
 from p3kv.wire.messages import Key, Message, check_plain, decode
 
 
@@ -28,6 +29,8 @@ BY_SLICE = _named(
 numbers that the key's updates share: bit for bit the same whatever the slices."""
 BY_TENSOR = _named("Adafactor", "Muon")
 """Each needs a whole weight, in its shape."""
+_RUN = {**BY_SLICE, **BY_TENSOR, SGDAfterMomentum.__name__: SGDAfterMomentum}
+"""All that servers run, by the names in settings."""
 _REFUSED = {
     "LBFGS": "it evaluates the closure several times a step, on all parameters as one vector; run "
     "it without p3kv.torch",
@@ -96,7 +99,7 @@ def plain(
 def read(data: bytes) -> PlainTorchOptimizer:
     """Reads what a worker has written; raises ProtocolError for anything else."""
     settings: PlainTorchOptimizer = decode(data, PlainTorchOptimizer)
-    if settings.name not in BY_SLICE and settings.name not in BY_TENSOR:
+    if settings.name not in _RUN:
         raise ProtocolError(f"it sent the optimizer {settings.name!r}, which this server can't run")
     return settings
 
@@ -105,7 +108,7 @@ def made(
     settings: PlainTorchOptimizer, group: Dict[str, Any], parameter: torch.nn.Parameter
 ) -> torch.optim.Optimizer:
     """A new optimizer of one parameter; ProtocolError for settings that its class refuses."""
-    kind = BY_TENSOR.get(settings.name) or BY_SLICE[settings.name]
+    kind = _RUN[settings.name]
     takes = inspect.signature(kind).parameters
     try:
         return kind([parameter], **{name: value for name, value in group.items() if name in takes})
