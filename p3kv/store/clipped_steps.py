@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any, Callable, Dict, Iterator, NoReturn, Optional, Set
 
@@ -46,9 +47,9 @@ class ClippedSteps:
             barrier("to clip no more" if max_norm is None else "to clip gradients by their norm")
         self.max_norm = max_norm
 
-    def norm(self) -> Optional[float]:
+    def norm(self) -> Optional[Future[float]]:
         """The norm of all summed gradients of the last step, before they were scaled; None if no
-        step has been clipped. Waits until all workers have pushed."""
+        step has been clipped. It is known when all workers have pushed."""
         return self._own.norm(self.number) if self.number else None
 
     @contextmanager

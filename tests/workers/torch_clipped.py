@@ -7,10 +7,11 @@ from typing import List, Tuple
 
 import torch
 from p3kv.errors import ConfigError, NotSupportedError
+from p3kv.frontends.torch.late import _TAKES
 from p3kv.worker import this_process
 from torch import nn
 
-STEPS, BATCH = 12, 16
+STEPS, BATCH, LEAVES_WITHIN_S = 12, 16, 60
 NORMS = [0.1, 1e-3, math.inf, 0.05, None, 1e3]
 """By step: most steps are clipped, and in some clip_grad_norm_ is not called."""
 
@@ -44,7 +45,8 @@ def clip() -> None:
     twin.load_state_dict(net.state_dict())
     alone = made(twin)
     optimizer = p3kv.torch.Optimizer(net, made(net))
-    rank, workers = this_process.worker().rank, this_process.worker().num_workers
+    worker = this_process.worker()
+    rank, workers = worker.rank, worker.num_workers
     norms: List[Tuple[torch.Tensor, torch.Tensor]] = []
     for step in range(STEPS):
         optimizer.zero_grad()
@@ -53,7 +55,12 @@ def clip() -> None:
             time.sleep(0.1)  # so that norms are late
         with optimizer.no_sync():
             backward(net, step, rank, 0.5)
+        sent = worker.stats()["slices_sent"]
         backward(net, step, rank, 0.5)
+        deadline_s = time.monotonic() + LEAVES_WITHIN_S
+        while step and worker.stats()["slices_sent"] == sent:  # leaves before the script clips
+            assert time.monotonic() < deadline_s, "no gradient has left during backward"
+            time.sleep(0.001)
         for other in range(workers):
             backward(twin, step, other, 1 / workers)
         max_norm = NORMS[step % len(NORMS)]
@@ -67,6 +74,7 @@ def clip() -> None:
         alone.step()
     for mine, theirs in zip(net.parameters(), twin.parameters()):
         torch.testing.assert_close(mine.detach(), theirs.detach(), rtol=1e-4, atol=1e-5)
+    assert len(_TAKES) <= 1, "norms that nobody has read are kept"
     for norm, expected in norms:  # also of those that are read long after
         torch.testing.assert_close(norm, expected, rtol=1e-5, atol=0)
     assert sum(float(norm) > 0.1 for norm, _ in norms) > 5

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from concurrent.futures import Future
 from typing import Any, Callable, Optional
 
 import torch
@@ -41,7 +42,7 @@ class Clipping:
         self._in_step = False
         """Whether this step has been clipped."""
         self._norm: Optional[LateNorm] = None
-        """The last one that was returned; it may not have been read."""
+        """The last one, until it is known."""
         self.is_known = False
         """Whether the script has shown if it clips, so that gradients may leave."""
         steps.epsilon = workers * _EPSILON
@@ -66,25 +67,25 @@ class Clipping:
     def clip(self, max_norm: float) -> torch.Tensor:
         """Clips the step, all gradients of which have left; returns the norm of the mean gradient,
         for which whoever reads it waits."""
-        self.take_norm()
+        self.wait()  # the last one came with the weights, and may have been read by nobody
         self._in_step = True
         self._steps.max_norm = max_norm * self._workers
         self._steps.end()
-        norm = torch.zeros(())
-        self._norm = LateNorm(norm, self._steps.number, self._own, self._workers)
+        of_sum, norm = self._steps.norm(), torch.zeros(())
+        assert of_sum is not None
+        self._norm = LateNorm(norm, of_sum, self._workers)
         return norm
 
     def end_step(self) -> None:
         """To be called when all gradients of a step have left, clipped or not."""
         if self._steps.clips and not self._in_step:
-            self.take_norm()
             self._steps.max_norm = math.inf
             self._steps.end()
         self._in_step = False
         self.is_known = True
 
-    def take_norm(self) -> None:
-        """Waits for the last norm, before that of a later step takes its place."""
+    def wait(self) -> None:
+        """Waits for the last norm."""
         if self._norm is not None:
             self._norm.take()
             self._norm = None
@@ -93,11 +94,11 @@ class Clipping:
 class LateNorm:
     """A norm that is under way."""
 
-    def __init__(self, norm: torch.Tensor, number: int, own: WorkerStore, workers: int) -> None:
-        """`number` is that of the clipped step. Whoever reads `norm` waits from now on."""
+    def __init__(self, norm: torch.Tensor, of_sum: Future[float], workers: int) -> None:
+        """`of_sum` is the norm of the sum of all gradients. Whoever reads `norm` waits from now
+        on."""
         self._norm = norm
-        self._number = number
-        self._own = own
+        self._of_sum = of_sum
         self._workers = workers
         self._class = type(norm)
         self._is_late = True
@@ -106,7 +107,7 @@ class LateNorm:
     def take(self) -> None:
         """Waits for the norm, unless it is there. Raises the job's failure."""
         if self._is_late:
-            of_sum = self._own.norm(self._number)
+            of_sum = self._of_sum.result()
             self._is_late = False
             disarm(self._norm, self._class)
             self._norm.fill_(of_sum / self._workers)

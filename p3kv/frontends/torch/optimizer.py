@@ -198,7 +198,7 @@ class Optimizer(torch.optim.Optimizer):
         for late in self._late.values():
             late.take()
         if not self._alone:
-            self._clipping.take_norm()
+            self._clipping.wait()
 
     def synchronize(self) -> None:
         """Waits until all weights are there, and gives them the servers' own values, unrounded:
