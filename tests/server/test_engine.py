@@ -190,10 +190,13 @@ CASES = {
     ),
     **{
         f"the norm is not known, {layout}": Case(
-            lambda layout=layout: begun(layout=layout), clipped, [], scaled, [1]
+            lambda layout=layout: with_optimizer(begun(layout=layout)), clipped, [], scaled, [1]
         )
         for layout in ALIKE
     },
+    "a step is clipped, but not this store, which has no optimizer": Case(
+        begun, clipped, [1], pushes((0, 2), (1, 2)), [2]
+    ),
     "the tensor's other slice is not complete": Case(
         lambda: whole(begun(2)), pushes((0, 1), (1, 1), (0, 1, 1)), [], pushes((1, 1, 1)), [1, 1],
         [(1, [1])],

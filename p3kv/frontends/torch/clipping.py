@@ -10,7 +10,7 @@ import torch
 
 from p3kv.common.combinations import Feature
 from p3kv.errors import ConfigError, NotSupportedError
-from p3kv.frontends.torch.late import arm, disarm
+from p3kv.frontends.torch.late import have_back, have_wait
 from p3kv.store.clipped_steps import ClippedSteps
 from p3kv.worker.stores import WorkerStore
 
@@ -100,16 +100,15 @@ class LateNorm:
         self._norm = norm
         self._of_sum = of_sum
         self._workers = workers
-        self._class = type(norm)
         self._is_late = True
-        arm(norm, self.take)
+        have_wait(norm, self)
 
     def take(self) -> None:
         """Waits for the norm, unless it is there. Raises the job's failure."""
         if self._is_late:
             of_sum = self._of_sum.result()
             self._is_late = False
-            disarm(self._norm, self._class)
+            have_back(self._norm)
             self._norm.fill_(of_sum / self._workers)
 
 

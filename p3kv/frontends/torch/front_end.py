@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from typing import Mapping, Optional
 
 from p3kv.common.words import Words
@@ -16,8 +15,6 @@ class MakeTorchOptimizer(MakeOptimizer):
     def __call__(self) -> Optimizer:
         from p3kv.frontends.torch.server_optimizer import TorchOptimizer
 
-        # Full collections, and those at the process's end, would go through all of torch's objects.
-        gc.freeze()
         return TorchOptimizer()
 
     def get_ready(self) -> None:

@@ -8,7 +8,7 @@ parameter and gives it its class back. So a parameter that is not late costs not
 from __future__ import annotations
 
 import threading
-from typing import Any, Callable, Dict, Iterator, Optional, Tuple, Type
+from typing import Any, Dict, Iterator, Optional, Protocol, Tuple, Type
 
 import torch
 
@@ -37,6 +37,13 @@ _NEED_NO_VALUE = {one for one in _need_no_value() if one is not None}
 """Functions that read or change what is not a parameter's value."""
 
 
+class Waits(Protocol):
+    """What waits for a value."""
+
+    def take(self) -> None:
+        """Waits for the value, if one is under way, and has the tensor have it."""
+
+
 class Late:
     """A parameter, its key, and the value that is under way to it.
 
@@ -55,7 +62,6 @@ class Late:
         self.version = 0
         self.pushed = False
         """Whether this step's push has been called."""
-        self._class: Type[torch.nn.Parameter] = type(parameter)
         self._is_late = False
         self._there = threading.Event()
         self._there.set()
@@ -74,7 +80,7 @@ class Late:
     def arm(self) -> None:
         """From now on, whoever reads the parameter waits for the value that is under way."""
         self._is_late = True
-        arm(self.parameter, self.take)
+        have_wait(self.parameter, self)
 
     def take(self) -> None:
         """Waits for the value, if one is under way to a parameter that is armed, and writes it into
@@ -89,25 +95,25 @@ class Late:
                 raise self._error
             with torch._C.DisableTorchFunctionSubclass():
                 self.parameter.data.copy_(self.staging)
-            disarm(self.parameter, self._class)
+            have_back(self.parameter)
             self._is_late = False
 
 
-_TAKES: Dict[int, Callable[[], None]] = {}
-"""Functions that wait for values, by the ids of tensors, which stay while they are here."""
+_LATE: Dict[int, Waits] = {}
+"""By the ids of tensors, which stay while they are here."""
 _classes: Dict[Type[torch.Tensor], Type[torch.Tensor]] = {}
 
 
-def arm(tensor: torch.Tensor, take: Callable[[], None]) -> None:
-    """From now on, `take` is called before anybody reads the tensor; it calls `disarm`."""
-    _TAKES[id(tensor)] = take
+def have_wait(tensor: torch.Tensor, what: Waits) -> None:
+    """From now on, whoever reads a tensor calls `what.take()` before."""
+    _LATE[id(tensor)] = what
     tensor.__class__ = _late_class(type(tensor))
 
 
-def disarm(tensor: torch.Tensor, of: Type[torch.Tensor]) -> None:
-    """The tensor, whose class was `of`, may be read."""
-    tensor.__class__ = of
-    del _TAKES[id(tensor)]
+def have_back(tensor: torch.Tensor) -> None:
+    """The value is there: a tensor is what it was before `have_wait`."""
+    tensor.__class__ = type(tensor).__base__
+    del _LATE[id(tensor)]
 
 
 def _late_class(of: Type[torch.Tensor]) -> Type[torch.Tensor]:
@@ -128,20 +134,20 @@ def _wait_and_call(
     kwargs: Optional[Dict[str, Any]] = None,
 ) -> Any:
     if function not in _NEED_NO_VALUE:
-        for take in _takes_among((args, kwargs)):
-            take()
+        for late in _late_among((args, kwargs)):
+            late.take()
     with torch._C.DisableTorchFunctionSubclass():
         return function(*args, **(kwargs or {}))
 
 
-def _takes_among(values: Any) -> Iterator[Callable[[], None]]:
+def _late_among(values: Any) -> Iterator[Waits]:
     if isinstance(values, torch.Tensor):
-        take = _TAKES.get(id(values))
-        if take is not None:
-            yield take
+        late = _LATE.get(id(values))
+        if late is not None:
+            yield late
     elif isinstance(values, (list, tuple)):
         for one in values:
-            yield from _takes_among(one)
+            yield from _late_among(one)
     elif isinstance(values, dict):
         for one in values.values():
-            yield from _takes_among(one)
+            yield from _late_among(one)

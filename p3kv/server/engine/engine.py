@@ -112,7 +112,7 @@ class Engine:
         else:
             if plan.sums_on_hosts:
                 holds.append(_lacks_host_sum)
-            if self.rules.leavers.clips:
+            if self.rules.leavers.clips and plan.optimizer is not None:
                 holds.append(_lacks_scale)
         optimizer = plan.optimizer
         if optimizer is not None and optimizer.whole_tensors and not plan.layout.touched_only:

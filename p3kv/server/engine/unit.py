@@ -40,9 +40,11 @@ class Unit(ABC):
         no worker had a gradient."""
 
     def scale(self, current: Round, total: Optional[np.ndarray]) -> None:
-        """Scales the sum of a round that ends, if its step is clipped."""
-        held_rounds = self.plan.rules.held_rounds
-        if held_rounds.steps and not self.plan.consistency.own_rounds:
+        """Scales the sum of a round that ends, if its step is clipped. In a store without an
+        optimizer, no gradients are clipped."""
+        plan = self.plan
+        held_rounds = plan.rules.held_rounds
+        if held_rounds.steps and plan.optimizer is not None and not plan.consistency.own_rounds:
             held_rounds.scale(current.step, self.size_elems, total)
 
     @abstractmethod
