@@ -29,6 +29,10 @@ class Report(msgspec.Struct):
 
     times_s: Tuple[float, ...] = ()
     """When each step's gradient of one and the same parameter was ready, from the first on."""
+    cpu_s: Tuple[float, ...] = ()
+    """Processor time of the worker's process until then, from the first on."""
+    server_s: float = 0.0
+    """With p3kv: for how long in each step the server has worked that has worked most."""
     layers: Tuple[LayerReady, ...] = ()
     """Keys of a worker that computes alone, those first whose gradients are ready first."""
     link_bytes_s: Optional[float] = None

@@ -67,7 +67,7 @@ def compare(
         f"{rounds * len(order)} trials, each of {plan.warm_up} steps to warm up and "
         f"{plan.measured} that are measured"
     )
-    found: Dict[str, Measured] = {store: Measured([], []) for store in reversed(order)}
+    found: Dict[str, Measured] = {store: Measured([], [], []) for store in reversed(order)}
     begin_s = time.monotonic()
     for number in range(rounds):
         # Every second round goes the other way: a machine that slows down disturbs all alike.
@@ -96,6 +96,7 @@ def compare(
                 )
             step_s = max(map(plan.mean_s, reports))
             found[store].steps_s.append(step_s)
+            found[store].cpu_s.append(max(map(plan.mean_cpu_s, reports)))
             found[store].trials.append(reports)
             say(f"{title}: {1000 * step_s:.4g} ms a step")
             if sum(len(one.steps_s) for one in found.values()) == 1:
