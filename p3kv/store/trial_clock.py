@@ -18,6 +18,11 @@ class TrialClock:
     the script's.
     """
 
+    front_end: str
+    """Name of the front end."""
+    native: str
+    """Name of the framework's own synchronous store."""
+
     def __init__(self, trial: Trial) -> None:
         self.trial = trial
         self._steps = 0
@@ -83,6 +88,8 @@ class TrialClock:
                 layers=self._layers(),
                 link_bytes_s=None if verdict is None else verdict["link_bytes_s"],
                 sends_all=self._sends_all,
+                front_end=self.front_end,
+                native=self.native,
                 notes=tuple(self._notes),
             )
         )

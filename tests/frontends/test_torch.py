@@ -1,8 +1,4 @@
-"""p3kv.torch in real jobs, beside the same training in one process.
-
-They run in an environment of their own, `.torch`, that has torch and no MXNet; `scripts/test` makes
-it.
-"""
+"""p3kv.torch in real jobs, beside the same training in one process."""
 
 from __future__ import annotations
 
@@ -11,12 +7,10 @@ from typing import Any, Dict, List
 
 import pytest
 
-from tests.jobs import ROOT, SCRIPTS, JobResult, environment, run
+from tests.jobs import SCRIPTS, JobResult, environment, run
+from tests.torch_environment import NEEDS_TORCH, PYTHON
 
-PYTHON = ROOT / ".torch" / "bin" / "python"
-pytestmark = pytest.mark.skipif(
-    not PYTHON.exists(), reason="there is no environment with torch: scripts/test makes one"
-)
+pytestmark = NEEDS_TORCH
 
 
 def job(

@@ -39,6 +39,10 @@ class Report(msgspec.Struct):
     """With p3kv: what a host's link carries in each direction, if it was measured."""
     sends_all: bool = True
     """Whether a step sends every element of every key: no codec, and no sparse gradients."""
+    front_end: str = ""
+    """The script's."""
+    native: str = ""
+    """Name of the framework's own synchronous store."""
     notes: Tuple[str, ...] = ()
     """Differences between this trial and the others."""
 

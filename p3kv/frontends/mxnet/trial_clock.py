@@ -15,6 +15,8 @@ from p3kv.frontends.mxnet import engine
 from p3kv.store.trial_clock import TrialClock
 from p3kv.wire.messages import Key
 
+NATIVE_TYPE = "dist_sync"
+"""The type of MXNet's own synchronous store."""
 _STEP, _LAYER = b"p3kv_trial_step", b"p3kv_trial_layer"
 """Names of operations in MXNet's profiler."""
 
@@ -27,6 +29,8 @@ class EngineClock(TrialClock):
     after the last begins, the script ends as by `sys.exit(0)`, on all workers before the same push.
     To be used from the script's thread.
     """
+
+    front_end, native = mx.__name__, NATIVE_TYPE
 
     def __init__(self, trial: Trial) -> None:
         super().__init__(trial)

@@ -21,11 +21,10 @@ from p3kv.consistency import ASYNCHRONOUS
 from p3kv.errors import NotSupportedError
 from p3kv.frontends.mxnet.arrays import DENSE, by_key, listed
 from p3kv.frontends.mxnet.store import P3
-from p3kv.frontends.mxnet.trial_clock import EngineClock
+from p3kv.frontends.mxnet.trial_clock import NATIVE_TYPE, EngineClock
 from p3kv.wire.messages import Key
 from p3kv.worker.measures import nothing_measured
 
-_NATIVE = "dist_sync"
 _COMPRESSION = "2bit"
 """The only one that MXNet has."""
 _DEFAULTS = config.Settings()
@@ -162,7 +161,7 @@ class Native(Other):
                 "would take the keys of all for the same. So there is nothing to compare with"
             )
         clock.stores += 1
-        super().__init__(clock, _NATIVE)
+        super().__init__(clock, NATIVE_TYPE)
         settings = config.current()
         for codec in _codecs(settings):
             self._note_codec(codec)
@@ -195,7 +194,7 @@ class Unconnected(Other):
     @property
     def type(self) -> str:
         """Type of the store, as with servers."""
-        return _NATIVE
+        return NATIVE_TYPE
 
     @property
     def rank(self) -> int:

@@ -10,6 +10,10 @@ from p3kv.report.forecast import Forecast, Workload, forecast
 from p3kv.report.forecast.bound import TCP_PAYLOAD, wire_time_s
 from p3kv.report.forecast.policies import FLOAT32_BYTES
 
+COMPUTING = "computing alone"
+_TITLES = {ALONE: COMPUTING, FIFO: "p3kv, FIFO"}
+SIMULATED = "dist_sync"
+"""The frameworks' own store that forecasts know."""
 FEWEST_STEPS = 8
 """A script has to make so many, to measure some after a warm-up."""
 _WARM_UP = 3
@@ -38,9 +42,9 @@ class Steps(NamedTuple):
         warm_up = max(2, count // (_WARM_UP + 1))
         return cls(warm_up, count - warm_up - 1)
 
-    def trial(self, store: str, codecs: Tuple[str, str] = ("", "")) -> Trial:
+    def trial(self, store: str, front_end: str = "", codecs: Tuple[str, str] = ("", "")) -> Trial:
         """A trial of so many steps."""
-        return Trial(store, self.warm_up, self.measured, codecs)
+        return Trial(store, self.warm_up, self.measured, front_end, codecs)
 
     def mean_s(self, report: Report) -> float:
         """The time of a step, on one worker."""
@@ -97,6 +101,21 @@ class Comparison(NamedTuple):
     codec."""
     shares_links: bool = False
     """Whether any host has several workers."""
+
+    @property
+    def front_end(self) -> str:
+        """The script's; empty before the first trial."""
+        return next((report.front_end for report in self._ours), "")
+
+    def title(self, store: str) -> str:
+        """The name of a store for people."""
+        if store == NATIVE:
+            return next((report.native for report in self._ours), "")
+        return _TITLES.get(store, store)
+
+    @property
+    def _ours(self) -> Sequence[Report]:
+        return [report for reports in self.measured[P3KV].trials for report in reports]
 
     @property
     def base(self) -> str:
@@ -166,7 +185,8 @@ class Comparison(NamedTuple):
     def forecast(self) -> Optional[Forecast]:
         """Forecast of steps on the network that was measured; None if that is not known."""
         rate = self.link_bit_s
-        if rate is None or not self.sends_all or self.shares_links:
+        knows = self.title(NATIVE) == SIMULATED
+        if rate is None or not self.sends_all or self.shares_links or not knows:
             return None
         return forecast(self.workload, self.workers, rate)
 

@@ -17,11 +17,15 @@ from p3kv.processes.launcher import Host, launch, launch_on
 from p3kv.report.forecast import Workload
 from p3kv.report.rates import seconds
 from p3kv.tools.compare.output import Output
-from p3kv.tools.compare.results import FEWEST_STEPS, Comparison, Measured, Steps, workload
+from p3kv.tools.compare.results import (
+    COMPUTING,
+    FEWEST_STEPS,
+    Comparison,
+    Measured,
+    Steps,
+    workload,
+)
 
-TITLES = {
-    ALONE: "computing alone", NATIVE: "dist_sync", FIFO: "p3kv, FIFO", P3KV: "p3kv"
-}  # fmt: skip
 Say = Callable[[str], None]
 
 
@@ -60,7 +64,7 @@ def compare(
     it.
     """
     plan = Steps.of(steps)
-    with_codecs = {f"{TITLES[P3KV]}, {codec}": _directions(codec) for codec in codecs}
+    with_codecs = {f"{P3KV}, {codec}": _directions(codec) for codec in codecs}
     # p3kv first: it says best what is wrong with a job, and never waits without end.
     order = [P3KV, *with_codecs, FIFO, NATIVE, ALONE]
     say(
@@ -72,10 +76,11 @@ def compare(
     for number in range(rounds):
         # Every second round goes the other way: a machine that slows down disturbs all alike.
         for store in [one for one in order if one in found][:: -1 if number % 2 else 1]:
-            title = f"round {number + 1} of {rounds}, {TITLES.get(store, store)}"
-            trial = plan.trial(store)
+            told = Comparison(job.workers, found)
+            title = f"round {number + 1} of {rounds}, {told.title(store)}"
+            trial = plan.trial(store, told.front_end)
             if store in with_codecs:
-                trial = plan.trial(P3KV, with_codecs[store])
+                trial = plan.trial(P3KV, told.front_end, with_codecs[store])
             try:
                 reports = _reports(job, trial, title, show)
             except TrialFailed as failure:
@@ -120,7 +125,7 @@ def computation(command: Sequence[str], steps: int, show: Optional[BinaryIO]) ->
     KeyboardInterrupt when the user has stopped it.
     """
     plan = Steps.of(steps)
-    [report] = _reports(TrialJob(command, 1, 1), plan.trial(ALONE), TITLES[ALONE], show)
+    [report] = _reports(TrialJob(command, 1, 1), plan.trial(ALONE), COMPUTING, show)
     if len(report.times_s) < plan.trial(ALONE).last_step:
         if len(report.times_s) < FEWEST_STEPS:
             raise TrialFailed(_about_few(len(report.times_s), plan), 1)

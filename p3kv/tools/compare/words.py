@@ -9,8 +9,7 @@ from p3kv.report.forecast import Forecast
 from p3kv.report.rates import bit_rate, seconds
 from p3kv.report.verdict import LITTLE
 from p3kv.tools import plan
-from p3kv.tools.compare.results import Comparison
-from p3kv.tools.compare.trials import TITLES
+from p3kv.tools.compare.results import SIMULATED, Comparison
 
 _HEADS = (
     "", "step", "steps/s", "speed-up", "waiting", "worker CPU", "server CPU", "spread", "forecast",
@@ -34,7 +33,7 @@ def table(found: Comparison, forecast: Optional[Forecast]) -> List[str]:
     for store, measured in found.measured.items():
         stores = store != ALONE
         rows.append((
-            TITLES.get(store, store),
+            found.title(store),
             seconds(measured.step_s),
             f"{1 / measured.step_s:.3g}",
             f"{found.measured[found.base].step_s / measured.step_s:.2f}" if stores else "",
@@ -58,7 +57,7 @@ def table(found: Comparison, forecast: Optional[Forecast]) -> List[str]:
 def verdict(found: Comparison) -> str:
     """Whether p3kv helps, in a sentence or two."""
     ours, theirs = found.measured[P3KV].step_s, found.measured[found.base].step_s
-    other = TITLES[found.base]
+    other = found.title(found.base)
     if _says_nothing(found):
         return (
             f"The rounds are up to {found.spread:.0%} apart, which is more than the stores are: "
@@ -66,8 +65,8 @@ def verdict(found: Comparison) -> str:
         )
     if found.base != NATIVE:
         return (
-            f"{TITLES[NATIVE]} can't train this script: its job has failed. Priorities make p3kv "
-            f"{theirs / ours:.2f} times as fast as first in, first out."
+            f"{found.title(NATIVE)} can't train this script: its job has failed. Priorities make "
+            f"p3kv {theirs / ours:.2f} times as fast as first in, first out."
         )
     speed_up = theirs / ours
     before, after = found.waiting(found.base), found.waiting(P3KV)
@@ -135,7 +134,9 @@ def outlook(found: Comparison, forecast: Optional[Forecast]) -> List[str]:
     rate = found.link_bit_s
     if forecast is None or rate is None:
         why = "p3kv does not measure the network if P3KV_SLICE_SIZE is set"
-        if not found.sends_all:
+        if found.title(NATIVE) != SIMULATED:
+            why = f"the simulator knows MXNet's dist_sync, and not {found.title(NATIVE)}"
+        elif not found.sends_all:
             why = "the simulator knows no sparse gradients and no codecs"
         elif found.shares_links:
             why = "the simulator knows hosts with one worker each"
