@@ -51,7 +51,7 @@ def test_a_script_is_compared_with_ddp_which_really_averages(tmp_path: Path) -> 
     assert rows == ["computing alone", "DDP", "p3kv, FIFO", "p3kv"], result.output
     text = " ".join(result.output.split())
     assert "with DDP" in text or "as fast as DDP" in text or "this says nothing" in text, text
-    assert "the simulator knows MXNet's dist_sync, and not DDP" in text
+    assert "the simulator knows dist_sync, and not DDP" in text
 
 
 @pytest.mark.long

@@ -135,7 +135,7 @@ def outlook(found: Comparison, forecast: Optional[Forecast]) -> List[str]:
     if forecast is None or rate is None:
         why = "p3kv does not measure the network if P3KV_SLICE_SIZE is set"
         if found.title(NATIVE) != SIMULATED:
-            why = f"the simulator knows MXNet's dist_sync, and not {found.title(NATIVE)}"
+            why = f"the simulator knows dist_sync, and not {found.title(NATIVE)}"
         elif not found.sends_all:
             why = "the simulator knows no sparse gradients and no codecs"
         elif found.shares_links:
