@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import os
 import sys
 from datetime import timedelta
 from typing import Any, Callable, Dict, Optional, Sequence
@@ -11,9 +10,9 @@ from typing import Any, Callable, Dict, Optional, Sequence
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from p3kv.common.addresses import interface_of
 from p3kv.config import Launch
 from p3kv.config.trial import ALONE, NATIVE, Trial
+from p3kv.frontends.torch.environment import talk_at
 from p3kv.store.trial_clock import TrialClock
 
 _LEFT, _ENDED = "left", "ended"
@@ -109,9 +108,7 @@ def _average_gradients(model: torch.nn.Module, syncs: Callable[[], bool], launch
 def take_native_role(launch: Launch, address: str) -> None:
     """The scheduler's process is the workers' rendezvous; a worker is told by which interface the
     others reach it."""
-    interface = interface_of(address)
-    if interface is not None:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+    talk_at(address)
     if launch.role == "scheduler":
         _rendezvous(launch, True).wait([_ENDED], _A_JOB)
 
