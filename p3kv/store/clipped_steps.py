@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any, Callable, Dict, Iterator, NoReturn, Optional, Set
 
@@ -24,7 +25,9 @@ class ClippedSteps:
         self._own = own
         self._refuse_part = refuse_part
         self.max_norm: Optional[float] = None
-        """None: steps are not clipped."""
+        """None: steps are not clipped. Infinity: only their norm is computed."""
+        self.epsilon = ClippedStep._field_defaults["epsilon"]
+        """Added to the norm, by the framework's own number."""
         self.number = 0
         """How many steps were clipped."""
         self._inside = False
@@ -44,9 +47,9 @@ class ClippedSteps:
             barrier("to clip no more" if max_norm is None else "to clip gradients by their norm")
         self.max_norm = max_norm
 
-    def norm(self) -> Optional[float]:
+    def norm(self) -> Optional[Future[float]]:
         """The norm of all summed gradients of the last step, before they were scaled; None if no
-        step has been clipped. Waits until all workers have pushed."""
+        step has been clipped. It is known when all workers have pushed."""
         return self._own.norm(self.number) if self.number else None
 
     @contextmanager
@@ -97,7 +100,9 @@ class ClippedSteps:
         if not self._step:
             return
         assert self.max_norm is not None
-        clipped = ClippedStep(self._own.number, self.number, self._step, self.max_norm, self._elems)
+        clipped = ClippedStep(
+            self._own.number, self.number, self._step, self.max_norm, self._elems, self.epsilon
+        )
         self._step, self._keys, self._elems = 0, set(), {}
         self._own.end_clipped_step(clipped)
 

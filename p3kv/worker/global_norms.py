@@ -17,9 +17,6 @@ from p3kv.wire.messages import Norm, Scale, Squares, StepPushed, encode
 
 _log = logging.getLogger(__name__)
 
-_EPSILON = 1e-8
-"""Number as in frameworks: a norm of zero scales nothing."""
-
 
 class ClippedStep(NamedTuple):
     """A step of which a worker has pushed all keys."""
@@ -29,8 +26,11 @@ class ClippedStep(NamedTuple):
     """Number among the steps that the store has clipped, from 1: the same on all workers."""
     step: int
     max_norm: float
+    """Infinity: the step is not clipped, and only its norm is computed."""
     elems: Mapping[int, int]
     """How many elements were pushed to each server, of those that got any."""
+    epsilon: float = 1e-8
+    """Added to the norm, by the framework's own number: a norm of zero scales nothing."""
 
 
 class _Waiting:
@@ -119,8 +119,11 @@ class GlobalNorms:
         del self._waiting[clipped.step]
         norm = norm_of(waiting.squares)
         self._warn(norm, clipped)
-        scale = clipped.max_norm / (norm + _EPSILON)
-        scale = 1.0 if scale > 1 else scale  # a norm that is not a number stays none
+        scale = 1.0
+        if clipped.max_norm < math.inf:
+            # A norm that is not a number stays none.
+            scale = clipped.max_norm / (norm + clipped.epsilon)
+            scale = 1.0 if scale > 1 else scale
         header = ScaleHeader(
             Kind.SCALE, self._rank, store=clipped.store, number=clipped.number, step=clipped.step
         )
@@ -144,7 +147,7 @@ class GlobalNorms:
             self._finished = None
 
     def _warn(self, norm: float, clipped: ClippedStep) -> None:
-        if not math.isfinite(norm) and self._finite:
+        if not math.isfinite(norm) and self._finite and clipped.max_norm < math.inf:
             _log.warning(
                 "the norm of all gradients is %s in step %d: clipping makes the others 0 where a "
                 "gradient is infinite, and all of them nan where one is nan",

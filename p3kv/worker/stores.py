@@ -53,14 +53,14 @@ class WorkerStore:
         data_plane: DataPlane,
         request: Callable[..., Any],
         call_soon: Callable[..., None],
-        ask: Callable[[Callable[[Future[Any]], None]], Any],
+        ask: Callable[[Callable[[Future[Any]], None]], Future[Any]],
         check: Callable[[], None],
     ) -> None:
         """`consistency` names the keys' rule, `rule`, unless it is the job's. `speaks`: whether
         this worker says what its host's workers leave out. `features` are the job's.
 
         `request` asks the scheduler; `call_soon` and `ask` have the worker's thread do
-        something, `ask` waits for its result. `check` raises the job's failure."""
+        something, `ask` returns its result to come. `check` raises the job's failure."""
         self._gradient_codec = codec_of(settings, GRADIENTS)
         self._value_codec = codec_of(settings, VALUES)
         self._features = features | rule.features
@@ -252,7 +252,7 @@ class WorkerStore:
         """
         states = self._ask(
             lambda answer: self._data_plane.states.ask(key, key.round, whole, answer)
-        )
+        ).result()
         return [states[server] for server, _ in key.runs]
 
     def load_optimizer_state(
@@ -265,7 +265,9 @@ class WorkerStore:
         All pushes must have been sent, and other workers must not push meanwhile.
         """
         by_server = {server: state for (server, _), state in zip(key.runs, states)}
-        self._ask(lambda done: self._data_plane.states.give(key, key.round, whole, by_server, done))
+        self._ask(
+            lambda done: self._data_plane.states.give(key, key.round, whole, by_server, done)
+        ).result()
 
     def begin_clipped_step(self, step: int) -> None:
         """Has the servers end no round of a step before `end_clipped_step`; before its pushes."""
@@ -277,12 +279,12 @@ class WorkerStore:
         self._check()
         self._call_soon(self._data_plane.global_norms.end_pushes, clipped)
 
-    def norm(self, number: int) -> float:
-        """The norm of the sums of the clipped step with this number; waits until it is known."""
-        norm: float = self._ask(
+    def norm(self, number: int) -> Future[float]:
+        """The norm of the sums of the clipped step with this number, once it is known; to be called
+        before the next one begins."""
+        return self._ask(
             lambda answer: self._data_plane.global_norms.ask(self.number, number, answer)
         )
-        return norm
 
     def step_begins(self) -> None:
         """To be called before the first push of each step of the script: there may be a checkpoint

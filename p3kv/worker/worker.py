@@ -239,11 +239,11 @@ class Worker:
             return
         if self.started and self.usable:
             with suppress(P3Error):
-                self._ask(self._joined.exchange.ahead.finish)
+                self._ask(self._joined.exchange.ahead.finish).result()
                 # Servers wait for what this worker says of the last steps' norms.
-                self._ask(self._joined.global_norms.finish)
+                self._ask(self._joined.global_norms.finish).result()
                 # And neighbours for what this worker carries.
-                self._ask(self._joined.host_sums.finish)
+                self._ask(self._joined.host_sums.finish).result()
             self._reporting.end(self.rank)
         self._closed = True
         if self.started and self._failure is None:
@@ -389,8 +389,8 @@ class Worker:
         else:
             self._joined.exchange.begin(transfer)
 
-    def _ask(self, begin: Callable[[Future[Any]], None]) -> Any:
-        """Has the worker's thread begin what completes the future; returns its result.
+    def _ask(self, begin: Callable[[Future[Any]], None]) -> Future[Any]:
+        """Has the worker's thread begin what completes the future, and returns it.
 
         As where a script waits for a weight, the job's failure ends the wait.
         """
@@ -404,7 +404,7 @@ class Worker:
                 begin(answer)
 
         self._loop.call_soon(begin_unless_failed)
-        return answer.result()
+        return answer
 
     def _on_lost(self, connection: Connection, reason: str) -> None:
         if connection.ended and not connection.conversation.over:

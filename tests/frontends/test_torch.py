@@ -39,6 +39,7 @@ def weights(first: Path, second: Path) -> JobResult:
     [
         ("SGD", 3, 2),
         ("AdamW", 2, 3),
+        ("Adafactor", 2, 3),
         *(
             pytest.param(*one, marks=pytest.mark.long)
             for one in [("Adagrad", 4, 1), ("RMSprop", 1, 1)]
@@ -58,22 +59,70 @@ def test_weights_and_states_are_those_of_one_process(
     assert result.output.count(f"right with {name}") == workers, result.output
 
 
+@pytest.mark.parametrize("name", ["AdamW", pytest.param("Adafactor", marks=pytest.mark.long)])
 def test_a_job_that_is_killed_goes_on_bit_for_bit_with_other_servers_and_slices(
-    tmp_path: Path,
+    tmp_path: Path, name: str
 ) -> None:
     undisturbed, goes_on = tmp_path / "undisturbed.pt", tmp_path / "goes on.pt"
-    assert job("torch_exact.py", "AdamW", undisturbed, P3KV_SLICE_SIZE=300).code == 0
+    assert job("torch_exact.py", name, undisturbed, P3KV_SLICE_SIZE=300).code == 0
     settings = {"P3KV_CHECKPOINT_DIR": tmp_path / "checkpoints", "P3KV_CHECKPOINT_EVERY": 5}
-    killed = job("torch_exact.py", "AdamW", goes_on, 13, P3KV_SLICE_SIZE=300, **settings)
+    killed = job("torch_exact.py", name, goes_on, 13, P3KV_SLICE_SIZE=300, **settings)
     assert killed.code != 0 and "killed by SIGKILL" in killed.output
     result = job(
-        "torch_exact.py", "AdamW", goes_on, 13, servers=3, P3KV_SLICE_SIZE=500, P3KV_RESUME=1,
+        "torch_exact.py", name, goes_on, 13, servers=3, P3KV_SLICE_SIZE=500, P3KV_RESUME=1,
         **settings,
     )  # fmt: skip
     assert result.code == 0, result.output
     assert result.output.count("begins after 10 steps") == 2, result.output
     compared = weights(undisturbed, goes_on)
     assert compared.code == 0, compared.output
+
+
+@pytest.mark.parametrize(
+    ("dtype", "name"),
+    [
+        ("autocast", "SGD"),
+        pytest.param("float16", "AdamW", marks=pytest.mark.long),
+    ],
+)
+def test_half_precision_has_the_numbers_of_one_process_with_single_precision_copies(
+    dtype: str, name: str
+) -> None:
+    result = job(
+        "torch_half.py", dtype, name, workers=3, servers=2, P3KV_SLICE_SIZE=300,
+        P3KV_DETERMINISTIC=1,
+    )  # fmt: skip
+    assert result.code == 0, result.output
+    assert result.output.count(f"right in {dtype}") == 3, result.output
+
+
+def test_a_killed_job_in_bfloat16_goes_on_bit_for_bit(tmp_path: Path) -> None:
+    """The numbers are those of one process before the end and after it."""
+    settings: Dict[str, Any] = {
+        "P3KV_CHECKPOINT_DIR": tmp_path, "P3KV_CHECKPOINT_EVERY": 4, "P3KV_DETERMINISTIC": 1
+    }  # fmt: skip
+    killed = job("torch_half.py", "bfloat16", "AdamW", 10, P3KV_SLICE_SIZE=300, **settings)
+    assert killed.code != 0 and "killed by SIGKILL" in killed.output, killed.output
+    result = job(
+        "torch_half.py", "bfloat16", "AdamW", 10, servers=3, P3KV_SLICE_SIZE=200, P3KV_RESUME=1,
+        **settings,
+    )  # fmt: skip
+    assert result.code == 0, result.output
+    assert result.output.count("begins after 8 steps") == 2, result.output
+    assert result.output.count("right in bfloat16") == 2, result.output
+
+
+def test_muon_updates_matrices_beside_an_optimizer_of_the_other_parameters() -> None:
+    result = job("torch_muon.py", servers=3, P3KV_SLICE_SIZE=300)
+    assert result.code == 0, result.output
+    assert result.output.count("right with Muon") == 2, result.output
+
+
+def test_momentum_that_a_codec_applies_is_applied_once() -> None:
+    """`dgc` that sends all elements has the numbers of SGD with momentum and weight decay."""
+    result = job("torch_dgc.py", P3KV_SLICE_SIZE=300, P3KV_GRADIENT_CODEC="dgc:share=1.0")
+    assert result.code == 0, result.output
+    assert result.output.count("right with dgc") == 2, result.output
 
 
 def test_torchrun_starts_a_job(tmp_path: Path) -> None:
@@ -96,6 +145,14 @@ def test_wrong_uses_are_refused_with_what_to_do() -> None:
     result = job("torch_late.py", "wrong", workers=1, servers=1)
     assert result.code == 0, result.output
     assert "wrong uses are named" in result.output
+
+
+def test_steps_are_clipped_by_the_norm_of_the_mean_gradient() -> None:
+    """Where some layers are used in some steps only, gradients add up, some steps are not clipped,
+    and norms are read at once or long after."""
+    result = job("torch_clipped.py", workers=3, servers=2, P3KV_SLICE_SIZE=300)
+    assert result.code == 0, result.output
+    assert result.output.count("clipped as one process") == 3, result.output
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ OPTIMIZERS = {
     "AdamW": {"lr": 0.01, "amsgrad": True},
     "Adagrad": {"lr": 0.1},
     "RMSprop": {"lr": 0.01},
+    "Adafactor": {"lr": 0.05},
 }
 NAME, FILE, *DIES = sys.argv[1:]
 

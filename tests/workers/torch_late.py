@@ -99,20 +99,29 @@ def use_wrongly() -> None:
     model(ONES).sum().backward()
     refused("'1.bias' has left, and a second backward", model(ONES).sum().backward)
     nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
-    refused("was changed after it had left", optimizer.step)
+    refused("clip by opt.clip_grad_norm_(max_norm)", optimizer.step)
     refused("parameters can't be added", optimizer.add_param_group, {"params": [ONES.clone()]})
     other = nn.Linear(4, 3)
     changed = trained(other)
     other(ONES).sum().backward()
+    changed.step()  # from now on, gradients leave during backward
+    changed.zero_grad()
+    other(ONES).sum().backward()
+    refused("was not called in the first step", changed.clip_grad_norm_, 1.0)
     changed.param_groups[0]["lr"] = 0.5
     refused("param_groups were changed between backward", changed.step)
     scaler = torch.amp.GradScaler("cpu")
     scaler.scale(torch.ones(()))
     refused("GradScaler changes gradients", scaler.step, optimizer)
-    halves = nn.Linear(2, 2).to(torch.bfloat16)
-    refused("'weight' is torch.bfloat16 on cpu", trained, halves)
+    complexes = nn.Linear(2, 2).to(torch.complex64)
+    refused("'weight' is torch.complex64 on cpu", trained, complexes)
     shrinks = torch.optim.LBFGS(nn.Linear(2, 2).parameters())
-    refused("can't run the optimizer LBFGS", p3kv.torch.Optimizer, nn.Linear(2, 2), shrinks)
+    refused(
+        "LBFGS: it evaluates the closure several times",
+        p3kv.torch.Optimizer,
+        nn.Linear(2, 2),
+        shrinks,
+    )
     rows = nn.Embedding(5, 2, sparse=True)
     trained(rows)
     refused("the gradient of 'weight' is sparse", rows(torch.tensor([1])).sum().backward)

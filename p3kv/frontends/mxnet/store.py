@@ -377,7 +377,8 @@ class P3(KVStoreBase):
     def global_norm(self) -> Optional[float]:
         """The norm of all summed gradients of the last step, before they were scaled; None if no
         step has been clipped. Waits until all workers have pushed."""
-        return self._pushes.clipping.norm()
+        norm = self._pushes.clipping.norm()
+        return None if norm is None else norm.result()
 
     @contextmanager
     def one_step(self, fresh: Optional[Collection[Key]] = None) -> Iterator[None]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import Future
 from functools import partial
-from typing import List, Optional, Sequence
+from typing import Iterable, List, Optional, Sequence
 
 import torch
 
@@ -37,8 +37,8 @@ class Exchange:
         late.staging.copy_(late.parameter.data)
         self._begin(late, INITIAL_ROUND, late.staging, lands=False)
 
-    def push(self, late: Late) -> None:
-        """Sends a parameter's gradient, which must stay as it is until the value is there.
+    def note(self, late: Late) -> None:
+        """A parameter's gradient is complete, and must stay as it is until the value is there.
 
         Raises NotSupportedError for a gradient that can't travel.
         """
@@ -51,11 +51,17 @@ class Exchange:
                 f"the gradient of '{late.name}' is {kind}; p3kv.torch takes dense ones of the "
                 "parameter's dtype"
             )
-        self._begin_step()
-        round_, _ = self._pushes.next(late.key)
+        late.gradient, late.version = gradient, gradient._version
         if self._order is not None:
             self._order.append(late.key.key)
-        late.gradient, late.version, late.pushed = gradient, gradient._version, True
+
+    def push(self, late: Late) -> None:
+        """Sends a gradient that has been noted."""
+        gradient = late.gradient
+        assert gradient is not None
+        self._begin_step()
+        round_, _ = self._pushes.next(late.key)
+        late.pushed = True
         source = gradient
         if gradient.stride() != late.parameter.stride():
             source = torch.empty_like(late.parameter, requires_grad=False).copy_(gradient)
@@ -67,7 +73,23 @@ class Exchange:
         self._begin_step()
         changes: Future[bool] = Future()
         round_, _ = self._pushes.next(late.key, changes)
+        late.pushed = True
         self._begin(late, round_, None, changes)
+
+    def push_remaining(self, every: Iterable[Late]) -> None:
+        """Has all gradients of the step leave that have not left, and says of which parameters this
+        worker has none. Raises NotSupportedError where one has changed since `backward`."""
+        for late in every:
+            if late.pushed or late.gradient is not None:
+                _check_unchanged(late)
+            elif late.parameter.grad is not None:
+                self.note(late)
+            if late.pushed:
+                continue
+            if late.gradient is not None:
+                self.push(late)
+            else:
+                self.push_no_gradient(late)
 
     def pull(self, late: Late, exact: bool = False) -> None:
         """Asks for a parameter's value after this worker's last push; `exact`: as the servers have
@@ -117,3 +139,14 @@ class Exchange:
 def _arrived(late: Late, source: Optional[torch.Tensor], error: Optional[BaseException]) -> None:
     """Called in the worker's thread; `source` stays until then."""
     late.arrived(error)
+
+
+def _check_unchanged(late: Late) -> None:
+    gradient = late.parameter.grad
+    if gradient is late.gradient and (gradient is None or gradient._version == late.version):
+        return
+    raise NotSupportedError(
+        f"the gradient of '{late.name}' was changed after backward had computed it, when it had "
+        "left: clip by opt.clip_grad_norm_(max_norm), which clips the mean of all workers' "
+        "gradients, and not by torch.nn.utils.clip_grad_norm_; call zero_grad after step()"
+    )

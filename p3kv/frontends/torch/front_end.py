@@ -40,7 +40,8 @@ class Torch(FrontEnd):
         set_optimizer="p3kv.torch.Optimizer",
         servers_update="use p3kv.torch.Optimizer",
         workers_update="update on the workers, as with DistributedDataParallel",
-        clip_on_workers="clip in the loss's own scale, as p3kv.torch clips nothing yet",
+        clip_on_workers="clip the averaged gradients by torch.nn.utils.clip_grad_norm_, as with "
+        "DistributedDataParallel",
         synchronise="opt.synchronize",
     )
     aliases: Mapping[str, str] = {}

@@ -1,6 +1,6 @@
-"""Parameters whose values are under way: whoever reads one waits for it.
+"""Tensors whose values are under way: whoever reads one waits for it.
 
-While a value is under way, the parameter is of a class of its own, a subclass of what it was, whose
+While its value is under way, a parameter is of a class of its own, a subclass of what it was, whose
 `__torch_function__` torch calls for every operation on it. It waits, writes the value into the
 parameter and gives it its class back. So a parameter that is not late costs nothing.
 """
@@ -8,7 +8,7 @@ parameter and gives it its class back. So a parameter that is not late costs not
 from __future__ import annotations
 
 import threading
-from typing import Any, Dict, Iterator, Optional, Tuple, Type
+from typing import Any, Callable, Dict, Iterator, Optional, Tuple, Type
 
 import torch
 
@@ -50,8 +50,8 @@ class Late:
         self.staging = torch.empty_like(parameter, requires_grad=False)
         """Where the next value lands: the parameter itself may be read until `step`."""
         self.gradient: Optional[torch.Tensor] = None
-        """The gradient that has left in this step, which nobody may change until its value is
-        there."""
+        """The gradient that `backward` has computed in this step, which nobody may change until its
+        value is there."""
         self.version = 0
         self.pushed = False
         """Whether this step's push has been called."""
@@ -74,8 +74,7 @@ class Late:
     def arm(self) -> None:
         """From now on, whoever reads the parameter waits for the value that is under way."""
         self._is_late = True
-        _LATE[id(self.parameter)] = self
-        self.parameter.__class__ = _late_class(self._class)
+        arm(self.parameter, self.take)
 
     def take(self) -> None:
         """Waits for the value, if one is under way to a parameter that is armed, and writes it into
@@ -90,18 +89,29 @@ class Late:
                 raise self._error
             with torch._C.DisableTorchFunctionSubclass():
                 self.parameter.data.copy_(self.staging)
-            self.parameter.__class__ = self._class
+            disarm(self.parameter, self._class)
             self._is_late = False
-            del _LATE[id(self.parameter)]
 
 
-_LATE: Dict[int, Late] = {}
-"""By the ids of parameters, which stay while they are here."""
-_classes: Dict[Type[torch.nn.Parameter], Type[torch.nn.Parameter]] = {}
+_TAKES: Dict[int, Callable[[], None]] = {}
+"""Functions that wait for values, by the ids of tensors, which stay while they are here."""
+_classes: Dict[Type[torch.Tensor], Type[torch.Tensor]] = {}
 
 
-def _late_class(of: Type[torch.nn.Parameter]) -> Type[torch.nn.Parameter]:
-    """The subclass of a class of parameters for those that are late."""
+def arm(tensor: torch.Tensor, take: Callable[[], None]) -> None:
+    """From now on, `take` is called before anybody reads the tensor; it calls `disarm`."""
+    _TAKES[id(tensor)] = take
+    tensor.__class__ = _late_class(type(tensor))
+
+
+def disarm(tensor: torch.Tensor, of: Type[torch.Tensor]) -> None:
+    """The tensor, whose class was `of`, may be read."""
+    tensor.__class__ = of
+    del _TAKES[id(tensor)]
+
+
+def _late_class(of: Type[torch.Tensor]) -> Type[torch.Tensor]:
+    """The subclass of a class of tensors for those that are late."""
     found = _classes.get(of)
     if found is None:
         found = _classes[of] = type(
@@ -118,20 +128,20 @@ def _wait_and_call(
     kwargs: Optional[Dict[str, Any]] = None,
 ) -> Any:
     if function not in _NEED_NO_VALUE:
-        for late in _late_among((args, kwargs)):
-            late.take()
+        for take in _takes_among((args, kwargs)):
+            take()
     with torch._C.DisableTorchFunctionSubclass():
         return function(*args, **(kwargs or {}))
 
 
-def _late_among(values: Any) -> Iterator[Late]:
+def _takes_among(values: Any) -> Iterator[Callable[[], None]]:
     if isinstance(values, torch.Tensor):
-        late = _LATE.get(id(values))
-        if late is not None:
-            yield late
+        take = _TAKES.get(id(values))
+        if take is not None:
+            yield take
     elif isinstance(values, (list, tuple)):
         for one in values:
-            yield from _late_among(one)
+            yield from _takes_among(one)
     elif isinstance(values, dict):
         for one in values.values():
-            yield from _late_among(one)
+            yield from _takes_among(one)

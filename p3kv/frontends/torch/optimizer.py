@@ -11,11 +11,15 @@ import numpy as np
 import torch
 
 from p3kv import config
+from p3kv.common.combinations import Feature
 from p3kv.errors import NotSupportedError, P3Error
+from p3kv.frontends.torch.clipping import Clipping, checked
 from p3kv.frontends.torch.exchange import Exchange
 from p3kv.frontends.torch.late import Late
+from p3kv.frontends.torch.optimizer_settings import needs_whole
 from p3kv.frontends.torch.script_optimizer import TorchGoesOn, TorchScriptOptimizer
-from p3kv.frontends.torch.server_optimizer import exported, imported
+from p3kv.frontends.torch.states import exported, imported, unrounded
+from p3kv.frontends.torch.tensors import DTYPES, tensor_in
 from p3kv.frontends.torch.trials import TorchTrial
 from p3kv.server.optimizer import State
 from p3kv.store.forward_order import ForwardReads, OrderLearner
@@ -26,7 +30,6 @@ from p3kv.wire.messages import Key
 from p3kv.worker import this_process
 
 _log = logging.getLogger("p3kv")
-_DTYPES = {torch.float32: "float32", torch.float64: "float64"}
 
 
 class Optimizer(torch.optim.Optimizer):
@@ -40,8 +43,9 @@ class Optimizer(torch.optim.Optimizer):
     modules, `torch.func`, compiled graphs, and aliases made before `step`, such as `weight.data`.
 
     One `backward` belongs to one `step`; for several, all but the last are in `no_sync()`.
-    Parameters are float32 or float64, on the CPU, with dense gradients. In a process that belongs
-    to no job, the optimizer does what the inner one does. To be used from one thread.
+    Parameters are floats on the CPU, with dense gradients. Of parameters in half precision, servers
+    update a copy in float32, by sums of gradients in float32, and round it. In a process that
+    belongs to no job, the optimizer does what the inner one does. To be used from one thread.
     """
 
     def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -88,11 +92,22 @@ class Optimizer(torch.optim.Optimizer):
         self._resuming = Resuming(
             self._own, self._pushes, self._worker.rank, TorchGoesOn(self._own)
         )
+        self._whole = needs_whole(optimizer)
+        """Whether servers update whole tensors, and not slices."""
         self._exchange = Exchange(self._worker, self._own, self._pushes)
+        self._clipping = Clipping(
+            self._own, self._pushes.clipping, self._worker.num_workers, self._worker.barrier
+        )
         self._declare(model)
         keys = {id(late.parameter): late.key.key for late in self._late.values()}
         self._resuming.set_optimizer(
-            TorchScriptOptimizer(optimizer, keys, self._pushes.step, self._worker.num_workers)
+            TorchScriptOptimizer(
+                optimizer,
+                keys,
+                self._pushes.step,
+                self._worker.num_workers,
+                self._own.codec_applies_momentum,
+            )
         )
         self._exchange_initial()
         self._hooks = {
@@ -118,14 +133,10 @@ class Optimizer(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         self._worker.check()
+        self._exchange.push_remaining(self._late.values())
+        self._clipping.end_step()
         for at, late in self._late.items():
             parameter = late.parameter
-            if late.pushed:
-                self._check_unchanged(late)
-            elif parameter.grad is not None:
-                self._exchange.push(late)
-            else:
-                self._exchange.push_no_gradient(late)
             if parameter.requires_grad and at not in self._hooks:  # it has been frozen before
                 self._hooks[at] = parameter.register_post_accumulate_grad_hook(self._ready)
         assert self._pushes.optimizer is not None
@@ -144,6 +155,29 @@ class Optimizer(torch.optim.Optimizer):
         if self._trial is not None:
             self._trial.end_step(self.wait)
         return loss
+
+    def clip_grad_norm_(
+        self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
+    ) -> torch.Tensor:
+        """Has the step be clipped so that the norm of the mean of all workers' gradients is at most
+        `max_norm`, as torch.nn.utils.clip_grad_norm_ clips the joined batch's in one process.
+
+        To be called between `backward` and `step`, from the first step on, by all workers; worker
+        rank 0's number counts, and may change with each step. math.inf clips nothing, as do steps
+        without a call. Returns at once. Whoever reads the norm that it returns waits until the
+        gradients of all workers are there.
+
+        Raises ConfigError for a number below 0, NotSupportedError for another norm than that of
+        type 2, for `error_if_nonfinite`, and where the first call comes after the first step.
+        """
+        number = checked(max_norm, norm_type, error_if_nonfinite)
+        if self._alone:
+            every = [one for group in self.param_groups for one in group["params"]]
+            return torch.nn.utils.clip_grad_norm_(every, number)
+        self._worker.check()
+        self._clipping.begin()
+        self._exchange.push_remaining(self._late.values())
+        return self._clipping.clip(number)
 
     def add_param_group(self, param_group: Dict[str, Any]) -> None:
         """Refused once the optimizer is made: the servers know its parameters."""
@@ -184,6 +218,8 @@ class Optimizer(torch.optim.Optimizer):
         """Waits until all weights are there."""
         for late in self._late.values():
             late.take()
+        if not self._alone:
+            self._clipping.wait()
 
     def synchronize(self) -> None:
         """Waits until all weights are there, and gives them the servers' own values, unrounded:
@@ -201,27 +237,32 @@ class Optimizer(torch.optim.Optimizer):
         super().zero_grad(set_to_none)
 
     def state_dict(self) -> Dict[str, Any]:
-        """The state in torch's own format, which the servers have; waits for all updates."""
+        """The state in torch's own format, which the servers have; waits for all updates.
+
+        That of a parameter in half precision is in float32, and has the servers' copy of the weight
+        as `master_param`.
+        """
         if not self._alone:
+            self._own.combine({Feature.STATES}, "opt.state_dict()")
             self.wait()
             for late in self._late.values():
-                states = states_of(self._own, late.key, False)
+                states = states_of(self._own, late.key, self._whole)
                 if states:
-                    shape = late.parameter.shape
-                    self.state[late.parameter] = {
-                        name: value.reshape(shape)
-                        if torch.is_tensor(value) and value.dim()
-                        else value
-                        for name, value in imported(State.joined(states)).items()
-                    }
+                    self.state[late.parameter] = imported(
+                        State.joined(states), None if self._whole else late.parameter.shape
+                    )
         return super().state_dict()
 
     def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
         """Has the servers go on from a state in torch's own format; all workers call it."""
+        if not self._alone:
+            self._own.combine({Feature.STATES}, "opt.load_state_dict()")
         super().load_state_dict(state_dict)
         self._inner.param_groups, self._inner.state = self.param_groups, self.state
         if self._alone:
             return
+        for parameter, values in unrounded(state_dict, self.param_groups):
+            self.state[parameter].update(values)
         self.wait()
         self._worker.barrier("to load optimizer states")
         if self._worker.rank == 0:
@@ -229,9 +270,8 @@ class Optimizer(torch.optim.Optimizer):
             since_step = self._pushes.optimizer.since_step
             for late in self._late.values():
                 state = self.state.get(late.parameter)
-                give_state(
-                    self._own, late.key, exported(state, since_step) if state else None, False
-                )
+                given = exported(state, since_step, self._whole) if state else None
+                give_state(self._own, late.key, given, self._whole)
         self._worker.barrier("to go on with loaded optimizer states")
 
     @property
@@ -258,7 +298,7 @@ class Optimizer(torch.optim.Optimizer):
             name = names.get(id(parameter), f"parameter {at}")
             _check(parameter, name)
             key = self._own.declare(
-                at, tuple(parameter.shape), _DTYPES[parameter.dtype], name, "dense"
+                at, tuple(parameter.shape), DTYPES[parameter.dtype], name, "dense", self._whole
             )
             self._late[id(parameter)] = Late(key, parameter, name)
 
@@ -269,7 +309,8 @@ class Optimizer(torch.optim.Optimizer):
                 continue
             saved = self._resuming.initial(late.key)
             if saved is not None:
-                late.parameter.data.copy_(torch.from_numpy(np.ascontiguousarray(saved)))
+                value = tensor_in(np.ascontiguousarray(saved))
+                late.parameter.data.copy_(value.reshape(late.parameter.shape))
             self._exchange.give_initial(late)
             self._resuming.give_state(late.key)
         for late in self._late.values():
@@ -281,22 +322,15 @@ class Optimizer(torch.optim.Optimizer):
         if not self._syncs or parameter.grad is None:
             return
         late = self._late[id(parameter)]
-        if late.pushed:
+        if late.pushed or late.gradient is not None:
             raise NotSupportedError(
                 f"the gradient of '{late.name}' has left, and a second backward pass adds to it "
                 "before opt.step(); put all backward passes of a step but the last into 'with "
                 "opt.no_sync():'"
             )
-        self._exchange.push(late)
-
-    def _check_unchanged(self, late: Late) -> None:
-        gradient = late.parameter.grad
-        if gradient is not late.gradient or gradient is None or gradient._version != late.version:
-            raise NotSupportedError(
-                f"the gradient of '{late.name}' was changed after it had left, during backward: "
-                "torch.nn.utils.clip_grad_norm_, for example, comes too late, and zero_grad "
-                "belongs after step()"
-            )
+        self._exchange.note(late)
+        if self._clipping.is_known:
+            self._exchange.push(late)
 
     def _finish(self) -> None:
         """Before the worker leaves: all values come, or the script has failed."""
@@ -324,10 +358,10 @@ def _check_settings(settings: config.Settings) -> None:
 
 def _check(parameter: torch.nn.Parameter, name: str) -> None:
     """Raises NotSupportedError for a parameter that can't travel."""
-    if parameter.device.type != "cpu" or parameter.dtype not in _DTYPES:
+    if parameter.device.type != "cpu" or parameter.dtype not in DTYPES:
         raise NotSupportedError(
             f"the parameter '{name}' is {parameter.dtype} on {parameter.device}; p3kv.torch takes "
-            "float32 and float64 on the CPU"
+            f"{', '.join(DTYPES.values())} on the CPU"
         )
     if not parameter.is_contiguous():
         raise NotSupportedError(
@@ -337,4 +371,4 @@ def _check(parameter: torch.nn.Parameter, name: str) -> None:
 
 
 def _refuse_part(keys: Any) -> NoReturn:
-    raise NotSupportedError("p3kv.torch clips no steps")
+    raise AssertionError("each step pushes all keys")

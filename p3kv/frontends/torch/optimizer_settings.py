@@ -12,17 +12,31 @@ from typing import Any, Dict, List, Tuple, Type
 import torch
 
 from p3kv.errors import NotSupportedError, ProtocolError
+from p3kv.frontends.torch.sgd_after_momentum import SGDAfterMomentum
 from p3kv.wire.messages import Key, Message, check_plain, decode
 
-BY_SLICE: Dict[str, Type[torch.optim.Optimizer]] = {
-    name: getattr(torch.optim, name)
-    for name in (
-        "ASGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop",
-        "Rprop", "SGD",
-    )
-}  # fmt: skip
+
+def _named(*names: str) -> Dict[str, Type[torch.optim.Optimizer]]:
+    """Classes of `torch.optim`, those that this torch has."""
+    return {name: getattr(torch.optim, name) for name in names if hasattr(torch.optim, name)}
+
+
+BY_SLICE = _named(
+    "ASGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop",
+    "SGD",
+)  # fmt: skip
 """Each computes an element of a weight from the same element of gradient and state, and from
 numbers that the key's updates share: bit for bit the same whatever the slices."""
+BY_TENSOR = _named("Adafactor", "Muon")
+"""Each needs a whole weight, in its shape."""
+_RUN = {**BY_SLICE, **BY_TENSOR, SGDAfterMomentum.__name__: SGDAfterMomentum}
+"""All that servers run, by the names in settings."""
+_REFUSED = {
+    "LBFGS": "it evaluates the closure several times a step, on all parameters as one vector; run "
+    "it without p3kv.torch",
+    "SparseAdam": "it takes sparse gradients only, and p3kv.torch sends dense ones; use Adam",
+}
+"""Reasons, and what to do."""
 _IMPLEMENTATION = {"foreach": False, "fused": None, "capturable": False, "differentiable": False}
 """Servers use the plain implementation of all, which is that of `foreach`, bit for bit. `fused` has
 other bits, and depends on where slices end."""
@@ -45,6 +59,21 @@ class PlainTorchOptimizer(Message, frozen=True):
             raise ProtocolError("an optimizer's settings name no group of parameters")
 
 
+def needs_whole(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether servers run an optimizer on whole tensors. Raises NotSupportedError for one that they
+    can't run."""
+    kind = type(optimizer)
+    name = kind.__name__
+    if BY_SLICE.get(name) is kind or BY_TENSOR.get(name) is kind:
+        return name in BY_TENSOR
+    if kind is getattr(torch.optim, name, None) and name in _REFUSED:
+        raise NotSupportedError(f"servers can't run the optimizer {name}: {_REFUSED[name]}")
+    raise NotSupportedError(
+        f"servers can't run the optimizer {name}; they run torch.optim's own classes "
+        f"{', '.join(sorted({**BY_SLICE, **BY_TENSOR}))}"
+    )
+
+
 def plain(
     optimizer: torch.optim.Optimizer, keys: Dict[int, Key], since_step: int, workers: int
 ) -> PlainTorchOptimizer:
@@ -52,12 +81,8 @@ def plain(
 
     Raises NotSupportedError for an optimizer that servers can't run.
     """
+    needs_whole(optimizer)
     kind = type(optimizer)
-    if BY_SLICE.get(kind.__name__) is not kind:
-        raise NotSupportedError(
-            f"servers can't run the optimizer {kind.__name__} slice by slice; they run "
-            f"{', '.join(sorted(BY_SLICE))} of torch.optim"
-        )
     groups, group_of = [], []
     for place, group in enumerate(optimizer.param_groups):
         groups.append(
@@ -74,8 +99,8 @@ def plain(
 def read(data: bytes) -> PlainTorchOptimizer:
     """Reads what a worker has written; raises ProtocolError for anything else."""
     settings: PlainTorchOptimizer = decode(data, PlainTorchOptimizer)
-    if settings.name not in BY_SLICE:
-        raise ProtocolError(f"it sent the optimizer {settings.name!r}, which nobody runs by slices")
+    if settings.name not in _RUN:
+        raise ProtocolError(f"it sent the optimizer {settings.name!r}, which this server can't run")
     return settings
 
 
@@ -83,7 +108,7 @@ def made(
     settings: PlainTorchOptimizer, group: Dict[str, Any], parameter: torch.nn.Parameter
 ) -> torch.optim.Optimizer:
     """A new optimizer of one parameter; ProtocolError for settings that its class refuses."""
-    kind = BY_SLICE[settings.name]
+    kind = _RUN[settings.name]
     takes = inspect.signature(kind).parameters
     try:
         return kind([parameter], **{name: value for name, value in group.items() if name in takes})

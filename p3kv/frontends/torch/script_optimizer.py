@@ -7,7 +7,9 @@ from typing import Dict, Optional, Sequence
 import torch
 from msgspec import structs
 
-from p3kv.frontends.torch.optimizer_settings import plain
+from p3kv.errors import NotSupportedError
+from p3kv.frontends.torch.optimizer_settings import PlainTorchOptimizer, needs_whole, plain
+from p3kv.frontends.torch.sgd_after_momentum import SGDAfterMomentum, momentum_of
 from p3kv.server.optimizer import State
 from p3kv.store.resuming import Counts, GoesOn
 from p3kv.store.script_optimizer import ScriptOptimizer
@@ -21,16 +23,27 @@ class TorchScriptOptimizer(ScriptOptimizer):
     """Keeps the servers' optimizer like the script's, once a step."""
 
     def __init__(
-        self, optimizer: torch.optim.Optimizer, keys: Dict[int, Key], since_step: int, workers: int
+        self,
+        optimizer: torch.optim.Optimizer,
+        keys: Dict[int, Key],
+        since_step: int,
+        workers: int,
+        momentum_by_codec: bool = False,
     ) -> None:
-        """`keys` has the key of each parameter by its id. Raises NotSupportedError for an optimizer
-        that servers can't run."""
+        """`keys` has the key of each parameter by its id. `momentum_by_codec`: the codec of
+        gradients applies the momentum of SGD, and the servers do not. Raises NotSupportedError for
+        an optimizer that servers can't run."""
+        self.momentum_by_codec = momentum_by_codec
+        self.momentum = momentum_of(optimizer) if momentum_by_codec else None
         self.name = type(optimizer).__name__
+        if self.momentum is not None:
+            self.name = SGDAfterMomentum.__name__
+        self.needs_whole_tensors = needs_whole(optimizer)
         self.optimizer = optimizer
         self.keys = keys
         self.since_step = since_step
         self.workers = workers
-        self._settings = plain(optimizer, keys, since_step, workers)
+        self._settings = self._plain()
 
     @property
     def settings(self) -> bytes:
@@ -38,12 +51,21 @@ class TorchScriptOptimizer(ScriptOptimizer):
 
     def begin_step(self, step: int, updates: int) -> Optional[bytes]:
         before = self._settings
-        self._settings = plain(self.optimizer, self.keys, self.since_step, self.workers)
+        self._settings = self._plain()
+        if self.momentum_by_codec and momentum_of(self.optimizer) != self.momentum:
+            raise NotSupportedError(
+                f"the optimizer's momentum was {self.momentum} and has changed, and the codec of "
+                "gradients has gathered gradients by the first; keep it, or use another codec "
+                "(topk)"
+            )
         return self.settings if self._settings != before else None
 
     def has_changed(self) -> bool:
-        now = plain(self.optimizer, self.keys, self.since_step, self.workers)
-        return bool(structs.asdict(now) != structs.asdict(self._settings))
+        return bool(structs.asdict(self._plain()) != structs.asdict(self._settings))
+
+    def _plain(self) -> PlainTorchOptimizer:
+        settings = plain(self.optimizer, self.keys, self.since_step, self.workers)
+        return structs.replace(settings, name=self.name)
 
 
 class TorchGoesOn(GoesOn[TorchScriptOptimizer]):
@@ -55,7 +77,9 @@ class TorchGoesOn(GoesOn[TorchScriptOptimizer]):
     def optimizer(
         self, fresh: TorchScriptOptimizer, counts: Counts, since_step: int
     ) -> TorchScriptOptimizer:
-        return TorchScriptOptimizer(fresh.optimizer, fresh.keys, since_step, fresh.workers)
+        return TorchScriptOptimizer(
+            fresh.optimizer, fresh.keys, since_step, fresh.workers, fresh.momentum_by_codec
+        )
 
     def give(
         self, key: WorkerKey, states: Sequence[State], optimizer: TorchScriptOptimizer
@@ -64,4 +88,4 @@ class TorchGoesOn(GoesOn[TorchScriptOptimizer]):
         if states:
             joined = State.joined(states)
             state = State(joined.elements, {**joined.numbers, "since_step": optimizer.since_step})
-        give_state(self._own, key, state, False)
+        give_state(self._own, key, state, optimizer.needs_whole_tensors)

@@ -1,0 +1,132 @@
+"""Steps whose gradients are clipped by the norm of the mean of all workers' gradients."""
+
+from __future__ import annotations
+
+import math
+from concurrent.futures import Future
+from typing import Any, Callable, Optional
+
+import torch
+
+from p3kv.common.combinations import Feature
+from p3kv.errors import ConfigError, NotSupportedError
+from p3kv.frontends.torch.late import arm, disarm
+from p3kv.store.clipped_steps import ClippedSteps
+from p3kv.worker.stores import WorkerStore
+
+_EPSILON = 1e-6
+"""Added to the norm, as in torch."""
+
+
+class Clipping:
+    """Has the servers hold a script's steps for their norms, if its first step is clipped.
+
+    Servers must know that a step is clipped before its first gradient comes, and the script says so
+    after `backward`. So no gradient of the first step leaves before the script has shown whether it
+    clips. If it does, servers hold all later steps, too, and gradients leave during `backward`.
+    Belongs to the script's thread.
+    """
+
+    def __init__(
+        self,
+        own: WorkerStore,
+        steps: ClippedSteps,
+        workers: int,
+        barrier: Callable[[str], None],
+    ) -> None:
+        """`barrier(purpose)` waits for all workers."""
+        self._own = own
+        self._steps = steps
+        self._workers = workers
+        self._barrier = barrier
+        self._in_step = False
+        """Whether this step has been clipped."""
+        self._norm: Optional[LateNorm] = None
+        """The last one, until it is known."""
+        self.is_known = False
+        """Whether the script has shown if it clips, so that gradients may leave."""
+        steps.epsilon = workers * _EPSILON
+
+    def begin(self) -> None:
+        """To be called when a step is to be clipped, before its last gradients leave. Raises
+        NotSupportedError where this comes too late."""
+        if self._in_step:
+            raise NotSupportedError("clip_grad_norm_ was called before in this step: call it once")
+        if self._steps.clips:
+            return
+        if self.is_known:
+            raise NotSupportedError(
+                "clip_grad_norm_ was not called in the first step, so gradients have left without "
+                "being held for their norm: call it in each step from the first one on, with "
+                "max_norm=math.inf in those that are not to be clipped"
+            )
+        self._own.combine({Feature.CLIPPING}, "opt.clip_grad_norm_()")
+        self._steps.clip(math.inf, self._barrier)
+        self.is_known = True
+
+    def clip(self, max_norm: float) -> torch.Tensor:
+        """Clips the step, all gradients of which have left; returns the norm of the mean gradient,
+        for which whoever reads it waits."""
+        self.wait()  # the last one came with the weights, and may have been read by nobody
+        self._in_step = True
+        self._steps.max_norm = max_norm * self._workers
+        self._steps.end()
+        of_sum, norm = self._steps.norm(), torch.zeros(())
+        assert of_sum is not None
+        self._norm = LateNorm(norm, of_sum, self._workers)
+        return norm
+
+    def end_step(self) -> None:
+        """To be called when all gradients of a step have left, clipped or not."""
+        if self._steps.clips and not self._in_step:
+            self._steps.max_norm = math.inf
+            self._steps.end()
+        self._in_step = False
+        self.is_known = True
+
+    def wait(self) -> None:
+        """Waits for the last norm."""
+        if self._norm is not None:
+            self._norm.take()
+            self._norm = None
+
+
+class LateNorm:
+    """A norm that is under way."""
+
+    def __init__(self, norm: torch.Tensor, of_sum: Future[float], workers: int) -> None:
+        """`of_sum` is the norm of the sum of all gradients. Whoever reads `norm` waits from now
+        on."""
+        self._norm = norm
+        self._of_sum = of_sum
+        self._workers = workers
+        self._class = type(norm)
+        self._is_late = True
+        arm(norm, self.take)
+
+    def take(self) -> None:
+        """Waits for the norm, unless it is there. Raises the job's failure."""
+        if self._is_late:
+            of_sum = self._of_sum.result()
+            self._is_late = False
+            disarm(self._norm, self._class)
+            self._norm.fill_(of_sum / self._workers)
+
+
+def checked(max_norm: Any, norm_type: Any, error_if_nonfinite: bool) -> float:
+    """The number to clip to; ConfigError for one that is not a number from 0 on, NotSupportedError
+    for what servers can't do."""
+    if float(norm_type) != 2:
+        raise NotSupportedError(
+            f"norm_type is {norm_type}; servers compute the norm of type 2 only"
+        )
+    if error_if_nonfinite:
+        raise NotSupportedError(
+            "error_if_nonfinite=True would wait for the norm before any weight is updated; read "
+            "the norm that is returned, or set P3KV_CHECK_FINITE=1, which ends the job and names "
+            "the gradient"
+        )
+    number = float(max_norm)
+    if not number >= 0:
+        raise ConfigError(f"max_norm is {max_norm}; it must be a number from 0 on")
+    return number
