@@ -39,9 +39,9 @@ class Accelerator:
             time.sleep(left_ns / 1e9)
         self._late_ns = max(0, time.monotonic_ns() - end_ns)
 
-    def waited(self, seconds: float) -> None:
-        """Whoever has waited has not begun late."""
-        self._late_ns = max(0, self._late_ns - round(seconds * 1e9))
+    def waited(self, waited_ns: int) -> None:
+        """Takes note of a wait: the next operation could not begin before its end."""
+        self._late_ns = max(0, self._late_ns - waited_ns)
 
 
 class Layer(torch.nn.Module):
@@ -63,13 +63,13 @@ class Layer(torch.nn.Module):
         return sum(4 * math.prod(shape) for shape in self.times.shapes)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        began_ns = time.monotonic_ns()
+        began_ns, worked_ns = time.monotonic_ns(), time.thread_time_ns()
         weights = list(self._parameters.values())
         for weight in weights:
             assert weight is not None
             weight.detach()  # any operation that reads the value
         now_ns = time.monotonic_ns()
-        self.accelerator.waited((now_ns - began_ns) / 1e9)
+        self.accelerator.waited(now_ns - began_ns - (time.thread_time_ns() - worked_ns))
         return _Passes.apply(x, self, now_ns, *weights)  # type: ignore[no-any-return]
 
 

@@ -12,6 +12,7 @@ import torch
 
 from p3kv import config
 from p3kv.errors import NotSupportedError, P3Error
+from p3kv.frontends.torch.early import EarlyWrites
 from p3kv.frontends.torch.exchange import Exchange
 from p3kv.frontends.torch.late import Late
 from p3kv.frontends.torch.script_optimizer import TorchGoesOn, TorchScriptOptimizer
@@ -79,6 +80,7 @@ class Optimizer(torch.optim.Optimizer):
         self._resuming = Resuming(
             self._own, self._pushes, self._worker.rank, TorchGoesOn(self._own)
         )
+        self._early = EarlyWrites()
         self._exchange = Exchange(self._worker, self._own, self._pushes)
         self._declare(model)
         keys = {id(late.parameter): late.key.key for late in self._late.values()}
@@ -232,7 +234,7 @@ class Optimizer(torch.optim.Optimizer):
             key = self._own.declare(
                 at, tuple(parameter.shape), _DTYPES[parameter.dtype], name, "dense"
             )
-            self._late[id(parameter)] = Late(key, parameter, name)
+            self._late[id(parameter)] = Late(key, parameter, name, self._early)
 
     def _exchange_initial(self) -> None:
         for late in self._late.values():
@@ -275,6 +277,7 @@ class Optimizer(torch.optim.Optimizer):
         if not this_process.give_up_if_script_failed():
             with suppress(P3Error):  # which the worker tells
                 self.wait()
+        self._early.close()
 
 
 class _NothingRead(ForwardReads):
