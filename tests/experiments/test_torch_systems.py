@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from experiments import torch_throughput
+from experiments import torch_throughput, torch_training
 from experiments.campaign.campaign import Campaign, point
 from experiments.campaign.records import Records
 from experiments.cluster import missing_requirements
@@ -64,3 +64,13 @@ def test_every_system_runs_where_m_is_c_and_two_elsewhere():
     here, elsewhere = torch_throughput.points(chosen, [1.0, None])
     assert here.systems == IN_TORCH
     assert elsewhere.systems == ("p3kv_torch", "ddp_5mb") and elsewhere.rate_mbit_s is None
+
+
+@pytest.mark.long
+@needs_torch
+def test_a_training_that_is_not_emulated_has_the_losses_of_one_process(tmp_path):
+    torch_training.main(["--quick", "--output", str(tmp_path)])
+    table = Records(tmp_path / "torch_training-quick.json", {}).summary
+    assert [row["system"] for row in table] == ["alone", "p3kv_torch", "ddp_25mb"]
+    assert all(row["most_different"] < 1e-3 for row in table)
+    assert_is_picture(tmp_path / "torch_training-quick.png")
