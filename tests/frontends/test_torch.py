@@ -139,6 +139,7 @@ def test_whoever_reads_a_weight_waits_for_its_new_value() -> None:
     result = job("torch_late.py")
     assert result.code == 0, result.output
     assert result.output.count("all reads wait") == 2, result.output
+    assert result.output.count("values are written early") == 2, result.output
 
 
 def test_wrong_uses_are_refused_with_what_to_do() -> None:

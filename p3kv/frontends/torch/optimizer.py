@@ -14,6 +14,7 @@ from p3kv import config
 from p3kv.common.combinations import Feature
 from p3kv.errors import NotSupportedError, P3Error
 from p3kv.frontends.torch.clipping import Clipping, checked
+from p3kv.frontends.torch.early import EarlyWrites
 from p3kv.frontends.torch.exchange import Exchange
 from p3kv.frontends.torch.late import Late
 from p3kv.frontends.torch.optimizer_settings import needs_whole
@@ -94,6 +95,7 @@ class Optimizer(torch.optim.Optimizer):
         )
         self._whole = needs_whole(optimizer)
         """Whether servers update whole tensors, and not slices."""
+        self._early = EarlyWrites()
         self._exchange = Exchange(self._worker, self._own, self._pushes)
         self._clipping = Clipping(
             self._own, self._pushes.clipping, self._worker.num_workers, self._worker.barrier
@@ -300,7 +302,7 @@ class Optimizer(torch.optim.Optimizer):
             key = self._own.declare(
                 at, tuple(parameter.shape), DTYPES[parameter.dtype], name, "dense", self._whole
             )
-            self._late[id(parameter)] = Late(key, parameter, name)
+            self._late[id(parameter)] = Late(key, parameter, name, self._early)
 
     def _exchange_initial(self) -> None:
         for late in self._late.values():
@@ -337,6 +339,7 @@ class Optimizer(torch.optim.Optimizer):
         if not this_process.give_up_if_script_failed():
             with suppress(P3Error):  # which the worker tells
                 self.wait()
+        self._early.close()
 
 
 class _NothingRead(ForwardReads):
