@@ -34,6 +34,7 @@ DILATION = {
     "googlenet": 1.0,
     "resnet110": 1.0,
     "inception_v4": 1.0,
+    "gpt2_small": 1.5,
     "three_layers": 1.0,
 }
 """How much longer than in `experiments.models` four hosts compute, so that two cores carry them.

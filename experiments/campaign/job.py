@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Any, ContextManager, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
-from experiments.campaign.processes import Process, all_reducing, with_servers
+from experiments.campaign.processes import Process, all_reducing, process_group, with_servers
 from experiments.cluster import Cluster, Host
 from experiments.cluster.netns import in_namespace
 from experiments.emulation.systems import System
@@ -107,6 +107,10 @@ class _Job:
         hosts = self._cluster.hosts
         if not self._system.all_reduce:
             for process in with_servers(hosts, self._system, self._working, worker_command):
+                self._start(process, subprocess.DEVNULL)
+            return
+        if self._system.in_torch:
+            for process in process_group(self._working, worker_command):
                 self._start(process, subprocess.DEVNULL)
             return
         with in_namespace(

@@ -8,7 +8,9 @@ from typing import Any, ContextManager, Dict, List, Optional
 
 from experiments.campaign.job import run_job
 from experiments.cluster import Cluster
+from experiments.emulation.plain_layers import layers_as_text
 from experiments.emulation.systems import SYSTEMS
+from experiments.models import load
 
 
 @dataclass
@@ -68,10 +70,15 @@ def measure(
     """
     arguments = [model, system, f"--dilation={dilation}", f"--warm-up={warm_up}"]
     arguments += [f"--iterations={iterations}", *(["--spans"] if spans else [])]
+    worker = "experiments.emulation.emulated_worker"
+    if SYSTEMS[system].in_torch:
+        # Without MXNet a worker can't make the model: it is told it.
+        arguments[0] = layers_as_text(load(model))
+        worker = "experiments.emulation.torch_worker"
     job = run_job(
         cluster,
         SYSTEMS[system],
-        ["experiments.emulation.emulated_worker", *arguments],
+        [worker, *arguments],
         timeout_s,
         settings,
         during,

@@ -74,11 +74,10 @@ def parser(
 
 def add_systems(made: argparse.ArgumentParser, systems: Sequence[str]) -> None:
     """Adds `--systems`; `systems` are those of the figure."""
-    on_request = [name for name, system in SYSTEMS.items() if system.all_reduce]
     made.add_argument(
         "--systems", nargs="+", type=_system, metavar="SYSTEM",
         help=f"of {', '.join(SYSTEMS)}; default: {' '.join(systems)}; build "
-        f"{' '.join(on_request)} with ./scripts/horovod first",
+        "horovod with ./scripts/horovod first",
     )  # fmt: skip
 
 

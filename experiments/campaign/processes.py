@@ -29,7 +29,7 @@ def with_servers(
     """
     common = {
         "DMLC_PS_ROOT_URI": hosts[0].address,
-        "DMLC_PS_ROOT_PORT": str(_scheduler_port()),
+        "DMLC_PS_ROOT_PORT": str(_free_port()),
         "DMLC_NUM_WORKER": str(len(working)),
         "DMLC_NUM_SERVER": str(len(hosts)),
         "P3KV_SECRET": secrets.token_hex(32),
@@ -85,7 +85,24 @@ def all_reducing(
     return made
 
 
-def _scheduler_port() -> int:
+def process_group(hosts: Sequence[Host], worker: List[str]) -> List[Process]:
+    """Workers on all `hosts` that run `worker`, and learn what torchrun would tell them; each is
+    alone on its host."""
+    common = {
+        "MASTER_ADDR": hosts[0].address,
+        "MASTER_PORT": str(_free_port()),
+        "WORLD_SIZE": str(len(hosts)),
+    }
+    return [
+        Process(
+            "worker", host, worker,
+            {**common, "RANK": str(rank), "GLOO_SOCKET_IFNAME": host.interface},
+        )
+        for rank, host in enumerate(hosts)
+    ]  # fmt: skip
+
+
+def _free_port() -> int:
     """A port that is free in a host's namespace, which nobody else uses, and stays so: below those
     that the kernel gives to who asks for any."""
     return random.randrange(10_000, 32_768)

@@ -36,6 +36,7 @@ TITLES = {
     "googlenet": "GoogLeNet",
     "resnet110": "ResNet-110",
     "inception_v4": "Inception-v4",
+    "gpt2_small": "GPT-2 small",
     "three_layers": "three layers",
 }
 
@@ -54,6 +55,11 @@ LOOKS = {
     "slicing": Look(output.COLOURS["slicing"], "v"),
     "horovod": Look("#56B4E9", "X"),
     "p3kv": Look(output.COLOURS["p3"], "o"),
+    "p3kv_torch": Look(output.COLOURS["p3"], "o"),
+    "ddp_25mb": Look(output.COLOURS["baseline"], "s"),
+    "ddp_5mb": Look("#CC79A7", "D"),
+    "ddp_1mb": Look("#009E73", "^"),
+    "fsdp2": Look("#56B4E9", "X"),
 }
 
 

@@ -9,7 +9,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional
 
-_HOROVOD = Path(__file__).parent.parent.parent / ".horovod" / "environment"
+_ROOT = Path(__file__).parent.parent.parent
+_HOROVOD = _ROOT / ".horovod" / "environment"
+_TORCH = _ROOT / ".torch"
 
 
 class System(NamedTuple):
@@ -17,7 +19,8 @@ class System(NamedTuple):
 
     `store` is what `mx.kv.create` gets. MXNet's own servers start when mxnet is imported in a
     server's role, p3kv's when p3kv is. "horovod" is no store but Horovod's all-reduce, which has no
-    servers, and an environment of its own.
+    servers, and an environment of its own. Systems `in_torch` run in PyTorch's environment, and
+    their store is "p3", "ddp" or "fsdp2"; `bucket_mb` is DistributedDataParallel's `bucket_cap_mb`.
 
     `apart` and `in_turn` are those of `experiments.emulation.emulator`. `compression` is given to
     `set_gradient_compression`, and `momentum` to SGD on the servers.
@@ -35,6 +38,8 @@ class System(NamedTuple):
     in_turn: bool = False
     compression: Mapping[str, object] = MappingProxyType({})
     momentum: float = 0.0
+    in_torch: bool = False
+    bucket_mb: float = 25.0
 
     @property
     def encodes(self) -> bool:
@@ -44,17 +49,22 @@ class System(NamedTuple):
     @property
     def all_reduce(self) -> bool:
         """Whether workers reduce among themselves, without servers."""
-        return self.store == "horovod"
+        return self.store in ("horovod", "ddp", "fsdp2")
 
     @property
     def python(self) -> str:
         """What runs its processes."""
+        if self.in_torch:
+            return str(_TORCH / "bin" / "python")
         return str(_HOROVOD / "bin" / "python") if self.all_reduce else sys.executable
 
     @property
     def missing(self) -> Optional[str]:
         """A sentence that says what to do before the system can run here, or None when it can."""
-        if self.all_reduce and not (_HOROVOD / "horovod-is-ready").exists():
+        if self.in_torch:
+            if not (_TORCH / "installed-by-p3kv").exists():
+                return "PyTorch is not there yet: ./scripts/test installs it into .torch"
+        elif self.all_reduce and not (_HOROVOD / "horovod-is-ready").exists():
             return "Horovod is not there yet: ./scripts/horovod builds it, once, in 4 to 8 minutes"
         return None
 
@@ -62,7 +72,7 @@ class System(NamedTuple):
     def role_command(self) -> List[str]:
         """What a scheduler or server runs."""
         module = "p3kv" if self.store == "p3" else "mxnet"
-        return [sys.executable, "-c", f"import {module}"]
+        return [self.python, "-c", f"import {module}"]
 
 
 _TWO_BITS = 0.01
@@ -74,6 +84,11 @@ def _encoded(
     """p3kv with codecs, each a name or a name with parameters."""
     codecs = {"P3KV_GRADIENT_CODEC": gradients, "P3KV_VALUE_CODEC": values}
     return System(f"p3kv, {title}", "p3", codecs, worker_copies, **how)
+
+
+def _ddp(bucket_mb: float) -> System:
+    title = f"DDP with gloo, buckets of {bucket_mb:g} MB"
+    return System(title, "ddp", {}, 4, in_torch=True, bucket_mb=bucket_mb)
 
 
 SYSTEMS = {
@@ -115,10 +130,18 @@ SYSTEMS = {
     "p3kv_dgc_topk": _encoded(
         "DGC, top-1 % values", "dgc:share=0.001", "topk:share=0.01", 6, momentum=0.9
     ),
+    "p3kv_torch": System("p3kv.torch", "p3", {}, 3, in_torch=True),
+    "ddp_25mb": _ddp(25),
+    "ddp_5mb": _ddp(5),
+    "ddp_1mb": _ddp(1),
+    "fsdp2": System("FSDP2 with gloo", "fsdp2", {}, 5, in_torch=True),
 }
 
 USUAL = ("dist_sync", "dist_sync_apart", "mxnet_p3", "slicing", "p3kv")
 """The exact systems that need nothing beside p3kv's own environment."""
+
+IN_TORCH = ("p3kv_torch", "ddp_25mb", "ddp_5mb", "ddp_1mb", "fsdp2")
+"""The systems of PyTorch, as far as they synchronise exactly in each step."""
 
 
 def import_p3kv(system: System) -> None:

@@ -1,9 +1,10 @@
-"""The four models of P3's evaluation (section 5.1) and three of a thesis: layers, keys, work, time.
+"""The four models of P3's evaluation (section 5.1), three of a thesis, and GPT-2: layers, keys,
+work, time.
 
-Everything but the times is derived from the gluon networks themselves. The times are what one
-Nvidia P4000, the paper's accelerator, would need, stretched so that four hosts fit one small
-machine: a stretch by d divides the paper's bandwidths by d and leaves every ratio as it is. The
-paper states neither batch sizes nor times; each builder says which were taken.
+Everything but the times is derived from the gluon networks themselves; GPT-2 is written down. The
+times are what one Nvidia P4000, the paper's accelerator, would need, stretched so that four hosts
+fit one small machine: a stretch by d divides the paper's bandwidths by d and leaves every ratio as
+it is. The paper states neither batch sizes nor times; each builder says which were taken.
 
 The thesis is P.-Y. Wu, "Versatile Communication Optimization for Deep Learning by Modularized
 Parameter Server". Its machines have a GTX 1080 and links of 1 Gbit/s.
@@ -18,6 +19,7 @@ import mxnet as mx
 
 from experiments.models.cifar_resnet import cifar_resnet
 from experiments.models.googlenet import googlenet
+from experiments.models.gpt2 import gpt2_small
 from experiments.models.inception_v4 import inception_v4
 from experiments.models.sockeye import Sockeye
 from p3kv.frontends.mxnet.layers import trace
@@ -99,6 +101,15 @@ def _googlenet() -> Model:
     return _created("googlenet", googlenet, 224, 32, compute_s=15 / 1.47 * 1.5856 / 12.2751)
 
 
+def _gpt2_small() -> Model:
+    """Stretched by 4 from 1.5 s for 4 sequences of 1,024 tokens, as much work a second as
+    ResNet-50's above, so that M equals C where ResNet-50's does."""
+    sequences = 4
+    layers = gpt2_small(sequences)
+    parameters = tuple(parameter for layer in layers for parameter in layer.parameters)
+    return Model("gpt2_small", sequences, 6.0, tuple(layers), parameters)
+
+
 def _largest_first(of: Model) -> Model:
     """The same model, but keys are declared in the order of their sizes."""
     by_size = sorted(of.parameters, key=lambda parameter: parameter.elems, reverse=True)
@@ -161,6 +172,7 @@ _BUILDERS: Dict[str, Callable[[], Model]] = {
     "googlenet": _googlenet,
     "resnet110": _resnet110,
     "inception_v4": _inception_v4,
+    "gpt2_small": _gpt2_small,
     "googlenet_largest_first": lambda: _largest_first(load("googlenet")),
     "resnet110_largest_first": lambda: _largest_first(load("resnet110")),
     "inception_v4_largest_first": lambda: _largest_first(load("inception_v4")),

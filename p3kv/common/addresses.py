@@ -82,6 +82,15 @@ def of_interface(interface: str) -> str:
             raise
 
 
+def interface_of(address: str) -> Optional[str]:
+    """The interface of this host that has an address; None if there is none."""
+    for _, interface in socket.if_nameindex():
+        with suppress(OSError):
+            if of_interface(interface) == address:
+                return interface
+    return None
+
+
 def _ipv6_of_interface(interface: str) -> List[str]:
     with suppress(OSError):  # a kernel without IPv6
         lines = [line.split() for line in _INTERFACES.read_text().splitlines()]

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from typing import Callable, Mapping, Optional, Sequence, Type
 
 from p3kv.common.words import Words
+from p3kv.config import Launch
 from p3kv.report.forecast import Model
 from p3kv.server.optimizer import MakeOptimizer
 
@@ -58,11 +59,12 @@ class FrontEnd(ABC):
         """Devices on which the framework installed here can compute, in words. Imports it."""
         return ""
 
-    def take_native_role(self, role: str, address: str) -> None:  # noqa: B027  it has a default
+    def take_native_role(self, launch: Launch, address: str) -> None:  # noqa: B027  has a default
         """Has the framework's own store run in this process, for a comparison; by default there
         is none.
 
-        It listens at `address`. A scheduler or server serves its job here; a worker goes on.
+        `launch` is the process's place in the job. It listens at `address`. A scheduler or server
+        serves its job here; a worker goes on.
         """
 
     def known_models(self) -> Mapping[str, MakeModel]:

@@ -124,7 +124,8 @@ def _stand_aside(launch: Launch, trial: Trial) -> None:
 
     if trial.store == NATIVE:
         for front_end in FRONT_ENDS:
-            front_end.take_native_role(launch.role, own_address(launch))
+            if front_end.name == trial.front_end:
+                front_end.take_native_role(launch, own_address(launch))
     if launch.role != "worker":
         sys.exit(0)
 

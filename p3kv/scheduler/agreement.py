@@ -121,7 +121,8 @@ class Agreement:
     def measured(self, node: Node, message: Measured, sliced_elems: int) -> Replies:
         """A worker has measured the network. At first all workers do, later those for whom it has
         changed. `sliced_elems`: what travels in a step, in slices."""
-        self._rates_bytes_s[node.identity] = message.rate_bytes_s
+        if message.rate_bytes_s or node.identity not in self._rates_bytes_s:
+            self._rates_bytes_s[node.identity] = message.rate_bytes_s
         self._waiting[node.identity] = message.waiting
         if message.flows_bytes_s:
             self._flows_bytes_s[node.identity] = message.flows_bytes_s

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from abc import ABC, abstractmethod
 from contextlib import suppress
 from dataclasses import dataclass
@@ -234,4 +235,8 @@ class JobOptimizers:
                 f"only {', '.join(self._makers)}; run the same p3kv, and the same P3KV_PLUGINS, "
                 "everywhere"
             )
-        return maker()
+        optimizer = maker()
+        # A framework's hundred thousand objects stay anyway: neither a collection between two
+        # frames nor the last one, when the process ends, is to go through them.
+        gc.freeze()
+        return optimizer

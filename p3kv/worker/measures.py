@@ -130,6 +130,7 @@ class Measures:
                     "bytes_sent": connection.sent_bytes,
                     "bytes_received": connection.received_bytes,
                     "same_host": rank in self._local_servers,
+                    "worked_s": self._data_plane.times.work.total_s(rank),
                 }
                 for rank, connection in list(self._data_plane.servers.items())
             },

@@ -38,6 +38,11 @@ class ServerWork:
         before, after = np.interp([begin_s, end_s], self._at_s[server], self._worked_s[server])
         return float(after - before)
 
+    def total_s(self, server: int) -> float:
+        """For how long a server has worked since its first value; from any thread."""
+        worked_s = self._worked_s.get(server)
+        return worked_s[-1] if worked_s else 0.0
+
     def forget(self, before_s: float) -> None:
         """Forgets what nobody asks for who asks for times after `before_s`."""
         for server, at_s in self._at_s.items():

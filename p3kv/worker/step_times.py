@@ -117,7 +117,8 @@ class StepTimes:
         self._soon = soon
         self._waits: Counter[WorkerKey] = Counter()
         self._step = _Step(0)
-        self._work = ServerWork()
+        self.work = ServerWork()
+        """What the servers say of it."""
         self._forwards_s: Deque[float] = deque(maxlen=_RECENT)
         self._backwards_s: Deque[float] = deque(maxlen=_RECENT)
         self._layers: Optional[Tuple[List[WorkerKey], List[float]]] = None
@@ -139,7 +140,7 @@ class StepTimes:
         `worked_us` in all when it did."""
         at_s = now_s()
         if server != UNKNOWN:
-            self._work.note(server, at_s, worked_us)
+            self.work.note(server, at_s, worked_us)
         self._step.arrived[key] = _Arrived(at_s, late_s, server)
 
     def layers(self) -> List[LayerTime]:
@@ -204,7 +205,7 @@ class StepTimes:
                 )
                 for left, usable, ready, one in zip(left_s, usable_s, step.ready_s, arrived)
             ]
-            waits = forward_waits(begin_s, layers[::-1], self._work.between)
+            waits = forward_waits(begin_s, layers[::-1], self.work.between)
         if waits:
             self._waits[keys[binding]] += 1
             if self._waits[keys[binding]] >= self._waits[self.waited_for or keys[binding]]:
@@ -223,7 +224,7 @@ class StepTimes:
             )
         )  # fmt: skip
         self.step_s += step_s
-        self._work.forget(next_s)
+        self.work.forget(next_s)
         self.steps += 1
         self.on_step(self.steps)
 
@@ -245,7 +246,7 @@ class StepTimes:
         for begin, end in between.blocked:
             begin, end = max(begin, last_s), min(end, begin_s, newest.at_s)
             if begin < end:
-                worked_s = self._work.between(newest.server, begin, end)
+                worked_s = self.work.between(newest.server, begin, end)
                 found.append(Wait(begin, end, last_ready_s, worked_s))
         return found
 

@@ -182,11 +182,14 @@ class Tuning:
         self._departures.pays = uneven and statistics.median(self._waits) > least
 
     def _tell(self) -> None:
-        if len(self._rates) < _STEPS or len(self._waits) < _STEPS:
+        if len(self._waits) < _STEPS:
             return
-        rate_bytes_s, waiting = statistics.median(self._rates), statistics.median(self._waits)
-        told = self._told
-        same_rate = told.rate_bytes_s / _NEWS < rate_bytes_s < told.rate_bytes_s * _NEWS
+        told, waiting = self._told, statistics.median(self._waits)
+        rate_bytes_s = told.rate_bytes_s
+        if len(self._rates) == _STEPS:  # never where a codec leaves so little that no link is full
+            rate_bytes_s = statistics.median(self._rates)
+        news = told.rate_bytes_s / _NEWS, told.rate_bytes_s * _NEWS
+        same_rate = rate_bytes_s == told.rate_bytes_s or news[0] < rate_bytes_s < news[1]
         if not same_rate or abs(waiting - told.waiting) > _MORE_WAITING:
             self._told = Measured(rate_bytes_s, waiting=waiting)
             self._report(self._told)

@@ -68,6 +68,17 @@ def test_the_thesiss_models_have_the_parameters_and_the_work_that_are_published(
     assert work / 1e9 == pytest.approx(billions, rel=0.01)
 
 
+def test_gpt2_has_the_published_parameters_and_its_tied_weight_once():
+    model = load("gpt2_small")
+    assert model.elems == sum(parameter.elems for parameter in model.parameters) == 124_439_808
+    assert not model.layers[-1].parameters and model.layers[-1].flops > 0
+    # Six times the parameters for each token, as the output reads the embedding, and attention.
+    work = 3 * sum(layer.flops for layer in model.layers) / model.batch_size / 1024
+    matrices = 124_439_808 - 1024 * 768
+    attention = 3 * 12 * 4 * 1024 * 768
+    assert work == pytest.approx(6 * matrices + attention, rel=0.01)
+
+
 @pytest.mark.parametrize(
     ("name", "stretched", "ratio"), [("resnet110", 20, 1.17), ("inception_v4", 4, 3.14)]
 )

@@ -1,8 +1,4 @@
-"""p3kv.torch in real jobs, beside the same training in one process.
-
-They run in an environment of their own, `.torch`, that has torch and no MXNet; `scripts/test` makes
-it.
-"""
+"""p3kv.torch in real jobs, beside the same training in one process."""
 
 from __future__ import annotations
 
@@ -11,12 +7,10 @@ from typing import Any, Dict, List
 
 import pytest
 
-from tests.jobs import ROOT, SCRIPTS, JobResult, environment, run
+from tests.jobs import SCRIPTS, JobResult, environment, run
+from tests.torch_environment import NEEDS_TORCH, PYTHON
 
-PYTHON = ROOT / ".torch" / "bin" / "python"
-pytestmark = pytest.mark.skipif(
-    not PYTHON.exists(), reason="there is no environment with torch: scripts/test makes one"
-)
+pytestmark = NEEDS_TORCH
 
 
 def job(
@@ -145,6 +139,7 @@ def test_whoever_reads_a_weight_waits_for_its_new_value() -> None:
     result = job("torch_late.py")
     assert result.code == 0, result.output
     assert result.output.count("all reads wait") == 2, result.output
+    assert result.output.count("values are written early") == 2, result.output
 
 
 def test_wrong_uses_are_refused_with_what_to_do() -> None:

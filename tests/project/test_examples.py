@@ -9,6 +9,7 @@ from typing import Callable, Dict, List
 import pytest
 
 from tests.jobs import ROOT, environment, run
+from tests.torch_environment import NEEDS_TORCH, PYTHON
 
 Numbers = List[float]
 EXAMPLES = {path.stem for path in (ROOT / "examples").glob("*.py")}
@@ -21,6 +22,7 @@ LEARNED: Dict[str, Callable[[str], bool]] = {
     ),
     "module": lambda said: numbers("accuracy", said)[0] > 0.9,
     "custom_loop": lambda said: numbers("loss", said)[-1] < 0.5,
+    "torch_language_model": lambda said: numbers("loss", said)[-1] < 0.5,
 }
 
 
@@ -35,14 +37,19 @@ def test_every_example_is_run() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["image_classification", "language_model"]
+    [
+        "image_classification",
+        "language_model",
+        pytest.param("torch_language_model", marks=NEEDS_TORCH),
+    ]
     + [pytest.param(name, marks=pytest.mark.long) for name in ("module", "custom_loop")],
 )
 def test_an_example_runs_with_two_workers_and_learns(name: str) -> None:
     path = ROOT / "examples" / f"{name}.py"
     command = f"p3kv launch -n 2 -- python examples/{name}.py"
     assert command in path.read_text()
-    words = [sys.executable if word == "python" else word for word in command.split()[1:]]
-    result = run([sys.executable, "-m", "p3kv", *words], environment(), 100)
+    python = str(PYTHON) if name.startswith("torch_") else sys.executable
+    words = [python if word == "python" else word for word in command.split()[1:]]
+    result = run([python, "-m", "p3kv", *words], environment(), 100)
     assert result.code == 0, result.output
     assert LEARNED[name](result.said_by("worker 0")), result.output

@@ -79,12 +79,12 @@ def test_slices_follow_the_slowest_worker_when_the_network_changes_much() -> Non
     assert job.handle(worker(0), Measured(1e6)) == [(worker(0), NewSliceSizes(SliceSizes(12_500)))]
 
 
-def waiting(job: Job, waits: Dict[int, float]) -> Dict[bytes, NewSliceSizes]:
+def waiting(job: Job, waits: Dict[int, float], rate: float = 45e6) -> Dict[bytes, NewSliceSizes]:
     """What the scheduler says when workers report these parts of steps as waiting."""
     replies = [
         reply
         for rank, share in waits.items()
-        for reply in job.handle(worker(rank), Measured(45e6, waiting=share))
+        for reply in job.handle(worker(rank), Measured(rate, waiting=share))
     ]
     return of(replies, NewSliceSizes)
 
@@ -94,6 +94,8 @@ def test_slices_are_large_while_all_workers_wait_much_for_the_network() -> None:
     for rank in range(2):
         job.handle(worker(rank), Measured(45e6))
     job.handle(worker(0), DeclareKey("w", (20_000_000,), "float32"))
+    # A worker may know how long it waits, and no rate other than before.
+    assert waiting(job, {0: 0.6}, rate=0.0) == {}
     assert waiting(job, {0: 0.6, 1: 0.2}) == {}  # worker 1 is what worker 0 waits for
     assert waiting(job, {1: 0.5}) == {worker(0): NewSliceSizes(SliceSizes(156_250, 156_250))}
     assert waiting(job, {0: 0.2, 1: 0.15}) == {}  # about as before

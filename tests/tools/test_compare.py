@@ -78,6 +78,8 @@ def test_a_script_is_measured_with_every_store_and_nothing_of_it_is_shown(tmp_pa
     assert re.search(r"the others take some [\d.]+ m?s if all take as long", result.output)
     assert all(step_s(cells[0]) > 0 for cells in found.values())
     assert found["dist_sync"][2] == "1.00"
+    assert step_s(found["dist_sync"][4]) > 0, result.output
+    assert min(step_s(cell) for cell in found["p3kv"][4:6]) > 0, result.output
     for part in ("dist_sync", "p3kv"):
         assert f"round 1 of 1, {part}: " in result.output
     assert "step 1: norm" not in result.output and "p3kv-trial" not in result.output
@@ -292,8 +294,9 @@ def test_reports_are_taken_out_of_the_output_and_the_last_lines_are_kept_or_show
         assert not output.last_lines and shown.getvalue().decode().splitlines() == lines
 
 
-def measured(*steps_s: float, **report: Any) -> Measured:
-    return Measured(list(steps_s), [[Report(**report)]])
+def measured(*steps_s: float, cpu_s: float = 0.25, **report: Any) -> Measured:
+    report.setdefault("layers", (LayerReady(0, 10_000_000, 0.0), LayerReady(1, 10_000_000, 0.1)))
+    return Measured(list(steps_s), [cpu_s], [[Report(**report)]])
 
 
 def comparison(
@@ -304,8 +307,8 @@ def comparison(
         {
             ALONE: measured(alone),
             NATIVE: measured(*native, notes=("one", "two")),
-            FIFO: measured(fifo, notes=("one",)),
-            P3KV: measured(*ours, link_bytes_s=1e6),
+            FIFO: measured(fifo, notes=("one",), server_s=0.02),
+            P3KV: measured(*ours, link_bytes_s=1e6, server_s=0.02, native="dist_sync"),
         },
     )
 
@@ -313,10 +316,11 @@ def comparison(
 def test_the_table_has_what_was_measured() -> None:
     found = comparison(0.3, (0.6, 0.61, 0.7), 0.5, (0.4, 0.4, 0.39))
     heads, *lines = [re.split(r"  +", line) for line in table(found, None)]
-    assert heads == ["", "step", "steps/s", "speed-up", "waiting", "spread"]
-    assert lines[0] == ["computing alone", "0.3 s", "3.33"]
-    assert lines[1] == ["dist_sync", "0.61 s", "1.64", "1.00", "51%", "16%"]
-    assert lines[3] == ["p3kv", "0.4 s", "2.5", "1.52", "25%", "3%"]
+    processors = ["worker CPU", "server CPU"]
+    assert heads == ["", "step", "steps/s", "speed-up", "waiting", *processors, "spread"]
+    assert lines[0] == ["computing alone", "0.3 s", "3.33", "0.25 s"]
+    assert lines[1] == ["dist_sync", "0.61 s", "1.64", "1.00", "51%", "0.25 s", "16%"]
+    assert lines[3] == ["p3kv", "0.4 s", "2.5", "1.52", "25%", "0.25 s", "20 ms", "3%"]
     assert notes(found) == ["one", "two"]
 
 
@@ -348,6 +352,16 @@ def test_the_fastest_codec_is_told_if_it_is_worth_anything(step_s: float, said: 
     found.measured["p3kv, 2bit"] = measured(0.39)
     found.measured["p3kv, float16"] = measured(step_s)
     assert said in about_codecs(found)
+
+
+def test_a_codec_pays_where_exact_arrays_take_longer_than_computing_and_than_its_work() -> None:
+    found = comparison(0.3, (0.6,), 0.5, (0.4,))
+    found.measured["p3kv, cheap"] = measured(0.2, cpu_s=0.24, server_s=0.03)
+    found.measured["p3kv, dear"] = measured(0.2, cpu_s=0.35, server_s=0.62)
+    # 2 workers send and receive 20 MB, which take 0.3 s at 557 Mbit/s, of which 533 are payload.
+    text = about_codecs(found)
+    assert "cheap on links below 557 Mbit/s (10 ms more of a processor in each step)" in text
+    assert "dear on links below 279 Mbit/s (0.6 s more of a processor in each step)" in text
 
 
 def test_there_is_no_forecast_for_hosts_with_several_workers() -> None:

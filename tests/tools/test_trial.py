@@ -22,8 +22,11 @@ def test_reports_are_found_among_other_lines(capfd: pytest.CaptureFixture[str]) 
 
 
 def test_a_trial_travels_as_a_variable() -> None:
-    trial = Trial(NATIVE, 3, 10)
-    assert Trial.parsed("X", str(trial)) == trial and trial.last_step == 14
+    for trial in (
+        Trial(NATIVE, 3, 10),
+        Trial(P3KV, 3, 10, "torch", ("topk:share=0.01", "identity")),
+    ):
+        assert Trial.parsed("X", str(trial)) == trial and trial.last_step == 14
     for wrong in ("", "native", "other 1 2", "native a b"):
         with pytest.raises(ConfigError, match="only 'p3kv compare' sets it"):
             Trial.parsed("X", wrong)

@@ -18,6 +18,7 @@ from torch import nn
 from torch.nn import functional
 
 LATE_S = 0.4
+DEADLINE_S = 60.0
 ONES = torch.ones(1, 4)
 
 
@@ -93,6 +94,25 @@ def read_late() -> None:
     print("all reads wait")
 
 
+def write_early() -> None:
+    """A large value is written as soon as it is there, though nobody reads its parameter."""
+    model = nn.Linear(256, 256, bias=False)
+    nn.init.zeros_(model.weight)
+    optimizer = trained(model)
+    weight = model.weight
+    alias = weight.data
+    for number in range(1, 4):
+        optimizer.zero_grad()
+        model(torch.ones(1, 256)).sum().backward()
+        optimizer.step()
+        deadline = time.monotonic() + DEADLINE_S
+        while type(weight) is not nn.Parameter:
+            assert time.monotonic() < deadline, "nobody has written it"
+            time.sleep(0.001)
+        assert torch.equal(alias, torch.full((256, 256), -float(number))), number
+    print("values are written early")
+
+
 def use_wrongly() -> None:
     model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 1))
     optimizer = trained(model)
@@ -132,3 +152,4 @@ if sys.argv[1:] == ["wrong"]:
     use_wrongly()
 else:
     read_late()
+    write_early()

@@ -29,12 +29,20 @@ class Report(msgspec.Struct):
 
     times_s: Tuple[float, ...] = ()
     """When each step's gradient of one and the same parameter was ready, from the first on."""
+    cpu_s: Tuple[float, ...] = ()
+    """Processor time of the worker's process until then, from the first on."""
+    server_s: float = 0.0
+    """With p3kv: for how long in each step the server has worked that has worked most."""
     layers: Tuple[LayerReady, ...] = ()
     """Keys of a worker that computes alone, those first whose gradients are ready first."""
     link_bytes_s: Optional[float] = None
     """With p3kv: what a host's link carries in each direction, if it was measured."""
     sends_all: bool = True
     """Whether a step sends every element of every key: no codec, and no sparse gradients."""
+    front_end: str = ""
+    """The script's."""
+    native: str = ""
+    """Name of the framework's own synchronous store."""
     notes: Tuple[str, ...] = ()
     """Differences between this trial and the others."""
 

@@ -18,12 +18,17 @@ P3KV = "p3kv"
 _STORES = (ALONE, NATIVE, FIFO, P3KV)
 
 
+_UNKNOWN = "-"
+
+
 class Trial(NamedTuple):
     """One trial. `steps` are measured, after `warm_up` steps that are not."""
 
     store: str
     warm_up: int
     steps: int
+    front_end: str = ""
+    """The script's, as the first trial has told; empty in that one. Whose own store runs."""
     codecs: Tuple[str, str] = ("", "")
     """By which gradients and values travel; empty: as the settings say. They have no spaces."""
 
@@ -39,15 +44,19 @@ class Trial(NamedTuple):
 
     def __str__(self) -> str:
         return " ".join(
-            [self.store, str(self.warm_up), str(self.steps), *filter(None, self.codecs)]
-        )
+            [
+                self.store, str(self.warm_up), str(self.steps), self.front_end or _UNKNOWN,
+                *filter(None, self.codecs),
+            ]
+        )  # fmt: skip
 
     @classmethod
     def parsed(cls, variable: str, text: str) -> Trial:
         """The trial that `str` has written; ConfigError for anything else."""
         with suppress(ValueError):
-            store, warm_up, steps, *codecs = text.split()
+            store, warm_up, steps, front_end, *codecs = text.split()
+            front_end = "" if front_end == _UNKNOWN else front_end
             if store in _STORES and len(codecs) in (0, 2):
                 gradients, values = codecs or ("", "")
-                return cls(store, int(warm_up), int(steps), (gradients, values))
+                return cls(store, int(warm_up), int(steps), front_end, (gradients, values))
         raise ConfigError(f"{variable} is '{text}'; only 'p3kv compare' sets it: unset it")

@@ -15,6 +15,7 @@ import numpy as np
 from p3kv import config
 from p3kv.common.registry import import_modules
 from p3kv.common.words import Words
+from p3kv.config import Launch
 from p3kv.errors import in_one_line
 from p3kv.frontends.front_end import FrontEnd, MakeModel
 from p3kv.frontends.mxnet import environment, who_updates
@@ -113,9 +114,9 @@ class MXNet(FrontEnd):
             f"{_CUDA_EXTRAS} in the place of cpu (docs/gpus.md says which)"
         )
 
-    def take_native_role(self, role: str, address: str) -> None:
+    def take_native_role(self, launch: Launch, address: str) -> None:
         environment.listen_at(address)
-        if role != "worker":
+        if launch.role != "worker":
             import mxnet  # noqa: F401  serves here, and ends the process
 
     def devices(self) -> str:

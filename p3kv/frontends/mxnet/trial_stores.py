@@ -21,11 +21,10 @@ from p3kv.consistency import ASYNCHRONOUS
 from p3kv.errors import NotSupportedError
 from p3kv.frontends.mxnet.arrays import DENSE, by_key, listed
 from p3kv.frontends.mxnet.store import P3
-from p3kv.frontends.mxnet.trial_clock import TrialClock
+from p3kv.frontends.mxnet.trial_clock import NATIVE_TYPE, EngineClock
 from p3kv.wire.messages import Key
 from p3kv.worker.measures import nothing_measured
 
-_NATIVE = "dist_sync"
 _COMPRESSION = "2bit"
 """The only one that MXNet has."""
 _DEFAULTS = config.Settings()
@@ -37,7 +36,7 @@ _FAILED = 1
 class Clocked(KVStoreBase):
     """Times the steps that are pushed. A base of stores: their own base comes after this one."""
 
-    clock: TrialClock
+    clock: EngineClock
 
     def push(self, key: Any, value: Any, priority: int = 0) -> None:
         """Pushes gradients."""
@@ -53,7 +52,7 @@ class Clocked(KVStoreBase):
 class ClockedP3(Clocked, P3):
     """p3kv's store."""
 
-    def __init__(self, clock: TrialClock) -> None:
+    def __init__(self, clock: EngineClock) -> None:
         self.clock = clock
         super().__init__()
 
@@ -74,7 +73,7 @@ class Other(Clocked, KVStore):
     max_norm: Optional[float] = None
     compression_params: Optional[Mapping[str, Any]] = None
 
-    def __init__(self, clock: TrialClock, type_: str) -> None:
+    def __init__(self, clock: EngineClock, type_: str) -> None:
         self.clock = clock
         self._freed = False
         handle = KVStoreHandle()
@@ -155,14 +154,14 @@ class Other(Clocked, KVStore):
 class Native(Other):
     """MXNet's own synchronous store, with MXNet's servers."""
 
-    def __init__(self, clock: TrialClock) -> None:
+    def __init__(self, clock: EngineClock) -> None:
         if clock.stores:
             raise NotSupportedError(
                 "the script has several stores, and MXNet's dist_sync allows one: its servers "
                 "would take the keys of all for the same. So there is nothing to compare with"
             )
         clock.stores += 1
-        super().__init__(clock, _NATIVE)
+        super().__init__(clock, NATIVE_TYPE)
         settings = config.current()
         for codec in _codecs(settings):
             self._note_codec(codec)
@@ -185,7 +184,7 @@ class Native(Other):
 class Unconnected(Other):
     """No store: nothing is sent, and weights stay as they are. Times when gradients are ready."""
 
-    def __init__(self, clock: TrialClock, rank: int, num_workers: int) -> None:
+    def __init__(self, clock: EngineClock, rank: int, num_workers: int) -> None:
         super().__init__(clock, "local")
         if _codecs(config.current()):
             clock.sends_less()
@@ -195,7 +194,7 @@ class Unconnected(Other):
     @property
     def type(self) -> str:
         """Type of the store, as with servers."""
-        return _NATIVE
+        return NATIVE_TYPE
 
     @property
     def rank(self) -> int:
@@ -273,9 +272,9 @@ def _launch() -> Launch:
 
 
 @functools.lru_cache(maxsize=None)
-def _clock(trial: Trial) -> TrialClock:
+def _clock(trial: Trial) -> EngineClock:
     """The clock of this process, whatever the number of its stores."""
-    return TrialClock(trial)
+    return EngineClock(trial)
 
 
 def _first(key: Any, value: Any) -> Any:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 from typing import Mapping, Optional
 
 from p3kv.common.words import Words
+from p3kv.config import Launch
 from p3kv.frontends.front_end import FrontEnd
 from p3kv.server.optimizer import MakeOptimizer, Optimizer
 
@@ -18,8 +21,10 @@ class MakeTorchOptimizer(MakeOptimizer):
         return TorchOptimizer()
 
     def get_ready(self) -> None:
-        """Imports nothing: a server does not know yet whether its job is torch's, and the import
-        takes seconds and hundreds of megabytes."""
+        """Imports torch where there is no other framework of p3kv's. Else a server does not know
+        yet whether its job is torch's, and the import takes seconds and hundreds of megabytes."""
+        if importlib.util.find_spec("mxnet") is None:
+            importlib.import_module("torch")
 
 
 class Torch(FrontEnd):
@@ -45,6 +50,12 @@ class Torch(FrontEnd):
 
     def attach(self) -> None:
         """Changes nothing: a script makes p3kv's optimizer itself."""
+
+    def take_native_role(self, launch: Launch, address: str) -> None:
+        if launch.role != "server":
+            from p3kv.frontends.torch import trials
+
+            trials.take_native_role(launch, address)
 
     def how_to_install(self) -> str:
         return "pip install '.[torch]' in p3kv's repository"

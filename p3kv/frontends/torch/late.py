@@ -12,6 +12,7 @@ from typing import Any, Dict, Iterator, Optional, Protocol, Tuple, Type
 
 import torch
 
+from p3kv.frontends.torch.early import EarlyWrites
 from p3kv.worker.transfers import WorkerKey
 
 _ATTRIBUTES = (
@@ -47,10 +48,13 @@ class Waits(Protocol):
 class Late:
     """A parameter, its key, and the value that is under way to it.
 
-    `arrived` is called in the worker's thread, all else in threads of the script.
+    `arrived` is called in the worker's thread, `take_if_there` in that of `early`, and all else in
+    threads of the script.
     """
 
-    def __init__(self, key: WorkerKey, parameter: torch.nn.Parameter, name: str) -> None:
+    def __init__(
+        self, key: WorkerKey, parameter: torch.nn.Parameter, name: str, early: EarlyWrites
+    ) -> None:
         self.key = key
         self.parameter = parameter
         self.name = name
@@ -67,6 +71,8 @@ class Late:
         self._there.set()
         self._error: Optional[BaseException] = None
         self._taking = threading.Lock()
+        self._early = early
+        self.size_bytes = key.size_bytes
 
     def begin(self) -> None:
         """A value is under way to the staging memory; the last one must have been taken."""
@@ -76,11 +82,20 @@ class Late:
         """The value is in the staging memory, or does not come."""
         self._error = error
         self._there.set()
+        if self._is_late:  # else `arm` sees that it is there
+            self._early.soon(self)
 
     def arm(self) -> None:
         """From now on, whoever reads the parameter waits for the value that is under way."""
         self._is_late = True
         have_wait(self.parameter, self)
+        if self._there.is_set():
+            self._early.soon(self)
+
+    def take_if_there(self) -> None:
+        """Writes a value that is there into a parameter that is armed."""
+        if self._there.is_set():
+            self.take()
 
     def take(self) -> None:
         """Waits for the value, if one is under way to a parameter that is armed, and writes it into

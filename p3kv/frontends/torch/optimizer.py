@@ -14,12 +14,14 @@ from p3kv import config
 from p3kv.common.combinations import Feature
 from p3kv.errors import NotSupportedError, P3Error
 from p3kv.frontends.torch.clipping import Clipping, checked
+from p3kv.frontends.torch.early import EarlyWrites
 from p3kv.frontends.torch.exchange import Exchange
 from p3kv.frontends.torch.late import Late
 from p3kv.frontends.torch.optimizer_settings import needs_whole
 from p3kv.frontends.torch.script_optimizer import TorchGoesOn, TorchScriptOptimizer
 from p3kv.frontends.torch.states import exported, imported, unrounded
 from p3kv.frontends.torch.tensors import DTYPES, tensor_in
+from p3kv.frontends.torch.trials import TorchTrial
 from p3kv.server.optimizer import State
 from p3kv.store.forward_order import ForwardReads, OrderLearner
 from p3kv.store.pushes import Pushes
@@ -62,17 +64,25 @@ class Optimizer(torch.optim.Optimizer):
         self._late: Dict[int, Late] = {}
         """By the parameter's id."""
         self._alone = not this_process.is_worker()
-        if self._alone:
+        trial = config.trial()
+        self._trial: Optional[TorchTrial] = None
+        """Where `p3kv compare` runs the script, perhaps without p3kv."""
+        self._place = 0, 1
+        if trial is not None:
+            parameters = [one for group in self.param_groups for one in group["params"]]
+            self._trial = TorchTrial(trial, model, parameters, lambda: self._syncs)
+            self._place = self._trial.place
+        elif self._alone:
             _log.warning(
                 "p3kv: p3kv.torch.Optimizer trains in this process alone, since no launcher has "
                 "started it. 'p3kv launch -n 2 -- python train.py' starts two workers."
             )
+        if self._alone:
             return
-        if config.trial() is not None:
-            raise NotSupportedError("p3kv compare does not know p3kv.torch yet: run MXNet scripts")
         self._worker = this_process.worker()
         if not self._worker.started:
             self._worker.start(config.settle())
+        self._place = self._worker.rank, self._worker.num_workers
         _check_settings(self._worker.settings)
         self._own = self._worker.new_store()
         order = OrderLearner(self._own.publish_order, _NothingRead())
@@ -85,6 +95,7 @@ class Optimizer(torch.optim.Optimizer):
         )
         self._whole = needs_whole(optimizer)
         """Whether servers update whole tensors, and not slices."""
+        self._early = EarlyWrites()
         self._exchange = Exchange(self._worker, self._own, self._pushes)
         self._clipping = Clipping(
             self._own, self._pushes.clipping, self._worker.num_workers, self._worker.barrier
@@ -118,7 +129,7 @@ class Optimizer(torch.optim.Optimizer):
         the first gradient had left.
         """
         if self._alone:
-            return self._inner.step(closure)
+            return self._step_alone(closure)
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -143,6 +154,8 @@ class Optimizer(torch.optim.Optimizer):
             late.gradient = None
             late.arm()
         self._exchange.end_step([*self._late.values()])
+        if self._trial is not None:
+            self._trial.end_step(self.wait)
         return loss
 
     def clip_grad_norm_(
@@ -186,6 +199,16 @@ class Optimizer(torch.optim.Optimizer):
             yield
         finally:
             self._syncs = before
+
+    @property
+    def rank(self) -> int:
+        """The number of this worker, from 0: by it scripts choose their part of the data."""
+        return self._place[0]
+
+    @property
+    def num_workers(self) -> int:
+        """How many workers train together; 1 where this process trains alone."""
+        return self._place[1]
 
     @property
     def resumed_steps(self) -> int:
@@ -263,6 +286,13 @@ class Optimizer(torch.optim.Optimizer):
 
     # How it is done.
 
+    def _step_alone(self, closure: Optional[Callable[[], Any]]) -> Any:
+        if self._trial is None:
+            return self._inner.step(closure)
+        loss = self._trial.update(self._inner, closure)
+        self._trial.end_step()
+        return loss
+
     def _declare(self, model: torch.nn.Module) -> None:
         names = {id(parameter): name for name, parameter in model.named_parameters()}
         every = [one for group in self.param_groups for one in group["params"]]
@@ -272,7 +302,7 @@ class Optimizer(torch.optim.Optimizer):
             key = self._own.declare(
                 at, tuple(parameter.shape), DTYPES[parameter.dtype], name, "dense", self._whole
             )
-            self._late[id(parameter)] = Late(key, parameter, name)
+            self._late[id(parameter)] = Late(key, parameter, name, self._early)
 
     def _exchange_initial(self) -> None:
         for late in self._late.values():
@@ -309,6 +339,7 @@ class Optimizer(torch.optim.Optimizer):
         if not this_process.give_up_if_script_failed():
             with suppress(P3Error):  # which the worker tells
                 self.wait()
+        self._early.close()
 
 
 class _NothingRead(ForwardReads):

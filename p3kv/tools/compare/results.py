@@ -7,9 +7,13 @@ from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from p3kv.config.trial import ALONE, FIFO, NATIVE, P3KV, LayerReady, Report, Trial
 from p3kv.report.forecast import Forecast, Workload, forecast
-from p3kv.report.forecast.bound import TCP_PAYLOAD
+from p3kv.report.forecast.bound import TCP_PAYLOAD, wire_time_s
 from p3kv.report.forecast.policies import FLOAT32_BYTES
 
+COMPUTING = "computing alone"
+_TITLES = {ALONE: COMPUTING, FIFO: "p3kv, FIFO"}
+SIMULATED = "dist_sync"
+"""The frameworks' own store that forecasts know."""
 FEWEST_STEPS = 8
 """A script has to make so many, to measure some after a warm-up."""
 _WARM_UP = 3
@@ -38,14 +42,21 @@ class Steps(NamedTuple):
         warm_up = max(2, count // (_WARM_UP + 1))
         return cls(warm_up, count - warm_up - 1)
 
-    def trial(self, store: str, codecs: Tuple[str, str] = ("", "")) -> Trial:
+    def trial(self, store: str, front_end: str = "", codecs: Tuple[str, str] = ("", "")) -> Trial:
         """A trial of so many steps."""
-        return Trial(store, self.warm_up, self.measured, codecs)
+        return Trial(store, self.warm_up, self.measured, front_end, codecs)
 
     def mean_s(self, report: Report) -> float:
         """The time of a step, on one worker."""
-        times_s = report.times_s[self.warm_up : self.warm_up + self.measured + 1]
-        return (times_s[-1] - times_s[0]) / (len(times_s) - 1)
+        return self._mean(report.times_s)
+
+    def mean_cpu_s(self, report: Report) -> float:
+        """The processor time of a step, of one worker's process."""
+        return self._mean(report.cpu_s)
+
+    def _mean(self, until_s: Sequence[float]) -> float:
+        measured = until_s[self.warm_up : self.warm_up + self.measured + 1]
+        return (measured[-1] - measured[0]) / (len(measured) - 1)
 
 
 class Measured(NamedTuple):
@@ -53,6 +64,8 @@ class Measured(NamedTuple):
 
     steps_s: List[float]
     """The time of a step, on the slowest worker."""
+    cpu_s: List[float]
+    """The processor time of a step, of the worker's process that takes most."""
     trials: List[List[Report]]
     """Reports of the workers in each."""
 
@@ -60,6 +73,18 @@ class Measured(NamedTuple):
     def step_s(self) -> float:
         """The time of a step in the median round."""
         return statistics.median(self.steps_s)
+
+    @property
+    def worker_s(self) -> float:
+        """The processor time of a step in the median round, of a worker's process."""
+        return statistics.median(self.cpu_s)
+
+    @property
+    def server_s(self) -> float:
+        """For how long a server of p3kv's works in a step, in the median round."""
+        return statistics.median(
+            max(report.server_s for report in reports) for reports in self.trials
+        )
 
     @property
     def spread(self) -> float:
@@ -76,6 +101,21 @@ class Comparison(NamedTuple):
     codec."""
     shares_links: bool = False
     """Whether any host has several workers."""
+
+    @property
+    def front_end(self) -> str:
+        """The script's; empty before the first trial."""
+        return next((report.front_end for report in self._ours), "")
+
+    def title(self, store: str) -> str:
+        """The name of a store for people."""
+        if store == NATIVE:
+            return next((report.native for report in self._ours), "")
+        return _TITLES.get(store, store)
+
+    @property
+    def _ours(self) -> Sequence[Report]:
+        return [report for reports in self.measured[P3KV].trials for report in reports]
 
     @property
     def base(self) -> str:
@@ -120,6 +160,19 @@ class Comparison(NamedTuple):
         layers = max((report.layers for report in self._alone), key=len)
         return workload(layers, self.computing_s)
 
+    def codec_s(self, title: str) -> float:
+        """How much longer than with exact p3kv a processor is busy in each step with a codec: that
+        of the worker or of the server, whichever is more."""
+        codec, exact = self.measured[title], self.measured[P3KV]
+        return max(0.0, codec.worker_s - exact.worker_s, codec.server_s - exact.server_s)
+
+    def pays_below_bit_s(self, title: str) -> float:
+        """The rate of links below which exact arrays take longer to send than a step computes, and
+        than a codec's work: above, it gains nothing."""
+        longest_s = max(self.computing_s, self.codec_s(title))
+        size_bytes = sum(self.workload.layer_bytes)
+        return wire_time_s(size_bytes, self.workers, 1.0) / longest_s
+
     @property
     def sends_all(self) -> bool:
         """Whether a step sends all elements, as forecasts take it."""
@@ -132,7 +185,8 @@ class Comparison(NamedTuple):
     def forecast(self) -> Optional[Forecast]:
         """Forecast of steps on the network that was measured; None if that is not known."""
         rate = self.link_bit_s
-        if rate is None or not self.sends_all or self.shares_links:
+        knows = self.title(NATIVE) == SIMULATED
+        if rate is None or not self.sends_all or self.shares_links or not knows:
             return None
         return forecast(self.workload, self.workers, rate)
 

@@ -17,11 +17,15 @@ from p3kv.processes.launcher import Host, launch, launch_on
 from p3kv.report.forecast import Workload
 from p3kv.report.rates import seconds
 from p3kv.tools.compare.output import Output
-from p3kv.tools.compare.results import FEWEST_STEPS, Comparison, Measured, Steps, workload
+from p3kv.tools.compare.results import (
+    COMPUTING,
+    FEWEST_STEPS,
+    Comparison,
+    Measured,
+    Steps,
+    workload,
+)
 
-TITLES = {
-    ALONE: "computing alone", NATIVE: "dist_sync", FIFO: "p3kv, FIFO", P3KV: "p3kv"
-}  # fmt: skip
 Say = Callable[[str], None]
 
 
@@ -60,22 +64,23 @@ def compare(
     it.
     """
     plan = Steps.of(steps)
-    with_codecs = {f"{TITLES[P3KV]}, {codec}": _directions(codec) for codec in codecs}
+    with_codecs = {f"{P3KV}, {codec}": _directions(codec) for codec in codecs}
     # p3kv first: it says best what is wrong with a job, and never waits without end.
     order = [P3KV, *with_codecs, FIFO, NATIVE, ALONE]
     say(
         f"{rounds * len(order)} trials, each of {plan.warm_up} steps to warm up and "
         f"{plan.measured} that are measured"
     )
-    found: Dict[str, Measured] = {store: Measured([], []) for store in reversed(order)}
+    found: Dict[str, Measured] = {store: Measured([], [], []) for store in reversed(order)}
     begin_s = time.monotonic()
     for number in range(rounds):
         # Every second round goes the other way: a machine that slows down disturbs all alike.
         for store in [one for one in order if one in found][:: -1 if number % 2 else 1]:
-            title = f"round {number + 1} of {rounds}, {TITLES.get(store, store)}"
-            trial = plan.trial(store)
+            told = Comparison(job.workers, found)
+            title = f"round {number + 1} of {rounds}, {told.title(store)}"
+            trial = plan.trial(store, told.front_end)
             if store in with_codecs:
-                trial = plan.trial(P3KV, with_codecs[store])
+                trial = plan.trial(P3KV, told.front_end, with_codecs[store])
             try:
                 reports = _reports(job, trial, title, show)
             except TrialFailed as failure:
@@ -96,6 +101,7 @@ def compare(
                 )
             step_s = max(map(plan.mean_s, reports))
             found[store].steps_s.append(step_s)
+            found[store].cpu_s.append(max(map(plan.mean_cpu_s, reports)))
             found[store].trials.append(reports)
             say(f"{title}: {1000 * step_s:.4g} ms a step")
             if sum(len(one.steps_s) for one in found.values()) == 1:
@@ -119,7 +125,7 @@ def computation(command: Sequence[str], steps: int, show: Optional[BinaryIO]) ->
     KeyboardInterrupt when the user has stopped it.
     """
     plan = Steps.of(steps)
-    [report] = _reports(TrialJob(command, 1, 1), plan.trial(ALONE), TITLES[ALONE], show)
+    [report] = _reports(TrialJob(command, 1, 1), plan.trial(ALONE), COMPUTING, show)
     if len(report.times_s) < plan.trial(ALONE).last_step:
         if len(report.times_s) < FEWEST_STEPS:
             raise TrialFailed(_about_few(len(report.times_s), plan), 1)

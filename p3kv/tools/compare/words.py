@@ -9,10 +9,11 @@ from p3kv.report.forecast import Forecast
 from p3kv.report.rates import bit_rate, seconds
 from p3kv.report.verdict import LITTLE
 from p3kv.tools import plan
-from p3kv.tools.compare.results import Comparison
-from p3kv.tools.compare.trials import TITLES
+from p3kv.tools.compare.results import SIMULATED, Comparison
 
-_HEADS = ("", "step", "steps/s", "speed-up", "waiting", "spread", "forecast")
+_HEADS = (
+    "", "step", "steps/s", "speed-up", "waiting", "worker CPU", "server CPU", "spread", "forecast",
+)  # fmt: skip
 _WIDE = 0.1
 """Rounds that are further apart say little of smaller differences."""
 _NONSENSE = -0.5
@@ -32,11 +33,13 @@ def table(found: Comparison, forecast: Optional[Forecast]) -> List[str]:
     for store, measured in found.measured.items():
         stores = store != ALONE
         rows.append((
-            TITLES.get(store, store),
+            found.title(store),
             seconds(measured.step_s),
             f"{1 / measured.step_s:.3g}",
             f"{found.measured[found.base].step_s / measured.step_s:.2f}" if stores else "",
             f"{found.waiting(store):.0%}" if stores else "",
+            seconds(measured.worker_s),
+            seconds(measured.server_s) if stores and store != NATIVE else "",
             f"{measured.spread:.0%}" if len(measured.steps_s) > 1 else "",
             seconds(expected[store]) if store in expected else "",
         ))  # fmt: skip
@@ -54,7 +57,7 @@ def table(found: Comparison, forecast: Optional[Forecast]) -> List[str]:
 def verdict(found: Comparison) -> str:
     """Whether p3kv helps, in a sentence or two."""
     ours, theirs = found.measured[P3KV].step_s, found.measured[found.base].step_s
-    other = TITLES[found.base]
+    other = found.title(found.base)
     if _says_nothing(found):
         return (
             f"The rounds are up to {found.spread:.0%} apart, which is more than the stores are: "
@@ -62,8 +65,8 @@ def verdict(found: Comparison) -> str:
         )
     if found.base != NATIVE:
         return (
-            f"{TITLES[NATIVE]} can't train this script: its job has failed. Priorities make p3kv "
-            f"{theirs / ours:.2f} times as fast as first in, first out."
+            f"{found.title(NATIVE)} can't train this script: its job has failed. Priorities make "
+            f"p3kv {theirs / ours:.2f} times as fast as first in, first out."
         )
     speed_up = theirs / ours
     before, after = found.waiting(found.base), found.waiting(P3KV)
@@ -96,21 +99,32 @@ def _says_nothing(found: Comparison) -> bool:
 
 
 def about_codecs(found: Comparison) -> str:
-    """Which codec is the fastest, and what it is worth; empty if none was compared."""
+    """Which codec is the fastest, what it is worth and costs, and from where on each gains
+    something; empty if none was compared."""
     titles = found.with_codecs
     if not titles:
         return ""
     best = min(titles, key=lambda title: found.measured[title].step_s)
     gain = found.measured[P3KV].step_s / found.measured[best].step_s
+    pays = "; ".join(
+        f"{_codec(title)} on links below {bit_rate(found.pays_below_bit_s(title) / 8)} "
+        f"({seconds(found.codec_s(title))} more of a processor in each step)"
+        for title in titles
+    )
+    pays = f"Codecs can gain something where sending takes longer than computing: {pays}."
     if gain < 1 + max(LITTLE, found.spread):
         return (
             "No codec makes a step faster here by more than the rounds differ: keep the exact "
-            "numbers."
+            f"numbers. {pays}"
         )
     return (
-        f"With {best.partition(', ')[2]} a step is {gain:.2f} times as fast as with exact p3kv. "
-        "Codecs change the numbers: see whether your model learns as well with it."
+        f"With {_codec(best)} a step is {gain:.2f} times as fast as with exact p3kv. "
+        f"Codecs change the numbers: see whether your model learns as well with it. {pays}"
     )
+
+
+def _codec(title: str) -> str:
+    return title.partition(", ")[2]
 
 
 def outlook(found: Comparison, forecast: Optional[Forecast]) -> List[str]:
@@ -120,7 +134,9 @@ def outlook(found: Comparison, forecast: Optional[Forecast]) -> List[str]:
     rate = found.link_bit_s
     if forecast is None or rate is None:
         why = "p3kv does not measure the network if P3KV_SLICE_SIZE is set"
-        if not found.sends_all:
+        if found.title(NATIVE) != SIMULATED:
+            why = f"the simulator knows dist_sync, and not {found.title(NATIVE)}"
+        elif not found.sends_all:
             why = "the simulator knows no sparse gradients and no codecs"
         elif found.shares_links:
             why = "the simulator knows hosts with one worker each"

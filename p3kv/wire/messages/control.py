@@ -81,6 +81,7 @@ class Measured(Message, frozen=True):
     how long its steps wait."""
 
     rate_bytes_s: float
+    """0: as it was the first time."""
     flows_bytes_s: Tuple[float, ...] = ()
     """The first time, the rate to each server while all workers sent to all."""
     waiting: float = 0.0

@@ -1,0 +1,14 @@
+"""The environment variables of torch's that p3kv sets."""
+
+from __future__ import annotations
+
+import os
+
+from p3kv.common.addresses import interface_of
+
+
+def talk_at(address: str) -> None:
+    """Has gloo use the interface of this host that has an address, unless the user has chosen."""
+    interface = interface_of(address)
+    if interface is not None:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)

@@ -1,0 +1,133 @@
+"""Trials of `p3kv compare`: times the steps of a script, and trains it without p3kv."""
+
+from __future__ import annotations
+
+import atexit
+import sys
+from datetime import timedelta
+from typing import Any, Callable, Dict, Optional, Sequence
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from p3kv.config import Launch
+from p3kv.config.trial import ALONE, NATIVE, Trial
+from p3kv.frontends.torch.environment import talk_at
+from p3kv.store.trial_clock import TrialClock
+
+_LEFT, _ENDED = "left", "ended"
+"""Keys of the rendezvous: how many workers have left, and that all have."""
+_A_JOB = timedelta(days=1)
+
+
+class TorchTrial(TrialClock):
+    """Times steps by when the first gradient of each is ready, and ends the script after the last
+    as by `sys.exit(0)`.
+
+    To be used from the script's thread. Make it before the hooks that send gradients.
+    """
+
+    front_end, native = "torch", "DDP"
+
+    def __init__(
+        self,
+        trial: Trial,
+        model: torch.nn.Module,
+        parameters: Sequence[torch.nn.Parameter],
+        syncs: Callable[[], bool],
+    ) -> None:
+        """`syncs()`: whether a backward pass belongs to no `no_sync`."""
+        super().__init__(trial)
+        launch = Launch.from_environment()
+        assert launch is not None
+        self.place = launch.rank or 0, launch.num_workers
+        """Rank and number of the workers, as in a job of p3kv's."""
+        self._syncs = syncs
+        self._is_between = True
+        self._keys: Dict[int, int] = {}
+        for at, parameter in enumerate(parameters):
+            self._keys[id(parameter)] = at
+            if parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(self._ready)
+        if trial.store == NATIVE:
+            _average_gradients(model, syncs, launch)
+        atexit.register(self.tell)
+
+    def update(self, optimizer: torch.optim.Optimizer, closure: Optional[Callable[[], Any]]) -> Any:
+        """A step without p3kv's servers. A worker that computes alone updates nothing, as where
+        servers do."""
+        if self.trial.store == NATIVE:
+            return optimizer.step(closure)
+        if closure is None:
+            return None
+        with torch.enable_grad():
+            return closure()
+
+    def end_step(self, wait: Callable[[], None] = lambda: None) -> None:
+        """Ends a step, and the script after the last one. `wait()` waits for all weights."""
+        self._is_between = True
+        if self.is_over:
+            wait()
+            self.tell()
+            sys.exit(0)
+
+    def _ready(self, parameter: torch.Tensor) -> None:
+        if not self._syncs():
+            return
+        if self._is_between:
+            self._is_between = False
+            self.begin_step()
+            self.step_ready()
+        if self.trial.store == ALONE:
+            key = self._keys[id(parameter)]
+            if parameter.grad is not None and parameter.grad.is_sparse:
+                self.sends_less()
+            self.layer_ready(key, self.time_layer(key, parameter.nbytes))
+
+
+def _average_gradients(model: torch.nn.Module, syncs: Callable[[], bool], launch: Launch) -> None:
+    """Has DistributedDataParallel, as it is by default, average gradients in each backward pass.
+
+    The script calls its own model, so the model's hooks do what the wrapper's `forward` does.
+    """
+    if not torch.distributed.is_initialized():
+        _meet(launch)
+    parallel = DistributedDataParallel(model)
+
+    def before(module: torch.nn.Module, inputs: Any, named: Any) -> Any:
+        parallel.require_backward_grad_sync = syncs()
+        return parallel._pre_forward(*inputs, **named)
+
+    def after(module: torch.nn.Module, inputs: Any, output: Any) -> Any:
+        return parallel._post_forward(output)
+
+    model.register_forward_pre_hook(before, with_kwargs=True)
+    model.register_forward_hook(after)
+
+
+def take_native_role(launch: Launch, address: str) -> None:
+    """The scheduler's process is the workers' rendezvous; a worker is told by which interface the
+    others reach it."""
+    talk_at(address)
+    if launch.role == "scheduler":
+        _rendezvous(launch, True).wait([_ENDED], _A_JOB)
+
+
+def _meet(launch: Launch) -> None:
+    """Makes the process group of all workers."""
+    store = _rendezvous(launch, False)
+    torch.distributed.init_process_group(
+        "gloo", store=store, rank=launch.rank or 0, world_size=launch.num_workers
+    )
+
+    def leave() -> None:
+        if store.add(_LEFT, 1) == launch.num_workers:
+            store.set(_ENDED, "")
+
+    atexit.register(leave)
+
+
+def _rendezvous(launch: Launch, serves: bool) -> torch.distributed.TCPStore:
+    return torch.distributed.TCPStore(
+        launch.root_host, launch.root_port, is_master=serves, wait_for_workers=False
+    )
