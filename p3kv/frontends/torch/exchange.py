@@ -11,6 +11,7 @@ import torch
 from p3kv.errors import NotSupportedError
 from p3kv.frontends.torch.late import Late
 from p3kv.frontends.torch.script_optimizer import TorchScriptOptimizer
+from p3kv.frontends.torch.written import Written
 from p3kv.store.pushes import Pushes
 from p3kv.wire.header import INITIAL_ROUND
 from p3kv.wire.messages import Key
@@ -23,11 +24,17 @@ class Exchange:
     """Begins the transfers of a store. Belongs to the script's thread."""
 
     def __init__(
-        self, worker: Worker, own: WorkerStore, pushes: Pushes[TorchScriptOptimizer]
+        self,
+        worker: Worker,
+        own: WorkerStore,
+        pushes: Pushes[TorchScriptOptimizer],
+        every: Sequence[Late],
     ) -> None:
+        """`every` parameter."""
         self._worker = worker
         self._own = own
         self._pushes = pushes
+        self._written = Written(every)
         self._in_step = False
         self._order: Optional[List[Key]] = []
         """Keys as their gradients are ready in the first step."""
@@ -43,6 +50,7 @@ class Exchange:
         Raises NotSupportedError for a gradient that can't travel.
         """
         late.take()  # of a weight that nobody has read since
+        self._written.check(late)
         gradient = late.parameter.grad
         assert gradient is not None
         if gradient.is_sparse or gradient.dtype != late.parameter.dtype:
@@ -56,14 +64,13 @@ class Exchange:
         if self._order is not None:
             self._order.append(late.key.key)
         late.gradient, late.version, late.pushed = gradient, gradient._version, True
-        source = gradient
-        if gradient.stride() != late.parameter.stride():
-            source = torch.empty_like(late.parameter, requires_grad=False).copy_(gradient)
-        self._begin(late, round_, source)
+        self._begin(late, round_, gradient.detach().contiguous())
 
     def push_no_gradient(self, late: Late) -> None:
         """Says that this worker has no gradient of a parameter in this step."""
         late.take()
+        if late.parameter.requires_grad:  # a frozen one is the script's own
+            self._written.check(late)
         self._begin_step()
         changes: Future[bool] = Future()
         round_, _ = self._pushes.next(late.key, changes)
@@ -78,6 +85,7 @@ class Exchange:
         """All parameters are pushed. The first step tells the forward order, which is the reverse
         of that of the gradients."""
         self._own.step_ends()
+        self._written.step_ends()
         self._in_step = False
         order, self._order = self._order, None
         if order and self._worker.rank == 0:
@@ -101,6 +109,7 @@ class Exchange:
         """Begins a transfer: a push where there is a source, or `changes` instead of one; else a
         pull."""
         key = late.key
+        late.changes = changes
         pushes = source is not None or changes is not None
         late.begin()
         self._worker.begin(

@@ -7,11 +7,15 @@ parameter and gives it its class back. So a parameter that is not late costs not
 
 from __future__ import annotations
 
+import itertools
 import threading
-from typing import Any, Dict, Iterator, Optional, Tuple, Type
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import Any, Dict, Iterator, Optional, Protocol, Tuple, Type
 
 import torch
 
+from p3kv.errors import P3Error
 from p3kv.worker.transfers import WorkerKey
 
 _ATTRIBUTES = (
@@ -47,8 +51,13 @@ class Late:
         self.key = key
         self.parameter = parameter
         self.name = name
-        self.staging = torch.empty_like(parameter, requires_grad=False)
-        """Where the next value lands: the parameter itself may be read until `step`."""
+        self.staging = torch.empty(parameter.shape, dtype=parameter.dtype, device=parameter.device)
+        """Where the next value lands: the parameter itself may be read until `step`. Contiguous,
+        whatever the parameter is, since values travel so."""
+        self.value_version = parameter._version
+        """torch's count of writes into the parameter, when it was last known to be the servers'."""
+        self.changes: Optional[Future[bool]] = None
+        """Of a push without a gradient: whether the value that comes is a new one."""
         self.gradient: Optional[torch.Tensor] = None
         """The gradient that has left in this step, which nobody may change until its value is
         there."""
@@ -88,20 +97,63 @@ class Late:
                 return
             if self._error is not None:
                 raise self._error
-            with torch._C.DisableTorchFunctionSubclass():
-                self.parameter.data.copy_(self.staging)
+            if self.changes is None or self.changes.result():
+                with torch._C.DisableTorchFunctionSubclass():
+                    self.parameter.data.copy_(self.staging)
             self.parameter.__class__ = self._class
             self._is_late = False
             del _LATE[id(self.parameter)]
 
 
-_LATE: Dict[int, Late] = {}
-"""By the ids of parameters, which stay while they are here."""
-_classes: Dict[Type[torch.nn.Parameter], Type[torch.nn.Parameter]] = {}
+class Waits(Protocol):
+    """What waits for a value."""
+
+    def take(self) -> None:
+        """Waits for the value, if one is under way, and has the tensor have it."""
 
 
-def _late_class(of: Type[torch.nn.Parameter]) -> Type[torch.nn.Parameter]:
-    """The subclass of a class of parameters for those that are late."""
+def have_wait(tensor: torch.Tensor, what: Waits) -> None:
+    """From now on, whoever reads a tensor that is no parameter calls `what.take()` before."""
+    _LATE[id(tensor)] = what
+    tensor.__class__ = _late_class(type(tensor))
+
+
+def have_back(tensor: torch.Tensor) -> None:
+    """The value is there: a tensor is what it was before `have_wait`."""
+    tensor.__class__ = type(tensor).__base__
+    del _LATE[id(tensor)]
+
+
+def before_fork() -> None:
+    """Waits for all values: in a forked process none would come. The job's failure is for the next
+    call to raise."""
+    with suppress(P3Error):
+        take_all()
+
+
+def take_all() -> None:
+    """Waits for all values that are under way."""
+    for what in list(_LATE.values()):
+        what.take()
+
+
+def take_all_of(module: torch.nn.Module) -> None:
+    """Waits for the values that are under way to a module's parameters and buffers."""
+    if not _LATE:
+        return
+    for tensor in itertools.chain(module.parameters(), module.buffers()):
+        what = _LATE.get(id(tensor))
+        if what is not None:
+            what.take()
+
+
+_LATE: Dict[int, Waits] = {}
+"""By the ids of tensors, which stay while they are here."""
+_classes: Dict[Type[torch.Tensor], Any] = {}
+
+
+def _late_class(of: Type[torch.Tensor]) -> Any:
+    """The subclass of a class of tensors for those that are late."""
     found = _classes.get(of)
     if found is None:
         found = _classes[of] = type(
@@ -124,7 +176,7 @@ def _wait_and_call(
         return function(*args, **(kwargs or {}))
 
 
-def _late_among(values: Any) -> Iterator[Late]:
+def _late_among(values: Any) -> Iterator[Waits]:
     if isinstance(values, torch.Tensor):
         late = _LATE.get(id(values))
         if late is not None:
