@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import List
 
 import pytest
 
 from tests.frontends.test_torch import PYTHON, job, weights
+from tests.jobs import environment, run
 
 pytestmark = pytest.mark.skipif(
     not PYTHON.exists(), reason="there is no environment with torch: scripts/test makes one"
@@ -118,3 +120,29 @@ def test_compiled_models_blocks_and_functions_are_compiled_once_and_wait(backend
     result = job("torch_compiled.py", backend, servers=1)
     assert result.code == 0, result.output
     assert result.output.count("compiled models are right") == 2, result.output
+
+
+@pytest.mark.long
+def test_accelerate_trains_with_it() -> None:
+    if run([str(PYTHON), "-c", "import accelerate"], environment(), 120).code != 0:
+        pytest.skip("accelerate is not installed beside torch: pip install accelerate")
+    result = job("torch_accelerate.py")
+    assert result.code == 0, result.output
+    assert result.output.count("right with accelerate") == 2, result.output
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("script", "arguments"),
+    [("torch_proof.py", ["recurrent", "AdamW"]), ("torch_buffers.py", ["average"])],
+)
+def test_workers_of_a_host_sum_in_memory_that_they_share(
+    tmp_path: Path, script: str, arguments: List[str]
+) -> None:
+    """Servers are on another host; two workers on each of two."""
+    result = job(
+        "on_hosts.py", 2, script, *arguments, tmp_path if "proof" in script else tmp_path / "w.pt",
+        workers=4, DMLC_NODE_HOST="127.0.0.9", P3KV_SLICE_SIZE=300,
+    )  # fmt: skip
+    assert result.code == 0, result.output
+    assert result.output.count("right") == 4, result.output

@@ -94,6 +94,9 @@ def main() -> None:
     norms = [copy.deepcopy(net.norm) for _ in range(worker.num_workers)]
     for step in range(begins, STEPS):
         optimizer.zero_grad()
+        with torch.no_grad():
+            net.frozen.weight += net.norm.running_mean.sum() * 0.01
+            net.mask[0, step] ^= step == 5
         net(batch(step, rank)).square().mean().backward()
         if rank == 1 and step == 1:
             time.sleep(0.3)
@@ -101,10 +104,6 @@ def main() -> None:
         if not begins:
             expected_norms(norms, step)
             check(net, norms[rank], step, rank)
-        # Another number when the job goes on.
-        with torch.no_grad():
-            net.frozen.weight += net.norm.running_mean.sum() * 0.01
-            net.mask[0, step] ^= step == 5
         if DIES and step == int(DIES[0]) and not begins:
             optimizer.wait()
             time.sleep(3)  # until the checkpoint is written

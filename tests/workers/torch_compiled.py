@@ -10,7 +10,7 @@ from typing import Any, Callable, Dict, List
 import torch
 from torch import nn
 from torch._dynamo.utils import counters
-from torch_habits import Pair, batch, loss_of
+from torch_habits import Pair, batch, loss_of, refused, trained
 
 BACKEND = sys.argv[1]
 STEPS = 4
@@ -155,6 +155,9 @@ def main() -> None:
         expected = case(Pair(Net))
         assert graphs() == expected, (case.__name__, counters)
         print("compiled once:", case.__name__, dict(counters["graph_break"]))
+    shared = nn.Linear(4, 2)
+    shared.weight.data = torch.ones(1).expand(2, 4)
+    refused("elements of the parameter 'weight', of", trained, torch.compile(shared))
     print("compiled models are right")
 
 

@@ -107,6 +107,10 @@ def loading_weights_too_late_is_refused() -> None:
     loss = renormed(torch.arange(3)).sum()
     refused("has written to the weight '0.weight'", loss.backward)
     del optimizer
+    widened = Pair()
+    widened.model.double()
+    loss = loss_of(widened.model, batch(0, 0).double())
+    refused("'2.bias' is torch.float64 of shape (2,) on cpu", loss.backward)
 
 
 def a_new_optimizer_takes_written_weights() -> None:
@@ -252,16 +256,17 @@ def averages_are_evaluated_in_mid_training() -> None:
     pair = Pair()
     average = get_ema_multi_avg_fn(0.5)
     averages = [AveragedModel(one, multi_avg_fn=average) for one in (pair.model, pair.twin)]
-    for _ in range(4):
+    for step in range(4):
         pair.step()
+        if step % 2:
+            pair.model.eval()
+            with torch.inference_mode():  # the first to read
+                torch.testing.assert_close(pair.model(batch(99, 0)), pair.twin(batch(99, 0)))
+            pair.model.train()
         for averaged, model in zip(averages, (pair.model, pair.twin)):
             averaged.update_parameters(model)
         mine, theirs = (one.eval()(batch(99, 0)) for one in averages)
         torch.testing.assert_close(mine, theirs)
-        pair.model.eval()
-        with torch.no_grad():
-            torch.testing.assert_close(pair.model(batch(99, 0)), pair.twin(batch(99, 0)))
-        pair.model.train()
         copied = copy.deepcopy(pair.model)
         torch.testing.assert_close(copied.state_dict(), pair.twin.state_dict())
         trained_apart = sgd(copied)

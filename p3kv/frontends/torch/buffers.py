@@ -15,6 +15,7 @@ import torch
 
 from p3kv.common.registry import Choice
 from p3kv.errors import CheckpointError, NotSupportedError
+from p3kv.frontends.torch.compiled import own_name
 from p3kv.frontends.torch.late import have_back, have_wait
 from p3kv.frontends.torch.pushes import pushes_of
 from p3kv.frontends.torch.script_optimizer import TorchGoesOn
@@ -291,7 +292,7 @@ def _packed(places: List[Place]) -> Iterator[Tuple[torch.dtype, int, List[Place]
 
 
 def _named(prefix: str, attribute: str) -> str:
-    return f"{prefix}.{attribute}" if prefix else attribute
+    return own_name(f"{prefix}.{attribute}" if prefix else attribute)
 
 
 def _called(places: List[Place]) -> str:

@@ -32,6 +32,12 @@ def install() -> None:
     torch.compile = compile
 
 
+def own_name(name: str) -> str:
+    """A parameter's or a buffer's name as it is without compiling, so that a job may go on with
+    compiled modules or without."""
+    return name.replace("_orig_mod.", "")
+
+
 @functools.lru_cache(maxsize=None)
 def guard_modules() -> None:
     """Has all modules that `torch.compile` makes or has made wait for their own values. Once; it

@@ -50,15 +50,15 @@ class Exchange:
         Raises NotSupportedError for a gradient that can't travel.
         """
         late.take()  # of a weight that nobody has read since
-        self._written.check(late)
         gradient = late.parameter.grad
         assert gradient is not None
-        if gradient.is_sparse or gradient.dtype != late.parameter.dtype:
-            kind = "sparse" if gradient.is_sparse else str(gradient.dtype)
+        if gradient.is_sparse or _kind(gradient) != _kind(late.staging):
+            kind = "sparse" if gradient.is_sparse else _kind(gradient)
             raise NotSupportedError(
-                f"the gradient of '{late.name}' is {kind}; p3kv.torch takes dense ones of the "
-                "parameter's dtype"
+                f"the gradient of '{late.name}' is {kind}; p3kv.torch takes a dense one like the "
+                f"parameter when p3kv.torch.Optimizer was made, which was {_kind(late.staging)}"
             )
+        self._written.check(late)
         self._begin_step()
         round_, _ = self._pushes.next(late.key)
         if self._order is not None:
@@ -121,6 +121,10 @@ class Exchange:
                 exact=exact or (pushes and key.is_exact(round_)),
             )
         )  # fmt: skip
+
+
+def _kind(value: torch.Tensor) -> str:
+    return f"{value.dtype} of shape {tuple(value.shape)} on {value.device}"
 
 
 def _arrived(late: Late, source: Optional[torch.Tensor], error: Optional[BaseException]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import importlib
 from typing import Mapping, Optional
 
 from p3kv.common.words import Words
@@ -15,6 +17,12 @@ class MakeTorchOptimizer(MakeOptimizer):
     def __call__(self) -> Optimizer:
         from p3kv.frontends.torch.server_optimizer import TorchOptimizer
 
+        # The first of torch's optimizers would import it amid a round.
+        importlib.import_module("torch._dynamo")
+        # Collections need not go through some 200,000 objects that stay, the last one neither: it
+        # would keep an ending process for a second.
+        gc.collect()
+        gc.freeze()
         return TorchOptimizer()
 
     def get_ready(self) -> None:

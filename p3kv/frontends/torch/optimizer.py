@@ -13,7 +13,7 @@ import torch
 from p3kv import config
 from p3kv.errors import ConfigError, NotSupportedError, P3Error
 from p3kv.frontends.torch.buffers import BROADCAST, HOWS, Buffers, places_of
-from p3kv.frontends.torch.compiled import guard_modules
+from p3kv.frontends.torch.compiled import guard_modules, own_name
 from p3kv.frontends.torch.exchange import Exchange
 from p3kv.frontends.torch.late import Late
 from p3kv.frontends.torch.pushes import pushes_of
@@ -184,6 +184,16 @@ class Optimizer(torch.optim.Optimizer):
             self._syncs = before
 
     @property
+    def rank(self) -> int:
+        """This worker's, for samplers; 0 alone."""
+        return 0 if self._alone else self._worker.rank
+
+    @property
+    def num_workers(self) -> int:
+        """How many workers there are; 1 alone."""
+        return 1 if self._alone else self._worker.num_workers
+
+    @property
     def resumed_steps(self) -> int:
         """How many steps there were before the checkpoint from which the job goes on: the script
         skips their batches. 0 where the job goes on from none."""
@@ -270,7 +280,7 @@ class Optimizer(torch.optim.Optimizer):
             _OF_PARAMETER[id(parameter)] = self
 
     def _declare(self, model: torch.nn.Module) -> None:
-        names = {id(parameter): name for name, parameter in model.named_parameters()}
+        names = {id(parameter): own_name(name) for name, parameter in model.named_parameters()}
         every = [one for group in self.param_groups for one in group["params"]]
         for at, parameter in enumerate(every):
             name = names.get(id(parameter), f"parameter {at}")
