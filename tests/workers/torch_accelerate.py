@@ -1,5 +1,7 @@
 """Trains as Hugging Face's accelerate has it, beside the same training in this process alone."""
 
+import os
+
 import torch
 from accelerate import Accelerator
 from torch.utils.data import DataLoader, TensorDataset
@@ -13,6 +15,8 @@ def main() -> None:
     samplers = [
         DistributedSampler(data, pair.optimizer.num_workers, rank) for rank in range(WORKERS)
     ]
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+        os.environ.pop(name, None)
     accelerator = Accelerator(cpu=True)
     schedule = torch.optim.lr_scheduler.StepLR(pair.optimizer, 2, 0.5)
     optimizer, loader, schedule = accelerator.prepare(

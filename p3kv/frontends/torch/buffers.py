@@ -3,19 +3,18 @@ workers have the same."""
 
 from __future__ import annotations
 
-import logging
 import threading
 from concurrent.futures import Future
 from functools import partial
-from typing import Dict, Iterator, List, NamedTuple, Optional, Tuple
+from typing import List, Optional
 
 import ml_dtypes  # noqa: F401  numpy knows bfloat16 by name then
 import numpy as np
 import torch
 
 from p3kv.common.registry import Choice
-from p3kv.errors import CheckpointError, NotSupportedError
-from p3kv.frontends.torch.compiled import own_name
+from p3kv.errors import CheckpointError
+from p3kv.frontends.torch.buffer_places import AVERAGE, OWN, Place, called, flat, kept, packed
 from p3kv.frontends.torch.late import have_back, have_wait
 from p3kv.frontends.torch.pushes import pushes_of
 from p3kv.frontends.torch.script_optimizer import TorchGoesOn
@@ -24,52 +23,6 @@ from p3kv.wire.header import INITIAL_ROUND
 from p3kv.worker.cuts import Unpushed
 from p3kv.worker.transfers import Transfer, WorkerKey
 from p3kv.worker.worker import Worker
-
-_log = logging.getLogger("p3kv")
-BROADCAST, AVERAGE, OWN = HOWS = ("broadcast", "average", "own")
-_TRAVELS_AS = {
-    torch.float16: torch.float16,
-    torch.bfloat16: torch.bfloat16,
-    torch.float32: torch.float32,
-    torch.float64: torch.float64,
-    torch.complex64: torch.float32,
-    torch.complex128: torch.float64,
-    torch.bool: torch.uint8,
-    torch.uint8: torch.uint8,
-    torch.int8: torch.int8,
-    torch.int16: torch.int32,
-    torch.int32: torch.int32,
-    torch.int64: torch.int64,
-}
-_SMALL_ELEMS = 65_536
-"""Buffers of at most so many elements travel together: there are many, and most change in each
-step. A larger one, such as a mask, is often constant, and then does not travel."""
-
-
-class Place(NamedTuple):
-    """Where a model has a buffer: another tensor may take its place."""
-
-    module: torch.nn.Module
-    attribute: str
-    name: str
-    shape: Tuple[int, ...]
-
-    @property
-    def where(self) -> Tuple[int, str]:
-        """Tells it from all others."""
-        return id(self.module), self.attribute
-
-    @property
-    def tensor(self) -> torch.Tensor:
-        """The buffer. Raises NotSupportedError if it has another shape than before."""
-        found = self.module._buffers.get(self.attribute)
-        if found is None or tuple(found.shape) != self.shape:
-            raise NotSupportedError(
-                f"the buffer '{self.name}' had the shape {self.shape} when p3kv.torch.Optimizer "
-                f"was made, and is {'gone' if found is None else tuple(found.shape)} now: use "
-                "p3kv.torch.Optimizer(..., buffers='own')"
-            )
-        return found
 
 
 class Buffers:
@@ -96,13 +49,13 @@ class Buffers:
             )
         self._packs = [
             Pack(
-                own.declare(at, (elems,), _name(dtype), _called(together), "dense"), dtype, together
+                own.declare(at, (elems,), _name(dtype), called(together), "dense"), dtype, together
             )
-            for at, (dtype, elems, together) in enumerate(_packed(places))
+            for at, (dtype, elems, together) in enumerate(packed(places))
         ]
         if worker.rank == 0 and how == OWN:
             own.unpushed = lambda: [pack.copied() for pack in self._packs]
-        _kept.update({place.where: self for place in places})
+        kept.update({place.where: self for place in places})
         for pack in self._packs:
             saved = resuming.initial(pack.key) if worker.rank == 0 else None
             if saved is not None:
@@ -139,8 +92,8 @@ class Buffers:
     def stop(self) -> None:
         """Another optimizer may take the buffers into its care."""
         self.wait()
-        for where in [where for where, keeper in _kept.items() if keeper is self]:
-            del _kept[where]
+        for where in [where for where, keeper in kept.items() if keeper is self]:
+            del kept[where]
 
     def _averages(self, pack: Pack) -> bool:
         return self._how == AVERAGE and pack.dtype.is_floating_point
@@ -159,7 +112,8 @@ class Buffers:
                 key, round_, step, 0,
                 source.data_ptr() if source is not None else None if pulls else 0,
                 pack.staging.data_ptr() if lands else None,
-                partial(pack.arrived, source), (key.ask(),) if pulls else key.asks(), changes,
+                partial(pack.arrived if lands else _has_left, source),
+                (key.ask(),) if pulls else key.asks(), changes,
                 exact=True,
             )
         )  # fmt: skip
@@ -185,7 +139,7 @@ class Pack:
 
     def gathered(self) -> torch.Tensor:
         """A copy of the buffers' values as they travel."""
-        return torch.cat([_flat(place.tensor).to(self.dtype) for place in self._places])
+        return torch.cat([flat(place.tensor).to(self.dtype) for place in self._places])
 
     def scatter(self, values: torch.Tensor) -> None:
         """Writes values into the buffers."""
@@ -212,7 +166,7 @@ class Pack:
             return
         self._there.clear()
         self._divisor = divisor
-        self._late = [place.tensor for place in self._places]
+        self._late = list({id(place.tensor): place.tensor for place in self._places}.values())
         torch.autograd.graph.increment_version(self._late)
         for buffer in self._late:
             have_wait(buffer, self)
@@ -240,69 +194,9 @@ class Pack:
             self._late = []
 
 
-_kept: Dict[Tuple[int, str], Buffers] = {}
-"""By `Place.where`: what has the buffer travel."""
-
-
-def places_of(model: torch.nn.Module, how: str) -> List[Place]:
-    """A model's buffers, each once, but those of which another optimizer takes care.
-
-    Raises NotSupportedError for one that can't travel, unless each worker is to have its own: then
-    the log says that it is left out.
-    """
-    found: Dict[int, Place] = {}
-    for prefix, module in model.named_modules():
-        for attribute, tensor in module._buffers.items():
-            if tensor is None or not tensor.numel() or id(tensor) in found:
-                continue
-            place = Place(module, attribute, _named(prefix, attribute), tuple(tensor.shape))
-            if place.where in _kept:
-                continue
-            if (
-                tensor.device.type != "cpu"
-                or tensor.layout is not torch.strided
-                or tensor.dtype not in _TRAVELS_AS
-            ):
-                what = (
-                    f"the buffer '{place.name}' is {tensor.dtype}, {tensor.layout}, on "
-                    f"{tensor.device}, and p3kv.torch takes dense ones of usual dtypes on the CPU"
-                )
-                if how != OWN:
-                    raise NotSupportedError(
-                        f"{what}: with p3kv.torch.Optimizer(..., buffers='own') it is left out"
-                    )
-                _log.warning("%s: it is each worker's own, and not in checkpoints", what)
-                continue
-            found[id(tensor)] = place
-    return list(found.values())
-
-
-def _packed(places: List[Place]) -> Iterator[Tuple[torch.dtype, int, List[Place]]]:
-    """What travels together, as which dtype, and how many elements it has."""
-    small: Dict[torch.dtype, List[Place]] = {}
-    for place in places:
-        dtype = _TRAVELS_AS[place.tensor.dtype]
-        elems = _flat(place.tensor).numel()
-        if elems > _SMALL_ELEMS:
-            yield dtype, elems, [place]
-        else:
-            small.setdefault(dtype, []).append(place)
-    for dtype, together in small.items():
-        yield dtype, sum(_flat(place.tensor).numel() for place in together), together
-
-
-def _named(prefix: str, attribute: str) -> str:
-    return own_name(f"{prefix}.{attribute}" if prefix else attribute)
-
-
-def _called(places: List[Place]) -> str:
-    more = f" and {len(places) - 1} more buffers" if len(places) > 1 else ""
-    return f"{places[0].name}{more}"
-
-
-def _flat(buffer: torch.Tensor) -> torch.Tensor:
-    buffer = buffer.detach()
-    return (torch.view_as_real(buffer.contiguous()) if buffer.is_complex() else buffer).reshape(-1)
+def _has_left(source: Optional[torch.Tensor], error: Optional[BaseException]) -> None:
+    """Called in the worker's thread; `source` stays until then. Nobody waits for it, and a later
+    round may be under way."""
 
 
 def _name(dtype: torch.dtype) -> str:

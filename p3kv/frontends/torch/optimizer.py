@@ -12,7 +12,8 @@ import torch
 
 from p3kv import config
 from p3kv.errors import ConfigError, NotSupportedError, P3Error
-from p3kv.frontends.torch.buffers import BROADCAST, HOWS, Buffers, places_of
+from p3kv.frontends.torch.buffer_places import BROADCAST, HOWS, places_of
+from p3kv.frontends.torch.buffers import Buffers
 from p3kv.frontends.torch.compiled import guard_modules, own_name
 from p3kv.frontends.torch.exchange import Exchange
 from p3kv.frontends.torch.late import Late
