@@ -26,6 +26,7 @@ class Net(nn.Module):
         super().__init__()
         self.norm = nn.BatchNorm1d(4)
         self.out = nn.Linear(4, 3)
+        self.seldom, self.uses_all = nn.Linear(4, 3), True
         self.frozen = nn.Linear(4, 3, bias=False).requires_grad_(False)
         self.register_buffer("mask", torch.rand(300, 300) > 0.5)  # large, and constant
         self.register_buffer("turns", torch.rand(3, dtype=torch.complex64))
@@ -39,6 +40,8 @@ class Net(nn.Module):
         if self.training:
             self.seen = self.seen + len(x)
         x = self.norm(x)
+        if self.uses_all:
+            x = x + self.seldom(x).mean()
         return self.out(x) + self.frozen(x) + self.halves.float() + self.turns.real
 
 
@@ -94,6 +97,7 @@ def main() -> None:
     norms = [copy.deepcopy(net.norm) for _ in range(worker.num_workers)]
     for step in range(begins, STEPS):
         optimizer.zero_grad()
+        net.uses_all = step % 3 == 0
         with torch.no_grad():
             net.frozen.weight += 0.01 * (step + 1)
             net.mask[0, step] ^= step == 5

@@ -109,7 +109,7 @@ class Exchange:
         """Begins a transfer: a push where there is a source, or `changes` instead of one; else a
         pull."""
         key = late.key
-        late.changes = changes
+        late.changes = None if late.parameter.requires_grad else changes
         pushes = source is not None or changes is not None
         late.begin()
         self._worker.begin(

@@ -57,7 +57,8 @@ class Late:
         self.value_version = parameter._version
         """torch's count of writes into the parameter, when it was last known to be the servers'."""
         self.changes: Optional[Future[bool]] = None
-        """Of a push without a gradient: whether the value that comes is a new one."""
+        """Of a frozen parameter's push: whether another worker has trained it. If none has, its
+        value is the script's."""
         self.gradient: Optional[torch.Tensor] = None
         """The gradient that has left in this step, which nobody may change until its value is
         there."""
