@@ -14,7 +14,16 @@ import torch
 
 from p3kv.common.registry import Choice
 from p3kv.errors import CheckpointError
-from p3kv.frontends.torch.buffer_places import AVERAGE, OWN, Place, called, flat, kept, packed
+from p3kv.frontends.torch.buffer_places import (
+    AVERAGE,
+    BROADCAST,
+    OWN,
+    Place,
+    called,
+    flat,
+    kept,
+    packed,
+)
 from p3kv.frontends.torch.late import have_back, have_wait
 from p3kv.frontends.torch.pushes import pushes_of
 from p3kv.frontends.torch.script_optimizer import TorchGoesOn
@@ -53,7 +62,7 @@ class Buffers:
             )
             for at, (dtype, elems, together) in enumerate(packed(places))
         ]
-        if worker.rank == 0 and how == OWN:
+        if worker.rank == 0 and how != BROADCAST:  # or else the servers have these values
             own.unpushed = lambda: [pack.copied() for pack in self._packs]
         kept.update({place.where: self for place in places})
         for pack in self._packs:
@@ -132,6 +141,8 @@ class Pack:
         self._places = places
         self._late: List[torch.Tensor] = []
         """Buffers whose values are under way."""
+        self._copies: List[Future[np.ndarray]] = []
+        """To be made when they are there."""
         self._divisor = 1
         self._there = threading.Event()
         self._error: Optional[BaseException] = None
@@ -154,9 +165,12 @@ class Pack:
             at += elems
 
     def copied(self) -> Unpushed:
-        """A copy for a checkpoint."""
+        """A copy for a checkpoint, once the buffers are there."""
         value: Future[np.ndarray] = Future()
-        value.set_result(_array(self.gathered()))
+        if self._late:
+            self._copies.append(value)
+        else:
+            value.set_result(_array(self.gathered()))
         shape = (self.key.size_elems,)
         return Unpushed(self.key.key, self.key.name or "", shape, _name(self.dtype), value)
 
@@ -192,6 +206,9 @@ class Pack:
             for buffer in self._late:
                 have_back(buffer)
             self._late = []
+            for copy in self._copies:
+                copy.set_result(_array(self.gathered()))
+            self._copies = []
 
 
 def _has_left(source: Optional[torch.Tensor], error: Optional[BaseException]) -> None:
