@@ -11,6 +11,7 @@ import torch
 from p3kv.errors import NotSupportedError
 from p3kv.frontends.torch.late import Late
 from p3kv.frontends.torch.script_optimizer import TorchScriptOptimizer
+from p3kv.frontends.torch.written import Written
 from p3kv.store.pushes import Pushes
 from p3kv.wire.header import INITIAL_ROUND
 from p3kv.wire.messages import Key
@@ -23,11 +24,17 @@ class Exchange:
     """Begins the transfers of a store. Belongs to the script's thread."""
 
     def __init__(
-        self, worker: Worker, own: WorkerStore, pushes: Pushes[TorchScriptOptimizer]
+        self,
+        worker: Worker,
+        own: WorkerStore,
+        pushes: Pushes[TorchScriptOptimizer],
+        every: Sequence[Late],
     ) -> None:
+        """`every` parameter."""
         self._worker = worker
         self._own = own
         self._pushes = pushes
+        self._written = Written(every)
         self._in_step = False
         self._order: Optional[List[Key]] = []
         """Keys as their gradients are ready in the first step."""
@@ -45,12 +52,13 @@ class Exchange:
         late.take()  # of a weight that nobody has read since
         gradient = late.parameter.grad
         assert gradient is not None
-        if gradient.is_sparse or gradient.dtype != late.parameter.dtype:
-            kind = "sparse" if gradient.is_sparse else str(gradient.dtype)
+        if gradient.is_sparse or _kind(gradient) != _kind(late.staging):
+            kind = "sparse" if gradient.is_sparse else _kind(gradient)
             raise NotSupportedError(
-                f"the gradient of '{late.name}' is {kind}; p3kv.torch takes dense ones of the "
-                "parameter's dtype"
+                f"the gradient of '{late.name}' is {kind}; p3kv.torch takes a dense one like the "
+                f"parameter when p3kv.torch.Optimizer was made, which was {_kind(late.staging)}"
             )
+        self._written.check(late)
         late.gradient, late.version = gradient, gradient._version
         if self._order is not None:
             self._order.append(late.key.key)
@@ -62,14 +70,13 @@ class Exchange:
         self._begin_step()
         round_, _ = self._pushes.next(late.key)
         late.pushed = True
-        source = gradient
-        if gradient.stride() != late.parameter.stride():
-            source = torch.empty_like(late.parameter, requires_grad=False).copy_(gradient)
-        self._begin(late, round_, source)
+        self._begin(late, round_, gradient.detach().contiguous())
 
     def push_no_gradient(self, late: Late) -> None:
         """Says that this worker has no gradient of a parameter in this step."""
         late.take()
+        if late.parameter.requires_grad:  # a frozen one is the script's own
+            self._written.check(late)
         self._begin_step()
         changes: Future[bool] = Future()
         round_, _ = self._pushes.next(late.key, changes)
@@ -100,6 +107,7 @@ class Exchange:
         """All parameters are pushed. The first step tells the forward order, which is the reverse
         of that of the gradients."""
         self._own.step_ends()
+        self._written.step_ends()
         self._in_step = False
         order, self._order = self._order, None
         if order and self._worker.rank == 0:
@@ -123,6 +131,7 @@ class Exchange:
         """Begins a transfer: a push where there is a source, or `changes` instead of one; else a
         pull."""
         key = late.key
+        late.changes = None if late.parameter.requires_grad else changes
         pushes = source is not None or changes is not None
         late.begin()
         self._worker.begin(
@@ -134,6 +143,10 @@ class Exchange:
                 exact=exact or (pushes and key.is_exact(round_)),
             )
         )  # fmt: skip
+
+
+def _kind(value: torch.Tensor) -> str:
+    return f"{value.dtype} of shape {tuple(value.shape)} on {value.device}"
 
 
 def _arrived(late: Late, source: Optional[torch.Tensor], error: Optional[BaseException]) -> None:

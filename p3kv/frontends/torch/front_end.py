@@ -18,6 +18,8 @@ class MakeTorchOptimizer(MakeOptimizer):
     def __call__(self) -> Optimizer:
         from p3kv.frontends.torch.server_optimizer import TorchOptimizer
 
+        # The first of torch's optimizers would import it amid a round.
+        importlib.import_module("torch._dynamo")
         return TorchOptimizer()
 
     def get_ready(self) -> None:
@@ -25,6 +27,7 @@ class MakeTorchOptimizer(MakeOptimizer):
         yet whether its job is torch's, and the import takes seconds and hundreds of megabytes."""
         if importlib.util.find_spec("mxnet") is None:
             importlib.import_module("torch")
+            importlib.import_module("torch._dynamo")
 
 
 class Torch(FrontEnd):

@@ -7,11 +7,15 @@ parameter and gives it its class back. So a parameter that is not late costs not
 
 from __future__ import annotations
 
+import itertools
 import threading
+from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any, Dict, Iterator, Optional, Protocol, Tuple, Type
 
 import torch
 
+from p3kv.errors import P3Error
 from p3kv.frontends.torch.early import EarlyWrites
 from p3kv.worker.transfers import WorkerKey
 
@@ -58,8 +62,14 @@ class Late:
         self.key = key
         self.parameter = parameter
         self.name = name
-        self.staging = torch.empty_like(parameter, requires_grad=False)
-        """Where the next value lands: the parameter itself may be read until `step`."""
+        self.staging = torch.empty(parameter.shape, dtype=parameter.dtype, device=parameter.device)
+        """Where the next value lands: the parameter itself may be read until `step`. Contiguous,
+        whatever the parameter is, since values travel so."""
+        self.value_version = parameter._version
+        """torch's count of writes into the parameter, when it was last known to be the servers'."""
+        self.changes: Optional[Future[bool]] = None
+        """Of a frozen parameter's push: whether another worker has trained it. If none has, its
+        value is the script's."""
         self.gradient: Optional[torch.Tensor] = None
         """The gradient that `backward` has computed in this step, which nobody may change until its
         value is there."""
@@ -108,8 +118,9 @@ class Late:
                 return
             if self._error is not None:
                 raise self._error
-            with torch._C.DisableTorchFunctionSubclass():
-                self.parameter.data.copy_(self.staging)
+            if self.changes is None or self.changes.result():
+                with torch._C.DisableTorchFunctionSubclass():
+                    self.parameter.data.copy_(self.staging)
             have_back(self.parameter)
             self._is_late = False
 
@@ -131,7 +142,30 @@ def have_back(tensor: torch.Tensor) -> None:
     del _LATE[id(tensor)]
 
 
-def _late_class(of: Type[torch.Tensor]) -> Type[torch.Tensor]:
+def before_fork() -> None:
+    """Waits for all values: in a forked process none would come. The job's failure is for the next
+    call to raise."""
+    with suppress(P3Error):
+        take_all()
+
+
+def take_all() -> None:
+    """Waits for all values that are under way."""
+    for what in list(_LATE.values()):
+        what.take()
+
+
+def take_all_of(module: torch.nn.Module) -> None:
+    """Waits for the values that are under way to a module's parameters and buffers."""
+    if not _LATE:
+        return
+    for tensor in itertools.chain(module.parameters(), module.buffers()):
+        what = _LATE.get(id(tensor))
+        if what is not None:
+            what.take()
+
+
+def _late_class(of: Type[torch.Tensor]) -> Any:
     """The subclass of a class of tensors for those that are late."""
     found = _classes.get(of)
     if found is None:

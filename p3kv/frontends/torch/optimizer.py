@@ -12,23 +12,26 @@ import torch
 
 from p3kv import config
 from p3kv.common.combinations import Feature
-from p3kv.errors import NotSupportedError, P3Error
+from p3kv.errors import ConfigError, NotSupportedError, P3Error
+from p3kv.frontends.torch.buffer_places import BROADCAST, HOWS, places_of
+from p3kv.frontends.torch.buffers import Buffers
 from p3kv.frontends.torch.clipping import Clipping, checked
+from p3kv.frontends.torch.compiled import guard_modules, own_name
 from p3kv.frontends.torch.early import EarlyWrites
 from p3kv.frontends.torch.exchange import Exchange
 from p3kv.frontends.torch.late import Late
 from p3kv.frontends.torch.optimizer_settings import needs_whole
+from p3kv.frontends.torch.pushes import pushes_of
 from p3kv.frontends.torch.script_optimizer import TorchGoesOn, TorchScriptOptimizer
 from p3kv.frontends.torch.states import exported, imported, unrounded
 from p3kv.frontends.torch.tensors import DTYPES, tensor_in
 from p3kv.frontends.torch.trials import TorchTrial
+from p3kv.frontends.torch.written import copied, is_written
 from p3kv.server.optimizer import State
-from p3kv.store.forward_order import ForwardReads, OrderLearner
-from p3kv.store.pushes import Pushes
 from p3kv.store.resuming import Resuming
 from p3kv.store.states import give_state, states_of
-from p3kv.wire.messages import Key
 from p3kv.worker import this_process
+from p3kv.worker.cuts import Unpushed
 
 _log = logging.getLogger("p3kv")
 
@@ -39,9 +42,9 @@ class Optimizer(torch.optim.Optimizer):
 
     Each gradient leaves as soon as `backward` has computed it, in the order in which the next
     forward pass needs the weights. `step` returns at once. Whoever reads a weight then, waits until
-    its new value is there: the layers of a network one after the other, but also `state_dict`,
-    `deepcopy` or a print. Only what torch does not tell of needs a call of `wait` before: scripted
-    modules, `torch.func`, compiled graphs, and aliases made before `step`, such as `weight.data`.
+    its new value is there: the layers of a network one after the other, but also compiled regions,
+    `state_dict`, `deepcopy` or a print. Only what torch does not tell of needs a call of `wait`
+    before: scripted modules, `torch.func`, and aliases made before `step`, such as `weight.data`.
 
     One `backward` belongs to one `step`; for several, all but the last are in `no_sync()`.
     Parameters are floats on the CPU, with dense gradients. Of parameters in half precision, servers
@@ -49,17 +52,32 @@ class Optimizer(torch.optim.Optimizer):
     belongs to no job, the optimizer does what the inner one does. To be used from one thread.
     """
 
-    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """Sends worker rank 0's parameters to all workers, and waits for them; all workers call it.
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        buffers: str = BROADCAST,
+    ) -> None:
+        """Sends worker rank 0's parameters and buffers to all workers, and waits for them; all
+        workers call it.
 
         `optimizer` has the parameters, as `torch.optim.AdamW(model.parameters())` makes it. Its
-        `param_groups` are this one's, so schedulers may take either. Raises NotSupportedError for
-        an optimizer or a parameter that the servers can't update.
+        `param_groups` are this one's, so schedulers may take either. After each step all workers
+        have worker 0's buffers of `model`, such as BatchNorm's statistics (`buffers="broadcast"`),
+        their mean (`"average"`, of numbers with a fraction), or each its own (`"own"`).
+
+        Raises NotSupportedError for an optimizer or a parameter that the servers can't update, and
+        for a buffer that can't travel.
         """
         self._inner = optimizer
         super().__init__(optimizer.param_groups, optimizer.defaults)
         self.param_groups, self.state = optimizer.param_groups, optimizer.state
+        if buffers not in HOWS:
+            raise ConfigError(f"buffers={buffers!r}: use one of {', '.join(map(repr, HOWS))}")
+        self._buffers: Optional[Buffers] = None
         self._made = True
+        self._replaced = False
+        """Whether another one has its parameters now."""
         self._syncs = True
         self._late: Dict[int, Late] = {}
         """By the parameter's id."""
@@ -79,28 +97,26 @@ class Optimizer(torch.optim.Optimizer):
             )
         if self._alone:
             return
+        guard_modules()
         self._worker = this_process.worker()
         if not self._worker.started:
             self._worker.start(config.settle())
         self._place = self._worker.rank, self._worker.num_workers
         _check_settings(self._worker.settings)
+        self._replace_older()
         self._own = self._worker.new_store()
-        order = OrderLearner(self._own.publish_order, _NothingRead())
-        order.stop()  # the first backward pass tells it
-        self._pushes: Pushes[TorchScriptOptimizer] = Pushes(
-            self._own, order, self._worker.rank, "torch", _refuse_part
-        )
+        self._pushes = pushes_of(self._own, self._worker.rank)
         self._resuming = Resuming(
             self._own, self._pushes, self._worker.rank, TorchGoesOn(self._own)
         )
         self._whole = needs_whole(optimizer)
         """Whether servers update whole tensors, and not slices."""
         self._early = EarlyWrites()
-        self._exchange = Exchange(self._worker, self._own, self._pushes)
         self._clipping = Clipping(
             self._own, self._pushes.clipping, self._worker.num_workers, self._worker.barrier
         )
         self._declare(model)
+        self._exchange = Exchange(self._worker, self._own, self._pushes, [*self._late.values()])
         keys = {id(late.parameter): late.key.key for late in self._late.values()}
         self._resuming.set_optimizer(
             TorchScriptOptimizer(
@@ -112,6 +128,12 @@ class Optimizer(torch.optim.Optimizer):
             )
         )
         self._exchange_initial()
+        places = places_of(model, buffers)
+        if places:
+            resumes = self._own.resumed is not None
+            self._buffers = Buffers(places, buffers, self._worker, resumes)
+        if self._worker.rank == 0:
+            self._own.unpushed = self._frozen
         self._hooks = {
             at: late.parameter.register_post_accumulate_grad_hook(self._ready)
             for at, late in self._late.items()
@@ -121,6 +143,7 @@ class Optimizer(torch.optim.Optimizer):
 
     # What a script calls.
 
+    @torch._disable_dynamo
     def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
         """Has the weights be those of this step for whoever reads them from now on; returns at
         once, with what `closure` returns if it is given: it is called first, with gradients.
@@ -135,6 +158,10 @@ class Optimizer(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         self._worker.check()
+        if self._replaced:
+            raise NotSupportedError(
+                "another p3kv.torch.Optimizer has been made with these parameters: call its step()"
+            )
         self._exchange.push_remaining(self._late.values())
         self._clipping.end_step()
         for at, late in self._late.items():
@@ -152,7 +179,11 @@ class Optimizer(torch.optim.Optimizer):
         for late in self._late.values():
             late.pushed = False
             late.gradient = None
+            if late.parameter.requires_grad:
+                late.value_version = late.parameter._version
             late.arm()
+        if self._buffers is not None:
+            self._buffers.push(self._pushes.step)
         self._exchange.end_step([*self._late.values()])
         if self._trial is not None:
             self._trial.end_step(self.wait)
@@ -217,9 +248,11 @@ class Optimizer(torch.optim.Optimizer):
         return 0 if self._alone or self._own.resumed is None else self._own.resumed.steps
 
     def wait(self) -> None:
-        """Waits until all weights are there."""
+        """Waits until all weights and buffers are there."""
         for late in self._late.values():
             late.take()
+        if self._buffers is not None:
+            self._buffers.wait()
         if not self._alone:
             self._clipping.wait()
 
@@ -228,8 +261,9 @@ class Optimizer(torch.optim.Optimizer):
         where P3KV_VALUE_CODEC has each worker lack some changes, or rounds."""
         self.wait()
         for late in self._late.values():
-            self._exchange.pull(late, exact=True)
-            late.arm()
+            if late.parameter.requires_grad or not is_written(late):
+                self._exchange.pull(late, exact=True)
+                late.arm()
         self.wait()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -293,8 +327,21 @@ class Optimizer(torch.optim.Optimizer):
         self._trial.end_step()
         return loss
 
+    def _replace_older(self) -> None:
+        """An optimizer that has some of these parameters trains nothing any more."""
+        for parameter in (one for group in self.param_groups for one in group["params"]):
+            older = _OF_PARAMETER.get(id(parameter))
+            if older is not None and older is not self:
+                older.wait()
+                for hook in older._hooks.values():
+                    hook.remove()
+                if older._buffers is not None:
+                    older._buffers.stop()
+                older._replaced = True
+            _OF_PARAMETER[id(parameter)] = self
+
     def _declare(self, model: torch.nn.Module) -> None:
-        names = {id(parameter): name for name, parameter in model.named_parameters()}
+        names = {id(parameter): own_name(name) for name, parameter in model.named_parameters()}
         every = [one for group in self.param_groups for one in group["params"]]
         for at, parameter in enumerate(every):
             name = names.get(id(parameter), f"parameter {at}")
@@ -319,6 +366,13 @@ class Optimizer(torch.optim.Optimizer):
             late.arm()
         self.wait()
 
+    def _frozen(self) -> List[Unpushed]:
+        """Copies for a checkpoint of what servers do not have: frozen weights that the script has
+        written to."""
+        frozen = (one for one in self._late.values() if not one.parameter.requires_grad)
+        return [copied(late) for late in frozen if is_written(late)]
+
+    @torch._disable_dynamo
     def _ready(self, parameter: torch.Tensor) -> None:
         """A gradient is complete: torch's hook, in the thread that runs `backward`."""
         if not self._syncs or parameter.grad is None:
@@ -327,8 +381,10 @@ class Optimizer(torch.optim.Optimizer):
         if late.pushed or late.gradient is not None:
             raise NotSupportedError(
                 f"the gradient of '{late.name}' has left, and a second backward pass adds to it "
-                "before opt.step(); put all backward passes of a step but the last into 'with "
-                "opt.no_sync():'"
+                "before opt.step(): put all backward passes of a step but the last into 'with "
+                "opt.no_sync():', and those of other losses that reach the weight. Where a "
+                "reentrant checkpoint brings a gradient in parts, put all in, or give "
+                "use_reentrant=False"
             )
         self._exchange.note(late)
         if self._clipping.is_known:
@@ -342,12 +398,8 @@ class Optimizer(torch.optim.Optimizer):
         self._early.close()
 
 
-class _NothingRead(ForwardReads):
-    def stop(self) -> None:
-        pass
-
-    def order(self, keys_by_array: Dict[int, Key]) -> List[Key]:
-        return []
+_OF_PARAMETER: Dict[int, Optimizer] = {}
+"""By the parameter's id: which optimizer has it."""
 
 
 def _check_settings(settings: config.Settings) -> None:
@@ -366,12 +418,13 @@ def _check(parameter: torch.nn.Parameter, name: str) -> None:
             f"the parameter '{name}' is {parameter.dtype} on {parameter.device}; p3kv.torch takes "
             f"{', '.join(DTYPES.values())} on the CPU"
         )
-    if not parameter.is_contiguous():
+    if torch.nn.parameter.is_lazy(parameter):
         raise NotSupportedError(
-            f"the parameter '{name}' has the strides {parameter.stride()}; p3kv.torch takes "
-            "contiguous ones: make it so by parameter.data = parameter.data.contiguous()"
+            f"the parameter '{name}' has no shape yet: run one forward pass before you make "
+            "p3kv.torch.Optimizer"
         )
-
-
-def _refuse_part(keys: Any) -> NoReturn:
-    raise AssertionError("each step pushes all keys")
+    if any(not stride and size > 1 for size, stride in zip(parameter.shape, parameter.stride())):
+        raise NotSupportedError(
+            f"elements of the parameter '{name}', of shape {tuple(parameter.shape)}, share memory: "
+            "give each its own by parameter.data = parameter.data.clone()"
+        )

@@ -1,0 +1,122 @@
+"""Where a model has its buffers, and which of them travel together."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, Dict, Iterator, List, NamedTuple, Tuple
+
+import torch
+
+from p3kv.errors import NotSupportedError
+from p3kv.frontends.torch.compiled import own_name
+
+_log = logging.getLogger("p3kv")
+BROADCAST, AVERAGE, OWN = HOWS = ("broadcast", "average", "own")
+_TRAVELS_AS = {
+    torch.float16: torch.float16,
+    torch.bfloat16: torch.bfloat16,
+    torch.float32: torch.float32,
+    torch.float64: torch.float64,
+    torch.complex64: torch.float32,
+    torch.complex128: torch.float64,
+    torch.bool: torch.uint8,
+    torch.uint8: torch.uint8,
+    torch.int8: torch.int8,
+    torch.int16: torch.int32,
+    torch.int32: torch.int32,
+    torch.int64: torch.int64,
+}
+_SMALL_ELEMS = 65_536
+"""Buffers of at most so many elements travel together: there are many, and most change in each
+step. A larger one, such as a mask, is often constant, and then does not travel."""
+
+
+class Place(NamedTuple):
+    """Where a model has a buffer: another tensor may take its place."""
+
+    module: torch.nn.Module
+    attribute: str
+    name: str
+    shape: Tuple[int, ...]
+
+    @property
+    def where(self) -> Tuple[int, str]:
+        """Tells it from all others."""
+        return id(self.module), self.attribute
+
+    @property
+    def tensor(self) -> torch.Tensor:
+        """The buffer. Raises NotSupportedError if it has another shape than before."""
+        found = self.module._buffers.get(self.attribute)
+        if found is None or tuple(found.shape) != self.shape:
+            raise NotSupportedError(
+                f"the buffer '{self.name}' had the shape {self.shape} when p3kv.torch.Optimizer "
+                f"was made, and is {'gone' if found is None else tuple(found.shape)} now: buffers "
+                "keep their shapes, but with buffers='own' and without checkpoints"
+            )
+        return found
+
+
+kept: Dict[Tuple[int, str], Any] = {}
+"""By `Place.where`: what has the buffer travel."""
+
+
+def places_of(model: torch.nn.Module, how: str) -> List[Place]:
+    """A model's buffers, each once, but those of which another optimizer takes care.
+
+    Raises NotSupportedError for one that can't travel, unless each worker is to have its own: then
+    the log says that it is left out.
+    """
+    found: Dict[int, Place] = {}
+    for prefix, module in model.named_modules():
+        for attribute, tensor in module._buffers.items():
+            if tensor is None or not tensor.numel() or id(tensor) in found:
+                continue
+            place = Place(module, attribute, _named(prefix, attribute), tuple(tensor.shape))
+            if place.where in kept:
+                continue
+            if (
+                tensor.device.type != "cpu"
+                or tensor.layout is not torch.strided
+                or tensor.dtype not in _TRAVELS_AS
+            ):
+                what = (
+                    f"the buffer '{place.name}' is {tensor.dtype}, {tensor.layout}, on "
+                    f"{tensor.device}, and p3kv.torch takes dense ones of usual dtypes on the CPU"
+                )
+                if how != OWN:
+                    raise NotSupportedError(
+                        f"{what}: with p3kv.torch.Optimizer(..., buffers='own') it is left out"
+                    )
+                _log.warning("%s: it is each worker's own, and not in checkpoints", what)
+                continue
+            found[id(tensor)] = place
+    return list(found.values())
+
+
+def packed(places: List[Place]) -> Iterator[Tuple[torch.dtype, int, List[Place]]]:
+    """What travels together, as which dtype, and how many elements it has."""
+    small: Dict[torch.dtype, List[Place]] = {}
+    for place in places:
+        dtype = _TRAVELS_AS[place.tensor.dtype]
+        elems = flat(place.tensor).numel()
+        if elems > _SMALL_ELEMS:
+            yield dtype, elems, [place]
+        else:
+            small.setdefault(dtype, []).append(place)
+    for dtype, together in small.items():
+        yield dtype, sum(flat(place.tensor).numel() for place in together), together
+
+
+def _named(prefix: str, attribute: str) -> str:
+    return own_name(f"{prefix}.{attribute}" if prefix else attribute)
+
+
+def called(places: List[Place]) -> str:
+    more = f" and {len(places) - 1} more buffers" if len(places) > 1 else ""
+    return f"{places[0].name}{more}"
+
+
+def flat(buffer: torch.Tensor) -> torch.Tensor:
+    buffer = buffer.detach()
+    return (torch.view_as_real(buffer.contiguous()) if buffer.is_complex() else buffer).reshape(-1)

@@ -1,0 +1,148 @@
+"""What users' PyTorch scripts do, in real jobs, beside the same training without p3kv."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import List
+
+import pytest
+
+from tests.frontends.test_torch import PYTHON, job, weights
+from tests.jobs import environment, run
+
+pytestmark = pytest.mark.skipif(
+    not PYTHON.exists(), reason="there is no environment with torch: scripts/test makes one"
+)
+
+
+def test_a_script_s_habits_give_the_numbers_of_one_process_or_are_refused() -> None:
+    """Weights that it writes, freezes and thaws; strides that differ between workers; activations
+    that are computed again; functions of its own; evaluations and averages in mid-training; several
+    losses; loaders that fork."""
+    result = job("torch_habits.py")
+    assert result.code == 0, result.output
+    assert result.output.count("right: loaders_fork") == 2, result.output
+
+
+@pytest.mark.parametrize(
+    ("model", "optimizer", "workers", "servers"),
+    [
+        ("channels_last", "SGD", 2, 2),
+        *(
+            pytest.param(*one, marks=pytest.mark.long)
+            for one in [
+                ("convolutions", "SGD", 4, 3),
+                ("convolutions", "AdamW", 3, 1),
+                ("channels_last", "AdamW", 3, 2),
+                ("channels_last", "Adagrad", 1, 3),
+                ("transformer", "SGD", 2, 1),
+                ("transformer", "AdamW", 4, 2),
+                ("transformer", "Adagrad", 3, 3),
+                ("recurrent", "SGD", 3, 3),
+                ("recurrent", "AdamW", 1, 1),
+                ("recurrent", "Adagrad", 4, 1),
+            ]
+        ),
+    ],
+)
+def test_weights_are_those_of_distributed_data_parallel_and_of_one_process(
+    tmp_path: Path, model: str, optimizer: str, workers: int, servers: int
+) -> None:
+    result = job(
+        "torch_proof.py", model, optimizer, tmp_path, workers=workers, servers=servers,
+        P3KV_SLICE_SIZE=300,
+    )  # fmt: skip
+    assert result.code == 0, result.output
+    assert result.output.count(f"{model} is right with {optimizer}") == workers, result.output
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        "transformer",
+        *(pytest.param(one, marks=pytest.mark.long) for one in ("channels_last", "recurrent")),
+    ],
+)
+def test_slices_and_servers_change_no_bit(tmp_path: Path, model: str) -> None:
+    files = []
+    for servers, slice_size in [(1, 100_000), (3, 200)]:
+        folder = tmp_path / f"{servers}"
+        folder.mkdir()
+        result = job(
+            "torch_proof.py", model, "AdamW", folder, workers=3, servers=servers,
+            P3KV_SLICE_SIZE=slice_size, P3KV_DETERMINISTIC=1,
+        )  # fmt: skip
+        assert result.code == 0, result.output
+        files.append(folder / "weights.pt")
+    compared = weights(*files)
+    assert compared.code == 0, compared.output
+
+
+@pytest.mark.parametrize(
+    "how", ["broadcast", *(pytest.param(one, marks=pytest.mark.long) for one in ("average", "own"))]
+)
+def test_buffers_are_those_that_the_script_chooses_whatever_codecs_do(
+    tmp_path: Path, how: str
+) -> None:
+    result = job(
+        "torch_buffers.py", how, tmp_path / "w.pt", workers=3, P3KV_GRADIENT_CODEC="2bit",
+        P3KV_VALUE_CODEC="topk:share=0.5",
+    )  # fmt: skip
+    assert result.code == 0, result.output
+    assert result.output.count(f"buffers are right: {how}") == 3, result.output
+
+
+@pytest.mark.parametrize(
+    "how", ["broadcast", *(pytest.param(one, marks=pytest.mark.long) for one in ("average", "own"))]
+)
+def test_buffers_and_frozen_weights_go_on_from_a_checkpoint_bit_for_bit(
+    tmp_path: Path, how: str
+) -> None:
+    undisturbed, goes_on = tmp_path / "undisturbed.pt", tmp_path / "goes on.pt"
+    assert job("torch_buffers.py", how, undisturbed).code == 0
+    settings = {"P3KV_CHECKPOINT_DIR": tmp_path / "checkpoints", "P3KV_CHECKPOINT_EVERY": 4}
+    killed = job("torch_buffers.py", how, goes_on, 9, **settings)
+    assert killed.code != 0 and "killed by SIGKILL" in killed.output, killed.output
+    result = job("torch_buffers.py", how, goes_on, 9, servers=3, P3KV_RESUME=1, **settings)
+    assert result.code == 0, result.output
+    assert result.output.count("begins after 8 steps") == 2, result.output
+    compared = weights(undisturbed, goes_on)
+    assert compared.code == 0, compared.output
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.long)])
+def test_compiled_models_blocks_and_functions_are_compiled_once_and_wait(backend: str) -> None:
+    """Compiled before and after the optimizer is made. What breaks a graph, or compiles it again,
+    is an error in the script."""
+    if backend == "inductor" and shutil.which("g++") is None:
+        pytest.skip("there is no C++ compiler")
+    result = job("torch_compiled.py", backend, servers=1)
+    assert result.code == 0, result.output
+    assert result.output.count("compiled models are right") == 2, result.output
+
+
+@pytest.mark.long
+def test_accelerate_trains_with_it() -> None:
+    if run([str(PYTHON), "-c", "import accelerate"], environment(), 120).code != 0:
+        pytest.skip("accelerate is not installed beside torch: pip install accelerate")
+    result = job("torch_accelerate.py")
+    assert result.code == 0, result.output
+    assert result.output.count("right with accelerate") == 2, result.output
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("script", "arguments"),
+    [("torch_proof.py", ["recurrent", "AdamW"]), ("torch_buffers.py", ["average"])],
+)
+def test_workers_of_a_host_sum_in_memory_that_they_share(
+    tmp_path: Path, script: str, arguments: List[str]
+) -> None:
+    """Servers are on another host; two workers on each of two."""
+    result = job(
+        "on_hosts.py", 2, script, *arguments, tmp_path if "proof" in script else tmp_path / "w.pt",
+        workers=4, DMLC_NODE_HOST="127.0.0.9", P3KV_SLICE_SIZE=300,
+    )  # fmt: skip
+    assert result.code == 0, result.output
+    assert result.output.count("right") == 4, result.output
