@@ -103,7 +103,6 @@ class Optimizer(torch.optim.Optimizer):
             self._worker.start(config.settle())
         self._place = self._worker.rank, self._worker.num_workers
         _check_settings(self._worker.settings)
-        self._replace_older()
         self._own = self._worker.new_store()
         self._pushes = pushes_of(self._own, self._worker.rank)
         self._resuming = Resuming(
@@ -127,6 +126,7 @@ class Optimizer(torch.optim.Optimizer):
                 self._own.codec_applies_momentum,
             )
         )
+        self._replace_older()  # nothing refuses this one any more
         self._exchange_initial()
         places = places_of(model, buffers)
         if places:
