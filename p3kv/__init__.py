@@ -1,7 +1,10 @@
-"""Priority-based parameter propagation (P3, SysML'19) as a key-value store for MXNet.
+"""Priority-based parameter propagation (P3, SysML'19) for PyTorch and MXNet.
 
-import p3kv                        # first: servers and scheduler start here
-import mxnet as mx
+import p3kv.torch                  # first: servers and scheduler start here
+...
+optimizer = p3kv.torch.Optimizer(model, torch.optim.AdamW(model.parameters()))
+
+import p3kv                        # with MXNet
 ...
 trainer = mx.gluon.Trainer(net.collect_params(), "sgd", kvstore="p3")
 """
