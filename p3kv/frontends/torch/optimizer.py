@@ -22,6 +22,7 @@ from p3kv.frontends.torch.exchange import Exchange
 from p3kv.frontends.torch.late import Late
 from p3kv.frontends.torch.optimizer_settings import needs_whole
 from p3kv.frontends.torch.pushes import pushes_of
+from p3kv.frontends.torch.refusals import check_parameter, check_settings
 from p3kv.frontends.torch.script_optimizer import TorchGoesOn, TorchScriptOptimizer
 from p3kv.frontends.torch.states import exported, imported, unrounded
 from p3kv.frontends.torch.tensors import DTYPES, tensor_in
@@ -102,7 +103,7 @@ class Optimizer(torch.optim.Optimizer):
         if not self._worker.started:
             self._worker.start(config.settle())
         self._place = self._worker.rank, self._worker.num_workers
-        _check_settings(self._worker.settings)
+        check_settings(self._worker.settings)
         self._own = self._worker.new_store()
         self._pushes = pushes_of(self._own, self._worker.rank)
         self._resuming = Resuming(
@@ -345,7 +346,7 @@ class Optimizer(torch.optim.Optimizer):
         every = [one for group in self.param_groups for one in group["params"]]
         for at, parameter in enumerate(every):
             name = names.get(id(parameter), f"parameter {at}")
-            _check(parameter, name)
+            check_parameter(parameter, name)
             key = self._own.declare(
                 at, tuple(parameter.shape), DTYPES[parameter.dtype], name, "dense", self._whole
             )
@@ -400,31 +401,3 @@ class Optimizer(torch.optim.Optimizer):
 
 _OF_PARAMETER: Dict[int, Optimizer] = {}
 """By the parameter's id: which optimizer has it."""
-
-
-def _check_settings(settings: config.Settings) -> None:
-    """Raises NotSupportedError for settings by which p3kv.torch would do something else."""
-    if settings.consistency != config.Settings.consistency or settings.let_workers_leave:
-        raise NotSupportedError(
-            "p3kv.torch divides each sum by the number of all workers, and waits for all of them: "
-            "unset P3KV_CONSISTENCY and P3KV_LET_WORKERS_LEAVE"
-        )
-
-
-def _check(parameter: torch.nn.Parameter, name: str) -> None:
-    """Raises NotSupportedError for a parameter that can't travel."""
-    if parameter.device.type != "cpu" or parameter.dtype not in DTYPES:
-        raise NotSupportedError(
-            f"the parameter '{name}' is {parameter.dtype} on {parameter.device}; p3kv.torch takes "
-            f"{', '.join(DTYPES.values())} on the CPU"
-        )
-    if torch.nn.parameter.is_lazy(parameter):
-        raise NotSupportedError(
-            f"the parameter '{name}' has no shape yet: run one forward pass before you make "
-            "p3kv.torch.Optimizer"
-        )
-    if any(not stride and size > 1 for size, stride in zip(parameter.shape, parameter.stride())):
-        raise NotSupportedError(
-            f"elements of the parameter '{name}', of shape {tuple(parameter.shape)}, share memory: "
-            "give each its own by parameter.data = parameter.data.clone()"
-        )
