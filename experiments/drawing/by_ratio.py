@@ -94,7 +94,7 @@ def draw(table: Sequence[Mapping[str, Any]], said: Sequence[str]) -> Figure:
     figure, axes = plt.subplots(1, len(models), figsize=(5.2 * len(models), 3.9), squeeze=False)
     for axis, model in zip(axes.flat, models):
         _draw_model(axis, [row for row in table if row["model"] == model])
-    curves.legend(axes.flat, axes.flat[0], loc="lower left")
+    curves.legend(axes.flat, axes.flat[-1], loc="lower left")
     curves.foot(figure, said)
     return figure
 
@@ -105,7 +105,8 @@ def _draw_model(axis: Axes, rows: Sequence[Mapping[str, Any]]) -> None:
         if of:
             values = [Spread(**row["efficiency"][system]) for row in of]
             ratios = [row["ratio"] for row in of]
-            curves.draw_spread(axis, system, ratios, values, label=SYSTEMS[system].title)
+            # No lines: between two points they would pass a bound that is bent.
+            curves.draw_spread(axis, system, ratios, values, "", SYSTEMS[system].title)
     model, hosts = load(rows[0]["model"]), rows[0]["hosts"]
     ratios = np.geomspace(rows[0]["ratio"] / 1.2, rows[-1]["ratio"] * 1.2, 200)
     for name, line, label in (

@@ -80,8 +80,9 @@ FOLDERS_MAY_IMPORT: Dict[str, Set[str]] = {
         "p3kv.report.forecast",
         "p3kv.slicing",
         "p3kv.frontends.mxnet",
+        "p3kv.torch",
     },
-    "experiments.training": {"experiments.emulation"},
+    "experiments.training": {"experiments.emulation", "p3kv.torch"},
     "experiments.campaign": {
         "experiments.cluster",
         "experiments.models",
