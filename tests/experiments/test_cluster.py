@@ -313,12 +313,13 @@ def test_an_exception_removes_the_cluster_and_passes_through():
 
 
 _HOLDER = """
-import sys, threading
+import sys, time
 from experiments.cluster import Cluster
 with Cluster(2, 100) as cluster:
     child = cluster.hosts[0].popen(["sleep", "1000"])
     print(cluster.name, child.pid, flush=True)
-    threading.Event().wait()
+    while True:
+        time.sleep(0.1)  # a signal just before a wait without end would not end it
 """
 
 
