@@ -96,6 +96,7 @@ def test_half_precision_has_the_numbers_of_one_process_with_single_precision_cop
     assert result.output.count(f"right in {dtype}") == 3, result.output
 
 
+@pytest.mark.long
 def test_a_killed_job_in_bfloat16_goes_on_bit_for_bit(tmp_path: Path) -> None:
     """The numbers are those of one process before the end and after it."""
     settings: Dict[str, Any] = {

@@ -57,13 +57,8 @@ def test_weights_are_those_of_distributed_data_parallel_and_of_one_process(
     assert result.output.count(f"{model} is right with {optimizer}") == workers, result.output
 
 
-@pytest.mark.parametrize(
-    "model",
-    [
-        "transformer",
-        *(pytest.param(one, marks=pytest.mark.long) for one in ("channels_last", "recurrent")),
-    ],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("model", ["transformer", "channels_last", "recurrent"])
 def test_slices_and_servers_change_no_bit(tmp_path: Path, model: str) -> None:
     files = []
     for servers, slice_size in [(1, 100_000), (3, 200)]:
