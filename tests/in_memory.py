@@ -6,9 +6,8 @@ sockets, the scheduler and MXNet are missing. So any order of events can be had,
 
 from __future__ import annotations
 
-import os
 from collections import Counter, deque
-from typing import Any, Deque, Dict, Iterator, List, Optional, Sequence, Tuple, Type
+from typing import Any, Deque, Dict, Iterator, List, Optional, Tuple, Type
 
 import numpy as np
 
@@ -26,10 +25,10 @@ from p3kv.errors import P3Error, ProtocolError
 from p3kv.server.consumer import Consumer
 from p3kv.server.dispatcher import Dispatcher
 from p3kv.server.engine.ledger import OwnRounds
-from p3kv.server.optimizer import WHOLE, JobOptimizers, Optimizer, State
+from p3kv.server.optimizer import JobOptimizers, Optimizer
 from p3kv.server.workers import Workers
 from p3kv.slicing import balanced_runs, loads_with, make_layout
-from p3kv.transport import Address, Link, Listener, Transport
+from p3kv.transport import Link
 from p3kv.wire.breaks import Breaks
 from p3kv.wire.connection import Connection
 from p3kv.wire.fields import Header
@@ -51,6 +50,8 @@ from p3kv.worker.data_plane import DataPlane
 from p3kv.worker.handshakes import Handshakes
 from p3kv.worker.reconnecting import Reconnecting
 from p3kv.worker.transfers import Transfer, WorkerKey
+from tests.adding import Adding
+from tests.memory_transport import MemoryLink, MemoryListener
 
 Event = Tuple[Any, ...]
 """A method and its arguments."""
@@ -59,140 +60,6 @@ KEY = bytes(range(32))
 """That of proofs on the job's connections."""
 OWN_STORE = 1
 """The number of a store whose rounds are each worker's own."""
-
-
-class MemoryLink(Link):
-    """One end of a stream in memory. A loop could watch its descriptor, but nothing ever wakes it:
-    the test says when bytes go."""
-
-    def __init__(self) -> None:
-        self.other: MemoryLink
-        self.incoming = bytearray()
-        self._most_bytes = 1 << 16
-        self._closed = False
-        self.descriptor, self._write_end = os.pipe()
-
-    @property
-    def has_room(self) -> bool:
-        """Whether `send` takes bytes now."""
-        return len(self.other.incoming) < self._most_bytes
-
-    def receive_into(self, buffers: Sequence[memoryview]) -> int:
-        if self._closed:
-            raise ConnectionResetError
-        count = 0
-        for buffer in buffers:
-            piece = self.incoming[: len(buffer)]
-            buffer[: len(piece)] = piece
-            del self.incoming[: len(piece)]
-            count += len(piece)
-        if not count and not self.other._closed:
-            raise BlockingIOError
-        return count
-
-    def send(self, buffers: Sequence[memoryview]) -> int:
-        """Takes one buffer at most, so that a test can have something happen after it."""
-        if self._closed or self.other._closed:
-            raise BrokenPipeError
-        if not self.has_room:
-            raise BlockingIOError
-        piece = buffers[0][: self._most_bytes - len(self.other.incoming)]
-        self.other.incoming += piece
-        return len(piece)
-
-    def hold_at_most(self, size_bytes: int) -> None:
-        self._most_bytes = size_bytes
-
-    def close(self) -> None:
-        if not self._closed:
-            self._closed = True
-            os.close(self.descriptor)
-            os.close(self._write_end)
-
-
-class MemoryListener(Listener):
-    """Accepts the links that `connect` has made."""
-
-    def __init__(self, address: Address = ("memory", 0)) -> None:
-        self.address = address
-        self.descriptor, self._write_end = os.pipe()
-        self._waiting: List[Link] = []
-        self.closed = False
-
-    def connect(self) -> Link:
-        """One end of a new stream; `accept` gives the other."""
-        near, far = MemoryLink(), MemoryLink()
-        near.other, far.other = far, near
-        self._waiting.append(far)
-        return near
-
-    def accept(self, most: int) -> Tuple[List[Link], bool]:
-        accepted, self._waiting = self._waiting[:most], self._waiting[most:]
-        return accepted, False
-
-    def close(self) -> None:
-        if not self.closed:
-            self.closed = True
-            os.close(self.descriptor)
-            os.close(self._write_end)
-
-
-_LISTENERS: Dict[Address, MemoryListener] = {}
-
-
-class Memory(Transport):
-    """Links within this process."""
-
-    def listen(self, host: str) -> MemoryListener:
-        address = (host, len(_LISTENERS))
-        return _LISTENERS.setdefault(address, MemoryListener(address))
-
-    def connect(self, address: Address, timeout_s: float) -> Link:
-        listener = _LISTENERS.get(address)
-        if listener is None or listener.closed:
-            raise ConnectionRefusedError
-        return listener.connect()
-
-
-class Adding(Optimizer):
-    """weight += total: exact for whole numbers, and without states."""
-
-    def configure(self, from_step: int, settings: bytes, oldest_step: int) -> None:
-        raise AssertionError("there is nothing to configure")
-
-    def update(
-        self,
-        key: DeclaredKey,
-        index: int,
-        weight: np.ndarray,
-        total: np.ndarray,
-        step: Optional[int],
-    ) -> None:
-        weight += total
-
-    def export(self, key: DeclaredKey, index: int) -> None:
-        return None
-
-    def load(self, key: DeclaredKey, index: int, state: State) -> None:
-        raise AssertionError("there are no states")
-
-
-class AddingWhole(Adding):
-    """weight += total + the largest element of total: only right for a whole tensor."""
-
-    whole_tensors = True
-
-    def update(
-        self,
-        key: DeclaredKey,
-        index: int,
-        weight: np.ndarray,
-        total: np.ndarray,
-        step: Optional[int],
-    ) -> None:
-        assert index == WHOLE
-        assert total.size == np.prod(key.shape)
-        weight += total + total.max()
 
 
 class Worker:

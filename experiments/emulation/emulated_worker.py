@@ -11,15 +11,13 @@ from experiments.emulation.systems import SYSTEMS, System, import_p3kv
 import_p3kv(SYSTEMS[sys.argv[2]])
 
 import argparse  # noqa: E402
-import json  # noqa: E402
-import os  # noqa: E402
 import resource  # noqa: E402
-from pathlib import Path  # noqa: E402
 from typing import Any  # noqa: E402
 
 import mxnet as mx  # noqa: E402
 
 from experiments.emulation.emulator import EmulatedModel  # noqa: E402
+from experiments.emulation.telling import rss_kib, say  # noqa: E402
 from experiments.models import load  # noqa: E402
 
 _NOISE = 0.01
@@ -77,17 +75,6 @@ def create(system: System) -> Any:
 
         return AllReduce()
     return mx.kv.create(system.store)
-
-
-def rss_kib() -> int:
-    """The memory that this process holds now."""
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * resource.getpagesize() // 1024
-
-
-def say(**facts: object) -> None:
-    """Tells the measuring process, whole lines only."""
-    os.write(1, (json.dumps(facts) + "\n").encode())
 
 
 main()

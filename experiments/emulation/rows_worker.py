@@ -7,13 +7,12 @@ the servers and one, with the results, when the measured iterations end.
 import sys
 
 from experiments.emulation.systems import SYSTEMS, import_p3kv
+from experiments.emulation.telling import say
 
 _system = SYSTEMS[sys.argv[1]]
 import_p3kv(_system)
 
 import argparse  # noqa: E402
-import json  # noqa: E402
-import os  # noqa: E402
 import time  # noqa: E402
 from pathlib import Path  # noqa: E402
 from typing import Any, Callable, Dict, Tuple  # noqa: E402
@@ -111,11 +110,6 @@ def _counts(store: Any) -> Dict[str, int]:
         stats = store.stats()
         counts.update(sent=stats["bytes_sent"], received=stats["bytes_received"])
     return counts
-
-
-def say(**facts: object) -> None:
-    """Tells the measuring process, whole lines only."""
-    os.write(1, (json.dumps(facts) + "\n").encode())
 
 
 main()

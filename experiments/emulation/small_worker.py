@@ -7,13 +7,12 @@ rounds begin and one, with their times, when they end.
 import sys
 
 from experiments.emulation.systems import SYSTEMS, import_p3kv
+from experiments.emulation.telling import say
 
 _system = SYSTEMS[sys.argv[1]]
 import_p3kv(_system)
 
 import argparse  # noqa: E402
-import json  # noqa: E402
-import os  # noqa: E402
 import time  # noqa: E402
 
 import mxnet as mx  # noqa: E402
@@ -48,11 +47,6 @@ def main() -> None:
         mx.nd.waitall()
         taken_s.append(time.perf_counter() - began)
     say(event="end", iteration_s=taken_s[_WARM_UP:])
-
-
-def say(**facts: object) -> None:
-    """Tells the measuring process, whole lines only."""
-    os.write(1, (json.dumps(facts) + "\n").encode())
 
 
 main()

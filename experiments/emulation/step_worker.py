@@ -4,8 +4,6 @@ Started by `experiments.campaign.job` in a worker's role; prints a JSON line whe
 steps begin and one, with their times, when they end.
 """
 
-import json
-import os
 import sys
 import time
 
@@ -18,6 +16,7 @@ import mxnet as mx  # noqa: E402
 from mxnet import autograd, gluon  # noqa: E402
 
 from experiments.emulation.stream import Stream  # noqa: E402
+from experiments.emulation.telling import say  # noqa: E402
 
 _WARM_UP, _STEPS = 6, 80
 _IMAGES = (2, 3, 32, 32)
@@ -59,11 +58,6 @@ def main() -> None:
     mx.nd.waitall()
     stream.close()
     say(event="end", parameters=len(trained), pending_step_s=pending_s, ready_step_s=ready_s)
-
-
-def say(**facts: object) -> None:
-    """Tells the measuring process, whole lines only."""
-    os.write(1, (json.dumps(facts) + "\n").encode())
 
 
 main()

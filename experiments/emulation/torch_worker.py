@@ -13,16 +13,15 @@ if _system.store == "p3":
     import p3kv.torch  # first, as in any script
 
 import argparse  # noqa: E402
-import json  # noqa: E402
 import os  # noqa: E402
 import resource  # noqa: E402
 import time  # noqa: E402
-from pathlib import Path  # noqa: E402
 from typing import List, Tuple  # noqa: E402
 
 import torch  # noqa: E402
 
 from experiments.emulation.plain_layers import layers_from_text  # noqa: E402
+from experiments.emulation.telling import rss_kib, say  # noqa: E402
 from experiments.emulation.torch_model import Accelerator, Layer, units  # noqa: E402
 
 _UNIT_BYTES = 4_000_000
@@ -99,17 +98,6 @@ def synchronised(
         fully_shard(unit, mesh=mesh, reshard_after_forward=False)
     fully_shard(model, mesh=mesh, reshard_after_forward=False)
     return rank, model, torch.optim.SGD(model.parameters(), lr=0.1)
-
-
-def rss_kib() -> int:
-    """The memory that this process holds now."""
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * resource.getpagesize() // 1024
-
-
-def say(**facts: object) -> None:
-    """Tells the measuring process, whole lines only."""
-    os.write(1, (json.dumps(facts) + "\n").encode())
 
 
 main()

@@ -13,7 +13,6 @@ if _system.store == "p3":
     import p3kv.torch  # first, as in any script
 
 import argparse  # noqa: E402
-import json  # noqa: E402
 import os  # noqa: E402
 import time  # noqa: E402
 from typing import List, Tuple  # noqa: E402
@@ -23,6 +22,7 @@ import torch  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
+from experiments.emulation.telling import say  # noqa: E402
 from experiments.training.data import ALPHABET, source_text  # noqa: E402
 
 CONTEXT, BATCH = 64, 16
@@ -112,11 +112,6 @@ def synchronised(model: nn.Module) -> Tuple[int, nn.Module, torch.optim.Optimize
     )
     optimizer = torch.optim.AdamW(wrapped.parameters(), lr=1e-3)
     return torch.distributed.get_rank(), wrapped, optimizer
-
-
-def say(**facts: object) -> None:
-    """Tells the measuring process, whole lines only."""
-    os.write(1, (json.dumps(facts) + "\n").encode())
 
 
 main()

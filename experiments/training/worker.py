@@ -9,8 +9,6 @@ from experiments.emulation.systems import SYSTEMS, import_p3kv
 import_p3kv(SYSTEMS["p3kv"])
 
 import argparse  # noqa: E402
-import json  # noqa: E402
-import os  # noqa: E402
 import time  # noqa: E402
 from typing import Any, Dict, List  # noqa: E402
 
@@ -18,6 +16,7 @@ import mxnet as mx  # noqa: E402
 import numpy as np  # noqa: E402
 from mxnet import autograd, gluon  # noqa: E402
 
+from experiments.emulation.telling import say  # noqa: E402
 from experiments.training.data import Split  # noqa: E402
 from experiments.training.tasks import TASKS, Recipe  # noqa: E402
 
@@ -99,11 +98,6 @@ def _validate(network: Any, data: Split) -> Dict[str, float]:
         loss += float(_LOSS(scores, y).sum().asscalar())
         right += int((scores.argmax(axis=-1) == y).sum().asscalar())
     return {"loss": loss / len(data.validation), "accuracy": right / data.validation_labels.size}
-
-
-def say(**facts: object) -> None:
-    """Tells the measuring process, whole lines only."""
-    os.write(1, (json.dumps(facts) + "\n").encode())
 
 
 main()

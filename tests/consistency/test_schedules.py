@@ -22,7 +22,8 @@ from p3kv.wire.framing import Frame
 from p3kv.wire.header import INITIAL_ROUND, Kind
 from p3kv.wire.messages import SliceSizes
 from p3kv.worker.global_norms import ClippedStep
-from tests.in_memory import Adding, AddingWhole, Event, MemoryJob, Worker
+from tests.adding import Adding, AddingWhole
+from tests.in_memory import Event, MemoryJob, Worker
 
 SIZE = 12_000
 """With slices of half of it, each is a write of its own."""

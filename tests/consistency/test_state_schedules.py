@@ -18,8 +18,9 @@ from p3kv.wire.fields import RoundHeader, StateHeader
 from p3kv.wire.header import INITIAL_ROUND, MAX_STATE_BYTES, Kind
 from p3kv.wire.messages import DeclaredKey, SliceSizes, StateOutline
 from p3kv.wire.states import ArrivingState, PlainState
+from tests.adding import Adding
 from tests.consistency.test_schedules import SIZE, Moods, gradient
-from tests.in_memory import Adding, Event, MemoryJob, Worker
+from tests.in_memory import Event, MemoryJob, Worker
 
 ROUNDS = 8
 

@@ -20,8 +20,8 @@ from p3kv.wire.framing import Frame
 from p3kv.wire.header import INITIAL_ROUND, NO_GRADIENT, Kind
 from p3kv.wire.messages import SliceSizes
 from p3kv.worker.transfers import Transfer
+from tests.adding import Adding, AddingWhole
 from tests.consistency.test_schedules import SIZE, STEPS, Moods, Training, gradient
-from tests.in_memory import Adding, AddingWhole
 from tests.jobs import SCRIPTS, JobResult, environment, launch_command, run, run_job
 from tests.whole_jobs.test_host_sums import run_on_hosts
 

@@ -14,7 +14,7 @@ from p3kv.wire.header import INITIAL_ROUND
 from p3kv.wire.messages import DeclaredKey, SliceSizes
 from p3kv.wire.rows import NUMBER, Rows
 from p3kv.wire.slice_sizes import SliceSizesByRound
-from tests.in_memory import Adding, AddingWhole
+from tests.adding import Adding, AddingWhole
 
 WORKERS, ROWS, COLUMNS = 2, 4, 3
 SIZE = ROWS * COLUMNS

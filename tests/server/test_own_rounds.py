@@ -19,8 +19,9 @@ from p3kv.wire.fields import Header, StateHeader
 from p3kv.wire.framing import Frame
 from p3kv.wire.header import INITIAL_ROUND, URGENT, Kind
 from p3kv.wire.messages import SliceSizes
+from tests.adding import Adding, AddingWhole
 from tests.consistency.test_schedules import SIZE, STEPS, Moods, Script, Training, values
-from tests.in_memory import OWN_STORE, Adding, AddingWhole
+from tests.in_memory import OWN_STORE
 
 MOST_ROUNDS = 9
 PATTERN = np.random.RandomState(7).randint(1, 10, SIZE).astype(np.float32)

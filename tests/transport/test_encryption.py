@@ -22,8 +22,8 @@ from p3kv.wire.connection import Connection
 from p3kv.wire.proofs import Proofs
 from p3kv.wire.protocol import FROM_WORKERS, Conversation
 from tests.faults import Proxy
-from tests.in_memory import Memory
 from tests.jobs import DEADLINE_S, ROOT, SCRIPTS, JobResult, environment, joined, run, run_job
+from tests.memory_transport import Memory
 from tests.served import Serving
 
 sys.path.insert(0, str(SCRIPTS))

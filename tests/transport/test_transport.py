@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from own_transport import UnixSockets
 from p3kv.transport import MAX_ADDRESS, Link, Listener, Tcp, Transport
 from p3kv.transport.tls import Tls
-from tests.in_memory import Memory
 from tests.jobs import SCRIPTS, joined, run_job
+from tests.memory_transport import Memory
 
 sys.path.insert(0, str(SCRIPTS))
 import exact_model

@@ -36,6 +36,7 @@ from p3kv.wire.messages import CodecChoices, SharedMemory, SliceSizes
 from p3kv.worker import neighbours
 from p3kv.worker.neighbours import Neighbours
 from p3kv.worker.routes.shared_memory import OwnMemory, TheirMemory
+from tests.adding import Adding, AddingWhole
 from tests.consistency.test_schedules import (
     SELDOM,
     SIZE,
@@ -46,7 +47,7 @@ from tests.consistency.test_schedules import (
     gradient,
     values,
 )
-from tests.in_memory import Adding, AddingWhole, MemoryJob
+from tests.in_memory import MemoryJob
 from tests.jobs import DEADLINE_S, SCRIPTS, JobResult, end, held_port, results, run_job, start_role
 from tests.whole_jobs.test_exactness import summed_in_rank_order
 

@@ -31,6 +31,7 @@ from p3kv.wire.messages import (
     SliceSizes,
 )
 from p3kv.worker.global_norms import ClippedStep
+from tests.adding import Adding, AddingWhole
 from tests.consistency.test_schedules import (
     RULES,
     SELDOM,
@@ -44,7 +45,6 @@ from tests.consistency.test_schedules import (
 from tests.engines import end_round, missing
 from tests.frontends.test_rows import COLUMNS, key_of
 from tests.frontends.test_rows import rows as some_rows
-from tests.in_memory import Adding, AddingWhole
 from tests.scheduled import SLICE_SIZE, aborted, assembled, of, worker
 from tests.whole_jobs.test_host_sums import run_on_hosts
 

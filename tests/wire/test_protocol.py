@@ -20,7 +20,8 @@ from p3kv.wire.messages import MAX_MESSAGE_BYTES, MAX_PROOF_BYTES, JobSettings
 from p3kv.wire.protocol import FROM_NEIGHBOURS, FROM_SERVERS, FROM_WORKERS, Conversation, Rules
 from p3kv.worker.handshakes import Handshakes
 from p3kv.worker.joining import Joining
-from tests.in_memory import KEY, Adding, MemoryJob, Server
+from tests.adding import Adding
+from tests.in_memory import KEY, MemoryJob, Server
 from tests.served import frame, hello, proof
 
 SLICE, WORDS, PROBE = MAX_SLICE_ELEMS * 8, MAX_MESSAGE_BYTES, 65536

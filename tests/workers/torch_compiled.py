@@ -10,7 +10,8 @@ from typing import Any, Callable, Dict, List
 import torch
 from torch import nn
 from torch._dynamo.utils import counters
-from torch_habits import Pair, batch, loss_of, refused, trained
+from torch_habits import Pair, batch, loss_of, trained
+from torch_refusals import refused
 
 BACKEND = sys.argv[1]
 STEPS = 4

@@ -2,12 +2,13 @@
 process."""
 
 import p3kv.torch  # noqa: I001
-from typing import Any, Callable
+from typing import Any
 
 import torch
-from p3kv.errors import NotSupportedError, P3Error, StatesError
+from p3kv.errors import StatesError
 from p3kv.worker import this_process
 from torch import nn
+from torch_refusals import refused
 
 STEPS, BATCH = 10, 16
 
@@ -27,15 +28,6 @@ def backward(net: nn.Module, step: int, rank: int, share: float) -> None:
     (nn.functional.mse_loss(net(x), y) * share).backward()
 
 
-def refused(kind: type, words: str, call: Callable[..., Any], *arguments: Any) -> None:
-    try:
-        call(*arguments)
-    except P3Error as error:
-        assert isinstance(error, kind) and words in str(error), error
-    else:
-        raise AssertionError(f"not refused: {words}")
-
-
 def main() -> None:
     net, twin = network(), network()
     optimizer, alone = p3kv.torch.Optimizer(net, made(net)), made(twin)
@@ -49,20 +41,20 @@ def main() -> None:
             backward(twin, step, other, 1 / workers)
         alone.param_groups[0]["lr"] = optimizer.param_groups[0]["lr"]
         if step == 0:
-            refused(NotSupportedError, "not the gradient", optimizer.clip_grad_norm_, 1.0)
+            refused("not the gradient", optimizer.clip_grad_norm_, 1.0)
         optimizer.step()
         alone.step()
         schedule.step()
     for mine, theirs in zip(net.parameters(), twin.parameters()):
         torch.testing.assert_close(mine.detach(), theirs.detach(), rtol=1e-4, atol=1e-5)
-    refused(StatesError, "a file would lack it", optimizer.state_dict)
+    refused("a file would lack it", optimizer.state_dict, kind=StatesError)
     other = network()
     refused(
-        NotSupportedError, "without nesterov", p3kv.torch.Optimizer, other,
+        "without nesterov", p3kv.torch.Optimizer, other,
         made(other, nesterov=True),
     )  # fmt: skip
     adam = torch.optim.Adam(other.parameters())
-    refused(NotSupportedError, "SGD with momentum", p3kv.torch.Optimizer, other, adam)
+    refused("SGD with momentum", p3kv.torch.Optimizer, other, adam)
     print("right with dgc")
 
 

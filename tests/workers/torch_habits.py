@@ -6,27 +6,19 @@ Two workers, whose gradients differ. Argument: which check; by default all.
 import p3kv.torch  # noqa: I001
 import copy
 import sys
+import threading
 import time
 from typing import Any, Callable, List
 
 import torch
-from p3kv.errors import NotSupportedError
 from p3kv.worker import this_process
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.checkpoint import checkpoint
+from torch_refusals import refused
 
 WORKERS = 2
 Build = Callable[[], nn.Module]
-
-
-def refused(words: str, call: Callable[..., Any], *arguments: Any) -> None:
-    try:
-        call(*arguments)
-    except NotSupportedError as error:
-        assert words in str(error), error
-    else:
-        raise AssertionError(f"not refused: {words}")
 
 
 def batch(step: int, rank: int) -> torch.Tensor:
@@ -127,6 +119,18 @@ def a_new_optimizer_takes_written_weights() -> None:
     pair.step()
     pair.check()
     refused("another p3kv.torch.Optimizer has been made", older.step)
+
+
+def a_new_optimizer_that_is_refused_leaves_the_older_one() -> None:
+    pair = Pair()
+    pair.step()
+    threads = threading.active_count()
+    pair.model.register_buffer("mask", torch.ones(3).to_sparse())
+    refused("the buffer 'mask' is", trained, pair.model)
+    del pair.model.mask
+    assert threading.active_count() == threads
+    pair.step()
+    pair.check()
 
 
 def frozen_weights_are_the_script_s_own() -> None:
@@ -328,6 +332,7 @@ def loaders_fork() -> None:
 CHECKS: List[Callable[[], None]] = [
     loading_weights_too_late_is_refused,
     a_new_optimizer_takes_written_weights,
+    a_new_optimizer_that_is_refused_leaves_the_older_one,
     frozen_weights_are_the_script_s_own,
     a_weight_is_frozen_and_thawed,
     strides_may_differ,

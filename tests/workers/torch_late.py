@@ -12,10 +12,10 @@ import time
 from typing import Any, Callable, Dict
 
 import torch
-from p3kv.errors import NotSupportedError
 from p3kv.worker import this_process
 from torch import nn
 from torch.nn import functional
+from torch_refusals import refused
 
 LATE_S = 0.4
 DEADLINE_S = 60.0
@@ -56,15 +56,6 @@ READS: Dict[str, Callable[[nn.Linear], Any]] = {
     "index": lambda m: torch.stack([row for row in m.weight]),
     "another thread": lambda m: torch.stack(list(map(torch.clone, m.weight.unbind()))),
 }
-
-
-def refused(words: str, call: Callable[..., Any], *arguments: Any) -> None:
-    try:
-        call(*arguments)
-    except NotSupportedError as error:
-        assert words in str(error), error
-    else:
-        raise AssertionError(f"not refused: {words}")
 
 
 def trained(model: nn.Module) -> p3kv.torch.Optimizer:

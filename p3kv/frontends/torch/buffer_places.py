@@ -62,7 +62,7 @@ kept: Dict[Tuple[int, str], Any] = {}
 
 
 def places_of(model: torch.nn.Module, how: str) -> List[Place]:
-    """A model's buffers, each once, but those of which another optimizer takes care.
+    """A model's buffers, each once, also those of which another optimizer takes care (`kept`).
 
     Raises NotSupportedError for one that can't travel, unless each worker is to have its own: then
     the log says that it is left out.
@@ -73,8 +73,6 @@ def places_of(model: torch.nn.Module, how: str) -> List[Place]:
             if tensor is None or not tensor.numel() or id(tensor) in found:
                 continue
             place = Place(module, attribute, _named(prefix, attribute), tuple(tensor.shape))
-            if place.where in kept:
-                continue
             if (
                 tensor.device.type != "cpu"
                 or tensor.layout is not torch.strided

@@ -31,6 +31,9 @@ class EarlyWrites:
     def __init__(self) -> None:
         self._queue: SimpleQueue[Optional[Writable]] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="p3kv early writes", daemon=True)
+
+    def start(self) -> None:
+        """Begins to write; before, whoever reads a parameter does it."""
         self._thread.start()
 
     def soon(self, one: Writable) -> None:

@@ -52,7 +52,7 @@ class Exchange:
         late.take()  # of a weight that nobody has read since
         gradient = late.parameter.grad
         assert gradient is not None
-        if gradient.is_sparse or _kind(gradient) != _kind(late.staging):
+        if gradient.is_sparse or not _are_alike(gradient, late.staging):
             kind = "sparse" if gradient.is_sparse else _kind(gradient)
             raise NotSupportedError(
                 f"the gradient of '{late.name}' is {kind}; p3kv.torch takes a dense one like the "
@@ -143,6 +143,11 @@ class Exchange:
                 exact=exact or (pushes and key.is_exact(round_)),
             )
         )  # fmt: skip
+
+
+def _are_alike(one: torch.Tensor, other: torch.Tensor) -> bool:
+    alike = one.dtype == other.dtype and one.shape == other.shape
+    return alike and one.device == other.device
 
 
 def _kind(value: torch.Tensor) -> str:

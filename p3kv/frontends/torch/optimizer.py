@@ -13,7 +13,7 @@ import torch
 from p3kv import config
 from p3kv.common.combinations import Feature
 from p3kv.errors import ConfigError, NotSupportedError, P3Error
-from p3kv.frontends.torch.buffer_places import BROADCAST, HOWS, places_of
+from p3kv.frontends.torch.buffer_places import BROADCAST, HOWS, kept, places_of
 from p3kv.frontends.torch.buffers import Buffers
 from p3kv.frontends.torch.clipping import Clipping, checked
 from p3kv.frontends.torch.compiled import guard_modules, own_name
@@ -127,9 +127,11 @@ class Optimizer(torch.optim.Optimizer):
                 self._own.codec_applies_momentum,
             )
         )
-        self._replace_older()  # nothing refuses this one any more
-        self._exchange_initial()
         places = places_of(model, buffers)
+        self._replace_older()  # nothing refuses this one any more
+        self._early.start()
+        self._exchange_initial()
+        places = [place for place in places if place.where not in kept]
         if places:
             resumes = self._own.resumed is not None
             self._buffers = Buffers(places, buffers, self._worker, resumes)
