@@ -108,9 +108,9 @@ class Optimizer(ABC):
         """The weight of a slice as it will probably be so many updates later, as an array of its
         own; None where nothing tells, so that the weight itself is sent.
 
-        `damped`: momentum decays meanwhile (`p3kv.server.predicting`). Called after an update of
-        the slice, and before the next. `weight` stays as it is. Not asked where updates need whole
-        tensors.
+        `damped`: momentum decays meanwhile (`p3kv.consistency.predicting`). Called after an update
+        of the slice, and before the next. `weight` stays as it is. Not asked where updates need
+        whole tensors.
         """
         return None
 

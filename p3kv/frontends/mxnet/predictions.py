@@ -7,7 +7,7 @@ from typing import Any, Optional
 import mxnet as mx
 import numpy as np
 
-from p3kv.server.predicting import adam, momentum_updates
+from p3kv.consistency.predicting import adam, momentum_updates
 from p3kv.wire.messages import Key
 
 

@@ -7,7 +7,7 @@ from typing import Optional
 import numpy as np
 import torch
 
-from p3kv.server.predicting import adam, momentum_updates
+from p3kv.consistency.predicting import adam, momentum_updates
 
 
 def predicts(optimizer: torch.optim.Optimizer) -> bool:
