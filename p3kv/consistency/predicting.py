@@ -45,8 +45,8 @@ def adam(
     are their corrected mean, with squares that are theirs, leave both as they are once corrected,
     so each update is like the last (XPipe, arXiv 1911.04610, has the same rule). Damped: both
     decay. `epsilon_is_corrected`: the square root is corrected before epsilon is added, as in
-    algorithm 1 of Adam's paper, and not after, as at the end of its section 2. `decay` is what AdamW takes of the weight
-    in each update, as a part of it.
+    algorithm 1 of Adam's paper, and not after, as at the end of its section 2. `decay` is what
+    AdamW takes of the weight in each update, as a part of it.
     """
     predicted = weight.copy()
     first, second = betas
