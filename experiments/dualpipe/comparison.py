@@ -104,8 +104,8 @@ def _data_parallel(model: Model, workers: int, link_bit_s: float) -> Dict[str, T
 
 
 def staleness(workers: int) -> List[Dict[str, Any]]:
-    """By worker, of a batch that meets a full pipeline: the updates between its two passes, and
-    the batches under way, which is how many activations the worker keeps."""
+    """By worker, of a batch that meets a full pipeline: the updates between its two passes, beside
+    the paper's s. One batch more than that is under way, whose activations the worker keeps."""
     found = pipelines(workers)
     batch = 7 * workers
     return [

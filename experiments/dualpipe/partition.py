@@ -26,9 +26,9 @@ class Stage(NamedTuple):
 def partition(model: Model, workers: int, rate_bytes_s: float) -> List[Stage]:
     """Cuts `model` for as many `workers`, over links of `rate_bytes_s`, as PipeDream does.
 
-    Section 3.2 of PipeDream (arXiv:1806.03377), for stages of one worker: the slowest of all stages
-    and cuts is as fast as can be. A stage takes its forward and its backward pass, and a cut twice
-    the time of its activations. Among equally fast partitions, one that sends fewer bytes.
+    The optimizer of PipeDream (arXiv:1806.03377), for stages of one worker: the slowest of all
+    stages and cuts is as fast as can be. A stage takes its forward and its backward pass, and a cut
+    twice the time of its activations. Among equally fast partitions, one that sends fewer bytes.
     ValueError if the model has fewer layers than there are workers.
     """
     count = len(model.layers)

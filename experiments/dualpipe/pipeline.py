@@ -108,16 +108,16 @@ class _Pipeline:
 
 
 def batch_s(plan: Plan, stages: Sequence[Stage], rate_bytes_s: float) -> float:
-    """The time between the ends of two batches, while as many enter the pipeline as leave it.
+    """The time between two batches, while as many enter the pipeline as leave it.
 
     `plan` should have 14 batches for each worker: those of the first four wait for links to fill,
-    and those of the last two find no more batches behind them.
+    and those of the last two find no more batches behind them. It is the slowest worker's time:
+    others may still catch up with it.
     """
     workers = len(plan)
-    ends_s = {
-        done.step.batch: done.end_s
-        for done in simulate(plan, stages, rate_bytes_s)
-        if done.worker == 0 and done.step.kind == BACKWARD
-    }
-    first, last = 4 * workers, len(ends_s) - 2 * workers
-    return (ends_s[last] - ends_s[first]) / (last - first)
+    ends_s: List[List[float]] = [[] for _ in plan]
+    for done in simulate(plan, stages, rate_bytes_s):
+        if done.step.kind == BACKWARD:
+            ends_s[done.worker].append(done.end_s)
+    first, last = 4 * workers, 12 * workers
+    return max((ends[last] - ends[first]) / (last - first) for ends in ends_s)
