@@ -13,14 +13,13 @@ class Stage(NamedTuple):
     """Layers that one worker computes, and what a batch costs there.
 
     `layers`: how many. `activation_bytes`: what it sends to the next stage, of which the gradient
-    comes back as large; 0 of the last stage. `weight_bytes`: of its trained parameters.
+    comes back as large; 0 of the last stage.
     """
 
     layers: int
     forward_s: float
     backward_s: float
     activation_bytes: int
-    weight_bytes: int
 
 
 def partition(model: Model, workers: int, rate_bytes_s: float) -> List[Stage]:
@@ -70,7 +69,6 @@ def _stages(model: Model, ends: Sequence[int]) -> List[Stage]:
             forward_s=sum(model.forward_s[begin:end]),
             backward_s=sum(model.backward_s[begin:end]),
             activation_bytes=model.layers[end - 1].crossing_elems * FLOAT32_BYTES,
-            weight_bytes=sum(model.layer_bytes[begin:end]),
         )
         for begin, end in zip([0, *ends], ends)
     ]

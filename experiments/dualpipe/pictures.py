@@ -46,7 +46,7 @@ def timelines(workers: int) -> Figure:
     drawn = {name: plan for name, plan in pipelines(workers).items() if name in _COLOURS}
     figure, axes = plt.subplots(len(drawn), figsize=(10, 1.9 * len(drawn) + 0.5), sharex=True)
     for axis, (name, plan) in zip(axes, drawn.items()):
-        done = simulate(plan, [Stage(1, 1.0, _BACKWARD, 0, 0)] * workers, math.inf)
+        done = simulate(plan, [Stage(1, 1.0, _BACKWARD, 0)] * workers, math.inf)
         _draw_schedule(axis, [one for one in done if one.start_s < _UNTIL], workers)
         axis.set_title(TITLES[name], loc="left")
     axes[-1].set_xlabel("time (a forward pass = 1)")

@@ -35,7 +35,7 @@ def _far_ahead(workers, batches):
 
 make_plan = st.sampled_from([plans.dualpipe, plans.one_forward_one_backward, _far_ahead, _in_units])
 make_stages = st.lists(
-    st.builds(Stage, st.just(1), seconds, seconds, st.integers(0, 9), st.just(0)),
+    st.builds(Stage, st.just(1), seconds, seconds, st.integers(0, 9)),
     min_size=1,
     max_size=6,
 )
@@ -78,7 +78,7 @@ def test_equal_stages_idle_as_long_as_one_batch_takes_through_the_others(
     make, workers, batches, forward_s, backward_s
 ):
     """The known bubble of 1F1B: (N - 1)(f + b)."""
-    stages = [Stage(1, forward_s, backward_s, 0, 0)] * workers
+    stages = [Stage(1, forward_s, backward_s, 0)] * workers
     done = simulate(make(workers, batches), stages, math.inf)
     assert done[-1].end_s == (batches + workers - 1) * (forward_s + backward_s)
 
@@ -139,7 +139,7 @@ def test_time_units_have_one_step_of_pipedream_and_two_of_dualpipe():
 
 @given(st.lists(st.tuples(seconds, seconds), min_size=2, max_size=6))
 def test_dualpipe_is_less_than_twice_as_fast_as_pipedream_in_time_units(times):
-    stages = [Stage(1, forward_s, backward_s, 0, 0) for forward_s, backward_s in times]
+    stages = [Stage(1, forward_s, backward_s, 0) for forward_s, backward_s in times]
     found = comparison.pipelines(len(stages))
     slowest_s = max(map(sum, times))
     alone = {name: batch_s(plan, stages, math.inf) for name, plan in found.items()}
@@ -150,7 +150,7 @@ def test_dualpipe_is_less_than_twice_as_fast_as_pipedream_in_time_units(times):
 @pytest.mark.parametrize("workers", [2, 3, 4])
 def test_transfers_delay_1f1b_and_hide_behind_dualpipes_passes(workers):
     """N batches are under way in 1F1B, and a round trip has 2(N - 1) transfers."""
-    stages = [Stage(1, 1.0, 2.0, 1, 0)] * workers
+    stages = [Stage(1, 1.0, 2.0, 1)] * workers
     found = comparison.pipelines(workers)
     assert batch_s(found["dualpipe"], stages, 4.0) == 3
     expected_s = 3 + 2 * (workers - 1) / 4 / workers
