@@ -7,7 +7,7 @@ sockets, the scheduler and MXNet are missing. So any order of events can be had,
 from __future__ import annotations
 
 from collections import Counter, deque
-from typing import Any, Deque, Dict, Iterator, List, Optional, Tuple, Type
+from typing import Any, Callable, Deque, Dict, Iterator, List, Optional, Tuple, Type
 
 import numpy as np
 
@@ -22,9 +22,13 @@ from p3kv.consistency import (
     consistency_of_key,
 )
 from p3kv.errors import P3Error, ProtocolError
+from p3kv.server.admission import Admission
+from p3kv.server.checkpoints import Place
 from p3kv.server.consumer import Consumer
 from p3kv.server.dispatcher import Dispatcher
 from p3kv.server.engine.ledger import OwnRounds
+from p3kv.server.handshakes import Handshakes as ServersHandshakes
+from p3kv.server.lateness import Lateness
 from p3kv.server.optimizer import JobOptimizers, Optimizer
 from p3kv.server.workers import Workers
 from p3kv.slicing import balanced_runs, loads_with, make_layout
@@ -45,7 +49,7 @@ from p3kv.wire.messages import (
 )
 from p3kv.wire.pace import Pace
 from p3kv.wire.proofs import Proofs
-from p3kv.wire.protocol import FROM_NEIGHBOURS, FROM_WORKERS, Conversation
+from p3kv.wire.protocol import FROM_NEIGHBOURS, Conversation
 from p3kv.worker.data_plane import DataPlane
 from p3kv.worker.handshakes import Handshakes
 from p3kv.worker.reconnecting import Reconnecting
@@ -201,57 +205,81 @@ class Worker:
         self.exchange.begin(transfer)
 
 
+class _Loop(Loop):
+    """Has a test say when what threads have asked for happens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: Deque[Event] = deque()
+
+    def call_soon(self, function: Callable[..., None], *arguments: Any) -> None:
+        self.calls.append((function, *arguments))
+
+
+class _Admission(Admission):
+    """Remembers the connections that it has accepted."""
+
+    connections: List[Connection]
+
+    def _connection(self, link: Link) -> Connection:
+        connection = super()._connection(link)
+        self.connections = [*getattr(self, "connections", ()), connection]
+        return connection
+
+
+class _Workers(Workers):
+    """Raises it where a worker has broken the protocol."""
+
+    def lose(self, connection: Connection, reason: str) -> None:
+        if not connection.ended:
+            _lost(connection, reason)
+        super().lose(connection, reason)
+
+
 class Server:
     """A server without sockets, for workers in this process."""
 
-    def __init__(
-        self, rank: int, launch: Launch, loop: Loop, settings: Settings, optimizer: Optimizer
-    ) -> None:
+    consumer: Consumer
+    """From the first worker on."""
+
+    def __init__(self, rank: int, launch: Launch, settings: Settings, optimizer: Optimizer) -> None:
         self.failures: List[Failure] = []
+        self.fail: Callable[..., None] = _unused
         self.listener = MemoryListener()
-        self.workers = Workers(
-            launch.num_workers,
-            loop,
-            self.listener,
-            self._connection,
-            self._failed,
-            lambda failure: None,
-            settings.silence_timeout_s,
+        self.loop = _Loop()
+        self.workers = _Workers(
+            self.loop, self._failed, lambda failure: None, settings.silence_timeout_s
         )
-        self.calls: Deque[Event] = deque()
-        """What threads ask this server's thread to do."""
+        self._place = Place(rank, ["here"] * launch.num_servers, _mark(f"server {rank}"))
+        self._num_workers = launch.num_workers
+        self._settings = settings
+        self._optimizer = optimizer
+        handshakes = ServersHandshakes(Proofs(KEY, rank), launch.num_workers)
+        self.admission = _Admission(
+            rank, self.loop, self.listener, 1 << 20, handshakes, self.workers, self._begin
+        )
+        self.admission.begin_to_serve()
+
+    @property
+    def connections(self) -> List[Connection]:
+        """All that have been accepted."""
+        return self.admission.connections
+
+    def close(self) -> None:
+        self.loop.close()
+        self.listener.close()
+        self.consumer.checkpoints.close()
+
+    def _begin(self, job: JobSettings) -> Dispatcher:
         self.consumer = Consumer(
-            launch, self.workers, _lost, _unused, lambda *call: self.calls.append(call),
-            lambda: 0.0,
+            self._place, self._num_workers, job, self.workers, Lateness(self._num_workers),
+            self.loop, Tracer(None, "server"), lambda *failure: self.fail(*failure),
         )  # fmt: skip
-        self.consumer.rank = rank
-        self.consumer.checkpoints.hosts = ["here"] * launch.num_servers
-        self.consumer.checkpoints.mark = _mark(f"server {rank}")
-        self.consumer.set_optimizer(0, optimizer)
-        self.dispatcher = Dispatcher(
-            rank,
-            launch.num_workers,
-            settings,
-            self.workers,
-            self.consumer,
-            JobOptimizers(),
-            _unused,
-        )
-        self.workers.accept_workers(Proofs(KEY, rank))
-        self.dispatcher.begin_to_serve()
-        self.connections: List[Connection] = []
-
-    def _connection(self, link: Link) -> Connection:
-        connection = Connection(
-            link, Conversation(FROM_WORKERS, "worker"), self.dispatcher.land, self._lost, 1 << 20
-        )
-        self.connections.append(connection)
-        return connection
-
-    def _lost(self, connection: Connection, reason: str) -> None:
-        if not connection.ended:
-            _lost(connection, reason)
-        self.workers.lose(connection, reason)
+        self.set_optimizer(0, self._optimizer)
+        return Dispatcher(
+            self._place.rank, self._settings, job.stall_timeout_s, self.workers, self.consumer,
+            JobOptimizers(), lambda *failure: self.fail(*failure),
+        )  # fmt: skip
 
     def _failed(self, failure: Failure, second_hand: bool) -> None:
         assert not second_hand
@@ -259,8 +287,8 @@ class Server:
 
     def make_calls(self) -> None:
         """Does what threads have asked for."""
-        while self.calls:
-            function, *arguments = self.calls.popleft()
+        while self.loop.calls:
+            function, *arguments = self.loop.calls.popleft()
             function(*arguments)
 
     def most_open(self) -> int:
@@ -319,9 +347,7 @@ class MemoryJob:
         self._num_keys = 0
         self._has_checkpoints, self._resumes = checkpoints is not None, resumes
         self._whole = optimizer.whole_tensors
-        self.servers = [
-            Server(rank, launch, self._loop, settings, optimizer()) for rank in range(servers)
-        ]
+        self.servers = [Server(rank, launch, settings, optimizer()) for rank in range(servers)]
         self.workers = [Worker(rank, workers, settings, slice_size) for rank in range(workers)]
         self._connections: Dict[Link, Connection] = {}
         for worker in self.workers:
@@ -332,7 +358,7 @@ class MemoryJob:
             )
             for rank, server in enumerate(self.servers):
                 worker.connect(rank, server.listener.connect())
-                server.workers._accept()
+                server.admission._accept()
                 near, far = worker.servers[rank], server.connections[-1]
                 self._connections.update({near._link: near, far._link: far})
         for rank, worker in enumerate(self.workers):
@@ -356,8 +382,7 @@ class MemoryJob:
         for connection in self._connections.values():
             connection.close()
         for server in self.servers:
-            server.listener.close()
-            server.consumer.checkpoints.close()
+            server.close()
         for worker in self.workers:
             worker.data_plane.host_sums.close()
             worker.data_plane.checkpoints.close()
@@ -410,7 +435,7 @@ class MemoryJob:
     def _new_link(self, server: int) -> Link:
         """A link to a server, whose other end it has accepted."""
         near = self.servers[server].listener.connect()
-        self.servers[server].workers._accept()
+        self.servers[server].admission._accept()
         assert isinstance(near, MemoryLink)
         self._connections[near.other] = self.servers[server].connections[-1]
         return near
@@ -446,9 +471,9 @@ class MemoryJob:
             if worker.asked:
                 yield (worker.make_calls,)
         for server in self.servers:
-            if len(server.consumer._queue) and not server.consumer._stopped:
+            if len(server.consumer.frames.queue) and not server.consumer._stopped:
                 yield (server.consumer.consume,)
-            if server.calls:
+            if server.loop.calls:
                 yield (server.make_calls,)
 
     def carry_all(self, connection: Connection) -> None:

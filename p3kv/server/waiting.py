@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Callable, Dict, Iterator, List, NamedTuple, Tuple
+from typing import Iterator, List, NamedTuple
 
-from p3kv.server.engine import Engine, RowsKey, ServerSlice, Unit
-from p3kv.server.rows_consumer import RowsConsumer
+from p3kv.server.engine import Engine, Unit
+from p3kv.server.pulls import Pulls
+from p3kv.server.received_frames import ReceivedFrames
 from p3kv.server.stalls import Wait
 from p3kv.server.workers import Workers
-from p3kv.wire.connection import Connection
-from p3kv.wire.fields import PullHeader
 from p3kv.wire.header import INITIAL_ROUND
 from p3kv.wire.messages import workers
 
@@ -21,18 +20,6 @@ _NEEDS_RANK_0 = (
     "Worker 0 must stay for each key's first round, while gradients are clipped by their norm, and "
     "with an optimizer whose updates leave numbers for the next key: give it the most batches."
 )
-
-
-class Pull(NamedTuple):
-    """A worker's request for values, and since when it waits, on the monotonic clock."""
-
-    connection: Connection
-    request: PullHeader
-    since_s: float
-
-
-Pulls = Dict[ServerSlice, List[Pull]]
-"""Requests that wait for a value that is new enough."""
 
 
 class _InitialWait(NamedTuple):
@@ -52,19 +39,17 @@ class Waiting:
     def __init__(
         self,
         engine: Engine,
-        rows: RowsConsumer,
+        frames: ReceivedFrames,
         pulls: Pulls,
         workers: Workers,
-        departed: Callable[[int], bool],
+        workers_may_leave: bool,
     ) -> None:
-        """`departed(rank)`: whether no more push of a worker comes."""
+        """`workers_may_leave`: rounds go on without workers that have left, where they can."""
         self._engine = engine
-        self._rows = rows
+        self._frames = frames
         self._pulls = pulls
         self._workers = workers
-        self._departed = departed
-        self.workers_may_leave = False
-        """Whether rounds go on without workers that have left, where they can."""
+        self._workers_may_leave = workers_may_leave
 
     def longer_than(self, least_s: float, now_s: float) -> Iterator[Wait]:
         """Rounds that have waited for a worker's push for so long; of each key the oldest one.
@@ -98,19 +83,19 @@ class Waiting:
         """Ends the job, and returns True, if a round of `unit` waits for a worker that has left."""
         for number, current, missing in unit.ledger.waits():
             for rank in missing:
-                if self._departed(rank):
+                if self._frames.departed(rank):
                     self._workers.suspect(
                         rank,
                         f"it ended in order, but {workers(current.arrived)} "
                         f"went on to round {number} of {unit.plan.called}",
-                        _NEEDS_RANK_0 if self.workers_may_leave else _SAME_STEPS,
+                        _NEEDS_RANK_0 if self._workers_may_leave else _SAME_STEPS,
                     )
                     return True
         return False
 
     def check_initial_values(self) -> None:
         """Ends the job if a worker waits for an initial value, and worker rank 0 has left."""
-        if self._departed(0):
+        if self._frames.departed(0):
             for wait in self._initial_waits():
                 self._workers.suspect(
                     0,
@@ -121,17 +106,6 @@ class Waiting:
                 return
 
     def _initial_waits(self) -> Iterator[_InitialWait]:
-        asked: List[Tuple[Unit, List[Tuple[int, float]]]] = [
-            (slice_, [(pull.request.rank, pull.since_s) for pull in pulls])
-            for slice_, pulls in self._pulls.items()
-            # Slices of a later size have no value before their first round, and wait for others.
-            if slice_.round < INITIAL_ROUND and slice_.first_round == INITIAL_ROUND
-        ]
-        for key in self._engine.keys.values():
-            if isinstance(key, RowsKey):
-                pulls = self._rows.waits_for_initial(key)
-                asked.append((key, [(pull.request.rank, pull.since_s) for pull in pulls]))
-        for unit, since in asked:
-            if since:
-                ranks = sorted({rank for rank, _ in since})
-                yield _InitialWait(unit, ranks, min(since_s for _, since_s in since))
+        for unit, pulls in self._pulls.for_initial_values():
+            ranks = sorted({pull.request.rank for pull in pulls})
+            yield _InitialWait(unit, ranks, min(pull.since_s for pull in pulls))
