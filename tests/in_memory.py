@@ -11,6 +11,7 @@ from typing import Any, Callable, Deque, Dict, Iterator, List, Optional, Tuple, 
 
 import numpy as np
 
+from p3kv.checkpoints import Place
 from p3kv.common.registry import Choice
 from p3kv.common.trace import Tracer
 from p3kv.config import Launch, Settings
@@ -23,7 +24,6 @@ from p3kv.consistency import (
 )
 from p3kv.errors import P3Error, ProtocolError
 from p3kv.server.admission import Admission
-from p3kv.server.checkpoints import Place
 from p3kv.server.consumer import Consumer
 from p3kv.server.dispatcher import Dispatcher
 from p3kv.server.engine.ledger import OwnRounds
@@ -38,7 +38,7 @@ from p3kv.wire.connection import Connection
 from p3kv.wire.fields import Header
 from p3kv.wire.framing import Frame, Landing, message_landing
 from p3kv.wire.header import INITIAL_ROUND, LAST, Kind
-from p3kv.wire.loop import Drain, Loop
+from p3kv.wire.loop import Loop
 from p3kv.wire.messages import (
     CodecChoices,
     DataWelcome,
@@ -47,7 +47,6 @@ from p3kv.wire.messages import (
     JobSettings,
     SliceSizes,
 )
-from p3kv.wire.pace import Pace
 from p3kv.wire.proofs import Proofs
 from p3kv.wire.protocol import FROM_NEIGHBOURS, Conversation
 from p3kv.worker.data_plane import DataPlane
@@ -66,19 +65,36 @@ OWN_STORE = 1
 """The number of a store whose rounds are each worker's own."""
 
 
+class _Loop(Loop):
+    """Has a test say when what threads have asked for happens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: Deque[Event] = deque()
+
+    def call_soon(self, function: Callable[..., None], *arguments: Any) -> None:
+        self.calls.append((function, *arguments))
+
+    def make_calls(self) -> None:
+        """Does what threads have asked for."""
+        while self.calls:
+            function, *arguments = self.calls.popleft()
+            function(*arguments)
+
+
 class Worker:
     """A worker's data plane, and a script's calls."""
 
-    def __init__(self, rank: int, num_workers: int, settings: Settings, slice_size: int) -> None:
+    def __init__(
+        self, rank: int, num_workers: int, num_servers: int, settings: Settings, slice_size: int
+    ) -> None:
         self.handshakes = Handshakes(KEY, rank, JobSettings.of(settings))
         self.reconnecting: Reconnecting
         self.neighbours: Dict[int, Connection] = {}
-        self.asked: Deque[Event] = deque()
-        """What threads ask this worker's thread to do."""
+        self.loop = _Loop()
         self.data_plane = DataPlane(
-            rank, num_workers, settings, [], Tracer(None, "worker"),
-            lambda delay_s, function: None, lambda *call: self.asked.append(call), Drain(), Pace(),
-            lambda rate_bytes_s: None, self._lost, lambda: None,
+            _place(rank, num_workers, num_servers), settings, [], Tracer(None, "worker"), self.loop,
+            lambda rate_bytes_s: None, self._lost, lambda: None, _unused,
             {
                 Kind.CHALLENGE: self.handshakes.land,
                 Kind.WELCOME: _welcome,
@@ -192,28 +208,11 @@ class Worker:
         for connection in self.neighbours.values():
             connection.writer.push(Frame(LAST, header, memoryview(words)))
 
-    def make_calls(self) -> None:
-        """Does what threads have asked for."""
-        while self.asked:
-            function, *arguments = self.asked.popleft()
-            function(*arguments)
-
     def begin(self, position: int = 0) -> None:
         """Has one of the calls begin whose arrays are ready now."""
         transfer = self.calls[position]
         del self.calls[position]
         self.exchange.begin(transfer)
-
-
-class _Loop(Loop):
-    """Has a test say when what threads have asked for happens."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls: Deque[Event] = deque()
-
-    def call_soon(self, function: Callable[..., None], *arguments: Any) -> None:
-        self.calls.append((function, *arguments))
 
 
 class _Admission(Admission):
@@ -250,7 +249,7 @@ class Server:
         self.workers = _Workers(
             self.loop, self._failed, lambda failure: None, settings.silence_timeout_s
         )
-        self._place = Place(rank, ["here"] * launch.num_servers, _mark(f"server {rank}"))
+        self._place = _place(rank, launch.num_workers, launch.num_servers)
         self._num_workers = launch.num_workers
         self._settings = settings
         self._optimizer = optimizer
@@ -284,12 +283,6 @@ class Server:
     def _failed(self, failure: Failure, second_hand: bool) -> None:
         assert not second_hand
         self.failures.append(failure)
-
-    def make_calls(self) -> None:
-        """Does what threads have asked for."""
-        while self.loop.calls:
-            function, *arguments = self.loop.calls.popleft()
-            function(*arguments)
 
     def most_open(self) -> int:
         """The most rounds that are open of one slice."""
@@ -348,10 +341,12 @@ class MemoryJob:
         self._has_checkpoints, self._resumes = checkpoints is not None, resumes
         self._whole = optimizer.whole_tensors
         self.servers = [Server(rank, launch, settings, optimizer()) for rank in range(servers)]
-        self.workers = [Worker(rank, workers, settings, slice_size) for rank in range(workers)]
+        self.workers = [
+            Worker(rank, workers, servers, settings, slice_size) for rank in range(workers)
+        ]
         self._connections: Dict[Link, Connection] = {}
         for worker in self.workers:
-            worker.data_plane.checkpoints.find("here", worker.data_plane.consistency, _mark)
+            worker.data_plane.checkpoints.find(worker.data_plane.consistency)
             breaks = Breaks("server", 60.0, self._loop.call_later, lambda failure: None, _unused)
             worker.reconnecting = Reconnecting(
                 self._loop, worker.handshakes, self._new_link, breaks, lambda server: None, _lost
@@ -369,8 +364,7 @@ class MemoryJob:
                 self._connections[far] = self.workers[other].meet(rank, far)
         self.finish()
         for worker in self.workers:
-            hosts = ["here"] * servers, ["here"] * workers
-            worker.data_plane.checkpoints.check_folder(*hosts, _unused)
+            worker.data_plane.checkpoints.check_folder()
             worker.data_plane.checkpoints.announce()
             worker.start()
             worker.steps.new_store()
@@ -386,6 +380,7 @@ class MemoryJob:
         for worker in self.workers:
             worker.data_plane.host_sums.close()
             worker.data_plane.checkpoints.close()
+            worker.loop.close()
 
     def declare(
         self, name: str, *shape: int, layout: str = "dense", own: bool = False
@@ -468,13 +463,13 @@ class MemoryJob:
         for worker in self.workers:
             if len(worker.data_plane.host_sums._queue):
                 yield (worker.data_plane.host_sums.work,)
-            if worker.asked:
-                yield (worker.make_calls,)
+            if worker.loop.calls:
+                yield (worker.loop.make_calls,)
         for server in self.servers:
             if len(server.consumer.frames.queue) and not server.consumer._stopped:
                 yield (server.consumer.consume,)
             if server.loop.calls:
-                yield (server.make_calls,)
+                yield (server.loop.make_calls,)
 
     def carry_all(self, connection: Connection) -> None:
         """Brings everything that one side of a connection has to say to the other."""
@@ -511,6 +506,10 @@ def _welcome(connection: Connection, header: Header) -> Landing:
 
 def _no_probe(connection: Connection, header: Header) -> Landing:
     raise ProtocolError("nobody measures the network here")
+
+
+def _place(rank: int, num_workers: int, num_servers: int) -> Place:
+    return Place(rank, "here", ["here"] * num_servers, ["here"] * num_workers, _mark)
 
 
 def _mark(who: str) -> bytes:

@@ -2,38 +2,20 @@
 
 from __future__ import annotations
 
-from typing import (
-    Callable,
-    Collection,
-    Dict,
-    Iterable,
-    Mapping,
-    NamedTuple,
-    Optional,
-    Sequence,
-)
+from typing import Collection, Dict, Iterable, Mapping, Optional
 
 import numpy as np
 from msgspec.structs import replace
 
-from p3kv.checkpoints import Contents, CutOfKey, KeyOutline, Outline, Writer, marks
+from p3kv.checkpoints import Contents, CutOfKey, KeyOutline, Outline, Place, Writer, marks
 from p3kv.errors import ConfigError, ProtocolError
 from p3kv.server.engine import Key, RowsKey, ServerSlice, Unit
 from p3kv.server.optimizer import WHOLE, State
 from p3kv.server.workers import Workers
 from p3kv.wire.fields import Header
 from p3kv.wire.header import Kind
+from p3kv.wire.loop import Loop
 from p3kv.wire.messages import Checkpoint, DeclaredKey, StoreAtCut, Written, encode
-
-
-class Place(NamedTuple):
-    """Where this server is in its job."""
-
-    rank: int
-    hosts: Sequence[str]
-    """The servers', by rank."""
-    mark: bytes
-    """Of which worker 0 knows, too (`p3kv.checkpoints.marks`)."""
 
 
 class _Cut:
@@ -98,10 +80,10 @@ class Checkpoints:
         folder: Optional[str],
         keys: Mapping[int, Key],
         workers: Workers,
-        call_soon: Callable[..., None],
+        loop: Loop,
     ) -> None:
         """`folder` is where files are to be written, if the job has checkpoints: this server's mark
-        is left there. `call_soon` has the server's thread call something.
+        is left there.
 
         Raises ConfigError if files can't be written there.
         """
@@ -113,7 +95,7 @@ class Checkpoints:
         self._writes = False
         if folder is not None:
             _leave_mark(folder, place)
-        self._writer = Writer(lambda step, problem: call_soon(self._written, step, problem))
+        self._writer = Writer(lambda step, problem: loop.call_soon(self._written, step, problem))
 
     def begin(self, checkpoint: Checkpoint) -> None:
         """Begins a checkpoint; ProtocolError for one that can't be right."""
@@ -139,7 +121,7 @@ class Checkpoints:
     def close(self) -> None:
         """Waits for a file that is being written, for some seconds at most."""
         if self._folder is not None:
-            marks.remove(self._folder, self._place.mark)
+            marks.remove(self._folder, _mark(self._place))
         self._writer.close()
 
     def _begin_key(self, store: StoreAtCut, key_id: int, round_: int) -> None:
@@ -185,7 +167,7 @@ class Checkpoints:
         keys = [cut.complete for cut in complete.cuts.values()]
         outline = Outline(
             1, checkpoint.identity, checkpoint.step, self._place.rank,
-            list(self._place.hosts),
+            list(self._place.servers_hosts),
             [store.known for store in checkpoint.stores], [key.outline for key in keys],
             checkpoint.workers_host, others_hosts=checkpoint.others_hosts,
         )  # fmt: skip
@@ -199,19 +181,22 @@ class Checkpoints:
         self._workers.tell_rank_0(Header(Kind.WRITTEN, self._place.rank), memoryview(words))
 
 
+def _mark(place: Place) -> bytes:
+    return place.mark(f"server {place.rank}")
+
+
 def _leave_mark(folder: str, place: Place) -> None:
-    host = place.hosts[place.rank]
     try:
-        marks.leave(folder, place.mark)
+        marks.leave(folder, _mark(place))
     except (FileNotFoundError, NotADirectoryError) as error:
         raise ConfigError(
-            f"there is no folder {folder} on host {host}, where this server is to write "
+            f"there is no folder {folder} on host {place.host}, where this server is to write "
             "checkpoints; worker 0 has it. Set P3KV_CHECKPOINT_DIR to a folder that all hosts "
             "share under the same name"
         ) from error
     except OSError as error:
         raise ConfigError(
-            f"checkpoints can't be written to {folder} on host {host}: {error.strerror}; set "
+            f"checkpoints can't be written to {folder} on host {place.host}: {error.strerror}; set "
             "P3KV_CHECKPOINT_DIR to a folder that every server can write to"
         ) from error
 

@@ -10,11 +10,12 @@ import logging
 from functools import partial
 from typing import Callable, List
 
+from p3kv.checkpoints import Place
 from p3kv.common.finite import ADVICE, NotFinite
 from p3kv.common.trace import Tracer
 from p3kv.consistency import make_consistency
 from p3kv.errors import ProtocolError, in_one_line
-from p3kv.server.checkpoints import Checkpoints, Place
+from p3kv.server.checkpoints import Checkpoints
 from p3kv.server.engine import Engine, Unit
 from p3kv.server.engine.held_rounds import HeldRounds
 from p3kv.server.engine.plan import Rules
@@ -75,9 +76,7 @@ class Consumer:
         self.pulls = Pulls()
         self.waiting = Waiting(self.engine, self.frames, self.pulls, workers, job.let_workers_leave)
         self.states = StateService(place.rank, self.engine, workers, fail)
-        self.checkpoints = Checkpoints(
-            place, job.checkpoint_dir, self.engine.keys, workers, loop.call_soon
-        )
+        self.checkpoints = Checkpoints(place, job.checkpoint_dir, self.engine.keys, workers, loop)
         values = Values(place.rank, workers, loop, tracer)
         self._ends = RoundEnds(
             self.engine, workers, values, self.pulls, self.states, self.checkpoints, self.waiting,

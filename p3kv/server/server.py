@@ -13,13 +13,13 @@ from typing import Optional
 
 import numpy as np
 
+from p3kv.checkpoints import Place
 from p3kv.common.log import name_rank
 from p3kv.common.trace import Tracer
 from p3kv.config import Launch, Settings
 from p3kv.errors import ConfigError, P3Error, in_one_line
 from p3kv.report.metrics import Metrics
 from p3kv.server.admission import Admission
-from p3kv.server.checkpoints import Place
 from p3kv.server.consumer import Consumer
 from p3kv.server.dispatcher import Dispatcher
 from p3kv.server.handshakes import Handshakes
@@ -169,8 +169,8 @@ class _Server:
         except ConfigError as error:
             self._fail_here(str(error), UNKNOWN, "ConfigError")
         hosts = [host for host, *_ in roster.servers]
-        mark = self._credentials.mark(roster.token, f"server {roster.rank}")
-        place = Place(roster.rank, hosts, mark)
+        mark = partial(self._credentials.mark, roster.token)
+        place = Place(roster.rank, hosts[roster.rank], hosts, roster.workers, mark)
         host, *_ = self._listener.address
         self._tracer = Tracer(self._settings.trace, f"server {roster.rank}", str(host))
         self._clock.watch(self._tracer, self._loop.call_later)
