@@ -21,7 +21,6 @@ from p3kv.server.engine.held_rounds import HeldRounds
 from p3kv.server.engine.plan import Rules
 from p3kv.server.lateness import Lateness
 from p3kv.server.optimizer import Optimizer
-from p3kv.server.pulls import Pulls
 from p3kv.server.received_frames import ReceivedFrame, ReceivedFrames
 from p3kv.server.round_ends import RoundEnds
 from p3kv.server.rows_consumer import RowsConsumer
@@ -73,20 +72,19 @@ class Consumer:
         )  # fmt: skip
         self.engine = Engine(rules)
         self.frames = ReceivedFrames(num_workers, workers)
-        self.pulls = Pulls()
-        self.waiting = Waiting(self.engine, self.frames, self.pulls, workers, job.let_workers_leave)
-        self.states = StateService(place.rank, self.engine, workers, fail)
+        self.waiting = Waiting(self.engine, self.frames, workers, job.let_workers_leave)
+        self.states = StateService(self.engine, workers, fail)
         self.checkpoints = Checkpoints(place, job.checkpoint_dir, self.engine.keys, workers, loop)
         values = Values(place.rank, workers, loop, tracer)
         self._ends = RoundEnds(
-            self.engine, workers, values, self.pulls, self.states, self.checkpoints, self.waiting,
+            self.engine, workers, values, self.states, self.checkpoints, self.waiting,
             tracer,
         )  # fmt: skip
         self.slices = SlicesConsumer(
-            self.engine, self.frames, self._ends, values, self.pulls, self.waiting, lateness, tracer
+            self.engine, self.frames, self._ends, values, self.waiting, lateness, tracer
         )
         self.rows = RowsConsumer(
-            self.engine, workers, self.frames, self._ends, self.pulls, self.waiting, tracer
+            self.engine, workers, self.frames, self._ends, self.waiting, tracer
         )
         self._workers = workers
         self._workers_may_leave = job.let_workers_leave

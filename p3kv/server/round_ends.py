@@ -5,7 +5,6 @@ from __future__ import annotations
 from p3kv.common.trace import Tracer, now_ns
 from p3kv.server.checkpoints import Checkpoints
 from p3kv.server.engine import Ended, Engine, Key, ServerSlice, Unit
-from p3kv.server.pulls import Pulls
 from p3kv.server.spans import trace_update
 from p3kv.server.state_service import StateService
 from p3kv.server.values import Values
@@ -21,7 +20,6 @@ class RoundEnds:
         engine: Engine,
         workers: Workers,
         values: Values,
-        pulls: Pulls,
         states: StateService,
         checkpoints: Checkpoints,
         waiting: Waiting,
@@ -30,7 +28,6 @@ class RoundEnds:
         self._engine = engine
         self._workers = workers
         self._values = values
-        self._pulls = pulls
         self._states = states
         self._checkpoints = checkpoints
         self._waiting = waiting
@@ -45,7 +42,7 @@ class RoundEnds:
             newly_ended = 0
             for other in key.reslice():
                 newly_ended += self._end_rounds(key, other)
-                self._pulls.answer(other)
+                self._waiting.answer_pulls(other)
         if ended and self._states.waiting:
             self._states.round_ended(key)
         if not ended and self._workers.done:
@@ -69,6 +66,6 @@ class RoundEnds:
         """Queues a round's value to the workers that want it."""
         if isinstance(ended.unit, ServerSlice):
             self._values.send_result(ended.unit, ended)
-        self._pulls.answer(ended.unit)
+        self._waiting.answer_pulls(ended.unit)
         if ended.others and key.all_ended(ended.round, ended.others[0]):
             self._values.tell_ended(ended)

@@ -11,7 +11,6 @@ from p3kv.codecs import part_of_rows
 from p3kv.common.trace import Tracer, now_ns
 from p3kv.errors import ProtocolError
 from p3kv.server.engine import Engine, RowsKey
-from p3kv.server.pulls import Pulls
 from p3kv.server.received_frames import ReceivedFrames
 from p3kv.server.round_ends import RoundEnds
 from p3kv.server.spans import trace_sum
@@ -43,7 +42,6 @@ class RowsConsumer:
         workers: Workers,
         frames: ReceivedFrames,
         ends: RoundEnds,
-        pulls: Pulls,
         waiting: Waiting,
         tracer: Tracer,
     ) -> None:
@@ -51,7 +49,6 @@ class RowsConsumer:
         self._workers = workers
         self._frames = frames
         self._ends = ends
-        self._pulls = pulls
         self._waiting = waiting
         self._tracer = tracer
 
@@ -120,7 +117,7 @@ class RowsConsumer:
         """`words`: the rows that the worker names, or the round since which it wants the rows that
         have changed."""
         key.check_ahead(header.round, header.rank)
-        self._pulls.take(key, header, partial(self._answer, connection, header, key, words))
+        self._waiting.pull(key, header, partial(self._answer, connection, header, key, words))
         self._waiting.check_initial_values()
 
     def _answer(

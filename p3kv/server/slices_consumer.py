@@ -13,7 +13,6 @@ from p3kv.server.engine import Engine, ServerSlice
 from p3kv.server.engine.buffers import Buffer
 from p3kv.server.engine.rounds import Round
 from p3kv.server.lateness import Lateness, Readiness
-from p3kv.server.pulls import Pulls
 from p3kv.server.received_frames import ReceivedFrame, ReceivedFrames
 from p3kv.server.round_ends import RoundEnds
 from p3kv.server.spans import trace_sum
@@ -35,7 +34,6 @@ class SlicesConsumer:
         frames: ReceivedFrames,
         ends: RoundEnds,
         values: Values,
-        pulls: Pulls,
         waiting: Waiting,
         lateness: Lateness,
         tracer: Tracer,
@@ -45,7 +43,6 @@ class SlicesConsumer:
         self._frames = frames
         self._ends = ends
         self._values = values
-        self._pulls = pulls
         self._waiting = waiting
         self._lateness = lateness
         self._readiness = Readiness(engine.rules.consistency.num_workers)
@@ -161,5 +158,6 @@ class SlicesConsumer:
         key = self._engine.key_of_slices(header.key, header.rank)
         key.check_ahead(header.round, header.rank)
         for state in key.slices(header.round):
-            self._pulls.take(state, header, partial(self._values.answer, connection, header, state))
+            answer = partial(self._values.answer, connection, header, state)
+            self._waiting.pull(state, header, answer)
         self._waiting.check_initial_values()

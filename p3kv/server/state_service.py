@@ -35,11 +35,9 @@ class StateService:
     gets. A worker asks for one key after the other. Belongs to the server's thread.
     """
 
-    def __init__(
-        self, rank: int, engine: Engine, workers: Workers, fail: Callable[..., None]
-    ) -> None:
-        """`rank` is this server's; `fail(reason, round)` ends the job."""
-        self._rank = rank
+    def __init__(self, engine: Engine, workers: Workers, fail: Callable[..., None]) -> None:
+        """`fail(reason, round)` ends the job."""
+        self._rank = engine.rules.rank
         self._engine = engine
         self._workers = workers
         self._fail = fail
@@ -106,7 +104,7 @@ class StateService:
     def _outlined(
         self, connection: Connection, header: StateHeader, key: Key, outline: StateOutline
     ) -> None:
-        kept_elems = dict(key.declared.runs)[self._rank]
+        kept_elems = key.plan.kept_elems
         self._arriving = ArrivingState(outline, kept_elems, _whole(header))
         self._take_if_complete(connection, header, key)
 

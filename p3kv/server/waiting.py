@@ -1,14 +1,15 @@
-"""Waits on this server for pushes that have not come."""
+"""Waits on this server: pulls for values, and rounds for pushes that have not come."""
 
 from __future__ import annotations
 
-from typing import Iterator, List, NamedTuple
+import time
+from typing import Callable, Dict, Iterator, List, NamedTuple
 
 from p3kv.server.engine import Engine, Unit
-from p3kv.server.pulls import Pulls
 from p3kv.server.received_frames import ReceivedFrames
 from p3kv.server.stalls import Wait
 from p3kv.server.workers import Workers
+from p3kv.wire.fields import PullHeader
 from p3kv.wire.header import INITIAL_ROUND
 from p3kv.wire.messages import workers
 
@@ -22,16 +23,17 @@ _NEEDS_RANK_0 = (
 )
 
 
-class _InitialWait(NamedTuple):
-    """Workers that wait for a key's initial value, and since when, on the monotonic clock."""
+class Pull(NamedTuple):
+    """A worker's request for a value, and since when it waits, on the monotonic clock."""
 
-    unit: Unit
-    ranks: List[int]
+    request: PullHeader
+    answer: Callable[[], None]
     since_s: float
 
 
 class Waiting:
-    """Finds the rounds and pulls that wait for a worker, and ends the job if it has left.
+    """Answers each pull when the value is new enough. Finds the rounds and pulls that wait for a
+    worker, and ends the job if it has left.
 
     Belongs to the server's thread.
     """
@@ -40,16 +42,32 @@ class Waiting:
         self,
         engine: Engine,
         frames: ReceivedFrames,
-        pulls: Pulls,
         workers: Workers,
         workers_may_leave: bool,
     ) -> None:
         """`workers_may_leave`: rounds go on without workers that have left, where they can."""
         self._engine = engine
         self._frames = frames
-        self._pulls = pulls
         self._workers = workers
         self._workers_may_leave = workers_may_leave
+        self.pulls: Dict[Unit, List[Pull]] = {}
+        """Requests for values that are not new enough yet."""
+
+    def pull(self, unit: Unit, request: PullHeader, answer: Callable[[], None]) -> None:
+        """Has `answer` be called: now, or when a round has ended that the request waits for. Call
+        `check_initial_values` afterwards."""
+        self._answer_or_keep(unit, Pull(request, answer, time.monotonic()))
+
+    def answer_pulls(self, unit: Unit) -> None:
+        """To be called when a unit has another value."""
+        for pull in self.pulls.pop(unit, ()):
+            self._answer_or_keep(unit, pull)
+
+    def _answer_or_keep(self, unit: Unit, pull: Pull) -> None:
+        if unit.ledger.is_new_enough(pull.request.rank, pull.request.round):
+            pull.answer()
+        else:
+            self.pulls.setdefault(unit, []).append(pull)
 
     def longer_than(self, least_s: float, now_s: float) -> Iterator[Wait]:
         """Rounds that have waited for a worker's push for so long; of each key the oldest one.
@@ -70,7 +88,7 @@ class Waiting:
                     yield wait
         for initial in self._initial_waits():
             if now_s - initial.since_s >= least_s:
-                yield Wait(initial.unit, INITIAL_ROUND, [0], initial.ranks, initial.since_s)
+                yield initial
 
     def check_all(self) -> None:
         """Ends the job if anything waits for a worker that has left."""
@@ -100,12 +118,16 @@ class Waiting:
                 self._workers.suspect(
                     0,
                     f"it ended in order, and {wait.unit.plan.called} has no initial value for "
-                    f"{workers(wait.ranks)}",
+                    f"{workers(wait.arrived)}",
                     "Worker 0 gives all initial values: have it initialise every key.",
                 )
                 return
 
-    def _initial_waits(self) -> Iterator[_InitialWait]:
-        for unit, pulls in self._pulls.for_initial_values():
-            ranks = sorted({pull.request.rank for pull in pulls})
-            yield _InitialWait(unit, ranks, min(pull.since_s for pull in pulls))
+    def _initial_waits(self) -> Iterator[Wait]:
+        """Units that have no value at all, for which workers have asked."""
+        for unit, pulls in self.pulls.items():
+            # Slices of a later size have no value before their first round, and wait for others.
+            if unit.round < INITIAL_ROUND and unit.first_round == INITIAL_ROUND:
+                ranks = sorted({pull.request.rank for pull in pulls})
+                since_s = min(pull.since_s for pull in pulls)
+                yield Wait(unit, INITIAL_ROUND, [0], ranks, since_s)

@@ -210,7 +210,7 @@ def test_results_are_right_and_rounds_few_while_sizes_change(
                 check()
         for server in job.servers:
             assert server.most_open() == 0
-            assert server.consumer.pulls.waiting == {}
+            assert server.consumer.waiting.pulls == {}
             assert not server.consumer.held_rounds.steps
         if clips:
             totals = [sum(gradient(rank, r) for rank in range(workers)) for r in (9, 9 // SELDOM)]
@@ -281,7 +281,7 @@ def test_a_worker_sends_nothing_for_a_round_that_may_have_other_slices_than_it_k
         job.finish()
         states = list(job.servers[0].consumer.engine.units())
         assert [sorted(state.ledger.open) for state in states[:2]] == [[1, 2], [1, 2]]
-        assert job.servers[0].consumer.pulls.waiting == {}
+        assert job.servers[0].consumer.waiting.pulls == {}
         job.workers[0].tuning.want(SliceSizes(SIZE // 5))
         keys = job.keys["often"]
         job.workers[0].call(keys[0], INITIAL_ROUND, np.ones(SIZE, np.float32), None)

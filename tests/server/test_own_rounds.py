@@ -134,7 +134,7 @@ def test_every_push_counts_once_and_no_worker_waits_while_others_share_rounds_an
             assert (count == script.rounds).all()
         np.testing.assert_array_equal(job.kept(job.keys["often"][0]), expected[STEPS])
         assert all(server.most_own() == 0 for server in job.servers)
-        assert all(server.consumer.pulls.waiting == {} for server in job.servers)
+        assert all(server.consumer.waiting.pulls == {} for server in job.servers)
 
 
 def merged(calls: List[Any], store: int, random: Random) -> List[Any]:
