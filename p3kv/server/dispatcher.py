@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from functools import partial
-from typing import Any, Callable, Dict, Optional
+from typing import Any, Callable, Dict
 
 from p3kv.config import Settings
 from p3kv.errors import ConfigError, ProtocolError, in_one_line
@@ -49,6 +49,9 @@ from p3kv.wire.messages import (
 
 _log = logging.getLogger(__name__)
 
+_NEWS: Dict[int, type] = {Kind.ORDER: ForwardOrder, Kind.RESUMED: Resumed}
+"""By kind, what worker rank 0 tells all workers, also those that come later."""
+
 
 class Dispatcher:
     """Takes the frames that `p3kv.wire.protocol` allows, and tells workers what all must know.
@@ -79,8 +82,8 @@ class Dispatcher:
         )
         self._parts_of_workers = PartsOfWorkers(workers)
         self._scratch = memoryview(bytearray(MAX_PROBE_BYTES))
-        self._order: Optional[memoryview] = None
-        self._resumed_from: Optional[memoryview] = None
+        self._news: Dict[int, memoryview] = {}
+        """By kind, what worker rank 0 has said last for all workers."""
         self._open_step = UNKNOWN
         self.handlers: Dict[int, Callable[[Connection, Any], Landing]] = {
             Kind.PUSH: consumer.slices.land_push,
@@ -92,7 +95,7 @@ class Dispatcher:
             Kind.OPEN: self._land_open,
             Kind.PROBE: self._land_probe,
             Kind.OPTIMIZER: self._land_optimizer,
-            Kind.ORDER: self._land_forward_order,
+            Kind.ORDER: self._land_news,
             Kind.CLIPPED: self._land_clipped,
             Kind.STEP_PUSHED: self._land_step_pushed,
             Kind.SCALE: self._land_scale,
@@ -101,7 +104,7 @@ class Dispatcher:
             Kind.STATE_BYTES: consumer.states.land_bytes,
             Kind.CHECKPOINT: self._land_checkpoint,
             Kind.WRITTEN: self._parts_of_workers.land_written,
-            Kind.RESUMED: self._land_resumed,
+            Kind.RESUMED: self._land_news,
             Kind.BYE: self._land_bye,
         }
         """By kind, what gives a frame of a worker its landing; ProtocolError for one that can't be
@@ -116,9 +119,8 @@ class Dispatcher:
 
     def welcomed(self, rank: int, connection: Connection) -> None:
         """Tells a worker that takes frames now what the others have been told."""
-        for kind, words in ((Kind.ORDER, self._order), (Kind.RESUMED, self._resumed_from)):
-            if words is not None:
-                connection.writer.push(Frame(URGENT, Header(kind, self._rank), words))
+        for kind, words in self._news.items():
+            connection.writer.push(Frame(URGENT, Header(kind, self._rank), words))
         self._parts_of_workers.welcomed(rank)
 
     def _land_bye(self, connection: Connection, header: Header) -> Landing:
@@ -159,14 +161,14 @@ class Dispatcher:
             news = SliceSizesHeader(Kind.SLICE_SIZES, self._rank, from_round=from_round)
             self._workers.tell(news, memoryview(encode(sizes)))
 
-    def _land_forward_order(self, connection: Connection, header: Header) -> Landing:
+    def _land_news(self, connection: Connection, header: Header) -> Landing:
         words = memoryview(bytearray(header.payload_bytes))
-        return Landing(words, partial(self._pass_order_on, words))
+        return Landing(words, partial(self._pass_on, header.kind, words))
 
-    def _pass_order_on(self, words: memoryview) -> None:
-        decode(words, ForwardOrder)  # or all workers would blame this server for it
-        self._order = words
-        self._workers.tell(Header(Kind.ORDER, self._rank), words)
+    def _pass_on(self, kind: int, words: memoryview) -> None:
+        decode(words, _NEWS[kind])  # or all workers would blame this server for it
+        self._news[kind] = words
+        self._workers.tell(Header(kind, self._rank), words)
 
     def _land_optimizer(self, connection: Connection, header: OptimizerHeader) -> Landing:
         words = memoryview(bytearray(header.payload_bytes))
@@ -220,15 +222,6 @@ class Dispatcher:
         self._consumer.checkpoints.begin(checkpoint)
         if self._rank == 0:
             self._parts_of_workers.ask(checkpoint, words)
-
-    def _land_resumed(self, connection: Connection, header: Header) -> Landing:
-        words = memoryview(bytearray(header.payload_bytes))
-        return Landing(words, partial(self._pass_resumed_on, words))
-
-    def _pass_resumed_on(self, words: memoryview) -> None:
-        decode(words, Resumed)  # or all workers would blame this server for it
-        self._resumed_from = words
-        self._workers.tell(Header(Kind.RESUMED, self._rank), words)
 
     # The network.
 
