@@ -250,7 +250,6 @@ class Server:
             self.loop, self._failed, lambda failure: None, settings.silence_timeout_s
         )
         self._place = _place(rank, launch.num_workers, launch.num_servers)
-        self._num_workers = launch.num_workers
         self._settings = settings
         self._optimizer = optimizer
         handshakes = ServersHandshakes(Proofs(KEY, rank), launch.num_workers)
@@ -271,8 +270,8 @@ class Server:
 
     def _begin(self, job: JobSettings) -> Dispatcher:
         self.consumer = Consumer(
-            self._place, self._num_workers, job, self.workers, Lateness(self._num_workers),
-            self.loop, Tracer(None, "server"), lambda *failure: self.fail(*failure),
+            self._place, job, self.workers, Lateness(len(self._place.workers_hosts)), self.loop,
+            Tracer(None, "server"), lambda *failure: self.fail(*failure),
         )  # fmt: skip
         self.set_optimizer(0, self._optimizer)
         return Dispatcher(

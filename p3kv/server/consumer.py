@@ -50,7 +50,6 @@ class Consumer:
     def __init__(
         self,
         place: Place,
-        num_workers: int,
         job: JobSettings,
         workers: Workers,
         lateness: Lateness,
@@ -66,6 +65,7 @@ class Consumer:
         self.held_rounds: HeldRounds[Unit] = HeldRounds(
             partial(_send_squares, place.rank, workers), job.deterministic
         )
+        num_workers = len(place.workers_hosts)
         rules = Rules(
             place.rank, make_consistency(job.consistency, num_workers), self.held_rounds,
             job.deterministic, job.check_finite,

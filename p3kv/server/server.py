@@ -94,7 +94,6 @@ class _Server:
             lambda failure: self._control.send(LinkEnded(failure)),
             settings.silence_timeout_s,
         )
-        self._num_workers = launch.num_workers
         self._lateness = Lateness(launch.num_workers)
         self._tracer: Optional[Tracer] = None  # from the roster on
         self._consumer: Optional[Consumer] = None  # from the first worker on
@@ -178,7 +177,7 @@ class _Server:
         admission = Admission(
             roster.rank, self._loop, self._listener,
             self._settings.send_buffer_bytes or CREDIT_BYTES,
-            Handshakes(proofs, self._num_workers), self._workers,
+            Handshakes(proofs, len(roster.workers)), self._workers,
             partial(self._begin, place, self._tracer),
         )  # fmt: skip
         # The framework of the optimizer is imported while the workers build their models. It takes
@@ -191,14 +190,7 @@ class _Server:
         """Makes what serves a job with these settings; None if it can't be, and the job ends."""
         try:
             self._consumer = Consumer(
-                place,
-                self._num_workers,
-                job,
-                self._workers,
-                self._lateness,
-                self._loop,
-                tracer,
-                self._fail_here,
+                place, job, self._workers, self._lateness, self._loop, tracer, self._fail_here
             )
         except ConfigError as error:
             self._fail_here(str(error), UNKNOWN, "ConfigError")
