@@ -218,12 +218,13 @@ class Worker:
 class _Admission(Admission):
     """Remembers the connections that it has accepted."""
 
-    connections: List[Connection]
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.connections: List[Connection] = []
 
     def _connection(self, link: Link) -> Connection:
-        connection = super()._connection(link)
-        self.connections = [*getattr(self, "connections", ()), connection]
-        return connection
+        self.connections.append(super()._connection(link))
+        return self.connections[-1]
 
 
 class _Workers(Workers):
