@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from functools import partial
-from typing import Callable, Dict, List, NamedTuple, Optional
+from typing import Callable, Dict, List, NamedTuple, Optional, Tuple
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from p3kv.server.workers import Workers
 from p3kv.wire.connection import Connection
 from p3kv.wire.fields import KeyHeader, PullRowsHeader, PushRowsHeader, QueuedHeader, RowsHeader
 from p3kv.wire.framing import Frame, Landing
-from p3kv.wire.header import ENCODED, INITIAL_ROUND, NO_GRADIENT, Kind
+from p3kv.wire.header import ENCODED, EXACT, INITIAL_ROUND, NO_GRADIENT, Kind
 from p3kv.wire.queue import urgency
 from p3kv.wire.rows import (
     NUMBER,
@@ -38,12 +38,14 @@ Enqueue = Callable[[Connection, QueuedHeader, Callable[[], None], Unit], None]
 
 class _SharedFrame:
     """Some rows of a value for one worker or several, copied when the first of them gets it, and
-    encoded where the key has a codec for values. Initial values travel as they are."""
+    encoded where the key has a codec for values, unless they are to be exact. Initial values travel
+    as they are."""
 
-    def __init__(self, key: RowsKey, numbers: np.ndarray) -> None:
+    def __init__(self, key: RowsKey, numbers: np.ndarray, exact: bool) -> None:
         self._key = key
         self._numbers = numbers
-        self._encodes = key.round > INITIAL_ROUND and not key.plan.codecs.values.in_place
+        encodes = key.round > INITIAL_ROUND and not key.plan.codecs.values.in_place
+        self._encodes = encodes and not exact
         self.flags = ENCODED if self._encodes else 0
         self._copy: Optional[memoryview] = None
         self.waiting = 0
@@ -94,8 +96,9 @@ class _Values:
     def __init__(self, key: RowsKey) -> None:
         self.key = key
         self.waiting: List[_Pull] = []
-        self.shared: Dict[int, List[_SharedFrame]] = {}
-        """By the round since which rows have changed. Workers ask for the same."""
+        self.shared: Dict[Tuple[int, bool], List[_SharedFrame]] = {}
+        """By the round since which rows have changed, and whether they are exact. Workers ask for
+        the same."""
         self.frames: List[_SharedFrame] = []
         """All that may not have left."""
 
@@ -233,21 +236,23 @@ class RowsConsumer:
 
     def _frames(self, key: RowsKey, pull: _Pull) -> List[_SharedFrame]:
         values = self._values[pull.request.key]
+        exact = bool(pull.request.flags & EXACT)
         if pull.request.flags & PullRowsHeader.NAMED:
-            return self._cut(values, pull.words)
+            return self._cut(values, pull.words, exact)
         since = int(pull.words[0]) if len(pull.words) else INITIAL_ROUND - 1
-        frames = values.shared.get(since)
+        frames = values.shared.get((since, exact))
         if frames is None:
-            frames = values.shared[since] = self._cut(values, key.changed_since(since))
+            numbers = key.changed_since(since)
+            frames = values.shared[since, exact] = self._cut(values, numbers, exact)
         return frames
 
-    def _cut(self, values: _Values, numbers: np.ndarray) -> List[_SharedFrame]:
+    def _cut(self, values: _Values, numbers: np.ndarray, exact: bool) -> List[_SharedFrame]:
         key = values.key
         slice_size = self._sizes.of(
             self._sizes.generation(max(key.round, INITIAL_ROUND))
         ).slice_size
         most = key.most_rows(slice_size)
-        frames = [_SharedFrame(key, numbers[piece]) for piece in pieces(len(numbers), most)]
+        frames = [_SharedFrame(key, numbers[piece], exact) for piece in pieces(len(numbers), most)]
         values.frames = [frame for frame in values.frames if frame.waiting] + frames
         return frames
 

@@ -84,6 +84,9 @@ class Late:
         self._early = early
         self.size_bytes = key.size_bytes
 
+    newest: Optional[torch.Tensor] = None
+    """Numbers of the rows that came last, where only some travel."""
+
     def begin(self) -> None:
         """A value is under way to the staging memory; the last one must have been taken."""
         self._there.clear()
@@ -120,9 +123,13 @@ class Late:
                 raise self._error
             if self.changes is None or self.changes.result():
                 with torch._C.DisableTorchFunctionSubclass():
-                    self.parameter.data.copy_(self.staging)
+                    self._write()
             have_back(self.parameter)
             self._is_late = False
+
+    def _write(self) -> None:
+        """Writes the value that is there into the parameter."""
+        self.parameter.data.copy_(self.staging)
 
 
 _LATE: Dict[int, Waits] = {}
