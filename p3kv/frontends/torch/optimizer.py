@@ -397,7 +397,7 @@ class Optimizer(torch.optim.Optimizer):
                 "use_reentrant=False"
             )
         self._exchange.note(late)
-        if self._clipping.is_known:
+        if self._clipping.is_known and not self._own.waits_for_cut:
             self._exchange.push(late)
 
     def _finish(self) -> None:
