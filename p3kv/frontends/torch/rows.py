@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from p3kv.errors import NotSupportedError
+from p3kv.frontends.torch.compiled import own_name
 from p3kv.frontends.torch.early import EarlyWrites
 from p3kv.frontends.torch.late import Late
 from p3kv.frontends.torch.optimizer_settings import BY_ROWS
@@ -26,10 +27,10 @@ def sparse_weights(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> 
 
     Raises NotSupportedError for an embedding that writes into its weight while it is read.
     """
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    names = {id(parameter): own_name(name) for name, parameter in model.named_parameters()}
     takes_all = type(optimizer) is torch.optim.SparseAdam
-    of_optimizer = [id(one) for group in optimizer.param_groups for one in group["params"]]
-    found = {at: names.get(at, f"parameter {at}") for at in of_optimizer if takes_all}
+    of_optimizer = {id(one) for group in optimizer.param_groups for one in group["params"]}
+    found = {at: names.get(at, "a parameter") for at in of_optimizer if takes_all}
     for module in model.modules():
         if not isinstance(module, (torch.nn.Embedding, torch.nn.EmbeddingBag)):
             continue
