@@ -19,7 +19,7 @@ from p3kv.server.workers import Workers
 from p3kv.wire.connection import Connection
 from p3kv.wire.fields import PullRowsHeader, PushRowsHeader, RowsHeader
 from p3kv.wire.framing import Frame, Landing
-from p3kv.wire.header import ENCODED, INITIAL_ROUND, NO_GRADIENT, Kind
+from p3kv.wire.header import ENCODED, EXACT, INITIAL_ROUND, NO_GRADIENT, Kind
 from p3kv.wire.queue import urgency
 from p3kv.wire.rows import (
     NUMBER,
@@ -125,10 +125,12 @@ class RowsConsumer:
     ) -> None:
         if not self._workers.listens(connection):
             return
+        exact = bool(request.flags & EXACT)
         if request.flags & request.NAMED:
-            answer = key.wire(words)
+            answer = key.wire(words, exact)
         else:
-            answer = key.wire_since(int(words[0]) if len(words) else INITIAL_ROUND - 1)
+            since = int(words[0]) if len(words) else INITIAL_ROUND - 1
+            answer = key.wire_since(since, exact)
         urgent = urgency(request.step, request.priority)
         header = RowsHeader(
             Kind.ROWS, self._engine.rules.rank, flags=answer[0].flags, key=request.key,

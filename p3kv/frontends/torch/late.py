@@ -91,6 +91,9 @@ class Late:
         self._early = early
         self.size_bytes = key.size_bytes
 
+    newest: Optional[torch.Tensor] = None
+    """Numbers of the rows that came last, where only some travel."""
+
     def note_changes(
         self, round_: int, takes: Optional[int], changes: Optional[Future[bool]]
     ) -> None:
@@ -139,9 +142,13 @@ class Late:
                 raise self._error
             if self._changes is None or self._changes.result():
                 with torch._C.DisableTorchFunctionSubclass():
-                    self.parameter.data.copy_(self.staging)
+                    self._write()
             have_back(self.parameter)
             self._is_late = False
+
+    def _write(self) -> None:
+        """Writes the value that is there into the parameter."""
+        self.parameter.data.copy_(self.staging)
 
 
 _LATE: Dict[int, Waits] = {}

@@ -48,8 +48,9 @@ class RowsKey(Unit):
         """By row; it has memory once the initial value comes."""
         self._sent: List[SentRows] = []
         """All that may not have left of the value."""
-        self._sent_since: Dict[int, List[SentRows]] = {}
-        """By the round since which rows have changed. Workers ask for the same."""
+        self._sent_since: Dict[Tuple[int, bool], List[SentRows]] = {}
+        """By the round since which rows have changed, and whether they are exact. Workers ask for
+        the same."""
         self._changed_in = np.zeros(0, np.int64)
         """The last round in which each row has changed."""
         self._summed: Union[np.ndarray, slice] = slice(None)
@@ -187,22 +188,23 @@ class RowsKey(Unit):
 
     # Values.
 
-    def wire(self, numbers: np.ndarray) -> List[SentRows]:
-        """The rows with these numbers as they travel, cut into frames."""
+    def wire(self, numbers: np.ndarray, exact: bool = False) -> List[SentRows]:
+        """The rows with these numbers as they travel, cut into frames; `exact`: as they are,
+        whatever the codec."""
         sizes = self._sizes.of(self._sizes.generation(max(self.round, INITIAL_ROUND)))
         most = self.plan.layout.full_slice_elems(sizes.slice_size) // self.row_elems
         sent = [
-            SentRows(self.plan, self.value, self.round, numbers[piece])
+            SentRows(self.plan, self.value, self.round, numbers[piece], exact)
             for piece in pieces(len(numbers), most)
         ]
         self._sent = [rows for rows in self._sent if rows.waiting] + sent
         return sent
 
-    def wire_since(self, round: int) -> List[SentRows]:
+    def wire_since(self, round: int, exact: bool = False) -> List[SentRows]:
         """The rows that have changed after a round, in the same way."""
-        sent = self._sent_since.get(round)
+        sent = self._sent_since.get((round, exact))
         if sent is None:
-            sent = self._sent_since[round] = self.wire(self.changed_since(round))
+            sent = self._sent_since[round, exact] = self.wire(self.changed_since(round), exact)
         return sent
 
     def changed_since(self, round: int) -> np.ndarray:

@@ -14,15 +14,19 @@ from p3kv.wire.rows import Rows
 
 class SentRows:
     """Some rows of a value for one worker or several, copied when the first of them gets it, and
-    encoded where the key has a codec for values. Initial values travel as they are."""
+    encoded where the key has a codec for values, unless they are to be exact. Initial values travel
+    as they are."""
 
-    def __init__(self, plan: KeyPlan, value: np.ndarray, round: int, numbers: np.ndarray) -> None:
+    def __init__(
+        self, plan: KeyPlan, value: np.ndarray, round: int, numbers: np.ndarray, exact: bool
+    ) -> None:
         """`value`, all rows, is that of the round until `keep` has been called."""
         self._plan = plan
         self._value = value
         self._round = round
         self._numbers = numbers
-        self._encodes = round > INITIAL_ROUND and not plan.codecs.values.in_place
+        encodes = round > INITIAL_ROUND and not plan.codecs.values.in_place
+        self._encodes = encodes and not exact
         self.flags = ENCODED if self._encodes else 0
         self._copy: Optional[memoryview] = None
         self.waiting = 0
