@@ -131,7 +131,7 @@ def test_torchrun_starts_a_job(tmp_path: Path) -> None:
         str(PYTHON.parent / "torchrun"), "--standalone", "--nproc_per_node", "2",
         str(SCRIPTS / "torch_exact.py"), "SGD", str(tmp_path / "w.pt"),
     ]  # fmt: skip
-    result = run(command, environment(), 240)
+    result = run(command, environment(P3KV_SECRET=""), 240)
     assert result.code == 0, result.output
     assert result.output.count("right with SGD") == 2, result.output
 
