@@ -124,6 +124,8 @@ def use_wrongly() -> None:
     scaler = torch.amp.GradScaler("cpu")
     scaler.scale(torch.ones(()))
     refused("GradScaler changes gradients", scaler.step, optimizer)
+    plain = trained(nn.Linear(4, 3))
+    torch.amp.GradScaler("cpu", enabled=False).step(plain)
     complexes = nn.Linear(2, 2).to(torch.complex64)
     refused("'weight' is torch.complex64 on cpu", trained, complexes)
     shrinks = torch.optim.LBFGS(nn.Linear(2, 2).parameters())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import logging
 from contextlib import contextmanager, suppress
-from typing import Any, Callable, Dict, Iterator, List, NoReturn, Optional
+from typing import Any, Callable, Dict, Iterator, List, Optional
 
 import numpy as np
 import torch
@@ -314,11 +314,14 @@ class Optimizer(torch.optim.Optimizer):
         self._worker.barrier("to go on with loaded optimizer states")
 
     @property
-    def _step_supports_amp_scaling(self) -> NoReturn:
-        """What torch's GradScaler asks for: refused, since it unscales gradients that have left."""
+    def _step_supports_amp_scaling(self) -> bool:
+        """What torch's GradScaler asks for: refused, since it unscales gradients that have left,
+        and a worker knows of its own overflows alone."""
+        if self._alone:
+            return False  # as most of torch's own: the scaler unscales before `step`
         raise NotSupportedError(
             "GradScaler changes gradients after they have left; train in bfloat16 or float32, "
-            "which need no scaling"
+            "which need no scaling, or give GradScaler(enabled=False)"
         )
 
     # How it is done.
