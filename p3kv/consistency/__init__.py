@@ -1,6 +1,7 @@
 """Rules that say when a round ends, and with which value a worker goes on."""
 
 from p3kv.consistency.asynchronous import ASYNCHRONOUS, Asynchronous
+from p3kv.consistency.bounded import Bounded
 from p3kv.consistency.bulk_synchronous import BulkSynchronous
 from p3kv.consistency.consistency import (
     CONSISTENCIES,
@@ -8,13 +9,16 @@ from p3kv.consistency.consistency import (
     consistency_of_key,
     make_consistency,
 )
+from p3kv.consistency.delayed import Delayed
 
 __all__ = [
     "ASYNCHRONOUS",
     "CONSISTENCIES",
     "Asynchronous",
+    "Bounded",
     "BulkSynchronous",
     "Consistency",
+    "Delayed",
     "consistency_of_key",
     "make_consistency",
 ]

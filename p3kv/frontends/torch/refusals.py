@@ -5,16 +5,22 @@ from __future__ import annotations
 import torch
 
 from p3kv import config
+from p3kv.consistency import Consistency
 from p3kv.errors import NotSupportedError
 from p3kv.frontends.torch.tensors import DTYPES
 
 
-def check_settings(settings: config.Settings) -> None:
+def check_settings(settings: config.Settings, rule: Consistency) -> None:
     """Raises NotSupportedError for settings by which p3kv.torch would do something else."""
-    if settings.consistency != config.Settings.consistency or settings.let_workers_leave:
+    if settings.let_workers_leave:
         raise NotSupportedError(
             "p3kv.torch divides each sum by the number of all workers, and waits for all of them: "
-            "unset P3KV_CONSISTENCY and P3KV_LET_WORKERS_LEAVE"
+            "unset P3KV_LET_WORKERS_LEAVE"
+        )
+    if not rule.exchanges_all:
+        raise NotSupportedError(
+            "p3kv.torch exchanges each step's gradients, and "
+            f"P3KV_CONSISTENCY={settings.consistency} does not: use another rule"
         )
 
 
