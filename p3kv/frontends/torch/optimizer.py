@@ -13,7 +13,7 @@ import torch
 from p3kv import config
 from p3kv.common.combinations import Feature
 from p3kv.errors import ConfigError, NotSupportedError, P3Error
-from p3kv.frontends.torch.buffer_places import HOWS, kept, own_or_shared, places_of
+from p3kv.frontends.torch.buffer_places import AVERAGE, HOWS, kept, own_or_shared, places_of
 from p3kv.frontends.torch.buffers import Buffers
 from p3kv.frontends.torch.clipping import Clipping, checked
 from p3kv.frontends.torch.compiled import guard_modules, own_name
@@ -22,7 +22,7 @@ from p3kv.frontends.torch.exchange import Exchange
 from p3kv.frontends.torch.late import Late
 from p3kv.frontends.torch.optimizer_settings import needs_whole
 from p3kv.frontends.torch.pushes import pushes_of
-from p3kv.frontends.torch.refusals import check_parameter, check_settings
+from p3kv.frontends.torch.refusals import check_all_stay, check_parameter, check_settings
 from p3kv.frontends.torch.script_optimizer import TorchGoesOn, TorchScriptOptimizer
 from p3kv.frontends.torch.states import exported, imported, unrounded
 from p3kv.frontends.torch.tensors import DTYPES, tensor_in
@@ -107,6 +107,8 @@ class Optimizer(torch.optim.Optimizer):
         self._own = self._worker.new_store()
         check_settings(self._worker.settings, self._own.rule)
         how = own_or_shared(buffers, self._own.rule)
+        if how == AVERAGE:
+            check_all_stay(self._worker.settings, "the mean of buffers")
         self._pushes = pushes_of(self._own, self._worker.rank)
         self._resuming = Resuming(
             self._own, self._pushes, self._worker.rank, TorchGoesOn(self._own)
@@ -213,6 +215,7 @@ class Optimizer(torch.optim.Optimizer):
             every = [one for group in self.param_groups for one in group["params"]]
             return torch.nn.utils.clip_grad_norm_(every, number)
         self._worker.check()
+        check_all_stay(self._worker.settings, "a step that is clipped by the mean gradient's norm")
         self._clipping.begin()
         self._exchange.push_remaining(self._late.values())
         return self._clipping.clip(number)

@@ -66,7 +66,8 @@ class _Part:
 
 class TorchOptimizer(Optimizer):
     """Runs the very classes of `torch.optim` on each slice, or on whole tensors. A sum is divided
-    by the number of workers before, so the update is by the mean, as DistributedDataParallel's."""
+    by the number of workers before, so the update is by the mean, as DistributedDataParallel's.
+    Workers that have left do not count."""
 
     def __init__(self) -> None:
         torch.set_num_threads(1)
@@ -109,8 +110,9 @@ class TorchOptimizer(Optimizer):
         if one is None or one.since_step != settings.since_step:
             one = self._parts[key.key_id, index] = _Part(settings, group, value)
             self._take_loaded(one, (key.key_id, index))
-        if settings.workers > 1:
-            gradient /= settings.workers
+        workers = settings.workers - self.absent
+        if workers > 1:
+            gradient /= workers
         one.update(group, value, gradient)
 
     def predicted(
