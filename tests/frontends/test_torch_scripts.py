@@ -25,6 +25,13 @@ def test_a_script_s_habits_give_the_numbers_of_one_process_or_are_refused() -> N
     assert result.output.count("right: loaders_fork") == 2, result.output
 
 
+@pytest.mark.alone
+def test_reports_tell_what_a_script_reads_and_whom_it_waits_for_from_computing() -> None:
+    result = job("torch_marks.py")
+    assert result.code == 0, result.output
+    assert result.output.count("knows where its time goes") == 2, result.output
+
+
 @pytest.mark.parametrize(
     ("model", "optimizer", "workers", "servers"),
     [

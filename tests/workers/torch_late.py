@@ -97,10 +97,9 @@ def write_early() -> None:
         model(torch.ones(1, 256)).sum().backward()
         optimizer.step()
         deadline = time.monotonic() + DEADLINE_S
-        while type(weight) is not nn.Parameter:
+        while not torch.equal(alias, torch.full((256, 256), -float(number))):
             assert time.monotonic() < deadline, "nobody has written it"
             time.sleep(0.001)
-        assert torch.equal(alias, torch.full((256, 256), -float(number))), number
     print("values are written early")
 
 

@@ -258,7 +258,7 @@ class Optimizer(torch.optim.Optimizer):
     def wait(self) -> None:
         """Waits until all weights and buffers are there."""
         for late in self._late.values():
-            late.take()
+            late.wait()
         if self._buffers is not None:
             self._buffers.wait()
         if not self._alone:
@@ -344,6 +344,8 @@ class Optimizer(torch.optim.Optimizer):
             older = _OF_PARAMETER.get(id(parameter))
             if older is not None and older is not self:
                 older.wait()
+                for late in older._late.values():
+                    late.take()
                 for hook in older._hooks.values():
                     hook.remove()
                 if older._buffers is not None:
