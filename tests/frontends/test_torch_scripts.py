@@ -125,12 +125,20 @@ def test_compiled_models_blocks_and_functions_are_compiled_once_and_wait(backend
 
 
 @pytest.mark.long
-def test_accelerate_trains_with_it() -> None:
-    if run([str(PYTHON), "-c", "import accelerate"], environment(), 120).code != 0:
-        pytest.skip("accelerate is not installed beside torch: pip install accelerate")
-    result = job("torch_accelerate.py")
+@pytest.mark.parametrize(
+    ("package", "script", "name"),
+    [
+        ("accelerate", "torch_accelerate.py", "accelerate"),
+        ("transformers", "torch_trainer.py", "the Trainer"),
+        ("lightning", "torch_lightning.py", "lightning"),
+    ],
+)
+def test_frameworks_around_the_loop_train_with_it(package: str, script: str, name: str) -> None:
+    if run([str(PYTHON), "-c", f"import {package}"], environment(), 120).code != 0:
+        pytest.skip(f"{package} is not installed beside torch: pip install {package}")
+    result = job(script, HF_HUB_OFFLINE=1)
     assert result.code == 0, result.output
-    assert result.output.count("right with accelerate") == 2, result.output
+    assert result.output.count(f"right with {name}") == 2, result.output
 
 
 @pytest.mark.long
