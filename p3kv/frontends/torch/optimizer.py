@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import logging
 from contextlib import contextmanager, suppress
-from typing import Any, Callable, Dict, Iterator, List, NoReturn, Optional
+from typing import Any, Callable, Dict, Iterator, List, Optional
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ import torch
 from p3kv import config
 from p3kv.common.combinations import Feature
 from p3kv.errors import ConfigError, NotSupportedError, P3Error
-from p3kv.frontends.torch.buffer_places import HOWS, kept, own_or_shared, places_of
+from p3kv.frontends.torch.buffer_places import AVERAGE, HOWS, kept, own_or_shared, places_of
 from p3kv.frontends.torch.buffers import Buffers
 from p3kv.frontends.torch.clipping import Clipping, checked
 from p3kv.frontends.torch.compiled import guard_modules, own_name
@@ -22,7 +22,7 @@ from p3kv.frontends.torch.exchange import Exchange
 from p3kv.frontends.torch.late import Late
 from p3kv.frontends.torch.optimizer_settings import needs_whole
 from p3kv.frontends.torch.pushes import pushes_of
-from p3kv.frontends.torch.refusals import check_parameter, check_settings
+from p3kv.frontends.torch.refusals import check_all_stay, check_parameter, check_settings
 from p3kv.frontends.torch.rows import LAYOUT, LateRows, check_rows, sparse_weights
 from p3kv.frontends.torch.script_optimizer import TorchGoesOn, TorchScriptOptimizer
 from p3kv.frontends.torch.states import exported, imported, unrounded
@@ -109,6 +109,8 @@ class Optimizer(torch.optim.Optimizer):
         self._own = self._worker.new_store()
         check_settings(self._worker.settings, self._own.rule)
         how = own_or_shared(buffers, self._own.rule)
+        if how == AVERAGE:
+            check_all_stay(self._worker.settings, "the mean of buffers")
         self._pushes = pushes_of(self._own, self._worker.rank)
         self._resuming = Resuming(
             self._own, self._pushes, self._worker.rank, TorchGoesOn(self._own)
@@ -218,6 +220,7 @@ class Optimizer(torch.optim.Optimizer):
             every = [one for group in self.param_groups for one in group["params"]]
             return torch.nn.utils.clip_grad_norm_(every, number)
         self._worker.check()
+        check_all_stay(self._worker.settings, "a step that is clipped by the mean gradient's norm")
         self._clipping.begin()
         self._exchange.push_remaining(self._late.values())
         return self._clipping.clip(number)
@@ -260,7 +263,7 @@ class Optimizer(torch.optim.Optimizer):
     def wait(self) -> None:
         """Waits until all weights and buffers are there."""
         for late in self._late.values():
-            late.take()
+            late.wait()
         if self._buffers is not None:
             self._buffers.wait()
         if not self._alone:
@@ -321,11 +324,14 @@ class Optimizer(torch.optim.Optimizer):
         self._worker.barrier("to go on with loaded optimizer states")
 
     @property
-    def _step_supports_amp_scaling(self) -> NoReturn:
-        """What torch's GradScaler asks for: refused, since it unscales gradients that have left."""
+    def _step_supports_amp_scaling(self) -> bool:
+        """What torch's GradScaler asks for: refused, since it unscales gradients that have left,
+        and a worker knows of its own overflows alone."""
+        if self._alone:
+            return False  # as most of torch's own: the scaler unscales before `step`
         raise NotSupportedError(
             "GradScaler changes gradients after they have left; train in bfloat16 or float32, "
-            "which need no scaling"
+            "which need no scaling, or give GradScaler(enabled=False)"
         )
 
     # How it is done.
@@ -343,6 +349,8 @@ class Optimizer(torch.optim.Optimizer):
             older = _OF_PARAMETER.get(id(parameter))
             if older is not None and older is not self:
                 older.wait()
+                for late in older._late.values():
+                    late.take()
                 for hook in older._hooks.values():
                     hook.remove()
                 if older._buffers is not None:
