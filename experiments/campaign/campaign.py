@@ -125,8 +125,8 @@ class _Planned(NamedTuple):
 class Campaign:
     """Measures points into `records`, while entered: the clusters that it makes live as long.
 
-    With `traffic` each run's record also has what went in and out of the first host, as
-    `experiments.campaign.traffic.HostTraffic` tells it; no point may be without a limit then.
+    With `traffic` the record of each run with a limit also has what went in and out of the first
+    host, as `experiments.campaign.traffic.HostTraffic` tells it.
 
     For one thread. Raises what a cluster raises when it can't be made or its links are dead; a run
     that fails is tried once more, then kept with its reasons, and the others go on.
@@ -208,7 +208,8 @@ class Campaign:
         settings: Dict[str, Any] = dict(run.point.settings)
         for _ in range(_ATTEMPTS):
             began_s = time.monotonic()
-            traffic = HostTraffic(cluster) if self._traffic else None
+            told = self._traffic and run.point.rate_mbit_s is not None
+            traffic = HostTraffic(cluster) if told else None
             try:
                 result = measure(
                     cluster,

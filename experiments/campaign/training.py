@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict
+from typing import Any, Dict, Sequence
 
 from experiments.campaign.job import run_job
 from experiments.cluster import Cluster
@@ -15,11 +15,19 @@ _EPOCH_TIMEOUT_S = 120.0
 
 
 def train(
-    cluster: Cluster, task: str, encoding: Encoding, seed: int, epochs: int, recipe: Recipe
+    cluster: Cluster,
+    task: str,
+    encoding: Encoding,
+    seed: int,
+    epochs: int,
+    recipe: Recipe,
+    flags: Sequence[str] = (),
+    **settings: str,
 ) -> Dict[str, Any]:
     """Trains with four workers, as many on each host of `cluster`, and a server on each host.
 
-    On one host all travels over its loopback. Returns worker 0's numbers, by epoch: `epoch_s`
+    `flags` are more arguments of `experiments.training.worker`, and `settings` environment
+    variables for all processes. On one host all travels over its loopback. Returns worker 0's numbers, by epoch: `epoch_s`
     without validating, `validated` the loss and the accuracy of other samples; and
     `sent_share` and `received_share`, its bytes by those of its gradients and weights. Raises
     RunFailed.
@@ -29,9 +37,9 @@ def train(
     job = run_job(
         cluster,
         SYSTEMS["p3kv"],
-        ["experiments.training.worker", task, *options],
+        ["experiments.training.worker", task, *options, *flags],
         120 + epochs * _EPOCH_TIMEOUT_S,
-        encoding.environment(epochs * TASKS[task].steps(WORKERS)),
+        {**encoding.environment(epochs * TASKS[task].steps(WORKERS)), **settings},
         per_host=WORKERS // len(cluster.hosts),
     )
     found = next(end for end in job.ends if end["rank"] == 0)

@@ -21,15 +21,16 @@ def make(
     summarize: Callable[[Records], Any],
     table_text: Callable[[Any], str],
     draw: Callable[[Records], Figure],
+    traffic: bool = False,
 ) -> None:
     """Measures what `chosen` asks for, if anything, and leaves `name`.json and `name`.png.
 
     `about` says in words what is measured. `summarize` works the numbers out that `table_text`
-    words; the records keep them for `draw`, too.
+    words; the records keep them for `draw`, too. `traffic` is the campaign's.
     """
     records = Records(options.numbers_path(chosen, name), about)
     if not chosen.draw:
-        with options.measuring(records, chosen) as campaign:
+        with options.measuring(records, chosen, traffic) as campaign:
             measure(records, campaign, chosen)
     if not curves.select(records.runs):
         raise SystemExit(f"there is nothing to draw in {records.path}")

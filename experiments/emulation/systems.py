@@ -79,14 +79,24 @@ class System(NamedTuple):
 
 
 _TWO_BITS = 0.01
+_TOP = "topk:share=0.01"
 
 
 def _encoded(
-    title: str, gradients: str, values: str = "identity", worker_copies: int = 2, **how: Any
+    title: str,
+    gradients: str,
+    values: str = "identity",
+    worker_copies: int = 2,
+    rule: str = "bulk_synchronous",
+    **how: Any,
 ) -> System:
-    """p3kv with codecs, each a name or a name with parameters."""
-    codecs = {"P3KV_GRADIENT_CODEC": gradients, "P3KV_VALUE_CODEC": values}
-    return System(f"p3kv, {title}", "p3", codecs, worker_copies, **how)
+    """p3kv with codecs, each a name or a name with parameters, and by a consistency rule."""
+    environment = {
+        "P3KV_GRADIENT_CODEC": gradients,
+        "P3KV_VALUE_CODEC": values,
+        "P3KV_CONSISTENCY": rule,
+    }
+    return System(f"p3kv, {title}", "p3", environment, worker_copies, **how)
 
 
 def _by_rule(rule: str, title: str, worker_copies: int, straggling: float = 0.0) -> System:
@@ -95,6 +105,7 @@ def _by_rule(rule: str, title: str, worker_copies: int, straggling: float = 0.0)
     return System(f"p3kv, {title}", "p3", environment, worker_copies, straggling=straggling)
 
 
+_STALE = "bounded:staleness=5,lazy=true"
 _STRAGGLING = 0.2
 _LOCAL = "local:steps=50,streaming=true"
 
@@ -138,11 +149,13 @@ SYSTEMS = {
     "p3kv_2bit": _encoded("2-bit gradients", f"2bit:threshold={_TWO_BITS}", worker_copies=3),
     "p3kv_topk_gradients": _encoded("top-1 % gradients", "topk:share=0.01", worker_copies=3),
     # A worker keeps what it has of the values, and servers do so for each worker.
-    "p3kv_topk": _encoded("top-1 % both ways", "topk:share=0.01", "topk:share=0.01", 5),
+    "p3kv_topk": _encoded("top-1 % both ways", _TOP, _TOP, 5),
     "p3kv_dgc": _encoded("DGC 99.9 % gradients", "dgc:share=0.001", worker_copies=4, momentum=0.9),
     "p3kv_dgc_topk": _encoded(
         "DGC, top-1 % values", "dgc:share=0.001", "topk:share=0.01", 6, momentum=0.9
     ),
+    "p3kv_stale": _by_rule(_STALE, "staleness 5", 3),
+    "p3kv_all": _encoded("top-1 % both ways, staleness 5", _TOP, _TOP, 6, rule=_STALE),
     "delayed_1": _by_rule("delayed:staleness=1", "delayed by 1", 6),
     "local_50": _by_rule(_LOCAL, "50 local steps, streaming", 6),
     "straggling": _by_rule("bulk_synchronous", "synchronous", 2, _STRAGGLING),

@@ -32,6 +32,8 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, required=True)
     for name in Recipe._fields:
         parser.add_argument(f"--{name}", type=float, required=True)
+    parser.add_argument("--constant-rate", action="store_true", help="it does not fall")
+    parser.add_argument("--in-turn", action="store_true", help="compute, then send and wait")
     options = parser.parse_args()
     task = TASKS[options.task]
     store = mx.kv.create("p3")
@@ -43,9 +45,11 @@ def main() -> None:
     network = task.network()
     network.initialize(mx.init.Xavier())
     network.hybridize()
-    scheduler = mx.lr_scheduler.CosineScheduler(
-        options.epochs * steps, base_lr=options.learning_rate
-    )
+    scheduler = None
+    if not options.constant_rate:
+        scheduler = mx.lr_scheduler.CosineScheduler(
+            options.epochs * steps, base_lr=options.learning_rate
+        )
     trainer = gluon.Trainer(
         network.collect_params(), "sgd", kvstore=store,
         optimizer_params={
@@ -66,7 +70,11 @@ def main() -> None:
             with autograd.record():
                 loss = _LOSS(network(x), y)
             loss.backward()
+            if options.in_turn:
+                mx.nd.waitall()
             trainer.step(task.batch * store.num_workers)
+            if options.in_turn:
+                mx.nd.waitall()
         if epoch == options.epochs - 1:
             store.synchronize()  # what a worker lacks of values must not count at the end
         mx.nd.waitall()
