@@ -5,9 +5,11 @@ from p3kv.consistency.bulk_synchronous import BulkSynchronous
 from p3kv.consistency.consistency import (
     CONSISTENCIES,
     Consistency,
+    LocalTraining,
     consistency_of_key,
     make_consistency,
 )
+from p3kv.consistency.local import Local
 
 __all__ = [
     "ASYNCHRONOUS",
@@ -15,6 +17,8 @@ __all__ = [
     "Asynchronous",
     "BulkSynchronous",
     "Consistency",
+    "Local",
+    "LocalTraining",
     "consistency_of_key",
     "make_consistency",
 ]

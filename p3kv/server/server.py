@@ -17,6 +17,7 @@ from p3kv.common.trace import Tracer
 from p3kv.config import Launch, Settings
 from p3kv.errors import ConfigError, P3Error, in_one_line
 from p3kv.report.metrics import Metrics
+from p3kv.server import outer  # noqa: F401  registers it
 from p3kv.server.consumer import Consumer
 from p3kv.server.dispatcher import Dispatcher
 from p3kv.server.optimizer import JobOptimizers

@@ -80,6 +80,8 @@ class WorkerStore:
         self._steps = 0 if self.resumed is None else self.resumed.steps
         self.own_rounds = rule.own_rounds
         """Whether rounds are each worker's own: the store is asynchronous."""
+        self.local = rule.local
+        """How workers train by themselves, where the store's rule says so."""
         self._consistency = consistency
         self._rule = rule
         self._rank = rank

@@ -70,6 +70,9 @@ class Late:
         self.changes: Optional[Future[bool]] = None
         """Of a frozen parameter's push: whether another worker has trained it. If none has, its
         value is the script's."""
+        self.as_sent: Optional[torch.Tensor] = None
+        """Of a worker that trains by itself: the weight when its difference left. What the weight
+        has learned since is added to the value that comes."""
         self.gradient: Optional[torch.Tensor] = None
         """The gradient that `backward` has computed in this step, which nobody may change until its
         value is there."""
@@ -120,9 +123,17 @@ class Late:
                 raise self._error
             if self.changes is None or self.changes.result():
                 with torch._C.DisableTorchFunctionSubclass():
-                    self.parameter.data.copy_(self.staging)
+                    self._write()
             have_back(self.parameter)
             self._is_late = False
+
+    def _write(self) -> None:
+        weight = self.parameter.data
+        if self.as_sent is None:
+            weight.copy_(self.staging)
+        else:  # in this order a weight that has learned nothing is exactly the value
+            weight.sub_(self.as_sent).add_(self.staging)
+            self.as_sent = None
 
 
 _LATE: Dict[int, Waits] = {}
