@@ -21,7 +21,7 @@ class Feature(Enum):
     AHEAD = "a consistency rule by which workers go on with older values"
     PREDICTS = "a consistency rule by which servers predict values"
     LOCAL = "a consistency rule, such as local, by which each worker trains by itself"
-    OTHER_RULE = "any P3KV_CONSISTENCY but bulk_synchronous"
+    OTHER_RULE = "any P3KV_CONSISTENCY but bulk_synchronous and local"
     CODEC = "a codec"
     REMEMBERING = "a codec of gradients, such as 2bit, that remembers what it has not sent"
     NO_MEMORY = "a codec of gradients that remembers and does not say what"

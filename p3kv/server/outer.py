@@ -31,10 +31,9 @@ class OuterSettings(Message, frozen=True):
 
 
 class OuterOptimizer(Optimizer):
-    """SGD with Nesterov's momentum, as torch.optim.SGD has it: velocity = momentum * velocity +
-    mean; value -= rate * (mean + momentum * velocity). `mean` is the mean difference of the
-    workers' weights from the value. A key of half precision has its value in single precision here,
-    too, from which it is rounded.
+    """SGD with Nesterov's momentum: velocity = momentum * velocity + mean; value -= rate * (mean +
+    momentum * velocity). `mean` is the mean difference of the workers' weights from the value. A
+    key of half precision has its value in single precision here, too, from which it is rounded.
     """
 
     def __init__(self) -> None:
