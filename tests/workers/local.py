@@ -132,6 +132,15 @@ def main() -> None:
     same(trained(net), [one.asnumpy() for one in trained(together.nets[rank])])
     training._kvstore.synchronize()
     same(trained(net), together.values)
+    pulled = mx.nd.zeros(16)
+    training._kvstore.pull(0, out=pulled)
+    same([pulled], [together.values[0]])
+    try:
+        training._kvstore.pull(0, out=trained(net)[0])
+    except NotSupportedError as error:
+        assert "call kv.synchronize" in str(error), error
+    else:
+        raise AssertionError("pulled into a weight")
     for call in (store.push, store.pushpull):
         try:
             call(0, mx.nd.zeros(16))

@@ -96,6 +96,16 @@ class LocalSteps:
             self._exchange(key, one, priority)
             one.spread()
 
+    def check_pull(self, key: WorkerKey, targets: Sequence[NDArray]) -> None:
+        """Raises NotSupportedError for a pull into a weight, which may await another value."""
+        one = self._weights.get(key.key)
+        if one is not None and any(target is own for target in targets for own in one.weights):
+            raise NotSupportedError(
+                f"{key.called} is pulled into the weight that this worker trains by itself "
+                "(P3KV_CONSISTENCY): call kv.synchronize, which gives all weights the servers' "
+                "values, or pull into another array"
+            )
+
     def synchronize(self) -> None:
         """Gives all weights the servers' own values."""
         for key, one in self._weights.items():

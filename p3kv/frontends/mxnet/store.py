@@ -313,6 +313,8 @@ class P3(KVStoreBase):
         priority = _priority(priority)
         pull = self._operations.pull_dense if ignore_sparse else self._operations.pull
         for worker_key, targets in self._known(key, [], [out], ignore_sparse):
+            if self._local is not None:
+                self._local.check_pull(worker_key, targets)
             pull(worker_key, targets, priority)
             self._received[worker_key.key] = worker_key, targets
 
