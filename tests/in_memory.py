@@ -7,7 +7,7 @@ sockets, the scheduler and MXNet are missing. So any order of events can be had,
 from __future__ import annotations
 
 from collections import Counter, deque
-from typing import Any, Deque, Dict, Iterator, List, Optional, Tuple, Type
+from typing import Any, Deque, Dict, Iterator, List, Optional, Tuple, Type, Union
 
 import numpy as np
 
@@ -281,6 +281,10 @@ class Server:
         self.consumer.set_optimizer(store, optimizer)
 
 
+def _name_of(rule: Type[Consistency]) -> str:
+    return next(name for name in CONSISTENCIES.names() if CONSISTENCIES.find(name) is rule)
+
+
 class MemoryJob:
     """Workers, servers and the connections between them."""
 
@@ -289,7 +293,7 @@ class MemoryJob:
         workers: int,
         servers: int,
         slice_size: int,
-        rule: Type[Consistency] = BulkSynchronous,
+        rule: Union[str, Type[Consistency]] = BulkSynchronous,
         codec: str = "identity",
         optimizer: Type[Optimizer] = Adding,
         lets_leave: bool = False,
@@ -306,7 +310,7 @@ class MemoryJob:
         `resumes`: the job goes on from the newest one. `more` are settings."""
         self.dtype = dtype
         launch = Launch("server", "127.0.0.1", 9000, workers, servers, "in memory")
-        consistency = next(n for n in CONSISTENCIES.names() if CONSISTENCIES.find(n) is rule)
+        consistency = rule if isinstance(rule, str) else _name_of(rule)
         settings = Settings(
             consistency=consistency, let_workers_leave=lets_leave, checkpoint_dir=checkpoints,
             resume=resumes, **more,

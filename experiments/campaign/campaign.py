@@ -228,6 +228,7 @@ class Campaign:
             record.update(
                 compute_s=result.compute_s,
                 iteration_s=[round(seconds, 6) for seconds in result.iteration_s],
+                total_s=round(result.total_s, 6),
                 cpu_s=round(result.cpu_s, 2),
                 worker_rss_kib=result.worker_rss_kib,
                 took_s=round(time.monotonic() - began_s, 1),

@@ -25,6 +25,9 @@ class Run:
     compute_s: float
     """C: computation of one iteration, dilated, in seconds."""
     iteration_s: List[float]
+    total_s: float
+    """Time in which the slowest worker has made all these iterations. Where workers do not wait for
+    each other, it is less than the sum of the slowest iterations."""
     cpu_s: float
     """Processor time of all processes during the measured iterations."""
     worker_rss_kib: int
@@ -94,6 +97,7 @@ def measure(
         dilation=dilation,
         compute_s=job.ends[0]["compute_s"],
         iteration_s=[max(times) for times in zip(*(end["iteration_s"] for end in job.ends))],
+        total_s=max(sum(end["iteration_s"]) for end in job.ends),
         cpu_s=job.cpu_s,
         worker_rss_kib=max(end["max_rss_kib"] for end in job.ends),
         arrays_rss_kib=min(end["arrays_rss_kib"] for end in job.ends),

@@ -37,6 +37,7 @@ TITLES = {
     "resnet110": "ResNet-110",
     "inception_v4": "Inception-v4",
     "gpt2_small": "GPT-2 small",
+    "snn": "SNN",
     "three_layers": "three layers",
 }
 

@@ -42,6 +42,7 @@ def main() -> None:
         update_on_kvstore=system.update_on_kvstore,
         apart=system.apart,
         in_turn=system.in_turn,
+        straggling=system.straggling,
     )
     arrays_rss_kib = rss_kib()
     store = create(system)

@@ -8,8 +8,10 @@ one after the other while earlier layers still compute.
 
 from __future__ import annotations
 
+import itertools
 import statistics
-from typing import Any, Dict, List, Sequence, Tuple
+from random import Random
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import mxnet as mx
 import numpy as np
@@ -37,6 +39,8 @@ class EmulatedModel:
     writes the weight stands for the optimizer, at no cost. With `in_turn`, gradients travel when
     the backward pass is complete, and the next forward pass begins when all weights are there.
 
+    `straggling` is the share of iterations that take twice as long; which, the worker's rank says.
+
     Use it from one thread; `close` when done.
     """
 
@@ -49,9 +53,13 @@ class EmulatedModel:
         update_on_kvstore: bool = True,
         apart: bool = False,
         in_turn: bool = False,
+        straggling: float = 0.0,
         stall_s: float = 60.0,
     ) -> None:
         self.model = model
+        self._straggling = straggling
+        self._factors = factors(0, straggling)
+        self._factor = 1.0
         self.dilation = dilation
         self.weights: Dict[int, NDArray] = {}
         self.gradients: Dict[int, NDArray] = {}
@@ -87,6 +95,7 @@ class EmulatedModel:
 
     def broadcast(self, kv: Any) -> None:
         """Gives every array its first value, trained or not, as the Trainer does."""
+        self._factors = factors(kv.rank, self._straggling)
         for key, weight in self.weights.items():
             kv.broadcast(key, weight, [weight])
         mx.nd.waitall()
@@ -132,6 +141,7 @@ class EmulatedModel:
         """
         if len(self._last_of) >= _ITERATIONS_AHEAD:
             self._stream.wait(self._last_of[-_ITERATIONS_AHEAD], self._stall_s)
+        self._factor = next(self._factors)
         self.forward()
         self.backward()
         if self._in_turn:
@@ -188,10 +198,18 @@ class EmulatedModel:
             self.model.layers[index].name,
             phase,
             len(self._last_of),
-            seconds * self.dilation,
+            seconds * self.dilation * self._factor,
             reads,
             writes,
         )
+
+
+def factors(rank: int, straggling: float, count: Optional[int] = None) -> Iterator[float]:
+    """How many times as long as usual each of a worker's iterations takes, so many or without end:
+    twice for a share of them, drawn at random, the same in each run."""
+    random = Random(rank)
+    for _ in itertools.count() if count is None else range(count):
+        yield 2.0 if random.random() < straggling else 1.0
 
 
 def _normal(shape: Tuple[int, ...], deviation: float) -> NDArray:

@@ -25,6 +25,8 @@ class System(NamedTuple):
     `apart` and `in_turn` are those of `experiments.emulation.emulator`. `compression` is given to
     `set_gradient_compression`, and `momentum` to SGD on the servers.
 
+    `straggling` is the share of a worker's iterations that take twice as long.
+
     `worker_copies` is how often a worker holds the model's bytes, as measured with VGG-19: weights
     and gradients, and what the store copies of them.
     """
@@ -38,6 +40,7 @@ class System(NamedTuple):
     in_turn: bool = False
     compression: Mapping[str, object] = MappingProxyType({})
     momentum: float = 0.0
+    straggling: float = 0.0
     in_torch: bool = False
     bucket_mb: float = 25.0
 
@@ -86,6 +89,16 @@ def _encoded(
     return System(f"p3kv, {title}", "p3", codecs, worker_copies, **how)
 
 
+def _by_rule(rule: str, title: str, worker_copies: int, straggling: float = 0.0) -> System:
+    """p3kv by a consistency rule."""
+    environment = {"P3KV_CONSISTENCY": rule}
+    return System(f"p3kv, {title}", "p3", environment, worker_copies, straggling=straggling)
+
+
+_STRAGGLING = 0.2
+_LOCAL = "local:steps=50,streaming=true"
+
+
 def _ddp(bucket_mb: float) -> System:
     title = f"DDP with gloo, buckets of {bucket_mb:g} MB"
     return System(title, "ddp", {}, 4, in_torch=True, bucket_mb=bucket_mb)
@@ -130,6 +143,11 @@ SYSTEMS = {
     "p3kv_dgc_topk": _encoded(
         "DGC, top-1 % values", "dgc:share=0.001", "topk:share=0.01", 6, momentum=0.9
     ),
+    "delayed_1": _by_rule("delayed:staleness=1", "delayed by 1", 6),
+    "local_50": _by_rule(_LOCAL, "50 local steps, streaming", 6),
+    "straggling": _by_rule("bulk_synchronous", "synchronous", 2, _STRAGGLING),
+    "straggling_bounded_3": _by_rule("bounded:staleness=3", "bounded by 3", 2, _STRAGGLING),
+    "straggling_delayed_3": _by_rule("delayed:staleness=3", "delayed by 3", 10, _STRAGGLING),
     "p3kv_torch": System("p3kv.torch", "p3", {}, 3, in_torch=True),
     "ddp_25mb": _ddp(25),
     "ddp_5mb": _ddp(5),

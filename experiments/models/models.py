@@ -1,5 +1,5 @@
-"""The four models of P3's evaluation (section 5.1), three of a thesis, and GPT-2: layers, keys,
-work, time.
+"""The four models of P3's evaluation (section 5.1), three of a thesis, GPT-2 and an SNN: layers,
+keys, work, time.
 
 Everything but the times is derived from the gluon networks themselves; GPT-2 is written down. The
 times are what one Nvidia P4000, the paper's accelerator, would need, stretched so that four hosts
@@ -21,6 +21,7 @@ from experiments.models.cifar_resnet import cifar_resnet
 from experiments.models.googlenet import googlenet
 from experiments.models.gpt2 import gpt2_small
 from experiments.models.inception_v4 import inception_v4
+from experiments.models.snn import snn
 from experiments.models.sockeye import Sockeye
 from p3kv.frontends.mxnet.layers import trace
 from p3kv.frontends.mxnet.model_zoo import model
@@ -110,6 +111,11 @@ def _gpt2_small() -> Model:
     return Model("gpt2_small", sequences, 6.0, tuple(layers), parameters)
 
 
+def _snn() -> Model:
+    """128 images, as in its paper, which states no time: only ratios to C say something of it."""
+    return _created("snn", snn, 32, 128, compute_s=1.0)
+
+
 def _largest_first(of: Model) -> Model:
     """The same model, but keys are declared in the order of their sizes."""
     by_size = sorted(of.parameters, key=lambda parameter: parameter.elems, reverse=True)
@@ -173,6 +179,7 @@ _BUILDERS: Dict[str, Callable[[], Model]] = {
     "resnet110": _resnet110,
     "inception_v4": _inception_v4,
     "gpt2_small": _gpt2_small,
+    "snn": _snn,
     "googlenet_largest_first": lambda: _largest_first(load("googlenet")),
     "resnet110_largest_first": lambda: _largest_first(load("resnet110")),
     "inception_v4_largest_first": lambda: _largest_first(load("inception_v4")),

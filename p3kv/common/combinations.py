@@ -42,7 +42,7 @@ class Feature(Enum):
     SPREAD_OUT = "a key that lies on several servers before its optimizer is set"
     OTHER_CUT = "an optimizer of whole tensors after one of slices (or the reverse)"
     SHARES_NUMBERS = "an optimizer, such as Nadam, by which one key's update depends on others"
-    NO_PREDICTION = "an optimizer of slices without a rule for predictions, or of whole tensors"
+    NO_PREDICTION = "an optimizer without a rule for predictions, or of whole tensors"
     NO_GRADIENT = "a step in which a worker lacks a gradient"
     STATES = "saved and loaded optimizer states"
     SCALED_LOSS = "a loss that automatic mixed precision scales"
@@ -174,9 +174,8 @@ TABLE = (
     ),
     Combination(
         F.PREDICTS, F.NO_PREDICTION,
-        "the optimizer can't say what a value will be, so workers get the true one",
-        "use an optimizer with such a rule, or set P3KV_CONSISTENCY=bulk_synchronous",
-        None,
+        "the optimizer can't say what a value will be",
+        "use SGD with momentum or Adam, or leave `predict` out of P3KV_CONSISTENCY",
     ),
     Combination(
         F.ROWS, F.REMEMBERING, "what is left of a row would wait until the row is touched again",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from functools import cached_property
-from typing import NamedTuple, Optional, Set
+from typing import Any, NamedTuple, Optional, Set
 
 from p3kv.common.combinations import Feature
 from p3kv.common.registry import Registry
@@ -53,9 +53,13 @@ class Consistency(ABC):
     first size: no round comes for all workers alike, from which another size could hold."""
 
     predicts = 0
-    """For how many steps ahead the servers predict the values with which they answer pushes, where
-    the optimizer has a rule for that. What they keep, save and answer pulls with is the true value.
+    """For how many updates ahead the servers predict the values with which they answer pushes, by
+    the optimizer's rule for that. What they keep, save and answer pulls with is the true value.
     Keys of rows are never predicted: their values come by pulls."""
+
+    damped = False
+    """Whether predictions take it that no more gradients come, so that momentum decays, and not
+    that gradients stay what momentum has made of them."""
 
     local: Optional[LocalTraining] = None
     """How workers train between two exchanges, where each updates its weights itself. Then front
@@ -120,6 +124,27 @@ CONSISTENCIES: Registry[Consistency] = Registry(
 """Consistency rules by name."""
 
 
+def whole_number(value: Any, least: int, rule: str, parameter: str) -> int:
+    """A rule's parameter that counts something; ConfigError for anything but a whole number from
+    `least` on."""
+    if type(value) is not int or value < least:
+        raise ConfigError(
+            f"the consistency {rule!r} has {parameter}={value!r}; it must be a whole number from "
+            f"{least} on"
+        )
+    return value
+
+
+def prediction(value: Any, rule: str) -> bool:
+    """Whether predictions are damped, by a rule's parameter `predict`; ConfigError for anything but
+    true, false and damped."""
+    if value != "damped" and not isinstance(value, bool):
+        raise ConfigError(
+            f"the consistency {rule!r} has predict={value!r}; it must be true, false or damped"
+        )
+    return value == "damped"
+
+
 def consistency_of_key(name: Optional[str], of_job: Consistency) -> Consistency:
     """The rule that a key was declared with: that of the job (None), or another by its name.
 
@@ -155,7 +180,7 @@ def make_consistency(chosen: str, num_workers: int) -> Consistency:
         )
     if not isinstance(rule.predicts, int) or rule.predicts < 0:
         raise ConfigError(
-            f"the consistency {chosen!r} predicts {rule.predicts!r} steps ahead; it must be a "
+            f"the consistency {chosen!r} predicts {rule.predicts!r} updates ahead; it must be a "
             "whole number from 0 on"
         )
     for push, whether in exchanged.items():

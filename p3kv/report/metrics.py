@@ -28,6 +28,10 @@ HELP = {
     "inversions": "Slices that left while a more urgent one waited for another connection",
     "inversion_bytes": "Bytes of slices that left while a more urgent one waited for another "
     "connection",
+    "stale_values": "Values of whole keys with which the worker has gone on by another consistency "
+    "rule than the default",
+    "stale_rounds": "Rounds that these values have lacked, in all",
+    "most_stale_rounds": "The most rounds that one of these values has lacked",
     "wire_bytes_sent": "Bytes sent on data connections, with headers: a worker's to servers on "
     "other hosts, a server's to all workers",
     "wire_bytes_received": "Bytes received on data connections, with headers: a worker's from "

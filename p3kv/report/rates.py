@@ -21,6 +21,9 @@ class Rates(NamedTuple):
     shares: Optional[Dict[str, float]] = None
     """Shares of the steps' time (`p3kv.report.shares`)."""
     slowest_layer: Optional[str] = None
+    staleness: Optional[float] = None
+    """How many rounds the values lacked on average with which a worker went on; None where it goes
+    on with no others than those of the default rule."""
 
     @property
     def words(self) -> str:
@@ -29,6 +32,8 @@ class Rates(NamedTuple):
         if self.step_s is not None and self.shares is not None:
             last = f"; waits most for {self.slowest_layer}" if self.slowest_layer else ""
             parts.append(f"{seconds(self.step_s)} a step ({in_short(self.shares)}{last})")
+        if self.staleness is not None:
+            parts.append(f"values {self.staleness:.2g} rounds old")
         parts += [
             f"{bit_rate(self.send_bytes_s)} out",
             f"{bit_rate(self.receive_bytes_s)} in",
@@ -49,11 +54,13 @@ def rates(before: Numbers, after: Numbers) -> Rates:
     )
     if not isinstance(after, WorkerNumbers) or not isinstance(before, WorkerNumbers):
         return Rates(*traffic)
+    values = after.stale_values - before.stale_values
+    stale = (after.stale_rounds - before.stale_rounds) / values if values > 0 else None
     steps, step_s = after.steps - before.steps, after.step_s - before.step_s
     if steps <= 0 or step_s <= 0:
-        return Rates(*traffic, slowest_layer=after.slowest_layer or None)
+        return Rates(*traffic, slowest_layer=after.slowest_layer or None, staleness=stale)
     found = shares(after, before)
-    return Rates(*traffic, step_s / steps, found, after.slowest_layer or None)
+    return Rates(*traffic, step_s / steps, found, after.slowest_layer or None, stale)
 
 
 def lag_words(lag: Lag) -> str:

@@ -105,13 +105,14 @@ class Optimizer(ABC):
         """
 
     def predicted(
-        self, key: DeclaredKey, index: int, weight: np.ndarray, steps: int
+        self, key: DeclaredKey, index: int, weight: np.ndarray, steps: int, damped: bool
     ) -> Optional[np.ndarray]:
         """The weight of a slice as it will probably be so many updates later, as an array of its
-        own; None where the optimizer has no rule for that, so that the weight itself is sent.
+        own; None where nothing tells, so that the weight itself is sent.
 
-        Called after an update of the slice, and before the next. `weight` stays as it is. Not asked
-        where updates need whole tensors.
+        `damped`: momentum decays meanwhile (`p3kv.consistency.predicting`). Called after an update
+        of the slice, and before the next. `weight` stays as it is. Not asked where updates need
+        whole tensors.
         """
         return None
 

@@ -49,7 +49,7 @@ class Values:
         header = UpdatedHeader(
             Kind.UPDATED, self._rank(), NO_GRADIENT if ended.no_gradient else 0,
             key=slice_.plan.key_id, slice=slice_.index, round=ended.round, step=ended.step,
-            priority=ended.priority,
+            priority=ended.priority, behind=slice_.ledger.behind(ended.round),
         )  # fmt: skip
         if ended.no_gradient and slice_.plan.optimizer is None:
             for connection in filter(self._workers.listens, connections):

@@ -18,7 +18,9 @@ class Checks:
 
     def new_optimizer(self, new: ScriptOptimizer, before: Optional[ScriptOptimizer]) -> None:
         """For an optimizer that can't run, or not after the one before."""
-        features = {Feature.OPTIMIZER, Feature.NO_PREDICTION}
+        features = {Feature.OPTIMIZER}
+        if not new.predicts or new.needs_whole_tensors:
+            features.add(Feature.NO_PREDICTION)
         if new.momentum is None:
             features.add(Feature.OTHER_THAN_SGD)
         after = []

@@ -20,6 +20,8 @@ class ScriptOptimizer(ABC):
     """Name in the servers' table, if it is not that of the script's front end."""
     needs_whole_tensors = False
     """Whether it updates tensors as a whole, and not slices."""
+    predicts = False
+    """Whether it has a rule that says what a weight will be some updates later."""
     momentum: Optional[float] = None
     """Momentum of SGD that has one and does not clip gradients, which a codec may apply in the
     servers' place; None of any other optimizer."""

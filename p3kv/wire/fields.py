@@ -172,6 +172,9 @@ class UpdatedHeader(SliceValueHeader, frozen=True):
     """Header of UPDATED."""
 
     step: int = 0
+    behind: int = 0
+    """Where rounds are each worker's own: how many of the receiver's rounds the value has for which
+    it lacks another worker's, the slowest one's."""
 
 
 class PulledHeader(SliceValueHeader, frozen=True):

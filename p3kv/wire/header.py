@@ -158,7 +158,7 @@ that of the round before. UPDATED has no payload then where the value is a sum."
 _COMMON = len(Header.__struct_fields__)
 _FORMAT = "<BHBIQ"
 """The numbers that all headers have, as they lie in memory."""
-_MOST_NUMBERS = 7
+_MOST_NUMBERS = 8
 """Those that a kind has besides, of 4 bytes each."""
 HEADER_BYTES = struct.calcsize(_FORMAT) + 4 * _MOST_NUMBERS
 _Form = Tuple[Type[Header], Callable[..., bytes], Callable[[memoryview, int], Tuple[int, ...]]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import Future
 from functools import partial
-from typing import Any, Dict, List, Optional
+from typing import Any, Callable, Dict, List, Optional
 
 import numpy as np
 
@@ -15,8 +15,9 @@ from p3kv.worker.transfers import Transfer, WorkerKey, memory_at
 class _Arrivals:
     """Values for which a key's transfers wait, and those that have arrived."""
 
-    def __init__(self, key: WorkerKey) -> None:
+    def __init__(self, key: WorkerKey, note_staleness: Callable[[int], None]) -> None:
         self.key = key
+        self._note_staleness = note_staleness
         self.values: Dict[int, Optional[np.ndarray]] = {}
         """By round; None where the value is still to come."""
         self.waiting: List[Transfer] = []
@@ -34,6 +35,7 @@ class _Arrivals:
         needed = min([needed, *map(_taken, self.waiting)])
         self.values = {r: value for r, value in self.values.items() if r >= needed}
         for transfer in going:
+            self._note_staleness(transfer.round - _taken(transfer))
             transfer.done(None)
 
     def _is_there(self, transfer: Transfer) -> bool:
@@ -54,7 +56,9 @@ class Ahead:
     the consistency rule names, as soon as it is there. Belongs to the worker's thread.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, note_staleness: Callable[[int], None]) -> None:
+        """`note_staleness` is told how many rounds a value lacks with which the worker goes on."""
+        self._note_staleness = note_staleness
         self._keys: Dict[int, _Arrivals] = {}
         self._travelling = 0
         self._finished: Optional[Future[Any]] = None
@@ -82,7 +86,8 @@ class Ahead:
             return transfer
         arrivals = self._keys.get(transfer.key.key_id)
         if arrivals is None:
-            arrivals = self._keys[transfer.key.key_id] = _Arrivals(transfer.key)
+            arrivals = _Arrivals(transfer.key, self._note_staleness)
+            self._keys[transfer.key.key_id] = arrivals
         transfer.takes = max(transfer.takes, INITIAL_ROUND)
         if transfer.takes != INITIAL_ROUND and transfer.takes not in arrivals.values:
             # The script has not asked for that round's value.

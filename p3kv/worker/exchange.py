@@ -53,7 +53,7 @@ class Exchange:
         self._local_sums = LocalSums()
         self._too_early: Dict[Tuple[int, int], Transfer] = {}
         """Pushes by key and round."""
-        self.ahead = Ahead()
+        self.ahead = Ahead(in_progress.note_staleness)
 
     def set_order(self, key_ids: Sequence[int]) -> None:
         """Sends from now on in the order of these keys."""

@@ -12,6 +12,7 @@ from p3kv.wire.fields import (
     RowsHeader,
     SliceValueHeader,
     TransferHeader,
+    UpdatedHeader,
 )
 from p3kv.wire.messages import UNKNOWN
 from p3kv.worker.gates import Gates
@@ -40,6 +41,9 @@ class InProgress:
             "bytes_received": 0,
             "slices_sent": 0,
             "slices_received": 0,
+            "stale_values": 0,
+            "stale_rounds": 0,
+            "most_stale_rounds": 0,
         }
         self._gates = gates
         self._times = times
@@ -56,6 +60,13 @@ class InProgress:
             self._pushes.add(transfer)
         else:
             self.add_update(transfer)
+
+    def note_staleness(self, rounds: int) -> None:
+        """The worker goes on, by a rule other than the default, with a value of a whole key that
+        lacks so many rounds."""
+        self.counts["stale_values"] += 1
+        self.counts["stale_rounds"] += rounds
+        self.counts["most_stale_rounds"] = max(self.counts["most_stale_rounds"], rounds)
 
     def add_update(self, transfer: Transfer) -> None:
         """Expects the results of a round in the transfer's target."""
@@ -111,6 +122,8 @@ class InProgress:
             del self._pulls[header.request]
         else:
             del self._updates[transfer.key.key_id, transfer.round]
+            if transfer.key.own_rounds and isinstance(header, UpdatedHeader):
+                self.note_staleness(header.behind)
         self._times.value_arrived(transfer.key, late_s, server, worked_us)
         if not self._updates and not self._pulls:
             self._gates.values_complete()

@@ -80,10 +80,9 @@ class WorkerStore:
         self._steps = 0 if self.resumed is None else self.resumed.steps
         self.own_rounds = rule.own_rounds
         """Whether rounds are each worker's own: the store is asynchronous."""
-        self.local = rule.local
-        """How workers train by themselves, where the store's rule says so."""
         self._consistency = consistency
-        self._rule = rule
+        self.rule = rule
+        """By which its keys' rounds end."""
         self._rank = rank
         self._cuts_before = 0
         """How many checkpoints there were before the store's newest step."""
@@ -129,7 +128,7 @@ class WorkerStore:
             key, tuple(shape), dtype, name, layout, codecs, self.number, whole, self._consistency
         )
         # Before any process hears of it.
-        features = features_of(declaration, self._rule)
+        features = features_of(declaration, self.rule)
         what = f"{called(key, name)} of {dtype}"
         if Feature.ROWS in features:
             what += ", with a sparse weight or gradient"
@@ -142,7 +141,7 @@ class WorkerStore:
         if isinstance(answer, KeyRefused):
             raise KeyMismatchError(answer.reason)
         steps_before = self._data_plane.checkpoints.resumed().step
-        worker_key = WorkerKey(answer, self._rule, name, self._features, steps_before)
+        worker_key = WorkerKey(answer, self.rule, name, self._features, steps_before)
         if self.is_saved:
             self._data_plane.checkpoints.remember(worker_key, self.resumed is not None)
         self._tell_momentum(worker_key)
@@ -334,7 +333,7 @@ class WorkerStore:
         self._told_memory = True
         keys = [key for key in self.declared() if key.codecs.values.of_each_worker]
         if keys and self._rank == 0:
-            workers = self._rule.num_workers
+            workers = self.rule.num_workers
             copies_mb = sum(key.size_bytes for key in keys) * workers / 1e6
             _log.warning(
                 "by the codec %s workers have other values than the servers until %s is "

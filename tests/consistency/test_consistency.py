@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import time
 from contextlib import closing
 from pathlib import Path
 from random import Random
-from typing import Any, List, Type
+from typing import Any, Dict, List, Type, Union
 
 import numpy as np
 import pytest
@@ -14,7 +15,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import own_changed  # noqa: F401  registers it
-from own_bounded import STALENESS, Bounded
 from own_consistency import OneBehind
 from own_fourth import EveryFourth
 from own_prediction import MOMENTUM, RATE, Momentum, PredictsTwo
@@ -39,6 +39,8 @@ from tests.jobs import (
 from tests.whole_jobs.test_host_sums import run_on_hosts
 
 SIZE = 12
+STALENESS = 2
+BOUNDED = f"bounded:staleness={STALENESS}"
 OWN = {"P3KV_CONSISTENCY": "one_behind"}
 PLUGIN = {"P3KV_PLUGINS": "own_consistency"}
 
@@ -72,7 +74,7 @@ def own(**changes: Any) -> Type[Consistency]:
         (own(needs=lambda self, round: round / 2), "round 1 needs the value of round 0.5"),
         (own(needs=lambda self, round: [][round]), "failed: IndexError"),
         (own(window=0), "window of 0"),
-        (own(predicts=-1), "predicts -1 steps"),
+        (own(predicts=-1), "predicts -1 updates"),
         (own(window=2.5), "window of 2.5"),
         (own(needs=lambda self, round: -round), "round 2 needs the value of round -2, and the"),
         (own(exchanges=lambda self, push: push > 10_000), "exchanges none of 9999 pushes"),
@@ -101,13 +103,43 @@ def test_a_rule_that_can_t_be_right_is_refused_and_named(
         make_consistency("own", 2)
 
 
+@given(st.sampled_from(["delayed", "bounded"]), st.integers(1, 5), st.integers(1, 40))
+def test_rules_with_staleness_0_are_bulk_synchronous(name: str, workers: int, round_: int) -> None:
+    rule, default = (
+        make_consistency(one, workers) for one in (f"{name}:staleness=0", "bulk_synchronous")
+    )
+    for one in ("window", "own_rounds", "predicts", "lets_go_ahead", "exchanges_all"):
+        assert getattr(rule, one) == getattr(default, one)
+    assert rule.needs(round_) == default.needs(round_)
+
+
+@pytest.mark.parametrize("name", ["delayed", "bounded"])
+@pytest.mark.parametrize(
+    ("parameters", "why"),
+    [
+        ("staleness=-1", "staleness=-1; it must be a whole number from 0 on"),
+        ("staleness=1.5", "staleness=1.5; it must be a whole number from 0 on"),
+        ("staleness=true", "staleness=True; it must be a whole number from 0 on"),
+        ("staleness=1,predict=often", "predict='often'; it must be true, false or damped"),
+        ("slack=1", "it takes staleness, predict"),
+    ],
+)
+def test_parameters_that_can_t_be_right_are_refused_and_named(
+    name: str, parameters: str, why: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"{name}.*{re.escape(why)}"):
+        make_consistency(f"{name}:{parameters}", 2)
+
+
 # A rule by which a worker goes on with an older value.
 
 
 class Straggling(MemoryJob):
     """A job with a worker that is ahead and a straggler."""
 
-    def __init__(self, rule: Type[Consistency] = OneBehind, lets_leave: bool = False) -> None:
+    def __init__(
+        self, rule: Union[str, Type[Consistency]] = OneBehind, lets_leave: bool = False
+    ) -> None:
         super().__init__(2, 1, SIZE, rule, lets_leave=lets_leave)
         self.keys = self.declare("w", SIZE)
         self.results: List[np.ndarray] = []
@@ -173,7 +205,7 @@ def test_a_worker_that_has_asked_for_no_value_of_the_round_before_waits_for_its_
 
 
 def test_a_worker_leads_by_as_many_rounds_as_the_rule_says_and_its_pushes_count_at_once() -> None:
-    with closing(Straggling(Bounded)) as job:
+    with closing(Straggling(BOUNDED)) as job:
         job.push(0, 1, 2, 3, 4)
         assert job.ahead.complete[1:] == [("w", 1), ("w", 2)]
         # Round 3 has ended, but worker 1 has made none; round 4 waits for the window.
@@ -188,7 +220,7 @@ def test_a_worker_leads_by_as_many_rounds_as_the_rule_says_and_its_pushes_count_
 
 def test_nobody_waits_for_a_worker_that_has_left_where_workers_may() -> None:
     for lets_leave in (True, False):
-        with closing(Straggling(Bounded, lets_leave)) as job:
+        with closing(Straggling(BOUNDED, lets_leave)) as job:
             job.push(0, 1, 2, 3)
             job.pull(3)
             assert job.ahead.under_way == 2
@@ -208,7 +240,7 @@ def test_whatever_the_order_no_worker_leads_by_more_than_the_rule_says(
     seed: int, workers: int, servers: int, whole: bool
 ) -> None:
     random, rounds = Random(seed), 8
-    with closing(MemoryJob(workers, servers, SIZE // 2, Bounded)) as job:
+    with closing(MemoryJob(workers, servers, SIZE // 2, BOUNDED)) as job:
         keys = job.declare("w", SIZE)
         job.workers[0].call(keys[0], INITIAL_ROUND, np.zeros(SIZE, np.float32), None)
         done = [0] * workers
@@ -349,8 +381,10 @@ def test_rounds_that_wait_name_the_straggler_and_so_does_its_leaving() -> None:
 # Whole jobs.
 
 
-def test_a_job_trains_right_by_a_rule_of_the_user_s_own(tmp_path: Path) -> None:
-    result = run_job("stale.py", [tmp_path], workers=2, servers=2, **OWN, **PLUGIN)
+@pytest.mark.parametrize("rule", [{**OWN, **PLUGIN}, {"P3KV_CONSISTENCY": "delayed"}])
+def test_a_job_trains_right_with_older_values(tmp_path: Path, rule: Dict[str, str]) -> None:
+    """By a rule of the user's own, and by p3kv's."""
+    result = run_job("stale.py", [tmp_path], workers=2, servers=2, **rule)
     assert result.code == 0, result.output
     assert result.output.count("every value is the one that the rule names") == 2, result.output
     assert "went on to round 2" in result.said_by("worker 0")
@@ -365,8 +399,7 @@ def test_a_worker_that_ends_while_its_last_gradients_are_on_their_way_waits_for_
 
 
 def test_a_job_of_own_rounds_never_leads_by_more_than_its_rule_says() -> None:
-    rule = {"P3KV_CONSISTENCY": "bounded_by_2", **PLUGIN, "P3KV_PLUGINS": "own_bounded"}
-    result = run_job("clocks.py", workers=3, servers=2, **rule)
+    result = run_job("clocks.py", workers=3, servers=2, P3KV_CONSISTENCY=BOUNDED)
     assert result.code == 0, result.output
     for rank in range(3):
         said = result.said_by(f"worker {rank}")
@@ -402,7 +435,7 @@ def test_a_process_that_does_not_know_the_rule_ends_the_job_and_is_named(lacks_i
         ended = results(processes, start, timeout_s=DEADLINE_S)
     for name, result in ended.items():
         for word in (
-            f"{lacks_it}: there is no consistency 'one_behind', only asynchronous, bulk_",
+            f"{lacks_it}: there is no consistency 'one_behind', only asynchronous, bounded, ",
             "P3KV_CONSISTENCY", "P3KV_PLUGINS",
         ):  # fmt: skip
             assert word in result.output, f"{name} said {result.output}"

@@ -230,7 +230,9 @@ def test_a_trace_shows_what_passed_the_link_and_since_when_it_could(tmp_path):
                 "layer": model.layers[layer].name, "phase": "backward" if step > 2 else "forward",
                 "iteration": iteration, "start_ns": start * 10**9, "end_ns": (start + 1) * 10**9,
             })  # fmt: skip
-    run = Run("p3kv", model.name, 2, 100.0, 1.0, 6.0, [8.0, 8.0], 0.0, 0, 0, 0, spans={0: spans})
+    run = Run(
+        "p3kv", model.name, 2, 100.0, 1.0, 6.0, [8.0, 8.0], 16.0, 0.0, 0, 0, 0, spans={0: spans}
+    )
     found = schedule.measured(model, run, tmp_path)
     assert found.delay_s == [2.0]
     # Times begin with the backward pass, at 3.

@@ -106,6 +106,24 @@ def test_computation_is_shared_out_one_to_two(name):
     assert sum(model.backward_s) == pytest.approx(model.compute_s * 2 / 3)
 
 
+@pytest.mark.parametrize(
+    ("name", "layer", "elems"),
+    [
+        ("resnet50", "stage3_conv0", 32 * (14 * 14 * 256 + 28 * 28 * 512)),  # and the shortcut's
+        ("resnet50", "stage4_batchnorm9", 32 * 2048),  # pooled; stage4_batchnorm9 is the last one
+        ("vgg19", "conv15", 32 * 7 * 7 * 512),
+        ("sockeye", "source_embed", 64 * 30 * 512),  # every host has the target's words
+        ("gpt2_small", "h.5.mlp.c_proj", 4 * 1024 * 768),
+        ("gpt2_small", "h.5.mlp.c_fc", 4 * 1024 * 5 * 768),
+        ("snn", "dense7", 128 * 2048),
+    ],
+)
+def test_what_later_layers_read_crosses_a_cut(name, layer, elems):
+    crossing = {one.name: one.crossing_elems for one in load(name).layers}
+    assert crossing[layer] == elems
+    assert [*crossing.values()][-1] == 0
+
+
 def test_an_unknown_model_is_refused_with_the_known_ones():
     with pytest.raises(ValueError, match="resnet50, inception_v3"):
         load("resnet51")

@@ -158,12 +158,21 @@ def test_steps_are_clipped_by_the_norm_of_the_mean_gradient() -> None:
 
 
 @pytest.mark.parametrize(
-    "setting", [{"P3KV_CONSISTENCY": "asynchronous"}, {"P3KV_LET_WORKERS_LEAVE": 1}]
+    ("setting", "advice"),
+    [
+        (
+            {"P3KV_CONSISTENCY": "every_fourth", "P3KV_PLUGINS": "own_fourth"},
+            "P3KV_CONSISTENCY=every_fourth does not: use another rule",
+        ),
+        ({"P3KV_LET_WORKERS_LEAVE": 1}, "unset P3KV_LET_WORKERS_LEAVE"),
+    ],
 )
-def test_settings_by_which_it_would_do_something_else_are_refused(setting: Dict[str, Any]) -> None:
+def test_settings_by_which_it_would_do_something_else_are_refused(
+    setting: Dict[str, Any], advice: str
+) -> None:
     result = job("torch_late.py", "wrong", workers=1, servers=1, **setting)
     assert result.code != 0
-    assert "unset P3KV_CONSISTENCY and P3KV_LET_WORKERS_LEAVE" in result.output, result.output
+    assert advice in result.output, result.output
 
 
 def test_a_process_alone_trains_with_the_inner_optimizer() -> None:
@@ -182,3 +191,22 @@ def test_a_process_alone_trains_with_the_inner_optimizer() -> None:
     result = run([str(PYTHON), "-c", program], environment(), 60)
     assert result.code == 0 and "alone is right" in result.output, result.output
     assert "trains in this process alone" in result.output
+
+
+@pytest.mark.parametrize(
+    ("name", "staleness", "predict"),
+    [("SGD", 1, ""), ("AdamW", 2, "damped"), ("SGD", 2, "true"), ("Nesterov", 3, "damped")],
+)
+def test_a_worker_goes_on_with_the_weights_that_a_delayed_rule_names(
+    name: str, staleness: int, predict: str
+) -> None:
+    """Also where servers predict them, with a frozen weight that the script writes to, and with
+    BatchNorm, whose buffers are each worker's own then."""
+    rule = f"delayed:staleness={staleness}" + (f",predict={predict}" if predict else "")
+    arguments = [name, staleness, *([predict] if predict else [])]
+    result = job(
+        "torch_stale.py", *arguments, workers=2, servers=2, P3KV_SLICE_SIZE=20,
+        P3KV_CONSISTENCY=rule,
+    )  # fmt: skip
+    assert result.code == 0, result.output
+    assert result.output.count("every weight is the one that the rule names") == 2, result.output

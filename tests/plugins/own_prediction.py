@@ -29,7 +29,9 @@ class Momentum(Optimizer):
         self._momentum[of_slice] = momentum
         weight += momentum
 
-    def predicted(self, key: Any, index: int, weight: np.ndarray, steps: int) -> np.ndarray:
+    def predicted(
+        self, key: Any, index: int, weight: np.ndarray, steps: int, damped: bool
+    ) -> np.ndarray:
         return weight + steps * self._momentum[key.key_id, index]
 
     def configure(self, from_step: int, settings: bytes, oldest_step: int) -> None:

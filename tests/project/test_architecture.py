@@ -105,6 +105,12 @@ FOLDERS_MAY_IMPORT: Dict[str, Set[str]] = {
         "p3kv.report.forecast",
         "p3kv.tools.timeline",
     },
+    "experiments.dualpipe": {
+        "experiments.models",
+        "experiments.campaign",
+        "experiments.drawing",
+        "p3kv.report.forecast",
+    },
     "experiments.thesis": {
         "experiments.models",
         "experiments.emulation",

@@ -46,4 +46,7 @@ for step in range(1, STEPS + 1):
     print(f"step {step} has {has}", flush=True)
 store._barrier()
 store.pull("w", out=weight)
+seen = store.stats()
+assert seen["most_stale_rounds"] == lead, f"{seen} tells another lead than {lead}"
+assert seen["stale_values"] in (0, STEPS), seen  # 0 by a rule that exchanges seldom
 print(f"worker {rank} led by {lead} and ended with {pushes(weight)}")

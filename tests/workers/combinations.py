@@ -156,11 +156,13 @@ def ahead() -> None:
 
 
 def predicts() -> None:
-    """Workers would get what no optimizer of MXNet's has a rule for."""
+    """Servers predict by SGD with momentum, and rows come as they are."""
     store = a_store(["w", "r"], [zeros, mx.nd.zeros((4, 2)).tostype("row_sparse")])
+    without = mx.optimizer.SGD(learning_rate=1.0)
+    refused("PREDICTS", "NO_PREDICTION", store.set_optimizer, without)
     store.set_optimizer(mx.optimizer.SGD(learning_rate=1.0, momentum=0.5, rescale_grad=-1.0))
     out = mx.nd.zeros(SIZE)
-    for value in (1.0, 2.5):
+    for value in (1.0 + 2 * 1.0, 2.5 + 2 * 1.5):
         store.pushpull("w", ones, out=out)
         has(out, value)
 

@@ -58,4 +58,7 @@ for round_ in range(1, ROUNDS + 1):
 store._barrier()
 store.pull("w", out=value)
 check(value, ROUNDS)
+seen = store.stats()
+assert (seen["stale_values"], seen["most_stale_rounds"]) == (ROUNDS, STALENESS), seen
+assert seen["stale_rounds"] == ROUNDS * STALENESS, seen
 print("every value is the one that the rule names")

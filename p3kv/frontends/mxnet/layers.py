@@ -10,7 +10,18 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from typing import AbstractSet, Any, Dict, Iterable, List, Mapping, NamedTuple, Sequence, Tuple
+from typing import (
+    AbstractSet,
+    Any,
+    Dict,
+    Iterable,
+    List,
+    Mapping,
+    NamedTuple,
+    Sequence,
+    Set,
+    Tuple,
+)
 
 import mxnet as mx
 
@@ -50,18 +61,22 @@ def trace(
 
     uses = _merge_recurrent(_first_uses(nodes, set(inputs), trained))
     flops = [0.0] * len(uses)
+    layer_of: List[int] = []
     position = 0
     for index, node in enumerate(nodes):
         while position + 1 < len(uses) and uses[position + 1].node <= index:
             position += 1
+        layer_of.append(position)
         flops[position] += _node_flops(index, node, shapes)
+    crossing = _crossing_elems(nodes, set(inputs), layer_of, shapes)
     layers = [
         Layer(
             _common_name(use.parameters, block.prefix),
             tuple(Parameter(name, shape_of[name]) for name in use.parameters),
             work,
+            elems,
         )
-        for use, work in zip(uses, flops)
+        for use, work, elems in zip(uses, flops, crossing)
     ]
     return layers, [Parameter(name, shape_of[name]) for name in sorted(parameters)]
 
@@ -129,6 +144,34 @@ def _common_name(parameters: Sequence[str], model_prefix: str) -> str:
     letters = zip(*[name[len(model_prefix) :] for name in parameters])
     shared = "".join(at[0] for at in itertools.takewhile(lambda at: len(set(at)) == 1, letters))
     return shared.rpartition("_")[0] or parameters[0][len(model_prefix) :]
+
+
+def _crossing_elems(
+    nodes: Sequence[Mapping[str, Any]],
+    inputs: AbstractSet[str],
+    layer_of: Sequence[int],
+    shapes: Mapping[Tuple[int, int], Tuple[int, ...]],
+) -> List[int]:
+    """By layer, the elements computed from the inputs up to it that later layers read.
+
+    `layer_of` is each node's layer. The inputs themselves do not count: every host can read them.
+    """
+    computed: Set[int] = set()
+    last_reader: Dict[Tuple[int, int], int] = {}
+    for index, node in enumerate(nodes):
+        if node["op"] == "null":
+            continue
+        for source, output, *_ in node["inputs"]:
+            if source in computed:
+                last_reader[source, output] = layer_of[index]
+                computed.add(index)
+            elif nodes[source]["name"] in inputs:
+                computed.add(index)
+    crossing = [0] * (layer_of[-1] + 1)
+    for (source, output), last in last_reader.items():
+        for layer in range(layer_of[source], last):
+            crossing[layer] += math.prod(shapes[source, output])
+    return crossing
 
 
 def _node_flops(

@@ -26,6 +26,7 @@ from p3kv.frontends.mxnet.optimizer_settings import (
     updates_rows,
 )
 from p3kv.frontends.mxnet.plain_states import put_together, take_apart
+from p3kv.frontends.mxnet.predictions import predicted
 from p3kv.server.optimizer import WHOLE, Optimizer, State
 from p3kv.wire.messages import DeclaredKey, Key
 
@@ -121,6 +122,22 @@ class MXNetOptimizer(Optimizer):
             # In one process such an optimizer gets gradients in float16.
             arrays[1] = arrays[1].astype(np.float16)
         self._update(now, key, index, arrays, step, place)
+
+    def predicted(
+        self, key: DeclaredKey, index: int, weight: np.ndarray, steps: int, damped: bool
+    ) -> Optional[np.ndarray]:
+        state = self._states.get((key.key_id, index))
+        if state is None or not self._optimizers:
+            return None
+        now = self._optimizers[-1]
+        place = now.place_of_master if weight.dtype == np.float16 else None
+        if place is None:
+            return predicted(
+                now.optimizer, key.key, weight, state.state, state.updates, steps, damped
+            )
+        master = state.state[place].asnumpy()
+        of_master = state.state[1 - place]
+        return predicted(now.optimizer, key.key, master, of_master, state.updates, steps, damped)
 
     def updates_touched_rows(self, key: DeclaredKey, step: Optional[int]) -> bool:
         now = self._at(step)

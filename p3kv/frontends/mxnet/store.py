@@ -356,7 +356,7 @@ class P3(KVStoreBase):
         Raises NotSupportedError for an optimizer that the servers can't build, or that needs whole
         tensors while a key is on several servers already.
         """
-        rule = self._own.local
+        rule = self._own.rule.local
         if rule is not None:
             set_outer_optimizer(self._resuming, rule, self.num_workers)
             self._local = LocalSteps(self._own, self._operations, rule, optimizer, self.rank)

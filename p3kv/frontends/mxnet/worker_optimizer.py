@@ -18,6 +18,7 @@ from p3kv.frontends.mxnet.optimizer_settings import (
     needs_whole_tensors,
     plain,
 )
+from p3kv.frontends.mxnet.predictions import predicts
 from p3kv.frontends.mxnet.sgd_after_momentum import SGDAfterMomentum, momentum_of
 from p3kv.store.script_optimizer import ScriptOptimizer
 from p3kv.wire.messages import Key, encode
@@ -55,6 +56,7 @@ class WorkerOptimizer(ScriptOptimizer):
         self._seed = None if not is_random(kind) else resumed[SEED] if SEED in resumed else _drawn()
         self.momentum = momentum_of(optimizer)
         self._momentum_by_codec = momentum_by_codec and self.momentum is not None
+        self.predicts = predicts(optimizer) and not self._momentum_by_codec
         if self._momentum_by_codec:
             self.name = SGDAfterMomentum.__name__
         self._settings = self._plain()

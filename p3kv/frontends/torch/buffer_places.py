@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
-from typing import Any, Dict, Iterator, List, NamedTuple, Tuple
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 import torch
 
+from p3kv.consistency import Consistency
 from p3kv.errors import NotSupportedError
 from p3kv.frontends.torch.compiled import own_name
 
@@ -90,6 +91,23 @@ def places_of(model: torch.nn.Module, how: str) -> List[Place]:
                 continue
             found[id(tensor)] = place
     return list(found.values())
+
+
+def own_or_shared(chosen: Optional[str], rule: Consistency) -> str:
+    """How buffers are each worker's own or all workers', by the user's choice, or else by default.
+
+    Raises NotSupportedError for buffers of all where workers go on without each other: the next
+    forward pass would wait for them.
+    """
+    waits = not (rule.own_rounds or rule.lets_go_ahead or rule.local)
+    if chosen is None:
+        return BROADCAST if waits else OWN
+    if chosen != OWN and not waits:
+        raise NotSupportedError(
+            f"buffers={chosen!r} would have each worker wait for the others' buffers in each step, "
+            "which P3KV_CONSISTENCY is to avoid: leave it out, or use buffers='own'"
+        )
+    return chosen
 
 
 def packed(places: List[Place]) -> Iterator[Tuple[torch.dtype, int, List[Place]]]:

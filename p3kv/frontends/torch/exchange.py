@@ -150,8 +150,11 @@ class Exchange:
         """Begins a transfer: a push where there is a source, or `changes` instead of one; else a
         pull."""
         key = late.key
-        late.changes = None if late.parameter.requires_grad else changes
         pushes = source is not None or changes is not None
+        takes = None
+        if pushes and lands and key.consistency.lets_go_ahead:
+            takes = key.consistency.needs(round_)
+        late.note_changes(round_, takes, changes)
         late.begin()
         self._worker.begin(
             Transfer(
@@ -159,7 +162,7 @@ class Exchange:
                 source.data_ptr() if source is not None else 0 if pushes else None,
                 late.staging.data_ptr() if lands else None,
                 partial(_arrived, late, source), key.asks() if pushes else (key.ask(),), changes,
-                exact=exact or (pushes and key.is_exact(round_)),
+                takes, exact=exact or (pushes and key.is_exact(round_)),
             )
         )  # fmt: skip
 

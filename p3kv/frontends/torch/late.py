@@ -42,6 +42,11 @@ _NEED_NO_VALUE = {one for one in _need_no_value() if one is not None}
 """Functions that read or change what is not a parameter's value."""
 
 
+_NOTHING_CHANGES: Future[bool] = Future()
+"""Of the initial round, whose value a parameter has."""
+_NOTHING_CHANGES.set_result(False)
+
+
 class Waits(Protocol):
     """What waits for a value."""
 
@@ -67,9 +72,11 @@ class Late:
         whatever the parameter is, since values travel so."""
         self.value_version = parameter._version
         """torch's count of writes into the parameter, when it was last known to be the servers'."""
-        self.changes: Optional[Future[bool]] = None
-        """Of a frozen parameter's push: whether another worker has trained it. If none has, its
-        value is the script's."""
+        self._changes: Optional[Future[bool]] = None
+        """Of a frozen parameter: whether another worker has trained it in the round whose value is
+        under way. If none has, its value is the script's."""
+        self._recent: Dict[int, Optional[Future[bool]]] = {}
+        """The same by round, where workers go on with values of earlier rounds than their own."""
         self.as_sent: Optional[torch.Tensor] = None
         """Of a worker that trains by itself: the weight when its difference left. What the weight
         has learned since is added to the value that comes."""
@@ -86,6 +93,18 @@ class Late:
         self._taking = threading.Lock()
         self._early = early
         self.size_bytes = key.size_bytes
+
+    def note_changes(
+        self, round_: int, takes: Optional[int], changes: Optional[Future[bool]]
+    ) -> None:
+        """The value of a round is to be under way after a push, or that of round `takes`;
+        `changes`: of a push without a gradient, whether another worker has one."""
+        changes = None if self.parameter.requires_grad else changes
+        if takes is not None:
+            self._recent[round_] = changes
+            self._recent = {one: its for one, its in self._recent.items() if one >= takes}
+            changes = self._recent.get(takes, _NOTHING_CHANGES)
+        self._changes = changes
 
     def begin(self) -> None:
         """A value is under way to the staging memory; the last one must have been taken."""
@@ -121,7 +140,7 @@ class Late:
                 return
             if self._error is not None:
                 raise self._error
-            if self.changes is None or self.changes.result():
+            if self._changes is None or self._changes.result():
                 with torch._C.DisableTorchFunctionSubclass():
                     self._write()
             have_back(self.parameter)

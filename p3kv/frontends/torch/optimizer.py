@@ -13,7 +13,7 @@ import torch
 from p3kv import config
 from p3kv.common.combinations import Feature
 from p3kv.errors import ConfigError, NotSupportedError, P3Error
-from p3kv.frontends.torch.buffer_places import BROADCAST, HOWS, kept, places_of
+from p3kv.frontends.torch.buffer_places import HOWS, kept, own_or_shared, places_of
 from p3kv.frontends.torch.buffers import Buffers
 from p3kv.frontends.torch.clipping import Clipping, checked
 from p3kv.frontends.torch.compiled import guard_modules, own_name
@@ -23,7 +23,7 @@ from p3kv.frontends.torch.late import Late
 from p3kv.frontends.torch.local import LocalSteps
 from p3kv.frontends.torch.optimizer_settings import needs_whole
 from p3kv.frontends.torch.pushes import pushes_of
-from p3kv.frontends.torch.refusals import buffers_with, check_parameter, check_settings
+from p3kv.frontends.torch.refusals import check_parameter, check_settings
 from p3kv.frontends.torch.script_optimizer import TorchGoesOn, TorchScriptOptimizer
 from p3kv.frontends.torch.states import exported, imported, unrounded
 from p3kv.frontends.torch.tensors import DTYPES, tensor_in
@@ -59,15 +59,16 @@ class Optimizer(torch.optim.Optimizer):
         self,
         model: torch.nn.Module,
         optimizer: torch.optim.Optimizer,
-        buffers: str = BROADCAST,
+        buffers: Optional[str] = None,
     ) -> None:
         """Sends worker rank 0's parameters and buffers to all workers, and waits for them; all
         workers call it.
 
         `optimizer` has the parameters, as `torch.optim.AdamW(model.parameters())` makes it. Its
         `param_groups` are this one's, so schedulers may take either. After each step all workers
-        have worker 0's buffers of `model`, such as BatchNorm's statistics (`buffers="broadcast"`),
-        their mean (`"average"`, of numbers with a fraction), or each its own (`"own"`).
+        have worker 0's buffers of `model`, such as BatchNorm's statistics (`buffers="broadcast"`,
+        the default), their mean (`"average"`, of numbers with a fraction), or each its own
+        (`"own"`, the default by a consistency rule that lets workers go on without each other).
 
         Raises NotSupportedError for an optimizer or a parameter that the servers can't update, and
         for a buffer that can't travel.
@@ -75,7 +76,7 @@ class Optimizer(torch.optim.Optimizer):
         self._inner = optimizer
         super().__init__(optimizer.param_groups, optimizer.defaults)
         self.param_groups, self.state = optimizer.param_groups, optimizer.state
-        if buffers not in HOWS:
+        if buffers not in (None, *HOWS):
             raise ConfigError(f"buffers={buffers!r}: use one of {', '.join(map(repr, HOWS))}")
         self._buffers: Optional[Buffers] = None
         self._local: Optional[LocalSteps] = None
@@ -108,13 +109,14 @@ class Optimizer(torch.optim.Optimizer):
         if not self._worker.started:
             self._worker.start(config.settle())
         self._place = self._worker.rank, self._worker.num_workers
-        check_settings(self._worker.settings)
         self._own = self._worker.new_store()
+        check_settings(self._worker.settings, self._own.rule)
+        how = own_or_shared(buffers, self._own.rule)
         self._pushes = pushes_of(self._own, self._worker.rank)
         self._resuming = Resuming(
             self._own, self._pushes, self._worker.rank, TorchGoesOn(self._own)
         )
-        rule = self._own.local
+        rule = self._own.rule.local
         self._whole = rule is None and needs_whole(optimizer)
         """Whether servers update whole tensors, and not slices."""
         self._early = EarlyWrites()
@@ -136,15 +138,14 @@ class Optimizer(torch.optim.Optimizer):
                     self._own.codec_applies_momentum,
                 )
             )
-        buffers = buffers_with(rule is not None, buffers)
-        places = places_of(model, buffers)
+        places = places_of(model, how)
         self._replace_older()  # nothing refuses this one any more
         self._early.start()
         self._exchange_initial()
         places = [place for place in places if place.where not in kept]
         if places:
             resumes = self._own.resumed is not None
-            self._buffers = Buffers(places, buffers, self._worker, resumes)
+            self._buffers = Buffers(places, how, self._worker, resumes)
         atexit.register(self._finish)
         if rule is not None:
             self._local = LocalSteps(optimizer, self._exchange, rule, [*self._late.values()])

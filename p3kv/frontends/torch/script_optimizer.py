@@ -9,6 +9,7 @@ from msgspec import structs
 
 from p3kv.errors import NotSupportedError
 from p3kv.frontends.torch.optimizer_settings import PlainTorchOptimizer, needs_whole, plain
+from p3kv.frontends.torch.predictions import predicts
 from p3kv.frontends.torch.sgd_after_momentum import SGDAfterMomentum, momentum_of
 from p3kv.server.optimizer import State
 from p3kv.store.resuming import Counts, GoesOn
@@ -39,6 +40,7 @@ class TorchScriptOptimizer(ScriptOptimizer):
         if self.momentum is not None:
             self.name = SGDAfterMomentum.__name__
         self.needs_whole_tensors = needs_whole(optimizer)
+        self.predicts = predicts(optimizer) and not momentum_by_codec
         self.optimizer = optimizer
         self.keys = keys
         self.since_step = since_step

@@ -10,6 +10,7 @@ import torch
 
 from p3kv.errors import ProtocolError, in_one_line
 from p3kv.frontends.torch.optimizer_settings import BY_TENSOR, PlainTorchOptimizer, made, read
+from p3kv.frontends.torch.predictions import predicted
 from p3kv.frontends.torch.states import MASTER, SINCE, VALUES, exported, imported
 from p3kv.frontends.torch.tensors import HALVES, tensor_in
 from p3kv.server.optimizer import WHOLE, Optimizer, State
@@ -41,6 +42,12 @@ class _Part:
         self.optimizer.step()
         if self._is_half:
             weight.copy_(self.parameter.detach())
+
+    def predicted(self, weight: torch.Tensor, steps: int, damped: bool) -> Optional[np.ndarray]:
+        """What the weight will probably be so many updates later; None without a rule."""
+        if not self._is_half:
+            self.parameter.data = weight
+        return predicted(self.optimizer, self.parameter, steps, damped)
 
     def exported(self) -> State:
         """The optimizer's state, and the copy of the weight if there is one."""
@@ -105,6 +112,12 @@ class TorchOptimizer(Optimizer):
         if settings.workers > 1:
             gradient /= settings.workers
         one.update(group, value, gradient)
+
+    def predicted(
+        self, key: DeclaredKey, index: int, weight: np.ndarray, steps: int, damped: bool
+    ) -> Optional[np.ndarray]:
+        one = self._parts.get((key.key_id, index))
+        return None if one is None else one.predicted(tensor_in(weight), steps, damped)
 
     def export(self, key: DeclaredKey, index: int) -> Optional[State]:
         copied = self.copied(key, index)

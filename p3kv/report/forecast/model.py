@@ -28,11 +28,14 @@ class Layer(NamedTuple):
 
     `parameters` are the trained ones, in the order in which the forward pass reads them; `flops` is
     the layer's forward work for one batch, a multiplication and an addition counted as two.
+    `crossing_elems`: what later layers read of all that has been computed up to this one, for one
+    batch. It crosses a cut of the model behind this layer.
     """
 
     name: str
     parameters: Tuple[Parameter, ...]
     flops: float
+    crossing_elems: int = 0
 
     @property
     def elems(self) -> int:

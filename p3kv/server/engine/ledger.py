@@ -76,6 +76,11 @@ class Ledger(ABC, Generic[S]):
     def last_of(self, rank: int) -> int:
         """The last round that has ended of those for which a worker pushes."""
 
+    def behind(self, round: int) -> int:
+        """How many of a worker's rounds, until this one, the value has for which it lacks another
+        worker's."""
+        return 0
+
     @abstractmethod
     def waits(self) -> Iterator[OpenRound]:
         """The rounds that wait for workers, or may do."""
@@ -166,6 +171,11 @@ class OwnRounds(Ledger[S]):
 
     def last_of(self, rank: int) -> int:
         return self._ended.get(rank, INITIAL_ROUND)
+
+    def behind(self, round: int) -> int:
+        left = self._plan.rules.leavers.ranks
+        others = (one for one in range(self._plan.num_workers) if one not in left)
+        return max(0, round - min((self.last_of(one) for one in others), default=round))
 
     def waits(self) -> Iterator[OpenRound]:
         """Rounds wait for worker rank 0 at most: for the initial value, or for the optimizer, which

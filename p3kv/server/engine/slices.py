@@ -123,8 +123,10 @@ class ServerSlice(Unit):
             plan, optimizer = self.plan, self.plan.optimizer
             array = None
             if optimizer is not None and not optimizer.whole_tensors:
-                steps = plan.consistency.predicts
-                array = optimizer.predicted(plan.declared, self.index, value.array, steps)
+                rule = plan.consistency
+                array = optimizer.predicted(
+                    plan.declared, self.index, value.array, rule.predicts, rule.damped
+                )
             if array is None:
                 return value
             self._predicted = plan.rules.pool.get(self.length, plan.dtype)

@@ -134,6 +134,10 @@ class JobView:
         if shares:
             network = max(one[NETWORK] for one in shares)
             words += f", up to {network:.0%} waiting for the network"
+        ages = [row.rates.staleness for row in self.rows if row.rates]
+        known = [age for age in ages if age is not None]
+        if known:
+            words += f", values up to {max(known):.2g} rounds old"
         return words if self.slowest is None else f"{words}; {lag_words(self.slowest)}"
 
     @property

@@ -37,6 +37,13 @@ class WorkerNumbers(_Numbers, frozen=True):
     inversions: int = 0
     inversion_bytes: int = 0
     """Slices, and their bytes, that left while a more urgent one waited for a full connection."""
+    stale_values: int = 0
+    """Values of whole keys with which the worker has gone on by another consistency rule than the
+    default."""
+    stale_rounds: int = 0
+    """The rounds that they have lacked, in all."""
+    most_stale_rounds: int = 0
+    """The most that one of them has lacked."""
     wire_bytes_sent: int = 0
     wire_bytes_received: int = 0
     """All bytes on connections to servers on other hosts; to all servers, if all are on this
