@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Optional
 
 import numpy as np
@@ -15,6 +16,7 @@ import numpy as np
 from p3kv.common.log import name_rank
 from p3kv.common.trace import Tracer
 from p3kv.config import Launch, Settings
+from p3kv.consistency import make_consistency
 from p3kv.errors import ConfigError, P3Error, in_one_line
 from p3kv.report.metrics import Metrics
 from p3kv.server import outer  # noqa: F401  registers it
@@ -188,8 +190,18 @@ class _Server:
 
         It runs in a thread of its own, because this thread handles connections meanwhile.
         """
-        imported = self._import_thread.submit(self._optimizers.get_ready)
+        get_ready = (lambda: None) if self._needs_no_framework else self._optimizers.get_ready
+        imported = self._import_thread.submit(get_ready)
         imported.add_done_callback(lambda _: self._loop.call_soon(self._begin_to_serve))
+
+    @property
+    def _needs_no_framework(self) -> bool:
+        """Whether workers train by themselves, as far as this server knows: then the outer
+        optimizer is p3kv's own."""
+        with suppress(ConfigError):  # which the job's workers tell
+            rule = make_consistency(self._settings.consistency, self._num_workers)
+            return rule.local is not None
+        return False
 
     def _begin_to_serve(self) -> None:
         """Welcomes workers, but only after the import: they measure the network once welcome."""

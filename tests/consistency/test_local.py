@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import time
 from itertools import accumulate
 from pathlib import Path
 from typing import List
@@ -18,8 +20,8 @@ from p3kv.server.outer import OuterOptimizer, OuterSettings
 from p3kv.store.turns import Progress, turns
 from p3kv.wire.messages import DeclaredKey, encode
 from tests.frontends.test_torch import job as torch_job
-from tests.jobs import run_job
-from tests.torch_environment import NEEDS_TORCH
+from tests.jobs import JOB_S, SCRIPTS, held_port, results, run_job, start_role
+from tests.torch_environment import NEEDS_TORCH, PYTHON
 from tests.whole_jobs.test_host_sums import run_on_hosts
 
 RULES = [
@@ -201,6 +203,7 @@ def test_what_no_worker_would_send_is_refused() -> None:
 @NEEDS_TORCH
 @pytest.mark.parametrize("rule", RULES)
 def test_workers_of_one_front_end_train_as_in_one_process(rule: str) -> None:
+    """With a schedule, clipping, and a layer that some steps do not use."""
     result = torch_job("torch_local.py", P3KV_SLICE_SIZE=100, P3KV_CONSISTENCY=rule)
     assert result.code == 0, result.output
     assert result.output.count("right by the rule local") == 2, result.output
@@ -208,7 +211,11 @@ def test_workers_of_one_front_end_train_as_in_one_process(rule: str) -> None:
 
 @pytest.mark.parametrize("rule", RULES)
 def test_workers_of_the_other_train_as_in_one_process(tmp_path: Path, rule: str) -> None:
-    result = run_job("local.py", [tmp_path], 2, 2, P3KV_SLICE_SIZE=100, P3KV_CONSISTENCY=rule)
+    """Codecs that round nothing change nothing."""
+    codecs = {"P3KV_GRADIENT_CODEC": "nonzero_blocks", "P3KV_VALUE_CODEC": "nonzero_blocks"}
+    result = run_job(
+        "local.py", [tmp_path], 2, 2, P3KV_SLICE_SIZE=100, P3KV_CONSISTENCY=rule, **codecs
+    )
     assert result.code == 0, result.output
     assert result.output.count("right by the rule local") == 2, result.output
 
@@ -220,6 +227,26 @@ def test_workers_of_a_host_sum_what_they_have_learned(tmp_path: Path) -> None:
     assert result.code == 0, result.output
     assert result.output.count("right by the rule local") == 2, result.output
     assert "P3KV_LOCAL_AGGREGATION" not in result.output, result.output
+
+
+@NEEDS_TORCH
+def test_servers_need_no_framework() -> None:
+    """Theirs is the environment of another one, which does not have the workers'."""
+    env = {"P3KV_CONSISTENCY": "local:steps=2,rate=1,momentum=0", "P3KV_SLICE_SIZE": 100}
+    serve = [sys.executable, "-c", "import p3kv"]
+    work = [str(PYTHON), str(SCRIPTS / "torch_local.py")]
+    since = time.monotonic()
+    with held_port() as held:
+        port = held.getsockname()[1]
+        processes = {
+            name: start_role(name.partition(" ")[0], command, port, workers=2, **env)
+            for name, command in {
+                "scheduler": serve, "server": serve, "worker 0": work, "worker 1": work
+            }.items()
+        }  # fmt: skip
+        ended = results(processes, since, JOB_S)
+    for name, result in ended.items():
+        assert result.code == 0, f"{name}: {result.output}"
 
 
 @NEEDS_TORCH

@@ -334,8 +334,8 @@ class Optimizer(torch.optim.Optimizer):
         Where workers train by themselves, their steps must count though it skips an update, so it
         has `step` do both.
         """
-        if self._updates_itself:
-            return self._local is not None
+        if self._local is not None:
+            return True
         raise NotSupportedError(
             "GradScaler changes gradients after they have left; train in bfloat16 or float32, "
             "which need no scaling"
