@@ -65,16 +65,16 @@ class LocalSteps:
         own: WorkerStore,
         operations: Operations,
         rule: LocalTraining,
-        optimizer: mx.optimizer.Optimizer,
         rank: int,
     ) -> None:
+        """`updater` is to be set before the first step."""
         self._own = own
         self._operations = operations
         self._rule = rule
         self._rank = rank
         self._weights: Dict[Key, _Weight] = {}
         self._progress: Dict[Key, Progress] = {}
-        self.updater = mx.optimizer.get_updater(optimizer)
+        self.updater: mx.optimizer.Updater
         """MXNet's own, with the script's optimizer."""
 
     def step(

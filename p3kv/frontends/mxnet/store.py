@@ -358,9 +358,10 @@ class P3(KVStoreBase):
         """
         rule = self._own.rule.local
         if rule is not None:
-            set_outer_optimizer(self._resuming, rule, self.num_workers)
-            self._local = LocalSteps(self._own, self._operations, rule, optimizer, self.rank)
-            self._updater = self._local.updater
+            if self._local is None:
+                set_outer_optimizer(self._resuming, rule, self.num_workers)
+                self._local = LocalSteps(self._own, self._operations, rule, self.rank)
+            self._updater = self._local.updater = mx.optimizer.get_updater(optimizer)
             return
         set_now = WorkerOptimizer(
             optimizer,

@@ -95,7 +95,7 @@ class Exchange:
         source: Optional[torch.Tensor] = None
         changes: Optional[Future[bool]] = None
         if late.parameter.requires_grad:
-            source = late.staging - late.parameter.detach()
+            source = (late.staging - late.parameter.detach()).contiguous()
         else:
             changes = Future()
         self._begin_step()
