@@ -133,9 +133,6 @@ def use_wrongly() -> None:
         nn.Linear(2, 2),
         shrinks,
     )
-    rows = nn.Embedding(5, 2, sparse=True)
-    trained(rows)
-    refused("the gradient of 'weight' is sparse", rows(torch.tensor([1])).sum().backward)
     print("wrong uses are named")
 
 

@@ -94,6 +94,9 @@ class Late:
         self._early = early
         self.size_bytes = key.size_bytes
 
+    newest: Optional[torch.Tensor] = None
+    """Numbers of the rows that came last, where only some travel."""
+
     def note_changes(
         self, round_: int, takes: Optional[int], changes: Optional[Future[bool]]
     ) -> None:
@@ -147,6 +150,7 @@ class Late:
             self._is_late = False
 
     def _write(self) -> None:
+        """Writes the value that is there into the parameter."""
         weight = self.parameter.data
         if self.as_sent is None:
             weight.copy_(self.staging)

@@ -24,6 +24,7 @@ from p3kv.frontends.torch.local import LocalSteps
 from p3kv.frontends.torch.optimizer_settings import needs_whole
 from p3kv.frontends.torch.pushes import pushes_of
 from p3kv.frontends.torch.refusals import check_parameter, check_settings
+from p3kv.frontends.torch.rows import LAYOUT, LateRows, check_rows, sparse_weights
 from p3kv.frontends.torch.script_optimizer import TorchGoesOn, TorchScriptOptimizer
 from p3kv.frontends.torch.states import exported, imported, unrounded
 from p3kv.frontends.torch.tensors import DTYPES, tensor_in
@@ -50,7 +51,8 @@ class Optimizer(torch.optim.Optimizer):
     before: scripted modules, `torch.func`, and aliases made before `step`, such as `weight.data`.
 
     One `backward` belongs to one `step`; for several, all but the last are in `no_sync()`.
-    Parameters are floats on the CPU, with dense gradients. Of parameters in half precision, servers
+    Parameters are floats on the CPU. Those of embeddings with `sparse=True` travel by rows. Of
+    parameters in half precision, servers
     update a copy in float32, by sums of gradients in float32, and round it. In a process that
     belongs to no job, the optimizer does what the inner one does. To be used from one thread.
     """
@@ -119,6 +121,8 @@ class Optimizer(torch.optim.Optimizer):
         rule = self._own.rule.local
         self._whole = rule is None and needs_whole(optimizer)
         """Whether servers update whole tensors, and not slices."""
+        self._sparse = sparse_weights(model, optimizer) if rule is None else {}
+        check_rows(optimizer, self._sparse)
         self._early = EarlyWrites()
         self._clipping = Clipping(
             self._own, self._pushes.clipping, self._worker.num_workers, self._worker.barrier
@@ -136,6 +140,7 @@ class Optimizer(torch.optim.Optimizer):
                     self._pushes.step,
                     self._worker.num_workers,
                     self._own.codec_applies_momentum,
+                    self._sparse,
                 )
             )
         places = places_of(model, how)
@@ -393,10 +398,12 @@ class Optimizer(torch.optim.Optimizer):
         for at, parameter in enumerate(every):
             name = names.get(id(parameter), f"parameter {at}")
             check_parameter(parameter, name)
+            layout = LAYOUT if id(parameter) in self._sparse else "dense"
             key = self._own.declare(
-                at, tuple(parameter.shape), DTYPES[parameter.dtype], name, "dense", self._whole
+                at, tuple(parameter.shape), DTYPES[parameter.dtype], name, layout, self._whole
             )
-            self._late[id(parameter)] = Late(key, parameter, name, self._early)
+            kind = LateRows if id(parameter) in self._sparse else Late
+            self._late[id(parameter)] = kind(key, parameter, name, self._early)
 
     def _exchange_initial(self) -> None:
         for late in self._late.values():
@@ -434,7 +441,7 @@ class Optimizer(torch.optim.Optimizer):
                 "use_reentrant=False"
             )
         self._exchange.note(late)
-        if self._clipping.is_known:
+        if self._clipping.is_known and not self._own.waits_for_cut:
             self._exchange.push(late)
 
     def _finish(self) -> None:
