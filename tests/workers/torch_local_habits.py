@@ -89,6 +89,19 @@ def halves() -> None:
         assert one.isfinite().all() and not torch.equal(one, other)
 
 
+def sparse_gradients() -> None:
+    """They stay on this worker; the weight travels dense."""
+    table = torch.nn.Embedding(20, 3, sparse=True)
+    optimizer = p3kv.torch.Optimizer(table, torch.optim.SparseAdam(table.parameters(), lr=0.1))
+    for step in range(8):
+        optimizer.zero_grad()
+        table(torch.tensor([2 * step + optimizer.rank])).sum().backward()
+        assert table.weight.grad is not None and table.weight.grad.is_sparse
+        optimizer.step()
+    optimizer.synchronize()
+    print("the servers' own:", table.weight.sum().item())
+
+
 def refused() -> None:
     class WithBuffer(torch.nn.Linear):
         def __init__(self) -> None:
@@ -107,5 +120,6 @@ def refused() -> None:
 scaled_losses()
 evaluations()
 halves()
+sparse_gradients()
 refused()
 print("all habits are right")
