@@ -139,6 +139,9 @@ class Exchange:
         self._written.step_ends()
         self._in_step = False
         order, self._order = self._order, None
+        if order:
+            for late in every:
+                late.is_first = late.key.key == order[-1]
         if order and self._worker.rank == 0:
             keys = [*reversed(order), *(late.key.key for late in every)]
             self._own.publish_order(list(dict.fromkeys(keys)))

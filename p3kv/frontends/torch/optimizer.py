@@ -13,7 +13,7 @@ import torch
 from p3kv import config
 from p3kv.common.combinations import Feature
 from p3kv.errors import ConfigError, NotSupportedError, P3Error
-from p3kv.frontends.torch.buffer_places import HOWS, kept, own_or_shared, places_of
+from p3kv.frontends.torch.buffer_places import AVERAGE, HOWS, kept, own_or_shared, places_of
 from p3kv.frontends.torch.buffers import Buffers
 from p3kv.frontends.torch.clipping import Clipping, checked
 from p3kv.frontends.torch.compiled import guard_modules, own_name
@@ -23,7 +23,7 @@ from p3kv.frontends.torch.late import Late
 from p3kv.frontends.torch.local import LocalSteps
 from p3kv.frontends.torch.optimizer_settings import needs_whole
 from p3kv.frontends.torch.pushes import pushes_of
-from p3kv.frontends.torch.refusals import check_parameter, check_settings
+from p3kv.frontends.torch.refusals import check_all_stay, check_parameter, check_settings
 from p3kv.frontends.torch.rows import LAYOUT, LateRows, check_rows, sparse_weights
 from p3kv.frontends.torch.script_optimizer import TorchGoesOn, TorchScriptOptimizer
 from p3kv.frontends.torch.states import exported, imported, unrounded
@@ -114,6 +114,8 @@ class Optimizer(torch.optim.Optimizer):
         self._own = self._worker.new_store()
         check_settings(self._worker.settings, self._own.rule)
         how = own_or_shared(buffers, self._own.rule)
+        if how == AVERAGE:
+            check_all_stay(self._worker.settings, "the mean of buffers")
         self._pushes = pushes_of(self._own, self._worker.rank)
         self._resuming = Resuming(
             self._own, self._pushes, self._worker.rank, TorchGoesOn(self._own)
@@ -228,6 +230,7 @@ class Optimizer(torch.optim.Optimizer):
             every = [one for group in self.param_groups for one in group["params"]]
             return torch.nn.utils.clip_grad_norm_(every, number)
         self._worker.check()
+        check_all_stay(self._worker.settings, "a step that is clipped by the mean gradient's norm")
         self._clipping.begin()
         self._exchange.push_remaining(self._late.values())
         return self._clipping.clip(number)
@@ -270,7 +273,7 @@ class Optimizer(torch.optim.Optimizer):
     def wait(self) -> None:
         """Waits until all weights and buffers are there."""
         for late in self._late.values():
-            late.take()
+            late.wait()
         if self._buffers is not None:
             self._buffers.wait()
         if not self._alone:
@@ -334,16 +337,19 @@ class Optimizer(torch.optim.Optimizer):
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
-        """What torch's GradScaler asks for: refused, since it unscales gradients that have left.
+        """What torch's GradScaler asks for: refused, since it unscales gradients that have left,
+        and a worker knows of its own overflows alone.
 
         Where workers train by themselves, their steps must count though it skips an update, so it
         has `step` do both.
         """
+        if self._alone:
+            return False  # as most of torch's own: the scaler unscales before `step`
         if self._local is not None:
             return True
         raise NotSupportedError(
             "GradScaler changes gradients after they have left; train in bfloat16 or float32, "
-            "which need no scaling"
+            "which need no scaling, or give GradScaler(enabled=False)"
         )
 
     # How it is done.
@@ -385,6 +391,8 @@ class Optimizer(torch.optim.Optimizer):
                 if older._local is not None:
                     older._local.settle()
                 older.wait()
+                for late in older._late.values():
+                    late.take()
                 for hook in older._hooks.values():
                     hook.remove()
                 if older._buffers is not None:

@@ -146,11 +146,11 @@ class LateRows(Late):
         self._elements[numbers] = rows
         self._arriving.append(numbers)
 
-    def _write(self) -> None:
+    def _copy(self) -> None:
         arrived, self._arriving = self._arriving, []
         self.newest = torch.from_numpy(np.concatenate(arrived or [np.empty(0, np.int64)]))
         if self._changes is not None or len(self.newest) == self.key.shape[0]:
-            super()._write()  # the script may have written into other rows of a frozen one
+            super()._copy()  # the script may have written into other rows of a frozen one
             return
         rows = self.staging.index_select(0, self.newest)
         self.parameter.data.index_copy_(0, self.newest, rows)

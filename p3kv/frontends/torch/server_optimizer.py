@@ -70,7 +70,8 @@ class _Part:
 
 class TorchOptimizer(Optimizer):
     """Runs the very classes of `torch.optim` on each slice, or on whole tensors. A sum is divided
-    by the number of workers before, so the update is by the mean, as DistributedDataParallel's."""
+    by the number of workers before, so the update is by the mean, as DistributedDataParallel's.
+    Workers that have left do not count."""
 
     def __init__(self) -> None:
         torch.set_num_threads(1)
@@ -107,10 +108,8 @@ class TorchOptimizer(Optimizer):
         gradient = tensor_in(total)
         if index == WHOLE:
             value, gradient = (one.reshape(key.shape or (1,)) for one in (value, gradient))
-        one = self._part(key, index, settings, group, value)
-        if settings.workers > 1:
-            gradient /= settings.workers
-        one.update(group, value, gradient)
+        self._take_mean(gradient, settings)
+        self._part(key, index, settings, group, value).update(group, value, gradient)
 
     def update_rows(
         self,
@@ -123,11 +122,16 @@ class TorchOptimizer(Optimizer):
     ) -> bool:
         settings, group = self._settings_of(key, step)
         value, gradient = tensor_in(weight), tensor_in(rows)
-        one = self._part(key, WHOLE, settings, group, value)
-        if settings.workers > 1:
-            gradient /= settings.workers
-        one.update(group, value, sparse_tensor(numbers, gradient, weight.shape))
+        self._take_mean(gradient, settings)
+        sparse = sparse_tensor(numbers, gradient, weight.shape)
+        self._part(key, WHOLE, settings, group, value).update(group, value, sparse)
         return False  # workers refuse settings by which other rows would change
+
+    def _take_mean(self, gradient: torch.Tensor, settings: PlainTorchOptimizer) -> None:
+        """Divides a sum by the number of workers that have not left."""
+        workers = settings.workers - self.absent
+        if workers > 1:
+            gradient /= workers
 
     def _settings_of(
         self, key: DeclaredKey, step: Optional[int]

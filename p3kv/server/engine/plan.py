@@ -105,6 +105,13 @@ class KeyPlan:
         """Ranks for whose pushes a shared round waits."""
         return self.rules.leavers.missing(self.num_workers, number, arrived, self.optimizer)
 
+    def optimizer_of(self, current: Round) -> Optional[Optimizer]:
+        """Optimizer of the key's store, which knows how many workers a round's sum is without."""
+        optimizer = self.optimizer
+        if optimizer is not None and not self.consistency.own_rounds:
+            optimizer.absent = self.rules.leavers.absent(current.arrived)
+        return optimizer
+
     def update_step(self, current: Round) -> Optional[int]:
         """The step whose optimizer settings hold for a round; None for the newest settings."""
         own = self.consistency.own_rounds

@@ -173,7 +173,7 @@ class RowsKey(Unit):
         current.sum.updated_rows = end
         if ends:
             self.scale(current, elements)
-        optimizer, step = self.plan.optimizer, self.plan.update_step(current)
+        optimizer, step = self.plan.optimizer_of(current), self.plan.update_step(current)
         if optimizer is None:
             self.value[self._summed] = 0
             self._changed_in[self._summed] = round_
