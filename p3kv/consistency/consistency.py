@@ -30,6 +30,9 @@ class LocalTraining(NamedTuple):
     same step, and workers wait for the values."""
     delay: int
     """Of streaming: for how many steps a worker goes on beyond those that its link needs."""
+    adds: bool = False
+    """Whether what workers have learned is added up, and not averaged: each gradient then counts
+    with this worker's part of all, as where servers update by gradients."""
 
 
 class Consistency(ABC):

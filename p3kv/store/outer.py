@@ -19,7 +19,7 @@ class OuterOptimizer(ScriptOptimizer):
     front_end = OUTER
 
     def __init__(self, rule: LocalTraining, workers: int) -> None:
-        self._settings = OuterSettings(rule.rate, rule.momentum, workers)
+        self._settings = OuterSettings(rule.rate, rule.momentum, 1 if rule.adds else workers)
 
     @property
     def settings(self) -> bytes:

@@ -27,9 +27,11 @@ from tests.whole_jobs.test_host_sums import run_on_hosts
 RULES = [
     "local:steps=3,streaming=false",
     "local:steps=5,delay=1",
+    "bounded:staleness=3,lazy=1",
     pytest.param("local:steps=1,rate=1,momentum=0", marks=pytest.mark.long),
 ]
-"""DiLoCo, streaming, and the mean of all workers' weights after each step."""
+"""DiLoCo, streaming, lazy workers whose changes add up, and the mean of all workers' weights after
+each step."""
 sizes = st.lists(st.integers(0, 10_000), min_size=1, max_size=40)
 steps = st.integers(1, 60)
 

@@ -96,7 +96,8 @@ class Together:
         if step % RULE.steps == turn.first % RULE.steps:
             before = self.values[at]
             self.sent[at] = step + turn.lag, [one.asnumpy() for one in weights]
-            mean = sum(before - one.asnumpy() for one in weights) / np.float32(len(weights))
+            mean = sum(before - one.asnumpy() for one in weights)
+            mean /= np.float32(1 if RULE.adds else len(weights))
             velocity = self.velocities[at]
             velocity *= np.float32(RULE.momentum)
             velocity += mean

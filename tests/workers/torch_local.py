@@ -69,6 +69,9 @@ class Together:
             optimizer.zero_grad()
             backward(net, step, rank)
             torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+            for parameter in net.parameters():
+                if RULE.adds and parameter.grad is not None:
+                    parameter.grad /= len(self.nets)
             optimizer.step()
             self.schedules[rank].step()
         for at, weights in enumerate(zip(*(net.parameters() for net in self.nets))):
@@ -82,7 +85,8 @@ class Together:
         if step % RULE.steps == turn.first % RULE.steps:
             before = self.values[at]
             self.sent[at] = step + turn.lag, [one.detach().clone() for one in weights]
-            mean = sum(before - one.detach().numpy() for one in weights) / np.float32(len(weights))
+            mean = sum(before - one.detach().numpy() for one in weights)
+            mean /= np.float32(1 if RULE.adds else len(weights))
             velocity = self.velocities[at]
             velocity *= np.float32(RULE.momentum)
             velocity += mean

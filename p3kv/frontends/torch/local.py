@@ -32,10 +32,13 @@ class LocalSteps:
         exchange: Exchange,
         rule: LocalTraining,
         every: Sequence[Late],
+        workers: int,
     ) -> None:
         """`optimizer` is the script's, and `every` parameter's staging memory has the servers'
-        value from the first one on."""
+        value from the first one on. `workers`: how many there are."""
         self._optimizer = optimizer
+        self._parts = workers if rule.adds else 1
+        """A gradient counts with one of so many parts."""
         self._exchange = exchange
         self._weights: List[_Weight] = [
             _Weight(late, Progress(turn, rule.steps))
@@ -58,13 +61,22 @@ class LocalSteps:
         returns. `scale` is that of gradients which GradScaler has scaled; `skips`: whether it
         skips the update, because some of them are infinite. The step counts all the same."""
         loss = None
+        if self._parts > 1 and closure is not None:  # each has a part of its gradients
+            with torch.enable_grad():
+                loss, closure = closure(), None
         if not skips:
             for late, _ in self._weights:
-                if late.parameter.grad is not None:
+                gradient = late.parameter.grad
+                if gradient is not None:
                     late.take()
                     if scale is not None:
-                        late.parameter.grad.div_(scale.to(late.parameter.grad.device))
-            loss = self._optimizer.step(closure)
+                        gradient.div_(scale.to(gradient.device))
+                    if self._parts > 1:
+                        gradient.div_(self._parts)
+            if closure is None:
+                self._optimizer.step()
+            else:
+                loss = self._optimizer.step(closure)
         for late, progress in self._weights:
             due = progress.step()
             if due.takes_before:

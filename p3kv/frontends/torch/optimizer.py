@@ -155,7 +155,9 @@ class Optimizer(torch.optim.Optimizer):
             self._buffers = Buffers(places, how, self._worker, resumes)
         atexit.register(self._finish)
         if rule is not None:
-            self._local = LocalSteps(optimizer, self._exchange, rule, [*self._late.values()])
+            late = [*self._late.values()]
+            workers = self._worker.num_workers
+            self._local = LocalSteps(optimizer, self._exchange, rule, late, workers)
             return
         if self._worker.rank == 0:
             self._own.unpushed = self._frozen
