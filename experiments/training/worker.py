@@ -16,6 +16,7 @@ import mxnet as mx  # noqa: E402
 import numpy as np  # noqa: E402
 from mxnet import autograd, gluon  # noqa: E402
 
+import p3kv  # noqa: E402
 from experiments.emulation.telling import say  # noqa: E402
 from experiments.training.data import Split  # noqa: E402
 from experiments.training.tasks import TASKS, Recipe  # noqa: E402
@@ -53,6 +54,8 @@ def main() -> None:
             "momentum": options.momentum, "wd": options.weight_decay,
         },
     )  # fmt: skip
+    together = 1 if p3kv.config.current().consistency.startswith("local") else store.num_workers
+    """Of how many workers' batches a step is."""
     mine = np.arange(store.rank, len(data.training), store.num_workers)
     epoch_s: List[float] = []
     validated: List[Dict[str, float]] = []
@@ -66,7 +69,7 @@ def main() -> None:
             with autograd.record():
                 loss = _LOSS(network(x), y)
             loss.backward()
-            trainer.step(task.batch * store.num_workers)
+            trainer.step(task.batch * together)
         if epoch == options.epochs - 1:
             store.synchronize()  # what a worker lacks of values must not count at the end
         mx.nd.waitall()
