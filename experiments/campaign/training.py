@@ -22,15 +22,13 @@ def train(
     epochs: int,
     recipe: Recipe,
     flags: Sequence[str] = (),
-    **settings: str,
 ) -> Dict[str, Any]:
     """Trains with four workers, as many on each host of `cluster`, and a server on each host.
 
-    `flags` are more arguments of `experiments.training.worker`, and `settings` environment
-    variables for all processes. On one host all travels over its loopback. Returns worker 0's numbers, by epoch: `epoch_s`
-    without validating, `validated` the loss and the accuracy of other samples; and
-    `sent_share` and `received_share`, its bytes by those of its gradients and weights. Raises
-    RunFailed.
+    `flags` are more arguments of `experiments.training.worker`. On one host all travels over its
+    loopback. Returns worker 0's numbers, by epoch: `epoch_s` without validating, `validated` the
+    loss and the accuracy of other samples; and `sent_share` and `received_share`, its bytes by
+    those of its gradients and weights. Raises RunFailed.
     """
     options = [f"--seed={seed}", f"--epochs={epochs}"]
     options += [f"--{name}={value}" for name, value in recipe._asdict().items()]
@@ -39,7 +37,7 @@ def train(
         SYSTEMS["p3kv"],
         ["experiments.training.worker", task, *options, *flags],
         120 + epochs * _EPOCH_TIMEOUT_S,
-        {**encoding.environment(epochs * TASKS[task].steps(WORKERS)), **settings},
+        encoding.environment(epochs * TASKS[task].steps(WORKERS)),
         per_host=WORKERS // len(cluster.hosts),
     )
     found = next(end for end in job.ends if end["rank"] == 0)

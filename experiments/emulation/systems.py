@@ -105,7 +105,7 @@ def _by_rule(rule: str, title: str, worker_copies: int, straggling: float = 0.0)
     return System(f"p3kv, {title}", "p3", environment, worker_copies, straggling=straggling)
 
 
-_STALE = "bounded:staleness=5,lazy=true"
+_STALE = "bounded:staleness=5,lazy=1"
 _STRAGGLING = 0.2
 _LOCAL = "local:steps=50,streaming=true"
 

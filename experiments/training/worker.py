@@ -16,6 +16,7 @@ import mxnet as mx  # noqa: E402
 import numpy as np  # noqa: E402
 from mxnet import autograd, gluon  # noqa: E402
 
+import p3kv  # noqa: E402
 from experiments.emulation.telling import say  # noqa: E402
 from experiments.training.data import Split  # noqa: E402
 from experiments.training.tasks import TASKS, Recipe  # noqa: E402
@@ -57,6 +58,8 @@ def main() -> None:
             "momentum": options.momentum, "wd": options.weight_decay,
         },
     )  # fmt: skip
+    together = 1 if p3kv.config.current().consistency.startswith("local") else store.num_workers
+    """Of how many workers' batches a step is."""
     mine = np.arange(store.rank, len(data.training), store.num_workers)
     epoch_s: List[float] = []
     validated: List[Dict[str, float]] = []
@@ -72,7 +75,7 @@ def main() -> None:
             loss.backward()
             if options.in_turn:
                 mx.nd.waitall()
-            trainer.step(task.batch * store.num_workers)
+            trainer.step(task.batch * together)
             if options.in_turn:
                 mx.nd.waitall()
         if epoch == options.epochs - 1:

@@ -20,7 +20,8 @@ class Feature(Enum):
     SELDOM = "a consistency rule that does not exchange every push"
     AHEAD = "a consistency rule by which workers go on with older values"
     PREDICTS = "a consistency rule by which servers predict values"
-    OTHER_RULE = "any P3KV_CONSISTENCY but bulk_synchronous"
+    LOCAL = "a consistency rule, such as local, by which each worker trains by itself"
+    OTHER_RULE = "any P3KV_CONSISTENCY but bulk_synchronous and local"
     CODEC = "a codec"
     REMEMBERING = "a codec of gradients, such as 2bit, that remembers what it has not sent"
     NO_MEMORY = "a codec of gradients that remembers and does not say what"
@@ -94,6 +95,37 @@ TABLE = (
         F.SELDOM, F.CHECKPOINTS,
         "a checkpoint would lack what workers have added up and not sent",
         f"{_OTHER_RULE}, or unset P3KV_CHECKPOINT_DIR",
+    ),
+    Combination(
+        F.LOCAL, F.CHECKPOINTS,
+        "a checkpoint would lack each worker's own weights, and the states of its optimizer",
+        "save weights and states in the script, or unset P3KV_CHECKPOINT_DIR",
+    ),
+    Combination(
+        F.LOCAL, F.LEAVERS,
+        "servers take the mean of what all workers have learned",
+        "unset P3KV_LET_WORKERS_LEAVE, and have all workers make the same number of steps",
+    ),
+    Combination(
+        F.LOCAL, F.NO_OPTIMIZER,
+        "the script updates weights itself, by the sum of each push",
+        "{servers_update}, if workers are to train by themselves",
+        None,
+    ),
+    Combination(
+        F.ROWS, F.LOCAL,
+        "what a worker has learned by itself is not in the rows that it touches last",
+        "use dense arrays, or P3KV_CONSISTENCY=bulk_synchronous",
+    ),
+    Combination(
+        F.MOMENTUM, F.LOCAL,
+        "workers push differences of weights, which have the momentum of their own optimizer",
+        "use another codec (topk)",
+    ),
+    Combination(
+        F.CLIPPING, F.LOCAL,
+        "each worker updates its weights by its own gradients, which servers never see",
+        "clip each worker's own gradients in the script",
     ),
     Combination(
         F.NO_OPTIMIZER, F.CHECKPOINTS,

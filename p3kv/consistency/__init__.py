@@ -6,10 +6,12 @@ from p3kv.consistency.bulk_synchronous import BulkSynchronous
 from p3kv.consistency.consistency import (
     CONSISTENCIES,
     Consistency,
+    LocalTraining,
     consistency_of_key,
     make_consistency,
 )
 from p3kv.consistency.delayed import Delayed
+from p3kv.consistency.local import Local
 
 __all__ = [
     "ASYNCHRONOUS",
@@ -19,6 +21,8 @@ __all__ = [
     "BulkSynchronous",
     "Consistency",
     "Delayed",
+    "Local",
+    "LocalTraining",
     "consistency_of_key",
     "make_consistency",
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from functools import cached_property
-from typing import Any, Optional, Set
+from typing import Any, NamedTuple, Optional, Set
 
 from p3kv.common.combinations import Feature
 from p3kv.common.registry import Registry
@@ -13,6 +13,26 @@ from p3kv.errors import ConfigError, in_one_line
 _CHECKED_ROUNDS = 100
 _CHECKED_PUSHES = 10_000
 """For how many rounds, and pushes, a new rule is asked before it is used."""
+
+
+class LocalTraining(NamedTuple):
+    """How workers train by themselves, and what becomes of it."""
+
+    steps: int
+    """Each key is exchanged once in so many steps."""
+    rate: float
+    """Learning rate of the outer optimizer, which updates the servers' values by the mean of what
+    the workers push: by how much their weights differ from the last value."""
+    momentum: float
+    """Its momentum, Nesterov's; 0: none."""
+    streaming: bool
+    """Whether keys take turns, and workers go on meanwhile. Else all keys are exchanged after the
+    same step, and workers wait for the values."""
+    delay: int
+    """Of streaming: for how many steps a worker goes on beyond those that its link needs."""
+    adds: bool = False
+    """Whether what workers have learned is added up, and not averaged: each gradient then counts
+    with this worker's part of all, as where servers update by gradients."""
 
 
 class Consistency(ABC):
@@ -43,6 +63,11 @@ class Consistency(ABC):
     damped = False
     """Whether predictions take it that no more gradients come, so that momentum decays, and not
     that gradients stay what momentum has made of them."""
+
+    local: Optional[LocalTraining] = None
+    """How workers train between two exchanges, where each updates its weights itself. Then front
+    ends push differences of weights, every some steps, and each of these pushes is a round. None:
+    pushes are gradients."""
 
     def __init__(self, num_workers: int) -> None:
         self.num_workers = num_workers
@@ -91,6 +116,7 @@ class Consistency(ABC):
             Feature.SELDOM: not self.exchanges_all,
             Feature.AHEAD: self.lets_go_ahead,
             Feature.PREDICTS: self.predicts > 0,
+            Feature.LOCAL: self.local is not None,
         }
         return {feature for feature, is_so in has.items() if is_so}
 

@@ -17,6 +17,8 @@ from p3kv.wire.messages import DeclaredKey, OptimizerSettings, decode
 
 WHOLE = -1
 """In place of a slice's index: all elements of a key, which one server keeps."""
+OUTER = "p3kv"
+"""The name of p3kv's own optimizer, the outer one, in the table beside those of front ends."""
 
 
 @dataclass(frozen=True)
@@ -218,7 +220,9 @@ class JobOptimizers:
         here, and of another one than before; ImportError where the framework is missing.
         """
         settings: OptimizerSettings = decode(payload, OptimizerSettings)
-        if not self._optimizers:
+        if settings.front_end == OUTER:
+            pass  # with any front end
+        elif not self._front_end:
             self._front_end = settings.front_end
         elif settings.front_end != self._front_end:
             raise ProtocolError(

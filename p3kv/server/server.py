@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from typing import Optional
 
@@ -17,8 +18,10 @@ from p3kv.checkpoints import Place
 from p3kv.common.log import name_rank
 from p3kv.common.trace import Tracer
 from p3kv.config import Launch, Settings
+from p3kv.consistency import make_consistency
 from p3kv.errors import ConfigError, P3Error, in_one_line
 from p3kv.report.metrics import Metrics
+from p3kv.server import outer  # noqa: F401  registers it
 from p3kv.server.admission import Admission
 from p3kv.server.consumer import Consumer
 from p3kv.server.dispatcher import Dispatcher
@@ -183,8 +186,18 @@ class _Server:
         # The framework of the optimizer is imported while the workers build their models. It takes
         # seconds, and the first step would wait for it. Meanwhile this thread handles connections.
         # Workers are welcome only after that: they measure the network then.
-        imported = self._import_thread.submit(self._optimizers.get_ready)
+        needs_none = self._needs_no_framework(len(roster.workers))
+        imported = self._import_thread.submit(
+            (lambda: None) if needs_none else self._optimizers.get_ready
+        )
         imported.add_done_callback(lambda _: self._loop.call_soon(admission.begin_to_serve))
+
+    def _needs_no_framework(self, workers: int) -> bool:
+        """Whether workers train by themselves, as far as this server knows: then the outer
+        optimizer is p3kv's own."""
+        with suppress(ConfigError):  # which the job's workers tell
+            return make_consistency(self._settings.consistency, workers).local is not None
+        return False
 
     def _begin(self, place: Place, tracer: Tracer, job: JobSettings) -> Optional[Dispatcher]:
         """Makes what serves a job with these settings; None if it can't be, and the job ends."""

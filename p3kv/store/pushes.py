@@ -201,7 +201,9 @@ class Pushes(Generic[O]):
     def _tell_servers(self, from_step: int, settings: Optional[bytes]) -> None:
         """Worker rank 0 sends optimizer settings, if there are new ones, for a step and on."""
         if settings is not None and self._rank == 0:
-            self._own.set_optimizer(from_step, self._front_end, settings)
+            assert self.optimizer is not None
+            front_end = self.optimizer.front_end or self._front_end
+            self._own.set_optimizer(from_step, front_end, settings)
 
     def _settings_changed(self) -> bool:
         """For the first push of a step, which is of a key that is trained seldom: whether it needs

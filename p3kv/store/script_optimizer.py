@@ -16,6 +16,8 @@ class ScriptOptimizer(ABC):
 
     name: str
     """Name of its class, for messages and checkpoints."""
+    front_end: Optional[str] = None
+    """Name in the servers' table, if it is not that of the script's front end."""
     needs_whole_tensors = False
     """Whether it updates tensors as a whole, and not slices."""
     predicts = False

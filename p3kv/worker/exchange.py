@@ -93,7 +93,8 @@ class Exchange:
             self._local_sums.join(transfer)
             if transfer.key.consistency.lets_go_ahead:
                 transfer = self.ahead.instead_of(transfer)
-            self._times.gradient_ready(transfer)
+            if transfer.key.consistency.local is None:  # or the next steps do not wait for it
+                self._times.gradient_ready(transfer)
         if self._windows.admits(transfer):
             self._send(transfer)
         else:

@@ -299,8 +299,9 @@ class Transfer:
     @property
     def gate_step(self) -> int:
         """The step for which gates hold a push back; they count steps that workers share, and
-        nobody waits for gradients of an own step."""
-        return 0 if self.key.own_rounds else self.step
+        nobody waits for gradients of an own step. Nor do workers that train by themselves wait for
+        the values of one step before they push in the next."""
+        return 0 if self.key.own_rounds or self.key.consistency.local else self.step
 
     def misses(self, piece: Slice) -> bool:
         """Whether a slice has not begun to arrive in the target."""

@@ -19,7 +19,13 @@ from own_consistency import OneBehind
 from own_fourth import EveryFourth
 from own_prediction import MOMENTUM, RATE, Momentum, PredictsTwo
 from p3kv.common.registry import Choice
-from p3kv.consistency import CONSISTENCIES, BulkSynchronous, Consistency, make_consistency
+from p3kv.consistency import (
+    CONSISTENCIES,
+    BulkSynchronous,
+    Consistency,
+    LocalTraining,
+    make_consistency,
+)
 from p3kv.errors import ConfigError
 from p3kv.wire.fields import Header
 from p3kv.wire.framing import Frame
@@ -129,6 +135,16 @@ def test_parameters_that_can_t_be_right_are_refused_and_named(
 ) -> None:
     with pytest.raises(ConfigError, match=f"{name}.*{re.escape(why)}"):
         make_consistency(f"{name}:{parameters}", 2)
+
+
+def test_a_lazy_worker_exchanges_once_in_as_many_steps_as_its_copy_may_be_old() -> None:
+    rule = make_consistency("bounded:staleness=3,lazy=1", 2)
+    assert rule.local == LocalTraining(4, 1.0, 0.0, False, 0, adds=True)
+    assert not rule.own_rounds and rule.needs(7) == 7
+    assert make_consistency("bounded:staleness=0,lazy=1", 2).local is None
+    for wrong, why in (("lazy=2", "lazy=2; it must be 0 or 1"), ("lazy=1,predict=true", "leave")):
+        with pytest.raises(ConfigError, match=why):
+            make_consistency(f"bounded:staleness=3,{wrong}", 2)
 
 
 # A rule by which a worker goes on with an older value.

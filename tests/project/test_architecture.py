@@ -47,8 +47,9 @@ MAY_IMPORT: Dict[str, Set[str]] = {
     | {"p3kv.processes.companions", "p3kv.processes.meeting", "p3kv.frontends", "p3kv.worker"},
     # What a store hands over to a server is declared in `p3kv.server.optimizer`.
     "p3kv.store": GROUND
-    | {"p3kv.checkpoints", "p3kv.codecs", "p3kv.wire.messages", "p3kv.wire.states", "p3kv.worker"}
-    | {"p3kv.server.optimizer"},
+    | {"p3kv.checkpoints", "p3kv.codecs", "p3kv.consistency"}
+    | {"p3kv.wire.messages", "p3kv.wire.states", "p3kv.worker"}
+    | {"p3kv.server.optimizer", "p3kv.server.outer"},
     "p3kv.frontends": GROUND
     | {"p3kv.wire.header", "p3kv.wire.messages", "p3kv.worker", "p3kv.store"}
     | {"p3kv.consistency", "p3kv.report.forecast", "p3kv.server.optimizer"},

@@ -117,6 +117,26 @@ def seldom_and_checkpoints() -> None:
     refused("SELDOM", "CHECKPOINTS", a_store)
 
 
+def local() -> None:
+    store = a_store("w")
+    refused("ROWS", "LOCAL", store.init, "r", rows)
+    refused("CLIPPING", "LOCAL", store.clip_global_norm, 1.0)
+    by_dgc = a_store()
+    by_dgc.set_gradient_compression({"type": "dgc"})
+    refused("MOMENTUM", "LOCAL", by_dgc.init, "w", zeros)
+    total = ones.copy()
+    store.pushpull("w", total, out=total)
+    has(total, 1)
+
+
+def local_and_checkpoints() -> None:
+    refused("LOCAL", "CHECKPOINTS", a_store)
+
+
+def local_and_leavers() -> None:
+    refused("LOCAL", "LEAVERS", a_store)
+
+
 def at_once() -> None:
     """In a job whose codec of values knows what each worker has."""
     refused("CLIPPING", "AT_ONCE", a_store().clip_global_norm, 1.0)

@@ -79,6 +79,12 @@ class Operations:
         self._begin_when_ready(key, round_, step, priority, source, target)
         spread(target, targets)
 
+    def exchange(self, key: WorkerKey, source: NDArray, target: NDArray, priority: int) -> None:
+        """Pushes an array in CPU memory of the key's dtype, and has the result come into
+        another."""
+        round_, step = self._pushes.next(key)
+        self._begin_when_ready(key, round_, step, priority, source, target)
+
     def push_no_gradient(
         self, key: WorkerKey, priority: int, targets: Sequence[NDArray] = ()
     ) -> Callable[[], bool]:

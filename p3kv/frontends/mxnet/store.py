@@ -28,6 +28,7 @@ from mxnet.ndarray import NDArray
 
 from p3kv import config, errors
 from p3kv.common.combinations import Feature
+from p3kv.errors import NotSupportedError
 from p3kv.frontends.mxnet import (
     clipping_refusals,
     environment,
@@ -55,6 +56,7 @@ from p3kv.frontends.mxnet.checkpoints import OptimizerGoesOn, initial
 from p3kv.frontends.mxnet.errors import KeyMismatchError
 from p3kv.frontends.mxnet.forks import complete_before_forks
 from p3kv.frontends.mxnet.forward_order import FORWARD_READS
+from p3kv.frontends.mxnet.local import LocalSteps
 from p3kv.frontends.mxnet.operations import Operations
 from p3kv.frontends.mxnet.server_states import ServerStates
 from p3kv.frontends.mxnet.store_types import ASYNC_TYPE, SYNC_TYPE
@@ -64,6 +66,7 @@ from p3kv.frontends.mxnet.worker_optimizer import WorkerOptimizer
 from p3kv.store.clipped_steps import checked
 from p3kv.store.compression import choice
 from p3kv.store.forward_order import OrderLearner
+from p3kv.store.outer import set_outer_optimizer
 from p3kv.store.pushes import Pushes
 from p3kv.store.resuming import Resuming
 from p3kv.wire.messages import Key, called
@@ -123,7 +126,10 @@ class P3(KVStoreBase):
         self._operations = Operations(self._worker, self._pushes, self._order)
         self._resuming = Resuming(self._own, self._pushes, self.rank, OptimizerGoesOn(self._own))
         self._states = ServerStates(self._own, self._pushes, self.rank, self._worker.barrier)
-        self._updater: Optional[ServersUpdater] = None
+        self._updater: Any = None
+        """The optimizer, as MXNet's Trainer looks for it."""
+        self._local: Optional[LocalSteps] = None
+        """Where this worker trains by itself."""
 
     # What MXNet asks about the store.
 
@@ -242,6 +248,12 @@ class P3(KVStoreBase):
         """
         priority = _priority(priority)
         known = self._known(key, [value], [value if out is None else out])
+        if self._local is not None:
+            if out is None:
+                self._refuse_without_weight()
+            for worker_key, sources, targets in known:
+                self._local.step(worker_key, sources, targets, priority)
+            return
         if self._pushes.clipping.clips:
             clipping_refusals.check_apart(known)
             self._pushes.begin_clipped_call(known)
@@ -254,6 +266,8 @@ class P3(KVStoreBase):
     def push(self, key: Union[Key, Sequence[Key]], value: Any, priority: int = 0) -> None:
         """Pushes gradients; the result stays on the servers until `pull`."""
         priority = _priority(priority)
+        if self._local is not None:
+            self._refuse_without_weight()
         known = self._known(key, [value])
         if self._pushes.clipping.clips:
             self._pushes.begin_clipped_call(known)
@@ -274,6 +288,11 @@ class P3(KVStoreBase):
         priority = _priority(priority)
         outs = [] if out is None else [out]
         [(worker_key, *targets)] = known = self._known(key, outs=outs)
+        if self._local is not None:
+            if out is None:
+                self._refuse_without_weight()
+            self._local.step(worker_key, [], targets[0], priority)
+            return lambda: False
         if self._pushes.clipping.clips:
             self._pushes.begin_clipped_call(known)
         return self._operations.push_no_gradient(worker_key, priority, *targets)
@@ -294,6 +313,8 @@ class P3(KVStoreBase):
         priority = _priority(priority)
         pull = self._operations.pull_dense if ignore_sparse else self._operations.pull
         for worker_key, targets in self._known(key, [], [out], ignore_sparse):
+            if self._local is not None:
+                self._local.check_pull(worker_key, targets)
             pull(worker_key, targets, priority)
             self._received[worker_key.key] = worker_key, targets
 
@@ -301,8 +322,12 @@ class P3(KVStoreBase):
         """Gives all dense arrays that have received values the servers' own, unrounded, after this
         worker's last push: where P3KV_VALUE_CODEC has each worker lack some changes, or rounds.
         Training may go on afterwards. Arrays that have only had initial values, such as BatchNorm's
-        running averages, stay as they are."""
+        running averages, stay as they are. A worker that trains by itself loses what it has learned
+        since its last exchange."""
         self._worker.check()
+        if self._local is not None:
+            self._local.synchronize()
+            return
         for key, targets in self._received.values():
             self._operations.pull_dense(key, targets, 0, exact=True)
 
@@ -331,6 +356,13 @@ class P3(KVStoreBase):
         Raises NotSupportedError for an optimizer that the servers can't build, or that needs whole
         tensors while a key is on several servers already.
         """
+        rule = self._own.rule.local
+        if rule is not None:
+            if self._local is None:
+                set_outer_optimizer(self._resuming, rule, self.num_workers)
+                self._local = LocalSteps(self._own, self._operations, rule, self.rank)
+            self._updater = self._local.updater = mx.optimizer.get_updater(optimizer)
+            return
         set_now = WorkerOptimizer(
             optimizer,
             self._pushes.step,
@@ -398,6 +430,9 @@ class P3(KVStoreBase):
         written; raises OSError if that is not possible, and StatesError without an optimizer.
         """
         self._worker.check()
+        if self._local is not None:
+            self._local.save(fname, dump_optimizer)
+            return
         self._states.save(fname, dump_optimizer)
 
     def load_optimizer_states(self, fname: str) -> None:
@@ -408,6 +443,9 @@ class P3(KVStoreBase):
         Raises StatesError for a file that does not fit, before anything changes.
         """
         self._worker.check()
+        if self._local is not None:
+            self._local.load(fname)
+            return
         self._updater = ServersUpdater(self._states.load(fname), self._states.of_keys)
 
     # What MXNet's store has and this one does not.
@@ -430,6 +468,13 @@ class P3(KVStoreBase):
         self._worker.barrier()
 
     # How it is done.
+
+    @staticmethod
+    def _refuse_without_weight() -> NoReturn:
+        raise NotSupportedError(
+            "each worker trains by itself (P3KV_CONSISTENCY), so a step needs the weight: call "
+            "kv.pushpull(key, gradient, out=weight)"
+        )
 
     def _declare(self, key: Key, value: NDArray, outs: Sequence[NDArray] = ()) -> WorkerKey:
         check_key(key)

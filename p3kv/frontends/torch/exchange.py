@@ -69,6 +69,10 @@ class Exchange:
             )
         self._written.check(late)
         late.gradient, late.version = gradient, gradient._version
+        self.note_order(late)
+
+    def note_order(self, late: Late) -> None:
+        """A parameter's gradient is complete, which in the first step tells the order."""
         if self._order is not None:
             self._order.append(late.key.key)
 
@@ -92,6 +96,21 @@ class Exchange:
         round_, _ = self._pushes.next(late.key, changes)
         late.pushed = True
         self._begin(late, round_, None, changes)
+
+    def push_difference(self, late: Late) -> None:
+        """Sends by how much the servers' last value differs from a weight that this worker has
+        trained by itself. Of a frozen one it says that it has nothing: the script may have written
+        to it."""
+        late.take()
+        source: Optional[torch.Tensor] = None
+        changes: Optional[Future[bool]] = None
+        if late.parameter.requires_grad:
+            source = (late.staging - late.parameter.detach()).contiguous()
+        else:
+            changes = Future()
+        self._begin_step()
+        round_, _ = self._pushes.next(late.key)  # that this counts is known on all workers
+        self._begin(late, round_, source, changes)
 
     def push_remaining(self, every: Iterable[Late]) -> None:
         """Has all gradients of the step leave that have not left, and says of which parameters this

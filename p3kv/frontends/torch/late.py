@@ -78,6 +78,9 @@ class Late:
         under way. If none has, its value is the script's."""
         self._recent: Dict[int, Optional[Future[bool]]] = {}
         """The same by round, where workers go on with values of earlier rounds than their own."""
+        self.as_sent: Optional[torch.Tensor] = None
+        """Of a worker that trains by itself: the weight when its difference left. What the weight
+        has learned since is added to the value that comes."""
         self.gradient: Optional[torch.Tensor] = None
         """The gradient that `backward` has computed in this step, which nobody may change until its
         value is there."""
@@ -176,7 +179,12 @@ class Late:
 
     def _copy(self) -> None:
         """Writes the value that is there into the parameter."""
-        self.parameter.data.copy_(self.staging)
+        weight = self.parameter.data
+        if self.as_sent is None:
+            weight.copy_(self.staging)
+        else:  # in this order a weight that has learned nothing is exactly the value
+            weight.sub_(self.as_sent).add_(self.staging)
+            self.as_sent = None
 
 
 _LATE: Dict[int, Waits] = {}

@@ -20,6 +20,7 @@ from p3kv.frontends.torch.compiled import guard_modules, own_name
 from p3kv.frontends.torch.early import EarlyWrites
 from p3kv.frontends.torch.exchange import Exchange
 from p3kv.frontends.torch.late import Late
+from p3kv.frontends.torch.local import LocalSteps
 from p3kv.frontends.torch.optimizer_settings import needs_whole
 from p3kv.frontends.torch.pushes import pushes_of
 from p3kv.frontends.torch.refusals import check_all_stay, check_parameter, check_settings
@@ -30,6 +31,7 @@ from p3kv.frontends.torch.tensors import DTYPES, tensor_in
 from p3kv.frontends.torch.trials import TorchTrial
 from p3kv.frontends.torch.written import copied, is_written
 from p3kv.server.optimizer import State
+from p3kv.store.outer import set_outer_optimizer
 from p3kv.store.resuming import Resuming
 from p3kv.store.states import give_state, states_of
 from p3kv.worker import this_process
@@ -79,6 +81,9 @@ class Optimizer(torch.optim.Optimizer):
         if buffers not in (None, *HOWS):
             raise ConfigError(f"buffers={buffers!r}: use one of {', '.join(map(repr, HOWS))}")
         self._buffers: Optional[Buffers] = None
+        self._local: Optional[LocalSteps] = None
+        """Where workers train by themselves."""
+        self._hooks: Dict[int, Any] = {}
         self._made = True
         self._replaced = False
         """Whether another one has its parameters now."""
@@ -115,9 +120,10 @@ class Optimizer(torch.optim.Optimizer):
         self._resuming = Resuming(
             self._own, self._pushes, self._worker.rank, TorchGoesOn(self._own)
         )
-        self._whole = needs_whole(optimizer)
+        rule = self._own.rule.local
+        self._whole = rule is None and needs_whole(optimizer)
         """Whether servers update whole tensors, and not slices."""
-        self._sparse = sparse_weights(model, optimizer)
+        self._sparse = sparse_weights(model, optimizer) if rule is None else {}
         check_rows(optimizer, self._sparse)
         self._early = EarlyWrites()
         self._clipping = Clipping(
@@ -126,16 +132,19 @@ class Optimizer(torch.optim.Optimizer):
         self._declare(model)
         self._exchange = Exchange(self._worker, self._own, self._pushes, [*self._late.values()])
         keys = {id(late.parameter): late.key.key for late in self._late.values()}
-        self._resuming.set_optimizer(
-            TorchScriptOptimizer(
-                optimizer,
-                keys,
-                self._pushes.step,
-                self._worker.num_workers,
-                self._own.codec_applies_momentum,
-                self._sparse,
+        if rule is not None:
+            set_outer_optimizer(self._resuming, rule, self._worker.num_workers)
+        else:
+            self._resuming.set_optimizer(
+                TorchScriptOptimizer(
+                    optimizer,
+                    keys,
+                    self._pushes.step,
+                    self._worker.num_workers,
+                    self._own.codec_applies_momentum,
+                    self._sparse,
+                )
             )
-        )
         places = places_of(model, how)
         self._replace_older()  # nothing refuses this one any more
         self._early.start()
@@ -144,6 +153,12 @@ class Optimizer(torch.optim.Optimizer):
         if places:
             resumes = self._own.resumed is not None
             self._buffers = Buffers(places, how, self._worker, resumes)
+        atexit.register(self._finish)
+        if rule is not None:
+            late = [*self._late.values()]
+            workers = self._worker.num_workers
+            self._local = LocalSteps(optimizer, self._exchange, rule, late, workers)
+            return
         if self._worker.rank == 0:
             self._own.unpushed = self._frozen
         self._hooks = {
@@ -151,7 +166,6 @@ class Optimizer(torch.optim.Optimizer):
             for at, late in self._late.items()
             if late.parameter.requires_grad
         }
-        atexit.register(self._finish)
 
     # What a script calls.
 
@@ -165,15 +179,13 @@ class Optimizer(torch.optim.Optimizer):
         """
         if self._alone:
             return self._step_alone(closure)
+        if self._local is not None:
+            return self._step_locally(self._local, closure)
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._worker.check()
-        if self._replaced:
-            raise NotSupportedError(
-                "another p3kv.torch.Optimizer has been made with these parameters: call its step()"
-            )
+        self._check()
         self._exchange.push_remaining(self._late.values())
         self._clipping.end_step()
         for at, late in self._late.items():
@@ -216,7 +228,7 @@ class Optimizer(torch.optim.Optimizer):
         type 2, for `error_if_nonfinite`, and where the first call comes after the first step.
         """
         number = checked(max_norm, norm_type, error_if_nonfinite)
-        if self._alone:
+        if self._alone or self._local is not None:
             every = [one for group in self.param_groups for one in group["params"]]
             return torch.nn.utils.clip_grad_norm_(every, number)
         self._worker.check()
@@ -272,6 +284,8 @@ class Optimizer(torch.optim.Optimizer):
     def synchronize(self) -> None:
         """Waits until all weights are there, and gives them the servers' own values, unrounded:
         where P3KV_VALUE_CODEC has each worker lack some changes, or rounds."""
+        if self._local is not None:
+            self._local.settle()
         self.wait()
         for late in self._late.values():
             if late.parameter.requires_grad or not is_written(late):
@@ -291,7 +305,7 @@ class Optimizer(torch.optim.Optimizer):
         That of a parameter in half precision is in float32, and has the servers' copy of the weight
         as `master_param`.
         """
-        if not self._alone:
+        if not self._updates_itself:
             self._own.combine({Feature.STATES}, "opt.state_dict()")
             self.wait()
             for late in self._late.values():
@@ -304,11 +318,11 @@ class Optimizer(torch.optim.Optimizer):
 
     def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
         """Has the servers go on from a state in torch's own format; all workers call it."""
-        if not self._alone:
+        if not self._updates_itself:
             self._own.combine({Feature.STATES}, "opt.load_state_dict()")
         super().load_state_dict(state_dict)
         self._inner.param_groups, self._inner.state = self.param_groups, self.state
-        if self._alone:
+        if self._updates_itself:
             return
         for parameter, values in unrounded(state_dict, self.param_groups):
             self.state[parameter].update(values)
@@ -326,9 +340,15 @@ class Optimizer(torch.optim.Optimizer):
     @property
     def _step_supports_amp_scaling(self) -> bool:
         """What torch's GradScaler asks for: refused, since it unscales gradients that have left,
-        and a worker knows of its own overflows alone."""
+        and a worker knows of its own overflows alone.
+
+        Where workers train by themselves, their steps must count though it skips an update, so it
+        has `step` do both.
+        """
         if self._alone:
             return False  # as most of torch's own: the scaler unscales before `step`
+        if self._local is not None:
+            return True
         raise NotSupportedError(
             "GradScaler changes gradients after they have left; train in bfloat16 or float32, "
             "which need no scaling, or give GradScaler(enabled=False)"
@@ -343,11 +363,35 @@ class Optimizer(torch.optim.Optimizer):
         self._trial.end_step()
         return loss
 
+    @property
+    def _updates_itself(self) -> bool:
+        """Whether this process updates the weights, and no server."""
+        return self._alone or self._local is not None
+
+    def _step_locally(self, local: LocalSteps, closure: Optional[Callable[[], Any]]) -> Any:
+        self._check()
+        # GradScaler sets both.
+        scale, skips = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
+        loss = local.step(closure, scale, skips)
+        if self._trial is not None:
+            self._trial.end_step(self.wait)
+        return loss
+
+    def _check(self) -> None:
+        """Raises the job's failure; NotSupportedError where another optimizer has taken over."""
+        self._worker.check()
+        if self._replaced:
+            raise NotSupportedError(
+                "another p3kv.torch.Optimizer has been made with these parameters: call its step()"
+            )
+
     def _replace_older(self) -> None:
         """An optimizer that has some of these parameters trains nothing any more."""
         for parameter in (one for group in self.param_groups for one in group["params"]):
             older = _OF_PARAMETER.get(id(parameter))
             if older is not None and older is not self:
+                if older._local is not None:
+                    older._local.settle()
                 older.wait()
                 for late in older._late.values():
                     late.take()
@@ -414,6 +458,8 @@ class Optimizer(torch.optim.Optimizer):
         """Before the worker leaves: all values come, or the script has failed."""
         if not this_process.give_up_if_script_failed():
             with suppress(P3Error):  # which the worker tells
+                if self._local is not None:
+                    self._local.settle()
                 self.wait()
         self._early.close()
 

@@ -6,7 +6,7 @@ import math
 from typing import Any, Dict, List, Optional, Set, Tuple
 
 from p3kv.common.combinations import Feature, has_effect
-from p3kv.common.registry import MAX_NAME_CHARS
+from p3kv.common.registry import MAX_CHOICE_CHARS
 from p3kv.config import MAX_PATH_CHARS, Settings
 from p3kv.wire.header import LAST_ROUND
 from p3kv.wire.messages.base import (
@@ -22,6 +22,8 @@ from p3kv.wire.messages.base import (
 from p3kv.wire.messages.keys import DTYPES, MAX_KEY_ELEMS, MAX_KEY_ID, check_shape
 
 MAX_STATE_ARRAYS = 1024
+_SAME_ROUNDS = (Settings.consistency, "local")
+"""Rules of p3kv's by which all workers push for the same rounds."""
 
 
 class JobSettings(Message, frozen=True):
@@ -48,8 +50,8 @@ class JobSettings(Message, frozen=True):
         check_slice_size(self.slice_size)
         for name in (self.placement, self.consistency):
             check(
-                len(name) <= MAX_NAME_CHARS,
-                f"a name has {len(name)} letters; at most {MAX_NAME_CHARS} may",
+                len(name) <= MAX_CHOICE_CHARS,
+                f"a name has {len(name)} letters; at most {MAX_CHOICE_CHARS} may",
             )
         check(len(self.checkpoint_dir or "") <= MAX_PATH_CHARS, "a folder's name is too long")
         check_number("the steps between checkpoints", self.checkpoint_every, 1, 2**31 - 1)
@@ -60,7 +62,7 @@ class JobSettings(Message, frozen=True):
         has = {
             Feature.LOCAL_AGGREGATION: self.local_aggregation,
             Feature.LEAVERS: self.let_workers_leave,
-            Feature.OTHER_RULE: self.consistency != Settings.consistency,
+            Feature.OTHER_RULE: self.consistency.partition(":")[0].strip() not in _SAME_ROUNDS,
             Feature.CHECKPOINTS: self.checkpoint_dir is not None,
         }
         return {feature for feature, is_set in has.items() if is_set}

@@ -1,0 +1,163 @@
+"""A store whose worker trains by itself, and exchanges what it has learned in turn."""
+
+from __future__ import annotations
+
+from typing import Dict, List, Optional, Sequence
+
+import mxnet as mx
+import numpy as np
+from mxnet.ndarray import NDArray
+
+from p3kv.consistency import LocalTraining
+from p3kv.errors import NotSupportedError
+from p3kv.frontends.mxnet import saved_states
+from p3kv.frontends.mxnet.arrays import check_sources, classic
+from p3kv.frontends.mxnet.operations import Operations
+from p3kv.store.turns import Progress, turns
+from p3kv.wire.messages import Key
+from p3kv.worker.stores import WorkerStore
+from p3kv.worker.transfers import WorkerKey
+
+
+class _Weight:
+    """A key's weight on this worker, one array for each device, and what the servers have."""
+
+    def __init__(self, weights: Sequence[NDArray], progress: Progress) -> None:
+        """The weights are the servers' value."""
+        self.progress = progress
+        self.weights = weights
+        self.first = classic(weights[0])
+        """The one that is updated; the others are copies."""
+        self.value = self.first.copyto(mx.cpu())
+        """The servers' last value, as this worker has it."""
+        self.as_sent: Optional[NDArray] = None
+        """The weight when its difference left, until it takes the value that comes."""
+
+    def difference(self) -> NDArray:
+        """By how much the servers' last value differs from the weight."""
+        return self.value - self.first.as_in_context(mx.cpu())
+
+    def take(self) -> None:
+        """Has the weight be the servers' value, with what it has learned since the difference left;
+        in this order, so that one that has learned nothing is exactly the value."""
+        value = self.value.as_in_context(self.first.context)
+        if self.as_sent is None:
+            value.copyto(self.first)
+        else:
+            self.first[:] = (self.first - self.as_sent) + value
+            self.as_sent = None
+
+    def spread(self) -> None:
+        """Gives the weight to the other devices."""
+        for other in self.weights[1:]:
+            self.first.copyto(classic(other))
+
+
+class LocalSteps:
+    """Updates weights by MXNet's own updater, on this worker. All that it does are operations of
+    the engine, so calls return at once, and what reads a weight waits for what it needs.
+
+    Belongs to the script's thread.
+    """
+
+    def __init__(
+        self,
+        own: WorkerStore,
+        operations: Operations,
+        rule: LocalTraining,
+        rank: int,
+    ) -> None:
+        """`updater` is to be set before the first step."""
+        self._own = own
+        self._operations = operations
+        self._rule = rule
+        self._rank = rank
+        self._weights: Dict[Key, _Weight] = {}
+        self._progress: Dict[Key, Progress] = {}
+        self.updater: mx.optimizer.Updater
+        """MXNet's own, with the script's optimizer."""
+
+    def step(
+        self, key: WorkerKey, sources: List[NDArray], targets: Sequence[NDArray], priority: int
+    ) -> None:
+        """Updates a key's weight, which is in `targets`, by the sum of this worker's gradients,
+        which are those of its devices; none: it has no gradient. Then exchanges what is due.
+
+        Raises KeyMismatchError for arrays that are not like the key, NotSupportedError for a weight
+        that the optimizer keeps in another place, too.
+        """
+        check_sources(key, targets)
+        one = self._weight(key, targets)
+        with mx.autograd.pause():
+            if sources:
+                here = [classic(array).as_in_context(one.first.context) for array in sources]
+                total = mx.nd.add_n(*here) if len(here) > 1 else here[0]
+                self.updater(key.key, total, one.first)
+            self._exchange(key, one, priority)
+            one.spread()
+
+    def check_pull(self, key: WorkerKey, targets: Sequence[NDArray]) -> None:
+        """Raises NotSupportedError for a pull into a weight, which may await another value."""
+        one = self._weights.get(key.key)
+        if one is not None and any(target is own for target in targets for own in one.weights):
+            raise NotSupportedError(
+                f"{key.called} is pulled into the weight that this worker trains by itself "
+                "(P3KV_CONSISTENCY): call kv.synchronize, which gives all weights the servers' "
+                "values, or pull into another array"
+            )
+
+    def synchronize(self) -> None:
+        """Gives all weights the servers' own values."""
+        for key, one in self._weights.items():
+            one.progress.settle()
+            one.as_sent = None
+            self._operations.pull(self._own.key(key), [one.value], 0, exact=True)
+            one.take()
+            one.spread()
+
+    def save(self, fname: str, dump_optimizer: bool) -> None:
+        """Writes this worker's states, as MXNet's own stores do."""
+        with saved_states.replacing(fname, self._rank) as file:
+            file.write(self.updater.get_states(dump_optimizer))
+
+    def load(self, fname: str) -> None:
+        """Goes on from states in a file."""
+        with open(fname, "rb") as file:
+            self.updater.set_states(file.read())
+
+    def _exchange(self, key: WorkerKey, one: _Weight, priority: int) -> None:
+        due = one.progress.step()
+        if due.takes_before:
+            one.take()
+        if due.sends:
+            difference = one.difference()
+            one.as_sent = None if due.takes_now else one.first.copy()
+            self._operations.exchange(key, difference, one.value, priority)
+            if due.takes_now:
+                one.take()
+
+    def _weight(self, key: WorkerKey, targets: Sequence[NDArray]) -> _Weight:
+        one = self._weights.get(key.key)
+        if one is None:
+            optimizer = self.updater.optimizer
+            if getattr(optimizer, "multi_precision", False) and key.numpy_dtype == np.float16:
+                raise NotSupportedError(
+                    f"{key.called} is float16, and the optimizer, with multi_precision, updates a "
+                    "copy of its own in float32, which no value of the servers would reach: use "
+                    "float32 weights, or leave multi_precision out"
+                )
+            one = self._weights[key.key] = _Weight(targets, self._progress_of(key))
+        elif one.weights[0] is not targets[0]:
+            raise NotSupportedError(
+                f"{key.called} was in another array before, and this worker trains it there "
+                "(P3KV_CONSISTENCY): give the same arrays as out= in each step"
+            )
+        return one
+
+    def _progress_of(self, key: WorkerKey) -> Progress:
+        """Decided for all keys with the first of them, and later for those that come later."""
+        if key.key not in self._progress:
+            new = [one for one in self._own.declared() if one.key not in self._progress]
+            for one, turn in zip(new, turns([one.size_bytes for one in new], self._rule)):
+                self._progress[one.key] = Progress(turn, self._rule.steps)
+        return self._progress[key.key]

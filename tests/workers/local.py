@@ -1,0 +1,160 @@
+"""Trains with gluon's Trainer by the rule `local`, and compares with the same training of all
+workers in this process, bit for bit. P3KV_CONSISTENCY says how many steps there are between
+exchanges.
+
+Argument: a folder for files with optimizer states.
+"""
+
+import p3kv  # noqa: F401, I001
+import os
+import sys
+from typing import Dict, List, Tuple
+
+import mxnet as mx
+import numpy as np
+from mxnet import autograd, gluon
+from p3kv.consistency import make_consistency
+from p3kv.errors import NotSupportedError
+from p3kv.store.turns import turns
+
+STEPS, BATCH = 17, 8
+RULE = make_consistency(os.environ["P3KV_CONSISTENCY"], 1).local
+assert RULE is not None
+FOLDER = sys.argv[1]
+
+
+class Net(gluon.Block):
+    """With a layer that only some steps use, and running statistics."""
+
+    def __init__(self) -> None:
+        super().__init__(prefix="")
+        with self.name_scope():
+            self.hidden = gluon.nn.Dense(16, activation="tanh", in_units=12, prefix="a_")
+            self.norm = gluon.nn.BatchNorm(in_channels=16, prefix="b_")
+            self.seldom = gluon.nn.Dense(16, in_units=16, prefix="c_")
+            self.out = gluon.nn.Dense(3, in_units=16, prefix="d_")
+
+    def forward(self, x: mx.nd.NDArray, uses_all: bool) -> mx.nd.NDArray:
+        x = self.norm(self.hidden(x))
+        return self.out(x + self.seldom(x) if uses_all else x)
+
+
+def network(seed: int) -> Net:
+    mx.random.seed(seed)
+    net = Net()
+    net.initialize(mx.init.Xavier())
+    return net
+
+
+def backward(net: Net, step: int, rank: int) -> None:
+    random = np.random.RandomState(1000 * step + rank)
+    x = mx.nd.array(random.standard_normal((BATCH, 12)))
+    y = mx.nd.array(random.standard_normal((BATCH, 3)))
+    with autograd.record():
+        loss = gluon.loss.L2Loss()(net(x, step % 4 == rank), y).sum()
+    loss.backward()
+
+
+def trainer(net: Net, store: object) -> gluon.Trainer:
+    schedule = mx.lr_scheduler.FactorScheduler(5, 0.5)
+    settings = {"learning_rate": 0.01, "wd": 1e-3, "lr_scheduler": schedule}
+    return gluon.Trainer(net.collect_params(), "adam", settings, kvstore=store)
+
+
+def trained(net: Net) -> List[mx.nd.NDArray]:
+    """In the order of a Trainer's keys."""
+    parameters = [one for _, one in sorted(net.collect_params().items())]
+    return [one.data() for one in parameters if one.grad_req != "null"]
+
+
+class Together:
+    """All workers and the servers, in this process."""
+
+    def __init__(self, workers: int) -> None:
+        self.nets = [network(7) for _ in range(workers)]
+        self.trainers = [trainer(one, None) for one in self.nets]
+        every = [one.data() for _, one in sorted(self.nets[0].collect_params().items())]
+        both = turns([one.size * 4 for one in every], RULE)  # a Trainer has keys of all
+        kept = [one for _, one in sorted(self.nets[0].collect_params().items())]
+        self.turns = [turn for turn, one in zip(both, kept) if one.grad_req != "null"]
+        self.values = [one.asnumpy() for one in trained(self.nets[0])]
+        self.velocities = [np.zeros_like(one) for one in self.values]
+        self.sent: Dict[int, Tuple[int, List[np.ndarray]]] = {}
+        """By parameter: when its value is taken, and the workers' weights when it was sent."""
+
+    def step(self, step: int) -> None:
+        for rank, (net, one) in enumerate(zip(self.nets, self.trainers)):
+            backward(net, step, rank)
+            one.step(BATCH, ignore_stale_grad=True)
+        for at, weights in enumerate(zip(*map(trained, self.nets))):
+            self.exchange(step, at, weights)
+
+    def exchange(self, step: int, at: int, weights: Tuple[mx.nd.NDArray, ...]) -> None:
+        turn = self.turns[at]
+        if at in self.sent and self.sent[at][0] == step:
+            self.take(at, weights)
+        if step % RULE.steps == turn.first % RULE.steps:
+            before = self.values[at]
+            self.sent[at] = step + turn.lag, [one.asnumpy() for one in weights]
+            mean = sum(before - one.asnumpy() for one in weights)
+            mean /= np.float32(1 if RULE.adds else len(weights))
+            velocity = self.velocities[at]
+            velocity *= np.float32(RULE.momentum)
+            velocity += mean
+            change = mean + np.float32(RULE.momentum) * velocity if RULE.momentum else mean
+            self.values[at] = before - np.float32(RULE.rate) * change
+            if not turn.lag:
+                self.take(at, weights)
+
+    def take(self, at: int, weights: Tuple[mx.nd.NDArray, ...]) -> None:
+        _, sent = self.sent.pop(at)
+        for weight, as_sent in zip(weights, sent):
+            weight[:] = mx.nd.array((weight.asnumpy() - as_sent) + self.values[at])
+
+
+def same(mine: List[mx.nd.NDArray], theirs: List[np.ndarray]) -> None:
+    for one, other in zip(mine, theirs):
+        np.testing.assert_array_equal(one.asnumpy(), other)
+
+
+def main() -> None:
+    store = mx.kv.create("p3")
+    rank, workers = store.rank, store.num_workers
+    net = network(7)
+    training = trainer(net, store)
+    together = Together(workers)
+    for step in range(1, STEPS + 1):
+        backward(net, step, rank)
+        training.step(BATCH, ignore_stale_grad=True)
+        together.step(step)
+        if step == 9:
+            training.save_states(f"{FOLDER}/{rank}")
+            training.load_states(f"{FOLDER}/{rank}")  # this worker's own
+    same(trained(net), [one.asnumpy() for one in trained(together.nets[rank])])
+    training._kvstore.synchronize()
+    same(trained(net), together.values)
+    pulled = mx.nd.zeros(16)
+    training._kvstore.pull(0, out=pulled)
+    same([pulled], [together.values[0]])
+    try:
+        training._kvstore.pull(0, out=trained(net)[0])
+    except NotSupportedError as error:
+        assert "call kv.synchronize" in str(error), error
+    else:
+        raise AssertionError("pulled into a weight")
+    for call in (store.push, store.pushpull):
+        try:
+            call(0, mx.nd.zeros(16))
+        except NotSupportedError as error:
+            assert "kv.pushpull(key, gradient, out=weight)" in str(error), error
+        else:
+            raise AssertionError(call)
+    sums = mx.kv.create("p3")  # has no optimizer
+    sums.init("seen", mx.nd.zeros(2))
+    total = mx.nd.ones(2)
+    sums.pushpull("seen", total, out=total)
+    same([total], [np.full(2, workers)])
+    print("right by the rule local")
+
+
+main()

@@ -1,0 +1,138 @@
+"""Trains with p3kv.torch by the rule `local`, and compares with the same training of all workers
+in this process, bit for bit. P3KV_CONSISTENCY says how many steps there are between exchanges.
+"""
+
+import p3kv.torch  # noqa: I001
+import os
+from typing import Dict, List, Tuple
+
+import numpy as np
+import torch
+from p3kv.consistency import make_consistency
+from p3kv.store.turns import turns
+
+STEPS, BATCH = 17, 8
+RULE = make_consistency(os.environ["P3KV_CONSISTENCY"], 1).local
+assert RULE is not None
+
+
+class Net(torch.nn.Module):
+    """With a layer that only some steps use, statistics, and a weight that nobody trains."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = torch.nn.Embedding(30, 16)
+        self.hidden = torch.nn.Linear(16, 16)
+        self.norm = torch.nn.BatchNorm1d(16)
+        self.seldom = torch.nn.Linear(16, 16)
+        self.frozen = torch.nn.Parameter(torch.randn(16), requires_grad=False)
+        self.out = torch.nn.Linear(16, 3)
+        self.out.weight.data = self.out.weight.data.t().contiguous().t()  # with other strides
+
+    def forward(self, x: torch.Tensor, uses_all: bool) -> torch.Tensor:
+        x = self.norm(torch.relu(self.hidden(self.embedding(x) + self.frozen)))
+        return self.out(x + self.seldom(x) if uses_all else x)
+
+
+def backward(net: Net, step: int, rank: int) -> torch.Tensor:
+    random = torch.Generator().manual_seed(1000 * step + rank)
+    x = torch.randint(30, (BATCH,), generator=random)
+    y = torch.randint(3, (BATCH,), generator=random)
+    loss = torch.nn.functional.cross_entropy(net(x, step % 4 == rank), y)
+    loss.backward()
+    return loss
+
+
+def made(net: Net) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(net.parameters(), lr=0.01)
+
+
+class Together:
+    """All workers and the servers, in this process."""
+
+    def __init__(self, net: Net, workers: int) -> None:
+        self.nets = [Net() for _ in range(workers)]
+        for one in self.nets:
+            one.load_state_dict(net.state_dict())
+        self.optimizers = [made(one) for one in self.nets]
+        self.schedules = [torch.optim.lr_scheduler.StepLR(one, 5, 0.5) for one in self.optimizers]
+        every = [*net.parameters()]
+        self.trained = [one.requires_grad for one in every]
+        self.turns = turns([one.nbytes for one in every], RULE)
+        self.values = [one.detach().numpy().copy() for one in every]
+        self.velocities = [np.zeros_like(one) for one in self.values]
+        self.sent: Dict[int, Tuple[int, List[torch.Tensor]]] = {}
+        """By parameter: when its value is taken, and the workers' weights when it was sent."""
+
+    def step(self, step: int) -> None:
+        for rank, (net, optimizer) in enumerate(zip(self.nets, self.optimizers)):
+            optimizer.zero_grad()
+            backward(net, step, rank)
+            torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+            for parameter in net.parameters():
+                if RULE.adds and parameter.grad is not None:
+                    parameter.grad /= len(self.nets)
+            optimizer.step()
+            self.schedules[rank].step()
+        for at, weights in enumerate(zip(*(net.parameters() for net in self.nets))):
+            if self.trained[at]:
+                self.exchange(step, at, weights)
+
+    def exchange(self, step: int, at: int, weights: Tuple[torch.nn.Parameter, ...]) -> None:
+        turn = self.turns[at]
+        if at in self.sent and self.sent[at][0] == step:
+            self.take(at, weights)
+        if step % RULE.steps == turn.first % RULE.steps:
+            before = self.values[at]
+            self.sent[at] = step + turn.lag, [one.detach().clone() for one in weights]
+            mean = sum(before - one.detach().numpy() for one in weights)
+            mean /= np.float32(1 if RULE.adds else len(weights))
+            velocity = self.velocities[at]
+            velocity *= np.float32(RULE.momentum)
+            velocity += mean
+            change = mean + np.float32(RULE.momentum) * velocity if RULE.momentum else mean
+            self.values[at] = before - np.float32(RULE.rate) * change
+            if not turn.lag:
+                self.take(at, weights)
+
+    def take(self, at: int, weights: Tuple[torch.nn.Parameter, ...]) -> None:
+        _, sent = self.sent.pop(at)
+        for weight, as_sent in zip(weights, sent):
+            weight.data = (weight.data - as_sent) + torch.from_numpy(self.values[at])
+
+
+def main() -> None:
+    torch.manual_seed(7 if os.environ.get("DMLC_WORKER_ID", "0") == "0" else os.getpid())
+    net = Net()
+    optimizer = p3kv.torch.Optimizer(net, made(net))
+    rank, workers = optimizer.rank, optimizer.num_workers
+    together = Together(net, workers)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 5, 0.5)
+    for step in range(1, STEPS + 1):
+        optimizer.zero_grad()
+        if step == 3:  # a script may
+            for other, one in [(rank, net), *enumerate(together.nets)]:
+                one.frozen.data.add_(other)
+        loss = backward(net, step, rank)
+        torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+        assert optimizer.step(lambda loss=loss: loss) is loss
+        schedule.step()
+        together.step(step)
+        if step == 9:
+            saved = optimizer.state_dict()
+            optimizer.load_state_dict(saved)  # this worker's own
+    same([*net.parameters()], [*together.nets[rank].parameters()])
+    same([*net.buffers()], [*together.nets[rank].buffers()])
+    optimizer.synchronize()
+    for at, one in enumerate(net.parameters()):
+        if one.requires_grad:
+            same([one], [torch.from_numpy(together.values[at])])
+    print("right by the rule local")
+
+
+def same(mine: List[torch.Tensor], theirs: List[torch.Tensor]) -> None:
+    for one, other in zip(mine, theirs):
+        torch.testing.assert_close(one.detach(), other.detach(), rtol=0, atol=0)
+
+
+main()
