@@ -60,7 +60,8 @@ def summarize(runs: Sequence[Mapping[str, Any]]) -> List[Dict[str, Any]]:
                 taken = Spread.of([hosts * _computing(run) for run in limited])
                 if system == BASELINE:
                     baseline = taken.median
-                as_thesis = hosts == HOSTS
+                gains = THESIS_GAINS[model] if hosts == HOSTS else {}
+                speed_ups = THESIS_SPEED_UPS[model] if hosts == HOSTS else {}
                 rows.append(
                     {
                         "model": model,
@@ -69,8 +70,8 @@ def summarize(runs: Sequence[Mapping[str, Any]]) -> List[Dict[str, Any]]:
                         "ratio": RATIOS[model],
                         "speed_up": taken._asdict(),
                         "gain": round(taken.median / baseline, 3) if baseline else None,
-                        "thesis_gain": THESIS_GAINS[model].get(system) if as_thesis else None,
-                        "thesis_speed_up": THESIS_SPEED_UPS[model].get(system) if as_thesis else None,
+                        "thesis_gain": gains.get(system),
+                        "thesis_speed_up": speed_ups.get(system),
                         "unlimited_efficiency": _unlimited(of),
                         "used": _used(limited),
                     }

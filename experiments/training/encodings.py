@@ -50,10 +50,10 @@ LOCAL = {
 }
 """Workers that train by themselves for H steps, beside exact synchrony."""
 
-_TOP = "topk:share=0.01"
+_TOP, _STALE = "topk:share=0.01", "bounded:staleness=5,lazy=1"
 THESIS = {
     "in_turn": Encoding("exact, computing and sending in turn"),
     "p3kv": Encoding("exact, wait-free, by priority"),
-    "all": Encoding("all: priority, staleness 5, top-1 %", _TOP, _TOP, "bounded:staleness=5,lazy=1"),
+    "all": Encoding("all: priority, staleness 5, top-1 %", _TOP, _TOP, _STALE),
 }
 """All that the thesis optimizes, beside exact training."""

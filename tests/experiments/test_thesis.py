@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import argparse
+
 import pytest
 
+from experiments.campaign.campaign import DILATION
 from experiments.campaign.placing import loads_elems
 from experiments.campaign.records import Records
-from experiments.drawing import by_optimization, by_placement, curves
+from experiments.drawing import by_accuracy, by_optimization, by_placement, curves
 from experiments.drawing.by_placement import COMPARED, HOSTS, RATIOS, most_speed_up, variation
 from experiments.emulation.placements import UniformSplit, WholeRoundRobin
 from experiments.models import THESIS_MODELS, load
+from experiments.thesis import optimizations
 from p3kv.slicing.layout import Dense, TouchedRows
 from p3kv.slicing.placement import checked
 from p3kv.slicing.topology import Topology
@@ -112,14 +116,96 @@ def test_optimizations_are_set_beside_the_baseline_and_the_thesis(tmp_path):
     for system, seconds in (("p3kv_in_turn", 2.2), ("slicing", 1.4), ("p3kv_topk", 1.1)):
         records.add_run(_run("resnet110", system, seconds))
     records.add_run(_run("resnet110", "p3kv_topk", 1.01, None))
-    rows = {row["system"]: row for row in by_optimization.summarize(records.runs)}
-    assert set(rows) == {"p3kv_in_turn", "slicing", "p3kv_topk"}
-    assert rows["slicing"]["speed_up"]["median"] == pytest.approx(4 / 1.4)
-    assert rows["slicing"]["gain"] == pytest.approx(2.2 / 1.4, abs=1e-3)
-    assert (rows["slicing"]["thesis_gain"], rows["p3kv_topk"]["thesis_gain"]) == (1.54, None)
-    assert rows["p3kv_topk"]["unlimited_efficiency"] == pytest.approx(1 / 1.01, abs=1e-4)
-    figure = by_optimization.draw(list(rows.values()), [])
-    heights = [bar.get_height() for bar in figure.axes[0].patches]
-    assert heights == pytest.approx([4 / 2.2, 4 / 1.4, 4 / 1.1])
+    # Five iterations of C and one of 2 C: the mean counts, and not the median.
+    compute_s = load("resnet110").compute_s
+    found = {
+        "iteration_s": [compute_s] * 5 + [2 * compute_s],
+        "total_s": 7 * compute_s,
+        "used": {"in": 0.2, "out": 0.25},
+    }
+    records.add_run({**_run("resnet110", "p3kv_all", 1), **found})
+    records.add_run({**_run("resnet110", "p3kv_all", 1), **found, "hosts": 2})
+    table = by_optimization.summarize(records.runs)
+    rows = {(row["system"], row["hosts"]): row for row in table}
+    assert len(rows) == 5
+    assert rows["slicing", 4]["speed_up"]["median"] == pytest.approx(4 / 1.4)
+    assert rows["slicing", 4]["gain"] == pytest.approx(2.2 / 1.4, abs=1e-3)
+    assert [rows[name, 4]["thesis_gain"] for name in ("slicing", "p3kv_topk")] == [1.54, None]
+    assert rows["p3kv_topk", 4]["unlimited_efficiency"] == pytest.approx(1 / 1.01, abs=1e-4)
+    combined = rows["p3kv_all", 4]
+    assert combined["speed_up"]["median"] == pytest.approx(4 * 6 / 7)
+    assert combined["used"] == {
+        "accelerator": pytest.approx(6 / 7, abs=1e-4),
+        "in": 0.2,
+        "out": 0.25,
+    }
+    assert [rows["p3kv_all", hosts]["thesis_speed_up"] for hosts in (4, 2)] == [3.91, None]
+    figure = by_optimization.draw(table, [])
+    speed_ups, scaling, used = figure.axes
+    heights = [bar.get_height() for bar in speed_ups.patches]
+    assert heights == pytest.approx([4 / 2.2, 4 / 1.4, 4 / 1.1, 4 * 6 / 7])
+    drawn = {line.get_label(): list(line.get_ydata()) for line in scaling.lines}
+    assert drawn[by_optimization.COMPARED["p3kv_all"][0]] == pytest.approx([1, 12 / 7, 24 / 7])
+    assert [bar.get_height() for bar in used.patches] == pytest.approx([6 / 7, 0.2, 0.25], abs=1e-4)
     curves.finish(records, figure)
     assert_is_picture(tmp_path / "thesis_optimizations.png")
+
+
+def test_what_exchanges_seldom_is_measured_in_whole_periods_and_fewer_hosts_have_the_same_links():
+    chosen = argparse.Namespace(
+        models=["resnet110", "inception_v4"], systems=("slicing", "p3kv_all"), iterations=7,
+        dilation=DILATION,
+    )  # fmt: skip
+    planned = optimizations.points(chosen, limited=True)
+    periods = [at.iterations for at in planned if at.systems == ("p3kv_all",)]
+    assert periods == [12, 12, 12]
+    assert [(at.model, at.hosts) for at in planned if at.hosts != HOSTS] == [("resnet110", 2)]
+    assert len({at.rate_mbit_s for at in planned}) == 2
+    free = optimizations.points(chosen, limited=False)
+    assert {(at.systems, at.hosts, at.rate_mbit_s) for at in free} == {(("p3kv_all",), 4, None)}
+
+
+# Accuracy
+
+
+def _training(way, epoch_s, accuracies, rate=130.0, seed=0):
+    validated = [{"loss": 1.0, "accuracy": accuracy} for accuracy in accuracies]
+    return {
+        "way": way, "rate_mbit_s": rate, "seed": seed, "epochs": len(accuracies),
+        "epoch_s": [epoch_s] * len(accuracies), "validated": validated,
+    }  # fmt: skip
+
+
+def test_the_target_is_reached_between_two_epochs_or_not_at_all():
+    assert by_accuracy.reached([10, 20, 30], [0.85, 0.9, 1.0]) == pytest.approx(25)
+    assert by_accuracy.reached([10, 20, 30], [1.0, 0.9, 1.0]) == pytest.approx(9.5)
+    assert by_accuracy.reached([10, 20], [0.5, 0.94]) is None
+
+
+def test_the_same_accuracy_takes_a_part_of_the_exact_time(tmp_path):
+    runs = [
+        _training("in_turn", 4.0, [0.9, 1.0]),
+        _training("p3kv", 3.0, [0.9, 1.0]),
+        _training("all", 1.0, [0.8, 0.9, 1.0]),
+        _training("all", 2.0, [0.8, 0.9, 1.0], seed=1),
+        _training("all", 1.0, [0.8, 0.9, 0.9], rate=50.0),
+    ]
+    table = by_accuracy.summarize(runs, steps=10)
+    rows = {(row["way"], row["rate_mbit_s"]): row for row in table}
+    exact, combined = rows["in_turn", 130.0], rows["all", 130.0]
+    assert (exact["target_s"], exact["iteration_s"], exact["accuracy"]) == (6.0, 0.4, 1.0)
+    assert (combined["target_s"], combined["target_iterations"]) == (3.75, 25)
+    assert combined["time_shares"] == {"in_turn": 0.625, "p3kv": 0.833}
+    assert combined["accuracy"] == 0.9  # after the two epochs that all have made
+    assert rows["all", 50.0]["target_s"] is None and not rows["all", 50.0]["time_shares"]
+    text = by_accuracy.table_text(table)
+    assert "after 25 iterations, 3.8 s (0.62 of in_turn's, 0.83 of p3kv's)" in text
+    records = Records(tmp_path / "thesis_accuracy.json", {})
+    figure = by_accuracy.draw(runs, steps=10)
+    by_iteration, by_time, slower = figure.axes
+    lines = [list(line.get_xdata()) for line in by_iteration.lines[:-1]]
+    assert lines == [[10, 20], [10, 20], [10, 20, 30], [10, 20, 30]]
+    assert list(by_time.lines[0].get_xdata()) == [4.0, 8.0]
+    assert len(slower.lines) == 2
+    curves.finish(records, figure)
+    assert_is_picture(tmp_path / "thesis_accuracy.png")
