@@ -39,8 +39,8 @@ def summarize(runs: Sequence[Mapping[str, Any]], steps: int) -> List[Dict[str, A
     """A row for each rate and way to train: an iteration's time, when TARGET is reached, as a part
     of the exact ways' times, too, and the accuracy after the epochs that all have made.
 
-    `steps` are those of an epoch. Of several seeds, all numbers are means; the target's are those
-    of seeds with which it is reached.
+    `steps` are those of an epoch, and an iteration's time is that of the median epoch. Of several
+    seeds, numbers are means; the target's are those of seeds with which it is reached.
     """
     fewest = min((len(run["epoch_s"]) for run in runs), default=0)
     rows: List[Dict[str, Any]] = []
@@ -73,7 +73,7 @@ def _row(runs: Sequence[Mapping[str, Any]], steps: int, epochs: int) -> Dict[str
         found_s.append(reached(list(accumulate(run["epoch_s"])), accuracies))
         found_steps.append(reached([steps * (at + 1) for at in range(len(accuracies))], accuracies))
     return {
-        "iteration_s": round(_mean([_mean(run["epoch_s"]) for run in runs]) / steps, 4),
+        "iteration_s": round(_mean([statistics.median(run["epoch_s"]) for run in runs]) / steps, 4),
         "target_iterations": _mean_known(found_steps),
         "target_s": _mean_known(found_s),
         "epochs": epochs,
@@ -115,26 +115,26 @@ def table_text(table: Sequence[Mapping[str, Any]]) -> str:
 
 
 def draw(runs: Sequence[Mapping[str, Any]], steps: int) -> Figure:
-    """Figures 5.7 and 5.8: accuracy by iteration, and by time for each rate; one line a seed."""
+    """Figures 5.7 and 5.8: accuracy by iteration, and by time for each rate; a line a training."""
     output.style()
     rates = sorted({run["rate_mbit_s"] for run in runs}, reverse=True)
     figure, axes = plt.subplots(1, 1 + len(rates), figsize=(4.2 * (1 + len(rates)), 3.8))
-    for at, axis in enumerate(axes):
-        rate = rates[max(0, at - 1)]
-        labelled = set()
-        for run in (run for run in runs if run["rate_mbit_s"] == rate):
+    for axis, rate in zip(axes, [None, *rates]):
+        drawn = set()
+        for run in runs:
             way, epoch_s = run["way"], run["epoch_s"]
-            places = accumulate(epoch_s if at else [steps] * len(epoch_s))
-            label = None if way in labelled else THESIS[way].title
-            labelled.add(way)
+            if rate not in (None, run["rate_mbit_s"]):
+                continue
             axis.plot(
-                [*places], _accuracies(run), color=COLOURS[way], marker=".", label=label,
-                linestyle="--" if way == "in_turn" else "-",
+                [*accumulate(epoch_s if rate else [steps] * len(epoch_s))], _accuracies(run),
+                color=COLOURS[way], linestyle="--" if way == "in_turn" else "-", marker=".",
+                linewidth=1, label=None if way in drawn else THESIS[way].title,
             )  # fmt: skip
+            drawn.add(way)
         axis.axhline(TARGET, color="black", linewidth=0.8, linestyle=":")
         axis.set_ylim(0.5, 1.0)
-        axis.set_xlabel("seconds" if at else "iteration")
-        axis.set_title(f"5.8: links of {rate:g} Mbit/s" if at else "5.7: accuracy by iteration")
+        axis.set_xlabel("seconds" if rate else "iteration")
+        axis.set_title(f"5.8: links of {rate:g} Mbit/s" if rate else "5.7: accuracy by iteration")
     axes[0].set_ylabel("validation accuracy, worker 0's weights")
     axes[0].legend(fontsize=7, loc="lower right")
     return figure

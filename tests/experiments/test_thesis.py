@@ -204,7 +204,7 @@ def test_the_same_accuracy_takes_a_part_of_the_exact_time(tmp_path):
     figure = by_accuracy.draw(runs, steps=10)
     by_iteration, by_time, slower = figure.axes
     lines = [list(line.get_xdata()) for line in by_iteration.lines[:-1]]
-    assert lines == [[10, 20], [10, 20], [10, 20, 30], [10, 20, 30]]
+    assert lines == [[10, 20]] * 2 + [[10, 20, 30]] * 3
     assert list(by_time.lines[0].get_xdata()) == [4.0, 8.0]
     assert len(slower.lines) == 2
     curves.finish(records, figure)

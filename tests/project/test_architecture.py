@@ -114,8 +114,10 @@ FOLDERS_MAY_IMPORT: Dict[str, Set[str]] = {
         "p3kv.report.forecast",
     },
     "experiments.thesis": {
+        "experiments.cluster",
         "experiments.models",
         "experiments.emulation",
+        "experiments.training",
         "experiments.campaign",
         "experiments.drawing",
     },
