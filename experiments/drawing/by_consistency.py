@@ -10,7 +10,7 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
-from experiments.drawing import bars, curves, output
+from experiments.drawing import curves, output
 from experiments.drawing.curves import Spread
 from experiments.emulation.emulator import factors
 from experiments.emulation.systems import SYSTEMS
@@ -47,6 +47,10 @@ _COLOURS = {
     "bounded": "#CC79A7",
     "local": "#56B4E9",
 }
+
+
+_WIDTH = 0.25
+"""A bar's."""
 
 
 def _rule(system: str) -> str:
@@ -96,7 +100,7 @@ def best(case: Case, system: str, run: Mapping[str, Any]) -> float:
         # The network is no limit there.
         staleness = 0 if rule == "bulk_synchronous" else 3
         count, warm_up = len(run["iteration_s"]), run["warm_up"]
-        return count / _steps_taken(
+        return count / steps_taken(
             case.hosts, warm_up, count, SYSTEMS[system].straggling, staleness
         )
     rate_bit_s = run["rate_mbit_s"] * 1e6
@@ -112,7 +116,7 @@ def best(case: Case, system: str, run: Mapping[str, Any]) -> float:
     )
 
 
-def _steps_taken(hosts: int, warm_up: int, count: int, straggling: float, staleness: int) -> float:
+def steps_taken(hosts: int, warm_up: int, count: int, straggling: float, staleness: int) -> float:
     """For how many steps' time the slowest worker computes and waits, in `count` steps after those
     to warm up, where nobody is more than `staleness` steps ahead of the slowest."""
     drawn = [list(factors(rank, straggling, warm_up + count)) for rank in range(hosts)]
@@ -141,21 +145,32 @@ def table_text(table: Sequence[Mapping[str, Any]]) -> str:
 
 
 def draw(table: Sequence[Mapping[str, Any]], said: Sequence[str]) -> Figure:
-    """A group of bars for each case, with each rule's bound."""
+    """Bars of each case's systems side by side, each with its rule's bound."""
     output.style()
     figure, axis = plt.subplots(figsize=(7.5, 4.0))
-    values: Dict[str, Dict[str, Spread]] = {}
-    for row in table:
-        group = values.setdefault(CASES[row["case"]].title, {})
-        group[_rule(row["system"])] = Spread(**row["efficiency"])
-    bars.groups(axis, values, _COLOURS)
-    width, label = 0.85 / len(_COLOURS), "the most that the rule can reach"
-    for row in table:
-        group = list(values).index(CASES[row["case"]].title)
-        at = group + width * (list(_COLOURS).index(_rule(row["system"])) - (len(_COLOURS) - 1) / 2)
-        axis.hlines(row["bound"], at - width / 2, at + width / 2, "black", label=label)
-        label = None
-    axis.set_ylim(0, 1.25)
+    cases = list(dict.fromkeys(row["case"] for row in table))
+    labelled = set()
+    for place, name in enumerate(cases):
+        rows = [row for row in table if row["case"] == name]
+        for at, row in enumerate(rows):
+            rule, taken = _rule(row["system"]), Spread(**row["efficiency"])
+            x = place + _WIDTH * (at - (len(rows) - 1) / 2)
+            axis.bar(
+                x, taken.median, _WIDTH * 0.92, color=_COLOURS[rule],
+                label=None if rule in labelled else rule,
+                yerr=[[taken.median - taken.low], [taken.high - taken.median]],
+            )  # fmt: skip
+            axis.hlines(
+                row["bound"], x - _WIDTH / 2, x + _WIDTH / 2, "black",
+                label=None if labelled else "the most that the rule can reach",
+            )  # fmt: skip
+            axis.annotate(
+                f"{taken.median:.3f}", (x, max(taken.median, row["bound"])), fontsize=7,
+                ha="center", textcoords="offset points", xytext=(0, 3),
+            )  # fmt: skip
+            labelled.add(rule)
+    axis.set_xticks(range(len(cases)), [CASES[name].title for name in cases])
+    axis.set_ylim(0, 1.3)
     axis.set_ylabel("C by the mean time of an iteration")
     axis.legend(fontsize=7, ncols=3, loc="upper left")
     curves.foot(figure, said)

@@ -132,8 +132,8 @@ def whole_number(value: Any, least: int, rule: str, parameter: str) -> int:
     `least` on."""
     if type(value) is not int or value < least:
         raise ConfigError(
-            f"the consistency {rule!r} has {parameter}={value!r}; it must be a whole number from "
-            f"{least} on"
+            f"the consistency {rule!r} has {parameter}={value!r} (P3KV_CONSISTENCY); it must be a "
+            f"whole number from {least} on"
         )
     return value
 
@@ -143,7 +143,8 @@ def prediction(value: Any, rule: str) -> bool:
     true, false and damped."""
     if value != "damped" and not isinstance(value, bool):
         raise ConfigError(
-            f"the consistency {rule!r} has predict={value!r}; it must be true, false or damped"
+            f"the consistency {rule!r} has predict={value!r} (P3KV_CONSISTENCY); it must be true, "
+            "false or damped"
         )
     return value == "damped"
 

@@ -123,10 +123,16 @@ def test_rules_with_staleness_0_are_bulk_synchronous(name: str, workers: int, ro
 @pytest.mark.parametrize(
     ("parameters", "why"),
     [
-        ("staleness=-1", "staleness=-1; it must be a whole number from 0 on"),
-        ("staleness=1.5", "staleness=1.5; it must be a whole number from 0 on"),
-        ("staleness=true", "staleness=True; it must be a whole number from 0 on"),
-        ("staleness=1,predict=often", "predict='often'; it must be true, false or damped"),
+        ("staleness=-1", "staleness=-1 (P3KV_CONSISTENCY); it must be a whole number from 0 on"),
+        ("staleness=1.5", "staleness=1.5 (P3KV_CONSISTENCY); it must be a whole number from 0 on"),
+        (
+            "staleness=true",
+            "staleness=True (P3KV_CONSISTENCY); it must be a whole number from 0 on",
+        ),
+        (
+            "staleness=1,predict=often",
+            "predict='often' (P3KV_CONSISTENCY); it must be true, false or damped",
+        ),
         ("slack=1", "it takes staleness, predict"),
     ],
 )
@@ -142,7 +148,7 @@ def test_a_lazy_worker_exchanges_once_in_as_many_steps_as_its_copy_may_be_old() 
     assert rule.local == LocalTraining(4, 1.0, 0.0, False, 0, adds=True)
     assert not rule.own_rounds and rule.needs(7) == 7
     assert make_consistency("bounded:staleness=0,lazy=1", 2).local is None
-    for wrong, why in (("lazy=2", "lazy=2; it must be 0 or 1"), ("lazy=1,predict=true", "leave")):
+    for wrong, why in (("lazy=2", "it must be 0 or 1"), ("lazy=1,predict=true", "leave")):
         with pytest.raises(ConfigError, match=why):
             make_consistency(f"bounded:staleness=3,{wrong}", 2)
 
