@@ -49,8 +49,9 @@ def cases(quick: bool) -> Iterator[Case]:
 def run(case: Case) -> Dict[str, Any]:
     """Trains once. Raises RunFailed."""
     with Cluster(1) as cluster:
-        recipe = TASKS[case.task].recipe
-        return train(cluster, case.task, LOCAL[case.rule], case.seed, case.epochs, recipe)
+        rule, recipe = LOCAL[case.rule], TASKS[case.task].recipe
+        flags = [] if case.rule == "exact" else ["--own-batch"]
+        return train(cluster, case.task, rule, case.seed, case.epochs, recipe, flags)
 
 
 def main(argv: Optional[Sequence[str]] = None) -> None:

@@ -16,7 +16,6 @@ import mxnet as mx  # noqa: E402
 import numpy as np  # noqa: E402
 from mxnet import autograd, gluon  # noqa: E402
 
-import p3kv  # noqa: E402
 from experiments.emulation.telling import say  # noqa: E402
 from experiments.training.data import Split  # noqa: E402
 from experiments.training.tasks import TASKS, Recipe  # noqa: E402
@@ -35,6 +34,7 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=float, required=True)
     parser.add_argument("--constant-rate", action="store_true", help="it does not fall")
     parser.add_argument("--in-turn", action="store_true", help="compute, then send and wait")
+    parser.add_argument("--own-batch", action="store_true", help="a step is of this worker's only")
     options = parser.parse_args()
     task = TASKS[options.task]
     store = mx.kv.create("p3")
@@ -58,7 +58,7 @@ def main() -> None:
             "momentum": options.momentum, "wd": options.weight_decay,
         },
     )  # fmt: skip
-    together = 1 if p3kv.config.current().consistency.startswith("local") else store.num_workers
+    together = 1 if options.own_batch else store.num_workers
     """Of how many workers' batches a step is."""
     mine = np.arange(store.rank, len(data.training), store.num_workers)
     epoch_s: List[float] = []

@@ -69,9 +69,10 @@ def test_a_training_learns_and_its_codec_halves_what_is_sent():
 
 
 def test_the_warm_up_is_a_part_of_all_steps():
-    encoding = Encoding("", "one:steps={warm_up_steps}", "another")
+    encoding = Encoding("", "one:steps={warm_up_steps}", "another", "rule")
     assert encoding.environment(1000) == {
-        "P3KV_GRADIENT_CODEC": "one:steps=200", "P3KV_VALUE_CODEC": "another"
+        "P3KV_GRADIENT_CODEC": "one:steps=200", "P3KV_VALUE_CODEC": "another",
+        "P3KV_CONSISTENCY": "rule",
     }  # fmt: skip
 
 
