@@ -65,8 +65,9 @@ class LocalSteps(Steps):
 
     def step(self, closure: Optional[Callable[[], Any]]) -> Any:
         self._shared.check()
-        # GradScaler sets both. Where some gradients are infinite it skips the update.
-        scale, skips = (getattr(self._scaled, name, None) for name in ("grad_scale", "found_inf"))
+        # GradScaler sets both. It skips the update where some gradients are infinite.
+        scale = getattr(self._scaled, "grad_scale", None)
+        skips = getattr(self._scaled, "found_inf", None)
         loss = None
         if self._parts > 1:  # each has a part of the closure's gradients
             loss, closure = evaluated(closure), None
