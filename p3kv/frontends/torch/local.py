@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Callable, List, NamedTuple, Optional, Sequence
+from typing import Any, Callable, List, NamedTuple, Optional
 
 import torch
 
-from p3kv.consistency import LocalTraining
 from p3kv.frontends.torch.exchange import Exchange
 from p3kv.frontends.torch.late import Late
+from p3kv.frontends.torch.shared_model import SharedModel
+from p3kv.frontends.torch.steps import Steps, evaluated
+from p3kv.store.outer import set_outer_optimizer
 from p3kv.store.turns import Progress, turns
+from p3kv.worker.stores import WorkerStore
 
 
 class _Weight(NamedTuple):
@@ -18,32 +21,41 @@ class _Weight(NamedTuple):
     progress: Progress
 
 
-class LocalSteps:
+class LocalSteps(Steps):
     """Makes steps by the script's own optimizer, on this worker. When it is a parameter's turn, its
     difference from the servers' last value leaves, and the weight takes the value that comes some
-    steps later, always after the same one: numbers do not depend on when values arrive.
+    steps later, always after the same one: numbers do not depend on when values arrive."""
 
-    Belongs to the script's thread.
-    """
+    takes_scaled_gradients = True  # a step must count though the scaler skips its update
 
     def __init__(
         self,
+        own: WorkerStore,
+        model: torch.nn.Module,
         optimizer: torch.optim.Optimizer,
-        exchange: Exchange,
-        rule: LocalTraining,
-        every: Sequence[Late],
-        workers: int,
+        buffers: Optional[str],
+        scaled: torch.optim.Optimizer,
     ) -> None:
-        """`optimizer` is the script's, and `every` parameter's staging memory has the servers'
-        value from the first one on. `workers`: how many there are."""
-        self._optimizer = optimizer
+        """`buffers` as in `SharedModel`. `scaled` is the optimizer that GradScaler knows, and gives
+        its scale.
+
+        Raises NotSupportedError for a parameter or a buffer that can't be shared.
+        """
+        super().__init__(optimizer)
+        rule = own.rule.local
+        assert rule is not None
+        self._scaled = scaled
+        shared = self._shared = SharedModel(own, model, optimizer, buffers, whole=False, sparse={})
+        exchange = self._exchange = shared.exchange
+        every, workers = shared.every, shared.worker.num_workers
+        set_outer_optimizer(shared.resuming, rule, workers)
         self._parts = workers if rule.adds else 1
         """A gradient counts with one of so many parts."""
-        self._exchange = exchange
         self._weights: List[_Weight] = [
             _Weight(late, Progress(turn, rule.steps))
             for late, turn in zip(every, turns([late.key.size_bytes for late in every], rule))
         ]
+        shared.begin(self)
         self._hooks = [
             late.parameter.register_post_accumulate_grad_hook(partial(_ready, exchange, late))
             for late in every
@@ -51,19 +63,14 @@ class LocalSteps:
         ]
         """For the first step, which tells the forward order."""
 
-    def step(
-        self,
-        closure: Optional[Callable[[], Any]],
-        scale: Optional[torch.Tensor],
-        skips: Optional[torch.Tensor],
-    ) -> Any:
-        """Updates the weights, and exchanges those whose turn it is; returns what the closure
-        returns. `scale` is that of gradients which GradScaler has scaled; `skips`: whether it
-        skips the update, because some of them are infinite. The step counts all the same."""
+    def step(self, closure: Optional[Callable[[], Any]]) -> Any:
+        self._shared.check()
+        # GradScaler sets both. It skips the update where some gradients are infinite.
+        scale = getattr(self._scaled, "grad_scale", None)
+        skips = getattr(self._scaled, "found_inf", None)
         loss = None
-        if self._parts > 1 and closure is not None:  # each has a part of its gradients
-            with torch.enable_grad():
-                loss, closure = closure(), None
+        if self._parts > 1:  # each has a part of the closure's gradients
+            loss, closure = evaluated(closure), None
         if not skips:
             for late, _ in self._weights:
                 gradient = late.parameter.grad
@@ -87,11 +94,14 @@ class LocalSteps:
                     _take_from_now_on(late)
                 else:
                     late.as_sent = late.parameter.detach().clone()
-        self._exchange.end_step([late for late, _ in self._weights])
+        self._exchange.end_step(self._shared.every)
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
         return loss
+
+    def wait(self) -> None:
+        self._shared.wait()
 
     def settle(self) -> None:
         """Has all weights take the values for which they have sent differences."""
@@ -100,6 +110,15 @@ class LocalSteps:
                 progress.settle()
                 _take_from_now_on(late)
             late.take()
+        self.wait()
+
+    def synchronize(self) -> None:
+        self.settle()
+        self._shared.pull()
+
+    def stop(self) -> None:
+        self.settle()
+        self._shared.stop()
 
 
 def _take_from_now_on(late: Late) -> None:

@@ -13,6 +13,7 @@ from p3kv.frontends.torch.compiled import own_name
 from p3kv.frontends.torch.early import EarlyWrites
 from p3kv.frontends.torch.late import Late
 from p3kv.frontends.torch.optimizer_settings import BY_ROWS
+from p3kv.frontends.torch.steps import parameters_of
 from p3kv.frontends.torch.tensors import array_of
 from p3kv.worker.routes import RowsPull, RowsPush
 from p3kv.worker.transfers import Transfer, WorkerKey
@@ -29,7 +30,7 @@ def sparse_weights(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> 
     """
     names = {id(parameter): own_name(name) for name, parameter in model.named_parameters()}
     takes_all = type(optimizer) is torch.optim.SparseAdam
-    of_optimizer = {id(one) for group in optimizer.param_groups for one in group["params"]}
+    of_optimizer = {id(one) for one in parameters_of(optimizer)}
     found = {at: names.get(at, "a parameter") for at in of_optimizer if takes_all}
     for module in model.modules():
         if not isinstance(module, (torch.nn.Embedding, torch.nn.EmbeddingBag)):

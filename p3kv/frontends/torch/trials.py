@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from p3kv.config import Launch
 from p3kv.config.trial import ALONE, NATIVE, Trial
 from p3kv.frontends.torch.environment import talk_at
+from p3kv.frontends.torch.steps import evaluated
 from p3kv.store.trial_clock import TrialClock
 
 _LEFT, _ENDED = "left", "ended"
@@ -58,10 +59,7 @@ class TorchTrial(TrialClock):
         servers do."""
         if self.trial.store == NATIVE:
             return optimizer.step(closure)
-        if closure is None:
-            return None
-        with torch.enable_grad():
-            return closure()
+        return evaluated(closure)
 
     def end_step(self, wait: Callable[[], None] = lambda: None) -> None:
         """Ends a step, and the script after the last one. `wait()` waits for all weights."""

@@ -1,0 +1,164 @@
+"""An optimizer's parameters and its model's buffers, which all workers share."""
+
+from __future__ import annotations
+
+import atexit
+from contextlib import suppress
+from typing import Dict, List, Mapping, Optional
+
+import numpy as np
+import torch
+
+from p3kv.errors import NotSupportedError, P3Error
+from p3kv.frontends.torch.buffer_places import AVERAGE, kept, own_or_shared, places_of
+from p3kv.frontends.torch.buffers import Buffers
+from p3kv.frontends.torch.compiled import own_name
+from p3kv.frontends.torch.early import EarlyWrites
+from p3kv.frontends.torch.exchange import Exchange
+from p3kv.frontends.torch.late import Late
+from p3kv.frontends.torch.pushes import pushes_of
+from p3kv.frontends.torch.refusals import check_all_stay, check_parameter, check_settings
+from p3kv.frontends.torch.rows import LAYOUT, LateRows
+from p3kv.frontends.torch.script_optimizer import TorchGoesOn
+from p3kv.frontends.torch.steps import Steps, parameters_of
+from p3kv.frontends.torch.tensors import DTYPES, tensor_in
+from p3kv.frontends.torch.written import is_written
+from p3kv.store.resuming import Resuming
+from p3kv.worker import this_process
+from p3kv.worker.stores import WorkerStore
+
+
+class SharedModel:
+    """Declares parameters, has all workers begin with the same values, and stops what has trained
+    the parameters before. Belongs to the script's thread."""
+
+    def __init__(
+        self,
+        own: WorkerStore,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        buffers: Optional[str],
+        whole: bool,
+        sparse: Mapping[int, str],
+    ) -> None:
+        """Declares the parameters of `optimizer`. `buffers`: whose they are after each step, or
+        None for the rule's default. `whole`: servers update whole tensors, and not slices.
+        `sparse`: by id, the names of parameters that travel by rows.
+
+        Raises NotSupportedError for what can't travel.
+        """
+        worker = self.worker = this_process.worker()
+        check_settings(worker.settings, own.rule)
+        self._how = own_or_shared(buffers, own.rule)
+        if self._how == AVERAGE:
+            check_all_stay(worker.settings, "the mean of buffers")
+        self._own = own
+        self.pushes = pushes_of(own, worker.rank)
+        self.resuming = Resuming(own, self.pushes, worker.rank, TorchGoesOn(own))
+        self._early = EarlyWrites()
+        self.every = self._declared(model, optimizer, whole, sparse)
+        """All parameters."""
+        self.exchange = Exchange(worker, own, self.pushes, self.every)
+        self._places = places_of(model, self._how)
+        self._buffers: Optional[Buffers] = None
+        self._replaced = False
+        """Whether other steps train its parameters now."""
+
+    def begin(self, steps: Steps) -> None:
+        """Has `steps` train the parameters, which nothing refuses any more, and stops older ones.
+        Sends worker rank 0's values to all workers, and waits for them."""
+        for late in self.every:
+            older = _STEPS_OF.get(id(late.parameter))
+            if older is not None:
+                older.stop()
+            _STEPS_OF[id(late.parameter)] = steps
+        self._early.start()
+        self._exchange_initial()
+        places = [place for place in self._places if place.where not in kept]
+        if places:
+            resumes = self._own.resumed is not None
+            self._buffers = Buffers(places, self._how, self.worker, resumes)
+        atexit.register(self._finish, steps)
+
+    def check(self) -> None:
+        """Raises the job's failure; NotSupportedError where another optimizer has taken over."""
+        self.worker.check()
+        if self._replaced:
+            raise NotSupportedError(
+                "another p3kv.torch.Optimizer has been made with these parameters: call its step()"
+            )
+
+    def push_buffers(self) -> None:
+        """Has buffers be those of all workers, at the end of a step."""
+        if self._buffers is not None:
+            self._buffers.push(self.pushes.step)
+
+    def wait(self) -> None:
+        """Waits until all weights and buffers are there."""
+        for late in self.every:
+            late.wait()
+        if self._buffers is not None:
+            self._buffers.wait()
+
+    def pull(self) -> None:
+        """Gives all weights, which are there, the servers' own values, unrounded."""
+        for late in self.every:
+            if late.parameter.requires_grad or not is_written(late):
+                self.exchange.pull(late, exact=True)
+                late.arm()
+        self.wait()
+
+    def stop(self) -> None:
+        """Others take care of the parameters and buffers, all of which are there."""
+        for late in self.every:
+            late.take()
+        if self._buffers is not None:
+            self._buffers.stop()
+        self._replaced = True
+
+    def _declared(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        whole: bool,
+        sparse: Mapping[int, str],
+    ) -> List[Late]:
+        names = {id(parameter): own_name(name) for name, parameter in model.named_parameters()}
+        found: Dict[int, Late] = {}
+        for at, parameter in enumerate(parameters_of(optimizer)):
+            name = names.get(id(parameter), f"parameter {at}")
+            check_parameter(parameter, name)
+            by_rows = id(parameter) in sparse
+            key = self._own.declare(
+                at, tuple(parameter.shape), DTYPES[parameter.dtype], name,
+                LAYOUT if by_rows else "dense", whole,
+            )  # fmt: skip
+            kind = LateRows if by_rows else Late
+            found[id(parameter)] = kind(key, parameter, name, self._early)
+        return [*found.values()]
+
+    def _exchange_initial(self) -> None:
+        for late in self.every:
+            if self.worker.rank != 0:
+                self.exchange.pull(late)
+                continue
+            saved = self.resuming.initial(late.key)
+            if saved is not None:
+                value = tensor_in(np.ascontiguousarray(saved))
+                late.parameter.data.copy_(value.reshape(late.parameter.shape))
+            self.exchange.give_initial(late)
+            self.resuming.give_state(late.key)
+        for late in self.every:
+            late.arm()
+        self.wait()
+
+    def _finish(self, steps: Steps) -> None:
+        """Before the worker leaves: all values come, or the script has failed."""
+        if not this_process.give_up_if_script_failed():
+            with suppress(P3Error):  # which the worker tells
+                steps.settle()
+        self._early.close()
+
+
+_STEPS_OF: Dict[int, Steps] = {}
+"""By the parameter's id: what trains it."""
