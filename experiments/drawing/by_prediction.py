@@ -1,0 +1,142 @@
+"""What networks learn with exact, stale and predicted weights: curves, and the best of each."""
+
+from __future__ import annotations
+
+import statistics
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
+
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.figure import Figure
+
+from experiments.drawing import output
+from experiments.drawing.by_encoding import Comparison, compared
+from experiments.drawing.by_weight_error import COLOURS as _OF_STALE
+from experiments.training.rules import EXACT, RULES, STALE
+from experiments.training.tasks import TASKS
+
+LOSSES_MEAN_OF = 20
+"""Steps, as far apart as the paper records losses."""
+_COLOURS = {EXACT: output.COLOURS["bound"], **_OF_STALE}
+
+
+class Measure(NamedTuple):
+    """A column of the paper's table 1: the least or the greatest value of a training."""
+
+    title: str
+    best: Any
+    validated: Optional[str] = None
+    """The name of what validation found; None: the worker's own losses."""
+
+    def curve(self, run: Mapping[str, Any]) -> List[float]:
+        if self.validated is None:
+            return list(run["losses"])
+        return [one[self.validated] for one in run["validated"]]
+
+
+MEASURES = {
+    "training_loss": Measure("training loss", min),
+    "validation_loss": Measure("validation loss", min, "loss"),
+    "accuracy": Measure("validation accuracy", max, "accuracy"),
+}
+
+
+def summarize(runs: Sequence[Mapping[str, Any]]) -> List[Dict[str, Any]]:
+    """A row for each task and rule: mean and deviation of each measure's best values, and how they
+    differ from those of exact and of stale weights, seed by seed.
+
+    There is no difference where fewer than two seeds have both, or all differ by the same.
+    """
+    rows = []
+    for task in TASKS:
+        for rule in RULES:
+            of = [run for run in runs if (run["task"], run["rule"]) == (task, rule)]
+            if not of:
+                continue
+            row: Dict[str, Any] = {"task": task, "rule": rule, "steps": of[0]["steps"]}
+            if rule != EXACT:
+                ratios = [run["error"] / run["stale_error"] for run in of]
+                row["error_by_stale"] = round(statistics.mean(ratios), 4)
+            for name, measure in MEASURES.items():
+                best = _best(runs, task, rule, measure)
+                values = list(best.values())
+                row[name] = {
+                    "mean": round(statistics.mean(values), 5),
+                    "deviation": round(statistics.stdev(values), 5) if len(values) > 1 else None,
+                    "by_seed": {str(seed): value for seed, value in best.items()},
+                }
+                for other in (EXACT, STALE):
+                    theirs = _best(runs, task, other, measure)
+                    pairs = [(best[seed], theirs[seed]) for seed in best if seed in theirs]
+                    if len({round(one - another, 9) for one, another in pairs}) > 1:
+                        found = compared(*zip(*pairs))._asdict()
+                        row[name][f"less_{other}"] = {
+                            part: float(f"{value:.3g}") for part, value in found.items()
+                        }
+            rows.append(row)
+    return rows
+
+
+def _best(
+    runs: Sequence[Mapping[str, Any]], task: str, rule: str, measure: Measure
+) -> Dict[int, float]:
+    """By seed."""
+    found = {
+        run["seed"]: measure.best(measure.curve(run))
+        for run in runs
+        if (run["task"], run["rule"]) == (task, rule)
+    }
+    return dict(sorted(found.items()))
+
+
+def table_text(table: Sequence[Mapping[str, Any]]) -> str:
+    """`summarize`'s table as text."""
+    lines = []
+    for row in table:
+        error = f", error {row['error_by_stale']:.3f} of stale" if row["rule"] != EXACT else ""
+        lines.append(
+            f"{row['task']}, {RULES[row['rule']].title}, {row['steps']} steps, "
+            f"{len(row['accuracy']['by_seed'])} seeds{error}"
+        )
+        for name, measure in MEASURES.items():
+            found = row[name]
+            spread = f" (sd {found['deviation']:.4f})" if found["deviation"] is not None else ""
+            line = f"  {measure.title:20} {found['mean']:.4f}{spread}"
+            for other in (EXACT, STALE):
+                if f"less_{other}" in found:
+                    of = Comparison(**found[f"less_{other}"])
+                    line += f"; less {other}'s {of.mean:+.4f} ({of.low:+.4f} to {of.high:+.4f}), "
+                    line += f"p = {of.p:.3f}"
+            lines.append(line)
+    return "\n".join(lines)
+
+
+def draw(runs: Sequence[Mapping[str, Any]]) -> Figure:
+    """Curves of each measure for each task: thin ones are seeds, thick ones their mean."""
+    output.style()
+    tasks = list(dict.fromkeys(run["task"] for run in runs))
+    figure, axes = plt.subplots(
+        len(tasks), len(MEASURES), figsize=(3.9 * len(MEASURES), 3.0 * len(tasks)), squeeze=False
+    )
+    for row, task in zip(axes, tasks):
+        for axis, measure in zip(row, MEASURES.values()):
+            late = []
+            for rule in RULES:
+                of = [run for run in runs if (run["task"], run["rule"]) == (task, rule)]
+                if not of:
+                    continue
+                found = np.array([measure.curve(run) for run in of])
+                steps = of[0]["steps"] / found.shape[1] * np.arange(1, found.shape[1] + 1)
+                colour, mean = _COLOURS[rule], found.mean(axis=0)
+                axis.plot(steps, found.T, color=colour, linewidth=0.5, alpha=0.35)
+                axis.plot(steps, mean, color=colour, linewidth=1.6, label=RULES[rule].title)
+                late.append(mean[len(mean) // 4 :])
+            # The first steps are far away, and hide what the last ones differ by.
+            low, high = np.min(np.concatenate(late)), np.max(np.concatenate(late))
+            margin = 0.15 * (high - low)
+            axis.set_ylim(low - margin, high + margin)
+            axis.set_title(f"{TASKS[task].title}:\n{measure.title}", fontsize=9)
+    for axis in axes[-1]:
+        axis.set_xlabel("step")
+    axes[0][0].legend(fontsize=7)
+    return figure
