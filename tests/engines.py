@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Dict, Iterable, Iterator, List, NamedTuple
+from typing import Any, Dict, Iterable, Iterator, List, NamedTuple
 
+from p3kv.consistency import BulkSynchronous
 from p3kv.server.engine import Ended, Engine, ServerSlice, Unit
 from p3kv.server.engine.buffers import Buffer
-from p3kv.server.engine.plan import KeyPlan
+from p3kv.server.engine.held_rounds import HeldRounds
+from p3kv.server.engine.plan import KeyPlan, Rules
 from p3kv.wire.messages import DeclaredKey
 
 
@@ -21,9 +23,15 @@ class Result(NamedTuple):
     no_gradient: bool
 
 
+def engine_of(num_workers: int, rank: int = 0, **rules: Any) -> Engine:
+    """The engine of a server, with rules of synchronous training. No squares are sent."""
+    held_rounds: HeldRounds[Unit] = HeldRounds(lambda step, squares: None)
+    return Engine(Rules(rank, BulkSynchronous(num_workers), held_rounds, **rules))
+
+
 def one_slice(engine: Engine, declared: DeclaredKey) -> ServerSlice:
     """All of a key as one slice."""
-    plan = KeyPlan(declared, 0, engine.rules)
+    plan = KeyPlan(declared, engine.rules)
     return ServerSlice(plan, 0, plan.kept_elems)
 
 

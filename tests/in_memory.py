@@ -7,10 +7,11 @@ sockets, the scheduler and MXNet are missing. So any order of events can be had,
 from __future__ import annotations
 
 from collections import Counter, deque
-from typing import Any, Deque, Dict, Iterator, List, Optional, Tuple, Type, Union
+from typing import Any, Callable, Deque, Dict, Iterator, List, Optional, Tuple, Type, Union
 
 import numpy as np
 
+from p3kv.checkpoints import Place
 from p3kv.common.registry import Choice
 from p3kv.common.trace import Tracer
 from p3kv.config import Launch, Settings
@@ -22,9 +23,12 @@ from p3kv.consistency import (
     consistency_of_key,
 )
 from p3kv.errors import P3Error, ProtocolError
+from p3kv.server.admission import Admission
 from p3kv.server.consumer import Consumer
 from p3kv.server.dispatcher import Dispatcher
 from p3kv.server.engine.ledger import OwnRounds
+from p3kv.server.handshakes import Handshakes as ServersHandshakes
+from p3kv.server.lateness import Lateness
 from p3kv.server.optimizer import JobOptimizers, Optimizer
 from p3kv.server.workers import Workers
 from p3kv.slicing import balanced_runs, loads_with, make_layout
@@ -34,7 +38,7 @@ from p3kv.wire.connection import Connection
 from p3kv.wire.fields import Header
 from p3kv.wire.framing import Frame, Landing, message_landing
 from p3kv.wire.header import INITIAL_ROUND, LAST, Kind
-from p3kv.wire.loop import Drain, Loop
+from p3kv.wire.loop import Loop
 from p3kv.wire.messages import (
     CodecChoices,
     DataWelcome,
@@ -43,9 +47,8 @@ from p3kv.wire.messages import (
     JobSettings,
     SliceSizes,
 )
-from p3kv.wire.pace import Pace
 from p3kv.wire.proofs import Proofs
-from p3kv.wire.protocol import FROM_NEIGHBOURS, FROM_WORKERS, Conversation
+from p3kv.wire.protocol import FROM_NEIGHBOURS, Conversation
 from p3kv.worker.data_plane import DataPlane
 from p3kv.worker.handshakes import Handshakes
 from p3kv.worker.reconnecting import Reconnecting
@@ -62,19 +65,36 @@ OWN_STORE = 1
 """The number of a store whose rounds are each worker's own."""
 
 
+class _Loop(Loop):
+    """Has a test say when what threads have asked for happens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: Deque[Event] = deque()
+
+    def call_soon(self, function: Callable[..., None], *arguments: Any) -> None:
+        self.calls.append((function, *arguments))
+
+    def make_calls(self) -> None:
+        """Does what threads have asked for."""
+        while self.calls:
+            function, *arguments = self.calls.popleft()
+            function(*arguments)
+
+
 class Worker:
     """A worker's data plane, and a script's calls."""
 
-    def __init__(self, rank: int, num_workers: int, settings: Settings, slice_size: int) -> None:
+    def __init__(
+        self, rank: int, num_workers: int, num_servers: int, settings: Settings, slice_size: int
+    ) -> None:
         self.handshakes = Handshakes(KEY, rank, JobSettings.of(settings))
         self.reconnecting: Reconnecting
         self.neighbours: Dict[int, Connection] = {}
-        self.asked: Deque[Event] = deque()
-        """What threads ask this worker's thread to do."""
+        self.loop = _Loop()
         self.data_plane = DataPlane(
-            rank, num_workers, settings, [], Tracer(None, "worker"),
-            lambda delay_s, function: None, lambda *call: self.asked.append(call), Drain(), Pace(),
-            lambda rate_bytes_s: None, self._lost, lambda: None,
+            _place(rank, num_workers, num_servers), settings, [], Tracer(None, "worker"), self.loop,
+            lambda rate_bytes_s: None, self._lost, lambda: None, _unused,
             {
                 Kind.CHALLENGE: self.handshakes.land,
                 Kind.WELCOME: _welcome,
@@ -188,12 +208,6 @@ class Worker:
         for connection in self.neighbours.values():
             connection.writer.push(Frame(LAST, header, memoryview(words)))
 
-    def make_calls(self) -> None:
-        """Does what threads have asked for."""
-        while self.asked:
-            function, *arguments = self.asked.popleft()
-            function(*arguments)
-
     def begin(self, position: int = 0) -> None:
         """Has one of the calls begin whose arrays are ready now."""
         transfer = self.calls[position]
@@ -201,67 +215,74 @@ class Worker:
         self.exchange.begin(transfer)
 
 
-class Server:
-    """A server without sockets, for workers in this process."""
+class _Admission(Admission):
+    """Remembers the connections that it has accepted."""
 
-    def __init__(
-        self, rank: int, launch: Launch, loop: Loop, settings: Settings, optimizer: Optimizer
-    ) -> None:
-        self.failures: List[Failure] = []
-        self.listener = MemoryListener()
-        self.workers = Workers(
-            launch.num_workers,
-            loop,
-            self.listener,
-            self._connection,
-            self._failed,
-            lambda failure: None,
-            settings.silence_timeout_s,
-        )
-        self.calls: Deque[Event] = deque()
-        """What threads ask this server's thread to do."""
-        self.consumer = Consumer(
-            launch, self.workers, _lost, _unused, lambda *call: self.calls.append(call),
-            lambda: 0.0,
-        )  # fmt: skip
-        self.consumer.rank = rank
-        self.consumer.checkpoints.hosts = ["here"] * launch.num_servers
-        self.consumer.checkpoints.mark = _mark(f"server {rank}")
-        self.consumer.set_optimizer(0, optimizer)
-        self.dispatcher = Dispatcher(
-            rank,
-            launch.num_workers,
-            settings,
-            self.workers,
-            self.consumer,
-            JobOptimizers(),
-            _unused,
-        )
-        self.workers.accept_workers(Proofs(KEY, rank))
-        self.dispatcher.begin_to_serve()
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
         self.connections: List[Connection] = []
 
     def _connection(self, link: Link) -> Connection:
-        connection = Connection(
-            link, Conversation(FROM_WORKERS, "worker"), self.dispatcher.land, self._lost, 1 << 20
-        )
-        self.connections.append(connection)
-        return connection
+        self.connections.append(super()._connection(link))
+        return self.connections[-1]
 
-    def _lost(self, connection: Connection, reason: str) -> None:
+
+class _Workers(Workers):
+    """Raises it where a worker has broken the protocol."""
+
+    def lose(self, connection: Connection, reason: str) -> None:
         if not connection.ended:
             _lost(connection, reason)
-        self.workers.lose(connection, reason)
+        super().lose(connection, reason)
+
+
+class Server:
+    """A server without sockets, for workers in this process."""
+
+    consumer: Consumer
+    """From the first worker on."""
+
+    def __init__(self, rank: int, launch: Launch, settings: Settings, optimizer: Optimizer) -> None:
+        self.failures: List[Failure] = []
+        self.fail: Callable[..., None] = _unused
+        self.listener = MemoryListener()
+        self.loop = _Loop()
+        self.workers = _Workers(
+            self.loop, self._failed, lambda failure: None, settings.silence_timeout_s
+        )
+        self._place = _place(rank, launch.num_workers, launch.num_servers)
+        self._settings = settings
+        self._optimizer = optimizer
+        handshakes = ServersHandshakes(Proofs(KEY, rank), launch.num_workers)
+        self.admission = _Admission(
+            rank, self.loop, self.listener, 1 << 20, handshakes, self.workers, self._begin
+        )
+        self.admission.begin_to_serve()
+
+    @property
+    def connections(self) -> List[Connection]:
+        """All that have been accepted."""
+        return self.admission.connections
+
+    def close(self) -> None:
+        self.loop.close()
+        self.listener.close()
+        self.consumer.checkpoints.close()
+
+    def _begin(self, job: JobSettings) -> Dispatcher:
+        self.consumer = Consumer(
+            self._place, job, self.workers, Lateness(len(self._place.workers_hosts)), self.loop,
+            Tracer(None, "server"), lambda *failure: self.fail(*failure),
+        )  # fmt: skip
+        self.set_optimizer(0, self._optimizer)
+        return Dispatcher(
+            self._place.rank, self._settings, job.stall_timeout_s, self.workers, self.consumer,
+            JobOptimizers(), lambda *failure: self.fail(*failure),
+        )  # fmt: skip
 
     def _failed(self, failure: Failure, second_hand: bool) -> None:
         assert not second_hand
         self.failures.append(failure)
-
-    def make_calls(self) -> None:
-        """Does what threads have asked for."""
-        while self.calls:
-            function, *arguments = self.calls.popleft()
-            function(*arguments)
 
     def most_open(self) -> int:
         """The most rounds that are open of one slice."""
@@ -323,20 +344,20 @@ class MemoryJob:
         self._num_keys = 0
         self._has_checkpoints, self._resumes = checkpoints is not None, resumes
         self._whole = optimizer.whole_tensors
-        self.servers = [
-            Server(rank, launch, self._loop, settings, optimizer()) for rank in range(servers)
+        self.servers = [Server(rank, launch, settings, optimizer()) for rank in range(servers)]
+        self.workers = [
+            Worker(rank, workers, servers, settings, slice_size) for rank in range(workers)
         ]
-        self.workers = [Worker(rank, workers, settings, slice_size) for rank in range(workers)]
         self._connections: Dict[Link, Connection] = {}
         for worker in self.workers:
-            worker.data_plane.checkpoints.find("here", worker.data_plane.consistency, _mark)
+            worker.data_plane.checkpoints.find(worker.data_plane.consistency)
             breaks = Breaks("server", 60.0, self._loop.call_later, lambda failure: None, _unused)
             worker.reconnecting = Reconnecting(
                 self._loop, worker.handshakes, self._new_link, breaks, lambda server: None, _lost
             )
             for rank, server in enumerate(self.servers):
                 worker.connect(rank, server.listener.connect())
-                server.workers._accept()
+                server.admission._accept()
                 near, far = worker.servers[rank], server.connections[-1]
                 self._connections.update({near._link: near, far._link: far})
         for rank, worker in enumerate(self.workers):
@@ -347,8 +368,7 @@ class MemoryJob:
                 self._connections[far] = self.workers[other].meet(rank, far)
         self.finish()
         for worker in self.workers:
-            hosts = ["here"] * servers, ["here"] * workers
-            worker.data_plane.checkpoints.check_folder(*hosts, _unused)
+            worker.data_plane.checkpoints.check_folder()
             worker.data_plane.checkpoints.announce()
             worker.start()
             worker.steps.new_store()
@@ -360,11 +380,11 @@ class MemoryJob:
         for connection in self._connections.values():
             connection.close()
         for server in self.servers:
-            server.listener.close()
-            server.consumer.checkpoints.close()
+            server.close()
         for worker in self.workers:
             worker.data_plane.host_sums.close()
             worker.data_plane.checkpoints.close()
+            worker.loop.close()
 
     def declare(
         self, name: str, *shape: int, layout: str = "dense", own: bool = False
@@ -414,7 +434,7 @@ class MemoryJob:
     def _new_link(self, server: int) -> Link:
         """A link to a server, whose other end it has accepted."""
         near = self.servers[server].listener.connect()
-        self.servers[server].workers._accept()
+        self.servers[server].admission._accept()
         assert isinstance(near, MemoryLink)
         self._connections[near.other] = self.servers[server].connections[-1]
         return near
@@ -447,13 +467,13 @@ class MemoryJob:
         for worker in self.workers:
             if len(worker.data_plane.host_sums._queue):
                 yield (worker.data_plane.host_sums.work,)
-            if worker.asked:
-                yield (worker.make_calls,)
+            if worker.loop.calls:
+                yield (worker.loop.make_calls,)
         for server in self.servers:
-            if len(server.consumer._queue) and not server.consumer._stopped:
+            if len(server.consumer.frames.queue) and not server.consumer._stopped:
                 yield (server.consumer.consume,)
-            if server.calls:
-                yield (server.make_calls,)
+            if server.loop.calls:
+                yield (server.loop.make_calls,)
 
     def carry_all(self, connection: Connection) -> None:
         """Brings everything that one side of a connection has to say to the other."""
@@ -490,6 +510,10 @@ def _welcome(connection: Connection, header: Header) -> Landing:
 
 def _no_probe(connection: Connection, header: Header) -> Landing:
     raise ProtocolError("nobody measures the network here")
+
+
+def _place(rank: int, num_workers: int, num_servers: int) -> Place:
+    return Place(rank, "here", ["here"] * num_servers, ["here"] * num_workers, _mark)
 
 
 def _mark(who: str) -> bytes:

@@ -13,6 +13,7 @@ from p3kv.checkpoints.outline import (
     any_parts,
     parts_in,
 )
+from p3kv.checkpoints.place import Place
 from p3kv.checkpoints.reading import Saved, SavedKey, newest
 from p3kv.checkpoints.writer import Writer
 from p3kv.checkpoints.writing import Abandoned, remove_unneeded, write
@@ -27,6 +28,7 @@ __all__ = [
     "MemoryOutline",
     "Outline",
     "Part",
+    "Place",
     "Saved",
     "SavedKey",
     "SavedMemory",

@@ -5,7 +5,17 @@ says which process of its job this is, and comes from the launcher's environment
 """
 
 from p3kv.config.further import optimizer_modules, plugins, wants_colours
-from p3kv.config.launch import ROLES, Launch, forget_rank, root_host, serves, where_secret_is
+from p3kv.config.launch import (
+    ROLES,
+    Launch,
+    forget_rank,
+    launcher_store,
+    root_host,
+    root_port,
+    serves,
+    take_place,
+    where_secret_is,
+)
 from p3kv.config.overrides import configure, current, settle, wants_traceback
 from p3kv.config.settings import (
     MAX_PATH_CHARS,
@@ -22,6 +32,7 @@ from p3kv.config.variables import flag
 __all__ = [
     "MAX_PATH_CHARS", "MAX_SLICE_ELEMS", "ROLES", "Launch", "Settings", "add_aliases",
     "apply_verbosity", "check_together", "configure", "current", "environment_of", "flag",
-    "forget_rank", "optimizer_modules", "plugins", "root_host", "serves", "settle", "told_of",
-    "trial", "unknown_variables", "wants_colours", "wants_traceback", "where_secret_is",
+    "forget_rank", "launcher_store", "optimizer_modules", "plugins", "root_host", "root_port",
+    "serves", "settle", "take_place", "told_of", "trial", "unknown_variables", "wants_colours",
+    "wants_traceback", "where_secret_is",
 ]  # fmt: skip

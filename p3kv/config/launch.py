@@ -156,6 +156,31 @@ def root_host(environ: Mapping[str, str] = os.environ) -> Optional[str]:
     return text_of("DMLC_PS_ROOT_URI", environ) or None
 
 
+def launcher_store(environ: Mapping[str, str] = os.environ) -> Optional[ranks.LauncherStore]:
+    """The store of this rank's launcher, where its ranks have to tell each other address or secret.
+
+    Raises ConfigError for a secret that is too short, or that others can read.
+    """
+    return ranks.launcher_store(environ)
+
+
+def take_place(
+    host: str, port: str, secret: str, job: str, environ: MutableMapping[str, str] = os.environ
+) -> None:
+    """Has this rank, and what it starts, find the job at an address, with a secret and a name that
+    all ranks have agreed on. What the user has set stays."""
+    agreed = {"DMLC_PS_ROOT_URI": host, "DMLC_PS_ROOT_PORT": port, VARIABLE: secret}
+    for name, value in agreed.items():
+        if value and not environ.get(name):
+            environ[name] = value
+    environ["P3KV_JOB"] = " ".join(filter(None, [environ.get("P3KV_JOB"), job]))
+
+
+def root_port(environ: Mapping[str, str] = os.environ) -> int:
+    """DMLC_PS_ROOT_PORT, if it is set, or else 0; ConfigError for what is no number."""
+    return optional_number("DMLC_PS_ROOT_PORT", environ) or 0
+
+
 def where_secret_is(environ: Mapping[str, str] = os.environ) -> Optional[str]:
     """The variable that has the job's secret, or names its file; None if there is none.
 

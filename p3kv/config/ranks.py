@@ -14,6 +14,7 @@ import zlib
 from dataclasses import dataclass
 from typing import Callable, Dict, Mapping, Optional, Tuple
 
+from p3kv.common.secret import job_secret
 from p3kv.errors import ConfigError
 
 Environ = Mapping[str, str]
@@ -31,7 +32,7 @@ _OF_A_RANK = {
 }  # fmt: skip
 _OF_RANKS = ("OMPI_COMM_WORLD_", "PMIX_", "PMI_", "SLURM_STEP_", "TORCHELASTIC_")
 """Variables that say which process of a launcher one is, and beginnings of others' names."""
-_PORTS = range(10_000, 32_768)
+PORTS = range(10_000, 32_768)
 """Linux gives none of them to a connection by itself."""
 
 
@@ -73,6 +74,34 @@ class _Launcher:
     """A variable that it sets and others do not, where its other variables do not tell it."""
     by_master: bool = False
     """Whether users say host and port by MASTER_ADDR and MASTER_PORT."""
+    serves_store: Callable[[Environ], bool] = lambda env: False
+    """Whether it serves a store of keys to its ranks, at MASTER_ADDR and MASTER_PORT."""
+
+
+@dataclass(frozen=True)
+class LauncherStore:
+    """Where a launcher of several hosts serves a store of keys to its ranks, and which of them this
+    process is."""
+
+    launcher: str
+    host: str
+    port: int
+    rank: int
+    size: int
+
+
+def launcher_store(environ: Environ) -> Optional[LauncherStore]:
+    """The store over which the ranks of several hosts can tell each other address and secret; None
+    where they need not, or where there is none."""
+    launcher = None if "DMLC_ROLE" in environ else _launcher(environ)
+    if launcher is None or launcher.is_one_host(environ) or not launcher.serves_store(environ):
+        return None
+    if environ.get("DMLC_PS_ROOT_URI") and job_secret(environ):
+        return None
+    return LauncherStore(
+        launcher.name, environ["MASTER_ADDR"], int(environ["MASTER_PORT"]),
+        int(environ[launcher.rank]), int(environ[launcher.size]),
+    )  # fmt: skip
 
 
 def place(environ: Environ) -> Optional[Place]:
@@ -142,7 +171,7 @@ def _launcher(environ: Environ) -> Optional[_Launcher]:
 
 
 def _port(job: str) -> str:
-    return str(_PORTS[zlib.crc32(job.encode()) % len(_PORTS)] if job else _USUAL_PORT)
+    return str(PORTS[zlib.crc32(job.encode()) % len(PORTS)] if job else _USUAL_PORT)
 
 
 def _first_host(launcher: _Launcher, environ: Environ) -> str:
@@ -239,6 +268,11 @@ _LAUNCHERS = (
         lambda env: env.get("MASTER_ADDR", ""),
         needs=_TORCHRUNS,
         by_master=True,
+        serves_store=lambda env: (
+            env.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+            and bool(env.get("MASTER_ADDR"))
+            and _is_number(env, "MASTER_PORT")
+        ),
     ),
     _Launcher(
         "Open MPI's mpirun",

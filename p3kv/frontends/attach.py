@@ -19,6 +19,8 @@ def attach(front_ends: Iterable[FrontEnd]) -> None:
     for front_end in front_ends:
         if front_end.name in sys.modules:
             front_end.attach()
+            if this_process.is_worker():
+                _leave_out_of_collections()
         else:
             sys.meta_path.insert(0, _AfterImport(front_end))
 

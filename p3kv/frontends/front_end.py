@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Callable, Mapping, Optional, Sequence, Type
+from typing import Callable, List, Mapping, Optional, Protocol, Sequence, Type
 
 from p3kv.common.words import Words
 from p3kv.config import Launch
@@ -12,6 +12,26 @@ from p3kv.server.optimizer import MakeOptimizer
 
 MakeModel = Callable[[int, float], Model]
 """Makes a model for a size of batches, and C, the seconds of a forward and backward pass."""
+
+
+class KeyStore(Protocol):
+    """A store of keys that a launcher serves to its processes. Each method may raise RuntimeError
+    when the store does not answer."""
+
+    def set(self, key: str, value: str) -> None:
+        """Sets a key."""
+
+    def get(self, key: str) -> bytes:
+        """A key's value; waits until it is set. Raises RuntimeError after a time."""
+
+    def wait(self, keys: List[str]) -> None:
+        """Waits until all keys are set. Raises RuntimeError after a time."""
+
+    def check(self, keys: List[str]) -> bool:
+        """Whether all keys are set."""
+
+    def compare_set(self, key: str, expected: str, value: str) -> bytes:
+        """Sets a key that has a value, or none where `expected` is empty."""
 
 
 class FrontEnd(ABC):
@@ -66,6 +86,14 @@ class FrontEnd(ABC):
         `launch` is the process's place in the job. It listens at `address`. A scheduler or server
         serves its job here; a worker goes on.
         """
+
+    def launcher_store(self, host: str, port: int, timeout_s: float) -> Optional[KeyStore]:
+        """Connects to the store that the framework's own launcher serves; by default there is none.
+
+        Imports the framework; None if that is not there. Waits so long for the store, and for each
+        key in it. Raises RuntimeError when the store does not answer.
+        """
+        return None
 
     def known_models(self) -> Mapping[str, MakeModel]:
         """The models that the framework brings with it, by name; none by default.

@@ -16,7 +16,7 @@ from p3kv.config import Launch
 from p3kv.config.trial import NATIVE, Report, Trial, tell
 from p3kv.errors import ConfigError, P3Error, RendezvousError
 from p3kv.frontends import FRONT_ENDS
-from p3kv.processes import companions
+from p3kv.processes import companions, meeting
 from p3kv.worker import this_process
 
 _log = logging.getLogger("p3kv")
@@ -88,8 +88,9 @@ def _package(frame: FrameType) -> str:
 
 def _launch() -> Optional[Launch]:
     try:
+        meeting.meet()
         return Launch.from_environment()
-    except ConfigError as error:
+    except P3Error as error:
         sys.exit(f"p3kv: {error}")
 
 

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Callable, Collection, Dict, Iterable, Mapping, Optional, Sequence
+from typing import Collection, Dict, Iterable, Mapping, Optional
 
 import numpy as np
 from msgspec.structs import replace
 
-from p3kv.checkpoints import Contents, CutOfKey, KeyOutline, Outline, Writer, marks
+from p3kv.checkpoints import Contents, CutOfKey, KeyOutline, Outline, Place, Writer, marks
 from p3kv.errors import ConfigError, ProtocolError
 from p3kv.server.engine import Key, RowsKey, ServerSlice, Unit
 from p3kv.server.optimizer import WHOLE, State
-from p3kv.wire.messages import Checkpoint, DeclaredKey, StoreAtCut
-
-Tell = Callable[[int, str], None]
-"""Tells worker rank 0 that this server's part of a step is written, or the reason why it is not."""
+from p3kv.server.workers import Workers
+from p3kv.wire.fields import Header
+from p3kv.wire.header import Kind
+from p3kv.wire.loop import Loop
+from p3kv.wire.messages import Checkpoint, DeclaredKey, StoreAtCut, Written, encode
 
 
 class _Cut:
@@ -75,47 +76,32 @@ class Checkpoints:
 
     def __init__(
         self,
-        rank: Callable[[], int],
+        place: Place,
+        folder: Optional[str],
         keys: Mapping[int, Key],
-        call_soon: Callable[..., None],
+        workers: Workers,
+        loop: Loop,
     ) -> None:
-        """`rank()` is this server's; `call_soon` has the server's thread call something."""
-        self.hosts: Sequence[str] = ()
-        """The servers', by rank."""
-        self.mark = b""
-        """Of which worker 0 knows, too (`p3kv.checkpoints.marks`)."""
-        self.tell: Tell = lambda step, problem: None
-        self.open: Optional[_Open] = None
-        self._rank = rank
-        self._keys = keys
-        self._folder = ""
-        self._writer = Writer(lambda step, problem: call_soon(self._written, step, problem))
-        self._writes = False
+        """`folder` is where files are to be written, if the job has checkpoints: this server's mark
+        is left there.
 
-    def write_to(self, folder: str) -> None:
-        """Says where files are to be written, and leaves this server's mark there; ConfigError if
-        they can't be."""
-        host = self.hosts[self._rank()]
-        try:
-            marks.leave(folder, self.mark)
-        except (FileNotFoundError, NotADirectoryError) as error:
-            raise ConfigError(
-                f"there is no folder {folder} on host {host}, where this server is to write "
-                "checkpoints; worker 0 has it. Set P3KV_CHECKPOINT_DIR to a folder that all hosts "
-                "share under the same name"
-            ) from error
-        except OSError as error:
-            raise ConfigError(
-                f"checkpoints can't be written to {folder} on host {host}: {error.strerror}; set "
-                "P3KV_CHECKPOINT_DIR to a folder that every server can write to"
-            ) from error
+        Raises ConfigError if files can't be written there.
+        """
+        self.open: Optional[_Open] = None
+        self._place = place
         self._folder = folder
+        self._keys = keys
+        self._workers = workers
+        self._writes = False
+        if folder is not None:
+            _leave_mark(folder, place)
+        self._writer = Writer(lambda step, problem: loop.call_soon(self._written, step, problem))
 
     def begin(self, checkpoint: Checkpoint) -> None:
         """Begins a checkpoint; ProtocolError for one that can't be right."""
         if self.open is not None or self._writes:
             raise ProtocolError("it asked for a checkpoint before it had the last one")
-        if not self._folder:
+        if self._folder is None:
             raise ProtocolError("it asked for a checkpoint in a job that has none")
         self.open = _Open(checkpoint)
         for store in checkpoint.stores:
@@ -134,8 +120,8 @@ class Checkpoints:
 
     def close(self) -> None:
         """Waits for a file that is being written, for some seconds at most."""
-        if self._folder:
-            marks.remove(self._folder, self.mark)
+        if self._folder is not None:
+            marks.remove(self._folder, _mark(self._place))
         self._writer.close()
 
     def _begin_key(self, store: StoreAtCut, key_id: int, round_: int) -> None:
@@ -173,14 +159,15 @@ class Checkpoints:
         self.open.missing -= 1
 
     def _write_if_complete(self) -> None:
-        assert self.open is not None
+        assert self.open is not None and self._folder is not None
         if self.open.missing:
             return
         complete, self.open = self.open, None
         checkpoint = complete.checkpoint
         keys = [cut.complete for cut in complete.cuts.values()]
         outline = Outline(
-            1, checkpoint.identity, checkpoint.step, self._rank(), list(self.hosts),
+            1, checkpoint.identity, checkpoint.step, self._place.rank,
+            list(self._place.servers_hosts),
             [store.known for store in checkpoint.stores], [key.outline for key in keys],
             checkpoint.workers_host, others_hosts=checkpoint.others_hosts,
         )  # fmt: skip
@@ -188,8 +175,30 @@ class Checkpoints:
         self._writer.begin(self._folder, outline, lambda: Contents(keys), checkpoint.keep_from)
 
     def _written(self, step: int, problem: str) -> None:
+        """Tells worker rank 0 that this server's part of a step is written, or why it is not."""
         self._writes = False
-        self.tell(step, problem)
+        words = encode(Written(step, problem))
+        self._workers.tell_rank_0(Header(Kind.WRITTEN, self._place.rank), memoryview(words))
+
+
+def _mark(place: Place) -> bytes:
+    return place.mark(f"server {place.rank}")
+
+
+def _leave_mark(folder: str, place: Place) -> None:
+    try:
+        marks.leave(folder, _mark(place))
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise ConfigError(
+            f"there is no folder {folder} on host {place.host}, where this server is to write "
+            "checkpoints; worker 0 has it. Set P3KV_CHECKPOINT_DIR to a folder that all hosts "
+            "share under the same name"
+        ) from error
+    except OSError as error:
+        raise ConfigError(
+            f"checkpoints can't be written to {folder} on host {place.host}: {error.strerror}; set "
+            "P3KV_CHECKPOINT_DIR to a folder that every server can write to"
+        ) from error
 
 
 def _elems(parts: Iterable[np.ndarray]) -> int:

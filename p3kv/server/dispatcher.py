@@ -5,10 +5,9 @@ from __future__ import annotations
 import logging
 import time
 from functools import partial
-from typing import Any, Callable, Dict, Optional
+from typing import Any, Callable, Dict
 
 from p3kv.config import Settings
-from p3kv.consistency import make_consistency
 from p3kv.errors import ConfigError, ProtocolError, in_one_line
 from p3kv.server.consumer import Consumer
 from p3kv.server.optimizer import JobOptimizers
@@ -19,7 +18,6 @@ from p3kv.slicing import value_credit_bytes
 from p3kv.wire.connection import Connection
 from p3kv.wire.fields import (
     Header,
-    HelloHeader,
     NormHeader,
     OptimizerHeader,
     ScaleHeader,
@@ -39,19 +37,20 @@ from p3kv.wire.messages import (
     Checkpoint,
     DeclaredKey,
     ForwardOrder,
-    JobSettings,
     Norm,
     Resumed,
     Scale,
     SliceSizes,
     Stalled,
     StepPushed,
-    Written,
     decode,
     encode,
 )
 
 _log = logging.getLogger(__name__)
+
+_NEWS: Dict[int, type] = {Kind.ORDER: ForwardOrder, Kind.RESUMED: Resumed}
+"""By kind, what worker rank 0 tells all workers, also those that come later."""
 
 
 class Dispatcher:
@@ -63,8 +62,8 @@ class Dispatcher:
     def __init__(
         self,
         rank: int,
-        num_workers: int,
         settings: Settings,
+        stall_timeout_s: float,
         workers: Workers,
         consumer: Consumer,
         optimizers: JobOptimizers,
@@ -72,27 +71,23 @@ class Dispatcher:
     ) -> None:
         """`fail(reason, round, error)` ends the job; `error` names a class in p3kv.errors."""
         self._rank = rank
-        self._num_workers = num_workers
         self._settings = settings
         self._workers = workers
         self._consumer = consumer
+        self._engine = consumer.engine
         self._optimizers = optimizers
         self._fail = fail
-        self._stalls = Stalls(settings.warn_after_s, self._tell_stall, workers.suspect)
-        consumer.checkpoints.tell = lambda step, problem: self._tell_written(Written(step, problem))
-        self._parts_of_workers = PartsOfWorkers(workers, self._tell_written)
+        self._stalls = Stalls(
+            settings.warn_after_s, stall_timeout_s, self._tell_stall, workers.suspect
+        )
+        self._parts_of_workers = PartsOfWorkers(workers)
         self._scratch = memoryview(bytearray(MAX_PROBE_BYTES))
-        self._order: Optional[memoryview] = None
-        self._resumed_from: Optional[memoryview] = None
+        self._news: Dict[int, memoryview] = {}
+        """By kind, what worker rank 0 has said last for all workers."""
         self._open_step = UNKNOWN
-        self._serving = False
-        self._job: Optional[JobSettings] = None
-        """What all workers have agreed on, once one of them has said hello."""
-        self._handlers: Dict[int, Callable[[Connection, Any], Landing]] = {
-            Kind.HELLO: self._land_hello,
-            Kind.PROOF: self._land_proof,
-            Kind.PUSH: consumer.land_push,
-            Kind.PULL: consumer.land_pull,
+        self.handlers: Dict[int, Callable[[Connection, Any], Landing]] = {
+            Kind.PUSH: consumer.slices.land_push,
+            Kind.PULL: consumer.slices.land_pull,
             Kind.PUSH_ROWS: consumer.rows.land_push,
             Kind.PULL_ROWS: consumer.rows.land_pull,
             Kind.KEY: self._land_key,
@@ -100,7 +95,7 @@ class Dispatcher:
             Kind.OPEN: self._land_open,
             Kind.PROBE: self._land_probe,
             Kind.OPTIMIZER: self._land_optimizer,
-            Kind.ORDER: self._land_forward_order,
+            Kind.ORDER: self._land_news,
             Kind.CLIPPED: self._land_clipped,
             Kind.STEP_PUSHED: self._land_step_pushed,
             Kind.SCALE: self._land_scale,
@@ -109,20 +104,11 @@ class Dispatcher:
             Kind.STATE_BYTES: consumer.states.land_bytes,
             Kind.CHECKPOINT: self._land_checkpoint,
             Kind.WRITTEN: self._parts_of_workers.land_written,
-            Kind.RESUMED: self._land_resumed,
+            Kind.RESUMED: self._land_news,
             Kind.BYE: self._land_bye,
         }
-
-    def land(self, connection: Connection, header: Header) -> Landing:
-        """Where a frame's payload goes, and what happens then; ProtocolError for a frame that
-        can't be right."""
-        return self._handlers[header.kind](connection, header)
-
-    def begin_to_serve(self) -> None:
-        """Welcomes the workers, and those that come later as soon as they come."""
-        self._serving = True
-        for connection in self._workers.connections.values():
-            self._send_welcome(connection)
+        """By kind, what gives a frame of a worker its landing; ProtocolError for one that can't be
+        right."""
 
     def look_for_stalls(self) -> None:
         """Reports a round that has waited long."""
@@ -131,51 +117,11 @@ class Dispatcher:
 
     # Coming and going.
 
-    def _land_hello(self, connection: Connection, header: HelloHeader) -> Landing:
-        words = self._workers.land_hello(connection, header)
-        return Landing(words, partial(self._challenge, connection, header))
-
-    def _challenge(self, connection: Connection, hello: HelloHeader) -> None:
-        words = memoryview(self._workers.challenge(connection, hello))
-        connection.writer.push(Frame(URGENT, Header(Kind.CHALLENGE, self._rank), words))
-
-    def _land_proof(self, connection: Connection, header: Header) -> Landing:
-        words = memoryview(bytearray(header.payload_bytes))
-        return Landing(words, partial(self._admit, connection, words))
-
-    def _admit(self, connection: Connection, words: memoryview) -> None:
-        hello = self._workers.admit(connection, words)
-        if self._job is None:
-            self._apply(hello.settings)
-        elif hello.settings != self._job:
-            raise ProtocolError(f"it has {hello.settings.besides(self._job)}, unlike the others")
-        if self._serving:
-            self._send_welcome(self._workers.connections[hello.rank])
-
-    def _apply(self, job: JobSettings) -> None:
-        self._job = job
-        self._stalls.timeout_s = job.stall_timeout_s
-        rules = self._consumer.engine.rules
-        rules.deterministic = self._consumer.held_rounds.exact = job.deterministic
-        rules.checks_finite = job.check_finite
-        self._consumer.waiting.workers_may_leave = job.let_workers_leave
-        try:
-            if job.checkpoint_dir is not None:
-                self._consumer.checkpoints.write_to(job.checkpoint_dir)
-            rules.consistency = make_consistency(job.consistency, self._num_workers)
-        except ConfigError as error:
-            self._fail(str(error), UNKNOWN, "ConfigError")
-
-    def _send_welcome(self, connection: Connection) -> None:
-        is_new = not connection.welcome
-        self._workers.welcome(connection, self._rank)
-        if not is_new:
-            return
-        for kind, words in ((Kind.ORDER, self._order), (Kind.RESUMED, self._resumed_from)):
-            if words is not None:
-                connection.writer.push(Frame(URGENT, Header(kind, self._rank), words))
-        assert connection.peer is not None
-        self._parts_of_workers.welcomed(connection.peer)
+    def welcomed(self, rank: int, connection: Connection) -> None:
+        """Tells a worker that takes frames now what the others have been told."""
+        for kind, words in self._news.items():
+            connection.writer.push(Frame(URGENT, Header(kind, self._rank), words))
+        self._parts_of_workers.welcomed(rank)
 
     def _land_bye(self, connection: Connection, header: Header) -> Landing:
         return Landing(None, partial(self._let_go, connection, header.rank))
@@ -190,7 +136,13 @@ class Dispatcher:
     # What a worker says of its keys, and what rank 0 says for all.
 
     def _land_key(self, connection: Connection, header: Header) -> Landing:
-        return message_landing(header, DeclaredKey, self._consumer.declare)
+        return message_landing(header, DeclaredKey, self._declare)
+
+    def _declare(self, declared: DeclaredKey) -> None:
+        try:
+            self._engine.declare(declared)
+        except ConfigError as error:
+            self._fail(str(error), UNKNOWN, "ConfigError")
 
     def _land_slice_sizes(self, connection: Connection, header: SliceSizesHeader) -> Landing:
         return message_landing(header, SliceSizes, partial(self._set_slice_sizes, header))
@@ -199,23 +151,24 @@ class Dispatcher:
         from_round = header.from_round
         if from_round > INITIAL_ROUND and header.rank != 0:
             raise ProtocolError(f"worker {header.rank} wants {sizes} from round {from_round} on")
-        is_new = self._consumer.set_slice_sizes(from_round, sizes)
+        is_new = self._engine.set_slice_sizes(from_round, sizes)
         if self._settings.send_buffer_bytes is None:
-            credit_bytes = value_credit_bytes(sizes.size_for_credit, self._num_workers)
+            num_workers = self._engine.rules.consistency.num_workers
+            credit_bytes = value_credit_bytes(sizes.size_for_credit, num_workers)
             for worker in self._workers.connections.values():
                 worker.hold_at_most(credit_bytes)
         if is_new and from_round > INITIAL_ROUND:
             news = SliceSizesHeader(Kind.SLICE_SIZES, self._rank, from_round=from_round)
             self._workers.tell(news, memoryview(encode(sizes)))
 
-    def _land_forward_order(self, connection: Connection, header: Header) -> Landing:
+    def _land_news(self, connection: Connection, header: Header) -> Landing:
         words = memoryview(bytearray(header.payload_bytes))
-        return Landing(words, partial(self._pass_order_on, words))
+        return Landing(words, partial(self._pass_on, header.kind, words))
 
-    def _pass_order_on(self, words: memoryview) -> None:
-        decode(words, ForwardOrder)  # or all workers would blame this server for it
-        self._order = words
-        self._workers.tell(Header(Kind.ORDER, self._rank), words)
+    def _pass_on(self, kind: int, words: memoryview) -> None:
+        decode(words, _NEWS[kind])  # or all workers would blame this server for it
+        self._news[kind] = words
+        self._workers.tell(Header(kind, self._rank), words)
 
     def _land_optimizer(self, connection: Connection, header: OptimizerHeader) -> Landing:
         words = memoryview(bytearray(header.payload_bytes))
@@ -241,7 +194,7 @@ class Dispatcher:
     # Steps whose gradients are clipped by the norm of all.
 
     def _land_clipped(self, connection: Connection, header: StepHeader) -> Landing:
-        return Landing(None, partial(self._consumer.engine.begin_clipped, header.step))
+        return Landing(None, partial(self._engine.begin_clipped, header.step))
 
     def _land_step_pushed(self, connection: Connection, header: StepHeader) -> Landing:
         return message_landing(header, StepPushed, partial(self._end_pushes, header.step))
@@ -250,10 +203,10 @@ class Dispatcher:
         self._consumer.held_rounds.end_pushes(step, pushed.elems)
 
     def _land_scale(self, connection: Connection, header: ScaleHeader) -> Landing:
-        return message_landing(header, Scale, partial(self._take_scale, connection, header))
+        return message_landing(header, Scale, partial(self._take_scale, header))
 
-    def _take_scale(self, connection: Connection, header: ScaleHeader, scale: Scale) -> None:
-        self._consumer.scaled(connection, header.step, scale.scale)
+    def _take_scale(self, header: ScaleHeader, scale: Scale) -> None:
+        self._consumer.scaled(header.step, scale.scale)
         if scale.pass_on:
             news = NormHeader(Kind.NORM, self._rank, store=header.store, number=header.number)
             self._workers.tell(news, memoryview(encode(Norm(scale.norm))))
@@ -269,21 +222,6 @@ class Dispatcher:
         self._consumer.checkpoints.begin(checkpoint)
         if self._rank == 0:
             self._parts_of_workers.ask(checkpoint, words)
-
-    def _tell_written(self, written: Written) -> None:
-        connection = self._workers.connections[0]
-        if self._workers.listens(connection):
-            words = memoryview(encode(written))
-            connection.writer.push(Frame(URGENT, Header(Kind.WRITTEN, self._rank), words))
-
-    def _land_resumed(self, connection: Connection, header: Header) -> Landing:
-        words = memoryview(bytearray(header.payload_bytes))
-        return Landing(words, partial(self._pass_resumed_on, words))
-
-    def _pass_resumed_on(self, words: memoryview) -> None:
-        decode(words, Resumed)  # or all workers would blame this server for it
-        self._resumed_from = words
-        self._workers.tell(Header(Kind.RESUMED, self._rank), words)
 
     # The network.
 

@@ -66,6 +66,9 @@ class Optimizer(ABC):
     needs_rank_0 = False
     """Whether each update needs something that worker rank 0 sends for it."""
 
+    absent = 0
+    """How many workers have left before the round whose sum the next update takes."""
+
     def needs_whole(self, step: Optional[int]) -> bool:
         """Whether the updates of a step need whole tensors; None: by the newest settings.
 

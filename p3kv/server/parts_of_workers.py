@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Callable, Optional, Set
+from typing import Optional, Set
 
 from msgspec.structs import replace
 
@@ -13,7 +13,7 @@ from p3kv.wire.connection import Connection
 from p3kv.wire.fields import Header
 from p3kv.wire.framing import Frame, Landing, message_landing
 from p3kv.wire.header import URGENT, Kind
-from p3kv.wire.messages import Checkpoint, Written
+from p3kv.wire.messages import Checkpoint, Written, encode
 
 
 class PartsOfWorkers:
@@ -22,10 +22,8 @@ class PartsOfWorkers:
     Workers have no connections to each other. Belongs to the server's thread.
     """
 
-    def __init__(self, workers: Workers, tell: Callable[[Written], None]) -> None:
-        """`tell` tells worker rank 0."""
+    def __init__(self, workers: Workers) -> None:
         self._workers = workers
-        self._tell = tell
         self._asked: Optional[memoryview] = None
         """What worker rank 0 has said last."""
         self._step = 0
@@ -64,4 +62,5 @@ class PartsOfWorkers:
 
     def _written(self, rank: int, written: Written) -> None:
         self._missing.remove(rank)
-        self._tell(replace(written, worker=rank))
+        words = encode(replace(written, worker=rank))
+        self._workers.tell_rank_0(Header(Kind.WRITTEN, 0), memoryview(words))

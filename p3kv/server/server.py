@@ -8,25 +8,29 @@ from __future__ import annotations
 import logging
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Optional
 
 import numpy as np
 
+from p3kv.checkpoints import Place
 from p3kv.common.log import name_rank
 from p3kv.common.trace import Tracer
 from p3kv.config import Launch, Settings
 from p3kv.errors import ConfigError, P3Error, in_one_line
 from p3kv.report.metrics import Metrics
+from p3kv.server.admission import Admission
 from p3kv.server.consumer import Consumer
 from p3kv.server.dispatcher import Dispatcher
+from p3kv.server.handshakes import Handshakes
+from p3kv.server.lateness import Lateness
 from p3kv.server.optimizer import JobOptimizers
 from p3kv.server.stalls import LOOK_EVERY_S
 from p3kv.server.workers import Workers
 from p3kv.slicing import CREDIT_BYTES
-from p3kv.transport import Link, Listener, make_transport
+from p3kv.transport import Listener, make_transport
 from p3kv.wire.address import own_address
 from p3kv.wire.clock import SchedulersClock
-from p3kv.wire.connection import Connection
 from p3kv.wire.control import ControlClient
 from p3kv.wire.credentials import Credentials
 from p3kv.wire.loop import Loop
@@ -35,6 +39,7 @@ from p3kv.wire.messages import (
     Bye,
     Failure,
     Finished,
+    JobSettings,
     LinkEnded,
     ReportFailure,
     Roster,
@@ -42,7 +47,6 @@ from p3kv.wire.messages import (
     TimeTold,
 )
 from p3kv.wire.proofs import Proofs
-from p3kv.wire.protocol import FROM_WORKERS, Conversation
 
 _log = logging.getLogger(__name__)
 
@@ -85,17 +89,14 @@ class _Server:
         self._import_thread = ThreadPoolExecutor(1, "p3kv-import")
         self._failure: Optional[P3Error] = None
         self._workers = Workers(
-            launch.num_workers, self._loop, listener, self._connection,
+            self._loop,
             lambda failure, second_hand: self._control.suspect(failure, second_hand),
             lambda failure: self._control.send(LinkEnded(failure)),
             settings.silence_timeout_s,
-        )  # fmt: skip
-        self._consumer = Consumer(
-            launch, self._workers, self._workers.lose, self._fail_here, self._loop.call_soon,
-            lambda: self._loop.worked_s,
-        )  # fmt: skip
-        self._dispatcher: Dispatcher  # from the roster on: no worker is connected before
-        self._num_workers = launch.num_workers
+        )
+        self._lateness = Lateness(launch.num_workers)
+        self._tracer: Optional[Tracer] = None  # from the roster on
+        self._consumer: Optional[Consumer] = None  # from the first worker on
         self._timeout_s = settings.rendezvous_timeout_s
         self._rank = UNKNOWN
         self._began_s = time.monotonic()
@@ -122,7 +123,7 @@ class _Server:
         self._control.wait_until_welcome(self._timeout_s)
         # As in frameworks, nan and infinity in gradients are no reason for a warning.
         with np.errstate(over="ignore", invalid="ignore"):
-            self._loop.run(self._consumer.consume)
+            self._loop.run(self._consume)
         inversions = self._loop.inversions
         _log.info(
             "%d values (%d bytes) left while a more urgent one waited for a full connection",
@@ -147,10 +148,12 @@ class _Server:
         """Ends the trace and the other threads, and closes all sockets."""
         if self._metrics is not None:
             self._metrics.close()
-        self._consumer.tracer.close()
+        if self._tracer is not None:
+            self._tracer.close()
         self._control.send(Bye())
         self._control.close()
-        self._consumer.checkpoints.close()
+        if self._consumer is not None:
+            self._consumer.checkpoints.close()
         self._loop.close()
         self._listener.close()
         self._import_thread.shutdown()  # an import that is cut short says so
@@ -164,62 +167,60 @@ class _Server:
             self._metrics = Metrics(self._settings, "server", self._rank, self._numbers)
         except ConfigError as error:
             self._fail_here(str(error), UNKNOWN, "ConfigError")
-        self._consumer.rank = roster.rank
-        self._consumer.checkpoints.hosts = [host for host, *_ in roster.servers]
-        self._consumer.checkpoints.mark = self._credentials.mark(
-            roster.token, f"server {roster.rank}"
-        )
+        hosts = [host for host, *_ in roster.servers]
+        mark = partial(self._credentials.mark, roster.token)
+        place = Place(roster.rank, hosts[roster.rank], hosts, roster.workers, mark)
         host, *_ = self._listener.address
-        tracer = Tracer(self._settings.trace, f"server {roster.rank}", str(host))
-        self._consumer.tracer = tracer
-        self._clock.watch(tracer, self._loop.call_later)
-        self._dispatcher = Dispatcher(
-            roster.rank, self._num_workers, self._settings, self._workers, self._consumer,
+        self._tracer = Tracer(self._settings.trace, f"server {roster.rank}", str(host))
+        self._clock.watch(self._tracer, self._loop.call_later)
+        proofs = Proofs(self._credentials.data_key(roster.token), roster.rank)
+        admission = Admission(
+            roster.rank, self._loop, self._listener,
+            self._settings.send_buffer_bytes or CREDIT_BYTES,
+            Handshakes(proofs, len(roster.workers)), self._workers,
+            partial(self._begin, place, self._tracer),
+        )  # fmt: skip
+        # The framework of the optimizer is imported while the workers build their models. It takes
+        # seconds, and the first step would wait for it. Meanwhile this thread handles connections.
+        # Workers are welcome only after that: they measure the network then.
+        imported = self._import_thread.submit(self._optimizers.get_ready)
+        imported.add_done_callback(lambda _: self._loop.call_soon(admission.begin_to_serve))
+
+    def _begin(self, place: Place, tracer: Tracer, job: JobSettings) -> Optional[Dispatcher]:
+        """Makes what serves a job with these settings; None if it can't be, and the job ends."""
+        try:
+            self._consumer = Consumer(
+                place, job, self._workers, self._lateness, self._loop, tracer, self._fail_here
+            )
+        except ConfigError as error:
+            self._fail_here(str(error), UNKNOWN, "ConfigError")
+            return None
+        dispatcher = Dispatcher(
+            place.rank, self._settings, job.stall_timeout_s, self._workers, self._consumer,
             self._optimizers, self._fail_here,
         )  # fmt: skip
-        key = self._credentials.data_key(roster.token)
-        self._workers.accept_workers(Proofs(key, roster.rank))
-        self._get_optimizer_ready()
+        self._look_for_stalls(dispatcher)
+        return dispatcher
 
-    def _get_optimizer_ready(self) -> None:
-        """Imports the optimizer's framework while the workers build their models. The import takes
-        seconds, and the first step would wait for it.
+    def _look_for_stalls(self, dispatcher: Dispatcher) -> None:
+        dispatcher.look_for_stalls()
+        self._loop.call_later(LOOK_EVERY_S, partial(self._look_for_stalls, dispatcher))
 
-        It runs in a thread of its own, because this thread handles connections meanwhile.
-        """
-        imported = self._import_thread.submit(self._optimizers.get_ready)
-        imported.add_done_callback(lambda _: self._loop.call_soon(self._begin_to_serve))
-
-    def _begin_to_serve(self) -> None:
-        """Welcomes workers, but only after the import: they measure the network once welcome."""
-        self._dispatcher.begin_to_serve()
-        self._look_for_stalls()
-
-    def _look_for_stalls(self) -> None:
-        self._dispatcher.look_for_stalls()
-        self._loop.call_later(LOOK_EVERY_S, self._look_for_stalls)
-
-    def _connection(self, link: Link) -> Connection:
-        return Connection(
-            link,
-            Conversation(FROM_WORKERS, "worker"),
-            self._dispatcher.land,
-            self._workers.lose,
-            self._settings.send_buffer_bytes or CREDIT_BYTES,
-        )
+    def _consume(self) -> bool:
+        return self._consumer is not None and self._consumer.consume()
 
     def _numbers(self) -> ServerNumbers:
         """Measurements of this server; from any thread."""
         connections = list(self._workers.connections.values())
-        lateness, inversions = self._consumer.lateness, self._loop.inversions
+        lateness, inversions = self._lateness, self._loop.inversions
+        queued = 0 if self._consumer is None else len(self._consumer.frames.queue)
         return ServerNumbers(
             uptime_s=time.monotonic() - self._began_s,
             wire_bytes_sent=sum(connection.sent_bytes for connection in connections),
             wire_bytes_received=sum(connection.received_bytes for connection in connections),
             inversions=inversions.frames,
             inversion_bytes=inversions.bytes,
-            queued_frames=self._consumer.queued_frames
-            + sum(len(connection.writer) for connection in connections),
+            queued_frames=queued + sum(len(connection.writer) for connection in connections),
             rounds=lateness.rounds,
             last_rounds=tuple(lateness.last_rounds),
             last_s=tuple(lateness.last_s),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import Callable, Iterable, List, NamedTuple, Optional
 
-from p3kv.config import Settings
 from p3kv.server.engine import Unit
 from p3kv.wire.header import INITIAL_ROUND
 from p3kv.wire.messages import Stalled, workers
@@ -51,11 +50,12 @@ class Stalls:
     def __init__(
         self,
         warn_after_s: float,
+        timeout_s: float,
         tell: Callable[[Stalled], None],
         give_up: Callable[[int, str, str], None],
     ) -> None:
         """`give_up(rank, reason, hint)` ends the job because of a missing worker."""
-        self.timeout_s = Settings.stall_timeout_s
+        self._timeout_s = timeout_s
         self._warn_after_s = warn_after_s
         self._tell = tell
         self._give_up = give_up
@@ -66,7 +66,7 @@ class Stalls:
     @property
     def first_s(self) -> float:
         """How long a round waits before it counts as stalled."""
-        return min(self._warn_after_s, self.timeout_s / 2)
+        return min(self._warn_after_s, self._timeout_s / 2)
 
     def look(self, waits: Iterable[Wait], now_s: float) -> None:
         """Reports the longest of `waits`, which are at least `first_s` long, if that is new."""
@@ -79,11 +79,11 @@ class Stalls:
             return
         if waited_s < self._told_wait_s:
             self._told_wait_s = 0.0  # another one
-        if waited_s >= self.timeout_s:
+        if waited_s >= self._timeout_s:
             self._give_up(longest.missing[0], self._reason(longest, waited_s), _HINT)
         elif waited_s >= 2 * self._told_wait_s:
             self._told_wait_s = waited_s
-            self._tell(longest.message(waited_s, self.timeout_s))
+            self._tell(longest.message(waited_s, self._timeout_s))
 
     def _reason(self, wait: Wait, waited_s: float) -> str:
         if wait.round == INITIAL_ROUND:

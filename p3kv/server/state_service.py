@@ -7,8 +7,9 @@ from functools import partial
 from typing import Callable, Dict, NamedTuple, Optional
 
 from p3kv.errors import ProtocolError, in_one_line
-from p3kv.server.engine import Key
+from p3kv.server.engine import Engine, Key
 from p3kv.server.optimizer import State
+from p3kv.server.workers import Workers
 from p3kv.wire.connection import Connection
 from p3kv.wire.fields import RoundHeader, StateHeader
 from p3kv.wire.framing import Frame, Landing, message_landing
@@ -34,19 +35,11 @@ class StateService:
     gets. A worker asks for one key after the other. Belongs to the server's thread.
     """
 
-    def __init__(
-        self,
-        rank: Callable[[], int],
-        key: Callable[[RoundHeader], Key],
-        on_lost: Callable[[Connection, str], None],
-        fail: Callable[..., None],
-    ) -> None:
-        """`rank()` is this server's; `key(header)` is the key of which a frame speaks.
-        `on_lost(connection, reason)` ends a connection that broke the protocol; `fail(reason,
-        round)` ends the job."""
-        self._rank = rank
-        self._find = key
-        self._on_lost = on_lost
+    def __init__(self, engine: Engine, workers: Workers, fail: Callable[..., None]) -> None:
+        """`fail(reason, round)` ends the job."""
+        self._rank = engine.rules.rank
+        self._engine = engine
+        self._workers = workers
         self._fail = fail
         self.waiting: Dict[int, _Waiting] = {}
         """By the rank of the worker that waits."""
@@ -83,7 +76,7 @@ class StateService:
                 waiting.act()
 
     def _key(self, header: RoundHeader) -> Key:
-        key = self._find(header)
+        key = self._engine.key(header.key, header.rank)
         if key.plan.consistency.own_rounds:
             raise ProtocolError(
                 f"it asked for states of {key.plan.called}, whose slices have no round in common"
@@ -106,12 +99,12 @@ class StateService:
         whole = _whole(header)
         state = None if optimizer is None else key.copied_state(optimizer, whole)
         plain = None if state is None else PlainState(state.elements, state.numbers)
-        queue_state(connection.writer, self._rank(), header.key, header.round, plain, whole)
+        queue_state(connection.writer, self._rank, header.key, header.round, plain, whole)
 
     def _outlined(
         self, connection: Connection, header: StateHeader, key: Key, outline: StateOutline
     ) -> None:
-        kept_elems = dict(key.declared.runs)[self._rank()]
+        kept_elems = key.plan.kept_elems
         self._arriving = ArrivingState(outline, kept_elems, _whole(header))
         self._take_if_complete(connection, header, key)
 
@@ -133,13 +126,13 @@ class StateService:
             key.replace_state(optimizer, state, arrived.whole)
         except ProtocolError as error:
             # Not raised: another worker's push may have brought this about.
-            self._on_lost(connection, str(error))
+            self._workers.lose(connection, str(error))
             return
         except Exception as error:  # noqa: BLE001  the optimizer's own
             _log.exception("the optimizer can't take a state")
             self._fail(f"the optimizer can't take a state: {in_one_line(error)}", header.round)
             return
-        loaded = RoundHeader(Kind.LOADED, self._rank(), key=header.key, round=header.round)
+        loaded = RoundHeader(Kind.LOADED, self._rank, key=header.key, round=header.round)
         connection.writer.push(Frame(URGENT, loaded))
 
 

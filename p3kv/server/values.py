@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Callable, Iterable
+from typing import Iterable
 
 from msgspec.structs import replace
 
 from p3kv.common.trace import Tracer
 from p3kv.server.engine import Ended, ServerSlice
-from p3kv.server.waiting import Pull, Pulls
 from p3kv.server.workers import Workers
 from p3kv.wire.connection import Connection
-from p3kv.wire.fields import EndedHeader, PulledHeader, SliceValueHeader, UpdatedHeader
+from p3kv.wire.fields import EndedHeader, PulledHeader, PullHeader, SliceValueHeader, UpdatedHeader
 from p3kv.wire.framing import Frame
 from p3kv.wire.header import EXACT, NO_GRADIENT, URGENT, Kind, clock_us
+from p3kv.wire.loop import Loop
 from p3kv.wire.messages import UNKNOWN
 from p3kv.wire.queue import urgency
 from p3kv.wire.spans import trace_departure
@@ -25,21 +25,12 @@ class Values:
     Belongs to the server's thread.
     """
 
-    def __init__(
-        self,
-        rank: Callable[[], int],
-        workers: Workers,
-        tracer: Callable[[], Tracer],
-        worked_s: Callable[[], float],
-    ) -> None:
-        """`rank` and `tracer` are the server's, which it has once the job has begun. `worked_s()`:
-        for how long it has worked so far."""
-        self.pulls: Pulls = {}
-        """Requests for values that are not new enough yet."""
+    def __init__(self, rank: int, workers: Workers, loop: Loop, tracer: Tracer) -> None:
+        """`rank` is this server's."""
         self._rank = rank
         self._workers = workers
         self._tracer = tracer
-        self._worked_s = worked_s
+        self._loop = loop
 
     def send_result(self, slice_: ServerSlice, ended: Ended) -> None:
         """Queues a slice's value to the workers that want it; of a sum that nobody has added to,
@@ -47,7 +38,7 @@ class Values:
         connections = [self._workers.connections[rank] for rank in ended.wanting]
         urgent = urgency(ended.step, ended.priority)
         header = UpdatedHeader(
-            Kind.UPDATED, self._rank(), NO_GRADIENT if ended.no_gradient else 0,
+            Kind.UPDATED, self._rank, NO_GRADIENT if ended.no_gradient else 0,
             key=slice_.plan.key_id, slice=slice_.index, round=ended.round, step=ended.step,
             priority=ended.priority, behind=slice_.ledger.behind(ended.round),
         )  # fmt: skip
@@ -60,7 +51,7 @@ class Values:
     def tell_ended(self, ended: Ended) -> None:
         """Tells workers that a round has ended, where no result does: their windows move on."""
         header = EndedHeader(
-            Kind.ENDED, self._rank(), NO_GRADIENT if ended.no_gradient else 0,
+            Kind.ENDED, self._rank, NO_GRADIENT if ended.no_gradient else 0,
             key=ended.unit.plan.key_id, round=ended.round, step=ended.step,
         )  # fmt: skip
         for rank in ended.others:
@@ -68,28 +59,19 @@ class Values:
             if self._workers.listens(connection):
                 connection.writer.push(Frame(URGENT, header))
 
-    def answer_pulls(self, slice_: ServerSlice) -> None:
-        """Answers the pulls that wait for a slice's value and for which it is new enough now."""
-        for pull in self.pulls.pop(slice_, ()):
-            self.answer(slice_, pull)
-
-    def answer(self, slice_: ServerSlice, pull: Pull) -> None:
-        """Answers a pull with a slice's value, as soon as the value is new enough."""
-        connection, header, _ = pull
-        if not slice_.ledger.is_new_enough(header.rank, header.round):
-            self.pulls.setdefault(slice_, []).append(pull)
-        else:
-            # The worker finds where the slice belongs by a round of the slice's generation. A
-            # value that was re-sliced is of the round before its generation's first. Where rounds
-            # are each worker's own, all slices are of the first generation.
-            own = slice_.plan.consistency.own_rounds
-            round_ = header.round if own else max(slice_.round, slice_.first_round)
-            answer = PulledHeader(
-                Kind.PULLED, self._rank(), key=slice_.plan.key_id, slice=slice_.index, round=round_,
-                request=header.request, priority=header.priority,
-            )  # fmt: skip
-            urgent = urgency(header.step, header.priority)
-            self._send_value([connection], urgent, slice_, answer, bool(header.flags & EXACT))
+    def answer(self, connection: Connection, header: PullHeader, slice_: ServerSlice) -> None:
+        """Answers a pull with a slice's value, which is new enough."""
+        # The worker finds where the slice belongs by a round of the slice's generation. A value
+        # that was re-sliced is of the round before its generation's first. Where rounds are each
+        # worker's own, all slices are of the first generation.
+        own = slice_.plan.consistency.own_rounds
+        round_ = header.round if own else max(slice_.round, slice_.first_round)
+        answer = PulledHeader(
+            Kind.PULLED, self._rank, key=slice_.plan.key_id, slice=slice_.index, round=round_,
+            request=header.request, priority=header.priority,
+        )  # fmt: skip
+        urgent = urgency(header.step, header.priority)
+        self._send_value([connection], urgent, slice_, answer, bool(header.flags & EXACT))
 
     def _send_value(
         self,
@@ -102,7 +84,7 @@ class Values:
         """Queues a slice's value, as it travels, on each of the connections."""
         ready_s = slice_.ready_s if header.round == slice_.round else {}
         last_s = max(ready_s.values(), default=0.0)
-        worked_us = clock_us(self._worked_s())
+        worked_us = clock_us(self._loop.worked_s)
         answers_push = isinstance(header, UpdatedHeader)
         for connection in filter(self._workers.listens, connections):
             peer = UNKNOWN if connection.peer is None else connection.peer
@@ -113,5 +95,5 @@ class Values:
                 late_us=clock_us(last_s - ready_s.get(peer, last_s)),
             )  # fmt: skip
             frame = Frame(urgent, to_peer, payload, None, buffer.end_send)
-            trace_departure(self._tracer(), frame, peer)
+            trace_departure(self._tracer, frame, peer)
             connection.writer.push(frame)

@@ -1,14 +1,14 @@
-"""Waits on this server for pushes that have not come."""
+"""Waits on this server: pulls for values, and rounds for pushes that have not come."""
 
 from __future__ import annotations
 
-from typing import Callable, Dict, Iterator, List, NamedTuple, Tuple
+import time
+from typing import Callable, Dict, Iterator, List, NamedTuple
 
-from p3kv.server.engine import Engine, RowsKey, ServerSlice, Unit
-from p3kv.server.rows_consumer import RowsConsumer
+from p3kv.server.engine import Engine, Unit
+from p3kv.server.received_frames import ReceivedFrames
 from p3kv.server.stalls import Wait
 from p3kv.server.workers import Workers
-from p3kv.wire.connection import Connection
 from p3kv.wire.fields import PullHeader
 from p3kv.wire.header import INITIAL_ROUND
 from p3kv.wire.messages import workers
@@ -24,27 +24,16 @@ _NEEDS_RANK_0 = (
 
 
 class Pull(NamedTuple):
-    """A worker's request for values, and since when it waits, on the monotonic clock."""
+    """A worker's request for a value, and since when it waits, on the monotonic clock."""
 
-    connection: Connection
     request: PullHeader
-    since_s: float
-
-
-Pulls = Dict[ServerSlice, List[Pull]]
-"""Requests that wait for a value that is new enough."""
-
-
-class _InitialWait(NamedTuple):
-    """Workers that wait for a key's initial value, and since when, on the monotonic clock."""
-
-    unit: Unit
-    ranks: List[int]
+    answer: Callable[[], None]
     since_s: float
 
 
 class Waiting:
-    """Finds the rounds and pulls that wait for a worker, and ends the job if it has left.
+    """Answers each pull when the value is new enough. Finds the rounds and pulls that wait for a
+    worker, and ends the job if it has left.
 
     Belongs to the server's thread.
     """
@@ -52,19 +41,33 @@ class Waiting:
     def __init__(
         self,
         engine: Engine,
-        rows: RowsConsumer,
-        pulls: Pulls,
+        frames: ReceivedFrames,
         workers: Workers,
-        departed: Callable[[int], bool],
+        workers_may_leave: bool,
     ) -> None:
-        """`departed(rank)`: whether no more push of a worker comes."""
+        """`workers_may_leave`: rounds go on without workers that have left, where they can."""
         self._engine = engine
-        self._rows = rows
-        self._pulls = pulls
+        self._frames = frames
         self._workers = workers
-        self._departed = departed
-        self.workers_may_leave = False
-        """Whether rounds go on without workers that have left, where they can."""
+        self._workers_may_leave = workers_may_leave
+        self.pulls: Dict[Unit, List[Pull]] = {}
+        """Requests for values that are not new enough yet."""
+
+    def pull(self, unit: Unit, request: PullHeader, answer: Callable[[], None]) -> None:
+        """Has `answer` be called: now, or when a round has ended that the request waits for. Call
+        `check_initial_values` afterwards."""
+        self._answer_or_keep(unit, Pull(request, answer, time.monotonic()))
+
+    def answer_pulls(self, unit: Unit) -> None:
+        """To be called when a unit has another value."""
+        for pull in self.pulls.pop(unit, ()):
+            self._answer_or_keep(unit, pull)
+
+    def _answer_or_keep(self, unit: Unit, pull: Pull) -> None:
+        if unit.ledger.is_new_enough(pull.request.rank, pull.request.round):
+            pull.answer()
+        else:
+            self.pulls.setdefault(unit, []).append(pull)
 
     def longer_than(self, least_s: float, now_s: float) -> Iterator[Wait]:
         """Rounds that have waited for a worker's push for so long; of each key the oldest one.
@@ -85,7 +88,7 @@ class Waiting:
                     yield wait
         for initial in self._initial_waits():
             if now_s - initial.since_s >= least_s:
-                yield Wait(initial.unit, INITIAL_ROUND, [0], initial.ranks, initial.since_s)
+                yield initial
 
     def check_all(self) -> None:
         """Ends the job if anything waits for a worker that has left."""
@@ -98,40 +101,33 @@ class Waiting:
         """Ends the job, and returns True, if a round of `unit` waits for a worker that has left."""
         for number, current, missing in unit.ledger.waits():
             for rank in missing:
-                if self._departed(rank):
+                if self._frames.departed(rank):
                     self._workers.suspect(
                         rank,
                         f"it ended in order, but {workers(current.arrived)} "
                         f"went on to round {number} of {unit.plan.called}",
-                        _NEEDS_RANK_0 if self.workers_may_leave else _SAME_STEPS,
+                        _NEEDS_RANK_0 if self._workers_may_leave else _SAME_STEPS,
                     )
                     return True
         return False
 
     def check_initial_values(self) -> None:
         """Ends the job if a worker waits for an initial value, and worker rank 0 has left."""
-        if self._departed(0):
+        if self._frames.departed(0):
             for wait in self._initial_waits():
                 self._workers.suspect(
                     0,
                     f"it ended in order, and {wait.unit.plan.called} has no initial value for "
-                    f"{workers(wait.ranks)}",
+                    f"{workers(wait.arrived)}",
                     "Worker 0 gives all initial values: have it initialise every key.",
                 )
                 return
 
-    def _initial_waits(self) -> Iterator[_InitialWait]:
-        asked: List[Tuple[Unit, List[Tuple[int, float]]]] = [
-            (slice_, [(pull.request.rank, pull.since_s) for pull in pulls])
-            for slice_, pulls in self._pulls.items()
+    def _initial_waits(self) -> Iterator[Wait]:
+        """Units that have no value at all, for which workers have asked."""
+        for unit, pulls in self.pulls.items():
             # Slices of a later size have no value before their first round, and wait for others.
-            if slice_.round < INITIAL_ROUND and slice_.first_round == INITIAL_ROUND
-        ]
-        for key in self._engine.keys.values():
-            if isinstance(key, RowsKey):
-                pulls = self._rows.waits_for_initial(key)
-                asked.append((key, [(pull.request.rank, pull.since_s) for pull in pulls]))
-        for unit, since in asked:
-            if since:
-                ranks = sorted({rank for rank, _ in since})
-                yield _InitialWait(unit, ranks, min(since_s for _, since_s in since))
+            if unit.round < INITIAL_ROUND and unit.first_round == INITIAL_ROUND:
+                ranks = sorted({pull.request.rank for pull in pulls})
+                since_s = min(pull.since_s for pull in pulls)
+                yield Wait(unit, INITIAL_ROUND, [0], ranks, since_s)

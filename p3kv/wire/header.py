@@ -144,7 +144,7 @@ ENCODED = 2
 """Flag of PUSH, UPDATED and PULLED: the key's codec has made the payload. Initial values travel as
 they are in memory."""
 EXACT = 4
-"""Flag of PUSH and PULL: the value that answers travels as it is in memory."""
+"""Flag of PUSH, PULL and PULL_ROWS: the value that answers travels as it is in memory."""
 ACKNOWLEDGE = 16
 """Flag of PUSH, and of a neighbour's BYE: the sender waits until it knows that the frame has
 arrived."""

@@ -79,7 +79,7 @@ FROM_WORKERS: Rules = {
         Kind.PUSH: Rule(MAX_SLICE_BYTES, flags=_OF_PUSH),
         Kind.PULL: Rule(flags=EXACT),
         Kind.PUSH_ROWS: Rule(MAX_ROWS_BYTES, flags=ENCODED | NO_GRADIENT),
-        Kind.PULL_ROWS: Rule(MAX_ROWS_BYTES, flags=PullRowsHeader.NAMED),
+        Kind.PULL_ROWS: Rule(MAX_ROWS_BYTES, flags=PullRowsHeader.NAMED | EXACT),
         Kind.KEY: Rule(MAX_MESSAGE_BYTES),
         Kind.SLICE_SIZES: Rule(MAX_MESSAGE_BYTES),
         Kind.OPEN: Rule(),

@@ -10,9 +10,9 @@ from collections import deque
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
-from typing import Callable, Collection, Deque, List, Optional, Sequence, Set
+from typing import Callable, Deque, List, Optional, Set
 
-from p3kv.checkpoints import Saved, any_parts, marks, newest
+from p3kv.checkpoints import Place, Saved, any_parts, marks, newest
 from p3kv.common.combinations import Feature, check
 from p3kv.config import Settings
 from p3kv.consistency import Consistency
@@ -21,6 +21,7 @@ from p3kv.wire.connection import Connection
 from p3kv.wire.fields import Header
 from p3kv.wire.framing import Landing, message_landing
 from p3kv.wire.header import Kind
+from p3kv.wire.loop import Loop
 from p3kv.wire.messages import (
     UNKNOWN,
     Checkpoint,
@@ -52,34 +53,31 @@ class Checkpoints:
 
     def __init__(
         self,
-        rank: int,
+        place: Place,
         settings: Settings,
+        loop: Loop,
         tell: Callable[..., None],
-        num_workers: int,
-        servers: Collection[int],
-        call_soon: Callable[..., None],
+        wait: Callable[[float], None],
     ) -> None:
-        """`tell` sends a frame without a slice to servers. `servers` are the ranks of all servers,
-        once they are connected. `call_soon` has the worker's thread call something, from any
-        thread."""
-        self.own = OwnPart(rank, settings.checkpoint_dir, call_soon, self._own_written)
+        """`tell` sends a frame without a slice to servers; `wait(seconds)` raises the job's
+        failure."""
+        self.own = OwnPart(place, settings.checkpoint_dir, loop, wait, self._own_written)
         self.saved: Optional[Saved] = None
         """The checkpoint from which the job goes on; on worker rank 0 only. Belongs to the thread
         that uses the stores."""
-        self._rank = rank
+        self._place = place
+        self._rank = place.rank
         self._settings = settings
         self._tell = tell
-        self._servers = servers
+        self._wait = wait
         self._cuts: Deque[Cut] = deque()
         self._waits_for: Set[str] = set()
         """Who has not written the last checkpoint: servers, or workers."""
         self._leaves = False
         """Whether this worker says nothing more to the servers."""
-        self._host = ""
-        self._workers_hosts: Sequence[str] = ()
-        self._mark: Callable[[str], bytes] = lambda who: b""
-        self._wait: Callable[[float], None] = lambda seconds: None
-        self._memories = ResumedMemories(rank, num_workers, settings.checkpoint_dir)
+        self._memories = ResumedMemories(
+            place.rank, len(place.workers_hosts), settings.checkpoint_dir
+        )
         self._problem = ""
         self._complete: List[int] = []
         """The last two complete steps."""
@@ -87,17 +85,15 @@ class Checkpoints:
 
     # How a job begins.
 
-    def find(self, host: str, rule: Consistency, mark: Callable[[str], bytes]) -> None:
+    def find(self, rule: Consistency) -> None:
         """Worker rank 0 finds the checkpoint from which the job goes on, if it is to go on from
-        one; in the thread that joins the job. `host` is this host's address, `rule` the job's;
-        `mark(who)` is the mark of a process such as "server 0".
+        one; in the thread that joins the job. `rule` is the job's.
 
         Makes the folder if there is none, and says where it is: its name may be misspelt. Raises
         NotSupportedError where there can't be checkpoints; ConfigError where a job is to begin from
         the beginning in a folder that has some; CheckpointError where none of those can be used.
         """
-        folder = self._settings.checkpoint_dir
-        self._host, self._mark = host, mark
+        folder, host = self._settings.checkpoint_dir, self._place.host
         if folder is None or self._rank != 0:
             return
         what = f"P3KV_CONSISTENCY={self._settings.consistency}"
@@ -112,29 +108,21 @@ class Checkpoints:
                 "folder, or remove the files"
             )
         with suppress(OSError):  # of which the servers say more
-            marks.leave(folder, mark("worker 0"))
+            marks.leave(folder, self._place.mark(_worker(0)))
         _log.warning(
             "checkpoints go to %s%s", folder, f", which was made on host {host}" if made else ""
         )
 
-    def check_folder(
-        self,
-        hosts: Sequence[str],
-        workers_hosts: Sequence[str],
-        wait: Callable[[float], None],
-    ) -> None:
+    def check_folder(self) -> None:
         """On worker rank 0, when all servers have welcomed it: removes their marks from the folder.
         Raises ConfigError for servers whose marks do not appear there in time: they have other
         folders of this name.
-
-        `hosts` are the servers', by rank; `wait(seconds)` raises the job's failure.
         """
-        folder = self._settings.checkpoint_dir
-        self.own.hosts, self._workers_hosts, self._wait = hosts, workers_hosts, wait
+        folder, hosts = self._settings.checkpoint_dir, self._place.servers_hosts
         if folder is None or self._rank != 0:
             return
         deadline = time.monotonic() + _MARKS_S
-        left = {server: self._mark(_server(server)) for server in range(len(hosts))}
+        left = {server: self._place.mark(_server(server)) for server in range(len(hosts))}
         while True:
             try:
                 problems = marks.take(folder, left)
@@ -145,10 +133,10 @@ class Checkpoints:
                 return
             if time.monotonic() > deadline:
                 break
-            wait(_LOOK_EVERY_S)
+            self._wait(_LOOK_EVERY_S)
         who = ", ".join(f"server {server} on host {hosts[server]}" for server in left)
         raise ConfigError(
-            f"worker 0 on host {self._host} can't use what is written to {folder} by {who}: "
+            f"worker 0 on host {self._place.host} can't use what is written to {folder} by {who}: "
             f"{problems[min(left)]}. Set P3KV_CHECKPOINT_DIR to a folder that all hosts share "
             "under one name, for one user"
         )
@@ -202,7 +190,7 @@ class Checkpoints:
         """
         if key.codecs.gradients.remembers and key.size_elems:
             if self._rank != 0 and not self.own.remembers:
-                self.own.check_folder(self._host, self._mark, self._wait)
+                self.own.check_folder()
             self.own.remembers = True
             key.keep_memory()
         if goes_on:
@@ -237,14 +225,15 @@ class Checkpoints:
                 cut.step, ", ".join(sorted(self._waits_for)),
             )  # fmt: skip
             return
-        self._waits_for, self._problem = set(map(_server, self._servers)), ""
+        self._waits_for = set(map(_server, range(len(self._place.servers_hosts))))
+        self._problem = ""
         keep_from = self._complete[0] if self._complete else UNKNOWN
         identity = secrets.token_hex(_IDENTITY_BYTES)
         remembered = self.own.remembered(cut)
         checkpoint = Checkpoint(
             cut.step, identity, keep_from, cut.stores,
-            self._host if cut.unpushed or remembered else "",
-            list(self._workers_hosts[1:]) if remembered else [],
+            self._place.host if cut.unpushed or remembered else "",
+            list(self._place.workers_hosts[1:]) if remembered else [],
         )  # fmt: skip
         self._tell(Header(Kind.CHECKPOINT, self._rank), encode(checkpoint))
         if checkpoint.workers_host:
@@ -282,7 +271,7 @@ class Checkpoints:
         """Waits for a file that is being written, for some seconds at most; from any thread."""
         self.own.close()
         if self._rank == 0 and self._settings.checkpoint_dir is not None:
-            marks.remove(self._settings.checkpoint_dir, self._mark(_worker(0)))
+            marks.remove(self._settings.checkpoint_dir, self._place.mark(_worker(0)))
 
     def _written(self, server: int, written: Written) -> None:
         name = _server(server) if written.worker == UNKNOWN else _worker(written.worker)

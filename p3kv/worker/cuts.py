@@ -92,11 +92,17 @@ class Cuts:
 
     def may_be_due(self) -> bool:
         """Whether the next step may be one before which there is a checkpoint."""
-        return any(
-            steps % self._every == 0
-            and (store == self._leader or self._followed.get(store, 0) >= self._every)
-            for store, steps in self._steps.items()
-        )
+        return any(map(self._may_be_before, self._steps))
+
+    def waits(self, store: int) -> bool:
+        """Whether nothing of a store's next step may be pushed now: there may be a checkpoint
+        before the next step of another store, which would lack what belongs to that step's
+        iteration."""
+        return self.may_be_due() and not self._may_be_before(store)
+
+    def _may_be_before(self, store: int) -> bool:
+        leads = store == self._leader or self._followed.get(store, 0) >= self._every
+        return leads and self._steps.get(store, 1) % self._every == 0
 
     def step_ended(self) -> None:
         """To be called at the end of each step of any store: when the next step begins, its forward

@@ -7,6 +7,7 @@ import time
 from functools import partial
 from typing import Any, Callable, Collection, Dict, Iterable, List, Mapping, Optional
 
+from p3kv.checkpoints import Place
 from p3kv.codecs import GRADIENTS, VALUES, codec_of
 from p3kv.common.trace import KeyName, Tracer
 from p3kv.config import Settings
@@ -18,9 +19,8 @@ from p3kv.wire.connection import Connection
 from p3kv.wire.fields import Header, OptimizerHeader, SliceSizesHeader, StepHeader
 from p3kv.wire.framing import Frame, Landing, message_landing
 from p3kv.wire.header import INITIAL_ROUND, LAST, URGENT, Kind
-from p3kv.wire.loop import Drain
+from p3kv.wire.loop import Loop
 from p3kv.wire.messages import UNKNOWN, ForwardOrder, SliceSizes, Stalled, encode
-from p3kv.wire.pace import Pace
 from p3kv.wire.protocol import FROM_SERVERS, Conversation
 from p3kv.wire.slice_sizes import SliceSizesByRound
 from p3kv.worker.checkpoints import Checkpoints
@@ -54,32 +54,29 @@ class DataPlane:
 
     def __init__(
         self,
-        rank: int,
-        num_workers: int,
+        place: Place,
         settings: Settings,
         local_servers: Collection[int],
         tracer: Tracer,
-        call_later: Callable[[float, Callable[[], None]], None],
-        call_soon: Callable[..., None],
-        drain: Drain,
-        pace: Pace,
+        loop: Loop,
         report: Callable[[messages.Measured], None],
         on_lost: Callable[[Connection, str], None],
         on_bye: Callable[[], None],
+        wait: Callable[[float], None],
         joining: Mapping[int, Handler],
         neighbours: Mapping[int, Connection],
     ) -> None:
-        """`local_servers` are the ranks of the servers on this host. `call_later`, `call_soon`,
-        `drain` and `pace` are those of the event loop; `report` tells the scheduler what `tuning`
-        measures. `on_bye` is called when a server has said its last word; `joining` takes the
-        frames with which connections begin. `neighbours` are the workers of this host with which
-        this one sums, by rank, once they are connected.
+        """`local_servers` are the ranks of the servers on this host. `report` tells the scheduler
+        what `tuning` measures; `wait(seconds)` raises the job's failure. `on_bye` is called when a
+        server has said its last word; `joining` takes the frames with which connections begin.
+        `neighbours` are the workers of this host with which this one sums, by rank, once they are
+        connected.
 
         Raises ConfigError when there is no consistency rule or codec as the settings choose it.
         """
         codec_of(settings, GRADIENTS)
         codec_of(settings, VALUES)
-        self.rank = rank
+        self.rank = rank = place.rank
         self.servers: Dict[int, Connection] = {}
         self.stalls = StallWarnings()
         self._settings = settings
@@ -89,14 +86,14 @@ class DataPlane:
         self._tracer = tracer
         self._orders: Dict[int, List[int]] = {}
         sizes = SliceSizesByRound()
-        self.consistency = make_consistency(settings.consistency, num_workers)
-        self.times = StepTimes(ProcessorDelay().delayed, partial(call_later, 0.0))
-        departures = Departures(self.servers, pace)
+        self.consistency = make_consistency(settings.consistency, len(place.workers_hosts))
+        self.times = StepTimes(ProcessorDelay().delayed, partial(loop.call_later, 0.0))
+        departures = Departures(self.servers, loop.pace)
         self.tuning = Tuning(
-            rank, self.servers, sizes, settings, self.consistency.window, drain, self.times,
+            rank, self.servers, sizes, settings, self.consistency.window, loop.drain, self.times,
             departures, report,
         )  # fmt: skip
-        self._gates = Gates(rank, self.servers, local_servers, call_later)
+        self._gates = Gates(rank, self.servers, local_servers, loop.call_later)
         self.steps = Steps(self._send_settings)
         self._in_progress = InProgress(
             self._gates, self.times, tracer,
@@ -116,12 +113,10 @@ class DataPlane:
             self._in_progress,
         )  # fmt: skip
         self.states = StateRequests(rank, self.servers)
-        self._call_later = call_later
+        self._call_later = loop.call_later
         self._silences = Silences(settings, self.servers, self.exchange.awaited)
         self.global_norms = GlobalNorms(rank, self.tell, self.servers)
-        self.checkpoints = Checkpoints(
-            rank, settings, self.tell, num_workers, self.servers, call_soon
-        )
+        self.checkpoints = Checkpoints(place, settings, loop, self.tell, wait)
         self.cuts = Cuts(settings.checkpoint_every, self.checkpoints.resumed)
         """Belongs to the thread that uses the stores."""
         self._handlers: Dict[int, Handler] = {

@@ -38,15 +38,18 @@ class Neighbours:
     of the same user is a neighbour.
     """
 
-    def __init__(self, rank: int, ranks: Sequence[int], key: bytes) -> None:
+    def __init__(
+        self, rank: int, ranks: Sequence[int], key: bytes, heard_goodbye: Callable[[], None]
+    ) -> None:
         """Listens from now on, if there are others. `ranks`: of all workers of the host, this one
-        too; `key` is that of data connections."""
+        too; `key` is that of data connections. `heard_goodbye` is called once for each to which
+        this worker has said goodbye, when it has received all frames, or has ended."""
         self.connections: Dict[int, Connection] = {}
         self._rank = rank
         self._ranks = ranks
         self._key = key
         self._goodbyes: Set[int] = set()
-        self._heard: Callable[[], None] = lambda: None
+        self._heard_goodbye = heard_goodbye
         self._listener: Optional[socket.socket] = None
         if len(ranks) > 1:
             self._listener = _socket()
@@ -77,11 +80,9 @@ class Neighbours:
             self.connections[rank] = connection
             loop.add_connection(connection)
 
-    def say_goodbye(self, words: bytes, heard: Callable[[], None]) -> None:
-        """Tells all that nothing more comes; `heard` is called once for each, when it has received
-        all frames, or has ended. Belongs to the loop's thread."""
+    def say_goodbye(self, words: bytes) -> None:
+        """Tells all that nothing more comes. Belongs to the loop's thread."""
         header = Header(Kind.BYE, self._rank, flags=ACKNOWLEDGE)
-        self._heard = heard
         self._goodbyes = set(self.connections)
         for rank, connection in self.connections.items():
             if connection.closed:
@@ -95,7 +96,7 @@ class Neighbours:
         """A neighbour has received this worker's goodbye, or has ended."""
         if rank in self._goodbyes:
             self._goodbyes.remove(rank)
-            self._heard()
+            self._heard_goodbye()
 
     def close(self, loop: Loop) -> None:
         """Ends all connections; may be called twice."""

@@ -16,10 +16,12 @@ from p3kv.checkpoints import (
     MemoryOutline,
     Outline,
     Part,
+    Place,
     Writer,
     marks,
 )
 from p3kv.errors import ConfigError, ProtocolError
+from p3kv.wire.loop import Loop
 from p3kv.wire.messages import Checkpoint, Written
 from p3kv.worker.cuts import Cut
 from p3kv.worker.key_memory import MemoryCopy
@@ -51,22 +53,22 @@ class OwnPart:
 
     def __init__(
         self,
-        rank: int,
+        place: Place,
         folder: Optional[str],
-        call_soon: Callable[..., None],
+        loop: Loop,
+        wait: Callable[[float], None],
         written: Callable[[Written], None],
     ) -> None:
-        """`call_soon` has the worker's thread call something, from any thread; `written` is told
-        when a part is written, or why it is not."""
-        self.hosts: Sequence[str] = ()
-        """Those of servers, by rank; before the first checkpoint."""
+        """`wait(seconds)` raises the job's failure; `written` is told when a part is written, or
+        why it is not."""
         self.remembers = False
         """Whether a key's codec remembers anything; belongs to the thread that uses the stores."""
-        self._rank = rank
+        self._place = place
+        self._wait = wait
         self._folder = folder
         self._told = written
         self._writer = Writer(
-            lambda step, problem: call_soon(self._written, Written(step, problem))
+            lambda step, problem: loop.call_soon(self._written, Written(step, problem))
         )
         self._keys: Dict[int, WorkerKey] = {}
         """Those whose codecs remember, by id."""
@@ -77,19 +79,13 @@ class OwnPart:
         self._waits_for: Sequence[Future] = ()
         """What a thread waits for that writes a part."""
 
-    def check_folder(
-        self,
-        host: str,
-        mark: Callable[[str], bytes],
-        wait: Callable[[float], None],
-    ) -> None:
+    def check_folder(self) -> None:
         """On another worker than rank 0, before its first key whose codec remembers: raises
         ConfigError where it can't write to worker 0's folder. In the thread that uses the stores.
-
-        `mark` gives the mark of worker 0 and of this one; `wait(seconds)` raises the job's failure.
         """
         assert self._folder is not None
-        where = f"worker {self._rank} on host {host} can't use worker 0's folder {self._folder}"
+        rank, host, mark = self._place.rank, self._place.host, self._place.mark
+        where = f"worker {rank} on host {host} can't use worker 0's folder {self._folder}"
         advice = (
             "Each worker writes what its codecs remember. Set P3KV_CHECKPOINT_DIR to a folder that "
             "all hosts share under one name, for one user"
@@ -99,8 +95,8 @@ class OwnPart:
             while problems := marks.look(self._folder, {0: mark("worker 0")}):
                 if time.monotonic() > deadline:
                     raise ConfigError(f"{where}: {problems[0]}. {advice}")
-                wait(_LOOK_EVERY_S)
-            own = mark(f"worker {self._rank}")
+                self._wait(_LOOK_EVERY_S)
+            own = mark(f"worker {rank}")
             marks.leave(self._folder, own)
             marks.remove(self._folder, own)
         except OSError as error:
@@ -165,7 +161,7 @@ class OwnPart:
         self._begin(wanted, copied)
 
     def _refuse(self, checkpoint: Checkpoint, reason: str) -> None:
-        part = Part(checkpoint.step, self._rank, 1 + len(checkpoint.others_hosts), WORKER)
+        part = Part(checkpoint.step, self._place.rank, 1 + len(checkpoint.others_hosts), WORKER)
         self._written(Written(checkpoint.step, f"{part.name}: {reason}"))
 
     def _begin(self, checkpoint: Checkpoint, copied: _Copied) -> None:
@@ -179,7 +175,8 @@ class OwnPart:
             for store, one in unpushed
         ]  # fmt: skip
         outline = Outline(
-            1, checkpoint.identity, checkpoint.step, self._rank, list(self.hosts),
+            1, checkpoint.identity, checkpoint.step, self._place.rank,
+            list(self._place.servers_hosts),
             [store.known for store in checkpoint.stores], keys, checkpoint.workers_host, WORKER,
             checkpoint.others_hosts, [_outline(key) for key, _ in memories],
         )  # fmt: skip

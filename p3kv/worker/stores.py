@@ -299,6 +299,13 @@ class WorkerStore:
         self._steps += 1
         self.may_be_cut = self._data_plane.cuts.may_be_due()
 
+    @property
+    def waits_for_cut(self) -> bool:
+        """Whether a step that has not begun is not to begin before the script ends its backward
+        pass: stores then begin their steps in the order in which the script says so, and there may
+        be a checkpoint before the first one's."""
+        return self.is_saved and self._data_plane.cuts.waits(self.number)
+
     def step_ends(self) -> None:
         """To be called when all is pushed of a step, where the front end knows."""
         if self.is_saved and self._rank == 0:

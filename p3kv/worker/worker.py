@@ -14,6 +14,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Callable, Dict, List, Optional, Sequence, Set
 
+from p3kv.checkpoints import Place
 from p3kv.common.combinations import Feature, has_effect
 from p3kv.common.finite import ADVICE, NotFinite
 from p3kv.common.log import name_rank
@@ -148,8 +149,9 @@ class Worker:
         local_servers = self._local_servers(roster)
         self._features = self._job_features(roster, job)
         sums = has_effect(Feature.LOCAL_AGGREGATION, self._features)
-        neighbours = Neighbours(self.rank, roster.neighbours if sums else (), key)
-        self._neighbours = neighbours
+        neighbours = self._neighbours = Neighbours(
+            self.rank, roster.neighbours if sums else (), key, self._heard_goodbye
+        )
         breaks = Breaks(
             "server", settings.silence_timeout_s, self._loop.call_later,
             lambda failure: self._control.send(LinkEnded(failure)),
@@ -158,15 +160,15 @@ class Worker:
         self._reconnecting = Reconnecting(
             self._loop, handshakes, joining.link, breaks, joining.welcomed, self._on_lost
         )
+        hosts, mark = [host for host, *_ in roster.servers], self._credentials.mark
+        place = Place(self.rank, self._address, hosts, roster.workers, partial(mark, roster.token))
         try:
             self._data_plane = DataPlane(
-                self.rank, self.num_workers, settings, local_servers, self.tracer,
-                self._loop.call_later, self._loop.call_soon, self._loop.drain, self._loop.pace,
-                self._control.send, self._on_lost, self._received_bye, joining.handlers,
+                place, settings, local_servers, self.tracer, self._loop, self._control.send,
+                self._on_lost, self._received_bye, self._wait, joining.handlers,
                 neighbours.connections,
             )  # fmt: skip
-            mark = partial(self._credentials.mark, roster.token)
-            self._data_plane.checkpoints.find(self._address, self._data_plane.consistency, mark)
+            self._data_plane.checkpoints.find(self._data_plane.consistency)
             joining.connect(self._data_plane.connect)
             handlers = self._data_plane.host_sums.handlers
             neighbours.connect(self._loop, handlers, self._on_neighbour_lost, self.check)
@@ -177,7 +179,11 @@ class Worker:
         self._thread.start()
         self.started = True
         joining.wait_for_welcome()
-        self._check_folder(roster)
+        try:
+            self._data_plane.checkpoints.check_folder()
+        except ConfigError as error:
+            self._tell_why(error)
+            raise
         slice_size = joining.slice_size()
         summing = 1 + len(neighbours.connections)
         self._reporting.begin(
@@ -203,20 +209,11 @@ class Worker:
             self._control.send(ReportFailure(failure))
             raise failure.to_error() from error
 
-    def _check_folder(self, roster: Roster) -> None:
-        """Ends the job if servers have other folders of checkpoints than worker rank 0."""
-
-        def wait(seconds: float) -> None:
-            with self._state_changed:
-                self.check()
-                self._state_changed.wait(seconds)
-
-        try:
-            hosts = [host for host, *_ in roster.servers]
-            self._joined.checkpoints.check_folder(hosts, roster.workers, wait)
-        except ConfigError as error:
-            self._tell_why(error)
-            raise
+    def _wait(self, seconds: float) -> None:
+        """Waits; raises the job's failure."""
+        with self._state_changed:
+            self.check()
+            self._state_changed.wait(seconds)
 
     def abort(self, reason: str) -> None:
         """Ends the job because this process can't go on, and tells all processes the reason.
@@ -450,7 +447,7 @@ class Worker:
     def _say_goodbye(self) -> None:
         assert self._neighbours is not None
         self._joined.say_goodbye()
-        self._neighbours.say_goodbye(self._joined.host_sums.goodbye(), self._heard_goodbye)
+        self._neighbours.say_goodbye(self._joined.host_sums.goodbye())
 
     def _received_bye(self) -> None:
         """A server has received all frames of this worker, and its last frame is read. Closing a

@@ -77,8 +77,7 @@ def test_a_checkpoint_has_each_key_s_round_of_one_step(
     with closing(MemoryJob(WORKERS, servers, SIZE // 2)) as job:
         for server in job.servers:
             server.consumer.set_optimizer(0, Remembering())
-            server.consumer.checkpoints.hosts = ["here"] * servers
-            server.consumer.checkpoints.write_to(str(folder))
+            server.consumer.checkpoints._folder = str(folder)
         often, seldom = job.declare("often", SIZE), job.declare("seldom", SIZE)
         for key in (often[0], seldom[0]):
             job.workers[0].call(key, INITIAL_ROUND, np.ones(SIZE, np.float32), None)
@@ -344,15 +343,14 @@ def test_a_checkpoint_that_can_not_be_right_is_refused(tmp_path: Path) -> None:
         def ask(checkpoint: Checkpoint) -> None:
             words = encode(checkpoint)
             header = Header(Kind.CHECKPOINT, 0, payload_bytes=len(words))
-            landing = server.dispatcher.land(server.connections[0], header)
+            landing = server.admission.land(server.connections[0], header)
             assert landing.memory is not None
             landing.memory[:] = words
             landing.arrived()
 
         with pytest.raises(ProtocolError, match="in a job that has none"):
             ask(asked((0, 2)))
-        server.consumer.checkpoints.hosts = ["here"]
-        server.consumer.checkpoints.write_to(str(tmp_path))
+        server.consumer.checkpoints._folder = str(tmp_path)
         with pytest.raises(ProtocolError, match="round 1 of key 'w', which has ended a later one"):
             ask(asked((0, 1)))
         with pytest.raises(ProtocolError, match="before it had the last one"):

@@ -210,7 +210,7 @@ def test_results_are_right_and_rounds_few_while_sizes_change(
                 check()
         for server in job.servers:
             assert server.most_open() == 0
-            assert server.consumer.values.pulls == {}
+            assert server.consumer.waiting.pulls == {}
             assert not server.consumer.held_rounds.steps
         if clips:
             totals = [sum(gradient(rank, r) for rank in range(workers)) for r in (9, 9 // SELDOM)]
@@ -281,7 +281,7 @@ def test_a_worker_sends_nothing_for_a_round_that_may_have_other_slices_than_it_k
         job.finish()
         states = list(job.servers[0].consumer.engine.units())
         assert [sorted(state.ledger.open) for state in states[:2]] == [[1, 2], [1, 2]]
-        assert job.servers[0].consumer.values.pulls == {}
+        assert job.servers[0].consumer.waiting.pulls == {}
         job.workers[0].tuning.want(SliceSizes(SIZE // 5))
         keys = job.keys["often"]
         job.workers[0].call(keys[0], INITIAL_ROUND, np.ones(SIZE, np.float32), None)
@@ -299,9 +299,9 @@ def test_a_server_refuses_rounds_that_nobody_may_be_at(kind: Kind, round_: int) 
         header = kind.header(kind, 0, payload_bytes=SIZE // 2 * 4, round=round_, step=round_)
         with pytest.raises(ProtocolError, match=f"at round {round_} of key 'often', slice 0"):
             if kind == Kind.PUSH:
-                consumer.land_push(job.servers[0].connections[0], header)
+                consumer.slices.land_push(job.servers[0].connections[0], header)
             else:
-                consumer._key(header).check_ahead(round_, header.rank)
+                consumer.engine.key(header.key, header.rank).check_ahead(round_, header.rank)
 
 
 def test_a_key_that_is_trained_seldom_does_not_go_first() -> None:
@@ -338,7 +338,7 @@ def test_a_worker_has_left_when_its_last_push_is_added_up_and_not_before() -> No
             if round_ == 1:
                 # Of worker 1's slices, which have all come, some wait when worker 0's are added.
                 assert server.workers.done == {1}
-                assert len(server.consumer._queue) == 4
+                assert len(server.consumer.frames.queue) == 4
                 job.finish()
                 assert server.failures == []
         job.finish()

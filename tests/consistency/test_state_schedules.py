@@ -220,17 +220,17 @@ def test_frames_of_states_that_nobody_waits_for_are_refused() -> None:
                 worker.data_plane._land(worker.servers[0], header)
         connection = server.connections[0]
         with pytest.raises(ProtocolError, match="not announced"):
-            server.dispatcher.land(connection, of_bytes(1))
+            server.admission.land(connection, of_bytes(1))
         for kind in (Kind.STATES, Kind.STATE):
             with pytest.raises(ProtocolError, match="unknown here"):
-                server.dispatcher.land(connection, StateHeader(kind, 0, payload_bytes=1, key=7))
-        ahead = server.dispatcher.land(connection, StateHeader(Kind.STATES, 0, round=9))
+                server.admission.land(connection, StateHeader(kind, 0, payload_bytes=1, key=7))
+        ahead = server.admission.land(connection, StateHeader(Kind.STATES, 0, round=9))
         with pytest.raises(ProtocolError, match="round 9"):
             ahead.arrived()
         early = StateHeader(Kind.STATES, 0, round=1)
-        server.dispatcher.land(connection, early).arrived()
+        server.admission.land(connection, early).arrived()
         with pytest.raises(ProtocolError, match="before it had the last one"):
-            server.dispatcher.land(connection, early).arrived()
+            server.admission.land(connection, early).arrived()
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p3kv.codecs import Float16, part_of_rows
-from p3kv.consistency import BulkSynchronous
 from p3kv.errors import P3Error, ProtocolError
-from p3kv.server.engine import Engine, RowsKey
+from p3kv.server.engine import RowsKey
 from p3kv.server.engine.plan import KeyPlan
 from p3kv.server.engine.row_sums import RowSum
 from p3kv.wire.fields import Header, PullRowsHeader, RowsHeader
@@ -22,9 +21,10 @@ from p3kv.wire.framing import Frame
 from p3kv.wire.header import ENCODED, INITIAL_ROUND, URGENT, Kind
 from p3kv.wire.messages import DeclaredKey
 from p3kv.wire.rows import NUMBER, Rows, decoded
+from p3kv.wire.slice_sizes import SliceSizesByRound
 from p3kv.worker.routes import RowsPull, RowsPush
 from tests import in_memory
-from tests.engines import end_round, missing
+from tests.engines import end_round, engine_of, missing
 from tests.jobs import run_job
 
 ROWS, COLUMNS = 12, 3
@@ -67,11 +67,11 @@ def test_a_sum_has_the_rows_of_all_and_no_others(several: List[List[int]]) -> No
 
 
 def key_of(workers: int, deterministic: bool = False, dtype: str = "float32") -> RowsKey:
-    engine = Engine(BulkSynchronous(workers), deterministic=deterministic)
+    engine = engine_of(workers, deterministic=deterministic)
     declared = DeclaredKey(
         0, "w", (ROWS, COLUMNS), dtype, [(0, ROWS * COLUMNS)], layout="sparse_rows"
     )
-    key = RowsKey(KeyPlan(declared, 0, engine.rules))
+    key = RowsKey(KeyPlan(declared, engine.rules), SliceSizesByRound())
     key.push(0, INITIAL_ROUND, 1, rows(list(range(ROWS)), 0), 0)
     end_round(key)
     return key

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Tuple
 
 import pytest
 
@@ -131,7 +131,7 @@ def test_torchrun_starts_a_job(tmp_path: Path) -> None:
         str(PYTHON.parent / "torchrun"), "--standalone", "--nproc_per_node", "2",
         str(SCRIPTS / "torch_exact.py"), "SGD", str(tmp_path / "w.pt"),
     ]  # fmt: skip
-    result = run(command, environment(), 240)
+    result = run(command, environment(P3KV_SECRET=""), 240)
     assert result.code == 0, result.output
     assert result.output.count("right with SGD") == 2, result.output
 
@@ -157,22 +157,21 @@ def test_steps_are_clipped_by_the_norm_of_the_mean_gradient() -> None:
     assert result.output.count("clipped as one process") == 3, result.output
 
 
-@pytest.mark.parametrize(
-    ("setting", "advice"),
-    [
-        (
-            {"P3KV_CONSISTENCY": "every_fourth", "P3KV_PLUGINS": "own_fourth"},
-            "P3KV_CONSISTENCY=every_fourth does not: use another rule",
-        ),
-        ({"P3KV_LET_WORKERS_LEAVE": 1}, "unset P3KV_LET_WORKERS_LEAVE"),
-    ],
-)
-def test_settings_by_which_it_would_do_something_else_are_refused(
-    setting: Dict[str, Any], advice: str
-) -> None:
+@pytest.mark.parametrize("batches", [(7, 3, 5), pytest.param((2, 5, 4), marks=pytest.mark.long)])
+def test_the_mean_is_that_of_the_workers_that_have_not_left(batches: Tuple[int, ...]) -> None:
+    result = job(
+        "torch_leaves.py", *batches, workers=3, P3KV_SLICE_SIZE=30, P3KV_LET_WORKERS_LEAVE=1
+    )
+    assert result.code == 0, result.output
+    for rank, number in enumerate(batches):
+        assert f"worker {rank} was right for {number} steps" in result.output, result.output
+
+
+def test_a_rule_by_which_it_would_do_something_else_is_refused() -> None:
+    setting = {"P3KV_CONSISTENCY": "every_fourth", "P3KV_PLUGINS": "own_fourth"}
     result = job("torch_late.py", "wrong", workers=1, servers=1, **setting)
     assert result.code != 0
-    assert advice in result.output, result.output
+    assert "P3KV_CONSISTENCY=every_fourth does not: use another rule" in result.output
 
 
 def test_a_process_alone_trains_with_the_inner_optimizer() -> None:
@@ -186,6 +185,11 @@ def test_a_process_alone_trains_with_the_inner_optimizer() -> None:
         "optimizer.step()\n"
         "optimizer.wait()\n"
         "assert torch.equal(model.weight.detach(), before - 1)\n"
+        "scaler = torch.amp.GradScaler('cpu')\n"
+        "optimizer.zero_grad()\n"
+        "scaler.scale(model(torch.ones(1, 2)).sum()).backward()\n"
+        "scaler.step(optimizer)\n"
+        "assert torch.equal(model.weight.detach(), before - 2)\n"
         "print('alone is right')\n"
     )
     result = run([str(PYTHON), "-c", program], environment(), 60)

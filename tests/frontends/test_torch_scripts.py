@@ -25,6 +25,13 @@ def test_a_script_s_habits_give_the_numbers_of_one_process_or_are_refused() -> N
     assert result.output.count("right: loaders_fork") == 2, result.output
 
 
+@pytest.mark.alone
+def test_reports_tell_what_a_script_reads_and_whom_it_waits_for_from_computing() -> None:
+    result = job("torch_marks.py")
+    assert result.code == 0, result.output
+    assert result.output.count("knows where its time goes") == 2, result.output
+
+
 @pytest.mark.parametrize(
     ("model", "optimizer", "workers", "servers"),
     [
@@ -118,12 +125,20 @@ def test_compiled_models_blocks_and_functions_are_compiled_once_and_wait(backend
 
 
 @pytest.mark.long
-def test_accelerate_trains_with_it() -> None:
-    if run([str(PYTHON), "-c", "import accelerate"], environment(), 120).code != 0:
-        pytest.skip("accelerate is not installed beside torch: pip install accelerate")
-    result = job("torch_accelerate.py")
+@pytest.mark.parametrize(
+    ("package", "script", "name"),
+    [
+        ("accelerate", "torch_accelerate.py", "accelerate"),
+        ("transformers", "torch_trainer.py", "the Trainer"),
+        ("lightning", "torch_lightning.py", "lightning"),
+    ],
+)
+def test_frameworks_around_the_loop_train_with_it(package: str, script: str, name: str) -> None:
+    if run([str(PYTHON), "-c", f"import {package}"], environment(), 120).code != 0:
+        pytest.skip(f"{package} is not installed beside torch: pip install {package}")
+    result = job(script, HF_HUB_OFFLINE=1)
     assert result.code == 0, result.output
-    assert result.output.count("right with accelerate") == 2, result.output
+    assert result.output.count(f"right with {name}") == 2, result.output
 
 
 @pytest.mark.long

@@ -42,7 +42,9 @@ MAY_IMPORT: Dict[str, Set[str]] = {
     "p3kv.scheduler": GROUND | MIDDLE,
     "p3kv.tools.top": GROUND | {"p3kv.report", "p3kv.wire"},
     "p3kv.processes.companions": GROUND | {"p3kv.wire.accounts", "p3kv.wire.address"},
-    "p3kv.processes.roles": GROUND | {"p3kv.processes.companions", "p3kv.frontends", "p3kv.worker"},
+    "p3kv.processes.meeting": GROUND | {"p3kv.frontends", "p3kv.wire.address"},
+    "p3kv.processes.roles": GROUND
+    | {"p3kv.processes.companions", "p3kv.processes.meeting", "p3kv.frontends", "p3kv.worker"},
     # What a store hands over to a server is declared in `p3kv.server.optimizer`.
     "p3kv.store": GROUND
     | {"p3kv.checkpoints", "p3kv.codecs", "p3kv.wire.messages", "p3kv.wire.states", "p3kv.worker"}

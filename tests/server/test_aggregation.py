@@ -9,14 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from p3kv.consistency import BulkSynchronous
 from p3kv.errors import ProtocolError
-from p3kv.server.engine import Engine
 from p3kv.server.engine.buffers import Buffer, BufferPool
 from p3kv.server.optimizer import Optimizer, State
 from p3kv.wire.header import INITIAL_ROUND
 from p3kv.wire.messages import DeclaredKey
-from tests.engines import Result, missing, one_slice, with_values
+from tests.engines import Result, engine_of, missing, one_slice, with_values
 
 LENGTH = 40
 INITIAL = np.full(LENGTH, 0.125, np.float32)
@@ -74,7 +72,7 @@ class Server:
 
     def __init__(self, num_workers: int, deterministic: bool = False, initial: bool = True) -> None:
         self.pool = CountingPool()
-        self.engine = Engine(BulkSynchronous(num_workers), self.pool, deterministic)
+        self.engine = engine_of(num_workers, pool=self.pool, deterministic=deterministic)
         declared = DeclaredKey(0, "w", (LENGTH,), "float32", [(0, LENGTH)])
         self.slice_ = one_slice(self.engine, declared)
         if initial:

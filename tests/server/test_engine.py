@@ -7,14 +7,14 @@ from typing import Callable, List, NamedTuple, Sequence, Tuple
 import numpy as np
 import pytest
 
-from p3kv.consistency import ASYNCHRONOUS, BulkSynchronous
+from p3kv.consistency import ASYNCHRONOUS
 from p3kv.errors import ProtocolError
-from p3kv.server.engine import Engine, RowsKey, ServerKey, Unit
+from p3kv.server.engine import RowsKey, ServerKey, Unit
 from p3kv.wire.header import INITIAL_ROUND
 from p3kv.wire.messages import DeclaredKey, SliceSizes
 from p3kv.wire.rows import NUMBER, Rows
-from p3kv.wire.slice_sizes import SliceSizesByRound
 from tests.adding import Adding, AddingWhole
+from tests.engines import engine_of
 
 WORKERS, ROWS, COLUMNS = 2, 4, 3
 SIZE = ROWS * COLUMNS
@@ -35,14 +35,13 @@ class Server:
     """A key of one unit, or of two slices, and what happens to it."""
 
     def __init__(self, slices: int = 1, layout: str = "dense", own: bool = False) -> None:
-        self.engine = Engine(BulkSynchronous(WORKERS))
-        sizes = SliceSizesByRound()
-        sizes.set(INITIAL_ROUND, SliceSizes(SIZE // slices))
+        self.engine = engine_of(WORKERS)
+        self.engine.set_slice_sizes(INITIAL_ROUND, SliceSizes(SIZE // slices))
         declared = DeclaredKey(
             0, "w", (ROWS, COLUMNS), "float32", [(0, SIZE)], layout=layout,
             consistency=ASYNCHRONOUS if own else None,
         )  # fmt: skip
-        key = self.engine.declare(declared, 0, sizes)
+        key = self.engine.declare(declared)
         self.units: List[Unit]
         if isinstance(key, ServerKey):
             self.units = [key.slice_at(INITIAL_ROUND, index, 0) for index in range(slices)]

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from p3kv.common.finite import NotFinite
-from p3kv.consistency import BulkSynchronous
-from p3kv.server.engine import Engine, RowsKey, Unit
+from p3kv.server.engine import RowsKey, Unit
 from p3kv.server.engine.buffers import BufferPool
 from p3kv.server.engine.plan import KeyPlan
 from p3kv.wire.header import INITIAL_ROUND
 from p3kv.wire.messages import DeclaredKey
 from p3kv.wire.rows import NUMBER, Rows
-from tests.engines import one_slice
+from p3kv.wire.slice_sizes import SliceSizesByRound
+from tests.engines import engine_of, one_slice
 from tests.in_memory import MemoryJob
 from tests.jobs import SUMS_ONLY, run_job
 from tests.whole_jobs.test_host_sums import run_on_hosts
@@ -50,12 +50,13 @@ class Server:
 
     def __init__(self, dtype: str, deterministic: bool, by_rows: bool) -> None:
         self._pool = BufferPool()
-        self._engine = Engine(BulkSynchronous(2), self._pool, deterministic)
-        self._engine.rules.checks_finite = True
+        self._engine = engine_of(
+            2, pool=self._pool, deterministic=deterministic, checks_finite=True
+        )
         layout = "sparse_rows" if by_rows else "dense"
         declared = DeclaredKey(0, "w", (2, 2), dtype, [(0, 4)], layout=layout)
         self._slice = one_slice(self._engine, declared)
-        self._rows = RowsKey(KeyPlan(declared, 0, self._engine.rules))
+        self._rows = RowsKey(KeyPlan(declared, self._engine.rules), SliceSizesByRound())
         self._dtype = np.dtype(dtype)
         self._by_rows = by_rows
         self.push(0, INITIAL_ROUND, [np.nan, np.inf, 0, 0])
@@ -113,7 +114,7 @@ class Hosts(MemoryJob):
         )  # fmt: skip
         self.key = self.declare("w", 4)
         self.failures: List[Tuple[Any, ...]] = []
-        self.servers[0].consumer._fail = lambda *failure: self.failures.append(failure)
+        self.servers[0].fail = lambda *failure: self.failures.append(failure)
         self.workers[0].call(self.key[0], INITIAL_ROUND, np.array([np.inf] * 4, dtype), None)
         self.finish()
 

@@ -8,13 +8,11 @@ import numpy as np
 import pytest
 
 from p3kv.common.registry import Choice
-from p3kv.consistency import BulkSynchronous
-from p3kv.server.engine import Engine
 from p3kv.server.engine.buffers import BufferPool
 from p3kv.server.optimizer import Optimizer, State
 from p3kv.wire.header import INITIAL_ROUND
 from p3kv.wire.messages import CodecChoices, DeclaredKey
-from tests.engines import one_slice, with_values
+from tests.engines import engine_of, one_slice, with_values
 
 WORKERS, LENGTH = 4, 30
 
@@ -60,7 +58,7 @@ def test_a_sum_is_rounded_to_half_precision_once_and_only_for_the_value(
 ) -> None:
     half = np.dtype(dtype)
     pool = BufferPool()
-    engine = Engine(BulkSynchronous(WORKERS), pool, deterministic)
+    engine = engine_of(WORKERS, pool=pool, deterministic=deterministic)
     optimizer = Noting()
     if updates:
         engine.set_optimizer(0, optimizer)

@@ -134,7 +134,7 @@ def test_every_push_counts_once_and_no_worker_waits_while_others_share_rounds_an
             assert (count == script.rounds).all()
         np.testing.assert_array_equal(job.kept(job.keys["often"][0]), expected[STEPS])
         assert all(server.most_own() == 0 for server in job.servers)
-        assert all(server.consumer.values.pulls == {} for server in job.servers)
+        assert all(server.consumer.waiting.pulls == {} for server in job.servers)
 
 
 def merged(calls: List[Any], store: int, random: Random) -> List[Any]:
@@ -249,9 +249,9 @@ def test_a_server_counts_each_worker_s_rounds_by_themselves(kind: Kind) -> None:
             )
             with pytest.raises(ProtocolError, match=f"at round {round_} of key 'own', slice 0"):
                 if kind == Kind.PUSH:
-                    consumer.land_push(job.servers[0].connections[rank], header)
+                    consumer.slices.land_push(job.servers[0].connections[rank], header)
                 else:
-                    consumer._key(header).check_ahead(round_, rank)
+                    consumer.engine.key(header.key, header.rank).check_ahead(round_, rank)
 
 
 def test_a_push_is_not_counted_twice() -> None:

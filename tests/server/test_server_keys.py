@@ -13,16 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import own_layout  # noqa: F401  registers it
-from p3kv.consistency import BulkSynchronous
 from p3kv.errors import ProtocolError
 from p3kv.frontends.mxnet.optimizer_settings import plain
 from p3kv.frontends.mxnet.server_optimizer import MXNetOptimizer
-from p3kv.server.engine import Engine, ServerKey, ServerSlice
+from p3kv.server.engine import ServerKey, ServerSlice
 from p3kv.server.optimizer import Optimizer, State
 from p3kv.slicing import Run, Slice, make_layout
 from p3kv.wire.header import INITIAL_ROUND
 from p3kv.wire.messages import DeclaredKey, SliceSizes, encode
-from p3kv.wire.slice_sizes import SliceSizesByRound
+from tests.engines import engine_of
 from tests.jobs import SCRIPTS
 
 sys.path.insert(0, str(SCRIPTS))
@@ -71,8 +70,8 @@ class Server:
     """One server's part of one key, as its consumer uses it."""
 
     def __init__(self, optimizer: Optimizer, declared: DeclaredKey, workers: int) -> None:
-        self.sizes = SliceSizesByRound()
-        self.engine = Engine(BulkSynchronous(workers))
+        self.engine = engine_of(workers, RANK)
+        self.sizes = self.engine._sizes
         self.engine.set_optimizer(0, optimizer)
         self._declared = declared
         self.pool = self.engine.rules.pool
@@ -81,7 +80,7 @@ class Server:
     @cached_property
     def key(self) -> ServerKey:
         """The key, declared when the slices' size is known."""
-        key = self.engine.declare(self._declared, RANK, self.sizes)
+        key = self.engine.declare(self._declared)
         assert isinstance(key, ServerKey)
         return key
 
@@ -176,9 +175,10 @@ def test_values_do_not_depend_on_the_sizes_of_slices(
 
 
 def test_runs_with_parts_of_rows_are_refused() -> None:
-    engine = Engine(BulkSynchronous(1))
+    engine = engine_of(1, RANK)
+    engine.set_slice_sizes(INITIAL_ROUND, SliceSizes(SIZE))
     with pytest.raises(ProtocolError, match=r"\(1, 58\).* grains of 6 elements.*'rows'"):
-        engine.declare(rows((0, 44), (1, 58)), RANK, SliceSizesByRound())
+        engine.declare(rows((0, 44), (1, 58)))
     assert not engine.keys
 
 

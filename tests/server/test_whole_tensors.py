@@ -13,15 +13,14 @@ from hypothesis import strategies as st
 
 from p3kv.consistency import BulkSynchronous
 from p3kv.errors import KeyMismatchError, ProtocolError
-from p3kv.server.engine import Engine, ServerKey
+from p3kv.server.engine import ServerKey
 from p3kv.server.engine.buffers import Buffer
 from p3kv.server.optimizer import WHOLE, Optimizer, State
 from p3kv.slicing import PLACEMENTS, Run, Slice, cut, make_layout
 from p3kv.slicing.placement import checked
 from p3kv.wire.header import INITIAL_ROUND
 from p3kv.wire.messages import DeclaredKey, DeclareKey, KeyRefused, SliceSizes
-from p3kv.wire.slice_sizes import SliceSizesByRound
-from tests.engines import missing, with_values
+from tests.engines import engine_of, missing, with_values
 from tests.scheduled import running, to, worker
 
 SHAPE = (13, 9)
@@ -86,8 +85,8 @@ class Server:
     """One server's part of one key, with values that stay in use for a while."""
 
     def __init__(self, workers: int, runs: List[Run], deterministic: bool = False) -> None:
-        self.sizes = SliceSizesByRound()
-        self.engine = Engine(BulkSynchronous(workers), deterministic=deterministic)
+        self.engine = engine_of(workers, deterministic=deterministic)
+        self.sizes = self.engine._sizes
         self.pool = self.engine.rules.pool
         self.optimizer = RowMomentum()
         self.engine.set_optimizer(0, self.optimizer)
@@ -99,7 +98,7 @@ class Server:
     def key(self) -> ServerKey:
         """The key, declared when the slices' size is known."""
         declared = DeclaredKey(0, "w", SHAPE, "float32", self._runs)
-        key = self.engine.declare(declared, 0, self.sizes)
+        key = self.engine.declare(declared)
         assert isinstance(key, ServerKey)
         return key
 

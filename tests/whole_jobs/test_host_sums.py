@@ -342,7 +342,7 @@ def test_a_neighbour_that_accepts_nobody_is_no_reason_to_wait_for_ever(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     key = os.urandom(32)
-    silent, mine = Neighbours(0, [0, 1], key), Neighbours(1, [0, 1], key)
+    silent, mine, again = (Neighbours(rank, [0, rank or 1], key, lambda: None) for rank in range(3))
     waiting = []
     loop = Loop()
 
@@ -358,14 +358,12 @@ def test_a_neighbour_that_accepts_nobody_is_no_reason_to_wait_for_ever(
         with pytest.raises(P3Error, match="the job's failure"):
             mine.connect(loop, {}, lambda *_: None, failed)
         monkeypatch.setattr(neighbours, "_CONNECT_S", 0.5)
-        again = Neighbours(2, [0, 2], key)
         with pytest.raises(P3Error, match="worker 0, on the same host, accepts nobody"):
             again.connect(loop, {}, lambda *_: None, lambda: None)
-        again.close(loop)
     finally:
         for one in waiting:
             one.close()
-        for neighbour in (silent, mine):
+        for neighbour in (silent, mine, again):
             neighbour.close(loop)
         loop.close()
 

@@ -120,7 +120,7 @@ def test_each_round_has_the_sum_of_the_workers_that_are_left(
         for server in job.servers:
             assert server.failures == []
             assert server.most_open() == 0
-            assert server.consumer.values.pulls == {}
+            assert server.consumer.waiting.pulls == {}
             assert not server.consumer.held_rounds.steps
 
 

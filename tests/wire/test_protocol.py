@@ -15,7 +15,6 @@ from p3kv.config import MAX_SLICE_ELEMS, Launch, Settings
 from p3kv.errors import P3Error, ProtocolError
 from p3kv.wire.fields import Header
 from p3kv.wire.header import HEADER_BYTES, INITIAL_ROUND, MAX_STATE_BYTES, Kind
-from p3kv.wire.loop import Loop
 from p3kv.wire.messages import MAX_MESSAGE_BYTES, MAX_PROOF_BYTES, JobSettings
 from p3kv.wire.protocol import FROM_NEIGHBOURS, FROM_SERVERS, FROM_WORKERS, Conversation, Rules
 from p3kv.worker.handshakes import Handshakes
@@ -122,7 +121,7 @@ def test_every_kind_is_in_a_table_and_whoever_hears_it_takes_it() -> None:
     heard = kinds(FROM_WORKERS) | kinds(FROM_SERVERS) | kinds(FROM_NEIGHBOURS)
     assert heard | {Kind.ACK} == set(Kind)
     with closing(MemoryJob(1, 1, 100)) as job:
-        assert set(job.servers[0].dispatcher._handlers) == kinds(FROM_WORKERS)
+        assert set(job.servers[0].admission._handlers) == kinds(FROM_WORKERS)
         handshakes = Handshakes(bytes(32), 0, JobSettings())
         # It only keeps what else it gets.
         joining = Joining(*[None] * 4, handshakes, b"", None, None).handlers  # type: ignore[arg-type]
@@ -132,7 +131,7 @@ def test_every_kind_is_in_a_table_and_whoever_hears_it_takes_it() -> None:
 
 def test_whoever_takes_a_kind_of_frames_knows_its_header() -> None:
     with closing(MemoryJob(1, 1, 100)) as job:
-        worker, server = job.workers[0].data_plane, job.servers[0].dispatcher
+        worker, server = job.workers[0].data_plane, job.servers[0].admission
         for kind, handler in (*server._handlers.items(), *worker._handlers.items()):
             expected = get_type_hints(handler)["header"]
             kinds_of_header = get_args(expected) or (expected,)
@@ -141,13 +140,12 @@ def test_whoever_takes_a_kind_of_frames_knows_its_header() -> None:
 
 def test_a_worker_says_nothing_before_its_server_serves() -> None:
     """Others that wait with it would hear it before their welcome, and blame the server."""
-    loop = Loop()
     launch = Launch("server", "127.0.0.1", 9000, 2, 1, "in memory")
-    server = Server(0, launch, loop, Settings(), Adding())
-    server.dispatcher._serving = False
+    server = Server(0, launch, Settings(), Adding())
+    server.admission._serving = False
     near = server.listener.connect()
     near.send([memoryview(hello(0, key=KEY))])
-    server.workers._accept()
+    server.admission._accept()
     server.connections[0].receive()
     while server.connections[0].writer:
         server.connections[0].send()
@@ -157,9 +155,8 @@ def test_a_worker_says_nothing_before_its_server_serves() -> None:
     near.send([memoryview(words + frame(Kind.OPEN, 0, step=1))])
     with pytest.raises(P3Error, match="OPEN, which must not come before the welcome"):
         server.connections[0].receive()
-    loop.close()
     near.close()
-    server.listener.close()
+    server.close()
 
 
 @pytest.mark.parametrize("queued", [False, True], ids=["later values", "queued values"])

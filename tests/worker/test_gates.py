@@ -160,16 +160,15 @@ def unused(*_: object) -> NoReturn:
 
 
 def test_a_server_is_open_when_all_workers_of_its_host_are(servers: Servers) -> None:
-    with socket.socket() as listener:
-        workers = Workers(3, servers.loop, listener, unused, unused, unused, 1.0)
-        assert workers.open_step == UNKNOWN
-        workers.needs_no_values_before(2, 7)
-        workers.needs_no_values_before(0, 6)
-        assert workers.open_step == 6
-        workers.needs_no_values_before(0, 8)
-        assert workers.open_step == 7
-        workers.end(1)  # of another host
-        workers.end(2)
-        assert workers.open_step == 8
-        workers.end(0)
-        assert workers.open_step == LAST_ROUND
+    workers = Workers(servers.loop, unused, unused, 1.0)
+    assert workers.open_step == UNKNOWN
+    workers.needs_no_values_before(2, 7)
+    workers.needs_no_values_before(0, 6)
+    assert workers.open_step == 6
+    workers.needs_no_values_before(0, 8)
+    assert workers.open_step == 7
+    workers.end(1)  # of another host
+    workers.end(2)
+    assert workers.open_step == 8
+    workers.end(0)
+    assert workers.open_step == LAST_ROUND

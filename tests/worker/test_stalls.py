@@ -9,19 +9,15 @@ from typing import List, Tuple
 
 import pytest
 
-from p3kv.consistency import BulkSynchronous
-from p3kv.server.engine import Engine
 from p3kv.server.stalls import LOOK_EVERY_S, Stalls, Wait
 from p3kv.wire.header import INITIAL_ROUND, Kind
 from p3kv.wire.messages import DeclaredKey, ReportFailure, SliceSizes, Stalled, encode
-from tests.engines import one_slice
+from tests.engines import engine_of, one_slice
 from tests.faults import stopped
 from tests.jobs import DEADLINE_S, SUMS_ONLY, TrainingJob, run_job
 from tests.served import TOLD_S, Served, frame, received, shake_hands
 
-STATE = one_slice(
-    Engine(BulkSynchronous(2)), DeclaredKey(3, 0, (8,), "float32", [(0, 8)], "dense0_weight")
-)
+STATE = one_slice(engine_of(2), DeclaredKey(3, 0, (8,), "float32", [(0, 8)], "dense0_weight"))
 
 
 class Heard:
@@ -30,8 +26,9 @@ class Heard:
     def __init__(self, timeout_s: float) -> None:
         self.told: List[Stalled] = []
         self.given_up: List[Tuple[int, str, str]] = []
-        self.stalls = Stalls(10.0, self.told.append, lambda *why: self.given_up.append(why))
-        self.stalls.timeout_s = timeout_s
+        self.stalls = Stalls(
+            10.0, timeout_s, self.told.append, lambda *why: self.given_up.append(why)
+        )
 
     def look(self, begin_s: float, end_s: float, since_s: float) -> None:
         """Looks as often as a server does, while two rounds wait."""

@@ -26,6 +26,7 @@ from p3kv.frontends.torch.buffer_places import (
 )
 from p3kv.frontends.torch.late import have_back, have_wait
 from p3kv.frontends.torch.pushes import pushes_of
+from p3kv.frontends.torch.script_marks import waited
 from p3kv.frontends.torch.script_optimizer import TorchGoesOn
 from p3kv.store.resuming import Resuming
 from p3kv.wire.header import INITIAL_ROUND
@@ -195,7 +196,8 @@ class Pack:
         job's failure."""
         if not self._late:
             return
-        self._there.wait()
+        if not self._there.is_set():
+            waited(self._there.wait)
         with self._taking:
             if not self._late:
                 return

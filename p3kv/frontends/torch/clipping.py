@@ -11,6 +11,7 @@ import torch
 from p3kv.common.combinations import Feature
 from p3kv.errors import ConfigError, NotSupportedError
 from p3kv.frontends.torch.late import have_back, have_wait
+from p3kv.frontends.torch.script_marks import waited
 from p3kv.store.clipped_steps import ClippedSteps
 from p3kv.worker.stores import WorkerStore
 
@@ -106,7 +107,7 @@ class LateNorm:
     def take(self) -> None:
         """Waits for the norm, unless it is there. Raises the job's failure."""
         if self._is_late:
-            of_sum = self._of_sum.result()
+            of_sum = waited(self._of_sum.result)
             self._is_late = False
             have_back(self._norm)
             self._norm.fill_(of_sum / self._workers)

@@ -10,6 +10,7 @@ import torch
 
 from p3kv.errors import NotSupportedError
 from p3kv.frontends.torch.late import Late
+from p3kv.frontends.torch.rows import LateRows
 from p3kv.frontends.torch.script_optimizer import TorchScriptOptimizer
 from p3kv.frontends.torch.written import Written
 from p3kv.store.pushes import Pushes
@@ -52,11 +53,19 @@ class Exchange:
         late.take()  # of a weight that nobody has read since
         gradient = late.parameter.grad
         assert gradient is not None
-        if gradient.is_sparse or not _are_alike(gradient, late.staging):
-            kind = "sparse" if gradient.is_sparse else _kind(gradient)
+        if isinstance(late, LateRows):
+            late.check_layout(gradient)
+        elif gradient.layout is not torch.strided:
             raise NotSupportedError(
-                f"the gradient of '{late.name}' is {kind}; p3kv.torch takes a dense one like the "
-                f"parameter when p3kv.torch.Optimizer was made, which was {_kind(late.staging)}"
+                f"the gradient of '{late.name}' is sparse, and nothing said so when "
+                "p3kv.torch.Optimizer was made: make the model with Embedding(sparse=True) or "
+                "EmbeddingBag(sparse=True) before, or use SparseAdam"
+            )
+        if not _are_alike(gradient, late.staging):
+            raise NotSupportedError(
+                f"the gradient of '{late.name}' is {_kind(gradient)}; p3kv.torch takes one like "
+                f"the parameter when p3kv.torch.Optimizer was made, which was "
+                f"{_kind(late.staging)}"
             )
         self._written.check(late)
         late.gradient, late.version = gradient, gradient._version
@@ -70,7 +79,8 @@ class Exchange:
         self._begin_step()
         round_, _ = self._pushes.next(late.key)
         late.pushed = True
-        self._begin(late, round_, gradient.detach().contiguous())
+        sent = gradient.detach()
+        self._begin(late, round_, sent.coalesce() if sent.is_sparse else sent.contiguous())
 
     def push_no_gradient(self, late: Late) -> None:
         """Says that this worker has no gradient of a parameter in this step."""
@@ -110,6 +120,9 @@ class Exchange:
         self._written.step_ends()
         self._in_step = False
         order, self._order = self._order, None
+        if order:
+            for late in every:
+                late.is_first = late.key.key == order[-1]
         if order and self._worker.rank == 0:
             keys = [*reversed(order), *(late.key.key for late in every)]
             self._own.publish_order(list(dict.fromkeys(keys)))
@@ -132,18 +145,23 @@ class Exchange:
         pull."""
         key = late.key
         pushes = source is not None or changes is not None
+        exact = exact or (pushes and key.is_exact(round_))
         takes = None
-        if pushes and lands and key.consistency.lets_go_ahead:
+        if pushes and lands and key.consistency.lets_go_ahead and not key.touched_only:
             takes = key.consistency.needs(round_)
         late.note_changes(round_, takes, changes)
         late.begin()
+        if isinstance(late, LateRows):
+            step = self._pushes.step
+            late.exchange(self._worker.begin, round_, step, source, changes, exact, lands)
+            return
         self._worker.begin(
             Transfer(
                 key, round_, self._pushes.step, 0,
                 source.data_ptr() if source is not None else 0 if pushes else None,
                 late.staging.data_ptr() if lands else None,
                 partial(_arrived, late, source), key.asks() if pushes else (key.ask(),), changes,
-                takes, exact=exact or (pushes and key.is_exact(round_)),
+                takes, exact=exact,
             )
         )  # fmt: skip
 

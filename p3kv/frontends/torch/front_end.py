@@ -8,7 +8,7 @@ from typing import Mapping, Optional
 
 from p3kv.common.words import Words
 from p3kv.config import Launch
-from p3kv.frontends.front_end import FrontEnd
+from p3kv.frontends.front_end import FrontEnd, KeyStore
 from p3kv.server.optimizer import MakeOptimizer, Optimizer
 
 
@@ -59,6 +59,13 @@ class Torch(FrontEnd):
             from p3kv.frontends.torch import trials
 
             trials.take_native_role(launch, address)
+
+    def launcher_store(self, host: str, port: int, timeout_s: float) -> Optional[KeyStore]:
+        if importlib.util.find_spec("torch") is None:
+            return None
+        from p3kv.frontends.torch import agent_store
+
+        return agent_store.connected(host, port, timeout_s)
 
     def how_to_install(self) -> str:
         return "pip install '.[torch]' in p3kv's repository"

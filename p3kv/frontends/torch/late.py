@@ -17,6 +17,7 @@ import torch
 
 from p3kv.errors import P3Error
 from p3kv.frontends.torch.early import EarlyWrites
+from p3kv.frontends.torch.script_marks import may_begin_forward, waited
 from p3kv.worker.transfers import WorkerKey
 
 _ATTRIBUTES = (
@@ -83,13 +84,21 @@ class Late:
         self.version = 0
         self.pushed = False
         """Whether this step's push has been called."""
+        self.is_first = False
+        """Whether the forward pass reads it first. Then it stays late until it is read, though its
+        value is written early, since by that read the pass shows that it begins."""
         self._is_late = False
+        self._is_written = False
+        """Whether the value is in the parameter, which may be late still."""
         self._there = threading.Event()
         self._there.set()
         self._error: Optional[BaseException] = None
         self._taking = threading.Lock()
         self._early = early
         self.size_bytes = key.size_bytes
+
+    newest: Optional[torch.Tensor] = None
+    """Numbers of the rows that came last, where only some travel."""
 
     def note_changes(
         self, round_: int, takes: Optional[int], changes: Optional[Future[bool]]
@@ -104,8 +113,9 @@ class Late:
         self._changes = changes
 
     def begin(self) -> None:
-        """A value is under way to the staging memory; the last one must have been taken."""
+        """A value is under way to the staging memory; the last one must have been written."""
         self._there.clear()
+        self._is_written = False
 
     def arrived(self, error: Optional[BaseException]) -> None:
         """The value is in the staging memory, or does not come."""
@@ -116,32 +126,57 @@ class Late:
 
     def arm(self) -> None:
         """From now on, whoever reads the parameter waits for the value that is under way."""
-        self._is_late = True
-        have_wait(self.parameter, self)
+        if not self._is_late:
+            self._is_late = True
+            have_wait(self.parameter, self)
         if self._there.is_set():
             self._early.soon(self)
 
     def take_if_there(self) -> None:
         """Writes a value that is there into a parameter that is armed."""
         if self._there.is_set():
+            self.wait()
+
+    def wait(self) -> None:
+        """As `take`, but whoever reads the forward pass's first parameter is still noticed."""
+        if not self.is_first:
             self.take()
+        elif self._is_late:
+            self._wait()
+            with self._taking:
+                if self._is_late:
+                    self._write()
 
     def take(self) -> None:
         """Waits for the value, if one is under way to a parameter that is armed, and writes it into
         the parameter. Raises the job's failure."""
         if not self._is_late:
             return
-        self._there.wait()
+        self._wait()
         with self._taking:
             if not self._is_late:
                 return
-            if self._error is not None:
-                raise self._error
-            if self._changes is None or self._changes.result():
-                with torch._C.DisableTorchFunctionSubclass():
-                    self.parameter.data.copy_(self.staging)
+            self._write()
             have_back(self.parameter)
             self._is_late = False
+
+    def _wait(self) -> None:
+        if not self._there.is_set():
+            waited(self._there.wait)
+
+    def _write(self) -> None:
+        if self._is_written:
+            return
+        if self._error is not None:
+            raise self._error
+        if self._changes is None or self._changes.result():
+            with torch._C.DisableTorchFunctionSubclass():
+                self._copy()
+        self._is_written = True
+
+    def _copy(self) -> None:
+        """Writes the value that is there into the parameter."""
+        self.parameter.data.copy_(self.staging)
 
 
 _LATE: Dict[int, Waits] = {}
@@ -175,9 +210,12 @@ def take_all() -> None:
 
 
 def take_all_of(module: torch.nn.Module) -> None:
-    """Waits for the values that are under way to a module's parameters and buffers."""
+    """Waits for the values that are under way to a module's parameters and buffers, which is about
+    to be called."""
     if not _LATE:
         return
+    if module.training:
+        may_begin_forward()
     for tensor in itertools.chain(module.parameters(), module.buffers()):
         what = _LATE.get(id(tensor))
         if what is not None:
@@ -203,6 +241,7 @@ def _wait_and_call(
 ) -> Any:
     if function not in _NEED_NO_VALUE:
         for late in _late_among((args, kwargs)):
+            may_begin_forward()
             late.take()
     with torch._C.DisableTorchFunctionSubclass():
         return function(*args, **(kwargs or {}))

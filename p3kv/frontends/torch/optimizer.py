@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import logging
 from contextlib import contextmanager, suppress
-from typing import Any, Callable, Dict, Iterator, List, NoReturn, Optional
+from typing import Any, Callable, Dict, Iterator, List, Optional
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ import torch
 from p3kv import config
 from p3kv.common.combinations import Feature
 from p3kv.errors import ConfigError, NotSupportedError, P3Error
-from p3kv.frontends.torch.buffer_places import HOWS, kept, own_or_shared, places_of
+from p3kv.frontends.torch.buffer_places import AVERAGE, HOWS, kept, own_or_shared, places_of
 from p3kv.frontends.torch.buffers import Buffers
 from p3kv.frontends.torch.clipping import Clipping, checked
 from p3kv.frontends.torch.compiled import guard_modules, own_name
@@ -22,7 +22,8 @@ from p3kv.frontends.torch.exchange import Exchange
 from p3kv.frontends.torch.late import Late
 from p3kv.frontends.torch.optimizer_settings import needs_whole
 from p3kv.frontends.torch.pushes import pushes_of
-from p3kv.frontends.torch.refusals import check_parameter, check_settings
+from p3kv.frontends.torch.refusals import check_all_stay, check_parameter, check_settings
+from p3kv.frontends.torch.rows import LAYOUT, LateRows, check_rows, sparse_weights
 from p3kv.frontends.torch.script_optimizer import TorchGoesOn, TorchScriptOptimizer
 from p3kv.frontends.torch.states import exported, imported, unrounded
 from p3kv.frontends.torch.tensors import DTYPES, tensor_in
@@ -48,7 +49,8 @@ class Optimizer(torch.optim.Optimizer):
     before: scripted modules, `torch.func`, and aliases made before `step`, such as `weight.data`.
 
     One `backward` belongs to one `step`; for several, all but the last are in `no_sync()`.
-    Parameters are floats on the CPU, with dense gradients. Of parameters in half precision, servers
+    Parameters are floats on the CPU. Those of embeddings with `sparse=True` travel by rows. Of
+    parameters in half precision, servers
     update a copy in float32, by sums of gradients in float32, and round it. In a process that
     belongs to no job, the optimizer does what the inner one does. To be used from one thread.
     """
@@ -107,12 +109,16 @@ class Optimizer(torch.optim.Optimizer):
         self._own = self._worker.new_store()
         check_settings(self._worker.settings, self._own.rule)
         how = own_or_shared(buffers, self._own.rule)
+        if how == AVERAGE:
+            check_all_stay(self._worker.settings, "the mean of buffers")
         self._pushes = pushes_of(self._own, self._worker.rank)
         self._resuming = Resuming(
             self._own, self._pushes, self._worker.rank, TorchGoesOn(self._own)
         )
         self._whole = needs_whole(optimizer)
         """Whether servers update whole tensors, and not slices."""
+        self._sparse = sparse_weights(model, optimizer)
+        check_rows(optimizer, self._sparse)
         self._early = EarlyWrites()
         self._clipping = Clipping(
             self._own, self._pushes.clipping, self._worker.num_workers, self._worker.barrier
@@ -127,6 +133,7 @@ class Optimizer(torch.optim.Optimizer):
                 self._pushes.step,
                 self._worker.num_workers,
                 self._own.codec_applies_momentum,
+                self._sparse,
             )
         )
         places = places_of(model, how)
@@ -213,6 +220,7 @@ class Optimizer(torch.optim.Optimizer):
             every = [one for group in self.param_groups for one in group["params"]]
             return torch.nn.utils.clip_grad_norm_(every, number)
         self._worker.check()
+        check_all_stay(self._worker.settings, "a step that is clipped by the mean gradient's norm")
         self._clipping.begin()
         self._exchange.push_remaining(self._late.values())
         return self._clipping.clip(number)
@@ -255,7 +263,7 @@ class Optimizer(torch.optim.Optimizer):
     def wait(self) -> None:
         """Waits until all weights and buffers are there."""
         for late in self._late.values():
-            late.take()
+            late.wait()
         if self._buffers is not None:
             self._buffers.wait()
         if not self._alone:
@@ -316,11 +324,14 @@ class Optimizer(torch.optim.Optimizer):
         self._worker.barrier("to go on with loaded optimizer states")
 
     @property
-    def _step_supports_amp_scaling(self) -> NoReturn:
-        """What torch's GradScaler asks for: refused, since it unscales gradients that have left."""
+    def _step_supports_amp_scaling(self) -> bool:
+        """What torch's GradScaler asks for: refused, since it unscales gradients that have left,
+        and a worker knows of its own overflows alone."""
+        if self._alone:
+            return False  # as most of torch's own: the scaler unscales before `step`
         raise NotSupportedError(
             "GradScaler changes gradients after they have left; train in bfloat16 or float32, "
-            "which need no scaling"
+            "which need no scaling, or give GradScaler(enabled=False)"
         )
 
     # How it is done.
@@ -338,6 +349,8 @@ class Optimizer(torch.optim.Optimizer):
             older = _OF_PARAMETER.get(id(parameter))
             if older is not None and older is not self:
                 older.wait()
+                for late in older._late.values():
+                    late.take()
                 for hook in older._hooks.values():
                     hook.remove()
                 if older._buffers is not None:
@@ -351,10 +364,12 @@ class Optimizer(torch.optim.Optimizer):
         for at, parameter in enumerate(every):
             name = names.get(id(parameter), f"parameter {at}")
             check_parameter(parameter, name)
+            layout = LAYOUT if id(parameter) in self._sparse else "dense"
             key = self._own.declare(
-                at, tuple(parameter.shape), DTYPES[parameter.dtype], name, "dense", self._whole
+                at, tuple(parameter.shape), DTYPES[parameter.dtype], name, layout, self._whole
             )
-            self._late[id(parameter)] = Late(key, parameter, name, self._early)
+            kind = LateRows if id(parameter) in self._sparse else Late
+            self._late[id(parameter)] = kind(key, parameter, name, self._early)
 
     def _exchange_initial(self) -> None:
         for late in self._late.values():
@@ -392,7 +407,7 @@ class Optimizer(torch.optim.Optimizer):
                 "use_reentrant=False"
             )
         self._exchange.note(late)
-        if self._clipping.is_known:
+        if self._clipping.is_known and not self._own.waits_for_cut:
             self._exchange.push(late)
 
     def _finish(self) -> None:

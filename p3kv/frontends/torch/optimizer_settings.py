@@ -29,12 +29,13 @@ BY_SLICE = _named(
 numbers that the key's updates share: bit for bit the same whatever the slices."""
 BY_TENSOR = _named("Adafactor", "Muon")
 """Each needs a whole weight, in its shape."""
-_RUN = {**BY_SLICE, **BY_TENSOR, SGDAfterMomentum.__name__: SGDAfterMomentum}
+BY_ROWS = _named("Adagrad", "SGD", "SparseAdam")
+"""Each takes sparse gradients, and changes the rows that these have."""
+_RUN = {**BY_SLICE, **BY_TENSOR, **BY_ROWS, SGDAfterMomentum.__name__: SGDAfterMomentum}
 """All that servers run, by the names in settings."""
 _REFUSED = {
     "LBFGS": "it evaluates the closure several times a step, on all parameters as one vector; run "
     "it without p3kv.torch",
-    "SparseAdam": "it takes sparse gradients only, and p3kv.torch sends dense ones; use Adam",
 }
 """Reasons, and what to do."""
 _IMPLEMENTATION = {"foreach": False, "fused": None, "capturable": False, "differentiable": False}
@@ -64,13 +65,13 @@ def needs_whole(optimizer: torch.optim.Optimizer) -> bool:
     can't run."""
     kind = type(optimizer)
     name = kind.__name__
-    if BY_SLICE.get(name) is kind or BY_TENSOR.get(name) is kind:
+    if any(some.get(name) is kind for some in (BY_SLICE, BY_TENSOR, BY_ROWS)):
         return name in BY_TENSOR
     if kind is getattr(torch.optim, name, None) and name in _REFUSED:
         raise NotSupportedError(f"servers can't run the optimizer {name}: {_REFUSED[name]}")
     raise NotSupportedError(
         f"servers can't run the optimizer {name}; they run torch.optim's own classes "
-        f"{', '.join(sorted({**BY_SLICE, **BY_TENSOR}))}"
+        f"{', '.join(sorted({**BY_SLICE, **BY_TENSOR, **BY_ROWS}))}"
     )
 
 

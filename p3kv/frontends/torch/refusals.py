@@ -12,15 +12,20 @@ from p3kv.frontends.torch.tensors import DTYPES
 
 def check_settings(settings: config.Settings, rule: Consistency) -> None:
     """Raises NotSupportedError for settings by which p3kv.torch would do something else."""
-    if settings.let_workers_leave:
-        raise NotSupportedError(
-            "p3kv.torch divides each sum by the number of all workers, and waits for all of them: "
-            "unset P3KV_LET_WORKERS_LEAVE"
-        )
     if not rule.exchanges_all:
         raise NotSupportedError(
             "p3kv.torch exchanges each step's gradients, and "
             f"P3KV_CONSISTENCY={settings.consistency} does not: use another rule"
+        )
+
+
+def check_all_stay(settings: config.Settings, what: str) -> None:
+    """Raises NotSupportedError where workers may leave: a worker divides `what` by the number of
+    all, and does not know who has left."""
+    if settings.let_workers_leave:
+        raise NotSupportedError(
+            f"{what} would be wrong after a worker has left, and P3KV_LET_WORKERS_LEAVE=1 lets "
+            "workers leave: do without one of both"
         )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, Optional, Sequence
+from typing import Dict, Mapping, Optional, Sequence
 
 import torch
 from msgspec import structs
@@ -10,6 +10,7 @@ from msgspec import structs
 from p3kv.errors import NotSupportedError
 from p3kv.frontends.torch.optimizer_settings import PlainTorchOptimizer, needs_whole, plain
 from p3kv.frontends.torch.predictions import predicts
+from p3kv.frontends.torch.rows import check_rows
 from p3kv.frontends.torch.sgd_after_momentum import SGDAfterMomentum, momentum_of
 from p3kv.server.optimizer import State
 from p3kv.store.resuming import Counts, GoesOn
@@ -30,10 +31,13 @@ class TorchScriptOptimizer(ScriptOptimizer):
         since_step: int,
         workers: int,
         momentum_by_codec: bool = False,
+        sparse: Optional[Mapping[int, str]] = None,
     ) -> None:
         """`keys` has the key of each parameter by its id. `momentum_by_codec`: the codec of
-        gradients applies the momentum of SGD, and the servers do not. Raises NotSupportedError for
-        an optimizer that servers can't run."""
+        gradients applies the momentum of SGD, and the servers do not. `sparse`: by id, the names of
+        parameters that travel by rows. Raises NotSupportedError for an optimizer that servers can't
+        run."""
+        self.sparse = sparse or {}
         self.momentum_by_codec = momentum_by_codec
         self.momentum = momentum_of(optimizer) if momentum_by_codec else None
         self.name = type(optimizer).__name__
@@ -66,6 +70,7 @@ class TorchScriptOptimizer(ScriptOptimizer):
         return bool(structs.asdict(self._plain()) != structs.asdict(self._settings))
 
     def _plain(self) -> PlainTorchOptimizer:
+        check_rows(self.optimizer, self.sparse)
         settings = plain(self.optimizer, self.keys, self.since_step, self.workers)
         return structs.replace(settings, name=self.name)
 
@@ -80,8 +85,9 @@ class TorchGoesOn(GoesOn[TorchScriptOptimizer]):
         self, fresh: TorchScriptOptimizer, counts: Counts, since_step: int
     ) -> TorchScriptOptimizer:
         return TorchScriptOptimizer(
-            fresh.optimizer, fresh.keys, since_step, fresh.workers, fresh.momentum_by_codec
-        )
+            fresh.optimizer, fresh.keys, since_step, fresh.workers, fresh.momentum_by_codec,
+            fresh.sparse,
+        )  # fmt: skip
 
     def give(
         self, key: WorkerKey, states: Sequence[State], optimizer: TorchScriptOptimizer

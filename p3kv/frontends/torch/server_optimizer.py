@@ -1,4 +1,4 @@
-"""torch's optimizers on a server: slice by slice, or on whole tensors."""
+"""torch's optimizers on a server: slice by slice, row by row, or on whole tensors."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from p3kv.errors import ProtocolError, in_one_line
 from p3kv.frontends.torch.optimizer_settings import BY_TENSOR, PlainTorchOptimizer, made, read
 from p3kv.frontends.torch.predictions import predicted
 from p3kv.frontends.torch.states import MASTER, SINCE, VALUES, exported, imported
-from p3kv.frontends.torch.tensors import HALVES, tensor_in
+from p3kv.frontends.torch.tensors import HALVES, sparse_tensor, tensor_in
 from p3kv.server.optimizer import WHOLE, Optimizer, State
 from p3kv.wire.messages import DeclaredKey
 
 
 class _Part:
-    """The parameter of a slice, or of a whole tensor, and the optimizer that updates it alone.
+    """The parameter of a slice, of rows, or of a whole tensor, and the optimizer that updates it
+    alone.
 
     Of a weight in half precision, the parameter is a copy in single precision, from which the
     weight is rounded.
@@ -40,7 +41,10 @@ class _Part:
             self.parameter.data = weight
         self.parameter.grad = gradient
         self.optimizer.step()
-        if self._is_half:
+        if self._is_half and gradient.is_sparse:
+            rows = gradient.indices()[0]
+            weight.index_copy_(0, rows, self.parameter.detach()[rows].to(weight.dtype))
+        elif self._is_half:
             weight.copy_(self.parameter.detach())
 
     def predicted(self, weight: torch.Tensor, steps: int, damped: bool) -> Optional[np.ndarray]:
@@ -57,7 +61,7 @@ class _Part:
 
     def load(self, state: State) -> None:
         """Takes an exported state, also one of a weight in another precision."""
-        values = imported(state)
+        values = imported(state, None if self._is_whole else self.parameter.shape)
         master = values.pop(MASTER, None)
         if self._is_half and master is not None:
             self.parameter.data = master
@@ -66,10 +70,13 @@ class _Part:
 
 class TorchOptimizer(Optimizer):
     """Runs the very classes of `torch.optim` on each slice, or on whole tensors. A sum is divided
-    by the number of workers before, so the update is by the mean, as DistributedDataParallel's."""
+    by the number of workers before, so the update is by the mean, as DistributedDataParallel's.
+    Workers that have left do not count."""
 
     def __init__(self) -> None:
         torch.set_num_threads(1)
+        # Numbers of rows are checked when they arrive; without a choice torch warns.
+        torch.sparse.check_sparse_tensor_invariants.disable()
         self._from_steps: List[int] = []
         self._settings: List[PlainTorchOptimizer] = []
         self._groups: List[Dict[Any, int]] = []
@@ -96,22 +103,59 @@ class TorchOptimizer(Optimizer):
         total: np.ndarray,
         step: Optional[int],
     ) -> None:
-        place = len(self._from_steps) if step is None else bisect_right(self._from_steps, step)
-        if place == 0 or key.key not in self._groups[place - 1]:
-            raise ProtocolError(f"no optimizer settings hold for key {key.key!r} in step {step}")
-        settings = self._settings[place - 1]
-        group = settings.groups[self._groups[place - 1][key.key]]
+        settings, group = self._settings_of(key, step)
         value = tensor_in(weight)
         gradient = tensor_in(total)
         if index == WHOLE:
             value, gradient = (one.reshape(key.shape or (1,)) for one in (value, gradient))
+        self._take_mean(gradient, settings)
+        self._part(key, index, settings, group, value).update(group, value, gradient)
+
+    def update_rows(
+        self,
+        key: DeclaredKey,
+        weight: np.ndarray,
+        numbers: np.ndarray,
+        rows: np.ndarray,
+        step: Optional[int],
+        ends_update: bool = True,
+    ) -> bool:
+        settings, group = self._settings_of(key, step)
+        value, gradient = tensor_in(weight), tensor_in(rows)
+        self._take_mean(gradient, settings)
+        sparse = sparse_tensor(numbers, gradient, weight.shape)
+        self._part(key, WHOLE, settings, group, value).update(group, value, sparse)
+        return False  # workers refuse settings by which other rows would change
+
+    def _take_mean(self, gradient: torch.Tensor, settings: PlainTorchOptimizer) -> None:
+        """Divides a sum by the number of workers that have not left."""
+        workers = settings.workers - self.absent
+        if workers > 1:
+            gradient /= workers
+
+    def _settings_of(
+        self, key: DeclaredKey, step: Optional[int]
+    ) -> Tuple[PlainTorchOptimizer, Dict[str, Any]]:
+        """The settings that hold in a step, and those of a key's group."""
+        place = len(self._from_steps) if step is None else bisect_right(self._from_steps, step)
+        if place == 0 or key.key not in self._groups[place - 1]:
+            raise ProtocolError(f"no optimizer settings hold for key {key.key!r} in step {step}")
+        settings = self._settings[place - 1]
+        return settings, settings.groups[self._groups[place - 1][key.key]]
+
+    def _part(
+        self,
+        key: DeclaredKey,
+        index: int,
+        settings: PlainTorchOptimizer,
+        group: Dict[str, Any],
+        value: torch.Tensor,
+    ) -> _Part:
         one = self._parts.get((key.key_id, index))
         if one is None or one.since_step != settings.since_step:
             one = self._parts[key.key_id, index] = _Part(settings, group, value)
             self._take_loaded(one, (key.key_id, index))
-        if settings.workers > 1:
-            gradient /= settings.workers
-        one.update(group, value, gradient)
+        return one
 
     def predicted(
         self, key: DeclaredKey, index: int, weight: np.ndarray, steps: int, damped: bool

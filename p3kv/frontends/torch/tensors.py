@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Dict
+from typing import Dict, Tuple
 
 import numpy as np
 import torch
@@ -23,3 +23,16 @@ def tensor_in(array: np.ndarray) -> torch.Tensor:
     if array.dtype.name == "bfloat16":
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(array)
+
+
+def array_of(tensor: torch.Tensor) -> np.ndarray:
+    """The reverse, of a contiguous tensor."""
+    if tensor.dtype is torch.bfloat16:
+        return tensor.view(torch.int16).numpy().view("bfloat16")
+    return tensor.numpy()
+
+
+def sparse_tensor(numbers: np.ndarray, rows: torch.Tensor, shape: Tuple[int, ...]) -> torch.Tensor:
+    """A sparse tensor of these rows, whose numbers ascend; its values are `rows`."""
+    index = torch.from_numpy(numbers.astype(np.int64)).reshape(1, -1)
+    return torch.sparse_coo_tensor(index, rows, shape, is_coalesced=True, check_invariants=False)

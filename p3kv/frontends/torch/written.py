@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
-from typing import Sequence
+from typing import Optional, Sequence
 
 import numpy as np
 import torch
@@ -36,12 +36,13 @@ class Written:
     def check(self, late: Late) -> None:
         """Raises NotSupportedError for a weight that has been written to; not while its next value
         is under way."""
+        everywhere = self._steps < _ALL_UNTIL_STEP or late.parameter._version != late.value_version
         is_due = (
-            self._steps < _ALL_UNTIL_STEP
+            everywhere
+            or late.newest is not None  # few rows
             or self._steps % len(self._turns) == self._turns[id(late)]
-            or late.parameter._version != late.value_version
         )
-        if is_due and is_written(late):
+        if is_due and is_written(late, None if everywhere else late.newest):
             raise NotSupportedError(
                 f"the script has written to the weight '{late.name}', and the next step would undo "
                 "it: servers keep the weights from the moment at which p3kv.torch.Optimizer is "
@@ -50,11 +51,14 @@ class Written:
             )
 
 
-def is_written(late: Late) -> bool:
-    """Whether a weight is another one than the servers'. No other value may be under way."""
+def is_written(late: Late, rows: Optional[torch.Tensor] = None) -> bool:
+    """Whether a weight is another one than the servers', or some of its rows are. No other value
+    may be under way."""
     with torch._C.DisableTorchFunctionSubclass():
-        value = late.parameter.detach().contiguous()
-        if torch.equal(_bits(value), _bits(late.staging)):
+        value, known = late.parameter.detach(), late.staging
+        if rows is not None:
+            value, known = value.index_select(0, rows), known.index_select(0, rows)
+        if torch.equal(_bits(value.contiguous()), _bits(known)):
             late.value_version = late.parameter._version
             return False
         return True

@@ -10,10 +10,8 @@ from typing import Dict, Iterator, List, Optional, Sequence, Tuple, Union
 
 from p3kv.codecs import Part
 from p3kv.common.finite import NotFinite
-from p3kv.consistency import Consistency
 from p3kv.errors import ProtocolError
-from p3kv.server.engine.buffers import Buffer, BufferPool
-from p3kv.server.engine.held_rounds import HeldRounds
+from p3kv.server.engine.buffers import Buffer
 from p3kv.server.engine.keys import ServerKey
 from p3kv.server.engine.ledger import OwnRounds
 from p3kv.server.engine.plan import Hold, KeyPlan, Rules
@@ -24,7 +22,7 @@ from p3kv.server.engine.sums import SliceSum
 from p3kv.server.engine.unit import Ended, Unit
 from p3kv.server.optimizer import Optimizer
 from p3kv.wire.header import INITIAL_ROUND
-from p3kv.wire.messages import DeclaredKey
+from p3kv.wire.messages import DeclaredKey, SliceSizes
 from p3kv.wire.slice_sizes import SliceSizesByRound
 
 Key = Union[ServerKey, RowsKey]
@@ -33,43 +31,67 @@ Key = Union[ServerKey, RowsKey]
 class Engine:
     """All keys of a server. Belongs to the server's thread."""
 
-    def __init__(
-        self,
-        consistency: Consistency,
-        pool: Optional[BufferPool] = None,
-        deterministic: bool = False,
-        held_rounds: Optional[HeldRounds[Unit]] = None,
-    ) -> None:
-        """`held_rounds` is that of all stores; by default nothing is clipped."""
-        self.rules = Rules(consistency, pool or BufferPool(), deterministic, held_rounds)
+    def __init__(self, rules: Rules) -> None:
+        self.rules = rules
         self.keys: Dict[int, Key] = {}
         """By the key's id."""
+        self._sizes = SliceSizesByRound()
 
-    def declare(self, declared: DeclaredKey, rank: int, sizes: SliceSizesByRound) -> Key:
-        """Keeps a key from now on, on the server of this rank.
+    # What workers say of their keys.
 
-        Raises ProtocolError when another worker has declared it otherwise, and what `KeyPlan`
-        raises.
+    def set_slice_sizes(self, from_round: int, sizes: SliceSizes) -> bool:
+        """Sets the slice sizes from a round on; False if they are known already.
+
+        Raises ProtocolError when it contradicts an earlier announcement, and when a key would have
+        too many slices.
         """
+        for key in self.keys.values():
+            if isinstance(key, ServerKey):
+                key.check_slices(sizes.slice_size)
+        return self._sizes.set(from_round, sizes)
+
+    def declare(self, declared: DeclaredKey) -> Key:
+        """Keeps a key from now on.
+
+        Raises ProtocolError before the first slice sizes, and when another worker has declared the
+        key otherwise, and what `KeyPlan` raises.
+        """
+        if self._sizes.generation(INITIAL_ROUND) < 0:
+            raise ProtocolError("it has not said how large slices are")
         known = self.keys.get(declared.key_id)
         if known is None:
-            plan = KeyPlan(declared, rank, self.rules)
+            plan = KeyPlan(declared, self.rules)
             if plan.layout.touched_only:
-                known = RowsKey(plan)
+                known = RowsKey(plan, self._sizes)
             else:
-                known = ServerKey(plan, sizes)
-                known.check_slices(sizes.smallest_slice_size)
+                known = ServerKey(plan, self._sizes)
+                known.check_slices(self._sizes.smallest_slice_size)
             self._plan_holds(plan)
             self.keys[declared.key_id] = known
         if known.declared != declared:
             raise ProtocolError(f"it declares a key otherwise than another worker: {declared}")
         return known
 
-    def check_slices(self, slice_size: int) -> None:
-        """Raises ProtocolError if a key would have too many slices of this size."""
-        for key in self.keys.values():
-            if isinstance(key, ServerKey):
-                key.check_slices(slice_size)
+    def key(self, key_id: int, rank: int) -> Key:
+        """The key of which a worker speaks; ProtocolError if nobody has declared it."""
+        key = self.keys.get(key_id)
+        if key is None:
+            raise ProtocolError(f"worker {rank} speaks of key {key_id}, unknown here")
+        return key
+
+    def key_of_slices(self, key_id: int, rank: int) -> ServerKey:
+        """The key of whose slices a worker speaks; ProtocolError if it has none."""
+        key = self.key(key_id, rank)
+        if not isinstance(key, ServerKey):
+            raise ProtocolError(f"worker {rank} speaks of slices of {key.plan.called}")
+        return key
+
+    def key_of_rows(self, key_id: int, rank: int) -> RowsKey:
+        """The key of whose rows a worker speaks; ProtocolError if it is none of rows."""
+        key = self.key(key_id, rank)
+        if not isinstance(key, RowsKey):
+            raise ProtocolError(f"worker {rank} speaks of rows of {key.plan.called}")
+        return key
 
     def units(self) -> Iterator[Unit]:
         """Everything that ends rounds by itself."""

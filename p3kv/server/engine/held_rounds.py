@@ -39,13 +39,14 @@ class HeldRounds(Generic[T]):
     Belongs to the server's thread.
     """
 
-    def __init__(self, send_squares: Callable[[int, List[float]], None]) -> None:
+    def __init__(
+        self, send_squares: Callable[[int, List[float]], None], exact: bool = False
+    ) -> None:
         """`send_squares(step, parts)` sends numbers to worker rank 0 whose sum is that of the
-        squares."""
+        squares; `exact`: sums of squares must not depend on slices and servers."""
         self.steps: Dict[int, _Step[T]] = {}
         """Empty where nothing is clipped: then no other method need be called."""
-        self.exact = False
-        """Whether sums of squares must not depend on slices and servers."""
+        self._exact = exact
         self._send_squares = send_squares
 
     # What worker rank 0 says.
@@ -90,7 +91,7 @@ class HeldRounds(Generic[T]):
         clipped.complete_elems += elems
         if total is None:
             pass
-        elif self.exact:
+        elif self._exact:
             clipped.squares += exact_squares(total)
         else:
             clipped.squares = [sum(clipped.squares) + sum_of_squares(total)]

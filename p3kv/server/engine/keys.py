@@ -173,7 +173,7 @@ class ServerKey:
         if slices is None:
             runs = self.declared.runs
             pieces = self.plan.layout.slices(runs, self._sizes.of(generation).slice_size)
-            own = [piece for piece in pieces if piece.server == self.plan.rank]
+            own = [piece for piece in pieces if piece.server == self.plan.rules.rank]
             first_round = self._sizes.first_round(generation)
             slices = self._slices[generation] = {
                 piece.index: ServerSlice(

@@ -69,6 +69,10 @@ class Leavers:
             return [0, *missing]
         return missing
 
+    def absent(self, arrived: Set[int]) -> int:
+        """How many workers have left before a round for which these have pushed."""
+        return len(self.ranks - arrived) if self.ranks else 0
+
     def leads_no_more(self, arrived: Collection[int]) -> bool:
         """Whether worker rank 0 has left before a round for which these workers have pushed."""
         return 0 in self.ranks and 0 not in arrived

@@ -3,6 +3,7 @@ for the whole job. No push of a key is asked what only others need."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
 import numpy as np
@@ -22,45 +23,38 @@ Hold = Callable[[Any, Round], bool]
 """Whether a unit's round must not end yet, though all workers have pushed for it."""
 
 
+@dataclass(eq=False)
 class Rules:
     """Rules for all keys of a server."""
 
-    def __init__(
-        self,
-        consistency: Consistency,
-        pool: BufferPool,
-        deterministic: bool = False,
-        held_rounds: Optional[HeldRounds] = None,
-    ) -> None:
-        """By default nothing is clipped."""
-        self.consistency = consistency
-        self.pool = pool
-        self.deterministic = deterministic
-        """Whether gradients are summed in rank order, and not as they come."""
-        self.checks_finite = False
-        """Whether nan and infinity in a sum raise NotFinite. What is checked is the sum after each
-        push, since the first one that is bad says whose gradient it was."""
-        self.held_rounds = (
-            HeldRounds(lambda step, squares: None) if held_rounds is None else held_rounds
-        )
-        self.leavers = Leavers()
-        self.optimizers: Dict[int, Optimizer] = {}
-        """By the store's number. In a store without an optimizer, a round's sum is its value."""
+    rank: int
+    """This server's."""
+    consistency: Consistency
+    held_rounds: HeldRounds
+    deterministic: bool = False
+    """Whether gradients are summed in rank order, and not as they come."""
+    checks_finite: bool = False
+    """Whether nan and infinity in a sum raise NotFinite. What is checked is the sum after each
+    push, since the first one that is bad says whose gradient it was."""
+    pool: BufferPool = field(default_factory=BufferPool)
+    leavers: Leavers = field(default_factory=Leavers)
+    optimizers: Dict[int, Optimizer] = field(default_factory=dict)
+    """By the store's number. In a store without an optimizer, a round's sum is its value."""
 
 
 class KeyPlan:
     """Decisions made once for all units of a key on a server."""
 
-    def __init__(self, declared: DeclaredKey, rank: int, rules: Rules) -> None:
-        """`rank` is this server's.
-
-        Raises ConfigError if the key's layout, a codec or its consistency is not known here,
-        ProtocolError for runs that are none of this layout.
+    def __init__(self, declared: DeclaredKey, rules: Rules) -> None:
+        """Raises ConfigError if the key's layout, a codec or its consistency is not known here,
+        ProtocolError for runs that are none of this layout, or of which this server keeps nothing.
         """
+        kept_elems = dict(declared.runs).get(rules.rank)
+        if kept_elems is None:
+            raise ProtocolError(f"server {rules.rank} keeps nothing of key {declared.key!r}")
         self.declared = declared
         self.key_id = declared.key_id
         self.rules = rules
-        self.rank = rank
         self.called = called(declared.key, declared.name)
         """The key's name in messages to users."""
         self.consistency = consistency_of_key(declared.consistency, rules.consistency)
@@ -72,7 +66,7 @@ class KeyPlan:
                 f"{self.layout.grain_elems} elements, which the layout {declared.layout!r} keeps "
                 "together"
             )
-        self.kept_elems = dict(declared.runs)[rank]
+        self.kept_elems = kept_elems
         """How many elements this server keeps."""
         self.dtype = np.dtype(declared.dtype)
         self.sum_dtype = sum_dtype(self.dtype)
@@ -110,6 +104,13 @@ class KeyPlan:
     def missing(self, number: int, arrived: Set[int]) -> List[int]:
         """Ranks for whose pushes a shared round waits."""
         return self.rules.leavers.missing(self.num_workers, number, arrived, self.optimizer)
+
+    def optimizer_of(self, current: Round) -> Optional[Optimizer]:
+        """Optimizer of the key's store, which knows how many workers a round's sum is without."""
+        optimizer = self.optimizer
+        if optimizer is not None and not self.consistency.own_rounds:
+            optimizer.absent = self.rules.leavers.absent(current.arrived)
+        return optimizer
 
     def update_step(self, current: Round) -> Optional[int]:
         """The step whose optimizer settings hold for a round; None for the newest settings."""

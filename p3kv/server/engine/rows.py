@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Callable, Dict, Mapping, Optional, Tuple, Union
+from typing import Dict, List, Mapping, Optional, Tuple, Union
 
 import numpy as np
 
@@ -18,10 +18,12 @@ from p3kv.server.engine.row_sums import (
     RowSum,
     RunningRows,
 )
+from p3kv.server.engine.sent_rows import SentRows
 from p3kv.server.engine.unit import Unit
 from p3kv.server.optimizer import WHOLE, Optimizer, State
 from p3kv.wire.header import INITIAL_ROUND
-from p3kv.wire.rows import NUMBER, Rows, check_numbers
+from p3kv.wire.rows import NUMBER, Rows, check_numbers, pieces
+from p3kv.wire.slice_sizes import SliceSizesByRound
 
 _PARTS = 8
 """In how many parts a run is updated at most: each costs a millisecond."""
@@ -33,8 +35,9 @@ class RowsKey(Unit):
     Sums are of the key's dtype, but those of half precision are float32, as for slices.
     """
 
-    def __init__(self, plan: KeyPlan) -> None:
+    def __init__(self, plan: KeyPlan, sizes: SliceSizesByRound) -> None:
         self.plan = plan
+        self._sizes = sizes
         self.declared = plan.declared
         self.ledger: Ledger[RowsOfRound] = new_ledger(plan, self._new_sum, self.name)
         self.row_elems = plan.layout.grain_elems
@@ -43,8 +46,11 @@ class RowsKey(Unit):
         self.row_bytes = self.row_elems * plan.dtype.itemsize
         self.value = np.zeros((0, self.row_elems), plan.dtype)
         """By row; it has memory once the initial value comes."""
-        self.before_change: Callable[[], None] = lambda: None
-        """Called before the value changes: whoever is sending some of it keeps a copy."""
+        self._sent: List[SentRows] = []
+        """All that may not have left of the value."""
+        self._sent_since: Dict[Tuple[int, bool], List[SentRows]] = {}
+        """By the round since which rows have changed, and whether they are exact. Workers ask for
+        the same."""
         self._changed_in = np.zeros(0, np.int64)
         """The last round in which each row has changed."""
         self._summed: Union[np.ndarray, slice] = slice(None)
@@ -62,10 +68,6 @@ class RowsKey(Unit):
     @property
     def size_elems(self) -> int:
         return self.plan.kept_elems
-
-    def most_rows(self, slice_size: int) -> int:
-        """How many rows a frame has at most."""
-        return self.plan.layout.full_slice_elems(slice_size) // self.row_elems
 
     # Pushes.
 
@@ -127,7 +129,7 @@ class RowsKey(Unit):
         return elements
 
     def update(self, current: Round[RowsOfRound]) -> bool:
-        self.before_change()
+        self._keep_sent_rows()
         if current.sum.empty:
             self.scale(current, None)
         elif current.number > INITIAL_ROUND:
@@ -158,7 +160,7 @@ class RowsKey(Unit):
         if (end - following.sum.updated_rows) * _PARTS < self.rows:
             return
         if optimizer.updates_touched_rows(self.declared, self.plan.update_step(following)):
-            self.before_change()
+            self._keep_sent_rows()
             self._update(following, end, ends=False)
 
     def _update(self, current: Round[RowsOfRound], end: int, ends: bool) -> None:
@@ -171,7 +173,7 @@ class RowsKey(Unit):
         current.sum.updated_rows = end
         if ends:
             self.scale(current, elements)
-        optimizer, step = self.plan.optimizer, self.plan.update_step(current)
+        optimizer, step = self.plan.optimizer_of(current), self.plan.update_step(current)
         if optimizer is None:
             self.value[self._summed] = 0
             self._changed_in[self._summed] = round_
@@ -186,6 +188,25 @@ class RowsKey(Unit):
 
     # Values.
 
+    def wire(self, numbers: np.ndarray, exact: bool = False) -> List[SentRows]:
+        """The rows with these numbers as they travel, cut into frames; `exact`: as they are,
+        whatever the codec."""
+        sizes = self._sizes.of(self._sizes.generation(max(self.round, INITIAL_ROUND)))
+        most = self.plan.layout.full_slice_elems(sizes.slice_size) // self.row_elems
+        sent = [
+            SentRows(self.plan, self.value, self.round, numbers[piece], exact)
+            for piece in pieces(len(numbers), most)
+        ]
+        self._sent = [rows for rows in self._sent if rows.waiting] + sent
+        return sent
+
+    def wire_since(self, round: int, exact: bool = False) -> List[SentRows]:
+        """The rows that have changed after a round, in the same way."""
+        sent = self._sent_since.get((round, exact))
+        if sent is None:
+            sent = self._sent_since[round, exact] = self.wire(self.changed_since(round), exact)
+        return sent
+
     def changed_since(self, round: int) -> np.ndarray:
         """The numbers of the rows that have changed after a round."""
         if round > self.round:
@@ -193,6 +214,12 @@ class RowsKey(Unit):
                 f"it has the value of round {round} of {self.name}, which is at {self.round}"
             )
         return np.flatnonzero(self._changed_in > round).astype(NUMBER)
+
+    def _keep_sent_rows(self) -> None:
+        """Has what is being sent copied, before the value changes."""
+        for rows in self._sent:
+            rows.keep()
+        self._sent, self._sent_since = [], {}
 
     # The optimizer's state, for whoever saves it.
 

@@ -144,7 +144,7 @@ class ServerSlice(Unit):
     def update(self, current: Round[SliceSum]) -> bool:
         if not self._begin_update(current):
             return False
-        optimizer, total = self.plan.optimizer, current.sum.total()
+        optimizer, total = self.plan.optimizer_of(current), current.sum.total()
         if current.number == INITIAL_ROUND or optimizer is None:
             self._replace_value(total, current.number)
         else:
@@ -208,7 +208,7 @@ def update_together(slices: Sequence[ServerSlice], rounds: Sequence[Round[SliceS
         total.retire()
     values = [slice_._value_to_change() for slice_ in slices]
     weight = np.concatenate([value.array for value in values])
-    optimizer = plan.optimizer
+    optimizer = plan.optimizer_of(rounds[0])
     assert optimizer is not None
     optimizer.update(plan.declared, WHOLE, weight, joined, plan.update_step(rounds[0]))
     for slice_, value in zip(slices, values):

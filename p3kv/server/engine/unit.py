@@ -11,6 +11,7 @@ import numpy as np
 from p3kv.server.engine.ledger import Ledger
 from p3kv.server.engine.plan import KeyPlan
 from p3kv.server.engine.rounds import Round
+from p3kv.wire.header import INITIAL_ROUND
 
 
 class Unit(ABC):
@@ -18,6 +19,8 @@ class Unit(ABC):
 
     plan: KeyPlan
     ledger: Ledger[Any]
+    first_round = INITIAL_ROUND
+    """The first round of which the unit can have a value."""
 
     @property
     def round(self) -> int:

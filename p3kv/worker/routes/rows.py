@@ -15,7 +15,7 @@ from p3kv.errors import ProtocolError
 from p3kv.wire.connection import Connection
 from p3kv.wire.fields import PullRowsHeader, PushRowsHeader, RowsHeader
 from p3kv.wire.framing import Frame, Landing
-from p3kv.wire.header import ENCODED, INITIAL_ROUND, NO_GRADIENT, Kind
+from p3kv.wire.header import ENCODED, EXACT, INITIAL_ROUND, NO_GRADIENT, Kind
 from p3kv.wire.queue import urgency
 from p3kv.wire.rows import (
     NUMBER,
@@ -94,10 +94,11 @@ class RowsPull(Transfer):
         asks: Sequence[Ask] = (),
         named: Optional[np.ndarray] = None,
         since: Optional[Mapping[int, int]] = None,
+        exact: bool = False,
     ) -> None:
         """`named` ascends. `since`: by server, the round whose value the worker has; None if it has
-        none, so that all rows are to come."""
-        super().__init__(key, round, step, priority, None, None, done, asks)
+        none, so that all rows are to come. `exact`: as for any transfer."""
+        super().__init__(key, round, step, priority, None, None, done, asks, exact=exact)
         self.named = named
         self.put = put
         self.rounds = dict(since or {})
@@ -219,8 +220,9 @@ class RowsRoute(Route):
             transfer.done(None)
             self._on_answered(transfer)
             return
+        flags = 0 if transfer.named is None else PullRowsHeader.NAMED
         header = PullRowsHeader(
-            Kind.PULL_ROWS, self._rank, 0 if transfer.named is None else PullRowsHeader.NAMED,
+            Kind.PULL_ROWS, self._rank, flags | (EXACT if transfer.exact else 0),
             key=transfer.key.key_id, round=transfer.round, step=transfer.step,
             priority=transfer.priority, request=self._in_progress.add_pull(transfer),
         )  # fmt: skip

@@ -1,0 +1,160 @@
+"""Weights with sparse gradients: only rows travel that a gradient has, and that have changed."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from typing import Callable, Dict, List, Mapping, Optional, Tuple
+
+import numpy as np
+import torch
+
+from p3kv.errors import NotSupportedError
+from p3kv.frontends.torch.compiled import own_name
+from p3kv.frontends.torch.early import EarlyWrites
+from p3kv.frontends.torch.late import Late
+from p3kv.frontends.torch.optimizer_settings import BY_ROWS
+from p3kv.frontends.torch.tensors import array_of
+from p3kv.worker.routes import RowsPull, RowsPush
+from p3kv.worker.transfers import Transfer, WorkerKey
+
+LAYOUT = "touched_rows"
+"""That of keys of rows."""
+
+
+def sparse_weights(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Dict[int, str]:
+    """By id, the names of an optimizer's parameters whose gradients are sparse: weights of
+    embeddings with `sparse=True`, and all that SparseAdam has.
+
+    Raises NotSupportedError for an embedding that writes into its weight while it is read.
+    """
+    names = {id(parameter): own_name(name) for name, parameter in model.named_parameters()}
+    takes_all = type(optimizer) is torch.optim.SparseAdam
+    of_optimizer = {id(one) for group in optimizer.param_groups for one in group["params"]}
+    found = {at: names.get(at, "a parameter") for at in of_optimizer if takes_all}
+    for module in model.modules():
+        if not isinstance(module, (torch.nn.Embedding, torch.nn.EmbeddingBag)):
+            continue
+        at = id(module.weight)
+        if at not in of_optimizer:
+            continue
+        if module.max_norm is not None and module.weight.requires_grad:
+            raise NotSupportedError(
+                f"the embedding of '{names[at]}' has max_norm={module.max_norm}, by which it "
+                "writes into its weight in each forward pass, and servers keep the weights: use "
+                "max_norm=None, and divide what the embedding returns by its norm"
+            )
+        if module.sparse:
+            found[at] = names[at]
+    return found
+
+
+def check_rows(optimizer: torch.optim.Optimizer, sparse: Mapping[int, str]) -> None:
+    """Raises NotSupportedError for an optimizer that would change other rows than those of the
+    gradient of a weight in `sparse`, or, as in torch, takes no sparse gradients at all."""
+    kind = type(optimizer).__name__
+    for group in optimizer.param_groups:
+        name = next((sparse[id(one)] for one in group["params"] if id(one) in sparse), None)
+        if name is None:
+            continue
+        more = [one for one in ("momentum", "weight_decay") if group.get(one)]
+        if kind in BY_ROWS and not more:
+            continue
+        raise NotSupportedError(
+            f"the gradient of '{name}' is sparse, and servers can't update single rows by "
+            f"{' with '.join([kind, *more])}, which changes all rows in each step, or takes no "
+            f"sparse gradients: use {', '.join(BY_ROWS)}, without momentum and weight_decay, if "
+            "need be by a p3kv.torch.Optimizer of its own, or make the embedding with sparse=False"
+        )
+
+
+class LateRows(Late):
+    """A parameter of which rows travel: to the servers those that the gradient has, and back those
+    that any worker's gradient has changed."""
+
+    def __init__(
+        self,
+        key: WorkerKey,
+        parameter: torch.nn.Parameter,
+        name: str,
+        early: EarlyWrites,
+    ) -> None:
+        super().__init__(key, parameter, name, early)
+        self._elements = array_of(self.staging).reshape(key.shape[0], key.row_elems)
+        """The staging memory."""
+        self._rounds: Optional[Mapping[int, int]] = None
+        """By server: the round whose rows are in the staging memory; None: there are none."""
+        self._arriving: List[np.ndarray] = []
+        """Numbers of rows that are in the staging memory and not in the parameter."""
+        self.newest: Optional[torch.Tensor] = None
+
+    def check_layout(self, gradient: torch.Tensor) -> None:
+        """Raises NotSupportedError for a gradient that is not sparse by rows."""
+        if gradient.layout is not torch.sparse_coo or gradient.sparse_dim() != 1:
+            raise NotSupportedError(
+                f"the gradient of '{self.name}' is not sparse by rows, though its embedding has "
+                "sparse=True, or its optimizer is SparseAdam: something reads all of the weight, "
+                "such as a layer that is tied to it. Make the embedding with sparse=False, and "
+                "train it by an optimizer that takes dense gradients"
+            )
+
+    def exchange(
+        self,
+        begin: Callable[[Transfer], None],
+        round_: int,
+        step: int,
+        source: Optional[torch.Tensor],
+        changes: Optional[Future[bool]],
+        exact: bool,
+        lands: bool,
+    ) -> None:
+        """Begins the transfers that bring a value: a push where there is a source, or `changes`
+        instead of one, and a pull of the rows that have changed if the value `lands`. A gradient is
+        coalesced; a dense source has all rows."""
+        key = self.key
+        if source is not None or changes is not None:
+            done = _has_left if lands else self.arrived
+            rows = self._rows_of(source)
+            begin(RowsPush(key, round_, step, 0, rows, done, key.asks(), changes))
+        if not lands:
+            self._rounds = dict.fromkeys(dict(key.runs), round_)
+            return
+        # Rows that a codec has rounded before have not changed on the servers since.
+        since = None if exact and not key.codecs.values.in_place else self._rounds
+        self._arriving = []
+
+        def done_pull(error: Optional[BaseException]) -> None:
+            self._rounds = pull.rounds
+            self.arrived(error)
+
+        pull = RowsPull(
+            key, round_, step, 0, self._put, done_pull, (key.ask(),), since=since, exact=exact
+        )
+        begin(pull)
+
+    def _rows_of(self, source: Optional[torch.Tensor]) -> Tuple[np.ndarray, np.ndarray]:
+        """Numbers, which ascend, and elements, in the memory of `source`."""
+        elems = self.key.row_elems
+        if source is None:
+            return np.empty(0, np.int64), np.empty((0, elems), self.key.numpy_dtype)
+        if source.is_sparse:
+            numbers = source.indices()[0].numpy()
+            return numbers, array_of(source.values().contiguous()).reshape(len(numbers), elems)
+        return np.arange(self.key.shape[0]), array_of(source).reshape(-1, elems)
+
+    def _put(self, numbers: np.ndarray, rows: np.ndarray) -> None:
+        """Called in the worker's thread."""
+        self._elements[numbers] = rows
+        self._arriving.append(numbers)
+
+    def _copy(self) -> None:
+        arrived, self._arriving = self._arriving, []
+        self.newest = torch.from_numpy(np.concatenate(arrived or [np.empty(0, np.int64)]))
+        if self._changes is not None or len(self.newest) == self.key.shape[0]:
+            super()._copy()  # the script may have written into other rows of a frozen one
+            return
+        rows = self.staging.index_select(0, self.newest)
+        self.parameter.data.index_copy_(0, self.newest, rows)
+
+
+def _has_left(error: Optional[BaseException]) -> None:
+    """The pull of the rows that have changed ends the transfer; the push holds its rows' memory."""
