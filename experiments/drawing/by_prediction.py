@@ -20,6 +20,13 @@ LOSSES_MEAN_OF = 20
 _COLOURS = {EXACT: output.COLOURS["bound"], **_OF_STALE}
 
 
+class Training(NamedTuple):
+    """A panel: a network, and the learning rate that all rules have."""
+
+    task: str
+    learning_rate: float
+
+
 class Measure(NamedTuple):
     """A column of the paper's table 1: the least or the greatest value of a training."""
 
@@ -42,23 +49,23 @@ MEASURES = {
 
 
 def summarize(runs: Sequence[Mapping[str, Any]]) -> List[Dict[str, Any]]:
-    """A row for each task and rule: mean and deviation of each measure's best values, and how they
-    differ from those of exact and of stale weights, seed by seed.
+    """A row for each training and rule: mean and deviation of each measure's best values, and how
+    they differ from those of exact and of stale weights, seed by seed.
 
     There is no difference where fewer than two seeds have both, or all differ by the same.
     """
     rows = []
-    for task in TASKS:
+    for training in _trainings(runs):
         for rule in RULES:
-            of = [run for run in runs if (run["task"], run["rule"]) == (task, rule)]
+            of = _select(runs, training, rule)
             if not of:
                 continue
-            row: Dict[str, Any] = {"task": task, "rule": rule, "steps": of[0]["steps"]}
+            row: Dict[str, Any] = {**training._asdict(), "rule": rule, "steps": of[0]["steps"]}
             if rule != EXACT:
                 ratios = [run["error"] / run["stale_error"] for run in of]
                 row["error_by_stale"] = round(statistics.mean(ratios), 4)
             for name, measure in MEASURES.items():
-                best = _best(runs, task, rule, measure)
+                best = _best(of, measure)
                 values = list(best.values())
                 row[name] = {
                     "mean": round(statistics.mean(values), 5),
@@ -66,7 +73,7 @@ def summarize(runs: Sequence[Mapping[str, Any]]) -> List[Dict[str, Any]]:
                     "by_seed": {str(seed): value for seed, value in best.items()},
                 }
                 for other in (EXACT, STALE):
-                    theirs = _best(runs, task, other, measure)
+                    theirs = _best(_select(runs, training, other), measure)
                     pairs = [(best[seed], theirs[seed]) for seed in best if seed in theirs]
                     if len({round(one - another, 9) for one, another in pairs}) > 1:
                         found = compared(*zip(*pairs))._asdict()
@@ -77,16 +84,20 @@ def summarize(runs: Sequence[Mapping[str, Any]]) -> List[Dict[str, Any]]:
     return rows
 
 
-def _best(
-    runs: Sequence[Mapping[str, Any]], task: str, rule: str, measure: Measure
-) -> Dict[int, float]:
+def _trainings(runs: Sequence[Mapping[str, Any]]) -> List[Training]:
+    return [*dict.fromkeys(Training(run["task"], run["learning_rate"]) for run in runs)]
+
+
+def _select(
+    runs: Sequence[Mapping[str, Any]], training: Training, rule: str
+) -> List[Mapping[str, Any]]:
+    asked = {**training._asdict(), "rule": rule}
+    return [run for run in runs if asked.items() <= {name: run[name] for name in asked}.items()]
+
+
+def _best(runs: Sequence[Mapping[str, Any]], measure: Measure) -> Dict[int, float]:
     """By seed."""
-    found = {
-        run["seed"]: measure.best(measure.curve(run))
-        for run in runs
-        if (run["task"], run["rule"]) == (task, rule)
-    }
-    return dict(sorted(found.items()))
+    return dict(sorted((run["seed"], measure.best(measure.curve(run))) for run in runs))
 
 
 def table_text(table: Sequence[Mapping[str, Any]]) -> str:
@@ -95,8 +106,8 @@ def table_text(table: Sequence[Mapping[str, Any]]) -> str:
     for row in table:
         error = f", error {row['error_by_stale']:.3f} of stale" if row["rule"] != EXACT else ""
         lines.append(
-            f"{row['task']}, {RULES[row['rule']].title}, {row['steps']} steps, "
-            f"{len(row['accuracy']['by_seed'])} seeds{error}"
+            f"{row['task']}, rate {row['learning_rate']:g}, {RULES[row['rule']].title}, "
+            f"{row['steps']} steps, {len(row['accuracy']['by_seed'])} seeds{error}"
         )
         for name, measure in MEASURES.items():
             found = row[name]
@@ -114,15 +125,18 @@ def table_text(table: Sequence[Mapping[str, Any]]) -> str:
 def draw(runs: Sequence[Mapping[str, Any]]) -> Figure:
     """Curves of each measure for each task: thin ones are seeds, thick ones their mean."""
     output.style()
-    tasks = list(dict.fromkeys(run["task"] for run in runs))
+    trainings = _trainings(runs)
     figure, axes = plt.subplots(
-        len(tasks), len(MEASURES), figsize=(3.9 * len(MEASURES), 3.0 * len(tasks)), squeeze=False
+        len(trainings),
+        len(MEASURES),
+        figsize=(3.9 * len(MEASURES), 3.0 * len(trainings)),
+        squeeze=False,
     )
-    for row, task in zip(axes, tasks):
+    for row, training in zip(axes, trainings):
         for axis, measure in zip(row, MEASURES.values()):
             late = []
             for rule in RULES:
-                of = [run for run in runs if (run["task"], run["rule"]) == (task, rule)]
+                of = _select(runs, training, rule)
                 if not of:
                     continue
                 found = np.array([measure.curve(run) for run in of])
@@ -135,7 +149,8 @@ def draw(runs: Sequence[Mapping[str, Any]]) -> Figure:
             low, high = np.min(np.concatenate(late)), np.max(np.concatenate(late))
             margin = 0.15 * (high - low)
             axis.set_ylim(low - margin, high + margin)
-            axis.set_title(f"{TASKS[task].title}:\n{measure.title}", fontsize=9)
+            title = f"{TASKS[training.task].title}, rate {training.learning_rate:g}"
+            axis.set_title(f"{title}:\n{measure.title}", fontsize=9)
     for axis in axes[-1]:
         axis.set_xlabel("step")
     axes[0][0].legend(fontsize=7)

@@ -108,3 +108,5 @@ def _draw_panel(axis: Axes, runs: Sequence[Mapping[str, Any]]) -> None:
                 label=label,
             )  # fmt: skip
     axis.set_yscale("log")
+    ratios = [f"{RULES[row['rule']].title}: {row['ratio']:.2f} of stale" for row in summarize(runs)]
+    axis.text(0.03, 0.04, "\n".join(ratios), transform=axis.transAxes, fontsize=7)

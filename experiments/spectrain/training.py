@@ -40,19 +40,23 @@ class Case(NamedTuple):
     rule: str
     seed: int
     steps: int
+    learning_rate: float
 
 
 def cases(seeds: int, quick: bool) -> Iterator[Case]:
     """All trainings; seeds are outermost, and rules take turns."""
     for seed in range(_QUICK_SEEDS if quick else seeds):
         for task in list(TASKS)[: 1 if quick else None]:
-            for rule in RULES:
-                yield Case(task, rule, seed, _QUICK_STEPS if quick else _STEPS[task])
+            steps = _QUICK_STEPS if quick else _STEPS[task]
+            for recipe in RECIPES[task]:
+                for rule in RULES:
+                    yield Case(task, rule, seed, steps, recipe.learning_rate)
 
 
 def run(case: Case) -> Dict[str, Any]:
     """Trains once. Raises RunFailed."""
-    rule, recipe = RULES[case.rule], RECIPES[case.task]
+    rule = RULES[case.rule]
+    (recipe,) = (one for one in RECIPES[case.task] if one.learning_rate == case.learning_rate)
     found = train_stale(case.task, rule, STALENESS, case.seed, case.steps, _VALIDATIONS, recipe)
     losses = found["losses"]
     return {
