@@ -145,10 +145,11 @@ def draw(runs: Sequence[Mapping[str, Any]]) -> Figure:
                 axis.plot(steps, found.T, color=colour, linewidth=0.5, alpha=0.35)
                 axis.plot(steps, mean, color=colour, linewidth=1.6, label=RULES[rule].title)
                 late.append(mean[len(mean) // 4 :])
-            # The first steps are far away, and hide what the last ones differ by.
-            low, high = np.min(np.concatenate(late)), np.max(np.concatenate(late))
-            margin = 0.15 * (high - low)
-            axis.set_ylim(low - margin, high + margin)
+            if measure.best is min:
+                axis.set_yscale("log")
+            else:
+                # The first steps are far below, and hide what the last ones differ by.
+                axis.set_ylim(bottom=np.min(np.concatenate(late)) - 0.05)
             title = f"{TASKS[training.task].title}, rate {training.learning_rate:g}"
             axis.set_title(f"{title}:\n{measure.title}", fontsize=9)
     for axis in axes[-1]:

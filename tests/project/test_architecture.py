@@ -112,6 +112,11 @@ FOLDERS_MAY_IMPORT: Dict[str, Set[str]] = {
         "experiments.drawing",
         "p3kv.report.forecast",
     },
+    "experiments.spectrain": {
+        "experiments.training",
+        "experiments.campaign",
+        "experiments.drawing",
+    },
     "experiments.thesis": {
         "experiments.models",
         "experiments.emulation",
