@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Sequence
+from typing import Any, Dict, List, Mapping, Sequence
 
 from experiments.campaign.job import run_job
 from experiments.cluster import Cluster
 from experiments.emulation.systems import SYSTEMS
 from experiments.training.encodings import Encoding
+from experiments.training.rules import Rule
 from experiments.training.tasks import TASKS, Recipe
 
 WORKERS = 4
 _EPOCH_TIMEOUT_S = 120.0
+_STALE_TIMEOUT_S = 1200.0
 
 
 def train(
@@ -30,8 +32,7 @@ def train(
     loss and the accuracy of other samples; and `sent_share` and `received_share`, its bytes by
     those of its gradients and weights. Raises RunFailed.
     """
-    options = [f"--seed={seed}", f"--epochs={epochs}"]
-    options += [f"--{name}={value}" for name, value in recipe._asdict().items()]
+    options = _options({"seed": seed, "epochs": epochs, **recipe._asdict()})
     job = run_job(
         cluster,
         SYSTEMS["p3kv"],
@@ -48,3 +49,26 @@ def train(
         ],
         **{name: round(found[name], 5) for name in ("sent_share", "received_share")},
     }
+
+
+def train_stale(
+    task: str, rule: Rule, staleness: int, seed: int, steps: int, validations: int, recipe: Recipe
+) -> Dict[str, Any]:
+    """Trains with a worker and a server on one host, by a rule that gives the worker weights of so
+    many rounds ago; with Adam where the recipe has no momentum.
+
+    Returns for each step the worker's loss (`losses`), how far its weights were from the servers'
+    (`errors`), and how far those of `staleness` steps ago were (`stale_errors`): root-mean-square
+    errors. `validated` has the loss and the accuracy of other samples, by the servers' weights, so
+    many times. Raises RunFailed.
+    """
+    given = {"seed": seed, "steps": steps, "staleness": staleness, "validations": validations}
+    command = ["experiments.training.stale_worker", task, *_options({**given, **recipe._asdict()})]
+    settings = {"P3KV_CONSISTENCY": rule.setting(staleness)}
+    with Cluster(1) as cluster:
+        (end,) = run_job(cluster, SYSTEMS["p3kv"], command, _STALE_TIMEOUT_S, settings).ends
+    return {name: end[name] for name in ("losses", "errors", "stale_errors", "validated")}
+
+
+def _options(given: Mapping[str, float]) -> List[str]:
+    return [f"--{name}={value}" for name, value in given.items()]

@@ -10,18 +10,15 @@ import_p3kv(SYSTEMS["p3kv"])
 
 import argparse  # noqa: E402
 import time  # noqa: E402
-from typing import Any, Dict, List  # noqa: E402
+from typing import Dict, List  # noqa: E402
 
 import mxnet as mx  # noqa: E402
 import numpy as np  # noqa: E402
 from mxnet import autograd, gluon  # noqa: E402
 
 from experiments.emulation.telling import say  # noqa: E402
-from experiments.training.data import Split  # noqa: E402
 from experiments.training.tasks import TASKS, Recipe  # noqa: E402
-
-_VALIDATED_AT_ONCE = 100
-_LOSS = gluon.loss.SoftmaxCrossEntropyLoss()
+from experiments.training.validation import LOSS, validate  # noqa: E402
 
 
 def main() -> None:
@@ -71,7 +68,7 @@ def main() -> None:
             batch = order[step * task.batch :][: task.batch]
             x, y = (mx.nd.array(of[batch]) for of in (data.training, data.training_labels))
             with autograd.record():
-                loss = _LOSS(network(x), y)
+                loss = LOSS(network(x), y)
             loss.backward()
             if options.in_turn:
                 mx.nd.waitall()
@@ -83,7 +80,7 @@ def main() -> None:
         mx.nd.waitall()
         epoch_s.append(time.perf_counter() - began)
         if store.rank == 0:
-            validated.append(_validate(network, data))
+            validated.append(validate(network, data))
     trained = [p for p in network.collect_params().values() if p.grad_req != "null"]
     exact = options.epochs * steps * sum(4 * np.prod(p.shape) for p in trained)
     stats = store.stats()
@@ -95,20 +92,6 @@ def main() -> None:
         sent_share=stats["bytes_sent"] / exact,
         received_share=stats["bytes_received"] / exact,
     )
-
-
-def _validate(network: Any, data: Split) -> Dict[str, float]:
-    """The mean loss, in nats, and the share of guesses that are right."""
-    loss, right = 0.0, 0
-    for first in range(0, len(data.validation), _VALIDATED_AT_ONCE):
-        x, y = (
-            mx.nd.array(of[first:][:_VALIDATED_AT_ONCE])
-            for of in (data.validation, data.validation_labels)
-        )
-        scores = network(x)
-        loss += float(_LOSS(scores, y).sum().asscalar())
-        right += int((scores.argmax(axis=-1) == y).sum().asscalar())
-    return {"loss": loss / len(data.validation), "accuracy": right / data.validation_labels.size}
 
 
 main()

@@ -113,6 +113,11 @@ FOLDERS_MAY_IMPORT: Dict[str, Set[str]] = {
         "experiments.drawing",
         "p3kv.report.forecast",
     },
+    "experiments.spectrain": {
+        "experiments.training",
+        "experiments.campaign",
+        "experiments.drawing",
+    },
     "experiments.thesis": {
         "experiments.cluster",
         "experiments.models",
