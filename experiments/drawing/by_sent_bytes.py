@@ -66,12 +66,15 @@ def draw(table: Sequence[Mapping[str, Any]]) -> Figure:
                 marker="D" if exact else "^" if streams else "o", capsize=2.5, markersize=5,
                 color=output.COLOURS["p3" if exact else "slicing"],
             )  # fmt: skip
+            above = streams or row["rule"] == "local_200"
             axis.annotate(
-                LOCAL[row["rule"]].title, (row["sent_share"], loss["median"]), fontsize=7,
-                textcoords="offset points", xytext=(6, -10 if streams else 5),
+                f"{LOCAL[row['rule']].title}: {loss['median']:.3g}",
+                (row["sent_share"], loss["median"]), fontsize=7, textcoords="offset points",
+                xytext=(4, 8 if above else -12),
             )  # fmt: skip
         axis.set_xscale("log")
-        axis.margins(x=0.15)
+        axis.set_yscale("log")
+        axis.margins(x=0.2, y=0.1)
         axis.set_xlabel("bytes sent, by those of a gradient in each step")
         axis.set_ylabel("loss of samples that nobody trains with, in nats")
         axis.set_title(TASKS[task].title, fontsize=9)

@@ -47,8 +47,11 @@ def values_are_exact_once_they_are_synchronised():
         if step == STEPS // 2:
             store.synchronize()
             np.testing.assert_allclose(weight.asnumpy(), expected, rtol=1e-4, atol=1e-4)
+    copy = mx.nd.zeros(SIZE)
+    store.pull("w", out=copy)
     store.synchronize()
-    np.testing.assert_allclose(weight.asnumpy(), expected, rtol=1e-4, atol=1e-4)
+    for array in (weight, copy):
+        np.testing.assert_allclose(array.asnumpy(), expected, rtol=1e-4, atol=1e-4)
     assert (averages == 1 + store.rank).asnumpy().all(), averages
     before = store.stats()["bytes_received"]
     store.pushpull("w", mx.nd.zeros(SIZE), out=weight)

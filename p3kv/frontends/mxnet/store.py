@@ -112,8 +112,9 @@ class P3(KVStoreBase):
         """Parameters given to `set_gradient_compression`."""
         self._names: Mapping[Key, str] = {}
         self._expected_rows: Set[Key] = set()
-        self._received: Dict[Key, Tuple[WorkerKey, List[NDArray]]] = {}
-        """Arrays that a key's value has gone to last."""
+        self._pushed_for: Dict[Key, Tuple[WorkerKey, List[NDArray]]] = {}
+        self._pulled_for: Dict[Key, Tuple[WorkerKey, List[NDArray]]] = {}
+        """Arrays that a key's value has gone to last, by a push and by a pull."""
         self._order = OrderLearner(self._own.publish_order, FORWARD_READS)
         if self.rank != 0:
             # Rank 0 decides, and all workers use its order.
@@ -259,7 +260,7 @@ class P3(KVStoreBase):
             self._pushes.begin_clipped_call(known)
         for worker_key, sources, targets in known:
             self._operations.pushpull(worker_key, sources, targets, priority)
-            self._received[worker_key.key] = worker_key, targets
+            self._pushed_for[worker_key.key] = worker_key, targets
         if self._pushes.clipping.clips:
             self._pushes.clipping.end_call()
 
@@ -316,7 +317,7 @@ class P3(KVStoreBase):
             if self._local is not None:
                 self._local.check_pull(worker_key, targets)
             pull(worker_key, targets, priority)
-            self._received[worker_key.key] = worker_key, targets
+            self._pulled_for[worker_key.key] = worker_key, targets
 
     def synchronize(self) -> None:
         """Gives all dense arrays that have received values the servers' own, unrounded, after this
@@ -328,7 +329,7 @@ class P3(KVStoreBase):
         if self._local is not None:
             self._local.synchronize()
             return
-        for key, targets in self._received.values():
+        for key, targets in (*self._pushed_for.values(), *self._pulled_for.values()):
             self._operations.pull_dense(key, targets, 0, exact=True)
 
     def row_sparse_pull(
