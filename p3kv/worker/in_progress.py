@@ -104,6 +104,8 @@ class InProgress:
         `server` keeps them."""
         self.counts["slices_received"] += 1
         self.counts["bytes_received"] += header.payload_bytes
+        if transfer.key.own_rounds and isinstance(header, UpdatedHeader):
+            transfer.behind = max(transfer.behind, header.behind)
         transfer.missing_elems -= elems
         if transfer.missing_elems == 0:
             self.arrived(transfer, header, header.late_us / 1e6, server, header.worked_us)
@@ -123,7 +125,7 @@ class InProgress:
         else:
             del self._updates[transfer.key.key_id, transfer.round]
             if transfer.key.own_rounds and isinstance(header, UpdatedHeader):
-                self.note_staleness(header.behind)
+                self.note_staleness(transfer.behind)
         self._times.value_arrived(transfer.key, late_s, server, worked_us)
         if not self._updates and not self._pulls:
             self._gates.values_complete()

@@ -192,7 +192,7 @@ class Transfer:
     """
 
     __slots__ = (
-        "_kept", "_landed", "_memory", "asks", "changes", "done", "exact", "has_gradient",
+        "_kept", "_landed", "_memory", "asks", "behind", "changes", "done", "exact", "has_gradient",
         "is_exchanged", "key", "missing_elems", "norm", "priority", "ready_s", "round", "route",
         "size_bytes", "source", "step", "takes", "target",
     )  # fmt: skip
@@ -240,6 +240,9 @@ class Transfer:
         self.missing_elems = key.size_elems
         """Elements that have not arrived; without a target, elements of which this worker does not
         know that they have arrived there."""
+        self.behind = 0
+        """Where rounds are each worker's own: the most rounds that a slice of its value lacks of
+        another worker."""
         self.norm = 0.0
         """Norm of the gradient, where the key's codec needs it."""
         self.route: Route

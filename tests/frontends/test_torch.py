@@ -214,3 +214,12 @@ def test_a_worker_goes_on_with_the_weights_that_a_delayed_rule_names(
     )  # fmt: skip
     assert result.code == 0, result.output
     assert result.output.count("every weight is the one that the rule names") == 2, result.output
+
+
+def test_a_worker_leads_by_as_many_rounds_as_a_bounded_rule_says() -> None:
+    result = job(
+        "torch_clocks.py", 2, workers=3, servers=2, P3KV_SLICE_SIZE=15,
+        P3KV_CONSISTENCY="bounded:staleness=2",
+    )  # fmt: skip
+    assert result.code == 0, result.output
+    assert result.output.count("led by ") == 3 and "led by 2" in result.output, result.output
