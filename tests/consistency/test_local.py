@@ -206,7 +206,7 @@ def test_what_no_worker_would_send_is_refused() -> None:
 
 
 @NEEDS_TORCH
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", RULES[1:])  # the other front end shows the first
 def test_workers_of_one_front_end_train_as_in_one_process(rule: str) -> None:
     """With a schedule, clipping, and a layer that some steps do not use."""
     result = torch_job("torch_local.py", P3KV_SLICE_SIZE=100, P3KV_CONSISTENCY=rule)

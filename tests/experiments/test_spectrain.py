@@ -29,6 +29,7 @@ def _no_open_figures() -> Iterator[None]:
 
 
 @needs_cluster
+@pytest.mark.long
 def test_a_job_tells_how_far_stale_and_predicted_weights_are_from_the_true_ones():
     recipe = RECIPES["digits"][0]
     stale, predicted = (

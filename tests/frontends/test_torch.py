@@ -59,7 +59,8 @@ def test_weights_and_states_are_those_of_one_process(
     assert result.output.count(f"right with {name}") == workers, result.output
 
 
-@pytest.mark.parametrize("name", ["AdamW", pytest.param("Adafactor", marks=pytest.mark.long)])
+@pytest.mark.long  # that of two optimizers, in test_torch_rows.py, nearly shows it
+@pytest.mark.parametrize("name", ["AdamW", "Adafactor"])
 def test_a_job_that_is_killed_goes_on_bit_for_bit_with_other_servers_and_slices(
     tmp_path: Path, name: str
 ) -> None:
@@ -199,7 +200,14 @@ def test_a_process_alone_trains_with_the_inner_optimizer() -> None:
 
 @pytest.mark.parametrize(
     ("name", "staleness", "predict"),
-    [("SGD", 1, ""), ("AdamW", 2, "damped"), ("SGD", 2, "true"), ("Nesterov", 3, "damped")],
+    [
+        ("AdamW", 2, "damped"),
+        ("SGD", 2, "true"),
+        *(
+            pytest.param(*one, marks=pytest.mark.long)
+            for one in [("SGD", 1, ""), ("Nesterov", 3, "damped")]
+        ),
+    ],
 )
 def test_a_worker_goes_on_with_the_weights_that_a_delayed_rule_names(
     name: str, staleness: int, predict: str

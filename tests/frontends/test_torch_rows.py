@@ -57,6 +57,7 @@ def test_few_bytes_travel_and_what_users_do_works_or_is_refused() -> None:
     assert result.output.count("few bytes") == result.output.count("refused") == 2, result.output
 
 
+@pytest.mark.long
 def test_rows_that_a_codec_has_rounded_come_exactly_on_request() -> None:
     codecs = {"P3KV_GRADIENT_CODEC": "float16", "P3KV_VALUE_CODEC": "float16"}
     result = job("torch_rows_uses.py", "codecs", **codecs)

@@ -6,6 +6,7 @@ import re
 from typing import Dict
 
 import pytest
+from msgspec.structs import replace
 
 from p3kv.report import rates, verdict
 from p3kv.report.forecast import Workload
@@ -150,11 +151,16 @@ def test_rates_are_those_between_two_reports() -> None:
         {"computing": 0.75, "network": 0.25, "script": 0, "server": 0, "straggler": 0,
          "processor": 0}
     )  # fmt: skip
-    assert found._replace(shares=None) == (1e6, 5e5, 7, 3, 0.5, None, "layer3")
+    assert found._replace(shares=None) == (1e6, 5e5, 7, 3, 0.5, None, "layer3", None)
     assert found.words == (
         "0.5 s a step (computing 75%, network 25%; waits most for layer3), 8 Mbit/s out, "
         "4 Mbit/s in, 7 frames queued, 3 inversions"
     )
+    stale = rates(before, replace(after, stale_values=8, stale_rounds=12, most_stale_rounds=3))
+    assert stale.words.startswith(
+        "0.5 s a step (computing 75%, network 25%; waits most for layer3)"
+    )
+    assert ", values 1.5 rounds old, " in stale.words
     idle = rates(after, after)
     assert (idle.step_s, idle.shares) == (None, None)
     server = rates(ServerNumbers(), ServerNumbers(uptime_s=1.0, wire_bytes_sent=10))
