@@ -127,6 +127,7 @@ def test_momentum_that_a_codec_applies_is_applied_once() -> None:
     assert result.output.count("right with dgc") == 2, result.output
 
 
+@pytest.mark.long  # tests/processes/test_torchrun.py starts two hosts' jobs
 def test_torchrun_starts_a_job(tmp_path: Path) -> None:
     command = [
         str(PYTHON.parent / "torchrun"), "--standalone", "--nproc_per_node", "2",
