@@ -8,11 +8,12 @@ Argument: a folder for files with optimizer states.
 import p3kv  # noqa: F401, I001
 import os
 import sys
-from typing import Dict, List, Tuple
+from typing import List
 
 import mxnet as mx
 import numpy as np
 from mxnet import autograd, gluon
+from outer_reference import Outer
 from p3kv.consistency import make_consistency
 from p3kv.errors import NotSupportedError
 from p3kv.store.turns import turns
@@ -76,40 +77,17 @@ class Together:
         every = [one.data() for _, one in sorted(self.nets[0].collect_params().items())]
         both = turns([one.size * 4 for one in every], RULE)  # a Trainer has keys of all
         kept = [one for _, one in sorted(self.nets[0].collect_params().items())]
-        self.turns = [turn for turn, one in zip(both, kept) if one.grad_req != "null"]
-        self.values = [one.asnumpy() for one in trained(self.nets[0])]
-        self.velocities = [np.zeros_like(one) for one in self.values]
-        self.sent: Dict[int, Tuple[int, List[np.ndarray]]] = {}
-        """By parameter: when its value is taken, and the workers' weights when it was sent."""
+        trains = [turn for turn, one in zip(both, kept) if one.grad_req != "null"]
+        self.outer = Outer(RULE, trains, [one.asnumpy() for one in trained(self.nets[0])])
 
     def step(self, step: int) -> None:
         for rank, (net, one) in enumerate(zip(self.nets, self.trainers)):
             backward(net, step, rank)
             one.step(BATCH, ignore_stale_grad=True)
         for at, weights in enumerate(zip(*map(trained, self.nets))):
-            self.exchange(step, at, weights)
-
-    def exchange(self, step: int, at: int, weights: Tuple[mx.nd.NDArray, ...]) -> None:
-        turn = self.turns[at]
-        if at in self.sent and self.sent[at][0] == step:
-            self.take(at, weights)
-        if step % RULE.steps == turn.first % RULE.steps:
-            before = self.values[at]
-            self.sent[at] = step + turn.lag, [one.asnumpy() for one in weights]
-            mean = sum(before - one.asnumpy() for one in weights)
-            mean /= np.float32(1 if RULE.adds else len(weights))
-            velocity = self.velocities[at]
-            velocity *= np.float32(RULE.momentum)
-            velocity += mean
-            change = mean + np.float32(RULE.momentum) * velocity if RULE.momentum else mean
-            self.values[at] = before - np.float32(RULE.rate) * change
-            if not turn.lag:
-                self.take(at, weights)
-
-    def take(self, at: int, weights: Tuple[mx.nd.NDArray, ...]) -> None:
-        _, sent = self.sent.pop(at)
-        for weight, as_sent in zip(weights, sent):
-            weight[:] = mx.nd.array((weight.asnumpy() - as_sent) + self.values[at])
+            now = self.outer.exchange(step, at, [one.asnumpy() for one in weights])
+            for weight, one in zip(weights, now):
+                weight[:] = mx.nd.array(one)
 
 
 def same(mine: List[mx.nd.NDArray], theirs: List[np.ndarray]) -> None:
@@ -132,10 +110,10 @@ def main() -> None:
             training.load_states(f"{FOLDER}/{rank}")  # this worker's own
     same(trained(net), [one.asnumpy() for one in trained(together.nets[rank])])
     training._kvstore.synchronize()
-    same(trained(net), together.values)
+    same(trained(net), together.outer.values)
     pulled = mx.nd.zeros(16)
     training._kvstore.pull(0, out=pulled)
-    same([pulled], [together.values[0]])
+    same([pulled], [together.outer.values[0]])
     try:
         training._kvstore.pull(0, out=trained(net)[0])
     except NotSupportedError as error:

@@ -4,10 +4,10 @@ in this process, bit for bit. P3KV_CONSISTENCY says how many steps there are bet
 
 import p3kv.torch  # noqa: I001
 import os
-from typing import Dict, List, Tuple
+from typing import List
 
-import numpy as np
 import torch
+from outer_reference import Outer
 from p3kv.consistency import make_consistency
 from p3kv.store.turns import turns
 
@@ -58,11 +58,8 @@ class Together:
         self.schedules = [torch.optim.lr_scheduler.StepLR(one, 5, 0.5) for one in self.optimizers]
         every = [*net.parameters()]
         self.trained = [one.requires_grad for one in every]
-        self.turns = turns([one.nbytes for one in every], RULE)
-        self.values = [one.detach().numpy().copy() for one in every]
-        self.velocities = [np.zeros_like(one) for one in self.values]
-        self.sent: Dict[int, Tuple[int, List[torch.Tensor]]] = {}
-        """By parameter: when its value is taken, and the workers' weights when it was sent."""
+        whole = turns([one.nbytes for one in every], RULE)
+        self.outer = Outer(RULE, whole, [one.detach().numpy().copy() for one in every])
 
     def step(self, step: int) -> None:
         for rank, (net, optimizer) in enumerate(zip(self.nets, self.optimizers)):
@@ -76,29 +73,9 @@ class Together:
             self.schedules[rank].step()
         for at, weights in enumerate(zip(*(net.parameters() for net in self.nets))):
             if self.trained[at]:
-                self.exchange(step, at, weights)
-
-    def exchange(self, step: int, at: int, weights: Tuple[torch.nn.Parameter, ...]) -> None:
-        turn = self.turns[at]
-        if at in self.sent and self.sent[at][0] == step:
-            self.take(at, weights)
-        if step % RULE.steps == turn.first % RULE.steps:
-            before = self.values[at]
-            self.sent[at] = step + turn.lag, [one.detach().clone() for one in weights]
-            mean = sum(before - one.detach().numpy() for one in weights)
-            mean /= np.float32(1 if RULE.adds else len(weights))
-            velocity = self.velocities[at]
-            velocity *= np.float32(RULE.momentum)
-            velocity += mean
-            change = mean + np.float32(RULE.momentum) * velocity if RULE.momentum else mean
-            self.values[at] = before - np.float32(RULE.rate) * change
-            if not turn.lag:
-                self.take(at, weights)
-
-    def take(self, at: int, weights: Tuple[torch.nn.Parameter, ...]) -> None:
-        _, sent = self.sent.pop(at)
-        for weight, as_sent in zip(weights, sent):
-            weight.data = (weight.data - as_sent) + torch.from_numpy(self.values[at])
+                now = self.outer.exchange(step, at, [one.detach().numpy() for one in weights])
+                for weight, one in zip(weights, now):
+                    weight.data.copy_(torch.from_numpy(one))
 
 
 def main() -> None:
@@ -126,7 +103,7 @@ def main() -> None:
     optimizer.synchronize()
     for at, one in enumerate(net.parameters()):
         if one.requires_grad:
-            same([one], [torch.from_numpy(together.values[at])])
+            same([one], [torch.from_numpy(together.outer.values[at])])
     print("right by the rule local")
 
 

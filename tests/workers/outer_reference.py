@@ -1,0 +1,48 @@
+"""The servers of workers that train by themselves, and what workers take from them, in NumPy."""
+
+from __future__ import annotations
+
+from typing import Dict, List, Sequence, Tuple
+
+import numpy as np
+
+from p3kv.consistency import LocalTraining
+from p3kv.store.turns import Turn
+
+
+class Outer:
+    """All workers' exchanges with the servers, step by step."""
+
+    def __init__(
+        self, rule: LocalTraining, turns: Sequence[Turn], values: Sequence[np.ndarray]
+    ) -> None:
+        """`turns` and `values` are those of the weights, in their order."""
+        self.values = list(values)
+        self._rule = rule
+        self._turns = turns
+        self._velocities = [np.zeros_like(one) for one in values]
+        self._sent: Dict[int, Tuple[int, List[np.ndarray]]] = {}
+        """By weight: when its value is taken, and the workers' weights when it was sent."""
+
+    def exchange(self, step: int, at: int, weights: List[np.ndarray]) -> List[np.ndarray]:
+        """What a weight is on each worker after a step, in which these have been learned."""
+        rule, turn = self._rule, self._turns[at]
+        if at in self._sent and self._sent[at][0] == step:
+            weights = self._taken(at, weights)
+        if step % rule.steps == turn.first % rule.steps:
+            before = self.values[at]
+            self._sent[at] = step + turn.lag, [one.copy() for one in weights]
+            mean = sum(before - one for one in weights)
+            mean /= np.float32(1 if rule.adds else len(weights))
+            velocity = self._velocities[at]
+            velocity *= np.float32(rule.momentum)
+            velocity += mean
+            change = mean + np.float32(rule.momentum) * velocity if rule.momentum else mean
+            self.values[at] = before - np.float32(rule.rate) * change
+            if not turn.lag:
+                weights = self._taken(at, weights)
+        return weights
+
+    def _taken(self, at: int, weights: List[np.ndarray]) -> List[np.ndarray]:
+        _, sent = self._sent.pop(at)
+        return [(one - as_sent) + self.values[at] for one, as_sent in zip(weights, sent)]
