@@ -64,6 +64,14 @@ class Pair:
         self.alone.step()
         self.steps += 1
 
+    def step_alone(self, batches: List[torch.Tensor], max_norm: float) -> None:
+        """The twin's step by the mean of these batches' gradients, clipped."""
+        self.alone.zero_grad()
+        for x in batches:
+            (loss_of(self.twin, x) / len(batches)).backward()
+        nn.utils.clip_grad_norm_(self.twin.parameters(), max_norm)
+        self.alone.step()
+
     def check(self) -> None:
         expected = self.twin.state_dict()
         for name, value in self.model.state_dict().items():

@@ -75,12 +75,8 @@ def main() -> None:
             list(Rows(one).x.split(SIZE)) for one in range(WORKERS)
         ]
         for at in range(0, len(batches[0]), ACCUMULATED):
-            pair.alone.zero_grad()
             together = [x for one in batches for x in one[at : at + ACCUMULATED]]
-            for x in together:
-                (loss_of(pair.twin, x) / len(together)).backward()
-            torch.nn.utils.clip_grad_norm_(pair.twin.parameters(), MAX_NORM)
-            pair.alone.step()
+            pair.step_alone(together, MAX_NORM)
             of_alone.step()
     pair.check()
     print("right with the Trainer")
