@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, List, Optional, Sequence
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import mxnet as mx
 import numpy as np
@@ -13,6 +13,7 @@ from p3kv.errors import NotSupportedError
 from p3kv.frontends.mxnet import saved_states
 from p3kv.frontends.mxnet.arrays import check_sources, classic
 from p3kv.frontends.mxnet.operations import Operations
+from p3kv.frontends.mxnet.steps import Pushed, Steps
 from p3kv.store.turns import Progress, turns
 from p3kv.wire.messages import Key
 from p3kv.worker.stores import WorkerStore
@@ -53,7 +54,7 @@ class _Weight:
             self.first.copyto(classic(other))
 
 
-class LocalSteps:
+class LocalSteps(Steps):
     """Updates weights by MXNet's own updater, on this worker. All that it does are operations of
     the engine, so calls return at once, and what reads a weight waits for what it needs.
 
@@ -67,17 +68,38 @@ class LocalSteps:
         rule: LocalTraining,
         rank: int,
     ) -> None:
-        """`updater` is to be set before the first step."""
+        """An optimizer is to be set before the first step."""
+        super().__init__(operations)
         self._own = own
-        self._operations = operations
         self._rule = rule
         self._rank = rank
         self._weights: Dict[Key, _Weight] = {}
         self._progress: Dict[Key, Progress] = {}
-        self.updater: mx.optimizer.Updater
-        """MXNet's own, with the script's optimizer."""
 
-    def step(
+    def set_optimizer(self, optimizer: mx.optimizer.Optimizer) -> None:
+        self.updater = mx.optimizer.get_updater(optimizer)
+
+    def check_out(self, out: Any) -> None:
+        if out is None:
+            raise NotSupportedError(
+                "each worker trains by itself (P3KV_CONSISTENCY), so a step needs the weight: call "
+                "kv.pushpull(key, gradient, out=weight)"
+            )
+
+    def pushpull(self, known: Pushed, priority: int) -> None:
+        for key, sources, targets in known:
+            self._step(key, sources, targets, priority)
+
+    def push(self, known: Sequence[Tuple[WorkerKey, List[NDArray]]], priority: int) -> None:
+        raise AssertionError("check_out has refused it")
+
+    def push_no_gradient(
+        self, key: WorkerKey, targets: Sequence[List[NDArray]], priority: int
+    ) -> Callable[[], bool]:
+        self._step(key, [], targets[0], priority)
+        return lambda: False
+
+    def _step(
         self, key: WorkerKey, sources: List[NDArray], targets: Sequence[NDArray], priority: int
     ) -> None:
         """Updates a key's weight, which is in `targets`, by the sum of this worker's gradients,
@@ -96,7 +118,9 @@ class LocalSteps:
             self._exchange(key, one, priority)
             one.spread()
 
-    def check_pull(self, key: WorkerKey, targets: Sequence[NDArray]) -> None:
+    def pull(
+        self, key: WorkerKey, targets: List[NDArray], priority: int, ignore_sparse: bool
+    ) -> None:
         """Raises NotSupportedError for a pull into a weight, which may await another value."""
         one = self._weights.get(key.key)
         if one is not None and any(target is own for target in targets for own in one.weights):
@@ -105,6 +129,7 @@ class LocalSteps:
                 "(P3KV_CONSISTENCY): call kv.synchronize, which gives all weights the servers' "
                 "values, or pull into another array"
             )
+        super().pull(key, targets, priority, ignore_sparse)
 
     def synchronize(self) -> None:
         """Gives all weights the servers' own values."""

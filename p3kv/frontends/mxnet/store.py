@@ -28,7 +28,6 @@ from mxnet.ndarray import NDArray
 
 from p3kv import config, errors
 from p3kv.common.combinations import Feature
-from p3kv.errors import NotSupportedError
 from p3kv.frontends.mxnet import (
     clipping_refusals,
     environment,
@@ -59,9 +58,10 @@ from p3kv.frontends.mxnet.forward_order import FORWARD_READS
 from p3kv.frontends.mxnet.local import LocalSteps
 from p3kv.frontends.mxnet.operations import Operations
 from p3kv.frontends.mxnet.server_states import ServerStates
+from p3kv.frontends.mxnet.server_steps import ServerSteps
+from p3kv.frontends.mxnet.steps import Steps
 from p3kv.frontends.mxnet.store_types import ASYNC_TYPE, SYNC_TYPE
 from p3kv.frontends.mxnet.unpushed import Local, copied
-from p3kv.frontends.mxnet.updater import ServersUpdater
 from p3kv.frontends.mxnet.worker_optimizer import WorkerOptimizer
 from p3kv.store.clipped_steps import checked
 from p3kv.store.compression import choice
@@ -112,9 +112,6 @@ class P3(KVStoreBase):
         """Parameters given to `set_gradient_compression`."""
         self._names: Mapping[Key, str] = {}
         self._expected_rows: Set[Key] = set()
-        self._pushed_for: Dict[Key, Tuple[WorkerKey, List[NDArray]]] = {}
-        self._pulled_for: Dict[Key, Tuple[WorkerKey, List[NDArray]]] = {}
-        """Arrays that a key's value has gone to last, by a push and by a pull."""
         self._order = OrderLearner(self._own.publish_order, FORWARD_READS)
         if self.rank != 0:
             # Rank 0 decides, and all workers use its order.
@@ -126,11 +123,11 @@ class P3(KVStoreBase):
         )
         self._operations = Operations(self._worker, self._pushes, self._order)
         self._resuming = Resuming(self._own, self._pushes, self.rank, OptimizerGoesOn(self._own))
-        self._states = ServerStates(self._own, self._pushes, self.rank, self._worker.barrier)
-        self._updater: Any = None
-        """The optimizer, as MXNet's Trainer looks for it."""
-        self._local: Optional[LocalSteps] = None
-        """Where this worker trains by itself."""
+        states = ServerStates(self._own, self._pushes, self.rank, self._worker.barrier)
+        self._steps: Steps = ServerSteps(
+            self._own, self._operations, self._pushes, self._resuming, states
+        )
+        """What becomes of gradients."""
 
     # What MXNet asks about the store.
 
@@ -248,34 +245,14 @@ class P3(KVStoreBase):
         goes first.
         """
         priority = _priority(priority)
-        known = self._known(key, [value], [value if out is None else out])
-        if self._local is not None:
-            if out is None:
-                self._refuse_without_weight()
-            for worker_key, sources, targets in known:
-                self._local.step(worker_key, sources, targets, priority)
-            return
-        if self._pushes.clipping.clips:
-            clipping_refusals.check_apart(known)
-            self._pushes.begin_clipped_call(known)
-        for worker_key, sources, targets in known:
-            self._operations.pushpull(worker_key, sources, targets, priority)
-            self._pushed_for[worker_key.key] = worker_key, targets
-        if self._pushes.clipping.clips:
-            self._pushes.clipping.end_call()
+        self._steps.check_out(out)
+        self._steps.pushpull(self._known(key, [value], [value if out is None else out]), priority)
 
     def push(self, key: Union[Key, Sequence[Key]], value: Any, priority: int = 0) -> None:
         """Pushes gradients; the result stays on the servers until `pull`."""
         priority = _priority(priority)
-        if self._local is not None:
-            self._refuse_without_weight()
-        known = self._known(key, [value])
-        if self._pushes.clipping.clips:
-            self._pushes.begin_clipped_call(known)
-        for worker_key, sources in known:
-            self._operations.push(worker_key, sources, priority)
-        if self._pushes.clipping.clips:
-            self._pushes.clipping.end_call()
+        self._steps.check_out(None)
+        self._steps.push(self._known(key, [value]), priority)
 
     def push_no_gradient(self, key: Key, out: Any = None, priority: int = 0) -> Callable[[], bool]:
         """Says that this worker has no gradient of a key in this round, for gluon's Trainer.
@@ -287,16 +264,9 @@ class P3(KVStoreBase):
         gradient; without an optimizer it must be called.
         """
         priority = _priority(priority)
-        outs = [] if out is None else [out]
-        [(worker_key, *targets)] = known = self._known(key, outs=outs)
-        if self._local is not None:
-            if out is None:
-                self._refuse_without_weight()
-            self._local.step(worker_key, [], targets[0], priority)
-            return lambda: False
-        if self._pushes.clipping.clips:
-            self._pushes.begin_clipped_call(known)
-        return self._operations.push_no_gradient(worker_key, priority, *targets)
+        self._steps.check_out(out)
+        [(worker_key, *targets)] = self._known(key, outs=[] if out is None else [out])
+        return self._steps.push_no_gradient(worker_key, targets, priority)
 
     def pull(
         self,
@@ -312,12 +282,8 @@ class P3(KVStoreBase):
         if out is None:
             raise TypeError("pull needs out=, the arrays to write into")
         priority = _priority(priority)
-        pull = self._operations.pull_dense if ignore_sparse else self._operations.pull
         for worker_key, targets in self._known(key, [], [out], ignore_sparse):
-            if self._local is not None:
-                self._local.check_pull(worker_key, targets)
-            pull(worker_key, targets, priority)
-            self._pulled_for[worker_key.key] = worker_key, targets
+            self._steps.pull(worker_key, targets, priority, ignore_sparse)
 
     def synchronize(self) -> None:
         """Gives all dense arrays that have received values the servers' own, unrounded, after this
@@ -326,11 +292,7 @@ class P3(KVStoreBase):
         running averages, stay as they are. A worker that trains by itself loses what it has learned
         since its last exchange."""
         self._worker.check()
-        if self._local is not None:
-            self._local.synchronize()
-            return
-        for key, targets in (*self._pushed_for.values(), *self._pulled_for.values()):
-            self._operations.pull_dense(key, targets, 0, exact=True)
+        self._steps.synchronize()
 
     def row_sparse_pull(
         self, key: Any, out: Any = None, priority: int = 0, row_ids: Any = None
@@ -358,19 +320,10 @@ class P3(KVStoreBase):
         tensors while a key is on several servers already.
         """
         rule = self._own.rule.local
-        if rule is not None:
-            if self._local is None:
-                set_outer_optimizer(self._resuming, rule, self.num_workers)
-                self._local = LocalSteps(self._own, self._operations, rule, self.rank)
-            self._updater = self._local.updater = mx.optimizer.get_updater(optimizer)
-            return
-        set_now = WorkerOptimizer(
-            optimizer,
-            self._pushes.step,
-            momentum_by_codec=self._own.codec_applies_momentum,
-        )
-        self._resuming.set_optimizer(set_now)
-        self._updater = ServersUpdater(optimizer, self._states.of_keys)
+        if rule is not None and self._steps.updater is None:
+            set_outer_optimizer(self._resuming, rule, self.num_workers)
+            self._steps = LocalSteps(self._own, self._operations, rule, self.rank)
+        self._steps.set_optimizer(optimizer)
 
     def set_gradient_compression(self, compression_params: Mapping[str, Any]) -> None:
         """Has gradients travel by a codec: {'type': '2bit', 'threshold': 0.5}.
@@ -431,10 +384,7 @@ class P3(KVStoreBase):
         written; raises OSError if that is not possible, and StatesError without an optimizer.
         """
         self._worker.check()
-        if self._local is not None:
-            self._local.save(fname, dump_optimizer)
-            return
-        self._states.save(fname, dump_optimizer)
+        self._steps.save(fname, dump_optimizer)
 
     def load_optimizer_states(self, fname: str) -> None:
         """Goes on from a file that a p3 store, or MXNet's Updater, has written.
@@ -444,10 +394,12 @@ class P3(KVStoreBase):
         Raises StatesError for a file that does not fit, before anything changes.
         """
         self._worker.check()
-        if self._local is not None:
-            self._local.load(fname)
-            return
-        self._updater = ServersUpdater(self._states.load(fname), self._states.of_keys)
+        self._steps.load(fname)
+
+    @property
+    def _updater(self) -> Any:
+        """The optimizer, where MXNet's Trainer looks for it."""
+        return self._steps.updater
 
     # What MXNet's store has and this one does not.
 
@@ -469,13 +421,6 @@ class P3(KVStoreBase):
         self._worker.barrier()
 
     # How it is done.
-
-    @staticmethod
-    def _refuse_without_weight() -> NoReturn:
-        raise NotSupportedError(
-            "each worker trains by itself (P3KV_CONSISTENCY), so a step needs the weight: call "
-            "kv.pushpull(key, gradient, out=weight)"
-        )
 
     def _declare(self, key: Key, value: NDArray, outs: Sequence[NDArray] = ()) -> WorkerKey:
         check_key(key)
