@@ -11,6 +11,7 @@ each token there will be a decision, and rank 0's next start decides where the l
 from __future__ import annotations
 
 import json
+import logging
 import secrets
 import socket
 from typing import Dict, List, Optional
@@ -24,7 +25,9 @@ from p3kv.errors import ConfigError, P3Error, RendezvousError, in_one_line
 from p3kv.frontends import FRONT_ENDS
 from p3kv.frontends.front_end import KeyStore
 from p3kv.wire.address import own_address
+from p3kv.wire.reminder import reminding
 
+_log = logging.getLogger(__name__)
 _TOKEN = "p3kv/token"
 """Key of the last start's token."""
 _NONCE_BYTES = 16
@@ -44,10 +47,11 @@ def meet() -> None:
     if where is None:
         return
     try:
-        store = _connected(where)
-        if store is None:
-            return
-        decision = lead(store, where) if where.rank == 0 else follow(store, where)
+        with reminding(lambda: _log.warning("%s", _waiting(where))):
+            store = _connected(where)
+            if store is None:
+                return
+            decision = lead(store, where) if where.rank == 0 else follow(store, where)
     except P3Error:
         raise
     except (RuntimeError, OSError) as error:
@@ -61,6 +65,14 @@ def meet() -> None:
     if decision["wrong"]:
         raise ConfigError(decision["wrong"])
     config.take_place(decision["host"], decision["port"], decision["secret"], decision["token"])
+
+
+def _waiting(where: LauncherStore) -> str:
+    return (
+        f"p3kv: rank {where.rank} of {where.size} still waits for the others, over the store that "
+        f"{where.launcher} serves at {endpoint(where.host, where.port)}. All hosts must reach that "
+        "address; where torchrun names it wrongly, give it --local-addr on each host"
+    )
 
 
 def _connected(where: LauncherStore) -> Optional[KeyStore]:

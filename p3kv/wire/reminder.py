@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from contextlib import contextmanager
+from typing import Callable, Iterator
+
 _FIRST_S = 5.0
 
 
@@ -23,3 +28,22 @@ class Reminder:
     def postpone(self, now: float) -> None:
         """Something arrived: is not due in the next 5 s."""
         self.at = max(self.at, now + _FIRST_S)
+
+
+@contextmanager
+def reminding(remind: Callable[[], None]) -> Iterator[None]:
+    """Calls `remind` in a thread of its own whenever it is due, while what is done inside waits
+    and says nothing itself."""
+    done = threading.Event()
+
+    def watch() -> None:
+        reminder = Reminder(time.monotonic())
+        while not done.wait(reminder.at - time.monotonic()):
+            if reminder.is_due(time.monotonic()):
+                remind()
+
+    threading.Thread(target=watch, name="p3kv reminder", daemon=True).start()
+    try:
+        yield
+    finally:
+        done.set()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import socket
 import subprocess
+from contextlib import closing
 from pathlib import Path
 from typing import List
 
@@ -75,3 +76,18 @@ def test_on_one_host_a_job_starts_again_without_a_secret(tmp_path: Path) -> None
     assert result.code == 0, result.output
     assert "ValueError: boom" in result.output
     assert result.output.count("of 2 has trained") == 2, result.output
+
+
+def test_a_rank_says_what_it_waits_for_where_the_store_does_not_answer() -> None:
+    with closing(socket.create_server(("127.0.0.1", 0))) as nobody:
+        port = nobody.getsockname()[1]
+    settings = environment(
+        RANK="1", WORLD_SIZE="2", LOCAL_RANK="0", LOCAL_WORLD_SIZE="1", MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=port, TORCHELASTIC_RUN_ID="job", TORCHELASTIC_USE_AGENT_STORE="True",
+        P3KV_SECRET="", P3KV_RENDEZVOUS_TIMEOUT_S="4",
+    )  # fmt: skip
+    result = run([str(PYTHON), "-c", "import p3kv.torch"], settings, JOB_S)
+    assert result.code == 1
+    where = f"over the store that torchrun serves at 127.0.0.1:{port}"
+    assert f"p3kv: rank 1 of 2 still waits for the others, {where}" in result.output
+    assert "p3kv: rank 1 of 2 can't agree with the others" in result.output
