@@ -101,7 +101,7 @@ class DataPlane:
         )  # fmt: skip
         self.exchange = Exchange(
             self._in_progress, self._gates, departures, self.steps, self.times,
-            settings.priorities, self._begin_step,
+            settings.priorities, self.consistency.window, self._begin_step,
         )  # fmt: skip
         self.slices = SliceRoute(rank, self.servers, self._gates, self._in_progress, sizes, tracer)
         self.rows = RowsRoute(

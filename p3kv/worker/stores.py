@@ -56,7 +56,7 @@ class WorkerStore:
         ask: Callable[[Callable[[Future[Any]], None]], Future[Any]],
         check: Callable[[], None],
     ) -> None:
-        """`consistency` names the keys' rule, `rule`, unless it is the job's. `speaks`: whether
+        """`consistency` chooses the keys' rule, `rule`, unless it is the job's. `speaks`: whether
         this worker says what its host's workers leave out. `features` are the job's.
 
         `request` asks the scheduler; `call_soon` and `ask` have the worker's thread do
@@ -80,7 +80,8 @@ class WorkerStore:
         self._steps = 0 if self.resumed is None else self.resumed.steps
         self.own_rounds = rule.own_rounds
         """Whether rounds are each worker's own: the store is asynchronous."""
-        self._consistency = consistency
+        self.consistency = consistency
+        """What chooses the rule of its keys, as settings spell it; None: they have the job's."""
         self.rule = rule
         """By which its keys' rounds end."""
         self._rank = rank
@@ -125,7 +126,7 @@ class WorkerStore:
         self._check()
         codecs = CodecChoices(self._gradient_codec, self._value_codec)
         declaration = DeclareKey(
-            key, tuple(shape), dtype, name, layout, codecs, self.number, whole, self._consistency
+            key, tuple(shape), dtype, name, layout, codecs, self.number, whole, self.consistency
         )
         # Before any process hears of it.
         features = features_of(declaration, self.rule)

@@ -294,10 +294,13 @@ class Worker:
     def new_store(self, consistency: Optional[str] = None) -> WorkerStore:
         """One more store, which has keys and an optimizer of its own.
 
-        All workers create their stores in the same order. `consistency` names the rule of its keys
-        if it is not the job's; ConfigError for one that a store can't have.
+        All workers create their stores in the same order. `consistency` chooses the rule of its
+        keys if it is not the job's; ConfigError for one that there is not.
         """
+        if consistency == self.settings.consistency:
+            consistency = None  # as on a worker that says nothing
         rule = consistency_of_key(consistency, self._joined.consistency)
+        self._loop.call_soon(self._joined.tuning.widen, rule.window)
         number, self._num_stores = self._num_stores, self._num_stores + 1
         if number > 0:
             self._joined.steps.new_store()

@@ -123,15 +123,15 @@ def test_rules_with_staleness_0_are_bulk_synchronous(name: str, workers: int, ro
 @pytest.mark.parametrize(
     ("parameters", "why"),
     [
-        ("staleness=-1", "staleness=-1 (P3KV_CONSISTENCY); it must be a whole number from 0 on"),
-        ("staleness=1.5", "staleness=1.5 (P3KV_CONSISTENCY); it must be a whole number from 0 on"),
+        ("staleness=-1", "staleness=-1; it must be a whole number from 0 on"),
+        ("staleness=1.5", "staleness=1.5; it must be a whole number from 0 on"),
         (
             "staleness=true",
-            "staleness=True (P3KV_CONSISTENCY); it must be a whole number from 0 on",
+            "staleness=True; it must be a whole number from 0 on",
         ),
         (
             "staleness=1,predict=often",
-            "predict='often' (P3KV_CONSISTENCY); it must be true, false or damped",
+            "predict='often'; it must be true, false or damped",
         ),
         ("slack=1", "it takes staleness, predict"),
     ],

@@ -112,7 +112,7 @@ def refused() -> None:
     try:
         p3kv.torch.Optimizer(made, torch.optim.SGD(made.parameters()), buffers="average")
     except NotSupportedError as error:
-        assert "which P3KV_CONSISTENCY is to avoid" in str(error), error
+        assert "which the consistency is to avoid" in str(error), error
     else:
         raise AssertionError("averages")
 

@@ -97,8 +97,8 @@ class P3(KVStoreBase):
     """
 
     def __init__(self, consistency: Optional[str] = None) -> None:
-        """`consistency` names the rule by which rounds end, unless it is the job's: the store is
-        asynchronous by `p3kv.consistency.ASYNCHRONOUS`."""
+        """`consistency` chooses the rule by which rounds end, as P3KV_CONSISTENCY does, unless it
+        is the job's."""
         self._worker = this_process.worker()
         if not self._worker.started:
             self._worker.start(config.settle())
@@ -183,6 +183,11 @@ class P3(KVStoreBase):
         return self._worker.stats()
 
     # Values.
+
+    @property
+    def consistency(self) -> Optional[str]:
+        """What chooses the store's rule; None: it has the job's."""
+        return self._own.consistency
 
     @property
     def is_taken(self) -> bool:
