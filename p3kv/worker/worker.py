@@ -346,6 +346,13 @@ class Worker:
         if threading.get_ident() == self._script:
             self._loop.end_batch()
 
+    def waits_for_all(self) -> None:
+        """The same, for all arrays: also for values without which it could go on."""
+        if threading.get_ident() == self._script and self._data_plane is not None:
+            for key in list(self._data_plane.keys.values()):
+                key.value_is_due()
+        self.waits()
+
     def waited(self, since_s: float) -> None:
         """Says that the script has waited for arrays since then, on the monotonic clock; from any
         thread, and what others wait for does not count."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from itertools import accumulate
@@ -20,7 +21,7 @@ from p3kv.server.outer import OuterOptimizer, OuterSettings
 from p3kv.store.turns import Progress, turns
 from p3kv.wire.messages import DeclaredKey, encode
 from tests.frontends.test_torch import job as torch_job
-from tests.jobs import JOB_S, SCRIPTS, held_port, results, run_job, start_role
+from tests.jobs import JOB_S, SCRIPTS, JobResult, held_port, results, run_job, start_role
 from tests.torch_environment import NEEDS_TORCH, PYTHON
 from tests.whole_jobs.test_host_sums import run_on_hosts
 
@@ -32,6 +33,9 @@ RULES = [
 ]
 """DiLoCo, streaming, lazy workers whose changes add up, and the mean of all workers' weights after
 each step."""
+LOCAL = {"P3KV_CONSISTENCY": "local:steps=4"}
+LAG_S = 3
+"""As in the scripts."""
 sizes = st.lists(st.integers(0, 10_000), min_size=1, max_size=40)
 steps = st.integers(1, 60)
 
@@ -264,13 +268,31 @@ def test_a_worker_that_is_killed_is_named_by_the_others() -> None:
 
 
 @NEEDS_TORCH
-def test_scripts_need_no_change_but_what_is_refused() -> None:
-    """GradScaler, closures and whatever the script does to its own gradients."""
-    result = torch_job("torch_local_habits.py", P3KV_CONSISTENCY="local:steps=4")
+def test_scripts_need_no_change_but_what_is_refused(tmp_path: Path) -> None:
+    """GradScaler, closures and whatever the script does to its own gradients; and a straggler."""
+    result = torch_job("torch_local_habits.py", tmp_path, P3KV_WARN_AFTER_S=1, **LOCAL)
     assert result.code == 0, result.output
+    check_lag_is_told(result)
     assert result.output.count("all habits are right") == 2, result.output
     one, other = (
         [line for line in result.said_by(f"worker {rank}").splitlines() if "own:" in line]
         for rank in range(2)
     )
     assert one == other != [], result.output
+
+
+def test_a_worker_that_lags_behind_is_named_by_one_that_waits_for_it(tmp_path: Path) -> None:
+    """And not by one that goes on; the other front end's is above."""
+    result = run_job("local_lags.py", [tmp_path], 2, 1, P3KV_WARN_AFTER_S=1, **LOCAL)
+    assert result.code == 0, result.output
+    check_lag_is_told(result)
+    for_all = result.said_by("worker 0").split("worker 0 waits for all")[1]
+    assert "worker 1 has not pushed key 'w' in round 3" in for_all, result.output
+
+
+def check_lag_is_told(result: JobResult) -> None:
+    before, after = result.said_by("worker 0").split("worker 0 has not waited")
+    assert "has not pushed" not in before, result.output
+    assert "worker 1 has not pushed" in after, result.output
+    lags = re.findall("for which worker 0 waited ([0-9]+) s", after)
+    assert lags and int(lags[0]) < LAG_S, result.output

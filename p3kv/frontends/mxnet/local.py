@@ -137,7 +137,7 @@ class LocalSteps(Steps):
             one.progress.settle()
             one.as_sent = None
             self._operations.pull(self._own.key(key), [one.value], 0, exact=True)
-            one.take()
+            _take(self._own.key(key), one)
             one.spread()
 
     def save(self, fname: str, dump_optimizer: bool) -> None:
@@ -153,13 +153,13 @@ class LocalSteps(Steps):
     def _exchange(self, key: WorkerKey, one: _Weight, priority: int) -> None:
         due = one.progress.step()
         if due.takes_before:
-            one.take()
+            _take(key, one)
         if due.sends:
             difference = one.difference()
             one.as_sent = None if due.takes_now else one.first.copy()
             self._operations.exchange(key, difference, one.value, priority)
             if due.takes_now:
-                one.take()
+                _take(key, one)
 
     def _weight(self, key: WorkerKey, targets: Sequence[NDArray]) -> _Weight:
         one = self._weights.get(key.key)
@@ -186,3 +186,9 @@ class LocalSteps(Steps):
             for one, turn in zip(new, turns([one.size_bytes for one in new], self._rule)):
                 self._progress[one.key] = Progress(turn, self._rule.steps)
         return self._progress[key.key]
+
+
+def _take(key: WorkerKey, one: _Weight) -> None:
+    """Has the weight take the value of the last push; whatever reads it waits for that."""
+    key.value_is_due()
+    one.take()

@@ -105,7 +105,10 @@ class P3(KVStoreBase):
             complete_before_forks()
             atexit.register(_finish)
             forward_ends.trace(self._worker.tracer)
-            script_marks.note(self._worker.forward_begins, self._worker.waits, self._worker.waited)
+            worker = self._worker
+            script_marks.note(
+                worker.forward_begins, worker.waits, worker.waits_for_all, worker.waited
+            )
         self._own = self._worker.new_store(consistency)
         """This store's keys and optimizer; the worker is that of all stores."""
         self.compression_params: Optional[Mapping[str, Any]] = None

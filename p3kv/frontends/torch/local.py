@@ -123,6 +123,7 @@ class LocalSteps(Steps):
 
 def _take_from_now_on(late: Late) -> None:
     """Has whoever reads the weight wait for its value."""
+    late.key.value_is_due()
     torch.autograd.graph.increment_version(late.parameter)
     late.arm()
 
