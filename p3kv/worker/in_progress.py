@@ -126,7 +126,7 @@ class InProgress:
             del self._updates[transfer.key.key_id, transfer.round]
             if transfer.key.own_rounds and isinstance(header, UpdatedHeader):
                 self.note_staleness(transfer.behind)
-        self._times.value_arrived(transfer.key, late_s, server, worked_us)
+        self._times.value_arrived(transfer, late_s, server, worked_us)
         if not self._updates and not self._pulls:
             self._gates.values_complete()
         transfer.done(None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from concurrent.futures import Future
 from typing import Any, Callable, Collection, Dict, List, Optional, Sequence, Set, Tuple
 
@@ -306,6 +307,11 @@ class WorkerStore:
         pass: stores then begin their steps in the order in which the script says so, and there may
         be a checkpoint before the first one's."""
         return self.is_saved and self._data_plane.cuts.waits(self.number)
+
+    def begin_local_step(self) -> None:
+        """To be called in each step of a worker that trains by itself, when it updates its
+        weights."""
+        self._call_soon(self._data_plane.times.begin_local_step, time.monotonic())
 
     def step_ends(self) -> None:
         """To be called when all is pushed of a step, where the front end knows."""

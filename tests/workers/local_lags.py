@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import mxnet as mx
+from p3kv.report.shares import PARTS
 
 FOLDER = Path(sys.argv[1])
 LAG_S = 3.0
@@ -44,6 +45,12 @@ if store.rank == 0:
     print("worker 0 waits for all", file=sys.stderr)
     (FOLDER / "all").touch()
     mx.nd.waitall()
+    deadline = time.monotonic() + LAG_S
+    while (seen := store.stats())["steps"] < 8 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    parts = [seen[f"{part}_s"] for part in PARTS]
+    assert seen["steps"] == 8 and abs(sum(parts) - seen["step_s"]) < 1e-6, seen
+    assert LAG_S / 2 < seen["straggler_s"] < seen["step_s"] - LAG_S / 2, seen
 else:
     lag("weight")
     steps(8)

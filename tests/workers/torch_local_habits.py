@@ -12,6 +12,8 @@ from typing import Any, List
 
 import torch
 from p3kv.errors import NotSupportedError
+from p3kv.report.shares import PARTS
+from p3kv.worker import this_process
 
 FOLDER = Path(sys.argv[1])
 LAG_S = 3.0
@@ -135,6 +137,14 @@ def lags() -> None:
         steps(4)
     steps(4)
     optimizer.wait()
+    if optimizer.rank == 0:
+        worker, deadline = this_process.worker(), time.monotonic() + LAG_S
+        while (seen := worker.stats())["steps"] < 7 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        parts = [seen[f"{part}_s"] for part in PARTS]
+        assert seen["steps"] == 7 and abs(sum(parts) - seen["step_s"]) < 1e-6, seen
+        assert LAG_S / 2 < seen["straggler_s"] < seen["step_s"] - LAG_S / 2, seen
+        assert seen["verdict"]["limit"] == "straggler", seen
 
 
 def refused() -> None:

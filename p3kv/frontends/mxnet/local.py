@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
 
 import mxnet as mx
 import numpy as np
@@ -75,6 +75,8 @@ class LocalSteps(Steps):
         self._rank = rank
         self._weights: Dict[Key, _Weight] = {}
         self._progress: Dict[Key, Progress] = {}
+        self._in_step: Set[Key] = set()
+        """Keys of which the step has a gradient so far: it ends with the next one of any."""
 
     def set_optimizer(self, optimizer: mx.optimizer.Optimizer) -> None:
         self.updater = mx.optimizer.get_updater(optimizer)
@@ -109,6 +111,10 @@ class LocalSteps(Steps):
         that the optimizer keeps in another place, too.
         """
         check_sources(key, targets)
+        if not self._in_step or key.key in self._in_step:
+            self._in_step.clear()
+            self._own.begin_local_step()
+        self._in_step.add(key.key)
         one = self._weight(key, targets)
         with mx.autograd.pause():
             if sources:
