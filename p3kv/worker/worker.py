@@ -185,7 +185,9 @@ class Worker:
             self._tell_why(error)
             raise
         slice_size = joining.slice_size()
-        summing = 1 + len(neighbours.connections)
+        with_rule = self._features | self._data_plane.consistency.features
+        sums = has_effect(Feature.LOCAL_AGGREGATION, with_rule)
+        summing = 1 + len(neighbours.connections) if sums else 1
         self._reporting.begin(
             self._data_plane,
             self._control,

@@ -229,13 +229,19 @@ def test_workers_of_the_other_train_as_in_one_process(tmp_path: Path, rule: str)
     assert result.output.count("right by the rule local") == 2, result.output
 
 
-def test_workers_of_a_host_sum_what_they_have_learned(tmp_path: Path) -> None:
+@pytest.mark.parametrize("rule", ["local:steps=4", "bounded:staleness=3,lazy=1"])
+def test_workers_of_a_host_send_one_sum_of_what_they_have_learned(
+    tmp_path: Path, rule: str
+) -> None:
     result = run_on_hosts(
-        2, "local.py", tmp_path, workers=2, P3KV_SLICE_SIZE=100, P3KV_CONSISTENCY="local:steps=4"
+        2, "local.py", tmp_path, workers=2, P3KV_SLICE_SIZE=100, P3KV_CONSISTENCY=rule
     )
     assert result.code == 0, result.output
     assert result.output.count("right by the rule local") == 2, result.output
     assert "P3KV_LOCAL_AGGREGATION" not in result.output, result.output
+    sent = [float(times) for times in re.findall("has sent the model (.*) times", result.output)]
+    # Of 17 steps every fourth; worker 0 has sent the initial values, too.
+    assert len(sent) == 2 and 4 < sum(sent) < 6, result.output
 
 
 @NEEDS_TORCH
