@@ -387,10 +387,15 @@ class MemoryJob:
             worker.loop.close()
 
     def declare(
-        self, name: str, *shape: int, layout: str = "dense", own: bool = False
+        self,
+        name: str,
+        *shape: int,
+        layout: str = "dense",
+        own: bool = False,
+        consistency: Optional[str] = None,
     ) -> List[WorkerKey]:
         """A key, as each worker knows it; of a store whose rounds are each worker's own, if `own`,
-        to whose optimizer the test gives effect."""
+        to whose optimizer the test gives effect. `consistency`: its rule, if not the job's."""
         key_id, self._num_keys = self._num_keys, self._num_keys + 1
         made = make_layout(layout, shape)
         full = made.size_elems if self._whole else made.full_slice_elems(self._slice_size)
@@ -398,7 +403,7 @@ class MemoryJob:
         self._loads = loads_with(self._loads, runs)
         declared = DeclaredKey(
             key_id, name, shape, self.dtype, runs, layout=layout, codecs=self._codecs,
-            store=OWN_STORE if own else 0, consistency=ASYNCHRONOUS if own else None,
+            store=OWN_STORE if own else 0, consistency=ASYNCHRONOUS if own else consistency,
         )  # fmt: skip
         keys = [
             WorkerKey(

@@ -21,7 +21,6 @@ class Feature(Enum):
     AHEAD = "a consistency rule by which workers go on with older values"
     PREDICTS = "a consistency rule by which servers predict values"
     LOCAL = "a consistency rule, such as local, by which each worker trains by itself"
-    OTHER_RULE = "any P3KV_CONSISTENCY but bulk_synchronous and local"
     CODEC = "a codec"
     REMEMBERING = "a codec of gradients, such as 2bit, that remembers what it has not sent"
     NO_MEMORY = "a codec of gradients that remembers and does not say what"
@@ -283,7 +282,7 @@ TABLE = (
         "each worker's push is a round by itself", _SEND_ALL, None,
     ),
     Combination(
-        F.LOCAL_AGGREGATION, F.OTHER_RULE,
+        F.LOCAL_AGGREGATION, F.AHEAD,
         "workers of a host need not push for the same round", _SEND_ALL, None,
     ),
     Combination(

@@ -49,14 +49,12 @@ class Bounded(Consistency):
         whole_number(staleness, 0, _NAME, "staleness")
         self.damped = prediction(predict, _NAME)
         if lazy not in (0, 1):
-            raise ConfigError(
-                f"the consistency {_NAME!r} has lazy={lazy!r} (P3KV_CONSISTENCY); it must be 0 or 1"
-            )
+            raise ConfigError(f"the consistency {_NAME!r} has lazy={lazy!r}; it must be 0 or 1")
         if lazy and predict:
             raise ConfigError(
-                f"the consistency {_NAME!r} has lazy={lazy} and predict={predict} "
-                "(P3KV_CONSISTENCY): a lazy worker updates its weights itself, so servers can't "
-                "predict them; leave one of them out"
+                f"the consistency {_NAME!r} has lazy={lazy} and predict={predict}: a "
+                "lazy worker updates its weights itself, so servers can't predict them; leave "
+                "one of them out"
             )
         self._slack = 0 if lazy else staleness
         """How many rounds a value may lack with which a worker goes on."""

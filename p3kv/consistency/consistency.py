@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple, Optional, Set
 
 from p3kv.common.combinations import Feature
@@ -122,7 +122,7 @@ class Consistency(ABC):
 
 
 CONSISTENCIES: Registry[Consistency] = Registry(
-    "consistency", "every worker and server", "P3KV_CONSISTENCY"
+    "consistency", "every worker and server", "P3KV_CONSISTENCY (or a store's consistency)"
 )
 """Consistency rules by name."""
 
@@ -132,8 +132,8 @@ def whole_number(value: Any, least: int, rule: str, parameter: str) -> int:
     `least` on."""
     if type(value) is not int or value < least:
         raise ConfigError(
-            f"the consistency {rule!r} has {parameter}={value!r} (P3KV_CONSISTENCY); it must be a "
-            f"whole number from {least} on"
+            f"the consistency {rule!r} has {parameter}={value!r}; it must be a whole number from "
+            f"{least} on"
         )
     return value
 
@@ -143,31 +143,21 @@ def prediction(value: Any, rule: str) -> bool:
     true, false and damped."""
     if value != "damped" and not isinstance(value, bool):
         raise ConfigError(
-            f"the consistency {rule!r} has predict={value!r} (P3KV_CONSISTENCY); it must be true, "
-            "false or damped"
+            f"the consistency {rule!r} has predict={value!r}; it must be true, false or damped"
         )
     return value == "damped"
 
 
 def consistency_of_key(name: Optional[str], of_job: Consistency) -> Consistency:
-    """The rule that a key was declared with: that of the job (None), or another by its name.
-
-    Raises ConfigError for a name that is not known, and for a rule whose rounds workers share: all
-    keys with such rounds have the job's rule, since slice sizes change by it.
-    """
-    if name is None:
-        return of_job
-    rule = make_consistency(name, of_job.num_workers)
-    if not rule.own_rounds:
-        raise ConfigError(
-            f"a key can't have the consistency {name!r}: set P3KV_CONSISTENCY for the whole job"
-        )
-    return rule
+    """The rule that a key was declared with: that of the job (None), or its store's own, as
+    settings spell it. Raises ConfigError as `make_consistency` does."""
+    return of_job if name is None else make_consistency(name, of_job.num_workers)
 
 
+@lru_cache(maxsize=None)  # each key of a store asks, and to look at a rule takes a millisecond
 def make_consistency(chosen: str, num_workers: int) -> Consistency:
-    """Makes the rule that a setting chooses; ConfigError if there is none, or if it can't be
-    right."""
+    """Makes the rule that a setting, or a store, chooses; ConfigError if there is none, or if it
+    can't be right."""
     try:
         rule = CONSISTENCIES.make(chosen, num_workers)
         needed = {round_: rule.needs(round_) for round_ in range(1, _CHECKED_ROUNDS)}

@@ -71,9 +71,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _refuse(name: str, value: Any, instead: str) -> None:
-    raise ConfigError(
-        f"the consistency 'local' has {name}={value!r} (P3KV_CONSISTENCY); it must be {instead}"
-    )
+    raise ConfigError(f"the consistency 'local' has {name}={value!r}; it must be {instead}")
 
 
 CONSISTENCIES.register("local", Local)

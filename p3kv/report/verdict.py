@@ -106,20 +106,20 @@ def verdict(
 ) -> Optional[Verdict]:
     """Finds what limits the job; None before a few steps have ended.
 
-    `workload` has the layers' sizes and times as they were measured, `numbers` are those of the
-    same worker, whose rank is `rank`.
+    `workload` has the layers' sizes and times as they were measured, and none where workers train
+    by themselves; `numbers` are those of the same worker, whose rank is `rank`.
     """
     if numbers.steps < _FEWEST_STEPS or numbers.step_s <= 0:
         return None
     found = Verdict(
         COMPUTE,
         numbers.step_s / numbers.steps,
-        numbers.forward_s + numbers.backward_s,
+        numbers.forward_s + numbers.backward_s or numbers.computing_s / numbers.steps,
         shares(numbers),
         "",
         slowest=slowest,
     )
-    if numbers.push_bytes_s and workers > 1:
+    if numbers.push_bytes_s and workers > 1 and workload.arrays:
         found = _with_bounds(found, numbers, workload, workers)
     limit = _limit(found, rank)
     return found._replace(limit=limit, advice=_advice(found, limit))

@@ -6,6 +6,9 @@ import math
 from dataclasses import replace
 from typing import Dict, Optional, Tuple
 
+from p3kv.common.combinations import Feature, has_effect
+from p3kv.consistency import make_consistency
+from p3kv.errors import ConfigError
 from p3kv.scheduler.membership import Membership, Node
 from p3kv.scheduler.replies import JobFails, Replies
 from p3kv.slicing import Topology, link_rates, patient_sizes, slice_size_for
@@ -115,7 +118,7 @@ class Agreement:
             return []
         self._sizes = None if mine.slice_size is None else SliceSizes(mine.slice_size)
         self._lets_workers_leave = mine.let_workers_leave
-        self._sums_on_hosts = mine.sums_on_hosts
+        self._sums_on_hosts = sums_on_hosts(mine, len(workers))
         return [(worker.identity, Agreed()) for worker in workers]
 
     def measured(self, node: Node, message: Measured, sliced_elems: int) -> Replies:
@@ -226,6 +229,16 @@ class Agreement:
             waiting = starting or measuring or self._needed_at_barrier(worker)
             if waiting and worker.gone and not (starting and worker.identity in self._ready):
                 raise JobFails(self._members.left_early(worker))
+
+
+def sums_on_hosts(settings: JobSettings, num_workers: int) -> bool:
+    """Whether workers of one host sum their gradients before they send them, by the job's rule: as
+    far as is known here, where nobody need know a rule of a user's own."""
+    try:
+        rule = make_consistency(settings.consistency, num_workers)
+    except ConfigError:
+        return False
+    return has_effect(Feature.LOCAL_AGGREGATION, settings.features | rule.features)
 
 
 def _worth_a_change(one: SliceSizes, other: SliceSizes) -> bool:

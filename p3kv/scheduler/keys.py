@@ -78,6 +78,14 @@ class Keys:
                 f"{called(message.key, message.name)} was declared before by worker {node.rank}",
             )
         first = record.key
+        if first.consistency != message.consistency:
+            _refuse(
+                node,
+                f"workers disagree on the consistency of {called(message.key, first.name)}: worker "
+                f"{min(record.ranks)} has {_rule_of(first)}, worker {node.rank} has "
+                f"{_rule_of(message)}",
+                "All workers must make the same stores, each with the same consistency.",
+            )
         if _declared_as(first) != _declared_as(message):
             reason = (
                 f"workers disagree on {called(message.key, first.name)}: worker "
@@ -151,9 +159,11 @@ def _declared_as(key: Union[DeclaredKey, DeclareKey]) -> str:
     words = f"shape {key.shape} and dtype {key.dtype} (layout {key.layout})"
     if key.codecs != CodecChoices():
         words += f", codecs {key.codecs.gradients} for gradients and {key.codecs.values} for values"
-    if key.consistency is not None:
-        words += f", consistency {key.consistency}"
     return words
+
+
+def _rule_of(key: Union[DeclaredKey, DeclareKey]) -> str:
+    return "the job's" if key.consistency is None else f"'{key.consistency}'"
 
 
 def _refuse(node: Node, reason: str, hint: str = "") -> NoReturn:

@@ -30,12 +30,14 @@ class Wait(NamedTuple):
     """Ranks of the workers that have pushed, or that wait for the initial value."""
     since_s: float
     """Since when, on the monotonic clock."""
+    patience_s: float = 0.0
+    """For how long of this nobody may have waited, since workers go on by themselves."""
 
     def message(self, waited_s: float, timeout_s: float) -> Stalled:
         """The message that tells workers of it."""
         return Stalled(
             self.unit.plan.key_id, self.unit.plan.called, self.round, self.missing, self.arrived,
-            waited_s, timeout_s,
+            waited_s, timeout_s + self.patience_s,
         )  # fmt: skip
 
 
@@ -43,8 +45,9 @@ class Stalls:
     """Reports the round that has waited longest.
 
     Tells the workers when the round has waited for `warn_after_s`, or half the timeout if that is
-    less, and again whenever that time has doubled. After `timeout_s` the job fails. Time before the
-    end of the server's own last pause does not count. Belongs to the server's thread.
+    less, and again whenever that time has doubled. After `timeout_s`, and its patience, the job
+    fails. Time before the end of the server's own last pause does not count. Belongs to the
+    server's thread.
     """
 
     def __init__(
@@ -79,7 +82,7 @@ class Stalls:
             return
         if waited_s < self._told_wait_s:
             self._told_wait_s = 0.0  # another one
-        if waited_s >= self._timeout_s:
+        if waited_s >= self._timeout_s + longest.patience_s:
             self._give_up(longest.missing[0], self._reason(longest, waited_s), _HINT)
         elif waited_s >= 2 * self._told_wait_s:
             self._told_wait_s = waited_s

@@ -77,7 +77,14 @@ class Waiting:
         """
         for key in self._engine.keys.values():
             waits = [
-                Wait(unit, number, missing, list(current.arrived), current.since_s)
+                Wait(
+                    unit,
+                    number,
+                    missing,
+                    list(current.arrived),
+                    current.since_s,
+                    unit.ledger.patience_s,
+                )
                 for unit in key.units
                 for number, current, missing in unit.ledger.waits()
                 if missing

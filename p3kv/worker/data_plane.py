@@ -78,7 +78,6 @@ class DataPlane:
         codec_of(settings, VALUES)
         self.rank = rank = place.rank
         self.servers: Dict[int, Connection] = {}
-        self.stalls = StallWarnings()
         self._settings = settings
         self._on_lost = on_lost
         self._on_bye = on_bye
@@ -101,7 +100,7 @@ class DataPlane:
         )  # fmt: skip
         self.exchange = Exchange(
             self._in_progress, self._gates, departures, self.steps, self.times,
-            settings.priorities, self._begin_step,
+            settings.priorities, self.consistency.window, self._begin_step,
         )  # fmt: skip
         self.slices = SliceRoute(rank, self.servers, self._gates, self._in_progress, sizes, tracer)
         self.rows = RowsRoute(
@@ -114,6 +113,8 @@ class DataPlane:
         )  # fmt: skip
         self.states = StateRequests(rank, self.servers)
         self._call_later = loop.call_later
+        first_s = min(settings.warn_after_s, settings.stall_timeout_s / 2)
+        self._stalls = StallWarnings(rank, self.keys, self._in_progress, first_s)
         self._silences = Silences(settings, self.servers, self.exchange.awaited)
         self.global_norms = GlobalNorms(rank, self.tell, self.servers)
         self.checkpoints = Checkpoints(place, settings, loop, self.tell, wait)
@@ -141,8 +142,10 @@ class DataPlane:
         }
 
     def look_for_silences(self) -> None:
-        """Tells of servers that say nothing, from now on."""
-        self._silences.look(time.monotonic())
+        """Tells of servers that say nothing, and of workers that do not push, from now on."""
+        now_s = time.monotonic()
+        self._silences.look(now_s)
+        self._stalls.look(now_s)
         self._call_later(LOOK_EVERY_S, self.look_for_silences)
 
     def connect(self, server: int, link: Link) -> Connection:
@@ -244,7 +247,7 @@ class DataPlane:
         return message_landing(header, Stalled, self._note_stall)
 
     def _note_stall(self, stalled: Stalled) -> None:
-        self.stalls.note(stalled, self.rank, stalled.key_id in self.keys)
+        self._stalls.note(stalled, time.monotonic())
 
     def _land_bye(self, connection: Connection, header: Header) -> Landing:
         return Landing(None, self._on_bye)

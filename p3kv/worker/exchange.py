@@ -34,10 +34,11 @@ class Exchange:
         steps: Steps,
         times: StepTimes,
         priorities: bool,
+        window: int,
         on_step: Callable[[int], None],
     ) -> None:
-        """`on_step(step)` is called before the first transfer of a new step is sent, of those that
-        workers share."""
+        """`window`: how many rounds of a key may be open by the job's rule. `on_step(step)` is
+        called before the first transfer of a new step is sent, of those that workers share."""
         self.round = INITIAL_ROUND
         """The newest round for which a transfer was sent; for any thread."""
         self._in_progress = in_progress
@@ -49,7 +50,7 @@ class Exchange:
         self._on_step = on_step
         self._step = 0
         self._positions: Dict[int, int] = {}
-        self._windows = Windows()
+        self._windows = Windows(window)
         self._local_sums = LocalSums()
         self._too_early: Dict[Tuple[int, int], Transfer] = {}
         """Pushes by key and round."""

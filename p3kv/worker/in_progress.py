@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from typing import Callable, Dict, List, Optional, Set, Tuple
+from typing import Callable, Dict, Iterator, List, Optional, Set, Tuple
 
 from p3kv.common.trace import Tracer
 from p3kv.wire.fields import (
@@ -18,7 +18,7 @@ from p3kv.wire.messages import UNKNOWN
 from p3kv.worker.gates import Gates
 from p3kv.worker.spans import trace_applied
 from p3kv.worker.step_times import StepTimes
-from p3kv.worker.transfers import Transfer
+from p3kv.worker.transfers import Transfer, WorkerKey
 
 
 class InProgress:
@@ -126,7 +126,7 @@ class InProgress:
             del self._updates[transfer.key.key_id, transfer.round]
             if transfer.key.own_rounds and isinstance(header, UpdatedHeader):
                 self.note_staleness(transfer.behind)
-        self._times.value_arrived(transfer.key, late_s, server, worked_us)
+        self._times.value_arrived(transfer, late_s, server, worked_us)
         if not self._updates and not self._pulls:
             self._gates.values_complete()
         transfer.done(None)
@@ -135,8 +135,20 @@ class InProgress:
 
     @property
     def oldest(self) -> Optional[Transfer]:
-        """First update of the transfers whose values are still to come, or the first pull."""
-        return next(iter(self._updates.values()), None) or next(iter(self._pulls.values()), None)
+        """First update of the transfers whose values are still to come, or the first pull; of those
+        for which the script may wait."""
+        return next(self._awaited(), None)
+
+    def awaited_since_s(self, key: WorkerKey, round: int) -> Optional[float]:
+        """Since when the script waits for a round of a key, or may do, on the monotonic clock; None
+        if it does not."""
+        found = [one for one in self._awaited() if one.key is key and one.round >= round]
+        return min((one.awaited_since_s or 0.0 for one in found), default=None)
+
+    def _awaited(self) -> Iterator[Transfer]:
+        for transfer in itertools.chain(self._updates.values(), self._pulls.values()):
+            if transfer.awaited_since_s is not None:
+                yield transfer
 
     def clear(self) -> List[Transfer]:
         """Forgets all transfers and returns them, each once."""

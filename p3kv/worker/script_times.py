@@ -33,6 +33,11 @@ class ScriptTimes:
         if end_s - begin_s > _SHORT_S:
             self._blocked.setdefault(step, []).append((begin_s, end_s))
 
+    def take_blocked(self) -> List[Tuple[float, float]]:
+        """Takes all waits for arrays so far, where steps have no first gradient."""
+        steps = list(self._blocked)
+        return [wait for step in steps for wait in self._blocked.pop(step, [])]
+
     def take(self, step: int) -> Between:
         """Takes the script's times after a step; forgets these and those before."""
         found = Between(self._forwards_s.get(step, 0.0), self._blocked.get(step, []))

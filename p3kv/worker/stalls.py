@@ -4,32 +4,83 @@ from __future__ import annotations
 
 import logging
 import math
-import time
-from typing import Dict, Tuple
+from typing import Dict, Mapping, NamedTuple, Tuple
+
+from msgspec import structs
 
 from p3kv.wire.header import INITIAL_ROUND
 from p3kv.wire.messages import Stalled, workers
+from p3kv.worker.in_progress import InProgress
+from p3kv.worker.transfers import WorkerKey
 
 _log = logging.getLogger(__name__)
 
 
-class StallWarnings:
-    """Warns of rounds that wait, once for all servers that report them."""
+class _Told(NamedTuple):
+    """What a server has said, and when."""
 
-    def __init__(self) -> None:
+    stalled: Stalled
+    at_s: float
+
+
+class StallWarnings:
+    """Warns of rounds that wait, once for all servers that report them.
+
+    Servers report a round for which some have pushed and others have not. Workers that train by
+    themselves go on meanwhile, and so does what they wait for: a worker warns of such a round when
+    its script has waited for the value as long as others wait before they are told.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        keys: Mapping[int, WorkerKey],
+        in_progress: InProgress,
+        first_s: float,
+    ) -> None:
+        """`rank` is this worker's, and `keys` are those that it has declared. A script that has
+        waited for less than `first_s` has not waited."""
+        self._rank = rank
+        self._keys = keys
+        self._in_progress = in_progress
+        self._first_s = first_s
+        self._not_awaited: Dict[int, _Told] = {}
+        """By key."""
         self._warned_at_s: Dict[Tuple[int, ...], float] = {}
         """By the workers that are missing: if two workers wait for each other, both are logged."""
 
-    def note(self, stalled: Stalled, rank: int, declared: bool) -> None:
-        """Warns if this is new. `rank` is this worker's; `declared` says whether it has initialised
-        the key."""
-        now_s = time.monotonic()
+    def note(self, stalled: Stalled, now_s: float) -> None:
+        """Takes note of what a server says, and warns if that is new."""
+        key = self._keys.get(stalled.key_id)
+        if key is None or key.consistency.local is None or stalled.round == INITIAL_ROUND:
+            self._warn(stalled, now_s)
+        else:
+            self._not_awaited[stalled.key_id] = _Told(stalled, now_s)
+            self.look(now_s)
+
+    def look(self, now_s: float) -> None:
+        """Warns of what the script has come to wait for."""
+        for key_id, (stalled, at_s) in list(self._not_awaited.items()):
+            key = self._keys[key_id]
+            pushed = key.begun >= stalled.round
+            if pushed and self._in_progress.update(key_id, stalled.round) is None:
+                del self._not_awaited[key_id]  # the value has come
+                continue
+            since_s = self._in_progress.awaited_since_s(key, stalled.round)
+            waited_s = 0.0 if since_s is None else now_s - since_s
+            if waited_s >= self._first_s:
+                del self._not_awaited[key_id]  # the server tells again
+                left_s = max(0.0, stalled.timeout_s - stalled.waited_s - (now_s - at_s))
+                timeout_s = waited_s + left_s
+                self._warn(structs.replace(stalled, waited_s=waited_s, timeout_s=timeout_s), now_s)
+
+    def _warn(self, stalled: Stalled, now_s: float) -> None:
         # Each server reports for itself, and again when the wait has doubled.
         missing = tuple(stalled.missing)
         if now_s - self._warned_at_s.get(missing, -math.inf) < stalled.waited_s / 2:
             return
         self._warned_at_s[missing] = now_s
-        _log.warning("%s", _words(stalled, rank, declared))
+        _log.warning("%s", _words(stalled, self._rank, stalled.key_id in self._keys))
 
 
 def _words(stalled: Stalled, rank: int, declared: bool) -> str:

@@ -13,6 +13,7 @@ from typing import Callable, Deque, Dict, List, NamedTuple, Optional, Tuple
 import numpy as np
 
 from p3kv.wire.messages import UNKNOWN
+from p3kv.worker.local_step_times import LocalStepTimes
 from p3kv.worker.script_times import Between, ScriptTimes
 from p3kv.worker.server_work import ServerWork
 from p3kv.worker.step_parts import Delayed, Layer, Parts, Wait, forward_waits, parts_of_step
@@ -122,6 +123,13 @@ class StepTimes:
         self._forwards_s: Deque[float] = deque(maxlen=_RECENT)
         self._backwards_s: Deque[float] = deque(maxlen=_RECENT)
         self._layers: Optional[Tuple[List[WorkerKey], List[float]]] = None
+        self._local = LocalStepTimes(self.script, self.work, self._count_local)
+
+    def begin_local_step(self, at_s: float) -> None:
+        """A worker that trains by itself has updated its weights; where other stores of it have
+        steps with gradients, these are measured alone."""
+        if not self._step.number:
+            self._local.begin_step(at_s)
 
     def gradient_ready(self, transfer: Transfer) -> None:
         """Takes note of a transfer with a gradient, which was ready when it was made."""
@@ -133,7 +141,7 @@ class StepTimes:
         self._step.ready_s.append(transfer.ready_s)
 
     def value_arrived(
-        self, key: WorkerKey, late_s: float = 0.0, server: int = UNKNOWN, worked_us: int = 0
+        self, transfer: Transfer, late_s: float = 0.0, server: int = UNKNOWN, worked_us: int = 0
     ) -> None:
         """Takes note that all of a key's new value is here. The last gradient for it was ready
         `late_s` after this worker's; `server`, which sent the last slice, had worked for
@@ -141,7 +149,10 @@ class StepTimes:
         at_s = now_s()
         if server != UNKNOWN:
             self.work.note(server, at_s, worked_us)
-        self._step.arrived[key] = _Arrived(at_s, late_s, server)
+        if transfer.key.consistency.local is None:
+            self._step.arrived[transfer.key] = _Arrived(at_s, late_s, server)
+        else:
+            self._local.value_arrived(transfer, at_s, late_s, server)
 
     def layers(self) -> List[LayerTime]:
         """The keys of the last step in forward order, as far as the order in which their gradients
@@ -216,15 +227,22 @@ class StepTimes:
             self._layers = keys, [first_s] * len(keys)
         blocked = self._blocked(between, last_s, begin_s, step.ready_s, arrived)
         blocked_s = sum(wait.seconds for wait in blocked)
-        step_s = max(0.0, next_s - first_s)
-        self.parts = self.parts.plus(
-            parts_of_step(
-                step_s, begin_s - last_s - blocked_s, [*blocked, *waits], blocked_s + longest_s,
-                self._delayed(),
-            )
+        self._count(
+            next_s, max(0.0, next_s - first_s), begin_s - last_s - blocked_s, [*blocked, *waits],
+            blocked_s + longest_s,
         )  # fmt: skip
+
+    def _count_local(self, end_s: float, step_s: float, waits: List[Wait]) -> None:
+        self._count(end_s, step_s, 0.0, waits, sum(wait.seconds for wait in waits))
+
+    def _count(
+        self, end_s: float, step_s: float, script_s: float, waits: List[Wait], longest_s: float
+    ) -> None:
+        """Counts a step; the rest is as in `parts_of_step`."""
+        parts = parts_of_step(step_s, script_s, waits, longest_s, self._delayed())
+        self.parts = self.parts.plus(parts)
         self.step_s += step_s
-        self.work.forget(next_s)
+        self.work.forget(end_s)
         self.steps += 1
         self.on_step(self.steps)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from concurrent.futures import Future
 from typing import Any, Callable, Collection, Dict, List, Optional, Sequence, Set, Tuple
 
@@ -56,7 +57,7 @@ class WorkerStore:
         ask: Callable[[Callable[[Future[Any]], None]], Future[Any]],
         check: Callable[[], None],
     ) -> None:
-        """`consistency` names the keys' rule, `rule`, unless it is the job's. `speaks`: whether
+        """`consistency` chooses the keys' rule, `rule`, unless it is the job's. `speaks`: whether
         this worker says what its host's workers leave out. `features` are the job's.
 
         `request` asks the scheduler; `call_soon` and `ask` have the worker's thread do
@@ -80,7 +81,8 @@ class WorkerStore:
         self._steps = 0 if self.resumed is None else self.resumed.steps
         self.own_rounds = rule.own_rounds
         """Whether rounds are each worker's own: the store is asynchronous."""
-        self._consistency = consistency
+        self.consistency = consistency
+        """What chooses the rule of its keys, as settings spell it; None: they have the job's."""
         self.rule = rule
         """By which its keys' rounds end."""
         self._rank = rank
@@ -125,7 +127,7 @@ class WorkerStore:
         self._check()
         codecs = CodecChoices(self._gradient_codec, self._value_codec)
         declaration = DeclareKey(
-            key, tuple(shape), dtype, name, layout, codecs, self.number, whole, self._consistency
+            key, tuple(shape), dtype, name, layout, codecs, self.number, whole, self.consistency
         )
         # Before any process hears of it.
         features = features_of(declaration, self.rule)
@@ -305,6 +307,11 @@ class WorkerStore:
         pass: stores then begin their steps in the order in which the script says so, and there may
         be a checkpoint before the first one's."""
         return self.is_saved and self._data_plane.cuts.waits(self.number)
+
+    def begin_local_step(self) -> None:
+        """To be called in each step of a worker that trains by itself, when it updates its
+        weights."""
+        self._call_soon(self._data_plane.times.begin_local_step, time.monotonic())
 
     def step_ends(self) -> None:
         """To be called when all is pushed of a step, where the front end knows."""

@@ -47,8 +47,8 @@ def features_of(declared: Union[DeclareKey, DeclaredKey], consistency: Consisten
 class WorkerKey:
     """A declared key: its runs on the servers, its round, and the pulls that are not answered.
 
-    `round`, `exact_round`, `is_exact`, `is_next_exchanged`, `ask` and `asks` belong to the thread
-    that pushes and pulls.
+    `round`, `exact_round`, `is_exact`, `is_next_exchanged`, `value_is_due`, `ask` and `asks` belong
+    to the thread that pushes and pulls.
     """
 
     def __init__(
@@ -106,6 +106,9 @@ class WorkerKey:
         """The last of these rounds whose value travels as it is, since a checkpoint may follow."""
         self.begun = INITIAL_ROUND
         """The same, for the worker's thread."""
+        self.due: Tuple[int, float] = (INITIAL_ROUND, 0.0)
+        """Where workers train by themselves, the last round with whose value this worker goes on,
+        and since when, on the monotonic clock: then it waits for the value if it is late."""
         self._pushes = 0
         self._asks: List[Ask] = []
         self._slices: Dict[int, Tuple[Slice, ...]] = {}
@@ -125,6 +128,10 @@ class WorkerKey:
         round, or is added to what a later one brings along."""
         self._pushes += 1
         return self.consistency.exchanges(self._pushes)
+
+    def value_is_due(self) -> None:
+        """Says that a worker that trains by itself goes on with the value of its last push."""
+        self.due = self.round, time.monotonic()
 
     def is_exact(self, round: int) -> bool:
         """Whether the value of a round that is pushed for now travels as it is."""
@@ -289,6 +296,15 @@ class Transfer:
         one."""
         if self.changes is not None:
             self.changes.set_result(changes)
+
+    @property
+    def awaited_since_s(self) -> Optional[float]:
+        """Since when this worker's script waits for the value, or may do, on the monotonic clock;
+        None while it goes on without it."""
+        if self.key.consistency.local is None or self.source is None:
+            return self.ready_s
+        due, since_s = self.key.due
+        return max(since_s, self.ready_s) if self.round <= due else None
 
     def check_lacking(self, header: RoundHeader) -> None:
         """Raises ProtocolError for a round that ends without a gradient, though this worker had

@@ -46,15 +46,20 @@ class Tuning:
 
     All processes must know the slice size of a round before its first slice leaves. Proof that they
     do: worker rank 0 announces the size before its first slice of a step s, for rounds from s +
-    `window` on. A worker that pushes or pulls a key for such a round knows that the round `window`
-    before it has ended on all servers of the key (`worker/windows.py`). That round is s or later.
-    Rank 0 has pushed for that round in step s or later, because no key has had more rounds than
-    there were steps. So each of these servers had received the announcement before that push, and
-    had passed it on before it said that the round has ended. If rank 0 has left, its goodbye, which
-    came after the announcement, is in the place of that push. A worker that has the values of that
-    round from a neighbour has the announcement from it, too (`worker/routes/host_sums.py`). The
-    proof holds for every consistency rule: a worker takes a round for ended when it has the round's
-    own value or an ENDED frame, and not when an older value lets it go on.
+    `window` on. `window` is the widest of the rules that the job and its stores have. A worker that
+    pushes or pulls a key for such a round knows that the round `window` before it, or a later one,
+    has ended on all servers of the key (`worker/windows.py`). That round is s or later. Rank 0 has
+    pushed for that round in step s or later, because no key has had more rounds than there were
+    steps. So each of these servers had received the announcement before that push, and had passed
+    it on before it said that the round has ended. If rank 0 has left, its goodbye, which came after
+    the announcement, is in the place of that push. A worker that has the values of that round from
+    a neighbour has the announcement from it, too (`worker/routes/host_sums.py`).
+
+    The proof holds for every consistency rule: a worker takes a round for ended when it has the
+    round's own value or an ENDED frame, and not when an older value lets it go on. It holds for
+    stores with a wider window that rank 0 makes after the announcement, too: whichever round of
+    their keys has ended, rank 0 has pushed for it later still. Until any has ended, a worker pushes
+    for no more rounds than the job's rule admits, and those are before s + `window`.
     """
 
     def __init__(
@@ -69,7 +74,8 @@ class Tuning:
         departures: Departures,
         report: Callable[[Measured], None],
     ) -> None:
-        """`window`: how many rounds of a key may be open. `report` tells the scheduler."""
+        """`window`: how many rounds of a key may be open by the job's rule. `report` tells the
+        scheduler."""
         self._rank = rank
         self._servers = servers
         self._sizes = sizes
@@ -93,6 +99,10 @@ class Tuning:
     def want(self, sizes: SliceSizes) -> None:
         """Takes the slice sizes that the scheduler has chosen; it tells only worker rank 0."""
         self._wanted = sizes
+
+    def widen(self, window: int) -> None:
+        """There is a store whose keys may have so many open rounds; before its first key."""
+        self._window = max(self._window, window)
 
     def begin_step(self, step: int) -> None:
         """Measures the step before; call it before the first slice of `step` is sent."""

@@ -22,11 +22,15 @@ class Windows:
     when their arrays are ready, and a server answers with the newest value that it has: without an
     optimizer, the sum of the push's round in place of an initial value.
 
-    Changing the slice size relies on this (`worker/tuning.py`), and so do pulls: a server that
-    receives a pull for a round knows the slice size of that round. Belongs to the worker's thread.
+    Until a key's first round has ended, no more are open than the job's rule admits, though the
+    key's own may have a wider window. Changing the slice size relies on this (`worker/tuning.py`),
+    and so do pulls: a server that receives a pull for a round knows the slice size of that round.
+    Belongs to the worker's thread.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, first: int) -> None:
+        """`first`: the job's window."""
+        self._first = first
         self._ended: Dict[int, int] = {}
         """The last round of each key that has ended on all its servers."""
         self._held: Dict[int, List[Transfer]] = {}
@@ -39,7 +43,10 @@ class Windows:
         key = transfer.key
         if transfer.source is not None and not all(ask.answered for ask in transfer.asks):
             return False
-        return transfer.round <= self._ended.get(key.key_id, INITIAL_ROUND) + key.consistency.window
+        ended = self._ended.get(key.key_id)
+        if ended is None:
+            return transfer.round <= INITIAL_ROUND + min(self._first, key.consistency.window)
+        return transfer.round <= ended + key.consistency.window
 
     def hold(self, transfer: Transfer) -> None:
         """Keeps a transfer until `end` or `note_answered` returns it."""

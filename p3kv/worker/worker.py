@@ -185,7 +185,9 @@ class Worker:
             self._tell_why(error)
             raise
         slice_size = joining.slice_size()
-        summing = 1 + len(neighbours.connections)
+        with_rule = self._features | self._data_plane.consistency.features
+        sums = has_effect(Feature.LOCAL_AGGREGATION, with_rule)
+        summing = 1 + len(neighbours.connections) if sums else 1
         self._reporting.begin(
             self._data_plane,
             self._control,
@@ -294,10 +296,13 @@ class Worker:
     def new_store(self, consistency: Optional[str] = None) -> WorkerStore:
         """One more store, which has keys and an optimizer of its own.
 
-        All workers create their stores in the same order. `consistency` names the rule of its keys
-        if it is not the job's; ConfigError for one that a store can't have.
+        All workers create their stores in the same order. `consistency` chooses the rule of its
+        keys if it is not the job's; ConfigError for one that there is not.
         """
+        if consistency == self.settings.consistency:
+            consistency = None  # as on a worker that says nothing
         rule = consistency_of_key(consistency, self._joined.consistency)
+        self._loop.call_soon(self._joined.tuning.widen, rule.window)
         number, self._num_stores = self._num_stores, self._num_stores + 1
         if number > 0:
             self._joined.steps.new_store()
@@ -342,6 +347,13 @@ class Worker:
         what it has pushed. From any thread, and what others wait for does not count."""
         if threading.get_ident() == self._script:
             self._loop.end_batch()
+
+    def waits_for_all(self) -> None:
+        """The same, for all arrays: also for values without which it could go on."""
+        if threading.get_ident() == self._script and self._data_plane is not None:
+            for key in list(self._data_plane.keys.values()):
+                key.value_is_due()
+        self.waits()
 
     def waited(self, since_s: float) -> None:
         """Says that the script has waited for arrays since then, on the monotonic clock; from any

@@ -8,6 +8,7 @@ from typing import Any, Dict, Tuple
 import pytest
 
 from p3kv.common.combinations import TABLE, Combination
+from p3kv.scheduler.agreement import sums_on_hosts
 from p3kv.wire.messages import JobSettings
 from tests.jobs import SUMS_ONLY, run_job
 from tests.whole_jobs.test_host_sums import run_on_hosts
@@ -93,10 +94,14 @@ def test_nothing_is_refused_that_is_not_in_the_table(seen: Tuple[Dict[str, Any],
         ({"local_aggregation": False}, False),
         ({"check_finite": True}, True),
         ({"let_workers_leave": True}, True),
-        ({"consistency": "one_behind"}, False),
+        ({"consistency": "local:steps=7"}, True),
+        ({"consistency": "bounded:staleness=3,lazy=1"}, True),
+        ({"consistency": "bounded:staleness=3"}, False),
+        ({"consistency": "delayed"}, False),
+        ({"consistency": "nobody_knows"}, False),
     ],
 )
 def test_workers_of_a_host_sum_unless_a_setting_leaves_it_out(
     setting: Dict[str, Any], sums: bool
 ) -> None:
-    assert JobSettings(**setting).sums_on_hosts == sums
+    assert sums_on_hosts(JobSettings(**setting), 2) == sums

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from itertools import accumulate
@@ -20,7 +21,7 @@ from p3kv.server.outer import OuterOptimizer, OuterSettings
 from p3kv.store.turns import Progress, turns
 from p3kv.wire.messages import DeclaredKey, encode
 from tests.frontends.test_torch import job as torch_job
-from tests.jobs import JOB_S, SCRIPTS, held_port, results, run_job, start_role
+from tests.jobs import JOB_S, SCRIPTS, JobResult, held_port, results, run_job, start_role
 from tests.torch_environment import NEEDS_TORCH, PYTHON
 from tests.whole_jobs.test_host_sums import run_on_hosts
 
@@ -32,6 +33,9 @@ RULES = [
 ]
 """DiLoCo, streaming, lazy workers whose changes add up, and the mean of all workers' weights after
 each step."""
+LOCAL = {"P3KV_CONSISTENCY": "local:steps=4"}
+LAG_S = 3
+"""As in the scripts."""
 sizes = st.lists(st.integers(0, 10_000), min_size=1, max_size=40)
 steps = st.integers(1, 60)
 
@@ -56,19 +60,19 @@ def test_a_setting_chooses_steps_and_the_outer_optimizer() -> None:
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        ("steps=0", "steps=0 (P3KV_CONSISTENCY); it must be a whole number from 1"),
+        ("steps=0", "steps=0; it must be a whole number from 1"),
         ("steps=2.5", "steps=2.5"),
         ("steps=true", "steps=True"),
-        ("rate=0", "rate=0 (P3KV_CONSISTENCY); it must be a number above 0"),
+        ("rate=0", "rate=0; it must be a number above 0"),
         ("rate=nan", "rate=nan"),
         ("rate=inf", "rate=inf"),
         ("rate=fast", "rate='fast'"),
-        ("momentum=1", "momentum=1 (P3KV_CONSISTENCY); it must be a number from 0 to less than 1"),
+        ("momentum=1", "momentum=1; it must be a number from 0 to less than 1"),
         ("momentum=-0.1", "momentum=-0.1"),
-        ("streaming=2", "streaming=2 (P3KV_CONSISTENCY); it must be true or false"),
+        ("streaming=2", "streaming=2; it must be true or false"),
         (
             "steps=5,delay=5",
-            "delay=5 (P3KV_CONSISTENCY); it must be a whole number from 0 to less than steps, 5",
+            "delay=5; it must be a whole number from 0 to less than steps, 5",
         ),
         ("delay=1.5", "delay=1.5"),
         ("delay=2,streaming=false", "delay=2 with streaming=false"),
@@ -225,13 +229,19 @@ def test_workers_of_the_other_train_as_in_one_process(tmp_path: Path, rule: str)
     assert result.output.count("right by the rule local") == 2, result.output
 
 
-def test_workers_of_a_host_sum_what_they_have_learned(tmp_path: Path) -> None:
+@pytest.mark.parametrize("rule", ["local:steps=4", "bounded:staleness=3,lazy=1"])
+def test_workers_of_a_host_send_one_sum_of_what_they_have_learned(
+    tmp_path: Path, rule: str
+) -> None:
     result = run_on_hosts(
-        2, "local.py", tmp_path, workers=2, P3KV_SLICE_SIZE=100, P3KV_CONSISTENCY="local:steps=4"
+        2, "local.py", tmp_path, workers=2, P3KV_SLICE_SIZE=100, P3KV_CONSISTENCY=rule
     )
     assert result.code == 0, result.output
     assert result.output.count("right by the rule local") == 2, result.output
     assert "P3KV_LOCAL_AGGREGATION" not in result.output, result.output
+    sent = [float(times) for times in re.findall("has sent the model (.*) times", result.output)]
+    # Of 17 steps every fourth; worker 0 has sent the initial values, too.
+    assert len(sent) == 2 and 4 < sum(sent) < 6, result.output
 
 
 @NEEDS_TORCH
@@ -264,13 +274,31 @@ def test_a_worker_that_is_killed_is_named_by_the_others() -> None:
 
 
 @NEEDS_TORCH
-def test_scripts_need_no_change_but_what_is_refused() -> None:
-    """GradScaler, closures and whatever the script does to its own gradients."""
-    result = torch_job("torch_local_habits.py", P3KV_CONSISTENCY="local:steps=4")
+def test_scripts_need_no_change_but_what_is_refused(tmp_path: Path) -> None:
+    """GradScaler, closures and whatever the script does to its own gradients; and a straggler."""
+    result = torch_job("torch_local_habits.py", tmp_path, P3KV_WARN_AFTER_S=1, **LOCAL)
     assert result.code == 0, result.output
+    check_lag_is_told(result)
     assert result.output.count("all habits are right") == 2, result.output
     one, other = (
         [line for line in result.said_by(f"worker {rank}").splitlines() if "own:" in line]
         for rank in range(2)
     )
     assert one == other != [], result.output
+
+
+def test_a_worker_that_lags_behind_is_named_by_one_that_waits_for_it(tmp_path: Path) -> None:
+    """And not by one that goes on; the other front end's is above."""
+    result = run_job("local_lags.py", [tmp_path], 2, 1, P3KV_WARN_AFTER_S=1, **LOCAL)
+    assert result.code == 0, result.output
+    check_lag_is_told(result)
+    for_all = result.said_by("worker 0").split("worker 0 waits for all")[1]
+    assert "worker 1 has not pushed key 'w' in round 3" in for_all, result.output
+
+
+def check_lag_is_told(result: JobResult) -> None:
+    before, after = result.said_by("worker 0").split("worker 0 has not waited")
+    assert "has not pushed" not in before, result.output
+    assert "worker 1 has not pushed" in after, result.output
+    lags = re.findall("for which worker 0 waited ([0-9]+) s", after)
+    assert lags and int(lags[0]) < LAG_S, result.output

@@ -173,7 +173,7 @@ def test_a_rule_by_which_it_would_do_something_else_is_refused() -> None:
     setting = {"P3KV_CONSISTENCY": "every_fourth", "P3KV_PLUGINS": "own_fourth"}
     result = job("torch_late.py", "wrong", workers=1, servers=1, **setting)
     assert result.code != 0
-    assert "P3KV_CONSISTENCY=every_fourth does not: use another rule" in result.output
+    assert "the consistency 'every_fourth' does not: use another rule" in result.output
 
 
 def test_a_process_alone_trains_with_the_inner_optimizer() -> None:

@@ -214,9 +214,8 @@ def test_a_key_has_one_number_and_place_whoever_declares_it_first(
         (DeclareKey("w", (6,), "float32"), "(6,)"),
         (DeclareKey("w", (2, 3), "float64"), "float64"),
         (DeclareKey("w", (2, 3), "float32", layout="rows"), "(layout rows)"),
-        (DeclareKey("w", (2, 3), "float32", consistency=ASYNCHRONOUS), "consistency asynchronous"),
     ],
-    ids=["shape", "rank", "dtype", "layout", "consistency"],
+    ids=["shape", "rank", "dtype", "layout"],
 )
 def test_workers_that_disagree_on_a_key_are_both_named_and_the_job_ends(
     other: DeclareKey, word: str
@@ -229,6 +228,19 @@ def test_workers_that_disagree_on_a_key_are_both_named_and_the_job_ends(
     for text in ("worker 0", "worker 1", "(2, 3)", "float32", word):
         assert text in failure.reason
     assert set(of(replies, Abort)) == {worker(0), worker(1), server(0), server(1)}
+
+
+def test_workers_that_disagree_on_a_store_s_rule_are_both_named_and_the_job_ends() -> None:
+    job = running()
+    job.handle(worker(0), DeclareKey("w", (2, 3), "float32"))
+    replies = job.handle(worker(1), DeclareKey("w", (2, 3), "float32", consistency=ASYNCHRONOUS))
+    failure = aborted(
+        replies,
+        "workers disagree on the consistency of key 'w': worker 0 has the job's, worker 1 has "
+        "'asynchronous'",
+        KeyMismatchError,
+    )
+    assert "each with the same consistency" in failure.words
 
 
 def test_a_key_keeps_its_layout_and_its_rows_whole() -> None:

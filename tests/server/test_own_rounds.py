@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from p3kv.consistency import ASYNCHRONOUS, Asynchronous, BulkSynchronous, consistency_of_key
-from p3kv.errors import ConfigError, P3Error, ProtocolError
+from p3kv.consistency import Asynchronous, BulkSynchronous
+from p3kv.errors import P3Error, ProtocolError
 from p3kv.server.optimizer import Optimizer
 from p3kv.wire.fields import Header, StateHeader
 from p3kv.wire.framing import Frame
@@ -271,11 +271,3 @@ def test_states_of_slices_without_a_common_round_are_refused() -> None:
         header = StateHeader(Kind.STATES, 0, key=job.own[0].key_id)
         with pytest.raises(ProtocolError, match="states of key 'own'"):
             job.servers[0].consumer.states.ask(job.servers[0].connections[0], header)
-
-
-def test_only_a_rule_of_own_rounds_may_differ_from_the_job_s() -> None:
-    job = BulkSynchronous(2)
-    assert consistency_of_key(None, job) is job
-    assert consistency_of_key(ASYNCHRONOUS, job).own_rounds
-    with pytest.raises(ConfigError, match="set P3KV_CONSISTENCY for the whole job"):
-        consistency_of_key("bulk_synchronous", job)

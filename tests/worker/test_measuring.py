@@ -8,11 +8,12 @@ from typing import Any, Dict, List, Optional
 import pytest
 
 from experiments.cluster import Cluster, missing_requirements
-from p3kv.consistency import BulkSynchronous
+from p3kv.consistency import BulkSynchronous, Consistency, Local
 from p3kv.server.engine.rounds import Round
 from p3kv.server.lateness import Lateness
 from p3kv.wire.messages import DeclaredKey, ServerNumbers, slowest
 from p3kv.worker import step_times
+from p3kv.worker.step_parts import Parts
 from p3kv.worker.step_times import StepTimes
 from p3kv.worker.transfers import Transfer, WorkerKey
 from tests.jobs import DEADLINE_S, output_of, run_job, start_on
@@ -20,9 +21,15 @@ from tests.jobs import DEADLINE_S, output_of, run_job, start_on
 FORWARD_S, BACKWARD_S = (0.01, 0.02, 0.03, 0.02), (0.02, 0.04, 0.06, 0.04)
 
 
-def _key(number: int) -> WorkerKey:
+def _key(number: int, rule: Consistency = BulkSynchronous(2)) -> WorkerKey:  # noqa: B008
     declared = DeclaredKey(number, number, (8,), "float32", [(0, 8)], f"layer{number}")
-    return WorkerKey(declared, BulkSynchronous(2))
+    return WorkerKey(declared, rule)
+
+
+def _transfer(key: WorkerKey, step: int, ready_s: float) -> Transfer:
+    transfer = Transfer(key, step, step, 0, 1, 1, lambda error: None)
+    transfer.ready_s = ready_s
+    return transfer
 
 
 class Steps:
@@ -40,15 +47,15 @@ class Steps:
         """A backward pass, and the forward pass after it: its values arrive so long after the
         backward pass. The script does something else for `more_s` first."""
         self._step += 1
+        transfers = []
         for key, seconds in reversed(list(zip(self.keys, BACKWARD_S))):
             self.now += seconds
-            transfer = Transfer(key, self._step, self._step, 0, 1, 1, lambda error: None)
-            transfer.ready_s = self.now
-            self.times.gradient_ready(transfer)
+            transfers.append(_transfer(key, self._step, self.now))
+            self.times.gradient_ready(transfers[-1])
         ended = self.now
-        for key, after_s in sorted(zip(self.keys, arrive_s), key=lambda one: one[1]):
+        for transfer, after_s in sorted(zip(transfers[::-1], arrive_s), key=lambda one: one[1]):
             self.now = ended + after_s
-            self.times.value_arrived(key)
+            self.times.value_arrived(transfer)
         self.now = ended + more_s
         for after_s, seconds in zip(arrive_s, FORWARD_S):
             ready = max(self.now, ended + after_s)
@@ -76,6 +83,30 @@ def test_a_forward_pass_and_what_it_waits_for_are_told_apart(
     layers = times.layers()
     assert [layer.key for layer in layers] == steps.keys
     assert [layer.backward_s for layer in layers[:3]] == pytest.approx(BACKWARD_S[:3])
+
+
+def test_a_step_of_local_training_waits_while_the_script_does_and_a_value_is_late(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each moment counts once, and only for values that are due."""
+    times, clock = StepTimes(), [0.0]
+    monkeypatch.setattr(step_times, "now_s", lambda: clock[0])
+    rule = Local(2, steps=5)
+    keys = [_key(number, rule) for number in range(3)]
+    for key, due_s in zip(keys, (2.0, 3.0, 0.0)):
+        key.due = (1, due_s) if due_s else (0, 0.0)
+    transfers = [_transfer(key, 1, 0.5) for key in keys]
+    times.begin_local_step(1.0)
+    for transfer, at_s, late_s in zip(transfers, (6.0, 7.0, 8.0), (4.0, 5.5, 7.0)):
+        clock[0] = at_s
+        times.value_arrived(transfer, late_s)
+    times.script.blocked(0, 2.5, 3.5)
+    times.script.blocked(0, 4.0, 9.0)
+    times.begin_local_step(11.0)
+    assert (times.steps, times.step_s) == (1, 10.0)
+    # From 2.5 to 3.5 and from 4 to 6 for the first key, until 4.5 for another worker's difference;
+    # from 6 to 7 for the second one, all of it for the network.
+    assert times.parts == Parts(computing_s=6.0, network_s=2.5, straggler_s=1.5)
 
 
 @pytest.mark.parametrize("last_s", [0.02, 0.0002])

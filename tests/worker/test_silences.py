@@ -135,3 +135,18 @@ def test_after_the_timeout_the_connection_counts_as_lost(waiting: Waiting) -> No
     )
     assert lost == [(rank, f"{reason} (P3KV_STALL_TIMEOUT_S)") for rank in (0, 1)]
     assert all(connection.ended for connection in waiting.data_plane.servers.values())
+
+
+def test_a_server_may_be_silent_until_the_script_goes_on_with_the_value(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Where workers train by themselves."""
+    with closing(MemoryJob(2, 2, SLICE_SIZE, "local:steps=5")) as job:
+        waiting = Waiting(job)
+        key = waiting.keys[1]
+        waiting.look(100, 300)
+        assert caplog.messages == []
+        key.round = 1  # as the front end counts it
+        key.value_is_due()
+        waiting.look(301, 312)
+        assert [message[:9] for message in caplog.messages] == ["server 0:", "server 1:"]

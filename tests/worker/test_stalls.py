@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import socket
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import List, Tuple
 
+import numpy as np
 import pytest
 
 from p3kv.server.stalls import LOOK_EVERY_S, Stalls, Wait
@@ -14,6 +16,7 @@ from p3kv.wire.header import INITIAL_ROUND, Kind
 from p3kv.wire.messages import DeclaredKey, ReportFailure, SliceSizes, Stalled, encode
 from tests.engines import engine_of, one_slice
 from tests.faults import stopped
+from tests.in_memory import MemoryJob
 from tests.jobs import DEADLINE_S, SUMS_ONLY, TrainingJob, run_job
 from tests.served import TOLD_S, Served, frame, received, shake_hands
 
@@ -64,6 +67,31 @@ def test_after_the_timeout_the_worker_that_is_missing_ends_the_job() -> None:
     ):  # fmt: skip
         assert words in reason
     assert "the same parameters as the others" in hint
+
+
+def test_a_worker_that_others_do_not_wait_for_at_once_has_longer() -> None:
+    heard = Heard(30.0)
+    for now_s in range(100, 151):
+        heard.stalls.look([Wait(STATE, 5, [1], [0], 100.0, patience_s=20.0)], float(now_s))
+        assert bool(heard.given_up) == (now_s == 150)
+    assert {one.timeout_s for one in heard.told} == {50.0}
+
+
+@pytest.mark.parametrize(("streaming", "has_patience"), [("true", True), ("false", False)])
+def test_workers_go_on_as_long_as_between_two_rounds_where_keys_take_turns(
+    streaming: str, has_patience: bool
+) -> None:
+    with closing(MemoryJob(2, 1, 8, f"local:steps=5,streaming={streaming}")) as job:
+        keys, array = job.declare("w", 8), np.ones(8, np.float32)
+        for round_ in range(3):
+            for worker, key in zip(job.workers, keys):
+                if round_ or key is keys[0]:
+                    worker.call(key, round_, array, array if round_ else None)
+            job.finish()
+        job.workers[0].call(keys[0], 3, array, array)
+        job.finish()
+        [wait] = job.servers[0].consumer.waiting.longer_than(0.0, time.monotonic())
+        assert (wait.round, wait.missing, wait.patience_s > 0) == (3, [1], has_patience)
 
 
 def test_a_server_s_own_pause_is_not_time_that_it_has_waited_for_a_worker() -> None:

@@ -44,7 +44,12 @@ for store in ("p3", "dist_sync_p3"):
 
 for weight, wish in zip(trained("dist_async_p3", None), expected):
     equal(mx.nd.array(weight), wish)
-assert mx.kv.create("dist_async_p3").type == "dist_async_p3"
+for name, kind in (
+    ("dist_async_p3", "dist_async_p3"),
+    ("p3:asynchronous", "dist_async_p3"),
+    ("p3:local:steps=5", "dist_sync_p3"),
+):
+    assert mx.kv.create(name).type == kind
 
 kv = mx.kv.create("p3")
 for _ in range(2):  # two Trainers that are given the same store

@@ -127,6 +127,8 @@ def main() -> None:
             assert "kv.pushpull(key, gradient, out=weight)" in str(error), error
         else:
             raise AssertionError(call)
+    size_bytes = sum(parameter.data().size * 4 for parameter in net.collect_params().values())
+    print(f"has sent the model {store.stats()['bytes_sent'] / size_bytes} times")
     sums = mx.kv.create("p3")  # has no optimizer
     sums.init("seen", mx.nd.zeros(2))
     total = mx.nd.ones(2)

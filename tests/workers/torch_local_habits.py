@@ -1,10 +1,22 @@
-"""Scripts of torch's users whose workers train by themselves: P3KV_CONSISTENCY=local:steps=4."""
+"""Scripts of torch's users whose workers train by themselves: P3KV_CONSISTENCY=local:steps=4.
+
+Argument: a folder in which workers tell each other where they are. P3KV_WARN_AFTER_S is less than
+`LAG_S`.
+"""
 
 import p3kv.torch  # noqa: I001
+import sys
+import time
+from pathlib import Path
 from typing import Any, List
 
 import torch
 from p3kv.errors import NotSupportedError
+from p3kv.report.shares import PARTS
+from p3kv.worker import this_process
+
+FOLDER = Path(sys.argv[1])
+LAG_S = 3.0
 
 
 def network(dtype: torch.dtype = torch.float32) -> torch.nn.Sequential:
@@ -102,6 +114,39 @@ def sparse_gradients() -> None:
     print("the servers' own:", table.weight.sum().item())
 
 
+def lags() -> None:
+    """A worker that lags behind is named by one that waits for it, and not by one that goes on."""
+    net = torch.nn.Linear(6, 1, bias=False)
+    optimizer = p3kv.torch.Optimizer(net, torch.optim.SGD(net.parameters(), lr=0.01))
+
+    def steps(count: int) -> None:
+        for step in range(count):
+            optimizer.zero_grad()
+            loss_of(net, step, optimizer.rank).backward()
+            optimizer.step()
+
+    if optimizer.rank == 0:
+        steps(4)  # the value of the first step is taken after the fifth
+        time.sleep(LAG_S)
+        print("worker 0 has not waited", file=sys.stderr)
+        (FOLDER / "waits").touch()
+    else:
+        while not (FOLDER / "waits").exists():
+            time.sleep(0.01)
+        time.sleep(LAG_S)
+        steps(4)
+    steps(4)
+    optimizer.wait()
+    if optimizer.rank == 0:
+        worker, deadline = this_process.worker(), time.monotonic() + LAG_S
+        while (seen := worker.stats())["steps"] < 7 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        parts = [seen[f"{part}_s"] for part in PARTS]
+        assert seen["steps"] == 7 and abs(sum(parts) - seen["step_s"]) < 1e-6, seen
+        assert LAG_S / 2 < seen["straggler_s"] < seen["step_s"] - LAG_S / 2, seen
+        assert seen["verdict"]["limit"] == "straggler", seen
+
+
 def refused() -> None:
     class WithBuffer(torch.nn.Linear):
         def __init__(self) -> None:
@@ -112,11 +157,12 @@ def refused() -> None:
     try:
         p3kv.torch.Optimizer(made, torch.optim.SGD(made.parameters()), buffers="average")
     except NotSupportedError as error:
-        assert "which P3KV_CONSISTENCY is to avoid" in str(error), error
+        assert "which the consistency is to avoid" in str(error), error
     else:
         raise AssertionError("averages")
 
 
+lags()
 scaled_losses()
 evaluations()
 halves()

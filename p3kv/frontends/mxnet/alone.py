@@ -26,10 +26,12 @@ from mxnet.kvstore import KVStore
 from mxnet.ndarray import NDArray
 
 from p3kv.common.combinations import Feature, check
+from p3kv.consistency import ASYNCHRONOUS
 from p3kv.errors import ConfigError
 from p3kv.frontends.mxnet import clipping_refusals, rows
 from p3kv.frontends.mxnet.arrays import DENSE, ROW_SPARSE, by_key, check_kind
 from p3kv.frontends.mxnet.sgd_after_momentum import after_momentum, momentum_of
+from p3kv.frontends.mxnet.store_types import ASYNC_TYPE, SYNC_TYPE
 from p3kv.store.clipped_steps import checked
 from p3kv.store.compression import Compression, choice
 from p3kv.wire.messages import Key, called
@@ -44,9 +46,9 @@ class Alone(KVStore):
     A script gets the numbers of a job with one worker, and the same methods as in a job.
     """
 
-    def __init__(self, type_: str) -> None:
-        """`type_` is the store's type in a job."""
-        self._type = type_
+    def __init__(self, consistency: Optional[str] = None) -> None:
+        """`consistency` chooses the store's rule in a job, if that is not the job's."""
+        self.consistency = consistency
         handle = KVStoreHandle()
         check_call(_LIB.MXKVStoreCreate(b"local", ctypes.byref(handle)))
         super().__init__(handle)
@@ -72,7 +74,7 @@ class Alone(KVStore):
     @property
     def type(self) -> str:
         """Type of the store, as in a job."""
-        return self._type
+        return ASYNC_TYPE if self.consistency == ASYNCHRONOUS else SYNC_TYPE
 
     local_rank, local_size = 0, 1
     resumed_steps = 0

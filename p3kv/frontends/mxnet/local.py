@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
 
 import mxnet as mx
 import numpy as np
@@ -75,6 +75,8 @@ class LocalSteps(Steps):
         self._rank = rank
         self._weights: Dict[Key, _Weight] = {}
         self._progress: Dict[Key, Progress] = {}
+        self._in_step: Set[Key] = set()
+        """Keys of which the step has a gradient so far: it ends with the next one of any."""
 
     def set_optimizer(self, optimizer: mx.optimizer.Optimizer) -> None:
         self.updater = mx.optimizer.get_updater(optimizer)
@@ -109,6 +111,10 @@ class LocalSteps(Steps):
         that the optimizer keeps in another place, too.
         """
         check_sources(key, targets)
+        if not self._in_step or key.key in self._in_step:
+            self._in_step.clear()
+            self._own.begin_local_step()
+        self._in_step.add(key.key)
         one = self._weight(key, targets)
         with mx.autograd.pause():
             if sources:
@@ -137,7 +143,7 @@ class LocalSteps(Steps):
             one.progress.settle()
             one.as_sent = None
             self._operations.pull(self._own.key(key), [one.value], 0, exact=True)
-            one.take()
+            _take(self._own.key(key), one)
             one.spread()
 
     def save(self, fname: str, dump_optimizer: bool) -> None:
@@ -153,13 +159,13 @@ class LocalSteps(Steps):
     def _exchange(self, key: WorkerKey, one: _Weight, priority: int) -> None:
         due = one.progress.step()
         if due.takes_before:
-            one.take()
+            _take(key, one)
         if due.sends:
             difference = one.difference()
             one.as_sent = None if due.takes_now else one.first.copy()
             self._operations.exchange(key, difference, one.value, priority)
             if due.takes_now:
-                one.take()
+                _take(key, one)
 
     def _weight(self, key: WorkerKey, targets: Sequence[NDArray]) -> _Weight:
         one = self._weights.get(key.key)
@@ -186,3 +192,9 @@ class LocalSteps(Steps):
             for one, turn in zip(new, turns([one.size_bytes for one in new], self._rule)):
                 self._progress[one.key] = Progress(turn, self._rule.steps)
         return self._progress[key.key]
+
+
+def _take(key: WorkerKey, one: _Weight) -> None:
+    """Has the weight take the value of the last push; whatever reads it waits for that."""
+    key.value_is_due()
+    one.take()

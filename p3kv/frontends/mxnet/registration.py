@@ -15,7 +15,14 @@ from p3kv.frontends.mxnet.checkpoints import leave_out
 from p3kv.frontends.mxnet.forward_order import FORWARD_READS
 from p3kv.frontends.mxnet.store import P3
 from p3kv.frontends.mxnet.store_types import ASYNC_TYPE
-from p3kv.frontends.mxnet.stores import NAMES, check_name, for_one_owner, is_ours, one_step
+from p3kv.frontends.mxnet.stores import (
+    NAMES,
+    check_name,
+    create_named,
+    for_one_owner,
+    is_ours,
+    one_step,
+)
 from p3kv.frontends.mxnet.trial_stores import Other
 from p3kv.frontends.mxnet.unpushed import of_module
 from p3kv.worker import this_process
@@ -65,7 +72,8 @@ def _on_workers(profile: Any) -> Any:
 def _checked(create: Any) -> Any:
     def checked(name: str = "local") -> KVStoreBase:
         check_name(name)
-        return create(name)
+        store = create_named(name) if isinstance(name, str) else None
+        return create(name) if store is None else store
 
     checked.__doc__ = create.__doc__
     return checked

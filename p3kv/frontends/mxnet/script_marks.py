@@ -20,16 +20,17 @@ Mark = Callable[[], None]
 Waited = Callable[[float], None]
 
 
-def note(forward_begins: Mark, waits: Mark, waited: Waited) -> None:
+def note(forward_begins: Mark, waits: Mark, waits_for_all: Mark, waited: Waited) -> None:
     """Has these called from now on, in the script's thread or others: `forward_begins()`, and for
-    each wait `waits()` before it and `waited(since_s)` after it. To be called once."""
+    each wait `waits()`, or `waits_for_all()`, before it and `waited(since_s)` after it. To be
+    called once."""
     autograd.set_recording = _noting_record(autograd.set_recording, forward_begins)
     Executor.forward = _noting_training(Executor.forward, forward_begins)
-    for owner, name in (
-        (mx.nd, "waitall"), (mx.nd.ndarray, "waitall"), (NDArray, "asnumpy"),
-        (NDArray, "wait_to_read"),
+    for owner, name, begins in (
+        (mx.nd, "waitall", waits_for_all), (mx.nd.ndarray, "waitall", waits_for_all),
+        (NDArray, "asnumpy", waits), (NDArray, "wait_to_read", waits),
     ):  # fmt: skip
-        setattr(owner, name, _noting_wait(getattr(owner, name), waits, waited))
+        setattr(owner, name, _noting_wait(getattr(owner, name), begins, waited))
 
 
 def _noting_record(unpatched: Callable[..., bool], forward_begins: Mark) -> Callable[..., bool]:

@@ -97,15 +97,18 @@ class P3(KVStoreBase):
     """
 
     def __init__(self, consistency: Optional[str] = None) -> None:
-        """`consistency` names the rule by which rounds end, unless it is the job's: the store is
-        asynchronous by `p3kv.consistency.ASYNCHRONOUS`."""
+        """`consistency` chooses the rule by which rounds end, as P3KV_CONSISTENCY does, unless it
+        is the job's."""
         self._worker = this_process.worker()
         if not self._worker.started:
             self._worker.start(config.settle())
             complete_before_forks()
             atexit.register(_finish)
             forward_ends.trace(self._worker.tracer)
-            script_marks.note(self._worker.forward_begins, self._worker.waits, self._worker.waited)
+            worker = self._worker
+            script_marks.note(
+                worker.forward_begins, worker.waits, worker.waits_for_all, worker.waited
+            )
         self._own = self._worker.new_store(consistency)
         """This store's keys and optimizer; the worker is that of all stores."""
         self.compression_params: Optional[Mapping[str, Any]] = None
@@ -183,6 +186,11 @@ class P3(KVStoreBase):
         return self._worker.stats()
 
     # Values.
+
+    @property
+    def consistency(self) -> Optional[str]:
+        """What chooses the store's rule; None: it has the job's."""
+        return self._own.consistency
 
     @property
     def is_taken(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from contextlib import nullcontext
+from functools import partial
 from typing import Any, ContextManager, Optional, Union
 
 from mxnet.kvstore import KVStoreBase
@@ -24,22 +25,33 @@ _LOCAL = (
 """MXNet's own stores of one process. Any other name without 'dist' silently gives 'local'."""
 
 
-def _create() -> KVStoreBase:
+def _create(consistency: Optional[str] = None) -> KVStoreBase:
+    """Makes a store; `consistency` chooses its rule, if that is not the job's."""
     trial = config.trial()
     if trial is not None:
-        return store_of_a_trial(trial, asynchronous=False)
-    return P3() if in_a_job() else Alone(SYNC_TYPE)
+        return store_of_a_trial(trial, consistency)
+    return P3(consistency) if in_a_job() else Alone(consistency)
 
 
-def _create_asynchronous() -> KVStoreBase:
-    trial = config.trial()
-    if trial is not None:
-        return store_of_a_trial(trial, asynchronous=True)
-    return P3(ASYNCHRONOUS) if in_a_job() else Alone(ASYNC_TYPE)
-
-
-NAMES = {"p3": _create, SYNC_TYPE: _create, ASYNC_TYPE: _create_asynchronous}
+NAMES = {"p3": _create, SYNC_TYPE: _create, ASYNC_TYPE: partial(_create, ASYNCHRONOUS)}
 """Functions that make a store, by its name."""
+
+
+def create_named(kvstore: str) -> Optional[KVStoreBase]:
+    """The store of a name with a rule, such as 'p3:delayed:staleness=1'; None for other names.
+
+    Raises ConfigError for a rule that there is not, or that contradicts the name.
+    """
+    name, colon, consistency = kvstore.partition(":")
+    name = name.lower()
+    if not colon or name not in NAMES:
+        return None
+    if name == ASYNC_TYPE:
+        raise ConfigError(
+            f"kvstore='{kvstore}' has two rules: write kvstore='p3:{consistency}', or "
+            f"'{ASYNC_TYPE}'"
+        )
+    return _create(consistency)
 
 
 def in_a_job() -> bool:
@@ -50,7 +62,7 @@ def in_a_job() -> bool:
 def is_ours(kvstore: Any) -> bool:
     """Whether a store, or the store of a name, is p3kv's or stands for it in a comparison."""
     return isinstance(kvstore, (P3, Alone, Other)) or (
-        isinstance(kvstore, str) and kvstore.lower() in NAMES
+        isinstance(kvstore, str) and kvstore.partition(":")[0].lower() in NAMES
     )
 
 
@@ -63,7 +75,8 @@ def for_one_owner(given: Union[P3, Alone]) -> Union[P3, Alone]:
     """
     if not given.is_taken:
         return given
-    store: Union[P3, Alone] = NAMES[given.type]()
+    store = _create(given.consistency)
+    assert isinstance(store, (P3, Alone)), "a trial's has no such owner"
     if given.compression_params is not None:
         store.set_gradient_compression(given.compression_params)
     if given.max_norm is not None:
@@ -83,7 +96,7 @@ def check_name(kvstore: Optional[Any]) -> None:
     does not know, and in a p3kv job for its own distributed stores, which would wait for ever.
     """
     name = kvstore.lower() if isinstance(kvstore, str) else None
-    if name in NAMES:
+    if is_ours(kvstore):
         return
     if name is not None and "dist" in name:
         if this_process.is_worker():

@@ -17,7 +17,6 @@ from mxnet.kvstore import KVStore, KVStoreBase
 from p3kv import config
 from p3kv.config import Launch
 from p3kv.config.trial import ALONE, NATIVE, Trial
-from p3kv.consistency import ASYNCHRONOUS
 from p3kv.errors import NotSupportedError
 from p3kv.frontends.mxnet.arrays import DENSE, by_key, listed
 from p3kv.frontends.mxnet.store import P3
@@ -248,9 +247,10 @@ def _end_now() -> None:
     os._exit(_FAILED)
 
 
-def store(trial: Trial, asynchronous: bool) -> KVStoreBase:
-    """A new store of this process. Raises NotSupportedError for one that can't be compared."""
-    rule = ASYNCHRONOUS if asynchronous else config.current().consistency
+def store(trial: Trial, consistency: Optional[str]) -> KVStoreBase:
+    """A new store of this process; `consistency` as in `P3`. Raises NotSupportedError for one that
+    can't be compared."""
+    rule = consistency or config.current().consistency
     if rule != _DEFAULTS.consistency:
         raise NotSupportedError(
             f"p3kv compare compares synchronous stores, and this one is {rule}: dist_sync would do "

@@ -105,7 +105,7 @@ def own_or_shared(chosen: Optional[str], rule: Consistency) -> str:
     if chosen != OWN and not waits:
         raise NotSupportedError(
             f"buffers={chosen!r} would have each worker wait for the others' buffers in each step, "
-            "which P3KV_CONSISTENCY is to avoid: leave it out, or use buffers='own'"
+            "which the consistency is to avoid: leave it out, or use buffers='own'"
         )
     return chosen
 

@@ -31,6 +31,7 @@ from p3kv.frontends.torch.script_optimizer import TorchGoesOn
 from p3kv.store.resuming import Resuming
 from p3kv.wire.header import INITIAL_ROUND
 from p3kv.worker.cuts import Unpushed
+from p3kv.worker.stores import WorkerStore
 from p3kv.worker.transfers import Transfer, WorkerKey
 from p3kv.worker.worker import Worker
 
@@ -43,16 +44,17 @@ class Buffers:
     worker 0's, and checkpoints have them.
     """
 
-    def __init__(self, places: List[Place], how: str, worker: Worker, resumes: bool) -> None:
-        """Sends worker rank 0's buffers to all, and waits for them; `resumes`: the job goes on from
-        a checkpoint, which must have them."""
+    def __init__(self, places: List[Place], how: str, worker: Worker, model: WorkerStore) -> None:
+        """Sends worker rank 0's buffers to all, and waits for them. `model`: the store of the
+        parameters, whose rule is that of buffers. A checkpoint from which it goes on must have
+        them."""
         self._how = how
         self._worker = worker
-        own = self._own = worker.new_store()
+        own = self._own = worker.new_store(model.consistency)
         own.choose_gradient_codec(Choice("identity"))
         pushes = pushes_of(own, worker.rank)  # whose counts say nothing here
         resuming = Resuming(own, pushes, worker.rank, TorchGoesOn(own))
-        if resumes and own.resumed is None:
+        if model.resumed is not None and own.resumed is None:
             raise CheckpointError(
                 "the checkpoint has no buffers, such as BatchNorm's running statistics, and the "
                 "model has some; go on with the model that it was written of"

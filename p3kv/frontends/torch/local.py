@@ -44,6 +44,7 @@ class LocalSteps(Steps):
         super().__init__(optimizer)
         rule = own.rule.local
         assert rule is not None
+        self._own = own
         self._scaled = scaled
         shared = self._shared = SharedModel(own, model, optimizer, buffers, whole=False, sparse={})
         exchange = self._exchange = shared.exchange
@@ -65,6 +66,7 @@ class LocalSteps(Steps):
 
     def step(self, closure: Optional[Callable[[], Any]]) -> Any:
         self._shared.check()
+        self._own.begin_local_step()
         # GradScaler sets both. It skips the update where some gradients are infinite.
         scale = getattr(self._scaled, "grad_scale", None)
         skips = getattr(self._scaled, "found_inf", None)
@@ -123,6 +125,7 @@ class LocalSteps(Steps):
 
 def _take_from_now_on(late: Late) -> None:
     """Has whoever reads the weight wait for its value."""
+    late.key.value_is_due()
     torch.autograd.graph.increment_version(late.parameter)
     late.arm()
 

@@ -43,6 +43,7 @@ class Optimizer(torch.optim.Optimizer):
         model: torch.nn.Module,
         optimizer: torch.optim.Optimizer,
         buffers: Optional[str] = None,
+        consistency: Optional[str] = None,
     ) -> None:
         """Sends worker rank 0's parameters and buffers to all workers, and waits for them; all
         workers call it.
@@ -52,9 +53,11 @@ class Optimizer(torch.optim.Optimizer):
         have worker 0's buffers of `model`, such as BatchNorm's statistics (`buffers="broadcast"`,
         the default), their mean (`"average"`, of numbers with a fraction), or each its own
         (`"own"`, the default by a consistency rule that lets workers go on without each other).
+        `consistency` chooses the rule by which these parameters are exchanged, as P3KV_CONSISTENCY
+        chooses that of the job's other optimizers: `"delayed:staleness=1"`.
 
         Raises NotSupportedError for an optimizer or a parameter that the servers can't update, and
-        for a buffer that can't travel.
+        for a buffer that can't travel; ConfigError for a rule that there is not.
         """
         self._inner = optimizer
         super().__init__(optimizer.param_groups, optimizer.defaults)
@@ -78,7 +81,7 @@ class Optimizer(torch.optim.Optimizer):
         if not worker.started:
             worker.start(config.settle())
         self._place = worker.rank, worker.num_workers
-        own = worker.new_store()
+        own = worker.new_store(consistency)
         if own.resumed is not None:
             self._resumed_steps = own.resumed.steps
         if own.rule.local is None:

@@ -10,12 +10,12 @@ from p3kv.errors import NotSupportedError
 from p3kv.frontends.torch.tensors import DTYPES
 
 
-def check_settings(settings: config.Settings, rule: Consistency) -> None:
-    """Raises NotSupportedError for settings by which p3kv.torch would do something else."""
+def check_rule(rule: Consistency, chosen: str) -> None:
+    """Raises NotSupportedError for a rule by which p3kv.torch would do something else."""
     if not rule.exchanges_all:
         raise NotSupportedError(
-            "p3kv.torch exchanges each step's gradients, and "
-            f"P3KV_CONSISTENCY={settings.consistency} does not: use another rule"
+            f"p3kv.torch exchanges each step's gradients, and the consistency '{chosen}' does not: "
+            "use another rule"
         )
 
 

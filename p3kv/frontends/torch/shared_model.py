@@ -17,7 +17,7 @@ from p3kv.frontends.torch.early import EarlyWrites
 from p3kv.frontends.torch.exchange import Exchange
 from p3kv.frontends.torch.late import Late
 from p3kv.frontends.torch.pushes import pushes_of
-from p3kv.frontends.torch.refusals import check_all_stay, check_parameter, check_settings
+from p3kv.frontends.torch.refusals import check_all_stay, check_parameter, check_rule
 from p3kv.frontends.torch.rows import LAYOUT, LateRows
 from p3kv.frontends.torch.script_optimizer import TorchGoesOn
 from p3kv.frontends.torch.steps import Steps, parameters_of
@@ -48,7 +48,7 @@ class SharedModel:
         Raises NotSupportedError for what can't travel.
         """
         worker = self.worker = this_process.worker()
-        check_settings(worker.settings, own.rule)
+        check_rule(own.rule, own.consistency or worker.settings.consistency)
         self._how = own_or_shared(buffers, own.rule)
         if self._how == AVERAGE:
             check_all_stay(worker.settings, "the mean of buffers")
@@ -76,8 +76,7 @@ class SharedModel:
         self._exchange_initial()
         places = [place for place in self._places if place.where not in kept]
         if places:
-            resumes = self._own.resumed is not None
-            self._buffers = Buffers(places, self._how, self.worker, resumes)
+            self._buffers = Buffers(places, self._how, self.worker, self._own)
         atexit.register(self._finish, steps)
 
     def check(self) -> None:

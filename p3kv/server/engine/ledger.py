@@ -27,6 +27,11 @@ class Ledger(ABC, Generic[S]):
         those of all workers."""
         self.open: Dict[int, Round[S]] = {}
         """Rounds that workers share and that have not ended."""
+        self.patience_s = 0.0
+        """How long workers may go on without a round's value, as far as is known: where they train
+        by themselves and keys take turns, at most as long as between two rounds."""
+        self._begun_s = 0.0
+        """When the last round has begun, on the monotonic clock."""
         self._plan = plan
         self._new_sum = new_sum
         self._name = name
@@ -96,6 +101,11 @@ class Ledger(ABC, Generic[S]):
     def _begin(self, rank: int, round: int, step: int) -> Round[S]:
         """A new round for which a worker pushes first."""
         current = self.open[round] = Round(round, self._new_sum(round), step)
+        local = self._plan.consistency.local
+        if local is not None and local.streaming:
+            if self._begun_s:
+                self.patience_s = current.since_s - self._begun_s
+            self._begun_s = current.since_s
         return current
 
 

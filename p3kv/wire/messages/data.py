@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, Dict, List, Optional, Set, Tuple
 
-from p3kv.common.combinations import Feature, has_effect
+from p3kv.common.combinations import Feature
 from p3kv.common.registry import MAX_CHOICE_CHARS
 from p3kv.config import MAX_PATH_CHARS, Settings
 from p3kv.wire.header import LAST_ROUND
@@ -22,8 +22,6 @@ from p3kv.wire.messages.base import (
 from p3kv.wire.messages.keys import DTYPES, MAX_KEY_ELEMS, MAX_KEY_ID, check_shape
 
 MAX_STATE_ARRAYS = 1024
-_SAME_ROUNDS = (Settings.consistency, "local")
-"""Rules of p3kv's by which all workers push for the same rounds."""
 
 
 class JobSettings(Message, frozen=True):
@@ -58,19 +56,13 @@ class JobSettings(Message, frozen=True):
 
     @property
     def features(self) -> Set[Feature]:
-        """Features that may not go together with others."""
+        """Features that may not go together with others, but those of the rule."""
         has = {
             Feature.LOCAL_AGGREGATION: self.local_aggregation,
             Feature.LEAVERS: self.let_workers_leave,
-            Feature.OTHER_RULE: self.consistency.partition(":")[0].strip() not in _SAME_ROUNDS,
             Feature.CHECKPOINTS: self.checkpoint_dir is not None,
         }
         return {feature for feature, is_set in has.items() if is_set}
-
-    @property
-    def sums_on_hosts(self) -> bool:
-        """Whether workers of one host sum their gradients before they send them."""
-        return has_effect(Feature.LOCAL_AGGREGATION, self.features)
 
     @classmethod
     def of(cls, settings: Settings) -> JobSettings:

@@ -80,7 +80,7 @@ class DeclareKey(Message, frozen=True):
     whole: bool = False
     """Whether one server must keep all elements, for an optimizer that needs whole tensors."""
     consistency: Optional[str] = None
-    """By which rule its rounds end, by the name in `p3kv.consistency`; None: by the job's."""
+    """By which rule its rounds end, as settings spell it; None: by the job's."""
 
     def __post_init__(self) -> None:
         check_number("a store's number", self.store, 0, MAX_STORE)
