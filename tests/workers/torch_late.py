@@ -126,7 +126,8 @@ def use_wrongly() -> None:
     plain = trained(nn.Linear(4, 3))
     torch.amp.GradScaler("cpu", enabled=False).step(plain)
     complexes = nn.Linear(2, 2).to(torch.complex64)
-    refused("'weight' is torch.complex64 on cpu", trained, complexes)
+    refused("'weight' is torch.complex64", trained, complexes)
+    refused("can't train on the device 'meta'", trained, nn.Linear(2, 2, device="meta"))
     shrinks = torch.optim.LBFGS(nn.Linear(2, 2).parameters())
     refused(
         "LBFGS: it evaluates the closure several times",

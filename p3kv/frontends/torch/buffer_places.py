@@ -10,6 +10,7 @@ import torch
 from p3kv.consistency import Consistency
 from p3kv.errors import NotSupportedError
 from p3kv.frontends.torch.compiled import own_name
+from p3kv.frontends.torch.devices import Devices
 
 _log = logging.getLogger("p3kv")
 BROADCAST, AVERAGE, OWN = HOWS = ("broadcast", "average", "own")
@@ -39,6 +40,7 @@ class Place(NamedTuple):
     attribute: str
     name: str
     shape: Tuple[int, ...]
+    device: torch.device
 
     @property
     def where(self) -> Tuple[int, str]:
@@ -47,13 +49,14 @@ class Place(NamedTuple):
 
     @property
     def tensor(self) -> torch.Tensor:
-        """The buffer. Raises NotSupportedError if it has another shape than before."""
+        """The buffer. Raises NotSupportedError if it has another shape or device than before."""
         found = self.module._buffers.get(self.attribute)
-        if found is None or tuple(found.shape) != self.shape:
+        now = "gone" if found is None else f"{tuple(found.shape)} on {found.device}"
+        if found is None or tuple(found.shape) != self.shape or found.device != self.device:
             raise NotSupportedError(
-                f"the buffer '{self.name}' had the shape {self.shape} when p3kv.torch.Optimizer "
-                f"was made, and is {'gone' if found is None else tuple(found.shape)} now: buffers "
-                "keep their shapes, but with buffers='own' and without checkpoints"
+                f"the buffer '{self.name}' had the shape {self.shape} on {self.device} when "
+                f"p3kv.torch.Optimizer was made, and is {now} now: buffers keep their shapes and "
+                "devices, but with buffers='own' and without checkpoints"
             )
         return found
 
@@ -62,7 +65,7 @@ kept: Dict[Tuple[int, str], Any] = {}
 """By `Place.where`: what has the buffer travel."""
 
 
-def places_of(model: torch.nn.Module, how: str) -> List[Place]:
+def places_of(model: torch.nn.Module, how: str, devices: Devices) -> List[Place]:
     """A model's buffers, each once, also those of which another optimizer takes care (`kept`).
 
     Raises NotSupportedError for one that can't travel, unless each worker is to have its own: then
@@ -73,15 +76,17 @@ def places_of(model: torch.nn.Module, how: str) -> List[Place]:
         for attribute, tensor in module._buffers.items():
             if tensor is None or not tensor.numel() or id(tensor) in found:
                 continue
-            place = Place(module, attribute, _named(prefix, attribute), tuple(tensor.shape))
+            name, device = _named(prefix, attribute), tensor.device
+            place = Place(module, attribute, name, tuple(tensor.shape), device)
             if (
-                tensor.device.type != "cpu"
+                not devices.can_copy(device)
                 or tensor.layout is not torch.strided
                 or tensor.dtype not in _TRAVELS_AS
             ):
                 what = (
                     f"the buffer '{place.name}' is {tensor.dtype}, {tensor.layout}, on "
-                    f"{tensor.device}, and p3kv.torch takes dense ones of usual dtypes on the CPU"
+                    f"{device}, and p3kv.torch takes dense ones of usual dtypes on the CPU, cuda "
+                    "and xpu"
                 )
                 if how != OWN:
                     raise NotSupportedError(
@@ -111,16 +116,16 @@ def own_or_shared(chosen: Optional[str], rule: Consistency) -> str:
 
 
 def packed(places: List[Place]) -> Iterator[Tuple[torch.dtype, int, List[Place]]]:
-    """What travels together, as which dtype, and how many elements it has."""
-    small: Dict[torch.dtype, List[Place]] = {}
+    """What travels together, on one device, as which dtype, and how many elements it has."""
+    small: Dict[Tuple[torch.dtype, torch.device], List[Place]] = {}
     for place in places:
         dtype = _TRAVELS_AS[place.tensor.dtype]
         elems = flat(place.tensor).numel()
         if elems > _SMALL_ELEMS:
             yield dtype, elems, [place]
         else:
-            small.setdefault(dtype, []).append(place)
-    for dtype, together in small.items():
+            small.setdefault((dtype, place.device), []).append(place)
+    for (dtype, _), together in small.items():
         yield dtype, sum(flat(place.tensor).numel() for place in together), together
 
 

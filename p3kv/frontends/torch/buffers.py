@@ -24,6 +24,8 @@ from p3kv.frontends.torch.buffer_places import (
     kept,
     packed,
 )
+from p3kv.frontends.torch.copies import Copies
+from p3kv.frontends.torch.devices import Devices
 from p3kv.frontends.torch.late import have_back, have_wait
 from p3kv.frontends.torch.pushes import pushes_of
 from p3kv.frontends.torch.script_marks import waited
@@ -44,7 +46,9 @@ class Buffers:
     worker 0's, and checkpoints have them.
     """
 
-    def __init__(self, places: List[Place], how: str, worker: Worker, model: WorkerStore) -> None:
+    def __init__(
+        self, places: List[Place], how: str, worker: Worker, model: WorkerStore, devices: Devices
+    ) -> None:
         """Sends worker rank 0's buffers to all, and waits for them. `model`: the store of the
         parameters, whose rule is that of buffers. A checkpoint from which it goes on must have
         them."""
@@ -61,7 +65,10 @@ class Buffers:
             )
         self._packs = [
             Pack(
-                own.declare(at, (elems,), _name(dtype), called(together), "dense"), dtype, together
+                own.declare(at, (elems,), _name(dtype), called(together), "dense"),
+                dtype,
+                together,
+                devices.copies(together[0].device),
             )
             for at, (dtype, elems, together) in enumerate(packed(places))
         ]
@@ -71,7 +78,7 @@ class Buffers:
         for pack in self._packs:
             saved = resuming.initial(pack.key) if worker.rank == 0 else None
             if saved is not None:
-                pack.scatter(_tensor(saved))
+                pack.scatter(_tensor(saved).to(pack.device))
             source = pack.gathered() if worker.rank == 0 else None
             self._begin(pack, INITIAL_ROUND, 0, source, lands=worker.rank != 0)
         self.wait()
@@ -88,11 +95,6 @@ class Buffers:
             self._own.count_push(step)
             averages = self._averages(pack)
             source = pack.gathered() if averages or self._worker.rank == 0 else None
-            if source is not None and not averages:
-                if pack.sent is not None and torch.equal(_bytes(source), _bytes(pack.sent)):
-                    source = None
-                else:
-                    pack.sent = source
             lands = averages or self._worker.rank != 0
             self._begin(pack, key.round, step, source, lands)
 
@@ -113,34 +115,42 @@ class Buffers:
     def _begin(
         self, pack: Pack, round_: int, step: int, source: Optional[torch.Tensor], lands: bool
     ) -> None:
-        key = pack.key
+        key, averages = pack.key, self._averages(pack)
         pulls = round_ == INITIAL_ROUND and source is None
-        changes: Optional[Future[bool]] = None
-        if source is None and not pulls:
-            changes = Future()
-        pack.begin(lands, self._worker.num_workers if self._averages(pack) and step else 1)
-        self._worker.begin(
-            Transfer(
-                key, round_, step, 0,
-                source.data_ptr() if source is not None else None if pulls else 0,
-                pack.staging.data_ptr() if lands else None,
-                partial(pack.arrived if lands else _has_left, source),
-                (key.ask(),) if pulls else key.asks(), changes,
-                exact=True,
-            )
-        )  # fmt: skip
+        asks = (key.ask(),) if pulls else key.asks()
+
+        def begin(values: Optional[torch.Tensor]) -> None:
+            if values is not None and step and not averages:
+                values = pack.unless_sent(values)
+            self._worker.begin(
+                Transfer(
+                    key, round_, step, 0,
+                    values.data_ptr() if values is not None else None if pulls else 0,
+                    pack.staging.data_ptr() if lands else None,
+                    partial(pack.arrived if lands else _has_left, values), asks,
+                    Future() if values is None and not pulls else None,
+                    exact=True,
+                )
+            )  # fmt: skip
+
+        pack.begin(lands, self._worker.num_workers if averages and step else 1)
+        pack.copies.to_host(source, begin)
 
 
 class Pack:
     """Some buffers of a dtype, one after the other, under one key."""
 
-    def __init__(self, key: WorkerKey, dtype: torch.dtype, places: List[Place]) -> None:
+    def __init__(
+        self, key: WorkerKey, dtype: torch.dtype, places: List[Place], copies: Copies
+    ) -> None:
         self.key = key
+        self.device = places[0].device
+        self.copies = copies
         self.dtype = dtype
         """As it travels."""
-        self.sent: Optional[torch.Tensor] = None
+        self.staging = copies.empty((key.size_elems,), dtype)
+        self._sent: Optional[torch.Tensor] = None
         """The last value that this worker has sent for all."""
-        self.staging = torch.empty(key.size_elems, dtype=dtype)
         self._places = places
         self._late: List[torch.Tensor] = []
         """Buffers whose values are under way."""
@@ -155,8 +165,15 @@ class Pack:
         """A copy of the buffers' values as they travel."""
         return torch.cat([flat(place.tensor).to(self.dtype) for place in self._places])
 
+    def unless_sent(self, values: torch.Tensor) -> Optional[torch.Tensor]:
+        """Values that are to be sent for all; None if they are what was sent last."""
+        if self._sent is not None and torch.equal(_bytes(values), _bytes(self._sent)):
+            return None
+        self._sent = values
+        return values
+
     def scatter(self, values: torch.Tensor) -> None:
-        """Writes values into the buffers."""
+        """Writes values, which are on their device, into the buffers."""
         at = 0
         for place in self._places:
             buffer = place.tensor.data
@@ -185,6 +202,7 @@ class Pack:
         self._divisor = divisor
         self._late = list({id(place.tensor): place.tensor for place in self._places}.values())
         torch.autograd.graph.increment_version(self._late)
+        self.copies.arm()
         for buffer in self._late:
             have_wait(buffer, self)
 
@@ -206,13 +224,21 @@ class Pack:
             if self._error is not None:
                 raise self._error
             with torch._C.DisableTorchFunctionSubclass():
-                self.scatter(self.staging / self._divisor if self._divisor > 1 else self.staging)
+                self.copies.write(self._write)
+            self.copies.finish()
             for buffer in self._late:
                 have_back(buffer)
             self._late = []
             for copy in self._copies:
                 copy.set_result(_array(self.gathered()))
             self._copies = []
+
+    def read(self) -> None:
+        self.take()
+
+    def _write(self) -> None:
+        values = self.staging / self._divisor if self._divisor > 1 else self.staging
+        self.scatter(self.copies.to_device(values))
 
 
 def _has_left(source: Optional[torch.Tensor], error: Optional[BaseException]) -> None:
@@ -229,7 +255,7 @@ def _bytes(value: torch.Tensor) -> torch.Tensor:
 
 
 def _array(value: torch.Tensor) -> np.ndarray:
-    return _bytes(value).numpy().view(_name(value.dtype))
+    return _bytes(value.cpu()).numpy().view(_name(value.dtype))
 
 
 def _tensor(array: np.ndarray) -> torch.Tensor:

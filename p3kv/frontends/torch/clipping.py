@@ -72,7 +72,7 @@ class Clipping:
         self._in_step = True
         self._steps.max_norm = max_norm * self._workers
         self._steps.end()
-        of_sum, norm = self._steps.norm(), torch.zeros(())
+        of_sum, norm = self._steps.norm(), torch.zeros((), device="cpu")
         assert of_sum is not None
         self._norm = LateNorm(norm, of_sum, self._workers)
         return norm
@@ -103,6 +103,9 @@ class LateNorm:
         self._workers = workers
         self._is_late = True
         have_wait(norm, self)
+
+    def read(self) -> None:
+        self.take()
 
     def take(self) -> None:
         """Waits for the norm, unless it is there. Raises the job's failure."""

@@ -9,6 +9,8 @@ from typing import Iterable, List, Optional, Sequence
 import torch
 
 from p3kv.errors import NotSupportedError
+from p3kv.frontends.torch.copies import Then
+from p3kv.frontends.torch.devices import Devices
 from p3kv.frontends.torch.late import Late
 from p3kv.frontends.torch.rows import LateRows
 from p3kv.frontends.torch.script_optimizer import TorchScriptOptimizer
@@ -30,9 +32,11 @@ class Exchange:
         own: WorkerStore,
         pushes: Pushes[TorchScriptOptimizer],
         every: Sequence[Late],
+        devices: Devices,
     ) -> None:
-        """`every` parameter."""
+        """`every` parameter, and the devices that they are on."""
         self._worker = worker
+        self._devices = devices
         self._own = own
         self._pushes = pushes
         self._written = Written(every)
@@ -43,7 +47,7 @@ class Exchange:
     def give_initial(self, late: Late) -> None:
         """Worker rank 0 sends a parameter's initial value."""
         late.staging.copy_(late.parameter.data)
-        self._begin(late, INITIAL_ROUND, late.staging, lands=False)
+        self._begun(late, INITIAL_ROUND, pushes=True, lands=False)(late.staging)
 
     def note(self, late: Late) -> None:
         """A parameter's gradient is complete, and must stay as it is until the value is there.
@@ -61,11 +65,12 @@ class Exchange:
                 "p3kv.torch.Optimizer was made: make the model with Embedding(sparse=True) or "
                 "EmbeddingBag(sparse=True) before, or use SparseAdam"
             )
-        if not _are_alike(gradient, late.staging):
+        made_with = late.staging
+        if gradient.device != late.device or not _are_alike(gradient, made_with):
             raise NotSupportedError(
-                f"the gradient of '{late.name}' is {_kind(gradient)}; p3kv.torch takes one like "
-                f"the parameter when p3kv.torch.Optimizer was made, which was "
-                f"{_kind(late.staging)}"
+                f"the gradient of '{late.name}' is {_kind(gradient, gradient.device)}; p3kv.torch "
+                f"takes one like the parameter when p3kv.torch.Optimizer was made, which was "
+                f"{_kind(made_with, late.device)}"
             )
         self._written.check(late)
         late.gradient, late.version = gradient, gradient._version
@@ -84,7 +89,8 @@ class Exchange:
         round_, _ = self._pushes.next(late.key)
         late.pushed = True
         sent = gradient.detach()
-        self._begin(late, round_, sent.coalesce() if sent.is_sparse else sent.contiguous())
+        begin = self._begun(late, round_, pushes=True)
+        late.copies.to_host(sent.coalesce() if sent.is_sparse else sent, begin)
 
     def push_no_gradient(self, late: Late) -> None:
         """Says that this worker has no gradient of a parameter in this step."""
@@ -95,22 +101,23 @@ class Exchange:
         changes: Future[bool] = Future()
         round_, _ = self._pushes.next(late.key, changes)
         late.pushed = True
-        self._begin(late, round_, None, changes)
+        late.copies.to_host(None, self._begun(late, round_, pushes=True, changes=changes))
 
     def push_difference(self, late: Late) -> None:
         """Sends by how much the servers' last value differs from a weight that this worker has
         trained by itself. Of a frozen one it says that it has nothing: the script may have written
         to it."""
         late.take()
-        source: Optional[torch.Tensor] = None
-        changes: Optional[Future[bool]] = None
-        if late.parameter.requires_grad:
-            source = (late.staging - late.parameter.detach()).contiguous()
-        else:
-            changes = Future()
+        trains = late.parameter.requires_grad
+        changes: Optional[Future[bool]] = None if trains else Future()
         self._begin_step()
         round_, _ = self._pushes.next(late.key)  # that this counts is known on all workers
-        self._begin(late, round_, source, changes)
+        begin = self._begun(late, round_, pushes=True, changes=changes)
+
+        def subtract(weight: Optional[torch.Tensor]) -> None:
+            begin(None if weight is None else late.staging - weight)
+
+        late.copies.to_host(late.parameter.detach() if trains else None, subtract)
 
     def push_remaining(self, every: Iterable[Late]) -> None:
         """Has all gradients of the step leave that have not left, and says of which parameters this
@@ -130,11 +137,12 @@ class Exchange:
     def pull(self, late: Late, exact: bool = False) -> None:
         """Asks for a parameter's value after this worker's last push; `exact`: as the servers have
         it, whatever the codec."""
-        self._begin(late, late.key.round, None, exact=exact)
+        late.copies.to_host(None, self._begun(late, late.key.round, pushes=False, exact=exact))
 
     def end_step(self, every: Sequence[Late]) -> None:
         """All parameters are pushed. The first step tells the forward order, which is the reverse
         of that of the gradients."""
+        self._devices.step_ends()
         self._own.step_ends()
         self._written.step_ends()
         self._in_step = False
@@ -151,19 +159,18 @@ class Exchange:
             self._in_step = True
             self._pushes.one_step()
 
-    def _begin(
+    def _begun(
         self,
         late: Late,
         round_: int,
-        source: Optional[torch.Tensor],
+        pushes: bool,
         changes: Optional[Future[bool]] = None,
         exact: bool = False,
         lands: bool = True,
-    ) -> None:
-        """Begins a transfer: a push where there is a source, or `changes` instead of one; else a
-        pull."""
-        key = late.key
-        pushes = source is not None or changes is not None
+    ) -> Then:
+        """A value is under way from now on, after a push or a pull that begins when what is
+        returned is called with its source; a push has one, or `changes` instead."""
+        key, step = late.key, self._pushes.step
         exact = exact or (pushes and key.is_exact(round_))
         takes = None
         if pushes and lands and key.consistency.lets_go_ahead and not key.touched_only:
@@ -171,27 +178,28 @@ class Exchange:
         late.note_changes(round_, takes, changes)
         late.begin()
         if isinstance(late, LateRows):
-            step = self._pushes.step
-            late.exchange(self._worker.begin, round_, step, source, changes, exact, lands)
-            return
-        self._worker.begin(
-            Transfer(
-                key, round_, self._pushes.step, 0,
-                source.data_ptr() if source is not None else 0 if pushes else None,
-                late.staging.data_ptr() if lands else None,
-                partial(_arrived, late, source), key.asks() if pushes else (key.ask(),), changes,
-                takes, exact=exact,
-            )
-        )  # fmt: skip
+            return late.exchange(self._worker.begin, round_, step, pushes, changes, exact, lands)
+        asks = key.asks() if pushes else (key.ask(),)
+
+        def begin(source: Optional[torch.Tensor]) -> None:
+            self._worker.begin(
+                Transfer(
+                    key, round_, step, 0,
+                    source.data_ptr() if source is not None else 0 if pushes else None,
+                    late.staging.data_ptr() if lands else None,
+                    partial(_arrived, late, source), asks, changes, takes, exact=exact,
+                )
+            )  # fmt: skip
+
+        return begin
 
 
 def _are_alike(one: torch.Tensor, other: torch.Tensor) -> bool:
-    alike = one.dtype == other.dtype and one.shape == other.shape
-    return alike and one.device == other.device
+    return one.dtype == other.dtype and one.shape == other.shape
 
 
-def _kind(value: torch.Tensor) -> str:
-    return f"{value.dtype} of shape {tuple(value.shape)} on {value.device}"
+def _kind(value: torch.Tensor, device: torch.device) -> str:
+    return f"{value.dtype} of shape {tuple(value.shape)} on {device}"
 
 
 def _arrived(late: Late, source: Optional[torch.Tensor], error: Optional[BaseException]) -> None:

@@ -11,11 +11,12 @@ import itertools
 import threading
 from concurrent.futures import Future
 from contextlib import suppress
-from typing import Any, Dict, Iterator, Optional, Protocol, Tuple, Type
+from typing import Any, Callable, Dict, Iterator, Optional, Protocol, Tuple, Type
 
 import torch
 
 from p3kv.errors import P3Error
+from p3kv.frontends.torch.copies import Copies
 from p3kv.frontends.torch.early import EarlyWrites
 from p3kv.frontends.torch.script_marks import may_begin_forward, waited
 from p3kv.worker.transfers import WorkerKey
@@ -54,6 +55,9 @@ class Waits(Protocol):
     def take(self) -> None:
         """Waits for the value, if one is under way, and has the tensor have it."""
 
+    def read(self) -> None:
+        """The same, for what this thread computes next."""
+
 
 class Late:
     """A parameter, its key, and the value that is under way to it.
@@ -63,12 +67,19 @@ class Late:
     """
 
     def __init__(
-        self, key: WorkerKey, parameter: torch.nn.Parameter, name: str, early: EarlyWrites
+        self,
+        key: WorkerKey,
+        parameter: torch.nn.Parameter,
+        name: str,
+        early: EarlyWrites,
+        copies: Copies,
     ) -> None:
         self.key = key
         self.parameter = parameter
         self.name = name
-        self.staging = torch.empty(parameter.shape, dtype=parameter.dtype, device=parameter.device)
+        self.device = parameter.device
+        self.copies = copies
+        self.staging = copies.empty(parameter.shape, parameter.dtype)
         """Where the next value lands: the parameter itself may be read until `step`. Contiguous,
         whatever the parameter is, since values travel so."""
         self.value_version = parameter._version
@@ -129,6 +140,7 @@ class Late:
 
     def arm(self) -> None:
         """From now on, whoever reads the parameter waits for the value that is under way."""
+        self.copies.arm()
         if not self._is_late:
             self._is_late = True
             have_wait(self.parameter, self)
@@ -149,10 +161,19 @@ class Late:
             with self._taking:
                 if self._is_late:
                     self._write()
+                    self.copies.finish()
 
     def take(self) -> None:
         """Waits for the value, if one is under way to a parameter that is armed, and writes it into
         the parameter. Raises the job's failure."""
+        self._take(self.copies.finish)
+
+    def read(self) -> None:
+        """As `take`. On an accelerator only what this thread computes next waits until the value is
+        written, and the parameter stays late until then: other threads and streams may read it."""
+        self._take(self.copies.reach_reader)
+
+    def _take(self, is_seen_by_all: Callable[[], bool]) -> None:
         if not self._is_late:
             return
         self._wait()
@@ -160,8 +181,10 @@ class Late:
             if not self._is_late:
                 return
             self._write()
-            have_back(self.parameter)
-            self._is_late = False
+            if is_seen_by_all():
+                have_back(self.parameter)
+                self.as_sent = None
+                self._is_late = False
 
     def _wait(self) -> None:
         if not self._there.is_set():
@@ -174,17 +197,16 @@ class Late:
             raise self._error
         if self._changes is None or self._changes.result():
             with torch._C.DisableTorchFunctionSubclass():
-                self._copy()
+                self.copies.write(self._copy)
         self._is_written = True
 
     def _copy(self) -> None:
         """Writes the value that is there into the parameter."""
         weight = self.parameter.data
         if self.as_sent is None:
-            weight.copy_(self.staging)
+            weight.copy_(self.staging, non_blocking=True)
         else:  # in this order a weight that has learned nothing is exactly the value
-            weight.sub_(self.as_sent).add_(self.staging)
-            self.as_sent = None
+            weight.sub_(self.as_sent).add_(self.copies.to_device(self.staging))
 
 
 _LATE: Dict[int, Waits] = {}
@@ -250,7 +272,7 @@ def _wait_and_call(
     if function not in _NEED_NO_VALUE:
         for late in _late_among((args, kwargs)):
             may_begin_forward()
-            late.take()
+            late.read()
     with torch._C.DisableTorchFunctionSubclass():
         return function(*args, **(kwargs or {}))
 

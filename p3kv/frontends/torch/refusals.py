@@ -31,10 +31,10 @@ def check_all_stay(settings: config.Settings, what: str) -> None:
 
 def check_parameter(parameter: torch.nn.Parameter, name: str) -> None:
     """Raises NotSupportedError for a parameter that can't travel."""
-    if parameter.device.type != "cpu" or parameter.dtype not in DTYPES:
+    if parameter.dtype not in DTYPES:
         raise NotSupportedError(
-            f"the parameter '{name}' is {parameter.dtype} on {parameter.device}; p3kv.torch takes "
-            f"{', '.join(DTYPES.values())} on the CPU"
+            f"the parameter '{name}' is {parameter.dtype}; p3kv.torch takes "
+            f"{', '.join(DTYPES.values())}"
         )
     if torch.nn.parameter.is_lazy(parameter):
         raise NotSupportedError(

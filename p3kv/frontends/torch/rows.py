@@ -10,6 +10,7 @@ import torch
 
 from p3kv.errors import NotSupportedError
 from p3kv.frontends.torch.compiled import own_name
+from p3kv.frontends.torch.copies import Copies, Then
 from p3kv.frontends.torch.early import EarlyWrites
 from p3kv.frontends.torch.late import Late
 from p3kv.frontends.torch.optimizer_settings import BY_ROWS
@@ -78,8 +79,9 @@ class LateRows(Late):
         parameter: torch.nn.Parameter,
         name: str,
         early: EarlyWrites,
+        copies: Copies,
     ) -> None:
-        super().__init__(key, parameter, name, early)
+        super().__init__(key, parameter, name, early, copies)
         self._elements = array_of(self.staging).reshape(key.shape[0], key.row_elems)
         """The staging memory."""
         self._rounds: Optional[Mapping[int, int]] = None
@@ -103,34 +105,41 @@ class LateRows(Late):
         begin: Callable[[Transfer], None],
         round_: int,
         step: int,
-        source: Optional[torch.Tensor],
+        pushes: bool,
         changes: Optional[Future[bool]],
         exact: bool,
         lands: bool,
-    ) -> None:
-        """Begins the transfers that bring a value: a push where there is a source, or `changes`
-        instead of one, and a pull of the rows that have changed if the value `lands`. A gradient is
+    ) -> Then:
+        """What begins, called with the source, the transfers that bring a value: a push if it
+        `pushes`, and a pull of the rows that have changed if the value `lands`. A gradient is
         coalesced; a dense source has all rows."""
         key = self.key
-        if source is not None or changes is not None:
-            done = _has_left if lands else self.arrived
-            rows = self._rows_of(source)
-            begin(RowsPush(key, round_, step, 0, rows, done, key.asks(), changes))
-        if not lands:
-            self._rounds = dict.fromkeys(dict(key.runs), round_)
-            return
-        # Rows that a codec has rounded before have not changed on the servers since.
-        since = None if exact and not key.codecs.values.in_place else self._rounds
-        self._arriving = []
+        asks = key.asks() if pushes else ()
+        ask = key.ask() if lands else None
 
         def done_pull(error: Optional[BaseException]) -> None:
             self._rounds = pull.rounds
             self.arrived(error)
 
-        pull = RowsPull(
-            key, round_, step, 0, self._put, done_pull, (key.ask(),), since=since, exact=exact
-        )
-        begin(pull)
+        if ask is None:
+            self._rounds = dict.fromkeys(dict(key.runs), round_)
+        else:
+            # Rows that a codec has rounded before have not changed on the servers since.
+            since = None if exact and not key.codecs.values.in_place else self._rounds
+            self._arriving = []
+            pull = RowsPull(
+                key, round_, step, 0, self._put, done_pull, (ask,), since=since, exact=exact
+            )
+
+        def begin_with(source: Optional[torch.Tensor]) -> None:
+            if pushes:
+                done = self.arrived if ask is None else _has_left
+                rows = self._rows_of(source)
+                begin(RowsPush(key, round_, step, 0, rows, done, asks, changes))
+            if ask is not None:
+                begin(pull)
+
+        return begin_with
 
     def _rows_of(self, source: Optional[torch.Tensor]) -> Tuple[np.ndarray, np.ndarray]:
         """Numbers, which ascend, and elements, in the memory of `source`."""
@@ -153,8 +162,9 @@ class LateRows(Late):
         if self._changes is not None or len(self.newest) == self.key.shape[0]:
             super()._copy()  # the script may have written into other rows of a frozen one
             return
-        rows = self.staging.index_select(0, self.newest)
-        self.parameter.data.index_copy_(0, self.newest, rows)
+        to_device = self.copies.to_device
+        rows = to_device(self.staging.index_select(0, self.newest))
+        self.parameter.data.index_copy_(0, to_device(self.newest), rows)
 
 
 def _has_left(error: Optional[BaseException]) -> None:

@@ -144,7 +144,9 @@ class ServerSteps(Steps):
             states = states_of(self._own, late.key, self._whole)
             if states:
                 self._optimizer.state[late.parameter] = imported(
-                    State.joined(states), None if self._whole else late.parameter.shape
+                    State.joined(states),
+                    None if self._whole else late.parameter.shape,
+                    late.device,
                 )
 
     def give_states(self, state_dict: Dict[str, Any]) -> None:

@@ -13,6 +13,7 @@ from p3kv.errors import NotSupportedError, P3Error
 from p3kv.frontends.torch.buffer_places import AVERAGE, kept, own_or_shared, places_of
 from p3kv.frontends.torch.buffers import Buffers
 from p3kv.frontends.torch.compiled import own_name
+from p3kv.frontends.torch.devices import Devices
 from p3kv.frontends.torch.early import EarlyWrites
 from p3kv.frontends.torch.exchange import Exchange
 from p3kv.frontends.torch.late import Late
@@ -56,10 +57,11 @@ class SharedModel:
         self.pushes = pushes_of(own, worker.rank)
         self.resuming = Resuming(own, self.pushes, worker.rank, TorchGoesOn(own))
         self._early = EarlyWrites()
+        self._devices = Devices(worker.abort)
         self.every = self._declared(model, optimizer, whole, sparse)
         """All parameters."""
-        self.exchange = Exchange(worker, own, self.pushes, self.every)
-        self._places = places_of(model, self._how)
+        self.exchange = Exchange(worker, own, self.pushes, self.every, self._devices)
+        self._places = places_of(model, self._how, self._devices)
         self._buffers: Optional[Buffers] = None
         self._replaced = False
         """Whether other steps train its parameters now."""
@@ -73,10 +75,11 @@ class SharedModel:
                 older.stop()
             _STEPS_OF[id(late.parameter)] = steps
         self._early.start()
+        self._devices.start()
         self._exchange_initial()
         places = [place for place in self._places if place.where not in kept]
         if places:
-            self._buffers = Buffers(places, self._how, self.worker, self._own)
+            self._buffers = Buffers(places, self._how, self.worker, self._own, self._devices)
         atexit.register(self._finish, steps)
 
     def check(self) -> None:
@@ -127,13 +130,14 @@ class SharedModel:
         for at, parameter in enumerate(parameters_of(optimizer)):
             name = names.get(id(parameter), f"parameter {at}")
             check_parameter(parameter, name)
+            copies = self._devices.copies(parameter.device)
             by_rows = id(parameter) in sparse
             key = self._own.declare(
                 at, tuple(parameter.shape), DTYPES[parameter.dtype], name,
                 LAYOUT if by_rows else "dense", whole,
             )  # fmt: skip
             kind = LateRows if by_rows else Late
-            found[id(parameter)] = kind(key, parameter, name, self._early)
+            found[id(parameter)] = kind(key, parameter, name, self._early, copies)
         return [*found.values()]
 
     def _exchange_initial(self) -> None:
@@ -157,6 +161,7 @@ class SharedModel:
             with suppress(P3Error):  # which the worker tells
                 steps.settle()
         self._early.close()
+        self._devices.close()
 
 
 _STEPS_OF: Dict[int, Steps] = {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import chain
-from typing import Any, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Tuple, Union
 
 import torch
 
@@ -33,19 +33,26 @@ def exported(state: Dict[str, Any], since_step: int, whole: bool) -> State:
         elif name in _SHARED:
             values[name] = [value.item()]  # a list, to be told from a number
         else:
-            array = _widened(value.detach()).numpy().copy()
+            array = _widened(value.detach()).cpu().numpy().copy()
             elements[name] = array if whole and array.ndim else array.reshape(-1)
     return State(elements, {SINCE: since_step, VALUES: values})
 
 
-def imported(state: State, shape: Optional[torch.Size] = None) -> Dict[str, Any]:
-    """The reverse; arrays are copied, and get the parameter's `shape` if it is given."""
+def imported(
+    state: State, shape: Optional[torch.Size] = None, device: Union[torch.device, str] = "cpu"
+) -> Dict[str, Any]:
+    """The reverse; arrays are copied to a device, and get the parameter's `shape` if it is given.
+    What all elements share stays on the CPU, as in torch."""
     found: Dict[str, Any] = {
-        name: torch.from_numpy(array.copy()).reshape(array.shape if shape is None else shape)
+        name: torch.from_numpy(array.copy())
+        .reshape(array.shape if shape is None else shape)
+        .to(device)
         for name, array in state.elements.items()
     }
     for name, value in state.numbers[VALUES].items():
-        found[name] = torch.tensor(float(value[0])) if isinstance(value, list) else value
+        if isinstance(value, list):
+            value = torch.tensor(float(value[0]), device="cpu")
+        found[name] = value
     return found
 
 

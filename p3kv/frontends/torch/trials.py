@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from p3kv.config import Launch
 from p3kv.config.trial import ALONE, NATIVE, Trial
+from p3kv.errors import NotSupportedError
 from p3kv.frontends.torch.environment import talk_at
 from p3kv.frontends.torch.steps import evaluated
 from p3kv.store.trial_clock import TrialClock
@@ -37,7 +38,14 @@ class TorchTrial(TrialClock):
         parameters: Sequence[torch.nn.Parameter],
         syncs: Callable[[], bool],
     ) -> None:
-        """`syncs()`: whether a backward pass belongs to no `no_sync`."""
+        """`syncs()`: whether a backward pass belongs to no `no_sync`. Raises NotSupportedError for
+        parameters that are not on the CPU: the clock would time when work is begun, not done."""
+        away = next((one.device for one in parameters if one.device.type != "cpu"), None)
+        if away is not None:
+            raise NotSupportedError(
+                f"p3kv compare times models on the CPU, and this one is on {away}: time steps of "
+                "your script with DistributedDataParallel and with p3kv.torch yourself"
+            )
         super().__init__(trial)
         launch = Launch.from_environment()
         assert launch is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
+from functools import partial
 from typing import Optional, Sequence
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 
 from p3kv.errors import NotSupportedError
 from p3kv.frontends.torch.late import Late
+from p3kv.frontends.torch.tensors import array_of
 from p3kv.worker.cuts import Unpushed
 
 _ALL_UNTIL_STEP = 3
@@ -42,35 +44,50 @@ class Written:
             or late.newest is not None  # few rows
             or self._steps % len(self._turns) == self._turns[id(late)]
         )
-        if is_due and is_written(late, None if everywhere else late.newest):
-            raise NotSupportedError(
-                f"the script has written to the weight '{late.name}', and the next step would undo "
-                "it: servers keep the weights from the moment at which p3kv.torch.Optimizer is "
-                "made. Load and initialise weights before, or make a new p3kv.torch.Optimizer "
-                "afterwards"
-            )
-
-
-def is_written(late: Late, rows: Optional[torch.Tensor] = None) -> bool:
-    """Whether a weight is another one than the servers', or some of its rows are. No other value
-    may be under way."""
-    with torch._C.DisableTorchFunctionSubclass():
-        value, known = late.parameter.detach(), late.staging
-        if rows is not None:
-            value, known = value.index_select(0, rows), known.index_select(0, rows)
-        if torch.equal(_bits(value.contiguous()), _bits(known)):
+        if is_due:
+            rows = None if everywhere else late.newest
+            with torch._C.DisableTorchFunctionSubclass():
+                value = _value(late, rows)
+            late.copies.to_host(value, partial(_refuse_other, late, rows))
             late.value_version = late.parameter._version
-            return False
-        return True
+
+
+def _refuse_other(late: Late, rows: Optional[torch.Tensor], value: Optional[torch.Tensor]) -> None:
+    """Raises NotSupportedError unless a weight, or some of its rows, are the servers'."""
+    assert value is not None
+    if _differs(late, rows, value):
+        raise NotSupportedError(
+            f"the script has written to the weight '{late.name}', and the next step would undo it: "
+            "servers keep the weights from the moment at which p3kv.torch.Optimizer is made. Load "
+            "and initialise weights before, or make a new p3kv.torch.Optimizer afterwards"
+        )
+
+
+def is_written(late: Late) -> bool:
+    """Whether a weight is another one than the servers'. No other value may be under way."""
+    with torch._C.DisableTorchFunctionSubclass():
+        return _differs(late, None, _value(late).cpu().contiguous())
 
 
 def copied(late: Late) -> Unpushed:
     """A copy, for a checkpoint, of a weight to which no gradient brings another value."""
     with torch._C.DisableTorchFunctionSubclass():
         value: Future[np.ndarray] = Future()
-        value.set_result(late.parameter.detach().contiguous().clone().numpy())
+        copy = _value(late).to("cpu", copy=True, memory_format=torch.contiguous_format)
+        value.set_result(array_of(copy))
         key = late.key
         return Unpushed(key.key, late.name, key.shape, key.dtype, value)
+
+
+def _value(late: Late, rows: Optional[torch.Tensor] = None) -> torch.Tensor:
+    value = late.parameter.detach()
+    return value if rows is None else value.index_select(0, late.copies.to_device(rows))
+
+
+def _differs(late: Late, rows: Optional[torch.Tensor], value: torch.Tensor) -> bool:
+    """Whether a value in the host's memory is another one than the servers'."""
+    known = late.staging if rows is None else late.staging.index_select(0, rows)
+    return not torch.equal(_bits(value), _bits(known))
 
 
 def _bits(value: torch.Tensor) -> torch.Tensor:

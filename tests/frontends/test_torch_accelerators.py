@@ -1,0 +1,52 @@
+"""p3kv.torch on an accelerator beside p3kv.torch on the CPU, in real jobs."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.frontends.test_torch import job
+from tests.jobs import environment, run
+from tests.torch_environment import NEEDS_TORCH, PYTHON
+
+pytestmark = NEEDS_TORCH
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param("cpu", marks=pytest.mark.long),
+        pytest.param("any", marks=pytest.mark.accelerator),
+    ],
+)
+def kind(request: pytest.FixtureRequest) -> str:
+    """The device's type: of the CPU, only the job itself is tested."""
+    found: str = request.param
+    program = "import torch; raise SystemExit(not torch.accelerator.is_available())"
+    if found != "cpu" and run([str(PYTHON), "-c", program], environment(), 60).code != 0:
+        pytest.skip("the torch of this environment sees no accelerator")
+    return found
+
+
+def test_numbers_are_those_of_the_cpu(kind: str) -> None:
+    """Of a model that is partly on the CPU: with other strides, statistics that are broadcast or
+    averaged, layers that are not used or not trained, gradients that add up or are zeroed while
+    they leave, clipping, states, half precision, rows, and averages that another stream reads."""
+    cases = ["dense", "clipped", "half", "rows"]
+    result = job("torch_accelerator.py", kind, *cases, P3KV_SLICE_SIZE=300)
+    assert result.code == 0, result.output
+    assert all(result.output.count(f"{case} is right on") == 2 for case in cases), result.output
+
+
+@pytest.mark.parametrize("rule", ["local:steps=3", "delayed:staleness=2"])
+def test_other_rules_have_the_numbers_of_the_cpu(kind: str, rule: str) -> None:
+    result = job(
+        "torch_accelerator.py", kind, "rule", P3KV_SLICE_SIZE=300, P3KV_CONSISTENCY=rule
+    )  # fmt: skip
+    assert result.code == 0, result.output
+    assert result.output.count("rule is right on") == 2, result.output
+
+
+def test_a_weight_that_the_script_writes_to_ends_the_job(kind: str) -> None:
+    result = job("torch_accelerator.py", kind, "written", workers=1, servers=1)
+    assert result.code != 0, result.output
+    assert "the script has written to the weight 'wide.weight'" in result.output, result.output
