@@ -1,14 +1,14 @@
-"""Python runs this at its start, in every process of tests' jobs: imports of MXNet take less than
-half their time. Where MXNet's functions are called, they are what they are without it.
+"""Python runs this at its start, in every process of tests' jobs: imports of MXNet and of what
+torch's optimizers need take half their time. What is used is what it is without this.
 
 MXNet generates and compiles 2,556 functions at its import, of which a job calls a few; here each is
-compiled at its first call. And MXNet imports packages, where they are, for downloads and for tests
-of its own.
+compiled at its first call. MXNet also imports packages, where they are, for downloads and for tests
+of its own. torch's first optimizer imports its compiler; here only scripts that compile do.
 """
 
 import re
 import sys
-from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from importlib.machinery import PathFinder, SourceFileLoader
 from types import ModuleType
 
 _GENERATING = ("mxnet.symbol.register", "mxnet.ndarray.register")
@@ -39,16 +39,21 @@ class _Loader(SourceFileLoader):
         super().exec_module(module)
 
 
-class _LeanMXNet:
+class _Lean:
     @staticmethod
     def find_spec(name: str, path=None, target=None):  # type: ignore[no-untyped-def]
-        if name == "mxnet":
+        if name == "torch" and "p3kv" in sys.modules:
+            from p3kv.frontends.torch import no_compiler
+
+            no_compiler.leave_out()
+        elif name == "mxnet":
             sys.modules.setdefault("requests", ModuleType("requests"))
             sys.modules.update(dict.fromkeys(("scipy", "sklearn")))  # can't be imported
         elif name in _GENERATING:
             spec = PathFinder.find_spec(name, path)
-            return ModuleSpec(name, _Loader(name, spec.origin), origin=spec.origin)
+            spec.loader = _Loader(name, spec.origin)
+            return spec
         return None
 
 
-sys.meta_path.insert(0, _LeanMXNet)
+sys.meta_path.insert(0, _Lean)
