@@ -92,6 +92,12 @@ _pip() {
     "$VENV_PYTHON" -m pip --disable-pip-version-check -qq "$@" </dev/null
 }
 
+# Runs a command that installs p3kv in place, so that the environment sees every later edit. Two
+# would write the same files beside the sources: one waits for the other.
+_in_place() {
+    (flock 9 && "$@") 9<"$REPOSITORY/setup.py"
+}
+
 # Makes sure that the environment has p3kv with the extras $1 ("cpu,experiments"); quick when it has.
 prepare_environment() {
     local extras="$1" key stamp_key="" stamp_extras="" extra missing=""
@@ -120,8 +126,7 @@ prepare_environment() {
     if [ -n "$missing" ]; then
         rm -f "$_STAMP"
         say "installing p3kv with $extras: MXNet and what else it needs, a minute or two ..."
-        # In place: the environment sees every later edit.
-        _pip install --editable "$REPOSITORY[$extras]" || die "the installation failed"
+        _in_place _pip install --editable "$REPOSITORY[$extras]" || die "the installation failed"
         _check_mxnet
         for extra in ${stamp_extras//,/ }; do
             [[ ",$extras," == *",$extra,"* ]] || extras+=",$extra"
@@ -151,7 +156,7 @@ prepare_torch_environment() {
     # PyPI has the build for GPUs alone, which is large; PyTorch's own index has that for CPUs.
     _pip_torch "torch==$version" 2>/dev/null ||
         _pip_torch "torch==$version" --index-url https://download.pytorch.org/whl/cpu || return 1
-    _pip_torch --editable "$REPOSITORY[torch]" || return 1
+    _in_place _pip_torch --editable "$REPOSITORY[torch]" || return 1
     printf '%s\n' "$key" >"$folder/installed-by-p3kv"
 }
 

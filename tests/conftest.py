@@ -1,6 +1,8 @@
 """What holds for all tests, and the networks that several of them use."""
 
+import os
 import signal
+import sys
 import tempfile
 from pathlib import Path
 from typing import Iterator
@@ -20,6 +22,11 @@ settings.load_profile("p3kv")
 # `scripts/test &` in a script has the one ignored, `nohup` the other, and processes inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+# Containers often have Python keep no compiled modules. Then each of the thousands of processes
+# compiles p3kv again, which takes as long as all else in its import.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 
 @pytest.fixture(scope="module")

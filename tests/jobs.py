@@ -56,12 +56,12 @@ class JobResult:
 
 def environment(**changes: object) -> Dict[str, str]:
     """This process's environment with changes, one thread of computation for each process, and the
-    secret that jobs of tests have. Modules in `tests/plugins` can be imported.
-
-    MXNet finds neither scipy nor sklearn there, which it imports where they are.
+    secret that jobs of tests have. Modules in `tests/plugins` can be imported, and imports of MXNet
+    are lean (`tests/lean`).
     """
     values = {
-        **os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "P3KV_SECRET": SECRET
+        **os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "P3KV_SECRET": SECRET,
+        "SETUPTOOLS_USE_DISTUTILS": "stdlib",  # for MXNet: the other is slow to import
     }  # fmt: skip
     values.update({name: str(value) for name, value in changes.items()})
     values["PYTHONPATH"] += f"{os.pathsep}{PLUGINS}{os.pathsep}{LEAN}"

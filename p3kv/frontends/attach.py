@@ -7,8 +7,9 @@ import importlib.abc
 import importlib.machinery
 import importlib.util
 import sys
+from contextlib import contextmanager
 from types import ModuleType
-from typing import Iterable, Optional, Sequence
+from typing import Iterable, Iterator, Optional, Sequence
 
 from p3kv.frontends.front_end import FrontEnd
 from p3kv.worker import this_process
@@ -84,12 +85,25 @@ class _Loader(importlib.abc.Loader):
         return self._loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
-        self._loader.exec_module(module)
+        with _no_collections():
+            self._loader.exec_module(module)
         assert module.__spec__ is not None
         module.__spec__.loader = self._loader
         self._front_end.attach()
         if this_process.is_worker():
             _leave_out_of_collections()
+
+
+@contextmanager
+def _no_collections() -> Iterator[None]:
+    """What an import makes stays: collections would find nothing, and take a tenth of its time."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def _leave_out_of_collections() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import socket
-from typing import Any, Callable, Iterator, Optional
+from typing import TYPE_CHECKING, Any, Callable, Iterator, Optional
 
 from msgspec import structs
 
@@ -12,8 +12,10 @@ from p3kv.common.addresses import endpoint
 from p3kv.common.log import REPORTS
 from p3kv.config import Settings
 from p3kv.errors import ConfigError
-from p3kv.report.serving import Serving
 from p3kv.wire.messages import GAUGES, Numbers
+
+if TYPE_CHECKING:
+    from p3kv.report.serving import Serving
 
 _MORE_PORTS = 64
 """How many ports after the one that is set are tried: several processes share a host."""
@@ -112,6 +114,9 @@ class Metrics:
             raise ConfigError(
                 "P3KV_METRICS_PORT needs the package prometheus_client: pip install 'p3kv[metrics]'"
             ) from None
+        # Most jobs serve none, and it imports asyncio.
+        from p3kv.report.serving import Serving
+
         registry = CollectorRegistry()
         registry.register(self)
         for port in range(first, min(first + _MORE_PORTS, 65535) + 1 if first else 1):

@@ -12,10 +12,10 @@ from contextlib import suppress
 from typing import Dict, List, NamedTuple, Optional
 
 import zmq
-from zmq.utils.monitor import recv_monitor_message
 
 from p3kv.common import words
 from p3kv.wire.accounts import own_account
+from p3kv.wire.monitor import receive_event
 from p3kv.wire.refusals import Refusals
 
 _HUNG_UP = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
@@ -59,8 +59,7 @@ class Connections:
         """Takes the events that have come; returns the nodes whose connections have ended."""
         lost = []
         while self._monitor.poll(0):
-            message = recv_monitor_message(self._monitor)
-            event, value = message["event"], int(message["value"])
+            event, value = receive_event(self._monitor)
             if event == zmq.EVENT_ACCEPTED:
                 self._strangers[value] = _place_of(value)
             elif event & _REFUSED:

@@ -9,13 +9,13 @@ from contextlib import suppress
 from typing import List, Optional, Tuple
 
 import zmq
-from zmq.utils.monitor import recv_monitor_message
 
 from p3kv.common.version import VERSION
 from p3kv.config import Launch, Settings
 from p3kv.wire.credentials import Credentials
 from p3kv.wire.first_contact import EVENTS
 from p3kv.wire.messages import MAX_MESSAGE_BYTES, PROTOCOL_VERSION, TOKEN_BYTES, Hello
+from p3kv.wire.monitor import receive_event
 
 HEARTBEAT_EVERY_MS = 2000
 _SEND_MS = 3000
@@ -92,8 +92,7 @@ class SchedulerSocket:
         if self._dealer in ready:
             messages.append(self._dealer.recv_multipart())
         if self._monitor in ready:
-            event = recv_monitor_message(self._monitor)
-            events.append((int(event["event"]), int(event["value"])))
+            events.append(receive_event(self._monitor))
         return messages, events
 
     def close(self) -> None:

@@ -176,6 +176,26 @@ def test_a_rule_by_which_it_would_do_something_else_is_refused() -> None:
     assert "the consistency 'every_fourth' does not: use another rule" in result.output
 
 
+def test_a_server_s_optimizers_do_without_torch_s_compiler() -> None:
+    program = (
+        "import sys\n"
+        "from p3kv.frontends.torch.front_end import MakeTorchOptimizer\n"
+        "MakeTorchOptimizer()()\n"
+        "import torch\n"
+        "for kind in torch.optim.SGD, torch.optim.AdamW, torch.optim.Adafactor, torch.optim.Muon:\n"
+        "    weight = torch.nn.Parameter(torch.ones(2, 2))\n"
+        "    weight.grad = torch.ones(2, 2)\n"
+        "    kind([weight], lr=0.1).step()\n"
+        "    assert weight.sum() < 4\n"
+        "assert 'torch._dynamo.eval_frame' not in sys.modules\n"
+        "double = torch.compile(lambda x: 2 * x, backend='eager')\n"
+        "assert double(weight).equal(2 * weight)\n"
+        "assert 'torch._dynamo.eval_frame' in sys.modules\n"
+    )
+    result = run([str(PYTHON), "-c", program], environment(), 60)
+    assert result.code == 0, result.output
+
+
 def test_a_process_alone_trains_with_the_inner_optimizer() -> None:
     program = (
         "import p3kv.torch, torch\n"

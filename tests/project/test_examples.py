@@ -50,6 +50,7 @@ def test_an_example_runs_with_two_workers_and_learns(name: str) -> None:
     assert command in path.read_text()
     python = str(PYTHON) if name.startswith("torch_") else sys.executable
     words = [python if word == "python" else word for word in command.split()[1:]]
-    result = run([python, "-m", "p3kv", *words], environment(), 100)
+    # Without what tests' jobs leave out of MXNet.
+    result = run([python, "-m", "p3kv", *words], {**environment(), "PYTHONPATH": str(ROOT)}, 100)
     assert result.code == 0, result.output
     assert LEARNED[name](result.said_by("worker 0")), result.output

@@ -6,6 +6,7 @@ Inside, a class that is not the parameter's own would have torch compile again, 
 from __future__ import annotations
 
 import functools
+import sys
 from typing import Any, Callable, Optional
 
 import torch
@@ -36,6 +37,11 @@ def own_name(name: str) -> str:
     """A parameter's or a buffer's name as it is without compiling, so that a job may go on with
     compiled modules or without."""
     return name.replace("_orig_mod.", "")
+
+
+def has_compiler() -> bool:
+    """Whether torch's compiler is imported; else nothing is compiled yet."""
+    return "torch._dynamo.eval_frame" in sys.modules
 
 
 @functools.lru_cache(maxsize=None)

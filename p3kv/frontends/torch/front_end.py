@@ -9,6 +9,7 @@ from typing import Mapping, Optional
 from p3kv.common.words import Words
 from p3kv.config import Launch
 from p3kv.frontends.front_end import FrontEnd, KeyStore
+from p3kv.frontends.torch import no_compiler
 from p3kv.server.optimizer import MakeOptimizer, Optimizer
 
 
@@ -16,10 +17,9 @@ class MakeTorchOptimizer(MakeOptimizer):
     """Makes what runs `torch.optim`'s optimizers on a server."""
 
     def __call__(self) -> Optimizer:
+        no_compiler.leave_out()
         from p3kv.frontends.torch.server_optimizer import TorchOptimizer
 
-        # The first of torch's optimizers would import it amid a round.
-        importlib.import_module("torch._dynamo")
         return TorchOptimizer()
 
     def get_ready(self) -> None:
@@ -27,7 +27,6 @@ class MakeTorchOptimizer(MakeOptimizer):
         yet whether its job is torch's, and the import takes seconds and hundreds of megabytes."""
         if importlib.util.find_spec("mxnet") is None:
             importlib.import_module("torch")
-            importlib.import_module("torch._dynamo")
 
 
 class Torch(FrontEnd):

@@ -12,7 +12,7 @@ from p3kv.errors import ConfigError, NotSupportedError
 from p3kv.frontends.torch.alone import AloneSteps
 from p3kv.frontends.torch.buffer_places import HOWS
 from p3kv.frontends.torch.clipping import checked
-from p3kv.frontends.torch.compiled import guard_modules
+from p3kv.frontends.torch.compiled import guard_modules, has_compiler
 from p3kv.frontends.torch.local import LocalSteps
 from p3kv.frontends.torch.server_steps import ServerSteps
 from p3kv.frontends.torch.steps import Steps, parameters_of
@@ -76,7 +76,8 @@ class Optimizer(torch.optim.Optimizer):
         if not this_process.is_worker():
             self._steps: Steps = AloneSteps(optimizer, self._trial)
             return
-        guard_modules()
+        if has_compiler():
+            guard_modules()
         worker = this_process.worker()
         if not worker.started:
             worker.start(config.settle())

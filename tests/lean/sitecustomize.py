@@ -1,0 +1,59 @@
+"""Python runs this at its start, in every process of tests' jobs: imports of MXNet and of what
+torch's optimizers need take half their time. What is used is what it is without this.
+
+MXNet generates and compiles 2,556 functions at its import, of which a job calls a few; here each is
+compiled at its first call. MXNet also imports packages, where they are, for downloads and for tests
+of its own. torch's first optimizer imports its compiler; here only scripts that compile do.
+"""
+
+import re
+import sys
+from importlib.machinery import PathFinder, SourceFileLoader
+from types import ModuleType
+
+_GENERATING = ("mxnet.symbol.register", "mxnet.ndarray.register")
+_NAME = re.compile(r"\s*def (\w+)\(")
+
+
+def _compile_when_called(source: str, _: None, made: dict) -> None:
+    """What these modules call in the place of `exec`."""
+    module = sys._getframe(1).f_globals
+    found = _NAME.match(source)
+    assert found is not None, source
+    name = found[1]
+    compiled = []
+
+    def function(*arguments, **further):  # type: ignore[no-untyped-def]
+        if not compiled:
+            namespace: dict = {}
+            exec(source, module, namespace)
+            compiled.append(namespace[name])
+        return compiled[0](*arguments, **further)
+
+    made[name] = function
+
+
+class _Loader(SourceFileLoader):
+    def exec_module(self, module: ModuleType) -> None:
+        module.exec = _compile_when_called  # type: ignore[attr-defined]
+        super().exec_module(module)
+
+
+class _Lean:
+    @staticmethod
+    def find_spec(name: str, path=None, target=None):  # type: ignore[no-untyped-def]
+        if name == "torch" and "p3kv" in sys.modules:
+            from p3kv.frontends.torch import no_compiler
+
+            no_compiler.leave_out()
+        elif name == "mxnet":
+            sys.modules.setdefault("requests", ModuleType("requests"))
+            sys.modules.update(dict.fromkeys(("scipy", "sklearn")))  # can't be imported
+        elif name in _GENERATING:
+            spec = PathFinder.find_spec(name, path)
+            spec.loader = _Loader(name, spec.origin)
+            return spec
+        return None
+
+
+sys.meta_path.insert(0, _Lean)
