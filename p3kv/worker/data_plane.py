@@ -101,7 +101,7 @@ class DataPlane:
         )  # fmt: skip
         self.exchange = Exchange(
             self._in_progress, self._gates, departures, self.steps, self.times,
-            settings.priorities, self._begin_step,
+            settings.priorities, self._begin_step, lambda: self.checkpoints.pushed(),
         )  # fmt: skip
         self.slices = SliceRoute(rank, self.servers, self._gates, self._in_progress, sizes, tracer)
         self.rows = RowsRoute(
@@ -116,7 +116,7 @@ class DataPlane:
         self._call_later = loop.call_later
         self._silences = Silences(settings, self.servers, self.exchange.awaited)
         self.global_norms = GlobalNorms(rank, self.tell, self.servers)
-        self.checkpoints = Checkpoints(place, settings, loop, self.tell, wait)
+        self.checkpoints = Checkpoints(place, settings, self.keys, loop, self.tell, wait)
         self.cuts = Cuts(settings.checkpoint_every, self.checkpoints.resumed)
         """Belongs to the thread that uses the stores."""
         self._handlers: Dict[int, Handler] = {

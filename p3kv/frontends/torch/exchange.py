@@ -108,7 +108,6 @@ class Exchange:
             source = (late.staging - late.parameter.detach()).contiguous()
         else:
             changes = Future()
-        self._begin_step()
         round_, _ = self._pushes.next(late.key)  # that this counts is known on all workers
         self._begin(late, round_, source, changes)
 
