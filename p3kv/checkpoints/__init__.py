@@ -1,7 +1,6 @@
 """Files of checkpoints: what servers and workers write, and what workers read."""
 
 from p3kv.checkpoints import marks
-from p3kv.checkpoints.memories import Memories, SavedMemory
 from p3kv.checkpoints.outline import (
     WORKER,
     Contents,
@@ -10,11 +9,13 @@ from p3kv.checkpoints.outline import (
     MemoryOutline,
     Outline,
     Part,
+    TrainedOutline,
     any_parts,
     parts_in,
 )
 from p3kv.checkpoints.place import Place
 from p3kv.checkpoints.reading import Saved, SavedKey, newest
+from p3kv.checkpoints.workers_part import SavedMemory, SavedTrained, WorkersPart
 from p3kv.checkpoints.writer import Writer
 from p3kv.checkpoints.writing import Abandoned, remove_unneeded, write
 
@@ -24,7 +25,6 @@ __all__ = [
     "Contents",
     "CutOfKey",
     "KeyOutline",
-    "Memories",
     "MemoryOutline",
     "Outline",
     "Part",
@@ -32,6 +32,9 @@ __all__ = [
     "Saved",
     "SavedKey",
     "SavedMemory",
+    "SavedTrained",
+    "TrainedOutline",
+    "WorkersPart",
     "Writer",
     "any_parts",
     "marks",

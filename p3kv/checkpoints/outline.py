@@ -86,6 +86,24 @@ class MemoryOutline(Message, frozen=True):
             check(dtype in DTYPES, f"an array {name!r} has dtype {dtype!r}")
 
 
+class TrainedOutline(Message, frozen=True):
+    """Contents of a file, of what a worker has of a key that it trains by itself."""
+
+    store: int
+    key: Key
+    numbers: Dict[str, Any]
+    """Plain values."""
+    arrays: List[Tuple[str, str, List[int]]]
+    """Name, dtype and shape of each array."""
+
+    def __post_init__(self) -> None:
+        check(len(self.arrays) <= MAX_STATE_ARRAYS, "a worker has too many arrays of a key")
+        for name, dtype, shape in self.arrays:
+            check(dtype in DTYPES, f"an array {name!r} has dtype {dtype!r}")
+            check_shape(f"an array {name!r}", shape)
+        check_plain("what a worker has of a key", self.numbers)
+
+
 class Outline(Message, frozen=True):
     """Contents of a file, without the numbers."""
 
@@ -97,6 +115,7 @@ class Outline(Message, frozen=True):
     hosts: List[str]
     """Where each server of the checkpoint has written, by rank."""
     stores: List[ResumedStore]
+    """As worker rank 0 knows them; in a worker's file, as that worker does."""
     keys: List[KeyOutline]
     workers_host: str = ""
     """Where worker rank 0 has written a file of this checkpoint; empty: it has none."""
@@ -104,9 +123,11 @@ class Outline(Message, frozen=True):
     """Who has written this file; of a worker, `server` is its rank."""
     others_hosts: List[str] = []  # noqa: RUF012  nobody changes it
     """Where each other worker has written a file of this checkpoint, from rank 1 on, if they have:
-    where codecs remember."""
+    where codecs remember, or workers train by themselves."""
     memories: List[MemoryOutline] = []  # noqa: RUF012  nobody changes it
     """What the codecs of this worker remember."""
+    trained: List[TrainedOutline] = []  # noqa: RUF012  nobody changes it
+    """What this worker trains by itself."""
 
     def __post_init__(self) -> None:
         check_number("a checkpoint's version", self.version, VERSION, VERSION)
@@ -152,6 +173,8 @@ class Contents(NamedTuple):
     keys: Sequence[CutOfKey]
     memories: Sequence[Sequence[np.ndarray]] = ()
     """As in the outline: of each key, the arrays that a codec remembers."""
+    trained: Sequence[Sequence[np.ndarray]] = ()
+    """As in the outline: of each key, what the worker has of it."""
 
 
 class Part(NamedTuple):
@@ -181,6 +204,12 @@ def array_member(index: int, place: int) -> str:
 def memory_member(index: int, place: int) -> str:
     """The name of the member with one of the arrays of the outline's memory number `index`."""
     return f"memory{index}/{place}.npy"
+
+
+def trained_member(index: int, place: int) -> str:
+    """The name of the member with one of the arrays of number `index` of what a worker trains by
+    itself."""
+    return f"trained{index}/{place}.npy"
 
 
 def part_of(name: str) -> Optional[Part]:

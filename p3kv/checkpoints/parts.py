@@ -18,6 +18,7 @@ from p3kv.checkpoints.outline import (
     Part,
     array_member,
     memory_member,
+    trained_member,
     value_member,
 )
 from p3kv.errors import CheckpointError, in_one_line
@@ -112,6 +113,9 @@ class OpenPart:
         for index, memory in enumerate(outline.memories):
             for place, (_, dtype) in enumerate(memory.arrays):
                 self._wanted[memory_member(index, place)] = ((memory.size_elems,), dtype)
+        for index, trained in enumerate(outline.trained):
+            for place, (_, dtype, shape) in enumerate(trained.arrays):
+                self._wanted[trained_member(index, place)] = (tuple(shape), dtype)
         others = set(self._archive.namelist()) ^ {OUTLINE, *self._wanted}
         if others:
             raise ValueError(f"it has other members: {sorted(others)[:3]}")

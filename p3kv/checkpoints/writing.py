@@ -20,6 +20,7 @@ from p3kv.checkpoints.outline import (
     array_member,
     memory_member,
     part_of,
+    trained_member,
     value_member,
 )
 from p3kv.wire.messages import encode
@@ -79,9 +80,13 @@ def _write_archive(
             _write_array(archive, value_member(index), [_length(key.value)], key.value, wanted)
             for place, (parts, (_, _, shape)) in enumerate(zip(key.arrays, key.outline.arrays)):
                 _write_array(archive, array_member(index, place), shape, parts, wanted)
-        for index, arrays in enumerate(contents.memories):
-            for place, array in enumerate(arrays):
-                _write_array(archive, memory_member(index, place), array.shape, [array], wanted)
+        for member, of_keys in (
+            (memory_member, contents.memories),
+            (trained_member, contents.trained),
+        ):
+            for index, arrays in enumerate(of_keys):
+                for place, array in enumerate(arrays):
+                    _write_array(archive, member(index, place), array.shape, [array], wanted)
 
 
 def _write_array(

@@ -96,16 +96,6 @@ TABLE = (
         f"{_OTHER_RULE}, or unset P3KV_CHECKPOINT_DIR",
     ),
     Combination(
-        F.LOCAL, F.CHECKPOINTS,
-        "a checkpoint would lack each worker's own weights, and the states of its optimizer",
-        "save weights and states in the script, or unset P3KV_CHECKPOINT_DIR",
-    ),
-    Combination(
-        F.LOCAL, F.LEAVERS,
-        "servers take the mean of what all workers have learned",
-        "unset P3KV_LET_WORKERS_LEAVE, and have all workers make the same number of steps",
-    ),
-    Combination(
         F.LOCAL, F.NO_OPTIMIZER,
         "the script updates weights itself, by the sum of each push",
         "{servers_update}, if workers are to train by themselves",

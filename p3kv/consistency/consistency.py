@@ -34,6 +34,15 @@ class LocalTraining(NamedTuple):
     """Whether what workers have learned is added up, and not averaged: each gradient then counts
     with this worker's part of all, as where servers update by gradients."""
 
+    @property
+    def chosen(self) -> str:
+        """A setting that chooses it."""
+        if self.adds:
+            return f"bounded:staleness={self.steps - 1},lazy=1"
+        streaming = f"true,delay={self.delay}" if self.streaming else "false"
+        steps = f"steps={self.steps},rate={self.rate},momentum={self.momentum}"
+        return f"local:{steps},streaming={streaming}"
+
 
 class Consistency(ABC):
     """Decides which pushes are exchanged, and which value lets a worker go on.

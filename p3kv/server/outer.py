@@ -32,8 +32,9 @@ class OuterSettings(Message, frozen=True):
 
 class OuterOptimizer(Optimizer):
     """SGD with Nesterov's momentum: velocity = momentum * velocity + mean; value -= rate * (mean +
-    momentum * velocity). `mean` is the mean difference of the workers' weights from the value. A
-    key of half precision has its value in single precision here, too, from which it is rounded.
+    momentum * velocity). `mean` is by how much the weights of the workers that have not left differ
+    from the value in the mean. A key of half precision has its value in single precision here, too,
+    from which it is rounded.
     """
 
     def __init__(self) -> None:
@@ -68,7 +69,8 @@ class OuterOptimizer(Optimizer):
             if _MASTER not in state:
                 state[_MASTER] = weight.astype(total.dtype)
             value = state[_MASTER]
-        total /= settings.workers
+        # Differences that add up are divided by 1, whoever has left.
+        total /= max(1, settings.workers - self.absent)
         if settings.momentum:
             if _VELOCITY not in state:
                 state[_VELOCITY] = np.zeros_like(total)

@@ -135,6 +135,14 @@ class Pushes(Generic[O]):
         self._marked = True
         return nullcontext()
 
+    def begin_own_step(self) -> None:
+        """To be called when a worker that trains by itself begins a step, before anything of it
+        changes: there may be a checkpoint of all that was before, also where nothing is pushed.
+        What is pushed in it has a number of the step that is later than any before."""
+        self._says_steps = self._marked = True
+        self._own.step_begins()
+        self._own.begin_local_step()
+
     def begin_clipped_call(self, known: Sequence[Tuple[Any, ...]]) -> None:
         """To be called before keys are pushed while steps are clipped; `known` has the keys first.
 

@@ -45,6 +45,8 @@ class Counts(NamedTuple):
     updates: Dict[Key, int]
     remembered: Mapping[str, Any]
     """Values of `ScriptOptimizer.remembered`."""
+    rule: Optional[str] = None
+    """That of the optimizer."""
 
 
 class GoesOn(ABC, Generic[O]):
@@ -105,13 +107,15 @@ class Resuming(Generic[O]):
             return set()
         return {key for key in names if key not in self._own}
 
-    def set_optimizer(self, fresh: O) -> None:
+    def set_optimizer(self, fresh: O, goes_on: Optional[GoesOn[O]] = None) -> None:
         """Has the servers update by an optimizer. The first one goes on where that of the
-        checkpoint was, any other begins with fresh counts and states.
+        checkpoint was, any other begins with fresh counts and states. `goes_on` has it do so, if it
+        is not one of the front end's.
 
         Raises NotSupportedError for one that can't run here, CheckpointError for another class than
-        the checkpoint's.
+        the checkpoint's, and for one of another rule.
         """
+        self._goes_on = goes_on or self._goes_on
         self._pushes.checks.new_optimizer(fresh, self._pushes.optimizer)
         self._own.optimizer_set(fresh.momentum)
         counts, self._counts = self._counts, None
@@ -120,6 +124,12 @@ class Resuming(Generic[O]):
             self._kept.clear()
             self._pushes.set_optimizer(fresh)
             return
+        if fresh.rule != counts.rule:
+            raise CheckpointError(
+                f"the checkpoint was written with P3KV_CONSISTENCY={_named(counts.rule)}, and this "
+                f"job has {_named(fresh.rule)}; go on with the checkpoint's, or set P3KV_RESUME=0 "
+                "and P3KV_CHECKPOINT_DIR to another folder"
+            )
         if fresh.name != counts.optimizer:
             raise CheckpointError(
                 f"the checkpoint is of the optimizer {counts.optimizer}, and this script sets "
@@ -200,15 +210,21 @@ class Resuming(Generic[O]):
             "steps": steps,
             "updates": [[key, count] for key, count in updates.items()],
             "remembered": optimizer.remembered(),
+            "rule": optimizer.rule,
         }
+
+
+def _named(rule: Optional[str]) -> str:
+    return rule or "a rule by which servers update weights by gradients"
 
 
 def _counts_in(numbers: Mapping[str, Any]) -> Counts:
     try:
         updates = {key: int(count) for key, count in numbers["updates"]}
         return Counts(
-            str(numbers["optimizer"]), int(numbers["steps"]), updates, dict(numbers["remembered"])
-        )
+            str(numbers["optimizer"]), int(numbers["steps"]), updates, dict(numbers["remembered"]),
+            numbers.get("rule"),
+        )  # fmt: skip
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(
             f"the checkpoint does not say how far its optimizer is ({error!r})"

@@ -16,6 +16,8 @@ class ScriptOptimizer(ABC):
 
     name: str
     """Name of its class, for messages and checkpoints."""
+    rule: Optional[str] = None
+    """The consistency rule, where by this one workers train by themselves."""
     front_end: Optional[str] = None
     """Name in the servers' table, if it is not that of the script's front end."""
     needs_whole_tensors = False

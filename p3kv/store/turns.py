@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from itertools import accumulate
-from typing import List, NamedTuple, Optional, Sequence
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from p3kv.consistency import LocalTraining
+from p3kv.wire.messages import Key
 
 
 class Turn(NamedTuple):
@@ -53,29 +54,63 @@ class Due(NamedTuple):
 class Progress:
     """Counts the steps of a key."""
 
-    def __init__(self, turn: Turn, steps: int) -> None:
-        """`steps`: how many there are between two turns."""
-        self._turn = turn
+    def __init__(self, turn: Turn, steps: int, count: int = 0) -> None:
+        """`steps`: how many there are between two turns; `count`: how many there were."""
+        self.turn = turn
+        self.count = count
+        """How many steps there were."""
+        self.takes_at: Optional[int] = None
+        """In which step the value is taken for which a difference has left."""
         self._steps = steps
-        self._step = 0
-        self._takes_at: Optional[int] = None
 
     def step(self) -> Due:
         """Counts a step, after this worker's own update; says what is due."""
-        self._step += 1
-        takes_before = self._step == self._takes_at
-        sends = self._step % self._steps == self._turn.first % self._steps
+        self.count += 1
+        takes_before = self.count == self.takes_at
+        sends = self.count % self._steps == self.turn.first % self._steps
         if takes_before:
-            self._takes_at = None
-        if sends and self._turn.lag:
-            self._takes_at = self._step + self._turn.lag
-        return Due(takes_before, sends, sends and not self._turn.lag)
+            self.takes_at = None
+        if sends and self.turn.lag:
+            self.takes_at = self.count + self.turn.lag
+        return Due(takes_before, sends, sends and not self.turn.lag)
 
     @property
     def awaits(self) -> bool:
         """Whether a difference has left whose value is not taken."""
-        return self._takes_at is not None
+        return self.takes_at is not None
 
     def settle(self) -> None:
         """The value that is awaited is taken now."""
-        self._takes_at = None
+        self.takes_at = None
+
+
+class Schedule:
+    """The turns and steps of all keys of a store, which are the same on all workers."""
+
+    def __init__(self, rule: LocalTraining) -> None:
+        self._rule = rule
+        self._progress: Dict[Key, Progress] = {}
+
+    def of(self, key: Key, declared: Sequence[Tuple[Key, int]]) -> Progress:
+        """A key's progress. Turns are decided for all `declared` keys, each with its bytes, with
+        the first of them, and later for those that come later."""
+        if key not in self._progress:
+            new = [one for one in declared if one[0] not in self._progress]
+            for (one, _), turn in zip(new, turns([size for _, size in new], self._rule)):
+                self._progress[one] = Progress(turn, self._rule.steps)
+        return self._progress[key]
+
+    @property
+    def count(self) -> int:
+        """How many steps there were of the key that has had the most."""
+        return max((one.count for one in self._progress.values()), default=0)
+
+    @property
+    def plain(self) -> List[Any]:
+        """What `go_on` takes, as plain values."""
+        return [[key, one.count, *one.turn] for key, one in self._progress.items()]
+
+    def go_on(self, plain: List[Any]) -> None:
+        """Goes on as another training's; values for which differences had left are not awaited."""
+        for key, count, first, lag in plain:
+            self._progress[key] = Progress(Turn(first, lag), self._rule.steps, count)

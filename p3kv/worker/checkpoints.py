@@ -10,7 +10,7 @@ from collections import deque
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
-from typing import Callable, Deque, List, Optional, Set
+from typing import Callable, Deque, List, Mapping, Optional, Set
 
 from p3kv.checkpoints import Place, Saved, any_parts, marks, newest
 from p3kv.common.combinations import Feature, check
@@ -31,7 +31,7 @@ from p3kv.wire.messages import (
 )
 from p3kv.worker.cuts import Cut
 from p3kv.worker.own_part import OwnPart
-from p3kv.worker.resumed_memories import ResumedMemories
+from p3kv.worker.resumed_part import ResumedPart
 from p3kv.worker.transfers import WorkerKey
 
 _log = logging.getLogger(__name__)
@@ -55,19 +55,24 @@ class Checkpoints:
         self,
         place: Place,
         settings: Settings,
+        keys: Mapping[int, WorkerKey],
         loop: Loop,
         tell: Callable[..., None],
         wait: Callable[[float], None],
     ) -> None:
-        """`tell` sends a frame without a slice to servers; `wait(seconds)` raises the job's
-        failure."""
-        self.own = OwnPart(place, settings.checkpoint_dir, loop, wait, self._own_written)
+        """`keys` are the worker's, by id. `tell` sends a frame without a slice to servers;
+        `wait(seconds)` raises the job's failure."""
+        self.own = OwnPart(place, settings.checkpoint_dir, keys, loop, wait, self._own_written)
+        self.resumed_part = ResumedPart(
+            place.rank, len(place.workers_hosts), settings.checkpoint_dir
+        )
         self.saved: Optional[Saved] = None
         """The checkpoint from which the job goes on; on worker rank 0 only. Belongs to the thread
         that uses the stores."""
         self._place = place
         self._rank = place.rank
         self._settings = settings
+        self._keys = keys
         self._tell = tell
         self._wait = wait
         self._cuts: Deque[Cut] = deque()
@@ -75,9 +80,6 @@ class Checkpoints:
         """Who has not written the last checkpoint: servers, or workers."""
         self._leaves = False
         """Whether this worker says nothing more to the servers."""
-        self._memories = ResumedMemories(
-            place.rank, len(place.workers_hosts), settings.checkpoint_dir
-        )
         self._problem = ""
         self._complete: List[int] = []
         """The last two complete steps."""
@@ -189,18 +191,28 @@ class Checkpoints:
         be in a file, CheckpointError where its part can't be read.
         """
         if key.codecs.gradients.remembers and key.size_elems:
-            if self._rank != 0 and not self.own.remembers:
-                self.own.check_folder()
-            self.own.remembers = True
+            self.own.have_part()
             key.keep_memory()
         if goes_on:
-            self._memories.give_back(key, self.resumed(), self.saved)
+            self.resumed_part.give_back(key, self.resumed(), self.saved)
 
     # Checkpoints.
 
     def add(self, cut: Cut) -> None:
         """Adds a checkpoint; before any transfer begins that does not belong to it."""
         self._cuts.append(cut)
+        self.pushed()
+
+    def pushed(self) -> None:
+        """To be called when a push was sent: where workers train by themselves, the next step with
+        a push may be far away. When all is sent that belongs to a checkpoint, the servers know how
+        large its slices are, as below."""
+        while self._cuts and self._cuts[0].trained and self._is_sent(self._cuts[0]):
+            self._begin(self._cuts.popleft())
+
+    def _is_sent(self, cut: Cut) -> bool:
+        rounds = (pair for store in cut.stores for pair in store.rounds)
+        return all(self._keys[key_id].begun >= round_ for key_id, round_ in rounds)
 
     def begin_step(self, step: int) -> None:
         """Has this worker copy what belongs to the checkpoints that are due; rank 0 asks for them.
@@ -210,11 +222,13 @@ class Checkpoints:
         and new sizes are announced when steps begin.
         """
         while self._cuts and self._cuts[0].after < step:
-            cut = self._cuts.popleft()
-            if self._rank == 0:
-                self._ask(cut)
-            else:
-                self.own.copy(cut)
+            self._begin(self._cuts.popleft())
+
+    def _begin(self, cut: Cut) -> None:
+        if self._rank == 0:
+            self._ask(cut)
+        else:
+            self.own.copy(cut)
 
     def _ask(self, cut: Cut) -> None:
         if self._waits_for:
@@ -229,11 +243,11 @@ class Checkpoints:
         self._problem = ""
         keep_from = self._complete[0] if self._complete else UNKNOWN
         identity = secrets.token_hex(_IDENTITY_BYTES)
-        remembered = self.own.remembered(cut)
+        all_write = bool(cut.trained or self.own.remembered(cut))
         checkpoint = Checkpoint(
             cut.step, identity, keep_from, cut.stores,
-            self._place.host if cut.unpushed or remembered else "",
-            list(self._place.workers_hosts[1:]) if remembered else [],
+            self._place.host if cut.unpushed or all_write else "",
+            list(self._place.workers_hosts[1:]) if all_write else [],
         )  # fmt: skip
         self._tell(Header(Kind.CHECKPOINT, self._rank), encode(checkpoint))
         if checkpoint.workers_host:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
-from typing import Callable, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
 import numpy as np
 
@@ -22,6 +22,26 @@ class Unpushed(NamedTuple):
     """A copy of it, as soon as the framework has computed it."""
 
 
+class TrainedArray(NamedTuple):
+    """A copy of an array that this worker trains by itself."""
+
+    shape: Tuple[int, ...]
+    dtype: str
+    value: Future[np.ndarray]
+    """As soon as the framework has computed it."""
+
+
+class Trained(NamedTuple):
+    """What this worker has of a key that it trains by itself."""
+
+    key_id: int
+    key: Key
+    numbers: Dict[str, Any]
+    """Plain values."""
+    arrays: Dict[str, TrainedArray]
+    """By name."""
+
+
 class Cut(NamedTuple):
     """Contents of a checkpoint."""
 
@@ -32,6 +52,9 @@ class Cut(NamedTuple):
     stores: List[StoreAtCut]
     unpushed: List[Tuple[int, Unpushed]] = []  # noqa: RUF012  nobody changes it
     """Worker rank 0's values that no gradient changes, with the store's number."""
+    trained: List[Tuple[int, Trained]] = []  # noqa: RUF012  nobody changes it
+    """What this worker trains by itself, with the store's number. Then nothing may be pushed for
+    many steps, and the checkpoint does not wait for the next push."""
 
 
 class Cuts:
@@ -48,6 +71,7 @@ class Cuts:
         self._every = every
         self._resumed = resumed
         self._stores: List[Callable[[], StoreAtCut]] = []
+        self._trained: List[Callable[[], List[Trained]]] = []
         self._unpushed: List[Callable[[], List[Unpushed]]] = []
         self._copies: Optional[List[Tuple[int, Unpushed]]] = None
         """Values at the newest step's end, if there may be a checkpoint now."""
@@ -62,13 +86,18 @@ class Cuts:
         """How many checkpoints were due."""
 
     def add(
-        self, at_cut: Callable[[], StoreAtCut], unpushed: Callable[[], List[Unpushed]]
+        self,
+        at_cut: Callable[[], StoreAtCut],
+        unpushed: Callable[[], List[Unpushed]],
+        trained: Callable[[], List[Trained]],
     ) -> Optional[ResumedStore]:
         """Adds the next store, which says what it is between two steps, and copies what no gradient
-        of its keys changes; returns what it is in the checkpoint from which the job goes on."""
+        of its keys changes, and what this worker trains by itself; returns what it is in the
+        checkpoint from which the job goes on."""
         number = len(self._stores)
         self._stores.append(at_cut)
         self._unpushed.append(unpushed)
+        self._trained.append(trained)
         return next((one for one in self._resumed().stores if one.store == number), None)
 
     def due(self, store: int, steps: int) -> Optional[int]:
@@ -90,9 +119,9 @@ class Cuts:
         self.count += 1
         return step
 
-    def may_be_due(self) -> bool:
-        """Whether the next step may be one before which there is a checkpoint."""
-        return any(map(self._may_be_before, self._steps))
+    def may_be_due(self, steps: int = 1) -> bool:
+        """Whether one of the next so many steps may be one before which there is a checkpoint."""
+        return any(self._may_be_before(store, steps) for store in self._steps)
 
     def waits(self, store: int) -> bool:
         """Whether nothing of a store's next step may be pushed now: there may be a checkpoint
@@ -100,9 +129,9 @@ class Cuts:
         iteration."""
         return self.may_be_due() and not self._may_be_before(store)
 
-    def _may_be_before(self, store: int) -> bool:
+    def _may_be_before(self, store: int, steps: int = 1) -> bool:
         leads = store == self._leader or self._followed.get(store, 0) >= self._every
-        return leads and self._steps.get(store, 1) % self._every == 0
+        return leads and -self._steps.get(store, 1) % self._every < steps
 
     def step_ended(self) -> None:
         """To be called at the end of each step of any store: when the next step begins, its forward
@@ -112,7 +141,8 @@ class Cuts:
     def cut(self, after: int, step: int) -> Cut:
         """All stores as they are now, between two steps; `step` is the one that `due` has said."""
         unpushed = self._all_unpushed() if self._copies is None else self._copies
-        return Cut(after, step, [at_cut() for at_cut in self._stores], unpushed)
+        trained = [(store, one) for store, copy in enumerate(self._trained) for one in copy()]
+        return Cut(after, step, [at_cut() for at_cut in self._stores], unpushed, trained)
 
     def _all_unpushed(self) -> List[Tuple[int, Unpushed]]:
         return [(store, one) for store, copy in enumerate(self._unpushed) for one in copy()]

@@ -101,6 +101,7 @@ class DataPlane:
         self.exchange = Exchange(
             self._in_progress, self._gates, departures, self.steps, self.times,
             settings.priorities, self.consistency.window, self._begin_step,
+            lambda: self.checkpoints.pushed(),
         )  # fmt: skip
         self.slices = SliceRoute(rank, self.servers, self._gates, self._in_progress, sizes, tracer)
         self.rows = RowsRoute(
@@ -117,7 +118,7 @@ class DataPlane:
         self._stalls = StallWarnings(rank, self.keys, self._in_progress, first_s)
         self._silences = Silences(settings, self.servers, self.exchange.awaited)
         self.global_norms = GlobalNorms(rank, self.tell, self.servers)
-        self.checkpoints = Checkpoints(place, settings, loop, self.tell, wait)
+        self.checkpoints = Checkpoints(place, settings, self.keys, loop, self.tell, wait)
         self.cuts = Cuts(settings.checkpoint_every, self.checkpoints.resumed)
         """Belongs to the thread that uses the stores."""
         self._handlers: Dict[int, Handler] = {

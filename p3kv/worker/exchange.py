@@ -36,9 +36,11 @@ class Exchange:
         priorities: bool,
         window: int,
         on_step: Callable[[int], None],
+        on_push: Callable[[], None],
     ) -> None:
         """`window`: how many rounds of a key may be open by the job's rule. `on_step(step)` is
-        called before the first transfer of a new step is sent, of those that workers share."""
+        called before the first transfer of a new step is sent, of those that workers share;
+        `on_push()` when a push was sent."""
         self.round = INITIAL_ROUND
         """The newest round for which a transfer was sent; for any thread."""
         self._in_progress = in_progress
@@ -48,6 +50,7 @@ class Exchange:
         self._times = times
         self._priorities = priorities
         self._on_step = on_step
+        self._on_push = on_push
         self._step = 0
         self._positions: Dict[int, int] = {}
         self._windows = Windows(window)
@@ -118,6 +121,7 @@ class Exchange:
         if not _ends_with_result(transfer):
             self._windows.expect(transfer)
         key.route.push(transfer)
+        self._on_push()
 
     def _priority(self, transfer: Transfer) -> int:
         if not self._priorities:

@@ -6,7 +6,8 @@ import math
 import time
 from collections import deque
 from concurrent.futures import Future
-from typing import Callable, Deque, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from itertools import chain
+from typing import Callable, Deque, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from p3kv.checkpoints import (
     WORKER,
@@ -17,13 +18,14 @@ from p3kv.checkpoints import (
     Outline,
     Part,
     Place,
+    TrainedOutline,
     Writer,
     marks,
 )
 from p3kv.errors import ConfigError, ProtocolError
 from p3kv.wire.loop import Loop
 from p3kv.wire.messages import Checkpoint, Written
-from p3kv.worker.cuts import Cut
+from p3kv.worker.cuts import Cut, Trained
 from p3kv.worker.key_memory import MemoryCopy
 from p3kv.worker.transfers import WorkerKey
 
@@ -37,14 +39,15 @@ the checkpoint before is still being written."""
 
 
 class _Copied(NamedTuple):
-    """Copies of what this worker's codecs remember at a checkpoint."""
+    """Copies of what this worker has at a checkpoint, and what its codecs remember."""
 
     cut: Cut
     memories: List[Tuple[WorkerKey, MemoryCopy]]
 
 
 class OwnPart:
-    """Writes what this worker's codecs remember, and on worker rank 0 what no gradient changes.
+    """Writes what this worker's codecs remember, what it trains by itself, and on worker rank 0
+    what no gradient changes.
 
     Each worker sees by itself between which steps a checkpoint lies, and copies then; worker rank 0
     says which checkpoints are written, and knows what each worker has to write: all have the same
@@ -55,14 +58,16 @@ class OwnPart:
         self,
         place: Place,
         folder: Optional[str],
+        keys: Mapping[int, WorkerKey],
         loop: Loop,
         wait: Callable[[float], None],
         written: Callable[[Written], None],
     ) -> None:
-        """`wait(seconds)` raises the job's failure; `written` is told when a part is written, or
-        why it is not."""
-        self.remembers = False
-        """Whether a key's codec remembers anything; belongs to the thread that uses the stores."""
+        """`keys` are the worker's, by id. `wait(seconds)` raises the job's failure; `written` is
+        told when a part is written, or why it is not."""
+        self.has_part = False
+        """Whether each worker has something to write; belongs to the thread that uses the
+        stores."""
         self._place = place
         self._wait = wait
         self._folder = folder
@@ -70,6 +75,7 @@ class OwnPart:
         self._writer = Writer(
             lambda step, problem: loop.call_soon(self._written, Written(step, problem))
         )
+        self._all_keys = keys
         self._keys: Dict[int, WorkerKey] = {}
         """Those whose codecs remember, by id."""
         self._copied: Deque[_Copied] = deque(maxlen=_MOST_COPIES)
@@ -79,16 +85,21 @@ class OwnPart:
         self._waits_for: Sequence[Future] = ()
         """What a thread waits for that writes a part."""
 
-    def check_folder(self) -> None:
-        """On another worker than rank 0, before its first key whose codec remembers: raises
-        ConfigError where it can't write to worker 0's folder. In the thread that uses the stores.
-        """
+    def have_part(self) -> None:
+        """Says that each worker writes a part, before the first checkpoint. On another worker than
+        rank 0 it raises ConfigError where it can't write to worker 0's folder. In the thread that
+        uses the stores."""
+        if not self.has_part and self._place.rank != 0:
+            self._check_folder()
+        self.has_part = True
+
+    def _check_folder(self) -> None:
         assert self._folder is not None
         rank, host, mark = self._place.rank, self._place.host, self._place.mark
         where = f"worker {rank} on host {host} can't use worker 0's folder {self._folder}"
         advice = (
-            "Each worker writes what its codecs remember. Set P3KV_CHECKPOINT_DIR to a folder that "
-            "all hosts share under one name, for one user"
+            "Each worker writes what its codecs remember, and what it trains by itself. Set "
+            "P3KV_CHECKPOINT_DIR to a folder that all hosts share under one name, for one user"
         )
         deadline = time.monotonic() + _MARK_S
         try:
@@ -150,14 +161,17 @@ class OwnPart:
             return
         self._copied.popleft()
         asked = {key_id: round_ for store in wanted.stores for key_id, round_ in store.rounds}
-        for key, round_ in self.remembered(copied.cut):
-            if asked.get(key.key_id) != round_:
-                self._refuse(
-                    wanted,
-                    f"the worker has pushed {key.called} {round_} times before this step, and "
-                    f"worker 0 {asked.get(key.key_id)} times",
-                )
-                return
+        own = {key.key_id for key, _ in copied.memories}
+        own.update(one.key_id for _, one in copied.cut.trained)
+        for store in copied.cut.stores:
+            for key_id, round_ in store.rounds:
+                if key_id in own and asked.get(key_id) != round_:
+                    self._refuse(
+                        wanted,
+                        f"the worker has pushed {self._all_keys[key_id].called} {round_} times "
+                        f"before this step, and worker 0 {asked.get(key_id)} times",
+                    )
+                    return
         self._begin(wanted, copied)
 
     def _refuse(self, checkpoint: Checkpoint, reason: str) -> None:
@@ -177,12 +191,14 @@ class OwnPart:
         outline = Outline(
             1, checkpoint.identity, checkpoint.step, self._place.rank,
             list(self._place.servers_hosts),
-            [store.known for store in checkpoint.stores], keys, checkpoint.workers_host, WORKER,
+            [store.known for store in copied.cut.stores], keys, checkpoint.workers_host, WORKER,
             checkpoint.others_hosts, [_outline(key) for key, _ in memories],
+            [_trained(store, one) for store, one in copied.cut.trained],
         )  # fmt: skip
         values = [one.value for _, one in unpushed]
         copies = [copy.complete for _, copy in memories]
-        self._waits_for = [*values, *copies]
+        trained = [[array.value for array in one.arrays.values()] for _, one in copied.cut.trained]
+        self._waits_for = [*values, *copies, *chain.from_iterable(trained)]
 
         def contents() -> Contents:
             return Contents(
@@ -191,6 +207,7 @@ class OwnPart:
                     for key, value in zip(keys, values)
                 ],
                 [list(copy.result().values()) for copy in copies],
+                [[value.result() for value in of_key] for of_key in trained],
             )
 
         self._writer.begin(self._folder, outline, contents)
@@ -205,3 +222,8 @@ def _outline(key: WorkerKey) -> MemoryOutline:
     arrays = [(name, array.dtype.name) for name, array in key.memory.memory().items()]
     codec = key.declared.codecs.gradients.name
     return MemoryOutline(key.store, key.key, codec, key.size_elems, arrays)
+
+
+def _trained(store: int, one: Trained) -> TrainedOutline:
+    arrays = [(name, array.dtype, list(array.shape)) for name, array in one.arrays.items()]
+    return TrainedOutline(store, one.key, one.numbers, arrays)

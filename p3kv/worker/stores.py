@@ -7,7 +7,7 @@ import time
 from concurrent.futures import Future
 from typing import Any, Callable, Collection, Dict, List, Optional, Sequence, Set, Tuple
 
-from p3kv.checkpoints import Saved
+from p3kv.checkpoints import Saved, SavedTrained
 from p3kv.codecs import CODECS, GRADIENTS, VALUES, check_codec, codec_of
 from p3kv.common import combinations, words
 from p3kv.common.combinations import Combination, Feature
@@ -28,7 +28,7 @@ from p3kv.wire.messages import (
     encode,
 )
 from p3kv.wire.states import PlainState
-from p3kv.worker.cuts import Unpushed
+from p3kv.worker.cuts import Trained, Unpushed
 from p3kv.worker.data_plane import DataPlane
 from p3kv.worker.global_norms import ClippedStep
 from p3kv.worker.transfers import WorkerKey, features_of
@@ -76,7 +76,10 @@ class WorkerStore:
         self.unpushed: Callable[[], List[Unpushed]] = list
         """Has the front end copy what no gradient of the store's keys changes; to be set by it. On
         worker rank 0 only."""
-        self.resumed = data_plane.cuts.add(self._at_cut, lambda: self.unpushed())
+        self._trained: Callable[[], List[Trained]] = list
+        self.resumed = data_plane.cuts.add(
+            self._at_cut, lambda: self.unpushed(), lambda: self._trained()
+        )
         """The store in the checkpoint from which the job goes on."""
         self._steps = 0 if self.resumed is None else self.resumed.steps
         self.own_rounds = rule.own_rounds
@@ -91,8 +94,8 @@ class WorkerStore:
         self.is_saved = settings.checkpoint_dir is not None
         """Whether the job writes checkpoints."""
         self.may_be_cut = False
-        """Whether there may be a checkpoint of the store's newest step. Its values travel as they
-        are, since a job that goes on begins with them."""
+        """Whether there may be a checkpoint of what is pushed in the store's newest step. Its
+        values travel as they are, since a job that goes on begins with them."""
         self._told_memory = False
         self._has_optimizer = False
         self._momentum: Optional[float] = None
@@ -295,11 +298,12 @@ class WorkerStore:
         if not self.is_saved:
             return
         due = self._data_plane.cuts.due(self.number, self._steps)
-        if due is not None and (self._rank == 0 or self._data_plane.checkpoints.own.remembers):
+        if due is not None and (self._rank == 0 or self._data_plane.checkpoints.own.has_part):
             cut = self._data_plane.cuts.cut(self._data_plane.steps.newest, due)
             self._call_soon(self._data_plane.checkpoints.add, cut)
         self._steps += 1
-        self.may_be_cut = self._data_plane.cuts.may_be_due()
+        steps = 1 if self.rule.local is None else self.rule.local.steps  # to a key's next push
+        self.may_be_cut = self._data_plane.cuts.may_be_due(steps)
 
     @property
     def waits_for_cut(self) -> bool:
@@ -329,6 +333,31 @@ class WorkerStore:
         rounds = [(key.key_id, key.round) for key in self.declared()]
         names = {key.key_id: key.name for key in self.declared() if key.name is not None}
         return StoreAtCut(ResumedStore(self.number, self._steps, numbers), whole, rounds, names)
+
+    def keep_trained(self, copies: Callable[[], List[Trained]]) -> None:
+        """Has checkpoints have what this worker trains by itself, which `copies()` copies at each
+        of them. Raises ConfigError where this worker can't write to the folder."""
+        if self.is_saved:
+            self._data_plane.checkpoints.own.have_part()
+            self._trained = copies
+
+    @property
+    def own_numbers(self) -> Dict[str, Any]:
+        """What this worker has told of the store at the checkpoint from which the job goes on, if
+        it has a part of it."""
+        if self.resumed is None:
+            return {}
+        checkpoints = self._data_plane.checkpoints
+        return checkpoints.resumed_part.numbers(self.number, checkpoints.resumed()).copy()
+
+    def own_trained(self, key: Key) -> Optional[SavedTrained]:
+        """What this worker had of a key that it trains by itself at the checkpoint from which the
+        job goes on; None where that has nothing of it. Raises CheckpointError where this worker's
+        part can't be read."""
+        if self.resumed is None:
+            return None
+        checkpoints = self._data_plane.checkpoints
+        return checkpoints.resumed_part.trained(self.number, key, checkpoints.resumed())
 
     @property
     def saved(self) -> Optional[Saved]:

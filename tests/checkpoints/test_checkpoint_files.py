@@ -28,10 +28,10 @@ from p3kv.checkpoints import (
     Contents,
     CutOfKey,
     KeyOutline,
-    Memories,
     MemoryOutline,
     Outline,
     Part,
+    WorkersPart,
     newest,
     remove_unneeded,
     write,
@@ -303,9 +303,9 @@ def test_each_worker_reads_what_its_own_codecs_remembered(tmp_path: Path) -> Non
     assert saved is not None and (saved.num_workers, saved.keys(0)) == (2, [])
     assert saved.codec_with_memory(0, "w") == "own" and saved.codec_with_memory(1, "w") is None
     for rank in (0, 1):
-        memories = Memories(str(tmp_path), Part(4, rank, 2, WORKER), saved.identity)
-        assert memories.of(0, "v") is None
-        memory = memories.of(0, "w")
+        memories = WorkersPart(str(tmp_path), Part(4, rank, 2, WORKER), saved.identity)
+        assert memories.memory(0, "v") is None
+        memory = memories.memory(0, "w")
         assert memory is not None and memory.codec == "own"
         np.testing.assert_array_equal(memory.arrays["residual"], array(4 + rank, 20))
         np.testing.assert_array_equal(memory.arrays["velocity"], array(rank, 20, "float64"))
@@ -331,10 +331,10 @@ def test_a_worker_s_part_that_is_missing_damaged_or_of_another_checkpoint_is_not
     assert found(two) == 8
     assert f"{two / name} is damaged" in caplog.text
     with pytest.raises(CheckpointError, match=f"{name} is damaged"):
-        Memories(str(two), Part(12, 1, 2, WORKER), saved.identity)
+        WorkersPart(str(two), Part(12, 1, 2, WORKER), saved.identity)
     save_with_memories(two, 12, 0, 1, identity="another run")
     with pytest.raises(CheckpointError, match=f"{name} belongs to another checkpoint"):
-        Memories(str(two), Part(12, 1, 2, WORKER), saved.identity)
+        WorkersPart(str(two), Part(12, 1, 2, WORKER), saved.identity)
 
 
 def test_a_file_of_before_codecs_memories_were_saved_is_read(tmp_path: Path) -> None:

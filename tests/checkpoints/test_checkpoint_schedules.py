@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import own_codec  # noqa: F401  registers int8
-from p3kv.checkpoints import WORKER, Memories, Part, newest
+from p3kv.checkpoints import WORKER, Part, WorkersPart, newest
 from p3kv.common.registry import Choice
 from p3kv.errors import CheckpointError, ProtocolError
 from p3kv.wire.fields import Header
@@ -51,7 +51,7 @@ class Script:
         self._cuts = cuts
 
     def go_on(self) -> None:
-        remembers = self.worker.data_plane.checkpoints.own.remembers
+        remembers = self.worker.data_plane.checkpoints.own.has_part
         if self.step in self._cuts and (self.rank == 0 or remembers):
             rounds = [(key.key_id, self.rounds(self.step)[i]) for i, key in enumerate(self.keys)]
             names = {self.keys[0].key_id: "what rank 0 calls it"}
@@ -136,7 +136,7 @@ def remembered(folder: Path, step: int, rank: int, name: str) -> np.ndarray:
     saved = newest(str(folder), "here")
     assert saved is not None and saved.step == step
     part = Part(step, rank, WORKERS, WORKER)
-    found = Memories(str(folder), part, saved.identity).of(0, name)
+    found = WorkersPart(str(folder), part, saved.identity).memory(0, name)
     assert found is not None and found.codec == "2bit"
     return found.arrays["residual"]
 

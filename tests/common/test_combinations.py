@@ -27,12 +27,6 @@ JOBS: Dict[str, Dict[str, Any]] = {
     "ahead": {"P3KV_CONSISTENCY": "one_behind"},
     "predicts": {"P3KV_CONSISTENCY": "predicts_two"},
     "local": {"P3KV_CONSISTENCY": "local:steps=2"},
-    "local_and_checkpoints": {
-        "P3KV_CONSISTENCY": "local", "P3KV_CHECKPOINT_DIR": "", **SUMS_ONLY,
-    },
-    "local_and_leavers": {
-        "P3KV_CONSISTENCY": "local", "P3KV_LET_WORKERS_LEAVE": 1, **SUMS_ONLY,
-    },
     "on_hosts": {
         "P3KV_CONSISTENCY": "one_behind", "P3KV_CHECK_FINITE": 1, "P3KV_LET_WORKERS_LEAVE": 1,
         **SUMS_ONLY,
@@ -61,7 +55,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Tuple[Dict[str, Any], str]
         else:
             result = run_job("combinations.py", [job, file], **more)
         # Where no store can be made, the job ends.
-        has_no_store = job in ("seldom_and_checkpoints", "local_and_checkpoints")
+        has_no_store = job == "seldom_and_checkpoints"
         assert result.code == has_no_store, result.output
         refusals.update(json.loads(file.read_text()))
         said += result.output

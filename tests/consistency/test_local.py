@@ -265,6 +265,25 @@ def test_servers_need_no_framework() -> None:
 
 
 @NEEDS_TORCH
+@pytest.mark.parametrize(
+    ("leaver", "rule"),
+    [
+        (2, "local:steps=5,delay=1"),
+        (0, "bounded:staleness=3,lazy=1"),
+        pytest.param(0, "local:steps=3,streaming=false", marks=pytest.mark.long),
+    ],
+)
+def test_when_a_worker_has_left_the_mean_is_that_of_the_others(leaver: int, rule: str) -> None:
+    result = torch_job(
+        "torch_local.py", 9, leaver, workers=3, P3KV_SLICE_SIZE=100, P3KV_CONSISTENCY=rule,
+        P3KV_LET_WORKERS_LEAVE=1, P3KV_DETERMINISTIC=1,
+    )  # fmt: skip
+    assert result.code == 0, result.output
+    assert result.output.count("right until the end") == 1, result.output
+    assert result.output.count("right by the rule local") == 2, result.output
+
+
+@NEEDS_TORCH
 def test_a_worker_that_is_killed_is_named_by_the_others() -> None:
     result = torch_job("torch_local_ends.py", P3KV_CONSISTENCY="local:steps=4")
     assert result.code != 0

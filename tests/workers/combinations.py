@@ -129,14 +129,6 @@ def local() -> None:
     has(total, 1)
 
 
-def local_and_checkpoints() -> None:
-    refused("LOCAL", "CHECKPOINTS", a_store)
-
-
-def local_and_leavers() -> None:
-    refused("LOCAL", "LEAVERS", a_store)
-
-
 def at_once() -> None:
     """In a job whose codec of values knows what each worker has."""
     refused("CLIPPING", "AT_ONCE", a_store().clip_global_norm, 1.0)

@@ -7,18 +7,15 @@ which has sparse gradients, and with a store whose weight is row_sparse.
 """
 
 import p3kv  # noqa: F401, I001
-import logging
-import os
-import signal
 import sys
 import time
-from typing import Dict, List
+from typing import List
 
 import mxnet as mx
 import numpy as np
-import psutil
 from checks import random
 import resumed
+from complete import Complete, kill
 from mxnet import autograd, gluon
 from resumed import CASES, Training
 
@@ -76,45 +73,6 @@ class SparseWeight:
 
 def touched(step: int, rank: int) -> np.ndarray:
     return np.unique(np.random.RandomState([step, rank]).randint(0, ROWS, 5))
-
-
-def kill(victim: str) -> None:
-    """Kills processes of this job."""
-    parts: Dict[str, psutil.Process] = {}
-    for process in psutil.Process(os.getppid()).children():
-        env = process.environ()
-        role = env.get("DMLC_ROLE", "")
-        if env.get("P3KV_JOB") == os.environ["P3KV_JOB"]:
-            parts[f"{role} {env.get(f'DMLC_{role.upper()}_ID', '')}".strip()] = process
-    mine = [one for one in parts.values() if one.pid == os.getpid()]
-    others = [one for one in parts.values() if one.pid != os.getpid()]
-    for process in [*others, *mine] if victim == "all" else [parts[victim]]:
-        process.send_signal(signal.SIGKILL)
-
-
-class Complete(logging.Handler):
-    """Counts the checkpoints that this worker knows to be complete.
-
-    Their files are there earlier, while the next checkpoint may still be refused.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.count = 0
-        logger = logging.getLogger("p3kv.worker.checkpoints")
-        logger.setLevel(logging.INFO)
-        logger.addHandler(self)
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.count += record.getMessage().endswith(" is complete")
-
-    def wait(self, count: int) -> None:
-        """Returns when so many are."""
-        deadline = time.monotonic() + 30
-        while self.count < count:
-            folder = os.environ["P3KV_CHECKPOINT_DIR"]
-            assert time.monotonic() < deadline, f"no {count} checkpoints: {os.listdir(folder)}"
-            time.sleep(0.02)
 
 
 def main() -> None:

@@ -15,7 +15,7 @@ from typing import List
 import mxnet as mx
 import numpy as np
 from checks import random
-from continued import Complete, kill
+from complete import Complete, kill
 from mxnet import autograd, gluon
 
 STEPS, FIRST_WRITTEN_IN, DIES_IN = 14, 5, 9

@@ -1,8 +1,9 @@
 """Trains with gluon's Trainer by the rule `local`, and compares with the same training of all
 workers in this process, bit for bit. P3KV_CONSISTENCY says how many steps there are between
-exchanges.
+exchanges. Where the job goes on from a checkpoint, only the rest of the steps is trained.
 
-Argument: a folder for files with optimizer states.
+Arguments: a folder for files with optimizer states; perhaps after how many steps to end, when two
+checkpoints are complete.
 """
 
 import p3kv  # noqa: F401, I001
@@ -12,6 +13,7 @@ from typing import List
 
 import mxnet as mx
 import numpy as np
+from complete import Complete
 from mxnet import autograd, gluon
 from outer_reference import Outer
 from p3kv.consistency import make_consistency
@@ -19,6 +21,7 @@ from p3kv.errors import NotSupportedError
 from p3kv.store.turns import turns
 
 STEPS, BATCH = 17, 8
+LAST = int(sys.argv[2]) if len(sys.argv) > 2 else STEPS
 RULE = make_consistency(os.environ["P3KV_CONSISTENCY"], 1).local
 assert RULE is not None
 FOLDER = sys.argv[1]
@@ -85,9 +88,9 @@ class Together:
             backward(net, step, rank)
             one.step(BATCH, ignore_stale_grad=True)
         for at, weights in enumerate(zip(*map(trained, self.nets))):
-            now = self.outer.exchange(step, at, [one.asnumpy() for one in weights])
-            for weight, one in zip(weights, now):
-                weight[:] = mx.nd.array(one)
+            learned = {rank: one.asnumpy() for rank, one in enumerate(weights)}
+            for rank, now in self.outer.exchange(step, at, learned).items():
+                weights[rank][:] = mx.nd.array(now)
 
 
 def same(mine: List[mx.nd.NDArray], theirs: List[np.ndarray]) -> None:
@@ -96,18 +99,26 @@ def same(mine: List[mx.nd.NDArray], theirs: List[np.ndarray]) -> None:
 
 
 def main() -> None:
+    complete = Complete()
     store = mx.kv.create("p3")
     rank, workers = store.rank, store.num_workers
     net = network(7)
     training = trainer(net, store)
     together = Together(workers)
-    for step in range(1, STEPS + 1):
+    begun = store.resumed_steps
+    for step in range(1, LAST + 1):
+        if step <= begun:
+            together.step(step)
+            continue
         backward(net, step, rank)
         training.step(BATCH, ignore_stale_grad=True)
         together.step(step)
         if step == 9:
             training.save_states(f"{FOLDER}/{rank}")
             training.load_states(f"{FOLDER}/{rank}")  # this worker's own
+        if LAST < STEPS and rank == 0 and step in (6, LAST):
+            complete.wait(2 if step == LAST else 1)
+    store._barrier()
     same(trained(net), [one.asnumpy() for one in trained(together.nets[rank])])
     training._kvstore.synchronize()
     same(trained(net), together.outer.values)
@@ -129,12 +140,13 @@ def main() -> None:
             raise AssertionError(call)
     size_bytes = sum(parameter.data().size * 4 for parameter in net.collect_params().values())
     print(f"has sent the model {store.stats()['bytes_sent'] / size_bytes} times")
-    sums = mx.kv.create("p3")  # has no optimizer
-    sums.init("seen", mx.nd.zeros(2))
-    total = mx.nd.ones(2)
-    sums.pushpull("seen", total, out=total)
-    same([total], [np.full(2, workers)])
-    print("right by the rule local")
+    if "P3KV_CHECKPOINT_DIR" not in os.environ:
+        sums = mx.kv.create("p3")  # has no optimizer
+        sums.init("seen", mx.nd.zeros(2))
+        total = mx.nd.ones(2)
+        sums.pushpull("seen", total, out=total)
+        same([total], [np.full(2, workers)])
+    print(f"right by the rule local, after {begun} steps")
 
 
 main()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, List, Sequence, Tuple
+from typing import Dict, Sequence, Tuple
 
 import numpy as np
 
@@ -21,18 +21,19 @@ class Outer:
         self._rule = rule
         self._turns = turns
         self._velocities = [np.zeros_like(one) for one in values]
-        self._sent: Dict[int, Tuple[int, List[np.ndarray]]] = {}
+        self._sent: Dict[int, Tuple[int, Dict[int, np.ndarray]]] = {}
         """By weight: when its value is taken, and the workers' weights when it was sent."""
 
-    def exchange(self, step: int, at: int, weights: List[np.ndarray]) -> List[np.ndarray]:
-        """What a weight is on each worker after a step, in which these have been learned."""
+    def exchange(self, step: int, at: int, weights: Dict[int, np.ndarray]) -> Dict[int, np.ndarray]:
+        """What a weight is on each worker after a step, in which these have been learned; by rank,
+        of the workers that are there."""
         rule, turn = self._rule, self._turns[at]
         if at in self._sent and self._sent[at][0] == step:
             weights = self._taken(at, weights)
         if step % rule.steps == turn.first % rule.steps:
             before = self.values[at]
-            self._sent[at] = step + turn.lag, [one.copy() for one in weights]
-            mean = sum(before - one for one in weights)
+            self._sent[at] = step + turn.lag, {rank: one.copy() for rank, one in weights.items()}
+            mean = sum(before - one for one in weights.values())
             mean /= np.float32(1 if rule.adds else len(weights))
             velocity = self._velocities[at]
             velocity *= np.float32(rule.momentum)
@@ -43,6 +44,6 @@ class Outer:
                 weights = self._taken(at, weights)
         return weights
 
-    def _taken(self, at: int, weights: List[np.ndarray]) -> List[np.ndarray]:
+    def _taken(self, at: int, weights: Dict[int, np.ndarray]) -> Dict[int, np.ndarray]:
         _, sent = self._sent.pop(at)
-        return [(one - as_sent) + self.values[at] for one, as_sent in zip(weights, sent)]
+        return {rank: (one - sent[rank]) + self.values[at] for rank, one in weights.items()}

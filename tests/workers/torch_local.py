@@ -1,17 +1,27 @@
 """Trains with p3kv.torch by the rule `local`, and compares with the same training of all workers
 in this process, bit for bit. P3KV_CONSISTENCY says how many steps there are between exchanges.
+
+Where the job goes on from a checkpoint, only the rest of the steps is trained. Arguments: after how
+many steps to end, unless after all, when two checkpoints are complete; the rank of the worker that
+ends then, if the others do not.
 """
 
 import p3kv.torch  # noqa: I001
+import hashlib
 import os
+import sys
 from typing import List
 
 import torch
+from complete import Complete
 from outer_reference import Outer
 from p3kv.consistency import make_consistency
 from p3kv.store.turns import turns
+from p3kv.worker import this_process
 
 STEPS, BATCH = 17, 8
+LAST = int(sys.argv[1]) if len(sys.argv) > 1 else STEPS
+LEAVER = int(sys.argv[2]) if len(sys.argv) > 2 else None
 RULE = make_consistency(os.environ["P3KV_CONSISTENCY"], 1).local
 assert RULE is not None
 
@@ -62,7 +72,9 @@ class Together:
         self.outer = Outer(RULE, whole, [one.detach().numpy().copy() for one in every])
 
     def step(self, step: int) -> None:
-        for rank, (net, optimizer) in enumerate(zip(self.nets, self.optimizers)):
+        there = [rank for rank in range(len(self.nets)) if rank != LEAVER or step <= LAST]
+        for rank in there:
+            net, optimizer = self.nets[rank], self.optimizers[rank]
             optimizer.zero_grad()
             backward(net, step, rank)
             torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
@@ -73,23 +85,30 @@ class Together:
             self.schedules[rank].step()
         for at, weights in enumerate(zip(*(net.parameters() for net in self.nets))):
             if self.trained[at]:
-                now = self.outer.exchange(step, at, [one.detach().numpy() for one in weights])
-                for weight, one in zip(weights, now):
-                    weight.data.copy_(torch.from_numpy(one))
+                learned = {rank: weights[rank].detach().numpy() for rank in there}
+                for rank, now in self.outer.exchange(step, at, learned).items():
+                    weights[rank].data.copy_(torch.from_numpy(now))
 
 
 def main() -> None:
+    complete = Complete()
     torch.manual_seed(7 if os.environ.get("DMLC_WORKER_ID", "0") == "0" else os.getpid())
     net = Net()
     optimizer = p3kv.torch.Optimizer(net, made(net))
     rank, workers = optimizer.rank, optimizer.num_workers
-    together = Together(net, workers)
+    torch.manual_seed(7)
+    together = Together(Net(), workers)  # with worker 0's
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 5, 0.5)
-    for step in range(1, STEPS + 1):
+    begun = optimizer.resumed_steps
+    for step in range(1, 1 + (LAST if LEAVER in (None, rank) else STEPS)):
         optimizer.zero_grad()
         if step == 3:  # a script may
-            for other, one in [(rank, net), *enumerate(together.nets)]:
+            for other, one in [(rank, net)] * (step > begun) + [*enumerate(together.nets)]:
                 one.frozen.data.add_(other)
+        if step <= begun:
+            schedule.step()
+            together.step(step)
+            continue
         loss = backward(net, step, rank)
         torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
         assert optimizer.step(lambda loss=loss: loss) is loss
@@ -98,13 +117,25 @@ def main() -> None:
         if step == 9:
             saved = optimizer.state_dict()
             optimizer.load_state_dict(saved)  # this worker's own
+        if LAST < STEPS and LEAVER is None and rank == 0 and step in (6, LAST):
+            complete.wait(2 if step == LAST else 1)
+    if LEAVER is None:
+        this_process.worker().barrier()
+    bits = hashlib.sha256(b"".join(one.detach().numpy().tobytes() for one in net.parameters()))
+    print(f"ends with {bits.hexdigest()}")
+    if "topk" in os.environ.get("P3KV_VALUE_CODEC", ""):
+        return  # what it comes to, one process does not compute
     same([*net.parameters()], [*together.nets[rank].parameters()])
-    same([*net.buffers()], [*together.nets[rank].buffers()])
+    if rank == LEAVER:
+        print("right until the end")
+        return  # the others go on
+    if not begun or rank == 0:  # whose buffers all begin with
+        same([*net.buffers()], [*together.nets[rank].buffers()])
     optimizer.synchronize()
     for at, one in enumerate(net.parameters()):
         if one.requires_grad:
             same([one], [torch.from_numpy(together.outer.values[at])])
-    print("right by the rule local")
+    print(f"right by the rule local, after {begun} steps")
 
 
 def same(mine: List[torch.Tensor], theirs: List[torch.Tensor]) -> None:

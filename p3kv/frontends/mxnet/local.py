@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
+from contextlib import nullcontext
+from typing import Any, Callable, Collection, ContextManager, Dict, List, Optional, Sequence, Tuple
 
 import mxnet as mx
 import numpy as np
 from mxnet.ndarray import NDArray
 
-from p3kv.consistency import LocalTraining
-from p3kv.errors import NotSupportedError
+from p3kv.errors import CheckpointError, NotSupportedError
 from p3kv.frontends.mxnet import saved_states
 from p3kv.frontends.mxnet.arrays import check_sources, classic
 from p3kv.frontends.mxnet.operations import Operations
 from p3kv.frontends.mxnet.steps import Pushed, Steps
-from p3kv.store.turns import Progress, turns
+from p3kv.frontends.mxnet.trained import TAKES_AT, InnerOptimizer
+from p3kv.store.outer import of_inner, set_outer_optimizer
+from p3kv.store.pushes import Pushes
+from p3kv.store.resuming import Resuming
+from p3kv.store.turns import Progress
 from p3kv.wire.messages import Key
+from p3kv.worker.cuts import Trained
 from p3kv.worker.stores import WorkerStore
 from p3kv.worker.transfers import WorkerKey
 
@@ -65,21 +70,60 @@ class LocalSteps(Steps):
         self,
         own: WorkerStore,
         operations: Operations,
-        rule: LocalTraining,
+        pushes: Pushes[Any],
+        resuming: Resuming[Any],
         rank: int,
+        optimizer: mx.optimizer.Optimizer,
     ) -> None:
-        """An optimizer is to be set before the first step."""
+        """Trains by `optimizer`, until another one is set.
+
+        Raises CheckpointError where the job can't go on from its checkpoint, and ConfigError where
+        this worker can't write its part of checkpoints.
+        """
         super().__init__(operations)
         self._own = own
-        self._rule = rule
+        self._pushes = pushes
         self._rank = rank
         self._weights: Dict[Key, _Weight] = {}
-        self._progress: Dict[Key, Progress] = {}
-        self._in_step: Set[Key] = set()
-        """Keys of which the step has a gradient so far: it ends with the next one of any."""
+        self._says_steps = False
+        """Whether the script says where steps begin."""
+        self.set_optimizer(optimizer)
+        self._schedule = set_outer_optimizer(
+            own, resuming, lambda: self._inner.name, lambda: self._inner.remembered()
+        )
+        self._begun = self._schedule.count
+        """How many steps have begun."""
+        if own.resumed is not None:
+            self._inner.go_on(of_inner(own), self._begun)
+        own.keep_trained(self._copied)
 
     def set_optimizer(self, optimizer: mx.optimizer.Optimizer) -> None:
         self.updater = mx.optimizer.get_updater(optimizer)
+        self._inner = InnerOptimizer(self.updater)
+
+    def one_step(self, fresh: Optional[Collection[Key]]) -> ContextManager[None]:
+        self._says_steps = True
+        self._begin_step()
+        return nullcontext()
+
+    def _begin_step(self) -> None:
+        self._begun += 1
+        self._pushes.begin_own_step()
+
+    def trains(self, key: Key) -> bool:
+        return key in self._weights
+
+    def given(self, key: WorkerKey, targets: Sequence[NDArray]) -> None:
+        """Has the weights that have the servers' values be this worker's own, where the job goes on
+        from a checkpoint that has these."""
+        saved = self._own.own_trained(key.key)
+        if saved is None:
+            return
+        one = self._weights[key.key] = self._new_weight(key, targets)
+        one.progress.takes_at = saved.numbers[TAKES_AT]
+        with mx.autograd.pause():
+            one.as_sent = self._inner.restore(key, one.first, saved.numbers, saved.arrays)
+            one.spread()
 
     def check_out(self, out: Any) -> None:
         if out is None:
@@ -111,11 +155,9 @@ class LocalSteps(Steps):
         that the optimizer keeps in another place, too.
         """
         check_sources(key, targets)
-        if not self._in_step or key.key in self._in_step:
-            self._in_step.clear()
-            self._own.begin_local_step()
-        self._in_step.add(key.key)
         one = self._weight(key, targets)
+        if not self._says_steps and one.progress.count >= self._begun:
+            self._begin_step()
         with mx.autograd.pause():
             if sources:
                 here = [classic(array).as_in_context(one.first.context) for array in sources]
@@ -170,14 +212,13 @@ class LocalSteps(Steps):
     def _weight(self, key: WorkerKey, targets: Sequence[NDArray]) -> _Weight:
         one = self._weights.get(key.key)
         if one is None:
-            optimizer = self.updater.optimizer
-            if getattr(optimizer, "multi_precision", False) and key.numpy_dtype == np.float16:
-                raise NotSupportedError(
-                    f"{key.called} is float16, and the optimizer, with multi_precision, updates a "
-                    "copy of its own in float32, which no value of the servers would reach: use "
-                    "float32 weights, or leave multi_precision out"
+            if self._own.own_trained(key.key) is not None:
+                raise CheckpointError(
+                    f"{key.called} had a weight of this worker's own at the checkpoint, and this "
+                    "script has not said where it is: call kv.set_optimizer before "
+                    "kv.broadcast(key, value, out=weight)"
                 )
-            one = self._weights[key.key] = _Weight(targets, self._progress_of(key))
+            one = self._weights[key.key] = self._new_weight(key, targets)
         elif one.weights[0] is not targets[0]:
             raise NotSupportedError(
                 f"{key.called} was in another array before, and this worker trains it there "
@@ -185,13 +226,26 @@ class LocalSteps(Steps):
             )
         return one
 
-    def _progress_of(self, key: WorkerKey) -> Progress:
-        """Decided for all keys with the first of them, and later for those that come later."""
-        if key.key not in self._progress:
-            new = [one for one in self._own.declared() if one.key not in self._progress]
-            for one, turn in zip(new, turns([one.size_bytes for one in new], self._rule)):
-                self._progress[one.key] = Progress(turn, self._rule.steps)
-        return self._progress[key.key]
+    def _new_weight(self, key: WorkerKey, targets: Sequence[NDArray]) -> _Weight:
+        optimizer = self.updater.optimizer
+        if getattr(optimizer, "multi_precision", False) and key.numpy_dtype == np.float16:
+            raise NotSupportedError(
+                f"{key.called} is float16, and the optimizer, with multi_precision, updates a "
+                "copy of its own in float32, which no value of the servers would reach: use "
+                "float32 weights, or leave multi_precision out"
+            )
+        sizes = [(one.key, one.size_bytes) for one in self._own.declared()]
+        return _Weight(targets, self._schedule.of(key.key, sizes))
+
+    def _copied(self) -> List[Trained]:
+        """Copies for a checkpoint of what this worker has."""
+        with mx.autograd.pause():
+            return [
+                self._inner.copied(
+                    self._own.key(key), one.first, one.as_sent, one.progress.takes_at
+                )
+                for key, one in self._weights.items()
+            ]
 
 
 def _take(key: WorkerKey, one: _Weight) -> None:

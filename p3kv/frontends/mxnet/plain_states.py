@@ -7,9 +7,9 @@ from typing import Any, Dict, Mapping, NamedTuple, Tuple
 import mxnet as mx
 import numpy as np
 
-from p3kv.errors import NotSupportedError
 from p3kv.frontends.mxnet.arrays import ROW_SPARSE
 from p3kv.server.optimizer import State
+from p3kv.store import nested
 
 
 class OfKey(NamedTuple):
@@ -27,46 +27,29 @@ def take_apart(state: Any, elements: Dict[str, np.ndarray]) -> Any:
     """Copies the arrays of MXNet's state into `elements`; returns its structure.
 
     MXNet's state is None, an array or a tuple of states; those of users' classes and LBSGD's may be
-    lists, dicts and numbers, too. The structure is None, the array's name in `elements`, a list of
-    structures for a tuple, or a dict that says what is in it. A row_sparse array is copied with all
-    its rows.
+    lists, dicts and numbers, too. In the structure an array is its name in `elements`. A row_sparse
+    array is copied with all its rows.
     """
-    if state is None:
-        return None
-    if isinstance(state, tuple):
-        return [take_apart(part, elements) for part in state]
-    if isinstance(state, mx.nd.NDArray):
+
+    def keep(array: Any) -> Any:
+        if not isinstance(array, mx.nd.NDArray):
+            return None
         name = str(len(elements))
-        elements[name] = state.asnumpy()
-        return {"row_sparse": name} if state.stype == ROW_SPARSE else name
-    if isinstance(state, list):
-        return {"list": [take_apart(part, elements) for part in state]}
-    if isinstance(state, dict):
-        return {"dict": [[name, take_apart(part, elements)] for name, part in state.items()]}
-    if isinstance(state, (bool, int, float, str)):
-        return {"value": state}
-    raise NotSupportedError(
-        f"an optimizer's state has a {type(state).__name__}; it may have MXNet's arrays, "
-        "numbers, strs, tuples, lists and dicts"
-    )
+        elements[name] = array.asnumpy()
+        return {"row_sparse": name} if array.stype == ROW_SPARSE else name
+
+    return nested.take_apart(state, keep)
 
 
 def put_together(structure: Any, elements: Mapping[str, np.ndarray]) -> Any:
     """The state of MXNet's that `take_apart` has taken apart, with arrays of its own."""
-    if structure is None:
-        return None
-    if isinstance(structure, list):
-        return tuple(put_together(part, elements) for part in structure)
-    if isinstance(structure, str):
-        array = elements[structure]
-        return mx.nd.array(array, dtype=array.dtype)
-    if "row_sparse" in structure:
-        return with_all_rows(elements[structure["row_sparse"]])
-    if "list" in structure:
-        return [put_together(part, elements) for part in structure["list"]]
-    if "dict" in structure:
-        return {name: put_together(part, elements) for name, part in structure["dict"]}
-    return structure["value"]
+
+    def array(kept: Any) -> mx.nd.NDArray:
+        if isinstance(kept, dict):
+            return with_all_rows(elements[kept["row_sparse"]])
+        return mx.nd.array(elements[kept], dtype=elements[kept].dtype)
+
+    return nested.put_together(structure, array)
 
 
 def with_all_rows(elements: np.ndarray) -> mx.nd.NDArray:

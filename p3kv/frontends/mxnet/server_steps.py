@@ -3,7 +3,18 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import Any, Callable, Dict, Iterator, List, Sequence, Tuple
+from typing import (
+    Any,
+    Callable,
+    Collection,
+    ContextManager,
+    Dict,
+    Iterator,
+    List,
+    Optional,
+    Sequence,
+    Tuple,
+)
 
 import mxnet as mx
 from mxnet.ndarray import NDArray
@@ -49,6 +60,9 @@ class ServerSteps(Steps):
         )
         self._resuming.set_optimizer(set_now)
         self.updater = ServersUpdater(optimizer, self._states.of_keys)
+
+    def one_step(self, fresh: Optional[Collection[Key]]) -> ContextManager[None]:
+        return self._pushes.one_step(fresh)
 
     def pushpull(self, known: Pushed, priority: int) -> None:
         if self._pushes.clipping.clips:

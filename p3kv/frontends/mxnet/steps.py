@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, Callable, List, Sequence, Tuple
+from typing import Any, Callable, Collection, ContextManager, List, Optional, Sequence, Tuple
 
 import mxnet as mx
 from mxnet.ndarray import NDArray
 
 from p3kv.frontends.mxnet.operations import Operations
+from p3kv.wire.messages import Key
 from p3kv.worker.transfers import WorkerKey
 
 Pushed = Sequence[Tuple[WorkerKey, List[NDArray], List[NDArray]]]
@@ -30,6 +31,17 @@ class Steps(ABC):
     @abstractmethod
     def set_optimizer(self, optimizer: mx.optimizer.Optimizer) -> None:
         """Has weights be updated by an optimizer from now on."""
+
+    @abstractmethod
+    def one_step(self, fresh: Optional[Collection[Key]]) -> ContextManager[None]:
+        """Groups the pushes inside into one step; `fresh` as in `Pushes.one_step`."""
+
+    def trains(self, key: Key) -> bool:
+        """Whether this worker has a weight of its own for a key."""
+        return False
+
+    def given(self, key: WorkerKey, targets: Sequence[NDArray]) -> None:  # noqa: B027
+        """Arrays have a key's initial value."""
 
     def check_out(self, out: Any) -> None:  # noqa: B027
         """Raises NotSupportedError where a push needs to know where the value is to go."""

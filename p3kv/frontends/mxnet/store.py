@@ -66,7 +66,6 @@ from p3kv.frontends.mxnet.worker_optimizer import WorkerOptimizer
 from p3kv.store.clipped_steps import checked
 from p3kv.store.compression import choice
 from p3kv.store.forward_order import OrderLearner
-from p3kv.store.outer import set_outer_optimizer
 from p3kv.store.pushes import Pushes
 from p3kv.store.resuming import Resuming
 from p3kv.wire.messages import Key, called
@@ -206,7 +205,8 @@ class P3(KVStoreBase):
             return
         now = source()
         resumed = self._resuming.keep_unpushed(
-            {local.key: local.name for local in now}, lambda: list(map(copied, source()))
+            {local.key: local.name for local in now},
+            lambda: [copied(one) for one in source() if not self._steps.trains(one.key)],
         )
         for local in now:
             if local.key in resumed:
@@ -242,6 +242,7 @@ class P3(KVStoreBase):
                 spread(self._give_initial(worker_key, first, targets), targets)
             else:
                 self._operations.pull(worker_key, targets, priority)
+            self._steps.given(worker_key, targets)
 
     def pushpull(
         self, key: Union[Key, Sequence[Key]], value: Any, out: Any = None, priority: int = 0
@@ -327,11 +328,12 @@ class P3(KVStoreBase):
         Raises NotSupportedError for an optimizer that the servers can't build, or that needs whole
         tensors while a key is on several servers already.
         """
-        rule = self._own.rule.local
-        if rule is not None and self._steps.updater is None:
-            set_outer_optimizer(self._resuming, rule, self.num_workers)
-            self._steps = LocalSteps(self._own, self._operations, rule, self.rank)
-        self._steps.set_optimizer(optimizer)
+        if self._own.rule.local is not None and self._steps.updater is None:
+            self._steps = LocalSteps(
+                self._own, self._operations, self._pushes, self._resuming, self.rank, optimizer
+            )
+        else:
+            self._steps.set_optimizer(optimizer)
 
     def set_gradient_compression(self, compression_params: Mapping[str, Any]) -> None:
         """Has gradients travel by a codec: {'type': '2bit', 'threshold': 0.5}.
@@ -379,7 +381,7 @@ class P3(KVStoreBase):
         """Groups the pushes inside into one step: for `clip_global_norm`, and for settings that
         have changed. Nothing that waits for a new value may be inside. `fresh`: the keys of which
         this worker has a gradient, unless that is all."""
-        with self._pushes.one_step(fresh):
+        with self._steps.one_step(fresh):
             yield
         self._own.step_ends()
 

@@ -110,7 +110,6 @@ class Exchange:
         late.take()
         trains = late.parameter.requires_grad
         changes: Optional[Future[bool]] = None if trains else Future()
-        self._begin_step()
         round_, _ = self._pushes.next(late.key)  # that this counts is known on all workers
         begin = self._begun(late, round_, pushes=True, changes=changes)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Callable, List, NamedTuple, Optional
+from typing import Any, Callable, Dict, List, NamedTuple, Optional
 
 import torch
 
@@ -11,8 +11,10 @@ from p3kv.frontends.torch.exchange import Exchange
 from p3kv.frontends.torch.late import Late
 from p3kv.frontends.torch.shared_model import SharedModel
 from p3kv.frontends.torch.steps import Steps, evaluated
+from p3kv.frontends.torch.trained import copied, go_on
 from p3kv.store.outer import set_outer_optimizer
-from p3kv.store.turns import Progress, turns
+from p3kv.store.turns import Progress
+from p3kv.worker.cuts import Trained
 from p3kv.worker.stores import WorkerStore
 
 
@@ -49,14 +51,14 @@ class LocalSteps(Steps):
         shared = self._shared = SharedModel(own, model, optimizer, buffers, whole=False, sparse={})
         exchange = self._exchange = shared.exchange
         every, workers = shared.every, shared.worker.num_workers
-        set_outer_optimizer(shared.resuming, rule, workers)
+        schedule = set_outer_optimizer(own, shared.resuming, lambda: type(optimizer).__name__)
         self._parts = workers if rule.adds else 1
         """A gradient counts with one of so many parts."""
-        self._weights: List[_Weight] = [
-            _Weight(late, Progress(turn, rule.steps))
-            for late, turn in zip(every, turns([late.key.size_bytes for late in every], rule))
-        ]
+        sizes = [(late.key.key, late.key.size_bytes) for late in every]
+        self._weights = [_Weight(late, schedule.of(late.key.key, sizes)) for late in every]
         shared.begin(self)
+        self._go_on(own)
+        own.keep_trained(self._copied)
         self._hooks = [
             late.parameter.register_post_accumulate_grad_hook(partial(_ready, exchange, late))
             for late in every
@@ -66,7 +68,7 @@ class LocalSteps(Steps):
 
     def step(self, closure: Optional[Callable[[], Any]]) -> Any:
         self._shared.check()
-        self._own.begin_local_step()
+        self._shared.pushes.begin_own_step()
         # GradScaler sets both. It skips the update where some gradients are infinite.
         scale = getattr(self._scaled, "grad_scale", None)
         skips = getattr(self._scaled, "found_inf", None)
@@ -121,6 +123,22 @@ class LocalSteps(Steps):
     def stop(self) -> None:
         self.settle()
         self._shared.stop()
+
+    def _copied(self) -> List[Trained]:
+        """Copies for a checkpoint of what this worker has."""
+        states: Dict[Any, Any] = self._optimizer.state
+        return [
+            copied(late, progress, states.get(late.parameter)) for late, progress in self._weights
+        ]
+
+    def _go_on(self, own: WorkerStore) -> None:
+        """Has this worker have what it had at the checkpoint from which the job goes on."""
+        for late, progress in self._weights:
+            saved = own.own_trained(late.key.key)
+            if saved is not None:
+                state = go_on(late, progress, saved.numbers, saved.arrays)
+                if state is not None:
+                    self._optimizer.state[late.parameter] = state
 
 
 def _take_from_now_on(late: Late) -> None:

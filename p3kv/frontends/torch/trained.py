@@ -1,0 +1,79 @@
+"""What checkpoints have of a parameter that this worker trains by itself."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from typing import Any, Dict, Mapping
+
+import numpy as np
+import torch
+
+from p3kv.errors import NotSupportedError
+from p3kv.frontends.torch.late import Late
+from p3kv.frontends.torch.tensors import array_of, tensor_in
+from p3kv.store import nested
+from p3kv.store.turns import Progress
+from p3kv.worker.cuts import Trained, TrainedArray
+
+_WEIGHT, _AS_SENT = "weight", "as_sent"
+_TAKES_AT, _STATE = "takes_at", "state"
+_BOOL = "bool"
+"""In the structure of a state: such an array travels as uint8."""
+
+
+def copied(late: Late, progress: Progress, state: Any) -> Trained:
+    """Copies a parameter's weight, whose value is taken if it is due, and its inner optimizer's
+    state. Raises NotSupportedError for a state that files can't have."""
+    late.take()
+    arrays: Dict[str, TrainedArray] = {}
+    _keep(arrays, _WEIGHT, late.parameter.detach())
+    numbers: Dict[str, Any] = {}
+    # A frozen weight awaits nothing: it is this worker's own.
+    if late.as_sent is not None and late.parameter.requires_grad:
+        _keep(arrays, _AS_SENT, late.as_sent)
+        numbers[_TAKES_AT] = progress.takes_at
+
+    def keep(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return None
+        name = f"{_STATE}{len(arrays)}"
+        is_bool = value.dtype is torch.bool
+        _keep(arrays, name, value.to(torch.uint8) if is_bool else value)
+        return {_BOOL: name} if is_bool else name
+
+    numbers[_STATE] = nested.take_apart(state, keep)
+    return Trained(late.key.key_id, late.key.key, numbers, arrays)
+
+
+def go_on(
+    late: Late, progress: Progress, numbers: Mapping[str, Any], arrays: Mapping[str, np.ndarray]
+) -> Any:
+    """Gives a parameter back the weight of then, where it has the servers' value, and has it await
+    the value that it awaited; returns its inner optimizer's state."""
+    with torch.no_grad():
+        late.parameter.copy_(tensor_in(arrays[_WEIGHT]).reshape(late.parameter.shape))
+    if _AS_SENT in arrays:
+        progress.takes_at = numbers[_TAKES_AT]
+        late.as_sent = tensor_in(arrays[_AS_SENT]).reshape(late.parameter.shape)
+        # The value that is awaited is there already: the servers gave it as the initial one.
+        late.begin()
+        late.arrived(None)
+
+    def array(kept: Any) -> torch.Tensor:
+        if isinstance(kept, dict):
+            return tensor_in(arrays[kept[_BOOL]]).to(torch.bool)
+        return tensor_in(arrays[kept])
+
+    return nested.put_together(numbers[_STATE], array)
+
+
+def _keep(arrays: Dict[str, TrainedArray], name: str, tensor: torch.Tensor) -> None:
+    if tensor.layout is not torch.strided or tensor.is_complex():
+        raise NotSupportedError(
+            f"the optimizer's state has a tensor of {tensor.dtype} and {tensor.layout}, which "
+            "checkpoints can't have; use another optimizer, or unset P3KV_CHECKPOINT_DIR"
+        )
+    array = array_of(tensor.detach().cpu().contiguous().clone())
+    value: Future[np.ndarray] = Future()
+    value.set_result(array)
+    arrays[name] = TrainedArray(array.shape, array.dtype.name, value)
