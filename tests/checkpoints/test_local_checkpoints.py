@@ -92,7 +92,7 @@ def test_other_workers_or_another_rule_are_told_of(tmp_path: Path) -> None:
     saved = newest(str(tmp_path / "checkpoints"), "127.0.0.1")
     assert saved is not None and saved.num_workers == 2
     # What they have in common is the servers' value, whatever a worker has learned since.
-    of_key = saved.key(0, 0)
+    of_key = saved.key(0, 1)
     assert of_key.value.dtype == np.float32 and of_key.states[0].elements.keys() == {"velocity"}
     result = with_torch(tmp_path, "local:steps=5", P3KV_RESUME=1, servers=1)
     assert result.code != 0
