@@ -25,17 +25,21 @@ from tests.jobs import JOB_S, SCRIPTS, JobResult, held_port, results, run_job, s
 from tests.torch_environment import NEEDS_TORCH, PYTHON
 from tests.whole_jobs.test_host_sums import run_on_hosts
 
-RULES = [
-    "local:steps=3,streaming=false",
-    "local:steps=5,delay=1",
-    "bounded:staleness=3,lazy=1",
-    pytest.param("local:steps=1,rate=1,momentum=0", marks=pytest.mark.long),
-]
-"""DiLoCo, streaming, lazy workers whose changes add up, and the mean of all workers' weights after
-each step."""
+DILOCO, STREAMING = "local:steps=3,streaming=false", "local:steps=5,delay=1"
+LAZY, MEAN = "bounded:staleness=3,lazy=1", "local:steps=1,rate=1,momentum=0"
+"""Lazy workers' changes add up; the mean is that of all workers' weights after each step."""
 LOCAL = {"P3KV_CONSISTENCY": "local:steps=4"}
 LAG_S = 3
 """As in the scripts."""
+
+
+def rules(*seldom: str) -> list:
+    """All; these as long tests: workers of the other front end show them, and the mean is one more
+    number of steps."""
+    marked = [pytest.param(rule, marks=pytest.mark.long) for rule in seldom]
+    return [rule for rule in (DILOCO, STREAMING, LAZY, MEAN) if rule not in seldom] + marked
+
+
 sizes = st.lists(st.integers(0, 10_000), min_size=1, max_size=40)
 steps = st.integers(1, 60)
 
@@ -210,7 +214,7 @@ def test_what_no_worker_would_send_is_refused() -> None:
 
 
 @NEEDS_TORCH
-@pytest.mark.parametrize("rule", RULES[1:])  # the other front end shows the first
+@pytest.mark.parametrize("rule", rules(DILOCO, MEAN))
 def test_workers_of_one_front_end_train_as_in_one_process(rule: str) -> None:
     """With a schedule, clipping, and a layer that some steps do not use."""
     result = torch_job("torch_local.py", P3KV_SLICE_SIZE=100, P3KV_CONSISTENCY=rule)
@@ -218,7 +222,7 @@ def test_workers_of_one_front_end_train_as_in_one_process(rule: str) -> None:
     assert result.output.count("right by the rule local") == 2, result.output
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", rules(STREAMING, MEAN))
 def test_workers_of_the_other_train_as_in_one_process(tmp_path: Path, rule: str) -> None:
     """Codecs that round nothing change nothing."""
     codecs = {"P3KV_GRADIENT_CODEC": "nonzero_blocks", "P3KV_VALUE_CODEC": "nonzero_blocks"}

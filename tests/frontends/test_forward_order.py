@@ -73,7 +73,17 @@ def sent(path: Path) -> List[Dict[str, Any]]:
     ]
 
 
-@pytest.fixture(scope="module", params=[s.__name__ for s in script.SCENARIOS[:-1]])
+_NEARLY_SHOWN = (script.graph, script.blocks_that_read_the_loss)
+"""The others have blocks and a graph, a loss that is read, and updates on servers and workers."""
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(s.__name__, marks=[pytest.mark.long] if s in _NEARLY_SHOWN else [])
+        for s in script.SCENARIOS[:-1]
+    ],
+)
 def learned(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Learned:
     return Learned(tmp_path_factory.mktemp(request.param), request.param)
 

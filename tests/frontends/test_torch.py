@@ -7,7 +7,7 @@ from typing import Any, Dict, List, Tuple
 
 import pytest
 
-from tests.jobs import SCRIPTS, JobResult, environment, run
+from tests.jobs import JOB_S, SCRIPTS, JobResult, environment, run
 from tests.torch_environment import NEEDS_TORCH, PYTHON
 
 pytestmark = NEEDS_TORCH
@@ -20,7 +20,7 @@ def job(
         str(PYTHON), "-m", "p3kv", "launch", "-n", str(workers), "-s", str(servers), "--",
         str(PYTHON), str(SCRIPTS / script), *map(str, arguments),
     ]  # fmt: skip
-    return run(command, environment(**env), 240)
+    return run(command, environment(**env), JOB_S)
 
 
 def weights(first: Path, second: Path) -> JobResult:
@@ -31,7 +31,7 @@ def weights(first: Path, second: Path) -> JobResult:
         "assert one.keys() == other.keys() and len(one) > 5\n"
         "assert all(torch.equal(one[name], other[name]) for name in one)\n"
     )
-    return run([str(PYTHON), "-c", program, str(first), str(second)], environment(), 60)
+    return run([str(PYTHON), "-c", program, str(first), str(second)], environment(), JOB_S)
 
 
 @pytest.mark.parametrize(
@@ -192,7 +192,7 @@ def test_a_server_s_optimizers_do_without_torch_s_compiler() -> None:
         "assert double(weight).equal(2 * weight)\n"
         "assert 'torch._dynamo.eval_frame' in sys.modules\n"
     )
-    result = run([str(PYTHON), "-c", program], environment(), 60)
+    result = run([str(PYTHON), "-c", program], environment(), JOB_S)
     assert result.code == 0, result.output
 
 
@@ -214,7 +214,7 @@ def test_a_process_alone_trains_with_the_inner_optimizer() -> None:
         "torch.testing.assert_close(model.weight.detach(), before - 2)\n"
         "print('alone is right')\n"
     )
-    result = run([str(PYTHON), "-c", program], environment(), 60)
+    result = run([str(PYTHON), "-c", program], environment(), JOB_S)
     assert result.code == 0 and "alone is right" in result.output, result.output
     assert "trains in this process alone" in result.output
 
