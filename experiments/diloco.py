@@ -19,7 +19,7 @@ from experiments.drawing.by_sent_bytes import draw, summarize, table_text
 from experiments.training.encodings import LOCAL
 from experiments.training.tasks import TASKS
 
-SEEDS = 2
+SEEDS = 3
 _ABOUT = {
     "figure": "loss and accuracy of two trained networks, by the bytes that workers have sent",
     "computation": f"real: {WORKERS} workers and a server on one host, over its loopback",

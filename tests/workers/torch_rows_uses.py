@@ -174,6 +174,31 @@ def refuse() -> None:
     print("refused")
 
 
+def train_beside_tables_without_elements() -> None:
+    """As a layer of width 0 has: nothing travels of it, and its neighbours learn."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.tables = nn.ModuleList([table(5, 0), table(0, 3), table(6, 2)])
+            self.bag = nn.EmbeddingBag(5, 0, mode="sum", sparse=True)
+
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            narrow, empty, used = self.tables
+            without = narrow(ids).sum() + empty(ids[:0]).sum() + self.bag(ids[None]).sum()
+            return used(ids) + without
+
+    model = Net()
+    optimizer = trained(model)
+    for _ in range(3):
+        step(optimizer, model, [1, 4])
+    optimizer.load_state_dict(optimizer.state_dict())
+    step(optimizer, model, [1, 4])
+    expected = torch.ones(6, 2)
+    expected[[1, 4]] = -3.0
+    assert torch.equal(model.tables[2].weight.detach(), expected)
+
+
 def round_values() -> None:
     """By codecs of rows; `synchronize` gives the servers' own values."""
     model = table(30, 2)
@@ -196,4 +221,5 @@ else:
     clip()
     train_in_half_precision()
     freeze()
+    train_beside_tables_without_elements()
     refuse()

@@ -82,7 +82,7 @@ class LateRows(Late):
         copies: Copies,
     ) -> None:
         super().__init__(key, parameter, name, early, copies)
-        self._elements = array_of(self.staging).reshape(key.shape[0], key.row_elems)
+        self._elements = array_of(self.staging).reshape(-1, key.row_elems)
         """The staging memory."""
         self._rounds: Optional[Mapping[int, int]] = None
         """By server: the round whose rows are in the staging memory; None: there are none."""
@@ -144,7 +144,7 @@ class LateRows(Late):
     def _rows_of(self, source: Optional[torch.Tensor]) -> Tuple[np.ndarray, np.ndarray]:
         """Numbers, which ascend, and elements, in the memory of `source`."""
         elems = self.key.row_elems
-        if source is None:
+        if source is None or not self.key.size_elems:
             return np.empty(0, np.int64), np.empty((0, elems), self.key.numpy_dtype)
         if source.is_sparse:
             numbers = source.indices()[0].numpy()
