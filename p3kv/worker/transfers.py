@@ -109,6 +109,8 @@ class WorkerKey:
         self.due: Tuple[int, float] = (INITIAL_ROUND, 0.0)
         """Where workers train by themselves, the last round with whose value this worker goes on,
         and since when, on the monotonic clock: then it waits for the value if it is late."""
+        self.sent = INITIAL_ROUND
+        """The last of these rounds whose push the window has admitted; for the worker's thread."""
         self._pushes = 0
         self._asks: List[Ask] = []
         self._slices: Dict[int, Tuple[Slice, ...]] = {}

@@ -77,6 +77,7 @@ class SharedModel:
         self._early.start()
         self._devices.start()
         self._exchange_initial()
+        self.resuming.wait_for_states(self.worker.barrier)
         places = [place for place in self._places if place.where not in kept]
         if places:
             self._buffers = Buffers(places, self._how, self.worker, self._own, self._devices)
