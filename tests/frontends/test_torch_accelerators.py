@@ -50,3 +50,23 @@ def test_a_weight_that_the_script_writes_to_ends_the_job(kind: str) -> None:
     result = job("torch_accelerator.py", kind, "written", workers=1, servers=1)
     assert result.code != 0, result.output
     assert "the script has written to the weight 'wide.weight'" in result.output, result.output
+
+
+def test_servers_ask_no_accelerator_for_anything() -> None:
+    """torch's own optimizers ask in each step whether a GPU's stream is captured, which takes
+    memory of the GPU."""
+    program = (
+        "import torch\n"
+        "from p3kv.frontends.torch.optimizer_settings import BY_SLICE, BY_TENSOR, made, plain\n"
+        "def asked(*arguments, **named):\n"
+        "    raise AssertionError('asked for an accelerator')\n"
+        "torch.accelerator.current_accelerator = torch.cuda.is_available = asked\n"
+        "for kind in [*BY_SLICE.values(), *BY_TENSOR.values()]:\n"
+        "    weight = torch.nn.Parameter(torch.zeros(4, 4))\n"
+        "    settings = plain(kind([weight], lr=0.1), {id(weight): 0}, 0, 1)\n"
+        "    weight.grad = torch.ones(4, 4)\n"
+        "    made(settings, settings.groups[0], weight).step()\n"
+        "assert len(BY_SLICE) > 8\n"
+    )
+    result = run([str(PYTHON), "-c", program], environment(), 60)
+    assert result.code == 0, result.output

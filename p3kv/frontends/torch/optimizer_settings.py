@@ -112,9 +112,21 @@ def made(
     kind = _RUN[settings.name]
     takes = inspect.signature(kind).parameters
     try:
-        return kind([parameter], **{name: value for name, value in group.items() if name in takes})
+        optimizer = kind([parameter], **{one: group[one] for one in group if one in takes})
     except (TypeError, ValueError) as error:
         raise ProtocolError(f"it sent settings that {settings.name} refuses: {error}") from None
+    for check in _GPU_CHECKS:
+        setattr(optimizer, check, _no_check)
+    return optimizer
+
+
+_GPU_CHECKS = ("_accelerator_graph_capture_health_check", "_cuda_graph_capture_health_check")
+"""Methods by which torch's optimizers ask in each step whether a GPU's stream is captured, by the
+names of several versions. The question alone would take memory of a GPU for a server."""
+
+
+def _no_check() -> None:
+    pass
 
 
 def _plain(value: Any, where: str) -> Any:
