@@ -178,6 +178,7 @@ class LocalSteps(Steps):
                     "float32 weights, or leave multi_precision out"
                 )
             one = self._weights[key.key] = _Weight(targets, self._progress_of(key))
+            key.goes_on = True
         elif one.weights[0] is not targets[0]:
             raise NotSupportedError(
                 f"{key.called} was in another array before, and this worker trains it there "

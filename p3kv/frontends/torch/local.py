@@ -57,6 +57,8 @@ class LocalSteps(Steps):
             for late, turn in zip(every, turns([late.key.size_bytes for late in every], rule))
         ]
         shared.begin(self)
+        for late in every:
+            late.key.goes_on = True
         self._hooks = [
             late.parameter.register_post_accumulate_grad_hook(partial(_ready, exchange, late))
             for late in every
