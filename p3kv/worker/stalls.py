@@ -52,7 +52,7 @@ class StallWarnings:
     def note(self, stalled: Stalled, now_s: float) -> None:
         """Takes note of what a server says, and warns if that is new."""
         key = self._keys.get(stalled.key_id)
-        if key is None or key.consistency.local is None or stalled.round == INITIAL_ROUND:
+        if key is None or not key.goes_on or stalled.round == INITIAL_ROUND:
             self._warn(stalled, now_s)
         else:
             self._not_awaited[stalled.key_id] = _Told(stalled, now_s)

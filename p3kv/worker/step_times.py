@@ -149,7 +149,7 @@ class StepTimes:
         at_s = now_s()
         if server != UNKNOWN:
             self.work.note(server, at_s, worked_us)
-        if transfer.key.consistency.local is None:
+        if not transfer.key.goes_on:
             self._step.arrived[transfer.key] = _Arrived(at_s, late_s, server)
         else:
             self._local.value_arrived(transfer, at_s, late_s, server)

@@ -106,9 +106,10 @@ class WorkerKey:
         """The last of these rounds whose value travels as it is, since a checkpoint may follow."""
         self.begun = INITIAL_ROUND
         """The same, for the worker's thread."""
+        self.goes_on = False
+        """Whether this worker trains by itself, and goes on after a push until the value is due."""
         self.due: Tuple[int, float] = (INITIAL_ROUND, 0.0)
-        """Where workers train by themselves, the last round with whose value this worker goes on,
-        and since when, on the monotonic clock: then it waits for the value if it is late."""
+        """The last round whose value is due then, and since when, on the monotonic clock."""
         self.sent = INITIAL_ROUND
         """The last of these rounds whose push the window has admitted; for the worker's thread."""
         self._pushes = 0
@@ -132,7 +133,8 @@ class WorkerKey:
         return self.consistency.exchanges(self._pushes)
 
     def value_is_due(self) -> None:
-        """Says that a worker that trains by itself goes on with the value of its last push."""
+        """Says that a worker that trains by itself goes on with the value of its last push, and
+        waits for that if it is late."""
         self.due = self.round, time.monotonic()
 
     def is_exact(self, round: int) -> bool:
@@ -303,7 +305,7 @@ class Transfer:
     def awaited_since_s(self) -> Optional[float]:
         """Since when this worker's script waits for the value, or may do, on the monotonic clock;
         None while it goes on without it."""
-        if self.key.consistency.local is None or self.source is None:
+        if not self.key.goes_on or self.source is None:
             return self.ready_s
         due, since_s = self.key.due
         return max(since_s, self.ready_s) if self.round <= due else None

@@ -94,6 +94,7 @@ def test_a_step_of_local_training_waits_while_the_script_does_and_a_value_is_lat
     rule = Local(2, steps=5)
     keys = [_key(number, rule) for number in range(3)]
     for key, due_s in zip(keys, (2.0, 3.0, 0.0)):
+        key.goes_on = True
         key.due = (1, due_s) if due_s else (0, 0.0)
     transfers = [_transfer(key, 1, 0.5) for key in keys]
     times.begin_local_step(1.0)

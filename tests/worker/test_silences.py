@@ -140,13 +140,18 @@ def test_after_the_timeout_the_connection_counts_as_lost(waiting: Waiting) -> No
 def test_a_server_may_be_silent_until_the_script_goes_on_with_the_value(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Where workers train by themselves."""
+    """Where workers train by themselves, but not in a store of sums beside that."""
     with closing(MemoryJob(2, 2, SLICE_SIZE, "local:steps=5")) as job:
         waiting = Waiting(job)
         key = waiting.keys[1]
+        key.goes_on = True
         waiting.look(100, 300)
         assert caplog.messages == []
         key.round = 1  # as the front end counts it
         key.value_is_due()
         waiting.look(301, 312)
         assert [message[:9] for message in caplog.messages] == ["server 0:", "server 1:"]
+    caplog.clear()
+    with closing(MemoryJob(2, 2, SLICE_SIZE, "local:steps=5")) as job:
+        Waiting(job).look(100, 112)
+        assert len(caplog.messages) == 2

@@ -234,6 +234,7 @@ class LocalSteps(Steps):
                 "copy of its own in float32, which no value of the servers would reach: use "
                 "float32 weights, or leave multi_precision out"
             )
+        key.goes_on = True
         sizes = [(one.key, one.size_bytes) for one in self._own.declared()]
         return _Weight(targets, self._schedule.of(key.key, sizes))
 

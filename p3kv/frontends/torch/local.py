@@ -58,6 +58,8 @@ class LocalSteps(Steps):
         sizes = [(late.key.key, late.key.size_bytes) for late in every]
         self._weights = [_Weight(late, schedule.of(late.key.key, sizes)) for late in every]
         shared.begin(self)
+        for late in every:
+            late.key.goes_on = True
         self._go_on()
         own.keep_trained(self._copied)
         self._hooks = [
