@@ -86,12 +86,6 @@ _OTHER_RULE = "use a rule that exchanges every push"
 
 TABLE = (
     Combination(
-        F.ASYNCHRONOUS, F.CHECKPOINTS,
-        "there are no checkpoints of an asynchronous store, whose slices never have the same "
-        "workers' pushes",
-        "use {use_store} with P3KV_CONSISTENCY=bulk_synchronous, or unset P3KV_CHECKPOINT_DIR",
-    ),
-    Combination(
         F.SELDOM, F.CHECKPOINTS,
         "a checkpoint would lack what workers have added up and not sent",
         f"{_OTHER_RULE}, or unset P3KV_CHECKPOINT_DIR",

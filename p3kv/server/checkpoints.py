@@ -2,56 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Collection, Dict, Iterable, Mapping, Optional
+from typing import Collection, Dict, Iterator, List, Mapping, Optional, Set
 
-import numpy as np
 from msgspec.structs import replace
 
-from p3kv.checkpoints import Contents, CutOfKey, KeyOutline, Outline, Place, Writer, marks
+from p3kv.checkpoints import Contents, Outline, Place, Writer, marks
 from p3kv.errors import ConfigError, ProtocolError
-from p3kv.server.engine import Key, RowsKey, ServerSlice, Unit
-from p3kv.server.optimizer import WHOLE, State
+from p3kv.server.engine import Key, RowsKey, Unit
+from p3kv.server.key_cut import KeyCut
+from p3kv.server.own_cuts import OwnCuts
 from p3kv.server.workers import Workers
 from p3kv.wire.fields import Header
 from p3kv.wire.header import Kind
 from p3kv.wire.loop import Loop
-from p3kv.wire.messages import Checkpoint, DeclaredKey, StoreAtCut, Written, encode
-
-
-class _Cut:
-    """Copies of a key in a round on this server, as far as its slices have ended the round."""
-
-    def __init__(self, declared: DeclaredKey, round: int, whole: bool, slices: int) -> None:
-        self.declared = declared
-        self.round = round
-        self.whole = whole
-        self.missing = slices
-        self._values: Dict[int, np.ndarray] = {}
-        self._states: Dict[int, State] = {}
-
-    def add(self, offset: int, value: np.ndarray, state: Optional[State]) -> None:
-        """Keeps a copy of a slice's value, and its state, or that of the whole tensor."""
-        self._values[offset] = value
-        if state is not None:
-            self._states[offset] = state
-        self.missing -= 1
-
-    @property
-    def complete(self) -> CutOfKey:
-        """All of it, once nothing is missing."""
-        key = self.declared
-        states = [self._states[offset] for offset in sorted(self._states)]
-        first = states[0] if states else State({}, {})
-        arrays = [[state.elements[name] for state in states] for name in first.elements]
-        outline = KeyOutline(
-            key.store, key.key, key.name, key.shape, key.dtype, key.layout, key.runs, self.whole,
-            first.numbers if states else None,
-            [
-                (name, array.dtype.name, list(array.shape) if self.whole else [_elems(parts)])
-                for (name, array), parts in zip(first.elements.items(), arrays)
-            ],
-        )  # fmt: skip
-        return CutOfKey(outline, [self._values[offset] for offset in sorted(self._values)], arrays)
+from p3kv.wire.messages import Checkpoint, CutReached, StoreAtCut, Written, encode
 
 
 class _Open:
@@ -59,17 +23,31 @@ class _Open:
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self.checkpoint = checkpoint
-        self.cuts: Dict[int, _Cut] = {}
-        self.missing = 0
-        """Slices, and keys of rows."""
+        self.cuts: Dict[int, KeyCut] = {}
+        """By the key's id."""
+        self.incomplete: Set[int] = set()
+        """The ids of those of which something is missing."""
+
+    def add(self, key_id: int, cut: KeyCut) -> None:
+        self.cuts[key_id] = cut
+        self.note_copied(cut)
+        if cut.missing:
+            self.incomplete.add(key_id)
+
+    def note_copied(self, cut: KeyCut) -> None:
+        """Something was copied, perhaps of another checkpoint."""
+        key_id = cut.declared.key_id
+        if not cut.missing and self.cuts.get(key_id) is cut:
+            self.incomplete.discard(key_id)
 
 
 class Checkpoints:
     """Copies each slice when it ends the round that worker rank 0 has named, and writes the copies.
 
     Rank 0 asks for a checkpoint before it pushes for any later round, so no slice has ended a later
-    one. A round that has ended is copied at once, any other when it ends: no worker waits. The file
-    is written by a thread. Rank 0 asks for the next checkpoint when all servers have answered.
+    one. A round that has ended is copied at once, any other when it ends: no worker waits, unless
+    rounds are each worker's own (`OwnCuts`). The file is written by a thread. Rank 0 asks for the
+    next checkpoint when all servers have answered.
 
     Belongs to the server's thread.
     """
@@ -79,15 +57,17 @@ class Checkpoints:
         place: Place,
         folder: Optional[str],
         keys: Mapping[int, Key],
+        left: Set[int],
         workers: Workers,
         loop: Loop,
     ) -> None:
         """`folder` is where files are to be written, if the job has checkpoints: this server's mark
-        is left there.
+        is left there. `left`: the ranks of workers that have left, and for which nobody waits.
 
         Raises ConfigError if files can't be written there.
         """
-        self.open: Optional[_Open] = None
+        self._open: Optional[_Open] = None
+        self._own = OwnCuts(keys, len(place.workers_hosts), left)
         self._place = place
         self._folder = folder
         self._keys = keys
@@ -99,24 +79,57 @@ class Checkpoints:
 
     def begin(self, checkpoint: Checkpoint) -> None:
         """Begins a checkpoint; ProtocolError for one that can't be right."""
-        if self.open is not None or self._writes:
+        if self._open is not None or self._writes:
             raise ProtocolError("it asked for a checkpoint before it had the last one")
         if self._folder is None:
             raise ProtocolError("it asked for a checkpoint in a job that has none")
-        self.open = _Open(checkpoint)
+        opened = self._open = _Open(checkpoint)
+        own = any(store.own_rounds for store in checkpoint.stores)
+        reached = self._own.take(checkpoint.step) if own else {}
         for store in checkpoint.stores:
             for key_id, round_ in store.rounds:
-                self._begin_key(store, key_id, round_)
+                if not store.own_rounds:
+                    self._begin_key(opened, store, key_id, round_)
+                elif key_id in reached:  # else on other servers
+                    cut = reached[key_id]
+                    # Of one worker's names for all keys: the others' may be shifted.
+                    cut.declared = replace(cut.declared, name=store.names.get(key_id))
+                    opened.add(key_id, cut)
         self._write_if_complete()
 
+    def reach(self, rank: int, said: CutReached) -> None:
+        """A worker whose rounds are its own has reached a checkpoint. Worker rank 0 may say that it
+        won't be written. ProtocolError for one that can't be right."""
+        if self._folder is None:
+            raise ProtocolError("it has reached a checkpoint in a job that has none")
+        if said.stores:
+            self._note_copied(self._own.reach(rank, said))
+        elif rank == 0:
+            self._own.drop(said.step)
+        else:
+            raise ProtocolError("it has reached a checkpoint without stores")
+
+    @property
+    def waits_for_rounds(self) -> bool:
+        """Whether anything is to be copied when units end rounds."""
+        return self._open is not None or bool(self._own.waiting)
+
     def unit_ended(self, unit: Unit) -> None:
-        """To be called while a checkpoint is open, when a unit has ended a round and before it ends
-        the next."""
-        assert self.open is not None
-        cut = self.open.cuts.get(unit.plan.key_id)
+        """To be called while something waits for rounds, when a unit has ended one and before it
+        ends the next."""
+        if unit.plan.consistency.own_rounds:
+            self._note_copied(self._own.unit_ended(unit))
+            return
+        cut = None if self._open is None else self._open.cuts.get(unit.plan.key_id)
         if cut is not None and cut.round == unit.round:
-            self._copy(cut, unit)
-            self._write_if_complete()
+            cut.copy(unit)
+            self._note_copied([cut])
+
+    def worker_left(self) -> Iterator[Unit]:
+        """To be called when a worker has left; gives the units that may end later rounds now."""
+        for cut, unit in self._own.left():
+            self._note_copied([cut])
+            yield unit
 
     def close(self) -> None:
         """Waits for a file that is being written, for some seconds at most."""
@@ -124,8 +137,7 @@ class Checkpoints:
             marks.remove(self._folder, _mark(self._place))
         self._writer.close()
 
-    def _begin_key(self, store: StoreAtCut, key_id: int, round_: int) -> None:
-        assert self.open is not None
+    def _begin_key(self, opened: _Open, store: StoreAtCut, key_id: int, round_: int) -> None:
         key = self._keys.get(key_id)
         if key is None:
             return  # on other servers
@@ -137,32 +149,22 @@ class Checkpoints:
             )
         # Of one worker's names for all keys: the others' may be shifted.
         declared = replace(key.declared, name=store.names.get(key_id))
-        cut = _Cut(declared, round_, store.whole, len(units))
-        self.open.cuts[key_id] = cut
-        self.open.missing += len(units)
+        cut = KeyCut(declared, round_, store.whole, len(units))
         for one in ended:
-            self._copy(cut, one)
+            cut.copy(one)
+        opened.add(key_id, cut)
 
-    def _copy(self, cut: _Cut, unit: Unit) -> None:
-        assert self.open is not None
-        optimizer, state = unit.plan.optimizer, None
-        if isinstance(unit, RowsKey):
-            if optimizer is not None:
-                state = unit.copied_state(optimizer, cut.whole)
-            cut.add(0, unit.value.reshape(-1).copy(), state)
-        elif isinstance(unit, ServerSlice):
-            # That of a whole tensor is the same for all slices: they have ended the round together.
-            if optimizer is not None and (not cut.whole or unit.offset == 0):
-                index = WHOLE if cut.whole else unit.index
-                state = optimizer.copied(unit.plan.declared, index)
-            cut.add(unit.offset, unit.known_value().array.copy(), state)
-        self.open.missing -= 1
+    def _note_copied(self, cuts: List[KeyCut]) -> None:
+        if self._open is not None and cuts:
+            for cut in cuts:
+                self._open.note_copied(cut)
+            self._write_if_complete()
 
     def _write_if_complete(self) -> None:
-        assert self.open is not None and self._folder is not None
-        if self.open.missing:
+        assert self._open is not None and self._folder is not None
+        if self._open.incomplete:
             return
-        complete, self.open = self.open, None
+        complete, self._open = self._open, None
         checkpoint = complete.checkpoint
         keys = [cut.complete for cut in complete.cuts.values()]
         outline = Outline(
@@ -199,7 +201,3 @@ def _leave_mark(folder: str, place: Place) -> None:
             f"checkpoints can't be written to {folder} on host {place.host}: {error.strerror}; set "
             "P3KV_CHECKPOINT_DIR to a folder that every server can write to"
         ) from error
-
-
-def _elems(parts: Iterable[np.ndarray]) -> int:
-    return sum(len(part) for part in parts)

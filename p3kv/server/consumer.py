@@ -74,7 +74,9 @@ class Consumer:
         self.frames = ReceivedFrames(num_workers, workers)
         self.waiting = Waiting(self.engine, self.frames, workers, job.let_workers_leave)
         self.states = StateService(self.engine, workers, fail)
-        self.checkpoints = Checkpoints(place, job.checkpoint_dir, self.engine.keys, workers, loop)
+        self.checkpoints = Checkpoints(
+            place, job.checkpoint_dir, self.engine.keys, rules.leavers.gone, workers, loop
+        )
         values = Values(place.rank, workers, loop, tracer)
         self._ends = RoundEnds(
             self.engine, workers, values, self.states, self.checkpoints, self.waiting,
@@ -132,6 +134,10 @@ class Consumer:
         if self._workers_may_leave and self.frames.departed(rank):
             for unit, following in self.engine.leave(rank):
                 self._queue_end(rank, unit, following.step, following.priority)
+        if self.frames.departed(rank):
+            self.engine.rules.leavers.gone.add(rank)
+            for unit in self.checkpoints.worker_left():
+                self._ends.settle(unit)
         self.waiting.check_all()
 
     def stop(self) -> None:

@@ -35,6 +35,7 @@ from p3kv.wire.header import (
 from p3kv.wire.messages import (
     UNKNOWN,
     Checkpoint,
+    CutReached,
     DeclaredKey,
     ForwardOrder,
     Norm,
@@ -103,6 +104,7 @@ class Dispatcher:
             Kind.STATE: consumer.states.land,
             Kind.STATE_BYTES: consumer.states.land_bytes,
             Kind.CHECKPOINT: self._land_checkpoint,
+            Kind.CUT: self._land_cut,
             Kind.WRITTEN: self._parts_of_workers.land_written,
             Kind.RESUMED: self._land_news,
             Kind.BYE: self._land_bye,
@@ -216,6 +218,10 @@ class Dispatcher:
     def _land_checkpoint(self, connection: Connection, header: Header) -> Landing:
         words = memoryview(bytearray(header.payload_bytes))
         return Landing(words, partial(self._begin_checkpoint, words))
+
+    def _land_cut(self, connection: Connection, header: Header) -> Landing:
+        reach = partial(self._consumer.checkpoints.reach, header.rank)
+        return message_landing(header, CutReached, reach)
 
     def _begin_checkpoint(self, words: memoryview) -> None:
         checkpoint = decode(words, Checkpoint)

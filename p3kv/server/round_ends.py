@@ -53,7 +53,7 @@ class RoundEnds:
         count, start_ns = 0, now_ns()
         for ended in self._engine.end_rounds(unit):
             trace_update(self._tracer, ended, start_ns)
-            if self._checkpoints.open is not None:
+            if self._checkpoints.waits_for_rounds:
                 self._checkpoints.unit_ended(ended.unit)
             self._answer(key, ended)
             count += 1

@@ -13,8 +13,8 @@ from p3kv.server.workers import Workers
 from p3kv.wire.connection import Connection
 from p3kv.wire.fields import RoundHeader, StateHeader
 from p3kv.wire.framing import Frame, Landing, message_landing
-from p3kv.wire.header import URGENT, Kind
-from p3kv.wire.messages import StateOutline
+from p3kv.wire.header import INITIAL_ROUND, URGENT, Kind
+from p3kv.wire.messages import UNKNOWN, StateOutline
 from p3kv.wire.states import ArrivingState, PlainState, queue_state
 
 _log = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ class StateService:
 
     def land(self, connection: Connection, header: StateHeader) -> Landing:
         """Takes the outline of a state that worker rank 0 gives."""
-        key = self._key(header)
+        key = self._key(header, header.round)
         if self._arriving is not None:
             raise ProtocolError("it sent an optimizer's state before the last one was complete")
         return message_landing(
@@ -62,7 +62,7 @@ class StateService:
 
     def land_bytes(self, connection: Connection, header: RoundHeader) -> Landing:
         """Takes the next bytes of this state."""
-        key = self._key(header)
+        key = self._key(header, header.round)
         if self._arriving is None:
             raise ProtocolError("it sent bytes of an optimizer's state that it has not announced")
         memory = self._arriving.land(header)
@@ -75,9 +75,11 @@ class StateService:
                 del self.waiting[rank]
                 waiting.act()
 
-    def _key(self, header: RoundHeader) -> Key:
+    def _key(self, header: RoundHeader, gives_for: int = UNKNOWN) -> Key:
+        """The key of a state that a worker asks for, or that rank 0 gives for a round: slices have
+        the initial one in common at least, before workers begin to push."""
         key = self._engine.key(header.key, header.rank)
-        if key.plan.consistency.own_rounds:
+        if key.plan.consistency.own_rounds and gives_for != INITIAL_ROUND:
             raise ProtocolError(
                 f"it asked for states of {key.plan.called}, whose slices have no round in common"
             )

@@ -33,6 +33,7 @@ from p3kv.worker.stores import WorkerStore
 from p3kv.worker.transfers import WorkerKey
 
 _log = logging.getLogger("p3kv")
+_EACH_PUSH = "a rule by which each push is an update (bounded, asynchronous)"
 
 
 class Counts(NamedTuple):
@@ -46,7 +47,7 @@ class Counts(NamedTuple):
     remembered: Mapping[str, Any]
     """Values of `ScriptOptimizer.remembered`."""
     rule: Optional[str] = None
-    """That of the optimizer."""
+    """What matters of the consistency rule; None: the gradients of all workers make an update."""
 
 
 class GoesOn(ABC, Generic[O]):
@@ -124,10 +125,11 @@ class Resuming(Generic[O]):
             self._kept.clear()
             self._pushes.set_optimizer(fresh)
             return
-        if fresh.rule != counts.rule:
+        rule = self._rule_of(fresh)
+        if rule != counts.rule:
             raise CheckpointError(
                 f"the checkpoint was written with P3KV_CONSISTENCY={_named(counts.rule)}, and this "
-                f"job has {_named(fresh.rule)}; go on with the checkpoint's, or set P3KV_RESUME=0 "
+                f"job has {_named(rule)}; go on with the checkpoint's, or set P3KV_RESUME=0 "
                 "and P3KV_CHECKPOINT_DIR to another folder"
             )
         if fresh.name != counts.optimizer:
@@ -180,9 +182,16 @@ class Resuming(Generic[O]):
             return
         of_key = self._kept.pop(key.key)
         states = [State(dict(one.elements), dict(one.numbers)) for one in of_key.states]
-        # Of other keys the servers had the states of an optimizer that was set before.
-        if states and key.key in self._pushes.updates:
+        # Of other keys the servers had the states of an optimizer that was set before. By rounds of
+        # their own, other workers may have pushed them.
+        if states and (key.key in self._pushes.updates or self._own.own_rounds):
             self._goes_on.give(key, states, self._optimizer)
+
+    def wait_for_states(self, barrier: Callable[[str], None]) -> None:
+        """On all workers, when keys have values and states: where rounds are each worker's own,
+        the first push of one could come before rank 0 has given the states of another."""
+        if self._own.resumed is not None and self._own.own_rounds:
+            barrier("to go on from the checkpoint")
 
     def _check_name(self, step: int, pair: Pair) -> None:
         shifted = self._names.shifted
@@ -210,12 +219,16 @@ class Resuming(Generic[O]):
             "steps": steps,
             "updates": [[key, count] for key, count in updates.items()],
             "remembered": optimizer.remembered(),
-            "rule": optimizer.rule,
+            "rule": self._rule_of(optimizer),
         }
+
+    def _rule_of(self, optimizer: O) -> Optional[str]:
+        """Optimizers count and remember other updates by rules that differ in this."""
+        return optimizer.rule or (_EACH_PUSH if self._own.own_rounds else None)
 
 
 def _named(rule: Optional[str]) -> str:
-    return rule or "a rule by which servers update weights by gradients"
+    return rule or "a rule by which the gradients of all workers make an update"
 
 
 def _counts_in(numbers: Mapping[str, Any]) -> Counts:

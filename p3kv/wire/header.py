@@ -133,6 +133,9 @@ class Kind(IntEnum):
     WANTS_RESULT the worker wants the value."""
     VALUE = 36, fields.ValueHeader
     """The value of a slice is in the shared memory of the neighbour that says so."""
+    CUT = 37
+    """A worker whose rounds are its own has made all steps that belong to a checkpoint; before it
+    pushes for later rounds. Payload CutReached."""
 
 
 # Flags of several kinds of frames. `p3kv.wire.protocol` says which flags a kind may have.

@@ -93,6 +93,7 @@ FROM_WORKERS: Rules = {
         Kind.STEP_PUSHED: Rule(MAX_MESSAGE_BYTES, only_rank_0=True),
         Kind.SCALE: Rule(MAX_MESSAGE_BYTES, only_rank_0=True),
         Kind.CHECKPOINT: Rule(MAX_MESSAGE_BYTES, only_rank_0=True),
+        Kind.CUT: Rule(MAX_MESSAGE_BYTES),
         Kind.WRITTEN: Rule(MAX_MESSAGE_BYTES),
         Kind.RESUMED: Rule(MAX_MESSAGE_BYTES, only_rank_0=True),
         Kind.BYE: Rule(then=Phase.LEFT),

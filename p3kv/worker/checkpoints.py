@@ -25,6 +25,7 @@ from p3kv.wire.loop import Loop
 from p3kv.wire.messages import (
     UNKNOWN,
     Checkpoint,
+    CutReached,
     Resumed,
     Written,
     encode,
@@ -46,7 +47,8 @@ class Checkpoints:
     """Worker rank 0 asks the servers for checkpoints; all workers hear from which one they go on.
 
     Rank 0 asks between two steps, and names for each key the round that it has pushed last. A
-    server can't have ended a later one. What workers have to write is in `own`.
+    server can't have ended a later one. Where rounds are each worker's own, all workers name
+    theirs, and servers hold later ones back. What workers have to write is in `own`.
 
     Belongs to the worker's thread, except what says otherwise.
     """
@@ -201,18 +203,23 @@ class Checkpoints:
     def add(self, cut: Cut) -> None:
         """Adds a checkpoint; before any transfer begins that does not belong to it."""
         self._cuts.append(cut)
+        if cut.own:
+            self._tell(Header(Kind.CUT, self._rank), encode(CutReached(cut.step, cut.own)))
+            self.own.copy(cut)
         self.pushed()
 
     def pushed(self) -> None:
         """To be called when a push was sent: where workers train by themselves, the next step with
-        a push may be far away. When all is sent that belongs to a checkpoint, the servers know how
-        large its slices are, as below."""
-        while self._cuts and self._cuts[0].trained and self._is_sent(self._cuts[0]):
+        a push may be far away, and steps whose rounds are each worker's own are not counted here.
+        When all is sent that belongs to a checkpoint, the servers know how large its slices are, as
+        below; those of a worker's own rounds keep their size."""
+        while self._cuts and _is_early(self._cuts[0]) and self._is_sent(self._cuts[0]):
             self._begin(self._cuts.popleft())
 
     def _is_sent(self, cut: Cut) -> bool:
-        rounds = (pair for store in cut.stores for pair in store.rounds)
-        return all(self._keys[key_id].begun >= round_ for key_id, round_ in rounds)
+        shared = (store for store in cut.stores if not store.own_rounds)
+        rounds = (pair for store in shared for pair in store.rounds)
+        return all(self._keys[key_id].sent >= round_ for key_id, round_ in rounds)
 
     def begin_step(self, step: int) -> None:
         """Has this worker copy what belongs to the checkpoints that are due; rank 0 asks for them.
@@ -227,7 +234,7 @@ class Checkpoints:
     def _begin(self, cut: Cut) -> None:
         if self._rank == 0:
             self._ask(cut)
-        else:
+        elif not cut.own:
             self.own.copy(cut)
 
     def _ask(self, cut: Cut) -> None:
@@ -238,6 +245,8 @@ class Checkpoints:
                 "faster disk",
                 cut.step, ", ".join(sorted(self._waits_for)),
             )  # fmt: skip
+            if cut.own:
+                self._tell(Header(Kind.CUT, self._rank), encode(CutReached(cut.step, [])))
             return
         self._waits_for = set(map(_server, range(len(self._place.servers_hosts))))
         self._problem = ""
@@ -252,7 +261,8 @@ class Checkpoints:
         self._tell(Header(Kind.CHECKPOINT, self._rank), encode(checkpoint))
         if checkpoint.workers_host:
             self._waits_for.update(map(_worker, range(1 + len(checkpoint.others_hosts))))
-            self.own.copy(cut)
+            if not cut.own:
+                self.own.copy(cut)
             self.own.write(checkpoint)
 
     def land_asked(self, connection: Connection, header: Header) -> Landing:
@@ -302,6 +312,11 @@ class Checkpoints:
         if not self._waits_for and not self._problem:
             self._complete = [*self._complete[-1:], written.step]
             _log.info("the checkpoint of step %d is complete", written.step)
+
+
+def _is_early(cut: Cut) -> bool:
+    """Whether a checkpoint does not wait for the next step's first slice."""
+    return bool(cut.trained or cut.own)
 
 
 def _server(rank: int) -> str:

@@ -56,6 +56,11 @@ class Cut(NamedTuple):
     """What this worker trains by itself, with the store's number. Then nothing may be pushed for
     many steps, and the checkpoint does not wait for the next push."""
 
+    @property
+    def own(self) -> List[StoreAtCut]:
+        """The stores whose rounds are each worker's own."""
+        return [store for store in self.stores if store.own_rounds]
+
 
 class Cuts:
     """Says between which steps there is a checkpoint. Belongs to the thread that uses the stores.
@@ -84,6 +89,8 @@ class Cuts:
         """By store: its steps since the last one of the store that leads."""
         self.count = 0
         """How many checkpoints were due."""
+        self.of_all_workers = False
+        """Whether each worker takes part in checkpoints."""
 
     def add(
         self,

@@ -86,6 +86,7 @@ class Exchange:
 
     def _begin(self, transfer: Transfer) -> None:
         if transfer.key.size_elems == 0:
+            transfer.key.sent = max(transfer.key.sent, transfer.round)
             self._count_ended(transfer)
             transfer.done(None)
             transfer.tell(changes=False)
@@ -108,6 +109,7 @@ class Exchange:
         if transfer.source is None:
             key.route.request(transfer)
             return
+        key.sent = transfer.round
         self.round = max(self.round, transfer.round)
         if not key.own_rounds:
             if transfer.step > self._step:

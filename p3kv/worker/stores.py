@@ -83,6 +83,8 @@ class WorkerStore:
         self._steps = 0 if self.resumed is None else self.resumed.steps
         self.own_rounds = rule.own_rounds
         """Whether rounds are each worker's own: the store is asynchronous."""
+        if self.own_rounds:
+            data_plane.cuts.of_all_workers = True
         self._consistency = consistency
         self.rule = rule
         """By which its keys' rounds end."""
@@ -147,6 +149,7 @@ class WorkerStore:
         worker_key = WorkerKey(answer, self.rule, name, self._features, steps_before)
         if self.is_saved:
             self._data_plane.checkpoints.remember(worker_key, self.resumed is not None)
+            self._data_plane.cuts.of_all_workers |= self._data_plane.checkpoints.own.has_part
         self._tell_momentum(worker_key)
         self._keys[key] = worker_key
         self._call_soon(self._data_plane.declare, worker_key)
@@ -296,7 +299,7 @@ class WorkerStore:
         if not self.is_saved:
             return
         due = self._data_plane.cuts.due(self.number, self._steps)
-        if due is not None and (self._rank == 0 or self._data_plane.checkpoints.own.has_part):
+        if due is not None and (self._rank == 0 or self._data_plane.cuts.of_all_workers):
             cut = self._data_plane.cuts.cut(self._data_plane.steps.newest, due)
             self._call_soon(self._data_plane.checkpoints.add, cut)
         self._steps += 1
@@ -325,13 +328,15 @@ class WorkerStore:
         whole, numbers = self.describe()
         rounds = [(key.key_id, key.round) for key in self.declared()]
         names = {key.key_id: key.name for key in self.declared() if key.name is not None}
-        return StoreAtCut(ResumedStore(self.number, self._steps, numbers), whole, rounds, names)
+        known = ResumedStore(self.number, self._steps, numbers)
+        return StoreAtCut(known, whole, rounds, names, self.own_rounds)
 
     def keep_trained(self, copies: Callable[[], List[Trained]]) -> None:
         """Has checkpoints have what this worker trains by itself, which `copies()` copies at each
         of them. Raises ConfigError where this worker can't write to the folder."""
         if self.is_saved:
             self._data_plane.checkpoints.own.have_part()
+            self._data_plane.cuts.of_all_workers = True
             self._trained = copies
 
     @property

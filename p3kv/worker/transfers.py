@@ -106,6 +106,8 @@ class WorkerKey:
         """The last of these rounds whose value travels as it is, since a checkpoint may follow."""
         self.begun = INITIAL_ROUND
         """The same, for the worker's thread."""
+        self.sent = INITIAL_ROUND
+        """The last of these rounds whose push the window has admitted; for the worker's thread."""
         self._pushes = 0
         self._asks: List[Ask] = []
         self._slices: Dict[int, Tuple[Slice, ...]] = {}

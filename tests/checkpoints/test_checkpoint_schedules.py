@@ -96,7 +96,7 @@ def test_a_checkpoint_has_each_key_s_round_of_one_step(
             function(*arguments)
         assert not any(worker.failures for worker in job.workers)
         for server in job.servers:
-            assert server.consumer.checkpoints.open is None
+            assert not server.consumer.checkpoints.waits_for_rounds
             server.consumer.checkpoints.close()
         job.finish()
     saved = newest(str(folder), "here")

@@ -54,8 +54,9 @@ def main() -> None:
         late = gluon.Parameter("late", shape=(0, 3), allow_deferred_init=True)
         late.initialize()
         gluon.Trainer([late], "sgd", kvstore="p3")
-    with pytest.raises(NotSupportedError, match="no checkpoints of an asynchronous store"):
-        mx.kv.create("dist_async_p3")
+    # By another kind of rule.
+    with pytest.raises(CheckpointError, match="this job has a rule by which each push is an up"):
+        mx.kv.create("dist_async_p3").set_optimizer(mx.optimizer.create("sgd"))
     begun = mx.kv.create("p3")
     while begun.resumed_steps:  # those of the stores that `continued.py` has beside
         begun = mx.kv.create("p3")

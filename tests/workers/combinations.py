@@ -96,7 +96,6 @@ def plain() -> None:
 
 
 def checkpoints() -> None:
-    refused("ASYNCHRONOUS", "CHECKPOINTS", a_store, None, zeros, "dist_async_p3")
     refused("NO_OPTIMIZER", "CHECKPOINTS", a_store("w").push, "w", ones)
     silent = a_store()
     silent.set_gradient_compression({"type": "once"})

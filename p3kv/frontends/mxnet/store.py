@@ -220,6 +220,7 @@ class P3(KVStoreBase):
             self._order.note_key(one_key, [first])
             if self.rank == 0:
                 self._give_initial(worker_key, first)
+        self._resuming.wait_for_states(self._worker.barrier)
 
     def broadcast(
         self, key: Union[Key, Sequence[Key]], value: Any, out: Any, priority: int = 0
@@ -235,6 +236,7 @@ class P3(KVStoreBase):
             else:
                 self._operations.pull(worker_key, targets, priority)
             self._steps.given(worker_key, targets)
+        self._resuming.wait_for_states(self._worker.barrier)
 
     def pushpull(
         self, key: Union[Key, Sequence[Key]], value: Any, out: Any = None, priority: int = 0
@@ -326,6 +328,7 @@ class P3(KVStoreBase):
             )
         else:
             self._steps.set_optimizer(optimizer)
+        self._resuming.wait_for_states(self._worker.barrier)
 
     def set_gradient_compression(self, compression_params: Mapping[str, Any]) -> None:
         """Has gradients travel by a codec: {'type': '2bit', 'threshold': 0.5}.

@@ -44,6 +44,7 @@ class LocalSteps(Steps):
         Raises NotSupportedError for a parameter or a buffer that can't be shared.
         """
         super().__init__(optimizer)
+        self._own = own
         rule = own.rule.local
         assert rule is not None
         self._scaled = scaled
@@ -56,7 +57,7 @@ class LocalSteps(Steps):
         sizes = [(late.key.key, late.key.size_bytes) for late in every]
         self._weights = [_Weight(late, schedule.of(late.key.key, sizes)) for late in every]
         shared.begin(self)
-        self._go_on(own)
+        self._go_on()
         own.keep_trained(self._copied)
         self._hooks = [
             late.parameter.register_post_accumulate_grad_hook(partial(_ready, exchange, late))
@@ -121,6 +122,7 @@ class LocalSteps(Steps):
 
     def stop(self) -> None:
         self.settle()
+        self._own.keep_trained(list)  # nothing more
         self._shared.stop()
 
     def _copied(self) -> List[Trained]:
@@ -130,10 +132,10 @@ class LocalSteps(Steps):
             copied(late, progress, states.get(late.parameter)) for late, progress in self._weights
         ]
 
-    def _go_on(self, own: WorkerStore) -> None:
+    def _go_on(self) -> None:
         """Has this worker have what it had at the checkpoint from which the job goes on."""
         for late, progress in self._weights:
-            saved = own.own_trained(late.key.key)
+            saved = self._own.own_trained(late.key.key)
             if saved is not None:
                 state = go_on(late, progress, saved.numbers, saved.arrays)
                 if state is not None:

@@ -74,6 +74,7 @@ class SharedModel:
             _STEPS_OF[id(late.parameter)] = steps
         self._early.start()
         self._exchange_initial()
+        self.resuming.wait_for_states(self.worker.barrier)
         places = [place for place in self._places if place.where not in kept]
         if places:
             resumes = self._own.resumed is not None

@@ -26,6 +26,8 @@ class Leavers:
     def __init__(self) -> None:
         self.ranks: Set[int] = set()
         """Empty while none has left, and where rounds wait for all workers."""
+        self.gone: Set[int] = set()
+        """All that have left, whether or not rounds wait for them."""
         self.clips = False
         """Whether a step's gradients have been clipped."""
         self._warned = False

@@ -3,8 +3,10 @@ each worker's own."""
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from typing import Callable, Dict, Generic, Iterable, Iterator, List, Optional, Tuple
+from collections import deque
+from typing import Callable, Deque, Dict, Generic, Iterable, Iterator, List, Optional, Tuple
 
 from p3kv.errors import ProtocolError
 from p3kv.server.engine.plan import KeyPlan
@@ -135,8 +137,8 @@ class SharedRounds(Ledger[S]):
 class OwnRounds(Ledger[S]):
     """Rounds that are each worker's own: a push changes the value by itself, in its worker's order.
 
-    A push waits for the rounds before it of the same worker, and for the initial value. It never
-    waits for another worker's push, but its answer may, by the consistency rule.
+    A push waits for the rounds before it of the same worker, and for the initial value. It waits
+    for another worker's push at barriers only, but its answer may, by the consistency rule.
     """
 
     def __init__(self, plan: KeyPlan, new_sum: Callable[[int], S], name: str) -> None:
@@ -145,15 +147,18 @@ class OwnRounds(Ledger[S]):
         """By rank and round, those that have not ended."""
         self.unanswered: List[Round[S]] = []
         """Rounds that have ended, and whose workers must wait for others before they go on."""
+        self.barriers: Deque[int] = deque()
+        """No later round than the first of these ends, until all workers' have that one has."""
         self._ended: Dict[int, int] = {}
 
     def complete(self) -> Iterable[Round[S]]:
         if self.round < INITIAL_ROUND:
             return (one for one in self.open.values() if one.arrived)
+        last = self.barriers[0] if self.barriers else math.inf
         return (
             current
             for (rank, round_), current in list(self.own.items())
-            if current.arrived and round_ == self.last_of(rank) + 1
+            if current.arrived and round_ == self.last_of(rank) + 1 <= last
         )
 
     def end(self, current: Round[S]) -> None:
@@ -163,6 +168,19 @@ class OwnRounds(Ledger[S]):
         self.round += 1
         self._ended[current.owner] = current.number
         del self.own[current.owner, current.number]
+
+    @property
+    def at_barrier(self) -> bool:
+        """Whether all workers have reached the first barrier, if there is one, and none has passed
+        it."""
+        if not self.barriers or self.round < INITIAL_ROUND:
+            return False
+        return not self._before_barrier()
+
+    def _before_barrier(self) -> List[int]:
+        """Ranks of the workers, but those that have left, that have not reached the first one."""
+        gone = self._plan.rules.leavers.gone
+        return [rank for rank in self._slower(self.barriers[0]) if rank not in gone]
 
     def is_new_enough(self, rank: int, round: int) -> bool:
         if self.round < INITIAL_ROUND or self.last_of(rank) < round:
@@ -178,8 +196,9 @@ class OwnRounds(Ledger[S]):
         return max(0, round - min((self.last_of(one) for one in others), default=round))
 
     def waits(self) -> Iterator[OpenRound]:
-        """Rounds wait for worker rank 0 at most: for the initial value, or for the optimizer, which
-        rank 0 sets before its first push. Their answers may wait for slower workers."""
+        """Rounds wait for worker rank 0: for the initial value, or for the optimizer, which rank 0
+        sets before its first push. At a barrier they wait for slower workers, and so may their
+        answers."""
         for current in self.open.values():
             yield OpenRound(current.number, current, [0])
         for current in self.own.values():
@@ -187,6 +206,8 @@ class OwnRounds(Ledger[S]):
                 yield OpenRound(INITIAL_ROUND, current, [0])
             elif self._plan.optimizer is None:
                 yield OpenRound(current.number, current, [0])
+            elif self.barriers and current.number > self.barriers[0]:
+                yield OpenRound(self.barriers[0], current, self._before_barrier())
         for current in self.unanswered:
             needs = self._plan.consistency.needs(current.number)
             yield OpenRound(needs, current, self._slower(needs))

@@ -25,6 +25,7 @@ from p3kv.wire.messages.base import (
 from p3kv.wire.messages.checkpoints import (
     MAX_STEP,
     Checkpoint,
+    CutReached,
     Resumed,
     ResumedStore,
     StoreAtCut,
@@ -137,6 +138,7 @@ __all__ = [
     "Bye",
     "Checkpoint",
     "CodecChoices",
+    "CutReached",
     "DataHello",
     "DataWelcome",
     "DeclareKey",

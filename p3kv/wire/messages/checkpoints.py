@@ -39,6 +39,8 @@ class StoreAtCut(Message, frozen=True):
     """Key's id, and the last round for which worker rank 0 has pushed, of each key."""
     names: Dict[int, str] = {}  # noqa: RUF012  nobody changes it
     """What worker rank 0 calls its parameters, by the key's id, where the front end knows."""
+    own_rounds: bool = False
+    """Whether its rounds are each worker's own."""
 
     def __post_init__(self) -> None:
         for key_id, round_ in self.rounds:
@@ -71,6 +73,20 @@ class Checkpoint(Message, frozen=True):
         for host in (self.workers_host, *self.others_hosts):
             check(len(host) <= MAX_HOST_CHARS, "a host's address")
         check(0 < len(self.identity) <= MAX_IDENTITY_CHARS, "a checkpoint's identity")
+
+
+class CutReached(Message, frozen=True):
+    """A worker has made all steps that belong to a checkpoint."""
+
+    step: int
+    """As in `Checkpoint`."""
+    stores: List[StoreAtCut]
+    """Those whose rounds are each worker's own. Without any, from worker rank 0: there will be no
+    checkpoint."""
+
+    def __post_init__(self) -> None:
+        check_number("a step", self.step, 0, MAX_STEP)
+        check(all(one.own_rounds for one in self.stores), "a store whose rounds workers share")
 
 
 class Written(Message, frozen=True):

@@ -1,0 +1,170 @@
+"""Brings all workers to the same round at a checkpoint, where rounds are each worker's own."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Deque, Dict, Iterator, List, Mapping, Set, Tuple
+
+from p3kv.errors import ProtocolError
+from p3kv.server.engine import Key, OwnRounds, RowsKey, Unit
+from p3kv.server.key_cut import KeyCut
+from p3kv.wire.header import INITIAL_ROUND
+from p3kv.wire.messages import CutReached
+
+
+class _Reached:
+    """A checkpoint that some workers have reached."""
+
+    def __init__(self) -> None:
+        self.ranks: Set[int] = set()
+        """Those of the workers that have said so."""
+        self.cuts: Dict[int, KeyCut] = {}
+        """By the key's id."""
+        self.waiting = 0
+        """How many units are to be copied."""
+        self.is_taken = False
+        """Whether worker rank 0 has said whether it is written."""
+        self.is_dropped = False
+
+    def drop(self) -> None:
+        """No copies are needed."""
+        self.is_taken = self.is_dropped = True
+        self.cuts.clear()
+
+
+class OwnCuts:
+    """Copies each unit when all workers have pushed what belongs to a checkpoint, and none has
+    pushed more.
+
+    Each worker says that it has reached a checkpoint, and how often it has pushed each key, before
+    it pushes anything later. From the first one's word on, no unit ends a later round of any worker
+    before it has ended these of all workers, and is copied. So a worker that is ahead waits there
+    for the slowest, as far as its own window goes. Belongs to the server's thread.
+    """
+
+    def __init__(self, keys: Mapping[int, Key], num_workers: int, left: Set[int]) -> None:
+        """`left`: the ranks of workers that have left, and for which nobody waits."""
+        self._keys = keys
+        self._num_workers = num_workers
+        self._left = left
+        self._reached: Dict[int, _Reached] = {}
+        """By step."""
+        self.waiting: Dict[Unit, Deque[Tuple[int, KeyCut]]] = {}
+        """Units that are to be copied, and the checkpoints' steps, in their order."""
+
+    def reach(self, rank: int, said: CutReached) -> List[KeyCut]:
+        """A worker has reached a checkpoint. Returns the keys of which something was copied.
+
+        Raises ProtocolError where it has pushed other rounds than another worker.
+        """
+        cut = self._reached.get(said.step)
+        if cut is None:
+            if 0 in self._left:
+                return []  # nobody asks for it
+            cut = self._reached[said.step] = _Reached()
+        for store in said.stores:
+            for key_id, round_ in store.rounds:
+                of_key = cut.cuts.get(key_id)
+                if of_key is None:
+                    if key_id in self._keys and not cut.is_taken:
+                        self._add(cut, said.step, key_id, round_, store.whole)
+                elif of_key.round != round_:
+                    raise ProtocolError(
+                        f"it has pushed {self._keys[key_id].plan.called} {round_} times before "
+                        f"step {said.step}, of which there is a checkpoint, and another worker "
+                        f"{of_key.round} times"
+                    )
+        cut.ranks.add(rank)
+        units = [unit for key_id in cut.cuts for unit in _units(self._keys[key_id])]
+        copied = self._copy(units)
+        self._forget()
+        return copied
+
+    def drop(self, step: int) -> None:
+        """No checkpoint is written of a step. ProtocolError if no worker has reached it."""
+        self._found(step).drop()
+        self._forget()
+
+    def take(self, step: int) -> Dict[int, KeyCut]:
+        """The keys of a checkpoint that is to be written, by id; what is missing is still copied.
+        ProtocolError if no worker has reached it."""
+        cut = self._found(step)
+        cut.is_taken = True
+        cuts = dict(cut.cuts)
+        self._forget()
+        return cuts
+
+    def unit_ended(self, unit: Unit) -> List[KeyCut]:
+        """To be called while something waits, when a unit has ended a round and before it ends the
+        next; returns its keys of which something was copied."""
+        return self._copy([unit])
+
+    def left(self) -> Iterator[Tuple[KeyCut, Unit]]:
+        """To be called when a worker has left: copies what has waited for it, and gives what was
+        copied, with the unit, which may end later rounds now."""
+        if 0 in self._left:
+            for cut in self._reached.values():
+                if not cut.is_taken:
+                    cut.drop()
+        for unit in list(self.waiting):
+            for of_key in self._copy([unit]):
+                yield of_key, unit
+        self._forget()
+
+    def _found(self, step: int) -> _Reached:
+        cut = self._reached.get(step)
+        if cut is None:
+            raise ProtocolError(f"it has not reached step {step}, of which it wants a checkpoint")
+        return cut
+
+    def _add(self, cut: _Reached, step: int, key_id: int, round_: int, whole: bool) -> None:
+        key = self._keys[key_id]
+        if not key.plan.consistency.own_rounds:
+            raise ProtocolError(f"it has own rounds of {key.plan.called}, which are shared")
+        units = _units(key)
+        for unit in units:
+            later = any(other > step for other, _ in self.waiting.get(unit, ()))
+            ranks = range(self._num_workers)
+            if later or any(_ledger(unit).last_of(rank) > round_ for rank in ranks):
+                raise ProtocolError(
+                    f"it has pushed {key.plan.called} {round_} times before step {step}, of which "
+                    "there is a checkpoint, and a worker has pushed more"
+                )
+        of_key = cut.cuts[key_id] = KeyCut(key.declared, round_, whole, len(units))
+        cut.waiting += len(units)
+        for unit in units:
+            _ledger(unit).barriers.append(round_)
+            self.waiting.setdefault(unit, deque()).append((step, of_key))
+
+    def _copy(self, units: List[Unit]) -> List[KeyCut]:
+        copied = []
+        for unit in units:
+            waiting, ledger = self.waiting.get(unit), _ledger(unit)
+            while waiting and ledger.at_barrier:
+                step, of_key = waiting.popleft()
+                ledger.barriers.popleft()
+                cut = self._reached[step]
+                cut.waiting -= 1
+                if not cut.is_dropped:
+                    of_key.copy(unit)
+                copied.append(of_key)
+                if not waiting:
+                    del self.waiting[unit]
+        return copied
+
+    def _forget(self) -> None:
+        """Forgets checkpoints of which nobody speaks any more."""
+        for step, cut in list(self._reached.items()):
+            there = len(cut.ranks | self._left) == self._num_workers
+            if there and cut.is_taken and not cut.waiting:
+                del self._reached[step]
+
+
+def _ledger(unit: Unit) -> OwnRounds:
+    assert isinstance(unit.ledger, OwnRounds)
+    return unit.ledger
+
+
+def _units(key: Key) -> List[Unit]:
+    """A key's; their slices have the job's first size."""
+    return list(key.units) if isinstance(key, RowsKey) else list(key.slices(INITIAL_ROUND))
