@@ -17,7 +17,7 @@ from p3kv.store.pushes import Pushes
 from p3kv.wire.header import INITIAL_ROUND
 from p3kv.wire.messages import Key
 from p3kv.worker.stores import WorkerStore
-from p3kv.worker.transfers import Transfer
+from p3kv.worker.transfers import OnSlice, Transfer
 from p3kv.worker.worker import Worker
 
 
@@ -84,7 +84,8 @@ class Exchange:
         round_, _ = self._pushes.next(late.key)
         late.pushed = True
         sent = gradient.detach()
-        self._begin(late, round_, sent.coalesce() if sent.is_sparse else sent.contiguous())
+        sent = sent.coalesce() if sent.is_sparse else sent.contiguous()
+        self._begin(late, round_, sent, on_slice=late.on_slice)
 
     def push_no_gradient(self, late: Late) -> None:
         """Says that this worker has no gradient of a parameter in this step."""
@@ -159,9 +160,10 @@ class Exchange:
         changes: Optional[Future[bool]] = None,
         exact: bool = False,
         lands: bool = True,
+        on_slice: Optional[OnSlice] = None,
     ) -> None:
         """Begins a transfer: a push where there is a source, or `changes` instead of one; else a
-        pull."""
+        pull. `on_slice` is told what comes of a value that is the push's own."""
         key = late.key
         pushes = source is not None or changes is not None
         exact = exact or (pushes and key.is_exact(round_))
@@ -180,7 +182,7 @@ class Exchange:
                 source.data_ptr() if source is not None else 0 if pushes else None,
                 late.staging.data_ptr() if lands else None,
                 partial(_arrived, late, source), key.asks() if pushes else (key.ask(),), changes,
-                takes, exact=exact,
+                takes, exact=exact, on_slice=on_slice if takes is None else None,
             )
         )  # fmt: skip
 
