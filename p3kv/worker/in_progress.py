@@ -6,6 +6,7 @@ import itertools
 from typing import Callable, Dict, Iterator, List, Optional, Set, Tuple
 
 from p3kv.common.trace import Tracer
+from p3kv.slicing import Slice
 from p3kv.wire.fields import (
     Header,
     PulledHeader,
@@ -97,18 +98,18 @@ class InProgress:
         if transfer.missing_elems == 0:
             self.sent(transfer)
 
-    def slice_arrived(
-        self, transfer: Transfer, elems: int, server: int, header: SliceValueHeader
-    ) -> None:
-        """Counts elements of the value that have arrived; the last ones complete the transfer.
-        `server` keeps them."""
+    def slice_arrived(self, transfer: Transfer, piece: Slice, header: SliceValueHeader) -> None:
+        """Counts a slice of the value that is in the target; the last one completes the
+        transfer."""
         self.counts["slices_received"] += 1
         self.counts["bytes_received"] += header.payload_bytes
         if transfer.key.own_rounds and isinstance(header, UpdatedHeader):
             transfer.behind = max(transfer.behind, header.behind)
-        transfer.missing_elems -= elems
+        if transfer.on_slice is not None:
+            transfer.on_slice(piece.offset, piece.length)
+        transfer.missing_elems -= piece.length
         if transfer.missing_elems == 0:
-            self.arrived(transfer, header, header.late_us / 1e6, server, header.worked_us)
+            self.arrived(transfer, header, header.late_us / 1e6, piece.server, header.worked_us)
 
     def arrived(
         self,

@@ -25,6 +25,10 @@ Done = Callable[[Optional[BaseException]], None]
 """Called once, from the worker's thread, when a transfer is complete (None) or has failed."""
 
 
+OnSlice = Callable[[int, int], None]
+"""Called from the worker's thread, with a slice's first element and its number of elements."""
+
+
 class Ask:
     """A pull that a script has called. Its transfer begins later, when its array is ready."""
 
@@ -204,8 +208,8 @@ class Transfer:
 
     __slots__ = (
         "_kept", "_landed", "_memory", "asks", "behind", "changes", "done", "exact", "has_gradient",
-        "is_exchanged", "key", "missing_elems", "norm", "priority", "ready_s", "round", "route",
-        "size_bytes", "source", "step", "takes", "target",
+        "is_exchanged", "key", "missing_elems", "norm", "on_slice", "priority", "ready_s",
+        "round", "route", "size_bytes", "source", "step", "takes", "target",
     )  # fmt: skip
 
     def __init__(
@@ -222,6 +226,7 @@ class Transfer:
         takes: Optional[int] = None,
         is_exchanged: bool = True,
         exact: bool = False,
+        on_slice: Optional[OnSlice] = None,
     ) -> None:
         """`step` counts the steps of all stores; a key's round is never larger than it. `asks`: of
         a pull, what it answers; of a push, the pulls of the key that were called before.
@@ -231,7 +236,9 @@ class Transfer:
 
         `takes`: of a push by a rule that lets workers go ahead, the round whose value goes to the
         target. If not `is_exchanged`, the source is added on this worker to
-        what a later push brings along. `exact`: its value travels as it is, whatever the codec."""
+        what a later push brings along. `exact`: its value travels as it is, whatever the codec.
+
+        `on_slice` is called for each slice of the value that is in the target."""
         self.key = key
         self.round = round
         self.priority = priority
@@ -245,6 +252,7 @@ class Transfer:
         self.takes = takes
         self.is_exchanged = is_exchanged
         self.exact = exact
+        self.on_slice = on_slice
         self.size_bytes = key.size_bytes
         self.ready_s = time.monotonic()
         """When the arrays were ready: a transfer is made when they are."""

@@ -114,6 +114,13 @@ def test_a_killed_job_in_bfloat16_goes_on_bit_for_bit(tmp_path: Path) -> None:
     assert result.output.count("right in bfloat16") == 2, result.output
 
 
+def test_servers_update_slices_rows_and_whole_tensors_bit_for_bit_as_torch_does() -> None:
+    """By every class that they run, with a schedule: as its `step()` on the whole weight."""
+    result = run([str(PYTHON), str(SCRIPTS / "torch_slices.py")], environment(), 120)
+    assert result.code == 0, result.output
+    assert "right: ASGD, Adadelta, " in result.output, result.output
+
+
 def test_muon_updates_matrices_beside_an_optimizer_of_the_other_parameters() -> None:
     result = job("torch_muon.py", servers=3, P3KV_SLICE_SIZE=300)
     assert result.code == 0, result.output

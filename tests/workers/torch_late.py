@@ -12,6 +12,7 @@ import time
 from typing import Any, Callable, Dict
 
 import torch
+from p3kv.frontends.torch.staging import Staging
 from p3kv.worker import this_process
 from torch import nn
 from torch.nn import functional
@@ -85,22 +86,39 @@ def read_late() -> None:
     print("all reads wait")
 
 
-def write_early() -> None:
+def write_early(width: int) -> None:
     """A large value is written as soon as it is there, though nobody reads its parameter."""
-    model = nn.Linear(256, 256, bias=False)
+    model = nn.Linear(width, width, bias=False)
     nn.init.zeros_(model.weight)
     optimizer = trained(model)
     weight = model.weight
     alias = weight.data
     for number in range(1, 4):
         optimizer.zero_grad()
-        model(torch.ones(1, 256)).sum().backward()
+        model(torch.ones(1, width)).sum().backward()
         optimizer.step()
         deadline = time.monotonic() + DEADLINE_S
-        while not torch.equal(alias, torch.full((256, 256), -float(number))):
+        while not torch.equal(alias, torch.full((width, width), -float(number))):
             assert time.monotonic() < deadline, "nobody has written it"
             time.sleep(0.001)
-    print("values are written early")
+
+
+def write_slices() -> None:
+    """Slices are written before the last one is there, into a parameter whose memory has the order
+    of its elements; into any other, the whole value."""
+    for strided in (False, True):
+        parameter = nn.Parameter(torch.zeros(4, 6).T if strided else torch.zeros(6, 4))
+        staging = Staging(parameter, torch.empty(6, 4))
+        for number in (1.0, 2.0):
+            staging.begin()
+            staging.value.fill_(number)
+            staging.arrived(10, 14)
+            assert not staging.write_slices()
+            first, last = parameter.reshape(-1)[[0, 23]].tolist()
+            assert (first, last) == (number - 1, number - 1 if strided else number)
+            staging.arrived(0, 10)
+            staging.write()
+            assert torch.equal(parameter, torch.full((6, 4), number))
 
 
 def use_wrongly() -> None:
@@ -142,4 +160,7 @@ if sys.argv[1:] == ["wrong"]:
     use_wrongly()
 else:
     read_late()
-    write_early()
+    write_early(256)
+    write_early(1024)  # slice by slice
+    write_slices()
+    print("values are written early")

@@ -129,7 +129,7 @@ class DeviceCopies(Copies):
     def arm(self) -> None:
         self._armed = self._accelerator.mark(self._accelerator.current())
 
-    def write(self, write: Callable[[], None]) -> None:
+    def write(self, write: Callable[[], object]) -> None:
         accelerator = self._accelerator
         accelerator.up.wait_event(self._armed)
         with accelerator.on(accelerator.up):

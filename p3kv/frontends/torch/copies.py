@@ -36,7 +36,7 @@ class Copies(ABC):
         """What is written from now on comes after what the script has begun to compute."""
 
     @abstractmethod
-    def write(self, write: Callable[[], None]) -> None:
+    def write(self, write: Callable[[], object]) -> None:
         """Calls `write`, which copies values from the host's memory into the tensor."""
 
     @abstractmethod
@@ -65,7 +65,7 @@ class HostCopies(Copies):
     def arm(self) -> None:
         pass
 
-    def write(self, write: Callable[[], None]) -> None:
+    def write(self, write: Callable[[], object]) -> None:
         write()
 
     def to_device(self, value: torch.Tensor) -> torch.Tensor:

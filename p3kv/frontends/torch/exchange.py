@@ -19,7 +19,7 @@ from p3kv.store.pushes import Pushes
 from p3kv.wire.header import INITIAL_ROUND
 from p3kv.wire.messages import Key
 from p3kv.worker.stores import WorkerStore
-from p3kv.worker.transfers import Transfer
+from p3kv.worker.transfers import OnSlice, Transfer
 from p3kv.worker.worker import Worker
 
 
@@ -89,7 +89,7 @@ class Exchange:
         round_, _ = self._pushes.next(late.key)
         late.pushed = True
         sent = gradient.detach()
-        begin = self._begun(late, round_, pushes=True)
+        begin = self._begun(late, round_, pushes=True, on_slice=late.on_slice)
         late.copies.to_host(sent.coalesce() if sent.is_sparse else sent, begin)
 
     def push_no_gradient(self, late: Late) -> None:
@@ -166,9 +166,11 @@ class Exchange:
         changes: Optional[Future[bool]] = None,
         exact: bool = False,
         lands: bool = True,
+        on_slice: Optional[OnSlice] = None,
     ) -> Then:
         """A value is under way from now on, after a push or a pull that begins when what is
-        returned is called with its source; a push has one, or `changes` instead."""
+        returned is called with its source; a push has one, or `changes` instead.
+        `on_slice` is told what comes of a value that is the push's own."""
         key, step = late.key, self._pushes.step
         exact = exact or (pushes and key.is_exact(round_))
         takes = None
@@ -186,7 +188,8 @@ class Exchange:
                     key, round_, step, 0,
                     source.data_ptr() if source is not None else 0 if pushes else None,
                     late.staging.data_ptr() if lands else None,
-                    partial(_arrived, late, source), asks, changes, takes, exact=exact,
+                    partial(_arrived, late, source), asks, changes, takes,
+                    exact=exact, on_slice=on_slice if takes is None else None,
                 )
             )  # fmt: skip
 

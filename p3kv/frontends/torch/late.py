@@ -19,7 +19,8 @@ from p3kv.errors import P3Error
 from p3kv.frontends.torch.copies import Copies
 from p3kv.frontends.torch.early import EarlyWrites
 from p3kv.frontends.torch.script_marks import may_begin_forward, waited
-from p3kv.worker.transfers import WorkerKey
+from p3kv.frontends.torch.staging import BY_SLICE_BYTES, Staging
+from p3kv.worker.transfers import OnSlice, WorkerKey
 
 _ATTRIBUTES = (
     "_version", "device", "dtype", "grad", "grad_fn", "is_leaf", "is_sparse", "layout",
@@ -62,8 +63,8 @@ class Waits(Protocol):
 class Late:
     """A parameter, its key, and the value that is under way to it.
 
-    `arrived` is called in the worker's thread, `take_if_there` in that of `early`, and all else in
-    threads of the script.
+    `arrived` and what `on_slice` gives are called in the worker's thread, `take_if_there` in that
+    of `early`, and all else in threads of the script.
     """
 
     def __init__(
@@ -79,9 +80,9 @@ class Late:
         self.name = name
         self.device = parameter.device
         self.copies = copies
-        self.staging = copies.empty(parameter.shape, parameter.dtype)
-        """Where the next value lands: the parameter itself may be read until `step`. Contiguous,
-        whatever the parameter is, since values travel so."""
+        self._staged = Staging(parameter, copies.empty(parameter.shape, parameter.dtype))
+        self.staging = self._staged.value
+        """Where the next value lands."""
         self.value_version = parameter._version
         """torch's count of writes into the parameter, when it was last known to be the servers'."""
         self._changes: Optional[Future[bool]] = None
@@ -129,7 +130,19 @@ class Late:
     def begin(self) -> None:
         """A value is under way to the staging memory; the last one must have been written."""
         self._there.clear()
+        self._staged.begin()
         self._is_written = False
+
+    @property
+    def on_slice(self) -> Optional[OnSlice]:
+        """Takes a slice of the next value that is in the staging memory; None where all of it is
+        written at once."""
+        return self._slice_arrived if self.size_bytes >= BY_SLICE_BYTES else None
+
+    def _slice_arrived(self, start: int, length: int) -> None:
+        self._staged.arrived(start, length)
+        if self._is_late:  # else `arm` sees that it is there
+            self._early.soon(self)
 
     def arrived(self, error: Optional[BaseException]) -> None:
         """The value is in the staging memory, or does not come."""
@@ -144,13 +157,17 @@ class Late:
         if not self._is_late:
             self._is_late = True
             have_wait(self.parameter, self)
-        if self._there.is_set():
+        if self._there.is_set() or self._staged.holds_slices:
             self._early.soon(self)
 
     def take_if_there(self) -> None:
-        """Writes a value that is there into a parameter that is armed."""
+        """Writes a value, or those of its slices, that are there into a parameter that is armed."""
         if self._there.is_set():
             self.wait()
+            return
+        with self._taking:
+            if self._is_late and not self._is_written:
+                self.copies.write(self._staged.write_slices)
 
     def wait(self) -> None:
         """As `take`, but whoever reads the forward pass's first parameter is still noticed."""
@@ -202,11 +219,11 @@ class Late:
 
     def _copy(self) -> None:
         """Writes the value that is there into the parameter."""
-        weight = self.parameter.data
         if self.as_sent is None:
-            weight.copy_(self.staging, non_blocking=True)
+            self._staged.write()
         else:  # in this order a weight that has learned nothing is exactly the value
-            weight.sub_(self.as_sent).add_(self.copies.to_device(self.staging))
+            value = self.copies.to_device(self.staging)
+            self.parameter.data.sub_(self.as_sent).add_(value)
 
 
 _LATE: Dict[int, Waits] = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Dict, Tuple
 
+import ml_dtypes
 import numpy as np
 import torch
 
@@ -16,11 +17,12 @@ DTYPES: Dict[torch.dtype, str] = {
     torch.float64: "float64",
 }
 """The names of what travels."""
+_BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
 
 def tensor_in(array: np.ndarray) -> torch.Tensor:
     """A tensor in the memory of an array, also of one of bfloat16, for which torch has no way."""
-    if array.dtype.name == "bfloat16":
+    if array.dtype == _BFLOAT16:
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(array)
 
@@ -28,7 +30,7 @@ def tensor_in(array: np.ndarray) -> torch.Tensor:
 def array_of(tensor: torch.Tensor) -> np.ndarray:
     """The reverse, of a contiguous tensor."""
     if tensor.dtype is torch.bfloat16:
-        return tensor.view(torch.int16).numpy().view("bfloat16")
+        return tensor.view(torch.int16).numpy().view(_BFLOAT16)
     return tensor.numpy()
 
 

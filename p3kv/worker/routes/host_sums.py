@@ -318,7 +318,7 @@ class HostSums(Route):
             slice=header.slice, round=header.round, step=transfer.step, priority=transfer.priority,
             late_us=clock_us(max(0.0, late_s)), worked_us=header.worked_us,
         )  # fmt: skip
-        self._in_progress.slice_arrived(transfer, piece.length, piece.server, as_sent)
+        self._in_progress.slice_arrived(transfer, piece, as_sent)
 
     def _land_goodbye(self, rank: int, header: Header) -> Landing:
         return message_landing(header, LastRounds, partial(self._go_on_without, rank))

@@ -194,7 +194,7 @@ class SliceRoute(Route):
         """Counts a slice that has arrived."""
         if isinstance(header, UpdatedHeader):
             transfer.route.landed(transfer, piece, header)
-        self._in_progress.slice_arrived(transfer, piece.length, piece.server, header)
+        self._in_progress.slice_arrived(transfer, piece, header)
 
     def missing(self, transfer: Transfer) -> Set[int]:
         """All of the key, where each slice has begun to arrive and some are not complete."""
