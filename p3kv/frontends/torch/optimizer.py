@@ -31,11 +31,11 @@ class Optimizer(torch.optim.Optimizer):
     before: scripted modules, `torch.func`, and aliases made before `step`, such as `weight.data`.
 
     One `backward` belongs to one `step`; for several, all but the last are in `no_sync()`.
-    Parameters are floats on the CPU. Those of embeddings with `sparse=True` travel by rows. Of
-    parameters in half precision, servers update a copy in float32, by sums of gradients in float32,
-    and round it. In a process that belongs to no job, the optimizer does what the inner one does.
-    By the rule `local` each worker updates its own weights between exchanges. To be used from one
-    thread.
+    Parameters are floats on the CPU or on a GPU. Those of embeddings with `sparse=True` travel by
+    rows. Of parameters in half precision, servers update a copy in float32, by sums of gradients in
+    float32, and round it. In a process that belongs to no job, the optimizer does what the inner
+    one does. By the rule `local` each worker updates its own weights between exchanges. To be used
+    from one thread.
     """
 
     def __init__(
