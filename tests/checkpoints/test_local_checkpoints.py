@@ -103,12 +103,15 @@ def test_other_workers_or_another_rule_are_told_of(tmp_path: Path) -> None:
         "written with P3KV_CONSISTENCY=local:steps=3,rate=0.7,momentum=0.9,streaming=false, and "
         "this job has local:steps=5,rate=0.7,momentum=0.9,streaming=true,delay=1; go on with"
     ) in result.output
-    result = with_torch(tmp_path, "bulk_synchronous", P3KV_RESUME=1, servers=1)
+    shared = settings(tmp_path, "bulk_synchronous", P3KV_RESUME=1)
+    result = torch_job("torch_own_rounds.py", servers=1, **shared)
     assert result.code != 0
     assert "and this job has a rule by which the gradients of all workers make" in result.output
-    # The script would not find the numbers of two workers right that went on with three.
     result = with_torch(tmp_path, rule, 8, workers=3, servers=1, P3KV_RESUME=1)
+    assert result.code == 0, result.output
     assert (
         "the checkpoint of step 8 is of 2 workers, and this job has 3. So all workers go on from "
         "the servers' weights"
     ) in result.said_by("worker 0"), result.output
+    one, *others = (ends_of(result, rank) for rank in range(3))
+    assert others == [one] * 2 and len(one) == 1, result.output
