@@ -18,6 +18,7 @@ from typing import Dict, List, Optional
 
 from p3kv import config
 from p3kv.common.addresses import addresses, endpoint, family_of, is_loopback, route
+from p3kv.common.reminder import reminding
 from p3kv.common.secret import SECRET_BYTES, VARIABLE
 from p3kv.config import Launch
 from p3kv.config.ranks import PORTS, LauncherStore
@@ -25,7 +26,6 @@ from p3kv.errors import ConfigError, P3Error, RendezvousError, in_one_line
 from p3kv.frontends import FRONT_ENDS
 from p3kv.frontends.front_end import KeyStore
 from p3kv.wire.address import own_address
-from p3kv.wire.reminder import reminding
 
 _log = logging.getLogger(__name__)
 _TOKEN = "p3kv/token"

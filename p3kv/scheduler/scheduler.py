@@ -11,6 +11,7 @@ from typing import Optional
 import zmq
 
 from p3kv.common.addresses import endpoint
+from p3kv.common.reminder import Reminder
 from p3kv.common.trace import now_ns
 from p3kv.config import Launch, Settings
 from p3kv.errors import ConfigError, ProtocolError, in_one_line
@@ -41,7 +42,6 @@ from p3kv.wire.messages import (
     decode,
 )
 from p3kv.wire.refusals import Refusals
-from p3kv.wire.reminder import Reminder
 from p3kv.wire.scheduler_socket import HEARTBEAT_EVERY_MS, heartbeat_timeout_ms
 
 _log = logging.getLogger(__name__)

@@ -13,6 +13,7 @@ from typing import Any, Callable, Deque, Dict, List, NoReturn, Optional, Tuple, 
 import zmq
 from msgspec import structs
 
+from p3kv.common.reminder import Reminder
 from p3kv.config import Launch, Settings
 from p3kv.errors import (
     ConfigError,
@@ -42,7 +43,6 @@ from p3kv.wire.messages import (
     decode,
     encode,
 )
-from p3kv.wire.reminder import Reminder
 from p3kv.wire.scheduler_socket import SchedulerSocket, hello
 from p3kv.wire.session import Session
 from p3kv.wire.silence import SILENT_HINT, SILENT_S, OwnPauses, Silence, for_so_long
