@@ -129,6 +129,14 @@ def zero_gradients(
             weight.grad = None
 
 
+def read_at_last(weight: torch.Tensor) -> torch.Tensor:
+    """A copy that an accelerator makes long after it was asked for."""
+    weight = weight.detach()
+    for _ in range(50):
+        weight.t().mm(weight)
+    return weight.clone()
+
+
 def averaged(ema: List[torch.Tensor], net: torch.nn.Module, device: torch.device) -> None:
     """Reads all weights on another stream, as averages of weights do, before anyone else."""
     weights = [*net.parameters()]
@@ -161,6 +169,8 @@ def trained(case: Case, device: torch.device) -> Dict[str, torch.Tensor]:
         backward(net, step, first.rank)
         if case.clips:
             found[f"norm {step}"] = first.clip_grad_norm_(0.1)
+        if isinstance(net, Net):
+            found[f"read before step {step}"] = read_at_last(net.wide.weight)
         for one in optimizers:
             one.step()
         zero_gradients(net, optimizers, device, in_place=step % 2 == 0)
