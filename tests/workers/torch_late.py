@@ -138,6 +138,12 @@ def use_wrongly() -> None:
     refused("was not called in the first step", changed.clip_grad_norm_, 1.0)
     changed.param_groups[0]["lr"] = 0.5
     refused("param_groups were changed between backward", changed.step)
+    zeroed = nn.Linear(1024, 1024)
+    early = trained(zeroed)
+    zeroed(torch.ones(1, 1024)).sum().backward()
+    early.step()
+    zeroed.zero_grad(set_to_none=False)
+    refused("was changed after step(), while it was still being sent", early.wait)
     scaler = torch.amp.GradScaler("cpu")
     scaler.scale(torch.ones(()))
     refused("GradScaler changes gradients", scaler.step, optimizer)

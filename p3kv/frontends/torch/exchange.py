@@ -183,12 +183,13 @@ class Exchange:
         asks = key.asks() if pushes else (key.ask(),)
 
         def begin(source: Optional[torch.Tensor]) -> None:
+            version = 0 if source is None else source._version
             self._worker.begin(
                 Transfer(
                     key, round_, step, 0,
                     source.data_ptr() if source is not None else 0 if pushes else None,
                     late.staging.data_ptr() if lands else None,
-                    partial(_arrived, late, source), asks, changes, takes,
+                    partial(_arrived, late, source, version), asks, changes, takes,
                     exact=exact, on_slice=on_slice if takes is None else None,
                 )
             )  # fmt: skip
@@ -204,8 +205,19 @@ def _kind(value: torch.Tensor, device: torch.device) -> str:
     return f"{value.dtype} of shape {tuple(value.shape)} on {device}"
 
 
-def _arrived(late: Late, source: Optional[torch.Tensor], error: Optional[BaseException]) -> None:
-    """Called in the worker's thread; `source` stays until then."""
+def _arrived(
+    late: Late,
+    source: Optional[torch.Tensor],
+    version: int,
+    error: Optional[BaseException],
+) -> None:
+    """Called in the worker's thread; `source` stays until then, as it was at this `version`."""
+    if error is None and source is not None and source._version != version:
+        error = NotSupportedError(
+            f"the gradient of '{late.name}' was changed after step(), while it was still being "
+            "sent: zero gradients by opt.zero_grad(), which waits where it changes them in place, "
+            "or set them to None"
+        )
     late.arrived(error)
 
 
