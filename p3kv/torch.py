@@ -2,9 +2,9 @@
 
 import os
 
-from p3kv.frontends.torch import compiled
-from p3kv.frontends.torch.late import before_fork
 from p3kv.frontends.torch.optimizer import Optimizer
+from p3kv.frontends.torch.values import compiled
+from p3kv.frontends.torch.values.late import before_fork
 
 compiled.install()
 os.register_at_fork(before=before_fork)

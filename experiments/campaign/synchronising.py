@@ -134,7 +134,7 @@ def _rounded(seconds: Sequence[float]) -> Sequence[float]:
 def _idle_server_rss_kib() -> int:
     """What a process holds that has imported what a server imports."""
     code = (
-        "import p3kv.server.server, mxnet, p3kv.frontends.mxnet.server_optimizer\n"
+        "import p3kv.server.server, mxnet, p3kv.frontends.mxnet.optimizers.server_optimizer\n"
         "status = open('/proc/self/status').read().split()\n"
         "print(status[status.index('VmRSS:') + 1])"
     )

@@ -15,7 +15,6 @@ from p3kv.common.finite import ADVICE, NotFinite
 from p3kv.common.trace import Tracer
 from p3kv.consistency import make_consistency
 from p3kv.errors import ProtocolError, in_one_line
-from p3kv.server.checkpoints import Checkpoints
 from p3kv.server.engine import Engine, Unit
 from p3kv.server.engine.held_rounds import HeldRounds
 from p3kv.server.engine.plan import Rules
@@ -24,6 +23,7 @@ from p3kv.server.optimizer import Optimizer
 from p3kv.server.received_frames import ReceivedFrame, ReceivedFrames
 from p3kv.server.round_ends import RoundEnds
 from p3kv.server.rows_consumer import RowsConsumer
+from p3kv.server.saving.checkpoints import Checkpoints
 from p3kv.server.slices_consumer import SlicesConsumer
 from p3kv.server.state_service import StateService
 from p3kv.server.values import Values

@@ -11,7 +11,7 @@ from p3kv.config import Settings
 from p3kv.errors import ConfigError, ProtocolError, in_one_line
 from p3kv.server.consumer import Consumer
 from p3kv.server.optimizer import JobOptimizers
-from p3kv.server.parts_of_workers import PartsOfWorkers
+from p3kv.server.saving.parts_of_workers import PartsOfWorkers
 from p3kv.server.stalls import Stalls
 from p3kv.server.workers import Workers
 from p3kv.slicing import value_credit_bytes

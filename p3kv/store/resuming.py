@@ -28,7 +28,7 @@ from p3kv.server.optimizer import State
 from p3kv.store.pushes import Pushes
 from p3kv.store.script_optimizer import O
 from p3kv.wire.messages import Key, all_called
-from p3kv.worker.cuts import Unpushed
+from p3kv.worker.saving.cuts import Unpushed
 from p3kv.worker.stores import WorkerStore
 from p3kv.worker.transfers import WorkerKey
 

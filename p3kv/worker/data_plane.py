@@ -23,19 +23,19 @@ from p3kv.wire.loop import Loop
 from p3kv.wire.messages import UNKNOWN, ForwardOrder, SliceSizes, Stalled, encode
 from p3kv.wire.protocol import FROM_SERVERS, Conversation
 from p3kv.wire.slice_sizes import SliceSizesByRound
-from p3kv.worker.checkpoints import Checkpoints
-from p3kv.worker.cuts import Cuts
 from p3kv.worker.departures import Departures
 from p3kv.worker.exchange import Exchange
 from p3kv.worker.gates import Gates
 from p3kv.worker.global_norms import GlobalNorms
 from p3kv.worker.in_progress import InProgress
-from p3kv.worker.processor import ProcessorDelay
+from p3kv.worker.measuring.processor import ProcessorDelay
+from p3kv.worker.measuring.step_times import StepTimes
 from p3kv.worker.routes import HostSums, RowsRoute, SliceRoute
+from p3kv.worker.saving.checkpoints import Checkpoints
+from p3kv.worker.saving.cuts import Cuts
 from p3kv.worker.silences import LOOK_EVERY_S, Silences
 from p3kv.worker.stalls import StallWarnings
 from p3kv.worker.state_requests import StateRequests
-from p3kv.worker.step_times import StepTimes
 from p3kv.worker.steps import Steps
 from p3kv.worker.transfers import Route, WorkerKey
 from p3kv.worker.tuning import Tuning

@@ -14,7 +14,7 @@ from p3kv.worker.departures import Departures
 from p3kv.worker.gates import Gates
 from p3kv.worker.in_progress import InProgress
 from p3kv.worker.local_sums import LocalSums
-from p3kv.worker.step_times import StepTimes
+from p3kv.worker.measuring.step_times import StepTimes
 from p3kv.worker.steps import Steps
 from p3kv.worker.transfers import Transfer
 from p3kv.worker.windows import Windows

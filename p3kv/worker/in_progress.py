@@ -17,8 +17,8 @@ from p3kv.wire.fields import (
 )
 from p3kv.wire.messages import UNKNOWN
 from p3kv.worker.gates import Gates
+from p3kv.worker.measuring.step_times import StepTimes
 from p3kv.worker.spans import trace_applied
-from p3kv.worker.step_times import StepTimes
 from p3kv.worker.transfers import Transfer, WorkerKey
 
 

@@ -28,9 +28,9 @@ from p3kv.wire.messages import (
     encode,
 )
 from p3kv.wire.states import PlainState
-from p3kv.worker.cuts import Trained, Unpushed
 from p3kv.worker.data_plane import DataPlane
 from p3kv.worker.global_norms import ClippedStep
+from p3kv.worker.saving.cuts import Trained, Unpushed
 from p3kv.worker.transfers import WorkerKey, features_of
 
 _log = logging.getLogger(__name__)

@@ -19,7 +19,7 @@ from p3kv.wire.fields import RoundHeader, UpdatedHeader
 from p3kv.wire.header import INITIAL_ROUND
 from p3kv.wire.messages import DeclaredKey, DeclareKey, called, sum_dtype
 from p3kv.wire.rows import NUMBER
-from p3kv.worker.key_memory import KeyMemory
+from p3kv.worker.saving.key_memory import KeyMemory
 
 Done = Callable[[Optional[BaseException]], None]
 """Called once, from the worker's thread, when a transfer is complete (None) or has failed."""

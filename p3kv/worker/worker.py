@@ -56,9 +56,9 @@ from p3kv.wire.messages import (
 from p3kv.worker.data_plane import DataPlane
 from p3kv.worker.handshakes import Handshakes
 from p3kv.worker.joining import Joining
+from p3kv.worker.measuring.reporting import Reporting
 from p3kv.worker.neighbours import Neighbours, neighbourhood
 from p3kv.worker.reconnecting import Reconnecting
-from p3kv.worker.reporting import Reporting
 from p3kv.worker.spans import trace_ready
 from p3kv.worker.stores import WorkerStore
 from p3kv.worker.switch_interval import SwitchInterval

@@ -29,7 +29,7 @@ from p3kv.wire.messages import (
     StoreAtCut,
     encode,
 )
-from p3kv.worker.cuts import Cut, Cuts
+from p3kv.worker.saving.cuts import Cut, Cuts
 from p3kv.worker.transfers import WorkerKey
 from tests.consistency.test_schedules import SELDOM, SIZE, Moods, gradient, values
 from tests.consistency.test_state_schedules import Remembering

@@ -17,7 +17,7 @@ from p3kv.checkpoints import newest
 from p3kv.errors import ProtocolError
 from p3kv.wire.header import INITIAL_ROUND
 from p3kv.wire.messages import CutReached, ResumedStore, StoreAtCut
-from p3kv.worker.cuts import Cut
+from p3kv.worker.saving.cuts import Cut
 from tests.consistency.test_schedules import SELDOM, SIZE, Moods, gradient, values
 from tests.consistency.test_state_schedules import Remembering
 from tests.frontends.test_torch import job as torch_job

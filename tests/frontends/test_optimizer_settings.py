@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p3kv.errors import ConfigError, NotSupportedError, ProtocolError
-from p3kv.frontends.mxnet import optimizer_settings
-from p3kv.frontends.mxnet.optimizer_settings import SharedNumber, built, plain, read
-from p3kv.frontends.mxnet.server_optimizer import MXNetOptimizer
-from p3kv.frontends.mxnet.worker_optimizer import WorkerOptimizer
+from p3kv.frontends.mxnet.optimizers import optimizer_settings
+from p3kv.frontends.mxnet.optimizers.optimizer_settings import SharedNumber, built, plain, read
+from p3kv.frontends.mxnet.optimizers.server_optimizer import MXNetOptimizer
+from p3kv.frontends.mxnet.optimizers.worker_optimizer import WorkerOptimizer
 from p3kv.server.optimizer import WHOLE
 from p3kv.wire.messages import DeclaredKey, decode, encode
 from tests.jobs import SCRIPTS

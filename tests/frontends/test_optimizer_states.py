@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p3kv.errors import NotSupportedError
-from p3kv.frontends.mxnet.optimizer_settings import plain
-from p3kv.frontends.mxnet.plain_states import take_apart
-from p3kv.frontends.mxnet.server_optimizer import MXNetOptimizer
-from p3kv.frontends.mxnet.worker_optimizer import WorkerOptimizer
+from p3kv.frontends.mxnet.optimizers.optimizer_settings import plain
+from p3kv.frontends.mxnet.optimizers.plain_states import take_apart
+from p3kv.frontends.mxnet.optimizers.server_optimizer import MXNetOptimizer
+from p3kv.frontends.mxnet.optimizers.worker_optimizer import WorkerOptimizer
 from p3kv.server.optimizer import WHOLE, State
 from p3kv.wire.messages import DeclaredKey, decode, encode
 from tests.jobs import SCRIPTS

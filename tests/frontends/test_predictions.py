@@ -8,8 +8,8 @@ import mxnet as mx
 import numpy as np
 import pytest
 
-from p3kv.frontends.mxnet.optimizer_settings import plain
-from p3kv.frontends.mxnet.server_optimizer import MXNetOptimizer
+from p3kv.frontends.mxnet.optimizers.optimizer_settings import plain
+from p3kv.frontends.mxnet.optimizers.server_optimizer import MXNetOptimizer
 from p3kv.wire.messages import DeclaredKey, encode
 
 ELEMS, DECAY = 5, 0.9

@@ -7,7 +7,7 @@ from pathlib import Path
 import mxnet as mx
 import pytest
 
-from p3kv.frontends.mxnet.saved_states import Loaded, digest, replacing
+from p3kv.frontends.mxnet.optimizers.saved_states import Loaded, digest, replacing
 from tests.frontends.test_store import OWN_OPTIMIZERS
 from tests.jobs import run_job
 

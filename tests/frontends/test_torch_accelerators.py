@@ -57,7 +57,8 @@ def test_servers_ask_no_accelerator_for_anything() -> None:
     memory of the GPU."""
     program = (
         "import torch\n"
-        "from p3kv.frontends.torch.optimizer_settings import BY_SLICE, BY_TENSOR, made, plain\n"
+        "from p3kv.frontends.torch.optimizers.optimizer_settings import (\n"
+        "    BY_SLICE, BY_TENSOR, made, plain)\n"
         "def asked(*arguments, **named):\n"
         "    raise AssertionError('asked for an accelerator')\n"
         "torch.accelerator.current_accelerator = torch.cuda.is_available = asked\n"

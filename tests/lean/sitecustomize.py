@@ -43,7 +43,7 @@ class _Lean:
     @staticmethod
     def find_spec(name: str, path=None, target=None):  # type: ignore[no-untyped-def]
         if name == "torch" and "p3kv" in sys.modules:
-            from p3kv.frontends.torch import no_compiler
+            from p3kv.frontends.torch.optimizers import no_compiler
 
             no_compiler.leave_out()
         elif name == "mxnet":

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 import own_layout  # noqa: F401  registers it
 from p3kv.errors import ProtocolError
-from p3kv.frontends.mxnet.optimizer_settings import plain
-from p3kv.frontends.mxnet.server_optimizer import MXNetOptimizer
+from p3kv.frontends.mxnet.optimizers.optimizer_settings import plain
+from p3kv.frontends.mxnet.optimizers.server_optimizer import MXNetOptimizer
 from p3kv.server.engine import ServerKey, ServerSlice
 from p3kv.server.optimizer import Optimizer, State
 from p3kv.slicing import Run, Slice, make_layout

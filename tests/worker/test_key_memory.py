@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from p3kv.codecs import GRADIENTS, Codec, Decoder, Encoder, Part
 from p3kv.errors import ConfigError
-from p3kv.worker.key_memory import KeyMemory, MemoryCopy
+from p3kv.worker.saving.key_memory import KeyMemory, MemoryCopy
 
 SIZE, ROUNDS = 12, 6
 

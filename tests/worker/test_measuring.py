@@ -12,9 +12,9 @@ from p3kv.consistency import BulkSynchronous, Consistency, Local
 from p3kv.server.engine.rounds import Round
 from p3kv.server.lateness import Lateness
 from p3kv.wire.messages import DeclaredKey, ServerNumbers, slowest
-from p3kv.worker import step_times
-from p3kv.worker.step_parts import Parts
-from p3kv.worker.step_times import StepTimes
+from p3kv.worker.measuring import step_times
+from p3kv.worker.measuring.step_parts import Parts
+from p3kv.worker.measuring.step_times import StepTimes
 from p3kv.worker.transfers import Transfer, WorkerKey
 from tests.jobs import DEADLINE_S, output_of, run_job, start_on
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from p3kv.server.lateness import Readiness
 from p3kv.wire.header import clock_us, passed_s
-from p3kv.worker.script_times import ScriptTimes
-from p3kv.worker.server_work import ServerWork
-from p3kv.worker.step_parts import (
+from p3kv.worker.measuring.script_times import ScriptTimes
+from p3kv.worker.measuring.server_work import ServerWork
+from p3kv.worker.measuring.step_parts import (
     Delayed,
     Layer,
     Parts,

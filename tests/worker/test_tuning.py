@@ -22,8 +22,8 @@ from p3kv.wire.messages import DeclaredKey, Measured, SliceSizes
 from p3kv.wire.pace import Pace
 from p3kv.wire.slice_sizes import SliceSizesByRound
 from p3kv.worker.departures import Departures
-from p3kv.worker.step_parts import Parts
-from p3kv.worker.step_times import StepTimes
+from p3kv.worker.measuring.step_parts import Parts
+from p3kv.worker.measuring.step_times import StepTimes
 from p3kv.worker.transfers import WorkerKey
 from p3kv.worker.tuning import Tuning
 from tests.in_memory import MemoryJob

@@ -32,7 +32,7 @@ class Complete(logging.Handler):
     def __init__(self) -> None:
         super().__init__()
         self.count = 0
-        logger = logging.getLogger("p3kv.worker.checkpoints")
+        logger = logging.getLogger("p3kv.worker.saving.checkpoints")
         logger.setLevel(logging.INFO)
         logger.addHandler(self)
 

@@ -19,7 +19,7 @@ from mxnet import lr_scheduler
 from mxnet.kvstore import KVStoreBase
 
 from p3kv.errors import NotSupportedError
-from p3kv.frontends.mxnet.server_optimizer import _mixed
+from p3kv.frontends.mxnet.optimizers.server_optimizer import _mixed
 from p3kv.server.optimizer import WHOLE
 
 STEPS = 5

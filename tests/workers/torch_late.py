@@ -12,7 +12,7 @@ import time
 from typing import Any, Callable, Dict
 
 import torch
-from p3kv.frontends.torch.staging import Staging
+from p3kv.frontends.torch.values.staging import Staging
 from p3kv.worker import this_process
 from torch import nn
 from torch.nn import functional

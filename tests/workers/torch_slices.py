@@ -8,8 +8,8 @@ from typing import Any, Dict, List, Tuple
 import numpy as np
 import torch
 
-from p3kv.frontends.torch.optimizer_settings import BY_ROWS, BY_SLICE, BY_TENSOR, plain
-from p3kv.frontends.torch.server_optimizer import TorchOptimizer
+from p3kv.frontends.torch.optimizers.optimizer_settings import BY_ROWS, BY_SLICE, BY_TENSOR, plain
+from p3kv.frontends.torch.optimizers.server_optimizer import TorchOptimizer
 from p3kv.frontends.torch.tensors import sparse_tensor
 from p3kv.server.optimizer import WHOLE
 from p3kv.wire.messages import DeclaredKey, encode

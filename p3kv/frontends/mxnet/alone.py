@@ -30,12 +30,12 @@ from p3kv.consistency import ASYNCHRONOUS
 from p3kv.errors import ConfigError
 from p3kv.frontends.mxnet import clipping_refusals, rows
 from p3kv.frontends.mxnet.arrays import DENSE, ROW_SPARSE, by_key, check_kind
-from p3kv.frontends.mxnet.sgd_after_momentum import after_momentum, momentum_of
+from p3kv.frontends.mxnet.optimizers.sgd_after_momentum import after_momentum, momentum_of
 from p3kv.frontends.mxnet.store_types import ASYNC_TYPE, SYNC_TYPE
 from p3kv.store.clipped_steps import checked
 from p3kv.store.compression import Compression, choice
 from p3kv.wire.messages import Key, called
-from p3kv.worker.measures import nothing_measured
+from p3kv.worker.measuring.measures import nothing_measured
 
 _log = logging.getLogger("p3kv")
 

@@ -12,11 +12,11 @@ from mxnet.ndarray import NDArray
 from p3kv import config
 from p3kv.common.words import some_of
 from p3kv.errors import CheckpointError, ConfigError, StatesError
-from p3kv.frontends.mxnet import saved_states
 from p3kv.frontends.mxnet.arrays import ROW_SPARSE
-from p3kv.frontends.mxnet.plain_states import with_all_rows
+from p3kv.frontends.mxnet.optimizers import saved_states
+from p3kv.frontends.mxnet.optimizers.plain_states import with_all_rows
+from p3kv.frontends.mxnet.optimizers.worker_optimizer import WorkerOptimizer
 from p3kv.frontends.mxnet.unpushed import of_trainer
-from p3kv.frontends.mxnet.worker_optimizer import WorkerOptimizer
 from p3kv.server.optimizer import State
 from p3kv.store.resuming import Counts, GoesOn
 from p3kv.worker.stores import WorkerStore

@@ -29,7 +29,7 @@ class MakeMXNetOptimizer(MakeOptimizer):
 
     def __call__(self) -> Optimizer:
         _import_mxnet()
-        from p3kv.frontends.mxnet.server_optimizer import MXNetOptimizer
+        from p3kv.frontends.mxnet.optimizers.server_optimizer import MXNetOptimizer
 
         import_modules(config.optimizer_modules(), "P3KV_OPTIMIZERS")
         return MXNetOptimizer()

@@ -10,9 +10,9 @@ import numpy as np
 from mxnet.ndarray import NDArray
 
 from p3kv.errors import CheckpointError, NotSupportedError
-from p3kv.frontends.mxnet import saved_states
 from p3kv.frontends.mxnet.arrays import check_sources, classic
 from p3kv.frontends.mxnet.operations import Operations
+from p3kv.frontends.mxnet.optimizers import saved_states
 from p3kv.frontends.mxnet.steps import Pushed, Steps
 from p3kv.frontends.mxnet.trained import TAKES_AT, InnerOptimizer
 from p3kv.store.outer import of_inner, set_outer_optimizer
@@ -20,7 +20,7 @@ from p3kv.store.pushes import Pushes
 from p3kv.store.resuming import Resuming
 from p3kv.store.turns import Progress
 from p3kv.wire.messages import Key
-from p3kv.worker.cuts import Trained
+from p3kv.worker.saving.cuts import Trained
 from p3kv.worker.stores import WorkerStore
 from p3kv.worker.transfers import WorkerKey
 

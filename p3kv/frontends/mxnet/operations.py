@@ -10,8 +10,8 @@ from mxnet.ndarray import NDArray
 
 from p3kv.frontends.mxnet import engine
 from p3kv.frontends.mxnet.arrays import DENSE, Staging, spread
+from p3kv.frontends.mxnet.optimizers.worker_optimizer import WorkerOptimizer
 from p3kv.frontends.mxnet.rows import RowOperations
-from p3kv.frontends.mxnet.worker_optimizer import WorkerOptimizer
 from p3kv.store.forward_order import OrderLearner
 from p3kv.store.pushes import Pushes
 from p3kv.wire.header import INITIAL_ROUND

@@ -21,10 +21,10 @@ from mxnet.ndarray import NDArray
 
 from p3kv.frontends.mxnet import clipping_refusals
 from p3kv.frontends.mxnet.operations import Operations
-from p3kv.frontends.mxnet.server_states import ServerStates
+from p3kv.frontends.mxnet.optimizers.server_states import ServerStates
+from p3kv.frontends.mxnet.optimizers.updater import ServersUpdater
+from p3kv.frontends.mxnet.optimizers.worker_optimizer import WorkerOptimizer
 from p3kv.frontends.mxnet.steps import Pushed, Steps
-from p3kv.frontends.mxnet.updater import ServersUpdater
-from p3kv.frontends.mxnet.worker_optimizer import WorkerOptimizer
 from p3kv.store.pushes import Pushes
 from p3kv.store.resuming import Resuming
 from p3kv.wire.messages import Key

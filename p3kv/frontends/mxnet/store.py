@@ -57,12 +57,12 @@ from p3kv.frontends.mxnet.forks import complete_before_forks
 from p3kv.frontends.mxnet.forward_order import FORWARD_READS
 from p3kv.frontends.mxnet.local import LocalSteps
 from p3kv.frontends.mxnet.operations import Operations
-from p3kv.frontends.mxnet.server_states import ServerStates
+from p3kv.frontends.mxnet.optimizers.server_states import ServerStates
+from p3kv.frontends.mxnet.optimizers.worker_optimizer import WorkerOptimizer
 from p3kv.frontends.mxnet.server_steps import ServerSteps
 from p3kv.frontends.mxnet.steps import Steps
 from p3kv.frontends.mxnet.store_types import ASYNC_TYPE, SYNC_TYPE
 from p3kv.frontends.mxnet.unpushed import Local, copied
-from p3kv.frontends.mxnet.worker_optimizer import WorkerOptimizer
 from p3kv.store.clipped_steps import checked
 from p3kv.store.compression import choice
 from p3kv.store.forward_order import OrderLearner

@@ -10,11 +10,11 @@ from mxnet.ndarray import NDArray
 
 from p3kv.errors import NotSupportedError
 from p3kv.frontends.mxnet.arrays import DENSE
-from p3kv.frontends.mxnet.optimizer_settings import KEPT_BY_KEY
-from p3kv.frontends.mxnet.plain_states import put_together
+from p3kv.frontends.mxnet.optimizers.optimizer_settings import KEPT_BY_KEY
+from p3kv.frontends.mxnet.optimizers.plain_states import put_together
 from p3kv.frontends.mxnet.unpushed import Local, copied
 from p3kv.store import nested
-from p3kv.worker.cuts import Trained, TrainedArray
+from p3kv.worker.saving.cuts import Trained, TrainedArray
 from p3kv.worker.transfers import WorkerKey
 
 _WEIGHT, _AS_SENT = "weight", "as_sent"

@@ -22,7 +22,7 @@ from p3kv.frontends.mxnet.arrays import DENSE, by_key, listed
 from p3kv.frontends.mxnet.store import P3
 from p3kv.frontends.mxnet.trial_clock import NATIVE_TYPE, EngineClock
 from p3kv.wire.messages import Key
-from p3kv.worker.measures import nothing_measured
+from p3kv.worker.measuring.measures import nothing_measured
 
 _COMPRESSION = "2bit"
 """The only one that MXNet has."""

@@ -17,7 +17,7 @@ from mxnet.ndarray import NDArray
 from p3kv.frontends.mxnet import engine
 from p3kv.frontends.mxnet.arrays import DENSE, SUMMED, classic, dtype_name, is_on_cpu
 from p3kv.wire.messages import Key
-from p3kv.worker.cuts import Unpushed
+from p3kv.worker.saving.cuts import Unpushed
 
 _COPY = b"p3kv_copy"
 """Name of the operation in MXNet's profiler."""

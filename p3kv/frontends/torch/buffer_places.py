@@ -9,8 +9,8 @@ import torch
 
 from p3kv.consistency import Consistency
 from p3kv.errors import NotSupportedError
-from p3kv.frontends.torch.compiled import own_name
-from p3kv.frontends.torch.devices import Devices
+from p3kv.frontends.torch.values.compiled import own_name
+from p3kv.frontends.torch.values.devices import Devices
 
 _log = logging.getLogger("p3kv")
 BROADCAST, AVERAGE, OWN = HOWS = ("broadcast", "average", "own")

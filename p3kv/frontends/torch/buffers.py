@@ -24,15 +24,15 @@ from p3kv.frontends.torch.buffer_places import (
     kept,
     packed,
 )
-from p3kv.frontends.torch.copies import Copies
-from p3kv.frontends.torch.devices import Devices
-from p3kv.frontends.torch.late import have_back, have_wait
+from p3kv.frontends.torch.optimizers.script_optimizer import TorchGoesOn
 from p3kv.frontends.torch.pushes import pushes_of
 from p3kv.frontends.torch.script_marks import waited
-from p3kv.frontends.torch.script_optimizer import TorchGoesOn
+from p3kv.frontends.torch.values.copies import Copies
+from p3kv.frontends.torch.values.devices import Devices
+from p3kv.frontends.torch.values.late import have_back, have_wait
 from p3kv.store.resuming import Resuming
 from p3kv.wire.header import INITIAL_ROUND
-from p3kv.worker.cuts import Unpushed
+from p3kv.worker.saving.cuts import Unpushed
 from p3kv.worker.stores import WorkerStore
 from p3kv.worker.transfers import Transfer, WorkerKey
 from p3kv.worker.worker import Worker

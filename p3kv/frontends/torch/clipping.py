@@ -10,8 +10,8 @@ import torch
 
 from p3kv.common.combinations import Feature
 from p3kv.errors import ConfigError, NotSupportedError
-from p3kv.frontends.torch.late import have_back, have_wait
 from p3kv.frontends.torch.script_marks import waited
+from p3kv.frontends.torch.values.late import have_back, have_wait
 from p3kv.store.clipped_steps import ClippedSteps
 from p3kv.worker.stores import WorkerStore
 

@@ -9,12 +9,12 @@ from typing import Iterable, List, Optional, Sequence
 import torch
 
 from p3kv.errors import NotSupportedError
-from p3kv.frontends.torch.copies import Then
-from p3kv.frontends.torch.devices import Devices
-from p3kv.frontends.torch.late import Late
+from p3kv.frontends.torch.optimizers.script_optimizer import TorchScriptOptimizer
 from p3kv.frontends.torch.rows import LateRows
-from p3kv.frontends.torch.script_optimizer import TorchScriptOptimizer
-from p3kv.frontends.torch.written import Written
+from p3kv.frontends.torch.values.copies import Then
+from p3kv.frontends.torch.values.devices import Devices
+from p3kv.frontends.torch.values.late import Late
+from p3kv.frontends.torch.values.written import Written
 from p3kv.store.pushes import Pushes
 from p3kv.wire.header import INITIAL_ROUND
 from p3kv.wire.messages import Key

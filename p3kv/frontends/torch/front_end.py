@@ -9,7 +9,7 @@ from typing import Mapping, Optional
 from p3kv.common.words import Words
 from p3kv.config import Launch
 from p3kv.frontends.front_end import FrontEnd, KeyStore
-from p3kv.frontends.torch import no_compiler
+from p3kv.frontends.torch.optimizers import no_compiler
 from p3kv.server.optimizer import MakeOptimizer, Optimizer
 
 
@@ -18,7 +18,7 @@ class MakeTorchOptimizer(MakeOptimizer):
 
     def __call__(self) -> Optimizer:
         no_compiler.leave_out()
-        from p3kv.frontends.torch.server_optimizer import TorchOptimizer
+        from p3kv.frontends.torch.optimizers.server_optimizer import TorchOptimizer
 
         return TorchOptimizer()
 

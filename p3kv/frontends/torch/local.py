@@ -8,13 +8,13 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional
 import torch
 
 from p3kv.frontends.torch.exchange import Exchange
-from p3kv.frontends.torch.late import Late
 from p3kv.frontends.torch.shared_model import SharedModel
 from p3kv.frontends.torch.steps import Steps, evaluated
 from p3kv.frontends.torch.trained import copied, go_on
+from p3kv.frontends.torch.values.late import Late
 from p3kv.store.outer import set_outer_optimizer
 from p3kv.store.turns import Progress
-from p3kv.worker.cuts import Trained
+from p3kv.worker.saving.cuts import Trained
 from p3kv.worker.stores import WorkerStore
 
 

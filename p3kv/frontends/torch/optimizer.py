@@ -12,11 +12,11 @@ from p3kv.errors import ConfigError, NotSupportedError
 from p3kv.frontends.torch.alone import AloneSteps
 from p3kv.frontends.torch.buffer_places import HOWS
 from p3kv.frontends.torch.clipping import checked
-from p3kv.frontends.torch.compiled import guard_modules, has_compiler
 from p3kv.frontends.torch.local import LocalSteps
 from p3kv.frontends.torch.server_steps import ServerSteps
 from p3kv.frontends.torch.steps import Steps, parameters_of
 from p3kv.frontends.torch.trials import TorchTrial
+from p3kv.frontends.torch.values.compiled import guard_modules, has_compiler
 from p3kv.worker import this_process
 
 

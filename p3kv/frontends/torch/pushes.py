@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Dict, List, NoReturn
 
 from p3kv.errors import NotSupportedError
-from p3kv.frontends.torch.script_optimizer import TorchScriptOptimizer
+from p3kv.frontends.torch.optimizers.script_optimizer import TorchScriptOptimizer
 from p3kv.store.forward_order import ForwardReads, OrderLearner
 from p3kv.store.pushes import Pushes
 from p3kv.wire.messages import Key

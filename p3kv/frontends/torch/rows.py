@@ -9,13 +9,13 @@ import numpy as np
 import torch
 
 from p3kv.errors import NotSupportedError
-from p3kv.frontends.torch.compiled import own_name
-from p3kv.frontends.torch.copies import Copies, Then
-from p3kv.frontends.torch.early import EarlyWrites
-from p3kv.frontends.torch.late import Late
-from p3kv.frontends.torch.optimizer_settings import BY_ROWS
+from p3kv.frontends.torch.optimizers.optimizer_settings import BY_ROWS
 from p3kv.frontends.torch.steps import parameters_of
 from p3kv.frontends.torch.tensors import array_of
+from p3kv.frontends.torch.values.compiled import own_name
+from p3kv.frontends.torch.values.copies import Copies, Then
+from p3kv.frontends.torch.values.early import EarlyWrites
+from p3kv.frontends.torch.values.late import Late
 from p3kv.worker.routes import RowsPull, RowsPush
 from p3kv.worker.transfers import Transfer, WorkerKey
 

@@ -9,17 +9,17 @@ import torch
 from p3kv.common.combinations import Feature
 from p3kv.errors import NotSupportedError
 from p3kv.frontends.torch.clipping import Clipping
-from p3kv.frontends.torch.optimizer_settings import needs_whole
+from p3kv.frontends.torch.optimizers.optimizer_settings import needs_whole
+from p3kv.frontends.torch.optimizers.script_optimizer import TorchScriptOptimizer
+from p3kv.frontends.torch.optimizers.states import exported, imported, unrounded
 from p3kv.frontends.torch.refusals import check_all_stay
 from p3kv.frontends.torch.rows import check_rows, sparse_weights
-from p3kv.frontends.torch.script_optimizer import TorchScriptOptimizer
 from p3kv.frontends.torch.shared_model import SharedModel
-from p3kv.frontends.torch.states import exported, imported, unrounded
 from p3kv.frontends.torch.steps import Steps, evaluated
-from p3kv.frontends.torch.written import copied, is_written
+from p3kv.frontends.torch.values.written import copied, is_written
 from p3kv.server.optimizer import State
 from p3kv.store.states import give_state, states_of
-from p3kv.worker.cuts import Unpushed
+from p3kv.worker.saving.cuts import Unpushed
 from p3kv.worker.stores import WorkerStore
 
 

@@ -12,18 +12,18 @@ import torch
 from p3kv.errors import NotSupportedError, P3Error
 from p3kv.frontends.torch.buffer_places import AVERAGE, kept, own_or_shared, places_of
 from p3kv.frontends.torch.buffers import Buffers
-from p3kv.frontends.torch.compiled import own_name
-from p3kv.frontends.torch.devices import Devices
-from p3kv.frontends.torch.early import EarlyWrites
 from p3kv.frontends.torch.exchange import Exchange
-from p3kv.frontends.torch.late import Late
+from p3kv.frontends.torch.optimizers.script_optimizer import TorchGoesOn
 from p3kv.frontends.torch.pushes import pushes_of
 from p3kv.frontends.torch.refusals import check_all_stay, check_parameter, check_rule
 from p3kv.frontends.torch.rows import LAYOUT, LateRows
-from p3kv.frontends.torch.script_optimizer import TorchGoesOn
 from p3kv.frontends.torch.steps import Steps, parameters_of
 from p3kv.frontends.torch.tensors import DTYPES, tensor_in
-from p3kv.frontends.torch.written import is_written
+from p3kv.frontends.torch.values.compiled import own_name
+from p3kv.frontends.torch.values.devices import Devices
+from p3kv.frontends.torch.values.early import EarlyWrites
+from p3kv.frontends.torch.values.late import Late
+from p3kv.frontends.torch.values.written import is_written
 from p3kv.store.resuming import Resuming
 from p3kv.worker import this_process
 from p3kv.worker.stores import WorkerStore

@@ -9,11 +9,11 @@ import numpy as np
 import torch
 
 from p3kv.errors import NotSupportedError
-from p3kv.frontends.torch.late import Late
 from p3kv.frontends.torch.tensors import array_of, tensor_in
+from p3kv.frontends.torch.values.late import Late
 from p3kv.store import nested
 from p3kv.store.turns import Progress
-from p3kv.worker.cuts import Trained, TrainedArray
+from p3kv.worker.saving.cuts import Trained, TrainedArray
 
 _WEIGHT, _AS_SENT = "weight", "as_sent"
 _TAKES_AT, _STATE = "takes_at", "state"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Callable, Iterator, List, NamedTuple, Optional
 
-from p3kv.worker.script_times import ScriptTimes
-from p3kv.worker.server_work import ServerWork
-from p3kv.worker.step_parts import Wait
+from p3kv.worker.measuring.script_times import ScriptTimes
+from p3kv.worker.measuring.server_work import ServerWork
+from p3kv.worker.measuring.step_parts import Wait
 from p3kv.worker.transfers import Transfer
 
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from p3kv.errors import ConfigError, NotSupportedError, ProtocolError
 from p3kv.frontends.mxnet import who_updates
-from p3kv.frontends.mxnet.sgd_after_momentum import SGDAfterMomentum
+from p3kv.frontends.mxnet.optimizers.sgd_after_momentum import SGDAfterMomentum
 from p3kv.wire.messages import PLAIN_TYPES, Key, Message, check_plain, decode
 
 # Each of these computes an element of the weight from the same element of gradient and state, and

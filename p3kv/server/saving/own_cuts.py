@@ -7,7 +7,7 @@ from typing import Deque, Dict, Iterator, List, Mapping, Set, Tuple
 
 from p3kv.errors import ProtocolError
 from p3kv.server.engine import Key, OwnRounds, RowsKey, Unit
-from p3kv.server.key_cut import KeyCut
+from p3kv.server.saving.key_cut import KeyCut
 from p3kv.wire.header import INITIAL_ROUND
 from p3kv.wire.messages import CutReached
 

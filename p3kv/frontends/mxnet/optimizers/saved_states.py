@@ -23,9 +23,9 @@ from mxnet.ndarray import NDArray
 
 from p3kv.errors import StatesError, in_one_line
 from p3kv.frontends.mxnet.arrays import dtype_name
-from p3kv.frontends.mxnet.plain_states import OfKey, as_mxnets, as_state
-from p3kv.frontends.mxnet.sparse_states import as_in_files, as_on_servers, begun
-from p3kv.frontends.mxnet.worker_optimizer import WorkerOptimizer, take_remembered
+from p3kv.frontends.mxnet.optimizers.plain_states import OfKey, as_mxnets, as_state
+from p3kv.frontends.mxnet.optimizers.sparse_states import as_in_files, as_on_servers, begun
+from p3kv.frontends.mxnet.optimizers.worker_optimizer import WorkerOptimizer, take_remembered
 from p3kv.server.optimizer import State
 from p3kv.store.states import give_state, states_of
 from p3kv.wire.messages import Key, all_called, encode

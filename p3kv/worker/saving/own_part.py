@@ -25,8 +25,8 @@ from p3kv.checkpoints import (
 from p3kv.errors import ConfigError, ProtocolError
 from p3kv.wire.loop import Loop
 from p3kv.wire.messages import Checkpoint, Written
-from p3kv.worker.cuts import Cut, Trained
-from p3kv.worker.key_memory import MemoryCopy
+from p3kv.worker.saving.cuts import Cut, Trained
+from p3kv.worker.saving.key_memory import MemoryCopy
 from p3kv.worker.transfers import WorkerKey
 
 _MARK_S = 5.0

@@ -7,8 +7,8 @@ from typing import Callable, Dict
 import torch
 
 from p3kv.errors import NotSupportedError, in_one_line
-from p3kv.frontends.torch.accelerators import Accelerator, DeviceCopies
-from p3kv.frontends.torch.copies import Copies, HostCopies
+from p3kv.frontends.torch.values.accelerators import Accelerator, DeviceCopies
+from p3kv.frontends.torch.values.copies import Copies, HostCopies
 
 
 class Devices:

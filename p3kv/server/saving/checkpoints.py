@@ -9,8 +9,8 @@ from msgspec.structs import replace
 from p3kv.checkpoints import Contents, Outline, Place, Writer, marks
 from p3kv.errors import ConfigError, ProtocolError
 from p3kv.server.engine import Key, RowsKey, Unit
-from p3kv.server.key_cut import KeyCut
-from p3kv.server.own_cuts import OwnCuts
+from p3kv.server.saving.key_cut import KeyCut
+from p3kv.server.saving.own_cuts import OwnCuts
 from p3kv.server.workers import Workers
 from p3kv.wire.fields import Header
 from p3kv.wire.header import Kind

@@ -16,10 +16,10 @@ from typing import Any, Callable, Dict, Iterator, Optional, Protocol, Tuple, Typ
 import torch
 
 from p3kv.errors import P3Error
-from p3kv.frontends.torch.copies import Copies
-from p3kv.frontends.torch.early import EarlyWrites
 from p3kv.frontends.torch.script_marks import may_begin_forward, waited
-from p3kv.frontends.torch.staging import BY_SLICE_BYTES, Staging
+from p3kv.frontends.torch.values.copies import Copies
+from p3kv.frontends.torch.values.early import EarlyWrites
+from p3kv.frontends.torch.values.staging import BY_SLICE_BYTES, Staging
 from p3kv.worker.transfers import OnSlice, WorkerKey
 
 _ATTRIBUTES = (

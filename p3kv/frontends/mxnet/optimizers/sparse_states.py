@@ -13,8 +13,8 @@ import mxnet as mx
 from mxnet.ndarray import NDArray
 
 from p3kv.frontends.mxnet.arrays import DENSE, ROW_SPARSE
-from p3kv.frontends.mxnet.optimizer_settings import needs_sparse_weight
-from p3kv.frontends.mxnet.plain_states import with_all_rows
+from p3kv.frontends.mxnet.optimizers.optimizer_settings import needs_sparse_weight
+from p3kv.frontends.mxnet.optimizers.plain_states import with_all_rows
 from p3kv.worker.transfers import WorkerKey
 
 

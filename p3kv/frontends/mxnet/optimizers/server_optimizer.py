@@ -12,7 +12,7 @@ import numpy as np
 from mxnet.ndarray import NDArray
 
 from p3kv.errors import ProtocolError, in_one_line
-from p3kv.frontends.mxnet.optimizer_settings import (
+from p3kv.frontends.mxnet.optimizers.optimizer_settings import (
     KEPT_BY_KEY,
     SHARED_NUMBERS,
     PlainOptimizer,
@@ -25,8 +25,8 @@ from p3kv.frontends.mxnet.optimizer_settings import (
     read,
     updates_rows,
 )
-from p3kv.frontends.mxnet.plain_states import put_together, take_apart
-from p3kv.frontends.mxnet.predictions import predicted
+from p3kv.frontends.mxnet.optimizers.plain_states import put_together, take_apart
+from p3kv.frontends.mxnet.optimizers.predictions import predicted
 from p3kv.server.optimizer import WHOLE, Optimizer, State
 from p3kv.wire.messages import DeclaredKey, Key
 

@@ -8,7 +8,7 @@ import time
 from contextlib import suppress
 from typing import Dict, List
 
-from p3kv.worker.step_parts import Delayed
+from p3kv.worker.measuring.step_parts import Delayed
 
 _LOOK_EVERY_S = 0.25
 """A look reads a file for each thread: a millisecond where there are many."""

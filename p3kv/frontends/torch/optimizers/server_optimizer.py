@@ -10,9 +10,14 @@ import numpy as np
 import torch
 
 from p3kv.errors import ProtocolError, in_one_line
-from p3kv.frontends.torch.optimizer_settings import BY_TENSOR, PlainTorchOptimizer, made, read
-from p3kv.frontends.torch.predictions import predicted
-from p3kv.frontends.torch.states import MASTER, SINCE, VALUES, exported, imported
+from p3kv.frontends.torch.optimizers.optimizer_settings import (
+    BY_TENSOR,
+    PlainTorchOptimizer,
+    made,
+    read,
+)
+from p3kv.frontends.torch.optimizers.predictions import predicted
+from p3kv.frontends.torch.optimizers.states import MASTER, SINCE, VALUES, exported, imported
 from p3kv.frontends.torch.tensors import HALVES, sparse_tensor, tensor_in
 from p3kv.server.optimizer import WHOLE, Optimizer, State
 from p3kv.wire.messages import DeclaredKey

@@ -30,9 +30,9 @@ from p3kv.wire.messages import (
     Written,
     encode,
 )
-from p3kv.worker.cuts import Cut
-from p3kv.worker.own_part import OwnPart
-from p3kv.worker.resumed_part import ResumedPart
+from p3kv.worker.saving.cuts import Cut
+from p3kv.worker.saving.own_part import OwnPart
+from p3kv.worker.saving.resumed_part import ResumedPart
 from p3kv.worker.transfers import WorkerKey
 
 _log = logging.getLogger(__name__)

@@ -10,8 +10,8 @@ from p3kv.wire.control import ControlClient
 from p3kv.wire.loop import Loop
 from p3kv.wire.messages import WorkerNumbers
 from p3kv.worker.data_plane import DataPlane
-from p3kv.worker.measures import Measures
-from p3kv.worker.summary import Summary
+from p3kv.worker.measuring.measures import Measures
+from p3kv.worker.measuring.summary import Summary
 
 
 class Reporting:

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 
 from p3kv.errors import NotSupportedError
-from p3kv.frontends.torch.late import Late
 from p3kv.frontends.torch.tensors import array_of
-from p3kv.worker.cuts import Unpushed
+from p3kv.frontends.torch.values.late import Late
+from p3kv.worker.saving.cuts import Unpushed
 
 _ALL_UNTIL_STEP = 3
 """In so many steps every weight is compared, for what a script does before its first step, or from

@@ -15,7 +15,7 @@ from typing import Any, Callable, NamedTuple, Optional, Tuple
 import torch
 
 from p3kv.errors import NotSupportedError, in_one_line
-from p3kv.frontends.torch.copies import Copies, Then
+from p3kv.frontends.torch.values.copies import Copies, Then
 
 
 class _Leaving(NamedTuple):

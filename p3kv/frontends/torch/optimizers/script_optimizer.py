@@ -8,10 +8,14 @@ import torch
 from msgspec import structs
 
 from p3kv.errors import NotSupportedError
-from p3kv.frontends.torch.optimizer_settings import PlainTorchOptimizer, needs_whole, plain
-from p3kv.frontends.torch.predictions import predicts
+from p3kv.frontends.torch.optimizers.optimizer_settings import (
+    PlainTorchOptimizer,
+    needs_whole,
+    plain,
+)
+from p3kv.frontends.torch.optimizers.predictions import predicts
+from p3kv.frontends.torch.optimizers.sgd_after_momentum import SGDAfterMomentum, momentum_of
 from p3kv.frontends.torch.rows import check_rows
-from p3kv.frontends.torch.sgd_after_momentum import SGDAfterMomentum, momentum_of
 from p3kv.server.optimizer import State
 from p3kv.store.resuming import Counts, GoesOn
 from p3kv.store.script_optimizer import ScriptOptimizer

@@ -13,10 +13,17 @@ from typing import Callable, Deque, Dict, List, NamedTuple, Optional, Tuple
 import numpy as np
 
 from p3kv.wire.messages import UNKNOWN
-from p3kv.worker.local_step_times import LocalStepTimes
-from p3kv.worker.script_times import Between, ScriptTimes
-from p3kv.worker.server_work import ServerWork
-from p3kv.worker.step_parts import Delayed, Layer, Parts, Wait, forward_waits, parts_of_step
+from p3kv.worker.measuring.local_step_times import LocalStepTimes
+from p3kv.worker.measuring.script_times import Between, ScriptTimes
+from p3kv.worker.measuring.server_work import ServerWork
+from p3kv.worker.measuring.step_parts import (
+    Delayed,
+    Layer,
+    Parts,
+    Wait,
+    forward_waits,
+    parts_of_step,
+)
 from p3kv.worker.transfers import Transfer, WorkerKey
 
 _RECENT = 31

@@ -12,7 +12,7 @@ from typing import Any, Dict, List, Tuple, Type
 import torch
 
 from p3kv.errors import NotSupportedError, ProtocolError
-from p3kv.frontends.torch.sgd_after_momentum import SGDAfterMomentum
+from p3kv.frontends.torch.optimizers.sgd_after_momentum import SGDAfterMomentum
 from p3kv.wire.messages import Key, Message, check_plain, decode
 
 

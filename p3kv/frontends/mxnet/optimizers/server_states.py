@@ -8,9 +8,9 @@ import mxnet as mx
 
 from p3kv.common.combinations import Feature
 from p3kv.errors import StatesError
-from p3kv.frontends.mxnet import saved_states
-from p3kv.frontends.mxnet.plain_states import OfKey
-from p3kv.frontends.mxnet.worker_optimizer import WorkerOptimizer
+from p3kv.frontends.mxnet.optimizers import saved_states
+from p3kv.frontends.mxnet.optimizers.plain_states import OfKey
+from p3kv.frontends.mxnet.optimizers.worker_optimizer import WorkerOptimizer
 from p3kv.store.pushes import Pushes
 from p3kv.wire.messages import Key
 from p3kv.worker.stores import WorkerStore

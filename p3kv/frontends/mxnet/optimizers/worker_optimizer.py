@@ -8,7 +8,7 @@ import mxnet as mx
 from msgspec import structs
 
 from p3kv.errors import NotSupportedError
-from p3kv.frontends.mxnet.optimizer_settings import (
+from p3kv.frontends.mxnet.optimizers.optimizer_settings import (
     KEPT_BY_KEY,
     SHARED_NUMBERS,
     PlainOptimizer,
@@ -18,8 +18,8 @@ from p3kv.frontends.mxnet.optimizer_settings import (
     needs_whole_tensors,
     plain,
 )
-from p3kv.frontends.mxnet.predictions import predicts
-from p3kv.frontends.mxnet.sgd_after_momentum import SGDAfterMomentum, momentum_of
+from p3kv.frontends.mxnet.optimizers.predictions import predicts
+from p3kv.frontends.mxnet.optimizers.sgd_after_momentum import SGDAfterMomentum, momentum_of
 from p3kv.store.script_optimizer import ScriptOptimizer
 from p3kv.wire.messages import Key, encode
 

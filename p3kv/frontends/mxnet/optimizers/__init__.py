@@ -1,0 +1,1 @@
+"""MXNet's optimizers on servers and workers, and their states."""

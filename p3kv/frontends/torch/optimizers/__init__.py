@@ -1,0 +1,1 @@
+"""PyTorch's optimizers on servers, and their states."""

@@ -1,0 +1,1 @@
+"""Values on their way into the script's tensors, and who waits for them."""

@@ -1,0 +1,1 @@
+"""What a worker measures of its steps, and how it tells."""

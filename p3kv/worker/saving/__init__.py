@@ -1,0 +1,1 @@
+"""A worker's part in checkpoints: when there is one, what it writes, and how it goes on."""
