@@ -283,7 +283,7 @@ class Worker:
         """The job's features. The workers of this host sum nothing if they are one, or if that
         saves no link anything."""
         all_here = all(host == self._address for host, *_ in roster.servers)
-        alone = all_here or not roster.neighbours
+        alone = all_here or len(roster.neighbours) < 2
         return job.features - ({Feature.LOCAL_AGGREGATION} if alone else set())
 
     def _local_servers(self, roster: Roster) -> List[int]:

@@ -440,6 +440,15 @@ def test_a_job_that_exchanges_every_fourth_push_has_all_of_them_then() -> None:
             assert f"step {step} has {[step // 4 * 4] * 2}" in said, said
 
 
+@pytest.mark.parametrize("per_host", [1, 2])
+def test_only_where_hosts_have_several_workers_a_rule_says_that_they_send_no_sum(
+    per_host: int,
+) -> None:
+    result = run_on_hosts(per_host, "clocks.py", workers=2, P3KV_CONSISTENCY=BOUNDED)
+    assert result.code == 0, result.output
+    assert ("the sum of a host's workers" in result.output) == (per_host == 2), result.output
+
+
 @pytest.mark.parametrize("lacks_it", ["worker 1", "server 0"])
 def test_a_process_that_does_not_know_the_rule_ends_the_job_and_is_named(lacks_it: str) -> None:
     with held_port() as port:
