@@ -100,13 +100,14 @@ def test_other_workers_or_another_rule_are_told_of(tmp_path: Path) -> None:
     result = with_torch(tmp_path, "local:steps=5", P3KV_RESUME=1, servers=1)
     assert result.code != 0
     assert (
-        "written with P3KV_CONSISTENCY=local:steps=3,rate=0.7,momentum=0.9,streaming=false, and "
-        "this job has local:steps=5,rate=0.7,momentum=0.9,streaming=true,delay=1; go on with"
+        "the checkpoint's consistency is local:steps=3,rate=0.7,momentum=0.9,streaming=false, and "
+        "this script's is local:steps=5,rate=0.7,momentum=0.9,streaming=true,delay=1; go on with "
+        "the checkpoint's (P3KV_CONSISTENCY, or the rule of this store)"
     ) in result.output
     shared = settings(tmp_path, "bulk_synchronous", P3KV_RESUME=1)
     result = torch_job("torch_own_rounds.py", servers=1, **shared)
     assert result.code != 0
-    assert "and this job has a rule by which the gradients of all workers make" in result.output
+    assert "this script's is a rule by which the gradients of all workers make" in result.output
     result = with_torch(tmp_path, rule, 8, workers=3, servers=1, P3KV_RESUME=1)
     assert result.code == 0, result.output
     assert (

@@ -55,7 +55,7 @@ def main() -> None:
         late.initialize()
         gluon.Trainer([late], "sgd", kvstore="p3")
     # By another kind of rule.
-    with pytest.raises(CheckpointError, match="this job has a rule by which each push is an up"):
+    with pytest.raises(CheckpointError, match="script's is a rule by which each push is an up"):
         mx.kv.create("dist_async_p3").set_optimizer(mx.optimizer.create("sgd"))
     begun = mx.kv.create("p3")
     while begun.resumed_steps:  # those of the stores that `continued.py` has beside

@@ -9,7 +9,7 @@ import io
 import pickle
 import sys
 import time
-from typing import Any, Callable, Dict
+from typing import Any, Callable, Dict, Optional
 
 import torch
 from p3kv.frontends.torch.values.staging import Staging
@@ -59,8 +59,9 @@ READS: Dict[str, Callable[[nn.Linear], Any]] = {
 }
 
 
-def trained(model: nn.Module) -> p3kv.torch.Optimizer:
-    return p3kv.torch.Optimizer(model, torch.optim.SGD(model.parameters(), lr=1.0))
+def trained(model: nn.Module, rule: Optional[str] = None) -> p3kv.torch.Optimizer:
+    inner = torch.optim.SGD(model.parameters(), lr=1.0)
+    return p3kv.torch.Optimizer(model, inner, consistency=rule)
 
 
 def read_late() -> None:
@@ -101,6 +102,19 @@ def write_early(width: int) -> None:
         while not torch.equal(alias, torch.full((width, width), -float(number))):
             assert time.monotonic() < deadline, "nobody has written it"
             time.sleep(0.001)
+
+
+def write_two_at_once(width: int) -> None:
+    """Two threads write a value, and the script has the next one come before both have done so."""
+    model = nn.Linear(width, width, bias=False)
+    nn.init.zeros_(model.weight)
+    optimizer = trained(model, "delayed:staleness=2")
+    for number in range(1, 61):
+        optimizer.zero_grad()
+        model(torch.ones(1, width)).sum().backward()
+        optimizer.step()
+        optimizer.synchronize()
+        assert torch.equal(model.weight, torch.full((width, width), -float(number))), number
 
 
 def write_slices() -> None:
@@ -168,5 +182,6 @@ else:
     read_late()
     write_early(256)
     write_early(1024)  # slice by slice
+    write_two_at_once(1024)
     write_slices()
     print("values are written early")

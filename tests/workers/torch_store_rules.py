@@ -5,12 +5,14 @@ Argument, if any: "disagrees" has worker 1 choose another rule than worker 0.
 """
 
 import p3kv.torch  # noqa: I001
+import math
 import os
 import sys
 
 import torch
 from p3kv import config
 from p3kv.errors import ConfigError
+from p3kv.worker import this_process
 
 STEPS, SIZE, STALENESS = 8, 50, 2
 LOCAL = "local:steps=2,streaming=false,rate=1,momentum=0"
@@ -76,4 +78,20 @@ for step in range(1, STEPS + 1):
 has(ahead, after[STEPS])
 goes_on.synchronize()
 has(late, after[STEPS])
+
+# The first worker makes its steps before the others make more than one: no step waits for the norm
+# of the one before.
+net, optimizer = made(f"delayed:staleness={STALENESS}")
+norms = []
+for step in range(1, STALENESS + 2):
+    if rank > 0 and step == 2:
+        this_process.worker().barrier("to come later")
+    net.backward(step, rank)
+    norms.append(optimizer.clip_grad_norm_(math.inf))
+    optimizer.step()
+if rank == 0:
+    this_process.worker().barrier("to come later")
+for step, norm in enumerate(norms, start=1):
+    mean = sum(gradient(step, one) for one in range(workers)) / workers
+    torch.testing.assert_close(norm, mean.norm())
 print("every weight is right by its rule")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from concurrent.futures import Future
-from typing import Any, Callable, Optional
+from typing import Any, Callable, Deque
 
 import torch
 
@@ -42,8 +43,8 @@ class Clipping:
         self._barrier = barrier
         self._in_step = False
         """Whether this step has been clipped."""
-        self._norm: Optional[LateNorm] = None
-        """The last one, until it is known."""
+        self._norms: Deque[LateNorm] = deque()
+        """Those that may be late still."""
         self.is_known = False
         """Whether the script has shown if it clips, so that gradients may leave."""
         steps.epsilon = workers * _EPSILON
@@ -68,13 +69,16 @@ class Clipping:
     def clip(self, max_norm: float) -> torch.Tensor:
         """Clips the step, all gradients of which have left; returns the norm of the mean gradient,
         for which whoever reads it waits."""
-        self.wait()  # the last one came with the weights, and may have been read by nobody
+        # Nobody may have read those that came with the weights. Where workers go on with older
+        # values, later ones are under way.
+        while self._norms and self._norms[0].is_known:
+            self._norms.popleft().take()
         self._in_step = True
         self._steps.max_norm = max_norm * self._workers
         self._steps.end()
         of_sum, norm = self._steps.norm(), torch.zeros((), device="cpu")
         assert of_sum is not None
-        self._norm = LateNorm(norm, of_sum, self._workers)
+        self._norms.append(LateNorm(norm, of_sum, self._workers))
         return norm
 
     def end_step(self) -> None:
@@ -86,10 +90,9 @@ class Clipping:
         self.is_known = True
 
     def wait(self) -> None:
-        """Waits for the last norm."""
-        if self._norm is not None:
-            self._norm.take()
-            self._norm = None
+        """Waits for all norms."""
+        while self._norms:
+            self._norms.popleft().take()
 
 
 class LateNorm:
@@ -103,6 +106,11 @@ class LateNorm:
         self._workers = workers
         self._is_late = True
         have_wait(norm, self)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether nobody has to wait."""
+        return self._of_sum.done()
 
     def read(self) -> None:
         self.take()

@@ -129,9 +129,10 @@ class Late:
 
     def begin(self) -> None:
         """A value is under way to the staging memory; the last one must have been written."""
-        self._there.clear()
-        self._staged.begin()
-        self._is_written = False
+        with self._taking:
+            self._there.clear()
+            self._staged.begin()
+            self._is_written = False
 
     @property
     def on_slice(self) -> Optional[OnSlice]:
@@ -162,23 +163,17 @@ class Late:
 
     def take_if_there(self) -> None:
         """Writes a value, or those of its slices, that are there into a parameter that is armed."""
-        if self._there.is_set():
-            self.wait()
-            return
         with self._taking:
-            if self._is_late and not self._is_written:
+            if not self._is_late:
+                return
+            if self._there.is_set():
+                self._end(self.copies.finish, stays_late=self.is_first)
+            elif not self._is_written:
                 self.copies.write(self._staged.write_slices)
 
     def wait(self) -> None:
         """As `take`, but whoever reads the forward pass's first parameter is still noticed."""
-        if not self.is_first:
-            self.take()
-        elif self._is_late:
-            self._wait()
-            with self._taking:
-                if self._is_late:
-                    self._write()
-                    self.copies.finish()
+        self._take(self.copies.finish, stays_late=self.is_first)
 
     def take(self) -> None:
         """Waits for the value, if one is under way to a parameter that is armed, and writes it into
@@ -190,22 +185,26 @@ class Late:
         written, and the parameter stays late until then: other threads and streams may read it."""
         self._take(self.copies.reach_reader)
 
-    def _take(self, is_seen_by_all: Callable[[], bool]) -> None:
+    def _take(self, is_seen_by_all: Callable[[], bool], stays_late: bool = False) -> None:
+        while self._is_late:
+            if not self._there.is_set():
+                waited(self._there.wait)
+            with self._taking:
+                # Before this thread had the lock, another may have taken the value and begun to
+                # wait for the next one.
+                if self._there.is_set():
+                    self._end(is_seen_by_all, stays_late)
+                    return
+
+    def _end(self, is_seen_by_all: Callable[[], bool], stays_late: bool) -> None:
+        """Writes the value, which is there, into a parameter that is armed."""
         if not self._is_late:
             return
-        self._wait()
-        with self._taking:
-            if not self._is_late:
-                return
-            self._write()
-            if is_seen_by_all():
-                have_back(self.parameter)
-                self.as_sent = None
-                self._is_late = False
-
-    def _wait(self) -> None:
-        if not self._there.is_set():
-            waited(self._there.wait)
+        self._write()
+        if is_seen_by_all() and not stays_late:
+            have_back(self.parameter)
+            self.as_sent = None
+            self._is_late = False
 
     def _write(self) -> None:
         if self._is_written:
