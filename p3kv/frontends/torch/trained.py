@@ -17,8 +17,9 @@ from p3kv.worker.saving.cuts import Trained, TrainedArray
 
 _WEIGHT, _AS_SENT = "weight", "as_sent"
 _TAKES_AT, _STATE = "takes_at", "state"
-_BOOL = "bool"
-"""In the structure of a state: such an array travels as uint8."""
+_BOOL, _ON_HOST = "bool", "on_host"
+"""In the structure of a state: an array that travels as uint8, and one that is not on the
+parameter's device but on the CPU, as Adam's count of steps."""
 
 
 def copied(late: Late, progress: Progress, state: Any) -> Trained:
@@ -39,7 +40,9 @@ def copied(late: Late, progress: Progress, state: Any) -> Trained:
         name = f"{_STATE}{len(arrays)}"
         is_bool = value.dtype is torch.bool
         _keep(arrays, name, value.to(torch.uint8) if is_bool else value)
-        return {_BOOL: name} if is_bool else name
+        if is_bool:
+            return {_BOOL: name}
+        return name if value.device == late.device else {_ON_HOST: name}
 
     numbers[_STATE] = nested.take_apart(state, keep)
     return Trained(late.key.key_id, late.key.key, numbers, arrays)
@@ -54,15 +57,18 @@ def go_on(
         late.parameter.copy_(tensor_in(arrays[_WEIGHT]).reshape(late.parameter.shape))
     if _AS_SENT in arrays:
         progress.takes_at = numbers[_TAKES_AT]
-        late.as_sent = tensor_in(arrays[_AS_SENT]).reshape(late.parameter.shape)
+        as_sent = tensor_in(arrays[_AS_SENT]).reshape(late.parameter.shape)
+        late.as_sent = as_sent.to(late.device)
         # The value that is awaited is there already: the servers gave it as the initial one.
         late.begin()
         late.arrived(None)
 
     def array(kept: Any) -> torch.Tensor:
-        if isinstance(kept, dict):
-            return tensor_in(arrays[kept[_BOOL]]).to(torch.bool)
-        return tensor_in(arrays[kept])
+        if not isinstance(kept, dict):
+            return tensor_in(arrays[kept]).to(late.device)
+        if _ON_HOST in kept:
+            return tensor_in(arrays[kept[_ON_HOST]])
+        return tensor_in(arrays[kept[_BOOL]]).to(late.device, torch.bool)
 
     return nested.put_together(numbers[_STATE], array)
 
