@@ -32,13 +32,13 @@ LETTERS = {
     Kind.STATES: "a", Kind.STATE: "c", Kind.STATE_BYTES: "y", Kind.LOADED: "x",
     Kind.CLIPPED: "i", Kind.STEP_PUSHED: "j", Kind.SQUARES: "g", Kind.SCALE: "f", Kind.NORM: "n",
     Kind.PUSH_ROWS: "t", Kind.PULL_ROWS: "1", Kind.ROWS: "2",
-    Kind.CHECKPOINT: "3", Kind.WRITTEN: "4", Kind.RESUMED: "5",
+    Kind.CHECKPOINT: "3", Kind.WRITTEN: "4", Kind.RESUMED: "5", Kind.CUT: "6",
 }  # fmt: skip
 MOST_BYTES = {
     "C": 64,
     **dict.fromkeys("Pw", MAX_PROOF_BYTES),
     "h": 64,
-    **dict.fromkeys("kzrlscjgfn345", WORDS),
+    **dict.fromkeys("kzrlscjgfn3456", WORDS),
     **dict.fromkeys("puv", SLICE),
 }
 MOST_BYTES.update(e=PROBE, y=MAX_STATE_BYTES)
@@ -58,7 +58,7 @@ FLAGS = {
 WELCOME = "!"
 """What the server says to a worker, in a history of what the worker says."""
 DIRECTIONS: Dict[str, Tuple[Rules, str]] = {
-    "worker": (FROM_WORKERS, "h(P(![kzpqt1resoacyijf345]*b?)?)?"),
+    "worker": (FROM_WORKERS, "h(P(![kzpqt1resoacyijf3456]*b?)?)?"),
     "server": (FROM_SERVERS, "C(w([uv2dsoerlcyxgn345]*b?)?)?"),
 }
 """By who speaks: the table, and the same as a regular expression of whole histories."""
