@@ -68,6 +68,9 @@ class Optimizer(ABC):
     needs_rank_0 = False
     """Whether each update needs something that worker rank 0 sends for it."""
 
+    in_step = True
+    """Whether worker rank 0 has begun a step with it: its settings may change until then."""
+
     absent = 0
     """How many workers have left before the round whose sum the next update takes."""
 
@@ -233,6 +236,7 @@ class JobOptimizers:
         if optimizer is None:
             optimizer = self._optimizers[store] = self._made(settings.front_end)
         optimizer.configure(from_step, settings.settings, oldest_step)
+        optimizer.in_step = settings.in_step
         return optimizer
 
     def _made(self, front_end: str) -> Optimizer:

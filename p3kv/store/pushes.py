@@ -72,6 +72,8 @@ class Pushes(Generic[O]):
         """Whether a step begins with the next push, as the front end says."""
         self._since = 0
         """The value of `_steps` when the optimizer was set."""
+        self._owes_settings = False
+        """Whether the servers hold rounds of workers' own until this store's next step begins."""
         self.clipping = ClippedSteps(own, refuse_part)
         self._says_steps = False
         """Whether the script says where steps are, and does not call the store itself."""
@@ -108,7 +110,12 @@ class Pushes(Generic[O]):
             self._behind = 0 if self._counts_step else 1
         if self.clipping.clips:
             self._join_clipped_step(key, is_new_step)
-        elif is_new_step or self._own.was_cut or (self._marked and self._settings_changed()):
+        elif (
+            is_new_step
+            or self._owes_settings
+            or self._own.was_cut
+            or (self._marked and self._settings_changed())
+        ):
             self._marked = False
             self.step = self._own.new_step()
             self._begin_step()
@@ -187,7 +194,7 @@ class Pushes(Generic[O]):
         self._shares_numbers = optimizer.shares_numbers
         self.updates.clear()
         self._since = self._steps
-        self._tell_servers(self.step + 1, optimizer.settings)
+        self._announce(optimizer)
 
     def go_on_with(self, optimizer: O, steps: int) -> None:
         """Has the servers go on with an optimizer that has made so many steps in another training;
@@ -197,21 +204,34 @@ class Pushes(Generic[O]):
         self._since = self._steps - steps
         self.optimizer = optimizer
         self._shares_numbers = optimizer.shares_numbers
-        self._tell_servers(self.step + 1, optimizer.settings)
+        self._announce(optimizer)
+
+    def _announce(self, optimizer: O) -> None:
+        """Tells the servers the optimizer before its first step. What the script sets by then, as
+        the batch size or a scheduler's rate, comes with that step; a push of another worker that
+        is an update by itself waits for it."""
+        self._owes_settings = self._own.own_rounds
+        self._tell_servers(self.step + 1, optimizer.settings, in_step=not self._owes_settings)
 
     def _begin_step(self) -> None:
         """Once a step, before its first slice: rank 0 publishes the order and new settings."""
         self._order.begin_step(self._steps)
         if self.optimizer is not None:
             updates = self._steps - self._since - self._behind
-            self._tell_servers(self.step, self.optimizer.begin_step(self.step, updates))
+            settings = self.optimizer.begin_step(self.step, updates)
+            if self._owes_settings:
+                self._owes_settings = False
+                settings = self.optimizer.settings
+            self._tell_servers(self.step, settings)
 
-    def _tell_servers(self, from_step: int, settings: Optional[bytes]) -> None:
+    def _tell_servers(
+        self, from_step: int, settings: Optional[bytes], in_step: bool = True
+    ) -> None:
         """Worker rank 0 sends optimizer settings, if there are new ones, for a step and on."""
         if settings is not None and self._rank == 0:
             assert self.optimizer is not None
             front_end = self.optimizer.front_end or self._front_end
-            self._own.set_optimizer(from_step, front_end, settings)
+            self._own.set_optimizer(from_step, front_end, settings, in_step)
 
     def _settings_changed(self) -> bool:
         """For the first push of a step, which is of a key that is trained seldom: whether it needs

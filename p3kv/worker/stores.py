@@ -242,14 +242,16 @@ class WorkerStore:
         key_ids = [self._keys[key].key_id for key in keys]
         self._call_soon(self._data_plane.publish_order, key_ids, self.number)
 
-    def set_optimizer(self, from_step: int, front_end: str, settings: bytes) -> None:
+    def set_optimizer(
+        self, from_step: int, front_end: str, settings: bytes, in_step: bool = True
+    ) -> None:
         """Worker rank 0 sends the servers a store's optimizer settings, as the front end has
-        written them. They hold from a step on.
+        written them. They hold from a step on; `in_step`: which has begun.
 
-        They are sent before every slice of that step, so no slice waits for them.
+        They are sent before every slice of that step, so no slice of shared rounds waits for them.
         """
         self._check()
-        message = encode(OptimizerSettings(front_end, settings))
+        message = encode(OptimizerSettings(front_end, settings, in_step))
         self._call_soon(self._data_plane.steps.send_settings, from_step, message, self.number)
 
     def optimizer_state(self, key: WorkerKey, whole: bool) -> List[Optional[PlainState]]:

@@ -188,6 +188,33 @@ def test_pushes_wait_for_the_initial_value_and_the_optimizer_of_which_others_are
         assert list(server.consumer.waiting.longer_than(0.0, time.monotonic())) == []
 
 
+@pytest.mark.parametrize("leaves", [False, True])
+def test_pushes_wait_until_worker_0_has_begun_a_step_and_the_job_ends_if_it_has_left(
+    leaves: bool,
+) -> None:
+    """It may still change what it has set: the batch size, or the rate."""
+    with closing(Alone(2, 1)) as job:
+        (server,) = job.servers
+        job.initialise()
+        announced = Adding()
+        announced.in_step = False
+        server.set_optimizer(OWN_STORE, announced)
+        early = job.push(1, 1)
+        (wait, *_) = server.consumer.waiting.longer_than(0.0, time.monotonic())
+        assert (wait.round, wait.missing, wait.arrived) == (1, [0], [1])
+        assert np.isnan(early).all()
+        if leaves:
+            job.workers[0].servers[0].writer.push(Frame(URGENT, Header(Kind.BYE, 0)))
+            job.finish()
+            (failure, *_) = server.failures
+            assert failure.rank == 0 and "went on to round 1 of key 'own'" in failure.reason
+            return
+        job.set_optimizers()
+        job.finish()
+        np.testing.assert_array_equal(early, 1 + 16 * PATTERN)
+        assert not np.isnan(job.push(0, 1)).any()
+
+
 def test_a_worker_that_has_left_is_missed_by_nobody_unless_it_owes_the_first_value() -> None:
     with closing(Alone(2, 1)) as job:
         (server,) = job.servers

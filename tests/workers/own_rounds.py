@@ -1,7 +1,8 @@
 """Trains by rounds of each worker's own with gluon's Trainers, and goes on from a checkpoint where
 there is one.
 
-The last worker is slow. Each gradient is a number that says whose it is, so a weight that SGD
+The last worker is slow, and the first one begins late: what others push before has its batch size,
+which comes with its first step. Each gradient is a number that says whose it is, so a weight that SGD
 trains tells how many pushes of each worker it has; another is trained by Adam. Argument: after how
 many steps to end, when two checkpoints are complete, unless after all.
 """
@@ -16,7 +17,7 @@ import numpy as np
 from complete import Complete
 from mxnet import autograd, gluon
 
-STEPS, UNIT = 17, 64.0
+STEPS, UNIT, BATCH = 17, 64.0, 4
 LAST = int(sys.argv[1]) if len(sys.argv) > 1 else STEPS
 
 
@@ -44,14 +45,19 @@ def main() -> None:
     # All workers begin with all that belongs to the checkpoint, and with nothing more.
     assert pushes() == [[begun] * workers], pushes()
     store._barrier()
+    if rank == 0:
+        time.sleep(0.3)
     for step in range(begun + 1, LAST + 1):
         if rank == workers - 1:
             time.sleep(0.05)
         with autograd.record():
-            losses = [(counts.data() * UNIT**rank).sum(), ((other.data() - 1) ** 2).sum()]
+            losses = [
+                (counts.data() * UNIT**rank * BATCH).sum(),
+                ((other.data() - 1) ** 2).sum(),
+            ]
         autograd.backward(losses)
         for trainer in (sgd, adam):
-            trainer.step(1)
+            trainer.step(BATCH)
         assert all(one[rank] == step for one in pushes()), pushes()
         if LAST < STEPS and rank == 0 and step in (6, LAST):
             complete.wait(2 if step == LAST else 1)

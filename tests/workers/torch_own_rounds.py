@@ -1,7 +1,8 @@
 """Trains by rounds of each worker's own, with p3kv.torch, and goes on from a checkpoint where there
 is one.
 
-The last worker is slow. Each gradient is a number that says whose it is, so the weight tells how
+The last worker is slow, and the first one begins late: what others push before has the rate of its
+scheduler, which comes with its first step. Each gradient is a number that says whose it is, so the weight tells how
 many pushes of each worker it has; another weight is trained by Adam. Argument: after how many steps
 to end, when two checkpoints are complete, unless after all.
 """
@@ -15,7 +16,7 @@ import torch
 from complete import Complete
 from p3kv.worker import this_process
 
-STEPS, UNIT = 17, 64.0
+STEPS, UNIT, FACTOR = 17, 64.0, 0.25
 LAST = int(sys.argv[1]) if len(sys.argv) > 1 else STEPS
 
 complete = Complete()
@@ -24,13 +25,14 @@ model.register_buffer("own", torch.zeros(1))
 torch.nn.init.zeros_(model.weight)
 inner = torch.optim.SGD(model.parameters(), lr=1.0, maximize=True)
 optimizer = p3kv.torch.Optimizer(model, inner)
+scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: FACTOR)
 by_adam = p3kv.torch.Optimizer(other, torch.optim.Adam(other.parameters(), lr=0.01))
 rank, workers = optimizer.rank, optimizer.num_workers
 
 
 def pushes() -> List[List[int]]:
     """By slice and rank, how many pushes the weight has; a gradient counts with its part."""
-    found = torch.unique((model.weight.detach() * workers).round()).tolist()
+    found = torch.unique((model.weight.detach() * workers / FACTOR).round()).tolist()
     return [[int(one // UNIT**rank % UNIT) for rank in range(workers)] for one in found]
 
 
@@ -39,6 +41,8 @@ assert by_adam.resumed_steps == begun
 # All workers begin with all that belongs to the checkpoint, and with nothing more.
 assert pushes() == [[begun] * workers], pushes()
 this_process.worker().barrier("to see what all begin with")
+if rank == 0:
+    time.sleep(0.3)
 for step in range(begun + 1, LAST + 1):
     if rank == workers - 1:
         time.sleep(0.05)
@@ -49,6 +53,7 @@ for step in range(begun + 1, LAST + 1):
     other(torch.ones(1, 30)).square().sum().backward()
     optimizer.step()
     by_adam.step()
+    scheduler.step()
     assert all(one[rank] == step for one in pushes()), pushes()
     if LAST < STEPS and rank == 0 and step in (6, LAST):
         complete.wait(2 if step == LAST else 1)

@@ -100,8 +100,9 @@ class Engine:
     # What holds for a whole store, or the whole job.
 
     def set_optimizer(self, store: int, optimizer: Optimizer) -> Sequence[Unit]:
-        """Has a store's optimizer make values from now on; returns the units whose rounds may end
-        now: those that are a worker's own have waited for it."""
+        """Has a store's optimizer make values from now on, with the settings that it has now;
+        returns the units whose rounds may end now: those that are a worker's own have waited for
+        it."""
         self.rules.optimizers[store] = optimizer
         keys = [key for key in self.keys.values() if key.declared.store == store]
         for key in keys:
@@ -129,8 +130,8 @@ class Engine:
         """Decides what holds back the complete rounds of a key."""
         holds: List[Hold] = []
         if plan.consistency.own_rounds:
-            if plan.optimizer is None:
-                holds.append(_lacks_optimizer)
+            if plan.lacks_settings:
+                holds.append(_lacks_settings)
         else:
             if plan.sums_on_hosts:
                 holds.append(_lacks_host_sum)
@@ -284,7 +285,7 @@ def _oldest_waiting(unit: Unit) -> Optional[Round]:
     return ledger.open.get(unit.round + 1)
 
 
-def _lacks_optimizer(unit: Unit, current: Round) -> bool:
+def _lacks_settings(unit: Unit, current: Round) -> bool:
     return True
 
 

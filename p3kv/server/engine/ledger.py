@@ -206,15 +206,15 @@ class OwnRounds(Ledger[S]):
         return max(0, round - min((self.last_of(one) for one in others), default=round))
 
     def waits(self) -> Iterator[OpenRound]:
-        """Rounds wait for worker rank 0: for the initial value, or for the optimizer, which rank 0
-        sets before its first push. At a barrier they wait for slower workers, and so may their
+        """Rounds wait for worker rank 0: for the initial value, or for its first step, with which
+        the optimizer's settings come. At a barrier they wait for slower workers, and so may their
         answers."""
         for current in self.open.values():
             yield OpenRound(current.number, current, [0])
         for current in self.own.values():
             if self.round < INITIAL_ROUND:
                 yield OpenRound(INITIAL_ROUND, current, [0])
-            elif self._plan.optimizer is None:
+            elif self._plan.lacks_settings:
                 yield OpenRound(current.number, current, [0])
             elif self.barriers and current.number > self.barriers[0]:
                 yield OpenRound(self.barriers[0], current, self._before_barrier())

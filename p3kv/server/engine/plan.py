@@ -86,6 +86,13 @@ class KeyPlan:
         """Optimizer of the key's store."""
         return self.rules.optimizers.get(self.declared.store)
 
+    @property
+    def lacks_settings(self) -> bool:
+        """Whether worker rank 0 has not begun a step with the store's optimizer. Settings such as
+        the batch size and a scheduler's rate come with its first step; other workers may push
+        before it."""
+        return self.optimizer is None or not self.optimizer.in_step
+
     def encoder(self, rank: int = UNKNOWN) -> Encoder:
         """Encoder of values for a worker, or for all where they get the same."""
         encoder = self._encoders.get(rank)

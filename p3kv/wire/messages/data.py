@@ -177,6 +177,9 @@ class OptimizerSettings(Message, frozen=True):
 
     front_end: str
     settings: bytes
+    in_step: bool = True
+    """Whether worker rank 0 has begun a step with it. Until then its script may still change it, so
+    no push ends a round by itself."""
 
     def __post_init__(self) -> None:
         check_name("a front end's name", self.front_end)
