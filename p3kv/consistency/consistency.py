@@ -31,8 +31,8 @@ class LocalTraining(NamedTuple):
     delay: int
     """Of streaming: for how many steps a worker goes on beyond those that its link needs."""
     adds: bool = False
-    """Whether what workers have learned is added up, and not averaged: each gradient then counts
-    with this worker's part of all, as where servers update by gradients."""
+    """Whether what workers have learned is added up, and not averaged: what a worker's optimizer
+    does then counts with this worker's part of all, also on its own weights."""
 
     @property
     def chosen(self) -> str:

@@ -86,16 +86,45 @@ class Together:
     def step(self, step: int) -> None:
         for rank, (net, one) in enumerate(zip(self.nets, self.trainers)):
             backward(net, step, rank)
-            one.step(BATCH, ignore_stale_grad=True)
+            parts = len(self.nets) if RULE.adds else 1
+            updated = [at for at, one_of in enumerate(trained(net)) if one_of._fresh_grad]
+            self._multiply_learned(net, updated, parts)
+            one.step(BATCH / parts, ignore_stale_grad=True)
+            self._multiply_learned(net, updated, 1 / parts)
         for at, weights in enumerate(zip(*map(trained, self.nets))):
             learned = {rank: one.asnumpy() for rank, one in enumerate(weights)}
             for rank, now in self.outer.exchange(step, at, learned).items():
                 weights[rank][:] = mx.nd.array(now)
 
 
+    def _multiply_learned(self, net: Net, updated: List[int], by: float) -> None:
+        """Where changes add up: what a worker does counts with its part."""
+        for at in updated if RULE.adds else ():
+            weight, base = trained(net)[at], mx.nd.array(self.outer.values[at])
+            weight[:] = (weight - base) * by + base
+
+
 def same(mine: List[mx.nd.NDArray], theirs: List[np.ndarray]) -> None:
     for one, other in zip(mine, theirs):
         np.testing.assert_array_equal(one.asnumpy(), other)
+
+
+def count_once() -> None:
+    """Where changes add up: gradients that do not depend on weights train as in one process."""
+    for name, more in (("sgd", {"momentum": 0.9}), ("adam", {})):
+        weights = []
+        for store in (None, mx.kv.create("p3")):
+            weight = gluon.Parameter(f"w_{name}", shape=(4,))
+            weight.initialize(mx.init.One())
+            settings = {"learning_rate": 0.05, "wd": 0.1, **more}
+            one = gluon.Trainer([weight], name, settings, kvstore=store)
+            for step in range(2 * RULE.steps):
+                with autograd.record():
+                    loss = (weight.data() * (step % 3)).sum() * BATCH
+                loss.backward()
+                one.step(BATCH * (1 if store is None else store.num_workers))
+            weights.append(weight.data().asnumpy())
+        np.testing.assert_allclose(weights[1], weights[0], rtol=1e-5)
 
 
 def main() -> None:
@@ -138,6 +167,8 @@ def main() -> None:
             assert "kv.pushpull(key, gradient, out=weight)" in str(error), error
         else:
             raise AssertionError(call)
+    if RULE.adds and LAST == STEPS and not begun:
+        count_once()
     size_bytes = sum(parameter.data().size * 4 for parameter in net.collect_params().values())
     print(f"has sent the model {store.stats()['bytes_sent'] / size_bytes} times")
     if "P3KV_CHECKPOINT_DIR" not in os.environ:

@@ -2,9 +2,9 @@
 there is one.
 
 The last worker is slow, and the first one begins late: what others push before has its batch size,
-which comes with its first step. Each gradient is a number that says whose it is, so a weight that SGD
-trains tells how many pushes of each worker it has; another is trained by Adam. Argument: after how
-many steps to end, when two checkpoints are complete, unless after all.
+which comes with its first step. Each gradient is a number that says whose it is, so a weight that
+SGD trains tells how many pushes of each worker it has; another is trained by Adam. Argument: after
+how many steps to end, when two checkpoints are complete, unless after all.
 """
 
 import p3kv  # noqa: F401, I001

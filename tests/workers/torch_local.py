@@ -78,16 +78,23 @@ class Together:
             optimizer.zero_grad()
             backward(net, step, rank)
             torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
-            for parameter in net.parameters():
-                if RULE.adds and parameter.grad is not None:
-                    parameter.grad /= len(self.nets)
+            self._multiply_learned(net, len(self.nets))
             optimizer.step()
+            self._multiply_learned(net, 1 / len(self.nets))
             self.schedules[rank].step()
         for at, weights in enumerate(zip(*(net.parameters() for net in self.nets))):
             if self.trained[at]:
                 learned = {rank: weights[rank].detach().numpy() for rank in there}
                 for rank, now in self.outer.exchange(step, at, learned).items():
                     weights[rank].data.copy_(torch.from_numpy(now))
+
+
+    def _multiply_learned(self, net: Net, by: float) -> None:
+        """Where changes add up: what a worker does counts with its part."""
+        for value, parameter in zip(self.outer.values, net.parameters()):
+            if RULE.adds and parameter.grad is not None:
+                base = torch.from_numpy(value)
+                parameter.data.sub_(base).mul_(by).add_(base)
 
 
 def main() -> None:
@@ -135,7 +142,27 @@ def main() -> None:
     for at, one in enumerate(net.parameters()):
         if one.requires_grad:
             same([one], [torch.from_numpy(together.outer.values[at])])
+    if RULE.adds and LAST == STEPS and LEAVER is None and not begun:
+        count_once()
     print(f"right by the rule local, after {begun} steps")
+
+
+def count_once() -> None:
+    """Where changes add up: gradients that do not depend on weights train as in one process."""
+    kinds = (torch.optim.SGD, {"momentum": 0.9}), (torch.optim.Adam, {}), (torch.optim.AdamW, {})
+    for kind, more in kinds:
+        trained = []
+        for shares in (False, True):
+            module = torch.nn.Linear(4, 1, bias=False)
+            torch.nn.init.ones_(module.weight)
+            one = kind(module.parameters(), lr=0.05, weight_decay=0.1, **more)
+            one = p3kv.torch.Optimizer(module, one) if shares else one
+            for step in range(2 * RULE.steps):
+                one.zero_grad()
+                module(torch.ones(1, 4) * (step % 3)).sum().backward()
+                one.step()
+            trained.append(module.weight)
+        torch.testing.assert_close(trained[1], trained[0], rtol=1e-5, atol=0)
 
 
 def same(mine: List[torch.Tensor], theirs: List[torch.Tensor]) -> None:

@@ -2,9 +2,9 @@
 is one.
 
 The last worker is slow, and the first one begins late: what others push before has the rate of its
-scheduler, which comes with its first step. Each gradient is a number that says whose it is, so the weight tells how
-many pushes of each worker it has; another weight is trained by Adam. Argument: after how many steps
-to end, when two checkpoints are complete, unless after all.
+scheduler, which comes with its first step. Each gradient is a number that says whose it is, so the
+weight tells how many pushes of each worker it has; another weight is trained by Adam. Argument:
+after how many steps to end, when two checkpoints are complete, unless after all.
 """
 
 import p3kv.torch  # noqa: I001

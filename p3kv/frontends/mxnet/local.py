@@ -53,6 +53,11 @@ class _Weight:
             self.first[:] = (self.first - self.as_sent) + value
             self.as_sent = None
 
+    def multiply_learned(self, by: float) -> None:
+        """Multiplies by how much the weight differs from the servers' value."""
+        value = self.value.as_in_context(self.first.context)
+        self.first[:] = (self.first - value) * by + value
+
     def spread(self) -> None:
         """Gives the weight to the other devices."""
         for other in self.weights[1:]:
@@ -85,6 +90,9 @@ class LocalSteps(Steps):
         self._pushes = pushes
         self._rank = rank
         self._weights: Dict[Key, _Weight] = {}
+        rule = own.rule.local
+        self._parts = own.rule.num_workers if rule is not None and rule.adds else 1
+        """What this worker's optimizer does counts with one of so many parts."""
         self._says_steps = False
         """Whether the script says where steps begin."""
         self.set_optimizer(optimizer)
@@ -162,9 +170,26 @@ class LocalSteps(Steps):
             if sources:
                 here = [classic(array).as_in_context(one.first.context) for array in sources]
                 total = mx.nd.add_n(*here) if len(here) > 1 else here[0]
-                self.updater(key.key, total, one.first)
+                if self._parts == 1:
+                    self.updater(key.key, total, one.first)
+                else:
+                    self._update_in_part(key, total, one)
             self._exchange(key, one, priority)
             one.spread()
+
+    def _update_in_part(self, key: WorkerKey, total: NDArray, one: _Weight) -> None:
+        """Updates where changes add up: the weight that there would be if all workers had learned
+        the same as this one, by all of this worker's gradient, of which `rescale_grad` is a part.
+        So weight decay and Adam's steps count once, and not once for each worker."""
+        optimizer = self.updater.optimizer
+        rescale = optimizer.rescale_grad
+        one.multiply_learned(self._parts)
+        optimizer.rescale_grad = rescale * self._parts
+        try:
+            self.updater(key.key, total, one.first)
+        finally:
+            optimizer.rescale_grad = rescale
+        one.multiply_learned(1 / self._parts)
 
     def pull(
         self, key: WorkerKey, targets: List[NDArray], priority: int, ignore_sparse: bool

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Callable, Dict, List, NamedTuple, Optional
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence
 
 import torch
 
@@ -54,7 +54,7 @@ class LocalSteps(Steps):
         every, workers = shared.every, shared.worker.num_workers
         schedule = set_outer_optimizer(own, shared.resuming, lambda: type(optimizer).__name__)
         self._parts = workers if rule.adds else 1
-        """A gradient counts with one of so many parts."""
+        """What this worker's optimizer does counts with one of so many parts."""
         sizes = [(late.key.key, late.key.size_bytes) for late in every]
         self._weights = [_Weight(late, schedule.of(late.key.key, sizes)) for late in every]
         shared.begin(self)
@@ -76,21 +76,20 @@ class LocalSteps(Steps):
         scale = getattr(self._scaled, "grad_scale", None)
         skips = getattr(self._scaled, "found_inf", None)
         loss = None
-        if self._parts > 1:  # each has a part of the closure's gradients
+        if self._parts > 1:  # the closure's gradients are of the weights as they are
             loss, closure = evaluated(closure), None
         if not skips:
-            for late, _ in self._weights:
-                gradient = late.parameter.grad
-                if gradient is not None:
-                    late.take()
-                    if scale is not None:
-                        gradient.div_(scale.to(gradient.device))
-                    if self._parts > 1:
-                        gradient.div_(self._parts)
+            updated = [late for late, _ in self._weights if late.parameter.grad is not None]
+            for late in updated:
+                late.take()
+                if scale is not None:
+                    late.parameter.grad.div_(scale.to(late.device))
+            self._multiply_learned(updated, self._parts)
             if closure is None:
                 self._optimizer.step()
             else:
                 loss = self._optimizer.step(closure)
+            self._multiply_learned(updated, 1 / self._parts)
         for late, progress in self._weights:
             due = progress.step()
             if due.takes_before:
@@ -106,6 +105,16 @@ class LocalSteps(Steps):
             hook.remove()
         self._hooks = []
         return loss
+
+    def _multiply_learned(self, updated: Sequence[Late], by: float) -> None:
+        """Multiplies by how much weights differ from the servers' values. Where changes add up, the
+        optimizer updates the weights that there would be if all workers had learned the same: so
+        weight decay and Adam's steps count once, and not once for each worker."""
+        if self._parts == 1:
+            return
+        for late in updated:
+            value = late.copies.to_device(late.staging)
+            late.parameter.data.sub_(value).mul_(by).add_(value)
 
     def wait(self) -> None:
         self._shared.wait()
