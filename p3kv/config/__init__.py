@@ -10,11 +10,14 @@ from p3kv.config.launch import (
     Launch,
     forget_rank,
     launcher_store,
+    note_place,
     root_host,
     root_port,
     serves,
     take_place,
+    trains_alone,
     where_secret_is,
+    worker_above,
 )
 from p3kv.config.overrides import configure, current, settle, wants_traceback
 from p3kv.config.settings import (
@@ -32,7 +35,7 @@ from p3kv.config.variables import flag
 __all__ = [
     "MAX_PATH_CHARS", "MAX_SLICE_ELEMS", "ROLES", "Launch", "Settings", "add_aliases",
     "apply_verbosity", "check_together", "configure", "current", "environment_of", "flag",
-    "forget_rank", "launcher_store", "optimizer_modules", "plugins", "root_host", "root_port",
-    "serves", "settle", "take_place", "told_of", "trial", "unknown_variables", "wants_colours",
-    "wants_traceback", "where_secret_is",
+    "forget_rank", "launcher_store", "note_place", "optimizer_modules", "plugins", "root_host",
+    "root_port", "serves", "settle", "take_place", "told_of", "trains_alone", "trial",
+    "unknown_variables", "wants_colours", "wants_traceback", "where_secret_is", "worker_above",
 ]  # fmt: skip

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
-from typing import Mapping, MutableMapping, Optional, Tuple
+from typing import List, Mapping, MutableMapping, Optional, Tuple
 
 from p3kv.common.addresses import bare, endpoint
 from p3kv.common.secret import FILE_VARIABLE, VARIABLE, account_secret, check_local, job_secret
 from p3kv.config import ranks
-from p3kv.config.unknown import told_of
+from p3kv.config.unknown import PLACE, told_of
 from p3kv.config.variables import flag, optional_number, text_of
 from p3kv.errors import ConfigError
 
 ROLES = ("scheduler", "server", "worker")
+_BEGAN = 19
+"""See proc_pid_stat(5): when a process began, counted from behind its name."""
 
 
 @dataclass(frozen=True)
@@ -137,6 +139,45 @@ class Launch:
         launch = cls.from_environment(pretended)
         assert launch is not None
         return launch
+
+
+def note_place(launch: Launch, environ: MutableMapping[str, str] = os.environ) -> None:
+    """Has what this worker starts know that the place which the environment describes is taken."""
+    environ[PLACE] = "\n".join([_this_process(), *_described(launch, environ)])
+
+
+def worker_above(launch: Optional[Launch], environ: Mapping[str, str] = os.environ) -> str:
+    """Words for the process above this one that is a worker in the place which this one's
+    environment describes, `launch`; empty if it describes another place, or none."""
+    process, *taken = environ.get(PLACE, "").split("\n")
+    if launch is None or not taken or process == _this_process():
+        return ""
+    if not set(taken) & set(_described(launch, environ)):
+        return ""
+    rank = "a worker" if launch.rank is None else f"worker {launch.rank}"
+    return f"{rank} of a job (process {process.partition('.')[0]})"
+
+
+def trains_alone(environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether the environment says that this process is one of one."""
+    return environ.get("WORLD_SIZE") == "1"
+
+
+def _described(launch: Launch, environ: Mapping[str, str]) -> List[str]:
+    """A place as p3kv names it, and as launchers of ranks do if one has."""
+    where = endpoint(launch.root_host, launch.root_port)
+    place = [f"{where} {launch.job} {launch.rank} {launch.task}"]
+    if environ.get("RANK"):
+        names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+        place.append(" ".join(environ.get(name, "") for name in names))
+    return place
+
+
+def _this_process() -> str:
+    """Number of this process and when it began: also after it has become another program."""
+    with open("/proc/self/stat", "rb") as stat:
+        began = stat.read().rpartition(b")")[2].split()[_BEGAN].decode()
+    return f"{os.getpid()}.{began}"
 
 
 def forget_rank(environ: MutableMapping[str, str] = os.environ) -> None:

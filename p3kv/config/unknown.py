@@ -14,7 +14,11 @@ TRIAL = "P3KV_TRIAL"
 _TOLD = "P3KV_TOLD"
 # Each setting has a variable, too.
 _USERS_VARIABLES = ("P3KV_JOB", "P3KV_OPTIMIZERS", "P3KV_PLUGINS", VARIABLE, FILE_VARIABLE)
-_OTHER_VARIABLES = ("P3KV_LAUNCHED", "P3KV_LAUNCHER_FD", "P3KV_SCHEDULER_FD", TRIAL, _TOLD)
+PLACE = "P3KV_PLACE"
+"""The place that a worker has taken, for what it starts."""
+_OTHER_VARIABLES = (
+    "P3KV_LAUNCHED", "P3KV_LAUNCHER_FD", "P3KV_SCHEDULER_FD", PLACE, TRIAL, _TOLD
+)  # fmt: skip
 
 _AKIN = 0.5
 """How much of two names with a word in common must be alike; of others it is 0.6."""

@@ -1,13 +1,13 @@
 """Servers and the scheduler beside a worker, where the launcher starts nothing but ranks.
 
 The worker starts them. They end with the job, and the worker's process waits for that when its
-script has ended: other workers may still train. If the worker is killed, the kernel ends them, and
+script has ended: other workers may still train. Signals that ask the rank to end are for its script
+alone, which may need servers to save its state. If the worker is killed, the kernel kills them, and
 if the job does not let it in, it ends them itself.
 """
 
 from __future__ import annotations
 
-import atexit
 import ctypes
 import errno
 import os
@@ -15,9 +15,11 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import Future
 from contextlib import ExitStack, suppress
-from typing import Callable, List
+from typing import List
 
 from p3kv.common.addresses import endpoint, family_of
 from p3kv.config import Launch
@@ -30,24 +32,41 @@ _OTHER_FIRST_S = 1.0
 """mpirun and srun end with the exit code of the rank that ends first: it is to be the one whose
 failure it is, and then they end the others."""
 _SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
+_FOR_THE_SCRIPT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""torchrun and srun send them to all processes of a rank."""
 
 
-def start(
-    launch: Launch, fails_for_another: Callable[[], bool], not_let_in: Callable[[], bool]
-) -> None:
-    """Starts the processes that `launch` wants beside this one.
+def start(launch: Launch) -> List[subprocess.Popen]:
+    """Starts the processes that `launch` wants beside this one, and returns them.
 
-    `fails_for_another()` says at the end whether the job has failed because of another rank, and
-    `not_let_in()` whether this process has never belonged to it.
     Raises ConfigError if this host can't have the scheduler.
     """
-    if not launch.beside:
-        return
+    if not launch.beside or threading.current_thread() is threading.main_thread():
+        return _started(launch)
+    # The kernel takes the end of the thread that starts them for that of their parent.
+    answer: Future[List[subprocess.Popen]] = Future()
+
+    def start_and_stay() -> None:
+        try:
+            answer.set_result(_started(launch))
+        except Exception as error:  # noqa: BLE001  raised by whoever asks for the answer
+            answer.set_exception(error)
+            return
+        for process in answer.result():
+            process.wait()
+
+    threading.Thread(target=start_and_stay, name="p3kv-beside", daemon=True).start()
+    return answer.result()
+
+
+def _started(launch: Launch) -> List[subprocess.Popen]:
     libc = ctypes.CDLL(None)
     parent = os.getpid()
 
-    def end_with_parent() -> None:
-        libc.prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGTERM)
+    def prepare() -> None:
+        for signum in _FOR_THE_SCRIPT:
+            signal.signal(signum, signal.SIG_IGN)
+        libc.prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
         if os.getppid() != parent:
             os._exit(1)  # the parent has ended before the kernel knew
 
@@ -65,11 +84,26 @@ def start(
                     env={**env, **more},
                     stdin=subprocess.DEVNULL,
                     pass_fds=fds,
-                    preexec_fn=end_with_parent,
+                    preexec_fn=prepare,
                 )
             )
-    # Before the worker's own: what is registered first comes last.
-    atexit.register(_wait, processes, parent, fails_for_another, not_let_in)
+    return processes
+
+
+def wait(processes: List[subprocess.Popen], not_let_in: bool, fails_for_another: bool) -> None:
+    """Waits, at the end of the worker's process, until what was started beside it has ended.
+
+    `not_let_in`: the worker has never belonged to the job. `fails_for_another`: the job has failed
+    because of another rank.
+    """
+    with suppress(KeyboardInterrupt):
+        for process in processes:
+            if not_let_in:
+                process.kill()
+        for process in processes:
+            process.wait()
+        if fails_for_another:
+            time.sleep(_OTHER_FIRST_S)
 
 
 def _listener(launch: Launch) -> socket.socket:
@@ -93,21 +127,3 @@ def _listener(launch: Launch) -> socket.socket:
             f"{where}: {error.strerror}. Set {launch.variables.host} to an address of that host, "
             "in all processes."
         ) from error
-
-
-def _wait(
-    processes: List[subprocess.Popen],
-    parent: int,
-    fails_for_another: Callable[[], bool],
-    not_let_in: Callable[[], bool],
-) -> None:
-    if os.getpid() != parent:
-        return  # a fork of it
-    with suppress(KeyboardInterrupt):
-        if not_let_in():
-            for process in processes:
-                process.terminate()
-        for process in processes:
-            process.wait()
-        if fails_for_another():
-            time.sleep(_OTHER_FIRST_S)

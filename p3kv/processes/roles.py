@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import logging
 import multiprocessing
+import os
+import subprocess
 import sys
 from types import FrameType
-from typing import Optional
+from typing import List, Optional
 
 from p3kv import config
+from p3kv.common import words
 from p3kv.common.log import LogFormatter
 from p3kv.common.registry import import_modules
 from p3kv.common.streams import guard
@@ -33,21 +36,58 @@ def take_over() -> None:
     scheduler and goes on. A process that no launcher has started goes on unchanged, and so does
     p3kv's own command line, whatever it inherits: its commands belong to no job.
     """
+    this_process.may_join_later(_take_place_late)
     if multiprocessing.current_process().name != "MainProcess":
         return  # a data loader's helper, say, which has inherited the environment
     if _is_command():
         config.forget_rank()
-    launch = _launch()
-    if launch is not None:
-        guard()
-        _start_logging(launch.role)
-    # Without a role, no handler of ours says whose line it is.
-    whose = "p3kv: " if launch is None else ""
-    for warning in config.unknown_variables().values():
-        _log.warning("%s%s", whose, warning)
-    if launch is None:
+    try:
+        launch = _launch()
+    except P3Error as error:
+        sys.exit(f"p3kv: {error}")
+    if launch is None or config.worker_above(launch):
+        _warn_of_unknown("p3kv: ")  # no handler of ours says whose line it is
         return
-    trial = _trial()
+    try:
+        _take(launch)
+    except P3Error as error:
+        if config.wants_traceback():
+            raise
+        sys.exit(f"p3kv {launch.role}: {error}")
+
+
+def _take_place_late() -> None:
+    """Gives this process, which is to train, the role that its environment has got since the
+    import; none where it has no launcher.
+
+    Raises ConfigError for a child that must not train, and where it can't take its place.
+    """
+    launch = _launch()
+    above = config.worker_above(launch)
+    use = words.current().create_store
+    if above:
+        raise ConfigError(
+            f"this process is a child of {above}, whose place in the job it has inherited: a child "
+            f"can't train beside it. Write {use} in the process that the launcher starts, and let "
+            "the launcher start as many of them as there are to be workers ('p3kv launch -n'). A "
+            "child that is to train by itself needs WORLD_SIZE=1, and no DMLC_ROLE, in os.environ"
+        )
+    if launch is not None:
+        _take(launch)
+    elif multiprocessing.parent_process() is not None and not config.trains_alone():
+        raise ConfigError(
+            "this process is a child of another one, and nothing says which of how many workers it "
+            "is. Set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT in os.environ in each child, "
+            f"before {use}; or WORLD_SIZE=1 in a child that is to train by itself"
+        )
+
+
+def _take(launch: Launch) -> None:
+    """Takes a place in a job. Raises P3Error where that fails."""
+    guard()
+    _start_logging(launch.role)
+    _warn_of_unknown("")
+    trial = config.trial()
     if trial is not None and launch.role == "worker":
         tell(Report())
     if trial is not None and not trial.runs_p3kv:
@@ -56,6 +96,11 @@ def take_over() -> None:
         _join(launch)
     else:
         sys.exit(_serve(launch))
+
+
+def _warn_of_unknown(whose: str) -> None:
+    for warning in config.unknown_variables().values():
+        _log.warning("%s%s", whose, warning)
 
 
 def _is_command() -> bool:
@@ -87,31 +132,24 @@ def _package(frame: FrameType) -> str:
 
 
 def _launch() -> Optional[Launch]:
-    try:
-        meeting.meet()
-        return Launch.from_environment()
-    except P3Error as error:
-        sys.exit(f"p3kv: {error}")
-
-
-def _trial() -> Optional[Trial]:
-    try:
-        return config.trial()
-    except ConfigError as error:
-        sys.exit(f"p3kv: {error}")
+    meeting.meet()
+    return Launch.from_environment()
 
 
 def _join(launch: Launch) -> None:
-    try:
-        import_modules(config.plugins(), "P3KV_PLUGINS")
-        # A wrong setting is told at once, and what the scheduler answers from now on is logged.
-        config.apply_verbosity(config.current())
-        companions.start(launch, this_process.fails_for_another, this_process.not_let_in)
-        this_process.join(launch, [front_end.name for front_end in FRONT_ENDS], _advice_for)
-    except P3Error as error:
-        if config.wants_traceback():
-            raise
-        sys.exit(f"p3kv worker: {error}")
+    import_modules(config.plugins(), "P3KV_PLUGINS")
+    # A wrong setting is told at once, and what the scheduler answers from now on is logged.
+    config.apply_verbosity(config.current())
+    beside = companions.start(launch)
+    if beside:  # what is registered first comes last: the worker leaves before
+        this_process.at_end(_wait_for, beside, os.getpid())
+    this_process.join(launch, [front_end.name for front_end in FRONT_ENDS], _advice_for)
+    config.note_place(launch)
+
+
+def _wait_for(beside: List[subprocess.Popen], parent: int) -> None:
+    if os.getpid() == parent:  # and not a fork of it
+        companions.wait(beside, this_process.not_let_in(), this_process.fails_for_another())
 
 
 def _advice_for(error: BaseException) -> str:
@@ -129,6 +167,8 @@ def _stand_aside(launch: Launch, trial: Trial) -> None:
                 front_end.take_native_role(launch, own_address(launch))
     if launch.role != "worker":
         sys.exit(0)
+    this_process.stand_aside()
+    config.note_place(launch)
 
 
 def _serve(launch: Launch) -> int:
@@ -162,6 +202,8 @@ def _serve(launch: Launch) -> int:
 
 def _start_logging(role: str) -> None:
     """Shows p3kv's warnings to the user, whatever the script does with logging."""
+    for inherited in [one for one in _log.handlers if isinstance(one.formatter, LogFormatter)]:
+        _log.removeHandler(inherited)  # in a fork
     handler = logging.StreamHandler()
     handler.setFormatter(LogFormatter(role))
     _log.addHandler(handler)

@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import atexit
 import logging
+import multiprocessing
 import os
 import sys
 import traceback
+from multiprocessing import util
 from types import TracebackType
 from typing import Any, Callable, Iterable, NoReturn, Optional, Tuple, Type
 
 from p3kv import config
 from p3kv.common import words
 from p3kv.config import Launch
-from p3kv.errors import ConfigError, P3Error, in_one_line
+from p3kv.errors import P3Error, in_one_line
 from p3kv.worker.worker import Worker
 
 _log = logging.getLogger(__name__)
 
 _worker: Optional[Worker] = None
+_decided_in = 0
+"""Number of the process that has its role, or none for good: its forks have not."""
+_look_again: Callable[[], None] = lambda: None  # noqa: E731
+"""Function that has this process take the place that its environment gives it by now."""
 _said_alone = False
 _exit_reason = ""
 """Why the script has failed, if it ends by `sys.exit`."""
@@ -27,6 +33,8 @@ _libraries: Tuple[str, ...] = ("p3kv",)
 _advice_for: Callable[[BaseException], str] = lambda error: ""  # noqa: E731
 """Function that gives advice on an error of a framework's own."""
 
+_EARLY = 100
+"""Priority of functions at the end of a child: before those of data loaders, which have none."""
 _Hook = Callable[[Type[BaseException], BaseException, Optional[TracebackType]], Any]
 
 
@@ -40,13 +48,26 @@ def join(
     From now on `sys.exit` records its code for the other processes, and an error of p3kv's that the
     script does not catch is printed as one line.
     """
-    global _worker, _libraries, _advice_for
+    global _worker, _decided_in, _libraries, _advice_for
     _libraries = ("p3kv", *frameworks)
     _advice_for = advice_for
     _worker = Worker(launch, config.current())
+    _decided_in = os.getpid()
     sys.exit = _exit
     sys.excepthook = _one_line_hook(sys.excepthook, launch.launched)
-    atexit.register(leave)
+    at_end(leave)
+
+
+def may_join_later(look_again: Callable[[], None]) -> None:
+    """`look_again()` has this process take the place that its environment gives it by then."""
+    global _look_again
+    _look_again = look_again
+
+
+def stand_aside() -> None:
+    """This process has a place in a job, and none in p3kv's."""
+    global _decided_in
+    _decided_in = os.getpid()
 
 
 def is_worker() -> bool:
@@ -54,18 +75,30 @@ def is_worker() -> bool:
     return _worker is not None
 
 
-def worker() -> Worker:
-    """This process's worker.
+def joined() -> bool:
+    """Whether this process, which is to train, is a worker of a p3kv job. It becomes one now if its
+    environment has got a rank since the import of p3kv, as a function's that a launcher runs.
 
-    Raises ConfigError where the job does not know the process.
+    Raises ConfigError for a child that can be none: of a worker, or of `multiprocessing` without a
+    rank.
     """
-    if _worker is None:
-        raise ConfigError(
-            "only the process that the launcher has started may create the p3 store, not one of "
-            "its children. Create it where the training runs, or unset DMLC_ROLE for a child that "
-            "trains by itself."
-        )
+    if _decided_in != os.getpid():
+        _look_again()
+    return _decided_in == os.getpid() and _worker is not None
+
+
+def worker() -> Worker:
+    """This process's worker; to be called after `joined`."""
+    assert _worker is not None
     return _worker
+
+
+def at_end(function: Callable[..., object], *arguments: Any) -> None:
+    """Has a function be called when this process ends, before those that were given earlier."""
+    if multiprocessing.parent_process() is None:
+        atexit.register(function, *arguments)
+    else:  # Python calls no function of atexit's
+        util.Finalize(None, function, arguments, exitpriority=_EARLY)
 
 
 def fails_for_another() -> bool:
@@ -106,7 +139,7 @@ def give_up_if_script_failed() -> bool:
     script has failed.
     """
     assert _worker is not None
-    error = getattr(sys, "last_value", None)
+    error = getattr(sys, "last_value", None) or _ends_a_child()
     if error is not None:
         advice = _advice_for(error)
         what_to_do = f" ({advice})" if advice else ""
@@ -116,6 +149,16 @@ def give_up_if_script_failed() -> bool:
     else:
         return False
     return True
+
+
+def _ends_a_child() -> Optional[BaseException]:
+    """The exception with which a child of `multiprocessing` ends, which has no hook for it."""
+    error = sys.exc_info()[1]
+    if not isinstance(error, SystemExit):
+        return error
+    _note_exit(error.code)
+    # A framework's children may exit where they have handled the script's error.
+    return error.__context__ if _exit_reason else None
 
 
 def leave() -> None:

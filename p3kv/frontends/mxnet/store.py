@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import operator
 from contextlib import contextmanager, suppress
 from typing import (
@@ -98,11 +97,12 @@ class P3(KVStoreBase):
     def __init__(self, consistency: Optional[str] = None) -> None:
         """`consistency` chooses the rule by which rounds end, as P3KV_CONSISTENCY does, unless it
         is the job's."""
+        this_process.joined()
         self._worker = this_process.worker()
         if not self._worker.started:
             self._worker.start(config.settle())
             complete_before_forks()
-            atexit.register(_finish)
+            this_process.at_end(_finish)
             forward_ends.trace(self._worker.tracer)
             worker = self._worker
             script_marks.note(

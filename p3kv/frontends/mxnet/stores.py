@@ -30,7 +30,7 @@ def _create(consistency: Optional[str] = None) -> KVStoreBase:
     trial = config.trial()
     if trial is not None:
         return store_of_a_trial(trial, consistency)
-    return P3(consistency) if in_a_job() else Alone(consistency)
+    return P3(consistency) if this_process.joined() else Alone(consistency)
 
 
 NAMES = {"p3": _create, SYNC_TYPE: _create, ASYNC_TYPE: partial(_create, ASYNCHRONOUS)}
@@ -52,11 +52,6 @@ def create_named(kvstore: str) -> Optional[KVStoreBase]:
             f"'{ASYNC_TYPE}'"
         )
     return _create(consistency)
-
-
-def in_a_job() -> bool:
-    """Whether this process is a worker, or has been started as one."""
-    return this_process.is_worker() or config.Launch.from_environment() is not None
 
 
 def is_ours(kvstore: Any) -> bool:

@@ -16,8 +16,9 @@ from p3kv.frontends.mxnet.alone import Alone
 from p3kv.frontends.mxnet.checkpoints import declare_now
 from p3kv.frontends.mxnet.forward_order import FORWARD_READS
 from p3kv.frontends.mxnet.store import P3
-from p3kv.frontends.mxnet.stores import in_a_job, is_ours
+from p3kv.frontends.mxnet.stores import is_ours
 from p3kv.frontends.mxnet.trial_stores import Other
+from p3kv.worker import this_process
 
 
 def patch() -> None:
@@ -47,7 +48,7 @@ def _noting(init: Any) -> Any:
         init(trainer, *arguments, **more)
         if is_ours(trainer._kvstore_params["kvstore"]):
             FORWARD_READS.start()
-            if in_a_job() and config.current().checkpoint_dir is not None:
+            if this_process.joined() and config.current().checkpoint_dir is not None:
                 declare_now(trainer)
 
     return noting

@@ -73,7 +73,7 @@ class Optimizer(torch.optim.Optimizer):
             self._trial = TorchTrial(trial, model, parameters_of(optimizer), self._syncs)
         self._place = (0, 1) if self._trial is None else self._trial.place
         self._resumed_steps = 0
-        if not this_process.is_worker():
+        if not this_process.joined():
             self._steps: Steps = AloneSteps(optimizer, self._trial)
             return
         if has_compiler():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 from contextlib import suppress
 from typing import Dict, List, Mapping, Optional
 
@@ -81,7 +80,7 @@ class SharedModel:
         places = [place for place in self._places if place.where not in kept]
         if places:
             self._buffers = Buffers(places, self._how, self.worker, self._own, self._devices)
-        atexit.register(self._finish, steps)
+        this_process.at_end(self._finish, steps)
 
     def check(self) -> None:
         """Raises the job's failure; NotSupportedError where another optimizer has taken over."""

@@ -1,0 +1,49 @@
+"""Children of a script: those to which their environment gives ranks are workers."""
+
+from __future__ import annotations
+
+from typing import List
+
+from tests.frontends.test_torch import job
+from tests.jobs import SCRIPTS, JobResult, environment, held_port, run
+from tests.torch_environment import NEEDS_TORCH, PYTHON
+
+TIMEOUT_S = 120.0
+pytestmark = NEEDS_TORCH
+
+
+def script(*arguments: object) -> JobResult:
+    command: List[str] = [str(PYTHON), str(SCRIPTS / "torch_children.py"), *map(str, arguments)]
+    return run(command, environment(), TIMEOUT_S)
+
+
+def test_children_to_which_a_script_gives_ranks_are_workers_of_one_job() -> None:
+    """p3kv was imported before they had ranks; one makes its optimizer in a thread that ends."""
+    with held_port() as holder:
+        result = script("spawn", holder.getsockname()[1])
+    assert result.code == 0, result.output
+    for rank in range(2):
+        assert f"{rank} of 2 has -3.0" in result.output, result.output
+
+
+def test_functions_that_torchruns_api_runs_are_workers_and_tell_why_they_fail() -> None:
+    result = script("elastic")
+    assert result.code == 1
+    for rank in range(2):
+        assert f"{rank} of 2 has -1.5" in result.output, result.output
+    assert "worker 1 (round 1): its script ended with ValueError: boom" in result.output
+
+
+def test_a_child_without_a_rank_is_refused_and_told_what_to_set() -> None:
+    result = script("no rank")
+    assert result.code == 0, result.output
+    assert "which of how many workers it is. Set RANK, WORLD_SIZE" in result.output
+
+
+def test_a_workers_children_are_refused_and_disturb_nothing() -> None:
+    """Spawned, forked, and other programs; a data loader's may be there, and what trains alone."""
+    result = job("torch_children.py", "children", workers=1, servers=1)
+    assert result.code == 0, result.output
+    assert result.output.count("is a child of worker 0 of a job (process ") == 3, result.output
+    assert "alone: 0 of 1 has -2.0" in result.output
+    assert "worker 0  | 0 of 1 has -2.0" in result.output

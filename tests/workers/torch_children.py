@@ -1,0 +1,87 @@
+"""Children of a script: python torch_children.py spawn, elastic, or what a worker's children do."""
+
+import p3kv.torch  # noqa: I001
+import multiprocessing
+import os
+import subprocess
+import sys
+import threading
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+
+def trained(steps: int = 2) -> str:
+    """Takes rank + 1, in the mean of all workers, in each step; a data loader's helper reads."""
+    model = torch.nn.Linear(1, 1, bias=False)
+    torch.nn.init.constant_(model.weight, float(os.environ.get("RANK", "0")))
+    optimizer = p3kv.torch.Optimizer(model, torch.optim.SGD(model.parameters(), 1.0))
+    for x in DataLoader([torch.full((1,), optimizer.rank + 1.0)] * steps, num_workers=1):
+        optimizer.zero_grad()
+        model(x).sum().backward()
+        optimizer.step()
+    return f"{optimizer.rank} of {optimizer.num_workers} has {model.weight.item()}"
+
+
+def ranked(rank: int) -> None:
+    """A child that gets its rank as `torch.multiprocessing.spawn` has scripts give it."""
+    os.environ.update(RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="localhost")
+    os.environ["MASTER_PORT"] = sys.argv[2]
+    if rank == 0:
+        print(trained(), flush=True)
+        return
+    # What it starts must not end with this thread.
+    thread = threading.Thread(target=lambda: print(trained(), flush=True))
+    thread.start()
+    thread.join()
+
+
+def fails() -> None:
+    print(trained(1), flush=True)
+    if os.environ["RANK"] == "1":
+        raise ValueError("boom")
+    trained()
+
+
+def alone() -> None:
+    del os.environ["DMLC_ROLE"]
+    os.environ["WORLD_SIZE"] = "1"
+    print("alone:", trained(), flush=True)
+
+
+def makes_an_optimizer() -> None:
+    trained()
+
+
+def child(method: str, function: Any) -> int:
+    process = multiprocessing.get_context(method).Process(target=function)
+    process.start()
+    process.join()
+    assert process.exitcode is not None
+    return process.exitcode
+
+
+def main(how: str) -> None:
+    if how == "spawn":
+        torch.multiprocessing.spawn(ranked, nprocs=2)
+    elif how == "elastic":
+        from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+        config = LaunchConfig(1, 1, 2, rdzv_backend="c10d", rdzv_endpoint="localhost:0")
+        config.max_restarts = 0
+        elastic_launch(config, fails)()
+    elif how == "no rank":
+        assert child("fork", makes_an_optimizer) == 1
+    else:
+        assert child("spawn", makes_an_optimizer) == 1
+        assert child("fork", makes_an_optimizer) == 1
+        assert child("fork", alone) == 0
+        code = "import p3kv.torch\ntry: p3kv.torch.Optimizer(None, __import__('torch').optim.SGD("
+        code += "[__import__('torch').ones(1)], 1.0))\nexcept RuntimeError as error: print(error)"
+        subprocess.run([sys.executable, "-c", code], check=True)
+        print(trained(), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
