@@ -3,10 +3,12 @@
 import os
 
 from p3kv.frontends.torch.optimizer import Optimizer
+from p3kv.frontends.torch.refusals import watch_wrappers
 from p3kv.frontends.torch.values import compiled
 from p3kv.frontends.torch.values.late import before_fork
 
 compiled.install()
+watch_wrappers()
 os.register_at_fork(before=before_fork)
 
 __all__ = ["Optimizer"]

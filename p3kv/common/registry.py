@@ -7,6 +7,7 @@ import inspect
 from contextlib import suppress
 from typing import Any, Dict, Generic, Iterable, List, NamedTuple, Type, TypeVar, Union
 
+from p3kv.common.words import did_you_mean
 from p3kv.errors import ConfigError, in_one_line
 
 MAX_NAME_CHARS = 64
@@ -107,8 +108,9 @@ class Registry(Generic[T]):
         """The class with this name; ConfigError for a name that nobody has registered here."""
         if name not in self._members:
             setting = f"Set {self._setting} to one of these, or " if self._setting else "Set "
+            meant = did_you_mean(name, self.names()) or "."
             raise ConfigError(
-                f"there is no {self._kind} {name!r}, only {', '.join(self.names())}. "
+                f"there is no {self._kind} {name!r}, only {', '.join(self.names())}{meant} "
                 f"{setting}P3KV_PLUGINS, in the environment of {self._needed_by}, to the module "
                 "that registers it."
             )
@@ -128,8 +130,11 @@ class Registry(Generic[T]):
         try:
             takes.bind(*arguments, **choice.parameters)
         except TypeError as error:
-            own = ", ".join(list(takes.parameters)[len(arguments) :]) or "no parameters"
+            own = list(takes.parameters)[len(arguments) :]
+            unknown = [name for name in choice.parameters if name not in own]
+            meant = did_you_mean(unknown[0], own) if unknown else ""
             raise ConfigError(
-                f"the {self._kind} {choice} is wrong ({error}); it takes {own}"
+                f"the {self._kind} {choice} is wrong ({error}); it takes "
+                f"{', '.join(own) or 'no parameters'}{meant}"
             ) from None
         return member(*arguments, **choice.parameters)

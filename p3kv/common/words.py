@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import astuple, dataclass
-from typing import List, Sequence
+from difflib import get_close_matches
+from typing import Iterable, List, Sequence
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,19 @@ class Words:
 def counted(number: int, thing: str) -> str:
     """A number of things: "1 server", "2 servers"."""
     return f"{number} {thing}{'' if number == 1 else 's'}"
+
+
+_ALIKE = 0.54
+"""How much of two names must be alike: as much as of fp16 and float16, more than of sync and
+asynchronous."""
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """After a name that there is not: "; did you mean 'topk'?", or nothing where none is alike."""
+    names, word = list(known), word.lower()
+    begin = [name for name in names if word and name.lower().startswith(word)]
+    nearest = begin or get_close_matches(word, names, 1, _ALIKE)
+    return f"; did you mean '{nearest[0]}'?" if nearest else ""
 
 
 _MOST_NAMES = 6

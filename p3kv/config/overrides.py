@@ -30,7 +30,8 @@ def configure(**settings: Any) -> None:
     checked = {}
     for name, value in settings.items():
         if name not in known:
-            raise ConfigError(f"there is no setting '{name}'; there are {', '.join(known)}")
+            meant = words.did_you_mean(name, known) or f"; there are {', '.join(known)}"
+            raise ConfigError(f"there is no setting '{name}'{meant}")
         checked[name] = converted(name, variable_of(name), value, strict=True)
     _overrides.update(checked)
 

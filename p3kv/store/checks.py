@@ -4,10 +4,27 @@ from __future__ import annotations
 
 from typing import Optional
 
+from p3kv import config
+from p3kv.codecs import GRADIENTS, VALUES, codec_of
 from p3kv.common.combinations import Feature
+from p3kv.common.registry import import_modules
+from p3kv.consistency import make_consistency
 from p3kv.store.script_optimizer import ScriptOptimizer
 from p3kv.worker.stores import WorkerStore
 from p3kv.worker.transfers import WorkerKey
+
+_WORKERS = 2
+"""Those of a job that the user may start next."""
+
+
+def check_choices_alone(consistency: Optional[str]) -> None:
+    """In a process that belongs to no job: raises ConfigError for a store's rule, or one of the
+    settings, or for codecs, that a job would refuse. None: the settings' rule."""
+    import_modules(config.plugins(), "P3KV_PLUGINS")
+    settings = config.current()
+    make_consistency(settings.consistency if consistency is None else consistency, _WORKERS)
+    for direction in (GRADIENTS, VALUES):
+        codec_of(settings, direction)
 
 
 class Checks:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from difflib import get_close_matches
 from typing import Any, Dict, Optional, Tuple
 
 import numpy as np
@@ -21,6 +20,7 @@ from p3kv.codecs import (
 )
 from p3kv.common.combinations import Feature, check
 from p3kv.common.registry import Choice
+from p3kv.common.words import did_you_mean
 from p3kv.errors import ConfigError
 from p3kv.wire.messages import Key, called
 
@@ -44,8 +44,7 @@ def choice(compression_params: Any) -> Choice:
             "{'type': '2bit', 'threshold': 0.5}"
         )
     if name not in CODECS.names():
-        nearest = get_close_matches(name, CODECS.names(), n=1, cutoff=0.5)
-        meant = f"; did you mean '{nearest[0]}'?" if nearest else "."
+        meant = did_you_mean(name, CODECS.names()) or "."
         raise ConfigError(
             f"compression_params has {name!r} as 'type', and there is no codec '{name}', only "
             f"{', '.join(CODECS.names())}{meant}"

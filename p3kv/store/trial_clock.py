@@ -4,11 +4,23 @@ from __future__ import annotations
 
 import statistics
 import time
-from typing import Any, Dict, List, Mapping, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Tuple
 
+from p3kv import config
 from p3kv.config.trial import LayerReady, Report, Trial, tell
+from p3kv.errors import NotSupportedError
 from p3kv.wire.messages import Key
 from p3kv.worker import this_process
+
+
+def check_rule_of_trial(consistency: Optional[str]) -> None:
+    """Raises NotSupportedError for a store's rule, or the settings', that can't be compared."""
+    rule = config.current().consistency if consistency is None else consistency
+    if rule != config.Settings.consistency:
+        raise NotSupportedError(
+            f"p3kv compare compares synchronous training, and the consistency here is '{rule}', by "
+            "which other numbers come out: compare without it, and time this rule by the script"
+        )
 
 
 class TrialClock:

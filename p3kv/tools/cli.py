@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import errno
 import sys
-from difflib import get_close_matches
 
 import shtab
 
@@ -16,14 +15,15 @@ interrupts.end_silently()
 from p3kv import config  # noqa: E402
 from p3kv.common.streams import drop_output, guard  # noqa: E402
 from p3kv.common.version import VERSION  # noqa: E402
+from p3kv.common.words import did_you_mean  # noqa: E402
 from p3kv.errors import P3Error  # noqa: E402
 from p3kv.tools.commands import COMMANDS  # noqa: E402
 
 _WRONG, _INTERRUPTED, _BROKEN_PIPE = 2, 130, 141
 
 _DESCRIPTION = """\
-A key-value store that makes distributed training with MXNet faster where the
-network is the limit."""
+A parameter server that makes distributed training with PyTorch and MXNet
+faster where the network is the limit."""
 
 _EPILOG = """\
 `p3kv COMMAND --help` says more. Settings are variables, such as P3KV_VERBOSE=1,
@@ -73,8 +73,7 @@ def _check_command(parser: argparse.ArgumentParser, word: str) -> None:
     names = [command.__name__.rpartition(".")[2] for command in COMMANDS]
     if word.startswith("-") or word in names:
         return
-    nearest = get_close_matches(word, names, n=1)
-    meant = f"; did you mean '{nearest[0]}'?" if nearest else f". There are {', '.join(names)}"
+    meant = did_you_mean(word, names) or f". There are {', '.join(names)}"
     parser.error(f"there is no command '{word}'{meant}")
 
 

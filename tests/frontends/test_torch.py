@@ -158,6 +158,20 @@ def test_wrong_uses_are_refused_with_what_to_do() -> None:
     assert "wrong uses are named" in result.output
 
 
+def test_what_users_of_ddp_do_wrong_at_first_is_named_also_in_a_process_alone() -> None:
+    result = run([str(PYTHON), str(SCRIPTS / "torch_mistakes.py")], environment(), JOB_S)
+    assert result.code == 0 and "all mistakes are named" in result.output, result.output
+
+
+def test_workers_that_step_other_optimizers_and_make_none_of_p3kv_s_are_told_early() -> None:
+    result = job("torch_mistakes.py", "forgot", servers=1)
+    assert result.code == 0, result.output
+    for rank in range(2):
+        early, _, late = result.said_by(f"worker {rank}").partition("has trained")
+        assert early.count("this worker has made 3 steps of AdamW, and p3kv knows") == 1, early
+        assert "this worker trains alone" in late, late
+
+
 def test_steps_are_clipped_by_the_norm_of_the_mean_gradient() -> None:
     """Where some layers are used in some steps only, gradients add up, some steps are not clipped,
     and norms are read at once or long after."""

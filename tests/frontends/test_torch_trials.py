@@ -54,6 +54,15 @@ def test_a_script_is_compared_with_ddp_which_really_averages(tmp_path: Path) -> 
     assert "the simulator knows dist_sync, and not DDP" in text
 
 
+def test_another_rule_than_the_default_is_not_compared(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        EQUAL_UNDER_DDP.replace("momentum=0.9)", "momentum=0.9), consistency='local'")
+    )
+    result = compared(script)
+    assert result.code == 1 and "the consistency here is 'local'" in result.output, result.output
+
+
 @pytest.mark.long
 def test_the_example_is_compared_as_it_is() -> None:
     result = compared(ROOT / "examples" / "torch_language_model.py")

@@ -60,7 +60,8 @@ def test_a_wrong_value_of_a_setting_is_named_with_what_it_may_be(
 @pytest.mark.parametrize(
     ("setting", "words"),
     [
-        ({"slice_sise": 3}, ["'slice_sise'", "slice_size", "deterministic"]),
+        ({"slice_sise": 3}, ["'slice_sise'", "did you mean 'slice_size'?"]),
+        ({"x": 3}, ["'x'", "there are slice_size, deterministic"]),
         ({"slice_size": "3"}, ["slice_size", "'3'", "a whole number from 1 to"]),
         ({"slice_size": True}, ["slice_size", "True", "a whole number from 1 to"]),
         ({"deterministic": 1}, ["deterministic", "True or False"]),
@@ -219,6 +220,25 @@ def test_the_store_outside_a_launch_trains_in_its_process_alone_and_says_so() ->
     assert "all weights are right" in result.output
     assert "trains in this process alone" in result.output
     assert "p3kv launch -n 2 -- python train.py" in result.output
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "words"),
+    [
+        ("p3:delayd", {}, "there is no consistency 'delayd'"),
+        ("p3", {"P3KV_CONSISTENCY": "delayed:stalenes=1"}, "did you mean 'staleness'?"),
+        ("p3", {"P3KV_GRADIENT_CODEC": "topq"}, "did you mean 'topk'?"),
+        ("dist_sinc_p3", {}, "did you mean 'dist_sync_p3'?"),
+    ],
+)
+def test_a_process_alone_refuses_names_that_a_job_would_refuse(
+    name: str, settings: Dict[str, str], words: str
+) -> None:
+    environ = {k: v for k, v in environment(**settings).items() if not k.startswith("DMLC_")}
+    command = [sys.executable, "-c", f"import p3kv, mxnet; mxnet.kv.create({name!r})"]
+    result = run(command, environ, timeout_s=DEADLINE_S)
+    assert result.code == 1 and "ConfigError: there is no " in result.output, result.output
+    assert words in result.output, result.output
 
 
 @pytest.mark.parametrize(

@@ -96,7 +96,6 @@ class Together:
             for rank, now in self.outer.exchange(step, at, learned).items():
                 weights[rank][:] = mx.nd.array(now)
 
-
     def _multiply_learned(self, net: Net, updated: List[int], by: float) -> None:
         """Where changes add up: what a worker does counts with its part."""
         for at in updated if RULE.adds else ():

@@ -166,13 +166,9 @@ def use_wrongly() -> None:
     complexes = nn.Linear(2, 2).to(torch.complex64)
     refused("'weight' is torch.complex64", trained, complexes)
     refused("can't train on the device 'meta'", trained, nn.Linear(2, 2, device="meta"))
-    shrinks = torch.optim.LBFGS(nn.Linear(2, 2).parameters())
-    refused(
-        "LBFGS: it evaluates the closure several times",
-        p3kv.torch.Optimizer,
-        nn.Linear(2, 2),
-        shrinks,
-    )
+    small = nn.Linear(2, 2)
+    shrinks = torch.optim.LBFGS(small.parameters())
+    refused("LBFGS: it evaluates the closure", p3kv.torch.Optimizer, small, shrinks)
     print("wrong uses are named")
 
 

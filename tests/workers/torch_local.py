@@ -88,7 +88,6 @@ class Together:
                 for rank, now in self.outer.exchange(step, at, learned).items():
                     weights[rank].data.copy_(torch.from_numpy(now))
 
-
     def _multiply_learned(self, net: Net, by: float) -> None:
         """Where changes add up: what a worker does counts with its part."""
         for value, parameter in zip(self.outer.values, net.parameters()):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from contextlib import nullcontext
 from functools import partial
 from typing import Any, ContextManager, Optional, Union
@@ -10,6 +9,7 @@ from typing import Any, ContextManager, Optional, Union
 from mxnet.kvstore import KVStoreBase
 
 from p3kv import config
+from p3kv.common.words import did_you_mean
 from p3kv.consistency import ASYNCHRONOUS
 from p3kv.errors import ConfigError
 from p3kv.frontends.mxnet.alone import Alone
@@ -17,6 +17,7 @@ from p3kv.frontends.mxnet.store import P3
 from p3kv.frontends.mxnet.store_types import ASYNC_TYPE, SYNC_TYPE
 from p3kv.frontends.mxnet.trial_stores import Other
 from p3kv.frontends.mxnet.trial_stores import store as store_of_a_trial
+from p3kv.store.checks import check_choices_alone
 from p3kv.worker import this_process
 
 _LOCAL = (
@@ -30,7 +31,10 @@ def _create(consistency: Optional[str] = None) -> KVStoreBase:
     trial = config.trial()
     if trial is not None:
         return store_of_a_trial(trial, consistency)
-    return P3(consistency) if this_process.joined() else Alone(consistency)
+    if this_process.joined():
+        return P3(consistency)
+    check_choices_alone(consistency)
+    return Alone(consistency)
 
 
 NAMES = {"p3": _create, SYNC_TYPE: _create, ASYNC_TYPE: partial(_create, ASYNCHRONOUS)}
@@ -94,14 +98,17 @@ def check_name(kvstore: Optional[Any]) -> None:
     if is_ours(kvstore):
         return
     if name is not None and "dist" in name:
+        meant = did_you_mean(name, NAMES) if "p3" in name else ""
+        if meant:
+            raise ConfigError(f"there is no kvstore '{kvstore}'{meant}")
         if this_process.is_worker():
             raise ConfigError(
                 f"kvstore='{kvstore}' is MXNet's own store, and the servers of this job are "
                 "p3kv's. Write kvstore='p3', or start the job without p3kv."
             )
     elif name is not None and name not in (*_LOCAL, *KVStoreBase.kv_registry):
-        nearest = difflib.get_close_matches(name, (*NAMES, *_LOCAL, "dist_sync", "dist_async"), 1)
-        hint = f"did you mean '{nearest[0]}'?" if nearest else "p3kv's is 'p3'"
-        raise ConfigError(f"MXNet has no kvstore '{kvstore}' and would use 'local'; {hint}")
+        known = (*NAMES, *_LOCAL, "dist_sync", "dist_async")
+        hint = did_you_mean(name, known) or "; p3kv's is 'p3'"
+        raise ConfigError(f"MXNet has no kvstore '{kvstore}' and would use 'local'{hint}")
     elif name is not None or kvstore is None:
         this_process.trains_alone(f"with kvstore={kvstore!r}")

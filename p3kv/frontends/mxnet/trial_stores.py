@@ -21,6 +21,7 @@ from p3kv.errors import NotSupportedError
 from p3kv.frontends.mxnet.arrays import DENSE, by_key, listed
 from p3kv.frontends.mxnet.store import P3
 from p3kv.frontends.mxnet.trial_clock import NATIVE_TYPE, EngineClock
+from p3kv.store.trial_clock import check_rule_of_trial
 from p3kv.wire.messages import Key
 from p3kv.worker.measuring.measures import nothing_measured
 
@@ -250,12 +251,7 @@ def _end_now() -> None:
 def store(trial: Trial, consistency: Optional[str]) -> KVStoreBase:
     """A new store of this process; `consistency` as in `P3`. Raises NotSupportedError for one that
     can't be compared."""
-    rule = consistency or config.current().consistency
-    if rule != _DEFAULTS.consistency:
-        raise NotSupportedError(
-            f"p3kv compare compares synchronous stores, and this one is {rule}: dist_sync would do "
-            "something else"
-        )
+    check_rule_of_trial(consistency)
     if trial.store == NATIVE:
         return Native(_clock(trial))
     if trial.store != ALONE:

@@ -11,6 +11,7 @@ from p3kv.config import Launch
 from p3kv.frontends.front_end import FrontEnd, KeyStore
 from p3kv.frontends.torch.optimizers import no_compiler
 from p3kv.server.optimizer import MakeOptimizer, Optimizer
+from p3kv.worker import this_process
 
 
 class MakeTorchOptimizer(MakeOptimizer):
@@ -51,7 +52,11 @@ class Torch(FrontEnd):
     make_optimizer = MakeTorchOptimizer
 
     def attach(self) -> None:
-        """Changes nothing: a script makes p3kv's optimizer itself."""
+        """Has a worker warn whose script steps other optimizers and makes none of p3kv's."""
+        if this_process.is_worker():
+            from p3kv.frontends.torch.refusals import watch_steps
+
+            watch_steps()
 
     def take_native_role(self, launch: Launch, address: str) -> None:
         if launch.role != "server":

@@ -8,11 +8,11 @@ from typing import Any, Callable, Dict, Iterator, Optional
 import torch
 
 from p3kv import config
-from p3kv.errors import ConfigError, NotSupportedError
+from p3kv.errors import NotSupportedError
 from p3kv.frontends.torch.alone import AloneSteps
-from p3kv.frontends.torch.buffer_places import HOWS
 from p3kv.frontends.torch.clipping import checked
 from p3kv.frontends.torch.local import LocalSteps
+from p3kv.frontends.torch.refusals import check_arguments
 from p3kv.frontends.torch.server_steps import ServerSteps
 from p3kv.frontends.torch.steps import Steps, parameters_of
 from p3kv.frontends.torch.trials import TorchTrial
@@ -56,14 +56,15 @@ class Optimizer(torch.optim.Optimizer):
         `consistency` chooses the rule by which these parameters are exchanged, as P3KV_CONSISTENCY
         chooses that of the job's other optimizers: `"delayed:staleness=1"`.
 
-        Raises NotSupportedError for an optimizer or a parameter that the servers can't update, and
-        for a buffer that can't travel; ConfigError for a rule that there is not.
+        Raises ConfigError for arguments that are no model and its optimizer, and for a rule that
+        there is not; NotSupportedError for a model in DistributedDataParallel or its like, for an
+        optimizer or a parameter that the servers can't update, and for a buffer that can't
+        travel.
         """
+        check_arguments(model, optimizer, buffers, consistency)
         self._inner = optimizer
         super().__init__(optimizer.param_groups, optimizer.defaults)
         self.param_groups, self.state = optimizer.param_groups, optimizer.state
-        if buffers not in (None, *HOWS):
-            raise ConfigError(f"buffers={buffers!r}: use one of {', '.join(map(repr, HOWS))}")
         self._adds_up = False
         """Whether gradients add up, and do not leave: in `no_sync`."""
         trial = config.trial()
