@@ -119,18 +119,22 @@ class WorkerStore:
         name: Optional[str] = None,
         layout: str = "dense",
         whole: bool = False,
+        beside: bool = False,
     ) -> WorkerKey:
         """Makes a key known to the job; all workers declare it with the same shape, dtype and
         layout.
 
         `name` is what the user calls the parameter, for messages. `whole`: one server must keep all
-        of it, because the optimizer needs whole tensors.
+        of it, because the optimizer needs whole tensors. `beside`: it is none of the store's own
+        keys: no optimizer changes it, no codec encodes it, and servers' checkpoints do not have it.
 
         Raises KeyMismatchError if they do not, and the other workers learn it too; ConfigError for
         a layout that is not known here, and what `combine` raises.
         """
         self._check()
-        codecs = CodecChoices(self._gradient_codec, self._value_codec)
+        codecs = CodecChoices()
+        if not beside:
+            codecs = CodecChoices(self._gradient_codec, self._value_codec)
         declaration = DeclareKey(
             key, tuple(shape), dtype, name, layout, codecs, self.number, whole, self.consistency
         )
@@ -149,6 +153,9 @@ class WorkerStore:
             raise KeyMismatchError(answer.reason)
         steps_before = self._data_plane.checkpoints.resumed().step
         worker_key = WorkerKey(answer, self.rule, name, self._features, steps_before)
+        if beside:
+            self._call_soon(self._data_plane.declare, worker_key)
+            return worker_key
         if self.is_saved:
             self._data_plane.checkpoints.remember(worker_key, self.resumed is not None)
             self._data_plane.cuts.of_all_workers |= self._data_plane.checkpoints.own.has_part

@@ -25,6 +25,14 @@ def test_a_script_s_habits_give_the_numbers_of_one_process_or_are_refused() -> N
     assert result.output.count("right: loaders_fork") == 2, result.output
 
 
+def test_all_workers_have_all_of_worker_0_s_model() -> None:
+    """Parameters that no optimizer has, of all dtypes; buffers of two optimizers, buffers that are
+    replaced, expanded, or weights by another name; copies right after a step."""
+    result = job("torch_whole_model.py")
+    assert result.code == 0, result.output
+    assert result.output.count("right: what_can_t_be_shared_is_refused") == 2, result.output
+
+
 @pytest.mark.alone
 def test_reports_tell_what_a_script_reads_and_whom_it_waits_for_from_computing() -> None:
     result = job("torch_marks.py")

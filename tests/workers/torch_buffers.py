@@ -28,6 +28,8 @@ class Net(nn.Module):
         self.out = nn.Linear(4, 3)
         self.seldom, self.uses_all = nn.Linear(4, 3), True
         self.frozen = nn.Linear(4, 3, bias=False).requires_grad_(False)
+        self.outside = nn.Linear(4, 3).requires_grad_(False)  # the optimizer does not have it
+        self.bits = nn.Parameter(torch.rand(3) > 0.5, requires_grad=False)
         self.register_buffer("mask", torch.rand(300, 300) > 0.5)  # large, and constant
         self.register_buffer("turns", torch.rand(3, dtype=torch.complex64))
         self.register_buffer("halves", torch.rand(3).bfloat16())
@@ -42,7 +44,8 @@ class Net(nn.Module):
         x = self.norm(x)
         if self.uses_all:
             x = x + self.seldom(x).mean()
-        return self.out(x) + self.frozen(x) + self.halves.float() + self.turns.real
+        x = self.out(x) + self.frozen(x) + self.outside(x) + self.bits
+        return x + self.halves.float() + self.turns.real
 
 
 def batch(step: int, rank: int) -> torch.Tensor:
@@ -85,21 +88,24 @@ def main() -> None:
     worker = this_process.worker()
     torch.manual_seed(7 if os.environ.get("DMLC_WORKER_ID", "0") == "0" else os.getpid())
     net = Net()
-    inner = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    trained = [one for name, one in net.named_parameters() if not name.startswith("outside")]
+    inner = torch.optim.SGD(trained, lr=0.1, momentum=0.9)
     optimizer = p3kv.torch.Optimizer(net, inner, buffers=HOW)
     rank = worker.rank
     begins = optimizer.resumed_steps
     if not begins:
         torch.manual_seed(7)
         first = Net()  # worker 0's, also what never changes
-        for (name, mine), theirs in zip(net.named_buffers(), first.buffers()):
-            assert torch.equal(mine, theirs), name
+        theirs = first.state_dict()
+        for name, mine in net.state_dict().items():
+            assert torch.equal(mine, theirs[name]), name
     norms = [copy.deepcopy(net.norm) for _ in range(worker.num_workers)]
     for step in range(begins, STEPS):
         optimizer.zero_grad()
         net.uses_all = step % 3 == 0
         with torch.no_grad():
             net.frozen.weight += 0.01 * (step + 1)
+            net.outside.weight += 0.01 * (step + 1)
             net.mask[0, step] ^= step == 5
         net(batch(step, rank)).square().mean().backward()
         if rank == 1 and step == 1:

@@ -1,11 +1,13 @@
-"""Where a model has its buffers, and which of them travel together."""
+"""Where a model has its buffers, and the parameters that nothing trains; which travel together."""
 
 from __future__ import annotations
 
 import logging
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
+import math
+from typing import Any, Collection, Dict, Iterable, Iterator, List, NamedTuple, Optional, Tuple
 
 import torch
+from torch.nn.modules.batchnorm import _NormBase
 
 from p3kv.consistency import Consistency
 from p3kv.errors import NotSupportedError
@@ -34,13 +36,14 @@ step. A larger one, such as a mask, is often constant, and then does not travel.
 
 
 class Place(NamedTuple):
-    """Where a model has a buffer: another tensor may take its place."""
+    """Where a model has a tensor: another one may take its place."""
 
     module: torch.nn.Module
     attribute: str
     name: str
     shape: Tuple[int, ...]
     device: torch.device
+    kind: str = "buffer"
 
     @property
     def where(self) -> Tuple[int, str]:
@@ -49,16 +52,24 @@ class Place(NamedTuple):
 
     @property
     def tensor(self) -> torch.Tensor:
-        """The buffer. Raises NotSupportedError if it has another shape or device than before."""
-        found = self.module._buffers.get(self.attribute)
+        """The tensor. Raises NotSupportedError if it has another shape or device than before."""
+        is_buffer = self.kind == "buffer"
+        tensors: Any = self.module._buffers if is_buffer else self.module._parameters
+        found: Optional[torch.Tensor] = tensors.get(self.attribute)
         now = "gone" if found is None else f"{tuple(found.shape)} on {found.device}"
         if found is None or tuple(found.shape) != self.shape or found.device != self.device:
+            also = ", but with buffers='own' and without checkpoints" if is_buffer else ""
             raise NotSupportedError(
-                f"the buffer '{self.name}' had the shape {self.shape} on {self.device} when "
-                f"p3kv.torch.Optimizer was made, and is {now} now: buffers keep their shapes and "
-                "devices, but with buffers='own' and without checkpoints"
+                f"the {self.kind} '{self.name}' had the shape {self.shape} on {self.device} when "
+                f"p3kv.torch.Optimizer was made, and is {now} now: {self.kind}s keep their shapes "
+                f"and devices{also}"
             )
         return found
+
+    @property
+    def is_statistic(self) -> bool:
+        """Whether a layer updates it while it trains, and no backward pass reads it."""
+        return isinstance(self.module, _NormBase) and self.module.training
 
 
 kept: Dict[Tuple[int, str], Any] = {}
@@ -76,18 +87,9 @@ def places_of(model: torch.nn.Module, how: str, devices: Devices) -> List[Place]
         for attribute, tensor in module._buffers.items():
             if tensor is None or not tensor.numel() or id(tensor) in found:
                 continue
-            name, device = _named(prefix, attribute), tensor.device
-            place = Place(module, attribute, name, tuple(tensor.shape), device)
-            if (
-                not devices.can_copy(device)
-                or tensor.layout is not torch.strided
-                or tensor.dtype not in _TRAVELS_AS
-            ):
-                what = (
-                    f"the buffer '{place.name}' is {tensor.dtype}, {tensor.layout}, on "
-                    f"{device}, and p3kv.torch takes dense ones of usual dtypes on the CPU, cuda "
-                    "and xpu"
-                )
+            place = _place(module, prefix, attribute, tensor, "buffer")
+            if not _travels(tensor, devices):
+                what = _what_does_not_travel(place, tensor)
                 if how != OWN:
                     raise NotSupportedError(
                         f"{what}: with p3kv.torch.Optimizer(..., buffers='own') it is left out"
@@ -96,6 +98,59 @@ def places_of(model: torch.nn.Module, how: str, devices: Devices) -> List[Place]
                 continue
             found[id(tensor)] = place
     return list(found.values())
+
+
+def untrained_places(
+    model: torch.nn.Module, trained: Collection[int], devices: Devices
+) -> List[Place]:
+    """A model's parameters but those with these ids, each once; the log says which can't travel.
+
+    Raises NotSupportedError for one that has no shape yet.
+    """
+    found: Dict[int, Place] = {}
+    for prefix, module in model.named_modules():
+        for attribute, tensor in module._parameters.items():
+            if tensor is None or id(tensor) in trained or id(tensor) in found:
+                continue
+            if torch.nn.parameter.is_lazy(tensor):
+                check_has_shape(tensor, own_name(f"{prefix}.{attribute}"))
+            if not tensor.numel():
+                continue
+            place = _place(module, prefix, attribute, tensor, "parameter")
+            if _travels(tensor, devices):
+                found[id(tensor)] = place
+            else:
+                what = _what_does_not_travel(place, tensor)
+                _log.warning("%s: it is each worker's own, and not in checkpoints", what)
+    return list(found.values())
+
+
+def check_has_shape(parameter: torch.nn.Parameter, name: str) -> None:
+    """Raises NotSupportedError for a parameter that is to be initialised by a forward pass."""
+    if torch.nn.parameter.is_lazy(parameter):
+        raise NotSupportedError(
+            f"the parameter '{name}' has no shape yet: run one forward pass before you make "
+            "p3kv.torch.Optimizer"
+        )
+
+
+def _place(
+    module: torch.nn.Module, prefix: str, attribute: str, tensor: torch.Tensor, kind: str
+) -> Place:
+    name = own_name(f"{prefix}.{attribute}" if prefix else attribute)
+    return Place(module, attribute, name, tuple(tensor.shape), tensor.device, kind)
+
+
+def _travels(tensor: torch.Tensor, devices: Devices) -> bool:
+    usual = tensor.layout is torch.strided and not tensor.is_quantized
+    return usual and devices.can_copy(tensor.device)
+
+
+def _what_does_not_travel(place: Place, tensor: torch.Tensor) -> str:
+    return (
+        f"the {place.kind} '{place.name}' is {tensor.dtype}, {tensor.layout}, on {place.device}, "
+        "and p3kv.torch takes dense ones on the CPU, cuda and xpu"
+    )
 
 
 def own_or_shared(chosen: Optional[str], rule: Consistency) -> str:
@@ -119,25 +174,97 @@ def packed(places: List[Place]) -> Iterator[Tuple[torch.dtype, int, List[Place]]
     """What travels together, on one device, as which dtype, and how many elements it has."""
     small: Dict[Tuple[torch.dtype, torch.device], List[Place]] = {}
     for place in places:
-        dtype = _TRAVELS_AS[place.tensor.dtype]
-        elems = flat(place.tensor).numel()
-        if elems > _SMALL_ELEMS:
-            yield dtype, elems, [place]
+        one = travelling(place.tensor)
+        dtype = one.dtype
+        if one.numel() > _SMALL_ELEMS:
+            yield dtype, one.numel(), [place]
         else:
             small.setdefault((dtype, place.device), []).append(place)
     for (dtype, _), together in small.items():
         yield dtype, sum(flat(place.tensor).numel() for place in together), together
 
 
-def _named(prefix: str, attribute: str) -> str:
-    return own_name(f"{prefix}.{attribute}" if prefix else attribute)
-
-
 def called(places: List[Place]) -> str:
-    more = f" and {len(places) - 1} more buffers" if len(places) > 1 else ""
+    more = f" and {len(places) - 1} more {places[0].kind}s" if len(places) > 1 else ""
     return f"{places[0].name}{more}"
 
 
-def flat(buffer: torch.Tensor) -> torch.Tensor:
-    buffer = buffer.detach()
-    return (torch.view_as_real(buffer.contiguous()) if buffer.is_complex() else buffer).reshape(-1)
+def flat(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor's elements in their order, of a dtype that travels or is cast to one; else bytes."""
+    tensor = tensor.detach()
+    if tensor.is_complex():
+        return torch.view_as_real(tensor.resolve_conj().contiguous()).reshape(-1)
+    if tensor.dtype not in _TRAVELS_AS:
+        return tensor.contiguous().reshape(-1).view(torch.uint8)
+    return tensor.reshape(-1)
+
+
+def travelling(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor's elements as they travel."""
+    elements = flat(tensor)
+    return elements.to(_TRAVELS_AS[elements.dtype])
+
+
+def write(values: torch.Tensor, tensor: torch.Tensor) -> None:
+    """Writes elements that have travelled into their tensor. Of those that share memory, as in
+    expanded tensors, one is written."""
+    tensor = tensor.detach()
+    if tensor.is_complex():
+        values = torch.view_as_complex(values.reshape(-1, 2))
+    elif tensor.dtype not in _TRAVELS_AS:
+        values = values.clone().view(tensor.dtype)
+    values = values.reshape(tensor.shape)
+    for dim, stride in enumerate(tensor.stride()):
+        if not stride and tensor.shape[dim] > 1:
+            tensor, values = tensor.narrow(dim, 0, 1), values.narrow(dim, 0, 1)
+    tensor.data.copy_(values)
+
+
+class Memory:
+    """The memory of some tensors, where these have no gaps in it."""
+
+    def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
+        extents = ((str(one.device), *_extent(one), at) for at, one in enumerate(tensors))
+        self._extents = sorted(
+            (device, start, end, at) for device, start, end, has_gaps, at in extents if not has_gaps
+        )
+
+    def of(self, one: torch.Tensor) -> List[int]:
+        """The places of those tensors, in their order, that have all memory of one; none if there
+        is memory that they do not have."""
+        start, end, _ = _extent(one)
+        found, covered = [], start
+        for device, its_start, its_end, at in self._extents:
+            if device == str(one.device) and its_start <= covered < its_end:
+                found.append(at)
+                covered = its_end
+        return found if start < end <= covered else []
+
+    def in_part(self, one: torch.Tensor) -> Optional[int]:
+        """The place of a tensor that has some memory of one, which has no gaps."""
+        start, end, has_gaps = _extent(one)
+        for device, its_start, its_end, at in self._extents:
+            if device == str(one.device) and not has_gaps and its_start < end and start < its_end:
+                return at
+        return None
+
+    @property
+    def shared(self) -> Optional[Tuple[int, int]]:
+        """The places of two tensors that share memory, if any do."""
+        for one, other in zip(self._extents, self._extents[1:]):
+            if one[0] == other[0] and other[1] < one[2]:
+                return min(one[3], other[3]), max(one[3], other[3])
+        return None
+
+
+def _extent(tensor: torch.Tensor) -> Tuple[int, int, bool]:
+    """Addresses of a tensor's first byte and of the one after its last, and whether there are gaps
+    between."""
+    with torch._C.DisableTorchFunctionSubclass():
+        if tensor.layout is not torch.strided or not tensor.numel():
+            return 0, 0, True
+        sizes = [(size, stride) for size, stride in zip(tensor.shape, tensor.stride()) if stride]
+        elems = 1 + sum((size - 1) * stride for size, stride in sizes)
+        start = tensor.data_ptr()
+        has_gaps = elems != math.prod(size for size, _ in sizes)
+        return start, start + elems * tensor.element_size(), has_gaps

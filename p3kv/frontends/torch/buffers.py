@@ -3,43 +3,95 @@ workers have the same."""
 
 from __future__ import annotations
 
+import logging
 import threading
 from concurrent.futures import Future
 from functools import partial
-from typing import List, Optional
+from typing import Callable, Collection, Iterable, List, Optional, Protocol, Sequence, Set
 
 import ml_dtypes  # noqa: F401  numpy knows bfloat16 by name then
 import numpy as np
 import torch
 
 from p3kv.common.registry import Choice
-from p3kv.errors import CheckpointError
+from p3kv.common.words import some_of
+from p3kv.errors import CheckpointError, NotSupportedError
 from p3kv.frontends.torch.buffer_places import (
     AVERAGE,
     BROADCAST,
     OWN,
+    Memory,
     Place,
     called,
     flat,
     kept,
     packed,
+    travelling,
+    write,
 )
 from p3kv.frontends.torch.optimizers.script_optimizer import TorchGoesOn
 from p3kv.frontends.torch.pushes import pushes_of
 from p3kv.frontends.torch.script_marks import waited
 from p3kv.frontends.torch.values.copies import Copies
 from p3kv.frontends.torch.values.devices import Devices
-from p3kv.frontends.torch.values.late import have_back, have_wait
+from p3kv.frontends.torch.values.late import Waits, have_back, have_wait
 from p3kv.store.resuming import Resuming
 from p3kv.wire.header import INITIAL_ROUND
 from p3kv.worker.saving.cuts import Unpushed
 from p3kv.worker.stores import WorkerStore
-from p3kv.worker.transfers import Transfer, WorkerKey
+from p3kv.worker.transfers import Ask, Transfer, WorkerKey
 from p3kv.worker.worker import Worker
+
+_log = logging.getLogger("p3kv")
+_ALL_PUSH = "bulk_synchronous"
+"""The rule of buffers."""
+
+
+class User(Protocol):
+    """What pushes buffers."""
+
+    @property
+    def weights(self) -> Iterable[torch.Tensor]:
+        """Parameters that it trains."""
+
+
+class Alias:
+    """A buffer that has memory of weights: whoever reads it waits for them."""
+
+    def __init__(self, place: Place, weights: List[Waits]) -> None:
+        self._place = place
+        self._weights = weights
+        self._late: Optional[torch.Tensor] = None
+        """The buffer while it waits."""
+        self._taking = threading.Lock()
+
+    def arm(self) -> None:
+        """From now on, whoever reads the buffer waits."""
+        with self._taking:
+            buffer = self._place.tensor
+            if buffer is not self._late:
+                self._end()
+                self._late = buffer
+                have_wait(buffer, self)
+
+    def take(self) -> None:
+        for weight in self._weights:
+            weight.take()
+        with self._taking:
+            self._end()
+
+    def read(self) -> None:
+        self.take()
+
+    def _end(self) -> None:
+        if self._late is not None:
+            have_back(self._late)
+            self._late = None
 
 
 class Buffers:
-    """Has buffers travel after each step, in a store of sums. Belongs to the script's thread.
+    """Has a model's buffers travel after each step, in a store of sums, whichever optimizer of the
+    model steps. Belongs to the script's thread.
 
     `broadcast`: all workers have worker 0's. `average`: all have the mean of numbers with a
     fraction, and worker 0's of others. `own`: each goes on with its own. In any case all begin with
@@ -50,11 +102,17 @@ class Buffers:
         self, places: List[Place], how: str, worker: Worker, model: WorkerStore, devices: Devices
     ) -> None:
         """Sends worker rank 0's buffers to all, and waits for them. `model`: the store of the
-        parameters, whose rule is that of buffers. A checkpoint from which it goes on must have
-        them."""
+        parameters. A checkpoint from which it goes on must have them."""
         self._how = how
         self._worker = worker
-        own = self._own = worker.new_store(model.consistency)
+        self._step = 0
+        """That of the last push."""
+        self._users: List[User] = []
+        """What pushes them."""
+        self._is_chosen = False
+        """Whether the script has said how they travel."""
+        # All workers push for a round, also where those of parameters are each worker's own.
+        own = self._own = worker.new_store(_ALL_PUSH)
         own.choose_gradient_codec(Choice("identity"))
         pushes = pushes_of(own, worker.rank)  # whose counts say nothing here
         resuming = Resuming(own, pushes, worker.rank, TorchGoesOn(own))
@@ -65,76 +123,156 @@ class Buffers:
             )
         self._packs = [
             Pack(
-                own.declare(at, (elems,), _name(dtype), called(together), "dense"),
+                own.declare(at, (elems,), name_of(dtype), called(together), "dense"),
                 dtype,
                 together,
                 devices.copies(together[0].device),
             )
             for at, (dtype, elems, together) in enumerate(packed(places))
         ]
-        if worker.rank == 0 and how != BROADCAST:  # or else the servers have these values
-            own.unpushed = lambda: [pack.copied() for pack in self._packs]
+        if worker.rank == 0:
+            own.unpushed = self._copied
         kept.update({place.where: self for place in places})
         for pack in self._packs:
             saved = resuming.initial(pack.key) if worker.rank == 0 else None
             if saved is not None:
-                pack.scatter(_tensor(saved).to(pack.device))
-            source = pack.gathered() if worker.rank == 0 else None
-            self._begin(pack, INITIAL_ROUND, 0, source, lands=worker.rank != 0)
+                pack.fill(tensor_of(saved))
+            pack.give_initial(worker)
         self.wait()
+
+    def join(self, user: User, how: str, chosen: bool) -> None:
+        """Has a step of one more optimizer push the buffers, which are `how` if that was `chosen`.
+        Worker rank 0's are sent to all again, if there were other users before.
+
+        Raises NotSupportedError where the buffers travel in another way.
+        """
+        if how != self._how and self._how == OWN and how != OWN and not self._is_chosen:
+            self._how = how  # as no step has pushed them
+        if chosen and how != self._how:
+            raise NotSupportedError(
+                f"buffers={how!r}, and an earlier p3kv.torch.Optimizer of the model has "
+                f"buffers={self._how!r}: a model's buffers travel in one way, whichever optimizer "
+                "steps. Give both the same"
+            )
+        self._is_chosen |= chosen
+        if self._users:
+            self._push(lambda pack: False)
+            self.wait()
+        self._users.append(user)
+
+    def leave(self, user: User) -> None:
+        """An optimizer pushes them no more. Without any, another one may take them into its
+        care."""
+        self.wait()
+        self._users.remove(user)
+        if not self._users:
+            for where in [where for where, keeper in kept.items() if keeper is self]:
+                del kept[where]
 
     def push(self, step: int) -> None:
         """Has buffers be those of all workers for whoever reads them from now on, at the end of a
         step."""
-        if self._how == OWN:
-            return
+        self._step = max(self._step, step)
+        if self._how != OWN:
+            self._push(lambda pack: self._how == AVERAGE and pack.dtype.is_floating_point)
+
+    def _push(self, averages: Callable[[Pack], bool]) -> None:
         for pack in self._packs:
             pack.take()
-            key = pack.key
-            key.round += 1
-            self._own.count_push(step)
-            averages = self._averages(pack)
-            source = pack.gathered() if averages or self._worker.rank == 0 else None
-            lands = averages or self._worker.rank != 0
-            self._begin(pack, key.round, step, source, lands)
+            self._own.count_push(self._step)
+            pack.push(self._worker, self._step, averages(pack), self._weights)
+
+    def _weights(self) -> Memory:
+        return Memory(one for user in self._users for one in user.weights)
 
     def wait(self) -> None:
         """Waits until all buffers are there."""
         for pack in self._packs:
             pack.take()
 
-    def stop(self) -> None:
-        """Another optimizer may take the buffers into its care."""
-        self.wait()
-        for where in [where for where, keeper in kept.items() if keeper is self]:
-            del kept[where]
+    def _copied(self) -> List[Unpushed]:
+        """Copies for a checkpoint, unless the servers have these values."""
+        return [] if self._how == BROADCAST else [pack.copied() for pack in self._packs]
 
-    def _averages(self, pack: Pack) -> bool:
-        return self._how == AVERAGE and pack.dtype.is_floating_point
 
-    def _begin(
-        self, pack: Pack, round_: int, step: int, source: Optional[torch.Tensor], lands: bool
+class Untrained:
+    """Parameters of a model that no optimizer has: all workers begin with worker rank 0's, and
+    checkpoints have these. Belongs to the script's thread."""
+
+    def __init__(
+        self,
+        places: List[Place],
+        first_key: int,
+        worker: Worker,
+        own: WorkerStore,
+        devices: Devices,
     ) -> None:
-        key, averages = pack.key, self._averages(pack)
-        pulls = round_ == INITIAL_ROUND and source is None
-        asks = (key.ask(),) if pulls else key.asks()
+        """Sends worker rank 0's values to all, and waits for them. Their keys in the store of the
+        optimizer begin with `first_key`.
 
-        def begin(values: Optional[torch.Tensor]) -> None:
-            if values is not None and step and not averages:
-                values = pack.unless_sent(values)
-            self._worker.begin(
-                Transfer(
-                    key, round_, step, 0,
-                    values.data_ptr() if values is not None else None if pulls else 0,
-                    pack.staging.data_ptr() if lands else None,
-                    partial(pack.arrived if lands else _has_left, values), asks,
-                    Future() if values is None and not pulls else None,
-                    exact=True,
+        Raises CheckpointError for other parameters than those of the checkpoint from which the job
+        goes on; one from before checkpoints had them has none.
+        """
+        self._places = places
+        if own.resumed is not None:
+            self._fill(own)
+        packs = [
+            Pack(
+                own.declare(
+                    first_key + at, (elems,), name_of(dtype), called(together), beside=True
+                ),
+                dtype,
+                together,
+                devices.copies(together[0].device),
+            )
+            for at, (dtype, elems, together) in enumerate(packed(places))
+        ]
+        for pack in packs:
+            pack.give_initial(worker)
+        for pack in packs:
+            pack.take()
+
+    def copied(self, trained: Collection[int]) -> List[Unpushed]:
+        """Copies for a checkpoint of those that nothing trains now, by the ids of those that
+        something does."""
+        copies = []
+        for place in self._places:
+            if id(place.tensor) not in trained:
+                value: Future[np.ndarray] = Future()
+                values = travelling(place.tensor).clone()
+                value.set_result(_array(values))
+                dtype = name_of(values.dtype)
+                copies.append(Unpushed(place.name, place.name, tuple(values.shape), dtype, value))
+        return copies
+
+    def _fill(self, own: WorkerStore) -> None:
+        """On worker rank 0: writes the checkpoint's values."""
+        saved, lacks = own.saved, []
+        if saved is None:
+            return
+        for place in self._places:
+            outline = saved.outline(own.number, place.name)
+            if outline is None:
+                lacks.append(place.name)
+                continue
+            value = travelling(place.tensor)
+            theirs, ours = (
+                (outline.shape, outline.dtype),
+                (tuple(value.shape), name_of(value.dtype)),
+            )
+            if theirs != ours:
+                raise CheckpointError(
+                    f"the checkpoint of step {saved.step} has the parameter '{place.name}' with "
+                    f"shape {theirs[0]} and dtype {theirs[1]}, and this script has shape {ours[0]} "
+                    f"and dtype {ours[1]}; go on with the model that it was written of"
                 )
-            )  # fmt: skip
-
-        pack.begin(lands, self._worker.num_workers if averages and step else 1)
-        pack.copies.to_host(source, begin)
+            write(tensor_of(saved.key(own.number, place.name).value).to(place.device), place.tensor)
+        if lacks:
+            _log.warning(
+                "the checkpoint has no values of %s, which the optimizer does not have: all "
+                "workers begin with worker 0's",
+                some_of([repr(name) for name in lacks]),
+            )
 
 
 class Pack:
@@ -152,8 +290,12 @@ class Pack:
         self._sent: Optional[torch.Tensor] = None
         """The last value that this worker has sent for all."""
         self._places = places
-        self._late: List[torch.Tensor] = []
-        """Buffers whose values are under way."""
+        self._before = [place.tensor for place in places]
+        self._elems = [flat(one).numel() for one in self._before]
+        self._aliases: Set[int] = set()
+        """Ids of those that are aliases of weights."""
+        self._late: List[Optional[torch.Tensor]] = []
+        """While values are under way: the buffers to which they are, in their order."""
         self._copies: List[Future[np.ndarray]] = []
         """To be made when they are there."""
         self._divisor = 1
@@ -163,7 +305,7 @@ class Pack:
 
     def gathered(self) -> torch.Tensor:
         """A copy of the buffers' values as they travel."""
-        return torch.cat([flat(place.tensor).to(self.dtype) for place in self._places])
+        return torch.cat([travelling(place.tensor) for place in self._places])
 
     def unless_sent(self, values: torch.Tensor) -> Optional[torch.Tensor]:
         """Values that are to be sent for all; None if they are what was sent last."""
@@ -172,17 +314,62 @@ class Pack:
         self._sent = values
         return values
 
-    def scatter(self, values: torch.Tensor) -> None:
-        """Writes values, which are on their device, into the buffers."""
-        at = 0
-        for place in self._places:
-            buffer = place.tensor.data
-            elems = buffer.numel() * (2 if buffer.is_complex() else 1)
-            part = values.reshape(-1)[at : at + elems]
-            if buffer.is_complex():
-                part = torch.view_as_complex(part.reshape(-1, 2))
-            buffer.copy_(part.reshape(buffer.shape))
+    def fill(self, values: torch.Tensor) -> None:
+        """Writes values into the buffers, of which none is late."""
+        values, at = values.to(self.device), 0
+        for place, elems in zip(self._places, self._elems):
+            write(values[at : at + elems], place.tensor)
             at += elems
+
+    def give_initial(self, worker: Worker) -> None:
+        """Worker rank 0 sends the values with which all begin."""
+        gives = worker.rank == 0
+        asks = self.key.asks() if gives else (self.key.ask(),)
+        self._begin(worker, INITIAL_ROUND, 0, gives, not gives, asks, 1)
+
+    def push(
+        self, worker: Worker, step: int, averages: bool, weights: Callable[[], Memory]
+    ) -> None:
+        """All take worker rank 0's values, or the mean. Buffers that have taken the place of others
+        may be aliases of `weights`, which are not written then."""
+        self.key.round += 1
+        self._find_aliases(weights)
+        gives, lands = averages or worker.rank == 0, averages or worker.rank != 0
+        divisor = worker.num_workers if averages else 1
+        self._begin(worker, self.key.round, step, gives, lands, self.key.asks(), divisor)
+
+    def _begin(
+        self,
+        worker: Worker,
+        round_: int,
+        step: int,
+        gives: bool,
+        lands: bool,
+        asks: Sequence[Ask],
+        divisor: int,
+    ) -> None:
+        pulls = round_ == INITIAL_ROUND and not gives
+        if divisor > 1:
+            self._sent = None
+        source = self.gathered() if gives else None
+
+        def begin(values: Optional[torch.Tensor]) -> None:
+            if values is not None and divisor == 1 and round_ > INITIAL_ROUND:
+                values = self.unless_sent(values)
+            worker.begin(
+                Transfer(
+                    self.key, round_, step, 0,
+                    values.data_ptr() if values is not None else None if pulls else 0,
+                    self.staging.data_ptr() if lands else None,
+                    partial(self.arrived if lands else _has_left, values), asks,
+                    Future() if values is None and not pulls else None,
+                    exact=True,
+                )
+            )  # fmt: skip
+
+        if lands:
+            self._await(divisor)
+        self.copies.to_host(source, begin)
 
     def copied(self) -> Unpushed:
         """A copy for a checkpoint, once the buffers are there."""
@@ -192,19 +379,37 @@ class Pack:
         else:
             value.set_result(_array(self.gathered()))
         shape = (self.key.size_elems,)
-        return Unpushed(self.key.key, self.key.name or "", shape, _name(self.dtype), value)
+        return Unpushed(self.key.key, self.key.name or "", shape, name_of(self.dtype), value)
 
-    def begin(self, lands: bool, divisor: int) -> None:
-        """From now on, whoever reads a buffer waits, if a value is to land."""
-        if not lands:
-            return
+    def _await(self, divisor: int) -> None:
+        """From now on, whoever reads a buffer waits."""
         self._there.clear()
         self._divisor = divisor
-        self._late = list({id(place.tensor): place.tensor for place in self._places}.values())
-        torch.autograd.graph.increment_version(self._late)
+        self._late = [
+            None if id(place.tensor) in self._aliases else place.tensor for place in self._places
+        ]
+        torch.autograd.graph.increment_version(
+            [
+                one
+                for one, place in zip(self._late, self._places)
+                if one is not None and not place.is_statistic
+            ]
+        )
         self.copies.arm()
-        for buffer in self._late:
+        for buffer in self._each_late():
             have_wait(buffer, self)
+
+    def _each_late(self) -> Iterable[torch.Tensor]:
+        return {id(one): one for one in self._late if one is not None}.values()
+
+    def _find_aliases(self, weights: Callable[[], Memory]) -> None:
+        now = [place.tensor for place in self._places]
+        if all(one is other for one, other in zip(now, self._before)):
+            return
+        new = [one for one, other in zip(now, self._before) if one is not other]
+        memory, self._before = weights(), now
+        self._aliases = {id(one) for one in now if id(one) in self._aliases}
+        self._aliases |= {id(one) for one in new if memory.of(one)}
 
     def arrived(self, source: Optional[torch.Tensor], error: Optional[BaseException]) -> None:
         """Called in the worker's thread; `source` stays until then."""
@@ -226,7 +431,7 @@ class Pack:
             with torch._C.DisableTorchFunctionSubclass():
                 self.copies.write(self._write)
             self.copies.finish()
-            for buffer in self._late:
+            for buffer in self._each_late():
                 have_back(buffer)
             self._late = []
             for copy in self._copies:
@@ -238,7 +443,12 @@ class Pack:
 
     def _write(self) -> None:
         values = self.staging / self._divisor if self._divisor > 1 else self.staging
-        self.scatter(self.copies.to_device(values))
+        # Not into what the script has put in their place since.
+        values, at = self.copies.to_device(values), 0
+        for buffer, elems in zip(self._late, self._elems):
+            if buffer is not None:
+                write(values[at : at + elems], buffer)
+            at += elems
 
 
 def _has_left(source: Optional[torch.Tensor], error: Optional[BaseException]) -> None:
@@ -246,7 +456,8 @@ def _has_left(source: Optional[torch.Tensor], error: Optional[BaseException]) ->
     round may be under way."""
 
 
-def _name(dtype: torch.dtype) -> str:
+def name_of(dtype: torch.dtype) -> str:
+    """A dtype's name as keys have it."""
     return str(dtype).rpartition(".")[2]
 
 
@@ -255,9 +466,10 @@ def _bytes(value: torch.Tensor) -> torch.Tensor:
 
 
 def _array(value: torch.Tensor) -> np.ndarray:
-    return _bytes(value.cpu()).numpy().view(_name(value.dtype))
+    return _bytes(value.cpu()).numpy().view(name_of(value.dtype))
 
 
-def _tensor(array: np.ndarray) -> torch.Tensor:
+def tensor_of(array: np.ndarray) -> torch.Tensor:
+    """The elements of a value that a checkpoint has."""
     flat = np.ascontiguousarray(array).reshape(-1)
     return torch.from_numpy(flat.view(np.uint8).copy()).view(getattr(torch, flat.dtype.name))

@@ -15,7 +15,7 @@ from p3kv.common.words import did_you_mean
 from p3kv.config.trial import NATIVE
 from p3kv.consistency import Consistency
 from p3kv.errors import ConfigError, NotSupportedError
-from p3kv.frontends.torch.buffer_places import HOWS
+from p3kv.frontends.torch.buffer_places import HOWS, check_has_shape
 from p3kv.frontends.torch.tensors import DTYPES
 from p3kv.store.checks import check_choices_alone
 from p3kv.store.trial_clock import check_rule_of_trial
@@ -178,11 +178,7 @@ def check_parameter(parameter: torch.nn.Parameter, name: str) -> None:
             f"the parameter '{name}' is {parameter.dtype}; p3kv.torch takes "
             f"{', '.join(DTYPES.values())}"
         )
-    if torch.nn.parameter.is_lazy(parameter):
-        raise NotSupportedError(
-            f"the parameter '{name}' has no shape yet: run one forward pass before you make "
-            "p3kv.torch.Optimizer"
-        )
+    check_has_shape(parameter, name)
     if any(not stride and size > 1 for size, stride in zip(parameter.shape, parameter.stride())):
         raise NotSupportedError(
             f"elements of the parameter '{name}', of shape {tuple(parameter.shape)}, share memory: "

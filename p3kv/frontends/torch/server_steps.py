@@ -185,4 +185,4 @@ class ServerSteps(Steps):
         """Copies for a checkpoint of what servers do not have: frozen weights that the script has
         written to."""
         frozen = (late for late in self._shared.every if not late.parameter.requires_grad)
-        return [copied(late) for late in frozen if is_written(late)]
+        return [*(copied(late) for late in frozen if is_written(late)), *self._shared.copied()]

@@ -1,16 +1,25 @@
-"""An optimizer's parameters and its model's buffers, which all workers share."""
+"""A model's parameters, those that its optimizer has and others, and its buffers, which all workers
+share."""
 
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import Dict, List, Mapping, Optional
+from typing import Dict, List, Mapping, Optional, Set
 
 import numpy as np
 import torch
 
 from p3kv.errors import NotSupportedError, P3Error
-from p3kv.frontends.torch.buffer_places import AVERAGE, kept, own_or_shared, places_of
-from p3kv.frontends.torch.buffers import Buffers
+from p3kv.frontends.torch.buffer_places import (
+    AVERAGE,
+    OWN,
+    Memory,
+    kept,
+    own_or_shared,
+    places_of,
+    untrained_places,
+)
+from p3kv.frontends.torch.buffers import Alias, Buffers, Untrained
 from p3kv.frontends.torch.exchange import Exchange
 from p3kv.frontends.torch.optimizers.script_optimizer import TorchGoesOn
 from p3kv.frontends.torch.pushes import pushes_of
@@ -25,6 +34,7 @@ from p3kv.frontends.torch.values.late import Late
 from p3kv.frontends.torch.values.written import is_written
 from p3kv.store.resuming import Resuming
 from p3kv.worker import this_process
+from p3kv.worker.saving.cuts import Unpushed
 from p3kv.worker.stores import WorkerStore
 
 
@@ -50,6 +60,7 @@ class SharedModel:
         worker = self.worker = this_process.worker()
         check_rule(own.rule, own.consistency or worker.settings.consistency)
         self._how = own_or_shared(buffers, own.rule)
+        self._chosen = buffers is not None
         if self._how == AVERAGE:
             check_all_stay(worker.settings, "the mean of buffers")
         self._own = own
@@ -60,8 +71,26 @@ class SharedModel:
         self.every = self._declared(model, optimizer, whole, sparse)
         """All parameters."""
         self.exchange = Exchange(worker, own, self.pushes, self.every, self._devices)
-        self._places = places_of(model, self._how, self._devices)
-        self._buffers: Optional[Buffers] = None
+        places = places_of(model, self._how, self._devices)
+        memory = Memory(self.weights)
+        self._places = [place for place in places if not memory.of(place.tensor)]
+        self._aliases = [
+            Alias(place, [self.every[at] for at in memory.of(place.tensor)])
+            for place in places
+            if memory.of(place.tensor)
+        ]
+        """Buffers that travel as the weights whose memory they have."""
+        for place in self._places:
+            at = memory.in_part(place.tensor)
+            if at is not None and self._how != OWN:
+                raise NotSupportedError(
+                    f"the buffer '{place.name}' has memory of the parameter '{self.every[at].name}'"
+                    " and other memory, too: give it its own by clone(), or use buffers='own'"
+                )
+        self._model = model
+        untrained_places(model, self._trained(), self._devices)  # refuses what it refuses
+        self._buffers: List[Buffers] = []
+        self._untrained: Optional[Untrained] = None
         self._replaced = False
         """Whether other steps train its parameters now."""
 
@@ -72,6 +101,7 @@ class SharedModel:
             older = _STEPS_OF.get(id(late.parameter))
             if older is not None:
                 older.stop()
+        for late in self.every:
             _STEPS_OF[id(late.parameter)] = steps
         self._early.start()
         self._devices.start()
@@ -79,7 +109,12 @@ class SharedModel:
         self.resuming.wait_for_states(self.worker.barrier)
         places = [place for place in self._places if place.where not in kept]
         if places:
-            self._buffers = Buffers(places, self._how, self.worker, self._own, self._devices)
+            Buffers(places, self._how, self.worker, self._own, self._devices)
+        for place in self._places:
+            buffers = kept[place.where]
+            if buffers not in self._buffers:
+                buffers.join(self, self._how, self._chosen)
+                self._buffers.append(buffers)
         this_process.at_end(self._finish, steps)
 
     def check(self) -> None:
@@ -90,17 +125,32 @@ class SharedModel:
                 "another p3kv.torch.Optimizer has been made with these parameters: call its step()"
             )
 
+    @property
+    def weights(self) -> List[torch.Tensor]:
+        """All parameters as tensors."""
+        return [late.parameter for late in self.every]
+
     def push_buffers(self) -> None:
-        """Has buffers be those of all workers, at the end of a step."""
-        if self._buffers is not None:
-            self._buffers.push(self.pushes.step)
+        """Has buffers be those of all workers, at the end of a step. Where workers go on without
+        each other, they go on with those that they have."""
+        if own_or_shared(None, self._own.rule) != OWN:
+            for buffers in self._buffers:
+                buffers.push(self.pushes.step)
+        for alias in self._aliases:
+            alias.arm()
+
+    def copied(self) -> List[Unpushed]:
+        """Copies for a checkpoint of parameters that no optimizer has; on worker rank 0."""
+        return [] if self._untrained is None else self._untrained.copied(_STEPS_OF)
 
     def wait(self) -> None:
         """Waits until all weights and buffers are there."""
         for late in self.every:
             late.wait()
-        if self._buffers is not None:
-            self._buffers.wait()
+        for buffers in self._buffers:
+            buffers.wait()
+        for alias in self._aliases:
+            alias.take()
 
     def pull(self) -> None:
         """Gives all weights, which are there, the servers' own values, unrounded."""
@@ -114,8 +164,12 @@ class SharedModel:
         """Others take care of the parameters and buffers, all of which are there."""
         for late in self.every:
             late.take()
-        if self._buffers is not None:
-            self._buffers.stop()
+            _STEPS_OF.pop(id(late.parameter), None)
+        for buffers in self._buffers:
+            buffers.leave(self)
+        for alias in self._aliases:
+            alias.take()
+        self._buffers = []
         self._replaced = True
 
     def _declared(
@@ -127,8 +181,16 @@ class SharedModel:
     ) -> List[Late]:
         names = {id(parameter): own_name(name) for name, parameter in model.named_parameters()}
         found: Dict[int, Late] = {}
-        for at, parameter in enumerate(parameters_of(optimizer)):
+        parameters = parameters_of(optimizer)
+        self._num_keys = len(parameters)
+        for at, parameter in enumerate(parameters):
             name = names.get(id(parameter), f"parameter {at}")
+            if (
+                parameter.dtype not in DTYPES
+                and not parameter.requires_grad
+                and id(parameter) in names
+            ):
+                continue  # quantised ones are frozen for ever
             check_parameter(parameter, name)
             copies = self._devices.copies(parameter.device)
             by_rows = id(parameter) in sparse
@@ -138,7 +200,19 @@ class SharedModel:
             )  # fmt: skip
             kind = LateRows if by_rows else Late
             found[id(parameter)] = kind(key, parameter, name, self._early, copies)
-        return [*found.values()]
+        every = [*found.values()]
+        shared = Memory(late.parameter for late in every).shared
+        if shared is not None:
+            raise NotSupportedError(
+                f"the parameters '{every[shared[0]].name}' and '{every[shared[1]].name}' share "
+                "memory, and servers would train each by itself: give each its own by "
+                "parameter.data = parameter.data.clone(), or make both the same parameter"
+            )
+        return every
+
+    def _trained(self) -> Set[int]:
+        """Ids of the parameters that this optimizer has, or another one that is in use."""
+        return {*_STEPS_OF, *(id(late.parameter) for late in self.every)}
 
     def _exchange_initial(self) -> None:
         for late in self.every:
@@ -154,6 +228,18 @@ class SharedModel:
         for late in self.every:
             late.arm()
         self.wait()
+        memory = Memory(self.weights)
+        places = [
+            place
+            for place in untrained_places(self._model, self._trained(), self._devices)
+            if not memory.of(place.tensor)
+        ]
+        if places:
+            self._untrained = Untrained(
+                places, self._num_keys, self.worker, self._own, self._devices
+            )
+            if self.worker.rank == 0:
+                self._own.unpushed = self.copied
 
     def _finish(self, steps: Steps) -> None:
         """Before the worker leaves: all values come, or the script has failed."""

@@ -93,7 +93,8 @@ def plain(
                 if name not in ("params", "param_names")
             }
         )
-        group_of += [(keys[id(parameter)], place) for parameter in group["params"]]
+        ids = (id(parameter) for parameter in group["params"])
+        group_of += [(keys[at], place) for at in ids if at in keys]  # no quantised ones
     return PlainTorchOptimizer(kind.__name__, groups, group_of, since_step, workers)
 
 

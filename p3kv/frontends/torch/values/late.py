@@ -7,6 +7,7 @@ parameter and gives it its class back. So a parameter that is not late costs not
 
 from __future__ import annotations
 
+import copy
 import itertools
 import threading
 from concurrent.futures import Future
@@ -273,8 +274,9 @@ def _late_class(of: Type[torch.Tensor]) -> Any:
     found = _classes.get(of)
     if found is None:
         found = _classes[of] = type(
-            of.__name__, (of,), {"__torch_function__": classmethod(_wait_and_call)}
-        )
+            of.__name__, (of,),
+            {"__torch_function__": classmethod(_wait_and_call), "__deepcopy__": _wait_and_copy},
+        )  # fmt: skip
     return found
 
 
@@ -291,6 +293,16 @@ def _wait_and_call(
             late.read()
     with torch._C.DisableTorchFunctionSubclass():
         return function(*args, **(kwargs or {}))
+
+
+def _wait_and_copy(tensor: torch.Tensor, memo: Dict[int, Any]) -> torch.Tensor:
+    """A copy of the class that the tensor has when it is not late."""
+    what = _LATE.get(id(tensor))
+    if what is not None:
+        may_begin_forward()
+        what.take()
+    copied: torch.Tensor = copy.deepcopy(tensor, memo)
+    return copied
 
 
 def _late_among(values: Any) -> Iterator[Waits]:
