@@ -25,10 +25,10 @@ class Bounded(Consistency):
     code 4.4, whose client asks for the same before it uses a layer). With staleness 0 workers share
     rounds, as bulk-synchronous ones do. What a worker computes depends on time.
 
-    A lazy worker updates its own weights by its part of what its optimizer does, and exchanges what these have
-    changed when its copy of all else would be older than `staleness` rounds: once in `staleness` +
-    1 steps, when it waits for the others' changes of as many steps. Its numbers do not depend on
-    time.
+    A lazy worker updates its own weights by its part of what its optimizer does, and exchanges what
+    these have changed when its copy of all else would be older than `staleness` rounds: once in
+    `staleness` + 1 steps, when it waits for the others' changes of as many steps. Its numbers do
+    not depend on time.
     """
 
     def __init__(
