@@ -76,6 +76,9 @@ class Settings:
     reached. The job goes on when the process answers within this time."""
     warn_after_s: Annotated[float, Meta(ge=0.1, le=86_400.0)] = 10.0
     """How long a process may be silent, or a round wait for a push, before a warning says so."""
+    stop_timeout_s: Annotated[float, Meta(ge=0.0, le=86_400.0)] = 30.0
+    """How long `p3kv launch` waits for scripts to which it has passed on SIGTERM, SIGINT or SIGHUP,
+    before it ends the job."""
     send_buffer_bytes: Optional[Annotated[int, Meta(ge=4096, le=2**30)]] = None
     """Credit: most unsent bytes that the kernel holds for a connection. Priorities do not apply to
     them. None: by the slice size."""

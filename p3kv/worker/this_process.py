@@ -214,6 +214,9 @@ def _one_line_hook(previous: _Hook, launched: bool) -> _Hook:
         kind: Type[BaseException], error: BaseException, trace: Optional[TracebackType]
     ) -> None:
         words = _our_words(error, trace, launched)
+        if launched and isinstance(error, KeyboardInterrupt):
+            # All workers get Ctrl-C at the same time.
+            words = f"its script was interrupted{_place_in_script(trace)}"
         if words is None or config.wants_traceback():
             previous(kind, error, trace)
         else:
@@ -236,10 +239,14 @@ def _our_words(
         return None
     if error.role is not None:
         return error.brief if launched and error.brief else str(error)
-    # The script's own mistake: where is it?
+    return f"{error}{_place_in_script(trace)}"
+
+
+def _place_in_script(trace: Optional[TracebackType]) -> str:
+    """Where in the user's code an error was raised, in brackets."""
     places = [
         f" ({os.path.basename(frame.f_code.co_filename)}, line {line})"
         for frame, line in traceback.walk_tb(trace)
         if frame.f_globals.get("__name__", "").partition(".")[0] not in _libraries
     ]
-    return f"{error}{places[-1] if places else ''}"
+    return places[-1] if places else ""

@@ -55,6 +55,7 @@ def test_without_any_setting_the_defaults_hold() -> None:
         ("slice_size", "1000", 1000),
         ("silence_timeout_s", "30", 30.0),
         ("warn_after_s", "3", 3.0),
+        ("stop_timeout_s", "0", 0.0),
         ("deterministic", "1", True),
         ("check_finite", "1", True),
         ("let_workers_leave", "1", True),

@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+from pathlib import Path
 from typing import List
 
 from tests.frontends.test_torch import job
-from tests.jobs import SCRIPTS, JobResult, environment, held_port, run
+from tests.jobs import (
+    DEADLINE_S,
+    SCRIPTS,
+    JobResult,
+    end,
+    environment,
+    eventually,
+    held_port,
+    output_of,
+    run,
+)
 from tests.torch_environment import NEEDS_TORCH, PYTHON
 
 TIMEOUT_S = 120.0
@@ -32,6 +45,27 @@ def test_functions_that_torchruns_api_runs_are_workers_and_tell_why_they_fail() 
     for rank in range(2):
         assert f"{rank} of 2 has -1.5" in result.output, result.output
     assert "worker 1 (round 1): its script ended with ValueError: boom" in result.output
+
+
+def test_what_runs_beside_a_rank_serves_its_script_when_torchrun_gets_sigterm(
+    tmp_path: Path,
+) -> None:
+    command = [str(PYTHON.parent / "torchrun"), "--nproc-per-node", "2"]
+    torchrun = subprocess.Popen(
+        [*command, str(SCRIPTS / "torch_children.py"), "saves", str(tmp_path)],
+        env=environment(P3KV_LET_WORKERS_LEAVE=1),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+        text=True,
+    )
+    try:
+        eventually(lambda: len(list(tmp_path.iterdir())) == 2)
+        torchrun.send_signal(signal.SIGTERM)
+        output = output_of(torchrun, DEADLINE_S)
+    finally:
+        end(torchrun)
+    assert output is not None and {"0 saved", "1 saved"} <= {*output.splitlines()}, output
 
 
 def test_a_child_without_a_rank_is_refused_and_told_what_to_set() -> None:

@@ -83,6 +83,20 @@ def test_two_runs_one_after_the_other_on_the_same_port_leave_nothing(tmp_path: P
             room.assert_empty()
 
 
+def test_scripts_save_what_the_servers_have_when_the_launcher_gets_sigterm(tmp_path: Path) -> None:
+    room = Room(tmp_path)
+    with room.job(arguments=["saves"], P3KV_STOP_TIMEOUT_S=DEADLINE_S) as job:
+        job.wait_until_training()
+        job.launcher.send_signal(signal.SIGTERM)
+        result = job.result(DEADLINE_S)
+    assert result.code == 128 + signal.SIGTERM, result.output
+    for rank in range(2):
+        assert f"worker {rank}: all weights are right after" in result.output, result.output
+    assert "failed" not in result.output
+    assert result.output.splitlines()[-1] == "p3kv launch: stopped by SIGTERM"
+    room.assert_empty()
+
+
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_a_signal_to_the_launcher_in_mid_training_leaves_nothing(
     tmp_path: Path, signum: signal.Signals

@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -74,14 +75,14 @@ def family(folder, name):
     return f"sleep 60 & echo $! > {folder}/{name}-child; echo $$ > {folder}/{name}; wait"
 
 
-def start_launcher(*scripts, term_s=5.0):
+def start_launcher(*scripts, term_s=5.0, stop_s=30.0):
     """Starts a launcher of shell scripts in a process of its own; returns that process."""
     program = (
         "import os, sys\n"
         "from p3kv.processes.launcher import Graces, Launcher, Part\n"
         "parts = [Part(f'part {i}', ('sh', '-c', s), os.environ)"
         " for i, s in enumerate(sys.argv[1:])]\n"
-        f"sys.exit(Launcher(parts, graces=Graces(term_s={term_s})).run())"
+        f"sys.exit(Launcher(parts, graces=Graces(term_s={term_s}, stop_s={stop_s})).run())"
     )
     return subprocess.Popen(
         [sys.executable, "-c", program, *scripts],
@@ -309,13 +310,11 @@ class TestEnding:
         launcher.send_signal(signum)
         output, _ = launcher.communicate(timeout=DEADLINE_S)
         assert launcher.returncode == 128 + signum
-        assert output.splitlines()[-1] == (
-            f"p3kv launch: stopped by {signum.name}; ended part 0, part 1"
-        )
+        assert output.splitlines()[-1] == f"p3kv launch: stopped by {signum.name}"
         assert not any(map(is_running, pids))
 
     def test_a_second_ctrl_c_does_not_wait(self, tmp_path):
-        stubborn = f"trap '' TERM; echo $$ > {tmp_path}/a; while :; do sleep 0.1; done"
+        stubborn = f"trap '' TERM INT; echo $$ > {tmp_path}/a; while :; do sleep 0.1; done"
         launcher = start_launcher(stubborn, term_s=60.0)
         pids = pids_in(tmp_path, 1)
         launcher.send_signal(signal.SIGINT)
@@ -325,6 +324,63 @@ class TestEnding:
         launcher.communicate(timeout=DEADLINE_S)
         assert launcher.returncode == 128 + signal.SIGINT
         assert not any(map(is_running, pids))
+
+    @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP])
+    def test_a_signal_goes_to_scripts_alone_and_what_serves_them_goes_on(self, signum, tmp_path):
+        saving = (
+            "import os, signal, subprocess, sys\n"
+            "signal.signal(signal.Signals[sys.argv[2]], lambda *_: None)\n"
+            "helper = subprocess.Popen(['sleep', '60'])\n"
+            "open(sys.argv[1], 'w').write(str(helper.pid))\n"
+            "signal.pause()\n"
+            "assert helper.poll() is None\n"
+            "print('saved')\n"
+        )
+        (tmp_path / "script").write_text(saving)
+        # A shell that does not handle the signal would leave its script alone.
+        script = f"{sys.executable} {tmp_path}/script {tmp_path}/helper {signum.name}; echo next"
+        until = f"until [ -e {tmp_path}/end ]; do sleep 1; done"
+        served = f"trap 'echo asked' {signum.name[3:]}; {until}"
+        program = (
+            "import os, sys\n"
+            "from p3kv.processes.launcher import Graces, Launcher, Part\n"
+            "parts = [Part('server 0', ('sh', '-c', sys.argv[2]), os.environ, True),"
+            " Part('worker 0', ('sh', '-c', sys.argv[1]), os.environ)]\n"
+            "sys.exit(Launcher(parts).run())"
+        )
+        launcher = subprocess.Popen(
+            [sys.executable, "-c", program, script, served],
+            env=clean_environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        eventually(lambda: (tmp_path / "helper").exists() and (tmp_path / "helper").read_text())
+        launcher.send_signal(signum)
+        lines = [launcher.stdout.readline() for _ in range(3)]
+        (tmp_path / "end").touch()
+        output = "".join(lines) + launcher.communicate(timeout=DEADLINE_S)[0]
+        assert "worker 0 | saved\nworker 0 | next\n" in output
+        assert "asked" not in output
+        assert f"has passed {signum.name} on to the scripts, which have 30 s" in output
+        assert output.splitlines()[-1] == f"p3kv launch: stopped by {signum.name}"
+        assert launcher.returncode == 128 + signum
+
+    def test_scripts_that_take_too_long_after_a_signal_are_ended(self, tmp_path):
+        stubborn = f"trap '' INT; echo $$ > {tmp_path}/a; while :; do sleep 0.1; done"
+        launcher = start_launcher(stubborn, stop_s=0.5)
+        pids = pids_in(tmp_path, 1)
+        launcher.send_signal(signal.SIGINT)
+        output, _ = launcher.communicate(timeout=SOON_S)
+        assert output.splitlines()[-1] == "p3kv launch: stopped by SIGINT; ended part 0"
+        assert launcher.returncode == 128 + signal.SIGINT
+        assert not any(map(is_running, pids))
+
+    def test_a_job_that_was_stopped_while_it_failed_may_not_start_again(self):
+        launcher = Launcher([shell("a", "exit 3"), shell("b", "sleep 60")], graces=SHORT)
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM)).start()
+        assert launcher.run() == 3
+        assert not launcher.a_part_failed
 
     def test_nothing_survives_a_launcher_that_is_killed(self, tmp_path):
         stubborn = f"trap '' TERM; echo $$ > {tmp_path}/a; while :; do sleep 0.1; done"

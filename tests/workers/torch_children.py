@@ -3,10 +3,13 @@
 import p3kv.torch  # noqa: I001
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 import threading
-from typing import Any
+import time
+from pathlib import Path
+from typing import Any, List
 
 import torch
 from torch.utils.data import DataLoader
@@ -54,6 +57,23 @@ def makes_an_optimizer() -> None:
     trained()
 
 
+def saves(folder: Path) -> None:
+    """Trains until SIGTERM, and then asks the servers for its optimizer's state."""
+    wishes: List[int] = []
+    signal.signal(signal.SIGTERM, lambda signum, _: wishes.append(signum))
+    model = torch.nn.Linear(1, 1)
+    optimizer = p3kv.torch.Optimizer(model, torch.optim.Adam(model.parameters()))
+    while not wishes:
+        optimizer.zero_grad()
+        model(torch.ones(1, 1)).sum().backward()
+        optimizer.step()
+        optimizer.wait()
+        (folder / str(optimizer.rank)).touch()
+    time.sleep(0.5)
+    assert len(optimizer.state_dict()["state"]) == 2
+    print(f"{optimizer.rank} saved", flush=True)
+
+
 def child(method: str, function: Any) -> int:
     process = multiprocessing.get_context(method).Process(target=function)
     process.start()
@@ -71,6 +91,8 @@ def main(how: str) -> None:
         config = LaunchConfig(1, 1, 2, rdzv_backend="c10d", rdzv_endpoint="localhost:0")
         config.max_restarts = 0
         elastic_launch(config, fails)()
+    elif how == "saves":
+        saves(Path(sys.argv[2]))
     elif how == "no rank":
         assert child("fork", makes_an_optimizer) == 1
     else:

@@ -15,10 +15,12 @@ import ctypes
 import functools
 import itertools
 import logging
+import signal
 import struct
 import sys
 import threading
 from contextlib import suppress
+from types import FrameType
 from typing import Any, BinaryIO, Callable, Dict, Optional, Sequence, Tuple
 
 import mxnet as mx
@@ -118,22 +120,41 @@ def push(
     """
     ticket = next(_tickets)
     _starts[ticket] = (start, (reads, writes))
-    check_call(
-        _LIB.MXEnginePushAsyncND(
-            _start,
-            ctypes.c_void_p(ticket),
-            None,
-            _CPU,
-            _handles(reads),
-            len(reads),
-            _handles(writes),
-            len(writes),
-            _ASYNC,
-            0,
-            name,
-            False,
-        )
+    _thread.is_pushing = True
+    failed = _LIB.MXEnginePushAsyncND(
+        _start,
+        ctypes.c_void_p(ticket),
+        None,
+        _CPU,
+        _handles(reads),
+        len(reads),
+        _handles(writes),
+        len(writes),
+        _ASYNC,
+        0,
+        name,
+        False,
     )
+    _thread.is_pushing = False
+    if hasattr(_thread, "is_interrupted"):
+        del _thread.is_interrupted
+        raise KeyboardInterrupt
+    check_call(failed)
+
+
+def hold_back_interrupts() -> None:
+    """Has Ctrl-C raise KeyboardInterrupt when `push` is over. In what the engine calls nobody could
+    catch it, and the operation would never be completed. Leaves a script's own handler alone."""
+    is_main = threading.current_thread() is threading.main_thread()
+    if is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _interrupt)
+
+
+def _interrupt(signum: int, frame: Optional[FrameType]) -> None:
+    if getattr(_thread, "is_pushing", False):
+        _thread.is_interrupted = True
+    else:
+        signal.default_int_handler(signum, frame)
 
 
 def _handles(arrays: Sequence[NDArray]) -> Any:

@@ -29,6 +29,7 @@ from p3kv import config, errors
 from p3kv.common.combinations import Feature
 from p3kv.frontends.mxnet import (
     clipping_refusals,
+    engine,
     environment,
     forward_ends,
     native_calls,
@@ -102,6 +103,7 @@ class P3(KVStoreBase):
         if not self._worker.started:
             self._worker.start(config.settle())
             complete_before_forks()
+            engine.hold_back_interrupts()
             this_process.at_end(_finish)
             forward_ends.trace(self._worker.tracer)
             worker = self._worker

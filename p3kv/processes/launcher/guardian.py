@@ -23,7 +23,7 @@ import subprocess
 import sys
 import threading
 import time
-from typing import Any, Iterable
+from typing import Any, Iterable, Iterator
 
 _POLL_S = 0.05
 _LAST_WORDS_S = 1.0
@@ -60,6 +60,43 @@ def signal_group(group: int, signum: int) -> None:
     """Sends a signal to process group `group`, which may be gone already."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(group, signum)
+
+
+def signal_scripts(group: int, signum: int) -> None:
+    """Sends a signal to those of process group `group` that are to handle it.
+
+    A terminal's Ctrl-C goes to all. Of another signal, a shell around a script, or a data loader's
+    helper, would die and the script with it. So only those get it that have a handler and are not
+    below another one that has: all, where none has one.
+    """
+    catching = {} if signum == signal.SIGINT else dict(_members(group, signum))
+    above = {pid: parent for pid, (parent, _) in catching.items()}
+
+    def is_below_another(pid: int) -> bool:
+        while pid in above:
+            pid = above[pid]
+            if pid in catching and catching[pid][1]:
+                return True
+        return False
+
+    chosen = [pid for pid, (_, has) in catching.items() if has and not is_below_another(pid)]
+    for pid in chosen:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signum)
+    if not chosen:
+        signal_group(group, signum)
+
+
+def _members(group: int, signum: int) -> Iterator[tuple[int, tuple[int, bool]]]:
+    """The processes of a group, each with its parent and whether it has a handler for a signal."""
+    for entry in os.listdir("/proc"):
+        # A process may end while we look.
+        with contextlib.suppress(OSError):
+            if entry.isdigit() and os.getpgid(int(entry)) == group:
+                with open(f"/proc/{entry}/status") as status:
+                    told = dict(line.split(":", 1) for line in status)
+                handlers = int(told["SigCgt"], 16)
+                yield int(entry), (int(told["PPid"]), bool(handlers >> (signum - 1) & 1))
 
 
 def guardian_command(task: str, grace_s: float) -> list[str]:
@@ -146,8 +183,9 @@ def _host(grace_s: float) -> None:
 
     The first line of the standard input is the errand, a JSON object: `argv`, `env` (set over this
     host's own), `cwd`, `workers_here` (who share the cores) and `has_link`. Each further line is
-    the number of a signal for the process's group, or a message for its link. At the end of the
-    input, when the launcher or the way to it is gone, the group is ended.
+    the number of a signal for the process's group, with a word behind it if it is for scripts
+    alone, or a message for its link. At the end of the input, when the launcher or the way to it
+    is gone, the group is ended.
 
     With `has_link`, the standard output carries what the process says to the launcher, and all that
     it prints goes to the standard error.
@@ -167,8 +205,9 @@ def _host(grace_s: float) -> None:
     group = process.pid
     threading.Thread(target=_report_end, args=(process, link, grace_s), daemon=True).start()
     for line in lines:
-        if line[:1].isdigit():
-            signal_group(group, int(line))
+        number, *for_scripts = line.split(None, 1)
+        if number.isdigit():
+            (signal_scripts if for_scripts else signal_group)(group, int(number))
         elif link is not None:
             with contextlib.suppress(OSError):
                 link.sendall(line)

@@ -75,6 +75,10 @@ class GuardianChannel:
         """Has the guardian send a signal to the process's group."""
         self._send(b"%d\n" % signum)
 
+    def signal_scripts(self, signum: int) -> None:
+        """Has the guardian send a signal to the group's scripts."""
+        self._send(b"%d scripts\n" % signum)
+
     def _send(self, line: bytes) -> None:
         # ssh may have ended: whoever waits for it learns that.
         with contextlib.suppress(OSError):

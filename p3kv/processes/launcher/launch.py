@@ -43,7 +43,7 @@ def launch(
     is a framework's own, which does not tell the launcher why a job fails.
 
     Call it in the main thread if Ctrl-C and SIGTERM shall end the job: Python gives signals to no
-    other thread.
+    other thread. They are passed on to the workers, which have P3KV_STOP_TIMEOUT_S to end.
     """
 
     def run(resumes: bool) -> Run:
@@ -75,10 +75,11 @@ def _run_once(
             stream.flush()
             return Run(1, may_start_again=False)
         port = listener.getsockname()[1]
+        graces = Graces(stop_s=Settings.from_environment(env).stop_timeout_s)
         parts = on_this_host(job_parts(command, num_workers, num_servers, port=port, env=env))
         if native:
             listener.close()  # the framework's scheduler opens the port by itself
-            return _ended(Launcher(parts, out=out, err=err))
+            return _ended(Launcher(parts, out=out, err=err, graces=graces))
         ours, schedulers = socket.socketpair()
         with ours, schedulers:
             parts = with_descriptors(
@@ -99,6 +100,7 @@ def _run_once(
                     parts,
                     out=out,
                     err=err,
+                    graces=graces,
                     on_started=on_started,
                     link=LauncherLink(ours, Cause),
                 )
@@ -147,6 +149,8 @@ def _run_once_on(
     err: BinaryIO | None,
     native: bool,
 ) -> Run:
+    settings = Settings.from_environment(own)
+    graces = Graces(stop_s=settings.stop_timeout_s)
     parts = on_hosts(
         job_parts(
             command,
@@ -159,13 +163,13 @@ def _run_once_on(
         hosts,
         own_env=own,
         cwd=os.getcwd(),
-        term_s=Graces().term_s,
-        silence_s=Settings.from_environment(own).silence_timeout_s,
+        term_s=graces.term_s,
+        silence_s=settings.silence_timeout_s,
     )
     channels = [part.channel for part in parts if part.channel is not None]
     try:
         link = None if native else LauncherLink(channels[0].ours, Cause)
-        return _ended(Launcher(parts, out=out, err=err, link=link))
+        return _ended(Launcher(parts, out=out, err=err, graces=graces, link=link))
     finally:
         for channel in channels:
             channel.close()

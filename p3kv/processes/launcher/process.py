@@ -8,7 +8,7 @@ import subprocess
 import time
 from typing import IO, Callable
 
-from p3kv.processes.launcher.guardian import signal_group
+from p3kv.processes.launcher.guardian import signal_group, signal_scripts
 from p3kv.processes.launcher.guardian_channel import GuardianChannel
 from p3kv.processes.launcher.parts import Part
 
@@ -81,6 +81,10 @@ class RunningPart:
         """Sends a signal to all of the group."""
         signal_group(self.group, signum)
 
+    def pass_on(self, signum: int) -> None:
+        """Sends a signal, which the launcher has got, to the scripts in the group."""
+        signal_scripts(self.group, signum)
+
     def terminate(self, term_s: float) -> None:
         """Asks the group to end, and sets when it is to be killed if it has not."""
         if self.due_s is None:
@@ -136,6 +140,9 @@ class RunningElsewhere(RunningPart):
 
     def send_signal(self, signum: int) -> None:
         self._channel.signal(signum)
+
+    def pass_on(self, signum: int) -> None:
+        self._channel.signal_scripts(signum)
 
     def take_due_measure(self, now_s: float, kill_s: float) -> None:
         super().take_due_measure(now_s, kill_s)

@@ -33,13 +33,14 @@ class Graces:
     `others_s`: after a part failed, for the others to end by themselves; the store tells them the
     cause, and their own messages are worth having. `scheduler_s`: for a scheduler that has told no
     cause, after all others have ended. `serving_s`: after the workers ended well, for the parts
-    that serve them. `term_s`: between SIGTERM and SIGKILL. `kill_s`: for the kernel to remove what
-    was killed.
+    that serve them. `stop_s`: after a signal was passed on to the workers, for what they save.
+    `term_s`: between SIGTERM and SIGKILL. `kill_s`: for the kernel to remove what was killed.
     """
 
     others_s: float = 9.0
     scheduler_s: float = 4.0
     serving_s: float = 10.0
+    stop_s: float = 30.0
     term_s: float = 5.0
     kill_s: float = 5.0
 
@@ -100,6 +101,8 @@ class Launcher:
         self._verdict: _Verdict | None = None
         self._term_at_s: float | None = None
         self._is_terminating = False
+        self._is_stopped = False
+        """Whether the launcher has got a signal to end."""
         self._ended_by_us: set[str] = set()
         self._left: list[str] = []
         """Parts that had to be ended, though they had been told or had had the time to end."""
@@ -151,7 +154,8 @@ class Launcher:
     def a_part_failed(self) -> bool:
         """After `run`: whether the job failed because a part did, and not because the launcher was
         stopped, or could not start one."""
-        return self._cause is not None if self._verdict is None else self._verdict.by_end
+        failed = self._cause is not None if self._verdict is None else self._verdict.by_end
+        return failed and not self._is_stopped
 
     # ---- starting
 
@@ -245,11 +249,15 @@ class Launcher:
                 self._set_term_at(self._graces.others_s)
         elif self._workers_ended_well():
             self._set_term_at(self._graces.serving_s)
+        if self._is_stopped and all(one.code is not None for one in self._workers):
+            # Those that ended well have left the job, which then ends in order.
+            self._set_term_at(self._graces.serving_s if self._workers_ended_well() else 0.0)
         self._end_a_mute_scheduler()
 
     def _on_cause(self, cause: Cause) -> None:
         self._cause = cause
-        self._set_term_at(self._graces.others_s)
+        if not self._is_stopped:  # or others still save
+            self._set_term_at(self._graces.others_s)
         for running in self._running:
             if running.code is None and running.part.name in cause.unreached:
                 self._ended_by_us.add(running.part.name)
@@ -264,14 +272,31 @@ class Launcher:
     def _on_signal(self, signum: int) -> None:
         if self._verdict is None:
             self._verdict = _Verdict(128 + signum, f"stopped by {signal_name(signum)}")
-        if self._is_terminating:
+        working = [one for one in self._workers if one.code is None]
+        if self._is_stopped:
             # Asked a second time while the parts take their time to end.
             for running in self._running:
                 running.hurry()
-        self._set_term_at(0.0)
+        if self._is_stopped or self._is_terminating or signum == signal.SIGPIPE or not working:
+            self._set_term_at(0.0)
+        else:
+            # What serves them goes on meanwhile: a script may need it for what it saves.
+            for running in working:
+                running.pass_on(signum)
+            self._set_term_at(self._graces.stop_s)
+            self._screen.say(
+                f"p3kv launch: has passed {signal_name(signum)} on to the scripts, which have "
+                f"{self._graces.stop_s:g} s to end (P3KV_STOP_TIMEOUT_S); another one ends them "
+                "at once"
+            )
+        self._is_stopped = True
+
+    @property
+    def _workers(self) -> list[RunningPart]:
+        return [one for one in self._running if not one.part.serves_workers]
 
     def _workers_ended_well(self) -> bool:
-        return all(one.code == 0 for one in self._running if not one.part.serves_workers)
+        return all(one.code == 0 for one in self._workers)
 
     def _set_term_at(self, delay_s: float) -> None:
         at_s = time.monotonic() + delay_s
