@@ -52,6 +52,7 @@ from p3kv.wire.protocol import FROM_NEIGHBOURS, Conversation
 from p3kv.worker.data_plane import DataPlane
 from p3kv.worker.handshakes import Handshakes
 from p3kv.worker.reconnecting import Reconnecting
+from p3kv.worker.script import Script
 from p3kv.worker.transfers import Transfer, WorkerKey
 from tests.adding import Adding
 from tests.memory_transport import MemoryLink, MemoryListener
@@ -93,8 +94,8 @@ class Worker:
         self.neighbours: Dict[int, Connection] = {}
         self.loop = _Loop()
         self.data_plane = DataPlane(
-            _place(rank, num_workers, num_servers), settings, [], Tracer(None, "worker"), self.loop,
-            lambda rate_bytes_s: None, self._lost, lambda: None, _unused,
+            _place(rank, num_workers, num_servers), settings, [], Tracer(None, "worker"),
+            Script(()), self.loop, lambda told: None, self._lost, lambda: None, _unused,
             {
                 Kind.CHALLENGE: self.handshakes.land,
                 Kind.WELCOME: _welcome,

@@ -11,6 +11,7 @@ from p3kv.consistency import make_consistency
 from p3kv.errors import ConfigError
 from p3kv.scheduler.membership import Membership, Node
 from p3kv.scheduler.replies import JobFails, Replies
+from p3kv.scheduler.waits import Waits
 from p3kv.slicing import Topology, link_rates, patient_sizes, slice_size_for
 from p3kv.wire.messages import (
     Agreed,
@@ -27,6 +28,8 @@ from p3kv.wire.messages import (
     ToScheduler,
 )
 
+TO_BEGIN = "to create its store"
+"""What each worker waits to do before all are ready."""
 _WORTH_A_CHANGE = 3
 """A size changes only by this factor or more: half or twice the size is as good."""
 _MISMEASURED = 1.4
@@ -43,8 +46,9 @@ class Agreement:
     Each method raises JobFails if the others wait for a worker that has left.
     """
 
-    def __init__(self, members: Membership, num_servers: int) -> None:
+    def __init__(self, members: Membership, num_servers: int, waits: Waits) -> None:
         self._members = members
+        self._waits = waits
         self._num_servers = num_servers
         self._sizes: Optional[SliceSizes] = None
         self._ready: Dict[bytes, JobSettings] = {}
@@ -57,8 +61,6 @@ class Agreement:
         """By worker, what it sent to each server when all workers measured for the first time."""
         self._lets_workers_leave = False
         self._sums_on_hosts = False
-        self._at_barrier: Dict[bytes, str] = {}
-        """Purpose of each worker that waits there."""
         self._topology: Optional[Topology] = None
 
     @property
@@ -113,9 +115,11 @@ class Agreement:
                     )
                 )
         self._check_encryption(node, mine.encrypt)
+        self._waits.enter(node, TO_BEGIN, message.place)
         if len(self._ready) < len(workers):
             self.check_nobody_is_missed()
             return []
+        self._waits.passed()
         self._sizes = None if mine.slice_size is None else SliceSizes(mine.slice_size)
         self._lets_workers_leave = mine.let_workers_leave
         self._sums_on_hosts = sums_on_hosts(mine, len(workers))
@@ -159,15 +163,13 @@ class Agreement:
 
     def barrier(self, node: Node, message: BarrierReached) -> Replies:
         """A worker waits for all workers, which must do the same there."""
-        mine = self._at_barrier[node.identity] = message.purpose
-        workers = self._members.workers
-        for other in workers:
-            theirs = self._at_barrier.get(other.identity, mine)
-            if theirs != mine:
+        self._waits.enter(node, message.purpose, message.place)
+        for other in self._members.workers:
+            if self._waits.purpose(other) not in (None, message.purpose):
                 raise JobFails(
                     Failure(
-                        f"it ({node.place()}) waits {mine or 'at a barrier'}, and "
-                        f"{other.name()} waits {theirs or 'at a barrier'}",
+                        f"it ({node.place()}) {self._waits.does(node)}, and {other.name()} "
+                        f"{self._waits.does(other)}",
                         "worker",
                         node.rank,
                         error="P3Error",
@@ -175,6 +177,11 @@ class Agreement:
                     )
                 )
         return self._after_barrier()
+
+    @property
+    def _at_barrier(self) -> bool:
+        """Whether a worker waits at one. Before all have begun, they wait for that."""
+        return len(self._waits) > 0 and len(self._ready) == len(self._members.workers)
 
     def worker_left(self) -> Replies:
         """A worker has left in order; at a barrier, the others may have waited for it."""
@@ -203,18 +210,18 @@ class Agreement:
         """Lets those go on that wait at the barrier, if they wait for nobody."""
         workers = self._members.workers
         awaited = [one for one in workers if not one.gone or self._needed_at_barrier(one)]
-        if len(self._at_barrier) < len(awaited):
+        if len(self._waits) < len(awaited):
             self.check_nobody_is_missed()
             return []
-        self._at_barrier.clear()
+        self._waits.passed()
         return [(worker.identity, BarrierPassed()) for worker in awaited]
 
     def _needed_at_barrier(self, worker: Node) -> bool:
         """Whether others wait for a worker at a barrier even if it has left."""
         if not self._lets_workers_leave:
-            return bool(self._at_barrier)
+            return self._at_barrier
         # Where a barrier has a purpose, workers do there what worker rank 0 has said.
-        return worker.rank == 0 and any(self._at_barrier.values())
+        return worker.rank == 0 and any(map(self._waits.purpose, self._members.workers))
 
     def starts_without(self, node: Node) -> bool:
         """Whether other workers have created their stores and wait for this worker's."""

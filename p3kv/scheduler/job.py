@@ -15,6 +15,7 @@ from p3kv.scheduler.membership import Membership, Node
 from p3kv.scheduler.replies import JobFails, Replies
 from p3kv.scheduler.reports import KeptReports
 from p3kv.scheduler.server_count import too_few_servers
+from p3kv.scheduler.waits import Waits
 from p3kv.wire.launcher_link import PartEnded
 from p3kv.wire.messages import (
     UNKNOWN,
@@ -32,8 +33,10 @@ from p3kv.wire.messages import (
     Ready,
     Refused,
     ReportFailure,
+    StoreMade,
     ToScheduler,
     Welcomed,
+    Whereabouts,
 )
 
 
@@ -49,7 +52,8 @@ class Job:
         """`variables`: how the job's users have said its address and its size."""
         self.failure: Optional[Failure] = None
         self._members = Membership(name, num_workers, num_servers, variables)
-        self._agreement = Agreement(self._members, num_servers)
+        self._waits = Waits(self._members)
+        self._agreement = Agreement(self._members, num_servers, self._waits)
         self._keys = Keys(num_servers)
         self._losses = Losses(self._members)
         self._reports = KeptReports()
@@ -134,6 +138,16 @@ class Job:
         """Replies that send a message to all nodes but the one that it is about."""
         return [(node.identity, message) for node in self._members.present if node is not about]
 
+    def look(self, now: float, first_s: float) -> Replies:
+        """Asks and tells workers of calls in which some have waited for `first_s`, and ends a job
+        whose workers would wait for ever; to be called about each second."""
+        if self.failure is not None:
+            return []
+        try:
+            return self._waits.look(now, first_s)
+        except JobFails as end:
+            return self.fail(end.failure)
+
     def judge(self) -> Replies:
         """Decides whether the job ends, and why, once all witnesses have had time to speak."""
         cause = None if self.failure is not None else self._losses.verdict()
@@ -165,6 +179,9 @@ class Job:
             return [(node.identity, self._reports.heard(node, message))]
         if self.failure is not None:
             return [(node.identity, Abort(self.failure))]
+        if isinstance(message, Whereabouts) and node.hello.role == "worker":
+            self._waits.take(node, message)
+            return []
         if not self._agreement.in_turn(node, message):
             reason = f"it sent {type(message).__name__} out of turn ({node.name()})."
             raise JobFails(self._out_of_protocol(node, reason))
@@ -179,6 +196,8 @@ class Job:
             return self._keys.declare(
                 node, message, agreed.slice_sizes.size_for_credit, agreed.topology
             )
+        if isinstance(message, StoreMade):
+            return self._keys.made(node, message)
         assert isinstance(message, BarrierReached)
         return self._agreement.barrier(node, message)
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass, field
-from typing import Dict, List, NoReturn, Optional, Set, Tuple, Union
+from typing import DefaultDict, Dict, List, NoReturn, Optional, Set, Tuple, Union
 
 from p3kv.common import words
 from p3kv.errors import ConfigError, ProtocolError, in_one_line
@@ -28,6 +29,7 @@ from p3kv.wire.messages import (
     Failure,
     Key,
     KeyRefused,
+    StoreMade,
     called,
 )
 
@@ -38,6 +40,16 @@ class _Record:
 
     key: DeclaredKey
     ranks: Set[int] = field(default_factory=set)
+    other_names: Dict[int, str] = field(default_factory=dict)
+    """By rank, where a worker calls the parameter otherwise."""
+
+
+@dataclass
+class _Made:
+    """An optimizer of a store as the first worker has made it, and the workers that have."""
+
+    first: StoreMade
+    ranks: List[int]
 
 
 class Keys:
@@ -48,6 +60,8 @@ class Keys:
         self._placed_by = ""
         self._keys: Dict[Tuple[int, Key], _Record] = {}
         """By the store's number and the key."""
+        self._made: DefaultDict[int, List[_Made]] = defaultdict(list)
+        """By the store's number."""
         self.names = Names()
         self._loads_elems = [0] * num_servers
         self.sliced_elems = 0
@@ -108,13 +122,71 @@ class Keys:
                 f"{needs_not} has none when it declares the key",
                 "All workers must set the same optimizer before they declare keys.",
             )
-        contradiction = self.names.contradiction(node.rank, message)
+        contradiction = None
+        if not message.same_name:
+            contradiction = self.names.contradiction(node.rank, message)
         if contradiction is not None:
             ways = ["Make the same layers in the same order on all workers"]
             ways += filter(None, [words.current().same_names])
             _refuse(node, contradiction, ", or ".join(ways))
         record.ranks.add(node.rank)
+        if message.name is not None and message.name != first.name:
+            record.other_names[node.rank] = message.name
         return [(node.identity, record.key)]
+
+    def made(self, node: Node, message: StoreMade) -> Replies:
+        """A worker gives a store an optimizer; raises JobFails where another worker has given it
+        one that is not like it."""
+        made = next((one for one in self._made[message.store] if node.rank not in one.ranks), None)
+        if made is None:
+            self._made[message.store].append(_Made(message, [node.rank]))
+            return []
+        first, other = made.first, made.ranks[0]
+        made.ranks.append(node.rank)
+        for what in sorted({*first.uses, *message.uses}):
+            mine, theirs = message.uses.get(what, "none"), first.uses.get(what, "none")
+            if mine != theirs:
+                reason = (
+                    f"workers disagree on {what}: worker {other} has {theirs}, worker {node.rank} "
+                    f"has {mine}"
+                )
+                hint = "All workers must make their optimizers with the same arguments."
+                raise JobFails(Failure(reason, "worker", node.rank, error="ConfigError", hint=hint))
+        differences = self._differences(message, other, node.rank)
+        if message.parameters != first.parameters:
+            counts = (
+                f"worker {other}'s optimizer has {first.parameters} parameters, worker "
+                f"{node.rank}'s has {message.parameters}"
+            )
+            differences.insert(0, counts)
+        if differences:
+            reason = f"workers disagree on the model: {', and '.join(differences)}"
+            hint = (
+                "All workers must build the same model, with the same layers in the same order, "
+                "and give all its parameters to the optimizer."
+            )
+            failure = Failure(reason, "worker", node.rank, error="KeyMismatchError", hint=hint)
+            raise JobFails(failure)
+        return []
+
+    def _differences(self, message: StoreMade, one: int, other: int) -> List[str]:
+        """The first parameter of a store in which two workers differ, in words; none where they may
+        differ, or do not."""
+        records = self._keys.items() if message.same_names else ()
+        for (store, key), record in records:
+            if store != message.store:
+                continue
+            has = [rank in record.ranks for rank in (one, other)]
+            names = [record.other_names.get(rank, record.key.name) for rank in (one, other)]
+            if has[0] != has[1]:
+                lacks, at = (other, 0) if has[0] else (one, 1)
+                shape = tuple(record.key.shape)
+                return [f"worker {lacks} has no '{names[at]}' of shape {shape} (key {key})"]
+            if has[0] and names[0] != names[1]:
+                return [
+                    f"key {key} is '{names[0]}' on worker {one}, and '{names[1]}' on worker {other}"
+                ]
+        return []
 
     def _place(
         self, node: Node, message: DeclareKey, slice_size: int, topology: Topology

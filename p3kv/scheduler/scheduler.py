@@ -346,6 +346,7 @@ class _Scheduler:
             self._look_at = now + LOOK_EVERY_S
             for node, told in self._silences.look(now):
                 self._tell(node, told)
+            self._send(self._job.look(now, self._settings.warn_after_s))
         if not self._job.undecided:
             self._judge_at = None
         elif self._judge_at is None:

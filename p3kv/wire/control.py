@@ -31,6 +31,7 @@ from p3kv.wire.messages import (
     UNKNOWN,
     Abort,
     Alive,
+    CallAwaited,
     Failure,
     FromScheduler,
     Lag,
@@ -361,6 +362,8 @@ class ControlClient:
             self.slowest = message.slowest
         elif isinstance(message, PeerSilent):
             self._warn(message)
+        elif isinstance(message, CallAwaited):
+            _log.warning("%s", message.words)
         elif isinstance(message, Abort):
             self._suspicion = None
             self._fail(message.failure.to_error())

@@ -5,7 +5,19 @@ from __future__ import annotations
 import logging
 import time
 from functools import partial
-from typing import Any, Callable, Collection, Dict, Iterable, List, Mapping, Optional
+from typing import (
+    Any,
+    Callable,
+    Collection,
+    Dict,
+    Iterable,
+    List,
+    Mapping,
+    Optional,
+    Sequence,
+    Tuple,
+    Union,
+)
 
 from p3kv.checkpoints import Place
 from p3kv.codecs import GRADIENTS, VALUES, codec_of
@@ -33,6 +45,7 @@ from p3kv.worker.measuring.step_times import StepTimes
 from p3kv.worker.routes import HostSums, RowsRoute, SliceRoute
 from p3kv.worker.saving.checkpoints import Checkpoints
 from p3kv.worker.saving.cuts import Cuts
+from p3kv.worker.script import Script
 from p3kv.worker.silences import LOOK_EVERY_S, Silences
 from p3kv.worker.stalls import StallWarnings
 from p3kv.worker.state_requests import StateRequests
@@ -58,8 +71,9 @@ class DataPlane:
         settings: Settings,
         local_servers: Collection[int],
         tracer: Tracer,
+        script: Script,
         loop: Loop,
-        report: Callable[[messages.Measured], None],
+        report: Callable[[Union[messages.Measured, messages.Whereabouts]], None],
         on_lost: Callable[[Connection, str], None],
         on_bye: Callable[[], None],
         wait: Callable[[float], None],
@@ -67,10 +81,10 @@ class DataPlane:
         neighbours: Mapping[int, Connection],
     ) -> None:
         """`local_servers` are the ranks of the servers on this host. `report` tells the scheduler
-        what `tuning` measures; `wait(seconds)` raises the job's failure. `on_bye` is called when a
-        server has said its last word; `joining` takes the frames with which connections begin.
-        `neighbours` are the workers of this host with which this one sums, by rank, once they are
-        connected.
+        what `tuning` measures, and of a script that has waited long; `wait(seconds)` raises the
+        job's failure. `on_bye` is called when a server has said its last word; `joining` takes the
+        frames with which connections begin. `neighbours` are the workers of this host with which
+        this one sums, by rank, once they are connected.
 
         Raises ConfigError when there is no consistency rule or codec as the settings choose it.
         """
@@ -83,6 +97,8 @@ class DataPlane:
         self._on_bye = on_bye
         self.keys: Dict[int, WorkerKey] = {}
         self._tracer = tracer
+        self._script = script
+        self._report = report
         self._orders: Dict[int, List[int]] = {}
         sizes = SliceSizesByRound()
         self.consistency = make_consistency(settings.consistency, len(place.workers_hosts))
@@ -114,8 +130,8 @@ class DataPlane:
         )  # fmt: skip
         self.states = StateRequests(rank, self.servers)
         self._call_later = loop.call_later
-        first_s = min(settings.warn_after_s, settings.stall_timeout_s / 2)
-        self._stalls = StallWarnings(rank, self.keys, self._in_progress, first_s)
+        self._first_s = min(settings.warn_after_s, settings.stall_timeout_s / 2)
+        self._stalls = StallWarnings(rank, self.keys, self._in_progress, self._first_s)
         self._silences = Silences(settings, self.servers, self.exchange.awaited)
         self.global_norms = GlobalNorms(rank, self.tell, self.servers)
         self.checkpoints = Checkpoints(place, settings, self.keys, loop, self.tell, wait)
@@ -143,11 +159,18 @@ class DataPlane:
         }
 
     def look_for_silences(self) -> None:
-        """Tells of servers that say nothing, and of workers that do not push, from now on."""
+        """Tells of servers that say nothing, of workers that do not push, and of a script that
+        waits, from now on."""
         now_s = time.monotonic()
         self._silences.look(now_s)
         self._stalls.look(now_s)
+        if self._script.has_waited_for(self._first_s, now_s):
+            self._report(self.whereabouts())
         self._call_later(LOOK_EVERY_S, self.look_for_silences)
+
+    def whereabouts(self, asked: Sequence[Tuple[int, int]] = ()) -> messages.Whereabouts:
+        """Where the script is, and for which of these rounds of keys it has not pushed."""
+        return self._script.whereabouts(asked, self.keys, self._in_progress)
 
     def connect(self, server: int, link: Link) -> Connection:
         """Makes a link the connection to a server."""

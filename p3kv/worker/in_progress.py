@@ -138,15 +138,17 @@ class InProgress:
     def oldest(self) -> Optional[Transfer]:
         """First update of the transfers whose values are still to come, or the first pull; of those
         for which the script may wait."""
-        return next(self._awaited(), None)
+        return next(self.awaited(), None)
 
     def awaited_since_s(self, key: WorkerKey, round: int) -> Optional[float]:
         """Since when the script waits for a round of a key, or may do, on the monotonic clock; None
         if it does not."""
-        found = [one for one in self._awaited() if one.key is key and one.round >= round]
+        found = [one for one in self.awaited() if one.key is key and one.round >= round]
         return min((one.awaited_since_s or 0.0 for one in found), default=None)
 
-    def _awaited(self) -> Iterator[Transfer]:
+    def awaited(self) -> Iterator[Transfer]:
+        """Updates whose values are still to come, then pulls; those for which the script may
+        wait."""
         for transfer in itertools.chain(self._updates.values(), self._pulls.values()):
             if transfer.awaited_since_s is not None:
                 yield transfer

@@ -82,15 +82,16 @@ class Joining:
         self._probe: Optional[Probe] = None
         self._measured: Optional[Measured] = None
 
-    def connect(self, make: Callable[[int, Link], Connection]) -> None:
+    def connect(self, make: Callable[[int, Link], Connection], place: str) -> None:
         """Connects to all servers, and says hello to each.
 
-        `make` makes the link to a server, given by rank, a connection. Raises ConfigError when
+        `make` makes the link to a server, given by rank, a connection. `place`: where the script
+        is. Raises ConfigError when
         workers have different settings, or a transport is unknown or can't be encrypted here,
         P3Error when a server can't be reached.
         """
         roster, job = self._roster, JobSettings.of(self._settings)
-        self._control.request(Ready(job), Agreed, "all workers to create their store")
+        self._control.request(Ready(job, place), Agreed)
         for server, (host, port, _) in enumerate(roster.servers):
             try:
                 link = self.link(server)

@@ -24,6 +24,7 @@ from p3kv.wire.messages import (
     OptimizerSettings,
     ResumedStore,
     StoreAtCut,
+    StoreMade,
     called,
     encode,
 )
@@ -52,6 +53,7 @@ class WorkerStore:
         features: Set[Feature],
         settings: Settings,
         data_plane: DataPlane,
+        send: Callable[[StoreMade], None],
         request: Callable[..., Any],
         call_soon: Callable[..., None],
         ask: Callable[[Callable[[Future[Any]], None]], Future[Any]],
@@ -60,8 +62,8 @@ class WorkerStore:
         """`consistency` chooses the keys' rule, `rule`, unless it is the job's. `speaks`: whether
         this worker says what its host's workers leave out. `features` are the job's.
 
-        `request` asks the scheduler; `call_soon` and `ask` have the worker's thread do
-        something, `ask` returns its result to come. `check` raises the job's failure."""
+        `send` tells the scheduler, `request` asks it; `call_soon` and `ask` have the worker's
+        thread do something, `ask` returns its result to come. `check` raises the job's failure."""
         self._gradient_codec = codec_of(settings, GRADIENTS)
         self._value_codec = codec_of(settings, VALUES)
         self._features = features | rule.features
@@ -103,6 +105,7 @@ class WorkerStore:
         self._momentum: Optional[float] = None
         """That of the optimizer, where the codec of gradients applies it."""
         self._data_plane = data_plane
+        self._send = send
         self._request = request
         self._call_soon = call_soon
         self._ask = ask
@@ -120,6 +123,7 @@ class WorkerStore:
         layout: str = "dense",
         whole: bool = False,
         beside: bool = False,
+        same_name: bool = False,
     ) -> WorkerKey:
         """Makes a key known to the job; all workers declare it with the same shape, dtype and
         layout.
@@ -127,6 +131,7 @@ class WorkerStore:
         `name` is what the user calls the parameter, for messages. `whole`: one server must keep all
         of it, because the optimizer needs whole tensors. `beside`: it is none of the store's own
         keys: no optimizer changes it, no codec encodes it, and servers' checkpoints do not have it.
+        `same_name`: all workers must call it the same, which `has_optimizer` checks.
 
         Raises KeyMismatchError if they do not, and the other workers learn it too; ConfigError for
         a layout that is not known here, and what `combine` raises.
@@ -136,8 +141,9 @@ class WorkerStore:
         if not beside:
             codecs = CodecChoices(self._gradient_codec, self._value_codec)
         declaration = DeclareKey(
-            key, tuple(shape), dtype, name, layout, codecs, self.number, whole, self.consistency
-        )
+            key, tuple(shape), dtype, name, layout, codecs, self.number, whole, self.consistency,
+            same_name,
+        )  # fmt: skip
         # Before any process hears of it.
         features = features_of(declaration, self.rule)
         what = f"{called(key, name)} of {dtype}"
@@ -163,6 +169,14 @@ class WorkerStore:
         self._keys[key] = worker_key
         self._call_soon(self._data_plane.declare, worker_key)
         return worker_key
+
+    def has_optimizer(
+        self, parameters: int, uses: Dict[str, str], same_names: bool = False
+    ) -> None:
+        """Has the scheduler compare an optimizer of the store with the other workers', of which
+        each makes one: how many parameters it has, and what it uses. `same_names`: all have been
+        declared, and have the same names on all workers. Where workers differ, the job ends."""
+        self._send(StoreMade(self.number, parameters, uses, same_names))
 
     def combine(self, features: Collection[Feature], what: str) -> None:
         """Raises NotSupportedError, or StatesError, where some of these features, and of the

@@ -51,7 +51,7 @@ def join(
     global _worker, _decided_in, _libraries, _advice_for
     _libraries = ("p3kv", *frameworks)
     _advice_for = advice_for
-    _worker = Worker(launch, config.current())
+    _worker = Worker(launch, config.current(), _libraries)
     _decided_in = os.getpid()
     sys.exit = _exit
     sys.excepthook = _one_line_hook(sys.excepthook, launch.launched)
@@ -139,6 +139,7 @@ def give_up_if_script_failed() -> bool:
     script has failed.
     """
     assert _worker is not None
+    _worker.script.has_ended = True
     error = getattr(sys, "last_value", None) or _ends_a_child()
     if error is not None:
         advice = _advice_for(error)

@@ -12,7 +12,7 @@ import time
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
-from typing import Any, Callable, Dict, List, Optional, Sequence, Set
+from typing import Any, Callable, Collection, Dict, List, Optional, Sequence, Set
 
 from p3kv.checkpoints import Place
 from p3kv.common.combinations import Feature, has_effect
@@ -41,6 +41,7 @@ from p3kv.wire.header import INITIAL_ROUND
 from p3kv.wire.loop import Loop
 from p3kv.wire.messages import (
     UNKNOWN,
+    AskWhereabouts,
     BarrierPassed,
     BarrierReached,
     Bye,
@@ -59,6 +60,7 @@ from p3kv.worker.joining import Joining
 from p3kv.worker.measuring.reporting import Reporting
 from p3kv.worker.neighbours import Neighbours, neighbourhood
 from p3kv.worker.reconnecting import Reconnecting
+from p3kv.worker.script import Script
 from p3kv.worker.spans import trace_ready
 from p3kv.worker.stores import WorkerStore
 from p3kv.worker.switch_interval import SwitchInterval
@@ -77,8 +79,8 @@ class Worker:
     All raise the job's failure once there is one.
     """
 
-    def __init__(self, launch: Launch, settings: Settings) -> None:
-        """`settings` hold until `start`."""
+    def __init__(self, launch: Launch, settings: Settings, libraries: Collection[str]) -> None:
+        """`settings` hold until `start`. `libraries`: packages whose lines are not the script's."""
         self.rank = UNKNOWN
         self.num_workers = launch.num_workers
         self.on_this_host: Sequence[int] = ()
@@ -92,7 +94,7 @@ class Worker:
         self._num_stores = 0
         self._failure: Optional[P3Error] = None
         self._state_changed = threading.Condition()
-        self._script = threading.get_ident()
+        self.script = Script(libraries)
         self.started = False
         """Whether this process has a store that has joined the job."""
         self._closed = False
@@ -115,6 +117,7 @@ class Worker:
                     self._joined.tuning.want, message.sizes
                 ),
                 TimeTold: self._clock.take,
+                AskWhereabouts: self._tell_whereabouts,
             },
             on_failure=lambda error: self._loop.call_soon(self._fail, error),
             known_round=self._known_round,
@@ -164,12 +167,13 @@ class Worker:
         place = Place(self.rank, self._address, hosts, roster.workers, partial(mark, roster.token))
         try:
             self._data_plane = DataPlane(
-                place, settings, local_servers, self.tracer, self._loop, self._control.send,
+                place, settings, local_servers, self.tracer, self.script, self._loop,
+                self._control.send,
                 self._on_lost, self._received_bye, self._wait, joining.handlers,
                 neighbours.connections,
             )  # fmt: skip
             self._data_plane.checkpoints.find(self._data_plane.consistency)
-            joining.connect(self._data_plane.connect)
+            joining.connect(self._data_plane.connect, self.script.place())
             handlers = self._data_plane.host_sums.handlers
             neighbours.connect(self._loop, handlers, self._on_neighbour_lost, self.check)
         except (CheckpointError, ConfigError, NotSupportedError) as error:
@@ -311,7 +315,7 @@ class Worker:
         return WorkerStore(
             number, consistency, rule, self.rank, self.rank == min(self.on_this_host),
             self._features, self.settings, self._joined,
-            self._control.request, self._loop.call_soon, self._ask, self.check,
+            self._control.send, self._control.request, self._loop.call_soon, self._ask, self.check,
         )  # fmt: skip
 
     def barrier(self, purpose: str = "") -> None:
@@ -321,9 +325,7 @@ class Worker:
         waits": "to load states".
         """
         self.check()
-        self._control.request(
-            BarrierReached(purpose), BarrierPassed, "all workers to reach a barrier"
-        )
+        self._control.request(BarrierReached(purpose, self.script.place()), BarrierPassed)
 
     def begin(self, transfer: Transfer) -> None:
         """Has the worker's thread begin a transfer; from any thread.
@@ -331,8 +333,7 @@ class Worker:
         A transfer that the script's thread begins was ready when it was pushed. Then more such
         transfers follow at once, and until they have, the script needs the GIL first.
         """
-        from_script = threading.get_ident() == self._script
-        call = self._loop.call_soon_batched if from_script else self._loop.call_soon
+        call = self._loop.call_soon_batched if self.script.is_current else self._loop.call_soon
         call(self._begin, transfer)
         trace_ready(self.tracer, transfer)
 
@@ -345,12 +346,13 @@ class Worker:
     def waits(self) -> None:
         """Says that the script begins to wait for arrays: until it goes on, nothing more follows of
         what it has pushed. From any thread, and what others wait for does not count."""
-        if threading.get_ident() == self._script:
+        if self.script.is_current:
+            self.script.begin_wait()
             self._loop.end_batch()
 
     def waits_for_all(self) -> None:
         """The same, for all arrays: also for values without which it could go on."""
-        if threading.get_ident() == self._script and self._data_plane is not None:
+        if self.script.is_current and self._data_plane is not None:
             for key in list(self._data_plane.keys.values()):
                 key.value_is_due()
         self.waits()
@@ -358,9 +360,20 @@ class Worker:
     def waited(self, since_s: float) -> None:
         """Says that the script has waited for arrays since then, on the monotonic clock; from any
         thread, and what others wait for does not count."""
-        if self._data_plane is not None and threading.get_ident() == self._script:
+        if not self.script.is_current:
+            return
+        self.script.end_wait()
+        if self._data_plane is not None:
             joined = self._data_plane
             joined.times.script.blocked(joined.steps.latest, since_s, time.monotonic())
+
+    def _tell_whereabouts(self, ask: AskWhereabouts) -> None:
+        """The scheduler asks where the script is."""
+        if not self.started:
+            self._control.send(self.script.whereabouts(ask.rounds))
+            return
+        joined = self._joined
+        self._loop.call_soon(lambda: self._control.send(joined.whereabouts(ask.rounds)))
 
     def stats(self) -> Dict[str, Any]:
         """Measurements of this worker so far (`WorkerNumbers`), and what it has been told."""

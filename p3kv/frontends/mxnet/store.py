@@ -218,6 +218,11 @@ class P3(KVStoreBase):
         """Sets the user's names of parameters whose keys are still to be declared."""
         self._names = {**self._names, **names}
 
+    def has_optimizer(self, parameters: int, name: str) -> None:
+        """Says which optimizer a Trainer uses, and for how many parameters: all workers must make
+        theirs alike."""
+        self._own.has_optimizer(parameters, {"the optimizer": name})
+
     def expect_rows(self, keys: Iterable[Key]) -> None:
         """Says which keys that are still to be declared get row_sparse gradients."""
         self._expected_rows.update(keys)

@@ -64,6 +64,8 @@ def _naming_keys(init_kvstore: Any) -> Any:
         if isinstance(trainer._kvstore, (P3, Alone)):
             names = [parameter.name for parameter in trainer._params]
             trainer._kvstore.name_keys(dict(enumerate(names)))
+        if isinstance(trainer._kvstore, P3):
+            trainer._kvstore.has_optimizer(len(names), type(trainer._optimizer).__name__)
 
     return naming
 

@@ -64,6 +64,7 @@ class SharedModel:
         if self._how == AVERAGE:
             check_all_stay(worker.settings, "the mean of buffers")
         self._own = own
+        self._uses = {"the optimizer": type(optimizer).__name__, "buffers=": self._how}
         self.pushes = pushes_of(own, worker.rank)
         self.resuming = Resuming(own, self.pushes, worker.rank, TorchGoesOn(own))
         self._early = EarlyWrites()
@@ -103,6 +104,8 @@ class SharedModel:
                 older.stop()
         for late in self.every:
             _STEPS_OF[id(late.parameter)] = steps
+        self._own.has_optimizer(len(self.every), self._uses, same_names=True)
+        self.worker.barrier("to make p3kv.torch.Optimizer")
         self._early.start()
         self._devices.start()
         self._exchange_initial()
@@ -196,7 +199,7 @@ class SharedModel:
             by_rows = id(parameter) in sparse
             key = self._own.declare(
                 at, tuple(parameter.shape), DTYPES[parameter.dtype], name,
-                LAYOUT if by_rows else "dense", whole,
+                LAYOUT if by_rows else "dense", whole, same_name=True,
             )  # fmt: skip
             kind = LateRows if by_rows else Late
             found[id(parameter)] = kind(key, parameter, name, self._early, copies)

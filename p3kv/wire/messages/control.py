@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import List, Optional, Tuple, Union
+import math
+from typing import Dict, List, Optional, Sequence, Tuple, Union
 
 from msgspec import field
 
 from p3kv.transport import MAX_ADDRESS
-from p3kv.wire.header import LAST_ROUND
+from p3kv.wire.header import INITIAL_ROUND, LAST_ROUND
 from p3kv.wire.messages.base import (
     MAX_RANK,
     TOKEN_BYTES,
@@ -21,12 +22,29 @@ from p3kv.wire.messages.base import (
 )
 from p3kv.wire.messages.data import JobSettings, SliceSizes
 from p3kv.wire.messages.failure import Failure
-from p3kv.wire.messages.keys import DeclaredKey, DeclareKey
+from p3kv.wire.messages.keys import MAX_KEY_ID, MAX_STORE, DeclaredKey, DeclareKey
 from p3kv.wire.messages.numbers import Lag, Numbers
 
 MAX_HOST_CHARS = 255
 MAX_BARRIER_CHARS = 256
+MAX_PLACE_CHARS = 1024
+MAX_AWAITED = 1000
+"""Rounds of keys in one message."""
 MAX_TIME_NS = 2**62
+
+
+def check_place(place: str) -> None:
+    """Raises ProtocolError for words of a place that are too long."""
+    check(len(place) <= MAX_PLACE_CHARS, "a place in a script is too long")
+
+
+def check_rounds(rounds: Sequence[Tuple[int, int]]) -> None:
+    """Raises ProtocolError for rounds of keys that there can't be."""
+    check(len(rounds) <= MAX_AWAITED, f"{len(rounds)} rounds of keys")
+    for key_id, number in rounds:
+        check_number("a key's id", key_id, 0, MAX_KEY_ID)
+        check_number("a round", number, INITIAL_ROUND, LAST_ROUND)
+
 
 # From a node to the scheduler.
 
@@ -74,6 +92,11 @@ class Ready(Message, frozen=True):
     """A worker's store was created, with these settings."""
 
     settings: JobSettings
+    place: str = ""
+    """Where its script is, as in `Whereabouts`."""
+
+    def __post_init__(self) -> None:
+        check_place(self.place)
 
 
 class Measured(Message, frozen=True):
@@ -93,9 +116,56 @@ class BarrierReached(Message, frozen=True):
 
     purpose: str = ""
     """What it does there, with all that must be the same on all workers."""
+    place: str = ""
+    """Where its script is, as in `Whereabouts`."""
 
     def __post_init__(self) -> None:
         check(len(self.purpose) <= MAX_BARRIER_CHARS, "a barrier's purpose is too long")
+        check_place(self.place)
+
+
+class StoreMade(Message, frozen=True):
+    """A worker has given a store an optimizer. All workers must do so alike."""
+
+    store: int
+    parameters: int
+    """How many parameters the optimizer has."""
+    uses: Dict[str, str]
+    """What else all workers must choose alike, in words: what it is, and the choice."""
+    same_names: bool = False
+    """Whether parameters that have the same key must have the same name: it says their places in
+    the model. All of them have been declared."""
+
+    def __post_init__(self) -> None:
+        check_number("a store's number", self.store, 0, MAX_STORE)
+        check_number("a number of parameters", self.parameters, 0, MAX_KEY_ID)
+        texts = [*self.uses, *self.uses.values()]
+        check(all(len(text) <= MAX_BARRIER_CHARS for text in texts), "a choice is too long")
+
+
+class Whereabouts(Message, frozen=True):
+    """Where a worker's script is, and what it waits for: the answer to AskWhereabouts, and sent
+    unasked by a worker whose script has waited long."""
+
+    place: str
+    """File, line and text of the script's line; empty where the script has ended."""
+    wait: int = 0
+    """Number of the wait in which the script is; 0: in none."""
+    waited_s: float = 0.0
+    awaits: Tuple[Tuple[int, int], ...] = ()
+    """The rounds of keys whose values it waits for, by the key's id."""
+    called: str = ""
+    """The first of these keys, in messages to users."""
+    lacks: Tuple[Tuple[int, int], ...] = ()
+    """Of the rounds that the scheduler asked for, those for which it has not pushed."""
+
+    def __post_init__(self) -> None:
+        check_place(self.place)
+        check(len(self.called) <= MAX_PLACE_CHARS, "a key's name is too long")
+        check_number("a wait", self.wait, 0, LAST_ROUND)
+        check(0 <= self.waited_s < math.inf, f"a wait of {self.waited_s} s")
+        check_rounds(self.awaits)
+        check_rounds(self.lacks)
 
 
 class ReportFailure(Message, frozen=True):
@@ -226,6 +296,22 @@ class KeyRefused(Message, frozen=True):
     reason: str
 
 
+class AskWhereabouts(Message, frozen=True):
+    """The scheduler asks a worker where its script is, and for which of these rounds of keys it has
+    not pushed."""
+
+    rounds: Tuple[Tuple[int, int], ...] = ()
+
+    def __post_init__(self) -> None:
+        check_rounds(self.rounds)
+
+
+class CallAwaited(Message, frozen=True):
+    """Workers wait in a call that all must make, and others have not made it."""
+
+    words: str
+
+
 class BarrierPassed(Message, frozen=True):
     """All workers have reached the barrier."""
 
@@ -272,6 +358,8 @@ ToScheduler = Union[
     Measured,
     DeclareKey,
     BarrierReached,
+    StoreMade,
+    Whereabouts,
     ReportFailure,
     LinkEnded,
     Alive,
@@ -291,6 +379,8 @@ FromScheduler = Union[
     DeclaredKey,
     KeyRefused,
     BarrierPassed,
+    AskWhereabouts,
+    CallAwaited,
     Reports,
     PeerSilent,
     Abort,

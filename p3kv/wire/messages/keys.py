@@ -81,6 +81,9 @@ class DeclareKey(Message, frozen=True):
     """Whether one server must keep all elements, for an optimizer that needs whole tensors."""
     consistency: Optional[str] = None
     """By which rule its rounds end, as settings spell it; None: by the job's."""
+    same_name: bool = False
+    """Whether workers must not differ: the name says the parameter's place in the model. They are
+    compared when all keys of the optimizer are declared (`StoreMade`)."""
 
     def __post_init__(self) -> None:
         check_number("a store's number", self.store, 0, MAX_STORE)
