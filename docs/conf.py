@@ -1,15 +1,22 @@
 """How Sphinx makes the documentation site of these pages: `scripts/docs` runs it."""
 
+import importlib.util
 import os
 import re
 import sys
 from pathlib import Path
 
-import mxnet  # noqa: F401  # before the store's module, which autodoc imports by itself
 from docutils import nodes
 from sphinx import addnodes
 
 from p3kv.common.version import VERSION
+
+# One environment has one framework at most: autodoc reads the other's classes beside stand-ins.
+autodoc_mock_imports = [
+    name for name in ("mxnet", "torch") if importlib.util.find_spec(name) is None
+]
+if "mxnet" not in autodoc_mock_imports:
+    importlib.import_module("mxnet")  # before the store's module, which autodoc imports by itself
 
 # The commands' pages show what this environment's `p3kv COMMAND --help` says.
 os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"

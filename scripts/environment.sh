@@ -2,7 +2,9 @@
 # with `use_environment FOLDER`. To be sourced by bash scripts.
 #
 # After `prepare_environment EXTRAS`, $VENV_PYTHON runs p3kv from this repository, with the named
-# optional dependencies (see pyproject.toml) installed.
+# optional dependencies (see pyproject.toml) installed. MXNet 1.9.1 has packages for Python 3.8 to
+# 3.11 and PyTorch 2.13 for 3.10 to 3.14, so each script asks for the Python that its framework runs
+# on. The one that the system calls python3 comes first.
 
 REPOSITORY="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 
@@ -36,12 +38,12 @@ install_system_packages() {
         >/dev/null 2>&1
 }
 
-# Says in one word whether a Python can be used: usable, or what is wrong with it.
+# Says in one word whether a Python from 3.$2 to 3.$3 can be used: usable, or what is wrong with it.
 _judge_python() {
     # A name may exist without a Python behind it: pyenv's shims, for one.
-    "$1" - 2>/dev/null <<'PYTHON' || echo "does not run"
+    "$1" - "$2" "$3" 2>/dev/null <<'PYTHON' || echo "does not run"
 import platform, struct, sys
-if not (3, 8) <= sys.version_info[:2] <= (3, 11):
+if not (3, int(sys.argv[1])) <= sys.version_info[:2] <= (3, int(sys.argv[2])):
     print("is Python %d.%d" % sys.version_info[:2])
 elif (platform.system(), platform.machine(), struct.calcsize("P")) != ("Linux", "x86_64", 8):
     print("is not for 64-bit Linux on x86-64")
@@ -55,27 +57,35 @@ else:
 PYTHON
 }
 
-# Sets $_BASE_PYTHON to a Python that MXNet 1.9.1 has a package for.
+# Sets $_BASE_PYTHON to a usable Python from 3.$1 to 3.$2; returns 1, with $_REASONS, without one.
 _find_python() {
-    local candidate verdict reasons=""
-    local candidates=(python3 python3.11 python3.10 python3.9 python3.8)
+    local oldest="$1" newest="$2" candidate verdict minor
+    local candidates=(python3)
+    for ((minor = newest; minor >= oldest; minor--)); do
+        candidates+=("python3.$minor")
+    done
     if [ -n "${PYTHON:-}" ]; then
         candidates=("$PYTHON")
     fi
+    _REASONS=""
     for candidate in "${candidates[@]}"; do
         if ! command -v "$candidate" >/dev/null; then
             verdict="does not exist"
         else
-            verdict="$(_judge_python "$candidate")"
+            verdict="$(_judge_python "$candidate" "$oldest" "$newest")"
         fi
         if [ "$verdict" = usable ]; then
             _BASE_PYTHON="$candidate"
             return
         fi
-        reasons+=$'\n'"  $candidate $verdict"
+        _REASONS+=$'\n'"  $candidate $verdict"
     done
-    die "needs Python 3.8 to 3.11 on Linux x86-64 (set PYTHON to say where it is):$reasons"
+    return 1
 }
+
+_find_python_for_mxnet() { _find_python 8 11; }
+
+_find_python_for_torch() { _find_python 10 14; }
 
 # What the environment depends on, as one line.
 _environment_key() {
@@ -99,9 +109,12 @@ _in_place() {
 }
 
 # Makes sure that the environment has p3kv with the extras $1 ("cpu,experiments"); quick when it has.
+# It has MXNet. With "any" as $2 it is made without MXNet where no Python for that is there.
 prepare_environment() {
-    local extras="$1" key stamp_key="" stamp_extras="" extra missing=""
-    _find_python
+    local extras="$1" newest=11 key stamp_key="" stamp_extras="" extra missing=""
+    [ "${2:-}" != any ] || newest=14
+    _find_python_for_mxnet || _find_python 8 "$newest" ||
+        die "needs Python 3.8 to 3.$newest on Linux x86-64 (set PYTHON to say where it is):$_REASONS"
     key="$(_environment_key)"
     if [ -f "$_STAMP" ]; then
         { read -r stamp_key && read -r stamp_extras; } <"$_STAMP" || true
@@ -125,9 +138,9 @@ prepare_environment() {
     done
     if [ -n "$missing" ]; then
         rm -f "$_STAMP"
-        say "installing p3kv with $extras: MXNet and what else it needs, a minute or two ..."
+        say "installing p3kv with $extras and what it needs, a minute or two ..."
         _in_place _pip install --editable "$REPOSITORY[$extras]" || die "the installation failed"
-        _check_mxnet
+        "$VENV_PYTHON" -c 'import sys; sys.exit(sys.version_info >= (3, 12))' && _check_mxnet
         for extra in ${stamp_extras//,/ }; do
             [[ ",$extras," == *",$extra,"* ]] || extras+=",$extra"
         done
@@ -135,28 +148,37 @@ prepare_environment() {
     fi
 }
 
-# Makes $TORCH_PYTHON run p3kv with PyTorch's build for CPUs, in an environment of its own without
-# MXNet; returns 1 where that can't be.
+# Makes $TORCH_PYTHON run p3kv with PyTorch's build for CPUs and what the experiments need, in an
+# environment of its own without MXNet; returns 1 where that can't be.
 prepare_torch_environment() {
-    local key folder="$REPOSITORY/.torch" version=2.13.0+cpu
+    local key folder="$REPOSITORY/.torch" version=2.13.0 extras=torch,experiments
     TORCH_PYTHON="$folder/bin/python"
-    _find_python
-    key="$(_environment_key) $version"
+    _find_python_for_torch || {
+        say "PyTorch $version needs Python 3.10 to 3.14 on Linux x86-64" \
+            "(set PYTHON to say where it is):$_REASONS"
+        return 1
+    }
+    key="$(_environment_key) $version $extras"
     [ "$(cat "$folder/installed-by-p3kv" 2>/dev/null)" != "$key" ] || return 0
     if [ -e "$folder" ] && [ ! -e "$folder/made-by-p3kv" ]; then
         say "$folder exists and was not made by this script: move it away"
         return 1
     fi
     rm -rf "$folder"
-    say "making the environment $folder with PyTorch $version ..."
+    say "making the environment $folder with PyTorch $version and $("$_BASE_PYTHON" --version) ..."
     mkdir -p "$folder"
     touch "$folder/made-by-p3kv"
     "$_BASE_PYTHON" -m venv "$folder" || return 1
     _pip_torch 'pip>=21.3' || return 1
-    # PyPI has the build for GPUs alone, which is large; PyTorch's own index has that for CPUs.
-    _pip_torch "torch==$version" 2>/dev/null ||
-        _pip_torch "torch==$version" --index-url https://download.pytorch.org/whl/cpu || return 1
-    _in_place _pip_torch --editable "$REPOSITORY[torch]" || return 1
+    # PyPI has the build for GPUs alone; PyTorch's own index has that for CPUs.
+    _pip_torch "torch==$version+cpu" 2>/dev/null ||
+        _pip_torch "torch==$version+cpu" --index-url https://download.pytorch.org/whl/cpu \
+            2>/dev/null || {
+        say "PyTorch's index of builds for CPUs can't be reached: installing PyPI's build," \
+            "which brings 5 GB for GPUs ..."
+        _pip_torch "torch==$version"
+    } || return 1
+    _in_place _pip_torch --editable "$REPOSITORY[$extras]" || return 1
     printf '%s\n' "$key" >"$folder/installed-by-p3kv"
 }
 

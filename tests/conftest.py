@@ -11,8 +11,10 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from experiments.cluster import Cluster
-from tests import sshd
+from tests import sshd, without_mxnet
 from tests.names import give_names
+
+without_mxnet.skip_what_needs_it()
 
 # How long an example takes says more of the machine's other work than of the code.
 settings.register_profile("p3kv", deadline=None, suppress_health_check=[HealthCheck.too_slow])

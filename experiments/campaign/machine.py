@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import subprocess
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Dict, Optional
-
-import mxnet as mx
 
 from p3kv.common.version import VERSION
 
@@ -26,13 +25,21 @@ def describe(congestion_control: str) -> Dict[str, Any]:
         "memory_gib": round(_memory_bytes("MemTotal") / 2**30, 1),
         "kernel": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
-        "mxnet": mx.__version__,
-        "numpy": metadata.version("numpy"),
+        **_versions("mxnet", "torch", "numpy"),
         "p3kv": VERSION,
         "git_commit": _git("rev-parse", "HEAD"),
         "git_changed": bool(_git("status", "--porcelain", "--", *_MEASURED)),
         "congestion_control": congestion_control,
     }
+
+
+def _versions(*packages: str) -> Dict[str, str]:
+    """Versions of those of the packages that this environment has."""
+    found = {}
+    for package in packages:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[package] = metadata.version(package)
+    return found
 
 
 def available_bytes() -> int:
