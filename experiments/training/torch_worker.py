@@ -1,5 +1,7 @@
 """One worker that trains a small GPT on the characters of Python's library, in PyTorch.
 
+`--loop` is what its script does beside training, such as clipping, in each step.
+
 Started by `experiments.campaign.job`; prints a JSON line when training begins and one, with the
 results, when it ends.
 """
@@ -13,9 +15,10 @@ if _system.store == "p3":
     import p3kv.torch  # first, as in any script
 
 import argparse  # noqa: E402
+import contextlib  # noqa: E402
 import os  # noqa: E402
 import time  # noqa: E402
-from typing import List, Tuple  # noqa: E402
+from typing import Any, List, Tuple  # noqa: E402
 
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
@@ -26,27 +29,29 @@ from experiments.emulation.telling import say  # noqa: E402
 from experiments.training.data import ALPHABET, source_text  # noqa: E402
 
 CONTEXT, BATCH = 64, 16
-_WIDTH, _BLOCKS, _HEADS = 256, 4, 4
+_HEADS = 4
 _ELEMS = 400_000
+_VALIDATION_ELEMS = 16_384
+LOOPS = ("plain", "clip", "read_norm", "read_weights", "average")
 _SEED = 7
 
 
 class GPT(nn.Module):
     """A transformer that reads to the left, with a tied embedding."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int, blocks: int) -> None:
         super().__init__()
-        self.characters = nn.Embedding(len(ALPHABET), _WIDTH)
-        self.places = nn.Parameter(0.02 * torch.randn(CONTEXT, _WIDTH))
+        self.characters = nn.Embedding(len(ALPHABET), width)
+        self.places = nn.Parameter(0.02 * torch.randn(CONTEXT, width))
         self.blocks = nn.ModuleList(
             nn.TransformerEncoderLayer(
-                _WIDTH, _HEADS, 4 * _WIDTH, dropout=0.0, activation="gelu", batch_first=True,
+                width, _HEADS, 4 * width, dropout=0.0, activation="gelu", batch_first=True,
                 norm_first=True,
             )
-            for _ in range(_BLOCKS)
+            for _ in range(blocks)
         )  # fmt: skip
-        self.norm = nn.LayerNorm(_WIDTH)
-        self.head = nn.Linear(_WIDTH, len(ALPHABET), bias=False)
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, len(ALPHABET), bias=False)
         nn.init.normal_(self.characters.weight, std=0.02)
         self.head.weight = self.characters.weight
 
@@ -67,38 +72,86 @@ def main() -> None:
     parser.add_argument("workers", type=int)
     parser.add_argument("steps", type=int)
     parser.add_argument("--joined", type=int, default=1)
+    parser.add_argument("--loop", choices=LOOPS, default="plain")
+    parser.add_argument("--passes", type=int, default=1, help="backward passes of a step")
+    parser.add_argument("--width", type=int, default=256)
+    parser.add_argument("--blocks", type=int, default=4)
+    parser.add_argument("--seed", type=int, default=7)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    torch.manual_seed(_SEED)
-    data = source_text(CONTEXT, _ELEMS, 0)
-    rank, model, optimizer = synchronised(GPT())
-    random = np.random.RandomState(_SEED)
+    torch.manual_seed(options.seed)
+    data = source_text(CONTEXT, _ELEMS, _VALIDATION_ELEMS)
+    rank, model, optimizer = synchronised(GPT(options.width, options.blocks))
+    script = _Script(options.loop, model, optimizer)
+    random = np.random.RandomState(options.seed)
     losses: List[float] = []
     ends_s: List[float] = []
     say(event="begin")
     began = time.perf_counter()
     for _ in range(options.steps):
-        batches = random.choice(len(data.training), (options.workers, BATCH), replace=False)
-        mine = batches[rank : rank + options.joined].reshape(-1)
-        text = torch.from_numpy(data.training[mine]).long()
-        labels = torch.from_numpy(data.training_labels[mine]).long()
         optimizer.zero_grad()
-        scores = model(text)
-        loss = functional.cross_entropy(scores.flatten(0, 1), labels.flatten())
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
+        of_passes = []
+        for number in range(options.passes):
+            batches = random.choice(len(data.training), (options.workers, BATCH), replace=False)
+            mine = batches[rank : rank + options.joined].reshape(-1)
+            with contextlib.nullcontext() if number + 1 == options.passes else script.no_sync():
+                loss = loss_of(model, data.training[mine], data.training_labels[mine])
+                (loss / options.passes).backward()
+            of_passes.append(loss.item())
+        script.step()
+        losses.append(sum(of_passes) / options.passes)
         ends_s.append(time.perf_counter() - began)
+    if _system.store == "p3":
+        optimizer.synchronize()
+    with torch.no_grad():
+        validation = loss_of(model, data.validation, data.validation_labels).item()
     say(
         event="end",
         rank=rank,
         losses=losses,
         ends_s=ends_s,
+        validation=validation,
         elems=sum(parameter.numel() for parameter in model.parameters()),
     )
     if _system.all_reduce:
         torch.distributed.barrier()
         torch.distributed.destroy_process_group()
+
+
+def loss_of(model: nn.Module, text: np.ndarray, labels: np.ndarray) -> torch.Tensor:
+    """Mean loss of the next characters, in nats."""
+    scores = model(torch.from_numpy(text).long())
+    return functional.cross_entropy(scores.flatten(0, 1), torch.from_numpy(labels).long().flatten())
+
+
+class _Script:
+    """What the script does in each step beside its backward passes."""
+
+    def __init__(self, loop: str, model: nn.Module, optimizer: Any) -> None:
+        self._loop = loop
+        self._model = model
+        self._optimizer = optimizer
+        self._averages = [parameter.detach().clone() for parameter in model.parameters()]
+
+    def no_sync(self) -> Any:
+        return (self._optimizer if _system.store == "p3" else self._model).no_sync()
+
+    def step(self) -> None:
+        norm = self._clip() if self._loop in ("clip", "read_norm") else None
+        self._optimizer.step()
+        if norm is not None and self._loop == "read_norm":
+            norm.item()
+        if self._loop == "read_weights":  # as for a log, or a penalty
+            sum(parameter.detach().norm().item() for parameter in self._model.parameters())
+        if self._loop == "average":
+            weights = [parameter.detach() for parameter in self._model.parameters()]
+            torch._foreach_lerp_(self._averages, weights, 0.01)
+
+    def _clip(self) -> torch.Tensor:
+        if _system.store == "p3":
+            norm: torch.Tensor = self._optimizer.clip_grad_norm_(1.0)
+            return norm
+        return nn.utils.clip_grad_norm_(self._model.parameters(), 1.0)
 
 
 def synchronised(model: nn.Module) -> Tuple[int, nn.Module, torch.optim.Optimizer]:
