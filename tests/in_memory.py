@@ -7,6 +7,7 @@ sockets, the scheduler and MXNet are missing. So any order of events can be had,
 from __future__ import annotations
 
 from collections import Counter, deque
+from concurrent.futures import Future
 from typing import Any, Callable, Deque, Dict, Iterator, List, Optional, Tuple, Type, Union
 
 import numpy as np
@@ -156,8 +157,10 @@ class Worker:
         source: Optional[np.ndarray],
         target: Optional[np.ndarray],
         exact: bool = False,
+        changes: Optional[Future[bool]] = None,
     ) -> None:
-        """Calls push, pull or pushpull; `exact`: the value is to travel as it is."""
+        """Calls push, pull or pushpull; `exact`: the value is to travel as it is; `changes`: of a
+        push without a gradient, as in `Transfer`."""
         arrays = (source, target)
 
         def done(error: Optional[BaseException]) -> None:
@@ -181,7 +184,7 @@ class Worker:
         pushpulls = source is not None and target is not None and key.consistency.lets_go_ahead
         takes = key.consistency.needs(round) if pushpulls else None
         self.calls.append(
-            Transfer(key, round, step, 0, *addresses, done, asks, takes=takes, exact=exact)
+            Transfer(key, round, step, 0, *addresses, done, asks, changes, takes, exact=exact)
         )
 
     def add(self, key: WorkerKey, source: np.ndarray) -> None:

@@ -76,8 +76,8 @@ class Encoder(ABC):
         `applies_momentum`, before the first gradient."""
 
     def sent_as_it_is(self, elements: np.ndarray, part: Part) -> None:  # noqa: B027
-        """A slice travels as it is in memory, and not encoded. To be told where `of_each_worker`:
-        the worker then has these elements."""
+        """A slice travels as it is in memory, and not encoded, or is the initial value that worker
+        rank 0 has given. To be told where `of_each_worker`: the worker then has these elements."""
 
 
 class Decoder(ABC):
@@ -106,7 +106,8 @@ class Decoder(ABC):
         np.add(total, elements, out=total)
 
     def arrived_as_it_is(self, elements: np.ndarray, part: Part) -> None:  # noqa: B027
-        """A slice has arrived that was not encoded. To be told where `of_each_worker`."""
+        """A slice has arrived that was not encoded, or this worker has given its initial value. To
+        be told where `of_each_worker`."""
 
 
 class Codec(ABC):
@@ -126,8 +127,9 @@ class Codec(ABC):
 
     of_each_worker = False
     """Of values: whether each worker is sent something else, by what it has. Then a server makes an
-    encoder for each worker, and the first value that it sends to a worker of a slice travels as it
-    is. If not, a server encodes a value once, and sends the same bytes to all."""
+    encoder for each worker, and the initial value of a slice, or else the first one that it sends
+    to a worker, travels as it is. If not, a server encodes a value once, and sends the same bytes
+    to all."""
 
     needs_norm = False
     """Of gradients: whether encoders need the norm of a key's whole gradient (`Part.norm`)."""

@@ -46,7 +46,7 @@ class Values:
             for connection in filter(self._workers.listens, connections):
                 connection.writer.push(Frame(urgent, header))
             return
-        self._send_value(connections, urgent, slice_, header)
+        self._send_value(connections, urgent, slice_, header, ended.exact)
 
     def tell_ended(self, ended: Ended) -> None:
         """Tells workers that a round has ended, where no result does: their windows move on."""

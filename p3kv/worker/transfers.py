@@ -142,7 +142,7 @@ class WorkerKey:
         self.due = self.round, time.monotonic()
 
     def is_exact(self, round: int) -> bool:
-        """Whether the value of a round that is pushed for now travels as it is."""
+        """Whether the value that a push or a pull for a round asks for now travels as it is."""
         return round == self.exact_round > INITIAL_ROUND
 
     def ask(self) -> Ask:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from concurrent.futures import Future
 from contextlib import closing
 from random import Random
 from typing import Any, Callable, List, Type
@@ -12,16 +13,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from p3kv.common.registry import Choice
 from p3kv.consistency import Asynchronous, BulkSynchronous
 from p3kv.errors import P3Error, ProtocolError
 from p3kv.server.optimizer import Optimizer
 from p3kv.wire.fields import Header, StateHeader
 from p3kv.wire.framing import Frame
 from p3kv.wire.header import INITIAL_ROUND, URGENT, Kind
-from p3kv.wire.messages import SliceSizes
+from p3kv.wire.messages import CodecChoices, SliceSizes
 from tests.adding import Adding, AddingWhole
 from tests.consistency.test_schedules import SIZE, STEPS, Moods, Script, Training, values
-from tests.in_memory import OWN_STORE
+from tests.in_memory import OWN_STORE, MemoryJob
 
 MOST_ROUNDS = 9
 PATTERN = np.random.RandomState(7).randint(1, 10, SIZE).astype(np.float32)
@@ -298,3 +300,41 @@ def test_states_of_slices_without_a_common_round_are_refused() -> None:
         header = StateHeader(Kind.STATES, 0, key=job.own[0].key_id)
         with pytest.raises(ProtocolError, match="states of key 'own'"):
             job.servers[0].consumer.states.ask(job.servers[0].connections[0], header)
+
+
+@pytest.mark.parametrize("pulls", [False, True])
+def test_a_value_is_exact_for_the_worker_that_asks_also_after_later_updates(pulls: bool) -> None:
+    """As of the last push before a checkpoint, whose answer waits for a slower worker."""
+    tenth = np.full(SIZE, 0.1, np.float32)  # which float16 rounds
+    codecs = CodecChoices(Choice("identity"), Choice("float16"))
+    with closing(MemoryJob(2, 1, SIZE // 2, "bounded:staleness=1", codecs=codecs)) as job:
+        fast, slow = job.workers
+        key = job.declare("w", SIZE)
+        fast.call(key[0], INITIAL_ROUND, np.zeros(SIZE, np.float32), None)
+        target, other = (np.full(SIZE, np.nan, np.float32) for _ in range(2))
+        fast.call(key[0], 1, tenth, np.zeros(SIZE, np.float32))
+        fast.call(key[0], 2, tenth, None if pulls else target, exact=True)
+        if pulls:
+            fast.call(key[0], 2, None, target, exact=True)
+        job.finish()
+        assert np.isnan(target).all()
+        slow.call(key[1], 1, tenth, other)
+        job.finish()
+        np.testing.assert_array_equal(target, tenth + tenth + tenth)
+        assert (other != target).any()
+
+
+def test_a_push_without_a_gradient_learns_whether_others_have_changed_the_value() -> None:
+    """Since its last answer: a worker that does not train a weight takes what others train."""
+    with closing(Alone(2, 1)) as job:
+        job.set_optimizers()
+        job.initialise()
+        for round_, trains in enumerate([False, True, False, True, False], 1):
+            if trains:
+                job.push(0, round_ // 2)
+            changes: Future[bool] = Future()
+            target = np.zeros(SIZE, np.float32)
+            job.workers[1].call(job.own[1], round_, target, target, changes=changes)
+            job.finish()
+            assert changes.result(0) == trains
+            np.testing.assert_array_equal(target, 1 + round_ // 2 * PATTERN)

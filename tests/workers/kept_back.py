@@ -28,10 +28,10 @@ def train(trainer: gluon.Trainer, parameters: List[gluon.Parameter], step: int, 
     for i, parameter in enumerate(parameters):
         parameter.grad_req = "write" if i in chosen else "null"
     with autograd.record():
-        losses = [
-            (parameters[i].data() * mx.nd.array(random(SHAPES[i], i, step, rank))).sum()
-            for i in chosen
-        ]
+        losses = []
+        for i in chosen:  # what a worker lacks of a weight is in the next gradient
+            linear = parameters[i].data() * mx.nd.array(random(SHAPES[i], i, step, rank))
+            losses.append((linear + parameters[i].data() ** 2).sum())
     autograd.backward(losses)
     trainer.step(1)
 

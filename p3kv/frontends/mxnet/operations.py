@@ -154,7 +154,7 @@ class Operations:
         """Has the worker begin a transfer when its arrays are ready. With `changes` it is a push
         without a gradient."""
         pushes = source is not None or changes is not None
-        exact = exact or (pushes and key.is_exact(round_))
+        exact = exact or key.is_exact(round_)
         takes = key.consistency.needs(round_) if self._goes_ahead(key, target) else None
         asks = key.asks() if pushes else (key.ask(),)
 

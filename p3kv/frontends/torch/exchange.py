@@ -172,7 +172,7 @@ class Exchange:
         returned is called with its source; a push has one, or `changes` instead.
         `on_slice` is told what comes of a value that is the push's own."""
         key, step = late.key, self._pushes.step
-        exact = exact or (pushes and key.is_exact(round_))
+        exact = exact or key.is_exact(round_)
         takes = None
         if pushes and lands and key.consistency.lets_go_ahead and not key.touched_only:
             takes = key.consistency.needs(round_)

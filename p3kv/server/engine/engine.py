@@ -344,8 +344,8 @@ def _end_together(slice_: ServerSlice, current: Round[SliceSum]) -> List[Ended]:
 
 
 def _ended(unit: Unit, current: Round, changed: bool) -> Ended:
-    unit.ledger.end(current)
     current.changed = changed
+    unit.ledger.end(current)
     ledger = unit.ledger
     if isinstance(ledger, OwnRounds) and not ledger.is_new_enough(current.owner, current.number):
         ledger.unanswered.append(current)
@@ -356,7 +356,7 @@ def _ended(unit: Unit, current: Round, changed: bool) -> Ended:
 def _answer(unit: Unit, current: Round) -> Ended:
     return Ended(
         unit, current.number, current.step, current.priority, current.wanting, current.others,
-        no_gradient=not current.changed,
+        no_gradient=not unit.ledger.has_changed_for(current), exact=current.exact,
     )  # fmt: skip
 
 

@@ -67,7 +67,8 @@ class Ledger(ABC, Generic[S]):
         return current
 
     def end(self, current: Round[S]) -> None:
-        """Counts a complete round as ended."""
+        """Counts a complete round as ended, of which it is known whether it has changed the
+        value."""
         self.round += 1
         del self.open[self.round]
 
@@ -82,6 +83,11 @@ class Ledger(ABC, Generic[S]):
     @abstractmethod
     def last_of(self, rank: int) -> int:
         """The last round that has ended of those for which a worker pushes."""
+
+    def has_changed_for(self, current: Round[S]) -> bool:
+        """Whether the value of a round that has ended, which is about to answer it, is another one
+        than that of the worker's round before."""
+        return current.changed
 
     def behind(self, round: int) -> int:
         """How many of a worker's rounds, until this one, the value has for which it lacks another
@@ -160,6 +166,10 @@ class OwnRounds(Ledger[S]):
         self.barriers: Deque[int] = deque()
         """No later round than the first of these ends, until all workers' have that one has."""
         self._ended: Dict[int, int] = {}
+        self._changed_at = INITIAL_ROUND
+        """The value of `round` when the value has changed last."""
+        self._answered_at: Dict[int, int] = {}
+        """The same when a worker was last answered, by rank."""
 
     def complete(self) -> Iterable[Round[S]]:
         if self.round < INITIAL_ROUND:
@@ -176,6 +186,8 @@ class OwnRounds(Ledger[S]):
             super().end(current)
             return
         self.round += 1
+        if current.changed:
+            self._changed_at = self.round
         self._ended[current.owner] = current.number
         del self.own[current.owner, current.number]
 
@@ -196,6 +208,13 @@ class OwnRounds(Ledger[S]):
         if self.round < INITIAL_ROUND or self.last_of(rank) < round:
             return False
         return not self._slower(self._plan.consistency.needs(round))
+
+    def has_changed_for(self, current: Round[S]) -> bool:
+        if current.number == INITIAL_ROUND:
+            return current.changed
+        before = self._answered_at.get(current.owner, INITIAL_ROUND)
+        self._answered_at[current.owner] = self.round
+        return self._changed_at > before
 
     def last_of(self, rank: int) -> int:
         return self._ended.get(rank, INITIAL_ROUND)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Callable, Dict, Optional, Sequence, Set, Tuple, Union
+from typing import Callable, Dict, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
@@ -58,10 +58,9 @@ class ServerSlice(Unit):
         """The value as its codec has encoded it for all workers; where it is predicted, that."""
         self._predicted: Optional[Buffer] = None
         """The value as it will probably be, once it has been asked for."""
-        self._exact = False
-        """Whether the value travels as it is, whatever the codec."""
-        self._known_to: Set[int] = set()
-        """Ranks of the workers to which values go encoded by what they have."""
+        self._sent_in: Dict[int, int] = {}
+        """By rank of a worker to which values may go encoded by what it has: the round of the last
+        value that it was sent, or has given."""
 
     @property
     def name(self) -> str:
@@ -100,15 +99,16 @@ class ServerSlice(Unit):
             value = self._prediction(value) if answers_push else value
             if not answers_push and not codec.of_each_worker:
                 return value, value.bytes, 0
-        if codec.in_place or self.round == INITIAL_ROUND:
+        if codec.in_place or (self.round == INITIAL_ROUND and not codec.of_each_worker):
             return value, value.bytes, 0
+        exact = exact or self.round == INITIAL_ROUND
         part = Part(self.offset, self.round, self._step)
-        exact = exact or self._exact
         if codec.of_each_worker:
             encoder = self.plan.encoder(rank)
-            if rank in self._known_to and not exact:
+            is_known = not exact and self._knows_last(rank)
+            self._sent_in[rank] = self.round
+            if is_known:
                 return value, partial(_encode, codec, encoder, value, part), ENCODED
-            self._known_to.add(rank)
             return value, partial(_send_as_it_is, encoder, value, part), 0
         if exact or (codec.remembers and self.round == self._taken_over):
             return value, value.bytes, 0
@@ -117,6 +117,17 @@ class ServerSlice(Unit):
             count = self.plan.encoder().encode(value.array, part, buffer.bytes)
             self._wire = buffer, buffer.bytes[:count]
         return (*self._wire, ENCODED)
+
+    def _knows_last(self, rank: int) -> bool:
+        """Whether a worker has the value before this one, or by rounds of its own an older one. A
+        worker begins with the initial value, in a job that goes on, too; one that gets the values
+        of its host after another has left may have none for long."""
+        last = self._sent_in.get(rank)
+        if last is None:
+            return False
+        if last > INITIAL_ROUND and not self.plan.sums_on_hosts:
+            return True
+        return last >= self.round - 1
 
     def _prediction(self, value: Buffer) -> Buffer:
         if self._predicted is None:
@@ -147,6 +158,10 @@ class ServerSlice(Unit):
         optimizer, total = self.plan.optimizer_of(current), current.sum.total()
         if current.number == INITIAL_ROUND or optimizer is None:
             self._replace_value(total, current.number)
+            if current.number == INITIAL_ROUND and self.plan.codecs.values.of_each_worker:
+                self._sent_in[0] = INITIAL_ROUND  # who has given it
+                part = Part(self.offset, INITIAL_ROUND, self._step)
+                self.plan.encoder(0).sent_as_it_is(self.known_value().array, part)
         else:
             value = self._value_to_change()
             self.scale(current, total.array)
@@ -165,7 +180,6 @@ class ServerSlice(Unit):
             self._predicted = None
         self.ready_s = current.ready_s
         self._step = current.step
-        self._exact = current.exact
         if self.has_gradient(current):
             return True
         self.scale(current, None)

@@ -71,3 +71,5 @@ class Ended:
     """Ranks that are to be told that the round has ended."""
     no_gradient: bool = False
     """Whether no worker had a gradient in the round, so that nothing has changed."""
+    exact: bool = False
+    """Whether a worker wants the value as it is, whatever the codec."""

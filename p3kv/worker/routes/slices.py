@@ -81,8 +81,11 @@ class SliceRoute(Route):
             flags |= ENCODED
             if transfer.key.codecs.gradients.needs_norm:
                 transfer.norm = transfer.norm_of_source()
+        gives_value = transfer.round == INITIAL_ROUND and transfer.key.codecs.values.of_each_worker
         for piece in slices:
             memory = transfer.memory(transfer.source, piece)
+            if gives_value:
+                self._note_as_it_is(transfer, piece, memory)
             payload: Payload = memory
             if encodes:
                 payload = partial(self._encoded, transfer, piece, memory)
@@ -187,7 +190,8 @@ class SliceRoute(Route):
                 f"it sent {header.payload_bytes} bytes for a slice of {len(memory)} bytes"
             )
         if transfer.key.codecs.values.of_each_worker:
-            received = partial(self._note_as_it_is, transfer, piece, memory, received)
+            note = partial(self._note_as_it_is, transfer, piece, memory)
+            received = partial(_both, note, received)
         return Landing(memory, traced_arrival(self._tracer, header, received))
 
     def received(self, transfer: Transfer, piece: Slice, header: SliceValueHeader) -> None:
@@ -221,17 +225,20 @@ class SliceRoute(Route):
         return Landing(payload, traced_arrival(self._tracer, header, decode))
 
     @staticmethod
-    def _note_as_it_is(
-        transfer: Transfer, piece: Slice, memory: memoryview, received: Callable[[], None]
-    ) -> None:
+    def _note_as_it_is(transfer: Transfer, piece: Slice, memory: memoryview) -> None:
+        """Tells the decoder of a slice that this worker has as the server has it."""
         elements = np.frombuffer(memory, transfer.key.numpy_dtype)
         transfer.key.decoder.arrived_as_it_is(elements, _part(transfer, piece))
-        received()
 
     def _transfer_for(self, header: SliceValueHeader) -> Optional[Transfer]:
         if isinstance(header, PulledHeader):
             return self._in_progress.pull(header.request)
         return self._in_progress.update(header.key, header.round)
+
+
+def _both(first: Callable[[], None], second: Callable[[], None]) -> None:
+    first()
+    second()
 
 
 def _part(transfer: Transfer, piece: Slice) -> Part:
