@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from concurrent.futures import Future
 from contextlib import nullcontext
 from typing import (
@@ -54,12 +55,12 @@ class Pushes(Generic[O]):
         """The servers', as the script has set it."""
         self._shares_numbers = False
         self.updates: Dict[Key, int] = {}
-        """How often the optimizer has updated each key, without its `begin_num_update`. Until the
-        next step, or `settle`, pushes of which this worker had no gradient count."""
+        """How often the optimizer has updated each key, without its `begin_num_update`. Until it is
+        known whether another worker had a gradient, pushes of which this one had none count."""
         self._unknown: List[Tuple[Key, Future[bool]]] = []
         """These pushes, and whether another worker had a gradient."""
         self._settled_steps = 0
-        """The value of `_steps` before them."""
+        """The value of `_steps` before the first of them."""
         self._counts_step = True
         """Whether this worker has a gradient by which the optimizer's count of steps advances."""
         self._behind = 0
@@ -92,16 +93,16 @@ class Pushes(Generic[O]):
         if changes is not None and self._shares_numbers:
             assert self.optimizer is not None
             self.checks.lacks_gradient(key, self.optimizer)
-        updates = self.updates.get(key.key, 0) + 1
-        if updates == 1:
-            self.checks.first_push(key, self.optimizer)
-        is_new_step = self._since + updates > self._steps
+        is_new_step = self._begins
+        if self.optimizer is None or self.optimizer.counts_updates or not self._says_steps:
+            is_new_step = self._is_in_all_steps(key.key)
+        self.check(key)
         if self._begins or (is_new_step and not self._says_steps):
             self._begins = False
             self._own.step_begins()  # before anything counts
         if changes is not None:  # not before: who counts updates waits for what is unknown
             self._unknown.append((key.key, changes))
-        self.updates[key.key] = updates
+        updates = self.updates[key.key] = self.updates.get(key.key, 0) + 1
         key.round += 1
         if self._own.may_be_cut:
             key.exact_round = key.round
@@ -130,12 +131,15 @@ class Pushes(Generic[O]):
         """Groups the pushes inside into one step: for clipping, for settings that have changed and
         for checkpoints. Nothing that waits for a new value may be inside. `fresh`: the keys of
         which this worker has a gradient, unless that is all."""
-        self.settle()
+        self._settle_known()
         self._behind = 0
-        self._counts_step = fresh is None or any(
-            self._since + self.updates.get(key, 0) + 1 > self._steps for key in fresh
-        )
-        self._settled_steps = self._steps
+        self._counts_step = True
+        if fresh is not None:
+            if self._unknown and self._least_steps() < self._steps:
+                self.settle()
+            self._counts_step = any(map(self._is_in_all_steps, fresh))
+        if not self._unknown:
+            self._settled_steps = self._steps
         self._says_steps = self._begins = True
         if self.clipping.clips:
             return self.clipping.one_step()
@@ -170,16 +174,42 @@ class Pushes(Generic[O]):
     def settle(self) -> None:
         """Waits for the rounds of which this worker had no gradient, and takes back what was
         counted of those that have changed nothing: in one process, there is no update then."""
+        for _, changes in self._unknown:
+            changes.result()
+        self._settle_known()
+
+    def _settle_known(self) -> None:
+        """The same for what is known by now, without a wait: by some rules the next steps begin
+        before these rounds end."""
         if not self._unknown:
             return
         unknown, self._unknown = self._unknown, []
         for key, changes in unknown:
-            if not changes.result():
+            if not changes.done():
+                self._unknown.append((key, changes))
+            elif not changes.result():
                 self.updates[key] -= 1
                 if not self.updates[key]:
                     del self.updates[key]
         most = max(self.updates.values(), default=0)
         self._steps = max(self._settled_steps, self._since + most)
+
+    def _is_in_all_steps(self, key: Key) -> bool:
+        """Whether a key has been updated in every step so far, so that its next push begins one.
+        Waits only where that depends on rounds of which this worker had no gradient: all workers
+        must find the same."""
+        updates = self._since + self.updates.get(key, 0)
+        unknown = sum(one == key for one, _ in self._unknown) if updates >= self._steps else 0
+        if unknown and updates - unknown < self._steps:
+            self.settle()
+            updates = self._since + self.updates.get(key, 0)
+        return updates >= self._steps
+
+    def _least_steps(self) -> int:
+        """How many steps there were, if all that is unknown has changed nothing."""
+        unknown = Counter(key for key, _ in self._unknown)
+        most = max((count - unknown[key] for key, count in self.updates.items()), default=0)
+        return max(self._settled_steps, self._since + most)
 
     @property
     def counts(self) -> Tuple[int, Dict[Key, int]]:

@@ -27,6 +27,9 @@ class ScriptOptimizer(ABC):
     momentum: Optional[float] = None
     """Momentum of SGD that has one and does not clip gradients, which a codec may apply in the
     servers' place; None of any other optimizer."""
+    counts_updates = True
+    """Whether `begin_step` needs the number of updates. If not, each step that the front end marks
+    has a number of its own, and nobody waits to learn which steps have changed nothing."""
     shares_numbers = False
     """Whether `shared_number` is to be asked for every push."""
 

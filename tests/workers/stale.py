@@ -11,6 +11,7 @@ from pathlib import Path
 
 import mxnet as mx
 import numpy as np
+from mxnet import autograd, gluon
 
 ROUNDS = 12
 SIZE = 2_000_000 if "leaves" in sys.argv else 1000
@@ -61,4 +62,26 @@ check(value, ROUNDS)
 seen = store.stats()
 assert (seen["stale_values"], seen["most_stale_rounds"]) == (ROUNDS, STALENESS), seen
 assert seen["stale_rounds"] == ROUNDS * STALENESS, seen
+
+
+def parameter(name):
+    made = gluon.Parameter(name, shape=(9,))
+    made.initialize(mx.init.Zero())
+    return made
+
+
+used, unused = parameter("used"), parameter("unused")
+settings = {"learning_rate": 0.1, "lr_scheduler": mx.lr_scheduler.FactorScheduler(2, 0.5)}
+trainer = gluon.Trainer([used, unused], "sgd", settings, kvstore=mx.kv.create("p3"))
+if rank == 1:  # worker 0 goes on without it, though a weight has no gradient
+    store._barrier()
+for step in range(5):
+    with autograd.record():
+        loss = used.data().sum()
+    loss.backward()
+    trainer.step(workers, ignore_stale_grad=True)
+    if rank == 0 and step == STALENESS:
+        store._barrier()
+trainer._kvstore.synchronize()
+np.testing.assert_allclose(used.data().asnumpy(), -0.1 * (2 + 2 * 0.5 + 0.25), rtol=1e-6)
 print("every value is the one that the rule names")

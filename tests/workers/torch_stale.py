@@ -10,6 +10,7 @@ import sys
 from typing import List
 
 import torch
+from p3kv.worker import this_process
 
 NAME, STALENESS, PREDICT = sys.argv[1], int(sys.argv[2]), sys.argv[3:]
 STEPS = 9
@@ -77,11 +78,15 @@ alone = made(truth)
 history = [values(truth)]
 computes = copy.deepcopy(truth)
 """Has the weights with which gradients of a step are computed."""
+if rank == 1:  # worker 0 goes on without it, though a weight has no gradient
+    this_process.worker().barrier("to see that worker 0 goes on")
 for step in range(STEPS):
     optimizer.zero_grad()
     net.frozen += 1.0
     backward(net, step, rank)
     optimizer.step()
+    if rank == 0 and step == STALENESS:
+        this_process.worker().barrier("to see that worker 0 goes on")
 
     for weight, value in zip(computes.parameters(), history[max(0, step - STALENESS)]):
         weight.data.copy_(value)

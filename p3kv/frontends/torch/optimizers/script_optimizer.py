@@ -28,6 +28,8 @@ from p3kv.worker.transfers import WorkerKey
 class TorchScriptOptimizer(ScriptOptimizer):
     """Keeps the servers' optimizer like the script's, once a step."""
 
+    counts_updates = False
+
     def __init__(
         self,
         optimizer: torch.optim.Optimizer,
