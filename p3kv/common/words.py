@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import astuple, dataclass
 from difflib import get_close_matches
-from typing import Iterable, List, Sequence
+from typing import Dict, Iterable, Sequence
 
 
 @dataclass(frozen=True)
 class Words:
     """Parts of sentences, filled in by a front end. An empty one does not apply to its framework.
 
-    The words of several front ends are joined by "or", because the scheduler, for example, does not
-    know which framework the workers use.
+    The words of several front ends are joined by "or" where a process has imported none of their
+    frameworks, as the scheduler, or several.
     """
 
     use_store: str = ""
@@ -38,6 +39,8 @@ class Words:
     """Call that gives a worker the servers' own values: "until ... is called"."""
     later_engine: str = ""
     """How to have operations complete later than they are called: "set ..."."""
+    own: str = ""
+    """What the framework has itself for synchronous training: "with ... a step would take"."""
     native_store: str = ""
     """A store of the framework's own that speaks ZeroMQ: "Very likely that of ..."."""
     native_roles: str = ""
@@ -71,15 +74,18 @@ def some_of(names: Sequence[str]) -> str:
     return ", ".join(names[:_MOST_NAMES]) + more
 
 
-_front_ends: List[Words] = []
+_front_ends: Dict[str, Words] = {}
+"""By the package of the framework."""
 
 
-def add(words: Words) -> None:
-    """Takes a front end's words; before the process takes its role."""
-    _front_ends.append(words)
+def add(framework: str, words: Words) -> None:
+    """Takes the words of a framework's front end; before the process takes its role."""
+    _front_ends[framework] = words
 
 
 def current() -> Words:
-    """The words for messages of this process."""
-    columns = zip(*map(astuple, _front_ends))
+    """The words for messages of this process: those of the frameworks that it has imported, or of
+    all where it has imported none."""
+    imported = [words for framework, words in _front_ends.items() if framework in sys.modules]
+    columns = zip(*map(astuple, imported or _front_ends.values()))
     return Words(*(" or ".join(filter(None, column)) for column in columns))

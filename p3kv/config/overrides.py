@@ -23,7 +23,7 @@ def configure(**settings: Any) -> None:
     """
     if _settled:
         raise ConfigError(
-            "the store exists and keeps its settings; call p3kv.configure before the first "
+            "the job has its settings and keeps them: call p3kv.configure before the first "
             f"{words.current().first_use}"
         )
     known = [field.name for field in fields(Settings)]

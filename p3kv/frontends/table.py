@@ -62,7 +62,7 @@ def register() -> None:
     """Tells the rest of p3kv what it must know of front ends; before the process takes its role."""
     here = [one for one in FRONT_ENDS if importlib.util.find_spec(one.name) is not None]
     for front_end in here or FRONT_ENDS:  # a scheduler's host may have none
-        words.add(front_end.words)
+        words.add(front_end.name, front_end.words)
     for front_end in FRONT_ENDS:
         config.add_aliases(front_end.aliases)
         forwarding.add_prefix(front_end.prefix)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Dict, List, NamedTuple, Optional
 
-from p3kv.report.forecast import Workload, forecast
-from p3kv.report.forecast.bound import lower_bound_s
+from p3kv.report.forecast import DDP, FRAMEWORKS_OWN, Workload, forecast
+from p3kv.report.forecast.bound import ideal_fifo_s, lower_bound_s
 from p3kv.report.rates import bit_rate, lag_words, seconds
 from p3kv.report.shares import (
     COMPUTE,
@@ -131,7 +131,10 @@ def _limit(found: Verdict, rank: Optional[int]) -> str:
     of, last = found.shares, found.slowest
     is_last = last is not None and last.rank == rank
     if last is not None and is_last and last.waiting > max(LITTLE, of[NETWORK], of[SERVER]):
-        return STRAGGLER  # this worker does not wait: the others do
+        # This worker does not wait: the others do. With a processor of its own it would not be last
+        # where that is what it waits for most, or as long as the others wait for it.
+        by_processor = of[PROCESSOR] >= min(last.waiting, max(of[COMPUTE], of[SCRIPT]))
+        return PROCESSOR if by_processor else STRAGGLER
     waiting = max((NETWORK, SERVER, STRAGGLER), key=lambda part: of[part])
     own = max((COMPUTE, SCRIPT, PROCESSOR), key=lambda part: of[part])
     if of[waiting] <= LITTLE or of[waiting] < max(of[SCRIPT], of[PROCESSOR]):
@@ -149,7 +152,7 @@ def _advice(found: Verdict, limit: str) -> str:
     if limit == NETWORK:
         return _about_network(found)
     if limit == STRAGGLER:
-        return _about_straggler(found.slowest)
+        return _about_straggler(found)
     if limit == COMPUTE:
         return (
             f"a faster network would make steps at most {found.shares[NETWORK]:.1%} shorter: what "
@@ -158,18 +161,26 @@ def _advice(found: Verdict, limit: str) -> str:
     return _ADVICE[limit]
 
 
-def with_dist_sync(found: Verdict, workload: Workload, workers: int) -> Optional[str]:
-    """Says what a step would take with the framework's synchronous store; None where the network
-    was not measured. Some tenths of a second of simulating."""
-    if found.link_bytes_s is None:
+def with_own(
+    own: str, found: Verdict, workload: Workload, workers: int, on_a_host: int
+) -> Optional[str]:
+    """Says what a step would take with what the framework has itself, one of `FRAMEWORKS_OWN`; None
+    for another one, and where the network was not measured. `on_a_host`: how many workers send as
+    one. Some tenths of a second of simulating."""
+    if found.link_bytes_s is None or own not in FRAMEWORKS_OWN:
         return None
-    simulated = forecast(workload, workers, 8 * found.link_bytes_s, payload=1.0)
-    with_any_store_s = found.step_s * (found.shares[SCRIPT] + found.shares[PROCESSOR])
-    step_s = simulated.dist_sync_s + with_any_store_s
-    return (
-        f"with dist_sync a step would take at least {seconds(step_s)} on this network, by "
-        "simulation"
-    )
+    link_bit_s = 8 * found.link_bytes_s
+    if own == DDP:
+        # A ring through all workers crosses each host's link once.
+        layers = workload.layer_bytes, workload.forward_s, workload.backward_s
+        step_s, how = ideal_fifo_s(*layers, workers, link_bit_s, payload=1.0), "at its best"
+    else:  # each worker sends for itself
+        simulated = forecast(workload, workers, link_bit_s / on_a_host, payload=1.0)
+        step_s, how = simulated.dist_sync_s, "by simulation"
+    # What a step takes beside waiting for others is the same, also where processors are busy.
+    beside = 1 - sum(found.shares[part] for part in (NETWORK, SERVER, STRAGGLER))
+    step_s += found.step_s * beside - workload.compute_s
+    return f"with {own} a step would take at least {seconds(step_s)} on this network, {how}"
 
 
 def _with_bounds(
@@ -200,11 +211,18 @@ def _with_bounds(
     )
 
 
-def _about_straggler(lag: Optional[Lag]) -> str:
-    who = "the slowest worker" if lag is None else f"worker {lag.rank}"
-    return (
+def _about_straggler(found: Verdict) -> str:
+    who = "the slowest worker" if found.slowest is None else f"worker {found.slowest.rank}"
+    text = (
         f"look at {who}: what else runs on its host, its accelerator's clock, how fast "
         "it reads data; and give it no more samples than the others"
+    )
+    by_processor = found.shares[PROCESSOR]
+    if by_processor <= LITTLE:
+        return text
+    return (
+        f"{text}. Here {by_processor:.0%} of a step is waiting for a free processor: if that is so "
+        f"for {who}, too, {_ADVICE[PROCESSOR]}"
     )
 
 

@@ -225,8 +225,7 @@ class Membership:
             node.hello.role,
             self.rank_of(node),
             hint="Each process must stay until all workers are done, and each worker must "
-            "create its store and reach as many barriers as the others; its own output may say "
-            "more.",
+            "train and reach as many barriers as the others; its own output may say more.",
         )
 
     def _missing(self, role: str) -> List[int]:

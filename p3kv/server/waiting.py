@@ -126,7 +126,8 @@ class Waiting:
                     0,
                     f"it ended in order, and {wait.unit.plan.called} has no initial value for "
                     f"{workers(wait.arrived)}",
-                    "Worker 0 gives all initial values: have it initialise every key.",
+                    "Worker 0 gives all initial values: all workers must train the same "
+                    "parameters.",
                 )
                 return
 

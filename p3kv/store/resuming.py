@@ -129,8 +129,9 @@ class Resuming(Generic[O]):
         if rule != counts.rule:
             raise CheckpointError(
                 f"the checkpoint's consistency is {_named(counts.rule)}, and this script's is "
-                f"{_named(rule)}; go on with the checkpoint's (P3KV_CONSISTENCY, or the rule of "
-                "this store), or set P3KV_RESUME=0 and P3KV_CHECKPOINT_DIR to another folder"
+                f"{_named(rule)}; go on with the checkpoint's (P3KV_CONSISTENCY, or the rule "
+                "that the script gives), or set P3KV_RESUME=0 and P3KV_CHECKPOINT_DIR to another "
+                "folder"
             )
         if fresh.name != counts.optimizer:
             raise CheckpointError(

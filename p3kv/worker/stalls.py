@@ -92,7 +92,7 @@ def _words(stalled: Stalled, rank: int, declared: bool) -> str:
         what = f"{missing} {have} not pushed {stalled.called} in round {stalled.round}"
     if rank in stalled.missing:
         mine = "That is this worker"
-        mine += "." if declared else ", which has never initialised it."
+        mine += "." if declared else ", which does not have it."
     else:
         mine = "Its own output may say why."
     left_s = max(0, math.floor(stalled.timeout_s - stalled.waited_s))

@@ -166,7 +166,7 @@ def leave() -> None:
     """At the end of the process: leaves the job."""
     assert _worker is not None
     if not give_up_if_script_failed() and _worker.usable:
-        trains_alone("or has not trained, without ever having created a p3 store")
+        trains_alone("or has not trained, since its script has never used p3kv")
     _worker.close()
 
 

@@ -281,7 +281,7 @@ class Worker:
         if self._failure is not None:
             raise self._failure
         if self._closed:
-            raise ClosedError("the p3 store is closed")
+            raise ClosedError("this worker has left its job, and trains no more with p3kv")
 
     def _job_features(self, roster: Roster, job: JobSettings) -> Set[Feature]:
         """The job's features. The workers of this host sum nothing if they are one, or if that
@@ -516,8 +516,8 @@ class Worker:
         """In a forked child: closes its copies of the connections; the parent's end ends them."""
         self._closed = True
         self._failure = ClosedError(
-            f"this process was forked from {_name(self.rank)}, which goes on using the p3 store; "
-            "a child can't"
+            f"this process was forked from {_name(self.rank)}, which goes on training with "
+            "p3kv; a child can't"
         )
         self._reporting.close_in_child()
         if self._data_plane is not None:

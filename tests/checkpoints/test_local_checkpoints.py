@@ -102,7 +102,7 @@ def test_other_workers_or_another_rule_are_told_of(tmp_path: Path) -> None:
     assert (
         "the checkpoint's consistency is local:steps=3,rate=0.7,momentum=0.9,streaming=false, and "
         "this script's is local:steps=5,rate=0.7,momentum=0.9,streaming=true,delay=1; go on with "
-        "the checkpoint's (P3KV_CONSISTENCY, or the rule of this store)"
+        "the checkpoint's (P3KV_CONSISTENCY, or the rule that the script gives)"
     ) in result.output
     shared = settings(tmp_path, "bulk_synchronous", P3KV_RESUME=1)
     result = torch_job("torch_own_rounds.py", servers=1, **shared)

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import ClassVar, Dict, Iterator, List, Optional, Tuple
 
 import pytest
@@ -111,11 +112,13 @@ def test_a_framework_that_is_missing_is_told_when_it_is_needed(job: JobOptimizer
 
 
 def test_words_of_several_front_ends_are_alternatives(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(words, "_front_ends", [])
-    words.add(Words(use_store="kvstore='p3'", native_store="MXNet's own store"))
-    words.add(Words(use_store="p3kv.toy.Store()"))
+    monkeypatch.setattr(words, "_front_ends", {})
+    words.add("no_such", Words(use_store="kvstore='p3'", native_store="MXNet's own store"))
+    words.add("toy", Words(use_store="p3kv.toy.Store()"))
     assert words.current().use_store == "kvstore='p3' or p3kv.toy.Store()"
     assert words.current().native_store == "MXNet's own store"
+    monkeypatch.setitem(sys.modules, "toy", ModuleType("toy"))
+    assert words.current() == Words(use_store="p3kv.toy.Store()")
 
 
 def test_mxnet_s_front_end_has_all_words() -> None:

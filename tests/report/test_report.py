@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from p3kv.report import rates, verdict
 from p3kv.report.forecast import Workload
 from p3kv.report.forecast.bound import lower_bound_s
-from p3kv.report.verdict import with_dist_sync
+from p3kv.report.verdict import with_own
 from p3kv.wire.messages import Lag, ServerNumbers, WorkerNumbers
 from tests.jobs import run_job
 
@@ -64,6 +64,7 @@ def in_parts(**seconds: float) -> WorkerNumbers:
         ({"script_s": 0.9, "network_s": 0.08}, "script", "DataLoader"),
         ({"script_s": 0.2}, "computing", "computation"),
         ({"straggler_s": 0.4, "network_s": 0.1}, "straggler", "look at worker 3"),
+        ({"straggler_s": 0.37, "processor_s": 0.34}, "straggler", "Here 34% of a step is waiting"),
         ({"server_s": 0.4, "network_s": 0.1}, "server", "start more servers"),
         ({"processor_s": 0.6, "straggler_s": 0.1}, "processor", "OMP_NUM_THREADS"),
         ({"network_s": 0.4, "script_s": 0.1}, "network", "up to 40% shorter"),
@@ -83,6 +84,9 @@ def test_the_slowest_worker_itself_says_that_the_others_wait() -> None:
     last = Lag(3, 0.97, 0.04, waiting=0.4)
     for rank, limit in ((3, "straggler"), (0, "computing")):
         found = verdict(in_parts(), LAYERS, 4, last, rank)
+        assert found is not None and found.limit == limit
+    for processor_s, limit in ((0.69, "processor"), (0.45, "processor"), (0.2, "straggler")):
+        found = verdict(in_parts(processor_s=processor_s), LAYERS, 4, last, 3)
         assert found is not None and found.limit == limit
     link = verdict(in_parts(network_s=0.5), LAYERS, 4, last, 3)
     assert link is not None and link.limit == "network"
@@ -112,16 +116,20 @@ def test_bounds_are_those_of_the_measured_network() -> None:
     assert faster.link_bytes_s > 3e6
 
 
-def test_a_verdict_compares_with_dist_sync_on_the_same_network() -> None:
+@pytest.mark.parametrize("own", ["dist_sync", "DDP"])
+def test_a_verdict_compares_with_what_the_framework_has_itself(own: str) -> None:
     found = verdict(numbers(1.4, 2e6), LAYERS, 4, None)
     assert found is not None and found.bound_s is not None
-    said = with_dist_sync(found, LAYERS, 4)
-    assert said is not None
+    said = with_own(own, found, LAYERS, 4, 1)
+    assert said is not None and said.startswith(f"with {own} a step")
     step_s = float(re.findall(r"at least ([\d.]+) s", said)[0])
     assert found.bound_s < step_s < 0.6 + 1.0 + 0.5  # computing, M, and nothing overlapped twice
+    busy = verdict(replace(numbers(1.4, 2e6), computing_s=1.0, processor_s=5.0), LAYERS, 4, None)
+    assert busy is not None and with_own(own, busy, LAYERS, 4, 1) == said
     unknown = verdict(numbers(1.4, 0.0), LAYERS, 4, None)
     assert unknown is not None
-    assert with_dist_sync(unknown, LAYERS, 4) is None
+    assert with_own(own, unknown, LAYERS, 4, 1) is None
+    assert with_own("another", found, LAYERS, 4, 1) is None
 
 
 def test_a_job_that_has_just_begun_has_no_verdict() -> None:

@@ -122,10 +122,8 @@ def test_a_worker_is_not_blamed_for_what_it_pushed_while_the_server_was_stopped(
     ("how", "missing", "what", "mine"),
     [
         ("skips", 1, "parameter 'net_dense0_weight' (key 1) in round 3", "That is this worker."),
-        pytest.param(
-            "more", 1, "in round 1", "which has never initialised it", marks=pytest.mark.long
-        ),
-        ("unknown", 0, "its initial value", "which has never initialised it"),
+        pytest.param("more", 1, "in round 1", "which does not have it", marks=pytest.mark.long),
+        ("unknown", 0, "its initial value", "which does not have it"),
     ],
 )
 def test_a_push_that_is_missing_is_named_on_every_worker_and_then_ends_the_job(

@@ -58,6 +58,7 @@ class MXNet(FrontEnd):
         "Trainer(..., update_on_kvstore=False), call trainer.allreduce_grads(), then "
         "gluon.utils.clip_global_norm(gradients, max_norm), then trainer.update(batch_size)",
         synchronise="kv.synchronize",
+        own="dist_sync",
         later_engine="set MXNET_ENGINE_TYPE to another engine than NaiveEngine, or to none",
         native_store="MXNet's own store ('dist_sync', for example)",
         native_roles="'import mxnet' comes first, MXNet's own scheduler and servers run instead",

@@ -46,6 +46,7 @@ class Torch(FrontEnd):
         clip_on_workers="clip the averaged gradients by torch.nn.utils.clip_grad_norm_, as with "
         "DistributedDataParallel",
         synchronise="opt.synchronize",
+        own="DDP",
     )
     aliases: Mapping[str, str] = {}
     prefix = "TORCH_"

@@ -1,7 +1,10 @@
 """Time of an iteration on another network: the bound, and simulated stores."""
 
-from p3kv.report.forecast.forecast import Forecast, forecast
+from p3kv.report.forecast.forecast import DDP, DIST_SYNC, FRAMEWORKS_OWN, Forecast, forecast
 from p3kv.report.forecast.model import Layer, Model, Parameter
 from p3kv.report.forecast.policies import Workload
 
-__all__ = ["Forecast", "Layer", "Model", "Parameter", "Workload", "forecast"]
+__all__ = [
+    "DDP", "DIST_SYNC", "FRAMEWORKS_OWN", "Forecast", "Layer", "Model", "Parameter", "Workload",
+    "forecast",
+]  # fmt: skip

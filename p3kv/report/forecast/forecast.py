@@ -10,6 +10,8 @@ from p3kv.report.forecast.policies import BASELINE, P3KV, Policy, Workload
 from p3kv.report.forecast.simulator import simulate
 from p3kv.slicing import slice_size_for
 
+DIST_SYNC, DDP = FRAMEWORKS_OWN = ("dist_sync", "DDP")
+"""What the frameworks have themselves, as `Forecast.own_s` knows it."""
 _ITERATIONS = 5
 _WARM_UP = 2
 """The first iteration finds its parameters there, and the second one follows it."""
@@ -24,8 +26,8 @@ class Forecast(NamedTuple):
 
     `bound_s`: no order of sending is faster. `p3kv_s`, `fifo_s`, `dist_sync_s`: simulated, with
     p3kv, with p3kv's slices first in, first out (P3KV_PRIORITIES=0), and with the framework's
-    synchronous store, which sends whole arrays. `perfect_fifo_s`: the least that first in, first
-    out can take.
+    synchronous store (dist_sync), which sends whole arrays. `perfect_fifo_s`: the least that first
+    in, first out can take, as DistributedDataParallel (DDP) sends its buckets.
     """
 
     compute_s: float
@@ -34,6 +36,10 @@ class Forecast(NamedTuple):
     fifo_s: float
     dist_sync_s: float
     perfect_fifo_s: float
+
+    def own_s(self, own: str) -> float:
+        """Seconds of an iteration with what a framework has itself, one of `FRAMEWORKS_OWN`."""
+        return self.perfect_fifo_s if own == DDP else self.dist_sync_s
 
 
 def forecast(

@@ -19,12 +19,13 @@ _WORKERS, _STEPS, _ROUNDS = 2, 30, 3
 _CODECS = "float16 bfloat16 2bit topk:share=0.01"
 
 _DESCRIPTION = """\
-Run your script for some steps with what its framework has (MXNet's dist_sync,
-PyTorch's DDP), with p3kv first in first out (FIFO), with p3kv, and without any
-store, in turn; then say how long a step takes with each, what p3kv gains, and
-what it would gain with other numbers of hosts and other bandwidths. The script
-stays as it is: it uses kvstore='p3', or p3kv.torch.Optimizer. Each trial ends
-after its steps; p3kv writes no checkpoints and no traces meanwhile.
+Run your script for some steps with what its framework has (PyTorch's DDP,
+MXNet's dist_sync), with p3kv first in first out (FIFO), with p3kv, and with
+nothing sent, in turn; then say how long a step takes with each, what p3kv
+gains, and what it would gain with other numbers of hosts and other bandwidths.
+The script stays as it is: it uses p3kv.torch.Optimizer, and not DDP itself, or
+kvstore='p3'. Each trial ends after its steps; p3kv writes no checkpoints and no
+traces meanwhile.
 
 examples: p3kv compare -H host1,host2,host3,host4 -- python train.py
           p3kv compare -n 2 -- python train.py --batch 32"""

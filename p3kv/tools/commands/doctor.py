@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
 _DESCRIPTION = """\
 Check, before a job starts, what could keep it from running well here: settings
-and secret, versions of MXNet and of what p3kv needs, addresses, limits. With -H
-not this host is checked but those that `p3kv launch -H` would reach, and also
-whether their versions agree, how far their clocks are apart, and how fast each
-reaches each other one. Lines begin with ok, warning or problem, and say what to
-mend. The exit code is 1 if there is a problem.
+and secret, versions of the framework and of what p3kv needs, addresses, limits.
+With -H not this host is checked but those that `p3kv launch -H` would reach,
+and also whether their versions agree, how far their clocks are apart, and how
+fast each reaches each other one. Lines begin with ok, warning or problem, and
+say what to mend. The exit code is 1 if there is a problem.
 
 examples: p3kv doctor
           p3kv doctor -H host1,host2"""

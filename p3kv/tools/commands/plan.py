@@ -8,7 +8,7 @@ import sys
 from difflib import get_close_matches
 from pathlib import Path
 from textwrap import fill
-from typing import TYPE_CHECKING, List, NamedTuple
+from typing import TYPE_CHECKING, List, NamedTuple, Tuple
 
 from p3kv.config import Settings
 from p3kv.errors import ConfigError
@@ -29,10 +29,11 @@ _MEASURED = "Each layer computes as long as it did here, with nothing sent."
 
 _DESCRIPTION = """\
 Predict how many samples a second a model trains on several hosts, with
-dist_sync, with p3kv, and with p3kv first in first out (FIFO), and what no store
-can exceed (bound). Nothing is trained: a simulation needs the sizes of the
-layers and what you say of a host and its network. With --script, the layers and
-their times are those of your own script, of which some steps run here.
+what its framework has (PyTorch's DDP, MXNet's dist_sync), with p3kv, and with
+p3kv first in first out (FIFO), and what nothing can exceed (bound). Nothing is
+trained: a simulation needs the sizes of the layers and what you say of a host
+and its network. With --script, the layers and their times are those of your own
+script, of which some steps run here; --model knows MXNet's.
 
 examples: p3kv plan --model resnet50_v1 --batch 32 --compute 0.3s \\
                     --hosts 8 --bandwidth 1gbit --plot plan.png
@@ -46,6 +47,8 @@ class _Planned(NamedTuple):
     name: str
     workload: Workload
     shares: str
+    own: str
+    """What the framework has itself."""
 
     @property
     def size_bytes(self) -> int:
@@ -62,7 +65,7 @@ def add(commands: Commands) -> None:
     )
     what = parser.add_mutually_exclusive_group(required=True)
     model = what.add_argument(
-        "--model", metavar="NAME", help="a model of gluon's zoo: resnet50_v1, vgg19"
+        "--model", metavar="NAME", help="a model of MXNet's gluon zoo: resnet50_v1, vgg19"
     )
     complete_with(model, _names())
     what.add_argument(
@@ -113,7 +116,9 @@ def _plan(options: argparse.Namespace) -> int:
     if options.plot is not None:
         _check_plots()
     model = _planned(options)
-    series = plan.predict(model.workload, options.batch, options.hosts, options.bandwidth)
+    series = plan.predict(
+        model.workload, options.batch, options.hosts, options.bandwidth, model.own
+    )
     print(
         f"{model.name}: {model.size_bytes / _FLOAT32_BYTES / 1e6:.3g} million parameters, "
         f"{model.size_bytes / 1e6:.3g} "
@@ -130,17 +135,21 @@ def _plan(options: argparse.Namespace) -> int:
 
 
 def _planned(options: argparse.Namespace) -> _Planned:
+    from p3kv.report.forecast import DIST_SYNC, FRAMEWORKS_OWN
+
     if options.script is None:
         if options.compute is None:
             options.parser.error("--model needs --compute, the time of a batch on one host")
         model = _model(options.model, options.batch, options.compute)
-        return _Planned(model.name, model.workload, _SHARES)
+        return _Planned(model.name, model.workload, _SHARES, DIST_SYNC)
     if options.compute is not None:
         options.parser.error("--script measures what --compute would say: leave one out")
-    return _Planned(options.script, _computation(options.script), _MEASURED)
+    workload, own = _computation(options.script)
+    known = own if own in FRAMEWORKS_OWN else DIST_SYNC
+    return _Planned(options.script, workload, _MEASURED, known)
 
 
-def _computation(script: str) -> Workload:
+def _computation(script: str) -> Tuple[Workload, str]:
     from p3kv.tools import compare
 
     try:

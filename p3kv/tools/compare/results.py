@@ -6,14 +6,12 @@ import statistics
 from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from p3kv.config.trial import ALONE, FIFO, NATIVE, P3KV, LayerReady, Report, Trial
-from p3kv.report.forecast import Forecast, Workload, forecast
+from p3kv.report.forecast import FRAMEWORKS_OWN, Forecast, Workload, forecast
 from p3kv.report.forecast.bound import TCP_PAYLOAD, wire_time_s
 from p3kv.report.forecast.policies import FLOAT32_BYTES
 
 COMPUTING = "computing alone"
 _TITLES = {ALONE: COMPUTING, FIFO: "p3kv, FIFO"}
-SIMULATED = "dist_sync"
-"""The frameworks' own store that forecasts know."""
 FEWEST_STEPS = 8
 """A script has to make so many, to measure some after a warm-up."""
 _WARM_UP = 3
@@ -107,10 +105,15 @@ class Comparison(NamedTuple):
         """The script's; empty before the first trial."""
         return next((report.front_end for report in self._ours), "")
 
+    @property
+    def own(self) -> str:
+        """The name of what the framework has itself; empty before the first trial."""
+        return next((report.native for report in self._ours), "")
+
     def title(self, store: str) -> str:
         """The name of a store for people."""
         if store == NATIVE:
-            return next((report.native for report in self._ours), "")
+            return self.own
         return _TITLES.get(store, store)
 
     @property
@@ -185,7 +188,7 @@ class Comparison(NamedTuple):
     def forecast(self) -> Optional[Forecast]:
         """Forecast of steps on the network that was measured; None if that is not known."""
         rate = self.link_bit_s
-        knows = self.title(NATIVE) == SIMULATED
+        knows = self.own in FRAMEWORKS_OWN
         if rate is None or not self.sends_all or self.shares_links or not knows:
             return None
         return forecast(self.workload, self.workers, rate)

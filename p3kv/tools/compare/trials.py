@@ -118,8 +118,11 @@ def _directions(codec: str) -> Tuple[str, str]:
     return codec, codec if both else "identity"
 
 
-def computation(command: Sequence[str], steps: int, show: Optional[BinaryIO]) -> Workload:
-    """The layers of a script and how long each computes, by one worker that sends nothing.
+def computation(
+    command: Sequence[str], steps: int, show: Optional[BinaryIO]
+) -> Tuple[Workload, str]:
+    """The layers of a script and how long each computes, by one worker that sends nothing; and what
+    its framework has itself.
 
     Raises TrialFailed, ConfigError for a script whose steps do not send every element, and
     KeyboardInterrupt when the user has stopped it.
@@ -132,7 +135,7 @@ def computation(command: Sequence[str], steps: int, show: Optional[BinaryIO]) ->
         plan = Steps.within(len(report.times_s))
     if not report.sends_all:
         raise ConfigError("the simulator knows no sparse gradients and no codecs")
-    return workload(report.layers, plan.mean_s(report))
+    return workload(report.layers, plan.mean_s(report)), report.native
 
 
 def _reports(job: TrialJob, trial: Trial, title: str, show: Optional[BinaryIO]) -> List[Report]:
@@ -163,8 +166,8 @@ def _reports(job: TrialJob, trial: Trial, title: str, show: Optional[BinaryIO]) 
         )
     if not any(report.times_s for report in told.values()):
         raise TrialFailed(
-            f"{title}: the script ended without a step of a store that it has from p3kv; it must "
-            f"use {words.current().create_store}",
+            f"{title}: the script ended without a step that p3kv has made; it must use "
+            f"{words.current().create_store}",
             1,
             output.last_lines,
         )

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Dict, List, Optional
 
 from p3kv.config.trial import ALONE, FIFO, NATIVE, P3KV
-from p3kv.report.forecast import Forecast
+from p3kv.report.forecast import FRAMEWORKS_OWN, Forecast
 from p3kv.report.rates import bit_rate, seconds
 from p3kv.report.verdict import LITTLE
 from p3kv.tools import plan
-from p3kv.tools.compare.results import SIMULATED, Comparison
+from p3kv.tools.compare.results import Comparison
 
 _HEADS = (
     "", "step", "steps/s", "speed-up", "waiting", "worker CPU", "server CPU", "spread", "forecast",
@@ -27,7 +27,7 @@ def table(found: Comparison, forecast: Optional[Forecast]) -> List[str]:
     expected: Dict[str, float] = {}
     if forecast is not None:
         expected = {
-            NATIVE: forecast.dist_sync_s, FIFO: forecast.fifo_s, P3KV: forecast.p3kv_s
+            NATIVE: forecast.own_s(found.own), FIFO: forecast.fifo_s, P3KV: forecast.p3kv_s
         }  # fmt: skip
     rows = [_HEADS]
     for store, measured in found.measured.items():
@@ -134,8 +134,8 @@ def outlook(found: Comparison, forecast: Optional[Forecast]) -> List[str]:
     rate = found.link_bit_s
     if forecast is None or rate is None:
         why = "p3kv does not measure the network if P3KV_SLICE_SIZE is set"
-        if found.title(NATIVE) != SIMULATED:
-            why = f"the simulator knows dist_sync, and not {found.title(NATIVE)}"
+        if found.own not in FRAMEWORKS_OWN:
+            why = f"the simulator does not know {found.own}"
         elif not found.sends_all:
             why = "the simulator knows no sparse gradients and no codecs"
         elif found.shares_links:
@@ -149,7 +149,7 @@ def outlook(found: Comparison, forecast: Optional[Forecast]) -> List[str]:
             f"{seconds(forecast.p3kv_s)} here, and not {seconds(measured_s)}. What it takes is "
             "processor time, more than the network."
         ]
-    series = plan.predict(found.workload, 1, found.workers, rate)
+    series = plan.predict(found.workload, 1, found.workers, rate, found.own)
     sizes = series.workload.layer_bytes
     lines = [
         f"Forecast for other networks: batches/s of all workers together, by simulation with this "

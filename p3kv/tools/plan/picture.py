@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Tuple
+from typing import Any, Callable, Dict, List, Sequence, Tuple
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -11,7 +11,7 @@ from matplotlib.ticker import FuncFormatter, NullLocator
 
 from p3kv.common.words import counted
 from p3kv.report.rates import bit_rate
-from p3kv.tools.plan.predictions import STORES, Prediction, Series
+from p3kv.tools.plan.predictions import Prediction, Series, Store, stores
 
 _STYLES: Tuple[Dict[str, Any], ...] = (
     {"color": "tab:red", "marker": "s"},
@@ -25,9 +25,10 @@ _STYLES: Tuple[Dict[str, Any], ...] = (
 def draw(series: Series, model: str, path: Path) -> None:
     """Writes the picture. Raises OSError, and ValueError for a name whose ending says no format."""
     asked = series.asked
+    compared = stores(asked.own)
     figure = Figure(figsize=(11, 4.3), layout="constrained")
     left, right = figure.subplots(1, 2)
-    _lines(left, series.curve(), lambda one: one.link_bit_s, lambda one: 1)
+    _lines(left, compared, series.curve(), lambda one: one.link_bit_s, lambda one: 1)
     left.axvline(asked.link_bit_s, color="0.85", zorder=0)
     left.set_xticks([one.link_bit_s for one in series.by_bandwidth])
     left.xaxis.set_major_formatter(FuncFormatter(lambda rate, _: bit_rate(rate / 8)))
@@ -35,10 +36,13 @@ def draw(series: Series, model: str, path: Path) -> None:
     left.set_ylabel("samples/s of all hosts")
     left.set_title(counted(asked.hosts, "host"), fontsize=10)
 
-    _lines(right, series.by_hosts, lambda one: one.hosts, lambda one: one.hosts, markers=True)
+    _lines(
+        right, compared, series.by_hosts, lambda one: one.hosts, lambda one: one.hosts,
+        markers=True,
+    )  # fmt: skip
     at_best = [one for one in series.by_hosts if one.takes_dist_sync_as_balanced]
     if at_best:
-        dist_sync, colour = STORES[0], _STYLES[0]["color"]
+        dist_sync, colour = compared[0], _STYLES[0]["color"]
         right.plot(
             [one.hosts for one in at_best],
             [one.samples_s(dist_sync) / one.hosts for one in at_best],
@@ -67,6 +71,7 @@ def draw(series: Series, model: str, path: Path) -> None:
 
 def _lines(
     axes: Axes,
+    compared: Sequence[Store],
     shown: List[Prediction],
     where: Callable[[Prediction], float],
     divisor: Callable[[Prediction], int],
@@ -75,7 +80,7 @@ def _lines(
     """A line for each store, `where` across, and samples a second by `divisor` upwards."""
     axes.set_xscale("log", base=2)
     at = [where(one) for one in shown]
-    for store, style in zip(STORES, _STYLES):
+    for store, style in zip(compared, _STYLES):
         drawn = style if markers else {**style, "marker": ""}
         axes.plot(
             at, [one.samples_s(store) / divisor(one) for one in shown], label=store.name, **drawn

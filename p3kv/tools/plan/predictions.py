@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Callable, Dict, Iterable, List, NamedTuple, Sequence
 
-from p3kv.report.forecast import Forecast, Workload, forecast
+from p3kv.report.forecast import DDP, DIST_SYNC, Forecast, Workload, forecast
 from p3kv.report.forecast.forecast import MOST_HOSTS_EACH
 
 _FACTORS = (1 / 4, 1 / 2, 1, 2, 4)
@@ -20,13 +20,15 @@ class Store(NamedTuple):
     iteration_s: Callable[[Forecast], float]
 
 
-STORES: Sequence[Store] = (
-    Store("dist_sync", lambda found: found.dist_sync_s),
-    Store("p3kv, FIFO", lambda found: found.fifo_s),
-    Store("p3kv", lambda found: found.p3kv_s),
-    Store("bound", lambda found: found.bound_s),
-)
-"""In the order of the table. The bound is no store: none can be faster."""
+def stores(own: str) -> Sequence[Store]:
+    """What is compared, in the order of the table: what the framework has itself, one of
+    `FRAMEWORKS_OWN`, p3kv, and the bound. That is no store: none can be faster."""
+    return (
+        Store("DDP at best" if own == DDP else own, lambda found: found.own_s(own)),
+        Store("p3kv, FIFO", lambda found: found.fifo_s),
+        Store("p3kv", lambda found: found.p3kv_s),
+        Store("bound", lambda found: found.bound_s),
+    )
 
 
 class Prediction(NamedTuple):
@@ -36,6 +38,8 @@ class Prediction(NamedTuple):
     link_bit_s: float
     batch_size: int
     forecast: Forecast
+    own: str
+    """What the framework has itself."""
 
     def samples_s(self, store: Store) -> float:
         """Samples of all hosts in a second."""
@@ -49,7 +53,12 @@ class Prediction(NamedTuple):
     @property
     def takes_dist_sync_as_balanced(self) -> bool:
         """Its arrays are then spread over the servers as evenly as they never are."""
-        return self.hosts > MOST_HOSTS_EACH
+        return self.own == DIST_SYNC and self.hosts > MOST_HOSTS_EACH
+
+    @property
+    def own_s(self) -> float:
+        """The time of an iteration with what the framework has itself."""
+        return self.forecast.own_s(self.own)
 
 
 class Series(NamedTuple):
@@ -69,17 +78,20 @@ class Series(NamedTuple):
             rates.append(rate)
             rate *= 2 ** (1 / _STEPS_OF_A_CURVE)
         return [
-            _prediction(self.workload, self.batch_size, self.asked.hosts, rate) for rate in rates
+            _prediction(self.workload, self.batch_size, self.asked.hosts, rate, self.asked.own)
+            for rate in rates
         ]
 
 
-def predict(workload: Workload, batch_size: int, hosts: int, link_bit_s: float) -> Series:
+def predict(
+    workload: Workload, batch_size: int, hosts: int, link_bit_s: float, own: str = DIST_SYNC
+) -> Series:
     """Predicts what `hosts` hosts reach, each a worker with batches of `batch_size` and a server
     behind a link of `link_bit_s` in each direction; and a quarter to four times as many, and such
-    bandwidths."""
+    bandwidths. `own`: what the framework has itself, one of `FRAMEWORKS_OWN`."""
 
     def at(hosts: int, link_bit_s: float) -> Prediction:
-        return _prediction(workload, batch_size, hosts, link_bit_s)
+        return _prediction(workload, batch_size, hosts, link_bit_s, own)
 
     known: Dict[int, Prediction] = {count: at(count, link_bit_s) for count in _around(hosts)}
     rates: Iterable[float] = (link_bit_s * factor for factor in _FACTORS)
@@ -92,5 +104,7 @@ def _around(hosts: int) -> List[int]:
     return sorted(counts)
 
 
-def _prediction(workload: Workload, batch_size: int, hosts: int, link_bit_s: float) -> Prediction:
-    return Prediction(hosts, link_bit_s, batch_size, forecast(workload, hosts, link_bit_s))
+def _prediction(
+    workload: Workload, batch_size: int, hosts: int, link_bit_s: float, own: str
+) -> Prediction:
+    return Prediction(hosts, link_bit_s, batch_size, forecast(workload, hosts, link_bit_s), own)

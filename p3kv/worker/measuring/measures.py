@@ -7,10 +7,11 @@ from typing import Any, Collection, Dict, List, Optional, Tuple
 
 from msgspec import structs
 
+from p3kv.common import words
 from p3kv.report import Verdict, verdict
 from p3kv.report.forecast import Workload
 from p3kv.report.forecast.policies import FLOAT32_BYTES
-from p3kv.report.verdict import with_dist_sync
+from p3kv.report.verdict import with_own
 from p3kv.wire.control import ControlClient
 from p3kv.wire.loop import Loop
 from p3kv.wire.messages import MAX_LAYER_CHARS, Lag, WorkerNumbers
@@ -100,11 +101,8 @@ class Measures:
         found = self.verdict()
         if found is None:
             return []
-        # With dist_sync, each worker sends for itself.
-        alone = found
-        if found.link_bytes_s is not None:
-            alone = found._replace(link_bytes_s=found.link_bytes_s / self._summing)
-        compared = with_dist_sync(alone, self._workload(), self._num_workers)
+        own = words.current().own
+        compared = with_own(own, found, self._workload(), self._num_workers, self._summing)
         return found.lines if compared is None else [*found.lines, compared]
 
     def _workload(self) -> Workload:
