@@ -172,6 +172,13 @@ def test_workers_that_step_other_optimizers_and_make_none_of_p3kv_s_are_told_ear
         assert "this worker trains alone" in late, late
 
 
+def test_gradients_that_have_left_are_changed_by_nobody_unnoticed() -> None:
+    """Not through `data`, NumPy or an address either; reading them changes nothing."""
+    result = job("torch_gradients.py", servers=1)
+    assert result.code == 0, result.output
+    assert result.output.count("no gradient changes unnoticed") == 2, result.output
+
+
 def test_steps_are_clipped_by_the_norm_of_the_mean_gradient() -> None:
     """Where some layers are used in some steps only, gradients add up, some steps are not clipped,
     and norms are read at once or long after."""

@@ -7,7 +7,7 @@ import logging
 import threading
 from concurrent.futures import Future
 from functools import partial
-from typing import Callable, Collection, Iterable, List, Optional, Protocol, Sequence, Set
+from typing import Any, Callable, Collection, Iterable, List, Optional, Protocol, Sequence, Set
 
 import ml_dtypes  # noqa: F401  numpy knows bfloat16 by name then
 import numpy as np
@@ -31,7 +31,7 @@ from p3kv.frontends.torch.buffer_places import (
 )
 from p3kv.frontends.torch.optimizers.script_optimizer import TorchGoesOn
 from p3kv.frontends.torch.pushes import pushes_of
-from p3kv.frontends.torch.script_marks import waited
+from p3kv.frontends.torch.script_marks import may_begin_forward, waited
 from p3kv.frontends.torch.values.copies import Copies
 from p3kv.frontends.torch.values.devices import Devices
 from p3kv.frontends.torch.values.late import Waits, have_back, have_wait
@@ -275,7 +275,7 @@ class Untrained:
             )
 
 
-class Pack:
+class Pack(Waits):
     """Some buffers of a dtype, one after the other, under one key."""
 
     def __init__(
@@ -432,13 +432,14 @@ class Pack:
                 self.copies.write(self._write)
             self.copies.finish()
             for buffer in self._each_late():
-                have_back(buffer)
+                have_back(buffer, self)
             self._late = []
             for copy in self._copies:
                 copy.set_result(_array(self.gathered()))
             self._copies = []
 
-    def read(self) -> None:
+    def read(self, function: Any) -> None:
+        may_begin_forward()
         self.take()
 
     def _write(self) -> None:

@@ -11,8 +11,8 @@ import torch
 
 from p3kv.common.combinations import Feature
 from p3kv.errors import ConfigError, NotSupportedError
-from p3kv.frontends.torch.script_marks import waited
-from p3kv.frontends.torch.values.late import have_back, have_wait
+from p3kv.frontends.torch.script_marks import may_begin_forward, waited
+from p3kv.frontends.torch.values.late import Waits, have_back, have_wait
 from p3kv.store.clipped_steps import ClippedSteps
 from p3kv.worker.stores import WorkerStore
 
@@ -95,7 +95,7 @@ class Clipping:
             self._norms.popleft().take()
 
 
-class LateNorm:
+class LateNorm(Waits):
     """A norm that is under way."""
 
     def __init__(self, norm: torch.Tensor, of_sum: Future[float], workers: int) -> None:
@@ -112,7 +112,8 @@ class LateNorm:
         """Whether nobody has to wait."""
         return self._of_sum.done()
 
-    def read(self) -> None:
+    def read(self, function: Any) -> None:
+        may_begin_forward()
         self.take()
 
     def take(self) -> None:
@@ -120,7 +121,7 @@ class LateNorm:
         if self._is_late:
             of_sum = waited(self._of_sum.result)
             self._is_late = False
-            have_back(self._norm)
+            have_back(self._norm, self)
             self._norm.fill_(of_sum / self._workers)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import Future
 from functools import partial
-from typing import Iterable, List, Optional, Sequence
+from typing import Iterable, List, NoReturn, Optional, Sequence
 
 import torch
 
@@ -14,6 +14,7 @@ from p3kv.frontends.torch.rows import LateRows
 from p3kv.frontends.torch.values.copies import Then
 from p3kv.frontends.torch.values.devices import Devices
 from p3kv.frontends.torch.values.late import Late
+from p3kv.frontends.torch.values.leaving import LEAVE_OUT_BEFORE, Leaving
 from p3kv.frontends.torch.values.written import Written
 from p3kv.store.pushes import Pushes
 from p3kv.wire.header import INITIAL_ROUND
@@ -49,8 +50,9 @@ class Exchange:
         late.staging.copy_(late.parameter.data)
         self._begun(late, INITIAL_ROUND, pushes=True, lands=False)(late.staging)
 
-    def note(self, late: Late) -> None:
+    def note(self, late: Late, in_step: bool = False) -> None:
         """A parameter's gradient is complete, and must stay as it is until the value is there.
+        `in_step`: the script is in `step` already, and not in `backward`.
 
         Raises NotSupportedError for a gradient that can't travel.
         """
@@ -73,7 +75,9 @@ class Exchange:
                 f"{_kind(made_with, late.device)}"
             )
         self._written.check(late)
-        late.gradient, late.version = gradient, gradient._version
+        # A tensor that was written to before is not this backward pass's own.
+        has_aliases = not in_step and gradient._version > 0 and self._written.is_turn_of(late)
+        late.leaving = Leaving(late.name, gradient, late.wait, keeps_copy=has_aliases)
         self.note_order(late)
 
     def note_order(self, late: Late) -> None:
@@ -83,14 +87,21 @@ class Exchange:
 
     def push(self, late: Late) -> None:
         """Sends a gradient that has been noted."""
-        gradient = late.gradient
-        assert gradient is not None
+        leaving = late.leaving
+        assert leaving is not None
         self._begin_step()
         round_, _ = self._pushes.next(late.key)
-        late.pushed = True
-        sent = gradient.detach()
+        late.send(leaving)
+        with torch._C.DisableTorchFunctionSubclass():
+            gradient = leaving.gradient.detach()
         begin = self._begun(late, round_, pushes=True, on_slice=late.on_slice)
-        late.copies.to_host(sent.coalesce() if sent.is_sparse else sent, begin)
+
+        def begin_with(source: Optional[torch.Tensor]) -> None:
+            assert source is not None
+            leaving.travels = source is gradient
+            begin(source)
+
+        late.copies.to_host(gradient.coalesce() if gradient.is_sparse else gradient, begin_with)
 
     def push_no_gradient(self, late: Late) -> None:
         """Says that this worker has no gradient of a parameter in this step."""
@@ -121,17 +132,23 @@ class Exchange:
     def push_remaining(self, every: Iterable[Late]) -> None:
         """Has all gradients of the step leave that have not left, and says of which parameters this
         worker has none. Raises NotSupportedError where one has changed since `backward`."""
-        for late in every:
-            if late.pushed or late.gradient is not None:
-                _check_unchanged(late)
-            elif late.parameter.grad is not None:
-                self.note(late)
-            if late.pushed:
-                continue
-            if late.gradient is not None:
-                self.push(late)
-            else:
-                self.push_no_gradient(late)
+        with torch._C.DisableTorchFunctionSubclass():  # gradients are of a class that is told
+            for late in every:
+                self._push_remaining(late)
+
+    def _push_remaining(self, late: Late) -> None:
+        if late.leaving is not None:
+            late.leaving.check(late.parameter.grad)
+        elif late.pushed:
+            _check_none(late)
+        elif late.parameter.grad is not None:
+            self.note(late, in_step=True)
+        if late.pushed:
+            return
+        if late.leaving is not None:
+            self.push(late)
+        else:
+            self.push_no_gradient(late)
 
     def pull(self, late: Late, exact: bool = False) -> None:
         """Asks for a parameter's value after this worker's last push; `exact`: as the servers have
@@ -183,13 +200,12 @@ class Exchange:
         asks = key.asks() if pushes else (key.ask(),)
 
         def begin(source: Optional[torch.Tensor]) -> None:
-            version = 0 if source is None else source._version
             self._worker.begin(
                 Transfer(
                     key, round_, step, 0,
                     source.data_ptr() if source is not None else 0 if pushes else None,
                     late.staging.data_ptr() if lands else None,
-                    partial(_arrived, late, source, version), asks, changes, takes,
+                    partial(_arrived, late, source), asks, changes, takes,
                     exact=exact, on_slice=on_slice if takes is None else None,
                 )
             )  # fmt: skip
@@ -205,28 +221,37 @@ def _kind(value: torch.Tensor, device: torch.device) -> str:
     return f"{value.dtype} of shape {tuple(value.shape)} on {device}"
 
 
-def _arrived(
-    late: Late,
-    source: Optional[torch.Tensor],
-    version: int,
-    error: Optional[BaseException],
-) -> None:
-    """Called in the worker's thread; `source` stays until then, as it was at this `version`."""
-    if error is None and source is not None and source._version != version:
-        error = NotSupportedError(
-            f"the gradient of '{late.name}' was changed after step(), while it was still being "
-            "sent: zero gradients by opt.zero_grad(), which waits where it changes them in place, "
-            "or set them to None"
-        )
+def _arrived(late: Late, source: Optional[torch.Tensor], error: Optional[BaseException]) -> None:
+    """Called in the worker's thread; `source` stays until then."""
     late.arrived(error)
 
 
-def _check_unchanged(late: Late) -> None:
-    gradient = late.parameter.grad
-    if gradient is late.gradient and (gradient is None or gradient._version == late.version):
-        return
+def _check_none(late: Late) -> None:
+    """Raises NotSupportedError where a parameter has a gradient though it had none when gradients
+    left, as where a step is clipped before its last backward pass."""
+    if late.parameter.grad is not None:
+        raise NotSupportedError(
+            f"'{late.name}' has a gradient that it had not when opt.clip_grad_norm_() was called: "
+            "call that after the last backward pass of a step"
+        )
+
+
+def refuse_second(late: Late) -> NoReturn:
+    """A backward pass has computed a gradient where one has left in the same step."""
+    leaving, gradient = late.leaving, late.parameter.grad
+    if leaving is None:
+        _check_none(late)
+    assert leaving is not None and gradient is not None
+    if gradient is not leaving.gradient:
+        raise NotSupportedError(
+            f"'{late.name}' has a new gradient before opt.step(), and the one before, which was "
+            f"dropped, had left for the servers: {LEAVE_OUT_BEFORE}"
+        )
+    if leaving.writes > 1:
+        leaving.check(gradient)
     raise NotSupportedError(
-        f"the gradient of '{late.name}' was changed after backward had computed it, when it had "
-        "left: clip by opt.clip_grad_norm_(max_norm), which clips the mean of all workers' "
-        "gradients, and not by torch.nn.utils.clip_grad_norm_; call zero_grad after step()"
+        f"the gradient of '{late.name}' has left, and a second backward pass adds to it before "
+        "opt.step(): put all backward passes of a step but the last into 'with opt.no_sync():', "
+        "and those of other losses that reach the weight. Where a reentrant checkpoint brings a "
+        "gradient in parts, put all in, or give use_reentrant=False"
     )

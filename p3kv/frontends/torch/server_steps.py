@@ -9,6 +9,7 @@ import torch
 from p3kv.common.combinations import Feature
 from p3kv.errors import NotSupportedError
 from p3kv.frontends.torch.clipping import Clipping
+from p3kv.frontends.torch.exchange import refuse_second
 from p3kv.frontends.torch.optimizers.optimizer_settings import needs_whole
 from p3kv.frontends.torch.optimizers.script_optimizer import TorchScriptOptimizer
 from p3kv.frontends.torch.optimizers.states import exported, imported, unrounded
@@ -76,14 +77,8 @@ class ServerSteps(Steps):
         if not self._syncs() or parameter.grad is None:
             return
         late = self._late[id(parameter)]
-        if late.pushed or late.gradient is not None:
-            raise NotSupportedError(
-                f"the gradient of '{late.name}' has left, and a second backward pass adds to it "
-                "before opt.step(): put all backward passes of a step but the last into 'with "
-                "opt.no_sync():', and those of other losses that reach the weight. Where a "
-                "reentrant checkpoint brings a gradient in parts, put all in, or give "
-                "use_reentrant=False"
-            )
+        if late.pushed or late.leaving is not None:
+            refuse_second(late)
         self._exchange.note(late)
         if self._clipping.is_known and not self._own.waits_for_cut:
             self._exchange.push(late)
@@ -112,7 +107,9 @@ class ServerSteps(Steps):
         torch.autograd.graph.increment_version([late.parameter for late in every])
         for late in every:
             late.pushed = False
-            late.gradient = None
+            if late.leaving is not None:
+                late.leaving.step_ends()
+                late.leaving = None
             if late.parameter.requires_grad:
                 late.value_version = late.parameter._version
             late.arm()

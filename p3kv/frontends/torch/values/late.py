@@ -10,9 +10,10 @@ from __future__ import annotations
 import copy
 import itertools
 import threading
+from abc import ABC, abstractmethod
 from concurrent.futures import Future
 from contextlib import suppress
-from typing import Any, Callable, Dict, Iterator, Optional, Protocol, Tuple, Type
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, Optional, Tuple, Type
 
 import torch
 
@@ -22,6 +23,9 @@ from p3kv.frontends.torch.values.copies import Copies
 from p3kv.frontends.torch.values.early import EarlyWrites
 from p3kv.frontends.torch.values.staging import BY_SLICE_BYTES, Staging
 from p3kv.worker.transfers import OnSlice, WorkerKey
+
+if TYPE_CHECKING:
+    from p3kv.frontends.torch.values.leaving import Leaving
 
 _ATTRIBUTES = (
     "_version", "device", "dtype", "grad", "grad_fn", "is_leaf", "is_sparse", "layout",
@@ -51,17 +55,24 @@ _NOTHING_CHANGES: Future[bool] = Future()
 _NOTHING_CHANGES.set_result(False)
 
 
-class Waits(Protocol):
-    """What waits for a value."""
+class Waits(ABC):
+    """What is told of each use of a tensor, and has it wait."""
 
+    __slots__ = ()
+
+    @abstractmethod
     def take(self) -> None:
         """Waits for the value, if one is under way, and has the tensor have it."""
 
-    def read(self) -> None:
-        """The same, for what this thread computes next."""
+    @abstractmethod
+    def read(self, function: Any) -> None:
+        """The same, for what this thread computes next: by this function of torch."""
+
+    def gave(self, function: Any, result: Any) -> None:  # noqa: B027
+        """The function has returned."""
 
 
-class Late:
+class Late(Waits):
     """A parameter, its key, and the value that is under way to it.
 
     `arrived` and what `on_slice` gives are called in the worker's thread, `take_if_there` in that
@@ -94,10 +105,10 @@ class Late:
         self.as_sent: Optional[torch.Tensor] = None
         """Of a worker that trains by itself: the weight when its difference left. What the weight
         has learned since is added to the value that comes."""
-        self.gradient: Optional[torch.Tensor] = None
-        """The gradient that `backward` has computed in this step, which nobody may change until its
-        value is there."""
-        self.version = 0
+        self.leaving: Optional[Leaving] = None
+        """The gradient that `backward` has computed in this step."""
+        self._sent: Optional[Leaving] = None
+        """The gradient that is under way to the servers, until the value is there."""
         self.pushed = False
         """Whether this step's push has been called."""
         self.is_first = False
@@ -146,9 +157,14 @@ class Late:
         if self._is_late:  # else `arm` sees that it is there
             self._early.soon(self)
 
+    def send(self, leaving: Leaving) -> None:
+        """The gradient is under way to the servers."""
+        self._sent, self.pushed = leaving, True
+
     def arrived(self, error: Optional[BaseException]) -> None:
-        """The value is in the staging memory, or does not come."""
-        self._error = error
+        """The value is in the staging memory, or does not come; a gradient has left before."""
+        sent, self._sent = self._sent, None
+        self._error = error or (None if sent is None else sent.has_left())
         self._there.set()
         if self._is_late:  # else `arm` sees that it is there
             self._early.soon(self)
@@ -181,9 +197,10 @@ class Late:
         the parameter. Raises the job's failure."""
         self._take(self.copies.finish)
 
-    def read(self) -> None:
+    def read(self, function: Any) -> None:
         """As `take`. On an accelerator only what this thread computes next waits until the value is
         written, and the parameter stays late until then: other threads and streams may read it."""
+        may_begin_forward()
         self._take(self.copies.reach_reader)
 
     def _take(self, is_seen_by_all: Callable[[], bool], stays_late: bool = False) -> None:
@@ -203,7 +220,7 @@ class Late:
             return
         self._write()
         if is_seen_by_all() and not stays_late:
-            have_back(self.parameter)
+            have_back(self.parameter, self)
             self.as_sent = None
             self._is_late = False
 
@@ -237,10 +254,16 @@ def have_wait(tensor: torch.Tensor, what: Waits) -> None:
     tensor.__class__ = _late_class(type(tensor))
 
 
-def have_back(tensor: torch.Tensor) -> None:
-    """The value is there: a tensor is what it was before `have_wait`."""
-    tensor.__class__ = type(tensor).__base__
-    del _LATE[id(tensor)]
+def have_back(tensor: torch.Tensor, what: Waits) -> None:
+    """A tensor is what it was before `have_wait`, if it has not been yet."""
+    if _LATE.get(id(tensor)) is what:
+        tensor.__class__ = type(tensor).__base__
+        del _LATE[id(tensor)]
+
+
+def is_late(tensor: torch.Tensor) -> bool:
+    """Whether uses of a tensor are told."""
+    return id(tensor) in _LATE
 
 
 def before_fork() -> None:
@@ -287,12 +310,14 @@ def _wait_and_call(
     args: Tuple[Any, ...] = (),
     kwargs: Optional[Dict[str, Any]] = None,
 ) -> Any:
-    if function not in _NEED_NO_VALUE:
-        for late in _late_among((args, kwargs)):
-            may_begin_forward()
-            late.read()
+    used = () if function in _NEED_NO_VALUE else tuple(_late_among((args, kwargs)))
+    for late in used:
+        late.read(function)
     with torch._C.DisableTorchFunctionSubclass():
-        return function(*args, **(kwargs or {}))
+        result = function(*args, **(kwargs or {}))
+    for late in used:
+        late.gave(function, result)
+    return result
 
 
 def _wait_and_copy(tensor: torch.Tensor, memo: Dict[int, Any]) -> torch.Tensor:

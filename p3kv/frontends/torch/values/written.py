@@ -35,16 +35,16 @@ class Written:
         """The next step's comparisons begin."""
         self._steps += 1
 
+    def is_turn_of(self, late: Late) -> bool:
+        """Whether what torch does not count is looked for in this step."""
+        turn = self._steps % len(self._turns) == self._turns[id(late)]
+        return turn or self._steps < _ALL_UNTIL_STEP
+
     def check(self, late: Late) -> None:
         """Raises NotSupportedError for a weight that has been written to; not while its next value
         is under way."""
         everywhere = self._steps < _ALL_UNTIL_STEP or late.parameter._version != late.value_version
-        is_due = (
-            everywhere
-            or late.newest is not None  # few rows
-            or self._steps % len(self._turns) == self._turns[id(late)]
-        )
-        if is_due:
+        if everywhere or late.newest is not None or self.is_turn_of(late):  # the newest are few
             rows = None if everywhere else late.newest
             with torch._C.DisableTorchFunctionSubclass():
                 value = _value(late, rows)
@@ -87,10 +87,10 @@ def _value(late: Late, rows: Optional[torch.Tensor] = None) -> torch.Tensor:
 def _differs(late: Late, rows: Optional[torch.Tensor], value: torch.Tensor) -> bool:
     """Whether a value in the host's memory is another one than the servers'."""
     known = late.staging if rows is None else late.staging.index_select(0, rows)
-    return not torch.equal(_bits(value), _bits(known))
+    return not torch.equal(bits(value), bits(known))
 
 
-def _bits(value: torch.Tensor) -> torch.Tensor:
+def bits(value: torch.Tensor) -> torch.Tensor:
     """A contiguous tensor as whole numbers, of which each equals itself; nan does not."""
     return value.view(_WHOLE[value.element_size()])
 

@@ -1,0 +1,221 @@
+"""Gradients on their way to the servers: nobody may change one unnoticed.
+
+torch counts writes into a tensor, but not those through `grad.data`, NumPy or an address. So until
+it has left, a gradient is of the class of late tensors, as is whatever is made of its memory.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Iterator, List, NamedTuple, Optional
+
+import torch
+
+from p3kv.errors import NotSupportedError
+from p3kv.frontends.torch.values.late import Waits, have_back, have_wait, is_late
+from p3kv.frontends.torch.values.written import bits
+
+_GIVES_MEMORY = {
+    "__array__", "__cuda_array_interface__", "__deepcopy__", "__dlpack__", "__reduce_ex__",
+    "__repr__", "_amp_foreach_non_finite_check_and_unscale_", "_typed_storage",
+    "const_data_ptr", "data_ptr", "mutable_data_ptr", "numpy", "share_memory_", "storage",
+    "untyped_storage",
+}  # fmt: skip
+"""Functions by which a script may write without a count from then on, or that need the class."""
+
+_NO_SYNC = (
+    "or call backward in 'with opt.no_sync():', after which gradients leave in opt.step(), as they "
+    "are then"
+)
+_CHANGE_BEFORE = (
+    "clip by opt.clip_grad_norm_(max_norm), which clips the mean of all workers' gradients; change "
+    f"a gradient before it leaves, by parameter.register_hook(lambda grad: ...); {_NO_SYNC}"
+)
+LEAVE_OUT_BEFORE = (
+    "call zero_grad after opt.step(). To leave out a step, do so before backward, on all workers "
+    "alike, or multiply the loss by 0, since no worker knows what the others do; to leave out a "
+    f"parameter, freeze it (requires_grad=False) before the forward pass; {_NO_SYNC}"
+)
+
+
+class _Alias(NamedTuple):
+    tensor: torch.Tensor
+    version: int
+    """torch's count of writes when the script got it."""
+    function: str
+    """What has given it to the script."""
+
+
+class Leaving(Waits):
+    """A gradient that `backward` has computed, until it has left and the step is over.
+
+    Before the step ends nobody may change it; after that, who is about to waits until it has left.
+    `has_left` is called in the worker's thread, all else in threads of the script.
+    """
+
+    __slots__ = (
+        "_aliases", "_copy", "_function", "_has_left", "_in_step", "_name", "_version", "_wait",
+        "gradient", "travels",
+    )  # fmt: skip
+
+    def __init__(
+        self, name: str, gradient: torch.Tensor, wait: Callable[[], None], keeps_copy: bool
+    ) -> None:
+        """`wait` returns when it has left. `keeps_copy`: the script may have aliases from before,
+        and the gradient is compared with a copy."""
+        self._name = name
+        self._wait = wait
+        self.gradient = gradient
+        self._version = gradient._version
+        self._aliases: List[_Alias] = []
+        self._copy: Optional[torch.Tensor] = None
+        """The gradient as it was before its memory was given to the script."""
+        self._function = "data"
+        """What has given it."""
+        self.travels = False
+        """Whether the network reads the gradient's own memory."""
+        self._in_step, self._has_left = True, False
+        if keeps_copy or is_late(gradient):  # that of another parameter, too
+            self._copy = _copied(gradient)
+        self._watch(gradient)
+
+    @property
+    def writes(self) -> int:
+        """How often torch has seen it written to since it was computed."""
+        return self.gradient._version - self._version
+
+    def check(self, now: Optional[torch.Tensor]) -> None:
+        """Raises NotSupportedError if the gradient has changed, whose parameter has `now`."""
+        is_same = now is self.gradient and self._version == now._version
+        if is_same and self._copy is None and not self._aliases:
+            return
+        with torch._C.DisableTorchFunctionSubclass():
+            change = self._change(now)
+        if change is not None:
+            zero = now is None or not now.any()
+            raise NotSupportedError(
+                f"the gradient of '{self._name}' {change} after backward had computed it and "
+                "before opt.step(), when it had left for the servers: "
+                + (LEAVE_OUT_BEFORE if zero else _CHANGE_BEFORE)
+            )
+
+    def step_ends(self) -> None:
+        """The script may change the gradient, once it has left."""
+        self._in_step = False
+        if self._has_left or not self.travels:
+            self._back()
+
+    def has_left(self) -> Optional[NotSupportedError]:
+        """The network does not read it any more; an error if it has changed since the step."""
+        self._has_left = True
+        if self._in_step:
+            return None
+        self._back()
+        if not self.travels or not self._has_changed():
+            return None
+        return NotSupportedError(
+            f"the gradient of '{self._name}' was changed after opt.step(), while it was still "
+            "being sent: call zero_grad before the next backward pass, and opt.wait() before an "
+            "operation with out=gradient"
+        )
+
+    def take(self) -> None:
+        """Whoever has the gradient may do anything with it."""
+        if self._in_step:
+            self._give("data")
+        else:
+            self._wait()
+
+    def read(self, function: Any) -> None:
+        name = _name(function)
+        if _gives_memory(function):
+            if self._in_step:
+                self._give(name)
+            else:
+                self._wait()
+        elif not self._in_step and (name == "data" or _writes(name)):
+            self._wait()
+
+    def gave(self, function: Any, result: Any) -> None:
+        if _gives_memory(function):
+            for tensor in (self.gradient, *(alias.tensor for alias in self._aliases)):
+                self._watch(tensor)
+        name = _name(function)
+        if not name.startswith("_foreach_"):  # these give new tensors, or those that they had
+            for tensor in _tensors_in(result):
+                if not is_late(tensor) and torch._C._is_alias_of(tensor, self.gradient):
+                    self._aliases.append(_Alias(tensor, tensor._version, name))
+                    self._watch(tensor)
+        if self._has_left and not self._in_step:
+            self._back()
+
+    def _change(self, now: Optional[torch.Tensor]) -> Optional[str]:
+        gradient = self.gradient
+        if now is None:
+            return "was set to None"
+        if gradient._version != self._version:
+            return "was written to in place"
+        for alias in self._aliases:
+            if alias.tensor._version != alias.version:
+                return f"was written to through grad.{alias.function}"
+        if self._copy is not None and _differ(self._copy, gradient):
+            return f"was written to through grad.{self._function}"
+        if now is not gradient and _differ(now, gradient):
+            return "was replaced by another tensor"
+        return None
+
+    def _has_changed(self) -> bool:
+        if self.gradient._version != self._version:
+            return True
+        return self._copy is not None and _differ(self._copy, self.gradient)
+
+    def _give(self, function: str) -> None:
+        """Keeps a copy to compare with, for a function that needs the gradient's own class."""
+        self._back()
+        if self._copy is None:
+            self._copy, self._function = _copied(self.gradient), function
+
+    def _watch(self, tensor: torch.Tensor) -> None:
+        if not is_late(tensor):
+            have_wait(tensor, self)
+
+    def _back(self) -> None:
+        have_back(self.gradient, self)
+        for alias in self._aliases:
+            have_back(alias.tensor, self)
+
+
+def _copied(gradient: torch.Tensor) -> torch.Tensor:
+    return gradient.detach().clone()
+
+
+def _gives_memory(function: Any) -> bool:
+    return function.__name__ == "__set__" or _name(function) in _GIVES_MEMORY
+
+
+def _name(function: Any) -> str:
+    """That of a function, or of the attribute that it gets or sets."""
+    name: str = function.__name__
+    return function.__self__.__name__ if name in ("__get__", "__set__") else name
+
+
+def _writes(name: str) -> bool:
+    """Whether a function of this name writes into its first argument."""
+    return name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
+
+
+def _tensors_in(result: Any) -> Iterator[torch.Tensor]:
+    if isinstance(result, torch.Tensor):
+        yield result
+    elif isinstance(result, (list, tuple)):
+        for one in result:
+            yield from _tensors_in(one)
+
+
+def _differ(one: torch.Tensor, other: torch.Tensor) -> bool:
+    if one.layout != other.layout or one.dtype != other.dtype or one.shape != other.shape:
+        return True
+    if not one.is_sparse:
+        return not torch.equal(bits(one), bits(other))
+    one, other = one.coalesce(), other.coalesce()
+    same_rows = torch.equal(one.indices(), other.indices())
+    return not same_rows or not torch.equal(bits(one.values()), bits(other.values()))
