@@ -179,6 +179,11 @@ def test_gradients_that_have_left_are_changed_by_nobody_unnoticed() -> None:
     assert result.output.count("no gradient changes unnoticed") == 2, result.output
 
 
+def test_threads_that_meet_lose_no_value_no_push_and_no_norm() -> None:
+    result = job("torch_races.py", workers=1, servers=1)
+    assert result.code == 0 and "threads meet and nothing is lost" in result.output, result.output
+
+
 def test_steps_are_clipped_by_the_norm_of_the_mean_gradient() -> None:
     """Where some layers are used in some steps only, gradients add up, some steps are not clipped,
     and norms are read at once or long after."""

@@ -374,10 +374,11 @@ class Pack(Waits):
     def copied(self) -> Unpushed:
         """A copy for a checkpoint, once the buffers are there."""
         value: Future[np.ndarray] = Future()
-        if self._late:
-            self._copies.append(value)
-        else:
-            value.set_result(_array(self.gathered()))
+        with self._taking:
+            if self._late:
+                self._copies.append(value)
+            else:
+                value.set_result(_array(self.gathered()))
         shape = (self.key.size_elems,)
         return Unpushed(self.key.key, self.key.name or "", shape, name_of(self.dtype), value)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections import deque
 from concurrent.futures import Future
 from typing import Any, Callable, Deque
@@ -105,6 +106,7 @@ class LateNorm(Waits):
         self._of_sum = of_sum
         self._workers = workers
         self._is_late = True
+        self._taking = threading.Lock()
         have_wait(norm, self)
 
     @property
@@ -118,11 +120,15 @@ class LateNorm(Waits):
 
     def take(self) -> None:
         """Waits for the norm, unless it is there. Raises the job's failure."""
-        if self._is_late:
-            of_sum = waited(self._of_sum.result)
-            self._is_late = False
-            have_back(self._norm, self)
-            self._norm.fill_(of_sum / self._workers)
+        if not self._is_late:
+            return
+        of_sum = waited(self._of_sum.result)
+        with self._taking:
+            if self._is_late:
+                with torch._C.DisableTorchFunctionSubclass():
+                    self._norm.fill_(of_sum / self._workers)
+                have_back(self._norm, self)
+                self._is_late = False
 
 
 def checked(max_norm: Any, norm_type: Any, error_if_nonfinite: bool) -> float:

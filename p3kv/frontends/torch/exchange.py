@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from concurrent.futures import Future
 from functools import partial
 from typing import Iterable, List, NoReturn, Optional, Sequence
@@ -25,7 +26,8 @@ from p3kv.worker.worker import Worker
 
 
 class Exchange:
-    """Begins the transfers of a store. Belongs to the script's thread."""
+    """Begins the transfers of a store. `note` and `push` may be called in any thread that runs
+    `backward`, all else belongs to the script's."""
 
     def __init__(
         self,
@@ -42,6 +44,9 @@ class Exchange:
         self._pushes = pushes
         self._written = Written(every)
         self._in_step = False
+        self._pushing = threading.Lock()
+        """Held while a push is counted and begins. `backward` has a thread for each device, and may
+        be called in several."""
         self._order: Optional[List[Key]] = []
         """Keys as their gradients are ready in the first step."""
 
@@ -89,27 +94,29 @@ class Exchange:
         """Sends a gradient that has been noted."""
         leaving = late.leaving
         assert leaving is not None
-        self._begin_step()
-        round_, _ = self._pushes.next(late.key)
-        late.send(leaving)
         with torch._C.DisableTorchFunctionSubclass():
             gradient = leaving.gradient.detach()
-        begin = self._begun(late, round_, pushes=True, on_slice=late.on_slice)
+        source = gradient.coalesce() if gradient.is_sparse else gradient
 
         def begin_with(source: Optional[torch.Tensor]) -> None:
             assert source is not None
             leaving.travels = source is gradient
             begin(source)
 
-        late.copies.to_host(gradient.coalesce() if gradient.is_sparse else gradient, begin_with)
+        with self._pushing:
+            self._begin_step()
+            round_, _ = self._pushes.next(late.key)
+            late.send(leaving)
+            begin = self._begun(late, round_, pushes=True, on_slice=late.on_slice)
+            late.copies.to_host(source, begin_with)
 
     def push_no_gradient(self, late: Late) -> None:
         """Says that this worker has no gradient of a parameter in this step."""
         late.take()
         if late.parameter.requires_grad:  # a frozen one is the script's own
             self._written.check(late)
-        self._begin_step()
         changes: Future[bool] = Future()
+        self._begin_step()
         round_, _ = self._pushes.next(late.key, changes)
         late.pushed = True
         late.copies.to_host(None, self._begun(late, round_, pushes=True, changes=changes))
@@ -245,13 +252,18 @@ def refuse_second(late: Late) -> NoReturn:
     if gradient is not leaving.gradient:
         raise NotSupportedError(
             f"'{late.name}' has a new gradient before opt.step(), and the one before, which was "
-            f"dropped, had left for the servers: {LEAVE_OUT_BEFORE}"
+            f"dropped, had left for the servers: {_OTHER_LOSSES}; {LEAVE_OUT_BEFORE}"
         )
     if leaving.writes > 1:
         leaving.check(gradient)
     raise NotSupportedError(
         f"the gradient of '{late.name}' has left, and a second backward pass adds to it before "
-        "opt.step(): put all backward passes of a step but the last into 'with opt.no_sync():', "
-        "and those of other losses that reach the weight. Where a reentrant checkpoint brings a "
-        "gradient in parts, put all in, or give use_reentrant=False"
+        f"opt.step(): {_OTHER_LOSSES}. Where a reentrant checkpoint brings a gradient in parts, "
+        "put all in, or give use_reentrant=False"
     )
+
+
+_OTHER_LOSSES = (
+    "put all backward passes of a step but the last into 'with opt.no_sync():', and those of other "
+    "losses that reach the weight"
+)

@@ -7,6 +7,8 @@ from contextlib import suppress
 from queue import SimpleQueue
 from typing import Optional, Protocol
 
+from p3kv.errors import P3Error
+
 _WORTH_BYTES = 1 << 16
 """To wake a thread takes longer than to copy less."""
 
@@ -51,6 +53,5 @@ class EarlyWrites:
             one = self._queue.get()
             if one is None:
                 return
-            # The job's failure, which the script is told when it reads the parameter.
-            with suppress(Exception):
+            with suppress(P3Error):  # the script is told when it reads the parameter
                 one.take_if_there()

@@ -172,9 +172,10 @@ class Late(Waits):
     def arm(self) -> None:
         """From now on, whoever reads the parameter waits for the value that is under way."""
         self.copies.arm()
-        if not self._is_late:
-            self._is_late = True
-            have_wait(self.parameter, self)
+        with self._taking:  # or a value that comes now would be written, and still be waited for
+            if not self._is_late:
+                have_wait(self.parameter, self)
+                self._is_late = True
         if self._there.is_set() or self._staged.holds_slices:
             self._early.soon(self)
 
