@@ -5,7 +5,7 @@ import os
 from p3kv.frontends.torch.optimizer import Optimizer
 from p3kv.frontends.torch.refusals import watch_wrappers
 from p3kv.frontends.torch.values import compiled
-from p3kv.frontends.torch.values.late import before_fork
+from p3kv.frontends.torch.values.watched import before_fork
 
 compiled.install()
 watch_wrappers()

@@ -7,7 +7,7 @@ from typing import List, Tuple
 
 import torch
 from p3kv.errors import ConfigError, NotSupportedError
-from p3kv.frontends.torch.values.late import _LATE
+from p3kv.frontends.torch.values.watched import _LATE
 from p3kv.worker import this_process
 from torch import nn
 from torch_refusals import refused

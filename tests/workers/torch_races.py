@@ -7,6 +7,7 @@ from typing import Any, Callable, List
 import torch
 from p3kv.frontends.torch import clipping
 from p3kv.frontends.torch.values import late as late_values
+from p3kv.frontends.torch.values import watched
 from torch import nn
 
 DEADLINE_S, MEANWHILE_S = 60.0, 0.2
@@ -90,7 +91,7 @@ def hooks_of_two_threads_begin_one_step() -> None:
 def two_threads_read_a_norm() -> None:
     model = nn.Linear(4, 3, bias=False)
     optimizer = trained(model)
-    have_back = late_values.have_back
+    have_back = watched.have_back
     read: List[float] = []
     for _ in range(3):
         model(ONES).sum().backward()

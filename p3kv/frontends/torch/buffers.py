@@ -34,7 +34,7 @@ from p3kv.frontends.torch.pushes import pushes_of
 from p3kv.frontends.torch.script_marks import may_begin_forward, waited
 from p3kv.frontends.torch.values.copies import Copies
 from p3kv.frontends.torch.values.devices import Devices
-from p3kv.frontends.torch.values.late import Waits, have_back, have_wait
+from p3kv.frontends.torch.values.watched import Waits, have_back, have_wait
 from p3kv.store.resuming import Resuming
 from p3kv.wire.header import INITIAL_ROUND
 from p3kv.worker.saving.cuts import Unpushed

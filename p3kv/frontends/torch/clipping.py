@@ -13,7 +13,7 @@ import torch
 from p3kv.common.combinations import Feature
 from p3kv.errors import ConfigError, NotSupportedError
 from p3kv.frontends.torch.script_marks import may_begin_forward, waited
-from p3kv.frontends.torch.values.late import Waits, have_back, have_wait
+from p3kv.frontends.torch.values.watched import Waits, have_back, have_wait
 from p3kv.store.clipped_steps import ClippedSteps
 from p3kv.worker.stores import WorkerStore
 

@@ -38,3 +38,11 @@ def sparse_tensor(numbers: np.ndarray, rows: torch.Tensor, shape: Tuple[int, ...
     """A sparse tensor of these rows, whose numbers ascend; its values are `rows`."""
     index = torch.from_numpy(numbers.astype(np.int64)).reshape(1, -1)
     return torch.sparse_coo_tensor(index, rows, shape, is_coalesced=True, check_invariants=False)
+
+
+def bits(value: torch.Tensor) -> torch.Tensor:
+    """A contiguous tensor as whole numbers, of which each equals itself; nan does not."""
+    return value.view(_WHOLE[value.element_size()])
+
+
+_WHOLE = {2: torch.int16, 4: torch.int32, 8: torch.int64}

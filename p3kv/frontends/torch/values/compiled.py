@@ -11,7 +11,7 @@ from typing import Any, Callable, Optional
 
 import torch
 
-from p3kv.frontends.torch.values.late import take_all, take_all_of
+from p3kv.frontends.torch.values.watched import take_all, take_all_of
 
 _compile = torch.compile
 

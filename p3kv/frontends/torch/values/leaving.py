@@ -11,8 +11,8 @@ from typing import Any, Callable, Iterator, List, NamedTuple, Optional
 import torch
 
 from p3kv.errors import NotSupportedError
-from p3kv.frontends.torch.values.late import Waits, have_back, have_wait, is_late
-from p3kv.frontends.torch.values.written import bits
+from p3kv.frontends.torch.tensors import bits
+from p3kv.frontends.torch.values.watched import Waits, have_back, have_wait, is_late
 
 _GIVES_MEMORY = {
     "__array__", "__cuda_array_interface__", "__deepcopy__", "__dlpack__", "__reduce_ex__",

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from p3kv.errors import NotSupportedError
-from p3kv.frontends.torch.tensors import array_of
+from p3kv.frontends.torch.tensors import array_of, bits
 from p3kv.frontends.torch.values.late import Late
 from p3kv.worker.saving.cuts import Unpushed
 
@@ -88,11 +88,3 @@ def _differs(late: Late, rows: Optional[torch.Tensor], value: torch.Tensor) -> b
     """Whether a value in the host's memory is another one than the servers'."""
     known = late.staging if rows is None else late.staging.index_select(0, rows)
     return not torch.equal(bits(value), bits(known))
-
-
-def bits(value: torch.Tensor) -> torch.Tensor:
-    """A contiguous tensor as whole numbers, of which each equals itself; nan does not."""
-    return value.view(_WHOLE[value.element_size()])
-
-
-_WHOLE = {2: torch.int16, 4: torch.int32, 8: torch.int64}

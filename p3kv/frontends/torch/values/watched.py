@@ -1,0 +1,157 @@
+"""Tensors whose uses are told: to what waits for their values, or sees that nobody changes them.
+
+Such a tensor is of a class of its own, a subclass of what it was, whose `__torch_function__` torch
+calls for every operation on it. So a tensor that is not watched costs nothing.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from abc import ABC, abstractmethod
+from contextlib import suppress
+from typing import Any, Dict, Iterator, Optional, Tuple, Type
+
+import torch
+
+from p3kv.errors import P3Error
+from p3kv.frontends.torch.script_marks import may_begin_forward
+
+_ATTRIBUTES = (
+    "_version", "device", "dtype", "grad", "grad_fn", "is_leaf", "is_sparse", "layout",
+    "ndim", "requires_grad", "shape",
+)  # fmt: skip
+_METHODS = (
+    "dim", "element_size", "is_contiguous", "is_floating_point", "numel", "register_hook",
+    "register_post_accumulate_grad_hook", "size", "stride",
+)  # fmt: skip
+
+
+def _need_no_value() -> Iterator[Any]:
+    for name in _ATTRIBUTES:
+        attribute = getattr(torch.Tensor, name)
+        yield from (attribute.__get__, getattr(attribute, "__set__", None))
+        yield getattr(attribute, "__delete__", None)
+    for name in _METHODS:
+        yield getattr(torch.Tensor, name)
+
+
+_NEED_NO_VALUE = {one for one in _need_no_value() if one is not None}
+"""Functions that read or change what is not a parameter's value."""
+
+
+class Waits(ABC):
+    """What is told of each use of a tensor, and has it wait."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def take(self) -> None:
+        """Waits for the value, if one is under way, and has the tensor have it."""
+
+    @abstractmethod
+    def read(self, function: Any) -> None:
+        """The same, for what this thread computes next: by this function of torch."""
+
+    def gave(self, function: Any, result: Any) -> None:  # noqa: B027
+        """The function has returned."""
+
+
+_LATE: Dict[int, Waits] = {}
+"""By the ids of tensors, which stay while they are here."""
+_classes: Dict[Type[torch.Tensor], Type[torch.Tensor]] = {}
+
+
+def have_wait(tensor: torch.Tensor, what: Waits) -> None:
+    """From now on, whoever reads a tensor calls `what.take()` before."""
+    _LATE[id(tensor)] = what
+    tensor.__class__ = _late_class(type(tensor))
+
+
+def have_back(tensor: torch.Tensor, what: Waits) -> None:
+    """A tensor is what it was before `have_wait`, if it has not been yet."""
+    if _LATE.get(id(tensor)) is what:
+        tensor.__class__ = type(tensor).__base__
+        del _LATE[id(tensor)]
+
+
+def is_late(tensor: torch.Tensor) -> bool:
+    """Whether uses of a tensor are told."""
+    return id(tensor) in _LATE
+
+
+def before_fork() -> None:
+    """Waits for all values: in a forked process none would come. The job's failure is for the next
+    call to raise."""
+    with suppress(P3Error):
+        take_all()
+
+
+def take_all() -> None:
+    """Waits for all values that are under way."""
+    for what in list(_LATE.values()):
+        what.take()
+
+
+def take_all_of(module: torch.nn.Module) -> None:
+    """Waits for the values that are under way to a module's parameters and buffers, which is about
+    to be called."""
+    if not _LATE:
+        return
+    if module.training:
+        may_begin_forward()
+    for tensor in itertools.chain(module.parameters(), module.buffers()):
+        what = _LATE.get(id(tensor))
+        if what is not None:
+            what.take()
+
+
+def _late_class(of: Type[torch.Tensor]) -> Any:
+    """The subclass of a class of tensors for those that are late."""
+    found = _classes.get(of)
+    if found is None:
+        found = _classes[of] = type(
+            of.__name__, (of,),
+            {"__torch_function__": classmethod(_wait_and_call), "__deepcopy__": _wait_and_copy},
+        )  # fmt: skip
+    return found
+
+
+def _wait_and_call(
+    cls: Type[torch.nn.Parameter],
+    function: Any,
+    types: Tuple[type, ...],
+    args: Tuple[Any, ...] = (),
+    kwargs: Optional[Dict[str, Any]] = None,
+) -> Any:
+    used = () if function in _NEED_NO_VALUE else tuple(_late_among((args, kwargs)))
+    for late in used:
+        late.read(function)
+    with torch._C.DisableTorchFunctionSubclass():
+        result = function(*args, **(kwargs or {}))
+    for late in used:
+        late.gave(function, result)
+    return result
+
+
+def _wait_and_copy(tensor: torch.Tensor, memo: Dict[int, Any]) -> torch.Tensor:
+    """A copy of the class that the tensor has when it is not late."""
+    what = _LATE.get(id(tensor))
+    if what is not None:
+        may_begin_forward()
+        what.take()
+    copied: torch.Tensor = copy.deepcopy(tensor, memo)
+    return copied
+
+
+def _late_among(values: Any) -> Iterator[Waits]:
+    if isinstance(values, torch.Tensor):
+        late = _LATE.get(id(values))
+        if late is not None:
+            yield late
+    elif isinstance(values, (list, tuple)):
+        for one in values:
+            yield from _late_among(one)
+    elif isinstance(values, dict):
+        for one in values.values():
+            yield from _late_among(one)
