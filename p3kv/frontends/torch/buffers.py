@@ -55,7 +55,7 @@ class User(Protocol):
         """Parameters that it trains."""
 
 
-class Alias:
+class Alias(Waits):
     """A buffer that has memory of weights: whoever reads it waits for them."""
 
     def __init__(self, place: Place, weights: List[Waits]) -> None:
@@ -80,12 +80,13 @@ class Alias:
         with self._taking:
             self._end()
 
-    def read(self) -> None:
+    def read(self, function: Any) -> None:
+        may_begin_forward()
         self.take()
 
     def _end(self) -> None:
         if self._late is not None:
-            have_back(self._late)
+            have_back(self._late, self)
             self._late = None
 
 
