@@ -72,10 +72,11 @@ class Stalls:
         return min(self._warn_after_s, self._timeout_s / 2)
 
     def look(self, waits: Iterable[Wait], now_s: float) -> None:
-        """Reports the longest of `waits`, which are at least `first_s` long, if that is new."""
+        """Reports the first of `waits`, the longest, if that is new; each is at least `first_s`
+        long."""
         if self._own_pauses.look(now_s):
             self._runs_since_s = now_s
-        longest: Optional[Wait] = min(waits, key=lambda wait: wait.since_s, default=None)
+        longest: Optional[Wait] = next(iter(waits), None)
         waited_s = 0.0 if longest is None else now_s - max(longest.since_s, self._runs_since_s)
         if longest is None or waited_s < self.first_s:
             self._told_wait_s = 0.0

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import time
-from typing import Callable, Dict, Iterator, List, NamedTuple
+from typing import Callable, Dict, Iterable, Iterator, List, NamedTuple, Set
 
 from p3kv.server.engine import Engine, Unit
 from p3kv.server.received_frames import ReceivedFrames
@@ -70,32 +72,28 @@ class Waiting:
             self.pulls.setdefault(unit, []).append(pull)
 
     def longer_than(self, least_s: float, now_s: float) -> Iterator[Wait]:
-        """Rounds that have waited for a worker's push for so long; of each key the oldest one.
+        """Rounds that have waited for a worker's push for so long, the longest first; of each key
+        those with the lowest number.
 
         A later round may be open for longer, where a worker has pushed for it and not for the one
         before. The others can't have pushed for it, and are not to blame.
         """
-        for key in self._engine.keys.values():
-            waits = [
-                Wait(
-                    unit,
-                    number,
-                    missing,
-                    list(current.arrived),
-                    current.since_s,
-                    unit.ledger.patience_s,
-                )
-                for unit in key.units
-                for number, current, missing in unit.ledger.waits()
-                if missing
-            ]
-            oldest = min((wait.round for wait in waits), default=INITIAL_ROUND)
-            for wait in waits:
-                if wait.round == oldest and now_s - wait.since_s >= least_s:
-                    yield wait
-        for initial in self._initial_waits():
-            if now_s - initial.since_s >= least_s:
-                yield initial
+        latest_s = now_s - least_s
+        order = itertools.count()
+        found = [(one.since_s, next(order), one) for one in self._initial_waits()]
+        heapq.heapify(found)
+        seen: Set[int] = set()
+        for current, key_id in self._engine.rules.open_rounds.items():
+            if current.since_s > latest_s:
+                break
+            while found and found[0][0] <= current.since_s:
+                yield heapq.heappop(found)[-1]
+            if key_id not in seen:
+                seen.add(key_id)
+                for wait in _oldest_waits(self._engine.keys[key_id].units):
+                    heapq.heappush(found, (wait.since_s, next(order), wait))
+        while found and found[0][0] <= latest_s:
+            yield heapq.heappop(found)[-1]
 
     def check_all(self) -> None:
         """Ends the job if anything waits for a worker that has left."""
@@ -139,3 +137,15 @@ class Waiting:
                 ranks = sorted({pull.request.rank for pull in pulls})
                 since_s = min(pull.since_s for pull in pulls)
                 yield Wait(unit, INITIAL_ROUND, [0], ranks, since_s)
+
+
+def _oldest_waits(units: Iterable[Unit]) -> List[Wait]:
+    """A key's rounds that wait for workers and have the lowest number of these."""
+    waits = [
+        Wait(unit, number, missing, list(current.arrived), current.since_s, unit.ledger.patience_s)
+        for unit in units
+        for number, current, missing in unit.ledger.waits()
+        if missing
+    ]
+    oldest = min((wait.round for wait in waits), default=INITIAL_ROUND)
+    return [wait for wait in waits if wait.round == oldest]

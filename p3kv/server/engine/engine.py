@@ -347,8 +347,7 @@ def _ended(unit: Unit, current: Round, changed: bool) -> Ended:
     current.changed = changed
     unit.ledger.end(current)
     ledger = unit.ledger
-    if isinstance(ledger, OwnRounds) and not ledger.is_new_enough(current.owner, current.number):
-        ledger.unanswered.append(current)
+    if isinstance(ledger, OwnRounds) and ledger.unanswered[-1:] == [current]:
         return Ended(unit, current.number, current.step, current.priority, [], [])
     return _answer(unit, current)
 

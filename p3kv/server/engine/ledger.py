@@ -71,6 +71,7 @@ class Ledger(ABC, Generic[S]):
         value."""
         self.round += 1
         del self.open[self.round]
+        del self._plan.rules.open_rounds[current]
 
     @abstractmethod
     def complete(self) -> Iterable[Round[S]]:
@@ -109,6 +110,7 @@ class Ledger(ABC, Generic[S]):
     def _begin(self, rank: int, round: int, step: int) -> Round[S]:
         """A new round for which a worker pushes first."""
         current = self.open[round] = Round(round, self._new_sum(round), step)
+        self._plan.rules.open_rounds[current] = self._plan.key_id
         local = self._plan.consistency.local
         if local is not None and local.streaming:
             if self._begun_s:
@@ -190,6 +192,10 @@ class OwnRounds(Ledger[S]):
             self._changed_at = self.round
         self._ended[current.owner] = current.number
         del self.own[current.owner, current.number]
+        if self.is_new_enough(current.owner, current.number):
+            del self._plan.rules.open_rounds[current]
+        else:
+            self.unanswered.append(current)
 
     @property
     def at_barrier(self) -> bool:
@@ -245,6 +251,8 @@ class OwnRounds(Ledger[S]):
         """Takes the rounds whose workers need not wait any more."""
         free = [one for one in self.unanswered if self.is_new_enough(one.owner, one.number)]
         self.unanswered = [one for one in self.unanswered if one not in free]
+        for one in free:
+            del self._plan.rules.open_rounds[one]
         return free
 
     def _slower(self, round: int) -> List[int]:
@@ -268,6 +276,7 @@ class OwnRounds(Ledger[S]):
             return super()._begin(rank, round, step)
         current = Round(round, self._new_sum(round), step, owner=rank)
         self.own[rank, round] = current
+        self._plan.rules.open_rounds[current] = self._plan.key_id
         return current
 
 

@@ -38,6 +38,9 @@ class Rules:
     push, since the first one that is bad says whose gradient it was."""
     pool: BufferPool = field(default_factory=BufferPool)
     leavers: Leavers = field(default_factory=Leavers)
+    open_rounds: Dict[Round, int] = field(default_factory=dict)
+    """Rounds of all units that have begun and wait for something, the oldest first, with their
+    keys' ids. A round that has ended is here while its worker waits for others."""
     optimizers: Dict[int, Optimizer] = field(default_factory=dict)
     """By the store's number. In a store without an optimizer, a round's sum is its value."""
 
