@@ -128,6 +128,9 @@ class Outline(Message, frozen=True):
     """What the codecs of this worker remember."""
     trained: List[TrainedOutline] = []  # noqa: RUF012  nobody changes it
     """What this worker trains by itself."""
+    is_first: bool = True
+    """Whether no checkpoint was complete when this one began. A later one is never the first of a
+    job that was ended meanwhile: where no checkpoint can be used, files are lost."""
 
     def __post_init__(self) -> None:
         check_number("a checkpoint's version", self.version, VERSION, VERSION)

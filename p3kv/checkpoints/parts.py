@@ -35,8 +35,8 @@ class Folder(NamedTuple):
 
 
 class Refused(Exception):
-    """A checkpoint can't be used; `missing_of` is the host that should have written a file which is
-    not there."""
+    """A checkpoint can't be used; `missing_of` is the host that was to write a file which is not
+    there, of a first checkpoint."""
 
     def __init__(self, reason: str, missing_of: Optional[str] = None) -> None:
         super().__init__(reason)

@@ -139,8 +139,8 @@ def newest(folder: str, host: str) -> Optional[Saved]:
     complete.
 
     Warns of each newer one, with the file that is damaged or missing. `host` is this host's
-    address. Raises CheckpointError where there are files of which none can be used, unless this
-    host's own servers had not written the first one.
+    address. Raises CheckpointError where there are files of which none can be used, unless the
+    first one had not been written when its job ended, by this host's own processes.
     """
     try:
         parts = parts_in(folder)
@@ -190,7 +190,8 @@ def _of_step(folder: Folder, parts: List[Part]) -> Saved:
             else:
                 by_identity[opened.outline.identity][part] = opened
         for there in by_identity.values():
-            hosts = next(iter(there.values())).outline.parts
+            outline = next(iter(there.values())).outline
+            hosts = outline.parts
             missing = next((part for part in hosts if part not in there), None)
             if missing is None:
                 unused.pop_all()
@@ -198,7 +199,7 @@ def _of_step(folder: Folder, parts: List[Part]) -> Saved:
             refused = refused or Refused(
                 f"{missing.name}, the part of {missing.role} {missing.rank}, which was to write it "
                 f"on host {hosts[missing]}, is not in {folder.path}",
-                hosts[missing],
+                hosts[missing] if outline.is_first else None,
             )
     assert refused is not None
     raise refused

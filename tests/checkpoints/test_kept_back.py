@@ -109,6 +109,14 @@ def test_without_a_worker_s_part_the_checkpoint_before_is_used(
     assert said in result.said_by("worker 0"), result.output
 
 
+def test_where_each_checkpoint_lacks_a_worker_s_part_the_job_ends_and_says_so(left: Path) -> None:
+    for path in (left / "checkpoints").glob("*.worker-1-of-2.npz"):
+        path.unlink()
+    result = train(left, P3KV_RESUME=1)
+    assert result.code != 0 and "begins after" not in result.output, result.output
+    assert "no checkpoint in" in result.output and "the part of worker 1" in result.output
+
+
 def test_with_another_number_of_workers_what_was_kept_back_is_lost_and_said_so_once(
     left: Path,
 ) -> None:

@@ -15,7 +15,7 @@ from p3kv.server.workers import Workers
 from p3kv.wire.fields import Header
 from p3kv.wire.header import Kind
 from p3kv.wire.loop import Loop
-from p3kv.wire.messages import Checkpoint, CutReached, StoreAtCut, Written, encode
+from p3kv.wire.messages import UNKNOWN, Checkpoint, CutReached, StoreAtCut, Written, encode
 
 
 class _Open:
@@ -172,6 +172,7 @@ class Checkpoints:
             list(self._place.servers_hosts),
             [store.known for store in checkpoint.stores], [key.outline for key in keys],
             checkpoint.workers_host, others_hosts=checkpoint.others_hosts,
+            is_first=checkpoint.keep_from == UNKNOWN,
         )  # fmt: skip
         self._writes = True
         self._writer.begin(self._folder, outline, lambda: Contents(keys), checkpoint.keep_from)

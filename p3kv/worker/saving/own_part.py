@@ -24,7 +24,7 @@ from p3kv.checkpoints import (
 )
 from p3kv.errors import ConfigError, ProtocolError
 from p3kv.wire.loop import Loop
-from p3kv.wire.messages import Checkpoint, Written
+from p3kv.wire.messages import UNKNOWN, Checkpoint, Written
 from p3kv.worker.saving.cuts import Cut, Trained
 from p3kv.worker.saving.key_memory import MemoryCopy
 from p3kv.worker.transfers import WorkerKey
@@ -194,6 +194,7 @@ class OwnPart:
             [store.known for store in copied.cut.stores], keys, checkpoint.workers_host, WORKER,
             checkpoint.others_hosts, [_outline(key) for key, _ in memories],
             [_trained(store, one) for store, one in copied.cut.trained],
+            checkpoint.keep_from == UNKNOWN,
         )  # fmt: skip
         values = [one.value for _, one in unpushed]
         copies = [copy.complete for _, copy in memories]
