@@ -23,8 +23,8 @@ class Part(NamedTuple):
     """The first element, among those that the process keeps of the key."""
     round: int
     step: int
-    """Number of the step, from 1; of gradients, those before a job went on from a checkpoint count,
-    too."""
+    """Number of the step, from 1; of gradients, among those of their store, also those before a job
+    went on from a checkpoint."""
     norm: float = 0.0
     """Euclidean norm of the worker's whole gradient of the key, where the codec `needs_norm`."""
 

@@ -158,6 +158,7 @@ class Exchange:
     def _end_round(self, transfer: Transfer, header: Header) -> None:
         """`header` is that of the last frame that was to come."""
         self._count_ended(transfer)
+        transfer.key.own_steps.pop(transfer.round, None)
         transfer.tell(changes=not header.flags & NO_GRADIENT)
         transfer.route.ended(transfer)
         for held in self._windows.end(transfer):

@@ -83,7 +83,8 @@ class WorkerStore:
             self._at_cut, lambda: self.unpushed(), lambda: self._trained()
         )
         """The store in the checkpoint from which the job goes on."""
-        self._steps = 0 if self.resumed is None else self.resumed.steps
+        self.steps = 0 if self.resumed is None else self.resumed.steps
+        """How many steps the script has begun in this store, in this run and before it."""
         self.own_rounds = rule.own_rounds
         """Whether rounds are each worker's own: the store is asynchronous."""
         if self.own_rounds:
@@ -157,8 +158,7 @@ class WorkerStore:
         answer = self._request(declaration, (DeclaredKey, KeyRefused))
         if isinstance(answer, KeyRefused):
             raise KeyMismatchError(answer.reason)
-        steps_before = self._data_plane.checkpoints.resumed().step
-        worker_key = WorkerKey(answer, self.rule, name, self._features, steps_before)
+        worker_key = WorkerKey(answer, self.rule, name, self._features)
         if beside:
             self._call_soon(self._data_plane.declare, worker_key)
             return worker_key
@@ -322,12 +322,13 @@ class WorkerStore:
         """To be called before the first push of each step of the script: there may be a checkpoint
         of all that was pushed before."""
         if not self.is_saved:
+            self.steps += 1
             return
-        due = self._data_plane.cuts.due(self.number, self._steps)
+        due = self._data_plane.cuts.due(self.number, self.steps)
         if due is not None and (self._rank == 0 or self._data_plane.cuts.of_all_workers):
             cut = self._data_plane.cuts.cut(self._data_plane.steps.newest, due)
             self._call_soon(self._data_plane.checkpoints.add, cut)
-        self._steps += 1
+        self.steps += 1
         steps = 1 if self.rule.local is None else self.rule.local.steps  # to a key's next push
         self.may_be_cut = self._data_plane.cuts.may_be_due(steps)
 
@@ -358,7 +359,7 @@ class WorkerStore:
         whole, numbers = self.describe()
         rounds = [(key.key_id, key.round) for key in self.declared()]
         names = {key.key_id: key.name for key in self.declared() if key.name is not None}
-        known = ResumedStore(self.number, self._steps, numbers)
+        known = ResumedStore(self.number, self.steps, numbers)
         return StoreAtCut(known, whole, rounds, names, self.own_rounds)
 
     def keep_trained(self, copies: Callable[[], List[Trained]]) -> None:

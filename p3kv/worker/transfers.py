@@ -61,11 +61,9 @@ class WorkerKey:
         consistency: Consistency,
         name: Optional[str] = None,
         job: Collection[Feature] = (),
-        steps_before: int = 0,
     ) -> None:
         """`consistency` is the rule that the key was declared with, `name` what this worker's
-        script calls the parameter, `job` the job's features. `steps_before`: how many steps there
-        were before the checkpoint from which the job goes on.
+        script calls the parameter, `job` the job's features.
 
         Raises ConfigError if the key's layout or a codec is not known here.
         """
@@ -81,7 +79,9 @@ class WorkerKey:
         self.shape = declared.shape
         self.dtype = declared.dtype
         self._layout = make_layout(declared.layout, declared.shape)
-        self.steps_before = steps_before
+        self.own_steps: Dict[int, int] = {}
+        """By round that has not ended, where a codec encodes gradients: which of its store's steps
+        it is pushed in. The script's thread adds, and the worker's takes away."""
         self.numpy_dtype = np.dtype(declared.dtype)
         self.item_bytes = self.numpy_dtype.itemsize
         self.size_elems = self._layout.size_elems

@@ -109,6 +109,17 @@ def a_trainer_with_dgc_learns():
     print("dgc learns")
 
 
+def dgc_warms_up_in_each_store():
+    """Whatever the steps that others have made."""
+    settings = {"type": "dgc", "share": 0.01, "warmup_steps": 4}
+    store, weight, expected = begin(settings, learning_rate=1.0, momentum=0.5)
+    store.pushpull("w", mx.nd.arange(1, SIZE + 1), out=weight)
+    store.synchronize()
+    changed = (weight.asnumpy() != expected).mean()
+    assert 0.24 < changed < 0.26, changed
+    print("dgc warms up")
+
+
 def other_optimizers_are_refused():
     store = mx.kv.create("p3")
     store.set_gradient_compression({"type": "dgc"})
@@ -128,6 +139,7 @@ def other_optimizers_are_refused():
 
 if "DMLC_ROLE" in os.environ:
     values_are_exact_once_they_are_synchronised()
+    dgc_warms_up_in_each_store()
 all_of_a_gradient_arrives()
 dgc_with_a_share_of_1_is_sgd_with_momentum()
 a_trainer_with_dgc_learns()

@@ -242,5 +242,5 @@ def _both(first: Callable[[], None], second: Callable[[], None]) -> None:
 
 
 def _part(transfer: Transfer, piece: Slice) -> Part:
-    step = transfer.key.steps_before + transfer.step
+    step = transfer.key.own_steps.get(transfer.round, transfer.step)
     return Part(piece.offset, transfer.round, step, transfer.norm)
