@@ -231,7 +231,7 @@ def test_a_server_s_optimizers_do_without_torch_s_compiler() -> None:
 
 def test_a_process_alone_trains_with_the_inner_optimizer() -> None:
     program = (
-        "import p3kv.torch, torch\n"
+        "import copy, p3kv.torch, torch\n"
         "model = torch.nn.Linear(2, 1)\n"
         "inner = torch.optim.SGD(model.parameters(), lr=1.0)\n"
         "optimizer = p3kv.torch.Optimizer(model, inner)\n"
@@ -245,6 +245,25 @@ def test_a_process_alone_trains_with_the_inner_optimizer() -> None:
         "scaler.scale(model(torch.ones(1, 2)).sum()).backward()\n"
         "scaler.step(optimizer)\n"
         "torch.testing.assert_close(model.weight.detach(), before - 2)\n"
+        "called = []\n"
+        "copied = copy.deepcopy({'model': model, 'optimizer': optimizer})\n"
+        "optimizer.register_step_pre_hook(lambda *_: called.append('hook'))\n"
+        "assert optimizer is inner and isinstance(optimizer, torch.optim.SGD)\n"
+        "for one in ({'model': model, 'optimizer': optimizer}, copied):\n"
+        "    before = one['model'].weight.detach().clone()\n"
+        "    one['optimizer'].add_param_group({'params': [torch.nn.Parameter(torch.ones(1))]})\n"
+        "    one['optimizer'].zero_grad()\n"
+        "    one['model'](torch.ones(1, 2)).sum().backward()\n"
+        "    one['optimizer'].step()\n"
+        "    torch.testing.assert_close(one['model'].weight.detach(), before - 1)\n"
+        "assert called == ['hook']\n"
+        "fused = torch.optim.AdamW(model.parameters(), lr=0.1, fused=True)\n"
+        "fused = p3kv.torch.Optimizer(model, fused)\n"
+        "before = model.weight.detach().clone()\n"
+        "fused.zero_grad()\n"
+        "scaler.scale(model(torch.ones(1, 2)).sum()).backward()\n"
+        "scaler.step(fused)\n"
+        "assert fused.state[model.weight]['exp_avg'].max() < 1\n"
         "print('alone is right')\n"
     )
     result = run([str(PYTHON), "-c", program], environment(), JOB_S)

@@ -33,6 +33,13 @@ def test_all_workers_have_all_of_worker_0_s_model() -> None:
     assert result.output.count("right: what_can_t_be_shared_is_refused") == 2, result.output
 
 
+def test_the_script_s_optimizer_is_the_one_that_is_attached() -> None:
+    """Its states, hooks, schedulers, groups and copies, from before and after; by every rule."""
+    result = job("torch_one_optimizer.py", P3KV_DETERMINISTIC=1)
+    assert result.code == 0, result.output
+    assert result.output.count("right: a_scalar_s_state_has_its_shape") == 2, result.output
+
+
 @pytest.mark.alone
 def test_reports_tell_what_a_script_reads_and_whom_it_waits_for_from_computing() -> None:
     result = job("torch_marks.py")

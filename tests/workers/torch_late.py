@@ -142,7 +142,11 @@ def use_wrongly() -> None:
     refused("'1.bias' has left, and a second backward", model(ONES).sum().backward)
     nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
     refused("was written to in place after backward had computed it", optimizer.step)
-    refused("parameters can't be added", optimizer.add_param_group, {"params": [ONES.clone()]})
+    refused(
+        "a parameter of (1, 4) can't be added after",
+        optimizer.add_param_group,
+        {"params": [ONES.clone()]},
+    )
     other = nn.Linear(4, 3)
     changed = trained(other)
     other(ONES).sum().backward()

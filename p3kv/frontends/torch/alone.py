@@ -1,13 +1,14 @@
-"""Steps of a process without p3kv's servers."""
+"""Steps of a process without p3kv's servers, and of copies."""
 
 from __future__ import annotations
 
 import logging
-from typing import Any, Callable, Optional
+from typing import Any, Callable, NoReturn, Optional
 
 import torch
 
-from p3kv.frontends.torch.steps import Steps
+from p3kv.errors import NotSupportedError
+from p3kv.frontends.torch.steps import Steps, own_step
 from p3kv.frontends.torch.trials import TorchTrial
 
 _log = logging.getLogger("p3kv")
@@ -17,22 +18,19 @@ class AloneSteps(Steps):
     """Does what the script's optimizer does, in a process that belongs to no job or that `p3kv
     compare` runs without p3kv."""
 
-    takes_more_parameters = True
-    takes_scaled_gradients = False  # as most of torch's own: the scaler unscales before `step`
-
-    def __init__(self, optimizer: torch.optim.Optimizer, trial: Optional[TorchTrial]) -> None:
-        super().__init__(optimizer)
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, trial: Optional[TorchTrial] = None
+    ) -> None:
+        super().__init__(None, optimizer)
         self._trial = trial
-        if trial is None:
-            _log.warning(
-                "p3kv: p3kv.torch.Optimizer trains in this process alone, since no launcher has "
-                "started it. 'p3kv launch -n 2 -- python train.py' starts two workers."
-            )
 
     def step(self, closure: Optional[Callable[[], Any]]) -> Any:
         if self._trial is None:
-            return self._optimizer.step(closure)
+            return own_step(self._optimizer, closure)
         return self._trial.update(self._optimizer, closure)
+
+    def check_added(self, parameters: Any) -> None:
+        pass
 
     def wait(self) -> None:
         pass
@@ -42,3 +40,29 @@ class AloneSteps(Steps):
 
     def stop(self) -> None:
         pass
+
+    @property
+    def takes_scaled_gradients(self) -> bool:
+        """As the optimizer's own: most have the scaler unscale before `step`."""
+        return bool(vars(self._optimizer).get("_step_supports_amp_scaling"))
+
+
+class CopiedSteps(AloneSteps):
+    """Refuses the steps of a copy in a job, which would train one worker alone."""
+
+    def step(self, closure: Optional[Callable[[], Any]]) -> NoReturn:
+        raise NotSupportedError(
+            "this optimizer is a copy, which trains nothing: attach it by optimizer = "
+            "p3kv.torch.Optimizer(model, optimizer), with the model that has its parameters"
+        )
+
+    def clip(self, max_norm: float) -> NoReturn:
+        self.step(None)
+
+
+def warn_alone() -> None:
+    """Says that no launcher has started this process."""
+    _log.warning(
+        "p3kv: p3kv.torch.Optimizer trains in this process alone, since no launcher has "
+        "started it. 'p3kv launch -n 2 -- python train.py' starts two workers."
+    )

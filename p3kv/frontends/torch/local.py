@@ -8,14 +8,18 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence
 import torch
 
 from p3kv.frontends.torch.exchange import Exchange
+from p3kv.frontends.torch.optimizers.optimizer_settings import class_of
 from p3kv.frontends.torch.shared_model import SharedModel
-from p3kv.frontends.torch.steps import Steps, evaluated
+from p3kv.frontends.torch.steps import Steps, evaluated, own_step
 from p3kv.frontends.torch.trained import copied, go_on
 from p3kv.frontends.torch.values.late import Late
 from p3kv.store.outer import set_outer_optimizer
 from p3kv.store.turns import Progress
 from p3kv.worker.saving.cuts import Trained
 from p3kv.worker.stores import WorkerStore
+
+_OF_SCALER = ("grad_scale", "found_inf")
+"""Attributes by which GradScaler tells an optimizer that it has scaled gradients."""
 
 
 class _Weight(NamedTuple):
@@ -36,23 +40,19 @@ class LocalSteps(Steps):
         model: torch.nn.Module,
         optimizer: torch.optim.Optimizer,
         buffers: Optional[str],
-        scaled: torch.optim.Optimizer,
     ) -> None:
-        """`buffers` as in `SharedModel`. `scaled` is the optimizer that GradScaler knows, and gives
-        its scale.
+        """`buffers` as in `SharedModel`.
 
         Raises NotSupportedError for a parameter or a buffer that can't be shared.
         """
-        super().__init__(optimizer)
+        super().__init__(model, optimizer)
         self._own = own
         rule = own.rule.local
         assert rule is not None
-        self._own = own
-        self._scaled = scaled
         shared = self._shared = SharedModel(own, model, optimizer, buffers, whole=False, sparse={})
         exchange = self._exchange = shared.exchange
         every, workers = shared.every, shared.worker.num_workers
-        schedule = set_outer_optimizer(own, shared.resuming, lambda: type(optimizer).__name__)
+        schedule = set_outer_optimizer(own, shared.resuming, lambda: class_of(optimizer).__name__)
         self._parts = workers if rule.adds else 1
         """What this worker's optimizer does counts with one of so many parts."""
         sizes = [(late.key.key, late.key.size_bytes) for late in every]
@@ -71,25 +71,9 @@ class LocalSteps(Steps):
 
     def step(self, closure: Optional[Callable[[], Any]]) -> Any:
         self._shared.check()
+        self._check_groups()
         self._shared.pushes.begin_own_step()
-        # GradScaler sets both. It skips the update where some gradients are infinite.
-        scale = getattr(self._scaled, "grad_scale", None)
-        skips = getattr(self._scaled, "found_inf", None)
-        loss = None
-        if self._parts > 1:  # the closure's gradients are of the weights as they are
-            loss, closure = evaluated(closure), None
-        if not skips:
-            updated = [late for late, _ in self._weights if late.parameter.grad is not None]
-            for late in updated:
-                late.take()
-                if scale is not None:
-                    late.parameter.grad.div_(scale.to(late.device))
-            self._multiply_learned(updated, self._parts)
-            if closure is None:
-                self._optimizer.step()
-            else:
-                loss = self._optimizer.step(closure)
-            self._multiply_learned(updated, 1 / self._parts)
+        loss = self._update(closure)
         for late, progress in self._weights:
             due = progress.step()
             if due.takes_before:
@@ -105,6 +89,31 @@ class LocalSteps(Steps):
             hook.remove()
         self._hooks = []
         return loss
+
+    def _update(self, closure: Optional[Callable[[], Any]]) -> Any:
+        """Has the script's optimizer update the weights; returns what the closure returns."""
+        loss = None
+        if self._parts > 1:  # the closure's gradients are of the weights as they are
+            loss, closure = evaluated(closure), None
+        # GradScaler sets both. It skips the update where some gradients are infinite. An optimizer
+        # that is fused would unscale once more.
+        attributes = vars(self._optimizer)
+        its = {name: attributes.pop(name) for name in _OF_SCALER if name in attributes}
+        scale, skips = map(its.get, _OF_SCALER)
+        try:
+            if skips:
+                return loss
+            updated = [late for late, _ in self._weights if late.parameter.grad is not None]
+            for late in updated:
+                late.take()
+                if scale is not None:
+                    late.parameter.grad.div_(scale.to(late.device))
+            self._multiply_learned(updated, self._parts)
+            returned = own_step(self._optimizer, closure)
+            self._multiply_learned(updated, 1 / self._parts)
+            return returned if self._parts == 1 else loss
+        finally:
+            attributes.update(its)
 
     def _multiply_learned(self, updated: Sequence[Late], by: float) -> None:
         """Multiplies by how much weights differ from the servers' values. Where changes add up, the
@@ -150,6 +159,7 @@ class LocalSteps(Steps):
             saved = self._own.own_trained(late.key.key)
             if saved is not None:
                 state = go_on(late, progress, saved.numbers, saved.arrays)
+                self._optimizer.state.pop(late.parameter, None)
                 if state is not None:
                     self._optimizer.state[late.parameter] = state
 

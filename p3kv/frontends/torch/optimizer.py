@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import Any, Callable, Dict, Iterator, Optional
+from typing import Any, Callable, Dict, Iterator, Optional, Tuple, Type
 
 import torch
 
 from p3kv import config
 from p3kv.errors import NotSupportedError
-from p3kv.frontends.torch.alone import AloneSteps
+from p3kv.frontends.torch.alone import AloneSteps, CopiedSteps, warn_alone
 from p3kv.frontends.torch.clipping import checked
 from p3kv.frontends.torch.local import LocalSteps
+from p3kv.frontends.torch.optimizers.optimizer_settings import class_of
 from p3kv.frontends.torch.refusals import check_arguments
 from p3kv.frontends.torch.server_steps import ServerSteps
 from p3kv.frontends.torch.steps import Steps, parameters_of
@@ -21,8 +22,15 @@ from p3kv.worker import this_process
 
 
 class Optimizer(torch.optim.Optimizer):
-    """An optimizer of `torch.optim` whose updates run on p3kv's servers, by the mean of all
-    workers' gradients.
+    """The script's own optimizer of `torch.optim`, whose updates run on p3kv's servers from now on,
+    by the mean of all workers' gradients.
+
+    `p3kv.torch.Optimizer(model, optimizer)` returns `optimizer` itself, whose class is then a
+    subclass of this one and of its own: there is one object, whatever name the script calls it by.
+    Its groups, hooks and schedulers hold as before. Its `state` is what the servers have: it is
+    fetched when the script reads it after a step, also by `state_dict`, and what the script
+    writes into it counts from the next step on (worker 0's, as its weights). So does the state
+    that it has when it is attached, unless the job goes on from a checkpoint.
 
     Each gradient leaves as soon as `backward` has computed it, in the order in which the next
     forward pass needs the weights. `step` returns at once. Whoever reads a weight then, waits until
@@ -33,10 +41,45 @@ class Optimizer(torch.optim.Optimizer):
     One `backward` belongs to one `step`; for several, all but the last are in `no_sync()`.
     Parameters are floats on the CPU or on a GPU. Those of embeddings with `sparse=True` travel by
     rows. Of parameters in half precision, servers update a copy in float32, by sums of gradients in
-    float32, and round it. In a process that belongs to no job, the optimizer does what the inner
-    one does. By the rule `local` each worker updates its own weights between exchanges. To be used
-    from one thread.
+    float32, and round it; their states are in float32, and have this copy as `master_param`. In a
+    process that belongs to no job, the optimizer does what it did before. By the rule `local` each
+    worker updates its own weights between exchanges, and has its own states. A copy (`deepcopy`,
+    pickle) has the states of now, and is to be attached before it trains. To be used from one
+    thread.
     """
+
+    _steps: Steps
+    _trial: Optional[TorchTrial] = None
+    """Where `p3kv compare` runs the script, perhaps without p3kv."""
+    _place: Tuple[int, int] = (0, 1)
+    _resumed_steps = 0
+    _adds_up = False
+    """Whether gradients add up, and do not leave: in `no_sync`."""
+
+    def __new__(
+        cls,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        buffers: Optional[str] = None,
+        consistency: Optional[str] = None,
+    ) -> Optimizer:
+        """The script's optimizer, of a class that is this one, too."""
+        check_arguments(model, optimizer, buffers, consistency)
+        own_step = vars(optimizer).get("step")
+        if own_step is not None and not hasattr(own_step, "_wrapped_by_lr_sched"):
+            raise NotSupportedError(
+                f"the optimizer's step was replaced by {own_step}, which p3kv.torch.Optimizer "
+                "would not call: replace it afterwards"
+            )
+        try:
+            optimizer.__class__ = _attached(cls, class_of(optimizer))
+        except TypeError as error:
+            raise NotSupportedError(
+                f"p3kv.torch.Optimizer can't be attached to {type(optimizer).__name__} ({error}): "
+                "use an optimizer of torch.optim"
+            ) from None
+        attached: Optimizer = optimizer
+        return attached
 
     def __init__(
         self,
@@ -48,35 +91,38 @@ class Optimizer(torch.optim.Optimizer):
         """Sends worker rank 0's parameters and buffers to all workers, and waits for them; all
         workers call it.
 
-        `optimizer` has the parameters, as `torch.optim.AdamW(model.parameters())` makes it. Its
-        `param_groups` are this one's, so schedulers may take either. After each step all workers
-        have worker 0's buffers of `model`, such as BatchNorm's statistics (`buffers="broadcast"`,
-        the default), their mean (`"average"`, of numbers with a fraction), or each its own
-        (`"own"`, the default by a consistency rule that lets workers go on without each other).
-        `consistency` chooses the rule by which these parameters are exchanged, as P3KV_CONSISTENCY
-        chooses that of the job's other optimizers: `"delayed:staleness=1"`.
+        `optimizer` has the parameters, as `torch.optim.AdamW(model.parameters())` makes it. After
+        each step all workers have worker 0's buffers of `model`, such as BatchNorm's statistics
+        (`buffers="broadcast"`, the default), their mean (`"average"`, of numbers with a fraction),
+        or each its own (`"own"`, the default by a consistency rule that lets workers go on without
+        each other). `consistency` chooses the rule by which these parameters are exchanged, as
+        P3KV_CONSISTENCY chooses that of the job's other optimizers: `"delayed:staleness=1"`.
 
         Raises ConfigError for arguments that are no model and its optimizer, and for a rule that
         there is not; NotSupportedError for a model in DistributedDataParallel or its like, for an
         optimizer or a parameter that the servers can't update, and for a buffer that can't
         travel.
         """
-        check_arguments(model, optimizer, buffers, consistency)
-        self._inner = optimizer
-        super().__init__(optimizer.param_groups, optimizer.defaults)
-        self.param_groups, self.state = optimizer.param_groups, optimizer.state
-        self._adds_up = False
-        """Whether gradients add up, and do not leave: in `no_sync`."""
+        try:
+            self._steps = self._made(model, buffers, consistency)
+        except BaseException:
+            if "_steps" not in vars(self):
+                self.__class__ = class_of(self)
+            raise
+        self.__dict__.pop("step", None)  # a scheduler's, which calls the class's of before
+        self._patch_step_function()
+
+    def _made(
+        self, model: torch.nn.Module, buffers: Optional[str], consistency: Optional[str]
+    ) -> Steps:
         trial = config.trial()
-        self._trial: Optional[TorchTrial] = None
-        """Where `p3kv compare` runs the script, perhaps without p3kv."""
         if trial is not None:
-            self._trial = TorchTrial(trial, model, parameters_of(optimizer), self._syncs)
-        self._place = (0, 1) if self._trial is None else self._trial.place
-        self._resumed_steps = 0
+            self._trial = TorchTrial(trial, model, parameters_of(self), self._syncs)
+            self._place = self._trial.place
         if not this_process.joined():
-            self._steps: Steps = AloneSteps(optimizer, self._trial)
-            return
+            if trial is None:
+                warn_alone()
+            return AloneSteps(self, self._trial)
         if has_compiler():
             guard_modules()
         worker = this_process.worker()
@@ -84,12 +130,10 @@ class Optimizer(torch.optim.Optimizer):
             worker.start(config.settle())
         self._place = worker.rank, worker.num_workers
         own = worker.new_store(consistency)
-        if own.resumed is not None:
-            self._resumed_steps = own.resumed.steps
+        self._resumed_steps = 0 if own.resumed is None else own.resumed.steps
         if own.rule.local is None:
-            self._steps = ServerSteps(own, model, optimizer, buffers, self._syncs)
-        else:
-            self._steps = LocalSteps(own, model, optimizer, buffers, scaled=self)
+            return ServerSteps(own, model, self, buffers, self._syncs)
+        return LocalSteps(own, model, self, buffers)
 
     @torch._disable_dynamo
     def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
@@ -99,10 +143,13 @@ class Optimizer(torch.optim.Optimizer):
         Raises NotSupportedError where a gradient, or a setting of the optimizer, has changed after
         the first gradient had left.
         """
+        self._opt_called = True  # as schedulers have it, to see that steps are called before them
         loss = self._steps.step(closure)
         if self._trial is not None:
             self._trial.end_step(self._steps.wait)
         return loss
+
+    step._wrapped_by_lr_sched = True  # so they leave it as it is
 
     def clip_grad_norm_(
         self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
@@ -121,13 +168,8 @@ class Optimizer(torch.optim.Optimizer):
         return self._steps.clip(checked(max_norm, norm_type, error_if_nonfinite))
 
     def add_param_group(self, param_group: Dict[str, Any]) -> None:
-        """Refused once the optimizer is made: the servers know its parameters."""
-        steps: Optional[Steps] = getattr(self, "_steps", None)  # none while torch makes its part
-        if steps is not None and not steps.takes_more_parameters:
-            raise NotSupportedError(
-                "parameters can't be added; make p3kv.torch.Optimizer with all of them, those that "
-                "are frozen at first, too"
-            )
+        """Refused once the optimizer is attached: the servers know its parameters."""
+        self._steps.check_added(param_group["params"])
         super().add_param_group(param_group)
 
     @contextmanager
@@ -171,22 +213,25 @@ class Optimizer(torch.optim.Optimizer):
             self.wait()
         super().zero_grad(set_to_none)
 
-    def state_dict(self) -> Dict[str, Any]:
-        """The state in torch's own format, which the servers have; waits for all updates.
-
-        That of a parameter in half precision is in float32, and has the servers' copy of the weight
-        as `master_param`.
-        """
-        self._steps.check_states("opt.state_dict()")
-        self._steps.fetch_states()
-        return super().state_dict()
-
     def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
         """Has the servers go on from a state in torch's own format; all workers call it."""
-        self._steps.check_states("opt.load_state_dict()")
-        super().load_state_dict(state_dict)
-        self._inner.param_groups, self._inner.state = self.param_groups, self.state
-        self._steps.give_states(state_dict)
+        self._steps.check_load()
+        loaded: Dict[str, Any] = {}
+        hook = self.register_load_state_dict_pre_hook(lambda _, changed: loaded.update(changed))
+        try:
+            super().load_state_dict(state_dict)
+        finally:
+            hook.remove()
+        self._steps.states_loaded(loaded)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """For copies and pickles."""
+        kind = type(self).__mro__[1]
+        return (
+            _copied,
+            (kind, class_of(self), self._place, self._resumed_steps),
+            self.__getstate__(),
+        )
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
@@ -196,3 +241,31 @@ class Optimizer(torch.optim.Optimizer):
     def _syncs(self) -> bool:
         """Whether a backward pass belongs to no `no_sync`."""
         return not self._adds_up
+
+
+_classes: Dict[Any, Any] = {}
+
+
+def _attached(kind: Type[Optimizer], script_class: Type[torch.optim.Optimizer]) -> Any:
+    """The class of optimizers that the script has made of `script_class`, and attached by
+    `kind`."""
+    found = _classes.get((kind, script_class))
+    if found is None:
+        names = {"__module__": kind.__module__, "script_class": script_class}
+        found = type(script_class.__name__, (kind, script_class), names)
+        _classes[kind, script_class] = found
+    return found
+
+
+def _copied(
+    kind: Type[Optimizer],
+    script_class: Type[torch.optim.Optimizer],
+    place: Tuple[int, int],
+    resumed_steps: int,
+) -> Optimizer:
+    """A copy of an attached optimizer, before it gets its groups and states."""
+    copy: Optimizer = object.__new__(_attached(kind, script_class))
+    copy.param_groups, copy.state = [], {}  # which come
+    copy._steps = CopiedSteps(copy) if this_process.is_worker() else AloneSteps(copy)
+    copy._place, copy._resumed_steps = place, resumed_steps
+    return copy

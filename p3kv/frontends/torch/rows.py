@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from p3kv.errors import NotSupportedError
-from p3kv.frontends.torch.optimizers.optimizer_settings import BY_ROWS
+from p3kv.frontends.torch.optimizers.optimizer_settings import BY_ROWS, class_of
 from p3kv.frontends.torch.steps import parameters_of
 from p3kv.frontends.torch.tensors import array_of
 from p3kv.frontends.torch.values.compiled import own_name
@@ -30,7 +30,7 @@ def sparse_weights(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> 
     Raises NotSupportedError for an embedding that writes into its weight while it is read.
     """
     names = {id(parameter): own_name(name) for name, parameter in model.named_parameters()}
-    takes_all = type(optimizer) is torch.optim.SparseAdam
+    takes_all = class_of(optimizer) is torch.optim.SparseAdam
     of_optimizer = {id(one) for one in parameters_of(optimizer)}
     found = {at: names.get(at, "a parameter") for at in of_optimizer if takes_all}
     for module in model.modules():
@@ -53,7 +53,7 @@ def sparse_weights(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> 
 def check_rows(optimizer: torch.optim.Optimizer, sparse: Mapping[int, str]) -> None:
     """Raises NotSupportedError for an optimizer that would change other rows than those of the
     gradient of a weight in `sparse`, or, as in torch, takes no sparse gradients at all."""
-    kind = type(optimizer).__name__
+    kind = class_of(optimizer).__name__
     for group in optimizer.param_groups:
         name = next((sparse[id(one)] for one in group["params"] if id(one) in sparse), None)
         if name is None:

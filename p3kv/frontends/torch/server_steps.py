@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, Optional
+import threading
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 import torch
 
@@ -12,11 +13,18 @@ from p3kv.frontends.torch.clipping import Clipping
 from p3kv.frontends.torch.exchange import refuse_second
 from p3kv.frontends.torch.optimizers.optimizer_settings import needs_whole
 from p3kv.frontends.torch.optimizers.script_optimizer import TorchScriptOptimizer
-from p3kv.frontends.torch.optimizers.states import exported, imported, unrounded
+from p3kv.frontends.torch.optimizers.states import (
+    MASTER,
+    ServerStates,
+    exported,
+    imported,
+    unrounded,
+)
 from p3kv.frontends.torch.refusals import check_all_stay
 from p3kv.frontends.torch.rows import check_rows, sparse_weights
 from p3kv.frontends.torch.shared_model import SharedModel
 from p3kv.frontends.torch.steps import Steps, evaluated
+from p3kv.frontends.torch.values.late import Late
 from p3kv.frontends.torch.values.written import copied, is_written
 from p3kv.server.optimizer import State
 from p3kv.store.states import give_state, states_of
@@ -41,13 +49,15 @@ class ServerSteps(Steps):
 
         Raises NotSupportedError for an optimizer, a parameter or a buffer that can't be shared.
         """
-        super().__init__(optimizer)
+        super().__init__(model, optimizer)
         self._own = own
         self._syncs = syncs
         self._whole = needs_whole(optimizer)
         """Whether servers update whole tensors, and not slices."""
         sparse = sparse_weights(model, optimizer)
         check_rows(optimizer, sparse)
+        if own.codec_applies_momentum and optimizer.state:
+            own.combine({Feature.STATES}, "the optimizer has trained before")
         shared = self._shared = SharedModel(own, model, optimizer, buffers, self._whole, sparse)
         self._late = {id(late.parameter): late for late in shared.every}
         self._exchange = shared.exchange
@@ -66,7 +76,17 @@ class ServerSteps(Steps):
         )
         self._hooks: Dict[int, Any] = {}
         """By the parameter's id."""
+        self._has_left = False
+        """Whether gradients of a step have left, and it has not ended."""
+        self._beginning = threading.Lock()
+        """Backward passes have a thread for each device."""
+        self._states = ServerStates(self._fetched_states)
+        """The optimizer's `state`, once the servers have those with which it is attached."""
+        self._have_states = own.resumed is not None
+        """Whether the servers may have states."""
         shared.begin(self)
+        if self._have_states:
+            optimizer.state = self._states
         if worker.rank == 0:
             own.unpushed = self._frozen
         self._add_hooks()
@@ -81,29 +101,27 @@ class ServerSteps(Steps):
             refuse_second(late)
         self._exchange.note(late)
         if self._clipping.is_known and not self._own.waits_for_cut:
+            self._begin()
             self._exchange.push(late)
 
     def clip(self, max_norm: float) -> torch.Tensor:
         self._shared.check()
         check_all_stay(self._worker.settings, "a step that is clipped by the mean gradient's norm")
         self._clipping.begin()
+        self._begin()
         self._exchange.push_remaining(self._shared.every)
         return self._clipping.clip(max_norm)
 
     def step(self, closure: Optional[Callable[[], Any]]) -> Any:
         loss = evaluated(closure)
         self._shared.check()
+        self._check_groups()
+        self._begin()
         every = self._shared.every
         self._exchange.push_remaining(every)
         self._clipping.end_step()
         self._add_hooks()
-        assert self._pushes.optimizer is not None
-        if self._pushes.optimizer.has_changed():
-            raise NotSupportedError(
-                "the optimizer's param_groups were changed between backward, when the first "
-                "gradient left, and step(): change learning rates before backward, or call the "
-                "scheduler after step()"
-            )
+        self._check_settings()
         torch.autograd.graph.increment_version([late.parameter for late in every])
         for late in every:
             late.pushed = False
@@ -115,7 +133,69 @@ class ServerSteps(Steps):
             late.arm()
         self._shared.push_buffers()
         self._exchange.end_step(every)
+        self._has_left = False
+        self._states.step_ends(self._parameters.values())
         return loss
+
+    def _begin(self) -> None:
+        """To be called before gradients leave: the servers get what the script has changed in the
+        optimizer's state."""
+        if self._has_left:
+            return
+        with self._beginning:
+            if self._has_left:
+                return
+            self._check_groups()
+            written = self._written_states()
+            if written and self._worker.rank == 0:
+                self._shared.wait()
+                for parameter, state in written.items():
+                    self._give_state(self._late[id(parameter)], state)
+            self._have_states = self._has_left = True
+
+    def _check_settings(self) -> None:
+        """Raises NotSupportedError where the optimizer has changed since gradients left."""
+        assert self._pushes.optimizer is not None
+        if self._pushes.optimizer.has_changed():
+            raise NotSupportedError(
+                "the optimizer's param_groups were changed between backward, when the first "
+                "gradient left, and step(): change learning rates before backward, or call the "
+                "scheduler after step()"
+            )
+        written = self._written_states()
+        if written:
+            raise NotSupportedError(
+                f"the optimizer's state of {self._called([*written])} was changed between "
+                "backward, when the first gradient left, and step(): change it before backward"
+            )
+
+    def _written_states(self) -> Dict[torch.Tensor, Dict[str, Any]]:
+        """The states that the servers are to have in place of theirs."""
+        held, every = self._optimizer.state, self._parameters.values()
+        if held is self._states:
+            return self._states.written(every)
+        self._optimizer.state = self._states
+        self._states.come_after(held, every)
+        states = {parameter: held.get(parameter) or {} for parameter in every}
+        return {one: state for one, state in states.items() if state or self._have_states}
+
+    def _give_state(self, late: Late, state: Dict[str, Any]) -> None:
+        """Gives the servers the state that a parameter has from now on. No value is under way, and
+        they make no step without this worker's gradients."""
+        optimizer, weight = self._pushes.optimizer, late.parameter.detach()
+        assert optimizer is not None
+        master = state.get(MASTER)
+        if master is not None and not torch.equal(master.to(weight), weight):
+            state = {name: value for name, value in state.items() if name != MASTER}
+        given = exported(state, optimizer.since_step, self._whole, late.name)
+        for name, array in given.elements.items():
+            if not self._whole and array.size != weight.numel():
+                raise NotSupportedError(
+                    f"the entry {name!r} in the state of '{late.name}' has {array.size} elements, "
+                    f"and the weight has {weight.numel()}: servers keep entries that have a number "
+                    "for each element"
+                )
+        give_state(self._own, late.key, given if state else None, self._whole)
 
     def wait(self) -> None:
         """Waits for the last norm, too."""
@@ -132,35 +212,35 @@ class ServerSteps(Steps):
         for hook in self._hooks.values():
             hook.remove()
 
-    def check_states(self, call: str) -> None:
-        self._own.combine({Feature.STATES}, call)
-
-    def fetch_states(self) -> None:
+    def _fetched_states(self) -> Iterator[Tuple[torch.Tensor, Dict[str, Any]]]:
+        self._own.combine({Feature.STATES}, "reading the optimizer's state")
+        if self._has_left:
+            raise NotSupportedError(
+                "the optimizer's state was read between backward, when the first gradient left, "
+                "and step(): read it after step()"
+            )
         self.wait()
-        for late in self._shared.every:
+        for at, parameter in self._parameters.items():
+            late = self._late[at]
             states = states_of(self._own, late.key, self._whole)
             if states:
-                self._optimizer.state[late.parameter] = imported(
-                    State.joined(states),
-                    None if self._whole else late.parameter.shape,
-                    late.device,
-                )
+                shape = None if self._whole and parameter.dim() else parameter.shape
+                yield parameter, imported(State.joined(states), shape, late.device)
 
-    def give_states(self, state_dict: Dict[str, Any]) -> None:
-        """All workers call it: worker rank 0 gives the servers its own."""
+    def check_load(self) -> None:
+        self._own.combine({Feature.STATES}, "opt.load_state_dict()")
+        if self._has_left:
+            raise NotSupportedError(
+                "opt.load_state_dict() was called between backward, when the first gradient left, "
+                "and step(): call it before backward"
+            )
+
+    def states_loaded(self, state_dict: Dict[str, Any]) -> None:
+        """All workers call it: worker rank 0's count, from the next step on."""
         held = self._optimizer.state
         for parameter, values in unrounded(state_dict, self._optimizer.param_groups):
             held[parameter].update(values)
-        self.wait()
         self._worker.barrier("to load optimizer states")
-        if self._worker.rank == 0:
-            assert self._pushes.optimizer is not None
-            since_step = self._pushes.optimizer.since_step
-            for late in self._shared.every:
-                state = held.get(late.parameter)
-                given = exported(state, since_step, self._whole) if state else None
-                give_state(self._own, late.key, given, self._whole)
-        self._worker.barrier("to go on with loaded optimizer states")
 
     @property
     def takes_scaled_gradients(self) -> bool:

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable, Dict, List, Optional, Sequence
 
 import torch
+
+from p3kv.errors import NotSupportedError
+from p3kv.frontends.torch.optimizers.optimizer_settings import class_of
+from p3kv.frontends.torch.optimizers.states import ServerStates
+from p3kv.frontends.torch.values.compiled import own_name
 
 
 class Steps(ABC):
@@ -15,12 +20,14 @@ class Steps(ABC):
     Belongs to the script's thread.
     """
 
-    takes_more_parameters = False
-    """Whether parameters may be added."""
-
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        """`optimizer` is the script's."""
+    def __init__(self, model: Optional[torch.nn.Module], optimizer: torch.optim.Optimizer) -> None:
+        """`optimizer` is the script's; `model` names its parameters."""
+        self._model = model
         self._optimizer = optimizer
+        if isinstance(optimizer.state, ServerStates):  # of the steps before these
+            optimizer.state = optimizer.state.copy()
+        self._parameters = {id(one): one for one in parameters_of(optimizer)}
+        """By id, those that it has when it is attached."""
 
     @abstractmethod
     def step(self, closure: Optional[Callable[[], Any]]) -> Any:
@@ -47,13 +54,36 @@ class Steps(ABC):
     def stop(self) -> None:
         """Waits for all values; other steps train the parameters from now on."""
 
-    def check_states(self, call: str) -> None:  # noqa: B027
-        """Raises NotSupportedError where the states can't be read or set, as `call` is to do."""
+    def check_added(self, parameters: Any) -> None:
+        """Raises NotSupportedError where no parameters may be added."""
+        parameters = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+        given = [one[1] if isinstance(one, tuple) else one for one in parameters]
+        raise NotSupportedError(f"{self._called(given)} can't be added {_TOO_LATE}")
 
-    def fetch_states(self) -> None:  # noqa: B027
-        """Has the script's optimizer have the states after all steps."""
+    def _check_groups(self) -> None:
+        """Raises NotSupportedError where the optimizer has other parameters than when it was
+        attached."""
+        now = {id(one): one for one in parameters_of(self._optimizer)}
+        more = [one for at, one in now.items() if at not in self._parameters]
+        fewer = [one for at, one in self._parameters.items() if at not in now]
+        if more or fewer:
+            raise NotSupportedError(
+                f"{self._called(more or fewer)} can't {'come into' if more else 'be taken from'} "
+                f"the optimizer's param_groups {_TOO_LATE}"
+            )
 
-    def give_states(self, state_dict: Dict[str, Any]) -> None:  # noqa: B027
+    def _called(self, parameters: Sequence[torch.Tensor]) -> str:
+        modules = () if self._model is None else self._model.named_parameters()
+        names = {id(one): own_name(name) for name, one in modules}
+        return ", ".join(
+            f"'{names[id(one)]}'" if id(one) in names else f"a parameter of {tuple(one.shape)}"
+            for one in parameters
+        )
+
+    def check_load(self) -> None:  # noqa: B027
+        """Raises NotSupportedError where states can't be loaded."""
+
+    def states_loaded(self, state_dict: Dict[str, Any]) -> None:  # noqa: B027
         """Goes on from the states that the script's optimizer has taken from a `state_dict`."""
 
     @property
@@ -67,9 +97,23 @@ def parameters_of(optimizer: torch.optim.Optimizer) -> List[torch.nn.Parameter]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
+def own_step(optimizer: torch.optim.Optimizer, closure: Optional[Callable[[], Any]]) -> Any:
+    """Makes a step as the script's optimizer does, without the hooks that run around p3kv's."""
+    step = class_of(optimizer).step
+    if getattr(step, "hooked", False):
+        step = step.__wrapped__
+    return step(optimizer) if closure is None else step(optimizer, closure)
+
+
 def evaluated(closure: Optional[Callable[[], Any]]) -> Any:
     """What a closure returns that is called with gradients; None where there is none."""
     if closure is None:
         return None
     with torch.enable_grad():
         return closure()
+
+
+_TOO_LATE = (
+    "after p3kv.torch.Optimizer is made: give it all parameters before, those that are frozen at "
+    "first, too, or call p3kv.torch.Optimizer(model, optimizer) once more"
+)

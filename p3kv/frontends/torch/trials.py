@@ -14,7 +14,7 @@ from p3kv.config import Launch
 from p3kv.config.trial import ALONE, NATIVE, Trial
 from p3kv.errors import NotSupportedError
 from p3kv.frontends.torch.environment import talk_at
-from p3kv.frontends.torch.steps import evaluated
+from p3kv.frontends.torch.steps import evaluated, own_step
 from p3kv.store.trial_clock import TrialClock
 
 _LEFT, _ENDED = "left", "ended"
@@ -66,7 +66,7 @@ class TorchTrial(TrialClock):
         """A step without p3kv's servers. A worker that computes alone updates nothing, as where
         servers do."""
         if self.trial.store == NATIVE:
-            return optimizer.step(closure)
+            return own_step(optimizer, closure)
         return evaluated(closure)
 
     def end_step(self, wait: Callable[[], None] = lambda: None) -> None:

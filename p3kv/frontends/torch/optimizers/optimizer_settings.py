@@ -7,8 +7,9 @@ they change `param_groups`, which travel with each step in which they differ.
 from __future__ import annotations
 
 import inspect
-from typing import Any, Dict, List, Tuple, Type
+from typing import Any, Dict, List, Optional, Tuple, Type
 
+import numpy as np
 import torch
 
 from p3kv.errors import NotSupportedError, ProtocolError
@@ -60,10 +61,16 @@ class PlainTorchOptimizer(Message, frozen=True):
             raise ProtocolError("an optimizer's settings name no group of parameters")
 
 
+def class_of(optimizer: torch.optim.Optimizer) -> Type[torch.optim.Optimizer]:
+    """The class of an optimizer as the script has made it, whether or not p3kv is attached."""
+    kind: Type[torch.optim.Optimizer] = getattr(optimizer, "script_class", type(optimizer))
+    return kind
+
+
 def needs_whole(optimizer: torch.optim.Optimizer) -> bool:
     """Whether servers run an optimizer on whole tensors. Raises NotSupportedError for one that they
     can't run."""
-    kind = type(optimizer)
+    kind = class_of(optimizer)
     name = kind.__name__
     if any(some.get(name) is kind for some in (BY_SLICE, BY_TENSOR, BY_ROWS)):
         return name in BY_TENSOR
@@ -83,19 +90,36 @@ def plain(
     Raises NotSupportedError for an optimizer that servers can't run.
     """
     needs_whole(optimizer)
-    kind = type(optimizer)
+    kind = class_of(optimizer)
     groups, group_of = [], []
     for place, group in enumerate(optimizer.param_groups):
         groups.append(
             {
-                name: _IMPLEMENTATION.get(name, _plain(value, f"{kind.__name__}'s {name}"))
+                name: _IMPLEMENTATION.get(name, plain_value(value, f"{kind.__name__}'s {name}"))
                 for name, value in group.items()
-                if name not in ("params", "param_names")
+                if name in optimizer.defaults  # all that it reads
             }
         )
         ids = (id(parameter) for parameter in group["params"])
         group_of += [(keys[at], place) for at in ids if at in keys]  # no quantised ones
     return PlainTorchOptimizer(kind.__name__, groups, group_of, since_step, workers)
+
+
+def momentum_of(optimizer: torch.optim.Optimizer) -> Optional[float]:
+    """The momentum of torch's SGD, where a codec can apply it; None of any other optimizer.
+
+    Raises NotSupportedError for SGD whose momentum a codec can't apply.
+    """
+    if class_of(optimizer) is not torch.optim.SGD:
+        return None
+    groups = optimizer.param_groups
+    momenta = {float(group["momentum"]) for group in groups}
+    if len(momenta) > 1 or any(group["nesterov"] or group["dampening"] for group in groups):
+        raise NotSupportedError(
+            "the codec of gradients applies SGD's momentum, the same to all parameters: give all "
+            "groups one momentum, without nesterov and dampening, or use another codec (topk)"
+        )
+    return momenta.pop() or None
 
 
 def read(data: bytes) -> PlainTorchOptimizer:
@@ -130,14 +154,21 @@ def _no_check() -> None:
     pass
 
 
-def _plain(value: Any, where: str) -> Any:
-    if isinstance(value, torch.Tensor) and value.numel() == 1:
-        return value.item()
-    if value is None or isinstance(value, (bool, int, float, str)):
+def plain_value(value: Any, where: str) -> Any:
+    """An optimizer's value as one that travels. Raises NotSupportedError for one that can't."""
+    if isinstance(value, (torch.Tensor, np.ndarray, np.generic)) and len(value.reshape(-1)) == 1:
+        value = value.item()
+    if value is None or type(value) in _PLAIN:
         return value
+    for kind in _PLAIN:
+        if isinstance(value, kind):
+            return kind(value)
     if isinstance(value, (list, tuple)):
-        return [_plain(one, where) for one in value]
+        return [plain_value(one, where) for one in value]
     raise NotSupportedError(
         f"{where} is a {type(value).__name__}, which servers can't be told; use numbers, texts and "
         "lists of them"
     )
+
+
+_PLAIN = (bool, int, float, str)

@@ -8,11 +8,12 @@ import numpy as np
 import torch
 
 from p3kv.consistency.predicting import adam, momentum_updates
+from p3kv.frontends.torch.optimizers.optimizer_settings import class_of
 
 
 def predicts(optimizer: torch.optim.Optimizer) -> bool:
     """Whether an optimizer is one of those: SGD with momentum, Adam or AdamW."""
-    kind, groups = type(optimizer), optimizer.param_groups
+    kind, groups = class_of(optimizer), optimizer.param_groups
     if kind is torch.optim.SGD:
         return all(group["momentum"] for group in groups)
     return kind in (torch.optim.Adam, torch.optim.AdamW)

@@ -10,11 +10,13 @@ from msgspec import structs
 from p3kv.errors import NotSupportedError
 from p3kv.frontends.torch.optimizers.optimizer_settings import (
     PlainTorchOptimizer,
+    class_of,
+    momentum_of,
     needs_whole,
     plain,
 )
 from p3kv.frontends.torch.optimizers.predictions import predicts
-from p3kv.frontends.torch.optimizers.sgd_after_momentum import SGDAfterMomentum, momentum_of
+from p3kv.frontends.torch.optimizers.sgd_after_momentum import SGDAfterMomentum
 from p3kv.frontends.torch.rows import check_rows
 from p3kv.server.optimizer import State
 from p3kv.store.resuming import Counts, GoesOn
@@ -46,7 +48,7 @@ class TorchScriptOptimizer(ScriptOptimizer):
         self.sparse = sparse or {}
         self.momentum_by_codec = momentum_by_codec
         self.momentum = momentum_of(optimizer) if momentum_by_codec else None
-        self.name = type(optimizer).__name__
+        self.name = class_of(optimizer).__name__
         if self.momentum is not None:
             self.name = SGDAfterMomentum.__name__
         self.needs_whole_tensors = needs_whole(optimizer)

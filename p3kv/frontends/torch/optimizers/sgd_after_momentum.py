@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Iterable, Optional
+from typing import Any, Iterable
 
 import torch
-
-from p3kv.errors import NotSupportedError
 
 
 class SGDAfterMomentum(torch.optim.Optimizer):
@@ -43,20 +41,3 @@ class SGDAfterMomentum(torch.optim.Optimizer):
                     buffer.mul_(group["momentum"]).add_(parameter, alpha=group["weight_decay"])
                     update = update + buffer
                 parameter.add_(update, alpha=-group["lr"])
-
-
-def momentum_of(optimizer: torch.optim.Optimizer) -> Optional[float]:
-    """The momentum of torch's SGD, where a codec can apply it; None of any other optimizer.
-
-    Raises NotSupportedError for SGD whose momentum a codec can't apply.
-    """
-    if type(optimizer) is not torch.optim.SGD:
-        return None
-    groups = optimizer.param_groups
-    momenta = {float(group["momentum"]) for group in groups}
-    if len(momenta) > 1 or any(group["nesterov"] or group["dampening"] for group in groups):
-        raise NotSupportedError(
-            "the codec of gradients applies SGD's momentum, the same to all parameters: give all "
-            "groups one momentum, without nesterov and dampening, or use another codec (topk)"
-        )
-    return momenta.pop() or None
