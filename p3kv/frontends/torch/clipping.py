@@ -36,8 +36,10 @@ class Clipping:
         steps: ClippedSteps,
         workers: int,
         barrier: Callable[[str], None],
+        clips: bool,
     ) -> None:
-        """`barrier(purpose)` waits for all workers."""
+        """`barrier(purpose)` waits for all workers. `clips`: steps before the checkpoint from which
+        the job goes on were clipped, so the next one may do so or not."""
         self._own = own
         self._steps = steps
         self._workers = workers
@@ -49,6 +51,8 @@ class Clipping:
         self.is_known = False
         """Whether the script has shown if it clips, so that gradients may leave."""
         steps.epsilon = workers * _EPSILON
+        if clips:
+            self.begin()
 
     def begin(self) -> None:
         """To be called when a step is to be clipped, before its last gradients leave. Raises

@@ -63,7 +63,13 @@ class ServerSteps(Steps):
         self._exchange = shared.exchange
         self._pushes = shared.pushes
         worker = self._worker = shared.worker
-        self._clipping = Clipping(own, self._pushes.clipping, worker.num_workers, worker.barrier)
+        self._clipping = Clipping(
+            own,
+            self._pushes.clipping,
+            worker.num_workers,
+            worker.barrier,
+            shared.resuming.clips,
+        )
         shared.resuming.set_optimizer(
             TorchScriptOptimizer(
                 optimizer,
