@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import time
+import warnings
 from typing import List, Tuple
 
 import torch
@@ -91,8 +92,10 @@ def main() -> None:
     twin.load_state_dict(net.state_dict())
     alone = made(twin)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
-    for _ in range(resumed):
-        schedule.step()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # torch's, of a scheduler that steps before its optimizer
+        for _ in range(resumed):
+            schedule.step()
     print(f"begins after {resumed} steps")
     for step in range(resumed, STEPS):
         optimizer.zero_grad(set_to_none=step % 2 == 0)

@@ -36,10 +36,8 @@ class Clipping:
         steps: ClippedSteps,
         workers: int,
         barrier: Callable[[str], None],
-        clips: bool,
     ) -> None:
-        """`barrier(purpose)` waits for all workers. `clips`: steps before the checkpoint from which
-        the job goes on were clipped, so the next one may do so or not."""
+        """`barrier(purpose)` waits for all workers."""
         self._own = own
         self._steps = steps
         self._workers = workers
@@ -51,8 +49,6 @@ class Clipping:
         self.is_known = False
         """Whether the script has shown if it clips, so that gradients may leave."""
         steps.epsilon = workers * _EPSILON
-        if clips:
-            self.begin()
 
     def begin(self) -> None:
         """To be called when a step is to be clipped, before its last gradients leave. Raises

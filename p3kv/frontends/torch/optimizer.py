@@ -131,6 +131,8 @@ class Optimizer(torch.optim.Optimizer):
         self._place = worker.rank, worker.num_workers
         own = worker.new_store(consistency)
         self._resumed_steps = 0 if own.resumed is None else own.resumed.steps
+        if self._resumed_steps:  # a scheduler that the script takes through them comes after these
+            self._opt_called = True
         if own.rule.local is None:
             return ServerSteps(own, model, self, buffers, self._syncs)
         return LocalSteps(own, model, self, buffers)
@@ -155,7 +157,7 @@ class Optimizer(torch.optim.Optimizer):
         self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
     ) -> torch.Tensor:
         """Has the step be clipped so that the norm of the mean of all workers' gradients is at most
-        `max_norm`, as torch.nn.utils.clip_grad_norm_ clips the joined batch's in one process.
+        `max_norm`, as `torch.nn.utils.clip_grad_norm_` clips the joined batch's in one process.
 
         To be called between `backward` and `step`, from the first step on, by all workers; worker
         rank 0's number counts, and may change with each step. math.inf clips nothing, as do steps

@@ -63,13 +63,7 @@ class ServerSteps(Steps):
         self._exchange = shared.exchange
         self._pushes = shared.pushes
         worker = self._worker = shared.worker
-        self._clipping = Clipping(
-            own,
-            self._pushes.clipping,
-            worker.num_workers,
-            worker.barrier,
-            shared.resuming.clips,
-        )
+        self._clipping = Clipping(own, self._pushes.clipping, worker.num_workers, worker.barrier)
         shared.resuming.set_optimizer(
             TorchScriptOptimizer(
                 optimizer,
