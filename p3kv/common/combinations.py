@@ -17,7 +17,7 @@ class Feature(Enum):
     LEAVERS = "P3KV_LET_WORKERS_LEAVE=1"
     LOCAL_AGGREGATION = "the sum of a host's workers (P3KV_LOCAL_AGGREGATION)"
     ASYNCHRONOUS = "an asynchronous store or job"
-    SELDOM = "a consistency rule that does not exchange every push"
+    SELDOM = "a consistency rule of your own that exchanges the sum of several pushes"
     AHEAD = "a consistency rule by which workers go on with older values"
     PREDICTS = "a consistency rule by which servers predict values"
     LOCAL = "a consistency rule, such as local, by which each worker trains by itself"
@@ -108,7 +108,7 @@ TABLE = (
     Combination(
         F.CLIPPING, F.LOCAL,
         "each worker updates its weights by its own gradients, which servers never see",
-        "clip each worker's own gradients in the script",
+        "clip each worker's own gradients, as in one process",
     ),
     Combination(
         F.NO_OPTIMIZER, F.CHECKPOINTS,
@@ -129,7 +129,7 @@ TABLE = (
     ),
     Combination(
         F.NO_OPTIMIZER, F.SELDOM,
-        "the consistency rule does not exchange every push, so a sum would lack some",
+        "by this consistency rule not every push is exchanged, so a sum would lack some",
         f"call {{set_optimizer}} on every worker first, or {_OTHER_RULE}",
     ),
     Combination(
