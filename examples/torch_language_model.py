@@ -46,8 +46,8 @@ class Model(nn.Module):
 model = Model()  # worker 0's weights are everybody's
 for embedding in (model.letters, model.places):
     nn.init.normal_(embedding.weight, std=0.1)
-inner = torch.optim.AdamW(model.parameters(), lr=1e-3)
-optimizer = p3kv.torch.Optimizer(model, inner)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+p3kv.torch.Optimizer(model, optimizer)  # from here on its updates are the servers'
 schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=5e-3, total_steps=STEPS)
 
 torch.manual_seed(1 + optimizer.rank)  # from here on each worker draws other samples

@@ -85,11 +85,8 @@ class Resuming(Generic[O]):
         """The checkpoint's and this script's."""
         self._kept: Dict[Key, SavedKey] = {}
         """Keys whose states the servers' optimizer is still to get."""
-        self.clips = False
-        """Whether the steps before the checkpoint were clipped."""
         own.describe = self._describe
         if own.resumed is not None and own.resumed.numbers:
-            self.clips = bool(own.resumed.numbers.get("clips"))
             self._counts = _counts_in(own.resumed.numbers)
 
     def keep_unpushed(
@@ -224,7 +221,6 @@ class Resuming(Generic[O]):
             "updates": [[key, count] for key, count in updates.items()],
             "remembered": optimizer.remembered(),
             "rule": self._rule_of(optimizer),
-            "clips": self._pushes.clipping.clips,
         }
 
     def _rule_of(self, optimizer: O) -> Optional[str]:

@@ -192,16 +192,6 @@ def test_steps_are_clipped_by_the_norm_of_the_mean_gradient() -> None:
     assert result.output.count("clipped as one process") == 3, result.output
 
 
-def test_a_clipped_job_goes_on_with_a_step_that_is_not_clipped(tmp_path: Path) -> None:
-    settings = {"P3KV_CHECKPOINT_DIR": tmp_path, "P3KV_CHECKPOINT_EVERY": 4}
-    killed = job("torch_clipped.py", 6, servers=1, **settings)
-    assert killed.code != 0 and "killed by SIGKILL" in killed.output, killed.output
-    result = job("torch_clipped.py", 6, servers=1, P3KV_RESUME=1, **settings)
-    assert result.code == 0, result.output
-    assert result.output.count("begins after 4 steps") == 2, result.output
-    assert result.output.count("clipped as one process") == 2, result.output
-
-
 @pytest.mark.parametrize("batches", [(7, 3, 5), pytest.param((2, 5, 4), marks=pytest.mark.long)])
 def test_the_mean_is_that_of_the_workers_that_have_not_left(batches: Tuple[int, ...]) -> None:
     result = job(
