@@ -151,7 +151,8 @@ def variables(environ: Environ) -> Variables:
 
     What differs from what the launcher of ranks says was set by itself.
     """
-    launcher = _launcher(environ)
+    # 'p3kv launch' sets ranks, too, but its users have not.
+    launcher = None if environ.get("P3KV_LAUNCHED") else _launcher(environ)
     if launcher is None or environ.get(launcher.size) != environ.get("DMLC_NUM_WORKER"):
         return DMLC
     own = Variables(sizes=(launcher.size,))

@@ -87,7 +87,8 @@ class Worker:
         """Ranks of the workers of this host, this one too; none before `start`."""
         self.settings = settings
         self.tracer = Tracer(None, "worker")
-        self._address = own_address(launch)
+        self.address = own_address(launch)
+        """Of this host, by which it reaches the scheduler's."""
         self._data_plane: Optional[DataPlane] = None
         self._reconnecting: Optional[Reconnecting] = None
         self._neighbours: Optional[Neighbours] = None
@@ -110,7 +111,7 @@ class Worker:
             launch,
             settings,
             self._credentials,
-            (self._address, 0),
+            (self.address, 0),
             "",
             {
                 NewSliceSizes: lambda message: self._loop.call_soon(
@@ -141,7 +142,7 @@ class Worker:
         self.rank = roster.rank
         self.on_this_host = roster.neighbours or (self.rank,)
         name_rank(self.rank)
-        self.tracer = Tracer(settings.trace, f"worker {self.rank}", self._address)
+        self.tracer = Tracer(settings.trace, f"worker {self.rank}", self.address)
         key = self._credentials.data_key(roster.token)
         job = JobSettings.of(settings)
         handshakes = Handshakes(key, self.rank, job)
@@ -164,7 +165,7 @@ class Worker:
             self._loop, handshakes, joining.link, breaks, joining.welcomed, self._on_lost
         )
         hosts, mark = [host for host, *_ in roster.servers], self._credentials.mark
-        place = Place(self.rank, self._address, hosts, roster.workers, partial(mark, roster.token))
+        place = Place(self.rank, self.address, hosts, roster.workers, partial(mark, roster.token))
         try:
             self._data_plane = DataPlane(
                 place, settings, local_servers, self.tracer, self.script, self._loop,
@@ -286,13 +287,13 @@ class Worker:
     def _job_features(self, roster: Roster, job: JobSettings) -> Set[Feature]:
         """The job's features. The workers of this host sum nothing if they are one, or if that
         saves no link anything."""
-        all_here = all(host == self._address for host, *_ in roster.servers)
+        all_here = all(host == self.address for host, *_ in roster.servers)
         alone = all_here or len(roster.neighbours) < 2
         return job.features - ({Feature.LOCAL_AGGREGATION} if alone else set())
 
     def _local_servers(self, roster: Roster) -> List[int]:
         """Ranks of the servers on this host; none if all are here, since no link matters then."""
-        here = [rank for rank, (host, *_) in enumerate(roster.servers) if host == self._address]
+        here = [rank for rank, (host, *_) in enumerate(roster.servers) if host == self.address]
         return here if len(here) < len(roster.servers) else []
 
     # What scripts ask for.

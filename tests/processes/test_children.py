@@ -68,6 +68,14 @@ def test_what_runs_beside_a_rank_serves_its_script_when_torchrun_gets_sigterm(
     assert output is not None and {"0 saved", "1 saved"} <= {*output.splitlines()}, output
 
 
+def test_a_script_may_have_a_process_group_of_its_own_under_the_launcher() -> None:
+    result = job("torch_children.py", "group", workers=2, servers=1)
+    assert result.code == 0, result.output
+    for rank in range(2):
+        said = result.said_by(f"worker {rank}")
+        assert f"all ranks: 3.0; {rank} of 2 has -3.0" in said, result.output
+
+
 def test_a_child_without_a_rank_is_refused_and_told_what_to_set() -> None:
     result = script("no rank")
     assert result.code == 0, result.output

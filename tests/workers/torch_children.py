@@ -93,6 +93,11 @@ def main(how: str) -> None:
         elastic_launch(config, fails)()
     elif how == "saves":
         saves(Path(sys.argv[2]))
+    elif how == "group":
+        torch.distributed.init_process_group("gloo")
+        ranks = torch.tensor([float(torch.distributed.get_rank() + 1)])
+        torch.distributed.all_reduce(ranks)
+        print(f"all ranks: {ranks.item()};", trained(), flush=True)
     elif how == "no rank":
         assert child("fork", makes_an_optimizer) == 1
     else:

@@ -9,6 +9,7 @@ from typing import Mapping, Optional
 from p3kv.common.words import Words
 from p3kv.config import Launch
 from p3kv.frontends.front_end import FrontEnd, KeyStore
+from p3kv.frontends.torch.environment import talk_at
 from p3kv.frontends.torch.optimizers import no_compiler
 from p3kv.server.optimizer import MakeOptimizer, Optimizer
 from p3kv.worker import this_process
@@ -53,8 +54,10 @@ class Torch(FrontEnd):
     make_optimizer = MakeTorchOptimizer
 
     def attach(self) -> None:
-        """Has a worker warn whose script steps other optimizers and makes none of p3kv's."""
+        """Has a worker warn whose script steps other optimizers and makes none of p3kv's, and a
+        process group of the script's own talk where p3kv does."""
         if this_process.is_worker():
+            talk_at(this_process.worker().address)
             from p3kv.frontends.torch.refusals import watch_steps
 
             watch_steps()

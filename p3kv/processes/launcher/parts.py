@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
+import socket
 import sys
 from dataclasses import dataclass, field, replace
 from typing import Mapping, Sequence
 
 from p3kv.common.secret import SECRET_BYTES
-from p3kv.config.ranks import without_ranks
+from p3kv.config.ranks import PORTS, without_ranks
 from p3kv.processes.launcher.guardian_channel import GuardianChannel
 
 HOST = "127.0.0.1"
+_TRIES = 100
 
 # Set for one role only, or for none: an old value from the launcher's own environment would mislead
 # the others.
@@ -93,18 +96,36 @@ def on_this_host(parts: Sequence[Part]) -> list[Part]:
     num_workers = sum(not part.serves_workers for part in parts)
     threads = str(max(1, len(os.sched_getaffinity(0)) // num_workers))
     parts = [replace(part, env={"OMP_NUM_THREADS": threads, **part.env}) for part in parts]
-    return with_local_ranks(parts, [""] * len(parts))
+    return with_ranks(parts, [""] * len(parts), _free_port())
 
 
-def with_local_ranks(parts: Sequence[Part], hosts: Sequence[str]) -> list[Part]:
-    """The parts, whose workers hear by LOCAL_RANK and LOCAL_WORLD_SIZE which of their host's they
-    are; `hosts` says where each part runs."""
+def some_port() -> int:
+    """A port that is probably free on any host."""
+    return secrets.choice(PORTS)
+
+
+def _free_port() -> int:
+    """A port that is free on this host, and that Linux gives nobody by itself."""
+    for port in secrets.SystemRandom().sample(PORTS, _TRIES):
+        with contextlib.suppress(OSError), socket.create_server((HOST, port)):
+            return port
+    return some_port()
+
+
+def with_ranks(parts: Sequence[Part], hosts: Sequence[str], master_port: int) -> list[Part]:
+    """The parts, whose workers get torchrun's variables, too: their ranks in the job and among
+    their host's, and where rank 0 may listen for a process group of the script's own. `hosts` says
+    where each part runs."""
     of_workers = [host for part, host in zip(parts, hosts) if not part.serves_workers]
     counts = dict.fromkeys(of_workers, 0)
     told = []
     for part, host in zip(parts, hosts):
         if not part.serves_workers:
             place = {
+                "RANK": part.env["DMLC_WORKER_ID"],
+                "WORLD_SIZE": str(len(of_workers)),
+                "MASTER_ADDR": part.env["DMLC_PS_ROOT_URI"],
+                "MASTER_PORT": str(master_port),
                 "LOCAL_RANK": str(counts[host]),
                 "LOCAL_WORLD_SIZE": str(of_workers.count(host)),
             }

@@ -5,7 +5,6 @@ ssh starts a guardian on the host (`guardian.py`), which starts the process.
 
 from __future__ import annotations
 
-import secrets
 import shlex
 from dataclasses import replace
 from typing import Mapping, Sequence
@@ -13,17 +12,10 @@ from typing import Mapping, Sequence
 from p3kv.processes.launcher.guardian import guardian_command
 from p3kv.processes.launcher.guardian_channel import GuardianChannel
 from p3kv.processes.launcher.hosts import Host, in_turn
-from p3kv.processes.launcher.parts import Part, with_local_ranks
+from p3kv.processes.launcher.parts import Part, some_port, with_ranks
 from p3kv.processes.launcher.process import CONNECT_TIMEOUT_S
 
-_PORTS = range(10_000, 32_768)
-"""Linux gives none of them to a connection by itself."""
 _SIGNS_OF_LIFE = 4
-
-
-def some_port() -> int:
-    """A port that is probably free on any host."""
-    return secrets.choice(_PORTS)
 
 
 def on_hosts(
@@ -46,7 +38,8 @@ def on_hosts(
     of_workers = [host for host in hosts for _ in range(host.workers)]
     of_servers = in_turn(hosts, len(serving))
     placed = [hosts[0], *of_servers, *of_workers]
-    ordered = with_local_ranks([parts[0], *serving, *working], [host.name for host in placed])
+    names = [host.name for host in placed]
+    ordered = with_ranks([parts[0], *serving, *working], names, some_port())
     return [
         on_host(
             part,
