@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
 from typing import List
 
+import msgspec
 import pytest
 
 from experiments.cluster import Cluster, missing_requirements
 from p3kv.tools.doctor.probes import Target, rate_bytes_s, round_trip_s
+from p3kv.tools.doctor.questions import Look, Looked
 from tests import sshd
-from tests.jobs import JobResult, environment, run
+from tests.jobs import DEADLINE_S, JobResult, environment, run
 from tests.on_cluster import needs
+from tests.torch_environment import NEEDS_TORCH, PYTHON
 
 needs_ssh = needs(missing_requirements(), sshd.missing())
 
@@ -114,6 +119,26 @@ def test_a_framework_that_can_not_be_imported_is_a_problem(tmp_path: Path) -> No
     assert result.code == 1, result.output
     (problem,) = _lines(result.output, "problem")
     assert problem == "mxnet is installed, but can't be imported: libcudart.so.11.0: no such file"
+
+
+@NEEDS_TORCH
+def test_a_host_with_pytorch_tells_its_versions_to_the_others() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        agent = subprocess.Popen(
+            [str(PYTHON), "-m", "p3kv.tools.doctor.agent"],
+            env=environment(P3KV_LAUNCHER_FD=theirs.fileno()),
+            pass_fds=[theirs.fileno()],
+        )
+        theirs.close()
+        ours.settimeout(DEADLINE_S)
+        with ours.makefile("rwb") as link:
+            link.write(msgspec.json.encode(Look("127.0.0.1", "token")) + b"\n")
+            link.flush()
+            looked = msgspec.json.decode(link.readline(), type=Looked)
+        ours.shutdown(socket.SHUT_RDWR)
+        assert agent.wait(DEADLINE_S) == 0
+    assert re.match(r"\d+\.\d+\.\d+", looked.seen.versions["torch"])
 
 
 def test_a_probe_without_the_token_learns_nothing() -> None:

@@ -49,27 +49,29 @@ def examine_hosts(hosts: Sequence[Host]) -> Iterator[Part]:
     with agents_on(hosts, _MODULE) as agents:
         reached: List[_Reached] = []
         for agent, problem in _begun(agents, look):
-            if problem is None:
-                looked = _answer(agent, Looked)
-                if isinstance(looked, str):
-                    problem = looked
-                else:
-                    reached.append(_Reached(agent, looked))
-                    yield f"host {agent.host.name}", looked.seen.findings
+            title = f"host {agent.host.name}"
             if problem is not None:
-                yield f"host {agent.host.name}", [_not_reached(problem)]
+                yield title, [_not_reached(problem)]
+                continue
+            looked = _answer(agent, Looked)
+            if isinstance(looked, str):
+                yield title, [_helper_ended(looked)]
+            else:
+                reached.append(_Reached(agent, looked))
+                yield title, looked.seen.findings
         if len(reached) > 1:
             yield "all hosts", [_clocks(reached), *_versions(reached)]
             yield "between hosts", list(_ways(reached))
 
 
 def _begun(agents: Sequence[Agent], look: Look) -> List[Tuple[Agent, Optional[str]]]:
-    """Has all helpers begin to look, so that they do at the same time; with why one does not."""
+    """Has all helpers begin to look, so that they do at the same time; with why ssh starts none."""
     begun: List[Tuple[Agent, Optional[str]]] = []
     for agent in agents:
         try:
             agent.begin()
-            begun.append((agent, _tell(agent, look)))
+            _tell(agent, look)  # one that ends has last words in place of an answer
+            begun.append((agent, None))
         except OSError as error:
             begun.append((agent, str(error)))
     return begun
@@ -81,6 +83,15 @@ def _not_reached(why: str) -> Finding:
         f"ssh does not start p3kv there: {why}",
         "ssh must reach the host without a password, and the host must have Python and p3kv at "
         "the same paths as this one",
+    )
+
+
+def _helper_ended(why: str) -> Finding:
+    return Finding(
+        PROBLEM,
+        f"ssh has started Python there, but p3kv's helper ends with: {why}",
+        "the host must have p3kv, and what it needs, at the same paths as this one: run 'p3kv "
+        "doctor' there",
     )
 
 

@@ -42,7 +42,8 @@ def _software() -> Tuple[Dict[str, str], List[Finding]]:
     findings, missing = [], []
     for front_end in FRONT_ENDS:
         try:
-            versions[front_end.name] = importlib.import_module(front_end.name).__version__
+            # A framework's may be of a class of its own, which can't travel.
+            versions[front_end.name] = str(importlib.import_module(front_end.name).__version__)
         except ModuleNotFoundError as error:
             missing.append(Finding(PROBLEM, str(error)))
         # What is missing in a library, and what a package of another version lacks.
