@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import multiprocessing
 import os
 import subprocess
 import sys
+from contextlib import suppress
 from types import FrameType
 from typing import List, Optional
 
@@ -95,7 +97,17 @@ def _take(launch: Launch) -> None:
     elif launch.role == "worker":
         _join(launch)
     else:
-        sys.exit(_serve(launch))
+        _end(_serve(launch))
+
+
+def _end(code: int) -> None:
+    """Ends a process that runs no script, and does not take its framework apart first: that would
+    take the processor half a second, and the launcher waits for it."""
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):  # nobody reads it, or a plugin has closed it
+            stream.flush()
+    os._exit(code)
 
 
 def _warn_of_unknown(whose: str) -> None:

@@ -134,7 +134,6 @@ class _Server:
         )  # fmt: skip
         if self._failure is not None:
             raise self._failure
-        self._control.send(Bye())
 
     def tell_why(self, error: BaseException) -> None:
         """Tells all why this server ends early, unless the job's failure is the reason."""

@@ -204,7 +204,7 @@ class ControlClient:
 
     def close(self) -> None:
         """Sends what is waiting and ends the thread; may be called twice."""
-        self._closing = True
+        self._closing = True  # whoever is gone then could acknowledge no Alive
         self._wake()
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout=5.0)
@@ -293,7 +293,7 @@ class ControlClient:
 
     def _timeout_ms(self) -> Optional[int]:
         deadlines = [] if self._suspicion is None else [self._suspicion[0]]
-        if self._alive_at is not None:
+        if self._alive_at is not None and not self._closing:
             deadlines.append(self._alive_at)
         if self._contact.deadline is not None and self._undecided():
             deadlines.append(self._contact.deadline)
@@ -308,7 +308,7 @@ class ControlClient:
 
     def _check_clock(self) -> None:
         now = time.monotonic()
-        if self._alive_at is not None and now >= self._alive_at:
+        if self._alive_at is not None and now >= self._alive_at and not self._closing:
             self._alive_at = now + ALIVE_EVERY_S
             self._scheduler.leave_out(self._own_pauses.look(now), now)
             self._outbox.append(encode(Alive(self._numbers(), round=self._known_round())))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import time
 from typing import Dict
@@ -14,7 +15,9 @@ from tests.jobs import (
     SUMS_ONLY,
     JobResult,
     end,
+    environment,
     held_port,
+    launch_command,
     results,
     start_role,
 )
@@ -61,3 +64,25 @@ def test_a_script_that_ends_well_while_backward_runs_leaves_when_all_is_sent() -
     for name, result in ended.items():
         assert result.code == 0, f"{name}: {result.output}"
         assert name[:6] != "worker" or "all is here" in result.output
+
+
+@pytest.mark.alone
+def test_a_job_is_over_soon_after_its_last_worker_has_ended() -> None:
+    """No process waits for an answer of one that has ended."""
+    took_s = []
+    for _ in range(3):
+        launcher = subprocess.Popen(
+            launch_command("join.py", [], 2, 4),
+            env=environment(**SUMS_ONLY),
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert launcher.stdout is not None
+        with launcher.stdout:
+            said = [launcher.stdout.readline() for _ in range(2)]
+            last = time.monotonic()
+            assert launcher.wait(DEADLINE_S) == 0
+        took_s.append(time.monotonic() - last)
+        assert all("has joined" in line for line in said)
+    print(f"over after {', '.join(f'{one:.2f}' for one in took_s)} s")
+    assert min(took_s) < 2.0
