@@ -157,7 +157,7 @@ COMMANDS = {
     "top": (["top", "1"], 2, "process 1 belongs to no job of yours"),
     "launch": (
         ["launch", "-n", "1", "--", sys.executable, "-c", f"import p3kv; {SAYS_RANKS}"],
-        None, "mine: DMLC_WORKER_ID\n",
+        None, "mine: DMLC_WORKER_ID MASTER_ADDR RANK WORLD_SIZE\n",
     ),
 }  # fmt: skip
 
