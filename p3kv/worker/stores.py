@@ -16,6 +16,7 @@ from p3kv.config import Settings
 from p3kv.consistency import Consistency
 from p3kv.errors import ConfigError, KeyMismatchError
 from p3kv.wire.messages import (
+    MAX_STORE,
     CodecChoices,
     DeclaredKey,
     DeclareKey,
@@ -131,18 +132,18 @@ class WorkerStore:
 
         `name` is what the user calls the parameter, for messages. `whole`: one server must keep all
         of it, because the optimizer needs whole tensors. `beside`: it is none of the store's own
-        keys: no optimizer changes it, no codec encodes it, and servers' checkpoints do not have it.
+        keys: its value is a sum, no codec encodes it, and servers' checkpoints do not have it.
         `same_name`: all workers must call it the same, which `has_optimizer` checks.
 
         Raises KeyMismatchError if they do not, and the other workers learn it too; ConfigError for
         a layout that is not known here, and what `combine` raises.
         """
         self._check()
-        codecs = CodecChoices()
+        codecs, store = CodecChoices(), MAX_STORE - self.number  # which has no optimizer
         if not beside:
-            codecs = CodecChoices(self._gradient_codec, self._value_codec)
+            codecs, store = CodecChoices(self._gradient_codec, self._value_codec), self.number
         declaration = DeclareKey(
-            key, tuple(shape), dtype, name, layout, codecs, self.number, whole, self.consistency,
+            key, tuple(shape), dtype, name, layout, codecs, store, whole, self.consistency,
             same_name,
         )  # fmt: skip
         # Before any process hears of it.
@@ -160,6 +161,7 @@ class WorkerStore:
             raise KeyMismatchError(answer.reason)
         worker_key = WorkerKey(answer, self.rule, name, self._features)
         if beside:
+            worker_key.store = self.number  # whose steps count its pushes
             self._call_soon(self._data_plane.declare, worker_key)
             return worker_key
         if self.is_saved:

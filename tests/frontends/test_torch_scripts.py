@@ -40,6 +40,13 @@ def test_the_script_s_optimizer_is_the_one_that_is_attached() -> None:
     assert result.output.count("right: a_scalar_s_state_has_its_shape") == 2, result.output
 
 
+@pytest.mark.parametrize("norm", [[], pytest.param([0.3], marks=pytest.mark.long)])
+def test_what_nobody_trains_does_not_travel_until_a_worker_thaws_it(norm: List[float]) -> None:
+    result = job("torch_asleep.py", *norm, workers=3)
+    assert result.code == 0, result.output
+    assert result.output.count("nothing travels for what nobody trains") == 3, result.output
+
+
 @pytest.mark.alone
 def test_reports_tell_what_a_script_reads_and_whom_it_waits_for_from_computing() -> None:
     result = job("torch_marks.py")

@@ -12,6 +12,7 @@ import torch
 from p3kv.errors import NotSupportedError
 from p3kv.frontends.torch.optimizers.script_optimizer import TorchScriptOptimizer
 from p3kv.frontends.torch.rows import LateRows
+from p3kv.frontends.torch.values.asleep import Asleep, settle_all
 from p3kv.frontends.torch.values.copies import Then
 from p3kv.frontends.torch.values.devices import Devices
 from p3kv.frontends.torch.values.late import Late
@@ -44,9 +45,10 @@ class Exchange:
         self._pushes = pushes
         self._written = Written(every)
         self._in_step = False
-        self._pushing = threading.Lock()
+        self._pushing = threading.RLock()
         """Held while a push is counted and begins. `backward` has a thread for each device, and may
         be called in several."""
+        self.asleep = Asleep(worker, own, every, self._pushing, self._wake)
         self._order: Optional[List[Key]] = []
         """Keys as their gradients are ready in the first step."""
 
@@ -61,6 +63,7 @@ class Exchange:
 
         Raises NotSupportedError for a gradient that can't travel.
         """
+        self.asleep.settle()
         late.take()  # of a weight that nobody has read since
         gradient = late.parameter.grad
         assert gradient is not None
@@ -90,8 +93,9 @@ class Exchange:
         if self._order is not None:
             self._order.append(late.key.key)
 
-    def push(self, late: Late) -> None:
-        """Sends a gradient that has been noted."""
+    def push(self, late: Late, in_step: bool = False) -> None:
+        """Sends a gradient that has been noted. One of a parameter that is asleep leaves when the
+        script is in `step`."""
         leaving = late.leaving
         assert leaving is not None
         with torch._C.DisableTorchFunctionSubclass():
@@ -105,6 +109,10 @@ class Exchange:
 
         with self._pushing:
             self._begin_step()
+            if late.asleep:
+                if not in_step:
+                    return
+                self.asleep.woken(late)
             round_, _ = self._pushes.next(late.key)
             late.send(leaving)
             begin = self._begun(late, round_, pushes=True, on_slice=late.on_slice)
@@ -115,11 +123,25 @@ class Exchange:
         late.take()
         if late.parameter.requires_grad:  # a frozen one is the script's own
             self._written.check(late)
-        changes: Future[bool] = Future()
         self._begin_step()
+        self._push_nothing(late)
+
+    def _push_nothing(self, late: Late) -> None:
+        changes: Future[bool] = Future()
         round_, _ = self._pushes.next(late.key, changes)
         late.pushed = True
+        self.asleep.lacks(late, changes)
         late.copies.to_host(None, self._begun(late, round_, pushes=True, changes=changes))
+
+    def _wake(self, late: Late) -> None:
+        """Another worker has a gradient of a parameter that was asleep in this step."""
+        self._push_nothing(late)
+        if not self._in_step:
+            late.pushed = False
+            torch.autograd.graph.increment_version(late.parameter)
+            if late.parameter.requires_grad:
+                late.value_version = late.parameter._version
+            late.arm()
 
     def push_difference(self, late: Late) -> None:
         """Sends by how much the servers' last value differs from a weight that this worker has
@@ -139,9 +161,13 @@ class Exchange:
     def push_remaining(self, every: Iterable[Late]) -> None:
         """Has all gradients of the step leave that have not left, and says of which parameters this
         worker has none. Raises NotSupportedError where one has changed since `backward`."""
+        self._begin_step()
         with torch._C.DisableTorchFunctionSubclass():  # gradients are of a class that is told
             for late in every:
                 self._push_remaining(late)
+        self.asleep.say(self._pushes.step)
+        if self._pushes.clipping.clips:
+            self.asleep.settle()  # the norm is of all that is pushed in the step
 
     def _push_remaining(self, late: Late) -> None:
         if late.leaving is not None:
@@ -153,9 +179,11 @@ class Exchange:
         if late.pushed:
             return
         if late.leaving is not None:
-            self.push(late)
-        else:
+            self.push(late, in_step=True)
+        elif not late.asleep:
             self.push_no_gradient(late)
+        elif late.parameter.requires_grad:
+            self._written.check(late)
 
     def pull(self, late: Late, exact: bool = False) -> None:
         """Asks for a parameter's value after this worker's last push; `exact`: as the servers have
@@ -169,6 +197,7 @@ class Exchange:
         self._own.step_ends()
         self._written.step_ends()
         self._in_step = False
+        self.asleep.arm()
         order, self._order = self._order, None
         if order:
             for late in every:
@@ -179,8 +208,12 @@ class Exchange:
 
     def _begin_step(self) -> None:
         if not self._in_step:
+            if self._own.is_saved:
+                settle_all()  # a checkpoint may be due
+            self.asleep.settle()
             self._in_step = True
             self._pushes.one_step()
+            self.asleep.begin_step()
 
     def _begun(
         self,

@@ -213,7 +213,8 @@ class Optimizer(torch.optim.Optimizer):
         """As torch's. Where gradients are to be zeroed in place, it waits until they have left."""
         if not set_to_none:
             self.wait()
-        super().zero_grad(set_to_none)
+        with torch._C.DisableTorchFunctionSubclass():  # which asks late weights for gradients
+            super().zero_grad(set_to_none)
 
     def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
         """Has the servers go on from a state in torch's own format; all workers call it."""

@@ -122,8 +122,9 @@ class ServerSteps(Steps):
         self._clipping.end_step()
         self._add_hooks()
         self._check_settings()
-        torch.autograd.graph.increment_version([late.parameter for late in every])
-        for late in every:
+        pushed = [late for late in every if late.pushed]
+        torch.autograd.graph.increment_version([late.parameter for late in pushed])
+        for late in pushed:
             late.pushed = False
             if late.leaving is not None:
                 late.leaving.step_ends()

@@ -148,6 +148,7 @@ class SharedModel:
 
     def wait(self) -> None:
         """Waits until all weights and buffers are there."""
+        self.exchange.asleep.settle()
         for late in self.every:
             late.wait()
         for buffers in self._buffers:

@@ -57,7 +57,7 @@ class PlainTorchOptimizer(Message, frozen=True):
 
     def __post_init__(self) -> None:
         check_plain("an optimizer", {"groups": self.groups})
-        if self.workers < 1 or not all(0 <= at < len(self.groups) for _, at in self.group_of):
+        if self.workers < 1 or not {at for _, at in self.group_of} <= {*range(len(self.groups))}:
             raise ProtocolError("an optimizer's settings name no group of parameters")
 
 

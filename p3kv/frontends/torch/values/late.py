@@ -60,6 +60,8 @@ class Late(Waits):
         """The gradient that is under way to the servers, until the value is there."""
         self.pushed = False
         """Whether this step's push has been called."""
+        self.asleep = False
+        """Whether nobody trains it, and nothing travels for it."""
         self.is_first = False
         """Whether the forward pass reads it first. Then it stays late until it is read, though its
         value is written early, since by that read the pass shows that it begins."""

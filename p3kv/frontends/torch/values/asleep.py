@@ -1,0 +1,187 @@
+"""Parameters that nobody trains at present, such as frozen ones: nothing travels for them.
+
+A parameter falls asleep when a step ends in which no worker had a gradient of it, which all workers
+know before the next one begins. In each step each worker says by one small key for all of them of
+which it has a gradient; mostly none. Whoever reads one waits for what the others say. One of which
+any worker has a gradient is awake again on all, in the same step: those without say so then.
+"""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import Future
+from typing import Any, Callable, List, Optional, Sequence, Set, Tuple
+from weakref import WeakSet
+
+import torch
+
+from p3kv.frontends.torch.script_marks import may_begin_forward, waited
+from p3kv.frontends.torch.values.late import Late
+from p3kv.frontends.torch.values.watched import Waits, have_back, have_wait
+from p3kv.wire.header import INITIAL_ROUND
+from p3kv.worker.stores import WorkerStore
+from p3kv.worker.transfers import Transfer, WorkerKey
+from p3kv.worker.worker import Worker
+
+_DTYPE = "int32"
+
+
+class Asleep(Waits):
+    """The parameters of an optimizer that are asleep. Belongs to whoever holds `lock`."""
+
+    def __init__(
+        self,
+        worker: Worker,
+        own: WorkerStore,
+        every: Sequence[Late],
+        lock: threading.RLock,
+        wake: Callable[[Late], None],
+    ) -> None:
+        """`every` parameter of the store. `wake(late)` says that this worker has no gradient of one
+        that is awake again, in the step that has just ended."""
+        self._worker = worker
+        self._own = own
+        self._every = every
+        self._lock = lock
+        self._wake = wake
+        rule = own.rule
+        self._may = not (
+            rule.own_rounds
+            or rule.lets_go_ahead
+            or rule.local
+            or worker.settings.let_workers_leave  # worker 0 may not begin a key then
+        )
+        # A step has at least one push of the store.
+        smallest = min(every, key=lambda late: late.size_bytes, default=None)
+        self._never = {id(smallest)}
+        self._lacked: List[Tuple[Late, Future[bool]]] = []
+        """Those of which this worker had no gradient in this step, and whether another one had."""
+        self._asleep: List[Late] = []
+        self._armed: List[Late] = []
+        """Those that whoever reads them waits for."""
+        self._woken: Set[int] = set()
+        """Ids of those that this worker has woken in this step."""
+        self._key: Optional[WorkerKey] = None
+        self._said: torch.Tensor = torch.zeros(len(every), dtype=torch.int32)
+        self._heard = torch.zeros_like(self._said)
+        self._changes: Optional[Future[bool]] = None
+        """Whether another worker has woken any, while this one has not; None: this one has."""
+        self._there = threading.Event()
+        self._error: Optional[BaseException] = None
+        self._has_said = False
+        """Whether this worker has said it in this step."""
+        self._waits = False
+        """Whether it is to be heard what others have said."""
+        _all.add(self)
+
+    def lacks(self, late: Late, changes: Future[bool]) -> None:
+        """This worker has no gradient of a parameter that is awake."""
+        if self._may and late.key.codecs.values.in_place and id(late) not in self._never:
+            self._lacked.append((late, changes))
+
+    def begin_step(self) -> None:
+        """To be called when a step begins, once it is known what others had in the last one."""
+        lacked, self._lacked = self._lacked, []
+        for late, changes in lacked:
+            if not changes.result():
+                late.take()
+                late.asleep = True
+                self._asleep.append(late)
+        self._has_said = False
+
+    def woken(self, late: Late) -> None:
+        """This worker has a gradient of one, and pushes it in this step."""
+        self._woken.add(id(late))
+
+    def say(self, step: int) -> None:
+        """Says which ones this worker has woken, when it has pushed all of a step."""
+        if self._has_said or not self._asleep:
+            return
+        self._has_said = True
+        if self._key is None:
+            self._key = self._declared()
+        key, wakes = self._key, bool(self._woken)
+        key.round += 1
+        self._own.count_push(step)
+        self._there.clear()
+        self._waits = True
+        self._changes = None if wakes else Future()
+        if wakes:
+            self._said = torch.tensor([id(late) in self._woken for late in self._every]).int()
+        self._worker.begin(
+            Transfer(
+                key, key.round, step, 0, self._said.data_ptr() if wakes else 0,
+                self._heard.data_ptr(), self._arrived, key.asks(), self._changes,
+            )
+        )  # fmt: skip
+
+    def arm(self) -> None:
+        """From now on, whoever reads one that is asleep waits for what others have said."""
+        with self._lock:
+            if self._waits:
+                self._armed = [late for late in self._asleep if id(late) not in self._woken]
+                for late in self._armed:
+                    have_wait(late.parameter, self)
+
+    def settle(self) -> List[Late]:
+        """Waits for what others have said; returns the parameters that they have woken."""
+        if not self._waits:
+            return []
+        with self._lock:
+            if not self._waits:
+                return []
+            if not self._there.is_set():
+                waited(self._there.wait)
+            if self._error is not None:
+                raise self._error
+            armed, self._armed = self._armed, []
+            for late in armed:
+                have_back(late.parameter, self)
+            self._waits = False
+            if self._changes is not None and not self._changes.result():
+                return []
+            awake = [late for late, heard in zip(self._every, self._heard.tolist()) if heard]
+            for late in awake:
+                late.asleep = False
+            self._asleep = [late for late in self._asleep if late.asleep]
+            others, self._woken = [one for one in awake if id(one) not in self._woken], set()
+            for late in others:
+                self._wake(late)
+            return others
+
+    def take(self) -> None:
+        for late in self.settle():
+            late.take()
+
+    def read(self, function: Any) -> None:
+        may_begin_forward()
+        self.take()
+
+    def _arrived(self, error: Optional[BaseException]) -> None:
+        """Called in the worker's thread."""
+        self._error = error
+        self._there.set()
+
+    def _declared(self) -> WorkerKey:
+        key = self._own.declare(
+            "who is awake", (len(self._every),), _DTYPE, "which parameters have gradients",
+            beside=True,
+        )  # fmt: skip
+        if self._worker.rank == 0:
+            self._worker.begin(
+                Transfer(key, INITIAL_ROUND, 0, 0, self._said.data_ptr(), None, _ignore, key.asks())
+            )
+        return key
+
+
+def settle_all() -> None:
+    """Has all optimizers know what is awake."""
+    for asleep in list(_all):
+        asleep.settle()
+
+
+def _ignore(error: Optional[BaseException]) -> None:
+    """An initial value has left, or the job has failed, which others say."""
+
+
+_all: WeakSet[Asleep] = WeakSet()

@@ -1,0 +1,113 @@
+"""Freezes and thaws parameters on some workers or on all, and leaves some unused: the numbers of
+one process, and nothing travels for what nobody trains.
+
+Argument: the norm to which steps are clipped, if they are.
+"""
+
+import p3kv.torch  # noqa: I001
+import copy
+import math
+import random
+import sys
+from typing import Dict, List
+
+import torch
+from p3kv.worker import this_process
+from torch import nn
+
+MAX_NORM = float(sys.argv[1]) if sys.argv[1:] else None
+STEPS, LAYERS = 40, 6
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(5, 5)
+        self.layers = nn.ModuleList(nn.Linear(5, 5) for _ in range(LAYERS))
+        self.words = nn.Embedding(20, 5, sparse=True)
+        self.large = nn.Parameter(torch.rand(500, 1000), requires_grad=False)
+        self.used: List[int] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        for at in self.used:
+            x = x + self.layers[at](x).tanh()
+        return x + (self.words(torch.tensor([3, 4])).sum() if 0 in self.used else 0)
+
+
+def prepare(net: Net, step: int, rank: int) -> torch.Tensor:
+    """What is used and frozen on a worker in a step, and its batch."""
+    chance = random.Random(1000 * step + rank)
+    together = random.Random(step // 5)  # a schedule that all workers know
+    for layer in net.layers:
+        layer.requires_grad_(together.random() < 0.5 if step % 3 else chance.random() < 0.3)
+    net.words.requires_grad_(chance.random() < 0.2)
+    net.first.requires_grad_(not 20 < step < 25)
+    net.used = [at for at in range(LAYERS) if chance.random() < 0.5]
+    if not net.first.weight.requires_grad and rank == 1:
+        net.used = []
+    return torch.randn(3, 5, generator=torch.Generator().manual_seed(10 * step + rank))
+
+
+def loss(net: Net, x: torch.Tensor) -> torch.Tensor:
+    y = net(x).square().mean()
+    return y if y.requires_grad else torch.zeros((), requires_grad=True)
+
+
+def one_process(net: Net, optimizer: torch.optim.Optimizer, step: int, workers: int) -> float:
+    gradients: Dict[str, torch.Tensor] = {}
+    for rank in range(workers):
+        own = copy.deepcopy(net)
+        own.zero_grad()
+        loss(own, prepare(own, step, rank)).backward()
+        for name, parameter in own.named_parameters():
+            if parameter.grad is not None:
+                part = parameter.grad.to_dense() / workers
+                gradients[name] = gradients.get(name, 0) + part
+    norm = torch.stack([one.norm() for one in gradients.values()] or [torch.zeros(())]).norm()
+    scale = 1.0 if MAX_NORM is None else min(1.0, MAX_NORM / (norm.item() + 1e-6))
+    for name, parameter in net.named_parameters():
+        parameter.requires_grad_(True)
+        parameter.grad = gradients[name] * scale if name in gradients else None
+    optimizer.step()
+    return norm.item()
+
+
+def main() -> None:
+    worker = this_process.worker()
+    torch.manual_seed(7)
+    net = Net()
+    expected = copy.deepcopy(net)
+
+    def optimizer_of(net: Net) -> torch.optim.Optimizer:
+        rows = net.words.weight
+        groups = [
+            {"params": [one for one in net.parameters() if one is not rows], "momentum": 0.9},
+            {"params": [rows], "momentum": 0.0, "weight_decay": 0.0},
+        ]
+        return torch.optim.SGD(groups, lr=0.1, weight_decay=0.01)
+
+    opt, reference = p3kv.torch.Optimizer(net, optimizer_of(net)), optimizer_of(expected)
+    for step in range(STEPS):
+        opt.zero_grad()
+        loss(net, prepare(net, step, opt.rank)).backward()
+        norm = opt.clip_grad_norm_(MAX_NORM) if MAX_NORM is not None else None
+        opt.step()
+        its_norm = one_process(expected, reference, step, opt.num_workers)
+        if norm is not None:
+            assert math.isclose(norm.item(), its_norm, rel_tol=1e-4, abs_tol=1e-6), (norm, its_norm)
+        if step % 4 == 0:  # one parameter alone, which may be frozen here
+            name = f"layers.{step // 4 % LAYERS}.weight"
+            torch.testing.assert_close(net.state_dict()[name], expected.state_dict()[name])
+        if step % 4 == 1 or step == STEPS - 1:
+            for (name, mine), theirs in zip(net.named_parameters(), expected.parameters()):
+                torch.testing.assert_close(mine.detach(), theirs.detach(), msg=f"{name}, {step}")
+        if step == 5:
+            before = worker.stats()["bytes_received"]
+    large_bytes = 4 * net.large.numel()
+    assert worker.stats()["bytes_received"] - before < large_bytes, "the frozen one has travelled"
+    assert all(type(one) is nn.Parameter for one in net.parameters())
+    print("nothing travels for what nobody trains")
+
+
+main()
