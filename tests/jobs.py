@@ -61,8 +61,9 @@ def environment(**changes: object) -> Dict[str, str]:
     """
     values = {
         **os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "P3KV_SECRET": SECRET,
-        "SETUPTOOLS_USE_DISTUTILS": "stdlib",  # for MXNet: the other is slow to import
     }  # fmt: skip
+    if sys.version_info < (3, 12):  # which has none
+        values["SETUPTOOLS_USE_DISTUTILS"] = "stdlib"  # for MXNet: the other is slow to import
     values.update({name: str(value) for name, value in changes.items()})
     values["PYTHONPATH"] += f"{os.pathsep}{PLUGINS}{os.pathsep}{LEAN}"
     return values

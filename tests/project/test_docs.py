@@ -15,6 +15,7 @@ from p3kv.common.combinations import TABLE
 from p3kv.config import Settings
 from p3kv.tools.commands import COMMANDS
 from tests.jobs import ROOT
+from tests.without_mxnet import NEEDS_MXNET
 
 DOCS = ROOT / "docs"
 SETTINGS = DOCS / "settings.md"
@@ -119,6 +120,7 @@ def places(page: Path) -> Set[str]:
     return {re.sub(r"[^\w\- ]", "", one.lower()).replace(" ", "-") for one in headings}
 
 
+@NEEDS_MXNET
 def test_the_page_of_what_can_t_be_combined_has_the_table_that_the_code_asks() -> None:
     rows = [f"| {one.in_words} | {one.reason} | {one.advice} |" for one in TABLE]
     page = (ROOT / "docs" / "combinations.md").read_text()

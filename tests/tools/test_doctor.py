@@ -19,6 +19,7 @@ from tests import sshd
 from tests.jobs import DEADLINE_S, JobResult, environment, run
 from tests.on_cluster import needs
 from tests.torch_environment import NEEDS_TORCH, PYTHON
+from tests.without_mxnet import NEEDS_MXNET
 
 needs_ssh = needs(missing_requirements(), sshd.missing())
 
@@ -29,6 +30,7 @@ def _lines(output: str, level: str) -> List[str]:
     return [line.split(None, 1)[1] for line in output.splitlines() if line.startswith(f"  {level}")]
 
 
+@NEEDS_MXNET
 def test_a_host_that_is_fine_has_no_problem() -> None:
     result = run(DOCTOR, environment(), 60)
     assert result.code == 0, result.output
@@ -39,6 +41,7 @@ def test_a_host_that_is_fine_has_no_problem() -> None:
     assert result.output.endswith("\n0 problems\n") and "problem " not in result.output
 
 
+@NEEDS_MXNET
 def test_each_problem_is_said_once_with_what_to_mend(tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("known to all who can read it")
@@ -69,6 +72,7 @@ def test_each_problem_is_said_once_with_what_to_mend(tmp_path: Path) -> None:
     assert "to mend it: run 'ulimit -n " in result.output
 
 
+@NEEDS_MXNET
 def test_settings_that_can_t_be_combined_are_found_before_a_job(tmp_path: Path) -> None:
     both = {"P3KV_CONSISTENCY": "local", "P3KV_GRADIENT_CODEC": "dgc"}
     result = run(DOCTOR, environment(**both, P3KV_CHECKPOINT_DIR=tmp_path), 60)
@@ -81,6 +85,7 @@ def test_settings_that_can_t_be_combined_are_found_before_a_job(tmp_path: Path) 
     assert "to mend it: use another codec (topk)" in result.output
 
 
+@NEEDS_MXNET
 @pytest.mark.parametrize("value", ["192.0.2.1", "no.such.host.invalid"])
 def test_an_address_at_which_nobody_can_listen_is_a_problem(value: str) -> None:
     result = run(DOCTOR, environment(DMLC_NODE_HOST=value), 60)
@@ -89,6 +94,7 @@ def test_an_address_at_which_nobody_can_listen_is_a_problem(value: str) -> None:
     assert problem.startswith(f"no process can be reached at {value}, which DMLC_NODE_HOST names: ")
 
 
+@NEEDS_MXNET
 @needs(missing_requirements())
 def test_a_name_that_the_job_would_refuse_is_a_problem(cluster: Cluster) -> None:
     process = cluster.hosts[0].popen(
@@ -100,6 +106,7 @@ def test_a_name_that_the_job_would_refuse_is_a_problem(cluster: Cluster) -> None
     assert "'own-name', which on this host means 127.0.1.1: others can't reach that" in problem
 
 
+@NEEDS_MXNET
 def test_ipv6_is_an_address_like_others() -> None:
     result = run(DOCTOR, environment(DMLC_PS_ROOT_URI="::1"), 60)
     assert result.code == 0, result.output
@@ -109,6 +116,7 @@ def test_ipv6_is_an_address_like_others() -> None:
     )
 
 
+@NEEDS_MXNET
 def test_a_framework_that_can_not_be_imported_is_a_problem(tmp_path: Path) -> None:
     broken = tmp_path / "mxnet"
     broken.mkdir()
@@ -158,6 +166,7 @@ def test_without_ssh_other_hosts_are_an_error_in_one_line(tmp_path: Path) -> Non
     assert result.output.splitlines()[-1].startswith("p3kv doctor: can't start ssh, which reaches")
 
 
+@NEEDS_MXNET
 @needs_ssh
 def test_hosts_and_the_ways_between_them_are_looked_at(cluster: Cluster, ssh_path: str) -> None:
     cluster.set_rate(50)
