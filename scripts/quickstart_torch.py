@@ -15,11 +15,8 @@ import p3kv.torch  # First: in a server's role a script goes no further than thi
 
 # isort: split
 import copy
-import os
 import sys
-import tempfile
 import time
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -105,15 +102,6 @@ def train(
     return Training(title, weights, losses, took_s, accuracy)
 
 
-def join_process_group(rank: int, num_workers: int) -> None:
-    """Makes gloo's group of these workers, which all run on this machine."""
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    meeting = Path(tempfile.gettempdir()) / f"p3kv-quickstart-{os.getppid()}"
-    torch.distributed.init_process_group(
-        "gloo", init_method=meeting.as_uri(), rank=rank, world_size=num_workers
-    )
-
-
 def main() -> int:
     torch.set_num_threads(1)
     read = digits.read_digits()
@@ -127,7 +115,7 @@ def main() -> int:
     title = f"P3, {num_workers} workers"
     with_p3 = train(net, optimizer, *read, part, whole, title, quiet)
 
-    join_process_group(rank, num_workers)
+    torch.distributed.init_process_group("gloo")
     title = f"DDP, {num_workers} workers"
     wrapped = DistributedDataParallel(for_ddp)
     ddp = train(wrapped, sgd(wrapped), *read, part, whole, title, quiet)
