@@ -5,10 +5,11 @@ import os
 from p3kv.frontends.torch.optimizer import Optimizer
 from p3kv.frontends.torch.refusals import watch_wrappers
 from p3kv.frontends.torch.values import compiled
-from p3kv.frontends.torch.values.watched import before_fork
+from p3kv.frontends.torch.values.watched import before_fork, watch_collectives
 
 compiled.install()
 watch_wrappers()
+watch_collectives()
 os.register_at_fork(before=before_fork)
 
 __all__ = ["Optimizer"]

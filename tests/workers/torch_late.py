@@ -12,9 +12,10 @@ import time
 from typing import Any, Callable, Dict, Optional
 
 import torch
+from p3kv.frontends.torch.values import watched
 from p3kv.frontends.torch.values.staging import Staging
 from p3kv.worker import this_process
-from torch import nn
+from torch import distributed, nn
 from torch.nn import functional
 from torch_refusals import refused
 
@@ -36,6 +37,22 @@ def averaged(weight: nn.Parameter) -> torch.Tensor:
     return average
 
 
+def broadcast(weight: nn.Parameter) -> torch.Tensor:
+    """By a collective of torch's, whose group is this process."""
+    if not distributed.is_initialized():
+        store = distributed.HashStore()
+        distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    with torch.no_grad():
+        distributed.broadcast(weight, 0)
+    return weight
+
+
+def gathered(weight: nn.Parameter) -> torch.Tensor:
+    found = torch.zeros(3, 4)
+    distributed.reduce_scatter(found, [weight])
+    return found
+
+
 READS: Dict[str, Callable[[nn.Linear], Any]] = {
     "a module": lambda m: m(torch.eye(4)).T,
     "functional": lambda m: functional.linear(torch.eye(4), m.weight).T,
@@ -55,6 +72,8 @@ READS: Dict[str, Callable[[nn.Linear], Any]] = {
     "functional_call": lambda m: torch.func.functional_call(m, {}, (torch.eye(4),)).T,
     "repr": lambda m: m.weight if "nan" not in repr(m.weight) else None,
     "index": lambda m: torch.stack([row for row in m.weight]),
+    "a collective": lambda m: broadcast(m.weight),
+    "a list of a collective": lambda m: gathered(m.weight),
     "another thread": lambda m: torch.stack(list(map(torch.clone, m.weight.unbind()))),
 }
 
@@ -85,6 +104,50 @@ def read_late() -> None:
         # Each worker's gradient is 1 everywhere, and so is the mean.
         assert torch.equal(found.reshape(3, 4), torch.full((3, 4), -float(number))), (name, found)
     print("all reads wait")
+
+
+class Extension(nn.Linear):
+    """Reads its weight as code in C++ does, of which torch tells nobody."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch._C.DisableTorchFunctionSubclass():
+            return functional.linear(x, self.weight)
+
+
+def scripted(*arguments: Any, **named: Any) -> Any:
+    return torch.jit.script(nn.Linear(*arguments, **named))
+
+
+def read_unseen() -> None:
+    """By modules whose code torch does not tell of: they wait when they are called. Others cost
+    nothing once the first steps are over, and who reads beside the module is refused."""
+    rank = this_process.worker().rank
+    for make, waits in [(nn.Linear, False), (Extension, True), (scripted, True)]:
+        model = nn.Sequential(make(4, 3, bias=False), nn.Identity())
+        nn.init.zeros_(model[0].weight)
+        optimizer = trained(model)
+        for number in range(7):
+            if rank == 1:
+                time.sleep(LATE_S / 4)
+            found = model(torch.eye(4)).T
+            assert torch.equal(found, torch.full((3, 4), -float(number))), (make, number, found)
+            found.sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        assert (watched._entrance is not None) == waits, make
+        trained(model)  # takes over
+        assert watched._entrance is None
+    model = nn.Linear(4, 3, bias=False)
+    optimizer = trained(model)
+    for waits in (True, True, False):
+        if waits:
+            optimizer.wait()
+        loss = Extension.forward(model, ONES).sum()
+        if waits:
+            loss.backward()
+            optimizer.step()
+        else:
+            refused("'weight' has a gradient, and p3kv has not seen who read it", loss.backward)
 
 
 def write_early(width: int) -> None:
@@ -181,6 +244,7 @@ if sys.argv[1:] == ["wrong"]:
     use_wrongly()
 else:
     read_late()
+    read_unseen()
     write_early(256)
     write_early(1024)  # slice by slice
     write_two_at_once(1024)

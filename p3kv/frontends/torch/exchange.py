@@ -17,6 +17,7 @@ from p3kv.frontends.torch.values.copies import Then
 from p3kv.frontends.torch.values.devices import Devices
 from p3kv.frontends.torch.values.late import Late
 from p3kv.frontends.torch.values.leaving import LEAVE_OUT_BEFORE, Leaving
+from p3kv.frontends.torch.values.watched import leave_entrances, watch_entrances
 from p3kv.frontends.torch.values.written import Written
 from p3kv.store.pushes import Pushes
 from p3kv.wire.header import INITIAL_ROUND
@@ -45,6 +46,8 @@ class Exchange:
         self._pushes = pushes
         self._written = Written(every)
         self._in_step = False
+        self._enters = False
+        """Whether weights are read unseen, and modules that have them wait when they are called."""
         self._pushing = threading.RLock()
         """Held while a push is counted and begins. `backward` has a thread for each device, and may
         be called in several."""
@@ -64,7 +67,14 @@ class Exchange:
         Raises NotSupportedError for a gradient that can't travel.
         """
         self.asleep.settle()
-        late.take()  # of a weight that nobody has read since
+        if not in_step and not self.sees_reads(late):
+            raise NotSupportedError(
+                f"the weight '{late.name}' has a gradient, and p3kv has not seen who read it: code "
+                "that torch does not tell of, such as an extension or a scripted function, outside "
+                "of the module that has it, or a forward pass before the last opt.step(). The "
+                "value may have been older. Call opt.wait() before the forward pass"
+            )
+        late.take()
         gradient = late.parameter.grad
         assert gradient is not None
         if isinstance(late, LateRows):
@@ -198,6 +208,10 @@ class Exchange:
         self._written.step_ends()
         self._in_step = False
         self.asleep.arm()
+        if self._written.knows_script and not self._enters:
+            leave_entrances(self)
+        else:
+            watch_entrances(self)
         order, self._order = self._order, None
         if order:
             for late in every:
@@ -205,6 +219,17 @@ class Exchange:
         if order and self._worker.rank == 0:
             keys = [*reversed(order), *(late.key.key for late in every)]
             self._own.publish_order(list(dict.fromkeys(keys)))
+
+    def stop(self) -> None:
+        """Values come no more."""
+        leave_entrances(self)
+
+    def sees_reads(self, late: Late) -> bool:
+        """To be called of a weight that has a gradient: whether who read it has waited for its
+        value, as far as p3kv has seen."""
+        if not late.is_seen and late.was_entered:
+            self._enters = True
+        return late.is_seen or late.was_entered or late.was_awaited
 
     def _begin_step(self) -> None:
         if not self._in_step:

@@ -105,6 +105,7 @@ class LocalSteps(Steps):
                 return loss
             updated = [late for late, _ in self._weights if late.parameter.grad is not None]
             for late in updated:
+                self._exchange.sees_reads(late)
                 late.take()
                 if scale is not None:
                     late.parameter.grad.div_(scale.to(late.device))

@@ -36,7 +36,8 @@ class Optimizer(torch.optim.Optimizer):
     forward pass needs the weights. `step` returns at once. Whoever reads a weight then, waits until
     its new value is there: the layers of a network one after the other, but also compiled regions,
     `state_dict`, `deepcopy` or a print. Only what torch does not tell of needs a call of `wait`
-    before: scripted modules, `torch.func`, and aliases made before `step`, such as `weight.data`.
+    before: `torch.func`, extensions that get a weight without its module, and aliases made before
+    `step`, such as `weight.data`.
 
     One `backward` belongs to one `step`; for several, all but the last are in `no_sync()`.
     Parameters are floats on the CPU or on a GPU. Those of embeddings with `sparse=True` travel by

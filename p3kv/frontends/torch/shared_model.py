@@ -174,6 +174,7 @@ class SharedModel:
         for alias in self._aliases:
             alias.take()
         self._buffers = []
+        self.exchange.stop()
         self._replaced = True
 
     def _declared(

@@ -11,7 +11,7 @@ from typing import Any, Callable, Optional
 
 import torch
 
-from p3kv.frontends.torch.values.watched import take_all, take_all_of
+from p3kv.frontends.torch.values.watched import free_entrances, take_all, take_all_of
 
 _compile = torch.compile
 
@@ -55,7 +55,8 @@ def guard_modules() -> None:
     @functools.wraps(enter)
     def wait_and_enter(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
         take_all_of(module)
-        return enter(module, *args, **kwargs)
+        with free_entrances():
+            return enter(module, *args, **kwargs)
 
     OptimizedModule.__call__ = wait_and_enter
 
@@ -71,6 +72,7 @@ def _waiting(compiled: Callable[..., Any], owner: Optional[Any]) -> Callable[...
             take_all()
         else:
             take_all_of(module)
-        return compiled(*args, **kwargs)
+        with free_entrances():
+            return compiled(*args, **kwargs)
 
     return wait_and_enter

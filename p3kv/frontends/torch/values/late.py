@@ -65,6 +65,11 @@ class Late(Waits):
         self.is_first = False
         """Whether the forward pass reads it first. Then it stays late until it is read, though its
         value is written early, since by that read the pass shows that it begins."""
+        self.is_seen = False
+        """Whether a function of torch has been seen to read it. Until then it stays late, too, and
+        modules that have it wait when they are called."""
+        self.was_entered = self.was_awaited = False
+        """Whether such a module, or the script, has waited since it became late."""
         self._is_late = False
         self._is_written = False
         """Whether the value is in the parameter, which may be late still."""
@@ -123,6 +128,7 @@ class Late(Waits):
     def arm(self) -> None:
         """From now on, whoever reads the parameter waits for the value that is under way."""
         self.copies.arm()
+        self.was_entered = self.was_awaited = False
         with self._taking:  # or a value that comes now would be written, and still be waited for
             if not self._is_late:
                 have_wait(self.parameter, self)
@@ -136,24 +142,36 @@ class Late(Waits):
             if not self._is_late:
                 return
             if self._there.is_set():
-                self._end(self.copies.finish, stays_late=self.is_first)
+                self._end(self.copies.finish, stays_late=self._stays_late)
             elif not self._is_written:
                 self.copies.write(self._staged.write_slices)
 
+    @property
+    def _stays_late(self) -> bool:
+        return self.is_first or not self.is_seen
+
     def wait(self) -> None:
         """As `take`, but whoever reads the forward pass's first parameter is still noticed."""
+        self.was_awaited = True
         self._take(self.copies.finish, stays_late=self.is_first)
 
     def take(self) -> None:
         """Waits for the value, if one is under way to a parameter that is armed, and writes it into
         the parameter. Raises the job's failure."""
+        self.was_awaited = True
         self._take(self.copies.finish)
 
     def read(self, function: Any) -> None:
         """As `take`. On an accelerator only what this thread computes next waits until the value is
         written, and the parameter stays late until then: other threads and streams may read it."""
         may_begin_forward()
+        self.is_seen = True
         self._take(self.copies.reach_reader)
+
+    def enter(self) -> None:
+        may_begin_forward()
+        self.was_entered = True
+        self._take(self.copies.reach_reader, stays_late=self._stays_late)
 
     def _take(self, is_seen_by_all: Callable[[], bool], stays_late: bool = False) -> None:
         while self._is_late:

@@ -142,7 +142,7 @@ class Leaving(Waits):
         name = _name(function)
         if not name.startswith("_foreach_"):  # these give new tensors, or those that they had
             for tensor in _tensors_in(result):
-                if not is_late(tensor) and torch._C._is_alias_of(tensor, self.gradient):
+                if not is_late(tensor) and _share(tensor, self.gradient):
                     self._aliases.append(_Alias(tensor, tensor._version, name))
                     self._watch(tensor)
         if self._has_left and not self._in_step:
@@ -209,6 +209,16 @@ def _tensors_in(result: Any) -> Iterator[torch.Tensor]:
     elif isinstance(result, (list, tuple)):
         for one in result:
             yield from _tensors_in(one)
+
+
+def _share(one: torch.Tensor, other: torch.Tensor) -> bool:
+    with torch._C.DisableTorchFunctionSubclass():
+        return _address(one) == _address(other)
+
+
+def _address(tensor: torch.Tensor) -> int:
+    tensor = tensor._values() if tensor.is_sparse else tensor
+    return tensor.untyped_storage().data_ptr()
 
 
 def _differ(one: torch.Tensor, other: torch.Tensor) -> bool:

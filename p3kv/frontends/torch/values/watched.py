@@ -7,9 +7,10 @@ calls for every operation on it. So a tensor that is not watched costs nothing.
 from __future__ import annotations
 
 import copy
+import functools
 import itertools
 from abc import ABC, abstractmethod
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import Any, Dict, Iterator, Optional, Tuple, Type
 
 import torch
@@ -55,6 +56,10 @@ class Waits(ABC):
 
     def gave(self, function: Any, result: Any) -> None:  # noqa: B027
         """The function has returned."""
+
+    def enter(self) -> None:
+        """As `read`, for a module that is about to be called and has the tensor."""
+        self.take()
 
 
 _LATE: Dict[int, Waits] = {}
@@ -104,6 +109,82 @@ def take_all_of(module: torch.nn.Module) -> None:
         what = _LATE.get(id(tensor))
         if what is not None:
             what.take()
+
+
+def watch_collectives() -> None:
+    """Has collectives of torch.distributed wait for the tensors that they are given; torch tells
+    only of some of them, by version."""
+    if not torch.distributed.is_available():
+        return
+    from torch.distributed import distributed_c10d
+
+    for name in ("_check_single_tensor", "_check_tensor_list"):  # each of them calls one
+        check = getattr(distributed_c10d, name, None)
+        if check is not None:
+            setattr(distributed_c10d, name, _waiting_check(check))
+
+
+def _waiting_check(check: Any) -> Any:
+    @functools.wraps(check)
+    def wait_and_check(tensors: Any, *arguments: Any, **named: Any) -> Any:
+        if _LATE:
+            for what in _late_among(tensors):
+                what.read(check)
+        return check(tensors, *arguments, **named)
+
+    return wait_and_check
+
+
+_entrances: Dict[int, Any] = {}
+"""By the ids of those that watch them: who may have weights that are read unseen."""
+_entrance: Optional[Any] = None
+"""torch's handle of the hook."""
+
+
+def watch_entrances(who: object) -> None:
+    """From now on, each module waits for its own parameters and buffers when it is called, for code
+    that torch does not tell of: scripted modules and extensions."""
+    global _entrance
+    _entrances[id(who)] = who
+    if _entrance is None:
+        _entrance = torch.nn.modules.module.register_module_forward_pre_hook(_enter)
+
+
+def leave_entrances(who: object) -> None:
+    """Nothing of `who` needs that any more."""
+    global _entrance
+    if _entrances.pop(id(who), None) is not None and not _entrances and _entrance is not None:
+        _entrance.remove()
+        _entrance = None
+
+
+@contextmanager
+def free_entrances() -> Iterator[None]:
+    """Has no module wait inside, where torch's compiler would find the hook."""
+    global _entrance
+    if _entrance is None:
+        yield
+        return
+    _entrance.remove()
+    _entrance = None
+    try:
+        yield
+    finally:
+        if _entrances and _entrance is None:
+            _entrance = torch.nn.modules.module.register_module_forward_pre_hook(_enter)
+
+
+def _enter(module: torch.nn.Module, args: Any) -> None:
+    if not _LATE:
+        return
+    if isinstance(module, torch.jit.ScriptModule):  # what is inside is not called by Python
+        own = itertools.chain(module.parameters(), module.buffers())
+    else:
+        own = itertools.chain(module._parameters.values(), module._buffers.values())
+    for tensor in own:
+        what = _LATE.get(id(tensor))
+        if what is not None:
+            what.enter()
 
 
 def _late_class(of: Type[torch.Tensor]) -> Any:

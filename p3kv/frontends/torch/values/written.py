@@ -35,6 +35,11 @@ class Written:
         """The next step's comparisons begin."""
         self._steps += 1
 
+    @property
+    def knows_script(self) -> bool:
+        """Whether the first steps are over."""
+        return self._steps > _ALL_UNTIL_STEP
+
     def is_turn_of(self, late: Late) -> bool:
         """Whether what torch does not count is looked for in this step."""
         turn = self._steps % len(self._turns) == self._turns[id(late)]
