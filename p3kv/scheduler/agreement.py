@@ -121,7 +121,7 @@ class Agreement:
             return []
         self._waits.passed()
         self._sizes = None if mine.slice_size is None else SliceSizes(mine.slice_size)
-        self._lets_workers_leave = mine.let_workers_leave
+        self._lets_workers_leave |= mine.let_workers_leave
         self._sums_on_hosts = sums_on_hosts(mine, len(workers))
         return [(worker.identity, Agreed()) for worker in workers]
 
@@ -182,6 +182,10 @@ class Agreement:
     def _at_barrier(self) -> bool:
         """Whether a worker waits at one. Before all have begun, they wait for that."""
         return len(self._waits) > 0 and len(self._ready) == len(self._members.workers)
+
+    def let_workers_leave(self) -> None:
+        """Has nobody wait at a barrier for a worker that has left, whatever the settings say."""
+        self._lets_workers_leave = True
 
     def worker_left(self) -> Replies:
         """A worker has left in order; at a barrier, the others may have waited for it."""

@@ -37,6 +37,7 @@ from p3kv.wire.messages import (
     ToScheduler,
     Welcomed,
     Whereabouts,
+    WorkersMayLeave,
 )
 
 
@@ -128,6 +129,11 @@ class Job:
             self._members.left(node)
         else:
             self._losses.lost(node, silent_s)
+
+    def stops(self) -> Replies:
+        """Takes note that all scripts get a signal to end: from now on workers may leave."""
+        self._agreement.let_workers_leave()
+        return self._members.tell_servers(WorkersMayLeave())
 
     def process_ended(self, end: PartEnded) -> None:
         """Takes note that the launcher has seen a process end; `judge` decides what that means."""

@@ -17,6 +17,7 @@ from p3kv.wire.messages import (
     UNKNOWN,
     Failure,
     Finished,
+    FromScheduler,
     Hello,
     Roster,
 )
@@ -111,7 +112,11 @@ class Membership:
         """Tells servers that they may end, if all workers have left."""
         if not self.workers_left:
             return []
-        return [(s.identity, Finished()) for s in self.role("server") if not s.gone]
+        return self.tell_servers(Finished())
+
+    def tell_servers(self, message: FromScheduler) -> Replies:
+        """Tells all servers that are left."""
+        return [(server.identity, message) for server in self.role("server") if not server.gone]
 
     # Who is who.
 

@@ -25,7 +25,7 @@ from p3kv.scheduler.silences import LOOK_EVERY_S, Silences
 from p3kv.wire import silence
 from p3kv.wire.address import listening_address
 from p3kv.wire.credentials import Credentials
-from p3kv.wire.launcher_link import Cause, LauncherLink, PartEnded
+from p3kv.wire.launcher_link import Cause, FromLauncher, LauncherLink, PartEnded
 from p3kv.wire.messages import (
     MAX_TO_SCHEDULER_BYTES,
     UNKNOWN,
@@ -81,9 +81,9 @@ def run_scheduler(launch: Launch, settings: Settings) -> None:
         context.term()
 
 
-def _launchers_end(descriptor: int) -> LauncherLink[PartEnded]:
+def _launchers_end(descriptor: int) -> LauncherLink[FromLauncher]:
     try:
-        return LauncherLink(socket.socket(fileno=descriptor), PartEnded)
+        return LauncherLink(socket.socket(fileno=descriptor), FromLauncher)
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"P3KV_LAUNCHER_FD is {descriptor}, which is no socket here: {error}. Unset "
@@ -124,7 +124,7 @@ class _Scheduler:
         router: zmq.Socket,
         monitor: zmq.Socket,
         door: Door,
-        link: Optional[LauncherLink[PartEnded]],
+        link: Optional[LauncherLink[FromLauncher]],
     ) -> None:
         self._job = Job(launch.job, launch.num_workers, launch.num_servers, launch.variables)
         self._settings = settings
@@ -329,11 +329,14 @@ class _Scheduler:
             self._send(self._job.tell_others(node, told))
 
     def _hear_ends(self) -> bool:
-        """Takes the ends of processes that the launcher reports; False if it reports no more."""
+        """Takes what the launcher reports of its processes; False if it reports no more."""
         assert self._link is not None
         told = self._link.receive()
-        for end in told:
-            self._job.process_ended(end)
+        for event in told:
+            if isinstance(event, PartEnded):
+                self._job.process_ended(event)
+            else:
+                self._send(self._job.stops())
         return bool(told)
 
     def _check_clock(self) -> None:

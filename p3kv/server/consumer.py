@@ -89,6 +89,7 @@ class Consumer:
             self.engine, workers, self.frames, self._ends, self.waiting, tracer
         )
         self._workers = workers
+        self._num_workers = num_workers
         self._workers_may_leave = job.let_workers_leave
         self._fail = fail
         self._stopped = False
@@ -139,6 +140,13 @@ class Consumer:
             for unit in self.checkpoints.worker_left():
                 self._ends.settle(unit)
         self.waiting.check_all()
+
+    def let_workers_leave(self) -> None:
+        """Has rounds go on without workers that leave, whatever the settings say."""
+        self._workers_may_leave = self.waiting.workers_may_leave = True
+        for rank in range(self._num_workers):
+            if self.frames.departed(rank):
+                self.worker_left(rank)
 
     def stop(self) -> None:
         """Handles no frame any more: the job is about to fail, and values would be wrong."""

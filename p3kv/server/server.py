@@ -48,6 +48,7 @@ from p3kv.wire.messages import (
     Roster,
     ServerNumbers,
     TimeTold,
+    WorkersMayLeave,
 )
 from p3kv.wire.proofs import Proofs
 
@@ -113,6 +114,7 @@ class _Server:
             settings.transport,
             {
                 Roster: lambda message: self._loop.call_soon(self._join, message),
+                WorkersMayLeave: lambda message: self._loop.call_soon(self._let_workers_leave),
                 Finished: lambda message: self._loop.call_soon(self._loop.stop),
                 TimeTold: self._clock.take,
             },
@@ -213,6 +215,10 @@ class _Server:
         )  # fmt: skip
         self._look_for_stalls(dispatcher)
         return dispatcher
+
+    def _let_workers_leave(self) -> None:
+        if self._consumer is not None:
+            self._consumer.let_workers_leave()
 
     def _look_for_stalls(self, dispatcher: Dispatcher) -> None:
         dispatcher.look_for_stalls()

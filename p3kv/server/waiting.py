@@ -51,7 +51,7 @@ class Waiting:
         self._engine = engine
         self._frames = frames
         self._workers = workers
-        self._workers_may_leave = workers_may_leave
+        self.workers_may_leave = workers_may_leave
         self.pulls: Dict[Unit, List[Pull]] = {}
         """Requests for values that are not new enough yet."""
 
@@ -111,7 +111,7 @@ class Waiting:
                         rank,
                         f"it ended in order, but {workers(current.arrived)} "
                         f"went on to round {number} of {unit.plan.called}",
-                        _NEEDS_RANK_0 if self._workers_may_leave else _SAME_STEPS,
+                        _NEEDS_RANK_0 if self.workers_may_leave else _SAME_STEPS,
                     )
                     return True
         return False

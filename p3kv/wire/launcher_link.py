@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import socket
 from contextlib import suppress
-from typing import Generic, List, Type, TypeVar, Union
+from typing import Generic, List, TypeVar, Union
 
 import msgspec
 
@@ -20,7 +20,7 @@ _log = logging.getLogger(__name__)
 _READ_BYTES = 1 << 16
 _MOST_LINE_BYTES = 1 << 20
 
-M = TypeVar("M", bound=Message)
+M = TypeVar("M")
 """The messages that one end receives."""
 
 
@@ -41,6 +41,13 @@ class PartEnded(Message, frozen=True):
         )
 
 
+class StopPassedOn(Message, frozen=True):
+    """The launcher to the scheduler: scripts get a signal to end, each in whatever step it is."""
+
+
+FromLauncher = Union[PartEnded, StopPassedOn]
+
+
 class Cause(Message, frozen=True):
     """The scheduler to the launcher: why the job fails."""
 
@@ -58,16 +65,16 @@ class LauncherLink(Generic[M]):
     the scheduler, which inherits the other end.
     """
 
-    def __init__(self, sock: socket.socket, expected: Type[M]) -> None:
-        """`expected` is what the other end sends."""
+    def __init__(self, sock: socket.socket, expected: object) -> None:
+        """`expected` is what the other end sends: M, a class or a union."""
         self._socket = sock
         self._buffer = b""
-        self._decoder = msgspec.json.Decoder(expected)
+        self._decoder: msgspec.json.Decoder[M] = msgspec.json.Decoder(expected)
 
     def fileno(self) -> int:
         return self._socket.fileno()
 
-    def send(self, message: Union[PartEnded, Cause]) -> None:
+    def send(self, message: Union[FromLauncher, Cause]) -> None:
         """Tells the other end, if it is still there."""
         with suppress(OSError):
             line = msgspec.json.encode(message) + b"\n"

@@ -52,7 +52,7 @@ def test_what_runs_beside_a_rank_serves_its_script_when_torchrun_gets_sigterm(
 ) -> None:
     command = [str(PYTHON.parent / "torchrun"), "--nproc-per-node", "2"]
     torchrun = subprocess.Popen(
-        [*command, str(SCRIPTS / "torch_children.py"), "saves", str(tmp_path)],
+        [*command, str(SCRIPTS / "torch_children.py"), "saves", str(tmp_path), "test"],
         env=environment(P3KV_LET_WORKERS_LEAVE=1),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -74,6 +74,15 @@ def test_a_script_may_have_a_process_group_of_its_own_under_the_launcher() -> No
     for rank in range(2):
         said = result.said_by(f"worker {rank}")
         assert f"all ranks: 3.0; {rank} of 2 has -3.0" in said, result.output
+
+
+def test_all_save_though_one_is_in_the_next_step_when_the_launcher_gets_sigterm(
+    tmp_path: Path,
+) -> None:
+    result = job("torch_children.py", "saves", tmp_path, "worker", workers=2, servers=2)
+    assert result.code == 128 + signal.SIGTERM, result.output
+    for rank in range(2):
+        assert f"{rank} saved" in result.said_by(f"worker {rank}"), result.output
 
 
 def test_a_child_without_a_rank_is_refused_and_told_what_to_set() -> None:

@@ -57,18 +57,26 @@ def makes_an_optimizer() -> None:
     trained()
 
 
-def saves(folder: Path) -> None:
-    """Trains until SIGTERM, and then asks the servers for its optimizer's state."""
+def saves(folder: Path, by: str) -> None:
+    """Trains until SIGTERM, and then asks the servers for its optimizer's state. `by` whom: by
+    worker 0, to the launcher, when it has just looked, or by the test."""
     wishes: List[int] = []
     signal.signal(signal.SIGTERM, lambda signum, _: wishes.append(signum))
     model = torch.nn.Linear(1, 1)
     optimizer = p3kv.torch.Optimizer(model, torch.optim.Adam(model.parameters()))
+    steps = 0
     while not wishes:
         optimizer.zero_grad()
         model(torch.ones(1, 1)).sum().backward()
         optimizer.step()
         optimizer.wait()
         (folder / str(optimizer.rank)).touch()
+        steps += 1
+        if by == "worker" and optimizer.rank == 0 and steps == 3:
+            os.kill(os.getppid(), signal.SIGTERM)
+            if not wishes:
+                continue
+        time.sleep(0.02)
     time.sleep(0.5)
     assert len(optimizer.state_dict()["state"]) == 2
     print(f"{optimizer.rank} saved", flush=True)
@@ -92,7 +100,7 @@ def main(how: str) -> None:
         config.max_restarts = 0
         elastic_launch(config, fails)()
     elif how == "saves":
-        saves(Path(sys.argv[2]))
+        saves(Path(sys.argv[2]), sys.argv[3])
     elif how == "group":
         torch.distributed.init_process_group("gloo")
         ranks = torch.tensor([float(torch.distributed.get_rank() + 1)])

@@ -174,7 +174,9 @@ def _run_once_on(
     )
     channels = [part.channel for part in parts if part.channel is not None]
     try:
-        link = None if native else LauncherLink(channels[0].ours, Cause)
+        link: LauncherLink[Cause] | None = None
+        if not native:
+            link = LauncherLink(channels[0].ours, Cause)
         return _ended(Launcher(parts, out=out, err=err, graces=graces, link=link))
     finally:
         for channel in channels:

@@ -16,7 +16,7 @@ from p3kv.processes.launcher.output import Forwarder, Screen, unbuffered
 from p3kv.processes.launcher.parts import Part
 from p3kv.processes.launcher.process import RunningPart, signal_name
 from p3kv.processes.launcher.starting import CannotStart, check_commands, started
-from p3kv.wire.launcher_link import Cause, LauncherLink, PartEnded
+from p3kv.wire.launcher_link import Cause, LauncherLink, PartEnded, StopPassedOn
 
 _LAST_WORDS_S = 1.0
 """How long to wait for words of a scheduler that has ended; they are there already."""
@@ -281,6 +281,8 @@ class Launcher:
             self._set_term_at(0.0)
         else:
             # What serves them goes on meanwhile: a script may need it for what it saves.
+            if self._link is not None:
+                self._link.send(StopPassedOn())
             for running in working:
                 running.pass_on(signum)
             self._set_term_at(self._graces.stop_s)

@@ -66,6 +66,7 @@ from p3kv.wire.messages.control import (
     ToScheduler,
     Welcomed,
     Whereabouts,
+    WorkersMayLeave,
 )
 from p3kv.wire.messages.data import (
     MAX_STATE_ARRAYS,
@@ -195,6 +196,7 @@ __all__ = [
     "Welcomed",
     "Whereabouts",
     "WorkerNumbers",
+    "WorkersMayLeave",
     "Written",
     "all_called",
     "called",

@@ -348,6 +348,11 @@ class Reports(Message, frozen=True):
     processes: List[ProcessReport]
 
 
+class WorkersMayLeave(Message, frozen=True):
+    """Scripts get a signal to end, each in whatever step it is: rounds go on without those that
+    leave, as P3KV_LET_WORKERS_LEAVE has it."""
+
+
 class Finished(Message, frozen=True):
     """All workers are done: servers may end."""
 
@@ -384,5 +389,6 @@ FromScheduler = Union[
     Reports,
     PeerSilent,
     Abort,
+    WorkersMayLeave,
     Finished,
 ]
