@@ -45,7 +45,7 @@ class Feature(Enum):
     NO_GRADIENT = "a step in which a worker lacks a gradient"
     STATES = "saved and loaded optimizer states"
     SCALED_LOSS = "a loss that automatic mixed precision scales"
-    CLIPPING = "clipping by the global norm"
+    CLIPPING = "clipping by the norm of all workers' gradients"
     AT_ONCE = "an engine that completes each operation before it returns"
 
 
@@ -70,7 +70,11 @@ class Combination(NamedTuple):
     @property
     def advice(self) -> str:
         """Advice in the words of the process's front ends."""
-        return self.instead.format(**asdict(words.current()))
+        return self.advice_in(words.current())
+
+    def advice_in(self, spoken: words.Words) -> str:
+        """Advice in these words."""
+        return self.instead.format(**asdict(spoken))
 
     @property
     def sentences(self) -> str:
@@ -98,7 +102,8 @@ TABLE = (
     Combination(
         F.ROWS, F.LOCAL,
         "what a worker has learned by itself is not in the rows that it touches last",
-        "use dense arrays, or P3KV_CONSISTENCY=bulk_synchronous",
+        "use dense arrays, or P3KV_CONSISTENCY=bulk_synchronous. p3kv.torch sends such weights "
+        "whole by this rule, and refuses nothing",
     ),
     Combination(
         F.MOMENTUM, F.LOCAL,
@@ -108,7 +113,7 @@ TABLE = (
     Combination(
         F.CLIPPING, F.LOCAL,
         "each worker updates its weights by its own gradients, which servers never see",
-        "clip each worker's own gradients, as in one process",
+        "clip each worker's own gradients in the script, by {clip_own}",
     ),
     Combination(
         F.NO_OPTIMIZER, F.CHECKPOINTS,
@@ -125,7 +130,7 @@ TABLE = (
     Combination(
         F.NO_OPTIMIZER, F.ASYNCHRONOUS,
         "an asynchronous store's servers would have nothing to update weights with",
-        "call {set_optimizer} on every worker first, or use {use_store}, which sums",
+        "call {set_optimizer} on every worker first, or {synchronous}",
     ),
     Combination(
         F.NO_OPTIMIZER, F.SELDOM,
@@ -162,7 +167,8 @@ TABLE = (
     ),
     Combination(
         F.ROWS, F.REMEMBERING, "what is left of a row would wait until the row is touched again",
-        "give such keys a store of their own with another codec (float16), or use dense arrays",
+        "use another codec (float16), for such keys alone where they have a store of their own, or "
+        "dense arrays",
     ),
     Combination(
         F.ROWS, F.REMEMBERS_VALUES, "each worker is sent other rows, and at other times",
@@ -171,7 +177,7 @@ TABLE = (
     Combination(
         F.CODEC, F.UNCARRIED,
         "the codec is not for this dtype, so values travel as they are",
-        "give such keys a store of their own without codecs if this is meant",
+        "nothing, if this is meant",
         None,
     ),
     Combination(
@@ -220,7 +226,7 @@ TABLE = (
         F.SHARES_NUMBERS, F.ASYNCHRONOUS,
         "the update of one key leaves a number for that of the next, and an asynchronous store's "
         "servers update keys in no common order",
-        "use another optimizer (Adam, SGD), or {use_store}",
+        "use another optimizer (Adam, SGD), or {synchronous}",
     ),
     Combination(
         F.SHARES_NUMBERS, F.NO_GRADIENT,
@@ -232,7 +238,7 @@ TABLE = (
         F.STATES, F.ASYNCHRONOUS,
         "a file has one count of updates for each key, and slices of an asynchronous store's keys "
         "may have different ones",
-        "use {use_store}",
+        "{synchronous}",
         StatesError,
     ),
     Combination(
@@ -249,7 +255,7 @@ TABLE = (
     Combination(
         F.CLIPPING, F.ASYNCHRONOUS,
         "the norm is that of a round of all workers, to which each gradient belongs",
-        "use {use_store} with P3KV_CONSISTENCY=bulk_synchronous",
+        "{synchronous}",
     ),
     Combination(
         F.CLIPPING, F.SELDOM,

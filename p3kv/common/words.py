@@ -27,6 +27,8 @@ class Words:
     same_names: str = ""
     """How parameters match though a script makes something else before: "Make the same layers, or
     ..."."""
+    synchronous: str = ""
+    """How to have the gradients of all workers in one update: "use another optimizer, or ..."."""
     set_optimizer: str = ""
     """Call that has servers update: "Call ... on every worker first"."""
     servers_update: str = ""
@@ -35,6 +37,8 @@ class Words:
     """Each way to have workers update: "run the optimizer on the workers: ..."."""
     clip_on_workers: str = ""
     """How to clip where workers update: "clip the sums on the workers: ..."."""
+    clip_own: str = ""
+    """How a worker that updates its own weights clips: "clip each worker's own gradients ..."."""
     synchronise: str = ""
     """Call that gives a worker the servers' own values: "until ... is called"."""
     later_engine: str = ""

@@ -131,7 +131,7 @@ class Consistency(ABC):
 
 
 CONSISTENCIES: Registry[Consistency] = Registry(
-    "consistency", "every worker and server", "P3KV_CONSISTENCY (or a store's consistency)"
+    "consistency", "every worker and server", "P3KV_CONSISTENCY (or the script's consistency)"
 )
 """Consistency rules by name."""
 

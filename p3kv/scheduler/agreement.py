@@ -28,7 +28,7 @@ from p3kv.wire.messages import (
     ToScheduler,
 )
 
-TO_BEGIN = "to create its store"
+TO_BEGIN = "to begin to train"
 """What each worker waits to do before all are ready."""
 _WORTH_A_CHANGE = 3
 """A size changes only by this factor or more: half or twice the size is as good."""

@@ -98,7 +98,7 @@ class Keys:
                 f"workers disagree on the consistency of {called(message.key, first.name)}: worker "
                 f"{min(record.ranks)} has {_rule_of(first)}, worker {node.rank} has "
                 f"{_rule_of(message)}",
-                "All workers must make the same stores, each with the same consistency.",
+                "All workers must choose the same consistency for the same parameters.",
             )
         if _declared_as(first) != _declared_as(message):
             reason = (
@@ -120,7 +120,7 @@ class Keys:
                 f"workers disagree on {called(message.key, first.name)}: worker {needs} has an "
                 "optimizer that needs the whole tensor on one server, and worker "
                 f"{needs_not} has none when it declares the key",
-                "All workers must set the same optimizer before they declare keys.",
+                "All workers must use the same optimizer, from the beginning.",
             )
         contradiction = None
         if not message.same_name:

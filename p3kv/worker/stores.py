@@ -70,7 +70,7 @@ class WorkerStore:
         self._features = features | rule.features
         self._speaks = speaks
         self._said: Set[Combination] = set()
-        self.combine((), "this store")
+        self.combine((), "the settings")
         self.number = number
         """In the order in which the process, and each worker, creates its stores."""
         self.describe: Callable[[], Tuple[bool, Dict[str, Any]]] = lambda: (False, {})

@@ -209,6 +209,13 @@ def test_a_rule_by_which_it_would_do_something_else_is_refused() -> None:
     assert "the consistency 'every_fourth' does not: use another rule" in result.output
 
 
+def test_each_rule_can_do_what_the_table_of_combinations_says() -> None:
+    """Clipping, states and sparse rows; by `local` and `lazy`, clipping is the worker's own."""
+    result = job("torch_combinations.py", servers=1)
+    assert result.code == 0, result.output
+    assert result.output.count("all is as the table says") == 2, result.output
+
+
 def test_a_server_s_optimizers_do_without_torch_s_compiler() -> None:
     program = (
         "import sys\n"

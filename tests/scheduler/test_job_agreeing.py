@@ -240,7 +240,7 @@ def test_workers_that_disagree_on_a_store_s_rule_are_both_named_and_the_job_ends
         "'asynchronous'",
         KeyMismatchError,
     )
-    assert "each with the same consistency" in failure.words
+    assert "choose the same consistency" in failure.words
 
 
 def test_a_key_keeps_its_layout_and_its_rows_whole() -> None:

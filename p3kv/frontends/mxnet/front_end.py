@@ -51,12 +51,14 @@ class MXNet(FrontEnd):
         same_names="give the network a prefix, as in nn.HybridSequential(prefix='net_') with its "
         "layers made inside 'with net.name_scope()', or give gluon's Trainer "
         "list(net.collect_params().values()), whose order is not that of the names",
+        synchronous="use kvstore='p3' with P3KV_CONSISTENCY=bulk_synchronous or none",
         set_optimizer="kv.set_optimizer",
         servers_update=who_updates.SERVERS,
         workers_update=who_updates.WORKERS,
         clip_on_workers="call kv.clip_global_norm(None), and clip the sums on the workers: with "
         "Trainer(..., update_on_kvstore=False), call trainer.allreduce_grads(), then "
         "gluon.utils.clip_global_norm(gradients, max_norm), then trainer.update(batch_size)",
+        clip_own="gluon.utils.clip_global_norm",
         synchronise="kv.synchronize",
         own="dist_sync",
         later_engine="set MXNET_ENGINE_TYPE to another engine than NaiveEngine, or to none",

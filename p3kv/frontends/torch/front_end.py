@@ -39,13 +39,9 @@ class Torch(FrontEnd):
         use_store="p3kv.torch.Optimizer",
         create_store="p3kv.torch.Optimizer(model, optimizer)",
         first_use="p3kv.torch.Optimizer",
-        declare_key="p3kv.torch.Optimizer",
         same_names="make the optimizer with the same parameters in the same order",
-        set_optimizer="p3kv.torch.Optimizer",
-        servers_update="use p3kv.torch.Optimizer",
-        workers_update="update on the workers, as with DistributedDataParallel",
-        clip_on_workers="clip the averaged gradients by torch.nn.utils.clip_grad_norm_, as with "
-        "DistributedDataParallel",
+        synchronous="use the consistency bulk_synchronous",
+        clip_own="opt.clip_grad_norm_",
         synchronise="opt.synchronize",
         own="DDP",
     )

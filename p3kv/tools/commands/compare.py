@@ -71,7 +71,7 @@ def add(commands: Commands) -> None:
         type=positive,
         default=_ROUNDS,
         metavar="N",
-        help=f"how many trials each store has (default: {_ROUNDS})",
+        help=f"how many trials each has (default: {_ROUNDS})",
     )
     parser.add_argument(
         "--codecs",

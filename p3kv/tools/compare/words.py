@@ -60,7 +60,7 @@ def verdict(found: Comparison) -> str:
     other = found.title(found.base)
     if _says_nothing(found):
         return (
-            f"The rounds are up to {found.spread:.0%} apart, which is more than the stores are: "
+            f"The rounds are up to {found.spread:.0%} apart, which is more than steps differ: "
             "this says nothing. Take hosts on which nothing else runs, more --steps or --rounds."
         )
     if found.base != NATIVE:
