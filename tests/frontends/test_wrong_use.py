@@ -237,7 +237,7 @@ def test_a_process_alone_refuses_names_that_a_job_would_refuse(
     environ = {k: v for k, v in environment(**settings).items() if not k.startswith("DMLC_")}
     command = [sys.executable, "-c", f"import p3kv, mxnet; mxnet.kv.create({name!r})"]
     result = run(command, environ, timeout_s=DEADLINE_S)
-    assert result.code == 1 and "ConfigError: there is no " in result.output, result.output
+    assert result.code == 1 and "ConfigError: " in result.output, result.output
     assert words in result.output, result.output
 
 
