@@ -102,8 +102,7 @@ TABLE = (
     Combination(
         F.ROWS, F.LOCAL,
         "what a worker has learned by itself is not in the rows that it touches last",
-        "use dense arrays, or P3KV_CONSISTENCY=bulk_synchronous. p3kv.torch sends such weights "
-        "whole by this rule, and refuses nothing",
+        "use dense arrays, or P3KV_CONSISTENCY=bulk_synchronous",
     ),
     Combination(
         F.MOMENTUM, F.LOCAL,
