@@ -102,6 +102,11 @@ def loading_weights_too_late_is_refused() -> None:
     for parameter in clamped.model.parameters():
         parameter.data.clamp_(-0.1, 0.1)
     refused("has written to the weight", clamped.step)
+    one = Pair()
+    for _ in range(5):  # it would not be its turn
+        one.step()
+    one.model[0].weight.data.clamp_(-0.01, 0.01)
+    refused("has written to the weight '0.weight'", one.step)
     widened = Pair()
     widened.model.double()
     loss = loss_of(widened.model, batch(0, 0).double())

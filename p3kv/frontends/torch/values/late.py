@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import Future
-from typing import Any, Callable, Dict, Optional
+from typing import Any, Callable, Dict, Optional, Tuple
 
 import torch
 
@@ -13,7 +13,7 @@ from p3kv.frontends.torch.values.copies import Copies
 from p3kv.frontends.torch.values.early import EarlyWrites
 from p3kv.frontends.torch.values.leaving import Leaving
 from p3kv.frontends.torch.values.staging import BY_SLICE_BYTES, Staging
-from p3kv.frontends.torch.values.watched import Waits, have_back, have_wait
+from p3kv.frontends.torch.values.watched import Waits, gives_memory, have_back, have_wait, name_of
 from p3kv.worker.transfers import OnSlice, WorkerKey
 
 _NOTHING_CHANGES: Future[bool] = Future()
@@ -46,6 +46,10 @@ class Late(Waits):
         """Where the next value lands."""
         self.value_version = parameter._version
         """torch's count of writes into the parameter, when it was last known to be the servers'."""
+        self._alias: Optional[Tuple[torch.Tensor, int]] = None
+        """The last one that the script has got from `data`, and torch's count of writes into it;
+        writes through it are not counted with the parameter's."""
+        self._gave_memory = False
         self._changes: Optional[Future[bool]] = None
         """Of a frozen parameter: whether another worker has trained it in the round whose value is
         under way. If none has, its value is the script's."""
@@ -167,6 +171,23 @@ class Late(Waits):
         may_begin_forward()
         self.is_seen = True
         self._take(self.copies.reach_reader)
+
+    def gave(self, function: Any, result: Any) -> None:
+        if name_of(function) == "data" and isinstance(result, torch.Tensor):
+            self._alias = result, result._version
+        self._gave_memory = self._gave_memory or gives_memory(function)
+
+    def may_be_written(self) -> bool:
+        """Whether the script may have written into the parameter since the last call, as far as
+        that shows without a comparison."""
+        if self._alias is None and not self._gave_memory:
+            return False
+        gave, self._gave_memory = self._gave_memory, False
+        if self._alias is None:
+            return gave
+        alias, version = self._alias
+        self._alias = alias, alias._version
+        return gave or alias._version != version
 
     def enter(self) -> None:
         may_begin_forward()

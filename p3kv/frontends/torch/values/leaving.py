@@ -12,15 +12,14 @@ import torch
 
 from p3kv.errors import NotSupportedError
 from p3kv.frontends.torch.tensors import bits
-from p3kv.frontends.torch.values.watched import Waits, have_back, have_wait, is_late
-
-_GIVES_MEMORY = {
-    "__array__", "__cuda_array_interface__", "__deepcopy__", "__dlpack__", "__reduce_ex__",
-    "__repr__", "_amp_foreach_non_finite_check_and_unscale_", "_typed_storage",
-    "const_data_ptr", "data_ptr", "mutable_data_ptr", "numpy", "share_memory_", "storage",
-    "untyped_storage",
-}  # fmt: skip
-"""Functions by which a script may write without a count from then on, or that need the class."""
+from p3kv.frontends.torch.values.watched import (
+    Waits,
+    gives_memory,
+    have_back,
+    have_wait,
+    is_late,
+    name_of,
+)
 
 _NO_SYNC = (
     "or call backward in 'with opt.no_sync():', after which gradients leave in opt.step(), as they "
@@ -126,8 +125,8 @@ class Leaving(Waits):
             self._wait()
 
     def read(self, function: Any) -> None:
-        name = _name(function)
-        if _gives_memory(function):
+        name = name_of(function)
+        if gives_memory(function):
             if self._in_step:
                 self._give(name)
             else:
@@ -136,10 +135,10 @@ class Leaving(Waits):
             self._wait()
 
     def gave(self, function: Any, result: Any) -> None:
-        if _gives_memory(function):
+        if gives_memory(function):
             for tensor in (self.gradient, *(alias.tensor for alias in self._aliases)):
                 self._watch(tensor)
-        name = _name(function)
+        name = name_of(function)
         if not name.startswith("_foreach_"):  # these give new tensors, or those that they had
             for tensor in _tensors_in(result):
                 if not is_late(tensor) and _share(tensor, self.gradient):
@@ -186,16 +185,6 @@ class Leaving(Waits):
 
 def _copied(gradient: torch.Tensor) -> torch.Tensor:
     return gradient.detach().clone()
-
-
-def _gives_memory(function: Any) -> bool:
-    return function.__name__ == "__set__" or _name(function) in _GIVES_MEMORY
-
-
-def _name(function: Any) -> str:
-    """That of a function, or of the attribute that it gets or sets."""
-    name: str = function.__name__
-    return function.__self__.__name__ if name in ("__get__", "__set__") else name
 
 
 def _writes(name: str) -> bool:

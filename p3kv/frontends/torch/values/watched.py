@@ -41,6 +41,31 @@ _NEED_NO_VALUE = {one for one in _need_no_value() if one is not None}
 """Functions that read or change what is not a parameter's value."""
 
 
+_GIVES_MEMORY = {
+    "__array__", "__cuda_array_interface__", "__deepcopy__", "__dlpack__", "__reduce_ex__",
+    "__repr__", "_amp_foreach_non_finite_check_and_unscale_", "_typed_storage",
+    "const_data_ptr", "data_ptr", "mutable_data_ptr", "numpy", "share_memory_", "storage",
+    "untyped_storage",
+}  # fmt: skip
+"""Functions by which a script may write without a count from then on, or that need the class."""
+
+
+def gives_memory(function: Any) -> bool:
+    """Whether it does, or sets what the memory is."""
+    return _own_name(function) == "__set__" or name_of(function) in _GIVES_MEMORY
+
+
+def name_of(function: Any) -> str:
+    """That of a function, or of the attribute that it gets or sets."""
+    name = _own_name(function)
+    return _own_name(function.__self__) if name in ("__get__", "__set__") else name
+
+
+def _own_name(function: Any) -> str:
+    name: str = getattr(function, "__name__", "")
+    return name
+
+
 class Waits(ABC):
     """What is told of each use of a tensor, and has it wait."""
 

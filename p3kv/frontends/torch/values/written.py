@@ -22,9 +22,10 @@ then on."""
 class Written:
     """Compares weights with what the servers have sent last. Belongs to the script's thread.
 
-    torch counts writes into a tensor, but not those through `weight.data` or NumPy. So a weight
-    whose count has changed is compared, and in each step one more, in turn: a script that writes
-    in every step is found, and comparing takes no time.
+    torch counts writes into a tensor, but not those through `weight.data` or NumPy, which p3kv
+    sees while a weight is late: until it is read for the first time after a step. So a weight with
+    such a write is compared, and in each step one more, in turn: a script that writes in every step
+    is found, and comparing takes no time.
     """
 
     def __init__(self, every: Sequence[Late]) -> None:
@@ -48,7 +49,8 @@ class Written:
     def check(self, late: Late) -> None:
         """Raises NotSupportedError for a weight that has been written to; not while its next value
         is under way."""
-        everywhere = self._steps < _ALL_UNTIL_STEP or late.parameter._version != late.value_version
+        may_be = late.may_be_written() or late.parameter._version != late.value_version
+        everywhere = self._steps < _ALL_UNTIL_STEP or may_be
         if everywhere or late.newest is not None or self.is_turn_of(late):  # the newest are few
             rows = None if everywhere else late.newest
             with torch._C.DisableTorchFunctionSubclass():
