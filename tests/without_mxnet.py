@@ -9,6 +9,7 @@ import ast
 import functools
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -22,6 +23,7 @@ REASON = "MXNet is not installed: MXNet 1.9.1 runs on Python 3.8 to 3.11 only"
 
 
 MISSING = importlib.util.find_spec("mxnet") is None
+_IMPORT = re.compile(r"\b(import|from)\b[^\n;]*\bmxnet\b")
 NEEDS_MXNET = pytest.mark.skipif(MISSING, reason=REASON)
 """For tests that need it in another way: what an environment with a framework is told."""
 
@@ -54,7 +56,7 @@ def _skip_where_needed(command: Sequence[Any]) -> None:
     words = [os.fspath(word) for word in command]
     scripts = [Path(word) for word in words if word.endswith(".py")]
     code = [words[at + 1] for at, word in enumerate(words[:-1]) if word == "-c"]
-    if any(map(_needs_mxnet, scripts)) or any("import mxnet" in one for one in code):
+    if any(map(_needs_mxnet, scripts)) or any(map(_IMPORT.search, code)):
         pytest.skip(REASON)
 
 
