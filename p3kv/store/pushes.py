@@ -125,6 +125,8 @@ class Pushes(Generic[O]):
         if self._shares_numbers:
             assert self.optimizer is not None
             self._tell_servers(self.step, self.optimizer.shared_number(key.key, updates))
+        if self.optimizer is not None:
+            self.optimizer.note_updates(key.key, updates)
         self._own.count_push(self.step)
         self._order.note_push(key.key)
         return key.round, self.step
@@ -193,6 +195,8 @@ class Pushes(Generic[O]):
                 self.updates[key] -= 1
                 if not self.updates[key]:
                     del self.updates[key]
+                if self.optimizer is not None:
+                    self.optimizer.note_updates(key, self.updates.get(key, 0))
         most = max(self.updates.values(), default=0)
         self._steps = max(self._settled_steps, self._since + most)
 

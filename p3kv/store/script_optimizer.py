@@ -43,6 +43,10 @@ class ScriptOptimizer(ABC):
         """Begins a step, that of the `updates`-th update, the first being 1; returns the settings
         that hold from it on, where they are new."""
 
+    def note_updates(self, key: Key, updates: int) -> None:  # noqa: B027
+        """Says how often it has updated a key by now; fewer than before where a push has turned out
+        to change nothing."""
+
     @abstractmethod
     def has_changed(self) -> bool:
         """Whether the script has changed it since a step began."""

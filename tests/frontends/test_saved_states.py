@@ -23,6 +23,12 @@ def test_training_goes_on_bit_for_bit_with_other_servers_and_slices(tmp_path: Pa
             assert "all is as without" in result.said_by(f"worker {rank}"), result.output
 
 
+def test_an_optimizer_counts_on_from_what_it_has_trained_before(tmp_path: Path) -> None:
+    result = run_job("used_optimizers.py", [tmp_path], workers=2, servers=2)
+    assert result.code == 0, result.output
+    assert result.output.count("has counted on") == 2, result.output
+
+
 def test_a_file_takes_the_place_of_the_old_one_when_all_is_written(tmp_path: Path) -> None:
     path, link = tmp_path / "states", tmp_path / "link"
     path.write_bytes(b"old")

@@ -34,7 +34,7 @@ class OptimizerGoesOn(GoesOn[WorkerOptimizer]):
     def optimizer(self, fresh: WorkerOptimizer, counts: Counts, since_step: int) -> WorkerOptimizer:
         # What was the rate of the last step follows from it.
         optimizer = fresh.optimizer
-        optimizer.num_update = optimizer.begin_num_update + counts.steps
+        optimizer.num_update = fresh.num_update(counts.steps)
         by_codec = self._own.codec_applies_momentum
         return WorkerOptimizer(optimizer, since_step, counts.remembered, by_codec)
 

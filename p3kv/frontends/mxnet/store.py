@@ -332,8 +332,9 @@ class P3(KVStoreBase):
     def set_optimizer(self, optimizer: mx.optimizer.Optimizer) -> None:
         """Has the servers update weights with worker rank 0's optimizer from now on.
 
-        It begins with fresh states and counts, also if another one was set before. Later changes
-        to it, such as `trainer.set_learning_rate`, hold from the next step on.
+        It begins with fresh states, also if another one was set before, and counts on from what
+        it has counted, as where MXNet updates: this optimizer goes on counting, with other stores,
+        too. Later changes to it, such as `trainer.set_learning_rate`, hold from the next step on.
         Raises NotSupportedError for an optimizer that the servers can't build, or that needs whole
         tensors while a key is on several servers already.
         """

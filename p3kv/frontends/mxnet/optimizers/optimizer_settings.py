@@ -14,6 +14,7 @@ from typing import Any, Dict, List, Optional, Tuple, Type, Union
 
 import mxnet as mx
 import numpy as np
+from msgspec import field
 
 from p3kv.errors import ConfigError, NotSupportedError, ProtocolError
 from p3kv.frontends.mxnet import who_updates
@@ -73,6 +74,11 @@ class PlainOptimizer(Message, frozen=True):
     stepped meanwhile, and the class may ask for it."""
     seed: Optional[int] = None
     """Seed of random numbers, together with the key and the count of its updates."""
+    counts: List[Tuple[Key, int]] = field(default_factory=list)
+    """Key, and the count of updates with which it begins, where that is not `begin_num_update`:
+    the script's optimizer has trained before."""
+    first_update: int = 0
+    """The value of `num_update` at the step `counts_from`, if it is above `begin_num_update`."""
 
     def __post_init__(self) -> None:
         check_plain("an optimizer", self.attributes)

@@ -22,18 +22,18 @@ def predicted(
     key: Key,
     weight: np.ndarray,
     state: Any,
-    updates: int,
+    count: int,
     steps: int,
     damped: bool,
 ) -> Optional[np.ndarray]:
-    """A weight that has been updated so often, `steps` updates later, as `Optimizer.predicted`
+    """A weight with this `count` of updates, `steps` updates later, as `Optimizer.predicted`
     gives it. `state` is that of MXNet for the weight in its own precision."""
     if not predicts(optimizer):
         return None
     if isinstance(optimizer, mx.optimizer.Adam):
         mean, square = (one.asnumpy() for one in state)
         return adam(
-            weight, mean, square, optimizer.begin_num_update + updates, optimizer._get_lr(key),
+            weight, mean, square, count, optimizer._get_lr(key),
             (optimizer.beta1, optimizer.beta2), optimizer.epsilon, False, 0.0, steps, damped,
         )  # fmt: skip
     # A weight gets its momentum, which has the learning rate.

@@ -72,8 +72,7 @@ def write(
 ) -> None:
     """Writes states as MXNet does, the optimizer with them if it is to be dumped."""
     counting = copy.copy(optimizer.optimizer)
-    first = counting.begin_num_update
-    counts = {key: first + of_key.updates for key, of_key in of_keys.items()}
+    counts = {key: optimizer.count_before(key) + of_key.updates for key, of_key in of_keys.items()}
     counting._index_update_count = counts
     counting._all_index_update_counts = {0: counts}
     vars(counting).update(optimizer.remembered())

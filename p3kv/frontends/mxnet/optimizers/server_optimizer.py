@@ -47,6 +47,8 @@ class _Built:
         self.since_step = settings.since_step
         self.counts_from = settings.counts_from
         self.seed = settings.seed
+        self.counts = dict(settings.counts)
+        self.first_update = max(settings.first_update, self.optimizer.begin_num_update)
         kind = self.kind = type(self.optimizer)
         mxnets = is_mxnets(kind)
         self.needs_whole = needs_whole_tensors(kind)
@@ -56,6 +58,10 @@ class _Built:
         self.unchanging = None if mxnets else settings.attributes
         """Attributes that updates of a user's class must not change."""
         self.place_of_master = _place_of_master(self.optimizer)
+
+    def first_of(self, key: Key) -> int:
+        """The count of a key's updates before the first one here."""
+        return self.counts.get(key, int(self.optimizer.begin_num_update))
 
 
 class _StateOfSlice:
@@ -131,13 +137,12 @@ class MXNetOptimizer(Optimizer):
             return None
         now = self._optimizers[-1]
         place = now.place_of_master if weight.dtype == np.float16 else None
+        count = now.first_of(key.key) + state.updates
         if place is None:
-            return predicted(
-                now.optimizer, key.key, weight, state.state, state.updates, steps, damped
-            )
+            return predicted(now.optimizer, key.key, weight, state.state, count, steps, damped)
         master = state.state[place].asnumpy()
         of_master = state.state[1 - place]
-        return predicted(now.optimizer, key.key, master, of_master, state.updates, steps, damped)
+        return predicted(now.optimizer, key.key, master, of_master, count, steps, damped)
 
     def updates_touched_rows(self, key: DeclaredKey, step: Optional[int]) -> bool:
         now = self._at(step)
@@ -192,10 +197,9 @@ class MXNetOptimizer(Optimizer):
         if state is None or state.since_step != now.since_step:
             created = optimizer.create_state_multi_precision(name, arrays[0])
             state = self._states[key.key_id, index] = _StateOfSlice(created, now.since_step)
-        first = optimizer.begin_num_update
         if step is not None:
-            optimizer.num_update = first + step - now.counts_from
-        optimizer._index_update_count[name] = first + state.updates
+            optimizer.num_update = now.first_update + step - now.counts_from
+        optimizer._index_update_count[name] = now.first_of(name) + state.updates
         state.updates += 1
         if now.seed is not None:
             # By no process's own numbers: servers would all draw the same ones.

@@ -62,7 +62,9 @@ class ServerStates:
         if loaded.optimizer is not None:
             loaded.optimizer.param_dict = optimizer.optimizer.param_dict
             since_step = self._pushes.step - loaded.steps
-            optimizer = WorkerOptimizer(loaded.optimizer, since_step, loaded.remembered)
+            optimizer = WorkerOptimizer(
+                loaded.optimizer, since_step, loaded.remembered, noted=updates
+            )
             self._pushes.go_on_with(optimizer, loaded.steps)
         self._pushes.updates = updates
         if self._rank == 0:

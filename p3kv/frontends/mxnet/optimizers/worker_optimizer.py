@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Mapping, Optional
+from typing import Any, Dict, List, Mapping, Optional
 
 import mxnet as mx
 from msgspec import structs
@@ -36,9 +36,11 @@ class WorkerOptimizer(ScriptOptimizer):
         since_step: int,
         resumed: Optional[Mapping[str, Any]] = None,
         momentum_by_codec: bool = False,
+        noted: Optional[Mapping[Key, int]] = None,
     ) -> None:
         """`resumed`: what `remembered` was in the training that goes on. `momentum_by_codec`: the
-        codec of gradients applies the momentum of SGD, and the servers do not.
+        codec of gradients applies the momentum of SGD, and the servers do not. `noted`: how many of
+        the updates that `optimizer` has counted of each key are the store's.
 
         Raises NotSupportedError for an optimizer that no server can build.
         """
@@ -51,6 +53,20 @@ class WorkerOptimizer(ScriptOptimizer):
         """Its attribute with what it keeps for keys in itself."""
         self.optimizer = optimizer
         """The script's."""
+        self._noted: Dict[Key, int] = dict(noted or {})
+        """How many updates of each key are the store's; the others were before, or are those of
+        another store with the same optimizer."""
+        self._of_name: Dict[Key, List[Key]] = {}
+        """What else MXNet calls a key: a Module's places of parameters, whose keys are names."""
+        for index, key in optimizer.idx2name.items():
+            if key not in optimizer.param_dict:
+                self._of_name.setdefault(key, []).append(index)
+        self._num_update_before = optimizer.num_update
+        self._seen: Dict[Key, int] = {}
+        """MXNet's counts of updates, as they were when this store counted last."""
+        self._before: Dict[Key, int] = {}
+        self._first_update: int = optimizer.begin_num_update
+        """The greatest count before the store's, of the keys that it trains."""
         resumed = resumed or {}
         # All workers draw: those whose random numbers are alike stay so.
         self._seed = None if not is_random(kind) else resumed[SEED] if SEED in resumed else _drawn()
@@ -60,8 +76,9 @@ class WorkerOptimizer(ScriptOptimizer):
         if self._momentum_by_codec:
             self.name = SGDAfterMomentum.__name__
         self._settings = self._plain()
-        self._schedule: float = resumed.get("m_schedule", 1.0)
-        self._last_rate: Optional[float] = resumed.get("cur_lr")
+        known = {**vars(optimizer), **resumed} if is_mxnets(kind) else {}
+        self._schedule: float = known.get("m_schedule", 1.0)
+        self._last_rate: Optional[float] = known.get("cur_lr")
         """Rate of LARS's last update."""
         self._value_for_first: Optional[float] = None
 
@@ -73,7 +90,7 @@ class WorkerOptimizer(ScriptOptimizer):
         """Learning rate schedulers run here and use this count, which MXNet only counts where it
         updates."""
         optimizer, before = self.optimizer, self._settings
-        optimizer.num_update = optimizer.begin_num_update + updates
+        optimizer.num_update = self.num_update(updates)
         self._settings = self._plain(step - self.since_step - updates)
         if self._momentum_by_codec and optimizer.momentum != self.momentum:
             raise NotSupportedError(
@@ -89,9 +106,52 @@ class WorkerOptimizer(ScriptOptimizer):
         now = self._plain()
         return now != structs.replace(self._settings, counts_from=now.counts_from)
 
+    def num_update(self, updates: int) -> int:
+        """MXNet's count of steps after so many of the store's."""
+        counts = self.optimizer._index_update_count.values()
+        return max([self._num_update_before, self._first_update + updates, *counts])
+
+    def note_updates(self, key: Key, updates: int) -> None:
+        """Counts as MXNet does where it updates: whoever goes on with the optimizer goes on from
+        this."""
+        self._see_counts()
+        count = self.count_before(key) + updates
+        self._noted[key] = updates
+        for index in self._indices(key):
+            self.optimizer._index_update_count[index] = self._seen[index] = count
+
+    def count_before(self, key: Key) -> int:
+        """MXNet's count of a key's updates, without the store's."""
+        first: int = self.optimizer.begin_num_update
+        return self._before.get(key, first)
+
+    def _see_counts(self) -> None:
+        """Finds the counts of before, where others than the store have counted since."""
+        optimizer, counts = self.optimizer, self.optimizer._index_update_count
+        if counts == self._seen:
+            return
+        self._seen = dict(counts)
+        for key in {*self._noted, *self._of_name, *optimizer.param_dict, *counts}:
+            found = [counts[index] for index in self._indices(key) if index in counts]
+            if found:
+                self._before[key] = max(found) - self._noted.get(key, 0)
+        trained = self._noted or [
+            *self._of_name,
+            *(key for key, one in optimizer.param_dict.items() if one.grad_req != "null"),
+        ]
+        self._first_update = max(map(self.count_before, trained), default=0)
+
+    def _indices(self, key: Key) -> List[Key]:
+        return [key, *self._of_name.get(key, ())]
+
     def _plain(self, other_steps: int = 0) -> PlainOptimizer:
+        self._see_counts()
         settings = plain(self.optimizer, self.since_step, self._seed, other_steps)
-        return structs.replace(settings, name=self.name)
+        usual = self.optimizer.begin_num_update
+        counts = [(key, count) for key, count in self._before.items() if count != usual]
+        return structs.replace(
+            settings, name=self.name, counts=counts, first_update=self._first_update
+        )
 
     def shared_number(self, key: Key, update: int) -> Optional[bytes]:
         """MXNet's Nadam, LARS and LBSGD leave a number from one key's update for that of the next.
@@ -99,19 +159,19 @@ class WorkerOptimizer(ScriptOptimizer):
         """
         if self.name == "Nadam":
             value: Optional[float] = self._schedule
-            self._advance_schedule(update)
+            self._advance_schedule(key, update)
         else:
             value, self._value_for_first = self._value_for_first, None
         if value is None:
             return None
         return encode(SharedNumber(key, update, self.since_step, SHARED_NUMBERS[self.name], value))
 
-    def _advance_schedule(self, update: int) -> None:
+    def _advance_schedule(self, key: Key, update: int) -> None:
         """Does as Nadam's update: with every update of any key, by the count of that key."""
         nadam = self.optimizer
-        t = nadam.begin_num_update + update
+        t = self.count_before(key) + update
         momentum_t = nadam.beta1 * (1.0 - 0.5 * (pow(0.96, t * nadam.schedule_decay)))
-        self._schedule = self._schedule * momentum_t
+        self._schedule = nadam.m_schedule = self._schedule * momentum_t
 
     def _change_rate(self, before: float) -> None:
         """LARS corrects the momentum of the first update with a new rate, by the rate before.
@@ -119,6 +179,7 @@ class WorkerOptimizer(ScriptOptimizer):
         rate = self._settings.rate
         if isinstance(self.optimizer, mx.optimizer.LARS):
             last, self._last_rate = self._last_rate, rate
+            self.optimizer.cur_lr = self.optimizer.last_lr = rate
         else:
             last = before if self.optimizer.lr_scheduler is not None else None
         self._value_for_first = None if last == rate else last
