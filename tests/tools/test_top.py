@@ -102,6 +102,7 @@ def test_a_running_job_is_found_and_shown_until_it_ends(tmp_path: Path) -> None:
         for word in ("worker 0", "server 0", "queued", "slowest"):
             assert word in screen, screen
         assert str(Path("tests", "workers")) in screen  # what the job runs
+        assert find(job.launcher.pid).launch.job == find(pid).launch.job
         launch, command = find(pid)
         assert command.startswith(sys.executable)
         assert launch.secret

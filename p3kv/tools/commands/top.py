@@ -31,7 +31,7 @@ def add(commands: Commands) -> None:
         nargs="?",
         type=positive,
         metavar="PID",
-        help="a process of the job, if there are several jobs",
+        help="a process of the job, or its launcher, if there are several jobs",
     )
     parser.add_argument(
         "--every", type=positive_seconds, default=2.0, metavar="SECONDS", help="(default: 2)"

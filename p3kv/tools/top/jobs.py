@@ -11,7 +11,7 @@ import os
 import struct
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import Dict, NamedTuple, Optional, Set, Tuple
+from typing import Dict, Iterable, Iterator, NamedTuple, Optional, Set, Tuple
 
 from p3kv.common.addresses import endpoint
 from p3kv.config import Launch
@@ -44,17 +44,13 @@ def find(pid: Optional[int]) -> Found:
                 f"process {pid} belongs to user {min(owners)}, and 'p3kv top' asks only processes "
                 f"of its own user, also for root. Run it as this user: sudo -u '#{min(owners)}' ..."
             )
-        if found is None:
-            raise ConfigError(f"process {pid} belongs to no job of yours")
-        return found
-    jobs: Dict[Tuple[str, int, str], Tuple[int, Found]] = {}
-    for number in sorted(int(entry) for entry in os.listdir(_PROCESSES) if entry.isdigit()):
-        found = _job_of(number)
-        if found is not None:
-            place = (found.launch.root_host, found.launch.root_port, found.launch.job)
-            _, known = jobs.setdefault(place, (number, found))
-            if known.launch.role != "worker" and found.launch.role == "worker":
-                jobs[place] = (number, found)
+        # A launcher belongs to no job itself.
+        below = [] if found is not None else [one for _, one in _jobs_of(_below(pid)).values()]
+        if found is None and len(below) != 1:
+            several = f", and has started processes of {len(below)} jobs" if below else ""
+            raise ConfigError(f"process {pid} belongs to no job of yours{several}")
+        return found or below[0]
+    jobs = _jobs_of(_numbers())
     if len(jobs) > 1:
         some = ", ".join(
             f"{pid} ({endpoint(host, port)})" for (host, port, _), (pid, _) in jobs.items()
@@ -66,6 +62,34 @@ def find(pid: Optional[int]) -> Found:
         "no process of a job runs on this host as this user. Start 'p3kv top' where a worker, a "
         "server or the scheduler runs, as the same user"
     )
+
+
+def _numbers() -> Iterator[int]:
+    """All processes of this host, the oldest numbers first."""
+    return iter(sorted(int(entry) for entry in os.listdir(_PROCESSES) if entry.isdigit()))
+
+
+def _below(pid: int) -> Iterator[int]:
+    """The processes that one has started, and those that these have."""
+    above = {pid}
+    for number in _numbers():
+        with suppress(OSError), closing(_Process(number)) as process:
+            if process.parent() in above:
+                above.add(number)
+                yield number
+
+
+def _jobs_of(numbers: Iterable[int]) -> Dict[Tuple[str, int, str], Tuple[int, Found]]:
+    """Jobs of these processes by address and name, each by a process: a worker if there is one."""
+    jobs: Dict[Tuple[str, int, str], Tuple[int, Found]] = {}
+    for number in numbers:
+        found = _job_of(number)
+        if found is not None:
+            place = (found.launch.root_host, found.launch.root_port, found.launch.job)
+            _, known = jobs.setdefault(place, (number, found))
+            if known.launch.role != "worker" and found.launch.role == "worker":
+                jobs[place] = (number, found)
+    return jobs
 
 
 def _job_of(pid: int) -> Optional[Found]:
@@ -110,6 +134,11 @@ class _Process:
         """The user whose rights it has, and the one who has started it."""
         lines = self.read("status").splitlines()
         return {int(uid) for line in lines if line.startswith(b"Uid:") for uid in line.split()[1:]}
+
+    def parent(self) -> int:
+        """The process that has started it."""
+        lines = self.read("status").splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith(b"PPid:"))
 
     def is_ours(self) -> bool:
         """Whether it and its environment are of this process's user."""
