@@ -7,10 +7,11 @@ read (`account_secret`), so none of another account can join.
 from __future__ import annotations
 
 import os
+import pwd
 import secrets
 import stat
 from contextlib import suppress
-from typing import Iterable, Mapping, Optional
+from typing import Iterable, List, Mapping, Optional, Sequence
 
 from p3kv.common.addresses import is_loopback
 from p3kv.errors import ConfigError
@@ -21,7 +22,7 @@ SECRET_BYTES = 32
 """Size of a secret that p3kv makes."""
 _LEAST_BYTES = 16
 _MOST_BYTES = 4096
-_ACCOUNTS_FOLDER, _ACCOUNTS_FILE = "/tmp/p3kv-{uid}", "account"
+_ACCOUNTS_FOLDER, _IN_HOME, _ACCOUNTS_FILE = "/tmp/p3kv-{uid}", ".cache/p3kv", "account"
 _HOW_TO_MAKE = "python -c 'import secrets; print(secrets.token_hex(32))' prints a good one"
 
 
@@ -39,33 +40,52 @@ def job_secret(environ: Mapping[str, str]) -> bytes:
     return _checked(os.fsencode(text), VARIABLE) if text else b""
 
 
-def account_secret() -> bytes:
+def account_secret(folders: Optional[Sequence[str]] = None) -> bytes:
     """Secret that only this account's processes can read, on this machine; made when first needed.
 
     It is in a file of a folder of its own, at a place that no variable changes: all processes of a
-    job must find the same. Raises ConfigError where the folder or the file is not private.
+    job must find the same. Whoever makes the folder in /tmp first could keep the account from it:
+    then it is in the account's home, and stays there. Raises ConfigError where neither is private.
     """
     uid = os.geteuid()
-    folder = _ACCOUNTS_FOLDER.format(uid=uid)
+    *first, last = _folders(uid) if folders is None else folders
+    if first and not _is_others(first[0], uid) and not os.path.exists(f"{last}/{_ACCOUNTS_FILE}"):
+        last = first[0]
     try:
+        os.makedirs(os.path.dirname(last), exist_ok=True)
         with suppress(FileExistsError):
-            os.mkdir(folder, 0o700)
+            os.mkdir(last, 0o700)
         # What is checked is what is used: from here on by its descriptor.
-        inside = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        inside = os.open(last, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
-            _check_private(folder, os.fstat(inside), uid)
+            _check_private(last, os.fstat(inside), uid)
             with suppress(FileNotFoundError):
-                return _accounts_secret(inside, folder, uid)
+                return _accounts_secret(inside, last, uid)
             _make_accounts_secret(inside)
-            return _accounts_secret(inside, folder, uid)
+            return _accounts_secret(inside, last, uid)
         finally:
             os.close(inside)
     except OSError as error:
         raise ConfigError(
-            f"{VARIABLE} is not set, and {folder}, where p3kv then keeps what only this account "
+            f"{VARIABLE} is not set, and {last}, where p3kv then keeps what only this account "
             f"may read, can't be used: {error.strerror}. Remove it, or set {VARIABLE}: "
             f"{_HOW_TO_MAKE}"
         ) from error
+
+
+def _folders(uid: int) -> List[str]:
+    """Where an account's secret may be; in its home if it has one."""
+    folders = [_ACCOUNTS_FOLDER.format(uid=uid)]
+    with suppress(KeyError):  # in a container, say
+        folders.append(os.path.join(pwd.getpwuid(uid).pw_dir, _IN_HOME))
+    return folders
+
+
+def _is_others(path: str, uid: int) -> bool:
+    """Whether another account has made what is at a path, which this one can't remove."""
+    with suppress(FileNotFoundError):
+        return os.lstat(path).st_uid != uid
+    return False
 
 
 def _accounts_secret(inside: int, folder: str, uid: int) -> bytes:

@@ -11,7 +11,7 @@ from typing import Dict, List, Optional
 
 import pytest
 
-from p3kv.common.secret import job_secret
+from p3kv.common.secret import account_secret, job_secret
 from p3kv.config import Launch
 from p3kv.errors import ConfigError
 from p3kv.processes.launcher import job_parts
@@ -196,6 +196,33 @@ def test_a_job_of_one_account_on_one_machine_needs_no_secret() -> None:
     for name, result in ended.items():
         assert result.code == 0, f"{name}: {result.output}"
     assert not any("secret" in result.output for result in ended.values())
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives folders to another account: needs root")
+def test_an_account_whose_folder_another_one_has_made_takes_its_home_and_stays_there(
+    tmp_path: Path,
+) -> None:
+    in_tmp, in_home = tmp_path / "p3kv-0", tmp_path / "home" / ".cache" / "p3kv"
+    folders = [str(in_tmp), str(in_home)]
+    first = account_secret(folders)
+    assert first == account_secret(folders) and not in_home.exists()
+    os.chown(in_tmp, 12345, -1)
+    second = account_secret(folders)
+    assert second != first and second == account_secret(folders)
+    assert in_home.stat().st_mode & 0o777 == 0o700
+    os.chown(in_tmp, 0, -1)
+    assert account_secret(folders) == second, "processes that run already have this one"
+    os.chown(in_home, 12345, -1)
+    with pytest.raises(ConfigError, match="belongs to user 12345"):
+        account_secret(folders)
+    os.chown(in_home, 0, -1)
+    in_home.joinpath("account").unlink()
+    in_tmp.joinpath("account").unlink()
+    in_tmp.rmdir()
+    in_tmp.symlink_to(tmp_path / "elsewhere")
+    os.lchown(in_tmp, 12345, -1)
+    account_secret(folders)
+    assert in_home.joinpath("account").exists()
 
 
 # Data connections.
