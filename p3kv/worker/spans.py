@@ -20,6 +20,12 @@ def trace_applied(tracer: Tracer, transfer: Transfer) -> None:
         _trace(tracer, APPLIED, transfer)
 
 
+def trace_script(tracer: Tracer, kind: str) -> None:
+    """Records what the script does now."""
+    at_ns = now_ns()
+    tracer.span(Span(kind, UNKNOWN, at_ns, at_ns, at_ns))
+
+
 def _trace(tracer: Tracer, kind: str, transfer: Transfer) -> None:
     at_ns = now_ns()
     tracer.span(

@@ -18,7 +18,7 @@ from p3kv.checkpoints import Place
 from p3kv.common.combinations import Feature, has_effect
 from p3kv.common.finite import ADVICE, NotFinite
 from p3kv.common.log import name_rank
-from p3kv.common.trace import Tracer
+from p3kv.common.trace import FORWARD_BEGIN, FORWARD_END, Tracer
 from p3kv.config import Launch, Settings, apply_verbosity
 from p3kv.consistency import consistency_of_key
 from p3kv.errors import (
@@ -61,7 +61,7 @@ from p3kv.worker.measuring.reporting import Reporting
 from p3kv.worker.neighbours import Neighbours, neighbourhood
 from p3kv.worker.reconnecting import Reconnecting
 from p3kv.worker.script import Script
-from p3kv.worker.spans import trace_ready
+from p3kv.worker.spans import trace_ready, trace_script
 from p3kv.worker.stores import WorkerStore
 from p3kv.worker.switch_interval import SwitchInterval
 from p3kv.worker.transfers import Transfer
@@ -342,7 +342,13 @@ class Worker:
         """Says that the script begins a forward pass of training; from its thread."""
         if self._data_plane is not None:
             joined = self._data_plane
-            joined.times.script.forward_begins(joined.steps.latest, time.monotonic())
+            begins = joined.times.script.forward_begins(joined.steps.latest, time.monotonic())
+            if begins and self.tracer.enabled:
+                trace_script(self.tracer, FORWARD_BEGIN)
+
+    def forward_ends(self) -> None:
+        """Says that a forward pass has computed the loss."""
+        trace_script(self.tracer, FORWARD_END)
 
     def waits(self) -> None:
         """Says that the script begins to wait for arrays: until it goes on, nothing more follows of

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from statistics import median
 from typing import List
 
 import pytest
 
+from p3kv.tools.timeline import read_job
+from p3kv.tools.timeline.passes import FORWARD, iterations, passes
 from tests.frontends.test_torch import PYTHON, job, weights
 from tests.jobs import environment, run
 
@@ -48,10 +51,19 @@ def test_what_nobody_trains_does_not_travel_until_a_worker_thaws_it(norm: List[f
 
 
 @pytest.mark.alone
-def test_reports_tell_what_a_script_reads_and_whom_it_waits_for_from_computing() -> None:
-    result = job("torch_marks.py")
+def test_reports_and_traces_tell_what_a_script_reads_and_whom_it_waits_for_from_computing(
+    tmp_path: Path,
+) -> None:
+    result = job("torch_marks.py", P3KV_TRACE=tmp_path)
     assert result.code == 0, result.output
     assert result.output.count("knows where its time goes") == 2, result.output
+    timeline = read_job(tmp_path)
+    slow = next(one for one in timeline.processes if (one.role, one.rank) == ("worker", 1))
+    forwards = [one for one in passes(slow) if one.phase == FORWARD]
+    assert len(forwards) == 9, forwards
+    taken_s = median((one.end_ns - one.start_ns) * 1e-9 for one in forwards)
+    assert 0.3 < taken_s < 0.43, taken_s  # what it reads in 0.15 s is not in it
+    assert all(one.overlap is not None for one in iterations(timeline, slow))
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from p3kv.common.trace.reading import Trace, read_trace
 from p3kv.common.trace.records import (
     APPLIED,
+    FORWARD_BEGIN,
     FORWARD_END,
     INSTANTS,
     READY,
@@ -20,6 +21,7 @@ from p3kv.common.trace.tracer import SUFFIX, Tracer, now_ns
 
 __all__ = [
     "APPLIED",
+    "FORWARD_BEGIN",
     "FORWARD_END",
     "INSTANTS",
     "READY",

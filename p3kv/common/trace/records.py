@@ -13,6 +13,8 @@ FORMAT = 1
 UNKNOWN = -1
 """A number that a span does not have."""
 
+FORWARD_BEGIN = "forward begin"
+"""A worker's script has begun a forward pass, where its front end knows."""
 FORWARD_END = "forward end"
 """A worker's forward pass has computed the loss."""
 READY = "ready"
@@ -28,7 +30,7 @@ UPDATE = "update"
 """A server ends a slice's round: the sum becomes the new value."""
 APPLIED = "applied"
 """All of a key's new value is in the worker's array, and the forward pass may use it."""
-INSTANTS = (FORWARD_END, READY, APPLIED)
+INSTANTS = (FORWARD_BEGIN, FORWARD_END, READY, APPLIED)
 """Kinds that take no time."""
 
 

@@ -12,6 +12,7 @@ import torch
 from p3kv.errors import NotSupportedError
 from p3kv.frontends.torch.optimizers.script_optimizer import TorchScriptOptimizer
 from p3kv.frontends.torch.rows import LateRows
+from p3kv.frontends.torch.script_marks import trace_forwards
 from p3kv.frontends.torch.values.asleep import Asleep, settle_all
 from p3kv.frontends.torch.values.copies import Then
 from p3kv.frontends.torch.values.devices import Devices
@@ -40,6 +41,8 @@ class Exchange:
         devices: Devices,
     ) -> None:
         """`every` parameter, and the devices that they are on."""
+        if worker.tracer.enabled:
+            trace_forwards()
         self._worker = worker
         self._devices = devices
         self._own = own

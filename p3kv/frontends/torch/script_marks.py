@@ -6,8 +6,9 @@ part of the time between two steps is the script's own, such as reading data.
 
 from __future__ import annotations
 
+import functools
 import time
-from typing import Callable, TypeVar
+from typing import Any, Callable, TypeVar
 
 import torch
 
@@ -20,6 +21,20 @@ def may_begin_forward() -> None:
     """A late tensor is read: by a forward pass of training, if gradients are computed."""
     if torch.is_grad_enabled():
         this_process.worker().forward_begins()
+
+
+@functools.lru_cache(maxsize=None)
+def trace_forwards() -> None:
+    """Has traces say when a backward pass begins, and so when the forward pass has ended. Once, and
+    only where there are traces."""
+    backward = torch.autograd.backward
+
+    @functools.wraps(backward)
+    def note_and_call(*arguments: Any, **more: Any) -> Any:
+        this_process.worker().forward_ends()
+        return backward(*arguments, **more)
+
+    torch.autograd.backward = note_and_call
 
 
 def waited(wait: Callable[[], T]) -> T:

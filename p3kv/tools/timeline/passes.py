@@ -12,7 +12,16 @@ import statistics
 from itertools import groupby
 from typing import Dict, List, NamedTuple, Optional, Tuple
 
-from p3kv.common.trace import APPLIED, FORWARD_END, READY, RECEIVE, SEND, UNKNOWN, Span
+from p3kv.common.trace import (
+    APPLIED,
+    FORWARD_BEGIN,
+    FORWARD_END,
+    READY,
+    RECEIVE,
+    SEND,
+    UNKNOWN,
+    Span,
+)
 from p3kv.tools.timeline.timeline import Timeline, Traced
 
 FORWARD, BACKWARD = "forward", "backward"
@@ -74,6 +83,7 @@ class Iteration(NamedTuple):
 
 def passes(worker: Traced) -> List[Pass]:
     """Passes that a worker computed, in order."""
+    begins = [span.end_ns for span in worker.spans if span.kind == FORWARD_BEGIN]
     ends = [span.end_ns for span in worker.spans if span.kind == FORWARD_END]
     applied = {(s.key_id, s.step): s.end_ns for s in worker.spans if s.kind == APPLIED}
     first_keys = _first_keys(worker)
@@ -84,6 +94,7 @@ def passes(worker: Traced) -> List[Pass]:
         at_ns = forward_end[-1] if forward_end else ready[0].end_ns
         if forward_end and before != UNKNOWN:
             start_ns = max(before_ns, applied.get((first_keys.get(before, UNKNOWN), before), 0))
+            start_ns = next((one for one in begins if start_ns < one < at_ns), start_ns)
             found.append(Pass(FORWARD, UNKNOWN, step, min(start_ns, at_ns), at_ns))
         for span in ready:
             found.append(Pass(BACKWARD, span.key_id, step, at_ns, span.end_ns))

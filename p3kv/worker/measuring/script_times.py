@@ -24,9 +24,10 @@ class ScriptTimes:
         self._forwards_s: Dict[int, float] = {}
         self._blocked: Dict[int, List[Tuple[float, float]]] = {}
 
-    def forward_begins(self, step: int, at_s: float) -> None:
-        """Takes note of a forward pass of training after a step; the first one counts."""
-        self._forwards_s.setdefault(step, at_s)
+    def forward_begins(self, step: int, at_s: float) -> bool:
+        """Takes note of a forward pass of training after a step, if it is the first one; returns
+        whether it is."""
+        return self._forwards_s.setdefault(step, at_s) == at_s
 
     def blocked(self, step: int, begin_s: float, end_s: float) -> None:
         """Takes note that the script waited for arrays."""
