@@ -21,7 +21,7 @@ from p3kv.server.waiting import Waiting
 from p3kv.wire.connection import Connection
 from p3kv.wire.fields import PullHeader, PushHeader
 from p3kv.wire.framing import Landing
-from p3kv.wire.header import ENCODED, EXACT, INITIAL_ROUND, NO_GRADIENT, WANTS_RESULT
+from p3kv.wire.header import ENCODED, EXACT, HAS_VALUE, INITIAL_ROUND, NO_GRADIENT, WANTS_RESULT
 from p3kv.wire.spans import traced_arrival
 
 
@@ -117,6 +117,10 @@ class SlicesConsumer:
     ) -> None:
         start_ns = now_ns()
         current = self._counted(header, state, gradient)
+        if header.flags & HAS_VALUE:
+            counted = current or state.ledger.open.get(header.round)  # before, of a host's sum
+            if counted is not None:
+                counted.have_value.add(header.rank)
         if current is not None:
             current.exact |= bool(header.flags & EXACT)
             self._lateness.note_push(current, header.rank, ready_s)

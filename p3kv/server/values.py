@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Iterable
+from typing import Collection, Iterable
 
 from msgspec.structs import replace
 
@@ -33,19 +33,24 @@ class Values:
         self._loop = loop
 
     def send_result(self, slice_: ServerSlice, ended: Ended) -> None:
-        """Queues a slice's value to the workers that want it; of a sum that nobody has added to,
-        only that this is so."""
-        connections = [self._workers.connections[rank] for rank in ended.wanting]
+        """Queues a slice's value to the workers that want it; to those that have it, or of a sum
+        that nobody has added to, only that it has not changed."""
         urgent = urgency(ended.step, ended.priority)
         header = UpdatedHeader(
             Kind.UPDATED, self._rank, NO_GRADIENT if ended.no_gradient else 0,
             key=slice_.plan.key_id, slice=slice_.index, round=ended.round, step=ended.step,
             priority=ended.priority, behind=slice_.ledger.behind(ended.round),
         )  # fmt: skip
+        have_it: Collection[int] = ()
         if ended.no_gradient and slice_.plan.optimizer is None:
-            for connection in filter(self._workers.listens, connections):
-                connection.writer.push(Frame(urgent, header))
-            return
+            have_it = ended.wanting
+        elif ended.no_gradient and slice_.travels_as_it_is:
+            have_it = ended.have_value
+        for rank in have_it:
+            if self._workers.listens(self._workers.connections[rank]):
+                self._workers.connections[rank].writer.push(Frame(urgent, header))
+        lacking = [rank for rank in ended.wanting if rank not in have_it]
+        connections = [self._workers.connections[rank] for rank in lacking]
         self._send_value(connections, urgent, slice_, header, ended.exact)
 
     def tell_ended(self, ended: Ended) -> None:

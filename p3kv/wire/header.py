@@ -148,6 +148,9 @@ ENCODED = 2
 they are in memory."""
 EXACT = 4
 """Flag of PUSH, PULL and PULL_ROWS: the value that answers travels as it is in memory."""
+HAS_VALUE = 8
+"""Flag of PUSH, with NO_GRADIENT: the sender has the value that it was sent last. Where that has
+not changed since, UPDATED has no payload."""
 ACKNOWLEDGE = 16
 """Flag of PUSH, and of a neighbour's BYE: the sender waits until it knows that the frame has
 arrived."""
@@ -155,7 +158,8 @@ NO_GRADIENT = 128
 """Flag of PUSH, PUSH_ROWS and SUMMAND, which have no payload then: nobody has computed a gradient
 on the worker since its last push, and nothing is added. With CARRIES: on none of the workers.
 Flag of UPDATED, VALUE and ENDED: no worker had a gradient in the round, and the value is
-that of the round before. UPDATED has no payload then where the value is a sum."""
+that of the round before. UPDATED has no payload then where the value is a sum, or the worker has
+it."""
 
 
 _COMMON = len(Header.__struct_fields__)

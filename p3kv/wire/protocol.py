@@ -18,6 +18,7 @@ from p3kv.wire.header import (
     ACKNOWLEDGE,
     ENCODED,
     EXACT,
+    HAS_VALUE,
     MAX_PROBE_BYTES,
     MAX_STATE_BYTES,
     NO_GRADIENT,
@@ -68,6 +69,7 @@ _OF_PUSH = (
     | EXACT
     | ACKNOWLEDGE
     | NO_GRADIENT
+    | HAS_VALUE
     | PushHeader.IN_HOST_SUM
     | PushHeader.CARRIES
 )

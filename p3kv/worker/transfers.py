@@ -208,8 +208,8 @@ class Transfer:
 
     __slots__ = (
         "_kept", "_landed", "_memory", "asks", "behind", "changes", "done", "exact", "has_gradient",
-        "is_exchanged", "key", "missing_elems", "norm", "on_slice", "priority", "ready_s",
-        "round", "route", "size_bytes", "source", "step", "takes", "target",
+        "has_value", "is_exchanged", "key", "missing_elems", "norm", "on_slice", "priority",
+        "ready_s", "round", "route", "size_bytes", "source", "step", "takes", "target",
     )  # fmt: skip
 
     def __init__(
@@ -227,6 +227,7 @@ class Transfer:
         is_exchanged: bool = True,
         exact: bool = False,
         on_slice: Optional[OnSlice] = None,
+        has_value: bool = False,
     ) -> None:
         """`step` counts the steps of all stores; a key's round is never larger than it. `asks`: of
         a pull, what it answers; of a push, the pulls of the key that were called before.
@@ -238,7 +239,8 @@ class Transfer:
         target. If not `is_exchanged`, the source is added on this worker to
         what a later push brings along. `exact`: its value travels as it is, whatever the codec.
 
-        `on_slice` is called for each slice of the value that is in the target."""
+        `on_slice` is called for each slice of the value that is in the target. `has_value`: of a
+        push without a gradient, whether the target has the value that the servers sent last."""
         self.key = key
         self.round = round
         self.priority = priority
@@ -253,6 +255,7 @@ class Transfer:
         self.is_exchanged = is_exchanged
         self.exact = exact
         self.on_slice = on_slice
+        self.has_value = has_value
         self.size_bytes = key.size_bytes
         self.ready_s = time.monotonic()
         """When the arrays were ready: a transfer is made when they are."""

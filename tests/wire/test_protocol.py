@@ -44,7 +44,7 @@ MOST_BYTES = {
 MOST_BYTES.update(e=PROBE, y=MAX_STATE_BYTES)
 MOST_BYTES.update(dict.fromkeys("t12", SLICE + MAX_SLICE_ELEMS * 4))
 FLAGS = {
-    "p": 1 | 2 | 4 | 16 | 32 | 64 | 128,
+    "p": 1 | 2 | 4 | 8 | 16 | 32 | 64 | 128,
     "q": 4,
     "t": 2 | 128,
     "1": 4 | 8,

@@ -145,9 +145,9 @@ TO_A_SERVER.update(
             lambda rank: frame(Kind.BYE, rank) + slices(rank),
             "kind SLICE_SIZES, which must not come after its goodbye",
         ),
-        "a push with a flag of other kinds": (
-            lambda rank: key(rank) + frame(Kind.PUSH, rank, flags=PullRowsHeader.NAMED, key=rank),
-            "kind PUSH with the flags 0x08, which it does not have",
+        "a pull with a flag of other kinds": (
+            lambda rank: key(rank) + frame(Kind.PULL, rank, flags=PullRowsHeader.NAMED, key=rank),
+            "kind PULL with the flags 0x08, which it does not have",
         ),
         "a second goodbye": (
             lambda rank: frame(Kind.BYE, rank) * 2,

@@ -73,6 +73,27 @@ def one_process(net: Net, optimizer: torch.optim.Optimizer, step: int, workers: 
     return norm.item()
 
 
+def what_has_not_changed_is_not_sent() -> None:
+    """Where nobody has used a weight in a step, and where rounds are each worker's own."""
+    for rule, most_values in (("bulk_synchronous", 3.5), ("asynchronous", 1.5)):
+        seldom, often = nn.Linear(500, 1000, bias=False), nn.Linear(1, 1)
+        seldom.requires_grad_(rule == "bulk_synchronous")
+        model = nn.ModuleList([seldom, often])
+        inner = torch.optim.SGD(model.parameters(), lr=0.1)
+        opt = p3kv.torch.Optimizer(model, inner, consistency=rule)
+        before = this_process.worker().stats()["bytes_received"]
+        for step in range(6):
+            opt.zero_grad()
+            loss = often(torch.ones(1)).sum()
+            if rule == "bulk_synchronous" and step % 2 == 0:
+                loss = loss + seldom(torch.ones(500)).sum()
+            loss.backward()
+            opt.step()
+        opt.wait()
+        received = this_process.worker().stats()["bytes_received"] - before
+        assert received < most_values * 4 * seldom.weight.numel(), (rule, received)
+
+
 def main() -> None:
     worker = this_process.worker()
     torch.manual_seed(7)
@@ -107,6 +128,7 @@ def main() -> None:
     large_bytes = 4 * net.large.numel()
     assert worker.stats()["bytes_received"] - before < large_bytes, "the frozen one has travelled"
     assert all(type(one) is nn.Parameter for one in net.parameters())
+    what_has_not_changed_is_not_sent()
     print("nothing travels for what nobody trains")
 
 

@@ -85,6 +85,8 @@ def all_begin_with_worker_0_s() -> None:
             model(batch(step, RANK)).square().mean().backward()
             opt.step()
         assert torch.equal(model.weight, model.head.weight)
+        if rule in ("bulk_synchronous", "local:steps=2"):
+            opt.load_state_dict(opt.state_dict())
         opt.wait()
 
 

@@ -275,6 +275,7 @@ class Exchange:
                     late.staging.data_ptr() if lands else None,
                     partial(_arrived, late, source), asks, changes, takes,
                     exact=exact, on_slice=on_slice if takes is None else None,
+                    has_value=changes is not None and takes is None,
                 )
             )  # fmt: skip
 

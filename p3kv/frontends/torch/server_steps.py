@@ -151,7 +151,8 @@ class ServerSteps(Steps):
             if written and self._worker.rank == 0:
                 self._shared.wait()
                 for parameter, state in written.items():
-                    self._give_state(self._late[id(parameter)], state)
+                    if id(parameter) in self._late:  # and not quantised
+                        self._give_state(self._late[id(parameter)], state)
             self._have_states = self._has_left = True
 
     def _check_settings(self) -> None:
@@ -221,12 +222,11 @@ class ServerSteps(Steps):
                 "and step(): read it after step()"
             )
         self.wait()
-        for at, parameter in self._parameters.items():
-            late = self._late[at]
+        for late in self._shared.every:
             states = states_of(self._own, late.key, self._whole)
             if states:
-                shape = None if self._whole and parameter.dim() else parameter.shape
-                yield parameter, imported(State.joined(states), shape, late.device)
+                shape = None if self._whole and late.parameter.dim() else late.parameter.shape
+                yield late.parameter, imported(State.joined(states), shape, late.device)
 
     def check_load(self) -> None:
         self._own.combine({Feature.STATES}, "opt.load_state_dict()")

@@ -118,6 +118,12 @@ class ServerSlice(Unit):
             self._wire = buffer, buffer.bytes[:count]
         return (*self._wire, ENCODED)
 
+    @property
+    def travels_as_it_is(self) -> bool:
+        """Whether a worker that was sent the value has it, and not one that is rounded, or is a
+        prediction."""
+        return self.plan.codecs.values.in_place and not self.plan.consistency.predicts
+
     def _knows_last(self, rank: int) -> bool:
         """Whether a worker has the value before this one, or by rounds of its own an older one. A
         worker begins with the initial value, in a job that goes on, too; one that gets the values

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, List, Optional
+from typing import Any, Collection, List, Optional
 
 import numpy as np
 
@@ -69,6 +69,8 @@ class Ended:
     """Ranks to which the value is to be sent."""
     others: List[int]
     """Ranks that are to be told that the round has ended."""
+    have_value: Collection[int] = ()
+    """Those of `wanting` that have the value that they were sent last."""
     no_gradient: bool = False
     """Whether no worker had a gradient in the round, so that nothing has changed."""
     exact: bool = False

@@ -18,6 +18,7 @@ from p3kv.wire.header import (
     ACKNOWLEDGE,
     ENCODED,
     EXACT,
+    HAS_VALUE,
     INITIAL_ROUND,
     NO_GRADIENT,
     WANTS_RESULT,
@@ -122,6 +123,8 @@ class SliceRoute(Route):
         key = transfer.key
         if transfer.exact:
             flags |= EXACT
+        if transfer.has_value and flags & NO_GRADIENT and flags & WANTS_RESULT:
+            flags |= HAS_VALUE
         header = PushHeader(
             Kind.PUSH, self._rank, flags, key=key.key_id, slice=piece.index, round=transfer.round,
             step=transfer.step, priority=transfer.priority, ready_us=clock_us(transfer.ready_s),
