@@ -377,10 +377,10 @@ class Worker:
     def _tell_whereabouts(self, ask: AskWhereabouts) -> None:
         """The scheduler asks where the script is."""
         if not self.started:
-            self._control.send(self.script.whereabouts(ask.rounds))
+            self._control.send(self.script.whereabouts(ask.asks))
             return
         joined = self._joined
-        self._loop.call_soon(lambda: self._control.send(joined.whereabouts(ask.rounds)))
+        self._loop.call_soon(lambda: self._control.send(joined.whereabouts(ask.asks)))
 
     def stats(self) -> Dict[str, Any]:
         """Measurements of this worker so far (`WorkerNumbers`), and what it has been told."""

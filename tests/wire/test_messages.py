@@ -127,6 +127,12 @@ ALLOWED: dict = {
     "neighbours": st.lists(ranks, max_size=3).map(tuple),
     "pid": st.integers(1, 2**31 - 1),
     "descriptor": st.integers(0, 2**31 - 1),
+    **dict.fromkeys(("parameters", "wait"), words),
+    "waited_s": st.floats(0, 1e9),
+    **dict.fromkeys(
+        ("asks", "awaits", "lacks"),
+        st.lists(st.tuples(words, st.integers(0, LAST_ROUND)), max_size=3).map(tuple),
+    ),
     **dict.fromkeys(("offset", "size_bytes"), st.integers(0, 2**63 - 1)),
 }
 """Values of the fields that can't have just any."""

@@ -139,7 +139,7 @@ def test_a_push_that_is_missing_is_named_on_every_worker_and_then_ends_the_job(
         lines = [line for line in said if f"worker: worker {missing} has not " in line]
         assert lines, result.output
         assert what in lines[0]
-        assert "parameter 'net_dense" in lines[0]
+        assert "'net_dense" in lines[0]
         assert (mine in lines[0]) == (rank == missing)
     for name in ("server 0", "server 1", "scheduler", "worker 0", "worker 1"):
         assert "P3KV_STALL_TIMEOUT_S" in result.said_by(name), result.output

@@ -300,10 +300,10 @@ class AskWhereabouts(Message, frozen=True):
     """The scheduler asks a worker where its script is, and for which of these rounds of keys it has
     not pushed."""
 
-    rounds: Tuple[Tuple[int, int], ...] = ()
+    asks: Tuple[Tuple[int, int], ...] = ()
 
     def __post_init__(self) -> None:
-        check_rounds(self.rounds)
+        check_rounds(self.asks)
 
 
 class CallAwaited(Message, frozen=True):
