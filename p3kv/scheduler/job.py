@@ -33,6 +33,7 @@ from p3kv.wire.messages import (
     Ready,
     Refused,
     ReportFailure,
+    StoreForgotten,
     StoreMade,
     ToScheduler,
     Welcomed,
@@ -202,6 +203,9 @@ class Job:
             return self._keys.declare(
                 node, message, agreed.slice_sizes.size_for_credit, agreed.topology
             )
+        if isinstance(message, StoreForgotten):
+            staying = [one.rank for one in self._members.workers if not one.gone]
+            return self._keys.forget(node, message.store, staying)
         if isinstance(message, StoreMade):
             return self._keys.made(node, message)
         assert isinstance(message, BarrierReached)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, field
-from typing import DefaultDict, Dict, List, NoReturn, Optional, Set, Tuple, Union
+from typing import Collection, DefaultDict, Dict, List, NoReturn, Optional, Set, Tuple, Union
 
 from p3kv.common import words
 from p3kv.errors import ConfigError, ProtocolError, in_one_line
@@ -60,6 +60,10 @@ class Keys:
         self._placed_by = ""
         self._keys: Dict[Tuple[int, Key], _Record] = {}
         """By the store's number and the key."""
+        self._forgotten: DefaultDict[int, Set[int]] = defaultdict(set)
+        """By the store's number, the workers that need its keys no more."""
+        self._num_keys = 0
+        """How many there have been: their ids."""
         self._made: DefaultDict[int, List[_Made]] = defaultdict(list)
         """By the store's number."""
         self.names = Names()
@@ -169,6 +173,22 @@ class Keys:
             raise JobFails(failure)
         return []
 
+    def forget(self, node: Node, store: int, staying: Collection[int]) -> Replies:
+        """A worker needs a store's keys no more: servers have room again when no worker of those
+        that stay does."""
+        self._forgotten[store].add(node.rank)
+        if not self._forgotten[store].issuperset(staying):
+            return []
+        for key in [key for its_store, key in self._keys if its_store == store]:
+            declared = self._keys.pop((store, key)).key
+            for server, elems in declared.runs:
+                self._loads_elems[server] -= elems
+            if not make_layout(declared.layout, declared.shape).touched_only:
+                self.sliced_elems -= sum(elems for _, elems in declared.runs)
+        self.names.forget(store)
+        self._made.pop(store, None)
+        return []
+
     def _differences(self, message: StoreMade, one: int, other: int) -> List[str]:
         """The first parameter of a store in which two workers differ, in words; none where they may
         differ, or do not."""
@@ -202,8 +222,9 @@ class Keys:
         runs = self._runs(message, layout, layout.full_slice_elems(slice_size), topology)
         self._loads_elems = loads_with(self._loads_elems, runs)
         self.sliced_elems += 0 if layout.touched_only else layout.size_elems
+        self._num_keys += 1
         return DeclaredKey(
-            len(self._keys), message.key, message.shape, message.dtype, runs, message.name,
+            self._num_keys - 1, message.key, message.shape, message.dtype, runs, message.name,
             message.layout, message.codecs, message.store, message.whole, message.consistency,
         )  # fmt: skip
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import DefaultDict, Dict, Optional, Tuple
+from typing import Any, DefaultDict, Dict, Optional, Tuple
 
 from p3kv.common.naming import Pair, SameNames, both
 from p3kv.wire.messages import DeclareKey, Key
@@ -58,6 +58,13 @@ class Names:
                     "same number in all names; where it does not, the job ends"
                 )
         return None
+
+    def forget(self, store: int) -> None:
+        """No worker has a store's keys any more."""
+        tables: Tuple[Dict[Any, Any], ...] = (self._firsts, self._early, self._compared)
+        for table in tables:
+            for one in [one for one in table if one[0] == store]:
+                del table[one]
 
     def shift(self) -> Optional[str]:
         """Warning of workers whose counters differ, once in a job."""

@@ -119,6 +119,12 @@ class Consumer:
         for unit in self.engine.set_optimizer(store, optimizer):
             self._ends.settle(unit)
 
+    def forget(self, store: int) -> None:
+        """Forgets a store's keys, of which all rounds have ended for all workers."""
+        for unit in [one for one in self.waiting.pulls if one.plan.declared.store == store]:
+            del self.waiting.pulls[unit]
+        self.engine.forget(store)
+
     def scaled(self, step: int, scale: float) -> None:
         """Has the rounds of a step end, by urgency: worker rank 0 has said how its gradients are
         scaled."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import defaultdict
 from functools import partial
-from typing import Any, Callable, Dict
+from typing import Any, Callable, DefaultDict, Dict, Set
 
 from p3kv.config import Settings
 from p3kv.errors import ConfigError, ProtocolError, in_one_line
@@ -23,6 +24,7 @@ from p3kv.wire.fields import (
     ScaleHeader,
     SliceSizesHeader,
     StepHeader,
+    StoreHeader,
 )
 from p3kv.wire.framing import Frame, Landing, message_landing
 from p3kv.wire.header import (
@@ -86,6 +88,8 @@ class Dispatcher:
         self._news: Dict[int, memoryview] = {}
         """By kind, what worker rank 0 has said last for all workers."""
         self._open_step = UNKNOWN
+        self._forgotten: DefaultDict[int, Set[int]] = defaultdict(set)
+        """By store: ranks of the workers that need its keys no more."""
         self.handlers: Dict[int, Callable[[Connection, Any], Landing]] = {
             Kind.PUSH: consumer.slices.land_push,
             Kind.PULL: consumer.slices.land_pull,
@@ -107,6 +111,7 @@ class Dispatcher:
             Kind.CUT: self._land_cut,
             Kind.WRITTEN: self._parts_of_workers.land_written,
             Kind.RESUMED: self._land_news,
+            Kind.FORGET: self._land_forget,
             Kind.BYE: self._land_bye,
         }
         """By kind, what gives a frame of a worker its landing; ProtocolError for one that can't be
@@ -171,6 +176,17 @@ class Dispatcher:
         decode(words, _NEWS[kind])  # or all workers would blame this server for it
         self._news[kind] = words
         self._workers.tell(Header(kind, self._rank), words)
+
+    def _land_forget(self, connection: Connection, header: StoreHeader) -> Landing:
+        return Landing(None, partial(self._forget, header.rank, header.store))
+
+    def _forget(self, rank: int, store: int) -> None:
+        self._forgotten[store].add(rank)
+        rules = self._engine.rules
+        there = {*range(rules.consistency.num_workers)} - rules.leavers.gone
+        if self._forgotten[store] >= there:
+            self._consumer.forget(store)
+            self._optimizers.forget(store)
 
     def _land_optimizer(self, connection: Connection, header: OptimizerHeader) -> Landing:
         words = memoryview(bytearray(header.payload_bytes))

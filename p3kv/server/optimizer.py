@@ -239,6 +239,10 @@ class JobOptimizers:
         optimizer.in_step = settings.in_step
         return optimizer
 
+    def forget(self, store: int) -> None:
+        """Nobody has a store's keys any more."""
+        self._optimizers.pop(store, None)
+
     def _made(self, front_end: str) -> Optimizer:
         maker = self._makers.get(front_end)
         if maker is None:

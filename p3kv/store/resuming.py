@@ -20,7 +20,7 @@ from typing import (
 
 import numpy as np
 
-from p3kv.checkpoints import SavedKey
+from p3kv.checkpoints import Saved, SavedKey
 from p3kv.common.naming import Pair, SameNames, both
 from p3kv.common.words import some_of
 from p3kv.errors import CheckpointError
@@ -86,7 +86,7 @@ class Resuming(Generic[O]):
         self._kept: Dict[Key, SavedKey] = {}
         """Keys whose states the servers' optimizer is still to get."""
         own.describe = self._describe
-        if own.resumed is not None and own.resumed.numbers:
+        if own.resumed is not None and own.resumed.numbers and not own.was_left:
             self._counts = _counts_in(own.resumed.numbers)
 
     def keep_unpushed(
@@ -155,6 +155,8 @@ class Resuming(Generic[O]):
         saved = self._own.saved
         if saved is None or self._own.resumed is None or not key.size_elems:
             return None
+        if self._own.was_left:
+            return _newest_value(saved, key)
         outline = saved.outline(key.store, key.key)
         if outline is None:
             if self._pushes.step:
@@ -226,6 +228,19 @@ class Resuming(Generic[O]):
     def _rule_of(self, optimizer: O) -> Optional[str]:
         """Optimizers count and remember other updates by rules that differ in this."""
         return optimizer.rule or (_EACH_PUSH if self._own.own_rounds else None)
+
+
+def _newest_value(saved: Saved, key: WorkerKey) -> Optional[np.ndarray]:
+    """That of a parameter which another store had at the checkpoint; None where none had one of
+    this name and shape."""
+    for store in saved.stores:
+        for other in saved.keys(store.store):
+            outline = saved.outline(store.store, other)
+            if outline is None or key.name is None:
+                continue
+            if (outline.name, outline.shape, outline.dtype) == (key.name, key.shape, key.dtype):
+                return saved.key(store.store, other).value.reshape(key.shape or (1,))
+    return None
 
 
 def _named(rule: Optional[str]) -> str:

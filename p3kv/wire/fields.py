@@ -60,6 +60,12 @@ class ScaleHeader(NormHeader, frozen=True):
     step: int = 0
 
 
+class StoreHeader(Header, frozen=True):
+    """Header of FORGET."""
+
+    store: int = 0
+
+
 class SliceSizesHeader(Header, frozen=True):
     """Header of SLICE_SIZES."""
 

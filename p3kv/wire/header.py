@@ -136,6 +136,9 @@ class Kind(IntEnum):
     CUT = 37
     """A worker whose rounds are its own has made all steps that belong to a checkpoint; before it
     pushes for later rounds. Payload CutReached."""
+    FORGET = 38, fields.StoreHeader
+    """A worker needs a store's keys no more: all its rounds of them have ended, and it pushes for
+    no later ones. When all workers have said so, servers forget them."""
 
 
 # Flags of several kinds of frames. `p3kv.wire.protocol` says which flags a kind may have.

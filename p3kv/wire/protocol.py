@@ -98,6 +98,7 @@ FROM_WORKERS: Rules = {
         Kind.CUT: Rule(MAX_MESSAGE_BYTES),
         Kind.WRITTEN: Rule(MAX_MESSAGE_BYTES),
         Kind.RESUMED: Rule(MAX_MESSAGE_BYTES, only_rank_0=True),
+        Kind.FORGET: Rule(),
         Kind.BYE: Rule(then=Phase.LEFT),
     },
     Phase.LEFT: {},

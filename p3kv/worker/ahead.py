@@ -74,6 +74,10 @@ class Ahead:
             self._finished.set_exception(error)
             self._finished = None
 
+    def forget(self, key_id: int) -> None:
+        """Nothing of a key travels any more."""
+        self._keys.pop(key_id, None)
+
     @property
     def travels(self) -> bool:
         """Whether a push, or its value, is still on its way."""

@@ -15,8 +15,8 @@ from typing import (
     Mapping,
     Optional,
     Sequence,
+    Set,
     Tuple,
-    Union,
 )
 
 from p3kv.checkpoints import Place
@@ -28,7 +28,7 @@ from p3kv.slicing import CREDIT_BYTES
 from p3kv.transport import Link
 from p3kv.wire import messages
 from p3kv.wire.connection import Connection
-from p3kv.wire.fields import Header, OptimizerHeader, SliceSizesHeader, StepHeader
+from p3kv.wire.fields import Header, OptimizerHeader, SliceSizesHeader, StepHeader, StoreHeader
 from p3kv.wire.framing import Frame, Landing, message_landing
 from p3kv.wire.header import INITIAL_ROUND, LAST, URGENT, Kind
 from p3kv.wire.loop import Loop
@@ -73,7 +73,7 @@ class DataPlane:
         tracer: Tracer,
         script: Script,
         loop: Loop,
-        report: Callable[[Union[messages.Measured, messages.Whereabouts]], None],
+        report: Callable[[messages.ToScheduler], None],
         on_lost: Callable[[Connection, str], None],
         on_bye: Callable[[], None],
         wait: Callable[[float], None],
@@ -100,6 +100,10 @@ class DataPlane:
         self._script = script
         self._report = report
         self._orders: Dict[int, List[int]] = {}
+        self._forgotten: Set[int] = set()
+        """Numbers of stores of which nothing is left here."""
+        self._leaving: Dict[int, Callable[[], object]] = {}
+        """Stores to forget, as soon as nothing of them is under way, and what to call then."""
         sizes = SliceSizesByRound()
         self.consistency = make_consistency(settings.consistency, len(place.workers_hosts))
         self.times = StepTimes(ProcessorDelay().delayed, partial(loop.call_later, 0.0))
@@ -160,12 +164,13 @@ class DataPlane:
 
     def look_for_silences(self) -> None:
         """Tells of servers that say nothing, of workers that do not push, and of a script that
-        waits, from now on."""
+        waits, from now on. Forgets stores that are left."""
         now_s = time.monotonic()
         self._silences.look(now_s)
         self._stalls.look(now_s)
         if self._script.has_waited_for(self._first_s, now_s):
             self._report(self.whereabouts())
+        self._forget_idle()
         self._call_later(LOOK_EVERY_S, self.look_for_silences)
 
     def whereabouts(self, asked: Sequence[Tuple[int, int]] = ()) -> messages.Whereabouts:
@@ -194,6 +199,34 @@ class DataPlane:
         self._tracer.name_key(KeyName(key.key_id, key.key, key.declared.name, key.size_bytes))
         header = Header(Kind.KEY, self.rank)
         self.tell(header, encode(key.declared), [server for server, _ in key.runs])
+
+    def forget(self, store: int, done: Callable[[], object] = lambda: None) -> None:
+        """Nobody pushes or pulls a store's keys any more: forgets them when all their rounds have
+        ended, tells the servers and the scheduler, and calls `done`."""
+        if store in self._forgotten:
+            done()
+            return
+        self._leaving[store] = done
+        self._forget_idle()
+
+    def _forget_idle(self) -> None:
+        for store in sorted(self._leaving):
+            keys = [key for key in self.keys.values() if key.store == store]
+            busy = self.checkpoints.has_pending  # which may have these keys
+            if busy or not all(self.exchange.is_idle(key) for key in keys):
+                continue
+            done = self._leaving.pop(store)
+            self._forgotten.add(store)
+            for key in keys:
+                del self.keys[key.key_id]
+                self.exchange.forget(key.key_id)
+                self.tuning.note_forgotten(key.kept_bytes())
+                self.checkpoints.own.forget(key.key_id)
+                self._stalls.forget(key.key_id)
+            self._orders.pop(store, None)
+            self.tell(StoreHeader(Kind.FORGET, self.rank, store=store))
+            self._report(messages.StoreForgotten(store))
+            done()
 
     def _route(self, key: WorkerKey) -> Route:
         if self.host_sums.takes(key):

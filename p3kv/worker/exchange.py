@@ -16,7 +16,7 @@ from p3kv.worker.in_progress import InProgress
 from p3kv.worker.local_sums import LocalSums
 from p3kv.worker.measuring.step_times import StepTimes
 from p3kv.worker.steps import Steps
-from p3kv.worker.transfers import Transfer
+from p3kv.worker.transfers import Transfer, WorkerKey
 from p3kv.worker.windows import Windows
 
 
@@ -85,6 +85,17 @@ class Exchange:
                 key.begun = following.round
                 self._begin(following)
                 following = self._too_early.pop((key.key_id, key.begun + 1), None)
+
+    def is_idle(self, key: WorkerKey) -> bool:
+        """Whether nothing of a key is under way."""
+        return self._windows.is_idle(key) and not self._in_progress.has(key)
+
+    def forget(self, key_id: int) -> None:
+        """Nothing of a key is exchanged any more."""
+        self._windows.forget(key_id)
+        self._local_sums.forget(key_id)
+        self.ahead.forget(key_id)
+        self._positions.pop(key_id, None)
 
     def _begin(self, transfer: Transfer) -> None:
         if transfer.key.size_elems == 0:

@@ -140,6 +140,11 @@ class InProgress:
         for which the script may wait."""
         return next(self.awaited(), None)
 
+    def has(self, key: WorkerKey) -> bool:
+        """Whether anything of a key is under way."""
+        transfers = itertools.chain(self._pushes, self._updates.values(), self._pulls.values())
+        return any(one.key is key for one in transfers)
+
     def awaited_since_s(self, key: WorkerKey, round: int) -> Optional[float]:
         """Since when the script waits for a round of a key, or may do, on the monotonic clock; None
         if it does not."""

@@ -28,6 +28,10 @@ class LocalSums:
                 np.add(total, gradient, out=total)
         transfer.done(None)
 
+    def forget(self, key_id: int) -> None:
+        """Nothing more is added up for a key."""
+        self._sums.pop(key_id, None)
+
     def join(self, transfer: Transfer) -> None:
         """Has a push bring along what was added before, also where it has no gradient itself."""
         total = self._sums.pop(transfer.key.key_id, None)

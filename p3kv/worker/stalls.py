@@ -58,6 +58,10 @@ class StallWarnings:
             self._not_awaited[stalled.key_id] = _Told(stalled, now_s)
             self.look(now_s)
 
+    def forget(self, key_id: int) -> None:
+        """Nobody waits for a key any more."""
+        self._not_awaited.pop(key_id, None)
+
     def look(self, now_s: float) -> None:
         """Warns of what the script has come to wait for."""
         for key_id, (stalled, at_s) in list(self._not_awaited.items()):

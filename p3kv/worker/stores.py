@@ -32,7 +32,7 @@ from p3kv.wire.messages import (
 from p3kv.wire.states import PlainState
 from p3kv.worker.data_plane import DataPlane
 from p3kv.worker.global_norms import ClippedStep
-from p3kv.worker.saving.cuts import Trained, Unpushed
+from p3kv.worker.saving.cuts import LEFT, Trained, Unpushed
 from p3kv.worker.transfers import WorkerKey, features_of
 
 _log = logging.getLogger(__name__)
@@ -49,6 +49,7 @@ class WorkerStore:
         number: int,
         consistency: Optional[str],
         rule: Consistency,
+        stays: bool,
         rank: int,
         speaks: bool,
         features: Set[Feature],
@@ -60,8 +61,9 @@ class WorkerStore:
         ask: Callable[[Callable[[Future[Any]], None]], Future[Any]],
         check: Callable[[], None],
     ) -> None:
-        """`consistency` chooses the keys' rule, `rule`, unless it is the job's. `speaks`: whether
-        this worker says what its host's workers leave out. `features` are the job's.
+        """`consistency` chooses the keys' rule, `rule`, unless it is the job's. `stays`:
+        checkpoints have it until the job ends. `speaks`: whether this worker says what its host's
+        workers leave out. `features` are the job's.
 
         `send` tells the scheduler, `request` asks it; `call_soon` and `ask` have the worker's
         thread do something, `ask` returns its result to come. `check` raises the job's failure."""
@@ -79,10 +81,13 @@ class WorkerStore:
         self.unpushed: Callable[[], List[Unpushed]] = list
         """Has the front end copy what no gradient of the store's keys changes; to be set by it. On
         worker rank 0 only."""
-        self._trained: Callable[[], List[Trained]] = list
-        self.resumed = data_plane.cuts.add(
-            self._at_cut, lambda: self.unpushed(), lambda: self._trained()
-        )
+        self.trained: Callable[[], List[Trained]] = list
+        """Has the front end copy what this worker trains by itself."""
+        own = rule.own_rounds or rule.local is not None
+        self._stays = (stays or own) and settings.checkpoint_dir is not None
+        """Whether checkpoints have it for ever: each worker has a part of them, and objects are not
+        collected on all workers at the same step."""
+        self.resumed = data_plane.cuts.add(self, self._stays)
         """The store in the checkpoint from which the job goes on."""
         self.steps = 0 if self.resumed is None else self.resumed.steps
         """How many steps the script has begun in this store, in this run and before it."""
@@ -171,6 +176,19 @@ class WorkerStore:
         self._keys[key] = worker_key
         self._call_soon(self._data_plane.declare, worker_key)
         return worker_key
+
+    def leave(self) -> None:
+        """Another store has the parameters from now on: checkpoints have only how many steps there
+        were. All workers call it between the same steps; what has begun must have ended."""
+        if self._stays:
+            return
+        self._data_plane.cuts.leave(self.number, self.steps)
+        self._call_soon(self._data_plane.forget, self.number)
+
+    @property
+    def was_left(self) -> bool:
+        """Whether the job goes on from a checkpoint in which another store had the parameters."""
+        return self.resumed is not None and self.resumed.numbers == LEFT
 
     def has_optimizer(
         self, parameters: int, uses: Dict[str, str], same_names: bool = False
@@ -357,7 +375,8 @@ class WorkerStore:
         on can't belong to this step."""
         return self._data_plane.cuts.count != self._cuts_before
 
-    def _at_cut(self) -> StoreAtCut:
+    def at_cut(self) -> StoreAtCut:
+        """What checkpoints have of the store, between two steps."""
         whole, numbers = self.describe()
         rounds = [(key.key_id, key.round) for key in self.declared()]
         names = {key.key_id: key.name for key in self.declared() if key.name is not None}
@@ -370,7 +389,7 @@ class WorkerStore:
         if self.is_saved:
             self._data_plane.checkpoints.own.have_part()
             self._data_plane.cuts.of_all_workers = True
-            self._trained = copies
+            self.trained = copies
 
     @property
     def own_numbers(self) -> Dict[str, Any]:

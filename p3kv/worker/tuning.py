@@ -147,6 +147,11 @@ class Tuning:
         self._kept_bytes.update(kept_bytes)
         self._shared = False
 
+    def note_forgotten(self, kept_bytes: Mapping[int, int]) -> None:
+        """Takes note of what servers do not keep any more."""
+        self._kept_bytes.subtract(kept_bytes)
+        self._shared = False
+
     def _share_credit(self) -> None:
         """Shares the credit out by what each server keeps.
 

@@ -7,7 +7,7 @@ from typing import Dict, List, Optional, Set, Tuple
 from p3kv.errors import ProtocolError
 from p3kv.wire.fields import EndedHeader
 from p3kv.wire.header import INITIAL_ROUND
-from p3kv.worker.transfers import Transfer
+from p3kv.worker.transfers import Transfer, WorkerKey
 
 
 class Windows:
@@ -78,6 +78,17 @@ class Windows:
             return []
         del self._expected[header.key, header.round]
         return [transfer]
+
+    def is_idle(self, key: WorkerKey) -> bool:
+        """Whether all rounds have ended that the script has called for a key."""
+        if key.size_elems == 0:
+            return True  # nothing travels
+        held = key.key_id in self._held or any(one == key.key_id for one, _ in self._expected)
+        return not held and self._ended.get(key.key_id, INITIAL_ROUND) >= key.round
+
+    def forget(self, key_id: int) -> None:
+        """Nothing of a key is exchanged any more."""
+        self._ended.pop(key_id, None)
 
     def end(self, transfer: Transfer) -> List[Transfer]:
         """Takes note that a round has ended on all servers; returns the transfers to send now."""

@@ -298,8 +298,9 @@ class Worker:
 
     # What scripts ask for.
 
-    def new_store(self, consistency: Optional[str] = None) -> WorkerStore:
-        """One more store, which has keys and an optimizer of its own.
+    def new_store(self, consistency: Optional[str] = None, stays: bool = False) -> WorkerStore:
+        """One more store, which has keys and an optimizer of its own. `stays`: checkpoints have it
+        until the job ends, though nobody has it any more.
 
         All workers create their stores in the same order. `consistency` chooses the rule of its
         keys if it is not the job's; ConfigError for one that there is not.
@@ -314,10 +315,17 @@ class Worker:
         if rule.own_rounds:
             self._joined.steps.make_own(number)
         return WorkerStore(
-            number, consistency, rule, self.rank, self.rank == min(self.on_this_host),
+            number, consistency, rule, stays, self.rank, self.rank == min(self.on_this_host),
             self._features, self.settings, self._joined,
             self._control.send, self._control.request, self._loop.call_soon, self._ask, self.check,
         )  # fmt: skip
+
+    def forget_store(self, number: int, done: Callable[[], object]) -> None:
+        """Nobody uses a store any more: what this process and the servers have of it goes, when all
+        workers have said so. `done()` is called in the worker's thread when all its values are
+        there. From any thread, also while objects are collected."""
+        if self._data_plane is not None and self.usable:
+            self._loop.call_soon(self._data_plane.forget, number, done)
 
     def barrier(self, purpose: str = "") -> None:
         """Waits until every worker has reached this barrier.

@@ -6,6 +6,7 @@ share one job, whose start is what takes the time.
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import Callable, Dict, Sequence, Tuple
@@ -117,3 +118,14 @@ def test_module(run: Run, update_on_kvstore: int, check: str) -> None:
 
 def look(job: Checked, check: str) -> None:
     job.ended_well() if check == "ended_well" else job.passed(check)
+
+
+def test_trainers_that_nobody_has_any_more_are_forgotten_by_workers_and_servers() -> None:
+    """Each has 16 MB of weights, and twice as much of states."""
+    result = run_job("folds.py", workers=2)
+    assert result.code == 0, result.output
+    for rank in range(2):
+        said = result.said_by(f"worker {rank}")
+        used = [tuple(map(int, one)) for one in re.findall(r"used (\d+) (\d+)", said)]
+        assert len(used) == 6, result.output
+        assert all(used[-1][at] - used[1][at] < 60 for at in range(2)), used

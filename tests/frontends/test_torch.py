@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any, Dict, List, Tuple
 
@@ -311,3 +312,30 @@ def test_a_worker_leads_by_as_many_rounds_as_a_bounded_rule_says() -> None:
     )  # fmt: skip
     assert result.code == 0, result.output
     assert result.output.count("led by ") == 3 and "led by 2" in result.output, result.output
+
+
+def test_what_nobody_has_any_more_is_forgotten_everywhere_and_trained_again_after_a_resume(
+    tmp_path: Path,
+) -> None:
+    """A fold has 16 MB of weights and as much of momentum. Its optimizer is garbage, so checkpoints
+    have nothing of it. Of one that another has replaced they have how many steps it made."""
+    settings = {"P3KV_CHECKPOINT_DIR": tmp_path / "c", "P3KV_CHECKPOINT_EVERY": 1}
+    first = job("torch_folds.py", servers=1, **settings)
+    assert first.code == 0, first.output
+    for rank in range(2):
+        said = first.said_by(f"worker {rank}")
+        used = [tuple(map(int, one)) for one in re.findall(r"used (\d+) (\d+) (\d+)", said)]
+        assert len(used) == 6, first.output
+        for at in range(2):
+            assert used[-1][at] - used[1][at] < 60, used
+        assert used[-1][2] == used[0][2], used
+    sizes = [one.stat().st_size for one in sorted((tmp_path / "c").iterdir())]
+    assert max(sizes) < 33e6 and sizes[-1] < 1e6, sizes
+    again = job("torch_folds.py", servers=1, P3KV_RESUME=1, **settings)
+    assert again.code == 0, again.output
+    for rank in range(2):
+        one, other = (result.said_by(f"worker {rank}") for result in (first, again))
+        ends = re.findall(r"(fold \d|second) from \d ends with (\S+)", one)
+        assert len(ends) == 7
+        assert re.findall(r"(fold \d|second) from \d ends with (\S+)", other) == ends
+        assert re.search("first from 3 .*second from [12]", other, re.DOTALL), again.output

@@ -33,6 +33,7 @@ LETTERS = {
     Kind.CLIPPED: "i", Kind.STEP_PUSHED: "j", Kind.SQUARES: "g", Kind.SCALE: "f", Kind.NORM: "n",
     Kind.PUSH_ROWS: "t", Kind.PULL_ROWS: "1", Kind.ROWS: "2",
     Kind.CHECKPOINT: "3", Kind.WRITTEN: "4", Kind.RESUMED: "5", Kind.CUT: "6",
+    Kind.FORGET: "7",
 }  # fmt: skip
 MOST_BYTES = {
     "C": 64,
@@ -59,7 +60,7 @@ FLAGS = {
 WELCOME = "!"
 """What the server says to a worker, in a history of what the worker says."""
 DIRECTIONS: Dict[str, Tuple[Rules, str]] = {
-    "worker": (FROM_WORKERS, "h(P(![kzpqt1resoacyijf3456]*b?)?)?"),
+    "worker": (FROM_WORKERS, "h(P(![kzpqt1resoacyijf34567]*b?)?)?"),
     "server": (FROM_SERVERS, "C(w([uv2dsoerlcyxgn345]*b?)?)?"),
 }
 """By who speaks: the table, and the same as a regular expression of whole histories."""

@@ -20,6 +20,7 @@ from typing import (
     Tuple,
     Union,
 )
+from weakref import finalize
 
 import mxnet as mx
 from mxnet.kvstore import KVStoreBase
@@ -110,8 +111,10 @@ class P3(KVStoreBase):
             script_marks.note(
                 worker.forward_begins, worker.waits, worker.waits_for_all, worker.waited
             )
-        self._own = self._worker.new_store(consistency)
+        self._own = self._worker.new_store(consistency, stays=True)
         """This store's keys and optimizer; the worker is that of all stores."""
+        if not self._own.is_saved:
+            finalize(self, self._worker.forget_store, self._own.number, list).atexit = False
         self.compression_params: Optional[Mapping[str, Any]] = None
         """Parameters given to `set_gradient_compression`."""
         self._names: Mapping[Key, str] = {}

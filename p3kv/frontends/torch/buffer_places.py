@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from typing import Any, Collection, Dict, Iterable, Iterator, List, NamedTuple, Optional, Tuple
+from weakref import WeakValueDictionary
 
 import torch
 from torch.nn.modules.batchnorm import _NormBase
@@ -72,7 +73,7 @@ class Place(NamedTuple):
         return isinstance(self.module, _NormBase) and self.module.training
 
 
-kept: Dict[Tuple[int, str], Any] = {}
+kept: WeakValueDictionary[Tuple[int, str], Any] = WeakValueDictionary()
 """By `Place.where`: what has the buffer travel."""
 
 

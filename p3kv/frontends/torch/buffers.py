@@ -8,6 +8,7 @@ import threading
 from concurrent.futures import Future
 from functools import partial
 from typing import Any, Callable, Collection, Iterable, List, Optional, Protocol, Sequence, Set
+from weakref import WeakSet
 
 import ml_dtypes  # noqa: F401  numpy knows bfloat16 by name then
 import numpy as np
@@ -34,6 +35,7 @@ from p3kv.frontends.torch.pushes import pushes_of
 from p3kv.frontends.torch.script_marks import may_begin_forward, waited
 from p3kv.frontends.torch.values.copies import Copies
 from p3kv.frontends.torch.values.devices import Devices
+from p3kv.frontends.torch.values.early import forget_with
 from p3kv.frontends.torch.values.watched import Waits, have_back, have_wait
 from p3kv.store.resuming import Resuming
 from p3kv.wire.header import INITIAL_ROUND
@@ -108,7 +110,7 @@ class Buffers:
         self._worker = worker
         self._step = 0
         """That of the last push."""
-        self._users: List[User] = []
+        self._users: WeakSet[User] = WeakSet()
         """What pushes them."""
         self._is_chosen = False
         """Whether the script has said how they travel."""
@@ -117,7 +119,7 @@ class Buffers:
         own.choose_gradient_codec(Choice("identity"))
         pushes = pushes_of(own, worker.rank)  # whose counts say nothing here
         resuming = Resuming(own, pushes, worker.rank, TorchGoesOn(own))
-        if model.resumed is not None and own.resumed is None:
+        if model.resumed is not None and own.resumed is None and not model.was_left:
             raise CheckpointError(
                 "the checkpoint has no buffers, such as BatchNorm's running statistics, and the "
                 "model has some; go on with the model that it was written of"
@@ -134,6 +136,7 @@ class Buffers:
         if worker.rank == 0:
             own.unpushed = self._copied
         kept.update({place.where: self for place in places})
+        forget_with(self, worker, own.number, self._packs)
         for pack in self._packs:
             saved = resuming.initial(pack.key) if worker.rank == 0 else None
             if saved is not None:
@@ -159,13 +162,13 @@ class Buffers:
         if self._users:
             self._push(lambda pack: False)
             self.wait()
-        self._users.append(user)
+        self._users.add(user)
 
     def leave(self, user: User) -> None:
         """An optimizer pushes them no more. Without any, another one may take them into its
         care."""
         self.wait()
-        self._users.remove(user)
+        self._users.discard(user)
         if not self._users:
             for where in [where for where, keeper in kept.items() if keeper is self]:
                 del kept[where]
@@ -215,7 +218,7 @@ class Untrained:
         goes on; one from before checkpoints had them has none.
         """
         self._places = places
-        if own.resumed is not None:
+        if own.resumed is not None and not own.was_left:
             self._fill(own)
         packs = [
             Pack(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence
+from weakref import ReferenceType, ref
 
 import torch
 
@@ -63,7 +64,9 @@ class LocalSteps(Steps):
         self._go_on()
         own.keep_trained(self._copied)
         self._hooks = [
-            late.parameter.register_post_accumulate_grad_hook(partial(_ready, exchange, late))
+            late.parameter.register_post_accumulate_grad_hook(
+                partial(_ready, ref(exchange), ref(late))
+            )
             for late in every
             if late.parameter.requires_grad
         ]
@@ -172,5 +175,9 @@ def _take_from_now_on(late: Late) -> None:
     late.arm()
 
 
-def _ready(exchange: Exchange, late: Late, parameter: torch.Tensor) -> None:
-    exchange.note_order(late)
+def _ready(
+    exchange: ReferenceType[Exchange], late: ReferenceType[Late], parameter: torch.Tensor
+) -> None:
+    of_all, one = exchange(), late()
+    if of_all is not None and one is not None:
+        of_all.note_order(one)

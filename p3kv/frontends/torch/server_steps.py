@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
+from weakref import WeakMethod
 
 import torch
 
@@ -210,11 +212,15 @@ class ServerSteps(Steps):
 
     def stop(self) -> None:
         self.wait()
+        if self._optimizer.state is self._states:
+            with suppress(NotSupportedError):
+                self._states.data  # noqa: B018  has it fetch them: the servers forget theirs
         self._shared.stop()
         for hook in self._hooks.values():
             hook.remove()
 
     def _fetched_states(self) -> Iterator[Tuple[torch.Tensor, Dict[str, Any]]]:
+        self._shared.check()
         self._own.combine({Feature.STATES}, "reading the optimizer's state")
         if self._has_left:
             raise NotSupportedError(
@@ -253,11 +259,20 @@ class ServerSteps(Steps):
         )
 
     def _add_hooks(self) -> None:
-        """Hooks of parameters that have none, unless they are frozen."""
+        """Hooks of parameters that have none, unless they are frozen. They do not keep this: a
+        model may stay when its optimizer goes."""
+        ready = WeakMethod(self._ready)
+
+        @torch._disable_dynamo
+        def hook(parameter: torch.Tensor) -> None:
+            method = ready()
+            if method is not None:
+                method(parameter)
+
         for at, late in self._late.items():
             parameter = late.parameter
             if parameter.requires_grad and at not in self._hooks:
-                self._hooks[at] = parameter.register_post_accumulate_grad_hook(self._ready)
+                self._hooks[at] = parameter.register_post_accumulate_grad_hook(hook)
 
     def _frozen(self) -> List[Unpushed]:
         """Copies for a checkpoint of what servers do not have: frozen weights that the script has

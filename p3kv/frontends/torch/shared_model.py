@@ -4,7 +4,8 @@ share."""
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import Dict, List, Mapping, Optional, Set
+from typing import Dict, List, Mapping, Optional, Set, Tuple
+from weakref import ReferenceType, WeakValueDictionary, ref
 
 import numpy as np
 import torch
@@ -21,6 +22,7 @@ from p3kv.frontends.torch.buffer_places import (
 )
 from p3kv.frontends.torch.buffers import Alias, Buffers, Untrained
 from p3kv.frontends.torch.exchange import Exchange
+from p3kv.frontends.torch.optimizers.optimizer_settings import class_of
 from p3kv.frontends.torch.optimizers.script_optimizer import TorchGoesOn
 from p3kv.frontends.torch.pushes import pushes_of
 from p3kv.frontends.torch.refusals import check_all_stay, check_parameter, check_rule
@@ -29,7 +31,7 @@ from p3kv.frontends.torch.steps import Steps, parameters_of
 from p3kv.frontends.torch.tensors import DTYPES, tensor_in
 from p3kv.frontends.torch.values.compiled import own_name
 from p3kv.frontends.torch.values.devices import Devices
-from p3kv.frontends.torch.values.early import EarlyWrites
+from p3kv.frontends.torch.values.early import EARLY, forget_with
 from p3kv.frontends.torch.values.late import Late
 from p3kv.frontends.torch.values.written import is_written
 from p3kv.store.resuming import Resuming
@@ -64,10 +66,9 @@ class SharedModel:
         if self._how == AVERAGE:
             check_all_stay(worker.settings, "the mean of buffers")
         self._own = own
-        self._uses = {"the optimizer": type(optimizer).__name__, "buffers=": self._how}
+        self._uses = {"the optimizer": class_of(optimizer).__name__, "buffers=": self._how}
         self.pushes = pushes_of(own, worker.rank)
         self.resuming = Resuming(own, self.pushes, worker.rank, TorchGoesOn(own))
-        self._early = EarlyWrites()
         self._devices = Devices(worker.abort)
         self.every = self._declared(model, optimizer, whole, sparse)
         """All parameters."""
@@ -106,19 +107,21 @@ class SharedModel:
             _STEPS_OF[id(late.parameter)] = steps
         self._own.has_optimizer(len(self.every), self._uses, same_names=True)
         self.worker.barrier("to make p3kv.torch.Optimizer")
-        self._early.start()
+        EARLY.start()
         self._devices.start()
         self._exchange_initial()
         self.resuming.wait_for_states(self.worker.barrier)
         places = [place for place in self._places if place.where not in kept]
         if places:
-            Buffers(places, self._how, self.worker, self._own, self._devices)
+            made = Buffers(places, self._how, self.worker, self._own, self._devices)
+            self._buffers.append(made)
+            made.join(self, self._how, self._chosen)
         for place in self._places:
             buffers = kept[place.where]
             if buffers not in self._buffers:
                 buffers.join(self, self._how, self._chosen)
                 self._buffers.append(buffers)
-        this_process.at_end(self._finish, steps)
+        _note(steps, self, self._own.number)
 
     def check(self) -> None:
         """Raises the job's failure; NotSupportedError where another optimizer has taken over."""
@@ -175,7 +178,12 @@ class SharedModel:
             alias.take()
         self._buffers = []
         self.exchange.stop()
+        self._own.leave()
         self._replaced = True
+
+    def close(self) -> None:
+        """Ends all threads, at the end of the process."""
+        self._devices.close()
 
     def _declared(
         self,
@@ -204,7 +212,7 @@ class SharedModel:
                 LAYOUT if by_rows else "dense", whole, same_name=True,
             )  # fmt: skip
             kind = LateRows if by_rows else Late
-            found[id(parameter)] = kind(key, parameter, name, self._early, copies)
+            found[id(parameter)] = kind(key, parameter, name, EARLY, copies)
         every = [*found.values()]
         shared = Memory(late.parameter for late in every).shared
         if shared is not None:
@@ -246,14 +254,31 @@ class SharedModel:
             if self.worker.rank == 0:
                 self._own.unpushed = self.copied
 
-    def _finish(self, steps: Steps) -> None:
-        """Before the worker leaves: all values come, or the script has failed."""
+
+_STEPS_OF: WeakValueDictionary[int, Steps] = WeakValueDictionary()
+"""By the parameter's id: what trains it."""
+_ALL: List[Tuple[ReferenceType[Steps], ReferenceType[SharedModel]]] = []
+"""All steps of this process that are there, in the order in which they were made."""
+
+
+def _note(steps: Steps, shared: SharedModel, store: int) -> None:
+    """Has the values of steps come before the worker leaves, or the script has failed. When nobody
+    has them any more, their store is forgotten."""
+    if not _ALL:
+        this_process.at_end(_finish)
+    _ALL[:] = [one for one in _ALL if one[0]() is not None]
+    _ALL.append((ref(steps), ref(shared)))
+    forget_with(steps, shared.worker, store, shared.every)
+
+
+def _finish() -> None:
+    """Before the worker leaves: all values come, or the script has failed."""
+    for of_steps, of_shared in reversed(_ALL):
+        steps, shared = of_steps(), of_shared()
+        if steps is None or shared is None:
+            continue
         if not this_process.give_up_if_script_failed():
             with suppress(P3Error):  # which the worker tells
                 steps.settle()
-        self._early.close()
-        self._devices.close()
-
-
-_STEPS_OF: Dict[int, Steps] = {}
-"""By the parameter's id: what trains it."""
+        shared.close()
+    EARLY.close()

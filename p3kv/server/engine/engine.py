@@ -109,6 +109,20 @@ class Engine:
             self._plan_holds(key.plan)
         return [u for key in keys if key.plan.consistency.own_rounds for u in key.units]
 
+    def forget(self, store: int) -> None:
+        """Forgets a store's keys and its optimizer."""
+        rules = self.rules
+        gone = {id_: key for id_, key in self.keys.items() if key.declared.store == store}
+        for id_ in gone:
+            del self.keys[id_]
+        for current in [one for one, id_ in rules.open_rounds.items() if id_ in gone]:
+            del rules.open_rounds[current]
+        rules.optimizers.pop(store, None)
+        for key in gone.values():
+            if isinstance(key, ServerKey):
+                key.forget()
+        rules.pool.clear()
+
     def begin_clipped(self, step: int) -> None:
         """Holds a step's rounds until it is known how its gradients are scaled."""
         self.rules.held_rounds.begin(step)

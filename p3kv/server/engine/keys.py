@@ -111,6 +111,15 @@ class ServerKey:
             _reslice_states(self.plan.optimizer, self.declared, before, after)
         return after.values()
 
+    def forget(self) -> None:
+        """Nobody needs the key any more."""
+        for slices in self._slices.values():
+            for slice_ in slices.values():
+                slice_.value = None
+            # They refer to each other, and would keep their memory for a while.
+            slices.clear()
+        self._slices.clear()
+
     def has_ended(self, round: int) -> bool:
         """Whether all slices have ended the same round, this one or a later one."""
         rounds = {slice_.round for slice_ in self._slices_in(self._generation).values()}

@@ -143,6 +143,15 @@ class StoreMade(Message, frozen=True):
         check(all(len(text) <= MAX_BARRIER_CHARS for text in texts), "a choice is too long")
 
 
+class StoreForgotten(Message, frozen=True):
+    """A worker needs a store's keys no more. When all have said so, nobody does."""
+
+    store: int
+
+    def __post_init__(self) -> None:
+        check_number("a store's number", self.store, 0, MAX_STORE)
+
+
 class Whereabouts(Message, frozen=True):
     """Where a worker's script is, and what it waits for: the answer to AskWhereabouts, and sent
     unasked by a worker whose script has waited long."""
@@ -364,6 +373,7 @@ ToScheduler = Union[
     DeclareKey,
     BarrierReached,
     StoreMade,
+    StoreForgotten,
     Whereabouts,
     ReportFailure,
     LinkEnded,

@@ -216,10 +216,16 @@ class Checkpoints:
         while self._cuts and _is_early(self._cuts[0]) and self._is_sent(self._cuts[0]):
             self._begin(self._cuts.popleft())
 
+    @property
+    def has_pending(self) -> bool:
+        """Whether there is a checkpoint of which the servers have not been told."""
+        return bool(self._cuts)
+
     def _is_sent(self, cut: Cut) -> bool:
         shared = (store for store in cut.stores if not store.own_rounds)
         rounds = (pair for store in shared for pair in store.rounds)
-        return all(self._keys[key_id].sent >= round_ for key_id, round_ in rounds)
+        known = ((self._keys.get(key_id), round_) for key_id, round_ in rounds)
+        return all(key is None or key.sent >= round_ for key, round_ in known)
 
     def begin_step(self, step: int) -> None:
         """Has this worker copy what belongs to the checkpoints that are due; rank 0 asks for them.

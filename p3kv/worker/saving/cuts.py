@@ -3,11 +3,26 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
+from typing import (
+    Any,
+    Callable,
+    Dict,
+    Iterator,
+    List,
+    Mapping,
+    NamedTuple,
+    Optional,
+    Protocol,
+    Tuple,
+)
+from weakref import ref
 
 import numpy as np
 
 from p3kv.wire.messages import Key, Resumed, ResumedStore, StoreAtCut
+
+LEFT: Mapping[str, Any] = {"left": True}
+"""What checkpoints have of a store whose parameters another one has."""
 
 
 class Unpushed(NamedTuple):
@@ -62,6 +77,18 @@ class Cut(NamedTuple):
         return [store for store in self.stores if store.own_rounds]
 
 
+class SavedStore(Protocol):
+    """A store that checkpoints have."""
+
+    unpushed: Callable[[], List[Unpushed]]
+    """Copies what no gradient of its keys changes."""
+    trained: Callable[[], List[Trained]]
+    """Copies what this worker trains by itself."""
+
+    def at_cut(self) -> StoreAtCut:
+        """What it is between two steps."""
+
+
 class Cuts:
     """Says between which steps there is a checkpoint. Belongs to the thread that uses the stores.
 
@@ -75,9 +102,10 @@ class Cuts:
         which checkpoint the job goes on."""
         self._every = every
         self._resumed = resumed
-        self._stores: List[Callable[[], StoreAtCut]] = []
-        self._trained: List[Callable[[], List[Trained]]] = []
-        self._unpushed: List[Callable[[], List[Unpushed]]] = []
+        self._stores: List[Callable[[], Optional[SavedStore]]] = []
+        """Those that are there: of one that is garbage, checkpoints have nothing."""
+        self._left: Dict[int, int] = {}
+        """How many steps those made of which others have taken the parameters over."""
         self._copies: Optional[List[Tuple[int, Unpushed]]] = None
         """Values at the newest step's end, if there may be a checkpoint now."""
         self._steps: Dict[int, int] = {}
@@ -92,20 +120,28 @@ class Cuts:
         self.of_all_workers = False
         """Whether each worker takes part in checkpoints."""
 
-    def add(
-        self,
-        at_cut: Callable[[], StoreAtCut],
-        unpushed: Callable[[], List[Unpushed]],
-        trained: Callable[[], List[Trained]],
-    ) -> Optional[ResumedStore]:
-        """Adds the next store, which says what it is between two steps, and copies what no gradient
-        of its keys changes, and what this worker trains by itself; returns what it is in the
-        checkpoint from which the job goes on."""
+    def add(self, store: SavedStore, stays: bool) -> Optional[ResumedStore]:
+        """Adds the next store, as long as it is there, or for ever if it `stays`; returns what it
+        is in the checkpoint from which the job goes on."""
         number = len(self._stores)
-        self._stores.append(at_cut)
-        self._unpushed.append(unpushed)
-        self._trained.append(trained)
+        self._stores.append((lambda: store) if stays else ref(store))
         return next((one for one in self._resumed().stores if one.store == number), None)
+
+    def leave(self, store: int, steps: int) -> None:
+        """Later checkpoints have a store's number of steps, and nothing else of it: another one
+        has its parameters. All workers say so between the same steps."""
+        self._left[store] = steps
+        self._stores[store] = lambda: None
+        self._steps.pop(store, None)
+        if self._leader == store:
+            self._leader = None
+
+    def _saved(self) -> Iterator[Tuple[int, SavedStore]]:
+        """The stores of which there is something in a checkpoint, with their numbers."""
+        for number, reference in enumerate(self._stores):
+            store = reference()
+            if store is not None:
+                yield number, store
 
     def due(self, store: int, steps: int) -> Optional[int]:
         """To be called before a store's step, with the number of those that it has made in this
@@ -148,8 +184,12 @@ class Cuts:
     def cut(self, after: int, step: int) -> Cut:
         """All stores as they are now, between two steps; `step` is the one that `due` has said."""
         unpushed = self._all_unpushed() if self._copies is None else self._copies
-        trained = [(store, one) for store, copy in enumerate(self._trained) for one in copy()]
-        return Cut(after, step, [at_cut() for at_cut in self._stores], unpushed, trained)
+        stores = list(self._saved())
+        trained = [(number, one) for number, store in stores for one in store.trained()]
+        at_cut = [store.at_cut() for _, store in stores]
+        for number, steps in self._left.items():
+            at_cut.append(StoreAtCut(ResumedStore(number, steps, dict(LEFT)), False, []))
+        return Cut(after, step, at_cut, unpushed, trained)
 
     def _all_unpushed(self) -> List[Tuple[int, Unpushed]]:
-        return [(store, one) for store, copy in enumerate(self._unpushed) for one in copy()]
+        return [(number, one) for number, store in self._saved() for one in store.unpushed()]

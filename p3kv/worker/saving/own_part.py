@@ -117,6 +117,10 @@ class OwnPart:
         """Has checkpoints from now on have what the codec of a key remembers."""
         self._keys[key.key_id] = key
 
+    def forget(self, key_id: int) -> None:
+        """No later checkpoint has a key."""
+        self._keys.pop(key_id, None)
+
     def remembered(self, cut: Cut) -> List[Tuple[WorkerKey, int]]:
         """The keys of which workers remember something at a checkpoint, each with its round."""
         rounds = [pair for store in cut.stores for pair in store.rounds]

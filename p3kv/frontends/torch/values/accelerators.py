@@ -11,6 +11,7 @@ import threading
 from functools import partial
 from queue import SimpleQueue
 from typing import Any, Callable, NamedTuple, Optional, Tuple
+from weakref import finalize
 
 import torch
 
@@ -50,13 +51,16 @@ class Accelerator:
         self._captures = getattr(module, "is_current_stream_capturing", lambda: False)
         self._down, self.up = module.Stream(device), module.Stream(device)
         pinned((1,), torch.uint8)
-        self._abort = abort
         self._newest: Optional[Any] = None
         """The event after the last copy to the host."""
         self._leaving: SimpleQueue[Optional[_Leaving]] = SimpleQueue()
         self._thread = threading.Thread(
-            target=self._run, name=f"p3kv copies from {device}", daemon=True
+            target=_run,
+            args=(self._leaving, abort),
+            name=f"p3kv copies from {device}",
+            daemon=True,
         )
+        finalize(self, self._leaving.put, None).atexit = False
 
     def start(self) -> None:
         """Has copies go on to the network."""
@@ -94,20 +98,23 @@ class Accelerator:
         self._leaving.put(None)
         self._thread.join()
 
-    def _run(self) -> None:
-        while self._pass_on(self._leaving.get()):
-            pass
 
-    def _pass_on(self, leaving: Optional[_Leaving]) -> bool:
-        if leaving is None:
-            return False
-        try:
-            if leaving.copied is not None:
-                leaving.copied.synchronize()
-            leaving.then(leaving.copy)
-        except Exception as error:  # noqa: BLE001  the script's next call raises it
-            self._abort(in_one_line(error))
-        return True
+def _run(leaving: SimpleQueue[Optional[_Leaving]], abort: Callable[[str], None]) -> None:
+    """Until the accelerator is closed, or nobody has it any more."""
+    while _pass_on(leaving.get(), abort):
+        pass
+
+
+def _pass_on(leaving: Optional[_Leaving], abort: Callable[[str], None]) -> bool:
+    if leaving is None:
+        return False
+    try:
+        if leaving.copied is not None:
+            leaving.copied.synchronize()
+        leaving.then(leaving.copy)
+    except Exception as error:  # noqa: BLE001  the script's next call raises it
+        abort(in_one_line(error))
+    return True
 
 
 class DeviceCopies(Copies):

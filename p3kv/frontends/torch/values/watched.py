@@ -12,6 +12,7 @@ import itertools
 from abc import ABC, abstractmethod
 from contextlib import contextmanager, suppress
 from typing import Any, Dict, Iterator, Optional, Tuple, Type
+from weakref import WeakSet
 
 import torch
 
@@ -160,8 +161,8 @@ def _waiting_check(check: Any) -> Any:
     return wait_and_check
 
 
-_entrances: Dict[int, Any] = {}
-"""By the ids of those that watch them: who may have weights that are read unseen."""
+_entrances: WeakSet[object] = WeakSet()
+"""Those who watch them: who may have weights that are read unseen."""
 _entrance: Optional[Any] = None
 """torch's handle of the hook."""
 
@@ -170,7 +171,7 @@ def watch_entrances(who: object) -> None:
     """From now on, each module waits for its own parameters and buffers when it is called, for code
     that torch does not tell of: scripted modules and extensions."""
     global _entrance
-    _entrances[id(who)] = who
+    _entrances.add(who)
     if _entrance is None:
         _entrance = torch.nn.modules.module.register_module_forward_pre_hook(_enter)
 
@@ -178,7 +179,8 @@ def watch_entrances(who: object) -> None:
 def leave_entrances(who: object) -> None:
     """Nothing of `who` needs that any more."""
     global _entrance
-    if _entrances.pop(id(who), None) is not None and not _entrances and _entrance is not None:
+    _entrances.discard(who)
+    if not _entrances and _entrance is not None:
         _entrance.remove()
         _entrance = None
 
