@@ -11,6 +11,7 @@ from torch import distributed, nn
 from torch_refusals import refused
 
 from p3kv.errors import ConfigError
+from p3kv.frontends.torch.front_end import Torch
 
 model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
 inner = torch.optim.AdamW(model.parameters())
@@ -40,6 +41,18 @@ refused(
     lambda: make(model, inner, consistency="delayed:stalenes=1"),
     kind=ConfigError,
 )
+
+for call, advice in (
+    (lambda: torch.utils.data.DistributedSampler(range(9)), "num_replicas=optimizer.num_workers"),
+    (lambda: model.no_sync(), "optimizer.no_sync()"),
+    (lambda: model.module, "leave .module out"),
+):
+    try:
+        call()
+    except (AttributeError, RuntimeError, ValueError) as error:
+        assert advice in Torch().advice_for(error), error
+    else:
+        raise AssertionError(advice)
 
 distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
 wrapped = nn.parallel.DistributedDataParallel(model)

@@ -14,6 +14,17 @@ from p3kv.frontends.torch.optimizers import no_compiler
 from p3kv.server.optimizer import MakeOptimizer, Optimizer
 from p3kv.worker import this_process
 
+_ADVICE = {
+    "process group has not been initialized": "p3kv.torch needs no process group: give "
+    "DistributedSampler num_replicas=optimizer.num_workers and rank=optimizer.rank; for other "
+    "uses, torch.distributed.init_process_group() makes one",
+    "has no attribute 'no_sync'": "p3kv.torch wraps no model: write optimizer.no_sync()",
+    "has no attribute 'module'": "p3kv.torch wraps no model: where it was in "
+    "DistributedDataParallel, leave .module out",
+}
+"""By a part of an error's message: what to do where a script was written for
+DistributedDataParallel."""
+
 
 class MakeTorchOptimizer(MakeOptimizer):
     """Makes what runs `torch.optim`'s optimizers on a server."""
@@ -73,6 +84,9 @@ class Torch(FrontEnd):
 
     def how_to_install(self) -> str:
         return "pip install '.[torch]' in p3kv's repository"
+
+    def advice_for(self, error: BaseException) -> str:
+        return next((advice for said, advice in _ADVICE.items() if said in str(error)), "")
 
     def came_too_early(self, role: str) -> Optional[str]:
         return None
