@@ -176,6 +176,13 @@ def compare_where_aliases_may_be() -> None:
         if flat:
             buffer = torch.zeros(20)
             model.weight.grad = buffer[4:16].view(3, 4)
+            other = nn.Parameter(torch.zeros(3))  # so that it is not always the weight's turn
+            model.register_parameter("other", other)
+            optimizer = trained(model)
+            for _ in range(5):
+                (model(ONES).sum() + other.sum()).backward()
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=False)
             alias = buffer.data[4:16]
         else:
             model(ONES).sum().backward()

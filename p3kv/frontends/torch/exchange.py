@@ -17,7 +17,7 @@ from p3kv.frontends.torch.values.asleep import Asleep, settle_all
 from p3kv.frontends.torch.values.copies import Then
 from p3kv.frontends.torch.values.devices import Devices
 from p3kv.frontends.torch.values.late import Late
-from p3kv.frontends.torch.values.leaving import LEAVE_OUT_BEFORE, Leaving
+from p3kv.frontends.torch.values.leaving import LEAVE_OUT_BEFORE, Leaving, is_part
 from p3kv.frontends.torch.values.watched import leave_entrances, watch_entrances
 from p3kv.frontends.torch.values.written import Written
 from p3kv.store.pushes import Pushes
@@ -97,7 +97,11 @@ class Exchange:
             )
         self._written.check(late)
         # A tensor that was written to before is not this backward pass's own.
-        has_aliases = not in_step and gradient._version > 0 and self._written.is_turn_of(late)
+        has_aliases = (
+            not in_step
+            and gradient._version > 0
+            and (is_part(gradient) or self._written.is_turn_of(late))
+        )
         late.leaving = Leaving(late.name, gradient, late.wait, keeps_copy=has_aliases)
         self.note_order(late)
 

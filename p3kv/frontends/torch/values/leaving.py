@@ -200,6 +200,12 @@ def _tensors_in(result: Any) -> Iterator[torch.Tensor]:
             yield from _tensors_in(one)
 
 
+def is_part(gradient: torch.Tensor) -> bool:
+    """Whether a gradient, which nobody watches, has a part of a larger memory of the script's."""
+    values = gradient._values() if gradient.is_sparse else gradient
+    return values.untyped_storage().nbytes() > values.numel() * values.element_size()
+
+
 def _share(one: torch.Tensor, other: torch.Tensor) -> bool:
     with torch._C.DisableTorchFunctionSubclass():
         return _address(one) == _address(other)
