@@ -46,6 +46,8 @@ class Launch:
     """A socket on which the scheduler and the launcher tell each other who failed and who ended."""
     launched: bool = False
     """'p3kv launch' has started the process, and says at the end what made the job fail."""
+    beside_worker: bool = False
+    """A worker has started the process, and says itself, in the same place, why the job fails."""
     secret: bytes = field(default=b"", repr=False)
     """Secret that only the job's processes know (`p3kv.common.secret`); empty if the job has none:
     then it is one account's, on one machine."""
@@ -101,6 +103,7 @@ class Launch:
             scheduler_fd=optional_number("P3KV_SCHEDULER_FD", environ),
             launcher_fd=optional_number("P3KV_LAUNCHER_FD", environ),
             launched=flag("P3KV_LAUNCHED", False, environ),
+            beside_worker=flag("P3KV_BESIDE_WORKER", False, environ),
             secret=secret,
             variables=variables,
             beside=tuple(beside),

@@ -73,11 +73,12 @@ def _started(launch: Launch) -> List[subprocess.Popen]:
     processes: List[subprocess.Popen] = []
     for env in launch.beside:
         with ExitStack() as opened:
-            more, fds = {}, []
+            more, fds = {"P3KV_BESIDE_WORKER": "1"}, []
             if env["DMLC_ROLE"] == "scheduler":
                 # Opened here: a port that is not free is told at once, by the script.
                 listener = opened.enter_context(_listener(launch))
-                more, fds = {"P3KV_SCHEDULER_FD": str(listener.fileno())}, [listener.fileno()]
+                more["P3KV_SCHEDULER_FD"] = str(listener.fileno())
+                fds.append(listener.fileno())
             processes.append(
                 subprocess.Popen(
                     [sys.executable, "-m", "p3kv"],

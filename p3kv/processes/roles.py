@@ -203,7 +203,11 @@ def _serve(launch: Launch) -> int:
             run_server(launch, settings)
     except P3Error as error:
         # If the job never began, the launcher says which processes are missing.
-        if not launch.launched or error.role is None or not isinstance(error, RendezvousError):
+        told = launch.launched and error.role is not None and isinstance(error, RendezvousError)
+        # And of what fails elsewhere speak the scheduler and the worker beside this server.
+        elsewhere = error.role is not None and (error.role, error.rank) != ("server", launch.rank)
+        told |= launch.role == "server" and launch.beside_worker and elsewhere
+        if not told:
             text = error if not launch.launched else error.brief or error
             _log.error("%s", text, exc_info=config.wants_traceback())
         return 1

@@ -44,7 +44,9 @@ def test_functions_that_torchruns_api_runs_are_workers_and_tell_why_they_fail() 
     assert result.code == 1
     for rank in range(2):
         assert f"{rank} of 2 has -1.5" in result.output, result.output
-    assert "worker 1 (round 1): its script ended with ValueError: boom" in result.output
+    cause = "worker 1 (round 1): its script ended with ValueError: boom"
+    assert f"p3kv scheduler: {cause}" in result.output, result.output
+    assert "p3kv server: " not in result.output, result.output
 
 
 def test_what_runs_beside_a_rank_serves_its_script_when_torchrun_gets_sigterm(

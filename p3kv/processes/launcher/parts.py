@@ -20,7 +20,7 @@ _TRIES = 100
 # Set for one role only, or for none: an old value from the launcher's own environment would mislead
 # the others.
 _SET_PER_PART = (
-    "P3KV_SCHEDULER_FD", "P3KV_LAUNCHER_FD", "P3KV_SECRET_FILE",
+    "P3KV_SCHEDULER_FD", "P3KV_LAUNCHER_FD", "P3KV_SECRET_FILE", "P3KV_PLACE", "P3KV_BESIDE_WORKER",
 )  # fmt: skip
 
 
