@@ -326,8 +326,10 @@ def test_what_nobody_has_any_more_is_forgotten_everywhere_and_trained_again_afte
         said = first.said_by(f"worker {rank}")
         used = [tuple(map(int, one)) for one in re.findall(r"used (\d+) (\d+) (\d+)", said)]
         assert len(used) == 6, first.output
-        for at in range(2):
-            assert used[-1][at] - used[1][at] < 60, used
+        # What is under way when a fold ends is freed with the next one. Three that stay are 144 MB
+        # here, and 96 MB on the server.
+        for at, most in ((0, 110), (1, 60)):
+            assert min(one[at] for one in used[3:]) - min(one[at] for one in used[:3]) < most, used
         assert used[-1][2] == used[0][2], used
     sizes = [one.stat().st_size for one in sorted((tmp_path / "c").iterdir())]
     assert max(sizes) < 33e6 and sizes[-1] < 1e6, sizes
