@@ -29,6 +29,7 @@ from p3kv.frontends.torch.refusals import check_all_stay, check_parameter, check
 from p3kv.frontends.torch.rows import LAYOUT, LateRows
 from p3kv.frontends.torch.steps import Steps, parameters_of
 from p3kv.frontends.torch.tensors import DTYPES, tensor_in
+from p3kv.frontends.torch.values.asleep import settle_all
 from p3kv.frontends.torch.values.compiled import own_name
 from p3kv.frontends.torch.values.devices import Devices
 from p3kv.frontends.torch.values.early import EARLY, forget_with
@@ -126,6 +127,8 @@ class SharedModel:
     def check(self) -> None:
         """Raises the job's failure; NotSupportedError where another optimizer has taken over."""
         self.worker.check()
+        if self._own.is_saved:
+            settle_all()  # a checkpoint may be due
         if self._replaced:
             raise NotSupportedError(
                 "another p3kv.torch.Optimizer has been made with these parameters: call its step()"
