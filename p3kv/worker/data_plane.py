@@ -224,8 +224,9 @@ class DataPlane:
                 self.checkpoints.own.forget(key.key_id)
                 self._stalls.forget(key.key_id)
             self._orders.pop(store, None)
-            self.tell(StoreHeader(Kind.FORGET, self.rank, store=store))
-            self._report(messages.StoreForgotten(store))
+            for its_keys in (store, messages.MAX_STORE - store):  # and those beside
+                self.tell(StoreHeader(Kind.FORGET, self.rank, store=its_keys))
+                self._report(messages.StoreForgotten(its_keys))
             done()
 
     def _route(self, key: WorkerKey) -> Route:

@@ -41,13 +41,15 @@ def train(what: str, model: nn.Module, opt: p3kv.torch.Optimizer) -> None:
 
 
 def sgd(model: nn.Module, rate: float = 0.1) -> p3kv.torch.Optimizer:
-    inner = torch.optim.SGD(model.parameters(), rate, momentum=0.9)
+    trained = [weight for weight in model.parameters() if weight.requires_grad]
+    inner = torch.optim.SGD(trained, rate, momentum=0.9)
     return p3kv.torch.Optimizer(model, inner)
 
 
 def fold(number: int) -> None:
     torch.manual_seed(number)
     model = nn.Sequential(nn.Linear(SIZE, SIZE), nn.BatchNorm1d(SIZE))
+    model[0].outside = nn.Parameter(torch.randn(SIZE, SIZE), requires_grad=False)
     train(f"fold {number}", model, sgd(model))
 
 
