@@ -241,6 +241,9 @@ class Dispatcher:
 
     def _begin_checkpoint(self, words: memoryview) -> None:
         checkpoint = decode(words, Checkpoint)
+        if not checkpoint.stores:
+            self._parts_of_workers.end(words)
+            return
         self._consumer.checkpoints.begin(checkpoint)
         if self._rank == 0:
             self._parts_of_workers.ask(checkpoint, words)

@@ -353,6 +353,11 @@ class WorkerStore:
         self.may_be_cut = self._data_plane.cuts.may_be_due(steps)
 
     @property
+    def may_end_in_cut(self) -> bool:
+        """Whether there is a checkpoint of the store's newest step if the script ends now."""
+        return self.is_saved and self._data_plane.cuts.may_be_due()
+
+    @property
     def waits_for_cut(self) -> bool:
         """Whether a step that has not begun is not to begin before the script ends its backward
         pass: stores then begin their steps in the order in which the script says so, and there may

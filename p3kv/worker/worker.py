@@ -234,6 +234,18 @@ class Worker:
             self._control.close()
             self._loop.call_soon(self._fail, failure.to_error())
 
+    def script_ends(self) -> None:
+        """Says that the script has ended in order, before anything changes that it has trained:
+        there may be a checkpoint after its last step. From its thread; may be called twice."""
+        if not self.started or not self.usable or self.settings.checkpoint_dir is None:
+            return
+        joined = self._joined
+        with suppress(P3Error):  # which `close` tells
+            due = joined.cuts.due_at_end()
+            if due is not None and (self.rank == 0 or joined.cuts.of_all_workers):
+                cut = joined.cuts.cut(joined.steps.newest, due)
+                self._loop.call_soon(joined.checkpoints.add_last, cut)
+
     def close(self) -> None:
         """Leaves the job, in order unless it has failed; all transfers must be done.
 
@@ -242,12 +254,15 @@ class Worker:
         if self._closed:
             return
         if self.started and self.usable:
+            self.script_ends()
             with suppress(P3Error):
                 self._ask(self._joined.exchange.ahead.finish).result()
                 # Servers wait for what this worker says of the last steps' norms.
                 self._ask(self._joined.global_norms.finish).result()
                 # And neighbours for what this worker carries.
                 self._ask(self._joined.host_sums.finish).result()
+                if self.settings.checkpoint_dir is not None:
+                    self._ask(self._joined.checkpoints.finish).result()
             self._reporting.end(self.rank)
         self._closed = True
         if self.started and self._failure is None:

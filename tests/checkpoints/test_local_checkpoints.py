@@ -40,8 +40,8 @@ def with_the_other(folder: Path, rule: str, *last: int, **more: Any) -> JobResul
 
 
 def leave(train: Train, folder: Path, rule: str, **more: Any) -> None:
-    """Has a job end after 11 steps, with checkpoints of steps 4 and 8."""
-    result = train(folder, rule, 11, **more)
+    """Has a job end after 12 steps; the last checkpoint is that of its end."""
+    result = train(folder, rule, 12, **more)
     assert result.code == 0, result.output
 
 
@@ -65,7 +65,7 @@ def test_workers_go_on_with_their_own_weights_on_any_number_of_servers(
     leave(train, tmp_path, rule)
     result = train(tmp_path, rule, servers=3, P3KV_RESUME=1)
     assert result.code == 0, result.output
-    assert result.output.count("right by the rule local, after 8 steps") == 2, result.output
+    assert result.output.count("right by the rule local, after 12 steps") == 2, result.output
 
 
 @NEEDS_TORCH
@@ -77,7 +77,7 @@ def test_codecs_that_lack_changes_in_both_directions_go_on_bit_for_bit(tmp_path:
     leave(with_torch, tmp_path, STREAMING, **TOPK)
     result = with_torch(tmp_path, STREAMING, P3KV_RESUME=1, **TOPK)
     assert result.code == 0, result.output
-    assert "goes on from the checkpoint of step 8" in result.output
+    assert "goes on from the checkpoint of step 12" in result.output
     for rank in range(2):
         one, other = (ends_of(job, rank) for job in (undisturbed, result))
         assert one == other != [], result.output
@@ -108,10 +108,10 @@ def test_other_workers_or_another_rule_are_told_of(tmp_path: Path) -> None:
     result = torch_job("torch_own_rounds.py", servers=1, **shared)
     assert result.code != 0
     assert "this script's is a rule by which the gradients of all workers make" in result.output
-    result = with_torch(tmp_path, rule, 8, workers=3, servers=1, P3KV_RESUME=1)
+    result = with_torch(tmp_path, rule, 12, workers=3, servers=1, P3KV_RESUME=1)
     assert result.code == 0, result.output
     assert (
-        "the checkpoint of step 8 is of 2 workers, and this job has 3. So all workers go on from "
+        "the checkpoint of step 12 is of 2 workers, and this job has 3. So all workers go on from "
         "the servers' weights"
     ) in result.said_by("worker 0"), result.output
     one, *others = (ends_of(result, rank) for rank in range(3))

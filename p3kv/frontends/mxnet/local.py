@@ -93,6 +93,8 @@ class LocalSteps(Steps):
         rule = own.rule.local
         self._parts = own.rule.num_workers if rule is not None and rule.adds else 1
         """What this worker's optimizer does counts with one of so many parts."""
+        self._before: Optional[List[Trained]] = None
+        """What `_copied` gives, before `synchronize` after the newest step."""
         self._says_steps = False
         """Whether the script says where steps begin."""
         self.set_optimizer(optimizer)
@@ -116,6 +118,7 @@ class LocalSteps(Steps):
 
     def _begin_step(self) -> None:
         self._begun += 1
+        self._before = None
         self._pushes.begin_own_step()
 
     def trains(self, key: Key) -> bool:
@@ -206,6 +209,8 @@ class LocalSteps(Steps):
 
     def synchronize(self) -> None:
         """Gives all weights the servers' own values."""
+        if self._own.may_end_in_cut:  # a job that goes on has not synchronised
+            self._before = self._copied()
         for key, one in self._weights.items():
             one.progress.settle()
             one.as_sent = None
@@ -265,6 +270,8 @@ class LocalSteps(Steps):
 
     def _copied(self) -> List[Trained]:
         """Copies for a checkpoint of what this worker has."""
+        if self._before is not None:
+            return self._before
         with mx.autograd.pause():
             return [
                 self._inner.copied(

@@ -61,6 +61,8 @@ class LocalSteps(Steps):
         shared.begin(self)
         for late in every:
             late.key.goes_on = True
+        self._before: Optional[List[Trained]] = None
+        """What `_copied` gives, before `synchronize` after the newest step."""
         self._go_on()
         own.keep_trained(self._copied)
         self._hooks = [
@@ -75,6 +77,7 @@ class LocalSteps(Steps):
     def step(self, closure: Optional[Callable[[], Any]]) -> Any:
         self._shared.check()
         self._check_groups()
+        self._before = None
         self._shared.pushes.begin_own_step()
         loss = self._update(closure)
         for late, progress in self._weights:
@@ -142,6 +145,8 @@ class LocalSteps(Steps):
         self.wait()
 
     def synchronize(self) -> None:
+        if self._own.may_end_in_cut:  # a job that goes on has not synchronised
+            self._before = self._copied()
         self.settle()
         self._shared.pull()
 
@@ -152,6 +157,8 @@ class LocalSteps(Steps):
 
     def _copied(self) -> List[Trained]:
         """Copies for a checkpoint of what this worker has."""
+        if self._before is not None:
+            return self._before
         states: Dict[Any, Any] = self._optimizer.state
         return [
             copied(late, progress, states.get(late.parameter)) for late, progress in self._weights

@@ -43,6 +43,12 @@ class PartsOfWorkers:
             elif rank in self._workers.connections:
                 self.welcomed(rank)
 
+    def end(self, words: memoryview) -> None:
+        """Tells the workers that none is asked for any more, which `words` say."""
+        for rank, connection in self._workers.connections.items():
+            if rank != 0 and self._workers.listens(connection):
+                connection.writer.push(Frame(URGENT, Header(Kind.CHECKPOINT, 0), words))
+
     def welcomed(self, rank: int) -> None:
         """Asks a worker that takes frames now for its part, if it is missing."""
         if rank in self._missing and self._asked is not None:

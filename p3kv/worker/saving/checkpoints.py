@@ -38,6 +38,8 @@ from p3kv.worker.transfers import WorkerKey
 _log = logging.getLogger(__name__)
 
 _IDENTITY_BYTES = 8
+_NONE = "none"
+"""In place of the identity, where no checkpoint is asked for any more."""
 _MARKS_S = 5.0
 """How long to look for the servers' marks: file systems of several hosts show new files later."""
 _LOOK_EVERY_S = 0.2
@@ -80,6 +82,9 @@ class Checkpoints:
         self._cuts: Deque[Cut] = deque()
         self._waits_for: Set[str] = set()
         """Who has not written the last checkpoint: servers, or workers."""
+        self._ends = False
+        """Whether the script has ended, so that no step begins any more."""
+        self._finished: Optional[Future[None]] = None
         self._leaves = False
         """Whether this worker says nothing more to the servers."""
         self._problem = ""
@@ -213,13 +218,37 @@ class Checkpoints:
         a push may be far away, and steps whose rounds are each worker's own are not counted here.
         When all is sent that belongs to a checkpoint, the servers know how large its slices are, as
         below; those of a worker's own rounds keep their size."""
-        while self._cuts and _is_early(self._cuts[0]) and self._is_sent(self._cuts[0]):
+        while self._cuts and self._is_sent(self._cuts[0]):
+            if not (self._ends or _is_early(self._cuts[0])) or (self._ends and self._waits_for):
+                return
             self._begin(self._cuts.popleft())
 
     @property
     def has_pending(self) -> bool:
         """Whether there is a checkpoint of which the servers have not been told."""
         return bool(self._cuts)
+
+    def add_last(self, cut: Cut) -> None:
+        """Adds the checkpoint after the script's last step. It is left out for no other one."""
+        self._ends = True
+        self.add(cut)
+
+    def finish(self, done: Future[None]) -> None:
+        """Completes `done` when this worker may leave: all checkpoints are written that were due,
+        as far as it has a part in them."""
+        self._ends, self._finished = True, done
+        self.pushed()
+        self._look_finished()
+
+    def _look_finished(self) -> None:
+        """Worker rank 0 asks for a checkpoint when it is there: until then others keep copies."""
+        waits = self._cuts or self._waits_for or (self._rank != 0 and self.own.is_needed)
+        if self._finished is None or self._finished.done() or waits:
+            return
+        if self._rank == 0 and self.own.has_part and len(self._place.workers_hosts) > 1:
+            none = Checkpoint(0, _NONE, UNKNOWN, [])
+            self._tell(Header(Kind.CHECKPOINT, self._rank), encode(none), servers=[0])
+        self._finished.set_result(None)
 
     def _is_sent(self, cut: Cut) -> bool:
         shared = (store for store in cut.stores if not store.own_rounds)
@@ -275,18 +304,26 @@ class Checkpoints:
         """Takes what worker rank 0 has asked for."""
         if self._rank == 0 or header.rank != 0:
             raise ProtocolError("it asked for a checkpoint, and only server 0 asks other workers")
-        return message_landing(header, Checkpoint, self.own.write)
+        return message_landing(header, Checkpoint, self._asked)
+
+    def _asked(self, checkpoint: Checkpoint) -> None:
+        if checkpoint.stores:
+            self.own.write(checkpoint)
+        else:
+            self.own.end()
+            self._look_finished()
 
     def land_written(self, connection: Connection, header: Header) -> Landing:
         """Takes a server's answer, or that of another worker, which server 0 passes on."""
         return message_landing(header, Written, partial(self._written, header.rank))
 
     def _own_written(self, written: Written) -> None:
-        """Takes note of this worker's own part."""
+        """Takes note of this worker's own part, or that it is not needed."""
         if self._rank == 0:
             self._note(_worker(0), written)
         elif not self._leaves:
             self._tell(Header(Kind.WRITTEN, self._rank), encode(written), servers=[0])
+            self._look_finished()
 
     def leave(self) -> None:
         """Has this worker tell the servers nothing more."""
@@ -296,6 +333,8 @@ class Checkpoints:
         """Ends what waits with an error."""
         if not self._resumed.done():
             self._resumed.set_exception(error)
+        if self._finished is not None and not self._finished.done():
+            self._finished.set_exception(error)
 
     def close(self) -> None:
         """Waits for a file that is being written, for some seconds at most; from any thread."""
@@ -318,6 +357,9 @@ class Checkpoints:
         if not self._waits_for and not self._problem:
             self._complete = [*self._complete[-1:], written.step]
             _log.info("the checkpoint of step %d is complete", written.step)
+        if not self._waits_for and self._ends:
+            self.pushed()
+            self._look_finished()
 
 
 def _is_early(cut: Cut) -> bool:

@@ -162,6 +162,15 @@ class Cuts:
         self.count += 1
         return step
 
+    def due_at_end(self) -> Optional[int]:
+        """To be called when the script ends in order, perhaps several times. Returns the step of
+        the checkpoint that is due after the last step, once."""
+        leader, self._leader = self._leader, None
+        if leader is None or self._step is None or self._steps[leader] % self._every:
+            return None
+        self.count += 1
+        return self._step
+
     def may_be_due(self, steps: int = 1) -> bool:
         """Whether one of the next so many steps may be one before which there is a checkpoint."""
         return any(self._may_be_before(store, steps) for store in self._steps)

@@ -82,6 +82,8 @@ class OwnPart:
         self._wanted: Optional[Checkpoint] = None
         """For which worker rank 0 has asked, until this worker begins to write."""
         self._writes = False
+        self._is_over = False
+        """Whether worker rank 0 asks for nothing any more."""
         self._waits_for: Sequence[Future] = ()
         """What a thread waits for that writes a part."""
 
@@ -129,6 +131,8 @@ class OwnPart:
     def copy(self, cut: Cut) -> None:
         """Begins to copy what codecs remember at a checkpoint; before this worker sends anything
         that does not belong to it."""
+        if self._is_over:
+            return
         memories = []
         for key, round_ in self.remembered(cut):
             assert key.memory is not None
@@ -145,6 +149,17 @@ class OwnPart:
             raise ProtocolError("it asked for a checkpoint before it had the last one")
         self._wanted = checkpoint
         self._write_if_copied()
+
+    def end(self) -> None:
+        """Worker rank 0 asks for nothing any more."""
+        self._is_over = True
+        self._copied.clear()
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether a part of this worker is being written, or may be asked for."""
+        waits = self._writes or self._wanted is not None or bool(self._copied)
+        return self.has_part and waits
 
     def close(self) -> None:
         """Waits for a file that is being written, for some seconds at most; from any thread."""
