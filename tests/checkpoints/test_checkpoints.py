@@ -173,6 +173,8 @@ def test_a_module_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
         )  # fmt: skip
         assert result.code == 0, result.output
         assert right in result.output
+        for path in tmp_path.glob("step-*6.server-*"):  # that of the end
+            path.unlink()
 
 
 @pytest.mark.parametrize(

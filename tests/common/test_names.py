@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 from pathlib import Path
 from typing import Dict, List, Tuple
@@ -228,7 +227,7 @@ def test_a_script_that_makes_more_before_goes_on_and_is_told(written: Path, tmp_
     assert result.code == 0, result.output
     for rank in range(2):
         said = result.said_by(f"worker {rank}")
-        assert re.search(r"all is right after [12] steps and 3 more", said), result.output
+        assert "all is right after 3 steps and 3 more" in said, result.output
     said = result.said_by("worker 0")
-    assert re.search(r"step [12] has 'dense8_weight' where this script has 'dense2_weight'", said)
+    assert "step 3 has 'dense8_weight' where this script has 'dense2_weight'" in said
     assert said.count("Nothing is wrong as long as") == 1

@@ -1,6 +1,6 @@
 """Module.fit goes on from a checkpoint; the weights at the end are those of a single run.
 
-The first run ends after all epochs, too; its newest checkpoint is of its first epoch's end.
+The first run ends after all epochs, too; the second one is to find that of its first epoch's end.
 """
 
 import p3kv  # noqa: F401, I001
