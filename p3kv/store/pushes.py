@@ -46,7 +46,7 @@ class Pushes(Generic[O]):
         """Worker rank 0 tells the servers, of which front end the settings are; all workers
         count. `refuse_part` is that of `ClippedSteps`."""
         self._own = own
-        self._front_end = front_end
+        self.front_end = front_end
         self.checks = Checks(own)
         """Refuses optimizers and pushes of this store."""
         self._order = order
@@ -266,7 +266,7 @@ class Pushes(Generic[O]):
         """Worker rank 0 sends optimizer settings, if there are new ones, for a step and on."""
         if settings is not None and self._rank == 0:
             assert self.optimizer is not None
-            front_end = self.optimizer.front_end or self._front_end
+            front_end = self.optimizer.front_end or self.front_end
             self._own.set_optimizer(from_step, front_end, settings, in_step)
 
     def _settings_changed(self) -> bool:

@@ -48,6 +48,8 @@ class Counts(NamedTuple):
     """Values of `ScriptOptimizer.remembered`."""
     rule: Optional[str] = None
     """What matters of the consistency rule; None: the gradients of all workers make an update."""
+    front_end: Optional[str] = None
+    """Whose optimizer it is, as far as the checkpoint says."""
 
 
 class GoesOn(ABC, Generic[O]):
@@ -125,6 +127,13 @@ class Resuming(Generic[O]):
             self._kept.clear()
             self._pushes.set_optimizer(fresh)
             return
+        front_end = self._pushes.front_end
+        if counts.front_end not in (None, front_end):
+            raise CheckpointError(
+                f"the checkpoint is of a script with {counts.front_end}, and this one trains with "
+                f"{front_end}: go on with that script, or set P3KV_RESUME=0 and "
+                "P3KV_CHECKPOINT_DIR to another folder"
+            )
         rule = self._rule_of(fresh)
         if rule != counts.rule:
             raise CheckpointError(
@@ -223,6 +232,7 @@ class Resuming(Generic[O]):
             "updates": [[key, count] for key, count in updates.items()],
             "remembered": optimizer.remembered(),
             "rule": self._rule_of(optimizer),
+            "front_end": self._pushes.front_end,
         }
 
     def _rule_of(self, optimizer: O) -> Optional[str]:
@@ -252,7 +262,7 @@ def _counts_in(numbers: Mapping[str, Any]) -> Counts:
         updates = {key: int(count) for key, count in numbers["updates"]}
         return Counts(
             str(numbers["optimizer"]), int(numbers["steps"]), updates, dict(numbers["remembered"]),
-            numbers.get("rule"),
+            numbers.get("rule"), numbers.get("front_end"),
         )  # fmt: skip
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(

@@ -104,6 +104,11 @@ def test_other_workers_or_another_rule_are_told_of(tmp_path: Path) -> None:
         "this script's is local:steps=5,rate=0.7,momentum=0.9,streaming=true,delay=1; go on with "
         "the checkpoint's (P3KV_CONSISTENCY, or the rule that the script gives)"
     ) in result.output
+    result = with_the_other(tmp_path, rule, P3KV_RESUME=1, servers=1)
+    assert result.code != 0 and "ValueError" not in result.output, result.output
+    for rank in range(2):
+        said = result.said_by(f"worker {rank}")
+        assert "of a script with torch, and this one trains with mxnet" in said, result.output
     shared = settings(tmp_path, "bulk_synchronous", P3KV_RESUME=1)
     result = torch_job("torch_own_rounds.py", servers=1, **shared)
     assert result.code != 0
