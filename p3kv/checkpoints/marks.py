@@ -7,10 +7,11 @@ other workers look that have something to write.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 from contextlib import suppress
-from typing import Dict, Mapping
+from typing import Dict, Mapping, Optional
 
 from p3kv.checkpoints.files import NotOursError, make_anew, open_folder, open_own, owner_in
 
@@ -37,9 +38,24 @@ def remove(folder: str, mark: bytes) -> None:
         os.unlink(os.path.join(folder, name(mark)))
 
 
+def hold(folder: str) -> Optional[int]:
+    """Keeps other jobs from a folder until the descriptor is closed, or its process ends; None
+    where the file system can't. Raises BlockingIOError where another job holds it."""
+    descriptor = open_folder(folder)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise
+    except OSError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
 def remove_old(folder: str) -> None:
-    """Removes what killed jobs have left; to be called before this job's processes leave
-    marks."""
+    """Removes what killed jobs have left, of a folder that this job holds; to be called before its
+    processes leave marks."""
     with suppress(OSError):
         for found in filter(_MARK.fullmatch, os.listdir(folder)):
             with suppress(OSError):

@@ -544,6 +544,8 @@ class Worker:
 
     def _close_in_child(self) -> None:
         """In a forked child: closes its copies of the connections; the parent's end ends them."""
+        if self._data_plane is not None:
+            self._data_plane.checkpoints.let_go()
         self._closed = True
         self._failure = ClosedError(
             f"this process was forked from {_name(self.rank)}, which goes on training with "

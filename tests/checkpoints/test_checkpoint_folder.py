@@ -160,3 +160,21 @@ def test_a_folder_that_can_not_be_made_is_named(tmp_path: Path) -> None:
         result = run_job("join.py", P3KV_CHECKPOINT_DIR=folder, **SUMS_ONLY)
         assert result.code != 0
         assert f"the folder {folder} for checkpoints can't be made" in result.output
+
+
+def test_a_folder_that_another_job_writes_to_is_refused_and_nothing_of_that_is_removed(
+    tmp_path: Path,
+) -> None:
+    settings = {"P3KV_CHECKPOINT_DIR": tmp_path, **SUMS_ONLY}
+    held = marks.hold(str(tmp_path))
+    assert held is not None
+    try:
+        marks.leave(str(tmp_path), bytes(16))
+        result = run_job("join.py", workers=2, **settings)
+        assert result.code != 0
+        assert f"another job that runs now writes its checkpoints to {tmp_path}" in result.output
+        assert len(os.listdir(tmp_path)) == 1
+    finally:
+        os.close(held)
+    result = run_job("join.py", workers=2, **settings)
+    assert result.code == 0 and not os.listdir(tmp_path), result.output

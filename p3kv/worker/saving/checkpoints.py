@@ -43,6 +43,8 @@ _NONE = "none"
 _MARKS_S = 5.0
 """How long to look for the servers' marks: file systems of several hosts show new files later."""
 _LOOK_EVERY_S = 0.2
+_HELD_S = 3.0
+"""How long to wait for a job that ends: one that is started again has the same folder."""
 
 
 class Checkpoints:
@@ -82,6 +84,8 @@ class Checkpoints:
         self._cuts: Deque[Cut] = deque()
         self._waits_for: Set[str] = set()
         """Who has not written the last checkpoint: servers, or workers."""
+        self._held: Optional[int] = None
+        """The descriptor by which worker rank 0 keeps other jobs from the folder."""
         self._ends = False
         """Whether the script has ended, so that no step begins any more."""
         self._finished: Optional[Future[None]] = None
@@ -150,9 +154,8 @@ class Checkpoints:
             "under one name, for one user"
         )
 
-    @staticmethod
-    def _make(folder: str, host: str) -> bool:
-        """Returns whether the folder was not there before."""
+    def _make(self, folder: str, host: str) -> bool:
+        """Makes the folder, and keeps other jobs from it; returns whether it was not there."""
         made = not os.path.lexists(folder)
         try:
             os.makedirs(folder, exist_ok=True)
@@ -162,8 +165,36 @@ class Checkpoints:
                 f"{error.strerror}; set P3KV_CHECKPOINT_DIR to one that worker 0 and every server "
                 "can write to"
             ) from error
-        marks.remove_old(folder)
+        self._hold(folder, host)
         return made
+
+    def _hold(self, folder: str, host: str) -> None:
+        deadline = time.monotonic() + _HELD_S
+        while True:
+            try:
+                self._held = marks.hold(folder)
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise ConfigError(
+                        f"another job that runs now writes its checkpoints to {folder}, as host "
+                        f"{host} sees it. Set P3KV_CHECKPOINT_DIR to another folder, or wait for "
+                        "its end"
+                    ) from None
+                self._wait(_LOOK_EVERY_S)
+            except OSError as error:
+                raise ConfigError(
+                    f"the folder {folder} can't be read on host {host}: {error.strerror}"
+                ) from error
+            else:
+                break
+        if self._held is not None:
+            marks.remove_old(folder)
+
+    def let_go(self) -> None:
+        """Other jobs may use the folder, as far as this process is concerned."""
+        held, self._held = self._held, None
+        if held is not None:
+            os.close(held)
 
     def announce(self) -> None:
         """Worker rank 0 tells all workers from which checkpoint the job goes on."""
@@ -341,6 +372,7 @@ class Checkpoints:
         self.own.close()
         if self._rank == 0 and self._settings.checkpoint_dir is not None:
             marks.remove(self._settings.checkpoint_dir, self._place.mark(_worker(0)))
+        self.let_go()
 
     def _written(self, server: int, written: Written) -> None:
         name = _server(server) if written.worker == UNKNOWN else _worker(written.worker)
