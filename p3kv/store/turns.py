@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from itertools import accumulate
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
+from p3kv.common import words
 from p3kv.consistency import LocalTraining
 from p3kv.wire.messages import Key
+
+_log = logging.getLogger("p3kv")
 
 
 class Turn(NamedTuple):
@@ -75,6 +79,12 @@ class Progress:
         return Due(takes_before, sends, sends and not self.turn.lag)
 
     @property
+    def unsent(self) -> int:
+        """How many steps there were since a difference has left; all, if none has."""
+        since = (self.count - self.turn.first) % self._steps
+        return min(self.count, since)
+
+    @property
     def awaits(self) -> bool:
         """Whether a difference has left whose value is not taken."""
         return self.takes_at is not None
@@ -89,6 +99,7 @@ class Schedule:
 
     def __init__(self, rule: LocalTraining) -> None:
         self._rule = rule
+        self._told = False
         self._progress: Dict[Key, Progress] = {}
 
     def of(self, key: Key, declared: Sequence[Tuple[Key, int]]) -> Progress:
@@ -99,6 +110,21 @@ class Schedule:
             for (one, _), turn in zip(new, turns([size for _, size in new], self._rule)):
                 self._progress[one] = Progress(turn, self._rule.steps)
         return self._progress[key]
+
+    def tell_unsent(self) -> None:
+        """Says once, when a script asks for the servers' values, that they lack what workers have
+        learned since, if they do."""
+        unsent = max((one.unsent for one in self._progress.values()), default=0)
+        if not unsent or self._told:
+            return
+        self._told = True
+        _log.warning(
+            "%s gives the servers' weights, which lack what each worker has learned since its last "
+            "exchanges: the last %d of %d steps. A worker's own weights have its part of that. To "
+            "have all of it in the servers' weights, choose streaming=false, and call it after a "
+            "multiple of %d steps",
+            words.current().synchronise, unsent, self.count, self._rule.steps,
+        )  # fmt: skip
 
     @property
     def count(self) -> int:

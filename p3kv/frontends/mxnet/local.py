@@ -211,6 +211,8 @@ class LocalSteps(Steps):
         """Gives all weights the servers' own values."""
         if self._own.may_end_in_cut:  # a job that goes on has not synchronised
             self._before = self._copied()
+        if self._rank == 0:
+            self._schedule.tell_unsent()
         for key, one in self._weights.items():
             one.progress.settle()
             one.as_sent = None

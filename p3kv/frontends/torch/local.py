@@ -53,7 +53,9 @@ class LocalSteps(Steps):
         shared = self._shared = SharedModel(own, model, optimizer, buffers, whole=False, sparse={})
         exchange = self._exchange = shared.exchange
         every, workers = shared.every, shared.worker.num_workers
-        schedule = set_outer_optimizer(own, shared.resuming, lambda: class_of(optimizer).__name__)
+        schedule = self._schedule = set_outer_optimizer(
+            own, shared.resuming, lambda: class_of(optimizer).__name__
+        )
         self._parts = workers if rule.adds else 1
         """What this worker's optimizer does counts with one of so many parts."""
         sizes = [(late.key.key, late.key.size_bytes) for late in every]
@@ -147,6 +149,8 @@ class LocalSteps(Steps):
     def synchronize(self) -> None:
         if self._own.may_end_in_cut:  # a job that goes on has not synchronised
             self._before = self._copied()
+        if self._shared.worker.rank == 0:
+            self._schedule.tell_unsent()
         self.settle()
         self._shared.pull()
 
