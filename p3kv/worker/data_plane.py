@@ -212,7 +212,8 @@ class DataPlane:
     def _forget_idle(self) -> None:
         for store in sorted(self._leaving):
             keys = [key for key in self.keys.values() if key.store == store]
-            busy = self.checkpoints.has_pending  # which may have these keys
+            # Checkpoints may have these keys.
+            busy = self.checkpoints.has_pending or self.cuts.holds
             if busy or not all(self.exchange.is_idle(key) for key in keys):
                 continue
             done = self._leaving.pop(store)

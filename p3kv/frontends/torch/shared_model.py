@@ -281,7 +281,7 @@ def _finish() -> None:
         if steps is None or shared is None:
             continue
         if not this_process.give_up_if_script_failed():
-            self.worker.script_ends()
+            shared.worker.script_ends()
             with suppress(P3Error):  # which the worker tells
                 steps.settle()
         shared.close()

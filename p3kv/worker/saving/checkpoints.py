@@ -298,6 +298,8 @@ class Checkpoints:
             self._begin(self._cuts.popleft())
 
     def _begin(self, cut: Cut) -> None:
+        if not cut.stores:
+            return  # nobody has them any more
         if self._rank == 0:
             self._ask(cut)
         elif not cut.own:

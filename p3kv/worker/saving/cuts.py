@@ -112,6 +112,8 @@ class Cuts:
         """By store: the number of its steps, in this run and before it."""
         self._step: Optional[int] = None
         """Counts the steps of all stores, in this run and before it."""
+        self._held: List[SavedStore] = []
+        """All stores, where a checkpoint may follow the newest step."""
         self._leader: Optional[int] = None
         self._followed: Dict[int, int] = {}
         """By store: its steps since the last one of the store that leads."""
@@ -146,6 +148,17 @@ class Cuts:
     def due(self, store: int, steps: int) -> Optional[int]:
         """To be called before a store's step, with the number of those that it has made in this
         run and before it. Returns the step of the checkpoint that is due now."""
+        due = self._due(store, steps)
+        # The script may end after this step, and have nothing of its stores any more.
+        self._held = [one for _, one in self._saved()] if self.may_be_due() else []
+        return due
+
+    @property
+    def holds(self) -> bool:
+        """Whether stores that nobody has any more are still needed; from any thread."""
+        return bool(self._held)
+
+    def _due(self, store: int, steps: int) -> Optional[int]:
         if self._step is None:
             self._step = self._resumed().step
         self._steps[store] = steps + 1
@@ -166,7 +179,8 @@ class Cuts:
         """To be called when the script ends in order, perhaps several times. Returns the step of
         the checkpoint that is due after the last step, once."""
         leader, self._leader = self._leader, None
-        if leader is None or self._step is None or self._steps[leader] % self._every:
+        steps = self._steps.get(-1 if leader is None else leader, 1)
+        if not self._held or self._step is None or steps % self._every:
             return None
         self.count += 1
         return self._step
