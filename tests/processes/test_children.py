@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import subprocess
+import sys
 from pathlib import Path
 from typing import List
 
@@ -11,6 +12,7 @@ from tests.frontends.test_torch import job
 from tests.jobs import (
     DEADLINE_S,
     SCRIPTS,
+    SUMS_ONLY,
     JobResult,
     end,
     environment,
@@ -37,6 +39,17 @@ def test_children_to_which_a_script_gives_ranks_are_workers_of_one_job() -> None
     assert result.code == 0, result.output
     for rank in range(2):
         assert f"{rank} of 2 has -3.0" in result.output, result.output
+
+
+def test_children_make_mxnets_store_as_workers_or_not_at_all() -> None:
+    with held_port() as holder:
+        port = str(holder.getsockname()[1])
+        command = [sys.executable, str(SCRIPTS / "children.py"), port]
+        result = run(command, environment(**SUMS_ONLY), TIMEOUT_S)
+    assert "exit codes 0 0 1" in result.output, result.output
+    for rank in range(2):
+        assert f"{rank} of 2 has 3.0" in result.output, result.output
+    assert "nothing says which of how many workers it is" in result.output, result.output
 
 
 def test_functions_that_torchruns_api_runs_are_workers_and_tell_why_they_fail() -> None:
