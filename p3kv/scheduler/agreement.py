@@ -122,6 +122,7 @@ class Agreement:
         self._waits.passed()
         self._sizes = None if mine.slice_size is None else SliceSizes(mine.slice_size)
         self._lets_workers_leave |= mine.let_workers_leave
+        self._waits.workers_may_leave = self._lets_workers_leave
         self._sums_on_hosts = sums_on_hosts(mine, len(workers))
         return [(worker.identity, Agreed()) for worker in workers]
 
@@ -185,7 +186,7 @@ class Agreement:
 
     def let_workers_leave(self) -> None:
         """Has nobody wait at a barrier for a worker that has left, whatever the settings say."""
-        self._lets_workers_leave = True
+        self._lets_workers_leave = self._waits.workers_may_leave = True
 
     def worker_left(self) -> Replies:
         """A worker has left in order; at a barrier, the others may have waited for it."""

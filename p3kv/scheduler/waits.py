@@ -53,6 +53,8 @@ class Waits:
 
     def __init__(self, members: Membership) -> None:
         self._members = members
+        self.workers_may_leave = False
+        """Whether a worker whose script has ended is not waited for once it has left."""
         self._calls: Dict[bytes, _Call] = {}
         self._num_calls = 0
         self._answers: Dict[bytes, Whereabouts] = {}
@@ -151,7 +153,7 @@ class Waits:
             call, answer = self._calls.get(one.identity), self._answers[one.identity]
             if call is not None:
                 states[one.identity] = ("call", call.number)
-            elif not answer.place:
+            elif not answer.place and not self.workers_may_leave:
                 states[one.identity] = ("end", 0)
             else:
                 is_long = answer.waited_s >= first_s

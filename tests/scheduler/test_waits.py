@@ -15,13 +15,16 @@ from p3kv.wire.messages import (
     AskWhereabouts,
     BarrierPassed,
     BarrierReached,
+    Bye,
     CallAwaited,
     DeclareKey,
+    JobSettings,
+    Ready,
     StoreMade,
     Whereabouts,
 )
 from tests.jobs import SCRIPTS, JobResult, environment, run, run_job
-from tests.scheduled import aborted, of, running, to, worker
+from tests.scheduled import SLICE_SIZE, aborted, assembled, of, running, to, worker
 from tests.torch_environment import NEEDS_TORCH, PYTHON
 
 FIRST_S = 10.0
@@ -139,6 +142,19 @@ def test_a_worker_that_has_come_to_its_end_makes_no_call_any_more() -> None:
     clock.look(**answers)
     failure = aborted(clock.look(**answers), "has come to the end of its script", P3Error)
     assert failure.rank == 0
+
+
+def test_where_workers_may_leave_one_at_its_end_is_about_to() -> None:
+    job = assembled()
+    for rank in range(2):
+        job.handle(worker(rank), Ready(JobSettings(SLICE_SIZE, let_workers_leave=True)))
+    job.handle(worker(1), BarrierReached())
+    clock = Clock(job)
+    answers = {"worker0": Whereabouts(""), "worker1": Whereabouts("y")}
+    for _ in range(3):
+        assert of(clock.look(**answers), CallAwaited)
+    assert job.failure is None
+    assert worker(1) in of(job.handle(worker(0), Bye()), BarrierPassed)
 
 
 # What the optimizers of workers must have in common.
