@@ -157,6 +157,7 @@ def test_wrong_uses_are_refused_with_what_to_do() -> None:
     result = job("torch_late.py", "wrong", workers=1, servers=1)
     assert result.code == 0, result.output
     assert "wrong uses are named" in result.output
+    assert result.output.count("parameters that the model has no more: weight. What") == 1
 
 
 def test_what_users_of_ddp_do_wrong_at_first_is_named_also_in_a_process_alone() -> None:

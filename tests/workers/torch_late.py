@@ -234,6 +234,11 @@ def use_wrongly() -> None:
     complexes = nn.Linear(2, 2).to(torch.complex64)
     refused("'weight' is torch.complex64", trained, complexes)
     refused("can't train on the device 'meta'", trained, nn.Linear(2, 2, device="meta"))
+    renewed = nn.Linear(4, 3)
+    stale = trained(renewed)
+    renewed.weight = nn.Parameter(torch.zeros(3, 4))
+    renewed(ONES).sum().backward()
+    stale.step()  # warns
     small = nn.Linear(2, 2)
     shrinks = torch.optim.LBFGS(small.parameters())
     refused("LBFGS: it evaluates the closure", p3kv.torch.Optimizer, small, shrinks)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import Any, NoReturn, Optional
+from typing import Any, Mapping, NoReturn, Optional
 from weakref import WeakSet
 
 import torch
@@ -11,7 +11,7 @@ from torch.nn.modules.module import register_module_module_registration_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from p3kv import config
-from p3kv.common.words import did_you_mean
+from p3kv.common.words import did_you_mean, some_of
 from p3kv.config.trial import NATIVE
 from p3kv.consistency import Consistency
 from p3kv.errors import ConfigError, NotSupportedError
@@ -150,6 +150,19 @@ def _refuse_call(wrapper: torch.nn.Module, inputs: Any) -> NoReturn:
         f"the script calls the model by {kind}, which {_DOES[kind]}, and p3kv.torch.Optimizer "
         "trains it: call the model that is inside (model.module)"
     )
+
+
+def warn_of_replaced(model: torch.nn.Module, had: Mapping[str, torch.nn.Parameter]) -> None:
+    """Warns of parameters, by name, in whose place the model has others by now: nobody trains
+    those."""
+    now = {id(parameter) for parameter in model.parameters()}
+    gone = [name for name, parameter in had.items() if id(parameter) not in now]
+    if gone:
+        _log.warning(
+            "the optimizer has parameters that the model has no more: %s. What is in their place "
+            "is not trained: change the model before the optimizers are made",
+            some_of(gone),
+        )
 
 
 def check_rule(rule: Consistency, chosen: str) -> None:

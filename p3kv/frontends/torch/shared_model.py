@@ -25,7 +25,12 @@ from p3kv.frontends.torch.exchange import Exchange
 from p3kv.frontends.torch.optimizers.optimizer_settings import class_of
 from p3kv.frontends.torch.optimizers.script_optimizer import TorchGoesOn
 from p3kv.frontends.torch.pushes import pushes_of
-from p3kv.frontends.torch.refusals import check_all_stay, check_parameter, check_rule
+from p3kv.frontends.torch.refusals import (
+    check_all_stay,
+    check_parameter,
+    check_rule,
+    warn_of_replaced,
+)
 from p3kv.frontends.torch.rows import LAYOUT, LateRows
 from p3kv.frontends.torch.steps import Steps, parameters_of
 from p3kv.frontends.torch.tensors import DTYPES, tensor_in
@@ -91,6 +96,11 @@ class SharedModel:
                     " and other memory, too: give it its own by clone(), or use buffers='own'"
                 )
         self._model = model
+        inside = {id(parameter) for parameter in model.parameters()}
+        self._of_model = {
+            late.name: late.parameter for late in self.every if id(late.parameter) in inside
+        }
+        """The model's own, by name, until the first step."""
         untrained_places(model, self._trained(), self._devices)  # refuses what it refuses
         self._buffers: List[Buffers] = []
         self._untrained: Optional[Untrained] = None
@@ -133,6 +143,9 @@ class SharedModel:
             raise NotSupportedError(
                 "another p3kv.torch.Optimizer has been made with these parameters: call its step()"
             )
+        if self._of_model:  # in the first step
+            warn_of_replaced(self._model, self._of_model)
+            self._of_model = {}
 
     @property
     def weights(self) -> List[torch.Tensor]:
