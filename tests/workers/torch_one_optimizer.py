@@ -230,7 +230,16 @@ def hooks_from_before_and_after_run_once() -> None:
             parameter.grad.mul_(0.5)
 
     pair.optimizer.register_step_pre_hook(halve)
-    refused("the gradient of '0.weight'", pair.step)
+    refused("and not in a hook of opt.step()", pair.step)
+    halved = Pair(sgd, before=0).attach()
+    halved.optimizer.register_step_pre_hook(
+        lambda *_: [one.grad.mul_(0.5) for one in halved.model.parameters()] and None
+    )
+    halved.alone.param_groups[0]["lr"] = 0.05
+    with halved.optimizer.no_sync():  # so gradients leave in step
+        halved.step(2)
+    for one, other in zip(halved.model.parameters(), halved.twin.parameters()):
+        torch.testing.assert_close(one, other)
     by_itself = Pair(before=0).attach(consistency="local:steps=4")
     called.clear()
     by_itself.optimizer.register_step_pre_hook(note("pre"))

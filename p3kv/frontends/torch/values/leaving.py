@@ -27,7 +27,8 @@ _NO_SYNC = (
 )
 _CHANGE_BEFORE = (
     "clip by opt.clip_grad_norm_(max_norm), which clips the mean of all workers' gradients; change "
-    f"a gradient before it leaves, by parameter.register_hook(lambda grad: ...); {_NO_SYNC}"
+    "a gradient before it leaves, by parameter.register_hook(lambda grad: ...), and not in a hook "
+    f"of opt.step(); {_NO_SYNC}"
 )
 LEAVE_OUT_BEFORE = (
     "call zero_grad after opt.step(). To leave out a step, do so before backward, on all workers "
