@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from p3kv.common.trace import (
     APPLIED,
+    FORWARD_BEGIN,
     FORWARD_END,
     READY,
     RECEIVE,
@@ -89,7 +90,7 @@ def test_all_kinds_of_work_are_recorded_with_names_bytes_and_steps(timeline: Tim
     for one in timeline.processes:
         kinds = {span.kind for span in one.spans}
         if one.role == "worker":
-            assert kinds == {FORWARD_END, READY, SEND, RECEIVE, APPLIED}
+            assert kinds == {FORWARD_BEGIN, FORWARD_END, READY, SEND, RECEIVE, APPLIED}
         else:
             assert kinds == {RECEIVE, SUM, UPDATE, SEND}
         for span in one.spans:

@@ -4,6 +4,7 @@ Gradients do not depend on the weights, so each value is known.
 """
 
 import p3kv  # noqa: F401, I001
+import copy
 import sys
 from pathlib import Path
 
@@ -35,7 +36,8 @@ class Beside:
 
     def __init__(self, kv, optimizer):
         self._kv = kv
-        self._updater = mx.optimizer.get_updater(optimizer)
+        # One of its own: an optimizer counts what the servers update, too.
+        self._updater = mx.optimizer.get_updater(copy.deepcopy(optimizer))
         self._alone = {key: mx.nd.ones(shape) for key, shape in SHAPES.items()}
         self._mine = {key: mx.nd.zeros(shape) for key, shape in SHAPES.items()}
         kv.set_optimizer(optimizer)
