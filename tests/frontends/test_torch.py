@@ -341,4 +341,4 @@ def test_what_nobody_has_any_more_is_forgotten_everywhere_and_trained_again_afte
         ends = re.findall(r"(fold \d|second) from \d ends with (\S+)", one)
         assert len(ends) == 7
         assert re.findall(r"(fold \d|second) from \d ends with (\S+)", other) == ends
-        assert re.search("first from 3 .*second from [12]", other, re.DOTALL), again.output
+        assert re.search("first from 3 .*second from 3", other, re.DOTALL), again.output

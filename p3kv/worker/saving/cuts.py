@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from concurrent.futures import Future
 from typing import (
     Any,
@@ -112,8 +113,9 @@ class Cuts:
         """By store: the number of its steps, in this run and before it."""
         self._step: Optional[int] = None
         """Counts the steps of all stores, in this run and before it."""
-        self._held: List[SavedStore] = []
-        """All stores, where a checkpoint may follow the newest step."""
+        self._held: Dict[int, SavedStore] = {}
+        """Where a checkpoint may follow the newest step: the stores of the newest iteration, in the
+        order of their steps. The script may end now, and have nothing of its stores any more."""
         self._leader: Optional[int] = None
         self._followed: Dict[int, int] = {}
         """By store: its steps since the last one of the store that leads."""
@@ -126,6 +128,9 @@ class Cuts:
         """Adds the next store, as long as it is there, or for ever if it `stays`; returns what it
         is in the checkpoint from which the job goes on."""
         number = len(self._stores)
+        if self._held:  # and the script goes on: those that only this has are cycles
+            self._held = {}
+            gc.collect()
         self._stores.append((lambda: store) if stays else ref(store))
         return next((one for one in self._resumed().stores if one.store == number), None)
 
@@ -134,6 +139,7 @@ class Cuts:
         has its parameters. All workers say so between the same steps."""
         self._left[store] = steps
         self._stores[store] = lambda: None
+        self._held.pop(store, None)
         self._steps.pop(store, None)
         if self._leader == store:
             self._leader = None
@@ -149,14 +155,19 @@ class Cuts:
         """To be called before a store's step, with the number of those that it has made in this
         run and before it. Returns the step of the checkpoint that is due now."""
         due = self._due(store, steps)
-        # The script may end after this step, and have nothing of its stores any more.
-        self._held = [one for _, one in self._saved()] if self.may_be_due() else []
+        held, its = self._held, dict(self._saved()).get(store)
+        while store in held:  # what has not stepped since belongs to an older iteration
+            held = {one: held[one] for one in [*held][1:]}
+        if not self.may_be_due():
+            held = {}
+        elif its is not None:
+            held = {**held, store: its}
+        self._held = held
         return due
 
-    @property
-    def holds(self) -> bool:
-        """Whether stores that nobody has any more are still needed; from any thread."""
-        return bool(self._held)
+    def holds(self, store: int) -> bool:
+        """Whether a store that nobody has any more is still needed; from any thread."""
+        return store in self._held
 
     def _due(self, store: int, steps: int) -> Optional[int]:
         if self._step is None:
