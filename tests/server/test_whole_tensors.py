@@ -240,7 +240,7 @@ def test_workers_of_which_one_has_no_such_optimizer_are_both_named(needs: int) -
     assert isinstance(refused, KeyRefused)
     assert f"worker {needs} has an optimizer that needs the whole tensor" in refused.reason
     assert f"worker {1 - needs} has none" in refused.reason
-    assert "set the same optimizer before" in refused.reason
+    assert "must use the same optimizer, from the beginning" in refused.reason
     assert job.failure is not None
     assert job.failure.error == KeyMismatchError.__name__
 

@@ -219,9 +219,9 @@ def use_wrongly() -> None:
     refused("was not called in the first step", changed.clip_grad_norm_, 1.0)
     changed.param_groups[0]["lr"] = 0.5
     refused("param_groups were changed between backward", changed.step)
-    zeroed = nn.Linear(1024, 1024)
+    zeroed = nn.Linear(4096, 2048)  # so large that it has not left when `step` returns
     early = trained(zeroed)
-    zeroed(torch.ones(1, 1024)).sum().backward()
+    zeroed(torch.ones(1, 4096)).sum().backward()
     early.step()
     gradient = zeroed.weight.grad
     torch.mul(gradient, 0, out=gradient)

@@ -102,6 +102,8 @@ class Pair:
         for one, other in zip(self.model.parameters(), self.twin.parameters()):
             assert torch.equal(one, other), (one, other)
         same(self.optimizer.state_dict(), self.alone.state_dict())
+        # What worker 0 writes into its states then is not for others to read before.
+        this_process.worker().barrier("to write into states")
 
     def state(self, of: Optional[torch.optim.Optimizer] = None) -> Dict[str, Any]:
         """That of the first parameter."""

@@ -11,7 +11,7 @@ import os
 import struct
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import Dict, Iterable, Iterator, NamedTuple, Optional, Set, Tuple
+from typing import Dict, Iterable, Iterator, List, NamedTuple, Optional, Set, Tuple
 
 from p3kv.common.addresses import endpoint
 from p3kv.config import Launch
@@ -69,14 +69,14 @@ def _numbers() -> Iterator[int]:
     return iter(sorted(int(entry) for entry in os.listdir(_PROCESSES) if entry.isdigit()))
 
 
-def _below(pid: int) -> Iterator[int]:
-    """The processes that one has started, and those that these have."""
-    above = {pid}
+def _below(pid: int) -> List[int]:
+    """The processes that one has started, and those that these have, as a launcher's guardian."""
+    started: Dict[int, List[int]] = {}
     for number in _numbers():
         with suppress(OSError), closing(_Process(number)) as process:
-            if process.parent() in above:
-                above.add(number)
-                yield number
+            started.setdefault(process.parent(), []).append(number)
+    own = started.get(pid, [])
+    return [*own, *(one for child in own for one in started.get(child, ()))]
 
 
 def _jobs_of(numbers: Iterable[int]) -> Dict[Tuple[str, int, str], Tuple[int, Found]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import functools
 import itertools
+import threading
 from abc import ABC, abstractmethod
 from contextlib import contextmanager, suppress
 from typing import Any, Dict, Iterator, Optional, Tuple, Type
@@ -91,19 +92,23 @@ class Waits(ABC):
 _LATE: Dict[int, Waits] = {}
 """By the ids of tensors, which stay while they are here."""
 _classes: Dict[Type[torch.Tensor], Type[torch.Tensor]] = {}
+_changing = threading.RLock()
+"""Held while a tensor changes its class: the script and the worker's thread may do so at once."""
 
 
 def have_wait(tensor: torch.Tensor, what: Waits) -> None:
     """From now on, whoever reads a tensor calls `what.take()` before."""
-    _LATE[id(tensor)] = what
-    tensor.__class__ = _late_class(type(tensor))
+    with _changing:
+        _LATE[id(tensor)] = what
+        tensor.__class__ = _late_class(type(tensor))
 
 
 def have_back(tensor: torch.Tensor, what: Waits) -> None:
     """A tensor is what it was before `have_wait`, if it has not been yet."""
-    if _LATE.get(id(tensor)) is what:
-        tensor.__class__ = type(tensor).__base__
-        del _LATE[id(tensor)]
+    with _changing:
+        if _LATE.get(id(tensor)) is what:
+            tensor.__class__ = type(tensor).__base__
+            del _LATE[id(tensor)]
 
 
 def is_late(tensor: torch.Tensor) -> bool:
