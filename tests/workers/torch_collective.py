@@ -30,7 +30,7 @@ def step() -> None:
 
 net = model(nn.ReLU(), nn.Linear(4, 3)) if CASE == "deeper" and not MINE else model()
 if CASE == "late" and MINE:
-    time.sleep(4)  # late
+    time.sleep(12)  # late
 opt = optimizer(net)
 if CASE == "buffers":
     opt = optimizer(net, buffers="own" if MINE else "broadcast")
