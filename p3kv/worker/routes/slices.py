@@ -193,8 +193,7 @@ class SliceRoute(Route):
                 f"it sent {header.payload_bytes} bytes for a slice of {len(memory)} bytes"
             )
         if transfer.key.codecs.values.of_each_worker:
-            note = partial(self._note_as_it_is, transfer, piece, memory)
-            received = partial(_both, note, received)
+            received = partial(self._received_as_it_is, transfer, piece, header, memory)
         return Landing(memory, traced_arrival(self._tracer, header, received))
 
     def received(self, transfer: Transfer, piece: Slice, header: SliceValueHeader) -> None:
@@ -202,6 +201,12 @@ class SliceRoute(Route):
         if isinstance(header, UpdatedHeader):
             transfer.route.landed(transfer, piece, header)
         self._in_progress.slice_arrived(transfer, piece, header)
+
+    def _received_as_it_is(
+        self, transfer: Transfer, piece: Slice, header: SliceValueHeader, memory: memoryview
+    ) -> None:
+        self._note_as_it_is(transfer, piece, memory)
+        self.received(transfer, piece, header)
 
     def missing(self, transfer: Transfer) -> Set[int]:
         """All of the key, where each slice has begun to arrive and some are not complete."""
@@ -237,11 +242,6 @@ class SliceRoute(Route):
         if isinstance(header, PulledHeader):
             return self._in_progress.pull(header.request)
         return self._in_progress.update(header.key, header.round)
-
-
-def _both(first: Callable[[], None], second: Callable[[], None]) -> None:
-    first()
-    second()
 
 
 def _part(transfer: Transfer, piece: Slice) -> Part:
