@@ -6,7 +6,7 @@ import logging
 import time
 from collections import defaultdict
 from functools import partial
-from typing import Any, Callable, DefaultDict, Dict, Set
+from typing import Any, Callable, DefaultDict, Dict, Set, Tuple
 
 from p3kv.config import Settings
 from p3kv.errors import ConfigError, ProtocolError, in_one_line
@@ -85,8 +85,8 @@ class Dispatcher:
         )
         self._parts_of_workers = PartsOfWorkers(workers)
         self._scratch = memoryview(bytearray(MAX_PROBE_BYTES))
-        self._news: Dict[int, memoryview] = {}
-        """By kind, what worker rank 0 has said last for all workers."""
+        self._news: Dict[Tuple[int, int], Tuple[Header, memoryview]] = {}
+        """By kind and round, what worker rank 0 has said last for all workers."""
         self._open_step = UNKNOWN
         self._forgotten: DefaultDict[int, Set[int]] = defaultdict(set)
         """By store: ranks of the workers that need its keys no more."""
@@ -126,8 +126,8 @@ class Dispatcher:
 
     def welcomed(self, rank: int, connection: Connection) -> None:
         """Tells a worker that takes frames now what the others have been told."""
-        for kind, words in self._news.items():
-            connection.writer.push(Frame(URGENT, Header(kind, self._rank), words))
+        for header, words in self._news.values():
+            connection.writer.push(Frame(URGENT, header, words))
         self._parts_of_workers.welcomed(rank)
 
     def _land_bye(self, connection: Connection, header: Header) -> Landing:
@@ -166,7 +166,7 @@ class Dispatcher:
                 worker.hold_at_most(credit_bytes)
         if is_new and from_round > INITIAL_ROUND:
             news = SliceSizesHeader(Kind.SLICE_SIZES, self._rank, from_round=from_round)
-            self._workers.tell(news, memoryview(encode(sizes)))
+            self._tell_all(news, memoryview(encode(sizes)), from_round)
 
     def _land_news(self, connection: Connection, header: Header) -> Landing:
         words = memoryview(bytearray(header.payload_bytes))
@@ -174,8 +174,12 @@ class Dispatcher:
 
     def _pass_on(self, kind: int, words: memoryview) -> None:
         decode(words, _NEWS[kind])  # or all workers would blame this server for it
-        self._news[kind] = words
-        self._workers.tell(Header(kind, self._rank), words)
+        self._tell_all(Header(kind, self._rank), words)
+
+    def _tell_all(self, news: Header, words: memoryview, round: int = UNKNOWN) -> None:
+        """Tells all workers, and those that are welcomed later, too."""
+        self._news[news.kind, round] = news, words
+        self._workers.tell(news, words)
 
     def _land_forget(self, connection: Connection, header: StoreHeader) -> Landing:
         return Landing(None, partial(self._forget, header.rank, header.store))

@@ -51,9 +51,10 @@ class Tuning:
     has ended on all servers of the key (`worker/windows.py`). That round is s or later. Rank 0 has
     pushed for that round in step s or later, because no key has had more rounds than there were
     steps. So each of these servers had received the announcement before that push, and had passed
-    it on before it said that the round has ended. If rank 0 has left, its goodbye, which came after
-    the announcement, is in the place of that push. A worker that has the values of that round from
-    a neighbour has the announcement from it, too (`worker/routes/host_sums.py`).
+    it on before it said that the round has ended; to a worker that it welcomed later, at once. If
+    rank 0 has left, its goodbye, which came after the announcement, is in the place of that push. A
+    worker that has the values of that round from a neighbour has the announcement from it, too
+    (`worker/routes/host_sums.py`).
 
     The proof holds for every consistency rule: a worker takes a round for ended when it has the
     round's own value or an ENDED frame, and not when an older value lets it go on. It holds for

@@ -91,6 +91,12 @@ def test_uses_of_the_store(run: Run, check: str) -> None:
     look(run("uses.py", slice_size=100), check)
 
 
+def test_a_worker_that_comes_late_to_the_servers_learns_what_they_have_told_the_others(
+    run: Run,
+) -> None:
+    run("welcomed_late.py", slice_size=100).ended_well()
+
+
 @pytest.mark.parametrize("check", [*names(optimizers.CHECKS), "ended_well"])
 def test_servers_update_as_mxnet_s_updater_does(run: Run, check: str) -> None:
     look(run("optimizers.py", workers=1, slice_size=100, **OWN_OPTIMIZERS), check)
