@@ -29,11 +29,12 @@ from p3kv.config.settings import (
     check_together,
 )
 from p3kv.config.trials import environment_of, trial
+from p3kv.config.tuned import Tuned
 from p3kv.config.unknown import told_of, unknown_variables
 from p3kv.config.variables import flag
 
 __all__ = [
-    "MAX_PATH_CHARS", "MAX_SLICE_ELEMS", "ROLES", "Launch", "Settings", "add_aliases",
+    "MAX_PATH_CHARS", "MAX_SLICE_ELEMS", "ROLES", "Launch", "Settings", "Tuned", "add_aliases",
     "apply_verbosity", "check_together", "configure", "current", "environment_of", "flag",
     "forget_rank", "launcher_store", "note_place", "optimizer_modules", "plugins", "root_host",
     "root_port", "serves", "settle", "take_place", "told_of", "trains_alone", "trial",

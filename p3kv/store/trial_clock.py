@@ -1,4 +1,4 @@
-"""Counts and times the steps of a script in a trial of `p3kv compare`."""
+"""Counts and times the steps of a script in a trial."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ def check_rule_of_trial(consistency: Optional[str]) -> None:
     rule = config.current().consistency if consistency is None else consistency
     if rule != config.Settings.consistency:
         raise NotSupportedError(
-            f"p3kv compare compares synchronous training, and the consistency here is '{rule}', by "
-            "which other numbers come out: compare without it, and time this rule by the script"
+            f"p3kv compare and p3kv tune time synchronous training, and the consistency here is "
+            f"'{rule}', by which other numbers come out: run them without it, and time this rule "
+            "by the script"
         )
 
 
@@ -85,7 +86,7 @@ class TrialClock:
         self._ready_s[key].append((step, time.monotonic()))
 
     def tell(self) -> None:
-        """Tells `p3kv compare` what was measured, once. All gradients must be ready."""
+        """Tells whoever runs the trial what was measured, once. All gradients must be ready."""
         if self._has_told:
             return
         self._has_told = True

@@ -58,12 +58,13 @@ MAY_IMPORT: Dict[str, Set[str]] = {
     "p3kv.tools.plan": GROUND | {"p3kv.report"},
     "p3kv.tools.compare": GROUND
     | {"p3kv.codecs", "p3kv.processes.launcher", "p3kv.report", "p3kv.tools.plan"},
+    "p3kv.tools.tune": GROUND | {"p3kv.report", "p3kv.tools.compare"},
     "p3kv.tools.doctor": GROUND
     | MIDDLE
     | {"p3kv.frontends", "p3kv.processes.launcher", "p3kv.report"},
     "p3kv.tools.commands": GROUND
     | {"p3kv.frontends", "p3kv.processes.launcher", "p3kv.report.forecast", "p3kv.transport"}
-    | {f"p3kv.tools.{tool}" for tool in ("compare", "doctor", "plan", "timeline", "top")},
+    | {f"p3kv.tools.{tool}" for tool in ("compare", "doctor", "plan", "timeline", "top", "tune")},
     "p3kv.tools.cli": GROUND | {"p3kv.tools.commands"},
     "p3kv": GROUND | {"p3kv.processes.roles", "p3kv.frontends"},
     "p3kv.torch": {"p3kv.frontends"},
@@ -140,8 +141,8 @@ BEFORE_THE_FRAMEWORK = ("front_end", "environment")
 KNOW_NO_FRAMEWORK = (
     "p3kv.checkpoints", "p3kv.common", "p3kv.config", "p3kv.consistency", "p3kv.frontends.attach",
     "p3kv.frontends.front_end", "p3kv.processes", "p3kv.report", "p3kv.scheduler", "p3kv.server",
-    "p3kv.slicing", "p3kv.store", "p3kv.tools.compare", "p3kv.tools.plan", "p3kv.transport",
-    "p3kv.wire", "p3kv.worker",
+    "p3kv.slicing", "p3kv.store", "p3kv.tools.compare", "p3kv.tools.plan", "p3kv.tools.tune",
+    "p3kv.transport", "p3kv.wire", "p3kv.worker",
 )  # fmt: skip
 WORDS_OF_FRAMEWORKS = re.compile(
     r"mxnet|gluon|kvstore=|torch(?!run|elastic)|\bmx\.|\bkv\.", re.IGNORECASE

@@ -153,7 +153,7 @@ def test_too_few_steps_are_refused() -> None:
         ("import p3kv, mxnet", "the script ended without a step of a store that it has from p3kv"),
         (
             "import p3kv, mxnet; mxnet.kv.create('dist_async_p3')",
-            "p3kv compare compares synchronous training",
+            "p3kv compare and p3kv tune time synchronous training",
         ),
         ("import p3kv; raise ValueError('boom')", "ValueError: boom"),
     ],

@@ -28,7 +28,7 @@ def test_a_trial_travels_as_a_variable() -> None:
     ):
         assert Trial.parsed("X", str(trial)) == trial and trial.last_step == 14
     for wrong in ("", "native", "other 1 2", "native a b"):
-        with pytest.raises(ConfigError, match="only 'p3kv compare' sets it"):
+        with pytest.raises(ConfigError, match="only 'p3kv compare' and 'p3kv tune' set it"):
             Trial.parsed("X", wrong)
 
 

@@ -59,4 +59,6 @@ class Trial(NamedTuple):
             if store in _STORES and len(codecs) in (0, 2):
                 gradients, values = codecs or ("", "")
                 return cls(store, int(warm_up), int(steps), front_end, (gradients, values))
-        raise ConfigError(f"{variable} is '{text}'; only 'p3kv compare' sets it: unset it")
+        raise ConfigError(
+            f"{variable} is '{text}'; only 'p3kv compare' and 'p3kv tune' set it: unset it"
+        )

@@ -51,7 +51,7 @@ class Optimizer(torch.optim.Optimizer):
 
     _steps: Steps
     _trial: Optional[TorchTrial] = None
-    """Where `p3kv compare` runs the script, perhaps without p3kv."""
+    """Where `p3kv compare` or `p3kv tune` runs the script, perhaps without p3kv."""
     _place: Tuple[int, int] = (0, 1)
     _resumed_steps = 0
     _adds_up = False

@@ -1,4 +1,4 @@
-"""Trials of `p3kv compare`: times the steps of a script, and trains it without p3kv."""
+"""Trials: times the steps of a script, and trains it without p3kv."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ class TorchTrial(TrialClock):
         away = next((one.device for one in parameters if one.device.type != "cpu"), None)
         if away is not None:
             raise NotSupportedError(
-                f"p3kv compare times models on the CPU, and this one is on {away}: time steps of "
-                "your script with DistributedDataParallel and with p3kv.torch yourself"
+                f"p3kv compare and p3kv tune time models on the CPU, and this one is on {away}: "
+                "time steps of your script yourself"
             )
         super().__init__(trial)
         launch = Launch.from_environment()

@@ -7,6 +7,6 @@ p3kv's, users see it as one line that begins with the command's name. Lines of a
 most 80 characters.
 """
 
-from p3kv.tools.commands import compare, doctor, launch, plan, run, top, trace
+from p3kv.tools.commands import compare, doctor, launch, plan, run, top, trace, tune
 
-COMMANDS = (launch, run, compare, top, trace, plan, doctor)
+COMMANDS = (launch, run, compare, tune, top, trace, plan, doctor)

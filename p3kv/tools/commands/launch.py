@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from p3kv.config import Settings
+from p3kv.config import Settings, Tuned
 from p3kv.errors import ConfigError
 from p3kv.tools.commands.arguments import hosts, number_of_times, port, positive, workers_command
 
@@ -33,7 +34,7 @@ def add(commands: Commands) -> None:
         help="run a whole job, here or on several hosts",
         description=_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        usage="p3kv launch -n WORKERS [-s SERVERS] [--root-port PORT]\n"
+        usage="p3kv launch -n WORKERS [-s SERVERS | --tuned FILE] [--root-port PORT]\n"
         "                   [--resume] [--restarts TIMES] -- COMMAND ...\n"
         "       p3kv launch -H HOSTS [the same options] -- COMMAND ...",
     )
@@ -53,12 +54,19 @@ def add(commands: Commands) -> None:
         help="hosts that ssh reaches without a password, each with its number of workers after a "
         "colon (default: 1), as host1,host2:2; the first has the scheduler",
     )
-    parser.add_argument(
+    servers = parser.add_mutually_exclusive_group()
+    servers.add_argument(
         "-s",
         "--num-servers",
         type=positive,
         metavar="SERVERS",
         help="number of servers (default: as many as workers)",
+    )
+    servers.add_argument(
+        "--tuned",
+        type=Path,
+        metavar="FILE",
+        help="take the number of servers, and the slice size, that p3kv tune has left in this file",
     )
     parser.add_argument(
         "--root-port",
@@ -102,10 +110,21 @@ def _launch(options: argparse.Namespace) -> int:
 
         check_package()
     command = workers_command(options)
-    more = {"root_port": options.root_port, "resume": options.resume}
-    more["restarts"] = options.restarts
     num_workers = options.num_workers or sum(host.workers for host in options.hosts)
     num_servers = options.num_servers or num_workers
+    more = {"root_port": options.root_port, "resume": options.resume}
+    more["restarts"] = options.restarts
+    if options.tuned is not None:
+        tuned = Tuned.read(options.tuned)
+        num_hosts = len(options.hosts) if options.hosts else 1
+        num_servers = tuned.servers_per_host * num_hosts
+        more["env"] = tuned.environment()
+        if (num_workers, num_hosts) != (tuned.workers, tuned.hosts):
+            print(
+                f"p3kv launch: '{options.tuned}' is for {tuned.in_words}; with {num_workers} on "
+                f"{num_hosts} another number of servers may be better",
+                file=sys.stderr,
+            )
     if options.hosts:
         exit_code = launch_on(options.hosts, command, num_servers, **more)
     else:

@@ -48,6 +48,11 @@ class Steps(NamedTuple):
         """The time of a step, on one worker."""
         return self._mean(report.times_s)
 
+    def each_s(self, report: Report) -> List[float]:
+        """The time of each measured step, on one worker."""
+        measured = report.times_s[self.warm_up : self.warm_up + self.measured + 1]
+        return [after - before for before, after in zip(measured, measured[1:])]
+
     def mean_cpu_s(self, report: Report) -> float:
         """The processor time of a step, of one worker's process."""
         return self._mean(report.cpu_s)
@@ -66,6 +71,13 @@ class Measured(NamedTuple):
     """The processor time of a step, of the worker's process that takes most."""
     trials: List[List[Report]]
     """Reports of the workers in each."""
+
+    def add(self, steps: Steps, reports: List[Report]) -> float:
+        """Takes what a trial's workers have told; returns the time of a step in it."""
+        self.steps_s.append(max(map(steps.mean_s, reports)))
+        self.cpu_s.append(max(map(steps.mean_cpu_s, reports)))
+        self.trials.append(reports)
+        return self.steps_s[-1]
 
     @property
     def step_s(self) -> float:

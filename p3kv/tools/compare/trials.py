@@ -1,4 +1,4 @@
-"""Runs the trials of a comparison, one after the other."""
+"""Runs trials of a script one after the other: those of a comparison, and others'."""
 
 from __future__ import annotations
 
@@ -36,6 +36,8 @@ class TrialJob(NamedTuple):
     workers: int
     servers: int
     hosts: Sequence[Host] = ()
+    slice_size: Optional[int] = None
+    """None: as the settings say."""
 
 
 class TrialFailed(P3Error):
@@ -46,6 +48,45 @@ class TrialFailed(P3Error):
         super().__init__(sentence)
         self.code = code
         self.last_lines = last_lines
+
+
+class Trials:
+    """Runs trials of one script, and learns from the first how many steps the script makes."""
+
+    def __init__(self, steps: int, say: Say, show: Optional[BinaryIO]) -> None:
+        """`steps` are measured in each. `say` gets a line for what people should know; `show` gets
+        what the processes print."""
+        self.steps = Steps.of(steps)
+        """Of all trials; those that the first trial had."""
+        self._say = say
+        self._show = show
+        self._is_first = True
+
+    def run(
+        self,
+        job: TrialJob,
+        title: str,
+        store: str,
+        front_end: str = "",
+        codecs: Tuple[str, str] = ("", ""),
+    ) -> List[Report]:
+        """Runs a trial, whose name for people is `title`; returns what its workers have told.
+
+        Raises TrialFailed, and KeyboardInterrupt when the user has stopped it.
+        """
+        trial = self.steps.trial(store, front_end, codecs)
+        reports = _reports(job, trial, title, self._show)
+        made = min(len(report.times_s) for report in reports)
+        if made < trial.last_step:
+            if made < FEWEST_STEPS or not self._is_first:
+                raise TrialFailed(_about_few(made, self.steps), 1)
+            self.steps = Steps.within(made)
+            self._say(
+                f"the script ends after {made} steps: {self.steps.measured} of them are measured, "
+                f"after {self.steps.warm_up} to warm up"
+            )
+        self._is_first = False
+        return reports
 
 
 def compare(
@@ -63,13 +104,13 @@ def compare(
     what the processes print. Raises TrialFailed, and KeyboardInterrupt when the user has stopped
     it.
     """
-    plan = Steps.of(steps)
+    trials = Trials(steps, say, show)
     with_codecs = {f"{P3KV}, {codec}": _directions(codec) for codec in codecs}
     # p3kv first: it says best what is wrong with a job, and never waits without end.
     order = [P3KV, *with_codecs, FIFO, NATIVE, ALONE]
     say(
-        f"{rounds * len(order)} trials, each of {plan.warm_up} steps to warm up and "
-        f"{plan.measured} that are measured"
+        f"{rounds * len(order)} trials, each of {trials.steps.warm_up} steps to warm up and "
+        f"{trials.steps.measured} that are measured"
     )
     found: Dict[str, Measured] = {store: Measured([], [], []) for store in reversed(order)}
     begin_s = time.monotonic()
@@ -78,11 +119,11 @@ def compare(
         for store in [one for one in order if one in found][:: -1 if number % 2 else 1]:
             told = Comparison(job.workers, found)
             title = f"round {number + 1} of {rounds}, {told.title(store)}"
-            trial = plan.trial(store, told.front_end)
-            if store in with_codecs:
-                trial = plan.trial(P3KV, told.front_end, with_codecs[store])
+            codec = with_codecs.get(store)
             try:
-                reports = _reports(job, trial, title, show)
+                reports = trials.run(
+                    job, title, P3KV if codec else store, told.front_end, codec or ("", "")
+                )
             except TrialFailed as failure:
                 if store not in (NATIVE, *with_codecs) or found[store].steps_s:
                     raise
@@ -90,19 +131,7 @@ def compare(
                 del found[store]
                 say("\n".join([str(failure), *failure.last_lines]))
                 continue
-            made = min(len(report.times_s) for report in reports)
-            if made < trial.last_step:
-                if made < FEWEST_STEPS or found[P3KV].steps_s:
-                    raise TrialFailed(_about_few(made, plan), 1)
-                plan = Steps.within(made)
-                say(
-                    f"the script ends after {made} steps: {plan.measured} of them are measured, "
-                    f"after {plan.warm_up} to warm up"
-                )
-            step_s = max(map(plan.mean_s, reports))
-            found[store].steps_s.append(step_s)
-            found[store].cpu_s.append(max(map(plan.mean_cpu_s, reports)))
-            found[store].trials.append(reports)
+            step_s = found[store].add(trials.steps, reports)
             say(f"{title}: {1000 * step_s:.4g} ms a step")
             if sum(len(one.steps_s) for one in found.values()) == 1:
                 left_s = (rounds * len(order) - 1) * (time.monotonic() - begin_s)
@@ -127,21 +156,17 @@ def computation(
     Raises TrialFailed, ConfigError for a script whose steps do not send every element, and
     KeyboardInterrupt when the user has stopped it.
     """
-    plan = Steps.of(steps)
-    [report] = _reports(TrialJob(command, 1, 1), plan.trial(ALONE), COMPUTING, show)
-    if len(report.times_s) < plan.trial(ALONE).last_step:
-        if len(report.times_s) < FEWEST_STEPS:
-            raise TrialFailed(_about_few(len(report.times_s), plan), 1)
-        plan = Steps.within(len(report.times_s))
+    trials = Trials(steps, lambda line: None, show)
+    [report] = trials.run(TrialJob(command, 1, 1), COMPUTING, ALONE)
     if not report.sends_all:
         raise ConfigError("the simulator knows no sparse gradients and no codecs")
-    return workload(report.layers, plan.mean_s(report)), report.native
+    return workload(report.layers, trials.steps.mean_s(report)), report.native
 
 
 def _reports(job: TrialJob, trial: Trial, title: str, show: Optional[BinaryIO]) -> List[Report]:
     """Runs a trial; returns what its workers have told."""
     output = Output(show)
-    environment = config.environment_of(trial)
+    environment = config.environment_of(trial, job.slice_size)
     out, err, native = output.stream(), output.stream(), not trial.runs_p3kv
     if job.hosts:
         code = launch_on(
