@@ -275,10 +275,6 @@ TABLE = (
         "workers of a host need not push for the same round", _SEND_ALL, None,
     ),
     Combination(
-        F.LOCAL_AGGREGATION, F.ROWS,
-        "workers touch rows of their own", _SEND_ALL, None,
-    ),
-    Combination(
         F.LOCAL_AGGREGATION, F.NEEDS_NORM,
         "a sum leaves slice by slice, before all of it is there", _SEND_ALL, None,
     ),

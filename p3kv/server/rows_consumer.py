@@ -19,7 +19,15 @@ from p3kv.server.workers import Workers
 from p3kv.wire.connection import Connection
 from p3kv.wire.fields import PullRowsHeader, PushRowsHeader, RowsHeader
 from p3kv.wire.framing import Frame, Landing
-from p3kv.wire.header import ENCODED, EXACT, INITIAL_ROUND, NO_GRADIENT, Kind
+from p3kv.wire.header import (
+    CARRIES,
+    ENCODED,
+    EXACT,
+    IN_HOST_SUM,
+    INITIAL_ROUND,
+    NO_GRADIENT,
+    Kind,
+)
 from p3kv.wire.queue import urgency
 from p3kv.wire.rows import (
     NUMBER,
@@ -55,8 +63,14 @@ class RowsConsumer:
     def land_push(self, connection: Connection, header: PushRowsHeader) -> Landing:
         """Where rows are received; ProtocolError for a push that can't be right."""
         key = self._engine.key_of_rows(header.key, header.rank)
-        key.check_push(header.rank, header.round)
-        if header.flags & NO_GRADIENT:
+        carries = bool(header.flags & CARRIES)
+        if carries != (header.workers > 0):
+            raise ProtocolError(f"it sent {key.name} with the sum of {header.workers} workers")
+        if carries:
+            key.check_ahead(header.round, header.rank)
+        else:
+            key.check_push(header.rank, header.round)
+        if header.flags & NO_GRADIENT or (header.flags & IN_HOST_SUM and not carries):
             if header.payload_bytes or header.frames != 1 or header.round == INITIAL_ROUND:
                 raise ProtocolError(
                     f"it sent {header.payload_bytes} bytes in {header.frames} frames for "
@@ -65,8 +79,9 @@ class RowsConsumer:
             act = partial(self._push, header, key, lambda: None)
             return Landing(None, partial(self._frames.push, connection, header, act, key))
         plan = key.plan
+        dtype = plan.sum_dtype if carries else plan.dtype
         payload = memoryview(bytearray(header.payload_bytes))
-        unpack: Callable[[], Rows] = partial(unpacked, payload, plan.dtype, key.row_elems)
+        unpack: Callable[[], Rows] = partial(unpacked, payload, dtype, key.row_elems)
         if header.flags & ENCODED:
             codec, part = plan.codecs.gradients, part_of_rows(header.round)
             travels = header.round > INITIAL_ROUND and not codec.in_place
@@ -77,7 +92,7 @@ class RowsConsumer:
                 lambda encoded, out: plan.decoder.decode(encoded, part, out),
             )  # fmt: skip
         else:
-            check_size(header.payload_bytes, key.row_bytes, key.rows)
+            check_size(header.payload_bytes, key.row_elems * dtype.itemsize, key.rows)
         act = partial(self._push, header, key, unpack)
         arrived = partial(self._frames.push, connection, header, act, key)
         landed = traced_arrival(self._tracer, header, arrived)
@@ -106,9 +121,13 @@ class RowsConsumer:
     def _push(
         self, header: PushRowsHeader, key: RowsKey, rows: Callable[[], Optional[Rows]]
     ) -> None:
-        start_ns = now_ns()
-        key.push(header.rank, header.round, header.frames, rows(), header.step)
-        trace_sum(self._tracer, header, start_ns)
+        start_ns, rank, round_, workers = now_ns(), header.rank, header.round, header.workers
+        in_sum = header.flags & IN_HOST_SUM
+        if in_sum and not (workers and key.has_begun_sum(rank, round_)):
+            self._engine.push_in_host_sum(key, rank, round_, False, header.step)
+        if workers or not in_sum:
+            key.push(rank, round_, header.frames, rows(), header.step, workers)
+            trace_sum(self._tracer, header, start_ns)
         self._ends.settle(key)
 
     def _ask(

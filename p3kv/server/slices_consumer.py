@@ -21,7 +21,16 @@ from p3kv.server.waiting import Waiting
 from p3kv.wire.connection import Connection
 from p3kv.wire.fields import PullHeader, PushHeader
 from p3kv.wire.framing import Landing
-from p3kv.wire.header import ENCODED, EXACT, HAS_VALUE, INITIAL_ROUND, NO_GRADIENT, WANTS_RESULT
+from p3kv.wire.header import (
+    CARRIES,
+    ENCODED,
+    EXACT,
+    HAS_VALUE,
+    IN_HOST_SUM,
+    INITIAL_ROUND,
+    NO_GRADIENT,
+    WANTS_RESULT,
+)
 from p3kv.wire.spans import traced_arrival
 
 
@@ -52,8 +61,8 @@ class SlicesConsumer:
         """Where a push is received; ProtocolError for a push that can't be right."""
         key = self._engine.key_of_slices(header.key, header.rank)
         state, plan = key.slice_at(header.round, header.slice, header.rank), key.plan
-        flags, in_sum = header.flags, header.IN_HOST_SUM | NO_GRADIENT
-        if flags & in_sum and flags & (header.CARRIES | NO_GRADIENT) != header.CARRIES:
+        flags, in_sum = header.flags, IN_HOST_SUM | NO_GRADIENT
+        if flags & in_sum and flags & (CARRIES | NO_GRADIENT) != CARRIES:
             if header.payload_bytes:
                 instead = (
                     "without a gradient"
@@ -137,14 +146,14 @@ class SlicesConsumer:
         wants_result = bool(flags & WANTS_RESULT)
         engine = self._engine
         current = None
-        if flags & header.IN_HOST_SUM:
+        if flags & IN_HOST_SUM:
             current = engine.push_in_host_sum(state, rank, round_, wants_result, header.step)
-            if not flags & header.CARRIES:
+            if not flags & CARRIES:
                 return current
         encoded = None
         if gradient is not None and flags & ENCODED:
             encoded = gradient.bytes[: header.payload_bytes]
-        if flags & header.CARRIES:
+        if flags & CARRIES:
             engine.push_host_sum(
                 state, rank, round_, gradient, wants_result, header.priority, header.workers,
                 encoded,

@@ -57,6 +57,8 @@ class Connection:
         """Whether the peer waits to be told what has arrived, and whether an ACK is to leave."""
         self.blocked = False
         """The link is full: it takes no more bytes for now."""
+        self.in_network = True
+        """Whether the link is one of the network, which is measured and shared out."""
         self._wakes_at = 1
         """How many bytes have to come before the link tells of them."""
         self._use(link)

@@ -101,11 +101,15 @@ class SummandHeader(RoundHeader, frozen=True):
     """Header of SUMMAND."""
 
     slice: int = 0
+    """Of a key of rows, the number of its server's run among the key's."""
+    rows: int = 0
+    """How many rows a key of rows has there."""
 
 
-class ValueHeader(SummandHeader, frozen=True):
+class ValueHeader(RoundHeader, frozen=True):
     """Header of VALUE."""
 
+    slice: int = 0
     ready_us: int = 0
     """When the last gradient of the round was ready, on the clock of the host (`clock_us`)."""
     worked_us: int = 0
@@ -135,12 +139,6 @@ class PushHeader(QueuedHeader, frozen=True):
     """When the gradient was ready, on the worker's own clock (`clock_us`)."""
     workers: int = 0
     """Number of the host's workers whose sum the payload is, with CARRIES."""
-    IN_HOST_SUM = 32
-    """Flag: the worker's slice is in the sum of its host's workers, which one of them sends. With
-    WANTS_RESULT, its result comes to that worker. There is no payload without CARRIES."""
-    CARRIES = 64
-    """Flag: the payload is the sum of slices of the host's workers. Without IN_HOST_SUM, the
-    worker's own push was counted before."""
 
 
 class PullHeader(QueuedHeader, frozen=True):
@@ -155,6 +153,8 @@ class PushRowsHeader(QueuedHeader, frozen=True):
 
     frames: int = 0
     """How many frames the push has for this server, at least one."""
+    workers: int = 0
+    """As in PUSH."""
 
 
 class PullRowsHeader(PullHeader, frozen=True):
@@ -162,6 +162,8 @@ class PullRowsHeader(PullHeader, frozen=True):
 
     NAMED = 8
     """Flag: the payload has the numbers of rows, in ascending order."""
+    slice: int = 0
+    """To a neighbour: of which server, by the number of its run among the key's."""
 
 
 class SliceValueHeader(TransferHeader, frozen=True):
@@ -195,3 +197,5 @@ class RowsHeader(TransferHeader, frozen=True):
     request: int = 0
     frames: int = 0
     """How many frames the server's answer has."""
+    slice: int = 0
+    """From a neighbour, as in PULL_ROWS."""

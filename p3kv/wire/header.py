@@ -111,9 +111,10 @@ class Kind(IntEnum):
     PULL_ROWS = 28, fields.PullRowsHeader
     """A worker that has pushed for a round asks for rows of the key's value after it, or of a newer
     one: those that it names (NAMED), those that have changed since the round in the payload, or
-    without a payload all."""
+    without a payload all. It may ask a neighbour, which asks the server for both."""
     ROWS = 29, fields.RowsHeader
-    """Some of the rows of an answer to PULL_ROWS; payload Rows."""
+    """Some of the rows of an answer to PULL_ROWS; payload Rows. A neighbour passes them on as they
+    are in memory."""
     ACK = 30
     """Only carries `received`, where no other frame would; once a connection is welcome."""
     CHECKPOINT = 31
@@ -129,8 +130,8 @@ class Kind(IntEnum):
     """A worker tells a neighbour, another worker of its host, where the memory is that it shares
     for a key; payload SharedMemory. Comes before the frames that speak of it."""
     SUMMAND = 35, fields.SummandHeader
-    """A worker's slice is in its shared memory, for the neighbour that sends the host's sum; with
-    WANTS_RESULT the worker wants the value."""
+    """A worker's slice, or its rows for a server, are in its shared memory, for the neighbour that
+    sends the host's sum; with WANTS_RESULT the worker wants the value."""
     VALUE = 36, fields.ValueHeader
     """The value of a slice is in the shared memory of the neighbour that says so."""
     CUT = 37
@@ -157,6 +158,13 @@ not changed since, UPDATED has no payload."""
 ACKNOWLEDGE = 16
 """Flag of PUSH, and of a neighbour's BYE: the sender waits until it knows that the frame has
 arrived."""
+IN_HOST_SUM = 32
+"""Flag of PUSH and PUSH_ROWS: what the worker pushes is in the sum of its host's workers, which one
+of them sends. With WANTS_RESULT, its result comes to that worker. There is no payload without
+CARRIES."""
+CARRIES = 64
+"""Flag of PUSH and PUSH_ROWS: the payload is of the sum of the host's workers. Without IN_HOST_SUM,
+the worker's own push was counted before."""
 NO_GRADIENT = 128
 """Flag of PUSH, PUSH_ROWS and SUMMAND, which have no payload then: nobody has computed a gradient
 on the worker since its last push, and nothing is added. With CARRIES: on none of the workers.

@@ -201,7 +201,8 @@ class Loop:
         if events & select.EPOLLOUT:
             self._epoll.modify(descriptor, select.EPOLLIN)
             connection.blocked = False
-            self._drained.add(connection)
+            if connection.in_network:
+                self._drained.add(connection)
         if events & ~select.EPOLLOUT:
             connection.receive()
 
@@ -215,7 +216,7 @@ class Loop:
         now = time.monotonic()
         if self._full_since is not None:
             self.drain.seconds += now - self._full_since
-        full = any([connection.blocked for connection in self._connections.values()])
+        full = any([one.blocked and one.in_network for one in self._connections.values()])
         self._full_since = now if full else None
 
     def _send_all(self, ready: List[Connection]) -> None:

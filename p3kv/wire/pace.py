@@ -75,6 +75,8 @@ class Pace:
         """Finds the connection that is last, and has those that hold up no other keep level."""
         now, last, level = time.monotonic(), math.inf, []
         for one in connections:
+            if not one.in_network:
+                continue
             place = self._places.get(one)
             if place is None:
                 place = self._places[one] = _Place(0.0, now)

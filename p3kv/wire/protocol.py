@@ -13,12 +13,14 @@ from typing import Mapping, NamedTuple, Optional
 
 from p3kv.config import MAX_SLICE_ELEMS
 from p3kv.errors import ProtocolError
-from p3kv.wire.fields import Header, PullRowsHeader, PushHeader, StateHeader, ValueHeader
+from p3kv.wire.fields import Header, PullRowsHeader, StateHeader, ValueHeader
 from p3kv.wire.header import (
     ACKNOWLEDGE,
+    CARRIES,
     ENCODED,
     EXACT,
     HAS_VALUE,
+    IN_HOST_SUM,
     MAX_PROBE_BYTES,
     MAX_STATE_BYTES,
     NO_GRADIENT,
@@ -64,14 +66,7 @@ Rules = Mapping[Phase, Mapping[int, Rule]]
 """By the sender's phase, the kinds of frames that may come. Any other breaks the protocol."""
 
 _OF_PUSH = (
-    WANTS_RESULT
-    | ENCODED
-    | EXACT
-    | ACKNOWLEDGE
-    | NO_GRADIENT
-    | HAS_VALUE
-    | PushHeader.IN_HOST_SUM
-    | PushHeader.CARRIES
+    WANTS_RESULT | ENCODED | EXACT | ACKNOWLEDGE | NO_GRADIENT | HAS_VALUE | IN_HOST_SUM | CARRIES
 )
 FROM_WORKERS: Rules = {
     Phase.NEW: {Kind.HELLO: Rule(HELLO_BYTES, then=Phase.CHALLENGED)},
@@ -80,7 +75,7 @@ FROM_WORKERS: Rules = {
     Phase.OPEN: {
         Kind.PUSH: Rule(MAX_SLICE_BYTES, flags=_OF_PUSH),
         Kind.PULL: Rule(flags=EXACT),
-        Kind.PUSH_ROWS: Rule(MAX_ROWS_BYTES, flags=ENCODED | NO_GRADIENT),
+        Kind.PUSH_ROWS: Rule(MAX_ROWS_BYTES, flags=ENCODED | NO_GRADIENT | IN_HOST_SUM | CARRIES),
         Kind.PULL_ROWS: Rule(MAX_ROWS_BYTES, flags=PullRowsHeader.NAMED | EXACT),
         Kind.KEY: Rule(MAX_MESSAGE_BYTES),
         Kind.SLICE_SIZES: Rule(MAX_MESSAGE_BYTES),
@@ -134,6 +129,8 @@ FROM_NEIGHBOURS: Rules = {
         Kind.MEMORY: Rule(MAX_MESSAGE_BYTES),
         Kind.SUMMAND: Rule(flags=WANTS_RESULT | NO_GRADIENT),
         Kind.VALUE: Rule(flags=NO_GRADIENT | ValueHeader.SUM_AS_BEFORE),
+        Kind.PULL_ROWS: Rule(MAX_ROWS_BYTES, flags=PullRowsHeader.NAMED | EXACT),
+        Kind.ROWS: Rule(MAX_ROWS_BYTES),
         Kind.SLICE_SIZES: Rule(MAX_MESSAGE_BYTES),
         Kind.BYE: Rule(MAX_MESSAGE_BYTES, then=Phase.LEFT, flags=ACKNOWLEDGE),
     },

@@ -8,7 +8,7 @@ bits comes first.
 
 from __future__ import annotations
 
-from typing import Callable, Iterator, NamedTuple
+from typing import Callable, Iterator, NamedTuple, Sequence
 
 import numpy as np
 
@@ -49,6 +49,33 @@ class Rows(NamedTuple):
         words = np.frombuffer(payload, NUMBER, 1 + count)
         words[0], words[1:] = count, self.numbers
         return payload[: head + encode(self.elements.reshape(-1), payload[head:])]
+
+
+def union(numbers: Sequence[np.ndarray]) -> np.ndarray:
+    """All numbers that are in any of these arrays, each of which ascends; they do, too."""
+    if len(numbers) == 1:
+        return numbers[0]
+    merged = np.concatenate(numbers)
+    merged.sort(kind="stable")  # which merges what ascends
+    new = np.ones(len(merged), bool)
+    np.not_equal(merged[1:], merged[:-1], out=new[1:])
+    return merged[new]
+
+
+def summed(numbers: np.ndarray, parts: Sequence[Rows], dtype: np.dtype) -> Rows:
+    """The sum of some rows' elements, in the order of the parts; at least one has each row."""
+    total = np.empty((len(numbers), parts[0].elements.shape[1]), dtype)
+    first = np.ones(len(numbers), bool)
+    """Rows of which nothing is in the total."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        for part in parts if len(numbers) else ():
+            some = slice(*part.numbers.searchsorted((numbers[0], numbers[-1] + NUMBER.type(1))))
+            elements, places = part.elements[some], numbers.searchsorted(part.numbers[some])
+            new = first[places]
+            total[places[new]] = elements[new]
+            total[places[~new]] += elements[~new]
+            first[places] = False
+    return Rows(numbers, total)
 
 
 def unpacked(payload: memoryview, dtype: np.dtype, row_elems: int) -> Rows:

@@ -50,7 +50,7 @@ from p3kv.worker.silences import LOOK_EVERY_S, Silences
 from p3kv.worker.stalls import StallWarnings
 from p3kv.worker.state_requests import StateRequests
 from p3kv.worker.steps import Steps
-from p3kv.worker.transfers import Route, WorkerKey
+from p3kv.worker.transfers import WorkerKey
 from p3kv.worker.tuning import Tuning
 
 _log = logging.getLogger(__name__)
@@ -129,8 +129,7 @@ class DataPlane:
             self.exchange.note_answered,
         )  # fmt: skip
         self.host_sums = HostSums(
-            rank, neighbours, settings, sizes, self.tuning.adopt, self.slices,
-            self._in_progress,
+            rank, neighbours, settings, sizes, self.tuning.adopt, self.rows, self._in_progress,
         )  # fmt: skip
         self.states = StateRequests(rank, self.servers)
         self._call_later = loop.call_later
@@ -192,7 +191,8 @@ class DataPlane:
         Every worker does so: its slices may arrive before another worker's message.
         """
         self.keys[key.key_id] = key
-        key.route = self._route(key)
+        key.direct = self.rows if key.touched_only else self.slices
+        key.route = self.host_sums if self.host_sums.takes(key) else key.direct
         if key.memory is not None:
             self.checkpoints.own.declare(key)
         self.tuning.note_kept(key.kept_bytes())
@@ -229,11 +229,6 @@ class DataPlane:
                 self.tell(StoreHeader(Kind.FORGET, self.rank, store=its_keys))
                 self._report(messages.StoreForgotten(its_keys))
             done()
-
-    def _route(self, key: WorkerKey) -> Route:
-        if self.host_sums.takes(key):
-            return self.host_sums
-        return self.rows if key.touched_only else self.slices
 
     @property
     def counts(self) -> Mapping[str, int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from typing import Callable, Dict, Iterator, List, Optional, Set, Tuple
+from typing import Callable, Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
 from p3kv.common.trace import Tracer
 from p3kv.slicing import Slice
@@ -82,6 +82,11 @@ class InProgress:
     def update(self, key_id: int, round: int) -> Optional[Transfer]:
         """The transfer that expects a result of this round."""
         return self._updates.get((key_id, round))
+
+    @property
+    def pulls(self) -> Sequence[Transfer]:
+        """Those whose answers are still to come."""
+        return list(self._pulls.values())
 
     def pull(self, request: int) -> Optional[Transfer]:
         """The transfer that expects the answer to a request."""

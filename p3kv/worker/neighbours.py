@@ -76,6 +76,7 @@ class Neighbours:
             conversation = Conversation(FROM_NEIGHBOURS, "worker")
             conversation.peer = rank
             connection = Connection(SocketLink(sock), conversation, land, on_lost, _BUFFER_BYTES)
+            connection.in_network = False
             connection.begin()
             self.connections[rank] = connection
             loop.add_connection(connection)

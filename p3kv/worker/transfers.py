@@ -6,7 +6,7 @@ import ctypes
 import time
 from abc import ABC, abstractmethod
 from concurrent.futures import Future
-from typing import Callable, Collection, Dict, List, Optional, Sequence, Set, Tuple, Union
+from typing import Any, Callable, Collection, Dict, List, Optional, Sequence, Set, Tuple, Union
 
 import numpy as np
 
@@ -101,8 +101,10 @@ class WorkerKey:
         features = {Feature.LOCAL_AGGREGATION, *features_of(declared, consistency), *job}
         self.sums_on_hosts = has_effect(Feature.LOCAL_AGGREGATION, features)
         """Whether workers of one host may sum their gradients before they send them."""
+        self.direct: SummedRoute
+        """The route by which this worker sends for itself; chosen once the key is known to the
+        worker's thread, as is the next."""
         self.route: Route
-        """Chosen once the key is known to the worker's thread."""
         self.runs = declared.runs
         self.round = INITIAL_ROUND
         """The last round that this worker has pushed."""
@@ -197,6 +199,38 @@ class Route(ABC):
 
     def ended(self, transfer: Transfer) -> None:  # noqa: B027
         """A push's round has ended on all servers."""
+
+
+class SummedRoute(Route):
+    """A route of gradients that the workers of a host may sum first: piece by piece, a slice or all
+    rows that a server keeps."""
+
+    @abstractmethod
+    def pieces(self, key: WorkerKey, round: int) -> Sequence[Slice]:
+        """What is summed by itself in a round, by index."""
+
+    @abstractmethod
+    def gradient(self, transfer: Transfer, piece: Slice) -> Any:
+        """A push's elements of a piece, or its `Rows`."""
+
+    @abstractmethod
+    def send_empty(self, transfer: Transfer, piece: Slice, flags: int, workers: int = 0) -> None:
+        """Queues a frame that has no elements; `workers` as in `send_sum`."""
+
+    @abstractmethod
+    def send_sum(
+        self,
+        transfer: Transfer,
+        piece: Slice,
+        parts: Sequence[Any],
+        memory: Callable[[], np.ndarray],
+        flags: int,
+        workers: int,
+        have_read: Callable[[], None],
+    ) -> None:
+        """Sends the sum of gradients of so many workers, to which the transfer belongs. It is made
+        in the order of the parts when it begins to leave, perhaps in `memory`; `have_read` is
+        called when the parts are needed no more."""
 
 
 class Transfer:

@@ -26,7 +26,9 @@ from p3kv.server.optimizer import Optimizer
 from p3kv.wire.fields import PushHeader, UpdatedHeader
 from p3kv.wire.framing import Frame
 from p3kv.wire.header import (
+    CARRIES,
     ENCODED,
+    IN_HOST_SUM,
     INITIAL_ROUND,
     WANTS_RESULT,
     Kind,
@@ -407,11 +409,11 @@ def test_what_a_neighbour_or_a_server_may_not_say_of_sums() -> None:
 @pytest.mark.parametrize(
     ("flags", "round_", "payload", "refusal"),
     [
-        (PushHeader.IN_HOST_SUM, 1, b"1234", "besides those in its host's sum"),
-        (PushHeader.IN_HOST_SUM, INITIAL_ROUND, b"", "with others, in round 0"),
-        (PushHeader.CARRIES | WANTS_RESULT, 1, b"1234" * (SIZE // 2), "has announced no sum"),
-        (PushHeader.CARRIES | PushHeader.IN_HOST_SUM, 1, b"1234", "4 bytes for"),
-        (PushHeader.CARRIES | ENCODED, 1, b"1234", "4 encoded bytes"),
+        (IN_HOST_SUM, 1, b"1234", "besides those in its host's sum"),
+        (IN_HOST_SUM, INITIAL_ROUND, b"", "with others, in round 0"),
+        (CARRIES | WANTS_RESULT, 1, b"1234" * (SIZE // 2), "has announced no sum"),
+        (CARRIES | IN_HOST_SUM, 1, b"1234", "4 bytes for"),
+        (CARRIES | ENCODED, 1, b"1234", "4 encoded bytes"),
     ],
 )
 def test_a_server_refuses_sums_that_can_t_be_right(

@@ -196,26 +196,26 @@ class Engine:
 
     def push_in_host_sum(
         self,
-        slice_: ServerSlice,
+        unit: Unit,
         rank: int,
         round: int,
         wants_result: bool,
         step: int,
-    ) -> Round[SliceSum]:
-        """Counts a worker whose slice is in the sum of its host's workers, which comes by
-        `push_host_sum`.
+    ) -> Round:
+        """Counts a worker whose push is in the sum of its host's workers, which comes by
+        `push_host_sum`, or `RowsKey.push`.
 
         If the worker wants a result, whoever sends the sum gets it.
 
         ProtocolError for a push that can't be right.
         """
-        plan = slice_.plan
+        plan = unit.plan
         if round == INITIAL_ROUND or plan.consistency.own_rounds:
-            raise ProtocolError(f"it sums {slice_.name} with others, in round {round}")
+            raise ProtocolError(f"it sums {unit.name} with others, in round {round}")
         if not plan.sums_on_hosts:
             plan.sums_on_hosts = True
             self._plan_holds(plan)
-        current = slice_.ledger.round_for(rank, round, step)
+        current = unit.ledger.round_for(rank, round, step)
         current.arrived.add(rank)
         if not wants_result:
             current.others.append(rank)
@@ -235,9 +235,7 @@ class Engine:
     ) -> None:
         """Adds the sum of so many of a host's workers, which are counted each on its own, its
         sender before; otherwise as `push`. None: none of them had a gradient."""
-        current = slice_.ledger.open.get(round)
-        if current is None or rank not in current.arrived or workers < 1:
-            raise ProtocolError(f"worker {rank} has announced no sum of {slice_.name}")
+        current = slice_.ledger.round_of_sum(rank, round, workers)
         current.in_sums -= workers
         if wants_result:
             current.wanting.append(rank)

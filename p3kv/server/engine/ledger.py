@@ -66,6 +66,14 @@ class Ledger(ABC, Generic[S]):
             current.step = step
         return current
 
+    def round_of_sum(self, rank: int, round: int, workers: int) -> Round[S]:
+        """The open round of a sum of so many of a host's workers, whose sender is counted;
+        ProtocolError if it is not."""
+        current = self.open.get(round)
+        if current is None or rank not in current.arrived or workers < 1:
+            raise ProtocolError(f"worker {rank} has announced no sum of {self._name}")
+        return current
+
     def end(self, current: Round[S]) -> None:
         """Counts a complete round as ended, of which it is known whether it has changed the
         value."""

@@ -80,8 +80,10 @@ def _add_until(total: RowSum, arrived: Deque[Rows], end: int) -> None:
 class PushOfRows:
     """A worker's push of which some frames have arrived."""
 
-    def __init__(self, frames: int) -> None:
+    def __init__(self, frames: int, workers: int) -> None:
+        """`workers`: of how many of a host it is the sum; 0: of its own rows."""
         self.frames = self.missing = frames
+        self.workers = workers
         self.next_row = 0
         """Rows from this one on may still come."""
 

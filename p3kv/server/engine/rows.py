@@ -43,7 +43,6 @@ class RowsKey(Unit):
         self.row_elems = plan.layout.grain_elems
         self.rows = plan.kept_elems // self.row_elems
         """How many rows this server keeps."""
-        self.row_bytes = self.row_elems * plan.dtype.itemsize
         self.value = np.zeros((0, self.row_elems), plan.dtype)
         """By row; it has memory once the initial value comes."""
         self._sent: List[SentRows] = []
@@ -76,16 +75,27 @@ class RowsKey(Unit):
         self.ledger.check(rank, round)
         self.ledger.check_ahead(rank, round)
 
-    def push(self, rank: int, round: int, frames: int, rows: Optional[Rows], step: int) -> None:
+    def has_begun_sum(self, rank: int, round: int) -> bool:
+        """Whether some of a host's sum has come that a worker sends for an open round."""
+        current = self.ledger.open.get(round)
+        return current is not None and rank in current.sum.pushes
+
+    def push(
+        self, rank: int, round: int, frames: int, rows: Optional[Rows], step: int, workers: int = 0
+    ) -> None:
         """Adds some of a worker's rows, one of `frames` frames of its push, and owns their memory.
-        None, in a push of one frame: the worker has no gradient.
+        None, in a push of one frame: the worker has no gradient. `workers`: they are of the sum of
+        so many of a host's workers, who are counted each on its own.
 
         Raises ProtocolError for rows that can't be right.
         """
-        self.check_push(rank, round)
-        current = self.ledger.round_for(rank, round, step)
-        push = current.sum.pushes.setdefault(rank, PushOfRows(frames))
-        if push.frames != frames or frames < 1:
+        if workers:
+            current = self.ledger.round_of_sum(rank, round, workers)
+        else:
+            self.check_push(rank, round)
+            current = self.ledger.round_for(rank, round, step)
+        push = current.sum.pushes.setdefault(rank, PushOfRows(frames, workers))
+        if (push.frames, push.workers) != (frames, workers) or push.missing < 1:
             raise ProtocolError(
                 f"worker {rank} pushed {self.name} in {push.frames} frames, or in {frames}"
             )
@@ -94,8 +104,11 @@ class RowsKey(Unit):
         push.missing -= 1
         if not push.missing:
             push.next_row = self.rows
-            current.arrived.add(rank)
-            current.others.append(rank)
+            if workers:
+                current.in_sums -= workers
+            else:
+                current.arrived.add(rank)
+                current.others.append(rank)
         self._update_in_advance()
 
     def _new_sum(self, round_: int) -> RowsOfRound:
@@ -111,7 +124,8 @@ class RowsKey(Unit):
             self._add_to_initial(rows)
             return
         if self.plan.rules.checks_finite:
-            check_sum(rows.elements, self.name, current.number, rank)
+            # Of a sum it is no single worker's: they have checked their gradients.
+            check_sum(rows.elements, self.name, current.number, None if push.workers else rank)
         current.sum.add(rank, rows)
 
     def _add_to_initial(self, rows: Rows) -> None:
@@ -153,10 +167,13 @@ class RowsKey(Unit):
             or self.plan.rules.leavers.clips
         ):
             return
-        pushes, missing = following.sum.pushes, ledger.missing(following)
-        if not all(rank in pushes for rank in missing):
+        pushes = following.sum.pushes
+        under_way = {rank: push for rank, push in pushes.items() if push.missing}
+        if following.in_sums != sum(push.workers for push in under_way.values()):
             return
-        end = min((pushes[rank].next_row for rank in missing), default=self.rows)
+        if not all(rank in under_way for rank in ledger.missing(following)):
+            return
+        end = min((push.next_row for push in under_way.values()), default=self.rows)
         if (end - following.sum.updated_rows) * _PARTS < self.rows:
             return
         if optimizer.updates_touched_rows(self.declared, self.plan.update_step(following)):

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
-
-import numpy as np
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
 from p3kv.errors import ProtocolError
 from p3kv.slicing import Slice
-from p3kv.wire.fields import PushHeader, SummandHeader
-from p3kv.wire.header import INITIAL_ROUND, NO_GRADIENT, WANTS_RESULT
+from p3kv.wire.fields import SummandHeader
+from p3kv.wire.header import CARRIES, IN_HOST_SUM, INITIAL_ROUND, NO_GRADIENT, WANTS_RESULT
 from p3kv.worker.in_progress import InProgress
 from p3kv.worker.routes.carriers import Carriers
 from p3kv.worker.routes.host_memory import HostMemory
-from p3kv.worker.routes.slices import SliceRoute
 from p3kv.worker.transfers import Transfer
 
 _Place = Tuple[int, int, int]
-"""The id of a key, a round and a slice's number."""
+"""The id of a key, a round and a piece's number."""
 
 
 class _Part(NamedTuple):
@@ -28,8 +25,8 @@ class _Part(NamedTuple):
     piece: Slice
     counted: bool
     """Whether the server has counted this worker already."""
-    gradient: Optional[np.ndarray]
-    """Its elements, if it has any."""
+    gradient: Any
+    """Its elements or rows; None if it has none."""
     handed_in: bool = False
     """Whether another worker was to send the sum: the elements are a copy, and the transfer needs
     nothing more."""
@@ -46,7 +43,6 @@ class Carried:
         rank: int,
         carriers: Carriers,
         memory: HostMemory,
-        slices: SliceRoute,
         in_progress: InProgress,
         on_passed: Callable[[], None],
     ) -> None:
@@ -54,12 +50,11 @@ class Carried:
         self._rank = rank
         self._carriers = carriers
         self._memory = memory
-        self._slices = slices
         self._in_progress = in_progress
         self._on_passed = on_passed
         self._parts: Dict[_Place, _Part] = {}
-        self._came: Dict[_Place, Dict[int, bool]] = {}
-        """The neighbours whose parts of a sum are there, and whether they have a gradient."""
+        self._came: Dict[_Place, Dict[int, SummandHeader]] = {}
+        """By neighbour, the parts of a sum that are there."""
         self._wanting: Dict[_Place, List[int]] = {}
         """The neighbours that want the value of a slice."""
         self._for_others: Dict[int, int] = {}
@@ -68,34 +63,35 @@ class Carried:
         """How many of these rounds have values that are still to come."""
 
     def join(self, transfer: Transfer, piece: Slice) -> None:
-        """Adds this worker's own slice."""
+        """Adds this worker's own part."""
         place, wants = _place(transfer, piece), wants_result(transfer)
         # A sum says at the same time what its sender wants, unless another one wants more.
         counted = not self._all_came(place) or (not wants and place in self._wanting)
         if counted:
-            self._slices.send(transfer, piece, None, PushHeader.IN_HOST_SUM | wants)
+            transfer.key.direct.send_empty(transfer, piece, IN_HOST_SUM | wants)
         gradient = None
         if transfer.has_gradient:
-            assert transfer.source is not None
-            gradient = elements(transfer, transfer.source, piece)
+            gradient = transfer.key.direct.gradient(transfer, piece)
         self._parts[place] = _Part(transfer, piece, counted, gradient)
         self._send_if_complete(place)
 
-    def take_over(self, transfer: Transfer, piece: Slice) -> None:
+    def take_over(self, transfer: Transfer, piece: Slice, rows: int) -> None:
         """Adds what this worker has handed in to one that has left: it is in its memory, and the
         server has counted it."""
         gradient = None
         if transfer.has_gradient:
-            gradient = self._memory.own_part(transfer.key, piece).copy()
+            gradient = self._memory.own_part(transfer.key, piece, rows)
+            if not transfer.key.touched_only:
+                gradient = gradient.copy()  # the sum takes its place
         self._parts[_place(transfer, piece)] = _Part(transfer, piece, True, gradient, True)
 
     def add(self, rank: int, header: SummandHeader) -> None:
-        """Adds a neighbour's slice; ProtocolError for one that can't be right."""
+        """Adds a neighbour's part; ProtocolError for one that can't be right."""
         place = (header.key, header.round, header.slice)
         came = self._came.setdefault(place, {})
         if rank in came or header.round <= INITIAL_ROUND:
             raise ProtocolError(f"it has given slice {header.slice} of key {header.key} twice")
-        came[rank] = not header.flags & NO_GRADIENT
+        came[rank] = header
         if header.flags & WANTS_RESULT:
             self._wanting.setdefault(place, []).append(rank)
         self._send_if_complete(place)
@@ -142,38 +138,28 @@ class Carried:
         part = self._parts.pop(place)
         transfer, piece = part.transfer, part.piece
         parts = {
-            rank: self._memory.part(rank, transfer.key, piece)
-            for rank, has_gradient in came.items()
-            if has_gradient
+            rank: self._memory.part(rank, transfer.key, piece, header.rows)
+            for rank, header in came.items()
+            if not header.flags & NO_GRADIENT
         }
         if part.gradient is not None:
             parts[self._rank] = part.gradient
         workers = len(came) + 1
-        flags = PushHeader.CARRIES | (0 if part.counted else PushHeader.IN_HOST_SUM)
+        flags = CARRIES | (0 if part.counted else IN_HOST_SUM)
         if transfer.target is not None or place in self._wanting:
             flags |= WANTS_RESULT
             self._wanting.setdefault(place, [])
             if transfer.target is None:
                 self._receive_for_others(transfer)
         if parts:
-            total = partial(self._sum, [parts[rank] for rank in sorted(parts)], part)
-            self._slices.send_sum(transfer, piece, total, flags, workers)
+            transfer.key.direct.send_sum(
+                transfer, piece, [parts[rank] for rank in sorted(parts)],
+                partial(self._memory.of_sum, transfer.key, piece), flags, workers,
+                partial(self._have_read, part),
+            )  # fmt: skip
         else:
-            self._slices.send(transfer, piece, None, flags | NO_GRADIENT, workers=workers)
+            transfer.key.direct.send_empty(transfer, piece, flags | NO_GRADIENT, workers)
             self._have_read(part)
-
-    def _sum(self, parts: Sequence[np.ndarray], part: _Part) -> memoryview:
-        """The sum, in the order of the parts; made when it begins to leave."""
-        total = self._memory.of_sum(part.transfer.key, part.piece)
-        if len(parts) == 1:
-            total[:] = parts[0]
-        else:
-            with np.errstate(over="ignore", invalid="ignore"):
-                np.add(parts[0], parts[1], out=total, dtype=total.dtype)
-                for one in parts[2:]:
-                    np.add(total, one, out=total)
-        self._have_read(part)
-        return total.data.cast("B")
 
     def _have_read(self, part: _Part) -> None:
         if not part.handed_in:
@@ -192,7 +178,7 @@ class Carried:
         values.route = transfer.route
         values.missing_elems = sum(
             piece.length
-            for piece in self._slices.slices(key, transfer.round)
+            for piece in key.direct.pieces(key, transfer.round)
             if self._carriers.carrier(key, piece, transfer.round) == self._rank
         )
         self._passing += 1
@@ -207,11 +193,6 @@ class Carried:
 def wants_result(transfer: Transfer) -> int:
     """The flag by which a push asks for its result, if it does."""
     return 0 if transfer.target is None else WANTS_RESULT
-
-
-def elements(transfer: Transfer, array: int, piece: Slice) -> np.ndarray:
-    """A slice of the array at an address."""
-    return np.frombuffer(transfer.memory(array, piece), transfer.key.numpy_dtype)
 
 
 def _place(transfer: Transfer, piece: Slice) -> _Place:

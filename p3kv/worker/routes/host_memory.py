@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Dict, Mapping, Tuple
+from typing import Any, Dict, Mapping, Tuple
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from p3kv.wire.fields import KeyHeader
 from p3kv.wire.framing import Frame, Landing, message_landing
 from p3kv.wire.header import URGENT, Kind
 from p3kv.wire.messages import SharedMemory, encode
+from p3kv.wire.rows import NUMBER, Rows, check_numbers
 from p3kv.worker.routes.shared_memory import OwnMemory, TheirMemory
 from p3kv.worker.transfers import WorkerKey
 
@@ -21,8 +22,9 @@ from p3kv.worker.transfers import WorkerKey
 class HostMemory:
     """This worker's memory, which its neighbours read, and theirs.
 
-    For each key it has what its worker adds, and behind that, as much for values. Belongs to the
-    worker's thread.
+    For each key it has what its worker adds, and behind that, as much for values. Of a key of rows
+    it has the rows of each server, from where the server's run begins, and behind that their
+    numbers: the system gives memory only to what is written. Belongs to the worker's thread.
     """
 
     def __init__(self, rank: int, neighbours: Mapping[int, Connection]) -> None:
@@ -39,9 +41,20 @@ class HostMemory:
         """A neighbour says where the memory is that it shares for a key."""
         return message_landing(header, SharedMemory, partial(self._open, rank, header.key))
 
-    def own_part(self, key: WorkerKey, piece: Slice) -> np.ndarray:
-        """Where this worker's part of a slice's sum goes."""
-        return _part(self._own_memory(key), key, piece)
+    def hand_in(self, key: WorkerKey, piece: Slice, gradient: Any) -> int:
+        """Copies this worker's part of a sum to where neighbours read it; returns how many rows it
+        has, of a key of rows."""
+        if not key.touched_only:
+            self.own_part(key, piece)[:] = gradient
+            return 0
+        rows = len(gradient.numbers)
+        part = self.own_part(key, piece, rows)
+        part.numbers[:], part.elements[:] = gradient
+        return rows
+
+    def own_part(self, key: WorkerKey, piece: Slice, rows: int = 0) -> Any:
+        """This worker's part of a sum, where neighbours read it."""
+        return _part(self._own_memory(key), key, piece, rows)
 
     def own_values(self, key: WorkerKey) -> np.ndarray:
         """The bytes of the values that this worker gives its neighbours."""
@@ -49,21 +62,28 @@ class HostMemory:
 
     def own_value(self, key: WorkerKey, piece: Slice) -> np.ndarray:
         """Where a slice's value goes that this worker gives its neighbours."""
-        return _part(self.own_values(key), key, piece)
+        return _elements(self.own_values(key), key, piece)
 
-    def part(self, rank: int, key: WorkerKey, piece: Slice) -> np.ndarray:
-        """A neighbour's part of a slice's sum; ProtocolError if it shares none."""
-        return _part(self._of(rank, key), key, piece)
+    def part(self, rank: int, key: WorkerKey, piece: Slice, rows: int = 0) -> Any:
+        """A neighbour's part of a sum; ProtocolError if it shares none, or not so many rows."""
+        memory = self._of(rank, key)
+        if not 0 <= rows * key.touched_only <= piece.length // key.row_elems:
+            raise ProtocolError(f"worker {rank} shares {rows} rows of {key.called}")
+        part = _part(memory, key, piece, rows)
+        if key.touched_only:
+            part = Rows(part.numbers.copy(), part.elements)
+            check_numbers(part.numbers, 0, piece.length // key.row_elems)
+        return part
 
     def value(self, rank: int, key: WorkerKey, piece: Slice) -> np.ndarray:
         """A slice's value that a neighbour has; ProtocolError if it shares none."""
-        return _part(self._of(rank, key)[key.size_bytes :], key, piece)
+        return _elements(self._of(rank, key)[key.size_bytes :], key, piece)
 
     def of_sum(self, key: WorkerKey, piece: Slice) -> np.ndarray:
         """Where this worker sums a slice: in the place of its own part, which it does not share,
         unless sums are wider."""
         if key.sum_dtype == key.numpy_dtype:
-            return self.own_part(key, piece)
+            return _elements(self._own_memory(key), key, piece)
         wide = self._wide_sums.get(key.key_id)
         if wide is None:
             wide = self._wide_sums[key.key_id] = np.empty(key.size_elems, key.sum_dtype)
@@ -80,14 +100,14 @@ class HostMemory:
 
     def _of(self, rank: int, key: WorkerKey) -> np.ndarray:
         memory = self._memory.get((rank, key.key_id))
-        if memory is None or len(memory) != 2 * key.size_bytes:
+        if memory is None or len(memory) != _shared_bytes(key):
             raise ProtocolError(f"worker {rank} shares no memory for {key.called}")
         return memory
 
     def _own_memory(self, key: WorkerKey) -> np.ndarray:
         memory = self._memory.get((self._rank, key.key_id))
         if memory is None:
-            memory, place = self._own.take(2 * key.size_bytes)
+            memory, place = self._own.take(_shared_bytes(key))
             self._memory[self._rank, key.key_id] = memory
             words = memoryview(encode(place))
             header = KeyHeader(Kind.MEMORY, self._rank, key=key.key_id)
@@ -96,7 +116,23 @@ class HostMemory:
         return memory
 
 
-def _part(memory: np.ndarray, key: WorkerKey, piece: Slice) -> np.ndarray:
+def _shared_bytes(key: WorkerKey) -> int:
+    if key.touched_only:
+        return key.size_bytes + key.size_elems // key.row_elems * NUMBER.itemsize
+    return 2 * key.size_bytes
+
+
+def _part(memory: np.ndarray, key: WorkerKey, piece: Slice, rows: int) -> Any:
+    """A worker's elements of a slice, or so many of its rows for a server."""
+    elements = _elements(memory, key, piece)
+    if not key.touched_only:
+        return elements
+    first = key.size_bytes + piece.offset // key.row_elems * NUMBER.itemsize
+    numbers = memory[first : first + rows * NUMBER.itemsize].view(NUMBER)
+    return Rows(numbers, elements[: rows * key.row_elems].reshape(rows, key.row_elems))
+
+
+def _elements(memory: np.ndarray, key: WorkerKey, piece: Slice) -> np.ndarray:
     """A slice in memory for a tensor of the key."""
     start = piece.offset * key.item_bytes
     return memory[start : start + piece.length * key.item_bytes].view(key.numpy_dtype)

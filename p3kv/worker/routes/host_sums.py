@@ -19,6 +19,7 @@ from typing import (
     Sequence,
     Set,
     Tuple,
+    Union,
 )
 
 import numpy as np
@@ -30,7 +31,6 @@ from p3kv.slicing import Slice
 from p3kv.wire.connection import Connection
 from p3kv.wire.fields import (
     Header,
-    PushHeader,
     SliceSizesHeader,
     SummandHeader,
     UpdatedHeader,
@@ -39,6 +39,7 @@ from p3kv.wire.fields import (
 from p3kv.wire.framing import Frame, Landing, message_landing
 from p3kv.wire.header import (
     HEADER_BYTES,
+    IN_HOST_SUM,
     INITIAL_ROUND,
     NO_GRADIENT,
     URGENT,
@@ -50,10 +51,11 @@ from p3kv.wire.messages import LastRounds, SliceSizes, encode
 from p3kv.wire.queue import PriorityQueue, urgency
 from p3kv.wire.slice_sizes import FIRST_GENERATION, SliceSizesByRound
 from p3kv.worker.in_progress import InProgress
-from p3kv.worker.routes.carried import Carried, elements, wants_result
+from p3kv.worker.routes.carried import Carried, wants_result
 from p3kv.worker.routes.carriers import Carriers
 from p3kv.worker.routes.host_memory import HostMemory
-from p3kv.worker.routes.slices import SliceRoute
+from p3kv.worker.routes.host_pulls import HostPulls
+from p3kv.worker.routes.rows import RowsPull, RowsRoute
 from p3kv.worker.transfers import Route, Transfer, WorkerKey
 
 _BATCH_BYTES = 64 * 1024
@@ -64,12 +66,14 @@ class _Round(NamedTuple):
     """Push of this worker in a round of a key."""
 
     transfer: Transfer
-    slices: Sequence[Slice]
+    pieces: Sequence[Slice]
     urgent: int
+    rows: Dict[int, int]
+    """By piece that another worker carries, how many rows it has, of a key of rows."""
 
 
 class HostSums(Route):
-    """Sums slices with the neighbours, the other workers of this host.
+    """Sums slices, and rows, with the neighbours, the other workers of this host.
 
     For each slice one of the workers is the carrier. The others copy their slices into memory that
     they share with it, and tell it so (SUMMAND); the carrier sends the sum when all are there. It
@@ -77,6 +81,9 @@ class HostSums(Route):
     it where it belongs. Each worker sends the server a frame of its own all the same, without
     elements when its slice is in a sum. So the server counts by rank and round as ever, knows who
     is late, and what a worker says before its slices is there before they count.
+
+    Of a key of rows, all rows that a server keeps are in place of a slice: the carrier sends those
+    that any of the workers has touched, each once. Their values come by pulls (`HostPulls`).
 
     For each key a worker shares memory for what it adds or sends, and as much for values, of which
     only those take any that it has received. Nothing is written before all have read what was
@@ -108,27 +115,28 @@ class HostSums(Route):
         settings: Settings,
         sizes: SliceSizesByRound,
         adopt: Callable[[int, SliceSizes], None],
-        slices: SliceRoute,
+        rows: RowsRoute,
         in_progress: InProgress,
     ) -> None:
         """`neighbours` are there before the first key is declared. `adopt` takes slice
-        sizes, and from which round on they hold. `slices` brings to the servers, and from them,
-        what one worker carries for all."""
+        sizes, and from which round on they hold."""
         self._rank = rank
         self._neighbours = neighbours
         self._sizes = sizes
         self._adopt = adopt
-        self._slices = slices
         self._in_progress = in_progress
         self._passed_on = FIRST_GENERATION
         """The newest generation whose slice sizes neighbours know from this worker, or at once."""
         self._carriers = Carriers(rank, neighbours, settings.deterministic)
         self._checks_finite = settings.check_finite
         self._queue: PriorityQueue[Tuple[Transfer, Slice]] = PriorityQueue()
-        """Slices of this worker that are to be copied or added."""
+        """What of this worker's is to be copied or added."""
         self._memory = HostMemory(rank, neighbours)
         self._carried = Carried(
-            rank, self._carriers, self._memory, slices, in_progress, self._tell_finished
+            rank, self._carriers, self._memory, in_progress, self._tell_finished
+        )
+        self._pulls = HostPulls(
+            rank, neighbours, self._carriers, rows, in_progress, self._tell_finished
         )
         self._last_pushed: Dict[int, int] = {}
         """By key, the last round for which this worker has pushed."""
@@ -146,6 +154,8 @@ class HostSums(Route):
             Kind.SLICE_SIZES: lambda rank, header: message_landing(
                 header, SliceSizes, partial(self._adopt, header.from_round)
             ),
+            Kind.PULL_ROWS: self._pulls.land_ask,
+            Kind.ROWS: self._pulls.land_rows,
             Kind.BYE: self._land_goodbye,
         }
 
@@ -154,32 +164,39 @@ class HostSums(Route):
         return bool(self._neighbours) and key.sums_on_hosts
 
     def push(self, transfer: Transfer) -> None:
-        """Adds a push's slices to the host's sums, by urgency, as soon as the round before has
-        ended. Worker rank 0 alone gives initial values."""
+        """Adds a push to the host's sums, by urgency, as soon as the round before has ended. Worker
+        rank 0 alone gives initial values."""
         if transfer.round == INITIAL_ROUND:
-            self._slices.push(transfer)
+            transfer.key.direct.push(transfer)
             return
         transfer.route = self
         key_id = transfer.key.key_id
         self._last_pushed[key_id] = transfer.round
-        slices = self._slices.slices(transfer.key, transfer.round)
+        pieces = transfer.key.direct.pieces(transfer.key, transfer.round)
         urgent = urgency(transfer.step, transfer.priority)
-        self._rounds[key_id, transfer.round] = _Round(transfer, slices, urgent)
+        self._rounds[key_id, transfer.round] = _Round(transfer, pieces, urgent, {})
         if transfer.round == self._next_round(key_id):
             self._begin(key_id, transfer.round)
 
     def request(self, transfer: Transfer) -> None:
-        """Each worker asks for itself."""
-        self._slices.request(transfer)
+        """Each worker asks for itself, but for rows of a round that has not ended."""
+        ended = self._ended.get(transfer.key.key_id, INITIAL_ROUND)
+        if isinstance(transfer, RowsPull) and transfer.round > ended:
+            transfer.route = self
+            self._pulls.ask(transfer)
+        else:
+            transfer.key.direct.request(transfer)
 
     def missing(self, transfer: Transfer) -> Set[int]:
-        """Only those of slices that this worker carries."""
-        slices = self._slices.slices(transfer.key, transfer.round)
+        """Only those of slices, or rows, that this worker carries."""
+        if isinstance(transfer, RowsPull):
+            return self._pulls.missing(transfer)
+        key = transfer.key
         return {
             piece.server
-            for piece in slices
+            for piece in key.direct.pieces(key, transfer.round)
             if transfer.misses(piece)
-            and self._carriers.carrier(transfer.key, piece, transfer.round) == self._rank
+            and self._carriers.carrier(key, piece, transfer.round) == self._rank
         }
 
     def ended(self, transfer: Transfer) -> None:
@@ -187,6 +204,7 @@ class HostSums(Route):
         del self._rounds[key_id, transfer.round]
         self._ended[key_id] = transfer.round
         self._begin(key_id, transfer.round + 1)
+        self._pulls.round_ended(transfer)
         self._tell_finished()
 
     def _next_round(self, key_id: int) -> int:
@@ -195,20 +213,21 @@ class HostSums(Route):
     def _begin(self, key_id: int, round: int) -> None:
         begun = self._rounds.get((key_id, round))
         if begun is not None:
-            for piece in begun.slices:
+            for piece in begun.pieces:
                 self._queue.push(begun.urgent, (begun.transfer, piece))
 
     def work(self) -> bool:
-        """Copies or adds some slices; returns whether there are more. To be called between two
+        """Copies or adds some gradients; returns whether there are more. To be called between two
         looks at the sockets. NotFinite for a gradient of this worker that must not be summed."""
         done_bytes = 0
         while self._queue.heap and done_bytes < _BATCH_BYTES:
             transfer, piece = self._queue.pop()
-            done_bytes += HEADER_BYTES + piece.length * transfer.key.item_bytes
+            piece_bytes = piece.length * transfer.key.item_bytes
+            done_bytes += HEADER_BYTES + min(transfer.size_bytes, piece_bytes)
             if self._checks_finite and transfer.has_gradient:
-                assert transfer.source is not None
-                gradient = elements(transfer, transfer.source, piece)
-                check_sum(gradient, transfer.key.called, transfer.round, self._rank)
+                gradient = transfer.key.direct.gradient(transfer, piece)
+                elements = gradient.elements if transfer.key.touched_only else gradient
+                check_sum(elements, transfer.key.called, transfer.round, self._rank)
             carrier = self._carriers.carrier(transfer.key, piece, transfer.round)
             if carrier == self._rank:
                 self._carried.join(transfer, piece)
@@ -224,7 +243,7 @@ class HostSums(Route):
         has_value = header.payload_bytes > 0
         if wanting:
             if has_value:
-                value = elements(transfer, transfer.target, piece)
+                value = np.frombuffer(transfer.memory(transfer.target, piece), key.numpy_dtype)
                 self._memory.own_value(key, piece)[:] = value
             self._pass_terms_on()
         value_header = ValueHeader(
@@ -241,7 +260,7 @@ class HostSums(Route):
     def needed(self) -> bool:
         """Whether rounds are open in which neighbours may need this worker, or values are to come
         that only they want."""
-        return bool(self._rounds) or self._carried.passes_on
+        return bool(self._rounds) or self._carried.passes_on or self._pulls.passes_on
 
     def finish(self, done: Future[Any]) -> None:
         """Completes `done` when no neighbour needs this worker any more."""
@@ -256,6 +275,7 @@ class HostSums(Route):
         """The job has failed: nothing is read or written any more."""
         self._queue.clear()
         self._carried.clear()
+        self._pulls.clear()
         self._rounds.clear()
         if self._finished is not None:
             self._finished.set_exception(error)
@@ -277,24 +297,25 @@ class HostSums(Route):
     # What this worker's slices are for.
 
     def _hand_in(self, transfer: Transfer, piece: Slice, carrier: int) -> None:
+        key, rows = transfer.key, 0
         if transfer.has_gradient:
-            assert transfer.source is not None
-            part = self._memory.own_part(transfer.key, piece)
-            part[:] = elements(transfer, transfer.source, piece)
-        self._tell_part(transfer, piece, carrier)
-        self._slices.send(transfer, piece, None, PushHeader.IN_HOST_SUM | wants_result(transfer))
+            rows = self._memory.hand_in(key, piece, key.direct.gradient(transfer, piece))
+        self._rounds[key.key_id, transfer.round].rows[piece.index] = rows
+        self._tell_part(transfer, piece, carrier, rows)
+        key.direct.send_empty(transfer, piece, IN_HOST_SUM | wants_result(transfer))
         self._carried.read(transfer, piece)
 
-    def _tell_part(self, transfer: Transfer, piece: Slice, carrier: int) -> None:
+    def _tell_part(self, transfer: Transfer, piece: Slice, carrier: int, rows: int) -> None:
         header = SummandHeader(
             Kind.SUMMAND, self._rank,
             wants_result(transfer) | (0 if transfer.has_gradient else NO_GRADIENT),
-            key=transfer.key.key_id, slice=piece.index, round=transfer.round,
+            key=transfer.key.key_id, slice=piece.index, round=transfer.round, rows=rows,
         )  # fmt: skip
         self._tell(carrier, transfer, header)
 
     def _tell_finished(self) -> None:
         if self._finished is not None and not self.needed:
+            self._pulls.clear()
             self._finished.set_result(None)
             self._finished = None
 
@@ -328,27 +349,28 @@ class HostSums(Route):
         pushed."""
         queued = {(one.key.key_id, piece.index) for one, piece in self._queue}
         orphans = [
-            (begun.transfer, piece)
+            (begun.transfer, piece, begun.rows.get(piece.index, 0))
             for (key_id, round_), begun in self._rounds.items()
             if last.rounds.get(key_id, INITIAL_ROUND) < round_ == self._next_round(key_id)
-            for piece in begun.slices
+            for piece in begun.pieces
             if self._carriers.carrier(begun.transfer.key, piece, round_) == rank
             and (key_id, piece.index) not in queued
         ]
         self._carriers.leave(rank, last.rounds)
-        for transfer, piece in orphans:
+        for transfer, piece, rows in orphans:
             carrier = self._carriers.carrier(transfer.key, piece, transfer.round)
             if carrier == self._rank:
-                self._carried.take_over(transfer, piece)
+                self._carried.take_over(transfer, piece, rows)
             else:
-                self._tell_part(transfer, piece, carrier)
+                self._tell_part(transfer, piece, carrier, rows)
         self._carried.send_complete()
+        self._pulls.go_on_without(rank)
 
     def _find(self, header: ValueHeader) -> Tuple[Transfer, Slice]:
         """The transfer and the slice of which a neighbour's frame speaks."""
         transfer = self._in_progress.update(header.key, header.round)
         if transfer is not None and transfer.route is self:
-            slices = self._slices.slices(transfer.key, header.round)
+            slices = transfer.key.direct.pieces(transfer.key, header.round)
             if header.slice < len(slices):
                 return transfer, slices[header.slice]
         raise ProtocolError(
@@ -356,6 +378,8 @@ class HostSums(Route):
             "for which nobody waits"
         )
 
-    def _tell(self, rank: int, transfer: Transfer, header: SummandHeader) -> None:
+    def _tell(
+        self, rank: int, transfer: Transfer, header: Union[SummandHeader, ValueHeader]
+    ) -> None:
         frame = Frame(urgency(transfer.step, transfer.priority), header)
         self._neighbours[rank].writer.push(frame)

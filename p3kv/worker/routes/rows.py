@@ -5,17 +5,30 @@ from __future__ import annotations
 from concurrent.futures import Future
 from functools import partial
 from itertools import accumulate
-from typing import Callable, Dict, Iterator, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import (
+    Callable,
+    Dict,
+    Iterable,
+    Iterator,
+    Mapping,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Set,
+    Tuple,
+)
 
 import numpy as np
 
 from p3kv.codecs import part_of_rows
 from p3kv.common.trace import Tracer
 from p3kv.errors import ProtocolError
+from p3kv.slicing import Slice
 from p3kv.wire.connection import Connection
 from p3kv.wire.fields import PullRowsHeader, PushRowsHeader, RowsHeader
 from p3kv.wire.framing import Frame, Landing
 from p3kv.wire.header import ENCODED, EXACT, INITIAL_ROUND, NO_GRADIENT, Kind
+from p3kv.wire.messages import UNKNOWN
 from p3kv.wire.queue import urgency
 from p3kv.wire.rows import (
     NUMBER,
@@ -25,29 +38,34 @@ from p3kv.wire.rows import (
     check_size,
     decoded,
     pieces,
+    summed,
+    union,
     unpacked,
 )
 from p3kv.wire.slice_sizes import SliceSizesByRound
 from p3kv.wire.spans import trace_departure, traced_arrival
 from p3kv.worker.gates import Gates
 from p3kv.worker.in_progress import InProgress
-from p3kv.worker.transfers import Ask, Done, Route, Transfer, WorkerKey
+from p3kv.worker.transfers import Ask, Done, SummedRoute, Transfer, WorkerKey
 
 Put = Callable[[np.ndarray, np.ndarray], None]
 """Takes rows that have arrived: their numbers in the tensor, which ascend, and their elements."""
 
 
-class _Run(NamedTuple):
+class Run(NamedTuple):
+    """Consecutive rows that a server keeps."""
+
     server: int
     first: int
     """Its first row."""
     rows: int
 
 
-def _runs(key: WorkerKey) -> Iterator[_Run]:
+def runs_of(key: WorkerKey) -> Iterator[Run]:
+    """What each server keeps of a key of rows."""
     rows = [length // key.row_elems for _, length in key.runs]
     for (server, _), first, count in zip(key.runs, accumulate(rows, initial=0), rows):
-        yield _Run(server, first, count)
+        yield Run(server, first, count)
 
 
 class RowsPush(Transfer):
@@ -81,7 +99,7 @@ class RowsPull(Transfer):
     They are those that `named` has, or those that have changed since a round of each server.
     """
 
-    __slots__ = ("arriving", "named", "put", "rounds")
+    __slots__ = ("arriving", "named", "put", "request", "rounds")
 
     def __init__(
         self,
@@ -103,23 +121,32 @@ class RowsPull(Transfer):
         self.put = put
         self.rounds = dict(since or {})
         """By server; when the pull is done, the round whose value has arrived."""
-        self.arriving: Dict[int, _Answer] = {}
+        self.arriving: Dict[int, Answer] = {}
         """By server, what is still to come."""
+        self.request = UNKNOWN
+        """The number that answers have, once it is under way."""
+
+    def received(self, header: RowsHeader, run: Run, rows: Rows) -> None:
+        """Takes a frame's rows of a run."""
+        if len(rows.numbers):
+            self.put(rows.numbers.astype(np.int64) + run.first, rows.elements)
 
 
-class _Answer:
+class Answer:
     """A server's answer, of which some frames have arrived."""
 
-    def __init__(self, run: _Run, named: Optional[int]) -> None:
+    def __init__(self, run: Run, named: Optional[int]) -> None:
         self.run = run
         self.named = named
         """How many rows were named that have not come."""
+        self.carrier: Optional[int] = None
+        """The neighbour that has asked for it, if one has."""
         self.missing: Optional[int] = None
         """Frames, once the first has come."""
         self.next_row = 0
 
 
-class RowsRoute(Route):
+class RowsRoute(SummedRoute):
     """Sends and receives the rows of this worker's transfers. Belongs to the worker's thread."""
 
     def __init__(
@@ -154,7 +181,7 @@ class RowsRoute(Route):
         most = key.rows_in_slice(slice_size)
         encodes = transfer.round > INITIAL_ROUND and not key.codecs.gradients.in_place
         queued = []
-        for run in _runs(key):
+        for run in runs_of(key):
             ends = transfer.numbers.searchsorted((run.first, run.first + run.rows))
             start, count = int(ends[0]), int(ends[1] - ends[0])
             cut = list(pieces(count, most))
@@ -173,25 +200,72 @@ class RowsRoute(Route):
     def _say_no_gradient(self, transfer: RowsPush) -> None:
         """Has the round count this worker without a gradient. That is not a gradient without rows,
         with which an optimizer may change all rows, by momentum for example."""
-        for run in _runs(transfer.key):
-            frame = self._frame(transfer, 1, NO_GRADIENT)
-            self._gates.push(run.server, transfer.gate_step, frame)
+        for piece in self.pieces(transfer.key, transfer.round):
+            self.send_empty(transfer, piece, NO_GRADIENT)
         self._in_progress.sent(transfer)
 
-    def _frame(self, transfer: RowsPush, frames: int, flags: int = 0) -> Frame:
+    def pieces(self, key: WorkerKey, round: int) -> Sequence[Slice]:
+        """All that a server keeps of a key is summed by itself."""
+        return key.slices(key.size_elems)
+
+    def gradient(self, transfer: Transfer, piece: Slice) -> Rows:
+        assert isinstance(transfer, RowsPush)
+        first, row_elems = piece.offset // transfer.key.row_elems, transfer.key.row_elems
+        start, end = transfer.numbers.searchsorted((first, first + piece.length // row_elems))
+        numbers = (transfer.numbers[start:end] - first).astype(NUMBER)
+        return Rows(numbers, transfer.elements[start:end])
+
+    def send_empty(self, transfer: Transfer, piece: Slice, flags: int, workers: int = 0) -> None:
+        frame = self._frame(transfer, 1, flags, workers)
+        self._gates.push(piece.server, transfer.gate_step, frame)
+
+    def send_sum(
+        self,
+        transfer: Transfer,
+        piece: Slice,
+        parts: Sequence[Rows],
+        memory: Callable[[], np.ndarray],
+        flags: int,
+        workers: int,
+        have_read: Callable[[], None],
+    ) -> None:
+        key = transfer.key
+        encodes = not key.codecs.gradients.in_place
+        numbers = union([part.numbers for part in parts])
+        slice_size = self._sizes.of(self._sizes.generation(transfer.round)).slice_size
+        cut = list(pieces(len(numbers), key.rows_in_slice(slice_size)))
+
+        def payload(some: slice) -> memoryview:
+            total = summed(numbers[some], parts, key.sum_dtype)
+            made = self._made(key, transfer.round, total, encodes)
+            if some is cut[-1]:
+                have_read()
+            return made
+
+        for some in cut:
+            frame = self._frame(transfer, len(cut), flags | (ENCODED if encodes else 0), workers)
+            frame.payload = partial(payload, some)
+            trace_departure(self._tracer, frame, piece.server)
+            self._gates.push(piece.server, transfer.gate_step, frame)
+        self._counts["slices_sent"] += len(cut)
+
+    def _frame(self, transfer: Transfer, frames: int, flags: int = 0, workers: int = 0) -> Frame:
         """One of so many frames of a push to a server."""
         header = PushRowsHeader(
             Kind.PUSH_ROWS, self._rank, flags, key=transfer.key.key_id, round=transfer.round,
-            step=transfer.step, priority=transfer.priority, frames=frames,
+            step=transfer.step, priority=transfer.priority, frames=frames, workers=workers,
         )  # fmt: skip
         return Frame(urgency(transfer.step, transfer.priority), header)
 
-    def _payload(self, transfer: RowsPush, run: _Run, rows: slice, encodes: bool) -> memoryview:
+    def _payload(self, transfer: RowsPush, run: Run, rows: slice, encodes: bool) -> memoryview:
         """Made when the frame begins to leave."""
         numbers = (transfer.numbers[rows] - run.first).astype(NUMBER)
         some = Rows(numbers, transfer.elements[rows])
+        return self._made(transfer.key, transfer.round, some, encodes)
+
+    def _made(self, key: WorkerKey, round: int, some: Rows, encodes: bool) -> memoryview:
         if encodes:
-            key, part = transfer.key, part_of_rows(transfer.round)
+            part = part_of_rows(round)
             payload = some.encoded(
                 key.codecs.gradients.most_bytes(some.elements.size),
                 lambda elements, out: key.encoder.encode(elements, part, out),
@@ -209,30 +283,48 @@ class RowsRoute(Route):
     def request(self, transfer: Transfer) -> None:
         assert isinstance(transfer, RowsPull)
         transfer.route = self
+        self.ask(transfer, runs_of(transfer.key))
+
+    def ask(self, transfer: RowsPull, runs: Iterable[Run]) -> None:
+        """Asks some servers for what is wanted of them."""
         asked = []
-        for run in _runs(transfer.key):
-            words = self._wanted(transfer, run)
+        for run in runs:
+            words = self.expect(transfer, run)
             if words is not None:
-                named = None if transfer.named is None else len(words)
-                transfer.arriving[run.server] = _Answer(run, named)
                 asked.append((run.server, words))
         if not asked:
             transfer.done(None)
             self._on_answered(transfer)
             return
-        flags = 0 if transfer.named is None else PullRowsHeader.NAMED
-        header = PullRowsHeader(
-            Kind.PULL_ROWS, self._rank, flags | (EXACT if transfer.exact else 0),
-            key=transfer.key.key_id, round=transfer.round, step=transfer.step,
-            priority=transfer.priority, request=self._in_progress.add_pull(transfer),
-        )  # fmt: skip
+        header = self.asking(transfer)
         for server, words in asked:
             urgent, payload = urgency(transfer.step, transfer.priority), memoryview(words.tobytes())
             self._servers[server].writer.push(Frame(urgent, header, payload))
             self._counts["bytes_sent"] += words.nbytes
 
+    def asking(self, transfer: RowsPull, index: int = 0) -> PullRowsHeader:
+        """The header of a request; of a neighbour it asks for the rows of a run."""
+        if transfer.request == UNKNOWN:
+            transfer.request = self._in_progress.add_pull(transfer)
+        flags = 0 if transfer.named is None else PullRowsHeader.NAMED
+        return PullRowsHeader(
+            Kind.PULL_ROWS, self._rank, flags | (EXACT if transfer.exact else 0),
+            key=transfer.key.key_id, round=transfer.round, step=transfer.step,
+            priority=transfer.priority, request=transfer.request, slice=index,
+        )  # fmt: skip
+
+    @classmethod
+    def expect(cls, transfer: RowsPull, run: Run) -> Optional[np.ndarray]:
+        """Expects a server's answer; returns the words that ask for it, None if nothing is wanted
+        of the server."""
+        words = cls._wanted(transfer, run)
+        if words is not None:
+            named = None if transfer.named is None else len(words)
+            transfer.arriving[run.server] = Answer(run, named)
+        return words
+
     @staticmethod
-    def _wanted(transfer: RowsPull, run: _Run) -> Optional[np.ndarray]:
+    def _wanted(transfer: RowsPull, run: Run) -> Optional[np.ndarray]:
         """The words of a request to a server; None if nothing is asked of it."""
         if transfer.named is None:
             since = transfer.rounds.get(run.server)
@@ -246,7 +338,7 @@ class RowsRoute(Route):
         answer = None
         if isinstance(transfer, RowsPull) and transfer.key.key_id == header.key:
             answer = transfer.arriving.get(header.rank)
-        if answer is None or header.frames < 1:
+        if answer is None or header.frames < 1 or answer.carrier is not None:
             raise ProtocolError(
                 f"it sent rows of key {header.key}, round {header.round}, which nobody waits for"
             )
@@ -265,15 +357,20 @@ class RowsRoute(Route):
         return Landing(payload if header.payload_bytes else None, arrived)
 
     def _received(
-        self, transfer: RowsPull, answer: _Answer, header: RowsHeader, payload: memoryview
+        self, transfer: RowsPull, answer: Answer, header: RowsHeader, payload: memoryview
     ) -> None:
         self._counts["slices_received"] += 1
         self._counts["bytes_received"] += len(payload)
-        numbers, elements = self._unpacked(transfer.key, answer.run.rows, header, payload)
+        rows = self._unpacked(transfer.key, answer.run.rows, header, payload)
+        self.take(transfer, answer, header, rows)
+
+    def take(self, transfer: RowsPull, answer: Answer, header: RowsHeader, rows: Rows) -> None:
+        """Takes a frame's rows of the run for which an answer is expected."""
+        numbers = rows.numbers
         check_numbers(numbers, answer.next_row, answer.run.rows)
         if len(numbers):
             answer.next_row = int(numbers[-1]) + 1
-            transfer.put(numbers.astype(np.int64) + answer.run.first, elements)
+        transfer.received(header, answer.run, rows)
         if answer.named is not None:
             answer.named -= len(numbers)
         if answer.missing is None:
@@ -285,8 +382,8 @@ class RowsRoute(Route):
             raise ProtocolError(
                 f"it sent {answer.named} rows of {transfer.key.called} less than were asked for"
             )
-        transfer.rounds[header.rank] = header.round
-        del transfer.arriving[header.rank]
+        transfer.rounds[answer.run.server] = header.round
+        del transfer.arriving[answer.run.server]
         if not transfer.arriving:
             self._in_progress.arrived(transfer, header)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Callable, Mapping, Optional, Set, Tuple
+from typing import Callable, Mapping, Optional, Sequence, Set, Tuple
 
 import numpy as np
 
@@ -30,10 +30,10 @@ from p3kv.wire.slice_sizes import FIRST_GENERATION, SliceSizesByRound
 from p3kv.wire.spans import trace_departure, traced_arrival
 from p3kv.worker.gates import Gates
 from p3kv.worker.in_progress import InProgress
-from p3kv.worker.transfers import Route, Transfer, WorkerKey
+from p3kv.worker.transfers import SummedRoute, Transfer, WorkerKey
 
 
-class SliceRoute(Route):
+class SliceRoute(SummedRoute):
     """Sends each slice to its server, and takes those that come back. Belongs to the worker's
     thread."""
 
@@ -53,7 +53,7 @@ class SliceRoute(Route):
         self._sizes = sizes
         self._tracer = tracer
 
-    def slices(self, key: WorkerKey, round: int) -> Tuple[Slice, ...]:
+    def pieces(self, key: WorkerKey, round: int) -> Tuple[Slice, ...]:
         """A key's slices in a round, by index."""
         generation = FIRST_GENERATION if key.own_rounds else self._sizes.generation(round)
         return key.slices(self._sizes.of(generation).slice_size)
@@ -62,7 +62,7 @@ class SliceRoute(Route):
 
     def push(self, transfer: Transfer) -> None:
         transfer.route = self
-        slices = self.slices(transfer.key, transfer.round)
+        slices = self.pieces(transfer.key, transfer.round)
         # The result of a slice shows that it has arrived; without one the server has to say so,
         # because the gradient must stay as it is until then.
         no_result = transfer.target is None
@@ -71,7 +71,7 @@ class SliceRoute(Route):
                 transfer.key.memory.push_without_gradient(transfer.round)
             flags = NO_GRADIENT if no_result else NO_GRADIENT | WANTS_RESULT
             for piece in slices:
-                self.send(transfer, piece, None, flags)
+                self.send_empty(transfer, piece, flags)
                 if no_result:
                     self._in_progress.slice_sent(transfer, piece.length)
             return
@@ -93,24 +93,31 @@ class SliceRoute(Route):
             on_arrived = None
             if no_result:
                 on_arrived = partial(self._in_progress.slice_sent, transfer, piece.length)
-            self.send(transfer, piece, payload, flags, on_arrived)
+            self._send(transfer, piece, payload, flags, on_arrived)
+
+    def gradient(self, transfer: Transfer, piece: Slice) -> np.ndarray:
+        assert transfer.source is not None
+        return np.frombuffer(transfer.memory(transfer.source, piece), transfer.key.numpy_dtype)
+
+    def send_empty(self, transfer: Transfer, piece: Slice, flags: int, workers: int = 0) -> None:
+        self._send(transfer, piece, None, flags, workers=workers)
 
     def send_sum(
         self,
         transfer: Transfer,
         piece: Slice,
-        total: Callable[[], memoryview],
+        parts: Sequence[np.ndarray],
+        memory: Callable[[], np.ndarray],
         flags: int,
         workers: int,
+        have_read: Callable[[], None],
     ) -> None:
-        """Sends a slice of a sum of so many workers, to which the transfer belongs; it is made when
-        it begins to leave."""
         if not transfer.key.codecs.gradients.in_place:
             flags |= ENCODED
-        payload = partial(self._sum, transfer, piece, total)
-        self.send(transfer, piece, payload, flags, workers=workers)
+        payload = partial(self._sum, transfer, piece, parts, memory, have_read)
+        self._send(transfer, piece, payload, flags, workers=workers)
 
-    def send(
+    def _send(
         self,
         transfer: Transfer,
         piece: Slice,
@@ -140,12 +147,28 @@ class SliceRoute(Route):
             trace_departure(self._tracer, frame, piece.server)
         self._gates.push(piece.server, transfer.gate_step, frame)
 
-    def _sum(self, transfer: Transfer, piece: Slice, total: Callable[[], memoryview]) -> memoryview:
-        memory = total()
+    def _sum(
+        self,
+        transfer: Transfer,
+        piece: Slice,
+        parts: Sequence[np.ndarray],
+        memory: Callable[[], np.ndarray],
+        have_read: Callable[[], None],
+    ) -> memoryview:
+        total = memory()
+        if len(parts) == 1:
+            total[:] = parts[0]
+        else:
+            with np.errstate(over="ignore", invalid="ignore"):
+                np.add(parts[0], parts[1], out=total, dtype=total.dtype)
+                for one in parts[2:]:
+                    np.add(total, one, out=total)
+        have_read()
+        summed = total.data.cast("B")
         if not transfer.key.codecs.gradients.in_place:
-            return self._encoded(transfer, piece, memory)
-        self._in_progress.counts["bytes_sent"] += len(memory)
-        return memory
+            return self._encoded(transfer, piece, summed)
+        self._in_progress.counts["bytes_sent"] += len(summed)
+        return summed
 
     def _encoded(self, transfer: Transfer, piece: Slice, memory: memoryview) -> memoryview:
         """A slice as it travels, made when it begins to leave: a large tensor's first slice does
@@ -173,7 +196,7 @@ class SliceRoute(Route):
     def land(self, connection: Connection, header: SliceValueHeader) -> Landing:
         """Where a slice from a server goes; ProtocolError if no transfer expects it."""
         transfer = self._transfer_for(header)
-        slices = () if transfer is None else self.slices(transfer.key, header.round)
+        slices = () if transfer is None else self.pieces(transfer.key, header.round)
         if transfer is None or transfer.target is None or header.slice >= len(slices):
             raise ProtocolError(
                 f"it sent a frame of kind {header.kind} for key {header.key}, slice "
@@ -210,7 +233,7 @@ class SliceRoute(Route):
 
     def missing(self, transfer: Transfer) -> Set[int]:
         """All of the key, where each slice has begun to arrive and some are not complete."""
-        slices = self.slices(transfer.key, transfer.round)
+        slices = self.pieces(transfer.key, transfer.round)
         missing = {piece.server for piece in slices if transfer.misses(piece)}
         return missing or {piece.server for piece in slices}
 
