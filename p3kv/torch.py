@@ -1,7 +1,9 @@
-"""p3kv for PyTorch: `p3kv.torch.Optimizer` around one of `torch.optim`'s."""
+"""p3kv for PyTorch: `p3kv.torch.Optimizer` around one of `torch.optim`'s, and
+`p3kv.torch.Embedding`, whose table servers hold."""
 
 import os
 
+from p3kv.frontends.torch.embedding import Embedding
 from p3kv.frontends.torch.optimizer import Optimizer
 from p3kv.frontends.torch.refusals import watch_wrappers
 from p3kv.frontends.torch.values import compiled
@@ -12,4 +14,4 @@ watch_wrappers()
 watch_collectives()
 os.register_at_fork(before=before_fork)
 
-__all__ = ["Optimizer"]
+__all__ = ["Embedding", "Optimizer"]

@@ -226,6 +226,7 @@ class Keys:
         return DeclaredKey(
             self._num_keys - 1, message.key, message.shape, message.dtype, runs, message.name,
             message.layout, message.codecs, message.store, message.whole, message.consistency,
+            message.initial,
         )  # fmt: skip
 
     def _runs(
@@ -252,6 +253,8 @@ def _declared_as(key: Union[DeclaredKey, DeclareKey]) -> str:
     words = f"shape {key.shape} and dtype {key.dtype} (layout {key.layout})"
     if key.codecs != CodecChoices():
         words += f", codecs {key.codecs.gradients} for gradients and {key.codecs.values} for values"
+    if key.initial is not None:
+        words += f", initial rows by {key.initial}"
     return words
 
 

@@ -24,6 +24,7 @@ from p3kv.wire.messages import (
     KeyRefused,
     OptimizerSettings,
     ResumedStore,
+    SeededRows,
     StoreAtCut,
     StoreMade,
     called,
@@ -131,6 +132,7 @@ class WorkerStore:
         whole: bool = False,
         beside: bool = False,
         same_name: bool = False,
+        initial: Optional[SeededRows] = None,
     ) -> WorkerKey:
         """Makes a key known to the job; all workers declare it with the same shape, dtype and
         layout.
@@ -138,7 +140,8 @@ class WorkerStore:
         `name` is what the user calls the parameter, for messages. `whole`: one server must keep all
         of it, because the optimizer needs whole tensors. `beside`: it is none of the store's own
         keys: its value is a sum, no codec encodes it, and servers' checkpoints do not have it.
-        `same_name`: all workers must call it the same, which `has_optimizer` checks.
+        `same_name`: all workers must call it the same, which `has_optimizer` checks. `initial`: how
+        servers make its initial rows, which nobody pushes then.
 
         Raises KeyMismatchError if they do not, and the other workers learn it too; ConfigError for
         a layout that is not known here, and what `combine` raises.
@@ -149,7 +152,7 @@ class WorkerStore:
             codecs, store = CodecChoices(self._gradient_codec, self._value_codec), self.number
         declaration = DeclareKey(
             key, tuple(shape), dtype, name, layout, codecs, store, whole, self.consistency,
-            same_name,
+            same_name, initial,
         )  # fmt: skip
         # Before any process hears of it.
         features = features_of(declaration, self.rule)

@@ -128,7 +128,9 @@ ALLOWED: dict = {
     "pid": st.integers(1, 2**31 - 1),
     "descriptor": st.integers(0, 2**31 - 1),
     **dict.fromkeys(("parameters", "wait"), words),
-    "waited_s": st.floats(0, 1e9),
+    **dict.fromkeys(("waited_s", "std"), st.floats(0, 1e9)),
+    "seed": longs,
+    "zero_row": st.integers(messages.UNKNOWN, messages.MAX_KEY_ELEMS),
     **dict.fromkeys(
         ("asks", "awaits", "lacks"),
         st.lists(st.tuples(words, st.integers(0, LAST_ROUND)), max_size=3).map(tuple),

@@ -14,6 +14,7 @@ from p3kv.consistency import Consistency
 from p3kv.errors import NotSupportedError
 from p3kv.frontends.torch.values.compiled import own_name
 from p3kv.frontends.torch.values.devices import Devices
+from p3kv.frontends.torch.values.table_weight import TableWeight
 
 _log = logging.getLogger("p3kv")
 BROADCAST, AVERAGE, OWN = HOWS = ("broadcast", "average", "own")
@@ -113,6 +114,8 @@ def untrained_places(
         for attribute, tensor in module._parameters.items():
             if tensor is None or id(tensor) in trained or id(tensor) in found:
                 continue
+            if isinstance(tensor, TableWeight):
+                continue  # perhaps another optimizer's; it tells who reads it if it is nobody's
             if torch.nn.parameter.is_lazy(tensor):
                 check_has_shape(tensor, own_name(f"{prefix}.{attribute}"))
             if not tensor.numel():

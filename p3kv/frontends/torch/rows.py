@@ -82,8 +82,6 @@ class LateRows(Late):
         copies: Copies,
     ) -> None:
         super().__init__(key, parameter, name, early, copies)
-        self._elements = array_of(self.staging).reshape(-1, key.row_elems)
-        """The staging memory."""
         self._rounds: Optional[Mapping[int, int]] = None
         """By server: the round whose rows are in the staging memory; None: there are none."""
         self._arriving: List[np.ndarray] = []
@@ -153,7 +151,7 @@ class LateRows(Late):
 
     def _put(self, numbers: np.ndarray, rows: np.ndarray) -> None:
         """Called in the worker's thread."""
-        self._elements[numbers] = rows
+        array_of(self.staging).reshape(-1, self.key.row_elems)[numbers] = rows
         self._arriving.append(numbers)
 
     def _copy(self) -> None:

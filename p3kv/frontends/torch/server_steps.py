@@ -26,6 +26,7 @@ from p3kv.frontends.torch.refusals import check_all_stay
 from p3kv.frontends.torch.rows import check_rows, sparse_weights
 from p3kv.frontends.torch.shared_model import SharedModel
 from p3kv.frontends.torch.steps import Steps, evaluated
+from p3kv.frontends.torch.table import LateTable
 from p3kv.frontends.torch.values.late import Late
 from p3kv.frontends.torch.values.written import copied, is_written
 from p3kv.server.optimizer import State
@@ -153,8 +154,15 @@ class ServerSteps(Steps):
             if written and self._worker.rank == 0:
                 self._shared.wait()
                 for parameter, state in written.items():
-                    if id(parameter) in self._late:  # and not quantised
-                        self._give_state(self._late[id(parameter)], state)
+                    late = self._late.get(id(parameter))  # None: quantised
+                    # Adagrad begins with one.
+                    if late is not None and late.is_table and state and state.get("step", 1):
+                        raise NotSupportedError(
+                            f"the optimizer's state of the table '{late.name}' was loaded or "
+                            "changed, and it is on the servers: leave it out of the state_dict"
+                        )
+                    if late is not None and not late.is_table:
+                        self._give_state(late, state)
             self._have_states = self._has_left = True
 
     def _check_settings(self) -> None:
@@ -229,6 +237,9 @@ class ServerSteps(Steps):
             )
         self.wait()
         for late in self._shared.every:
+            if isinstance(late, LateTable):
+                late.say_left_out()
+                continue
             states = states_of(self._own, late.key, self._whole)
             if states:
                 shape = None if self._whole and late.parameter.dim() else late.parameter.shape

@@ -4,7 +4,7 @@ share."""
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import Dict, List, Mapping, Optional, Set, Tuple
+from typing import Dict, List, Mapping, Optional, Set, Tuple, Type
 from weakref import ReferenceType, WeakValueDictionary, ref
 
 import numpy as np
@@ -33,12 +33,14 @@ from p3kv.frontends.torch.refusals import (
 )
 from p3kv.frontends.torch.rows import LAYOUT, LateRows
 from p3kv.frontends.torch.steps import Steps, parameters_of
+from p3kv.frontends.torch.table import LateTable
 from p3kv.frontends.torch.tensors import DTYPES, tensor_in
 from p3kv.frontends.torch.values.asleep import settle_all
 from p3kv.frontends.torch.values.compiled import own_name
 from p3kv.frontends.torch.values.devices import Devices
 from p3kv.frontends.torch.values.early import EARLY, forget_with
 from p3kv.frontends.torch.values.late import Late
+from p3kv.frontends.torch.values.table_weight import TableWeight
 from p3kv.frontends.torch.values.written import is_written
 from p3kv.store.resuming import Resuming
 from p3kv.worker import this_process
@@ -79,6 +81,9 @@ class SharedModel:
         self.every = self._declared(model, optimizer, whole, sparse)
         """All parameters."""
         self.exchange = Exchange(worker, own, self.pushes, self.every, self._devices)
+        for late in self.every:
+            if isinstance(late, LateTable):
+                late.connect(worker.begin, lambda: self.pushes.step, worker.rank == 0)
         places = places_of(model, self._how, self._devices)
         memory = Memory(self.weights)
         self._places = [place for place in places if not memory.of(place.tensor)]
@@ -116,6 +121,8 @@ class SharedModel:
                 older.stop()
         for late in self.every:
             _STEPS_OF[id(late.parameter)] = steps
+            if isinstance(late, LateTable):
+                late.steps = steps
         self._own.has_optimizer(len(self.every), self._uses, same_names=True)
         self.worker.barrier("to make p3kv.torch.Optimizer")
         EARLY.start()
@@ -178,7 +185,7 @@ class SharedModel:
     def pull(self) -> None:
         """Gives all weights, which are there, the servers' own values, unrounded."""
         for late in self.every:
-            if late.parameter.requires_grad or not is_written(late):
+            if not late.is_table and (late.parameter.requires_grad or not is_written(late)):
                 self.exchange.pull(late, exact=True)
                 late.arm()
         self.wait()
@@ -220,14 +227,22 @@ class SharedModel:
                 and id(parameter) in names
             ):
                 continue  # quantised ones are frozen for ever
-            check_parameter(parameter, name)
+            initial = None
+            if isinstance(parameter, TableWeight):
+                self._check_table(parameter, name, sparse)
+                # That of a checkpoint is worker rank 0's to give.
+                initial = None if self._goes_on else parameter.initial
+            else:
+                check_parameter(parameter, name)
             copies = self._devices.copies(parameter.device)
             by_rows = id(parameter) in sparse
             key = self._own.declare(
                 at, tuple(parameter.shape), DTYPES[parameter.dtype], name,
-                LAYOUT if by_rows else "dense", whole, same_name=True,
+                LAYOUT if by_rows else "dense", whole, same_name=True, initial=initial,
             )  # fmt: skip
-            kind = LateRows if by_rows else Late
+            kind: Type[Late] = LateRows if by_rows else Late
+            if isinstance(parameter, TableWeight):
+                kind = LateTable
             found[id(parameter)] = kind(key, parameter, name, EARLY, copies)
         every = [*found.values()]
         shared = Memory(late.parameter for late in every).shared
@@ -239,12 +254,39 @@ class SharedModel:
             )
         return every
 
+    @property
+    def _goes_on(self) -> bool:
+        """Whether initial values are those of a checkpoint."""
+        return self._own.resumed is not None and not self._own.was_left
+
+    @staticmethod
+    def _check_table(parameter: TableWeight, name: str, sparse: Mapping[int, str]) -> None:
+        """Raises NotSupportedError for a table that can't be trained."""
+        if id(parameter) not in sparse:
+            raise NotSupportedError(
+                f"the table '{name}' of a p3kv.torch.Embedding is on the servers, and by this "
+                "consistency rule workers train by themselves: use P3KV_CONSISTENCY="
+                "bulk_synchronous, or torch.nn.Embedding"
+            )
+        if parameter.table is not None:
+            raise NotSupportedError(
+                f"the table '{name}' has an optimizer, with which its rows are on the servers: "
+                "another one can't take them over"
+            )
+
     def _trained(self) -> Set[int]:
         """Ids of the parameters that this optimizer has, or another one that is in use."""
         return {*_STEPS_OF, *(id(late.parameter) for late in self.every)}
 
     def _exchange_initial(self) -> None:
         for late in self.every:
+            if isinstance(late, LateTable):
+                if self.worker.rank == 0 and self._goes_on:
+                    saved = self.resuming.initial(late.key)
+                    if saved is not None:
+                        late.give(saved)
+                    self.resuming.give_state(late.key)
+                continue
             if self.worker.rank != 0:
                 self.exchange.pull(late)
                 continue

@@ -69,8 +69,14 @@ class KeyPlan:
                 f"{self.layout.grain_elems} elements, which the layout {declared.layout!r} keeps "
                 "together"
             )
+        if declared.initial is not None and not self.layout.touched_only:
+            raise ProtocolError(f"initial rows of {self.called}, which is no key of rows")
         self.kept_elems = kept_elems
         """How many elements this server keeps."""
+        ranks = [server for server, _ in declared.runs]
+        before = declared.runs[: ranks.index(rules.rank)]
+        self.first_elem = sum(length for _, length in before)
+        """Where they begin in the tensor."""
         self.dtype = np.dtype(declared.dtype)
         self.sum_dtype = sum_dtype(self.dtype)
         """Whether the optimizer takes sums as they are is not known when a round's first push

@@ -7,6 +7,7 @@ from typing import Dict, List, Mapping, Optional, Tuple, Union
 import numpy as np
 
 from p3kv.common.finite import check_sum
+from p3kv.common.seeded_rows import seeded_rows
 from p3kv.errors import ProtocolError
 from p3kv.server.engine.ledger import Ledger, SharedRounds, new_ledger
 from p3kv.server.engine.plan import KeyPlan
@@ -25,6 +26,8 @@ from p3kv.wire.header import INITIAL_ROUND
 from p3kv.wire.rows import NUMBER, Rows, check_numbers, pieces
 from p3kv.wire.slice_sizes import SliceSizesByRound
 
+_MADE_AT_ONCE = 1 << 16
+"""Rows that are made from a seed, where all of them are needed."""
 _PARTS = 8
 """In how many parts a run is updated at most: each costs a millisecond."""
 
@@ -54,6 +57,12 @@ class RowsKey(Unit):
         """The last round in which each row has changed."""
         self._summed: Union[np.ndarray, slice] = slice(None)
         """Without an optimizer: the rows of the last round's sum, at first all. Others are 0."""
+        self._made: Optional[np.ndarray] = None
+        """Which rows have been made that are made from a seed, when they are first needed."""
+        if plan.declared.initial is not None:
+            self._allocate()
+            self._made = np.zeros(self.rows, bool)
+            self.ledger.round = INITIAL_ROUND
 
     @property
     def name(self) -> str:
@@ -130,9 +139,35 @@ class RowsKey(Unit):
 
     def _add_to_initial(self, rows: Rows) -> None:
         if not len(self.value):
-            self.value = np.zeros((self.rows, self.row_elems), self.plan.dtype)
-            self._changed_in = np.zeros(self.rows, np.int64)
+            self._allocate()
         self.value[rows.numbers] = rows.elements
+
+    def _allocate(self) -> None:
+        """Pages that nobody touches take no memory."""
+        self.value = np.zeros((self.rows, self.row_elems), self.plan.dtype)
+        self._changed_in = np.zeros(self.rows, np.int64)
+
+    def _make(self, numbers: np.ndarray) -> None:
+        """Makes those of these rows that are made from a seed and have not been needed yet."""
+        if self._made is None:
+            return
+        new = numbers[~self._made[numbers]]
+        initial = self.declared.initial
+        if not len(new) or initial is None:
+            return
+        self._made[new] = True
+        if initial.std:
+            of_table = new + np.int64(self.plan.first_elem // self.row_elems)
+            rows = seeded_rows(of_table, self.row_elems, initial.seed, initial.std, initial.uniform)
+            rows[of_table == initial.zero_row] = 0
+            self.value[new] = rows
+
+    def copied_value(self) -> np.ndarray:
+        """A flat copy of all rows."""
+        if self._made is not None:
+            for piece in pieces(self.rows, _MADE_AT_ONCE):
+                self._make(np.arange(piece.start, piece.stop))
+        return self.value.reshape(-1).copy()
 
     # Rounds.
 
@@ -184,6 +219,7 @@ class RowsKey(Unit):
         """Has a round's sum of rows before `end` change the value."""
         round_, first = self.round + 1, current.sum.updated_rows
         numbers, elements = current.sum.between(first, end)
+        self._make(numbers)
         checks_finite = self.plan.rules.checks_finite
         if checks_finite:
             check_sum(elements, self.name, current.number)
@@ -208,6 +244,7 @@ class RowsKey(Unit):
     def wire(self, numbers: np.ndarray, exact: bool = False) -> List[SentRows]:
         """The rows with these numbers as they travel, cut into frames; `exact`: as they are,
         whatever the codec."""
+        self._make(numbers)
         sizes = self._sizes.of(self._sizes.generation(max(self.round, INITIAL_ROUND)))
         most = self.plan.layout.full_slice_elems(sizes.slice_size) // self.row_elems
         sent = [

@@ -31,7 +31,7 @@ class KeyCut:
         if isinstance(unit, RowsKey):
             if optimizer is not None:
                 state = unit.copied_state(optimizer, self._whole)
-            self._add(0, unit.value.reshape(-1).copy(), state)
+            self._add(0, unit.copied_value(), state)
         elif isinstance(unit, ServerSlice):
             # That of a whole tensor is the same for all slices: they have ended the round together.
             if optimizer is not None and (not self._whole or unit.offset == 0):

@@ -64,6 +64,23 @@ class CodecChoices(Message, frozen=True):
                     check_name("a codec's parameter", value)
 
 
+class SeededRows(Message, frozen=True):
+    """Initial rows that each server makes from a seed (`p3kv.common.seeded_rows`), in place of
+    those that worker rank 0 pushes."""
+
+    seed: int
+    std: float
+    uniform: bool = False
+    """Uniform around 0, in place of normal."""
+    zero_row: int = -1
+    """A row that is 0; -1: none."""
+
+    def __post_init__(self) -> None:
+        check_number("a seed", self.seed, 0, 2**64 - 1)
+        check(0 <= self.std < float("inf"), f"rows have the standard deviation {self.std}")
+        check_number("a row", self.zero_row, -1, MAX_KEY_ELEMS)
+
+
 class DeclareKey(Message, frozen=True):
     """A worker declares a key."""
 
@@ -84,6 +101,8 @@ class DeclareKey(Message, frozen=True):
     same_name: bool = False
     """Whether workers must not differ: the name says the parameter's place in the model. They are
     compared when all keys of the optimizer are declared (`StoreMade`)."""
+    initial: Optional[SeededRows] = None
+    """How servers make the initial value of a key of rows; None: worker rank 0 pushes it."""
 
     def __post_init__(self) -> None:
         check_number("a store's number", self.store, 0, MAX_STORE)
@@ -112,6 +131,7 @@ class DeclaredKey(Message, frozen=True):
     whole: bool = False
     """Whether one server must keep all elements, for an optimizer that needs whole tensors."""
     consistency: Optional[str] = None
+    initial: Optional[SeededRows] = None
 
     def __post_init__(self) -> None:
         check_choice("a consistency", self.consistency or "")

@@ -76,7 +76,8 @@ class Asleep(Waits):
 
     def lacks(self, late: Late, changes: Future[bool]) -> None:
         """This worker has no gradient of a parameter that is awake."""
-        if self._may and late.key.codecs.values.in_place and id(late) not in self._never:
+        never = late.is_table or id(late) in self._never
+        if self._may and late.key.codecs.values.in_place and not never:
             self._lacked.append((late, changes))
 
     def begin_step(self) -> None:

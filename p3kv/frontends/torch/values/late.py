@@ -41,7 +41,7 @@ class Late(Waits):
         self.name = name
         self.device = parameter.device
         self.copies = copies
-        self._staged = Staging(parameter, copies.empty(parameter.shape, parameter.dtype))
+        self._staged = Staging(parameter, self._memory())
         self.staging = self._staged.value
         """Where the next value lands."""
         self.value_version = parameter._version
@@ -84,6 +84,11 @@ class Late(Waits):
         self._early = early
         self.size_bytes = key.size_bytes
 
+    def _memory(self) -> torch.Tensor:
+        return self.copies.empty(self.parameter.shape, self.parameter.dtype)
+
+    is_table = False
+    """Whether this worker has no value of it, but rows that it asks for."""
     newest: Optional[torch.Tensor] = None
     """Numbers of the rows that came last, where only some travel."""
 

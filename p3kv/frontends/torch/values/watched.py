@@ -39,7 +39,7 @@ def _need_no_value() -> Iterator[Any]:
         yield getattr(torch.Tensor, name)
 
 
-_NEED_NO_VALUE = {one for one in _need_no_value() if one is not None}
+NEED_NO_VALUE = {one for one in _need_no_value() if one is not None}
 """Functions that read or change what is not a parameter's value."""
 
 
@@ -237,7 +237,7 @@ def _wait_and_call(
     args: Tuple[Any, ...] = (),
     kwargs: Optional[Dict[str, Any]] = None,
 ) -> Any:
-    used = () if function in _NEED_NO_VALUE else tuple(_late_among((args, kwargs)))
+    used = () if function in NEED_NO_VALUE else tuple(_late_among((args, kwargs)))
     for late in used:
         late.read(function)
     with torch._C.DisableTorchFunctionSubclass():

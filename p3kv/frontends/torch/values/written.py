@@ -49,6 +49,8 @@ class Written:
     def check(self, late: Late) -> None:
         """Raises NotSupportedError for a weight that has been written to; not while its next value
         is under way."""
+        if late.is_table:
+            return
         may_be = late.may_be_written() or late.parameter._version != late.value_version
         everywhere = self._steps < _ALL_UNTIL_STEP or may_be
         if everywhere or late.newest is not None or self.is_turn_of(late):  # the newest are few
@@ -72,6 +74,8 @@ def _refuse_other(late: Late, rows: Optional[torch.Tensor], value: Optional[torc
 
 def is_written(late: Late) -> bool:
     """Whether a weight is another one than the servers'. No other value may be under way."""
+    if late.is_table:
+        return False
     with torch._C.DisableTorchFunctionSubclass():
         return _differs(late, None, _value(late).cpu().contiguous())
 
