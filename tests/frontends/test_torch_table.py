@@ -77,6 +77,7 @@ def test_in_one_process_it_is_an_embedding_of_torch() -> None:
         "        one.zero_grad(), one(ids).square().sum().backward(), mine.step()\n"
         "        theirs = theirs if step else kind(other.parameters(), lr=0.1)\n"
         "        other.zero_grad(), other(ids).square().sum().backward(), theirs.step()\n"
+        "    one.prefetch(ids)\n"
         "    assert torch.equal(one.weight, other.weight) and not one.stats()\n"
     )
     result = run([str(PYTHON), "-c", program], environment(), JOB_S)

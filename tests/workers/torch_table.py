@@ -59,6 +59,11 @@ def all_rows(net: Net) -> List[torch.Tensor]:
         return [one(torch.arange(ROWS)) for one in (net.words, net.seldom)]
 
 
+def prefetch(net: Net, ids: torch.Tensor) -> None:
+    if isinstance(net.words, p3kv.torch.Embedding):
+        net.words.prefetch(ids)
+
+
 def trained(net: Net, optimizers: List[torch.optim.Optimizer], step: int) -> torch.Tensor:
     """Makes a step; its last loss."""
     rank = optimizers[0].rank
@@ -70,9 +75,15 @@ def trained(net: Net, optimizers: List[torch.optim.Optimizer], step: int) -> tor
         value = loss(net, step, rank) / 2
     else:
         value = loss(net, step, rank)
+    if step % 3 == 1:
+        prefetch(net, batch(step + 1, rank)[: step % 4])  # all or some of the rows
     value.backward()
+    if step % 5 == 1:
+        prefetch(net, batch(step + 1, rank))
     for one in optimizers:
         one.step()
+    if step % 3 == 2:
+        prefetch(net, batch(step + 1, rank))
     return value.detach()
 
 

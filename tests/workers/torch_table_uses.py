@@ -103,6 +103,29 @@ def freeze() -> None:
     print("frozen")
 
 
+def prefetch() -> None:
+    """Rows that were named before are there when a pass reads them: it waits for nothing."""
+    table = p3kv.torch.Embedding(1000, 8)
+    optimizer = trained(table)
+    for number in range(4):
+        ids = torch.arange(6) + 4 * number + 2 * optimizer.rank
+        optimizer.zero_grad()
+        before = table.stats()
+        found = table(ids)
+        after = table.stats()
+        assert after["rows_prefetched"] - before["rows_prefetched"] == (6 if number else 0)
+        assert after["rows_pulled"] - before["rows_pulled"] == (0 if number else 6)
+        assert number == 0 or after["waits"] == before["waits"]
+        if number % 2:
+            table.prefetch(ids + 4)
+        found.sum().backward()
+        optimizer.step()
+        if number % 2 == 0:
+            table.prefetch(ids + 4)
+        optimizer.wait()
+    print("prefetched")
+
+
 def refuse() -> None:
     table = p3kv.torch.Embedding(50, 8)
     refused("before its rows are on the servers", lambda: table(torch.arange(3)))
@@ -112,12 +135,9 @@ def refuse() -> None:
     refused("use Adagrad, SGD, SparseAdam", lambda: trained(table, torch.optim.Adam))
     optimizer = trained(table, torch.optim.SparseAdam)
     step(optimizer, table, [1, 2])
-    for ids in ([3, 50], [-1]):
-        try:
-            table(torch.tensor(ids))
-            raise AssertionError(ids)
-        except IndexError as error:
-            assert "the table has the rows 0 to 49" in str(error)
+    for call in (table, table.prefetch):
+        for ids in ([3, 50], [-1]):
+            refused("rows 0 to 49", call, torch.tensor(ids), kind=IndexError)
     refused("used by linear", lambda: functional.linear(torch.ones(1, 8), table.weight))
     refused("std= and seed= initialise it", lambda: nn.init.zeros_(table.weight))
     refused("rows are on the servers", lambda: table.weight.data)
@@ -137,4 +157,5 @@ def refuse() -> None:
 take_little_memory()
 clip()
 freeze()
+prefetch()
 refuse()

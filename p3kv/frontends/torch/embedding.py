@@ -68,8 +68,7 @@ class Embedding(torch.nn.Embedding):
         weight = self.weight
         if not isinstance(weight, TableWeight):
             return super().forward(input)
-        ids = self._ids(input)
-        numbers, places = np.unique(ids, return_inverse=True)
+        numbers, places = np.unique(_ids(input), return_inverse=True)
         self._check(numbers)
         rows = self._table().rows(numbers).to(weight.device)
         at = torch.from_numpy(places.reshape(-1)).to(weight.device).reshape(input.shape)
@@ -77,8 +76,26 @@ class Embedding(torch.nn.Embedding):
         found: torch.Tensor = _Lookup.apply(weight, rows, at, of_table, self.padding_idx)
         return found
 
+    @torch._disable_dynamo
+    def prefetch(self, ids: torch.Tensor) -> None:
+        """Has the rows of these ids come before the next forward pass, which reads them; returns at
+        once.
+
+        To be called after the last forward pass of a step, for the next step's: the servers send
+        the rows as soon as they have made this step. Raises IndexError as `forward`.
+        """
+        if isinstance(self.weight, TableWeight):
+            numbers = np.unique(_ids(ids))
+            self._check(numbers)
+            self._table().prefetch(numbers)
+
     def stats(self) -> Dict[str, int]:
-        """Counts of this worker so far."""
+        """Counts of this worker so far; empty in a process that belongs to no job.
+
+        `rows`: rows that forward passes have read, each once a pass; `rows_prefetched`: those of
+        them that had been asked for before; `rows_pulled`: rows that servers were asked for;
+        `waits`: passes for which a row was not there yet.
+        """
         return dict(self._table().stats) if isinstance(self.weight, TableWeight) else {}
 
     def _table(self) -> LateTable:
@@ -89,12 +106,6 @@ class Embedding(torch.nn.Embedding):
                 "weight to an optimizer, and call p3kv.torch.Optimizer(model, optimizer) before"
             )
         return table
-
-    def _ids(self, ids: torch.Tensor) -> np.ndarray:
-        if ids.dtype not in (torch.int32, torch.int64):
-            raise TypeError(f"ids are int32 or int64, and these are {ids.dtype}")
-        array: np.ndarray = ids.detach().reshape(-1).cpu().numpy().astype(np.int64, copy=False)
-        return array
 
     def _check(self, numbers: np.ndarray) -> None:
         if len(numbers) and not 0 <= numbers[0] <= numbers[-1] < self.num_embeddings:
@@ -159,6 +170,13 @@ class _Lookup(torch.autograd.Function):
             ids.reshape(1, -1), rows, ctx.shape, check_invariants=False
         )
         return of_table, None, None, None, None
+
+
+def _ids(ids: torch.Tensor) -> np.ndarray:
+    if ids.dtype not in (torch.int32, torch.int64):
+        raise TypeError(f"ids are int32 or int64, and these are {ids.dtype}")
+    array: np.ndarray = ids.detach().reshape(-1).cpu().numpy().astype(np.int64, copy=False)
+    return array
 
 
 def _made(shape: Tuple[int, int], element: torch.Tensor, initial: SeededRows) -> torch.Tensor:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-import threading
 from concurrent.futures import Future
-from typing import Any, Callable, Dict, Optional
+from typing import Any, Callable, List, Optional, Tuple
 
 import numpy as np
 import torch
@@ -39,13 +38,18 @@ class LateTable(LateRows):
     ) -> None:
         super().__init__(key, parameter, name, early, copies)
         self.is_seen = True  # by `rows` alone
-        self._lock = threading.Lock()
-        self._speaks = False
         self.steps: Any = None
         """Those that train it, which stay as long as it does: its rows would go with them."""
         self._begin: Callable[[Transfer], None]
         self._step: Callable[[], int]
-        self.stats: Dict[str, int] = {"rows": 0, "rows_pulled": 0, "waits": 0}
+        self._speaks = False
+        self._has_read = False
+        """Whether a forward pass of this step has read rows, whose gradient has not left."""
+        self._named: List[np.ndarray] = []
+        """Rows to be asked for when it leaves, by number."""
+        self._ahead: List[_Rows] = []
+        """Rows that were asked for before a pass needs them."""
+        self.stats = dict.fromkeys(("rows", "rows_prefetched", "rows_pulled", "waits"), 0)
 
     def connect(
         self, begin: Callable[[Transfer], None], step: Callable[[], int], speaks: bool
@@ -61,8 +65,8 @@ class LateTable(LateRows):
         return torch.zeros((), dtype=self.parameter.dtype).expand(self.parameter.shape)
 
     def rows(self, numbers: np.ndarray) -> torch.Tensor:
-        """The rows with these numbers, which ascend, in memory of the caller's on the host. Waits
-        for the round of the last step.
+        """The rows with these numbers, which ascend, in memory of the host's that nobody changes.
+        Waits for the round of the last step.
 
         Raises NotSupportedError while a gradient has left and the step has not ended: the rows may
         be those of before the step, or after it.
@@ -73,23 +77,57 @@ class LateTable(LateRows):
                 f"rows of the table '{self.name}' were read between backward, by which its "
                 "gradient left, and opt.step(): read them before backward or after step()"
             )
-        with self._lock:
-            rows = _Rows(self.key, numbers, self.parameter.dtype)
-            self.stats["rows"] += len(numbers)
-            if len(numbers):
-                self._ask(rows, self.key.round)
-                self.stats["waits"] += 1
-                waited(rows.there.result)
-            return rows.elements
+        self._has_read = self._has_read or torch.is_grad_enabled()
+        self._ahead = [one for one in self._ahead if one.round == self.key.round]
+        missing = np.ones(len(numbers), bool)
+        sources = []
+        for one in self._ahead:
+            places = one.places(numbers)
+            new = missing & one.has(numbers, places)
+            if new.any():
+                missing &= ~new
+                sources.append((one, places))
+        rest = self._ask(numbers[missing], self.key.round)
+        self.stats["rows"] += len(numbers)
+        self.stats["rows_prefetched"] += len(numbers) - len(rest.numbers)
+        if len(rest.numbers):
+            sources.append((rest, rest.places(numbers)))
+        if any(not one.there.done() for one, _ in sources):
+            self.stats["waits"] += 1
+        for one, _ in sources:
+            waited(one.there.result)
+        if len(sources) == 1 and len(sources[0][0].numbers) == len(numbers):
+            return sources[0][0].elements
+        rows = _Rows(self.key, numbers, self.parameter.dtype, self.key.round)
+        for one, places in sources:
+            rows.take(one, places)
+        return rows.elements
 
-    def _ask(self, rows: _Rows, round_: int) -> None:
-        self.stats["rows_pulled"] += len(rows.numbers)
-        self._begin(
-            RowsPull(
-                self.key, round_, self._step(), 0, rows.put, rows.done, (self.key.ask(),),
-                named=rows.numbers,
-            )
-        )  # fmt: skip
+    def prefetch(self, numbers: np.ndarray) -> None:
+        """The next forward pass will read these rows, which ascend: after the step of the gradient
+        that is still to leave, if a pass of this step has read any."""
+        if self._has_read:
+            self._named.append(numbers)
+        else:
+            self._ahead.append(self._ask(numbers, self.key.round))
+
+    def _ask(self, numbers: np.ndarray, round_: int) -> _Rows:
+        rows, pull = self._asking(numbers, round_)
+        if pull is not None:
+            self._begin(pull)
+        return rows
+
+    def _asking(self, numbers: np.ndarray, round_: int) -> Tuple[_Rows, Optional[RowsPull]]:
+        """Rows that come by a pull, which is to begin."""
+        rows = _Rows(self.key, numbers, self.parameter.dtype, round_)
+        self.stats["rows_pulled"] += len(numbers)
+        if not len(numbers):
+            rows.there.set_result(None)
+            return rows, None
+        ask = self.key.ask()
+        return rows, RowsPull(
+            self.key, round_, self._step(), 0, rows.put, rows.done, (ask,), named=numbers
+        )
 
     def give(self, value: np.ndarray) -> None:
         """Worker rank 0 gives the initial value, of a checkpoint."""
@@ -107,7 +145,18 @@ class LateTable(LateRows):
         exact: bool,
         lands: bool,
     ) -> Then:
-        return super().exchange(begin, round_, step, pushes, changes, exact, lands=False)
+        then = super().exchange(begin, round_, step, pushes, changes, exact, lands=False)
+        named, self._named, self._has_read = self._named, [], False
+        asking = [self._asking(numbers, round_) for numbers in named]
+        self._ahead += [rows for rows, _ in asking]
+
+        def begin_with(source: Optional[torch.Tensor]) -> None:
+            then(source)
+            for _, pull in asking:
+                if pull is not None:
+                    begin(pull)
+
+        return begin_with
 
     def say_left_out(self) -> None:
         """Of a `state_dict` that the script asks for; once."""
@@ -121,6 +170,12 @@ class LateTable(LateRows):
     def arm(self) -> None:
         """Nobody reads the parameter."""
 
+    def wait(self) -> None:
+        """Also for rows that were asked for before a pass needs them."""
+        super().wait()
+        for one in self._ahead:
+            waited(one.there.result)
+
     def _take(self, is_seen_by_all: Callable[[], bool], stays_late: bool = False) -> None:
         """Waits until the last push has left."""
         if not self._there.is_set():
@@ -130,18 +185,38 @@ class LateTable(LateRows):
 
 
 class _Rows:
-    """Rows that have been asked for. `put` and `done` are called in the worker's thread."""
+    """Rows of a round that have been asked for. `put` and `done` are called in the worker's
+    thread."""
 
-    def __init__(self, key: WorkerKey, numbers: np.ndarray, dtype: torch.dtype) -> None:
+    def __init__(
+        self, key: WorkerKey, numbers: np.ndarray, dtype: torch.dtype, round_: int
+    ) -> None:
         self.numbers = numbers
+        self.round = round_
         self.elements = torch.empty((len(numbers), key.row_elems), dtype=dtype, device="cpu")
         self._array = array_of(self.elements)
         self._called = key.called
         self.there: Future[None] = Future()
 
+    def places(self, numbers: np.ndarray) -> np.ndarray:
+        """Where rows are here, if they are here."""
+        return np.minimum(self.numbers.searchsorted(numbers), max(0, len(self.numbers) - 1))
+
+    def has(self, numbers: np.ndarray, places: np.ndarray) -> np.ndarray:
+        """Which of these rows are here, at these places."""
+        if not len(self.numbers):
+            return np.zeros(len(numbers), bool)
+        here: np.ndarray = self.numbers[places] == numbers
+        return here
+
+    def take(self, other: _Rows, places: np.ndarray) -> None:
+        """Copies the rows that another one has, at these places there."""
+        here = other.has(self.numbers, places)
+        self._array[here] = other._array[places[here]]
+
     def put(self, numbers: np.ndarray, rows: np.ndarray) -> None:
-        places = self.numbers.searchsorted(numbers)
-        if not np.array_equal(self.numbers[np.minimum(places, len(self.numbers) - 1)], numbers):
+        places = self.places(numbers)
+        if not self.has(numbers, places).all():
             raise ProtocolError(f"it sent rows of {self._called} that nobody asked for")
         self._array[places] = rows
 
