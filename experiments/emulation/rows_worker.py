@@ -34,16 +34,19 @@ def main() -> None:
     store = mx.kv.create(_system.store)
     store.set_optimizer(mx.optimizer.create("sgd", learning_rate=0.1))
     begin = _rows if options.way == "rows" else _dense
-    synchronise = begin(store, tuple(options.shape), options.touched)
+    prepare = begin(store, tuple(options.shape), options.touched)
     taken_s, before = [], {}
-    synchronise(0)
+    prepare(0)()
     # The links get their limit now, in the iterations before the measured ones.
     say(event="begin", rank=store.rank)
     for number in range(options.warm_up + options.iterations):
+        synchronise = prepare(number + 1)
         store._barrier()
         if number == options.warm_up:
             before = _counts(store)
-        taken_s.append(synchronise(number + 1))
+        began = time.perf_counter()
+        synchronise()
+        taken_s.append(time.perf_counter() - began)
     store._barrier()
     after = _counts(store)
     say(
@@ -55,8 +58,9 @@ def main() -> None:
     mx.nd.waitall()
 
 
-def _rows(store: Any, shape: Tuple[int, int], touched: int) -> Callable[[int], float]:
-    """A row_sparse weight: pushes the rows of a batch, and pulls those of the next one."""
+def _rows(store: Any, shape: Tuple[int, int], touched: int) -> Callable[[int], Callable[[], None]]:
+    """A row_sparse weight; returns what prepares an iteration, which then pushes a batch's rows and
+    pulls those of the next one."""
     initial = mx.nd.sparse.zeros("row_sparse", shape)
     if store.rank == 0:
         every = np.arange(shape[0])
@@ -66,36 +70,40 @@ def _rows(store: Any, shape: Tuple[int, int], touched: int) -> Callable[[int], f
     elements = mx.nd.ones((touched, shape[1]))
     out = mx.nd.sparse.zeros("row_sparse", shape)
 
-    def synchronise(number: int) -> float:
+    def prepare(number: int) -> Callable[[], None]:
         ids, following = (
-            np.random.RandomState([store.rank, at]).permutation(shape[0])[:touched]
+            np.random.default_rng([store.rank, at]).choice(shape[0], touched, replace=False)
             for at in (number, number + 1)
         )
         gradient = mx.nd.sparse.row_sparse_array((elements, np.sort(ids)), shape)
         row_ids = mx.nd.array(following, dtype="int64")
         mx.nd.waitall()
-        began = time.perf_counter()
-        store.push("table", gradient)
-        store.row_sparse_pull("table", out=out, row_ids=row_ids)
-        out.wait_to_read()
-        return time.perf_counter() - began
 
-    return synchronise
+        def synchronise() -> None:
+            store.push("table", gradient)
+            store.row_sparse_pull("table", out=out, row_ids=row_ids)
+            out.wait_to_read()
+
+        return synchronise
+
+    return prepare
 
 
-def _dense(store: Any, shape: Tuple[int, int], touched: int) -> Callable[[int], float]:
+def _dense(store: Any, shape: Tuple[int, int], touched: int) -> Callable[[int], Callable[[], None]]:
     """A dense weight and a dense gradient, whatever part of it is touched."""
     weight, gradient = mx.nd.zeros(shape), mx.nd.ones(shape)
     store.broadcast("table", weight, out=weight)
 
-    def synchronise(number: int) -> float:
+    def prepare(number: int) -> Callable[[], None]:
         mx.nd.waitall()
-        began = time.perf_counter()
-        store.pushpull("table", gradient, out=weight)
-        weight.wait_to_read()
-        return time.perf_counter() - began
 
-    return synchronise
+        def synchronise() -> None:
+            store.pushpull("table", gradient, out=weight)
+            weight.wait_to_read()
+
+        return synchronise
+
+    return prepare
 
 
 def _counts(store: Any) -> Dict[str, int]:

@@ -36,6 +36,7 @@ from p3kv.wire.rows import (
     check_numbers,
     check_size,
     decoded,
+    memory,
     unpacked,
 )
 from p3kv.wire.spans import trace_departure, traced_arrival
@@ -80,7 +81,7 @@ class RowsConsumer:
             return Landing(None, partial(self._frames.push, connection, header, act, key))
         plan = key.plan
         dtype = plan.sum_dtype if carries else plan.dtype
-        payload = memoryview(bytearray(header.payload_bytes))
+        payload = memory(header.payload_bytes)
         unpack: Callable[[], Rows] = partial(unpacked, payload, dtype, key.row_elems)
         if header.flags & ENCODED:
             codec, part = plan.codecs.gradients, part_of_rows(header.round)
@@ -107,7 +108,7 @@ class RowsConsumer:
                 f"it sent {header.payload_bytes} bytes to ask for rows of {key.name}, of which "
                 f"this server keeps {key.rows}"
             )
-        payload = memoryview(bytearray(header.payload_bytes))
+        payload = memory(header.payload_bytes)
 
         def arrived() -> None:
             words = np.frombuffer(payload, NUMBER) if count else np.empty(0, NUMBER)
@@ -129,6 +130,8 @@ class RowsConsumer:
             key.push(rank, round_, header.frames, rows(), header.step, workers)
             trace_sum(self._tracer, header, start_ns)
         self._ends.settle(key)
+        if not self._frames.queue.heap:
+            key.update_in_advance()
 
     def _ask(
         self, connection: Connection, header: PullRowsHeader, key: RowsKey, words: np.ndarray
@@ -146,10 +149,10 @@ class RowsConsumer:
             return
         exact = bool(request.flags & EXACT)
         if request.flags & request.NAMED:
-            answer = key.wire(words, exact)
+            answer = key.wire(words, request.priority, exact)
         else:
             since = int(words[0]) if len(words) else INITIAL_ROUND - 1
-            answer = key.wire_since(since, exact)
+            answer = key.wire_since(since, request.priority, exact)
         urgent = urgency(request.step, request.priority)
         header = RowsHeader(
             Kind.ROWS, self._engine.rules.rank, flags=answer[0].flags, key=request.key,

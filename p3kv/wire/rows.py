@@ -8,13 +8,16 @@ bits comes first.
 
 from __future__ import annotations
 
-from typing import Callable, Iterator, NamedTuple, Sequence
+from typing import Callable, Iterator, NamedTuple, Sequence, Union
 
 import numpy as np
 
 from p3kv.errors import ProtocolError
 
 NUMBER = np.dtype("<u4")
+
+_LARGE_BYTES = 1 << 20
+"""Of the rows in a large frame: a server adds up some while others are on their way."""
 
 Encode = Callable[[np.ndarray, memoryview], int]
 """Writes elements into memory as they travel; returns how many bytes they have."""
@@ -32,18 +35,18 @@ class Rows(NamedTuple):
 
     def copied(self) -> memoryview:
         """The payload of a frame that has these rows."""
-        payload = bytearray(self.numbers.nbytes + self.elements.nbytes)
-        to = unpacked(memoryview(payload), self.elements.dtype, self.elements.shape[1])
+        payload = memory(self.numbers.nbytes + self.elements.nbytes)
+        to = unpacked(payload, self.elements.dtype, self.elements.shape[1])
         to.numbers[:] = self.numbers
         to.elements[:] = self.elements
-        return memoryview(payload)
+        return payload
 
     def encoded(self, most_bytes: int, encode: Encode) -> memoryview:
         """The payload of a frame that has these rows encoded; `most_bytes` that the elements may
         have then."""
         count = len(self.numbers)
         head = (1 + count) * NUMBER.itemsize
-        payload = memoryview(bytearray(head + most_bytes if count else 0))
+        payload = memory(head + most_bytes if count else 0)
         if not count:
             return payload
         words = np.frombuffer(payload, NUMBER, 1 + count)
@@ -51,31 +54,95 @@ class Rows(NamedTuple):
         return payload[: head + encode(self.elements.reshape(-1), payload[head:])]
 
 
+def gathered(numbers: np.ndarray, run: np.ndarray) -> memoryview:
+    """The payload of a frame that has the rows of a run with these numbers."""
+    payload = memory(numbers.nbytes + len(numbers) * run[:1].nbytes)
+    to = unpacked(payload, run.dtype, run.shape[1])
+    to.numbers[:] = numbers
+    some = index_of(numbers)
+    if isinstance(some, slice):
+        to.elements[:] = run[some]
+    else:
+        np.take(run, some, axis=0, out=to.elements, mode="clip")  # any other mode copies twice
+    return payload
+
+
+def memory(size_bytes: int) -> memoryview:
+    """So many bytes, not initialised."""
+    return np.empty(size_bytes, np.uint8).data
+
+
+def index_of(numbers: np.ndarray) -> Union[np.ndarray, slice]:
+    """Selects rows whose numbers ascend: by a slice where they follow each other, which is faster
+    and copies nothing."""
+    if len(numbers) and int(numbers[-1]) - int(numbers[0]) + 1 == len(numbers):
+        return slice(int(numbers[0]), int(numbers[-1]) + 1)
+    return numbers
+
+
 def union(numbers: Sequence[np.ndarray]) -> np.ndarray:
     """All numbers that are in any of these arrays, each of which ascends; they do, too."""
-    if len(numbers) == 1:
-        return numbers[0]
-    merged = np.concatenate(numbers)
+    longest = max(numbers, key=len)
+    several = [one for one in numbers if len(one)]
+    if len(several) < 2:
+        return longest
+    least, most = min(one[0] for one in several), max(one[-1] for one in several)
+    if int(most) - int(least) + 1 == len(longest):
+        return longest  # it has all that there are
+    merged = np.concatenate(several)
     merged.sort(kind="stable")  # which merges what ascends
-    new = np.ones(len(merged), bool)
+    new = np.ones(len(merged), np.bool_)
     np.not_equal(merged[1:], merged[:-1], out=new[1:])
     return merged[new]
 
 
 def summed(numbers: np.ndarray, parts: Sequence[Rows], dtype: np.dtype) -> Rows:
-    """The sum of some rows' elements, in the order of the parts; at least one has each row."""
+    """The sum of the rows with these numbers, in the order of the parts; at least one has each.
+
+    Where there is one part, the sum may be a view of it.
+    """
+    if len(parts) == 1 and len(parts[0].numbers) == len(numbers):
+        return Rows(numbers, parts[0].elements.astype(dtype, copy=False))
     total = np.empty((len(numbers), parts[0].elements.shape[1]), dtype)
-    first = np.ones(len(numbers), bool)
+    lacks = np.ones(len(numbers), np.bool_)
     """Rows of which nothing is in the total."""
     with np.errstate(over="ignore", invalid="ignore"):
         for part in parts if len(numbers) else ():
-            some = slice(*part.numbers.searchsorted((numbers[0], numbers[-1] + NUMBER.type(1))))
-            elements, places = part.elements[some], numbers.searchsorted(part.numbers[some])
-            new = first[places]
-            total[places[new]] = elements[new]
-            total[places[~new]] += elements[~new]
-            first[places] = False
+            some, elements = _between(part, numbers[0], numbers[-1])
+            if len(some):
+                _add(total, lacks, _places(numbers, some), elements)
     return Rows(numbers, total)
+
+
+def _between(part: Rows, least: int, most: int) -> Rows:
+    numbers, elements = part
+    if len(numbers) and (numbers[0] < least or numbers[-1] > most):
+        some = slice(numbers.searchsorted(least), numbers.searchsorted(most, "right"))
+        return Rows(numbers[some], elements[some])
+    return part
+
+
+def _places(numbers: np.ndarray, some: np.ndarray) -> Union[np.ndarray, slice]:
+    """Where some of the numbers are among them."""
+    if isinstance(index_of(some), slice):
+        start = int(numbers.searchsorted(some[0]))
+        return slice(start, start + len(some))
+    return numbers.searchsorted(some)
+
+
+def _add(
+    total: np.ndarray, lacks: np.ndarray, places: Union[np.ndarray, slice], elements: np.ndarray
+) -> None:
+    new = lacks[places]
+    if new.all():
+        total[places] = elements
+    elif not new.any():
+        total[places] += elements
+    else:
+        every = np.arange(places.start, places.stop) if isinstance(places, slice) else places
+        total[every[new]] = elements[new]
+        total[every[~new]] += elements[~new]
+    lacks[places] = False
 
 
 def unpacked(payload: memoryview, dtype: np.dtype, row_elems: int) -> Rows:
@@ -140,7 +207,13 @@ def check_numbers(numbers: np.ndarray, first: int, rows: int) -> None:
         )
 
 
-def pieces(rows: int, most: int) -> Iterator[slice]:
-    """Cuts so many rows into frames of at most `most`, at least one, which may have none."""
+def pieces(rows: int, slice_rows: int, row_bytes: int, priority: int) -> Iterator[slice]:
+    """Cuts so many rows into frames, at least one, which may have none.
+
+    A frame has `slice_rows` at most, so that more urgent ones soon have their turn. No frame of a
+    step is more urgent than those of its first key, or of any if there are no priorities: these
+    frames are large, since each takes processor time.
+    """
+    most = slice_rows if priority < 0 else max(slice_rows, _LARGE_BYTES // row_bytes)
     for start in range(0, max(1, rows), most):
         yield slice(start, min(start + most, rows))

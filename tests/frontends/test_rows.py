@@ -15,7 +15,7 @@ from p3kv.codecs import Float16, part_of_rows
 from p3kv.errors import P3Error, ProtocolError
 from p3kv.server.engine import RowsKey
 from p3kv.server.engine.plan import KeyPlan
-from p3kv.server.engine.row_sums import RowSum
+from p3kv.server.engine.row_sums import RowsOfRound
 from p3kv.wire.fields import Header, PullRowsHeader, RowsHeader
 from p3kv.wire.framing import Frame
 from p3kv.wire.header import ENCODED, INITIAL_ROUND, URGENT, Kind
@@ -56,14 +56,20 @@ numbers = st.sets(st.integers(0, ROWS - 1)).map(sorted)
 
 @given(st.lists(numbers, max_size=6))
 def test_a_sum_has_the_rows_of_all_and_no_others(several: List[List[int]]) -> None:
-    total, expected = RowSum(ROWS, COLUMNS, np.dtype(np.float32)), np.zeros((ROWS, COLUMNS))
-    for seed, some in enumerate(several):
-        one = rows(some, seed)
-        total.add(one)
-        expected[some] += one.elements
-    found = total.between(0, ROWS)
-    assert found.numbers.tolist() == sorted(set().union(*several))
-    np.testing.assert_array_equal(found.elements, expected[found.numbers])
+    for ordered in (True, False):
+        total = RowsOfRound(ROWS, COLUMNS, np.dtype(np.float32), ordered)
+        expected = np.zeros((ROWS, COLUMNS))
+        for rank, some in enumerate(several):
+            one = rows(some, rank)
+            expected[some] += one.elements
+            total.add(rank, Rows(one.numbers[:2], one.elements[:2]))
+            total.add(rank, Rows(one.numbers[2:], one.elements[2:]))
+        found = [total.take(end) for end in (3, ROWS // 2, ROWS)]
+        numbers = [number for part in found for number in part.numbers.tolist()]
+        assert numbers == sorted(set().union(*several))
+        np.testing.assert_array_equal(
+            np.concatenate([part.elements for part in found]), expected[numbers]
+        )
 
 
 def key_of(workers: int, deterministic: bool = False, dtype: str = "float32") -> RowsKey:
@@ -135,6 +141,8 @@ def test_what_has_changed_since_a_round_makes_its_value_the_newest(
             assert not list(key.ledger.complete())
             assert all(rank in ranks for ranks in missing(key).values())
             key.push(rank, round_, 2, frames[rank].pop(0), round_)
+            if data.draw(st.booleans()) and missing(key):
+                key.update_in_advance()
         end_round(key)
         assert optimizer.ended == (round_ if updates else 0)
         values.append(key.value.copy())
@@ -180,7 +188,8 @@ class RowsJob(in_memory.MemoryJob):
             step = self.workers[rank].steps.new_step(key.store)
         elif round_ > INITIAL_ROUND:
             self.workers[rank].steps.of_store(0).count_push(step)
-        self.workers[rank].calls.append(RowsPush(key, round_, step, 0, arrays, done))
+        # Frames of the first key are large, and others as small as slices.
+        self.workers[rank].calls.append(RowsPush(key, round_, step, -(round_ % 2), arrays, done))
 
     def pull(self, rank: int, key: in_memory.WorkerKey, round_: int, value: np.ndarray,
              since: Dict[int, int]) -> None:  # fmt: skip
@@ -191,7 +200,7 @@ class RowsJob(in_memory.MemoryJob):
             assert error is None
             since.update(transfer.rounds)
 
-        transfer = RowsPull(key, round_, round_, 0, put, pulled, since=since)
+        transfer = RowsPull(key, round_, round_, -(round_ % 2), put, pulled, since=since)
         self.workers[rank].calls.append(transfer)
 
 

@@ -92,8 +92,8 @@ def sparse_gradients_of_a_dense_weight(_: KVStoreBase) -> None:
             mine = gradient(store.rank, round_)
             update("w", of_all(store, round_), expected)
             if round_ % 2:
-                store.push("w", mine)
-                store.pull("w", out=weight)
+                store.push("w", mine, priority=-1)
+                store.pull("w", out=weight, priority=-1)
             else:
                 store.pushpull("w", mine, out=weight)
             equal(weight, expected.asnumpy())

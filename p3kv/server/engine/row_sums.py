@@ -2,79 +2,17 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections import deque
-from typing import Deque, Dict
+from itertools import takewhile
+from typing import Dict, List, Sequence
 
 import numpy as np
 
-from p3kv.wire.rows import NUMBER, Rows
+from p3kv.wire.rows import NUMBER, Rows, summed, union
 
-
-class RowSum:
-    """A sum of rows: has memory for the rows that are in it, and not for the others."""
-
-    def __init__(self, rows: int, row_elems: int, dtype: np.dtype) -> None:
-        """Makes an empty sum for some of `rows` rows."""
-        self._place = np.full(rows, -1, np.int64)
-        """Where each row is in the sum; -1: it is not."""
-        self._elements = np.empty((0, row_elems), dtype)
-        self._count = 0
-
-    def add(self, rows: Rows) -> None:
-        """Adds rows, casting them to the sum's dtype; their memory is not used any more when it
-        returns."""
-        numbers, elements = rows
-        places = self._place[numbers]
-        new = places < 0
-        if new.all():
-            self._append(numbers, elements)
-        elif new.any():
-            self._add_to(places[~new], elements[~new])
-            self._append(numbers[new], elements[new])
-        else:
-            self._add_to(places, elements)
-
-    def between(self, first: int, end: int) -> Rows:
-        """The rows with numbers from `first` to before `end`, in ascending order."""
-        places = self._place[first:end]
-        numbers = np.flatnonzero(places >= 0)
-        places = places[numbers]
-        if len(places) and (np.diff(places) == 1).all():
-            elements = self._elements[places[0] : places[0] + len(places)]
-        else:
-            elements = self._elements[places]
-        return Rows((numbers + first).astype(NUMBER), elements)
-
-    def _append(self, numbers: np.ndarray, elements: np.ndarray) -> None:
-        end = self._count + len(numbers)
-        if end > len(self._elements):
-            larger = min(len(self._place), max(end, 2 * len(self._elements)))
-            grown = np.empty((larger, elements.shape[1]), self._elements.dtype)
-            grown[: self._count] = self._elements[: self._count]
-            self._elements = grown
-        self._elements[self._count : end] = elements
-        self._place[numbers] = np.arange(self._count, end)
-        self._count = end
-
-    def _add_to(self, places: np.ndarray, elements: np.ndarray) -> None:
-        if (np.diff(places) == 1).all():
-            # Usual where workers touch all rows: nothing is copied then.
-            part = self._elements[places[0] : places[0] + len(places)]
-            np.add(part, elements, out=part)
-        else:
-            self._elements[places] += elements
-
-
-def _add_until(total: RowSum, arrived: Deque[Rows], end: int) -> None:
-    """Moves the rows before `end` from `arrived`, which ascend, to a sum."""
-    while arrived:
-        numbers, elements = arrived.popleft()
-        count = int(numbers.searchsorted(end))
-        total.add(Rows(numbers[:count], elements[:count]))
-        if count < len(numbers):
-            arrived.appendleft(Rows(numbers[count:], elements[count:]))
-            return
+_FOLDED = -1
+"""The rank of a sum, beside those of the workers whose rows are not in it: it comes first."""
+_MOST_RUNS = 2
+"""How often all rows of the run may be kept before they are added up, in any order."""
 
 
 class PushOfRows:
@@ -88,54 +26,68 @@ class PushOfRows:
         """Rows from this one on may still come."""
 
 
-class RowsOfRound(ABC):
-    """Pushes of a key's rows that have arrived in one round."""
+class RowsOfRound:
+    """Pushes of a key's rows that have arrived in one round.
 
-    def __init__(self) -> None:
+    Rows stay where they have arrived until their sum is asked for, and are then added up in the
+    order of ranks: bit for bit the same each time. If ranks need no order, memory has a limit: they
+    are added up earlier where many workers push most rows of a run.
+    """
+
+    def __init__(self, run_rows: int, row_elems: int, dtype: np.dtype, ordered: bool) -> None:
+        """`run_rows`: how many rows the run has; `dtype`: the sum's."""
         self.pushes: Dict[int, PushOfRows] = {}
         """By rank."""
         self.empty = True
         """Whether no worker has pushed a gradient, be it without rows."""
         self.updated_rows = 0
         """Rows before this one have changed the value already."""
+        self._none = Rows(np.empty(0, NUMBER), np.empty((0, row_elems), dtype))
+        self._most_rows = _MOST_RUNS * run_rows
+        self._ordered = ordered
+        self._by_rank: Dict[int, List[Rows]] = {}
+        """What has arrived, and is not summed; of each rank in ascending order."""
+        self._rows = 0
+        """How many rows these are."""
 
-    @abstractmethod
     def add(self, rank: int, rows: Rows) -> None:
         """Adds some of a worker's rows, which come in ascending order, and owns their memory."""
+        self._by_rank.setdefault(rank, []).append(rows)
+        self._rows += len(rows.numbers)
+        if self._rows > self._most_rows and not self._ordered:
+            self.total()
 
-    @abstractmethod
-    def between(self, first: int, end: int) -> Rows:
-        """The sum's rows with numbers from `first` to before `end`, once all of them have come; all
-        before `first` have been asked for."""
+    def total(self) -> Rows:
+        """The sum of all that has arrived and has not been taken."""
+        total = self._sum([rows for rank in sorted(self._by_rank) for rows in self._by_rank[rank]])
+        self._by_rank = {_FOLDED: [total]}
+        self._rows = len(total.numbers)
+        return total
 
-
-class RunningRows(RowsOfRound):
-    """Adds in the order of arrival."""
-
-    def __init__(self, total: RowSum) -> None:
-        super().__init__()
-        self._total = total
-
-    def add(self, rank: int, rows: Rows) -> None:
-        self._total.add(rows)
-
-    def between(self, first: int, end: int) -> Rows:
-        return self._total.between(first, end)
-
-
-class OrderedRows(RowsOfRound):
-    """Adds in the order of ranks: bit for bit the same each time."""
-
-    def __init__(self, total: RowSum) -> None:
-        super().__init__()
-        self._total = total
-        self._by_rank: Dict[int, Deque[Rows]] = {}
-        """Rows that are not in `total`."""
-
-    def add(self, rank: int, rows: Rows) -> None:
-        self._by_rank.setdefault(rank, deque()).append(rows)
-
-    def between(self, first: int, end: int) -> Rows:
+    def take(self, end: int) -> Rows:
+        """Takes the sum's rows before `end`, in ascending order, once all of them have come."""
+        taken: List[Rows] = []
         for rank in sorted(self._by_rank):
-            _add_until(self._total, self._by_rank[rank], end)
-        return self._total.between(first, end)
+            taken += _taken(self._by_rank[rank], end)
+        self._rows -= sum(len(rows.numbers) for rows in taken)
+        return self._sum(taken)
+
+    def _sum(self, several: Sequence[Rows]) -> Rows:
+        parts = [rows for rows in several if len(rows.numbers)]
+        if not parts:
+            return self._none
+        return summed(union([rows.numbers for rows in parts]), parts, self._none.elements.dtype)
+
+
+def _taken(arrived: List[Rows], end: int) -> List[Rows]:
+    """Removes the rows before `end` from what has arrived, which ascends."""
+    whole = (not len(numbers) or numbers[-1] < end for numbers, _ in arrived)
+    count = sum(takewhile(bool, whole))
+    taken = arrived[:count]
+    del arrived[:count]
+    if arrived and arrived[0].numbers[0] < end:
+        numbers, elements = arrived[0]
+        before = int(numbers.searchsorted(end))
+        taken.append(Rows(numbers[:before], elements[:before]))
+        arrived[0] = Rows(numbers[before:], elements[before:])
+    return taken

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, List, Mapping, Optional, Tuple, Union
+from typing import Dict, List, Mapping, Optional, Tuple
 
 import numpy as np
 
@@ -12,24 +12,20 @@ from p3kv.errors import ProtocolError
 from p3kv.server.engine.ledger import Ledger, SharedRounds, new_ledger
 from p3kv.server.engine.plan import KeyPlan
 from p3kv.server.engine.rounds import Round
-from p3kv.server.engine.row_sums import (
-    OrderedRows,
-    PushOfRows,
-    RowsOfRound,
-    RowSum,
-    RunningRows,
-)
+from p3kv.server.engine.row_sums import PushOfRows, RowsOfRound
 from p3kv.server.engine.sent_rows import SentRows
 from p3kv.server.engine.unit import Unit
 from p3kv.server.optimizer import WHOLE, Optimizer, State
 from p3kv.wire.header import INITIAL_ROUND
-from p3kv.wire.rows import NUMBER, Rows, check_numbers, pieces
+from p3kv.wire.rows import NUMBER, Rows, check_numbers, index_of, pieces, union
 from p3kv.wire.slice_sizes import SliceSizesByRound
 
 _MADE_AT_ONCE = 1 << 16
 """Rows that are made from a seed, where all of them are needed."""
 _PARTS = 8
 """In how many parts a run is updated at most: each costs a millisecond."""
+_KEPT_CHANGES = 8
+"""Of how many rounds it is kept which rows they have changed: of any other, all rows are asked."""
 
 
 class RowsKey(Unit):
@@ -55,7 +51,10 @@ class RowsKey(Unit):
         the same."""
         self._changed_in = np.zeros(0, np.int64)
         """The last round in which each row has changed."""
-        self._summed: Union[np.ndarray, slice] = slice(None)
+        self._changes: Dict[int, List[np.ndarray]] = {}
+        """By round, the newest last, the rows that it has changed; of the last rounds that may not
+        have changed all."""
+        self._summed: Optional[np.ndarray] = None
         """Without an optimizer: the rows of the last round's sum, at first all. Others are 0."""
         self._made: Optional[np.ndarray] = None
         """Which rows have been made that are made from a seed, when they are first needed."""
@@ -118,11 +117,10 @@ class RowsKey(Unit):
             else:
                 current.arrived.add(rank)
                 current.others.append(rank)
-        self._update_in_advance()
 
     def _new_sum(self, round_: int) -> RowsOfRound:
-        total = RowSum(self.rows, self.row_elems, self.plan.sum_dtype)
-        return OrderedRows(total) if self.plan.rules.deterministic else RunningRows(total)
+        ordered = self.plan.rules.deterministic
+        return RowsOfRound(self.rows, self.row_elems, self.plan.sum_dtype, ordered)
 
     def _add(self, current: Round[RowsOfRound], rank: int, push: PushOfRows, rows: Rows) -> None:
         check_numbers(rows.numbers, push.next_row, self.rows)
@@ -140,7 +138,7 @@ class RowsKey(Unit):
     def _add_to_initial(self, rows: Rows) -> None:
         if not len(self.value):
             self._allocate()
-        self.value[rows.numbers] = rows.elements
+        self.value[index_of(rows.numbers)] = rows.elements
 
     def _allocate(self) -> None:
         """Pages that nobody touches take no memory."""
@@ -165,8 +163,8 @@ class RowsKey(Unit):
     def copied_value(self) -> np.ndarray:
         """A flat copy of all rows."""
         if self._made is not None:
-            for piece in pieces(self.rows, _MADE_AT_ONCE):
-                self._make(np.arange(piece.start, piece.stop))
+            for start in range(0, self.rows, _MADE_AT_ONCE):
+                self._make(np.arange(start, min(start + _MADE_AT_ONCE, self.rows)))
         return self.value.reshape(-1).copy()
 
     # Rounds.
@@ -174,19 +172,20 @@ class RowsKey(Unit):
     def summed(self, current: Round[RowsOfRound]) -> Optional[np.ndarray]:
         if current.sum.empty:
             return None
-        elements: np.ndarray = current.sum.between(0, self.rows).elements.reshape(-1)
+        elements: np.ndarray = current.sum.total().elements.reshape(-1)
         return elements
 
     def update(self, current: Round[RowsOfRound]) -> bool:
-        self._keep_sent_rows()
+        self._begin_changes()
         if current.sum.empty:
             self.scale(current, None)
         elif current.number > INITIAL_ROUND:
             self._update(current, self.rows, ends=True)
         return not current.sum.empty
 
-    def _update_in_advance(self) -> None:
-        """Updates rows for the next round before it ends, where that pays.
+    def update_in_advance(self) -> None:
+        """Updates rows for the next round before it ends, where that pays. To be called after
+        pushes, when there is nothing else to do.
 
         Rows arrive in ascending order, and an optimizer that changes touched rows only may have
         them one part after the other. So little is left to do when the last ones have come.
@@ -212,13 +211,12 @@ class RowsKey(Unit):
         if (end - following.sum.updated_rows) * _PARTS < self.rows:
             return
         if optimizer.updates_touched_rows(self.declared, self.plan.update_step(following)):
-            self._keep_sent_rows()
+            self._begin_changes()
             self._update(following, end, ends=False)
 
     def _update(self, current: Round[RowsOfRound], end: int, ends: bool) -> None:
         """Has a round's sum of rows before `end` change the value."""
-        round_, first = self.round + 1, current.sum.updated_rows
-        numbers, elements = current.sum.between(first, end)
+        numbers, elements = current.sum.take(end)
         self._make(numbers)
         checks_finite = self.plan.rules.checks_finite
         if checks_finite:
@@ -228,37 +226,58 @@ class RowsKey(Unit):
             self.scale(current, elements)
         optimizer, step = self.plan.optimizer_of(current), self.plan.update_step(current)
         if optimizer is None:
-            self.value[self._summed] = 0
-            self._changed_in[self._summed] = round_
-            self._summed = numbers
+            before, self._summed = self._summed, numbers
+            self.value[slice(None) if before is None else index_of(before)] = 0
+            self._note_changes(before)
             with np.errstate(over="ignore"):
-                self.value[numbers] = elements
+                self.value[index_of(numbers)] = elements
             if checks_finite and self.value.dtype != elements.dtype:
                 check_sum(self.value[numbers], self.name, current.number)
         elif optimizer.update_rows(self.declared, self.value, numbers, elements, step, ends):
+            self._note_changes(None)
+        self._note_changes(numbers)
+
+    def _begin_changes(self) -> None:
+        """To be called before the next round changes the value."""
+        self._keep_sent_rows()
+        if self.round >= INITIAL_ROUND:  # before it, there is no value to which rows are added
+            self._changes.setdefault(self.round + 1, [])
+        if len(self._changes) > _KEPT_CHANGES:
+            del self._changes[min(self._changes)]
+
+    def _note_changes(self, numbers: Optional[np.ndarray]) -> None:
+        """The next round changes these rows; None: perhaps all."""
+        round_ = self.round + 1
+        if numbers is None:
             self._changed_in[:] = round_
-        self._changed_in[numbers] = round_
+            self._changes.clear()
+        else:
+            self._changed_in[index_of(numbers)] = round_
+            if round_ in self._changes:
+                self._changes[round_].append(numbers)
 
     # Values.
 
-    def wire(self, numbers: np.ndarray, exact: bool = False) -> List[SentRows]:
-        """The rows with these numbers as they travel, cut into frames; `exact`: as they are,
-        whatever the codec."""
+    def wire(self, numbers: np.ndarray, priority: int, exact: bool = False) -> List[SentRows]:
+        """The rows with these numbers as they travel, cut into frames of this priority; `exact`: as
+        they are, whatever the codec."""
         self._make(numbers)
         sizes = self._sizes.of(self._sizes.generation(max(self.round, INITIAL_ROUND)))
-        most = self.plan.layout.full_slice_elems(sizes.slice_size) // self.row_elems
+        slice_rows = self.plan.layout.full_slice_elems(sizes.slice_size) // self.row_elems
+        row_bytes = self.row_elems * self.plan.dtype.itemsize
         sent = [
             SentRows(self.plan, self.value, self.round, numbers[piece], exact)
-            for piece in pieces(len(numbers), most)
+            for piece in pieces(len(numbers), slice_rows, row_bytes, priority)
         ]
         self._sent = [rows for rows in self._sent if rows.waiting] + sent
         return sent
 
-    def wire_since(self, round: int, exact: bool = False) -> List[SentRows]:
+    def wire_since(self, round: int, priority: int, exact: bool = False) -> List[SentRows]:
         """The rows that have changed after a round, in the same way."""
         sent = self._sent_since.get((round, exact))
         if sent is None:
-            sent = self._sent_since[round, exact] = self.wire(self.changed_since(round), exact)
+            sent = self.wire(self.changed_since(round), priority, exact)
+            self._sent_since[round, exact] = sent
         return sent
 
     def changed_since(self, round: int) -> np.ndarray:
@@ -267,6 +286,10 @@ class RowsKey(Unit):
             raise ProtocolError(
                 f"it has the value of round {round} of {self.name}, which is at {self.round}"
             )
+        later = range(round + 1, self.round + 1)
+        if all(one in self._changes for one in later):
+            several = [numbers for one in later for numbers in self._changes[one]]
+            return union(several or [np.empty(0, NUMBER)])
         return np.flatnonzero(self._changed_in > round).astype(NUMBER)
 
     def _keep_sent_rows(self) -> None:

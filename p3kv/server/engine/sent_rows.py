@@ -9,7 +9,7 @@ import numpy as np
 from p3kv.codecs import part_of_rows
 from p3kv.server.engine.plan import KeyPlan
 from p3kv.wire.header import ENCODED, INITIAL_ROUND
-from p3kv.wire.rows import Rows
+from p3kv.wire.rows import Rows, gathered
 
 
 class SentRows:
@@ -50,8 +50,10 @@ class SentRows:
     def payload(self) -> memoryview:
         """The bytes that travel."""
         if self._copy is None:
-            rows = Rows(self._numbers, self._value[self._numbers])
-            self._copy = self._encoded(rows) if self._encodes else rows.copied()
+            if self._encodes:
+                self._copy = self._encoded(Rows(self._numbers, self._value[self._numbers]))
+            else:
+                self._copy = gathered(self._numbers, self._value)
         return self._copy
 
     def _encoded(self, rows: Rows) -> memoryview:

@@ -37,6 +37,7 @@ from p3kv.wire.rows import (
     check_numbers,
     check_size,
     decoded,
+    memory,
     pieces,
     summed,
     union,
@@ -177,14 +178,12 @@ class RowsRoute(SummedRoute):
             self._say_no_gradient(transfer)
             return
         key = transfer.key
-        slice_size = self._sizes.of(self._sizes.generation(transfer.round)).slice_size
-        most = key.rows_in_slice(slice_size)
         encodes = transfer.round > INITIAL_ROUND and not key.codecs.gradients.in_place
         queued = []
         for run in runs_of(key):
             ends = transfer.numbers.searchsorted((run.first, run.first + run.rows))
             start, count = int(ends[0]), int(ends[1] - ends[0])
-            cut = list(pieces(count, most))
+            cut = self._cut(transfer, count)
             for piece in cut:
                 rows = slice(start + piece.start, start + piece.stop)
                 frame = self._frame(transfer, len(cut), ENCODED if encodes else 0)
@@ -232,8 +231,7 @@ class RowsRoute(SummedRoute):
         key = transfer.key
         encodes = not key.codecs.gradients.in_place
         numbers = union([part.numbers for part in parts])
-        slice_size = self._sizes.of(self._sizes.generation(transfer.round)).slice_size
-        cut = list(pieces(len(numbers), key.rows_in_slice(slice_size)))
+        cut = self._cut(transfer, len(numbers))
 
         def payload(some: slice) -> memoryview:
             total = summed(numbers[some], parts, key.sum_dtype)
@@ -248,6 +246,13 @@ class RowsRoute(SummedRoute):
             trace_departure(self._tracer, frame, piece.server)
             self._gates.push(piece.server, transfer.gate_step, frame)
         self._counts["slices_sent"] += len(cut)
+
+    def _cut(self, transfer: Transfer, rows: int) -> Sequence[slice]:
+        """So many rows of a push to a server, by frame."""
+        key = transfer.key
+        slice_size = self._sizes.of(self._sizes.generation(transfer.round)).slice_size
+        most, row_bytes = key.rows_in_slice(slice_size), key.row_elems * key.item_bytes
+        return list(pieces(rows, most, row_bytes, transfer.priority))
 
     def _frame(self, transfer: Transfer, frames: int, flags: int = 0, workers: int = 0) -> Frame:
         """One of so many frames of a push to a server."""
@@ -351,7 +356,7 @@ class RowsRoute(SummedRoute):
             check_encoded_size(header.payload_bytes, most_bytes, rows)
         else:
             check_size(header.payload_bytes, key.row_elems * key.item_bytes, rows)
-        payload = memoryview(bytearray(header.payload_bytes))
+        payload = memory(header.payload_bytes)
         received = partial(self._received, transfer, answer, header, payload)
         arrived = traced_arrival(self._tracer, header, received)
         return Landing(payload if header.payload_bytes else None, arrived)
