@@ -103,7 +103,9 @@ class RowsConsumer:
         """Takes a request for rows; ProtocolError for one that can't be right."""
         key = self._engine.key_of_rows(header.key, header.rank)
         count, rest = divmod(header.payload_bytes, NUMBER.itemsize)
-        if rest or count > (key.rows if header.flags & header.NAMED else 1):
+        each = 2 if header.flags & header.KNOWN else 1
+        most = each * key.rows if header.flags & header.NAMED else 1
+        if rest or count > most or (count % each and header.flags & header.NAMED):
             raise ProtocolError(
                 f"it sent {header.payload_bytes} bytes to ask for rows of {key.name}, of which "
                 f"this server keeps {key.rows}"
@@ -113,7 +115,7 @@ class RowsConsumer:
         def arrived() -> None:
             words = np.frombuffer(payload, NUMBER) if count else np.empty(0, NUMBER)
             if header.flags & header.NAMED:
-                check_numbers(words, 0, key.rows)
+                check_numbers(words[: count // each], 0, key.rows)
             act = partial(self._ask, connection, header, key, words)
             self._frames.push(connection, header, act, key)
 
@@ -136,8 +138,8 @@ class RowsConsumer:
     def _ask(
         self, connection: Connection, header: PullRowsHeader, key: RowsKey, words: np.ndarray
     ) -> None:
-        """`words`: the rows that the worker names, or the round since which it wants the rows that
-        have changed."""
+        """`words`: the rows that the worker names, perhaps with the rounds that it knows, or the
+        round since which it wants the rows that have changed."""
         key.check_ahead(header.round, header.rank)
         self._waiting.pull(key, header, partial(self._answer, connection, header, key, words))
         self._waiting.check_initial_values()
@@ -149,6 +151,8 @@ class RowsConsumer:
             return
         exact = bool(request.flags & EXACT)
         if request.flags & request.NAMED:
+            if request.flags & request.KNOWN:
+                words = key.changed_of(*np.split(words, 2))
             answer = key.wire(words, request.priority, exact)
         else:
             since = int(words[0]) if len(words) else INITIAL_ROUND - 1

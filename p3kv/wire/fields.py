@@ -162,6 +162,9 @@ class PullRowsHeader(PullHeader, frozen=True):
 
     NAMED = 8
     """Flag: the payload has the numbers of rows, in ascending order."""
+    KNOWN = 16
+    """Flag, with NAMED: for each row 1 more than the round of which the worker has it follows, so
+    that it comes only if it has changed since; or 0."""
     slice: int = 0
     """To a neighbour: of which server, by the number of its run among the key's."""
 

@@ -76,7 +76,9 @@ FROM_WORKERS: Rules = {
         Kind.PUSH: Rule(MAX_SLICE_BYTES, flags=_OF_PUSH),
         Kind.PULL: Rule(flags=EXACT),
         Kind.PUSH_ROWS: Rule(MAX_ROWS_BYTES, flags=ENCODED | NO_GRADIENT | IN_HOST_SUM | CARRIES),
-        Kind.PULL_ROWS: Rule(MAX_ROWS_BYTES, flags=PullRowsHeader.NAMED | EXACT),
+        Kind.PULL_ROWS: Rule(
+            MAX_ROWS_BYTES, flags=PullRowsHeader.NAMED | PullRowsHeader.KNOWN | EXACT
+        ),
         Kind.KEY: Rule(MAX_MESSAGE_BYTES),
         Kind.SLICE_SIZES: Rule(MAX_MESSAGE_BYTES),
         Kind.OPEN: Rule(),

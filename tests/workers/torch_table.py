@@ -118,7 +118,7 @@ def same_as_others(net: Net, optimizers: List[torch.optim.Optimizer]) -> None:
 
 def main() -> None:
     torch.manual_seed(7)
-    net = Net(p3kv.torch.Embedding, seed=SEED, std=STD)
+    net = Net(p3kv.torch.Embedding, seed=SEED, std=STD, cache_rows=10)
     optimizers = [p3kv.torch.Optimizer(net, one) for one in made(net)]
     if not FILE:
         same_as_others(net, optimizers)

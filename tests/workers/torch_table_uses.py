@@ -126,6 +126,39 @@ def prefetch() -> None:
     print("prefetched")
 
 
+def cache() -> None:
+    """A row that the other worker has changed comes again, and no others do."""
+    table = p3kv.torch.Embedding(1000, WIDTH, std=0.0, cache_rows=8)
+    optimizer = trained(table)
+    worker, rank = this_process.worker(), optimizer.rank
+    right = torch.zeros(1000)
+
+    def read(ids: torch.Tensor, hits: int, changed: int, misses: int) -> None:
+        before, received = table.stats(), worker.stats()["bytes_received"]
+        with torch.no_grad():
+            assert torch.equal(table(ids), right[ids][:, None].expand(-1, WIDTH))
+        received = worker.stats()["bytes_received"] - received
+        counts = {name: count - before[name] for name, count in table.stats().items()}
+        found = [counts[f"cache_{name}"] for name in ("hits", "changed", "misses")]
+        assert found == [hits, changed, misses], found
+        assert received == (changed + misses) * ROW_BYTES, received
+
+    ids = torch.arange(8) + 500 * rank
+    read(ids, 0, 0, 8)
+    read(ids.flip(0), 8, 0, 0)
+    read(ids[1:], 7, 0, 0)
+    step(optimizer, table, [500 * (1 - rank) + 3])  # the other worker's; here it evicts the first
+    right[[3, 503]] -= 0.5
+    assert table.stats()["cache_evictions"] == 1
+    read(ids[1:], 6, 1, 0)
+    step(optimizer, table, [999])  # which evicts the other worker's
+    right[999] -= 1
+    read(ids[2:], 6, 0, 0)
+    assert table.stats()["cache_evictions"] == 2
+    read(ids[:2], 1, 0, 1)
+    print("cached")
+
+
 def refuse() -> None:
     table = p3kv.torch.Embedding(50, 8)
     refused("before its rows are on the servers", lambda: table(torch.arange(3)))
@@ -158,4 +191,5 @@ take_little_memory()
 clip()
 freeze()
 prefetch()
+cache()
 refuse()

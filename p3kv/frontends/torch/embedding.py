@@ -42,17 +42,23 @@ class Embedding(torch.nn.Embedding):
         std: float = 1.0,
         uniform: bool = False,
         seed: int = 0,
+        cache_rows: int = 0,
         device: Any = None,
         dtype: Optional[torch.dtype] = None,
     ) -> None:
-        """Raises ConfigError for a number that can't be right."""
+        """`cache_rows`: how many rows each worker keeps, those that it has used last. The servers
+        send such a row again when it has changed.
+
+        Raises ConfigError for a number that can't be right."""
         element = torch.zeros((), device=device, dtype=dtype)
         if element.dtype not in _DTYPES:
             raise ConfigError(
                 f"a p3kv.torch.Embedding is float32 or float64, and not {element.dtype}"
             )
-        if not 0 <= std < float("inf") or not 0 <= seed < 2**64:
-            raise ConfigError(f"std={std}, seed={seed}: use a number from 0 on for each")
+        if not 0 <= std < float("inf") or not 0 <= seed < 2**64 or cache_rows < 0:
+            raise ConfigError(
+                f"std={std}, seed={seed}, cache_rows={cache_rows}: use a number from 0 on for each"
+            )
         shape = int(num_embeddings), int(embedding_dim)
         padding = None if padding_idx is None else padding_idx % max(1, shape[0])
         initial = SeededRows(seed, float(std), uniform, -1 if padding is None else padding)
@@ -60,7 +66,7 @@ class Embedding(torch.nn.Embedding):
         given = element.expand(shape) if joined else _made(shape, element, initial)
         super().__init__(*shape, padding_idx, sparse=True, _weight=given)
         if joined:
-            self.weight = TableWeight(shape, element, initial)
+            self.weight = TableWeight(shape, element, initial, min(cache_rows, shape[0]))
 
     @torch._disable_dynamo
     def forward(self, input: torch.Tensor) -> torch.Tensor:
@@ -94,7 +100,9 @@ class Embedding(torch.nn.Embedding):
 
         `rows`: rows that forward passes have read, each once a pass; `rows_prefetched`: those of
         them that had been asked for before; `rows_pulled`: rows that servers were asked for;
-        `waits`: passes for which a row was not there yet.
+        `waits`: passes for which a row was not there yet. Of rows that were asked for,
+        `cache_hits` were in the cache and have not travelled, `cache_changed` have travelled since
+        they had changed, `cache_misses` were not there; `cache_evictions` have made room.
         """
         return dict(self._table().stats) if isinstance(self.weight, TableWeight) else {}
 

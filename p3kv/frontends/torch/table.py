@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 from concurrent.futures import Future
-from typing import Any, Callable, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import numpy as np
 import torch
 
 from p3kv.errors import NotSupportedError, ProtocolError
+from p3kv.frontends.torch.row_cache import RowCache
 from p3kv.frontends.torch.rows import LateRows
 from p3kv.frontends.torch.script_marks import may_begin_forward, waited
 from p3kv.frontends.torch.tensors import array_of
@@ -49,7 +50,8 @@ class LateTable(LateRows):
         """Rows to be asked for when it leaves, by number."""
         self._ahead: List[_Rows] = []
         """Rows that were asked for before a pass needs them."""
-        self.stats = dict.fromkeys(("rows", "rows_prefetched", "rows_pulled", "waits"), 0)
+        self._counts = dict.fromkeys(("rows", "rows_prefetched", "rows_pulled", "waits"), 0)
+        self._cache: Optional[RowCache] = None
 
     def connect(
         self, begin: Callable[[Transfer], None], step: Callable[[], int], speaks: bool
@@ -59,6 +61,18 @@ class LateTable(LateRows):
         self._begin, self._step, self._speaks = begin, step, speaks
         assert isinstance(self.parameter, TableWeight)
         self.parameter.table = self
+        # Of a codec that rounds, rows of one round may come exactly and others not.
+        if self.parameter.cache_rows and self.key.codecs.values.in_place:
+            dtype = self.key.numpy_dtype
+            self._cache = RowCache(self.parameter.cache_rows, self.key.row_elems, dtype)
+            names = ("cache_hits", "cache_changed", "cache_misses", "cache_evictions")
+            self._counts.update(dict.fromkeys(names, 0))
+
+    @property
+    def stats(self) -> Dict[str, int]:
+        """Counts so far."""
+        evictions = {} if self._cache is None else {"cache_evictions": self._cache.evictions}
+        return {**self._counts, **evictions}
 
     def _memory(self) -> torch.Tensor:
         """Of one element, in the shape of all."""
@@ -88,14 +102,15 @@ class LateTable(LateRows):
                 missing &= ~new
                 sources.append((one, places))
         rest = self._ask(numbers[missing], self.key.round)
-        self.stats["rows"] += len(numbers)
-        self.stats["rows_prefetched"] += len(numbers) - len(rest.numbers)
+        self._counts["rows"] += len(numbers)
+        self._counts["rows_prefetched"] += len(numbers) - len(rest.numbers)
         if len(rest.numbers):
             sources.append((rest, rest.places(numbers)))
         if any(not one.there.done() for one, _ in sources):
-            self.stats["waits"] += 1
+            self._counts["waits"] += 1
         for one, _ in sources:
             waited(one.there.result)
+            self._keep(one)
         if len(sources) == 1 and len(sources[0][0].numbers) == len(numbers):
             return sources[0][0].elements
         rows = _Rows(self.key, numbers, self.parameter.dtype, self.key.round)
@@ -120,14 +135,34 @@ class LateTable(LateRows):
     def _asking(self, numbers: np.ndarray, round_: int) -> Tuple[_Rows, Optional[RowsPull]]:
         """Rows that come by a pull, which is to begin."""
         rows = _Rows(self.key, numbers, self.parameter.dtype, round_)
-        self.stats["rows_pulled"] += len(numbers)
+        self._counts["rows_pulled"] += len(numbers)
         if not len(numbers):
             rows.there.set_result(None)
             return rows, None
-        ask = self.key.ask()
-        return rows, RowsPull(
-            self.key, round_, self._step(), 0, rows.put, rows.done, (ask,), named=numbers
-        )
+        known = None
+        if self._cache is not None:
+            # Copied now: what is in the cache later may be of another round.
+            known = np.zeros(len(numbers), np.int64)
+            self._cache.copy(numbers, rows.array, known)
+            rows.known = known
+        rows.pull = RowsPull(
+            self.key, round_, self._step(), 0, rows.put, rows.done, (self.key.ask(),),
+            named=numbers, exact=self.key.is_exact(round_), known=known,
+        )  # fmt: skip
+        return rows, rows.pull
+
+    def _keep(self, rows: _Rows) -> None:
+        """Keeps rows that have arrived."""
+        if self._cache is None or rows.known is None:
+            return
+        known, rows.known = rows.known, None
+        missed = int(np.count_nonzero(known == 0))
+        came = int(np.count_nonzero(rows.came))
+        self._counts["cache_misses"] += missed
+        self._counts["cache_changed"] += came - missed
+        self._counts["cache_hits"] += len(known) - came
+        assert rows.pull is not None
+        self._cache.keep(rows.numbers, rows.array, rounds_of(rows.pull, rows.numbers) + 1)
 
     def give(self, value: np.ndarray) -> None:
         """Worker rank 0 gives the initial value, of a checkpoint."""
@@ -194,7 +229,12 @@ class _Rows:
         self.numbers = numbers
         self.round = round_
         self.elements = torch.empty((len(numbers), key.row_elems), dtype=dtype, device="cpu")
-        self._array = array_of(self.elements)
+        self.array = array_of(self.elements)
+        self.pull: Optional[RowsPull] = None
+        self.known: Optional[np.ndarray] = None
+        """Where there is a cache: as a pull has it, until the rows are there."""
+        self.came = np.zeros(len(numbers), bool)
+        """Which have arrived."""
         self._called = key.called
         self.there: Future[None] = Future()
 
@@ -212,16 +252,29 @@ class _Rows:
     def take(self, other: _Rows, places: np.ndarray) -> None:
         """Copies the rows that another one has, at these places there."""
         here = other.has(self.numbers, places)
-        self._array[here] = other._array[places[here]]
+        self.array[here] = other.array[places[here]]
 
     def put(self, numbers: np.ndarray, rows: np.ndarray) -> None:
         places = self.places(numbers)
         if not self.has(numbers, places).all():
             raise ProtocolError(f"it sent rows of {self._called} that nobody asked for")
-        self._array[places] = rows
+        self.array[places] = rows
+        self.came[places] = True
 
     def done(self, error: Optional[BaseException]) -> None:
+        lacks = ~self.came if self.known is None else ~self.came & (self.known == 0)
+        if error is None and lacks.any():
+            error = ProtocolError(f"rows of {self._called} have not come that were asked for")
         if error is None:
             self.there.set_result(None)
         else:
             self.there.set_exception(error)
+
+
+def rounds_of(pull: RowsPull, numbers: np.ndarray) -> np.ndarray:
+    """The round of the value of each row that a pull has brought, whose servers may differ."""
+    rounds, end = np.empty(len(numbers), np.int64), 0
+    for server, elems in pull.key.runs:
+        start, end = end, end + elems // pull.key.row_elems
+        rounds[slice(*numbers.searchsorted((start, end)))] = pull.rounds.get(server, 0)
+    return rounds

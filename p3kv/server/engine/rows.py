@@ -292,6 +292,11 @@ class RowsKey(Unit):
             return union(several or [np.empty(0, NUMBER)])
         return np.flatnonzero(self._changed_in > round).astype(NUMBER)
 
+    def changed_of(self, numbers: np.ndarray, known: np.ndarray) -> np.ndarray:
+        """Those of these rows that have changed since the round before `known`, or whose is 0."""
+        changed: np.ndarray = numbers[self._changed_in[numbers] >= known]
+        return changed
+
     def _keep_sent_rows(self) -> None:
         """Has what is being sent copied, before the value changes."""
         for rows in self._sent:

@@ -179,9 +179,10 @@ class HostSums(Route):
             self._begin(key_id, transfer.round)
 
     def request(self, transfer: Transfer) -> None:
-        """Each worker asks for itself, but for rows of a round that has not ended."""
+        """Each worker asks for itself, but for rows of a round that has not ended, of which it
+        knows no older values."""
         ended = self._ended.get(transfer.key.key_id, INITIAL_ROUND)
-        if isinstance(transfer, RowsPull) and transfer.round > ended:
+        if isinstance(transfer, RowsPull) and transfer.round > ended and transfer.known is None:
             transfer.route = self
             self._pulls.ask(transfer)
         else:

@@ -100,7 +100,7 @@ class RowsPull(Transfer):
     They are those that `named` has, or those that have changed since a round of each server.
     """
 
-    __slots__ = ("arriving", "named", "put", "request", "rounds")
+    __slots__ = ("arriving", "known", "named", "put", "request", "rounds")
 
     def __init__(
         self,
@@ -114,11 +114,15 @@ class RowsPull(Transfer):
         named: Optional[np.ndarray] = None,
         since: Optional[Mapping[int, int]] = None,
         exact: bool = False,
+        known: Optional[np.ndarray] = None,
     ) -> None:
-        """`named` ascends. `since`: by server, the round whose value the worker has; None if it has
-        none, so that all rows are to come. `exact`: as for any transfer."""
+        """`named` ascends. `known`: of each of these rows, 1 more than the round of which the
+        worker has it, so that it comes only if it has changed since, or 0. `since`: by server, the
+        round whose value the worker has; None if it has none, so that all rows are to come.
+        `exact`: as for any transfer."""
         super().__init__(key, round, step, priority, None, None, done, asks, exact=exact)
         self.named = named
+        self.known = known
         self.put = put
         self.rounds = dict(since or {})
         """By server; when the pull is done, the round whose value has arrived."""
@@ -312,6 +316,7 @@ class RowsRoute(SummedRoute):
         if transfer.request == UNKNOWN:
             transfer.request = self._in_progress.add_pull(transfer)
         flags = 0 if transfer.named is None else PullRowsHeader.NAMED
+        flags |= 0 if transfer.known is None else PullRowsHeader.KNOWN
         return PullRowsHeader(
             Kind.PULL_ROWS, self._rank, flags | (EXACT if transfer.exact else 0),
             key=transfer.key.key_id, round=transfer.round, step=transfer.step,
@@ -324,7 +329,8 @@ class RowsRoute(SummedRoute):
         of the server."""
         words = cls._wanted(transfer, run)
         if words is not None:
-            named = None if transfer.named is None else len(words)
+            all_come = transfer.named is not None and transfer.known is None
+            named = len(words) if all_come else None
             transfer.arriving[run.server] = Answer(run, named)
         return words
 
@@ -335,7 +341,12 @@ class RowsRoute(SummedRoute):
             since = transfer.rounds.get(run.server)
             return np.array([] if since is None else [since], NUMBER)
         start, end = transfer.named.searchsorted((run.first, run.first + run.rows))
-        return None if start == end else (transfer.named[start:end] - run.first).astype(NUMBER)
+        if start == end:
+            return None
+        words = transfer.named[start:end] - run.first
+        if transfer.known is not None:
+            words = np.concatenate([words, transfer.known[start:end]])
+        return words.astype(NUMBER)
 
     def land(self, connection: Connection, header: RowsHeader) -> Landing:
         """Takes rows from a server; ProtocolError if no pull expects them."""

@@ -24,13 +24,14 @@ class TableWeight(torch.nn.Parameter):
     table: Any = None
     """What asks the servers for rows, once an optimizer has the parameter."""
     initial: SeededRows
+    cache_rows: int
 
     def __new__(
-        cls, shape: Tuple[int, int], element: torch.Tensor, initial: SeededRows
+        cls, shape: Tuple[int, int], element: torch.Tensor, initial: SeededRows, cache_rows: int
     ) -> TableWeight:
         """`element` has the table's dtype and device."""
         made: TableWeight = torch.Tensor._make_subclass(cls, element.expand(shape), True)
-        made.initial = initial
+        made.initial, made.cache_rows = initial, cache_rows
         return made
 
     def place(self, element: torch.Tensor) -> None:
@@ -72,7 +73,7 @@ class TableWeight(torch.nn.Parameter):
                 "a p3kv.torch.Embedding can't be copied once an optimizer has it: its rows are on "
                 "the servers"
             )
-        copied = TableWeight(self.shape, self._element(), self.initial)
+        copied = TableWeight(self.shape, self._element(), self.initial, self.cache_rows)
         copied.requires_grad_(self.requires_grad)
         memo[id(self)] = copied
         return copied
