@@ -243,6 +243,15 @@ def test_weights_and_states_of_torch_are_those_of_one_process(tmp_path: Path) ->
     assert result.output.count("right with Adagrad") == 4, result.output
 
 
+@NEEDS_TORCH
+def test_what_torch_users_do_with_rows_works_where_hosts_sum_them() -> None:
+    """Clipping by the norm of dense gradients and rows, half precision, tables that one worker or
+    all have frozen."""
+    result = torch_job("on_hosts.py", 2, "torch_rows_uses.py", "on_hosts", DMLC_NODE_HOST=ELSEWHERE)
+    assert result.code == 0, result.output
+    assert result.output.count("clipped") == result.output.count("refused") == 2, result.output
+
+
 def test_a_neighbour_that_is_killed_is_named_by_the_others() -> None:
     result = run_on_hosts(2, "host_rows.py", "killed", workers=4)
     assert result.code == 137, result.output
