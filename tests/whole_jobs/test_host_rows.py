@@ -14,11 +14,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from p3kv.common.finite import NotFinite
+from p3kv.common.registry import Choice
 from p3kv.errors import ProtocolError
 from p3kv.wire.fields import PullRowsHeader, PushRowsHeader
 from p3kv.wire.framing import Frame
 from p3kv.wire.header import CARRIES, IN_HOST_SUM, INITIAL_ROUND, NO_GRADIENT, Kind
-from p3kv.wire.messages import SliceSizes
+from p3kv.wire.messages import CodecChoices, SliceSizes
 from p3kv.wire.rows import NUMBER, Rows, summed, union
 from p3kv.worker.routes import RowsPull, RowsPush
 from p3kv.worker.transfers import WorkerKey
@@ -207,6 +209,53 @@ def test_a_sum_of_rows_is_the_same_whatever_is_summed_at_a_time(
         np.testing.assert_array_equal(total.elements, expected.elements[some])
 
 
+@pytest.mark.parametrize(
+    ("dtype", "codec", "gradients", "total", "item_bytes"),
+    [
+        # The sum of the first two is infinite in half precision.
+        ("float16", "identity", [40_000, 40_000, -48_000], 32_000, 4),
+        ("bfloat16", "identity", [256, 1, 1], 258, 4),
+        # Each of them is 1 in half precision.
+        ("float32", "float16", [1 + 0.75 * 2**-11] * 3, 3 + 2**-9, 2),
+    ],
+)
+def test_the_sum_of_a_host_is_rounded_once_and_travels_once(
+    dtype: str, codec: str, gradients: Sequence[float], total: float, item_bytes: int
+) -> None:
+    rows, columns, count = 300, 20, 200
+    with closing(
+        MemoryJob(3, 1, 400, per_host=3, dtype=dtype, codecs=CodecChoices(Choice(codec)))
+    ) as job:
+        keys = job.declare("w", rows, columns, layout="touched_rows")
+        job.servers[0].consumer.engine.rules.optimizers.clear()  # the sum is the value
+        scripts = [Script(*both, []) for both in zip(job.workers, keys)]
+        every = np.arange(rows, dtype=NUMBER)
+        scripts[0].push(INITIAL_ROUND, Rows(every, np.zeros((rows, columns), dtype)))
+        job.finish()
+        before = sum(worker.data_plane.counts["bytes_sent"] for worker in job.workers)
+        for script, one in zip(scripts, gradients):
+            script.push(1, Rows(every[:count], np.full((count, columns), one, dtype)))
+        job.finish()
+        sent = sum(worker.data_plane.counts["bytes_sent"] for worker in job.workers) - before
+        assert sent / count == pytest.approx(4 + columns * item_bytes, rel=0.02)
+        value = job.servers[0].consumer.engine.keys[0].value
+        np.testing.assert_array_equal(value[:count], np.full((count, columns), total, dtype))
+        assert not value[count:].any()
+
+
+def test_a_worker_finds_what_is_not_finite_before_it_is_summed() -> None:
+    with closing(MemoryJob(2, 1, 9, optimizer=Adding, per_host=2, check_finite=True)) as job:
+        keys = job.declare("w", ROWS, COLUMNS, layout="touched_rows")
+        scripts = [Script(*both, []) for both in zip(job.workers, keys)]
+        scripts[0].push(INITIAL_ROUND, START)
+        job.finish()
+        for script, bad in zip(scripts, (1.0, np.nan)):
+            script.push(1, Rows(np.array([5], NUMBER), np.full((1, COLUMNS), bad, np.float32)))
+        with pytest.raises(NotFinite) as found:
+            job.finish()
+        assert found.value.rank == 1
+
+
 @pytest.mark.parametrize("on", [1, pytest.param(0, marks=pytest.mark.long)])
 def test_a_row_leaves_a_host_once_and_comes_once(on: int) -> None:
     result = run_on_hosts(3, "host_rows.py", workers=6, P3KV_LOCAL_AGGREGATION=on)
@@ -250,6 +299,16 @@ def test_what_torch_users_do_with_rows_works_where_hosts_sum_them() -> None:
     result = torch_job("on_hosts.py", 2, "torch_rows_uses.py", "on_hosts", DMLC_NODE_HOST=ELSEWHERE)
     assert result.code == 0, result.output
     assert result.output.count("clipped") == result.output.count("refused") == 2, result.output
+
+
+@NEEDS_TORCH
+def test_tables_that_servers_hold_are_those_of_torch_where_hosts_sum_rows() -> None:
+    result = torch_job(
+        "on_hosts.py", 2, "torch_table.py", "SparseAdam", workers=3, DMLC_NODE_HOST=ELSEWHERE,
+        P3KV_SLICE_SIZE=100, P3KV_DETERMINISTIC=1,
+    )  # fmt: skip
+    assert result.code == 0, result.output
+    assert result.output.count("right with SparseAdam") == 3, result.output
 
 
 def test_a_neighbour_that_is_killed_is_named_by_the_others() -> None:
