@@ -8,7 +8,7 @@ bits comes first.
 
 from __future__ import annotations
 
-from typing import Callable, Iterator, NamedTuple, Sequence, Union
+from typing import Callable, Iterator, NamedTuple, Optional, Sequence, Union
 
 import numpy as np
 
@@ -54,12 +54,15 @@ class Rows(NamedTuple):
         return payload[: head + encode(self.elements.reshape(-1), payload[head:])]
 
 
-def gathered(numbers: np.ndarray, run: np.ndarray) -> memoryview:
-    """The payload of a frame that has the rows of a run with these numbers."""
+def gathered(
+    numbers: np.ndarray, run: np.ndarray, places: Optional[np.ndarray] = None
+) -> memoryview:
+    """The payload of a frame that has the rows with these numbers, which are at as many places of
+    `run`; None: of all rows."""
     payload = memory(numbers.nbytes + len(numbers) * run[:1].nbytes)
     to = unpacked(payload, run.dtype, run.shape[1])
     to.numbers[:] = numbers
-    some = index_of(numbers)
+    some = index_of(numbers if places is None else places)
     if isinstance(some, slice):
         to.elements[:] = run[some]
     else:

@@ -13,7 +13,17 @@ from p3kv.wire.fields import PullRowsHeader, RowsHeader
 from p3kv.wire.framing import Frame, Landing
 from p3kv.wire.header import EXACT, INITIAL_ROUND, Kind
 from p3kv.wire.queue import urgency
-from p3kv.wire.rows import NUMBER, Rows, check_numbers, check_size, union, unpacked
+from p3kv.wire.rows import (
+    NUMBER,
+    Rows,
+    check_numbers,
+    check_size,
+    gathered,
+    index_of,
+    memory,
+    union,
+    unpacked,
+)
 from p3kv.worker.in_progress import InProgress
 from p3kv.worker.routes.carriers import Carriers
 from p3kv.worker.routes.rows import RowsPull, RowsRoute, Run, runs_of
@@ -152,7 +162,7 @@ class HostPulls:
         assert isinstance(pull, RowsPull)
         key = pull.key
         check_size(header.payload_bytes, key.row_elems * key.item_bytes, answer.run.rows)
-        payload = memoryview(bytearray(header.payload_bytes))
+        payload = memory(header.payload_bytes)
 
         def arrived() -> None:
             rows = unpacked(payload, key.numpy_dtype, key.row_elems)
@@ -220,11 +230,11 @@ class HostPulls:
 
     def _pass_on(self, wishes: Sequence[_Wish], header: RowsHeader, run: Run, rows: Rows) -> None:
         for asked, words in wishes:
-            some = rows
+            places = np.arange(len(rows.numbers))
             if asked.flags & PullRowsHeader.NAMED:
-                places = np.minimum(words.searchsorted(rows.numbers), len(words) - 1)
-                wanted = words[places] == rows.numbers
-                some = Rows(rows.numbers[wanted], rows.elements[wanted])
+                nearest = np.minimum(words.searchsorted(rows.numbers), len(words) - 1)
+                places = np.flatnonzero(words[nearest] == rows.numbers)
+            numbers = rows.numbers[places]
             answer = RowsHeader(
                 Kind.ROWS, self._rank, key=asked.key, round=header.round, priority=asked.priority,
                 request=asked.request, frames=header.frames, slice=asked.slice,
@@ -232,7 +242,9 @@ class HostPulls:
             if asked.rank == self._rank:
                 pull = self._in_progress.pull(asked.request)
                 assert isinstance(pull, RowsPull)
+                some = Rows(numbers, rows.elements[index_of(places)])
                 self._rows.take(pull, pull.arriving[run.server], answer, some)
             else:
-                frame = Frame(urgency(asked.step, asked.priority), answer, some.copied())
+                payload = gathered(numbers, rows.elements, places)
+                frame = Frame(urgency(asked.step, asked.priority), answer, payload)
                 self._neighbours[asked.rank].writer.push(frame)
