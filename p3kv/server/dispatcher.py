@@ -246,7 +246,7 @@ class Dispatcher:
     def _begin_checkpoint(self, words: memoryview) -> None:
         checkpoint = decode(words, Checkpoint)
         if not checkpoint.stores:
-            self._parts_of_workers.end(words)
+            self._parts_of_workers.leave_out(words)
             return
         self._consumer.checkpoints.begin(checkpoint)
         if self._rank == 0:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from p3kv.checkpoints import WORKER, Part
-from tests.jobs import SCRIPTS, JobResult, environment, run
+from tests.jobs import SCRIPTS, JobResult, environment, run, run_job
 
 SETTINGS: Dict[str, Any] = {
     "P3KV_CHECKPOINT_EVERY": 4,
@@ -152,3 +152,12 @@ def test_codecs_of_some_elements_go_on_bit_for_bit_in_both_directions(
     assert train(undisturbed, **more).code == 0
     assert train(killed, "all", **more).code != 0
     goes_on(killed, dict(np.load(undisturbed / "end.npz")), 8, **more)
+
+
+def test_a_worker_leaves_though_worker_0_leaves_out_what_it_has_copied(tmp_path: Path) -> None:
+    result = run_job(
+        "leaves_copies.py", workers=2, P3KV_LET_WORKERS_LEAVE=1, P3KV_STALL_TIMEOUT_S=20,
+        P3KV_CHECKPOINT_EVERY=1, P3KV_CHECKPOINT_DIR=tmp_path / "checkpoints",
+    )  # fmt: skip
+    assert result.code == 0, result.output
+    assert "there is no checkpoint of step 8: the one before is still" in result.output

@@ -24,13 +24,15 @@ class Outer:
         self._sent: Dict[int, Tuple[int, Dict[int, np.ndarray]]] = {}
         """By weight: when its value is taken, and the workers' weights when it was sent."""
 
-    def exchange(self, step: int, at: int, weights: Dict[int, np.ndarray]) -> Dict[int, np.ndarray]:
+    def exchange(
+        self, step: int, at: int, weights: Dict[int, np.ndarray], trains: bool = True
+    ) -> Dict[int, np.ndarray]:
         """What a weight is on each worker after a step, in which these have been learned; by rank,
-        of the workers that are there."""
+        of the workers that are there. Unless it `trains`, nothing is sent of it."""
         rule, turn = self._rule, self._turns[at]
         if at in self._sent and self._sent[at][0] == step:
             weights = self._taken(at, weights)
-        if step % rule.steps == turn.first % rule.steps:
+        if trains and step % rule.steps == turn.first % rule.steps:
             before = self.values[at]
             self._sent[at] = step + turn.lag, {rank: one.copy() for rank, one in weights.items()}
             mean = sum(before - one for one in weights.values())

@@ -20,6 +20,7 @@ from p3kv.store.turns import turns
 from p3kv.worker import this_process
 
 STEPS, BATCH = 17, 8
+PAUSE = range(12, 17)
 LAST = int(sys.argv[1]) if len(sys.argv) > 1 else STEPS
 LEAVER = int(sys.argv[2]) if len(sys.argv) > 2 else None
 RULE = make_consistency(os.environ["P3KV_CONSISTENCY"], 1).local
@@ -27,7 +28,8 @@ assert RULE is not None
 
 
 class Net(torch.nn.Module):
-    """With a layer that only some steps use, statistics, and a weight that nobody trains."""
+    """With a layer that only some steps use, statistics, a weight that nobody trains, and one that
+    is frozen for a while, when its value is under way."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,6 +44,9 @@ class Net(torch.nn.Module):
     def forward(self, x: torch.Tensor, uses_all: bool) -> torch.Tensor:
         x = self.norm(torch.relu(self.hidden(self.embedding(x) + self.frozen)))
         return self.out(x + self.seldom(x) if uses_all else x)
+
+    def pause(self, step: int) -> None:
+        self.hidden.bias.requires_grad_(step not in PAUSE)
 
 
 def backward(net: Net, step: int, rank: int) -> torch.Tensor:
@@ -67,7 +72,6 @@ class Together:
         self.optimizers = [made(one) for one in self.nets]
         self.schedules = [torch.optim.lr_scheduler.StepLR(one, 5, 0.5) for one in self.optimizers]
         every = [*net.parameters()]
-        self.trained = [one.requires_grad for one in every]
         whole = turns([one.nbytes for one in every], RULE)
         self.outer = Outer(RULE, whole, [one.detach().numpy().copy() for one in every])
 
@@ -76,6 +80,7 @@ class Together:
         for rank in there:
             net, optimizer = self.nets[rank], self.optimizers[rank]
             optimizer.zero_grad()
+            net.pause(step)
             backward(net, step, rank)
             torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
             self._multiply_learned(net, len(self.nets))
@@ -83,10 +88,10 @@ class Together:
             self._multiply_learned(net, 1 / len(self.nets))
             self.schedules[rank].step()
         for at, weights in enumerate(zip(*(net.parameters() for net in self.nets))):
-            if self.trained[at]:
-                learned = {rank: weights[rank].detach().numpy() for rank in there}
-                for rank, now in self.outer.exchange(step, at, learned).items():
-                    weights[rank].data.copy_(torch.from_numpy(now))
+            learned = {rank: weights[rank].detach().numpy() for rank in there}
+            trains = weights[0].requires_grad
+            for rank, now in self.outer.exchange(step, at, learned, trains).items():
+                weights[rank].data.copy_(torch.from_numpy(now))
 
     def _multiply_learned(self, net: Net, by: float) -> None:
         """Where changes add up: what a worker does counts with its part."""
@@ -115,6 +120,7 @@ def main() -> None:
             schedule.step()
             together.step(step)
             continue
+        net.pause(step)
         loss = backward(net, step, rank)
         torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
         assert optimizer.step(lambda loss=loss: loss) is loss

@@ -29,8 +29,7 @@ def copied(late: Late, progress: Progress, state: Any) -> Trained:
     arrays: Dict[str, TrainedArray] = {}
     _keep(arrays, _WEIGHT, late.parameter.detach())
     numbers: Dict[str, Any] = {}
-    # A frozen weight awaits nothing: it is this worker's own.
-    if late.as_sent is not None and late.parameter.requires_grad:
+    if late.as_sent is not None and late.value_changes:
         _keep(arrays, _AS_SENT, late.as_sent)
         numbers[_TAKES_AT] = progress.takes_at
 

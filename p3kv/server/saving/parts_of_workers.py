@@ -25,7 +25,9 @@ class PartsOfWorkers:
     def __init__(self, workers: Workers) -> None:
         self._workers = workers
         self._asked: Optional[memoryview] = None
-        """What worker rank 0 has said last."""
+        """What worker rank 0 has asked last."""
+        self._left_out: Optional[memoryview] = None
+        """What it has said last of checkpoints for which it does not ask."""
         self._step = 0
         self._missing: Set[int] = set()
         """Ranks of the workers that have not answered it."""
@@ -41,19 +43,21 @@ class PartsOfWorkers:
             if rank in self._workers.done:
                 self.left(rank)
             elif rank in self._workers.connections:
-                self.welcomed(rank)
+                self._ask(rank)
 
-    def end(self, words: memoryview) -> None:
-        """Tells the workers that none is asked for any more, which `words` say."""
+    def leave_out(self, words: memoryview) -> None:
+        """Tells the workers for which checkpoints nobody asks, which `words` say."""
+        self._left_out = words
         for rank, connection in self._workers.connections.items():
             if rank != 0 and self._workers.listens(connection):
-                connection.writer.push(Frame(URGENT, Header(Kind.CHECKPOINT, 0), words))
+                self._tell(rank, words)
 
     def welcomed(self, rank: int) -> None:
-        """Asks a worker that takes frames now for its part, if it is missing."""
-        if rank in self._missing and self._asked is not None:
-            frame = Frame(URGENT, Header(Kind.CHECKPOINT, 0), self._asked)
-            self._workers.connections[rank].writer.push(frame)
+        """Tells a worker that takes frames now for which checkpoints nobody asks, and asks for its
+        part of the last one, if that is missing."""
+        if self._left_out is not None and rank != 0:
+            self._tell(rank, self._left_out)
+        self._ask(rank)
 
     def land_written(self, connection: Connection, header: Header) -> Landing:
         """Takes a worker's answer."""
@@ -65,6 +69,14 @@ class PartsOfWorkers:
         """A worker says nothing more."""
         if rank in self._missing:
             self._written(rank, Written(self._step, "its part: it has left the job"))
+
+    def _ask(self, rank: int) -> None:
+        if rank in self._missing and self._asked is not None:
+            self._tell(rank, self._asked)
+
+    def _tell(self, rank: int, words: memoryview) -> None:
+        frame = Frame(URGENT, Header(Kind.CHECKPOINT, 0), words)
+        self._workers.connections[rank].writer.push(frame)
 
     def _written(self, rank: int, written: Written) -> None:
         self._missing.remove(rank)

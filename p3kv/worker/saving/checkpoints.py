@@ -23,6 +23,7 @@ from p3kv.wire.framing import Landing, message_landing
 from p3kv.wire.header import Kind
 from p3kv.wire.loop import Loop
 from p3kv.wire.messages import (
+    MAX_STEP,
     UNKNOWN,
     Checkpoint,
     CutReached,
@@ -39,7 +40,7 @@ _log = logging.getLogger(__name__)
 
 _IDENTITY_BYTES = 8
 _NONE = "none"
-"""In place of the identity, where no checkpoint is asked for any more."""
+"""In place of the identity, where no checkpoint is asked for."""
 _MARKS_S = 5.0
 """How long to look for the servers' marks: file systems of several hosts show new files later."""
 _LOOK_EVERY_S = 0.2
@@ -272,14 +273,21 @@ class Checkpoints:
         self._look_finished()
 
     def _look_finished(self) -> None:
-        """Worker rank 0 asks for a checkpoint when it is there: until then others keep copies."""
+        """Worker rank 0 asks for a checkpoint when it is there, or leaves it out: until then others
+        keep copies."""
         waits = self._cuts or self._waits_for or (self._rank != 0 and self.own.is_needed)
         if self._finished is None or self._finished.done() or waits:
             return
-        if self._rank == 0 and self.own.has_part and len(self._place.workers_hosts) > 1:
-            none = Checkpoint(0, _NONE, UNKNOWN, [])
-            self._tell(Header(Kind.CHECKPOINT, self._rank), encode(none), servers=[0])
+        if self._rank == 0:
+            self._leave_out(MAX_STEP)
         self._finished.set_result(None)
+
+    def _leave_out(self, step: int) -> None:
+        """Tells other workers, which may wait for that before they leave, that none is asked for of
+        this step or an older one."""
+        if self.own.has_part and len(self._place.workers_hosts) > 1:
+            none = Checkpoint(step, _NONE, UNKNOWN, [])
+            self._tell(Header(Kind.CHECKPOINT, self._rank), encode(none), servers=[0])
 
     def _is_sent(self, cut: Cut) -> bool:
         shared = (store for store in cut.stores if not store.own_rounds)
@@ -315,6 +323,7 @@ class Checkpoints:
             )  # fmt: skip
             if cut.own:
                 self._tell(Header(Kind.CUT, self._rank), encode(CutReached(cut.step, [])))
+            self._leave_out(cut.step)
             return
         self._waits_for = set(map(_server, range(len(self._place.servers_hosts))))
         self._problem = ""
@@ -343,7 +352,7 @@ class Checkpoints:
         if checkpoint.stores:
             self.own.write(checkpoint)
         else:
-            self.own.end()
+            self.own.leave_out(checkpoint.step)
             self._look_finished()
 
     def land_written(self, connection: Connection, header: Header) -> Landing:

@@ -82,8 +82,8 @@ class OwnPart:
         self._wanted: Optional[Checkpoint] = None
         """For which worker rank 0 has asked, until this worker begins to write."""
         self._writes = False
-        self._is_over = False
-        """Whether worker rank 0 asks for nothing any more."""
+        self._left_out = 0
+        """The last step of which worker rank 0 asks for no checkpoint."""
         self._waits_for: Sequence[Future] = ()
         """What a thread waits for that writes a part."""
 
@@ -131,7 +131,7 @@ class OwnPart:
     def copy(self, cut: Cut) -> None:
         """Begins to copy what codecs remember at a checkpoint; before this worker sends anything
         that does not belong to it."""
-        if self._is_over:
+        if cut.step <= self._left_out:
             return
         memories = []
         for key, round_ in self.remembered(cut):
@@ -150,10 +150,11 @@ class OwnPart:
         self._wanted = checkpoint
         self._write_if_copied()
 
-    def end(self) -> None:
-        """Worker rank 0 asks for nothing any more."""
-        self._is_over = True
-        self._copied.clear()
+    def leave_out(self, step: int) -> None:
+        """Worker rank 0 asks for no checkpoint of a step, nor for an older one."""
+        self._left_out = step
+        while self._copied and self._copied[0].cut.step <= step:
+            self._copied.popleft()
 
     @property
     def is_needed(self) -> bool:

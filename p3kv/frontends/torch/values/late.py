@@ -104,6 +104,12 @@ class Late(Waits):
             changes = self._recent.get(takes, _NOTHING_CHANGES)
         self._changes = changes
 
+    @property
+    def value_changes(self) -> bool:
+        """Whether the value that is under way is to be written, and not that of a weight which was
+        frozen here and which no other worker has changed either; waits until that is known."""
+        return self._changes is None or self._changes.result()
+
     def begin(self) -> None:
         """A value is under way to the staging memory; the last one must have been written."""
         with self._taking:
@@ -225,7 +231,7 @@ class Late(Waits):
             return
         if self._error is not None:
             raise self._error
-        if self._changes is None or self._changes.result():
+        if self.value_changes:
             with torch._C.DisableTorchFunctionSubclass():
                 self.copies.write(self._copy)
         self._is_written = True
