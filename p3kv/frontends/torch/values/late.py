@@ -55,6 +55,9 @@ class Late(Waits):
         under way. If none has, its value is the script's."""
         self._recent: Dict[int, Optional[Future[bool]]] = {}
         """The same by round, where workers go on with values of earlier rounds than their own."""
+        self._unchanged: Optional[torch.Tensor] = None
+        """Of a frozen parameter whose value a codec rounds: the staging memory before the value came
+        that is under way. It may be rounded otherwise, though nobody has trained it."""
         self.as_sent: Optional[torch.Tensor] = None
         """Of a worker that trains by itself: the weight when its difference left. What the weight
         has learned since is added to the value that comes."""
@@ -103,6 +106,8 @@ class Late(Waits):
             self._recent = {one: its for one, its in self._recent.items() if one >= takes}
             changes = self._recent.get(takes, _NOTHING_CHANGES)
         self._changes = changes
+        rounds = changes is not None and not self.key.codecs.values.in_place
+        self._unchanged = self.staging.clone() if rounds else None
 
     @property
     def value_changes(self) -> bool:
@@ -234,6 +239,9 @@ class Late(Waits):
         if self.value_changes:
             with torch._C.DisableTorchFunctionSubclass():
                 self.copies.write(self._copy)
+        elif self._unchanged is not None:
+            self.staging.copy_(self._unchanged)
+        self._unchanged = None
         self._is_written = True
 
     def _copy(self) -> None:
