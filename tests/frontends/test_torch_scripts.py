@@ -118,8 +118,8 @@ def test_slices_and_servers_change_no_bit(tmp_path: Path, model: str) -> None:
 @pytest.mark.parametrize("rule", ["bulk_synchronous", "delayed:staleness=1"])
 def test_a_weight_that_was_frozen_trains_on_whatever_codecs_do(tmp_path: Path, rule: str) -> None:
     result = job(
-        "torch_thawed.py", P3KV_VALUE_CODEC="float16", P3KV_CONSISTENCY=rule, P3KV_CHECKPOINT_EVERY=4,
-        P3KV_CHECKPOINT_DIR=tmp_path / "checkpoints",
+        "torch_thawed.py", P3KV_VALUE_CODEC="float16", P3KV_CONSISTENCY=rule,
+        P3KV_CHECKPOINT_EVERY=4, P3KV_CHECKPOINT_DIR=tmp_path / "checkpoints",
     )  # fmt: skip
     assert result.code == 0, result.output
     assert result.output.count("trains on") == 2, result.output

@@ -1,6 +1,6 @@
-"""A weight is frozen for some steps while a codec rounds values. Nobody trains it, so it stays as it
-is, and trains on when it is thawed. Before a checkpoint values are exact, so what comes while it is
-frozen is rounded otherwise than what it has."""
+"""A weight is frozen for some steps while a codec rounds values. Nobody trains it, so it stays as
+it is, and trains on when it is thawed. Before a checkpoint values are exact, so what comes while it
+is frozen is rounded otherwise than what it has."""
 
 import p3kv.torch  # noqa: I001
 import torch

@@ -56,8 +56,8 @@ class Late(Waits):
         self._recent: Dict[int, Optional[Future[bool]]] = {}
         """The same by round, where workers go on with values of earlier rounds than their own."""
         self._unchanged: Optional[torch.Tensor] = None
-        """Of a frozen parameter whose value a codec rounds: the staging memory before the value came
-        that is under way. It may be rounded otherwise, though nobody has trained it."""
+        """Of a frozen parameter whose value a codec rounds: what was in the staging memory before
+        the value that is under way, which may be rounded otherwise, though nobody trains it."""
         self.as_sent: Optional[torch.Tensor] = None
         """Of a worker that trains by itself: the weight when its difference left. What the weight
         has learned since is added to the value that comes."""
