@@ -270,6 +270,7 @@ class HostSums(Route):
 
     def goodbye(self) -> bytes:
         """The payload of this worker's goodbye to its neighbours."""
+        self._pulls.clear()
         return encode(LastRounds(self._last_pushed))
 
     def fail(self, error: BaseException) -> None:
