@@ -8,6 +8,8 @@ import horovod
 import horovod.mxnet as hvd
 from mxnet.ndarray import NDArray
 
+from p3kv.frontends.mxnet import engine
+
 
 class AllReduce:
     """Horovod's all-reduce under a store's calls; one in a process, made by all workers.
@@ -27,6 +29,17 @@ class AllReduce:
 
     def broadcast(self, key: int, value: NDArray, out: Any, priority: int = 0) -> None:
         hvd.broadcast_(value, root_rank=0, name=f"weight {key}", priority=priority)
+
+    def gather(
+        self, key: int, value: NDArray, rows: NDArray, out: NDArray, priority: int = 0
+    ) -> None:
+        """Gathers all workers' rows of a gradient, as Horovod does with sparse ones of TensorFlow;
+        `out` is ready then."""
+        gathered = [
+            hvd.allgather(one, name=f"{key} {what}", priority=priority)
+            for what, one in (("rows", rows), ("elements", value))
+        ]
+        engine.push(engine.Operation.complete, gathered, [out], b"update")
 
     def pushpull(self, key: int, value: Sequence[NDArray], priority: int = 0) -> None:
         hvd.allreduce_(value[0], op=hvd.Sum, name=str(key), priority=priority)

@@ -69,14 +69,14 @@ class EmulatedModel:
         self._apart = apart
         self._in_turn = in_turn
         self._stall_s = stall_s
-        for key, parameter in enumerate(model.parameters):
-            self.weights[key] = mx.nd.zeros(parameter.shape)
         keys = model.keys
         self._layer_keys = [
             [keys[parameter.name] for parameter in layer.parameters] for layer in model.layers
         ]
+        for key in range(len(model.parameters)):
+            self.weights[key] = self._new_weight(key)
         for key in sorted(key for layer in self._layer_keys for key in layer):
-            self.gradients[key] = mx.nd.full(self.weights[key].shape, gradient)
+            self.gradients[key] = self._new_gradient(key, gradient)
             if noise:
                 self.gradients[key] += _normal(self.weights[key].shape, noise)
         mx.nd.waitall()
@@ -96,8 +96,8 @@ class EmulatedModel:
     def broadcast(self, kv: Any) -> None:
         """Gives every array its first value, trained or not, as the Trainer does."""
         self._factors = factors(kv.rank, self._straggling)
-        for key, weight in self.weights.items():
-            kv.broadcast(key, weight, [weight])
+        for key in self.weights:
+            self._broadcast_key(kv, key)
         mx.nd.waitall()
 
     def forward(self) -> None:
@@ -120,15 +120,8 @@ class EmulatedModel:
 
     def exchange(self, kv: Any) -> None:
         """Gives all gradients to the store, in the order of the keys, and returns at once."""
-        for key, gradient in self.gradients.items():
-            out = self.weights[key] if self._update_on_kvstore else gradient
-            if self._apart:
-                kv.push(key, gradient, priority=-key)
-                kv.pull(key, out=out, priority=-key)
-            elif self._update_on_kvstore:
-                kv.pushpull(key, [gradient], out=[out], priority=-key)
-            else:
-                kv.pushpull(key, [gradient], priority=-key)
+        for key in self.gradients:
+            self._exchange_key(kv, key)
         if not self._update_on_kvstore:
             for key, gradient in self.gradients.items():
                 engine.push(engine.Operation.complete, [gradient], [self.weights[key]], b"update")
@@ -185,6 +178,28 @@ class EmulatedModel:
     def close(self) -> None:
         """Ends the emulation; may be called twice. Pushed operations end without their delays."""
         self._stream.close()
+
+    # What an array is, for models in which some are no plain arrays.
+
+    def _new_weight(self, key: int) -> NDArray:
+        return mx.nd.zeros(self.model.parameters[key].shape)
+
+    def _new_gradient(self, key: int, gradient: float) -> NDArray:
+        return mx.nd.full(self.weights[key].shape, gradient)
+
+    def _broadcast_key(self, kv: Any, key: int) -> None:
+        kv.broadcast(key, self.weights[key], [self.weights[key]])
+
+    def _exchange_key(self, kv: Any, key: int) -> None:
+        gradient = self.gradients[key]
+        out = self.weights[key] if self._update_on_kvstore else gradient
+        if self._apart:
+            kv.push(key, gradient, priority=-key)
+            kv.pull(key, out=out, priority=-key)
+        elif self._update_on_kvstore:
+            kv.pushpull(key, [gradient], out=[out], priority=-key)
+        else:
+            kv.pushpull(key, [gradient], priority=-key)
 
     def _submit(
         self,

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import string
 import sysconfig
+from collections import Counter
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Sequence
 
 import numpy as np
 
@@ -52,10 +54,36 @@ def source_text(length: int, training_elems: int, validation_elems: int) -> Spli
     )
 
 
+def source_words(length: int, vocabulary: int, training_elems: int, validation_elems: int) -> Split:
+    """Words and signs of Python's standard library, as windows like those of `source_text`: a
+    word's number is its place by frequency, from 1, and 0 stands for all rarer ones."""
+    modules = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
+    held_out = modules[::_HELD_OUT_MODULES]
+    texts = [
+        [word for module in of for word in re.findall(r"\w+|[^\w\s]", _text(module))]
+        for of in ([module for module in modules if module not in held_out], held_out)
+    ]
+    common = Counter(texts[0]).most_common(vocabulary - 1)
+    numbers = {word: number for number, (word, _) in enumerate(common, 1)}
+    parts = []
+    for words, most in zip(texts, (training_elems, validation_elems)):
+        parts += _cut([numbers.get(word, 0) for word in words[: most + 1]], length)
+    return Split(*parts)
+
+
 def _windows(modules: list[Path], length: int, most_elems: int) -> tuple[np.ndarray, np.ndarray]:
-    text = "".join(module.read_text(encoding="utf-8") for module in modules)
+    text = "".join(map(_text, modules))
     places = {character: place for place, character in enumerate(ALPHABET)}
     known = [places[character] for character in text if character in places][: most_elems + 1]
+    return _cut(known, length)
+
+
+def _text(module: Path) -> str:
+    return module.read_text(encoding="utf-8")
+
+
+def _cut(known: Sequence[int], length: int) -> tuple[np.ndarray, np.ndarray]:
+    """Windows, and what follows each of their places."""
     windows = (len(known) - 1) // length
     used = np.array(known[: windows * length + 1], np.float32)
     return used[:-1].reshape(windows, length), used[1:].reshape(windows, length)

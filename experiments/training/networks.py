@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mxnet.gluon import nn, rnn
+from mxnet.gluon import contrib, nn, rnn
 
 _CHANNELS = (16, 32, 64)
 
@@ -55,6 +55,21 @@ class CharacterModel(nn.HybridBlock):
 
     def hybrid_forward(self, F: Any, characters: Any) -> Any:
         return self.scores(self.recurrent(self.embedding(characters)))
+
+
+class WordModel(nn.Block):
+    """Guesses each next word: (batch, length) words in, scores of all words out. Its embedding is a
+    table of rows, of which a worker has those of its batch."""
+
+    def __init__(self, words: int, embedding: int, hidden: int) -> None:
+        super().__init__()
+        with self.name_scope():
+            self.embedding = contrib.nn.SparseEmbedding(words, embedding)
+            self.recurrent = rnn.LSTM(hidden, layout="NTC", input_size=embedding)
+            self.scores = nn.Dense(words, flatten=False, in_units=hidden)
+
+    def forward(self, words: Any) -> Any:
+        return self.scores(self.recurrent(self.embedding(words)))
 
 
 def _convolution(channels: int, size: int, stride: int = 1) -> tuple[nn.HybridBlock, ...]:

@@ -114,6 +114,17 @@ FOLDERS_MAY_IMPORT: Dict[str, Set[str]] = {
         "experiments.drawing",
         "p3kv.report.forecast",
     },
+    "experiments.parallax": {
+        "experiments.cluster",
+        "experiments.models",
+        "experiments.emulation",
+        "experiments.training",
+        "experiments.campaign",
+        "experiments.drawing",
+        "p3kv.config",
+        "p3kv.tools.compare",
+        "p3kv.tools.tune",
+    },
     "experiments.spectrain": {
         "experiments.training",
         "experiments.campaign",

@@ -150,7 +150,7 @@ def test_too_few_steps_are_refused() -> None:
     ("text", "said"),
     [
         ("import mxnet", "Does its script import p3kv, and use kvstore='p3'?"),
-        ("import p3kv, mxnet", "the script ended without a step of a store that it has from p3kv"),
+        ("import p3kv, mxnet", "the script ended without a step that p3kv has made"),
         (
             "import p3kv, mxnet; mxnet.kv.create('dist_async_p3')",
             "p3kv compare and p3kv tune time synchronous training",

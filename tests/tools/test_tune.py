@@ -253,7 +253,8 @@ def test_the_fewest_servers_are_chosen_that_are_as_fast_as_any() -> None:
 def test_a_choice_by_rounds_that_are_far_apart_is_said_to_be_unsure() -> None:
     found = tuning(_1=measured([0.3] * 6, [0.5] * 6), _2=measured([0.29] * 6, [0.49] * 6))
     assert found.confidence < 0.9
-    assert "this is not sure, since rounds are up to 51% apart" in choice(found)
+    assert "this is not sure. Take more --rounds" in choice(found)
+    assert "No equation" in equation(found) and "equation" not in table(found)[0]
 
 
 def test_p3kv_s_own_slices_stay_where_no_size_gains() -> None:

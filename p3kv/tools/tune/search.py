@@ -15,7 +15,7 @@ ALIKE = 0.02
 """Steps that differ by no more are equally long: then fewer servers are better."""
 _WORSE = 1.05
 """A step so many times as long as the best one ends the doubling of servers."""
-_PARTS = 3
+PARTS = 3
 """The equation has so many parts: with fewer numbers of servers it is not determined."""
 _DRAWS = 1000
 
@@ -113,11 +113,11 @@ def tune(
     for count in doubled(most):
         step_s = with_servers(count, 1)
         best_s = min(one.step_s for one in by_servers.values())
-        if len(by_servers) >= _PARTS and step_s > _WORSE * best_s:
+        if len(by_servers) >= PARTS and step_s > _WORSE * best_s:
             break
     found = Tuning(hosts, job.workers, trials.steps, by_servers, by_size)
     best = found.equation.best(max(by_servers))
-    if best not in by_servers:
+    if len(by_servers) >= PARTS and best not in by_servers:
         with_servers(best, 1)
     for number in range(2, rounds + 1):
         for count in sorted(by_servers, reverse=number % 2 == 0):

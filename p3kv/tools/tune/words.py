@@ -5,27 +5,33 @@ from __future__ import annotations
 from typing import List, Sequence
 
 from p3kv.report.rates import seconds
-from p3kv.tools.tune.search import ALIKE, Tuning, in_words
+from p3kv.tools.tune.search import ALIKE, PARTS, Tuning, in_words
 
 _SURE = 0.9
 
 
 def table(found: Tuning) -> List[str]:
     """The lines of the table: each number of servers, and what the equation says of it."""
-    rows = [("servers on each host", "in all", "step", "spread", "by the equation")]
+    fits = len(found.by_servers) >= PARTS
+    rows = [("servers on each host", "in all", "step", "spread", "by the equation" if fits else "")]
     for count, measured in sorted(found.by_servers.items()):
         rows.append((
             str(count),
             str(count * found.hosts),
             seconds(measured.step_s),
             f"{measured.spread:.0%}" if len(measured.steps_s) > 1 else "",
-            seconds(found.equation.step_s(count)),
+            seconds(found.equation.step_s(count)) if fits else "",
         ))  # fmt: skip
     return _aligned(rows)
 
 
 def equation(found: Tuning) -> str:
     """The equation with its numbers, and how far it is off."""
+    if len(found.by_servers) < PARTS:
+        return (
+            f"No equation: it has {PARTS} parts, and needs as many numbers of servers. Give a "
+            "larger --max-servers."
+        )
     fitted = found.equation
     off = max(abs(fitted.step_s(count) / one.step_s - 1) for count, one in found.by_servers.items())
     return (
@@ -49,11 +55,7 @@ def choice(found: Tuning) -> str:
         "measured rounds and steps"
     )
     if found.confidence < _SURE:
-        spread = max(one.spread for one in found.by_servers.values())
-        text += (
-            f": this is not sure, since rounds are up to {spread:.0%} apart. Take more --rounds or "
-            "--steps, and hosts on which nothing else runs"
-        )
+        text += ": this is not sure. Take more --rounds or --steps, and hosts that are free"
     return f"{text}."
 
 

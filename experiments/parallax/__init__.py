@@ -1,0 +1,1 @@
+"""Parallax (EuroSys'19): its models, emulated, with p3kv and its peers."""
