@@ -59,7 +59,8 @@ def by_part(table: Table) -> Figure:
         _bars(axis, table, ways, "p3kv", lambda row: sparse_model(row["model"]).title)
         axis.set_title(f"{title}; {_hosts(table)}", fontsize=9)
         axis.set_ylabel("throughput, by p3kv's")
-        axis.legend(fontsize=6)
+        axis.set_ylim(0, 1.5)  # for the legend
+        axis.legend(fontsize=7, ncols=2, loc="upper left")
     return _finished(figure)
 
 
@@ -70,7 +71,7 @@ def by_workers(table: Table) -> Figure:
     ways = ("no_sums", "p3kv", "dist_sync")
     _bars(
         axis, table, ways, "no_sums",
-        lambda row: f"{sparse_model(row['model']).title}, {row['per_host']} on a host",
+        lambda row: f"{sparse_model(row['model']).title}\n{row['per_host']} on a host",
     )  # fmt: skip
     axis.set_title(f"2 hosts, {_RATE}", fontsize=9)
     axis.set_ylabel("throughput, by that without sums on hosts")
