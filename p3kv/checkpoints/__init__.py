@@ -13,8 +13,9 @@ from p3kv.checkpoints.outline import (
     any_parts,
     parts_in,
 )
+from p3kv.checkpoints.parts import StoredRows
 from p3kv.checkpoints.place import Place
-from p3kv.checkpoints.reading import Saved, SavedKey, newest
+from p3kv.checkpoints.reading import Saved, SavedKey, SavedState, newest
 from p3kv.checkpoints.workers_part import SavedMemory, SavedTrained, WorkersPart
 from p3kv.checkpoints.writer import Writer
 from p3kv.checkpoints.writing import Abandoned, remove_unneeded, write
@@ -32,7 +33,9 @@ __all__ = [
     "Saved",
     "SavedKey",
     "SavedMemory",
+    "SavedState",
     "SavedTrained",
+    "StoredRows",
     "TrainedOutline",
     "WorkersPart",
     "Writer",

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import os
+import struct
 import zipfile
 from contextlib import ExitStack
-from typing import Any, Dict, NamedTuple, Optional, Tuple
+from typing import Any, Dict, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 from numpy.lib import format as npy
@@ -25,6 +26,53 @@ from p3kv.errors import CheckpointError, in_one_line
 from p3kv.wire.messages import MAX_MESSAGE_BYTES, decode
 
 _PIECE_BYTES = 1 << 20
+
+
+_LENGTHS_AT = 26
+"""Where a member's header in a ZIP archive has the lengths of its name and of what follows that."""
+
+
+class Stored(NamedTuple):
+    """An array in a file."""
+
+    descriptor: int
+    offset: int
+    elems: int
+    dtype: np.dtype
+
+
+class StoredRows:
+    """Rows of a key's value in the files of a checkpoint, read when they are asked for."""
+
+    def __init__(self, parts: Sequence[OpenPart], arrays: Sequence[Stored], row_elems: int) -> None:
+        """`arrays`, of each of the `parts` one, in the order of the rows."""
+        self._parts = parts  # which stay open
+        self._arrays = arrays
+        self._row_elems = row_elems
+        self.rows = sum(one.elems for one in arrays) // row_elems
+        self.nbytes = sum(one.elems * one.dtype.itemsize for one in arrays)
+
+    def __getitem__(self, rows: slice) -> np.ndarray:
+        """Consecutive rows. Raises CheckpointError where a file has been cut off."""
+        found = np.empty((rows.stop - rows.start, self._row_elems), self._arrays[0].dtype)
+        first = 0
+        for one in self._arrays:
+            count = one.elems // self._row_elems
+            start, stop = max(rows.start, first), min(rows.stop, first + count)
+            if start < stop:
+                memory = found[start - rows.start : stop - rows.start].view(np.uint8).data.cast("B")
+                row_bytes = self._row_elems * one.dtype.itemsize
+                _read_at(one.descriptor, memory, one.offset + (start - first) * row_bytes)
+            first += count
+        return found
+
+
+def _read_at(descriptor: int, memory: memoryview, offset: int) -> None:
+    while len(memory):
+        count = os.preadv(descriptor, [memory], offset)
+        if not count:
+            raise CheckpointError("a file of the checkpoint has been cut off while it was read")
+        memory, offset = memory[count:], offset + count
 
 
 class Folder(NamedTuple):
@@ -58,6 +106,7 @@ class OpenPart:
                 file = opened.enter_context(
                     open_own(folder.descriptor, part.name, folder.owner, MAX_MESSAGE_BYTES)
                 )
+                self._descriptor = file.fileno()
                 self._archive = opened.enter_context(zipfile.ZipFile(file))
                 self._check_bytes(file.size_bytes)
                 self._check_members(part)
@@ -83,6 +132,20 @@ class OpenPart:
                 for start in range(0, len(memory), _PIECE_BYTES):
                     _read_into(member, memory[start : start + _PIECE_BYTES])
             return value.reshape(shape)
+        except Exception as error:
+            raise CheckpointError(f"{self._path} can't be read: {in_one_line(error)}") from error
+
+    def stored(self, name: str) -> Stored:
+        """Where a member's array is in the file, which is open as long as this is. Raises
+        CheckpointError."""
+        try:
+            with self._archive.open(name) as member:
+                shape, dtype = self._checked_header(name, member)
+                header_bytes = member.tell()
+            begins = self._archive.getinfo(name).header_offset
+            lengths = os.pread(self._descriptor, 4, begins + _LENGTHS_AT)
+            begins += _LENGTHS_AT + 4 + sum(struct.unpack("<HH", lengths)) + header_bytes
+            return Stored(self._descriptor, begins, math.prod(shape), dtype)
         except Exception as error:
             raise CheckpointError(f"{self._path} can't be read: {in_one_line(error)}") from error
 

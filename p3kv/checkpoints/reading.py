@@ -22,7 +22,7 @@ from p3kv.checkpoints.outline import (
     parts_in,
     value_member,
 )
-from p3kv.checkpoints.parts import Folder, OpenPart, Refused
+from p3kv.checkpoints.parts import Folder, OpenPart, Refused, StoredRows
 from p3kv.errors import CheckpointError
 from p3kv.wire.messages import Key, ResumedStore
 
@@ -34,7 +34,7 @@ _ADVICE = (
 )
 
 
-class _State(NamedTuple):
+class SavedState(NamedTuple):
     """The optimizer's state of a key on one server."""
 
     elements: Dict[str, np.ndarray]
@@ -48,7 +48,7 @@ class SavedKey(NamedTuple):
     """As the first of its servers has written it, or worker rank 0."""
     value: np.ndarray
     """Flat."""
-    states: List[_State]
+    states: List[SavedState]
     """In the order of the elements; one for a whole tensor; none if the optimizer remembers
     nothing."""
 
@@ -112,19 +112,39 @@ class Saved:
         file has one. Raises CheckpointError if they can't be read any more."""
         outline = self.outline(store, key)
         assert outline is not None
-        places, values, states = dict(self._places[store, key]), [], []
-        workers = self._workers_value(places)
-        for server, _ in outline.runs if places else ():
+        places = dict(self._places[store, key])
+        value = self._workers_value(places)
+        if value is None:
+            value = np.concatenate(
+                [self._parts[at].array(value_member(places[at])) for at, _ in outline.runs]
+            )
+        return SavedKey(outline, value, self.states(store, key))
+
+    def states(self, store: int, key: Key) -> List[SavedState]:
+        """A key's states, as `SavedKey` has them; raises as `key`."""
+        outline, places = self.outline(store, key), self._places[store, key]
+        states = []
+        for server, _ in () if outline is None else outline.runs:
+            if server not in places:
+                continue  # worker rank 0 alone has it
             part = self._parts[server]
             of_server = part.outline.keys[places[server]]
-            values.append(part.array(value_member(places[server])))
             if of_server.numbers is not None:
                 arrays = {
                     name: part.array(array_member(places[server], place))
                     for place, (name, _, _) in enumerate(of_server.arrays)
                 }
-                states.append(_State(arrays, of_server.numbers))
-        return SavedKey(outline, np.concatenate(values) if workers is None else workers, states)
+                states.append(SavedState(arrays, of_server.numbers))
+        return states
+
+    def rows(self, store: int, key: Key, row_elems: int) -> StoredRows:
+        """The value of a key of rows, which servers have written, left in its files. Raises as
+        `key`."""
+        outline, places = self.outline(store, key), self._places[store, key]
+        assert outline is not None
+        parts = [self._parts[server] for server, _ in outline.runs]
+        members = [value_member(places[server]) for server, _ in outline.runs]
+        return StoredRows(parts, [p.stored(m) for p, m in zip(parts, members)], row_elems)
 
     def _workers_value(self, places: Dict[int, int]) -> Optional[np.ndarray]:
         """Takes the place in worker rank 0's file out of `places`, and reads the value there."""

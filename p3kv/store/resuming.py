@@ -20,7 +20,7 @@ from typing import (
 
 import numpy as np
 
-from p3kv.checkpoints import Saved, SavedKey
+from p3kv.checkpoints import Saved, SavedState, StoredRows
 from p3kv.common.naming import Pair, SameNames, both
 from p3kv.common.words import some_of
 from p3kv.errors import CheckpointError
@@ -85,7 +85,7 @@ class Resuming(Generic[O]):
         """The one that goes on."""
         self._names = SameNames()
         """The checkpoint's and this script's."""
-        self._kept: Dict[Key, SavedKey] = {}
+        self._kept: Dict[Key, Sequence[SavedState]] = {}
         """Keys whose states the servers' optimizer is still to get."""
         own.describe = self._describe
         if own.resumed is not None and own.resumed.numbers and not own.was_left:
@@ -166,10 +166,26 @@ class Resuming(Generic[O]):
             return None
         if self._own.was_left:
             return _newest_value(saved, key)
+        if not self._is_in(saved, key):
+            return None
+        of_key = saved.key(key.store, key.key)
+        self._kept[key.key] = of_key.states
+        return of_key.value.reshape(key.shape or (1,))
+
+    def initial_rows(self, key: WorkerKey) -> Optional[StoredRows]:
+        """The same of a key of rows; its rows are read when they are sent."""
+        saved = self._own.saved
+        if saved is None or not self._is_in(saved, key):
+            return None
+        self._kept[key.key] = saved.states(key.store, key.key)
+        return saved.rows(key.store, key.key, key.row_elems)
+
+    def _is_in(self, saved: Saved, key: WorkerKey) -> bool:
+        """Whether a checkpoint has a key. Raises CheckpointError as `initial`."""
         outline = saved.outline(key.store, key.key)
         if outline is None:
             if self._pushes.step:
-                return None  # it was not there at the checkpoint either
+                return False  # it was not there at the checkpoint either
             raise CheckpointError(
                 f"the checkpoint of step {saved.step} has no {key.called}, of shape {key.shape}, "
                 f"but {all_called(saved.keys(key.store))}; go on with the model that it was "
@@ -184,16 +200,15 @@ class Resuming(Generic[O]):
                 f"dtype {theirs[1]}, and this script has shape {ours[0]} and dtype {ours[1]}; go "
                 "on with the model that it was written of"
             )
-        of_key = self._kept[key.key] = saved.key(key.store, key.key)
-        return of_key.value.reshape(key.shape or (1,))
+        return True
 
     def give_state(self, key: WorkerKey) -> None:
         """On worker rank 0, when a key has its initial value: gives the servers' optimizer what it
         is to remember of the key, once it is set."""
         if self._optimizer is None or key.key not in self._kept:
             return
-        of_key = self._kept.pop(key.key)
-        states = [State(dict(one.elements), dict(one.numbers)) for one in of_key.states]
+        kept = self._kept.pop(key.key)
+        states = [State(dict(one.elements), dict(one.numbers)) for one in kept]
         # Of other keys the servers had the states of an optimizer that was set before. By rounds of
         # their own, other workers may have pushed them.
         if states and (key.key in self._pushes.updates or self._own.own_rounds):

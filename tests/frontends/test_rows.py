@@ -37,6 +37,11 @@ def test_rows_have_the_numbers_of_one_process(tmp_path: Path) -> None:
     assert len(checks[0]) == 16 and checks == [checks[0]] * 3
 
 
+def test_workers_need_no_memory_for_the_rows_that_they_do_not_pull() -> None:
+    job = run_job("large_rows.py", workers=2, servers=2)
+    assert job.code == 0 and job.output.count("little memory") == 2, job.output
+
+
 def test_a_gradient_that_has_a_row_twice_ends_the_job_and_says_so() -> None:
     job = run_job("wrong_rows.py")
     assert job.code != 0

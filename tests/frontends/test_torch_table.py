@@ -54,6 +54,16 @@ def test_a_killed_job_goes_on_with_more_servers(tmp_path: Path) -> None:
     assert compared.code == 0, compared.output
 
 
+def test_no_worker_needs_memory_for_a_table_that_comes_from_a_checkpoint(tmp_path: Path) -> None:
+    settings = {"P3KV_CHECKPOINT_DIR": tmp_path, "P3KV_CHECKPOINT_EVERY": 2}
+    killed = job("torch_table_resumed.py", 4, **settings)
+    assert killed.code != 0 and "killed by SIGKILL" in killed.output, killed.output
+    result = job("torch_table_resumed.py", 4, servers=3, P3KV_RESUME=1, **settings)
+    assert result.code == 0, result.output
+    assert result.output.count("little memory after") == 2, result.output
+    assert "after 0 steps" not in result.output, result.output
+
+
 def test_workers_need_little_memory_and_what_users_do_works_or_is_refused() -> None:
     result = job("torch_table_uses.py")
     assert result.code == 0, result.output

@@ -282,9 +282,9 @@ class SharedModel:
         for late in self.every:
             if isinstance(late, LateTable):
                 if self.worker.rank == 0 and self._goes_on:
-                    saved = self.resuming.initial(late.key)
-                    if saved is not None:
-                        late.give(saved)
+                    stored = self.resuming.initial_rows(late.key)
+                    if stored is not None:
+                        late.give(stored)
                     self.resuming.give_state(late.key)
                 continue
             if self.worker.rank != 0:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from concurrent.futures import Future
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
 import numpy as np
 import torch
@@ -17,7 +17,8 @@ from p3kv.frontends.torch.tensors import array_of
 from p3kv.frontends.torch.values.copies import Copies, Then
 from p3kv.frontends.torch.values.early import EarlyWrites
 from p3kv.frontends.torch.values.table_weight import TableWeight
-from p3kv.worker.routes import RowsPull
+from p3kv.wire.header import INITIAL_ROUND
+from p3kv.worker.routes import RowsPull, RowsPush
 from p3kv.worker.transfers import Transfer, WorkerKey
 
 _log = logging.getLogger("p3kv")
@@ -145,11 +146,12 @@ class LateTable(LateRows):
             known = np.zeros(len(numbers), np.int64)
             self._cache.copy(numbers, rows.array, known)
             rows.known = known
-        rows.pull = RowsPull(
+        pull = RowsPull(
             self.key, round_, self._step(), 0, rows.put, rows.done, (self.key.ask(),),
             named=numbers, exact=self.key.is_exact(round_), known=known,
         )  # fmt: skip
-        return rows, rows.pull
+        rows.rounds = pull.rounds
+        return rows, pull
 
     def _keep(self, rows: _Rows) -> None:
         """Keeps rows that have arrived."""
@@ -161,14 +163,17 @@ class LateTable(LateRows):
         self._counts["cache_misses"] += missed
         self._counts["cache_changed"] += came - missed
         self._counts["cache_hits"] += len(known) - came
-        assert rows.pull is not None
-        self._cache.keep(rows.numbers, rows.array, rounds_of(rows.pull, rows.numbers) + 1)
+        rounds, end = np.empty(len(known), np.int64), 0
+        for server, elems in self.key.runs:  # which may differ
+            start, end = end, end + elems // self.key.row_elems
+            rounds[slice(*rows.numbers.searchsorted((start, end)))] = rows.rounds.get(server, 0)
+        self._cache.keep(rows.numbers, rows.array, rounds + 1)
 
-    def give(self, value: np.ndarray) -> None:
-        """Worker rank 0 gives the initial value, of a checkpoint."""
-        whole = torch.from_numpy(np.ascontiguousarray(value)).reshape(self.parameter.shape)
+    def give(self, rows: Any) -> None:
+        """Worker rank 0 gives the initial value, `StoredRows` of a checkpoint."""
         self.begin()
-        super().exchange(self._begin, self.key.round, 0, True, None, True, lands=False)(whole)
+        key, every = self.key, np.arange(rows.rows)
+        self._begin(RowsPush(key, INITIAL_ROUND, 0, 0, (every, rows), self.arrived, key.asks()))
 
     def exchange(
         self,
@@ -230,7 +235,8 @@ class _Rows:
         self.round = round_
         self.elements = torch.empty((len(numbers), key.row_elems), dtype=dtype, device="cpu")
         self.array = array_of(self.elements)
-        self.pull: Optional[RowsPull] = None
+        self.rounds: Mapping[int, int] = {}
+        """By server, those of the values that have arrived."""
         self.known: Optional[np.ndarray] = None
         """Where there is a cache: as a pull has it, until the rows are there."""
         self.came = np.zeros(len(numbers), bool)
@@ -269,12 +275,3 @@ class _Rows:
             self.there.set_result(None)
         else:
             self.there.set_exception(error)
-
-
-def rounds_of(pull: RowsPull, numbers: np.ndarray) -> np.ndarray:
-    """The round of the value of each row that a pull has brought, whose servers may differ."""
-    rounds, end = np.empty(len(numbers), np.int64), 0
-    for server, elems in pull.key.runs:
-        start, end = end, end + elems // pull.key.row_elems
-        rounds[slice(*numbers.searchsorted((start, end)))] = pull.rounds.get(server, 0)
-    return rounds

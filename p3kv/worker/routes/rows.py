@@ -16,10 +16,12 @@ from typing import (
     Sequence,
     Set,
     Tuple,
+    Union,
 )
 
 import numpy as np
 
+from p3kv.checkpoints import StoredRows
 from p3kv.codecs import part_of_rows
 from p3kv.common.trace import Tracer
 from p3kv.errors import ProtocolError
@@ -80,7 +82,7 @@ class RowsPush(Transfer):
         round: int,
         step: int,
         priority: int,
-        rows: Tuple[np.ndarray, np.ndarray],
+        rows: Tuple[np.ndarray, Union[np.ndarray, StoredRows]],
         done: Done,
         asks: Sequence[Ask] = (),
         changes: Optional[Future[bool]] = None,
