@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import matplotlib.pyplot as plt
 import pytest
 
-from experiments import torch_throughput, torch_training
+from experiments import large_table, torch_throughput, torch_training
 from experiments.campaign.campaign import Campaign, point
 from experiments.campaign.records import Records
 from experiments.cluster import missing_requirements
@@ -74,3 +75,21 @@ def test_a_training_that_is_not_emulated_has_the_losses_of_one_process(tmp_path)
     assert [row["system"] for row in table] == ["alone", "p3kv_torch", "ddp_25mb"]
     assert all(row["most_different"] < 1e-3 for row in table)
     assert_is_picture(tmp_path / "torch_training-quick.png")
+
+
+def test_steps_of_a_large_table_are_summed_up_and_drawn(tmp_path):
+    def run(rows, seconds):
+        taken = {str(ids): [seconds, 2 * seconds, 3 * seconds] for ids in large_table.IDS}
+        return {
+            "rows": rows, "step_s": {"asked": taken, "prefetched": taken}, "server_rss_mib": 9,
+            "worker_grown_mib": 2,
+        }  # fmt: skip
+
+    table = large_table.summarize([run(10_000, 0.1), run(1_000_000, 0.2)])
+    text = large_table.table_text(table)
+    assert "  0.51 GB asked         256 ids:   400.0 ms (200.0 to 600.0), server 9 MiB" in text
+    assert len(text.splitlines()) == 16
+    figure = large_table.draw(table)
+    figure.savefig(tmp_path / "figure.png")
+    plt.close(figure)
+    assert_is_picture(tmp_path / "figure.png")
