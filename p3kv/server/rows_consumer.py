@@ -7,10 +7,11 @@ from typing import Callable, Optional
 
 import numpy as np
 
-from p3kv.codecs import part_of_rows
+from p3kv.codecs import Part, part_of_rows
 from p3kv.common.trace import Tracer, now_ns
 from p3kv.errors import ProtocolError
 from p3kv.server.engine import Engine, RowsKey
+from p3kv.server.engine.plan import KeyPlan
 from p3kv.server.received_frames import ReceivedFrames
 from p3kv.server.round_ends import RoundEnds
 from p3kv.server.spans import trace_sum
@@ -32,10 +33,8 @@ from p3kv.wire.queue import urgency
 from p3kv.wire.rows import (
     NUMBER,
     Rows,
-    check_encoded_size,
+    check_frame,
     check_numbers,
-    check_size,
-    decoded,
     memory,
     unpacked,
 )
@@ -81,19 +80,17 @@ class RowsConsumer:
             return Landing(None, partial(self._frames.push, connection, header, act, key))
         plan = key.plan
         dtype = plan.sum_dtype if carries else plan.dtype
-        payload = memory(header.payload_bytes)
-        unpack: Callable[[], Rows] = partial(unpacked, payload, dtype, key.row_elems)
+        decode, most_bytes = None, -1
         if header.flags & ENCODED:
-            codec, part = plan.codecs.gradients, part_of_rows(header.round)
+            codec, dtype = plan.codecs.gradients, plan.dtype
             travels = header.round > INITIAL_ROUND and not codec.in_place
-            most_bytes = codec.most_bytes(plan.kept_elems) if travels else 0
-            check_encoded_size(header.payload_bytes, most_bytes, key.rows)
-            unpack = partial(
-                decoded, payload, plan.dtype, key.row_elems, key.rows,
-                lambda encoded, out: plan.decoder.decode(encoded, part, out),
-            )  # fmt: skip
-        else:
-            check_size(header.payload_bytes, key.row_elems * dtype.itemsize, key.rows)
+            most_bytes = codec.most_bytes(header.rows * key.row_elems) if travels else 0
+            decode = partial(_decode, plan, part_of_rows(header.round))
+        check_frame(header, key.rows, key.row_elems * dtype.itemsize, most_bytes)
+        payload = memory(header.payload_bytes)
+        unpack: Callable[[], Rows] = partial(
+            unpacked, header, payload, dtype, key.row_elems, decode
+        )
         act = partial(self._push, header, key, unpack)
         arrived = partial(self._frames.push, connection, header, act, key)
         landed = traced_arrival(self._tracer, header, arrived)
@@ -153,18 +150,23 @@ class RowsConsumer:
         if request.flags & request.NAMED:
             if request.flags & request.KNOWN:
                 words = key.changed_of(*np.split(words, 2))
-            answer = key.wire(words, request.priority, exact)
+            all_come = not request.flags & request.KNOWN
+            answer = key.wire(words, request.priority, exact, named=all_come)
         else:
             since = int(words[0]) if len(words) else INITIAL_ROUND - 1
             answer = key.wire_since(since, request.priority, exact)
         urgent = urgency(request.step, request.priority)
-        header = RowsHeader(
-            Kind.ROWS, self._engine.rules.rank, flags=answer[0].flags, key=request.key,
-            round=key.round, priority=request.priority, request=request.request,
-            frames=len(answer),
-        )  # fmt: skip
         for rows in answer:
+            header = RowsHeader(
+                Kind.ROWS, self._engine.rules.rank, flags=rows.flags, key=request.key,
+                round=key.round, priority=request.priority, request=request.request,
+                frames=len(answer), first=rows.packed.first, rows=rows.packed.rows,
+            )  # fmt: skip
             rows.begin_send()
             frame = Frame(urgent, header, rows.payload, rows.end_send)
             trace_departure(self._tracer, frame, request.rank)
             connection.writer.push(frame)
+
+
+def _decode(plan: KeyPlan, part: Part, encoded: memoryview, out: np.ndarray) -> None:
+    plan.decoder.decode(encoded, part, out)

@@ -155,6 +155,10 @@ class PushRowsHeader(QueuedHeader, frozen=True):
     """How many frames the push has for this server, at least one."""
     workers: int = 0
     """As in PUSH."""
+    first: int = 0
+    """The number of the frame's first row, of those that the server keeps."""
+    rows: int = 0
+    """How many rows the frame has."""
 
 
 class PullRowsHeader(PullHeader, frozen=True):
@@ -202,3 +206,7 @@ class RowsHeader(TransferHeader, frozen=True):
     """How many frames the server's answer has."""
     slice: int = 0
     """From a neighbour, as in PULL_ROWS."""
+    first: int = 0
+    """As in PUSH_ROWS; of rows that the request names, the place of the first one in it."""
+    rows: int = 0
+    """As in PUSH_ROWS."""

@@ -106,14 +106,15 @@ class Kind(IntEnum):
     NORM = 24, fields.NormHeader
     """A server tells all workers the norm of a step; payload Norm."""
     PUSH_ROWS = 27, fields.PushRowsHeader
-    """Some of the rows that a worker has touched, for a round of a key of rows; payload Rows
-    (`p3kv.wire.rows`)."""
+    """Some of the rows that a worker has touched, for a round of a key of rows; payload as in
+    `p3kv.wire.rows`."""
     PULL_ROWS = 28, fields.PullRowsHeader
     """A worker that has pushed for a round asks for rows of the key's value after it, or of a newer
     one: those that it names (NAMED), those that have changed since the round in the payload, or
     without a payload all. It may ask a neighbour, which asks the server for both."""
     ROWS = 29, fields.RowsHeader
-    """Some of the rows of an answer to PULL_ROWS; payload Rows. A neighbour passes them on as they
+    """Some of the rows of an answer to PULL_ROWS, payload as before. A server counts rows that the
+    request names in the request: their numbers do not travel. A neighbour passes them on as they
     are in memory."""
     ACK = 30
     """Only carries `received`, where no other frame would; once a connection is welcome."""
@@ -165,6 +166,10 @@ CARRIES."""
 CARRIES = 64
 """Flag of PUSH and PUSH_ROWS: the payload is of the sum of the host's workers. Without IN_HOST_SUM,
 the worker's own push was counted before."""
+ONE_BYTE, TWO_BYTES = 1, 8
+"""Flags of PUSH_ROWS and ROWS: rows do not follow each other, and the distance of each from the one
+before has one byte, or two; with both flags four."""
+GAPS = ONE_BYTE | TWO_BYTES
 NO_GRADIENT = 128
 """Flag of PUSH, PUSH_ROWS and SUMMAND, which have no payload then: nobody has computed a gradient
 on the worker since its last push, and nothing is added. With CARRIES: on none of the workers.

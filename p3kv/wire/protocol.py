@@ -19,6 +19,7 @@ from p3kv.wire.header import (
     CARRIES,
     ENCODED,
     EXACT,
+    GAPS,
     HAS_VALUE,
     IN_HOST_SUM,
     MAX_PROBE_BYTES,
@@ -75,7 +76,9 @@ FROM_WORKERS: Rules = {
     Phase.OPEN: {
         Kind.PUSH: Rule(MAX_SLICE_BYTES, flags=_OF_PUSH),
         Kind.PULL: Rule(flags=EXACT),
-        Kind.PUSH_ROWS: Rule(MAX_ROWS_BYTES, flags=ENCODED | NO_GRADIENT | IN_HOST_SUM | CARRIES),
+        Kind.PUSH_ROWS: Rule(
+            MAX_ROWS_BYTES, flags=ENCODED | GAPS | NO_GRADIENT | IN_HOST_SUM | CARRIES
+        ),
         Kind.PULL_ROWS: Rule(
             MAX_ROWS_BYTES, flags=PullRowsHeader.NAMED | PullRowsHeader.KNOWN | EXACT
         ),
@@ -106,7 +109,7 @@ FROM_SERVERS: Rules = {
     Phase.OPEN: {
         Kind.UPDATED: Rule(MAX_SLICE_BYTES, flags=ENCODED | NO_GRADIENT),
         Kind.PULLED: Rule(MAX_SLICE_BYTES, flags=ENCODED),
-        Kind.ROWS: Rule(MAX_ROWS_BYTES, flags=ENCODED),
+        Kind.ROWS: Rule(MAX_ROWS_BYTES, flags=ENCODED | GAPS),
         Kind.ENDED: Rule(flags=NO_GRADIENT),
         Kind.SLICE_SIZES: Rule(MAX_MESSAGE_BYTES),
         Kind.OPEN: Rule(),
@@ -132,7 +135,7 @@ FROM_NEIGHBOURS: Rules = {
         Kind.SUMMAND: Rule(flags=WANTS_RESULT | NO_GRADIENT),
         Kind.VALUE: Rule(flags=NO_GRADIENT | ValueHeader.SUM_AS_BEFORE),
         Kind.PULL_ROWS: Rule(MAX_ROWS_BYTES, flags=PullRowsHeader.NAMED | EXACT),
-        Kind.ROWS: Rule(MAX_ROWS_BYTES),
+        Kind.ROWS: Rule(MAX_ROWS_BYTES, flags=GAPS),
         Kind.SLICE_SIZES: Rule(MAX_MESSAGE_BYTES),
         Kind.BYE: Rule(MAX_MESSAGE_BYTES, then=Phase.LEFT, flags=ACKNOWLEDGE),
     },

@@ -1,9 +1,9 @@
-"""Rows of a tensor as they travel: their numbers, and then their elements.
+"""Rows of a tensor as they travel: their elements, and what tells their numbers.
 
-A number has 32 bits and counts the rows of a server's run. A frame has as many whole rows as a
-slice has room for, in ascending order; a frame without rows says that there are none. Where a codec
-has encoded the elements, their bytes do not tell how many rows there are, and this number of 32
-bits comes first.
+A number counts the rows of a server's run, or of a request, and ascends within a frame. The header
+has the first one and how many there are, so rows that follow each other need nothing else. Of
+others, each but the first has its distance from the one before, behind all elements, in as few
+bytes as the largest distance of the frame needs. A frame without rows says that there are none.
 """
 
 from __future__ import annotations
@@ -13,8 +13,13 @@ from typing import Callable, Iterator, NamedTuple, Optional, Sequence, Union
 import numpy as np
 
 from p3kv.errors import ProtocolError
+from p3kv.wire.fields import PushRowsHeader, RowsHeader
+from p3kv.wire.header import GAPS, ONE_BYTE, TWO_BYTES
 
 NUMBER = np.dtype("<u4")
+_GAPS = {0: None, ONE_BYTE: np.dtype("<u1"), TWO_BYTES: np.dtype("<u2"), GAPS: NUMBER}
+_NO_GAPS = np.empty(0, np.uint8)
+_LAST = 2**32 - 1
 
 _LARGE_BYTES = 1 << 20
 """Of the rows in a large frame: a server adds up some while others are on their way."""
@@ -33,41 +38,61 @@ class Rows(NamedTuple):
     elements: np.ndarray
     """By row, two-dimensional."""
 
-    def copied(self) -> memoryview:
-        """The payload of a frame that has these rows."""
-        payload = memory(self.numbers.nbytes + self.elements.nbytes)
-        to = unpacked(payload, self.elements.dtype, self.elements.shape[1])
-        to.numbers[:] = self.numbers
-        to.elements[:] = self.elements
-        return payload
+    def copied(self, gaps: np.ndarray) -> memoryview:
+        """The payload of a frame that has these rows, with such gaps."""
+        return gathered(self.elements, slice(None), gaps)
 
-    def encoded(self, most_bytes: int, encode: Encode) -> memoryview:
+    def encoded(self, gaps: np.ndarray, most_bytes: int, encode: Encode) -> memoryview:
         """The payload of a frame that has these rows encoded; `most_bytes` that the elements may
         have then."""
-        count = len(self.numbers)
-        head = (1 + count) * NUMBER.itemsize
-        payload = memory(head + most_bytes if count else 0)
-        if not count:
-            return payload
-        words = np.frombuffer(payload, NUMBER, 1 + count)
-        words[0], words[1:] = count, self.numbers
-        return payload[: head + encode(self.elements.reshape(-1), payload[head:])]
+        if not len(self.numbers):
+            return memory(0)
+        payload = memory(most_bytes + gaps.nbytes)
+        size = encode(self.elements.reshape(-1), payload[:most_bytes])
+        payload[size : size + gaps.nbytes] = gaps.view(np.uint8).data
+        return payload[: size + gaps.nbytes]
 
 
-def gathered(
-    numbers: np.ndarray, run: np.ndarray, places: Optional[np.ndarray] = None
-) -> memoryview:
-    """The payload of a frame that has the rows with these numbers, which are at as many places of
-    `run`; None: of all rows."""
-    payload = memory(numbers.nbytes + len(numbers) * run[:1].nbytes)
-    to = unpacked(payload, run.dtype, run.shape[1])
-    to.numbers[:] = numbers
-    some = index_of(numbers if places is None else places)
+class Packed(NamedTuple):
+    """Numbers of a frame's rows as they travel: the fields of its header, and what is behind the
+    elements."""
+
+    first: int
+    rows: int
+    flags: int
+    gaps: np.ndarray
+
+
+def packed(numbers: np.ndarray) -> Packed:
+    """Ascending numbers as they travel."""
+    count = len(numbers)
+    if count == 0 or int(numbers[-1]) - int(numbers[0]) + 1 == count:
+        return Packed(int(numbers[0]) if count else 0, count, 0, _NO_GAPS)
+    gaps = np.diff(numbers)
+    most = int(gaps.max())
+    flags = ONE_BYTE if most < 1 << 8 else TWO_BYTES if most < 1 << 16 else GAPS
+    return Packed(int(numbers[0]), count, flags, gaps.astype(_GAPS[flags]))
+
+
+def gathered(run: np.ndarray, some: Union[np.ndarray, slice], gaps: np.ndarray) -> memoryview:
+    """The payload of a frame that has some rows of a run, with such gaps."""
+    rows = len(some) if isinstance(some, np.ndarray) else len(run[some])
+    size = rows * run.shape[1] * run.itemsize
+    payload = memory(size + gaps.nbytes)
+    elements = payload_elements(payload, run.dtype, rows, run.shape[1])
     if isinstance(some, slice):
-        to.elements[:] = run[some]
+        elements[:] = run[some]
     else:
-        np.take(run, some, axis=0, out=to.elements, mode="clip")  # any other mode copies twice
+        np.take(run, some, axis=0, out=elements, mode="clip")  # any other mode copies twice
+    payload[size:] = gaps.view(np.uint8).data
     return payload
+
+
+def payload_elements(payload: memoryview, dtype: np.dtype, rows: int, row_elems: int) -> np.ndarray:
+    """A frame's elements by row, as a view of its payload."""
+    if not rows:
+        return np.empty((0, row_elems), dtype)
+    return np.frombuffer(payload, dtype, rows * row_elems).reshape(rows, row_elems)
 
 
 def memory(size_bytes: int) -> memoryview:
@@ -148,55 +173,60 @@ def _add(
     lacks[places] = False
 
 
-def unpacked(payload: memoryview, dtype: np.dtype, row_elems: int) -> Rows:
-    """A payload's rows, as views of it; the size must be right."""
-    if not len(payload):
-        return Rows(np.empty(0, NUMBER), np.empty((0, row_elems), dtype))
-    count = len(payload) // (NUMBER.itemsize + row_elems * dtype.itemsize)
-    numbers = np.frombuffer(payload, NUMBER, count)
-    elements = np.frombuffer(payload, dtype, count * row_elems, count * NUMBER.itemsize)
-    return Rows(numbers, elements.reshape(count, row_elems))
+RowsFrame = Union[PushRowsHeader, RowsHeader]
 
 
-def decoded(
-    payload: memoryview, dtype: np.dtype, row_elems: int, most_rows: int, decode: Decode
+def check_frame(header: RowsFrame, most_rows: int, row_bytes: int, most_bytes: int = -1) -> None:
+    """Raises ProtocolError for a frame that can't have some of `most_rows` rows, before it is
+    received. `most_bytes`: most that their elements may have encoded, 0 if they are not to be."""
+    size_bytes = header.payload_bytes - _gaps_bytes(header)
+    if not header.rows:
+        fits = header.payload_bytes == 0
+    elif most_bytes < 0:
+        fits = size_bytes == header.rows * row_bytes
+    else:
+        fits = most_bytes > 0 and 0 <= size_bytes <= most_bytes
+    if not fits or header.first + header.rows > most_rows:
+        encoded = "" if most_bytes < 0 else f", encoded in {most_bytes} at most"
+        raise ProtocolError(
+            f"it sent {header.payload_bytes} bytes for {header.rows} rows from {header.first} on, "
+            f"of {most_rows} rows of {row_bytes} bytes each{encoded}"
+        )
+
+
+def unpacked(
+    header: RowsFrame,
+    payload: memoryview,
+    dtype: np.dtype,
+    row_elems: int,
+    decode: Optional[Decode] = None,
 ) -> Rows:
-    """The rows of a payload that has them encoded, with elements of their own.
-
-    Raises ProtocolError for what can't be some of `most_rows` rows.
-    """
-    if not len(payload):
-        return unpacked(payload, dtype, row_elems)
-    count = int(np.frombuffer(payload, NUMBER, 1)[0]) if len(payload) >= NUMBER.itemsize else 0
-    head = (1 + count) * NUMBER.itemsize
-    if not 0 < count <= most_rows or head > len(payload):
-        raise ProtocolError(f"it sent {len(payload)} bytes for {count} encoded rows of {most_rows}")
-    elements = np.empty(count * row_elems, dtype)
-    decode(payload[head:], elements)
-    numbers = np.frombuffer(payload, NUMBER, count, NUMBER.itemsize)
-    return Rows(numbers, elements.reshape(count, row_elems))
+    """The rows of a frame that has passed `check_frame`: their elements are a view of the payload,
+    or what `decode` makes of it. Raises ProtocolError where numbers do not ascend."""
+    rows, start = header.rows, header.payload_bytes - _gaps_bytes(header)
+    if decode is not None and rows:
+        elements = np.empty((rows, row_elems), dtype)
+        decode(payload[:start], elements.reshape(-1))
+    else:
+        elements = payload_elements(payload, dtype, rows, row_elems)
+    return Rows(_numbers(header, payload[start:]), elements)
 
 
-def check_encoded_size(payload_bytes: int, most_bytes: int, most_rows: int) -> None:
-    """Raises ProtocolError for a payload that can't be some of `most_rows` encoded rows, whose
-    elements have `most_bytes` at most, or none if they are not to be encoded; before it is
-    received."""
-    most = most_bytes + (1 + most_rows) * NUMBER.itemsize
-    if not most_bytes or payload_bytes > most:
-        raise ProtocolError(
-            f"it sent {payload_bytes} bytes for some of {most_rows} encoded rows, for which at "
-            f"most {most if most_bytes else 0} are right"
-        )
+def _numbers(header: RowsFrame, gaps: memoryview) -> np.ndarray:
+    dtype = _GAPS[header.flags & GAPS]
+    if dtype is None:
+        return np.arange(header.first, header.first + header.rows, dtype=NUMBER)
+    numbers = np.full(header.rows, header.first, np.int64)
+    distances = np.frombuffer(gaps, dtype)
+    numbers[1:] += np.cumsum(distances, dtype=np.int64)
+    if not distances.all() or (header.rows and numbers[-1] > _LAST):
+        raise ProtocolError("it sent rows that are not in ascending order")
+    return numbers.astype(NUMBER)
 
 
-def check_size(payload_bytes: int, row_bytes: int, most_rows: int) -> None:
-    """Raises ProtocolError for a payload that can't be some of `most_rows` rows, before it is
-    received."""
-    count, rest = divmod(payload_bytes, NUMBER.itemsize + row_bytes)
-    if rest or count > most_rows:
-        raise ProtocolError(
-            f"it sent {payload_bytes} bytes for some of {most_rows} rows of {row_bytes} bytes each"
-        )
+def _gaps_bytes(header: RowsFrame) -> int:
+    dtype = _GAPS[header.flags & GAPS]
+    return 0 if dtype is None else max(0, header.rows - 1) * dtype.itemsize
 
 
 def check_numbers(numbers: np.ndarray, first: int, rows: int) -> None:

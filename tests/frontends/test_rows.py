@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Dict, List, Optional, Tuple
+from typing import Dict, List, Optional, Set, Tuple
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from p3kv.codecs import Float16, part_of_rows
 from p3kv.errors import P3Error, ProtocolError
 from p3kv.server.engine import RowsKey
 from p3kv.server.engine.plan import KeyPlan
 from p3kv.server.engine.row_sums import RowsOfRound
 from p3kv.wire.fields import Header, PullRowsHeader, RowsHeader
 from p3kv.wire.framing import Frame
-from p3kv.wire.header import ENCODED, INITIAL_ROUND, URGENT, Kind
+from p3kv.wire.header import ENCODED, INITIAL_ROUND, ONE_BYTE, TWO_BYTES, URGENT, Kind
 from p3kv.wire.messages import DeclaredKey
-from p3kv.wire.rows import NUMBER, Rows, decoded
+from p3kv.wire.rows import NUMBER, Rows, check_frame, packed, unpacked
 from p3kv.wire.slice_sizes import SliceSizesByRound
 from p3kv.worker.routes import RowsPull, RowsPush
 from tests import in_memory
@@ -198,14 +197,11 @@ class RowsJob(in_memory.MemoryJob):
 
     def pull(self, rank: int, key: in_memory.WorkerKey, round_: int, value: np.ndarray,
              since: Dict[int, int]) -> None:  # fmt: skip
-        def put(numbers: np.ndarray, elements: np.ndarray) -> None:
-            value[numbers] = elements
-
         def pulled(error: object) -> None:
             assert error is None
             since.update(transfer.rounds)
 
-        transfer = RowsPull(key, round_, round_, -(round_ % 2), put, pulled, since=since)
+        transfer = RowsPull(key, round_, round_, -(round_ % 2), value, pulled, since=since)
         self.workers[rank].calls.append(transfer)
 
 
@@ -337,31 +333,31 @@ def test_a_push_that_does_not_come_is_known_and_one_that_can_not_come_ends_the_j
 
 
 Wrong = Tuple[Kind, dict, int, str]
+PUSH = {"frames": 1, "round": 1}
 WRONG_FROM_WORKERS: List[Wrong] = [
-    (Kind.PUSH_ROWS, {"frames": 1, "round": 1}, 17, "17 bytes"),
-    (Kind.PUSH_ROWS, {"frames": 1, "round": 1}, 16 * 99, "12 rows of 12"),
+    (Kind.PUSH_ROWS, {**PUSH, "rows": 1}, 17, "17 bytes for 1 rows"),
+    (Kind.PUSH_ROWS, PUSH, 12, "12 bytes for 0 rows"),
+    (Kind.PUSH_ROWS, {**PUSH, "rows": 13}, 13 * 12, "13 rows from 0 on, of 12"),
+    (Kind.PUSH_ROWS, {**PUSH, "rows": 8, "first": 5}, 8 * 12, "8 rows from 5 on, of 12"),
+    (Kind.PUSH_ROWS, {**PUSH, "rows": 2, "flags": TWO_BYTES}, 2 * 12 + 1, "25 bytes for 2 rows"),
+    (Kind.PUSH_ROWS, {**PUSH, "rows": 2, "flags": ONE_BYTE}, 2 * 12 + 1, "not in ascending"),
     (Kind.PUSH_ROWS, {"frames": 1, "round": 9}, 0, "only 2 rounds"),
-    (Kind.PUSH_ROWS, {"frames": 1, "round": 1, "key": 7}, 0, "key 7, unknown here"),
+    (Kind.PUSH_ROWS, {**PUSH, "key": 7}, 0, "key 7, unknown here"),
     (Kind.PUSH, {"round": 1}, 0, "speaks of slices of key 'w'"),
     (Kind.PULL, {}, 0, "speaks of slices of key 'w'"),
     (Kind.PULL_ROWS, {}, 8, "8 bytes to ask"),
     (Kind.PULL_ROWS, {"flags": PullRowsHeader.NAMED}, 4 * 13, "52 bytes to ask"),
-    (
-        Kind.PUSH_ROWS, {"frames": 1, "round": 1, "flags": ENCODED}, 8,
-        "8 bytes for some of 12 encoded rows.* at most 0",
-    ),
-]  # fmt: skip
-ENCODED_PUSH = {"frames": 1, "flags": ENCODED}
+    (Kind.PUSH_ROWS, {**PUSH, "rows": 1, "flags": ENCODED}, 6, "encoded in 0 at most"),
+]
+ENCODED_PUSH = {**PUSH, "flags": ENCODED}
 WRONG_ENCODED: List[Wrong] = [
+    (Kind.PUSH_ROWS, {**ENCODED_PUSH, "round": 0, "rows": 1}, 6, "encoded in 0 at most"),
+    (Kind.PUSH_ROWS, {**ENCODED_PUSH, "rows": 12}, 12 * 6 + 1, "encoded in 72 at most"),
+    (Kind.PUSH_ROWS, {**ENCODED_PUSH, "rows": 2}, 8, r"8 bytes for \d+ elements of float16"),
     (
-        Kind.PUSH_ROWS, {**ENCODED_PUSH, "round": 0}, 8,
-        "8 bytes for some of 12 encoded .* most 0",
+        Kind.PUSH_ROWS, {**ENCODED_PUSH, "rows": 3, "flags": ENCODED | ONE_BYTE}, 1,
+        "1 bytes for 3 rows",
     ),
-    (
-        Kind.PUSH_ROWS, {**ENCODED_PUSH, "round": 1}, 4 + 12 * (4 + 6) + 1,
-        "125 bytes .* at most 124 are right",
-    ),
-    (Kind.PUSH_ROWS, {**ENCODED_PUSH, "round": 1}, 8, "8 bytes for 0 encoded rows of 12"),
 ]  # fmt: skip
 
 
@@ -386,17 +382,68 @@ def test_a_server_refuses_frames_of_rows_that_can_not_be_right(
         job.close()
 
 
-@pytest.mark.parametrize("words", [[13], [3, 0, 1], [1], [1, 0, 0, 0]])
-def test_encoded_rows_that_can_not_be_right_are_refused(words: List[int]) -> None:
-    codec = Float16(ROWS * COLUMNS, np.dtype(np.float32))
-    payload = memoryview(np.array(words, NUMBER).tobytes())
-    with pytest.raises(
-        ProtocolError, match=r"it sent \d+ bytes for \d+ (encoded rows|elements of float16)"
-    ):
-        decoded(
-            payload, codec.dtype, COLUMNS, ROWS,
-            lambda encoded, out: codec.decode(encoded, part_of_rows(1), out),
-        )  # fmt: skip
+@given(st.sets(st.integers(0, 70_000) | st.integers(0, 300), max_size=20), st.booleans())
+def test_numbers_travel_in_as_few_bytes_as_their_distances_need(
+    several: Set[int], encodes: bool
+) -> None:
+    some = rows(sorted(several), 0)
+    numbers = packed(some.numbers)
+    payload = some.copied(numbers.gaps)
+    if encodes:
+        payload = some.encoded(numbers.gaps, 99 * COLUMNS * 4, _write)
+    header = RowsHeader(
+        Kind.ROWS, 0, numbers.flags, len(payload), first=numbers.first, rows=numbers.rows
+    )
+    check_frame(header, 70_001, 4 * COLUMNS, 99 * COLUMNS * 4 if encodes else -1)
+    found = unpacked(header, payload, np.dtype(np.float32), COLUMNS, _read if encodes else None)
+    np.testing.assert_array_equal(found.numbers, some.numbers)
+    np.testing.assert_array_equal(found.elements, some.elements)
+    most = max(np.diff(sorted(several)), default=1)
+    each = 0 if most == 1 else 1 if most < 256 else 2 if most < 65536 else 4
+    assert len(payload) == some.elements.nbytes + each * max(0, len(several) - 1)
+
+
+def _write(elements: np.ndarray, out: memoryview) -> int:
+    out[: elements.nbytes] = elements.view(np.uint8).data
+    return elements.nbytes
+
+
+def _read(encoded: memoryview, out: np.ndarray) -> None:
+    out[:] = np.frombuffer(encoded, out.dtype)
+
+
+@pytest.mark.parametrize(
+    ("frames", "why"),
+    [
+        ([{"rows": 3}], "3 rows from 0 on, of 2"),
+        ([{"rows": 1}], "1 rows of key 'w' less than were asked for"),
+        ([{"rows": 2, "flags": ONE_BYTE}], "that were named to it"),
+        ([{"rows": 1, "frames": 2}, {"rows": 1, "frames": 2}], "not in ascending order"),
+        ([{"rows": 1, "first": 1, "frames": 2}, {"rows": 1, "frames": 2}], "not in ascending"),
+    ],
+)
+def test_a_worker_refuses_rows_that_are_not_those_that_it_names(
+    frames: List[Dict[str, int]], why: str
+) -> None:
+    job = RowsJob(2, 1, 6)
+    try:
+        keys = job.declare("w", ROWS, COLUMNS, layout="touched_rows")
+        job.push(0, keys[0], INITIAL_ROUND, rows(list(range(ROWS)), 0))
+        job.push(0, keys[0], 1, rows([2], 0))
+        named = np.array([2, 5])
+        elements = np.zeros((2, COLUMNS), np.float32)
+        pull = RowsPull(keys[0], 1, 1, 0, elements, done, named=named)
+        job.workers[0].calls.append(pull)
+        job.finish()
+        for one in frames:
+            size = one["rows"] * COLUMNS * 4 + bool(one.get("flags"))
+            header = RowsHeader(Kind.ROWS, 0, **{"request": pull.request, "frames": 1, **one})
+            frame = Frame(URGENT, header, memoryview(bytes(size)))
+            job.servers[0].connections[0].writer.push(frame)
+        with pytest.raises(P3Error, match=why):
+            job.finish()
+    finally:
+        job.close()
 
 
 def test_a_worker_refuses_rows_that_nobody_waits_for() -> None:

@@ -342,7 +342,7 @@ def only_touched_rows_travel(_: KVStoreBase) -> None:
     store = mx.kv.create("p3")
     store.set_optimizer(mx.optimizer.SGD())
     rows, columns, few = 4000, 64, 40
-    shape, row_bytes = (rows, columns), 4 + columns * 4
+    shape, row_bytes = (rows, columns), columns * 4
     weight = mx.nd.zeros(shape)
     weight.attach_grad(stype="row_sparse")
     store.broadcast("wide", weight, out=weight)
@@ -356,8 +356,10 @@ def only_touched_rows_travel(_: KVStoreBase) -> None:
         weight.wait_to_read()
         after = store.stats()
         sent, received = (after[name] - before[name] for name in ("bytes_sent", "bytes_received"))
-        assert few * row_bytes <= sent <= 1.01 * few * row_bytes, sent
-        assert received == store.num_workers * few * row_bytes, received
+        # Rows are less than 256 apart: what tells the number of each has one byte.
+        assert few * row_bytes < sent < few * (row_bytes + 2), sent
+        of_all = store.num_workers * few
+        assert of_all * row_bytes < received < of_all * (row_bytes + 1), received
     after = store.stats()
     named = mx.nd.sparse.zeros("row_sparse", shape)
     store.row_sparse_pull("wide", out=named, row_ids=mx.nd.array(mine))
@@ -402,7 +404,7 @@ def whatever_a_script_has_written_the_next_pull_takes_away(_: KVStoreBase) -> No
         equal(weight, np.zeros(shape, np.float32))
         received = store.stats()["bytes_received"] - before
         if PER_HOST == 1:
-            assert (received > rows * columns * 4) == writes, (act.__name__, received)
+            assert (received >= rows * columns * 4) == writes, (act.__name__, received)
 
 
 def states_are_saved_in_mxnets_files_and_loaded(_: KVStoreBase) -> None:

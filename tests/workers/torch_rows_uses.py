@@ -13,7 +13,7 @@ from torch.nn import functional
 from torch_refusals import refused
 
 ROWS, WIDTH = 20_000, 16
-ROW_BYTES = 4 + WIDTH * 4
+ROW_BYTES = WIDTH * 4
 HEADERS_BYTES = 64
 """More than requests and answers have besides rows; frames' headers are not counted."""
 

@@ -14,7 +14,7 @@ from torch.nn import functional
 from torch_refusals import refused
 
 ROWS, WIDTH = 4_000_000, 64  # a gigabyte
-ROW_BYTES = 4 + WIDTH * 4
+ROW_BYTES = WIDTH * 4
 
 
 def trained(

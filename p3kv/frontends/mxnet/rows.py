@@ -20,7 +20,7 @@ import mxnet as mx
 import numpy as np
 from mxnet.ndarray import NDArray
 
-from p3kv.errors import NotSupportedError, ProtocolError
+from p3kv.errors import NotSupportedError
 from p3kv.frontends.mxnet import engine, row_memory
 from p3kv.frontends.mxnet.arrays import ROW_SPARSE, check_fit, check_sources, listed, spread
 from p3kv.frontends.mxnet.errors import KeyMismatchError
@@ -209,16 +209,13 @@ class RowOperations:
             ):
                 held = None  # the script has written into it, or may have
 
-            def put(numbers: np.ndarray, rows: np.ndarray) -> None:
-                elements[_consecutive(numbers)] = rows
-
             def done(error: Optional[BaseException]) -> None:
                 if error is None and writes is not None:
                     self._held[key.key] = _Held(target, transfer.rounds, writes + 1)  # with ours
                 operation.complete(error)
 
             since = None if held is None else held.rounds
-            transfer = RowsPull(key, key_round, step, priority, put, done, asks, since=since)
+            transfer = RowsPull(key, key_round, step, priority, elements, done, asks, since=since)
             self._begin_transfer(transfer)
 
         engine.push(start, [], [target], _PULL)
@@ -245,15 +242,8 @@ class RowOperations:
         def start(operation: engine.Operation) -> None:
             numbers, elements = rows_of(arrived)
             numbers[:] = named
-
-            def put(arrived_numbers: np.ndarray, rows: np.ndarray) -> None:
-                places = named.searchsorted(arrived_numbers)
-                if not np.array_equal(named[np.minimum(places, len(named) - 1)], arrived_numbers):
-                    raise ProtocolError(f"it sent rows of {key.called} that nobody asked for")
-                elements[_consecutive(places)] = rows
-
             self._begin_transfer(
-                RowsPull(key, key_round, step, priority, put, operation.complete, asks, named)
+                RowsPull(key, key_round, step, priority, elements, operation.complete, asks, named)
             )
 
         engine.push(start, [], [arrived], _ROW_PULL)
@@ -279,10 +269,3 @@ class RowOperations:
 
 def _all_rows(key: WorkerKey, array: NDArray) -> np.ndarray:
     return elements_at(engine.address(array), key.numpy_dtype, key.shape[0], key.row_elems)
-
-
-def _consecutive(numbers: np.ndarray) -> Any:
-    """The same as an index; rows that follow each other are copied faster."""
-    if len(numbers) and numbers[-1] - numbers[0] + 1 == len(numbers):
-        return slice(int(numbers[0]), int(numbers[-1]) + 1)
-    return numbers

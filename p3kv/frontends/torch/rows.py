@@ -125,9 +125,11 @@ class LateRows(Late):
             # Rows that a codec has rounded before have not changed on the servers since.
             since = None if exact and not key.codecs.values.in_place else self._rounds
             self._arriving = []
+            elements = array_of(self.staging).reshape(-1, key.row_elems)
             pull = RowsPull(
-                key, round_, step, 0, self._put, done_pull, (ask,), since=since, exact=exact
-            )
+                key, round_, step, 0, elements, done_pull, (ask,), since=since, exact=exact,
+                on_rows=self._arriving.append,
+            )  # fmt: skip
 
         def begin_with(source: Optional[torch.Tensor]) -> None:
             if pushes:
@@ -148,11 +150,6 @@ class LateRows(Late):
             numbers = source.indices()[0].numpy()
             return numbers, array_of(source.values().contiguous()).reshape(len(numbers), elems)
         return np.arange(self.key.shape[0]), array_of(source).reshape(-1, elems)
-
-    def _put(self, numbers: np.ndarray, rows: np.ndarray) -> None:
-        """Called in the worker's thread."""
-        array_of(self.staging).reshape(-1, self.key.row_elems)[numbers] = rows
-        self._arriving.append(numbers)
 
     def _copy(self) -> None:
         arrived, self._arriving = self._arriving, []

@@ -147,8 +147,8 @@ class LateTable(LateRows):
             self._cache.copy(numbers, rows.array, known)
             rows.known = known
         pull = RowsPull(
-            self.key, round_, self._step(), 0, rows.put, rows.done, (self.key.ask(),),
-            named=numbers, exact=self.key.is_exact(round_), known=known,
+            self.key, round_, self._step(), 0, rows.array, rows.done, (self.key.ask(),),
+            named=numbers, exact=self.key.is_exact(round_), known=known, on_rows=rows.note,
         )  # fmt: skip
         rows.rounds = pull.rounds
         return rows, pull
@@ -225,8 +225,7 @@ class LateTable(LateRows):
 
 
 class _Rows:
-    """Rows of a round that have been asked for. `put` and `done` are called in the worker's
-    thread."""
+    """Rows of a round that have been asked for. `done` is called in the worker's thread."""
 
     def __init__(
         self, key: WorkerKey, numbers: np.ndarray, dtype: torch.dtype, round_: int
@@ -260,12 +259,9 @@ class _Rows:
         here = other.has(self.numbers, places)
         self.array[here] = other.array[places[here]]
 
-    def put(self, numbers: np.ndarray, rows: np.ndarray) -> None:
-        places = self.places(numbers)
-        if not self.has(numbers, places).all():
-            raise ProtocolError(f"it sent rows of {self._called} that nobody asked for")
-        self.array[places] = rows
-        self.came[places] = True
+    def note(self, numbers: np.ndarray) -> None:
+        """These rows have arrived."""
+        self.came[self.places(numbers)] = True
 
     def done(self, error: Optional[BaseException]) -> None:
         lacks = ~self.came if self.known is None else ~self.came & (self.known == 0)

@@ -258,15 +258,24 @@ class RowsKey(Unit):
 
     # Values.
 
-    def wire(self, numbers: np.ndarray, priority: int, exact: bool = False) -> List[SentRows]:
+    def wire(
+        self, numbers: np.ndarray, priority: int, exact: bool = False, named: bool = True
+    ) -> List[SentRows]:
         """The rows with these numbers as they travel, cut into frames of this priority; `exact`: as
-        they are, whatever the codec."""
+        they are, whatever the codec. `named`: by a request, in which rows are counted then."""
         self._make(numbers)
         sizes = self._sizes.of(self._sizes.generation(max(self.round, INITIAL_ROUND)))
         slice_rows = self.plan.layout.full_slice_elems(sizes.slice_size) // self.row_elems
         row_bytes = self.row_elems * self.plan.dtype.itemsize
         sent = [
-            SentRows(self.plan, self.value, self.round, numbers[piece], exact)
+            SentRows(
+                self.plan,
+                self.value,
+                self.round,
+                numbers[piece],
+                exact,
+                piece.start if named else None,
+            )
             for piece in pieces(len(numbers), slice_rows, row_bytes, priority)
         ]
         self._sent = [rows for rows in self._sent if rows.waiting] + sent
@@ -276,7 +285,7 @@ class RowsKey(Unit):
         """The rows that have changed after a round, in the same way."""
         sent = self._sent_since.get((round, exact))
         if sent is None:
-            sent = self.wire(self.changed_since(round), priority, exact)
+            sent = self.wire(self.changed_since(round), priority, exact, named=False)
             self._sent_since[round, exact] = sent
         return sent
 

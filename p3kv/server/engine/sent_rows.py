@@ -9,7 +9,7 @@ import numpy as np
 from p3kv.codecs import part_of_rows
 from p3kv.server.engine.plan import KeyPlan
 from p3kv.wire.header import ENCODED, INITIAL_ROUND
-from p3kv.wire.rows import Rows, gathered
+from p3kv.wire.rows import Packed, Rows, gathered, index_of, packed
 
 
 class SentRows:
@@ -18,16 +18,27 @@ class SentRows:
     as they are."""
 
     def __init__(
-        self, plan: KeyPlan, value: np.ndarray, round: int, numbers: np.ndarray, exact: bool
+        self,
+        plan: KeyPlan,
+        value: np.ndarray,
+        round: int,
+        numbers: np.ndarray,
+        exact: bool,
+        place: Optional[int] = None,
     ) -> None:
-        """`value`, all rows, is that of the round until `keep` has been called."""
+        """`value`, all rows, is that of the round until `keep` has been called. `place`: of rows
+        that a request names, where they begin in it."""
         self._plan = plan
         self._value = value
         self._round = round
         self._numbers = numbers
         encodes = round > INITIAL_ROUND and not plan.codecs.values.in_place
         self._encodes = encodes and not exact
-        self.flags = ENCODED if self._encodes else 0
+        self.packed = packed(numbers)
+        """Their numbers as they travel."""
+        if place is not None:
+            self.packed = Packed(place, len(numbers), 0, self.packed.gaps[:0])
+        self.flags = self.packed.flags | (ENCODED if self._encodes else 0)
         self._copy: Optional[memoryview] = None
         self.waiting = 0
         """By how many workers."""
@@ -53,12 +64,14 @@ class SentRows:
             if self._encodes:
                 self._copy = self._encoded(Rows(self._numbers, self._value[self._numbers]))
             else:
-                self._copy = gathered(self._numbers, self._value)
+                some = index_of(self._numbers)
+                self._copy = gathered(self._value, some, self.packed.gaps)
         return self._copy
 
     def _encoded(self, rows: Rows) -> memoryview:
         plan, part = self._plan, part_of_rows(self._round)
         return rows.encoded(
+            self.packed.gaps,
             plan.codecs.values.most_bytes(rows.elements.size),
             lambda elements, out: plan.encoder().encode(elements, part, out),
         )

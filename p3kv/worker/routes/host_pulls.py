@@ -16,17 +16,18 @@ from p3kv.wire.queue import urgency
 from p3kv.wire.rows import (
     NUMBER,
     Rows,
+    check_frame,
     check_numbers,
-    check_size,
     gathered,
     index_of,
     memory,
+    packed,
     union,
     unpacked,
 )
 from p3kv.worker.in_progress import InProgress
 from p3kv.worker.routes.carriers import Carriers
-from p3kv.worker.routes.rows import RowsPull, RowsRoute, Run, runs_of
+from p3kv.worker.routes.rows import Answer, RowsPull, RowsRoute, Run, runs_of
 from p3kv.worker.transfers import Transfer, WorkerKey
 
 _Place = Tuple[int, int, int]
@@ -46,7 +47,10 @@ class _Joint(RowsPull):
     __slots__ = ("pass_on",)
     pass_on: Callable[[RowsHeader, Run, Rows], None]
 
-    def received(self, header: RowsHeader, run: Run, rows: Rows) -> None:
+    def landing_memory(self, answer: Answer, header: RowsHeader) -> None:
+        """Nowhere: they are not kept."""
+
+    def received(self, header: RowsHeader, run: Run, rows: Rows, landed: bool) -> None:
         self.pass_on(header, run, rows)
 
 
@@ -161,11 +165,11 @@ class HostPulls:
             )
         assert isinstance(pull, RowsPull)
         key = pull.key
-        check_size(header.payload_bytes, key.row_elems * key.item_bytes, answer.run.rows)
+        check_frame(header, answer.run.rows, key.row_elems * key.item_bytes)
         payload = memory(header.payload_bytes)
 
         def arrived() -> None:
-            rows = unpacked(payload, key.numpy_dtype, key.row_elems)
+            rows = unpacked(header, payload, key.numpy_dtype, key.row_elems)
             self._rows.take(pull, answer, header, rows)
 
         return Landing(payload if header.payload_bytes else None, arrived)
@@ -215,7 +219,8 @@ class HostPulls:
         elif len(words):
             since = {run.server: int(words[0])}
         joint = _Joint(
-            key, header.round, header.step, header.priority, lambda *_: None, self._passed,
+            key, header.round, header.step, header.priority,
+            np.empty((0, key.row_elems), key.numpy_dtype), self._passed,
             named=named, since=since, exact=bool(header.flags & EXACT),
         )  # fmt: skip
         joint.pass_on = partial(self._pass_on, wishes)
@@ -234,17 +239,18 @@ class HostPulls:
             if asked.flags & PullRowsHeader.NAMED:
                 nearest = np.minimum(words.searchsorted(rows.numbers), len(words) - 1)
                 places = np.flatnonzero(words[nearest] == rows.numbers)
-            numbers = rows.numbers[places]
+            some, numbers = index_of(places), packed(rows.numbers[places])
             answer = RowsHeader(
-                Kind.ROWS, self._rank, key=asked.key, round=header.round, priority=asked.priority,
-                request=asked.request, frames=header.frames, slice=asked.slice,
+                Kind.ROWS, self._rank, numbers.flags, key=asked.key, round=header.round,
+                priority=asked.priority, request=asked.request, frames=header.frames,
+                slice=asked.slice, first=numbers.first, rows=numbers.rows,
             )  # fmt: skip
             if asked.rank == self._rank:
                 pull = self._in_progress.pull(asked.request)
                 assert isinstance(pull, RowsPull)
-                some = Rows(numbers, rows.elements[index_of(places)])
-                self._rows.take(pull, pull.arriving[run.server], answer, some)
+                own = Rows(rows.numbers[places], rows.elements[some])
+                self._rows.take(pull, pull.arriving[run.server], answer, own)
             else:
-                payload = gathered(numbers, rows.elements, places)
+                payload = gathered(rows.elements, some, numbers.gaps)
                 frame = Frame(urgency(asked.step, asked.priority), answer, payload)
                 self._neighbours[asked.rank].writer.push(frame)

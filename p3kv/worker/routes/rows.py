@@ -22,24 +22,25 @@ from typing import (
 import numpy as np
 
 from p3kv.checkpoints import StoredRows
-from p3kv.codecs import part_of_rows
+from p3kv.codecs import Part, part_of_rows
 from p3kv.common.trace import Tracer
 from p3kv.errors import ProtocolError
 from p3kv.slicing import Slice
 from p3kv.wire.connection import Connection
 from p3kv.wire.fields import PullRowsHeader, PushRowsHeader, RowsHeader
 from p3kv.wire.framing import Frame, Landing
-from p3kv.wire.header import ENCODED, EXACT, INITIAL_ROUND, NO_GRADIENT, Kind
+from p3kv.wire.header import ENCODED, EXACT, GAPS, INITIAL_ROUND, NO_GRADIENT, Kind
 from p3kv.wire.messages import UNKNOWN
 from p3kv.wire.queue import urgency
 from p3kv.wire.rows import (
     NUMBER,
+    Packed,
     Rows,
-    check_encoded_size,
+    check_frame,
     check_numbers,
-    check_size,
-    decoded,
+    index_of,
     memory,
+    packed,
     pieces,
     summed,
     union,
@@ -51,8 +52,9 @@ from p3kv.worker.gates import Gates
 from p3kv.worker.in_progress import InProgress
 from p3kv.worker.transfers import Ask, Done, SummedRoute, Transfer, WorkerKey
 
-Put = Callable[[np.ndarray, np.ndarray], None]
-"""Takes rows that have arrived: their numbers in the tensor, which ascend, and their elements."""
+OnRows = Callable[[np.ndarray], None]
+"""Is told the numbers of rows that have arrived, which ascend."""
+_NONE = packed(np.empty(0, NUMBER))
 
 
 class Run(NamedTuple):
@@ -102,7 +104,7 @@ class RowsPull(Transfer):
     They are those that `named` has, or those that have changed since a round of each server.
     """
 
-    __slots__ = ("arriving", "known", "named", "put", "request", "rounds")
+    __slots__ = ("arriving", "elements", "known", "named", "on_rows", "request", "rounds")
 
     def __init__(
         self,
@@ -110,22 +112,26 @@ class RowsPull(Transfer):
         round: int,
         step: int,
         priority: int,
-        put: Put,
+        elements: np.ndarray,
         done: Done,
         asks: Sequence[Ask] = (),
         named: Optional[np.ndarray] = None,
         since: Optional[Mapping[int, int]] = None,
         exact: bool = False,
         known: Optional[np.ndarray] = None,
+        on_rows: Optional[OnRows] = None,
     ) -> None:
-        """`named` ascends. `known`: of each of these rows, 1 more than the round of which the
-        worker has it, so that it comes only if it has changed since, or 0. `since`: by server, the
-        round whose value the worker has; None if it has none, so that all rows are to come.
-        `exact`: as for any transfer."""
+        """`elements`: where rows go, by row, contiguous and of the key's dtype; all of the tensor,
+        or those that are `named`, which ascends. They stay until `done`. `known`: of each of these
+        rows, 1 more than the round of which the worker has it, so that it comes only if it has
+        changed since, or 0. `since`: by server, the round whose value the worker has; None if it
+        has none, so that all rows are to come. `exact`: as for any transfer. `on_rows` is told of
+        rows that are where they go."""
         super().__init__(key, round, step, priority, None, None, done, asks, exact=exact)
         self.named = named
         self.known = known
-        self.put = put
+        self.elements = elements
+        self.on_rows = on_rows
         self.rounds = dict(since or {})
         """By server; when the pull is done, the round whose value has arrived."""
         self.arriving: Dict[int, Answer] = {}
@@ -133,18 +139,40 @@ class RowsPull(Transfer):
         self.request = UNKNOWN
         """The number that answers have, once it is under way."""
 
-    def received(self, header: RowsHeader, run: Run, rows: Rows) -> None:
-        """Takes a frame's rows of a run."""
-        if len(rows.numbers):
-            self.put(rows.numbers.astype(np.int64) + run.first, rows.elements)
+    def landing_memory(self, answer: Answer, header: RowsHeader) -> Optional[memoryview]:
+        """Where the rows of a server's frame go if they follow each other there."""
+        if header.flags & (ENCODED | GAPS) or not header.rows or self.known is not None:
+            return None
+        first = answer.run.first if answer.words is None else answer.place
+        some = self.elements[first + header.first : first + header.first + header.rows]
+        return some.reshape(-1).view(np.uint8).data
+
+    def received(self, header: RowsHeader, run: Run, rows: Rows, landed: bool) -> None:
+        """Takes a frame's rows of a run; `landed`: they are where they go."""
+        if not len(rows.numbers):
+            return
+        numbers = rows.numbers.astype(np.int64) + run.first
+        if not landed:
+            places = numbers
+            if self.named is not None:
+                places = self.named.searchsorted(numbers)
+                if not np.array_equal(self.named[np.minimum(places, len(self.named) - 1)], numbers):
+                    raise ProtocolError(f"it sent rows of {self.key.called} that nobody asked for")
+            self.elements[index_of(places)] = rows.elements
+        if self.on_rows is not None:
+            self.on_rows(numbers)
 
 
 class Answer:
     """A server's answer, of which some frames have arrived."""
 
-    def __init__(self, run: Run, named: Optional[int]) -> None:
+    def __init__(self, run: Run, words: Optional[np.ndarray], place: int) -> None:
         self.run = run
-        self.named = named
+        self.words = words
+        """The rows that were named; None: those that have changed."""
+        self.place = place
+        """Where they begin among all that the pull names."""
+        self.lacks = 0 if words is None else len(words)
         """How many rows were named that have not come."""
         self.carrier: Optional[int] = None
         """The neighbour that has asked for it, if one has."""
@@ -192,8 +220,10 @@ class RowsRoute(SummedRoute):
             cut = self._cut(transfer, count)
             for piece in cut:
                 rows = slice(start + piece.start, start + piece.stop)
-                frame = self._frame(transfer, len(cut), ENCODED if encodes else 0)
-                frame.payload = partial(self._payload, transfer, run, rows, encodes)
+                numbers = packed(transfer.numbers[rows] - run.first)
+                flags = ENCODED if encodes else 0
+                frame = self._frame(transfer, len(cut), flags, numbers=numbers)
+                frame.payload = partial(self._payload, transfer, rows, encodes, numbers)
                 frame.on_sent = partial(self._sent, transfer)
                 trace_departure(self._tracer, frame, run.server)
                 queued.append((run.server, frame))
@@ -239,16 +269,18 @@ class RowsRoute(SummedRoute):
         numbers = union([part.numbers for part in parts])
         cut = self._cut(transfer, len(numbers))
 
-        def payload(some: slice) -> memoryview:
+        def payload(some: slice, as_packed: Packed) -> memoryview:
             total = summed(numbers[some], parts, key.sum_dtype)
-            made = self._made(key, transfer.round, total, encodes)
+            made = self._made(key, transfer.round, total, encodes, as_packed)
             if some is cut[-1]:
                 have_read()
             return made
 
+        flags |= ENCODED if encodes else 0
         for some in cut:
-            frame = self._frame(transfer, len(cut), flags | (ENCODED if encodes else 0), workers)
-            frame.payload = partial(payload, some)
+            as_packed = packed(numbers[some])
+            frame = self._frame(transfer, len(cut), flags, workers, as_packed)
+            frame.payload = partial(payload, some, as_packed)
             trace_departure(self._tracer, frame, piece.server)
             self._gates.push(piece.server, transfer.gate_step, frame)
         self._counts["slices_sent"] += len(cut)
@@ -260,29 +292,41 @@ class RowsRoute(SummedRoute):
         most, row_bytes = key.rows_in_slice(slice_size), key.row_elems * key.item_bytes
         return list(pieces(rows, most, row_bytes, transfer.priority))
 
-    def _frame(self, transfer: Transfer, frames: int, flags: int = 0, workers: int = 0) -> Frame:
+    def _frame(
+        self,
+        transfer: Transfer,
+        frames: int,
+        flags: int,
+        workers: int = 0,
+        numbers: Packed = _NONE,
+    ) -> Frame:
         """One of so many frames of a push to a server."""
         header = PushRowsHeader(
-            Kind.PUSH_ROWS, self._rank, flags, key=transfer.key.key_id, round=transfer.round,
-            step=transfer.step, priority=transfer.priority, frames=frames, workers=workers,
+            Kind.PUSH_ROWS, self._rank, flags | numbers.flags, key=transfer.key.key_id,
+            round=transfer.round, step=transfer.step, priority=transfer.priority, frames=frames,
+            workers=workers, first=numbers.first, rows=numbers.rows,
         )  # fmt: skip
         return Frame(urgency(transfer.step, transfer.priority), header)
 
-    def _payload(self, transfer: RowsPush, run: Run, rows: slice, encodes: bool) -> memoryview:
+    def _payload(
+        self, transfer: RowsPush, rows: slice, encodes: bool, numbers: Packed
+    ) -> memoryview:
         """Made when the frame begins to leave."""
-        numbers = (transfer.numbers[rows] - run.first).astype(NUMBER)
-        some = Rows(numbers, transfer.elements[rows])
-        return self._made(transfer.key, transfer.round, some, encodes)
+        some = Rows(transfer.numbers[rows], transfer.elements[rows])
+        return self._made(transfer.key, transfer.round, some, encodes, numbers)
 
-    def _made(self, key: WorkerKey, round: int, some: Rows, encodes: bool) -> memoryview:
+    def _made(
+        self, key: WorkerKey, round: int, some: Rows, encodes: bool, numbers: Packed
+    ) -> memoryview:
         if encodes:
             part = part_of_rows(round)
             payload = some.encoded(
+                numbers.gaps,
                 key.codecs.gradients.most_bytes(some.elements.size),
                 lambda elements, out: key.encoder.encode(elements, part, out),
             )
         else:
-            payload = some.copied()
+            payload = some.copied(numbers.gaps)
         self._counts["bytes_sent"] += len(payload)
         return payload
 
@@ -331,9 +375,10 @@ class RowsRoute(SummedRoute):
         of the server."""
         words = cls._wanted(transfer, run)
         if words is not None:
-            all_come = transfer.named is not None and transfer.known is None
-            named = len(words) if all_come else None
-            transfer.arriving[run.server] = Answer(run, named)
+            named, place = None, 0
+            if transfer.named is not None and transfer.known is None:
+                named, place = words, int(transfer.named.searchsorted(run.first))
+            transfer.arriving[run.server] = Answer(run, named, place)
         return words
 
     @staticmethod
@@ -362,60 +407,75 @@ class RowsRoute(SummedRoute):
             )
         assert isinstance(transfer, RowsPull)
         key = transfer.key
-        rows = answer.run.rows
+        most_bytes = -1
         if header.flags & ENCODED:
             codec = key.codecs.values
-            most_bytes = 0 if codec.in_place else codec.most_bytes(rows * key.row_elems)
-            check_encoded_size(header.payload_bytes, most_bytes, rows)
-        else:
-            check_size(header.payload_bytes, key.row_elems * key.item_bytes, rows)
-        payload = memory(header.payload_bytes)
-        received = partial(self._received, transfer, answer, header, payload)
+            most_bytes = 0 if codec.in_place else codec.most_bytes(header.rows * key.row_elems)
+        named = answer.words is not None
+        most_rows = answer.run.rows if answer.words is None else len(answer.words)
+        check_frame(header, most_rows, key.row_elems * key.item_bytes, most_bytes)
+        if named and header.flags & GAPS:
+            raise ProtocolError(f"it sent numbers of rows of {key.called} that were named to it")
+        place = transfer.landing_memory(answer, header)
+        payload = memory(header.payload_bytes) if place is None else place
+        received = partial(self._received, transfer, answer, header, payload, place is not None)
         arrived = traced_arrival(self._tracer, header, received)
         return Landing(payload if header.payload_bytes else None, arrived)
 
     def _received(
-        self, transfer: RowsPull, answer: Answer, header: RowsHeader, payload: memoryview
+        self,
+        transfer: RowsPull,
+        answer: Answer,
+        header: RowsHeader,
+        payload: memoryview,
+        landed: bool,
     ) -> None:
         self._counts["slices_received"] += 1
         self._counts["bytes_received"] += len(payload)
-        rows = self._unpacked(transfer.key, answer.run.rows, header, payload)
-        self.take(transfer, answer, header, rows)
+        key, decode = transfer.key, None
+        if header.flags & ENCODED:
+            decode = partial(_decode, key, part_of_rows(header.round))
+        rows = unpacked(header, payload, key.numpy_dtype, key.row_elems, decode)
+        if answer.words is not None:
+            rows = Rows(answer.words[header.first : header.first + header.rows], rows.elements)
+        self.take(transfer, answer, header, rows, landed)
 
-    def take(self, transfer: RowsPull, answer: Answer, header: RowsHeader, rows: Rows) -> None:
-        """Takes a frame's rows of the run for which an answer is expected."""
+    def take(
+        self,
+        transfer: RowsPull,
+        answer: Answer,
+        header: RowsHeader,
+        rows: Rows,
+        landed: bool = False,
+    ) -> None:
+        """Takes a frame's rows of the run for which an answer is expected; `landed`: they are where
+        they go."""
         numbers = rows.numbers
         check_numbers(numbers, answer.next_row, answer.run.rows)
         if len(numbers):
             answer.next_row = int(numbers[-1]) + 1
-        transfer.received(header, answer.run, rows)
-        if answer.named is not None:
-            answer.named -= len(numbers)
+        transfer.received(header, answer.run, rows, landed)
+        if answer.words is not None:
+            answer.lacks -= len(numbers)
         if answer.missing is None:
             answer.missing = header.frames
         answer.missing -= 1
         if answer.missing:
             return
-        if answer.named:
+        if answer.lacks:
             raise ProtocolError(
-                f"it sent {answer.named} rows of {transfer.key.called} less than were asked for"
+                f"it sent {answer.lacks} rows of {transfer.key.called} less than were asked for"
             )
         transfer.rounds[answer.run.server] = header.round
         del transfer.arriving[answer.run.server]
         if not transfer.arriving:
             self._in_progress.arrived(transfer, header)
 
-    @staticmethod
-    def _unpacked(key: WorkerKey, most_rows: int, header: RowsHeader, payload: memoryview) -> Rows:
-        if not header.flags & ENCODED:
-            return unpacked(payload, key.numpy_dtype, key.row_elems)
-        part = part_of_rows(header.round)
-        return decoded(
-            payload, key.numpy_dtype, key.row_elems, most_rows,
-            lambda encoded, out: key.decoder.decode(encoded, part, out),
-        )  # fmt: skip
-
     def missing(self, transfer: Transfer) -> Set[int]:
         if isinstance(transfer, RowsPull):
             return set(transfer.arriving)
         return {server for server, _ in transfer.key.runs}
+
+
+def _decode(key: WorkerKey, part: Part, encoded: memoryview, out: np.ndarray) -> None:
+    key.decoder.decode(encoded, part, out)
