@@ -27,6 +27,7 @@ from tests.engines import end_round, engine_of, missing
 from tests.jobs import run_job
 
 ROWS, COLUMNS = 12, 3
+KNOWN = PullRowsHeader.NAMED | PullRowsHeader.KNOWN
 
 
 def test_rows_have_the_numbers_of_one_process(tmp_path: Path) -> None:
@@ -347,6 +348,8 @@ WRONG_FROM_WORKERS: List[Wrong] = [
     (Kind.PULL, {}, 0, "speaks of slices of key 'w'"),
     (Kind.PULL_ROWS, {}, 8, "8 bytes to ask"),
     (Kind.PULL_ROWS, {"flags": PullRowsHeader.NAMED}, 4 * 13, "52 bytes to ask"),
+    (Kind.PULL_ROWS, {"flags": KNOWN}, 8 * 13, "104 bytes to ask"),
+    (Kind.PULL_ROWS, {"flags": KNOWN}, 4 * 3, "12 bytes to ask"),
     (Kind.PUSH_ROWS, {**PUSH, "rows": 1, "flags": ENCODED}, 6, "encoded in 0 at most"),
 ]
 ENCODED_PUSH = {**PUSH, "flags": ENCODED}

@@ -86,7 +86,8 @@ def clip() -> None:
 def freeze() -> None:
     """A frozen table stays as it is; evaluations push nothing."""
     net = nn.Sequential(p3kv.torch.Embedding(50, 8, uniform=True), nn.Linear(8, 1))
-    optimizer = trained(net)
+    of_all = torch.optim.SGD(net.parameters(), lr=1.0)
+    optimizer = p3kv.torch.Optimizer(net[1], of_all)  # the table is in no part of the model given
     ids = torch.arange(50)
     before = net[0](ids).detach()
     assert before.abs().max() <= 3**0.5 and abs(before.std() - 1) < 0.1
@@ -173,7 +174,11 @@ def refuse() -> None:
     for call in (table, table.prefetch):
         for ids in ([3, 50], [-1]):
             refused("rows 0 to 49", call, torch.tensor(ids), kind=IndexError)
-    refused("used by linear", lambda: functional.linear(torch.ones(1, 8), table.weight))
+    refused("float32 or float64", table.half)
+    refused(
+        "the weight 'weight' of a p3kv.torch.Embedding was used by linear",
+        lambda: functional.linear(torch.ones(1, 8), table.weight),
+    )
     refused("std= and seed= initialise it", lambda: nn.init.zeros_(table.weight))
     refused("rows are on the servers", lambda: table.weight.data)
     refused("can't be copied", lambda: copy.deepcopy(table))

@@ -127,7 +127,13 @@ class Embedding(torch.nn.Embedding):
         weight = self.weight
         if not isinstance(weight, TableWeight):
             return super()._apply(fn, recurse)
-        weight.place(fn(torch.zeros((), dtype=weight.dtype, device=weight.device)))
+        element = fn(torch.zeros((), dtype=weight.dtype, device=weight.device))
+        if element.dtype not in _DTYPES:
+            raise NotSupportedError(
+                f"a p3kv.torch.Embedding is float32 or float64, and was to become {element.dtype}: "
+                "convert the other layers alone, or train with autocast"
+            )
+        weight.place(element)
         return self
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:

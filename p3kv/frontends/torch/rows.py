@@ -16,6 +16,7 @@ from p3kv.frontends.torch.values.compiled import own_name
 from p3kv.frontends.torch.values.copies import Copies, Then
 from p3kv.frontends.torch.values.early import EarlyWrites
 from p3kv.frontends.torch.values.late import Late
+from p3kv.frontends.torch.values.table_weight import TableWeight
 from p3kv.worker.routes import RowsPull, RowsPush
 from p3kv.worker.transfers import Transfer, WorkerKey
 
@@ -32,7 +33,9 @@ def sparse_weights(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> 
     names = {id(parameter): own_name(name) for name, parameter in model.named_parameters()}
     takes_all = class_of(optimizer) is torch.optim.SparseAdam
     of_optimizer = {id(one) for one in parameters_of(optimizer)}
-    found = {at: names.get(at, "a parameter") for at in of_optimizer if takes_all}
+    tables = {id(one) for one in parameters_of(optimizer) if isinstance(one, TableWeight)}
+    by_rows = of_optimizer if takes_all else tables
+    found = {at: names.get(at, "a parameter") for at in by_rows}
     for module in model.modules():
         if not isinstance(module, (torch.nn.Embedding, torch.nn.EmbeddingBag)):
             continue

@@ -52,8 +52,10 @@ class TableWeight(torch.nn.Parameter):
             weight, *more = args
             return function(weight._element(), *more, **(kwargs or {})).expand(weight.shape)
         if function not in _NEED_NO_VALUE and name_of(function) not in _ASK_WHAT_IT_IS:
+            read = next((one.table for one in args if isinstance(one, TableWeight)), None)
+            called = "the weight" if read is None else f"the weight '{read.name}'"
             raise NotSupportedError(
-                f"the weight of a p3kv.torch.Embedding was used by {name_of(function)}, and its "
+                f"{called} of a p3kv.torch.Embedding was used by {name_of(function)}, and its "
                 "rows are on the servers: call the embedding with ids, under torch.no_grad() if "
                 "nothing is to be trained; std= and seed= initialise it"
             )
