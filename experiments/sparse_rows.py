@@ -1,6 +1,7 @@
 """Sparse rows: a table of which each iteration touches some rows, against dense gradients.
 
-Shaped after Parallax (EuroSys'19), table 6: throughput against the share of touched rows.
+Shaped after Parallax (EuroSys'19), table 6: throughput against the share of touched rows. A
+large table is measured at several rates: where links are fast, processors are the limit.
 
 python -m experiments.sparse_rows
 """
@@ -8,7 +9,7 @@ python -m experiments.sparse_rows
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Dict, Iterator, NamedTuple, Optional, Sequence
+from typing import Any, Dict, Iterator, NamedTuple, Optional, Sequence, Tuple
 
 from experiments.campaign import options, turns
 from experiments.campaign.job import run_job
@@ -21,9 +22,11 @@ from experiments.emulation.systems import SYSTEMS
 HOSTS = 4
 RATE_MBIT_S = 25.0
 """So low because few cores serve all hosts, and the network is what is to be measured."""
-SLICE_ELEMS = 12_500
-"""What p3kv chooses at this rate. It is set because links have no limit until the table is there,
-which would take minutes."""
+SLICE_ELEMS = {RATE_MBIT_S: 12_500, 100.0: 12_500, 1000.0: 50_000}
+"""What p3kv chooses at these rates. It is set because links have no limit until the table is there,
+which would take minutes. Without a limit p3kv measures."""
+FASTER: Tuple[Optional[float], ...] = (100.0, 1000.0, None)
+"""Rates at which the large table is measured, too; None: without a limit."""
 COLUMNS = 512
 LARGE_ROWS, LARGE_SHARE = 400_000, 0.01
 SWEPT_ROWS, SHARES = 5_000, (1.0, 0.5, 0.25, 0.1, 0.04)
@@ -32,7 +35,8 @@ _ABOUT = {
     f"of {LARGE_ROWS} x {COLUMNS} of which {LARGE_SHARE:.0%} is touched",
     "computation": "none: an iteration pushes the rows of a batch, pulls those of the next one "
     "and waits for them; SGD on the servers. Dense: pushes the whole gradient, pulls the weight",
-    "units": "rate_mbit_s: each link, each direction, Ethernet frames; iteration_s: the slowest "
+    "units": "rate_mbit_s: each link, each direction, Ethernet frames; null: no limit; "
+    "cpu_s: of all processes, an iteration; iteration_s: the slowest "
     "worker's, one value for each iteration; link_bytes: most that a host's link has carried in a "
     "direction in an iteration; sent_share, received_share: bytes as p3kv counts them, by those of "
     "the worker's rows with numbers of 4 bytes",
@@ -46,12 +50,16 @@ class Case(NamedTuple):
     way: str
     rows: int
     share: float
+    rate_mbit_s: Optional[float] = RATE_MBIT_S
 
 
 def cases(quick: bool) -> Iterator[Case]:
     """All that a repetition measures, systems in turn."""
     for system in ("dist_sync", "p3kv"):
         yield Case(system, "rows", LARGE_ROWS // (10 if quick else 1), LARGE_SHARE)
+    for rate in FASTER[:: 2 if quick else 1]:
+        for system in ("dist_sync", "p3kv"):
+            yield Case(system, "rows", LARGE_ROWS // (10 if quick else 1), LARGE_SHARE, rate)
     for share in SHARES[:: 4 if quick else 1]:
         for system in ("dist_sync", "p3kv"):
             yield Case(system, "rows", SWEPT_ROWS, share)
@@ -65,19 +73,21 @@ def run(case: Case, iterations: int, warm_up: int) -> Dict[str, Any]:
     arguments = [case.system, case.way, case.rows, COLUMNS, touched]
     arguments += [f"--iterations={iterations}", f"--warm-up={warm_up}"]
     module = ["experiments.emulation.rows_worker", *map(str, arguments)]
-    settings = {"P3KV_SLICE_SIZE": SLICE_ELEMS}
+    rate = case.rate_mbit_s
+    settings = {} if rate is None else {"P3KV_SLICE_SIZE": SLICE_ELEMS[rate]}
     with Cluster(HOSTS) as cluster:
-        job = run_job(cluster, SYSTEMS[case.system], module, 300.0, settings, _limited(cluster))
+        limited = _limited(cluster, rate)
+        job = run_job(cluster, SYSTEMS[case.system], module, 300.0, settings, limited)
     counts = [end["counts"] for end in job.ends]
     most = max(max(one["link_sent"], one["link_received"]) for one in counts)
     record = {
         "columns": COLUMNS,
         "hosts": HOSTS,
-        "rate_mbit_s": RATE_MBIT_S,
         "iteration_s": [
             round(max(times), 5) for times in zip(*(end["iteration_s"] for end in job.ends))
         ],
         "link_bytes": most // iterations,
+        "cpu_s": round(job.cpu_s / iterations, 4),
     }
     if case.way == "rows" and "sent" in counts[0]:
         of_rows = iterations * touched * 4 * (COLUMNS + 1)
@@ -87,8 +97,8 @@ def run(case: Case, iterations: int, warm_up: int) -> Dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _limited(cluster: Cluster) -> Iterator[None]:
-    cluster.set_rate(RATE_MBIT_S)
+def _limited(cluster: Cluster, rate_mbit_s: Optional[float]) -> Iterator[None]:
+    cluster.set_rate(rate_mbit_s)
     try:
         yield
     finally:

@@ -15,15 +15,20 @@ _TITLES = {"dist_sync": "MXNet dist_sync", "p3kv": "p3kv"}
 
 
 def summarize(runs: Sequence[Mapping[str, Any]]) -> List[Dict[str, Any]]:
-    """A row for each table, way and share: seconds of an iteration by system, and bytes."""
-    found = sorted({(run["rows"], run["way"], run["share"]) for run in runs}, reverse=True)
-    return [_row(runs, *one) for one in found]
+    """A row for each table, way, share and rate: seconds of an iteration by system, and bytes."""
+    found = {tuple(run[name] for name in _WHAT) for run in runs}
+    unlimited = float("inf")
+    ordered = sorted(found, key=lambda one: (*one[:3], -(one[3] or unlimited)), reverse=True)
+    return [_row(runs, dict(zip(_WHAT, one))) for one in ordered]
 
 
-def _row(runs: Sequence[Mapping[str, Any]], rows: int, way: str, share: float) -> Dict[str, Any]:
-    row: Dict[str, Any] = {"rows": rows, "way": way, "share": share, "systems": {}}
+_WHAT = ("rows", "way", "share", "rate_mbit_s")
+
+
+def _row(runs: Sequence[Mapping[str, Any]], what: Mapping[str, Any]) -> Dict[str, Any]:
+    row: Dict[str, Any] = {**what, "systems": {}}
     for system in _TITLES:
-        of = curves.select(runs, rows=rows, way=way, share=share, system=system)
+        of = curves.select(runs, **what, system=system)
         if not of:
             continue
         numbers: Dict[str, Any] = {
@@ -46,7 +51,8 @@ def table_text(table: Sequence[Mapping[str, Any]]) -> str:
             taken = of["iteration_s"]
             shares = [f"{of[name]:.3f}" for name in ("sent_share", "received_share") if name in of]
             lines.append(
-                f"{row['rows']:>7} {row['way']:<5} {row['share']:<5g} {system:<9} "
+                f"{row['rows']:>7} {row['way']:<5} {row['share']:<5g} "
+                f"{row['rate_mbit_s'] or 'no limit':>8} {system:<9} "
                 f"{taken['median']:.3f} s ({taken['low']:.3f} to {taken['high']:.3f}), link "
                 f"{of['link_bytes'] / 1e6:.1f} MB {' '.join(shares)}"
             )

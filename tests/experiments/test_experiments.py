@@ -413,10 +413,10 @@ def test_the_cost_of_a_trace_is_told_by_records():
     assert tracing.report(runs[:1]) == "not measured yet"
 
 
-def _of_rows(system, way, rows, share, seconds, **more):
+def _of_rows(system, way, rows, share, seconds, rate=25.0, **more):
     return {
-        "system": system, "way": way, "rows": rows, "share": share, "iteration_s": seconds,
-        "link_bytes": 2_000_000, **more,
+        "system": system, "way": way, "rows": rows, "share": share, "rate_mbit_s": rate,
+        "iteration_s": seconds, "link_bytes": 2_000_000, **more,
     }  # fmt: skip
 
 
@@ -427,11 +427,13 @@ def test_sparse_rows_are_summed_up_and_drawn_by_the_share_of_touched_rows(tmp_pa
         _of_rows("p3kv", "rows", 100, 0.5, [0.5]),
         _of_rows("p3kv", "rows", 100, 1.0, [1.0]),
         _of_rows("dist_sync", "dense", 100, 1.0, [1.5]),
+        _of_rows("p3kv", "rows", 400, 0.01, [0.5], None),
     ]
     table = summarize(runs)
     text = table_text(table)
-    assert "400 rows  0.01  p3kv      1.750 s (1.000 to 2.500), link 2.0 MB 1.020 1.000" in text
-    assert len(text.splitlines()) == 4
+    known = "400 rows  0.01      25.0 p3kv      1.750 s (1.000 to 2.500), link 2.0 MB 1.020 1.000"
+    assert known in text and "no limit p3kv      0.500 s" in text
+    assert len(text.splitlines()) == 5
     figure = draw(table)
     figure.savefig(tmp_path / "figure.png")
     plt.close(figure)
