@@ -29,12 +29,14 @@ class Way(NamedTuple):
     dense: bool = False
 
 
+_MXNETS_PARTS = ("MXNET_KVSTORE_BIGARRAY_BOUND", 1_000_000 // SCALE)
+"""The elements from which on MXNet divides an array among servers, scaled as arrays are."""
 _NO_SUMS = ("P3KV_LOCAL_AGGREGATION", 0)
 _WHOLE = ("P3KV_PLACEMENT", "whole_tensors")
 _FIFO = ("P3KV_PRIORITIES", 0)
 WAYS = {
     "p3kv": Way("p3kv"),
-    "dist_sync": Way("MXNet dist_sync", "dist_sync"),
+    "dist_sync": Way("MXNet dist_sync", "dist_sync", (_MXNETS_PARTS,)),
     "horovod": Way("Horovod with gloo", "horovod"),
     "no_sums": Way("no sums on hosts", settings=(_NO_SUMS,)),
     "dense": Way("tables travel whole", dense=True),
