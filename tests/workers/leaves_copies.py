@@ -1,5 +1,6 @@
 """A worker leaves whose copies for checkpoints nobody will ask for: the first checkpoint is still
-being written when the next ones are due."""
+being written when the next ones are due. Where workers do not wait for each other, it is late, too,
+and copies for the first one when the next ones are left out already."""
 
 import p3kv  # noqa: F401, I001
 import time
@@ -29,9 +30,12 @@ def main() -> None:
     store.set_optimizer(mx.optimizer.create("sgd", learning_rate=0.1))
     weight = mx.nd.ones(1000)
     store.init("w", weight)
+    if store.type == "dist_async" and store.rank == 1:
+        time.sleep(2)
     for _ in range(FEWER_STEPS if store.rank == 1 else STEPS):
         store.pushpull("w", mx.nd.ones(1000), out=weight)
-        weight.wait_to_read()
+        if store.type != "dist_async":
+            weight.wait_to_read()
     print(f"ends after {STEPS}")
 
 

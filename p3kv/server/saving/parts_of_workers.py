@@ -53,11 +53,11 @@ class PartsOfWorkers:
                 self._tell(rank, words)
 
     def welcomed(self, rank: int) -> None:
-        """Tells a worker that takes frames now for which checkpoints nobody asks, and asks for its
-        part of the last one, if that is missing."""
+        """Asks a worker that takes frames now for its part of the last checkpoint, if it is
+        missing, and then tells it for which ones nobody asks."""
+        self._ask(rank)
         if self._left_out is not None and rank != 0:
             self._tell(rank, self._left_out)
-        self._ask(rank)
 
     def land_written(self, connection: Connection, header: Header) -> Landing:
         """Takes a worker's answer."""

@@ -61,8 +61,8 @@ class Checkpoint(Message, frozen=True):
     keep_from: int
     """Checkpoints of older steps are no longer needed; UNKNOWN: all are."""
     stores: List[StoreAtCut]
-    """Without any, worker rank 0 asks for none of this step or an older one, and others need keep
-    nothing for these."""
+    """Without any, worker rank 0 asks for none of this step, or of an older one for which it has
+    not asked before, and others need keep nothing for these."""
     workers_host: str = ""
     """Where worker rank 0 writes a file of its own; empty: it has nothing to write."""
     others_hosts: List[str] = []  # noqa: RUF012  nobody changes it

@@ -83,7 +83,7 @@ class OwnPart:
         """For which worker rank 0 has asked, until this worker begins to write."""
         self._writes = False
         self._left_out = 0
-        """The last step of which worker rank 0 asks for no checkpoint."""
+        """The last step of which worker rank 0 has said that it asks for no checkpoint."""
         self._waits_for: Sequence[Future] = ()
         """What a thread waits for that writes a part."""
 
@@ -131,7 +131,7 @@ class OwnPart:
     def copy(self, cut: Cut) -> None:
         """Begins to copy what codecs remember at a checkpoint; before this worker sends anything
         that does not belong to it."""
-        if cut.step <= self._left_out:
+        if self._is_left_out(cut.step):
             return
         memories = []
         for key, round_ in self.remembered(cut):
@@ -151,10 +151,15 @@ class OwnPart:
         self._write_if_copied()
 
     def leave_out(self, step: int) -> None:
-        """Worker rank 0 asks for no checkpoint of a step, nor for an older one."""
+        """Worker rank 0 asks for no checkpoint of a step, nor for an older one for which it has not
+        asked before."""
         self._left_out = step
-        while self._copied and self._copied[0].cut.step <= step:
-            self._copied.popleft()
+        kept = [one for one in self._copied if not self._is_left_out(one.cut.step)]
+        self._copied = deque(kept, maxlen=_MOST_COPIES)
+
+    def _is_left_out(self, step: int) -> bool:
+        asked = 0 if self._wanted is None else self._wanted.step
+        return asked < step <= self._left_out
 
     @property
     def is_needed(self) -> bool:
