@@ -89,7 +89,7 @@ class Together:
             self.schedules[rank].step()
         for at, weights in enumerate(zip(*(net.parameters() for net in self.nets))):
             learned = {rank: weights[rank].detach().numpy() for rank in there}
-            trains = weights[0].requires_grad
+            trains = weights[there[0]].requires_grad
             for rank, now in self.outer.exchange(step, at, learned, trains).items():
                 weights[rank].data.copy_(torch.from_numpy(now))
 
