@@ -38,7 +38,7 @@ def test_models_have_the_paper_s_sizes_but_for_their_scale() -> None:
 
 
 @needs(missing_requirements())
-@pytest.mark.parametrize("way", ["p3kv", "dense"])
+@pytest.mark.parametrize("way", ["p3kv", pytest.param("dense", marks=pytest.mark.long)])
 def test_a_model_s_tables_travel_by_rows_or_whole(way: str) -> None:
     """NMT: a worker's rows are 1.7 MB, its tables 18.7 MB, its dense arrays 23.4 MB; half of them
     leaves each of two hosts."""
