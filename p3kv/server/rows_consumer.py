@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Callable, Optional
+from typing import Optional
 
 import numpy as np
 
-from p3kv.codecs import Part, part_of_rows
+from p3kv.codecs import part_of_rows
 from p3kv.common.trace import Tracer, now_ns
 from p3kv.errors import ProtocolError
 from p3kv.server.engine import Engine, RowsKey
-from p3kv.server.engine.plan import KeyPlan
 from p3kv.server.received_frames import ReceivedFrames
 from p3kv.server.round_ends import RoundEnds
 from p3kv.server.spans import trace_sum
@@ -32,7 +31,6 @@ from p3kv.wire.header import (
 from p3kv.wire.queue import urgency
 from p3kv.wire.rows import (
     NUMBER,
-    Rows,
     check_frame,
     check_numbers,
     memory,
@@ -76,22 +74,18 @@ class RowsConsumer:
                     f"it sent {header.payload_bytes} bytes in {header.frames} frames for "
                     f"{key.name} without a gradient in round {header.round}"
                 )
-            act = partial(self._push, header, key, lambda: None)
+            act = partial(self._push, header, key, None)
             return Landing(None, partial(self._frames.push, connection, header, act, key))
         plan = key.plan
         dtype = plan.sum_dtype if carries else plan.dtype
-        decode, most_bytes = None, -1
+        most_bytes = -1
         if header.flags & ENCODED:
             codec, dtype = plan.codecs.gradients, plan.dtype
             travels = header.round > INITIAL_ROUND and not codec.in_place
             most_bytes = codec.most_bytes(header.rows * key.row_elems) if travels else 0
-            decode = partial(_decode, plan, part_of_rows(header.round))
         check_frame(header, key.rows, key.row_elems * dtype.itemsize, most_bytes)
         payload = memory(header.payload_bytes)
-        unpack: Callable[[], Rows] = partial(
-            unpacked, header, payload, dtype, key.row_elems, decode
-        )
-        act = partial(self._push, header, key, unpack)
+        act = partial(self._push, header, key, payload, dtype)
         arrived = partial(self._frames.push, connection, header, act, key)
         landed = traced_arrival(self._tracer, header, arrived)
         return Landing(payload if header.payload_bytes else None, landed)
@@ -119,14 +113,23 @@ class RowsConsumer:
         return Landing(payload if count else None, arrived)
 
     def _push(
-        self, header: PushRowsHeader, key: RowsKey, rows: Callable[[], Optional[Rows]]
+        self,
+        header: PushRowsHeader,
+        key: RowsKey,
+        payload: Optional[memoryview],
+        dtype: Optional[np.dtype] = None,
     ) -> None:
+        """Takes a frame, whose elements are of this dtype; without a payload it has no gradient."""
         start_ns, rank, round_, workers = now_ns(), header.rank, header.round, header.workers
         in_sum = header.flags & IN_HOST_SUM
         if in_sum and not (workers and key.has_begun_sum(rank, round_)):
             self._engine.push_in_host_sum(key, rank, round_, False, header.step)
         if workers or not in_sum:
-            key.push(rank, round_, header.frames, rows(), header.step, workers)
+            rows = None
+            if payload is not None and dtype is not None:
+                decoder, part = key.plan.decoder, part_of_rows(round_)
+                rows = unpacked(header, payload, dtype, key.row_elems, decoder, part)
+            key.push(rank, round_, header.frames, rows, header.step, workers)
             trace_sum(self._tracer, header, start_ns)
         self._ends.settle(key)
         if not self._frames.queue.heap:
@@ -166,7 +169,3 @@ class RowsConsumer:
             frame = Frame(urgent, header, rows.payload, rows.end_send)
             trace_departure(self._tracer, frame, request.rank)
             connection.writer.push(frame)
-
-
-def _decode(plan: KeyPlan, part: Part, encoded: memoryview, out: np.ndarray) -> None:
-    plan.decoder.decode(encoded, part, out)

@@ -8,13 +8,13 @@ bytes as the largest distance of the frame needs. A frame without rows says that
 
 from __future__ import annotations
 
-from typing import Callable, Iterator, NamedTuple, Optional, Sequence, Union
+from typing import Any, Iterator, NamedTuple, Optional, Protocol, Sequence, Union
 
 import numpy as np
 
 from p3kv.errors import ProtocolError
 from p3kv.wire.fields import PushRowsHeader, RowsHeader
-from p3kv.wire.header import GAPS, ONE_BYTE, TWO_BYTES
+from p3kv.wire.header import ENCODED, GAPS, ONE_BYTE, TWO_BYTES
 
 NUMBER = np.dtype("<u4")
 _GAPS = {0: None, ONE_BYTE: np.dtype("<u1"), TWO_BYTES: np.dtype("<u2"), GAPS: NUMBER}
@@ -24,10 +24,17 @@ _LAST = 2**32 - 1
 _LARGE_BYTES = 1 << 20
 """Of the rows in a large frame: a server adds up some while others are on their way."""
 
-Encode = Callable[[np.ndarray, memoryview], int]
-"""Writes elements into memory as they travel; returns how many bytes they have."""
-Decode = Callable[[memoryview, np.ndarray], None]
-"""Writes elements that have travelled so into an array; ProtocolError for wrong ones."""
+
+class Encodes(Protocol):
+    """An encoder of `p3kv.codecs`, and what it calls a part."""
+
+    def encode(self, elements: np.ndarray, part: Any, out: memoryview) -> int: ...
+
+
+class Decodes(Protocol):
+    """A decoder of `p3kv.codecs`."""
+
+    def decode(self, payload: memoryview, part: Any, out: np.ndarray) -> None: ...
 
 
 class Rows(NamedTuple):
@@ -42,13 +49,13 @@ class Rows(NamedTuple):
         """The payload of a frame that has these rows, with such gaps."""
         return gathered(self.elements, slice(None), gaps)
 
-    def encoded(self, gaps: np.ndarray, most_bytes: int, encode: Encode) -> memoryview:
+    def encoded(self, gaps: np.ndarray, encoder: Encodes, part: Any, most_bytes: int) -> memoryview:
         """The payload of a frame that has these rows encoded; `most_bytes` that the elements may
         have then."""
         if not len(self.numbers):
             return memory(0)
         payload = memory(most_bytes + gaps.nbytes)
-        size = encode(self.elements.reshape(-1), payload[:most_bytes])
+        size = encoder.encode(self.elements.reshape(-1), part, payload[:most_bytes])
         payload[size : size + gaps.nbytes] = gaps.view(np.uint8).data
         return payload[: size + gaps.nbytes]
 
@@ -199,14 +206,16 @@ def unpacked(
     payload: memoryview,
     dtype: np.dtype,
     row_elems: int,
-    decode: Optional[Decode] = None,
+    decoder: Optional[Decodes] = None,
+    part: Any = None,
 ) -> Rows:
     """The rows of a frame that has passed `check_frame`: their elements are a view of the payload,
-    or what `decode` makes of it. Raises ProtocolError where numbers do not ascend."""
+    or what the decoder makes of it. Raises ProtocolError where numbers do not ascend, and for
+    elements that can't be decoded."""
     rows, start = header.rows, header.payload_bytes - _gaps_bytes(header)
-    if decode is not None and rows:
+    if decoder is not None and rows and header.flags & ENCODED:
         elements = np.empty((rows, row_elems), dtype)
-        decode(payload[:start], elements.reshape(-1))
+        decoder.decode(payload[:start], part, elements.reshape(-1))
     else:
         elements = payload_elements(payload, dtype, rows, row_elems)
     return Rows(_numbers(header, payload[start:]), elements)

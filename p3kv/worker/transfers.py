@@ -223,13 +223,13 @@ class SummedRoute(Route):
         transfer: Transfer,
         piece: Slice,
         parts: Sequence[Any],
-        memory: Callable[[], np.ndarray],
+        memory: Optional[np.ndarray],
         flags: int,
         workers: int,
         have_read: Callable[[], None],
     ) -> None:
         """Sends the sum of gradients of so many workers, to which the transfer belongs. It is made
-        in the order of the parts when it begins to leave, perhaps in `memory`; `have_read` is
+        in the order of the parts when it begins to leave, of slices in `memory`; `have_read` is
         called when the parts are needed no more."""
 
 

@@ -11,6 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from p3kv.codecs import VALUES, make_codec, part_of_rows
+from p3kv.common.registry import Choice
 from p3kv.errors import P3Error, ProtocolError
 from p3kv.server.engine import RowsKey
 from p3kv.server.engine.plan import KeyPlan
@@ -389,30 +391,25 @@ def test_a_server_refuses_frames_of_rows_that_can_not_be_right(
 def test_numbers_travel_in_as_few_bytes_as_their_distances_need(
     several: Set[int], encodes: bool
 ) -> None:
-    some = rows(sorted(several), 0)
+    some, dtype = rows(sorted(several), 0), np.dtype(np.float32)
     numbers = packed(some.numbers)
-    payload = some.copied(numbers.gaps)
+    payload, as_sent, flags = some.copied(numbers.gaps), some.elements, numbers.flags
+    codec = make_codec(Choice("float16"), VALUES, 99 * COLUMNS, dtype)
     if encodes:
-        payload = some.encoded(numbers.gaps, 99 * COLUMNS * 4, _write)
+        most = codec.most_bytes(as_sent.size)
+        payload = some.encoded(numbers.gaps, codec.encoder(VALUES), part_of_rows(1), most)
+        as_sent, flags = as_sent.astype(np.float16), flags | ENCODED
     header = RowsHeader(
-        Kind.ROWS, 0, numbers.flags, len(payload), first=numbers.first, rows=numbers.rows
+        Kind.ROWS, 0, flags, len(payload), round=1, first=numbers.first, rows=numbers.rows
     )
-    check_frame(header, 70_001, 4 * COLUMNS, 99 * COLUMNS * 4 if encodes else -1)
-    found = unpacked(header, payload, np.dtype(np.float32), COLUMNS, _read if encodes else None)
+    most_bytes = codec.most_bytes(as_sent.size) if encodes else -1
+    check_frame(header, 70_001, 4 * COLUMNS, most_bytes)
+    found = unpacked(header, payload, dtype, COLUMNS, codec.decoder(VALUES), part_of_rows(1))
     np.testing.assert_array_equal(found.numbers, some.numbers)
-    np.testing.assert_array_equal(found.elements, some.elements)
+    np.testing.assert_array_equal(found.elements, as_sent)
     most = max(np.diff(sorted(several)), default=1)
     each = 0 if most == 1 else 1 if most < 256 else 2 if most < 65536 else 4
-    assert len(payload) == some.elements.nbytes + each * max(0, len(several) - 1)
-
-
-def _write(elements: np.ndarray, out: memoryview) -> int:
-    out[: elements.nbytes] = elements.view(np.uint8).data
-    return elements.nbytes
-
-
-def _read(encoded: memoryview, out: np.ndarray) -> None:
-    out[:] = np.frombuffer(encoded, out.dtype)
+    assert len(payload) == as_sent.nbytes + each * max(0, len(several) - 1)
 
 
 @pytest.mark.parametrize(

@@ -62,16 +62,12 @@ class SentRows:
         """The bytes that travel."""
         if self._copy is None:
             if self._encodes:
-                self._copy = self._encoded(Rows(self._numbers, self._value[self._numbers]))
+                rows = Rows(self._numbers, self._value[self._numbers])
+                self._copy = rows.encoded(
+                    self.packed.gaps, self._plan.encoder(), part_of_rows(self._round),
+                    self._plan.codecs.values.most_bytes(rows.elements.size),
+                )  # fmt: skip
             else:
                 some = index_of(self._numbers)
                 self._copy = gathered(self._value, some, self.packed.gaps)
         return self._copy
-
-    def _encoded(self, rows: Rows) -> memoryview:
-        plan, part = self._plan, part_of_rows(self._round)
-        return rows.encoded(
-            self.packed.gaps,
-            plan.codecs.values.most_bytes(rows.elements.size),
-            lambda elements, out: plan.encoder().encode(elements, part, out),
-        )

@@ -152,9 +152,10 @@ class Carried:
             if transfer.target is None:
                 self._receive_for_others(transfer)
         if parts:
+            by_rows = transfer.key.touched_only
+            memory = None if by_rows else self._memory.of_sum(transfer.key, piece)
             transfer.key.direct.send_sum(
-                transfer, piece, [parts[rank] for rank in sorted(parts)],
-                partial(self._memory.of_sum, transfer.key, piece), flags, workers,
+                transfer, piece, [parts[rank] for rank in sorted(parts)], memory, flags, workers,
                 partial(self._have_read, part),
             )  # fmt: skip
         else:

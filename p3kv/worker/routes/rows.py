@@ -22,7 +22,7 @@ from typing import (
 import numpy as np
 
 from p3kv.checkpoints import StoredRows
-from p3kv.codecs import Part, part_of_rows
+from p3kv.codecs import part_of_rows
 from p3kv.common.trace import Tracer
 from p3kv.errors import ProtocolError
 from p3kv.slicing import Slice
@@ -259,7 +259,7 @@ class RowsRoute(SummedRoute):
         transfer: Transfer,
         piece: Slice,
         parts: Sequence[Rows],
-        memory: Callable[[], np.ndarray],
+        memory: Optional[np.ndarray],
         flags: int,
         workers: int,
         have_read: Callable[[], None],
@@ -268,19 +268,14 @@ class RowsRoute(SummedRoute):
         encodes = not key.codecs.gradients.in_place
         numbers = union([part.numbers for part in parts])
         cut = self._cut(transfer, len(numbers))
-
-        def payload(some: slice, as_packed: Packed) -> memoryview:
-            total = summed(numbers[some], parts, key.sum_dtype)
-            made = self._made(key, transfer.round, total, encodes, as_packed)
-            if some is cut[-1]:
-                have_read()
-            return made
-
         flags |= ENCODED if encodes else 0
         for some in cut:
             as_packed = packed(numbers[some])
             frame = self._frame(transfer, len(cut), flags, workers, as_packed)
-            frame.payload = partial(payload, some, as_packed)
+            last = have_read if some is cut[-1] else None
+            frame.payload = partial(
+                self._payload_of_sum, transfer, numbers[some], parts, encodes, as_packed, last
+            )
             trace_departure(self._tracer, frame, piece.server)
             self._gates.push(piece.server, transfer.gate_step, frame)
         self._counts["slices_sent"] += len(cut)
@@ -315,16 +310,28 @@ class RowsRoute(SummedRoute):
         some = Rows(transfer.numbers[rows], transfer.elements[rows])
         return self._made(transfer.key, transfer.round, some, encodes, numbers)
 
+    def _payload_of_sum(
+        self,
+        transfer: Transfer,
+        numbers: np.ndarray,
+        parts: Sequence[Rows],
+        encodes: bool,
+        as_packed: Packed,
+        have_read: Optional[Callable[[], None]],
+    ) -> memoryview:
+        key = transfer.key
+        total = summed(numbers, parts, key.sum_dtype)
+        payload = self._made(key, transfer.round, total, encodes, as_packed)
+        if have_read is not None:
+            have_read()
+        return payload
+
     def _made(
         self, key: WorkerKey, round: int, some: Rows, encodes: bool, numbers: Packed
     ) -> memoryview:
         if encodes:
-            part = part_of_rows(round)
-            payload = some.encoded(
-                numbers.gaps,
-                key.codecs.gradients.most_bytes(some.elements.size),
-                lambda elements, out: key.encoder.encode(elements, part, out),
-            )
+            most_bytes = key.codecs.gradients.most_bytes(some.elements.size)
+            payload = some.encoded(numbers.gaps, key.encoder, part_of_rows(round), most_bytes)
         else:
             payload = some.copied(numbers.gaps)
         self._counts["bytes_sent"] += len(payload)
@@ -432,10 +439,9 @@ class RowsRoute(SummedRoute):
     ) -> None:
         self._counts["slices_received"] += 1
         self._counts["bytes_received"] += len(payload)
-        key, decode = transfer.key, None
-        if header.flags & ENCODED:
-            decode = partial(_decode, key, part_of_rows(header.round))
-        rows = unpacked(header, payload, key.numpy_dtype, key.row_elems, decode)
+        key = transfer.key
+        part = part_of_rows(header.round)
+        rows = unpacked(header, payload, key.numpy_dtype, key.row_elems, key.decoder, part)
         if answer.words is not None:
             rows = Rows(answer.words[header.first : header.first + header.rows], rows.elements)
         self.take(transfer, answer, header, rows, landed)
@@ -475,7 +481,3 @@ class RowsRoute(SummedRoute):
         if isinstance(transfer, RowsPull):
             return set(transfer.arriving)
         return {server for server, _ in transfer.key.runs}
-
-
-def _decode(key: WorkerKey, part: Part, encoded: memoryview, out: np.ndarray) -> None:
-    key.decoder.decode(encoded, part, out)

@@ -107,7 +107,7 @@ class SliceRoute(SummedRoute):
         transfer: Transfer,
         piece: Slice,
         parts: Sequence[np.ndarray],
-        memory: Callable[[], np.ndarray],
+        memory: Optional[np.ndarray],
         flags: int,
         workers: int,
         have_read: Callable[[], None],
@@ -152,10 +152,11 @@ class SliceRoute(SummedRoute):
         transfer: Transfer,
         piece: Slice,
         parts: Sequence[np.ndarray],
-        memory: Callable[[], np.ndarray],
+        memory: Optional[np.ndarray],
         have_read: Callable[[], None],
     ) -> memoryview:
-        total = memory()
+        assert memory is not None
+        total = memory
         if len(parts) == 1:
             total[:] = parts[0]
         else:
