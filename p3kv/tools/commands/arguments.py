@@ -58,6 +58,49 @@ def workers_command(options: argparse.Namespace) -> list[str]:
     return command
 
 
+def add_places(parser: argparse.ArgumentParser, workers: int) -> None:
+    """Adds where a command runs a script: on this machine, or on hosts."""
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument(
+        "-n",
+        "--num-workers",
+        type=positive,
+        metavar="WORKERS",
+        help=f"number of workers, on this machine, without a network (default: {workers})",
+    )
+    where.add_argument(
+        "-H", "--hosts", type=hosts, metavar="HOSTS", help="the job's hosts, as for p3kv launch"
+    )
+
+
+def add_trials(parser: argparse.ArgumentParser, steps: int, rounds: int) -> None:
+    """Adds how long a command tries a script."""
+    parser.add_argument(
+        "--steps",
+        type=positive,
+        default=steps,
+        metavar="N",
+        help=f"steps that are measured in each trial, after some to warm up (default: {steps})",
+    )
+    parser.add_argument(
+        "--rounds",
+        type=positive,
+        default=rounds,
+        metavar="N",
+        help=f"how many trials each has (default: {rounds})",
+    )
+
+
+def add_workers_command(parser: argparse.ArgumentParser) -> None:
+    """Adds what `workers_command` reads."""
+    parser.add_argument(
+        "command",
+        nargs=argparse.REMAINDER,
+        metavar="COMMAND",
+        help="what each worker runs, such as `python train.py`",
+    )
+
+
 def complete_with(action: argparse.Action, names: Sequence[str]) -> None:
     """Has shells complete an option's argument with these names: shtab reads them there."""
     function, words = f"_p3kv_{action.dest}", " ".join(names)

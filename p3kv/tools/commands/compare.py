@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING
 
 from p3kv.config import Settings
 from p3kv.errors import ConfigError
-from p3kv.tools.commands.arguments import hosts, positive, workers_command
+from p3kv.tools.commands.arguments import (
+    add_places,
+    add_trials,
+    add_workers_command,
+    positive,
+    workers_command,
+)
 
 if TYPE_CHECKING:
     from p3kv.tools.commands.arguments import Commands
@@ -41,17 +47,7 @@ def add(commands: Commands) -> None:
         usage="p3kv compare [-n WORKERS | -H HOSTS] [-s SERVERS]\n"
         "                    [--steps N] [--rounds N] [--codecs [CODECS]] -- COMMAND ...",
     )
-    where = parser.add_mutually_exclusive_group()
-    where.add_argument(
-        "-n",
-        "--num-workers",
-        type=positive,
-        metavar="WORKERS",
-        help=f"number of workers, on this machine, without a network (default: {_WORKERS})",
-    )
-    where.add_argument(
-        "-H", "--hosts", type=hosts, metavar="HOSTS", help="the job's hosts, as for p3kv launch"
-    )
+    add_places(parser, _WORKERS)
     parser.add_argument(
         "-s",
         "--num-servers",
@@ -59,20 +55,7 @@ def add(commands: Commands) -> None:
         metavar="SERVERS",
         help="number of servers (default: as many as workers)",
     )
-    parser.add_argument(
-        "--steps",
-        type=positive,
-        default=_STEPS,
-        metavar="N",
-        help=f"steps that are measured in each trial, after some to warm up (default: {_STEPS})",
-    )
-    parser.add_argument(
-        "--rounds",
-        type=positive,
-        default=_ROUNDS,
-        metavar="N",
-        help=f"how many trials each has (default: {_ROUNDS})",
-    )
+    add_trials(parser, _STEPS, _ROUNDS)
     parser.add_argument(
         "--codecs",
         nargs="?",
@@ -82,12 +65,7 @@ def add(commands: Commands) -> None:
         help="measure p3kv with these codecs, too, such as 'float16 topk:share=0.001', in both "
         f"directions where they serve both (if none is named: {_CODECS})",
     )
-    parser.add_argument(
-        "command",
-        nargs=argparse.REMAINDER,
-        metavar="COMMAND",
-        help="what each worker runs, such as `python train.py`",
-    )
+    add_workers_command(parser)
     parser.set_defaults(do=_compare, parser=parser)
 
 

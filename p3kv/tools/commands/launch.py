@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING
 
 from p3kv.config import Settings, Tuned
 from p3kv.errors import ConfigError
-from p3kv.tools.commands.arguments import hosts, number_of_times, port, positive, workers_command
+from p3kv.tools.commands.arguments import (
+    add_workers_command,
+    hosts,
+    number_of_times,
+    port,
+    positive,
+    workers_command,
+)
 
 if TYPE_CHECKING:
     from p3kv.tools.commands.arguments import Commands
@@ -88,12 +95,7 @@ def add(commands: Commands) -> None:
         help="how many times to start the job again from its newest checkpoint when a process "
         "fails (default: never)",
     )
-    parser.add_argument(
-        "command",
-        nargs=argparse.REMAINDER,
-        metavar="COMMAND",
-        help="what each worker runs, such as `python train.py`",
-    )
+    add_workers_command(parser)
     parser.set_defaults(do=_launch, parser=parser)
 
 

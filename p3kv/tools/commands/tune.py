@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING
 
 from p3kv.config import MAX_SLICE_ELEMS, Settings, Tuned
 from p3kv.errors import ConfigError
-from p3kv.tools.commands.arguments import hosts, positive, workers_command
+from p3kv.tools.commands.arguments import (
+    add_places,
+    add_trials,
+    add_workers_command,
+    positive,
+    workers_command,
+)
 
 if TYPE_CHECKING:
     from p3kv.tools.commands.arguments import Commands
@@ -40,17 +46,7 @@ def add(commands: Commands) -> None:
         "                 [--slice-sizes [SIZES]] [--steps N] [--rounds N]\n"
         "                 [--write FILE] -- COMMAND ...",
     )
-    where = parser.add_mutually_exclusive_group()
-    where.add_argument(
-        "-n",
-        "--num-workers",
-        type=positive,
-        metavar="WORKERS",
-        help=f"number of workers, on this machine, without a network (default: {_WORKERS})",
-    )
-    where.add_argument(
-        "-H", "--hosts", type=hosts, metavar="HOSTS", help="the job's hosts, as for p3kv launch"
-    )
+    add_places(parser, _WORKERS)
     parser.add_argument(
         "--max-servers",
         type=positive,
@@ -67,32 +63,14 @@ def add(commands: Commands) -> None:
         help="also measure these numbers of elements in a slice with the servers that were chosen, "
         f"beside the size that p3kv chooses by itself (if none is named: '{_SIZES}')",
     )
-    parser.add_argument(
-        "--steps",
-        type=positive,
-        default=_STEPS,
-        metavar="N",
-        help=f"steps that are measured in each trial, after some to warm up (default: {_STEPS})",
-    )
-    parser.add_argument(
-        "--rounds",
-        type=positive,
-        default=_ROUNDS,
-        metavar="N",
-        help=f"how many trials each has (default: {_ROUNDS})",
-    )
+    add_trials(parser, _STEPS, _ROUNDS)
     parser.add_argument(
         "--write",
         type=Path,
         metavar="FILE",
         help="leave the choice in a file for p3kv launch --tuned FILE",
     )
-    parser.add_argument(
-        "command",
-        nargs=argparse.REMAINDER,
-        metavar="COMMAND",
-        help="what each worker runs, such as `python train.py`",
-    )
+    add_workers_command(parser)
     parser.set_defaults(do=_tune, parser=parser)
 
 
