@@ -68,7 +68,8 @@ def check_rows(optimizer: torch.optim.Optimizer, sparse: Mapping[int, str]) -> N
             f"the gradient of '{name}' is sparse, and servers can't update single rows by "
             f"{' with '.join([kind, *more])}, which changes all rows in each step, or takes no "
             f"sparse gradients: use {', '.join(BY_ROWS)}, without momentum and weight_decay, if "
-            "need be by a p3kv.torch.Optimizer of its own, or make the embedding with sparse=False"
+            "need be by a p3kv.torch.Optimizer of its own, or make it a torch.nn.Embedding with "
+            "sparse=False"
         )
 
 
