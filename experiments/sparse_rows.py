@@ -27,7 +27,7 @@ SLICE_ELEMS = {RATE_MBIT_S: 12_500, 100.0: 12_500, 1000.0: 50_000}
 which would take minutes. Without a limit p3kv measures."""
 FASTER: Tuple[Optional[float], ...] = (100.0, 1000.0, None)
 """Rates at which the large table is measured, too; None: without a limit."""
-COLUMNS = 512
+COLUMNS, NARROW = 512, 16
 LARGE_ROWS, LARGE_SHARE = 400_000, 0.01
 SWEPT_ROWS, SHARES = 5_000, (1.0, 0.5, 0.25, 0.1, 0.04)
 _ABOUT = {
@@ -51,6 +51,7 @@ class Case(NamedTuple):
     rows: int
     share: float
     rate_mbit_s: Optional[float] = RATE_MBIT_S
+    columns: int = COLUMNS
 
 
 def cases(quick: bool) -> Iterator[Case]:
@@ -60,6 +61,10 @@ def cases(quick: bool) -> Iterator[Case]:
     for rate in FASTER[:: 2 if quick else 1]:
         for system in ("dist_sync", "p3kv"):
             yield Case(system, "rows", LARGE_ROWS // (10 if quick else 1), LARGE_SHARE, rate)
+    swept = [(SWEPT_ROWS, share, COLUMNS) for share in (SHARES[0], SHARES[-1])]
+    for rows, share, columns in [(LARGE_ROWS, LARGE_SHARE, NARROW), *swept]:
+        for system in ("dist_sync", "p3kv"):
+            yield Case(system, "rows", rows, share, None, columns)
     for share in SHARES[:: 4 if quick else 1]:
         for system in ("dist_sync", "p3kv"):
             yield Case(system, "rows", SWEPT_ROWS, share)
@@ -70,7 +75,7 @@ def cases(quick: bool) -> Iterator[Case]:
 def run(case: Case, iterations: int, warm_up: int) -> Dict[str, Any]:
     """Measures one case on a cluster of its own. Raises RunFailed."""
     touched = round(case.rows * case.share)
-    arguments = [case.system, case.way, case.rows, COLUMNS, touched]
+    arguments = [case.system, case.way, case.rows, case.columns, touched]
     arguments += [f"--iterations={iterations}", f"--warm-up={warm_up}"]
     module = ["experiments.emulation.rows_worker", *map(str, arguments)]
     rate = case.rate_mbit_s
@@ -81,7 +86,6 @@ def run(case: Case, iterations: int, warm_up: int) -> Dict[str, Any]:
     counts = [end["counts"] for end in job.ends]
     most = max(max(one["link_sent"], one["link_received"]) for one in counts)
     record = {
-        "columns": COLUMNS,
         "hosts": HOSTS,
         "iteration_s": [
             round(max(times), 5) for times in zip(*(end["iteration_s"] for end in job.ends))
@@ -90,7 +94,7 @@ def run(case: Case, iterations: int, warm_up: int) -> Dict[str, Any]:
         "cpu_s": round(job.cpu_s / iterations, 4),
     }
     if case.way == "rows" and "sent" in counts[0]:
-        of_rows = iterations * touched * 4 * (COLUMNS + 1)
+        of_rows = iterations * touched * 4 * (case.columns + 1)
         for name in ("sent", "received"):
             record[f"{name}_share"] = round(max(one[name] for one in counts) / of_rows, 4)
     return record

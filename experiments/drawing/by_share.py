@@ -18,11 +18,13 @@ def summarize(runs: Sequence[Mapping[str, Any]]) -> List[Dict[str, Any]]:
     """A row for each table, way, share and rate: seconds of an iteration by system, and bytes."""
     found = {tuple(run[name] for name in _WHAT) for run in runs}
     unlimited = float("inf")
-    ordered = sorted(found, key=lambda one: (*one[:3], -(one[3] or unlimited)), reverse=True)
+    ordered = sorted(
+        found, key=lambda one: (*one[:3], -(one[3] or unlimited), one[4]), reverse=True
+    )
     return [_row(runs, dict(zip(_WHAT, one))) for one in ordered]
 
 
-_WHAT = ("rows", "way", "share", "rate_mbit_s")
+_WHAT = ("rows", "way", "share", "rate_mbit_s", "columns")
 
 
 def _row(runs: Sequence[Mapping[str, Any]], what: Mapping[str, Any]) -> Dict[str, Any]:
@@ -51,7 +53,7 @@ def table_text(table: Sequence[Mapping[str, Any]]) -> str:
             taken = of["iteration_s"]
             shares = [f"{of[name]:.3f}" for name in ("sent_share", "received_share") if name in of]
             lines.append(
-                f"{row['rows']:>7} {row['way']:<5} {row['share']:<5g} "
+                f"{row['rows']:>7} x {row['columns']:<3} {row['way']:<5} {row['share']:<5g} "
                 f"{row['rate_mbit_s'] or 'no limit':>8} {system:<9} "
                 f"{taken['median']:.3f} s ({taken['low']:.3f} to {taken['high']:.3f}), link "
                 f"{of['link_bytes'] / 1e6:.1f} MB {' '.join(shares)}"
@@ -64,7 +66,7 @@ def draw(table: Sequence[Mapping[str, Any]]) -> Figure:
     output.style()
     figure, axis = plt.subplots(figsize=(5.5, 3.8))
     swept = min(row["rows"] for row in table)
-    table = [row for row in table if row["rows"] == swept]
+    table = [row for row in table if row["rows"] == swept and row["rate_mbit_s"] == 25]
     shares = sorted({row["share"] for row in table})
     for way, line in _LINES.items():
         for system, title in _TITLES.items():

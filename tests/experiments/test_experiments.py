@@ -416,7 +416,7 @@ def test_the_cost_of_a_trace_is_told_by_records():
 def _of_rows(system, way, rows, share, seconds, rate=25.0, **more):
     return {
         "system": system, "way": way, "rows": rows, "share": share, "rate_mbit_s": rate,
-        "iteration_s": seconds, "link_bytes": 2_000_000, **more,
+        "iteration_s": seconds, "link_bytes": 2_000_000, "columns": 512, **more,
     }  # fmt: skip
 
 
@@ -431,7 +431,9 @@ def test_sparse_rows_are_summed_up_and_drawn_by_the_share_of_touched_rows(tmp_pa
     ]
     table = summarize(runs)
     text = table_text(table)
-    known = "400 rows  0.01      25.0 p3kv      1.750 s (1.000 to 2.500), link 2.0 MB 1.020 1.000"
+    known = (
+        "400 x 512 rows  0.01      25.0 p3kv      1.750 s (1.000 to 2.500), link 2.0 MB 1.020 1.000"
+    )
     assert known in text and "no limit p3kv      0.500 s" in text
     assert len(text.splitlines()) == 5
     figure = draw(table)
