@@ -101,6 +101,8 @@ class Measures:
         found = self.verdict()
         if found is None:
             return []
+        if any(layer.key.touched_only for layer in self._data_plane.times.layers()):
+            return found.lines  # the others send rows, too, and the workload has whole tensors
         own = words.current().own
         compared = with_own(own, found, self._workload(), self._num_workers, self._summing)
         return found.lines if compared is None else [*found.lines, compared]
