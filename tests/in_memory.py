@@ -174,6 +174,8 @@ class Worker:
         if key.own_rounds:
             pushes = source is not None and round > INITIAL_ROUND
             step = self.steps.new_step(key.store) if pushes else 0
+            if pushes:
+                self.steps.of_store(key.store).count_push(step)
         elif source is not None:
             step = self._step = max(self._step, round)
             if round > INITIAL_ROUND:

@@ -71,6 +71,10 @@ class Optimizer(ABC):
     in_step = True
     """Whether worker rank 0 has begun a step with it: its settings may change until then."""
 
+    last_step = 0
+    """The newest step of worker rank 0 that has updated something here, of own rounds: its settings
+    hold for other workers' rounds."""
+
     absent = 0
     """How many workers have left before the round whose sum the next update takes."""
 
@@ -106,8 +110,7 @@ class Optimizer(ABC):
         With the index WHOLE they have all elements of a tensor of `key.shape`, nobody else uses
         them, and the optimizer may keep `total`.
         `step` counts the job's updates as worker rank 0 has seen them, 1 for the first. If it is
-        None, the newest settings hold: the update is that of one worker's push, or worker rank 0
-        has left.
+        None, the newest settings hold: worker rank 0 has left.
         """
 
     def predicted(
@@ -236,6 +239,8 @@ class JobOptimizers:
         if optimizer is None:
             optimizer = self._optimizers[store] = self._made(settings.front_end)
         optimizer.configure(from_step, settings.settings, oldest_step)
+        begins = settings.in_step and not optimizer.in_step
+        optimizer.last_step = max(optimizer.last_step, from_step if begins else oldest_step)
         optimizer.in_step = settings.in_step
         return optimizer
 

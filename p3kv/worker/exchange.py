@@ -124,7 +124,9 @@ class Exchange:
             return
         key.sent = transfer.round
         self.round = max(self.round, transfer.round)
-        if not key.own_rounds:
+        if key.own_rounds:
+            self._steps.begin(transfer.step, own=True)
+        else:
             if transfer.step > self._step:
                 self._step = transfer.step
                 self._on_step(transfer.step)
@@ -176,8 +178,7 @@ class Exchange:
             self._send(held)
 
     def _count_ended(self, transfer: Transfer) -> None:
-        own = transfer.key.own_rounds
-        if transfer.source is not None and transfer.round > INITIAL_ROUND and not own:
+        if transfer.source is not None and transfer.round > INITIAL_ROUND:
             self._steps.count_ended(transfer.step, transfer.key.store)
 
     def awaited(self) -> Optional[Tuple[Transfer, Set[int]]]:

@@ -17,19 +17,20 @@ class Steps:
     while other keys are far ahead. Only this worker knows what it will push, so only it knows which
     settings are still needed.
 
-    All stores of a process count the same steps: each step is one store's. A store whose rounds are
-    each worker's own counts beside them, so that the others' steps are the same on all workers; its
-    settings hold as soon as the servers have them, and only the newest are kept. Other settings
-    wait here until their step is the current or the next one, so that a script that pushes far
-    ahead does not pile settings up on the servers. `new_step`, `newest`, `new_store`, `make_own`
-    and `StoreSteps.count_push` belong to the thread that pushes, all else to the worker's thread.
+    All stores of a process count the same steps: each step is one store's. Stores whose rounds are
+    each worker's own count beside them, so that the others' steps are the same on all workers.
+    Settings wait here until their step is the current or the next one, so that a script that pushes
+    far ahead does not pile settings up on the servers. `new_step`, `newest`, `new_store`,
+    `make_own` and `StoreSteps.count_push` belong to the thread that pushes, all else to the
+    worker's thread.
     """
 
     def __init__(self, send: SendSettings) -> None:
         self._send = send
         self._stores = [StoreSteps()]
         self._newest = self._newest_own = 0
-        self._begun = 0
+        self._begun = {False: 0, True: 0}
+        """The newest step whose first slice is sent: of those that workers share, of others."""
 
     def new_store(self) -> None:
         """Counts the steps of one more store."""
@@ -37,11 +38,11 @@ class Steps:
 
     def make_own(self, store: int) -> None:
         """Says that a store's rounds are each worker's own, before its first step."""
-        self._stores[store] = OwnSteps()
+        self._stores[store].own = True
 
     def new_step(self, store: int = 0) -> int:
         """Returns the number of a step that begins in a store; the first one is 1."""
-        if isinstance(self._stores[store], OwnSteps):
+        if self._stores[store].own:
             # Not before shared steps, for which other workers may wait.
             self._newest_own = max(self._newest_own, self._newest) + 1
             return self._newest_own
@@ -69,22 +70,22 @@ class Steps:
 
     def send_settings(self, from_step: int, settings: bytes, store: int = 0) -> None:
         """Sends settings before the first slice of the step from which they hold."""
-        if isinstance(self._stores[store], OwnSteps):
-            self._send(from_step, from_step, settings, store)
-            return
         self._stores[store].waiting.append((from_step, settings))
         self._send_waiting()
 
-    def begin(self, step: int) -> None:
-        """Takes note that a step's first slice is about to be sent."""
-        self._begun = step
+    def begin(self, step: int, own: bool = False) -> None:
+        """Takes note that a step's first slice is about to be sent; `own`: of a worker's own
+        rounds."""
+        if step <= self._begun[own]:
+            return
+        self._begun[own] = step
         for steps in self._stores:
             steps.forget()
         self._send_waiting()
 
     def _send_waiting(self) -> None:
         for store, steps in enumerate(self._stores):
-            while steps.waiting and steps.waiting[0][0] <= self._begun + 1:
+            while steps.waiting and steps.waiting[0][0] <= self._begun[steps.own] + 1:
                 steps.forget()
                 from_step, settings = steps.waiting.popleft()
                 self._send(from_step, steps.oldest, settings, store)
@@ -94,6 +95,8 @@ class StoreSteps:
     """One store's steps that have not ended, and its settings that wait."""
 
     def __init__(self) -> None:
+        self.own = False
+        """Whether its rounds are each worker's own."""
         self.ended: Dict[int, int] = {}
         self.oldest = 0
         self.waiting: Deque[Tuple[int, bytes]] = deque()
@@ -121,10 +124,3 @@ class StoreSteps:
             self._push_counts.pop(self.oldest, None)
             self.ended.pop(self.oldest, None)
             self._open.popleft()
-
-
-class OwnSteps(StoreSteps):
-    """The steps of a store whose rounds are each worker's own; nothing is counted."""
-
-    def count_push(self, step: int) -> None:
-        pass

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.jobs import run_job
 
 
@@ -21,3 +23,14 @@ def test_workers_train_each_at_its_own_pace_and_every_push_counts_once(tmp_path:
         "Please set update_on_kvstore=True when training in async mode",
     ):
         assert words in result.said_by("worker 1"), result.output
+
+
+@pytest.mark.parametrize(
+    ("rule", "workers"), [("asynchronous", 1), ("bounded:staleness=3", 1), ("asynchronous", 2)]
+)
+def test_a_push_counts_with_the_rate_of_its_step_however_far_ahead_the_script_is(
+    rule: str, workers: int
+) -> None:
+    result = run_job("own_schedule.py", workers=workers, servers=2, P3KV_CONSISTENCY=rule)
+    assert result.code == 0, result.output
+    assert result.output.count("each push counts with its step's rate") == workers, result.output

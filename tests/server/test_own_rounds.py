@@ -243,7 +243,7 @@ def test_steps_that_are_a_worker_s_own_do_not_count_for_others() -> None:
         assert worker.steps.new_step() == 1
         assert worker.steps.new_step(OWN_STORE) == 6
         worker.steps.send_settings(6, b"", OWN_STORE)
-        assert worker.settings == [(6, 6)]
+        assert worker.settings == [(6, 5)]
         worker.tuning.want(SliceSizes(SIZE // 5))
         worker.call(shared, INITIAL_ROUND, np.ones(SIZE, np.float32), None)
         worker.call(shared, 1, np.ones(SIZE, np.float32), np.zeros(SIZE, np.float32))

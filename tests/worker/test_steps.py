@@ -4,15 +4,21 @@ from __future__ import annotations
 
 from typing import List, Tuple
 
+import pytest
+
 from p3kv.worker.steps import Steps
 
 
 class Sent:
     """The settings that a worker has sent: from which step on, and the oldest that needs any."""
 
-    def __init__(self) -> None:
+    def __init__(self, own: bool = False) -> None:
+        """`own`: rounds are each worker's own."""
         self.sent: List[Tuple[int, int]] = []
         self.steps = Steps(lambda from_step, oldest, *_: self.sent.append((from_step, oldest)))
+        self._own = own
+        if own:
+            self.steps.make_own(0)
 
     def push(self, step: int, keys: int = 2) -> None:
         """As a store whose rate changes in each step does."""
@@ -20,16 +26,20 @@ class Sent:
         for _ in range(keys):
             self.steps.of_store(0).count_push(step)
 
+    def begin(self, step: int) -> None:
+        self.steps.begin(step, self._own)
+
     def end(self, step: int, keys: int = 2) -> None:
         for _ in range(keys):
             self.steps.count_ended(step)
 
 
-def test_a_step_needs_settings_until_the_last_of_its_rounds_has_ended() -> None:
-    job = Sent()
+@pytest.mark.parametrize("own", [False, True])
+def test_a_step_needs_settings_until_the_last_of_its_rounds_has_ended(own: bool) -> None:
+    job = Sent(own)
     for step in range(1, 6):
         job.push(step)
-        job.steps.begin(step)
+        job.begin(step)
         job.end(step, keys=1 if step == 3 else 2)
     assert job.sent == [(1, 0), (2, 1), (3, 2), (4, 3), (5, 3)]
     job.end(3, keys=1)
@@ -49,13 +59,14 @@ def test_a_step_that_may_get_more_pushes_is_not_over() -> None:
     assert job.sent[-1] == (2, 1)
 
 
-def test_settings_of_steps_far_ahead_wait_on_the_worker() -> None:
-    job = Sent()
+@pytest.mark.parametrize("own", [False, True])
+def test_settings_of_steps_far_ahead_wait_on_the_worker(own: bool) -> None:
+    job = Sent(own)
     for step in range(1, 100):
         job.push(step)
     assert [step for step, _ in job.sent] == [1]
     for step in range(1, 100):
-        job.steps.begin(step)
+        job.begin(step)
         assert job.sent[-1][0] == min(step + 1, 99)
         job.end(step)
     assert job.sent[-1] == (99, 98)

@@ -198,6 +198,9 @@ class OwnRounds(Ledger[S]):
         self.round += 1
         if current.changed:
             self._changed_at = self.round
+        optimizer = self._plan.optimizer
+        if current.owner == 0 and optimizer is not None:
+            optimizer.last_step = max(optimizer.last_step, current.step)
         self._ended[current.owner] = current.number
         del self.own[current.owner, current.number]
         if self.is_new_enough(current.owner, current.number):

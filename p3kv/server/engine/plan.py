@@ -129,7 +129,11 @@ class KeyPlan:
         return optimizer
 
     def update_step(self, current: Round) -> Optional[int]:
-        """The step whose optimizer settings hold for a round; None for the newest settings."""
-        own = self.consistency.own_rounds
-        newest = own or self.rules.leavers.leads_no_more(current.arrived)
-        return None if newest else current.step
+        """The step whose optimizer settings hold for a round; None for the newest settings. Steps
+        are worker rank 0's: other workers' own rounds go by the last one of which something is
+        updated here."""
+        if not self.consistency.own_rounds:
+            return None if self.rules.leavers.leads_no_more(current.arrived) else current.step
+        if current.owner == 0 or self.optimizer is None:
+            return current.step
+        return self.optimizer.last_step
