@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -49,9 +50,15 @@ class JobResult:
         self.seconds = seconds
 
     def said_by(self, name: str) -> str:
-        """What one part of a job printed, such as 'worker 0', where a launcher marked the lines."""
+        """What one part of a job printed, such as 'worker 0', where a launcher marked the lines,
+        and what the launcher says that it has said as another one."""
         marked = [line.partition("|") for line in self.output.splitlines()]
-        return "\n".join(text for who, _, text in marked if who.strip() == name)
+        said = [text for who, _, text in marked if who.strip() == name]
+        for others, first in re.findall("p3kv launch: (.*) said the same as (.*)", self.output):
+            if name in others.split(", "):
+                of_first = [text for who, _, text in marked if who.strip() == first]
+                said += [text for text in of_first if text.startswith(" p3kv ")]
+        return "\n".join(said)
 
 
 def environment(**changes: object) -> Dict[str, str]:

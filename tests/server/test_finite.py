@@ -41,7 +41,7 @@ def test_a_job_may_end_on_them_and_names_key_round_and_worker(per_host: int) -> 
     last = job.output.splitlines()[-1]
     assert last.startswith(f"p3kv launch: worker 1 (round 2) failed first: {reason}. Look at this")
     for name in ("worker 0", "worker 1", "server 0", "scheduler"):
-        assert reason in job.said_by(name)
+        assert reason in job.said_by(name), job.output
     assert "Traceback" not in job.output
 
 

@@ -12,7 +12,6 @@ import threading
 import time
 from typing import IO, BinaryIO, Callable, NamedTuple, TextIO
 
-from p3kv.common.words import counted
 from p3kv.config import wants_colours
 
 _READ_BYTES = 1 << 16
@@ -79,8 +78,8 @@ class Screen:
 
     On a terminal, progress stays in the last line and is overwritten, as its writer meant it. In a
     file or a pipe it would be one endless line, so it appears there now and then and when it is
-    complete. Why a job fails, all its processes say: on a terminal the first one is shown, and the
-    others are counted; a file has all of them. Any thread may use a screen.
+    complete. Why a job fails, all its processes say: the first one is shown, and the others are
+    named at the end. Any thread may use a screen.
 
     What a stream does not take, because its disk is full, for example, is lost, and the other
     stream says so: a job is worth more than its output. But if a pipe's reader is gone, `show`
@@ -97,14 +96,16 @@ class Screen:
         self._progress = b""
         self._progress_of = b""
         self._progress_at_s: dict[bytes, float] = {}
-        self._errors: set[bytes] = set()
-        self._folded = 0
-        """How many lines were not shown, because another process had said the same."""
+        self._first: dict[tuple[bool, bytes], str] = {}
+        """Who has said first why the job fails, by stream and words."""
+        self._same: dict[str, set[str]] = {}
+        """Who has said the same as a process that is shown; the launcher says so at the end."""
 
     def show(self, to_err: bool, name: str, colour: int, texts: list[Text]) -> None:
         """Shows texts of one writer on `err` or `out`; `colour` counts the writers."""
         with self._lock:
             prefix = f"{name} | ".encode()
+            texts = [text for text in texts if not self._is_repeated(to_err, name, text)]
             if self._is_tty[to_err]:
                 number = _COLOURS[colour % len(_COLOURS)]
                 shown = b"\x1b[%dm%s\x1b[0m" % (number, prefix) if self._has_colours else prefix
@@ -119,26 +120,25 @@ class Screen:
             self._progress = b""
 
     def say_what_is_folded(self) -> None:
-        """Shows how many processes have said what another one had said."""
-        if self._folded:
-            others = counted(self._folded, "other line")
-            self.say(f"p3kv launch: {others} of the job's processes said the same")
-            self._folded = 0
+        """Shows which processes have said what another one had said."""
+        for first, others in self._same.items():
+            self.say(f"p3kv launch: {', '.join(sorted(others))} said the same as {first}")
+        self._first.clear()
+        self._same.clear()
 
-    def _is_repeated(self, text: Text) -> bool:
+    def _is_repeated(self, to_err: bool, name: str, text: Text) -> bool:
         error = _ERROR.fullmatch(text.text) if text.final else None
         if error is None:
             return False
-        repeated = error[1] in self._errors
-        self._errors.add(error[1])
-        self._folded += repeated
-        return repeated
+        first = self._first.setdefault((to_err, error[1]), name)
+        if first == name:
+            return False
+        self._same.setdefault(first.strip(), set()).add(name.strip())
+        return True
 
     def _show_on_tty(self, to_err: bool, prefix: bytes, width: int, texts: list[Text]) -> None:
         pieces = [_ERASE_LINE] if self._progress else []
         for text in texts:
-            if self._is_repeated(text):
-                continue
             if text.final:
                 pieces.append(prefix + text.text + b"\n")
                 if self._progress_of == prefix:
