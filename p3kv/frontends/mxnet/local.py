@@ -10,6 +10,7 @@ import numpy as np
 from mxnet.ndarray import NDArray
 
 from p3kv.errors import CheckpointError, NotSupportedError
+from p3kv.frontends.mxnet import engine
 from p3kv.frontends.mxnet.arrays import check_sources, classic
 from p3kv.frontends.mxnet.operations import Operations
 from p3kv.frontends.mxnet.optimizers import saved_states
@@ -31,13 +32,17 @@ class _Weight:
     def __init__(self, weights: Sequence[NDArray], progress: Progress) -> None:
         """The weights are the servers' value."""
         self.progress = progress
-        self.weights = weights
-        self.first = classic(weights[0])
-        """The one that is updated; the others are copies."""
+        self.hold(weights)
         self.value = self.first.copyto(mx.cpu())
         """The servers' last value, as this worker has it."""
         self.as_sent: Optional[NDArray] = None
         """The weight when its difference left, until it takes the value that comes."""
+
+    def hold(self, weights: Sequence[NDArray]) -> None:
+        """Has the weight be in these arrays from now on, of the same memory as those before."""
+        self.weights = weights
+        self.first = classic(weights[0])
+        """The one that is updated; the others are copies."""
 
     def difference(self) -> NDArray:
         """By how much the servers' last value differs from the weight."""
@@ -252,6 +257,9 @@ class LocalSteps(Steps):
                 )
             one = self._weights[key.key] = self._new_weight(key, targets)
         elif one.weights[0] is not targets[0]:
+            if _share_memory(one.weights, targets):  # MXNet's own, after a change of grad_req
+                one.hold(targets)
+                return one
             raise NotSupportedError(
                 f"{key.called} was in another array before, and this worker trains it there "
                 "(P3KV_CONSISTENCY): give the same arrays as out= in each step"
@@ -281,6 +289,14 @@ class LocalSteps(Steps):
                 )
                 for key, one in self._weights.items()
             ]
+
+
+def _share_memory(arrays: Sequence[NDArray], others: Sequence[NDArray]) -> bool:
+    """Whether arrays are pairwise in the same memory; waits for the operations under way on them,
+    which may move it."""
+    for array in (*arrays, *others):
+        array.wait_to_read()
+    return list(map(engine.address, arrays)) == list(map(engine.address, others))
 
 
 def _take(key: WorkerKey, one: _Weight) -> None:
