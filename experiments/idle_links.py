@@ -1,6 +1,6 @@
 """Links that idle: servers on hosts without a worker, and a host with a slower link.
 
-Each server should keep what its host's link has time for (`p3kv.slicing.topology`). Bounds are
+Each server should keep what its host's link has time for (`p3kv.slicing.placement`). Bounds are
 those of a linear programme, by a library.
 
 python -m experiments.idle_links

@@ -6,10 +6,8 @@ from typing import List
 
 import experiments.emulation.placements
 from experiments.models import load
-from p3kv.slicing.layout import Dense
-from p3kv.slicing.placement import PLACEMENTS
-from p3kv.slicing.slices import loads_with
-from p3kv.slicing.topology import Topology
+from p3kv.slicing.placement import PLACEMENTS, Topology
+from p3kv.slicing.slices import Dense, loads_with
 
 PLUGIN = experiments.emulation.placements.__name__
 """The module that processes import for placements that p3kv does not have."""

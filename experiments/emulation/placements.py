@@ -9,10 +9,8 @@ from __future__ import annotations
 
 from typing import List, Sequence
 
-from p3kv.slicing.layout import Layout
-from p3kv.slicing.placement import PLACEMENTS, Placement
-from p3kv.slicing.slices import Run
-from p3kv.slicing.topology import Topology
+from p3kv.slicing.placement import PLACEMENTS, Placement, Topology
+from p3kv.slicing.slices import Layout, Run
 
 
 class WholeRoundRobin(Placement):

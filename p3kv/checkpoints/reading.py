@@ -15,13 +15,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 import numpy as np
 
 from p3kv.checkpoints.files import open_folder, owner_in
-from p3kv.checkpoints.outline import (
-    KeyOutline,
-    Part,
-    array_member,
-    parts_in,
-    value_member,
-)
+from p3kv.checkpoints.outline import KeyOutline, Part, array_member, parts_in, value_member
 from p3kv.checkpoints.parts import Folder, OpenPart, Refused, StoredRows
 from p3kv.errors import CheckpointError
 from p3kv.wire.messages import Key, ResumedStore

@@ -53,11 +53,7 @@ class Writer:
             self._thread.join()
 
     def _write(
-        self,
-        folder: str,
-        outline: Outline,
-        contents: Callable[[], Contents],
-        keep_from: int,
+        self, folder: str, outline: Outline, contents: Callable[[], Contents], keep_from: int
     ) -> None:
         problem = ""
         try:

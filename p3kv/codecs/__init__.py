@@ -18,11 +18,8 @@ from p3kv.codecs.codec import (
     norm,
     part_of_rows,
 )
-from p3kv.codecs.dgc import DGC
-from p3kv.codecs.halves import BFloat16, Float16
-from p3kv.codecs.identity import Identity
-from p3kv.codecs.nonzero_blocks import NonzeroBlocks
-from p3kv.codecs.topk import TopK
+from p3kv.codecs.plain import BFloat16, Float16, Identity, NonzeroBlocks
+from p3kv.codecs.some_elements import DGC, TopK
 from p3kv.codecs.two_bit import TwoBit
 
 __all__ = [

@@ -256,12 +256,7 @@ def _required(name: str, environ: Mapping[str, str], role: str) -> str:
 
 
 def _launch_number(
-    name: str,
-    environ: Mapping[str, str],
-    role: str,
-    lowest: int,
-    highest: int,
-    called: str = "",
+    name: str, environ: Mapping[str, str], role: str, lowest: int, highest: int, called: str = ""
 ) -> int:
     """`called`: the variable that the user has set, where the number follows from that."""
     text = _required(name, environ, role)

@@ -1,8 +1,5 @@
 """Rules that say when a round ends, and with which value a worker goes on."""
 
-from p3kv.consistency.asynchronous import ASYNCHRONOUS, Asynchronous
-from p3kv.consistency.bounded import Bounded
-from p3kv.consistency.bulk_synchronous import BulkSynchronous
 from p3kv.consistency.consistency import (
     CONSISTENCIES,
     Consistency,
@@ -10,8 +7,14 @@ from p3kv.consistency.consistency import (
     consistency_of_key,
     make_consistency,
 )
-from p3kv.consistency.delayed import Delayed
-from p3kv.consistency.local import Local
+from p3kv.consistency.rules import (
+    ASYNCHRONOUS,
+    Asynchronous,
+    Bounded,
+    BulkSynchronous,
+    Delayed,
+    Local,
+)
 
 __all__ = [
     "ASYNCHRONOUS",

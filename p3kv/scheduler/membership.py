@@ -82,10 +82,7 @@ class Membership:
         ]
         workers = [node.hello.host for node in self.workers]
         return [
-            (
-                node.identity,
-                Roster(node.rank, self._token, servers, workers, self.neighbours(node)),
-            )
+            (node.identity, Roster(node.rank, self._token, servers, workers, self.neighbours(node)))
             for node in self._nodes.values()
         ]
 

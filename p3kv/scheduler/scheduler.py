@@ -133,10 +133,7 @@ class _Scheduler:
         self._door = door
         self._refusals = Refusals(_log)
         self._connections = Connections(
-            monitor,
-            launch.num_workers + launch.num_servers,
-            self._refusals,
-            bool(launch.secret),
+            monitor, launch.num_workers + launch.num_servers, self._refusals, bool(launch.secret)
         )
         self._last_arrival = time.monotonic()
         self._reminder = Reminder(self._last_arrival)

@@ -1,7 +1,6 @@
 """Tensors cut into slices, and the slices' place on the servers."""
 
-from p3kv.slicing.layout import LAYOUTS, Layout, make_layout
-from p3kv.slicing.placement import PLACEMENTS, Placement, checked
+from p3kv.slicing.placement import PLACEMENTS, Placement, Topology, checked, link_rates
 from p3kv.slicing.size import (
     CREDIT_BYTES,
     LEAST_CREDIT_BYTES,
@@ -10,8 +9,16 @@ from p3kv.slicing.size import (
     slice_size_for,
     value_credit_bytes,
 )
-from p3kv.slicing.slices import Run, Slice, balanced_runs, cut, loads_with
-from p3kv.slicing.topology import Topology, link_rates
+from p3kv.slicing.slices import (
+    LAYOUTS,
+    Layout,
+    Run,
+    Slice,
+    balanced_runs,
+    cut,
+    loads_with,
+    make_layout,
+)
 
 __all__ = [
     "CREDIT_BYTES",

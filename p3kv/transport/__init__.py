@@ -1,8 +1,6 @@
 """How bytes get from one process to another: TCP, or a transport that a setting names."""
 
-from p3kv.transport.making import make_transport
-from p3kv.transport.sockets import SocketLink, SocketListener
-from p3kv.transport.tcp import Tcp
+from p3kv.transport.sockets import SocketLink, SocketListener, Tcp
 from p3kv.transport.transport import (
     MAX_ADDRESS,
     TRANSPORTS,
@@ -10,6 +8,7 @@ from p3kv.transport.transport import (
     Link,
     Listener,
     Transport,
+    make_transport,
 )
 
 __all__ = [

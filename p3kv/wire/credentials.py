@@ -6,7 +6,7 @@ have a key pair each. Both pairs follow from the secret. So whoever has it knows
 nobody else knows any: a stranger can't even make a hello that the scheduler reads.
 
 Data connections have proofs of their own (`p3kv.wire.proofs`), and a key for a transport that
-encrypts (`p3kv.transport.certificate`).
+encrypts (`p3kv.transport.tls`).
 """
 
 from __future__ import annotations

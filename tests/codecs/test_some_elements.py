@@ -13,8 +13,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from p3kv.codecs import DGC, GRADIENTS, VALUES, Decoder, Encoder, Part, TopK, positions
-from p3kv.codecs.selection import largest, share_of
+from p3kv.codecs import DGC, GRADIENTS, VALUES, Decoder, Encoder, Part, TopK
+from p3kv.codecs.some_elements import (
+    largest,
+    most_position_bytes,
+    read_positions,
+    share_of,
+    written_positions,
+)
 from p3kv.common.registry import Choice
 from p3kv.errors import ProtocolError
 from p3kv.wire.header import INITIAL_ROUND
@@ -36,11 +42,11 @@ def test_positions_are_read_as_they_were_written_in_the_least_bytes(
 ) -> None:
     random = np.random.RandomState(seed)
     where = np.flatnonzero(random.random_sample(length) < share)
-    written = positions.write(where, length)
-    found, items = positions.read(memoryview(bytes(2 * len(where)) + written), length, 2)
+    written = written_positions(where, length)
+    found, items = read_positions(memoryview(bytes(2 * len(where)) + written), length, 2)
     np.testing.assert_array_equal(found, where)
     assert len(items) == 2 * len(where)
-    assert len(written) <= positions.most_bytes(length, len(where))
+    assert len(written) <= most_position_bytes(length, len(where))
 
 
 @pytest.mark.parametrize(
@@ -54,8 +60,8 @@ def test_positions_are_read_as_they_were_written_in_the_least_bytes(
     ],
 )
 def test_positions_take_what_they_should(length: int, where: List[int], size_bytes: int) -> None:
-    end_bytes = len(positions.write(np.array([], np.int64), length))
-    assert len(positions.write(np.array(where, np.int64), length)) == size_bytes + end_bytes
+    end_bytes = len(written_positions(np.array([], np.int64), length))
+    assert len(written_positions(np.array(where, np.int64), length)) == size_bytes + end_bytes
 
 
 def end(form: int, count: int) -> bytes:

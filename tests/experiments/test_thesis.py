@@ -14,9 +14,8 @@ from experiments.drawing.by_placement import COMPARED, HOSTS, RATIOS, most_speed
 from experiments.emulation.placements import UniformSplit, WholeRoundRobin
 from experiments.models import THESIS_MODELS, load
 from experiments.thesis import optimizations
-from p3kv.slicing.layout import Dense, TouchedRows
-from p3kv.slicing.placement import checked
-from p3kv.slicing.topology import Topology
+from p3kv.slicing.placement import Topology, checked
+from p3kv.slicing.slices import Dense, TouchedRows
 from tests.experiments.pictures import assert_is_picture
 
 _HOSTS = Topology(tuple("abcd"), tuple("abcd"))

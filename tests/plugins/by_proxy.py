@@ -4,7 +4,7 @@ import os
 import socket
 
 from p3kv.transport import TRANSPORTS, Address, Listener
-from p3kv.transport.tcp import Tcp
+from p3kv.transport.sockets import Tcp
 
 
 class ByProxy(Tcp):

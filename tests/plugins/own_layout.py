@@ -2,7 +2,7 @@
 
 import math
 
-from p3kv.slicing.layout import LAYOUTS, Layout
+from p3kv.slicing.slices import LAYOUTS, Layout
 
 
 class WholeRows(Layout):

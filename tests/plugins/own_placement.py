@@ -3,8 +3,8 @@
 from typing import List, Sequence
 
 from p3kv.slicing import Topology
-from p3kv.slicing.layout import Layout
 from p3kv.slicing.placement import PLACEMENTS, Placement
+from p3kv.slicing.slices import Layout
 
 
 class BiasesLast(Placement):

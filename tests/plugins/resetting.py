@@ -11,7 +11,7 @@ import struct
 from typing import Callable, Sequence
 
 from p3kv.transport import TRANSPORTS, Address, Link, SocketLink
-from p3kv.transport.tcp import Tcp
+from p3kv.transport.sockets import Tcp
 
 _MOST_BYTES = int(os.environ.get("TEST_RESET_BYTES", "100000"))
 _SILENTLY = "TEST_RESET_SILENTLY" in os.environ

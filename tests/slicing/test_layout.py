@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from own_layout import WholeRows
 from p3kv.errors import ConfigError, ProtocolError
 from p3kv.slicing import LAYOUTS, Layout, make_layout
-from p3kv.slicing.layout import Dense
-from p3kv.slicing.slices import MAX_KEY_SLICES
+from p3kv.slicing.slices import MAX_KEY_SLICES, Dense
 from p3kv.wire.messages import DeclareKey
 
 layouts = st.builds(Dense, st.tuples(st.integers(0, 5000))) | st.builds(

@@ -24,8 +24,8 @@ from p3kv.slicing import (
     checked,
     loads_with,
 )
-from p3kv.slicing.layout import Dense
 from p3kv.slicing.placement import Balanced
+from p3kv.slicing.slices import Dense
 from p3kv.wire.messages import DeclaredKey, DeclareKey, JobSettings, Ready
 from tests.jobs import (
     DEADLINE_S,

@@ -18,8 +18,8 @@ from p3kv.slicing import (
     slice_size_for,
     value_credit_bytes,
 )
-from p3kv.slicing.layout import Dense
 from p3kv.slicing.size import SIZES_ELEMS
+from p3kv.slicing.slices import Dense
 
 sizes = st.integers(0, 5000)
 layouts = st.builds(Dense, st.tuples(sizes)) | st.builds(

@@ -16,8 +16,7 @@ import pytest
 from p3kv.errors import ProtocolError
 from p3kv.server.handshakes import Handshakes
 from p3kv.transport import Link
-from p3kv.transport.certificate import context_of_server, make_certificate
-from p3kv.transport.tls import Tls, TlsLink
+from p3kv.transport.tls import Tls, TlsLink, context_of_server, make_certificate
 from p3kv.wire.connection import Connection
 from p3kv.wire.proofs import Proofs
 from p3kv.wire.protocol import FROM_WORKERS, Conversation

@@ -22,7 +22,7 @@ import pytest
 import zmq
 
 from p3kv.common.version import VERSION
-from p3kv.transport.knock import make_knock
+from p3kv.transport.tls import make_knock
 from p3kv.wire.credentials import Credentials
 from p3kv.wire.header import HEADER_BYTES, MAGIC, Kind
 from p3kv.wire.messages import (

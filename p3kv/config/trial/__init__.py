@@ -3,14 +3,4 @@
 from p3kv.config.trial.reports import LayerReady, Report, Reports, tell
 from p3kv.config.trial.trial import ALONE, FIFO, NATIVE, P3KV, Trial
 
-__all__ = [
-    "ALONE",
-    "FIFO",
-    "NATIVE",
-    "P3KV",
-    "LayerReady",
-    "Report",
-    "Reports",
-    "Trial",
-    "tell",
-]
+__all__ = ["ALONE", "FIFO", "NATIVE", "P3KV", "LayerReady", "Report", "Reports", "Trial", "tell"]

@@ -10,13 +10,7 @@ from typing import BinaryIO, Mapping, Sequence
 from p3kv.config import Settings, told_of
 from p3kv.config.forwarding import forwarded
 from p3kv.processes.launcher.hosts import Host, address_of_first
-from p3kv.processes.launcher.parts import (
-    HOST,
-    job_parts,
-    on_this_host,
-    some_port,
-    with_descriptors,
-)
+from p3kv.processes.launcher.parts import HOST, job_parts, on_this_host, some_port, with_descriptors
 from p3kv.processes.launcher.remote import on_hosts
 from p3kv.processes.launcher.restarts import Run, run_with_restarts
 from p3kv.processes.launcher.supervisor import Graces, Launcher
@@ -89,9 +83,7 @@ def _run_once(
         ours, schedulers = socket.socketpair()
         with ours, schedulers:
             parts = with_descriptors(
-                parts,
-                scheduler_fd=listener.fileno(),
-                launcher_fd=schedulers.fileno(),
+                parts, scheduler_fd=listener.fileno(), launcher_fd=schedulers.fileno()
             )
 
             def on_started() -> None:

@@ -147,8 +147,6 @@ def with_descriptors(parts: Sequence[Part], *, scheduler_fd: int, launcher_fd: i
         "P3KV_SCHEDULER_FD": str(scheduler_fd), "P3KV_LAUNCHER_FD": str(launcher_fd)
     }  # fmt: skip
     inherits = replace(
-        scheduler,
-        env={**scheduler.env, **descriptors},
-        pass_fds=(scheduler_fd, launcher_fd),
+        scheduler, env={**scheduler.env, **descriptors}, pass_fds=(scheduler_fd, launcher_fd)
     )
     return [inherits, *others]

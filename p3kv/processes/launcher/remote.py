@@ -66,12 +66,7 @@ def on_host(
 ) -> Part:
     """The part as it runs on `host`; with `has_link` it can speak with the launcher."""
     channel = GuardianChannel(
-        host.name,
-        part.argv,
-        part.env,
-        cwd,
-        workers_here=host.workers,
-        has_link=has_link,
+        host.name, part.argv, part.env, cwd, workers_here=host.workers, has_link=has_link
     )
     options = {
         "BatchMode": "yes",  # nobody is there to answer questions

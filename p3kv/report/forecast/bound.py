@@ -29,11 +29,7 @@ def wire_time_s(
 
 
 def link_for_ratio_bit_s(
-    ratio: float,
-    compute_s: float,
-    size_bytes: float,
-    hosts: int,
-    payload: float = TCP_PAYLOAD,
+    ratio: float, compute_s: float, size_bytes: float, hosts: int, payload: float = TCP_PAYLOAD
 ) -> float:
     """The link rate at which M is `ratio` times C."""
     return wire_time_s(size_bytes, hosts, 1.0, payload) / (ratio * compute_s)

@@ -275,12 +275,7 @@ class _Simulation:
         for lane, node, begin_s in (("up", sender, now_s), ("down", receiver, start_s)):
             if node == 0:
                 self._record(
-                    lane,
-                    _KINDS[job.kind],
-                    message.layer,
-                    job.iteration,
-                    begin_s,
-                    begin_s + seconds,
+                    lane, _KINDS[job.kind], message.layer, job.iteration, begin_s, begin_s + seconds
                 )
         self._at(now_s + seconds, self._free, uplink)
         arrives = self._push_arrives if job.kind == _PUSH else self._broadcast_arrives

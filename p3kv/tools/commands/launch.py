@@ -108,7 +108,7 @@ def _launch(options: argparse.Namespace) -> int:
             "--resume and --restarts need checkpoints: set P3KV_CHECKPOINT_DIR to a folder for them"
         )
     if settings.encrypt and not options.hosts:  # other hosts' Python is not this one
-        from p3kv.transport.certificate import check_package
+        from p3kv.transport.tls import check_package
 
         check_package()
     command = workers_command(options)

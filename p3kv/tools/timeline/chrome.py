@@ -23,12 +23,7 @@ _TRACKS = {
     "server": (RECEIVE, SUM, UPDATE, SEND),
 }
 """Tracks of a process, from top to bottom."""
-_TRACK_NAMES = {
-    READY: "gradients ready",
-    APPLIED: "values applied",
-    SUM: "sum",
-    UPDATE: "update",
-}
+_TRACK_NAMES = {READY: "gradients ready", APPLIED: "values applied", SUM: "sum", UPDATE: "update"}
 
 
 def write_chrome(timeline: Timeline, path: Path) -> None:

@@ -15,10 +15,7 @@ from p3kv.common.trace import RECEIVE, SEND, SUM, UNKNOWN, UPDATE
 from p3kv.tools.timeline.passes import Iteration, passes, percent
 from p3kv.tools.timeline.timeline import Timeline, Traced
 
-_ROWS = {
-    "worker": ("compute", "send", "receive"),
-    "server": ("receive", "sum, update", "send"),
-}
+_ROWS = {"worker": ("compute", "send", "receive"), "server": ("receive", "sum, update", "send")}
 """From top to bottom."""
 _ROW_OF = {SEND: "send", RECEIVE: "receive", SUM: "sum, update", UPDATE: "sum, update"}
 _COLOURS = colormaps["plasma"]

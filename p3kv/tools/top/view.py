@@ -14,14 +14,7 @@ from p3kv.report.rates import bit_rate, lag_words, seconds
 from p3kv.report.shares import NETWORK, PARTS, in_short
 from p3kv.tools.top.ask import Asker
 from p3kv.tools.top.jobs import Found
-from p3kv.wire.messages import (
-    Lag,
-    ProcessReport,
-    Reports,
-    ServerNumbers,
-    WorkerNumbers,
-    slowest,
-)
+from p3kv.wire.messages import Lag, ProcessReport, Reports, ServerNumbers, WorkerNumbers, slowest
 
 if TYPE_CHECKING:
     from rich.table import Table
