@@ -9,8 +9,7 @@ from typing import Dict, Optional, Tuple
 from p3kv.common.combinations import Feature, has_effect
 from p3kv.consistency import make_consistency
 from p3kv.errors import ConfigError
-from p3kv.scheduler.membership import Membership, Node
-from p3kv.scheduler.replies import JobFails, Replies
+from p3kv.scheduler.membership import JobFails, Membership, Node, Replies
 from p3kv.scheduler.waits import Waits
 from p3kv.slicing import Topology, link_rates, patient_sizes, slice_size_for
 from p3kv.wire.messages import (
@@ -18,7 +17,6 @@ from p3kv.wire.messages import (
     BarrierPassed,
     BarrierReached,
     DeclareKey,
-    Failure,
     FirstSliceSize,
     JobSettings,
     Measured,
@@ -104,15 +102,12 @@ class Agreement:
         for other in workers:
             theirs = self._ready.get(other.identity, mine)
             if theirs != mine:
-                raise JobFails(
-                    Failure(
-                        f"it ({node.place()}) has {mine.besides(theirs)}, "
-                        f"{other.name()} has {theirs.besides(mine)}",
-                        "worker",
-                        node.rank,
-                        error="ConfigError",
-                        hint="Set p3kv.configure or the P3KV_* variables the same on all workers.",
-                    )
+                raise JobFails.at(
+                    node,
+                    f"it ({node.place()}) has {mine.besides(theirs)}, "
+                    f"{other.name()} has {theirs.besides(mine)}",
+                    "ConfigError",
+                    "Set p3kv.configure or the P3KV_* variables the same on all workers.",
                 )
         self._check_encryption(node, mine.encrypt)
         self._waits.enter(node, TO_BEGIN, message.place)
@@ -167,15 +162,12 @@ class Agreement:
         self._waits.enter(node, message.purpose, message.place)
         for other in self._members.workers:
             if self._waits.purpose(other) not in (None, message.purpose):
-                raise JobFails(
-                    Failure(
-                        f"it ({node.place()}) {self._waits.does(node)}, and {other.name()} "
-                        f"{self._waits.does(other)}",
-                        "worker",
-                        node.rank,
-                        error="P3Error",
-                        hint="Run the same script with the same files on all workers.",
-                    )
+                raise JobFails.at(
+                    node,
+                    f"it ({node.place()}) {self._waits.does(node)}, and {other.name()} "
+                    f"{self._waits.does(other)}",
+                    "P3Error",
+                    "Run the same script with the same files on all workers.",
                 )
         return self._after_barrier()
 
@@ -199,16 +191,12 @@ class Agreement:
         """Servers are the same as workers in this one setting."""
         for server in self._members.role("server"):
             if server.hello.encrypts != encrypts:
-                raise JobFails(
-                    Failure(
-                        f"it ({worker.place()}) has encrypt={encrypts}, "
-                        f"{server.name()} has encrypt={not encrypts}",
-                        "worker",
-                        worker.rank,
-                        error="ConfigError",
-                        hint="Set P3KV_ENCRYPT the same in the environment of all workers and "
-                        "servers.",
-                    )
+                raise JobFails.at(
+                    worker,
+                    f"it ({worker.place()}) has encrypt={encrypts}, "
+                    f"{server.name()} has encrypt={not encrypts}",
+                    "ConfigError",
+                    "Set P3KV_ENCRYPT the same in the environment of all workers and servers.",
                 )
 
     def _after_barrier(self) -> Replies:

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from typing import List, Optional
+from typing import Dict, List, Optional, Sequence
 
 import msgspec
 
+from p3kv.common.words import counted
 from p3kv.config.ranks import DMLC, Variables
 from p3kv.errors import ProtocolError
 from p3kv.scheduler.agreement import Agreement
 from p3kv.scheduler.keys import Keys
 from p3kv.scheduler.losses import Losses
-from p3kv.scheduler.membership import Membership, Node
-from p3kv.scheduler.replies import JobFails, Replies
-from p3kv.scheduler.reports import KeptReports
-from p3kv.scheduler.server_count import too_few_servers
+from p3kv.scheduler.membership import JobFails, Membership, Node, Replies
 from p3kv.scheduler.waits import Waits
+from p3kv.slicing import Topology
 from p3kv.wire.launcher_link import PartEnded
 from p3kv.wire.messages import (
     UNKNOWN,
@@ -28,18 +27,86 @@ from p3kv.wire.messages import (
     Failure,
     FromScheduler,
     Hello,
+    Lag,
     LinkEnded,
     Measured,
+    Numbers,
+    ProcessReport,
     Ready,
     Refused,
     ReportFailure,
+    Reports,
+    ServerNumbers,
     StoreForgotten,
     StoreMade,
     ToScheduler,
     Welcomed,
     Whereabouts,
+    WorkerNumbers,
     WorkersMayLeave,
+    slowest,
 )
+
+
+class KeptReports:
+    """Keeps each node's newest numbers."""
+
+    def __init__(self) -> None:
+        self._numbers: Dict[bytes, Numbers] = {}
+        self._slowest: Optional[Lag] = None
+
+    def heard(self, node: Node, message: Alive) -> Alive:
+        """Takes a node's sign of life; returns the answer to it."""
+        if message.numbers is not None:
+            self._numbers[node.identity] = message.numbers
+            if node.hello.role == "server" and node.rank == 0:  # often enough for all
+                told = self._numbers.values()
+                self._slowest = slowest(
+                    [one for one in told if isinstance(one, ServerNumbers)],
+                    [one for one in told if isinstance(one, WorkerNumbers)],
+                )
+        return Alive(slowest=self._slowest)
+
+    def of(self, members: Membership) -> Reports:
+        """Reports on all nodes that have come."""
+        return Reports(
+            [
+                ProcessReport(
+                    node.hello.role, node.rank, node.hello.host, node.gone,
+                    self._numbers.get(node.identity),
+                )
+                for role in ("worker", "server")
+                for node in members.role(role)
+            ]
+        )  # fmt: skip
+
+
+_WORTH_A_LINE = 1.1
+"""A busiest link that is busy for so many times as long as it need be is worth a warning."""
+
+
+def too_few_servers(hosts: Topology) -> Optional[str]:
+    """Warning to users whose workers' links idle while servers' links are full; else None.
+
+    All links count as equal, because measured rates can't tell here: where a server's link is full,
+    a worker's rate is its part of that link, however fast its own is.
+    """
+    enough = hosts.with_servers_beside_workers()
+    if hosts.busy <= _WORTH_A_LINE * enough.busy:
+        return None
+    on, of = _hosts(hosts.servers), _hosts(hosts.workers)
+    there = f"{len(hosts.servers)} on {on}, for workers on {of}"
+    would_do = f"{len(enough.servers)}, so that each worker's host has one"
+    if not enough.busy:
+        return f"too few servers: {there}. With {would_do}, no gradient would cross the network"
+    return (
+        f"too few servers: {there}. The busiest link carries {hosts.busy / enough.busy:.1f} times "
+        f"what it would with {would_do}; where the network is the limit, steps take longer for it"
+    )
+
+
+def _hosts(names: Sequence[str]) -> str:
+    return counted(len(set(names)), "host")
 
 
 class Job:

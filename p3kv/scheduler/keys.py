@@ -1,16 +1,15 @@
-"""Placement of each key on the servers, whichever worker declares the key first."""
+"""Placement of each key on the servers, and whether all workers mean the same by a key."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, field
-from typing import Collection, DefaultDict, Dict, List, NoReturn, Optional, Set, Tuple, Union
+from typing import Any, Collection, DefaultDict, Dict, List, NoReturn, Optional, Set, Tuple, Union
 
 from p3kv.common import words
+from p3kv.common.naming import Pair, SameNames, both
 from p3kv.errors import ConfigError, ProtocolError, in_one_line
-from p3kv.scheduler.membership import Node
-from p3kv.scheduler.names import Names
-from p3kv.scheduler.replies import JobFails, Replies
+from p3kv.scheduler.membership import JobFails, Node, Replies
 from p3kv.slicing import (
     PLACEMENTS,
     Layout,
@@ -32,6 +31,73 @@ from p3kv.wire.messages import (
     StoreMade,
     called,
 )
+
+_FIRST = 0
+"""All workers' names are compared with those of the worker of this rank."""
+
+
+class Names:
+    """Compares what workers call their parameters, whichever worker declares a key first.
+
+    A key has a value only when worker rank 0 has declared it, so nothing is updated whose names
+    were not compared. Scripts that declare keys by themselves may have no names.
+    """
+
+    def __init__(self) -> None:
+        self._firsts: Dict[Tuple[int, Key], str] = {}
+        """Worker rank 0's names, by the store's number and the key."""
+        self._early: DefaultDict[Tuple[int, Key], Dict[int, str]] = defaultdict(dict)
+        """The others' names of keys that it has not declared yet, by rank."""
+        self._compared: DefaultDict[Tuple[int, int], SameNames] = defaultdict(SameNames)
+        """By the store's number and the other worker's rank."""
+        self._shift: Optional[str] = None
+        self._told = False
+
+    def contradiction(self, rank: int, message: DeclareKey) -> Optional[str]:
+        """Takes a worker's name of a key; returns which names of two workers do not fit."""
+        if message.name is None:
+            return None
+        key = (message.store, message.key)
+        if rank == _FIRST:
+            self._firsts[key] = message.name
+            others = self._early.pop(key, {})
+        elif key in self._firsts:
+            others = {rank: message.name}
+        else:
+            self._early[key][rank] = message.name
+            others = {}
+        for other, name in others.items():
+            compared = self._compared[message.store, other]
+            found = compared.contradiction(Pair(message.key, self._firsts[key], name))
+            if found:
+                return (
+                    "workers disagree on the parameters by more than a shift of the counters in "
+                    f"their names: {both(found, *_sides(other))}"
+                )
+            if compared.shifted is not None and not self._told:
+                self._told = True
+                self._shift = (
+                    f"{both([compared.shifted], *_sides(other))}: the scripts have not made the "
+                    "same layers before. Nothing is wrong as long as such a counter differs by the "
+                    "same number in all names; where it does not, the job ends"
+                )
+        return None
+
+    def forget(self, store: int) -> None:
+        """No worker has a store's keys any more."""
+        tables: Tuple[Dict[Any, Any], ...] = (self._firsts, self._early, self._compared)
+        for table in tables:
+            for one in [one for one in table if one[0] == store]:
+                del table[one]
+
+    def shift(self) -> Optional[str]:
+        """Warning of workers whose counters differ, once in a job."""
+        told, self._shift = self._shift, None
+        return told
+
+
+def _sides(other: int) -> Tuple[str, str]:
+    return f"worker {_FIRST}", f"worker {other}"
 
 
 @dataclass
@@ -78,8 +144,7 @@ class Keys:
         try:
             self._placement = PLACEMENTS.make(chosen)
         except ConfigError as error:
-            failure = Failure(str(error), "worker", node.rank, error="ConfigError")
-            raise JobFails(failure) from error
+            raise JobFails.at(node, str(error), "ConfigError") from error
         self._placed_by = chosen
 
     def declare(
@@ -155,7 +220,7 @@ class Keys:
                     f"has {mine}"
                 )
                 hint = "All workers must make their optimizers with the same arguments."
-                raise JobFails(Failure(reason, "worker", node.rank, error="ConfigError", hint=hint))
+                raise JobFails.at(node, reason, "ConfigError", hint)
         differences = self._differences(message, other, node.rank)
         if message.parameters != first.parameters:
             counts = (
@@ -169,8 +234,7 @@ class Keys:
                 "All workers must build the same model, with the same layers in the same order, "
                 "and give all its parameters to the optimizer."
             )
-            failure = Failure(reason, "worker", node.rank, error="KeyMismatchError", hint=hint)
-            raise JobFails(failure)
+            raise JobFails.at(node, reason, "KeyMismatchError", hint)
         return []
 
     def forget(self, node: Node, store: int, staying: Collection[int]) -> Replies:
@@ -215,8 +279,7 @@ class Keys:
             layout = make_layout(message.layout, message.shape)
             layout.check_slices([(0, layout.size_elems)], slice_size)
         except ConfigError as error:
-            failure = Failure(str(error), "worker", node.rank, error="ConfigError")
-            raise JobFails(failure) from error
+            raise JobFails.at(node, str(error), "ConfigError") from error
         except ProtocolError as error:
             _refuse(node, f"{called(message.key, message.name)}: {error}")
         runs = self._runs(message, layout, layout.full_slice_elems(slice_size), topology)

@@ -1,4 +1,4 @@
-"""Processes that belong to the job: arrival, ranks, who has left, and who is missing."""
+"""Who belongs to the job: arrival, ranks, who has left and who is missing; and what they get."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Dict, List, Optional, Tuple
 
 from p3kv.common.words import counted
 from p3kv.config.ranks import Variables, out_of_range, taken, task_taken
-from p3kv.scheduler.replies import Replies
 from p3kv.slicing import Topology
 from p3kv.wire.messages import (
     PROTOCOL_VERSION,
@@ -21,6 +20,23 @@ from p3kv.wire.messages import (
     Hello,
     Roster,
 )
+
+Replies = List[Tuple[bytes, FromScheduler]]
+"""Messages to send, each with the identity of the node that gets it."""
+
+
+class JobFails(Exception):
+    """Raised when a message makes the job fail; `Job` then tells all nodes, after `first`."""
+
+    def __init__(self, failure: Failure, *first: Tuple[bytes, FromScheduler]) -> None:
+        super().__init__(failure.words)
+        self.failure = failure
+        self.first: Replies = list(first)
+
+    @classmethod
+    def at(cls, node: Node, reason: str, error: str, hint: str = "") -> JobFails:
+        """The end of a job by a mistake of a worker's script or settings."""
+        return cls(Failure(reason, "worker", node.rank, error=error, hint=hint))
 
 
 @dataclass

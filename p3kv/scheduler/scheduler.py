@@ -6,7 +6,7 @@ import logging
 import math
 import socket
 import time
-from typing import Optional
+from typing import Dict, Iterator, Optional, Tuple
 
 import zmq
 
@@ -15,13 +15,9 @@ from p3kv.common.reminder import Reminder
 from p3kv.common.trace import now_ns
 from p3kv.config import Launch, Settings
 from p3kv.errors import ConfigError, ProtocolError, in_one_line
-from p3kv.scheduler.connections import EVENTS, Connections
-from p3kv.scheduler.door import Door
+from p3kv.scheduler.connections import EVENTS, Connections, Door, Sessions
 from p3kv.scheduler.job import Job
-from p3kv.scheduler.membership import Node
-from p3kv.scheduler.replies import Replies
-from p3kv.scheduler.sessions import Sessions
-from p3kv.scheduler.silences import LOOK_EVERY_S, Silences
+from p3kv.scheduler.membership import Node, Replies
 from p3kv.wire import silence
 from p3kv.wire.address import listening_address
 from p3kv.wire.credentials import Credentials
@@ -43,6 +39,50 @@ from p3kv.wire.messages import (
 )
 from p3kv.wire.refusals import Refusals
 from p3kv.wire.scheduler_socket import HEARTBEAT_EVERY_MS, heartbeat_timeout_ms
+from p3kv.wire.silence import OwnPauses, Silence
+
+LOOK_EVERY_S = 1.0
+"""How often `Silences.look` is to be called."""
+
+
+class Silences:
+    """Silent nodes, by their connections. Times are of the monotonic clock."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._timeout_s = settings.silence_timeout_s
+        self._warn_after_s = settings.warn_after_s
+        self._nodes: Dict[bytes, Tuple[Node, Silence]] = {}
+        self._own_pauses = OwnPauses(LOOK_EVERY_S)
+
+    def heard(self, node: Node, now: float) -> Optional[PeerSilent]:
+        """Takes note of a message of a node; returns what to tell if the node was said to be
+        silent."""
+        _, its = self._nodes.setdefault(node.identity, (node, Silence(now, self._warn_after_s)))
+        silent_s = its.heard(now)
+        return None if silent_s is None else self._words(node, silent_s, answers=True)
+
+    def look(self, now: float) -> Iterator[Tuple[Node, PeerSilent]]:
+        """The nodes of whom the others are to be told now."""
+        pause_s = self._own_pauses.look(now)
+        for node, its in self._nodes.values():
+            its.leave_out(pause_s, now)
+            silent_s = its.due_s(now)
+            if silent_s is not None and not node.gone:
+                yield node, self._words(node, silent_s)
+
+    def waits_s(self, identity: bytes, now: float) -> float:
+        """How long to wait for a node whose connection has ended now."""
+        _, its = self._nodes.get(identity, (None, Silence(now, self._warn_after_s)))
+        return its.waits_s(now, self._timeout_s)
+
+    def end(self, node: Node, now: float) -> Optional[float]:
+        """How long a node was silent when its connection ended; None if it had ended before."""
+        _, its = self._nodes.pop(node.identity, (node, None))
+        return None if its is None else its.lasts_s(now)
+
+    def _words(self, node: Node, silent_s: float, answers: bool = False) -> PeerSilent:
+        return PeerSilent(node.name(), silent_s, self._timeout_s, answers)
+
 
 _log = logging.getLogger(__name__)
 

@@ -6,8 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Dict, List, NamedTuple, Optional, Set, Tuple
 
-from p3kv.scheduler.membership import Membership, Node
-from p3kv.scheduler.replies import JobFails, Replies
+from p3kv.scheduler.membership import JobFails, Membership, Node, Replies
 from p3kv.wire.messages import (
     MAX_AWAITED,
     AskWhereabouts,

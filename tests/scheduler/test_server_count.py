@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from experiments.cluster import Cluster, missing_requirements
-from p3kv.scheduler.server_count import too_few_servers
+from p3kv.scheduler.job import too_few_servers
 from p3kv.slicing import Topology
 from tests.jobs import DEADLINE_S, SUMS_ONLY, run_job, start_on
 
