@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from experiments.drawing import curves, output
 from experiments.models.parallax import sparse_model
-from p3kv.config.trial import P3KV
+from p3kv.config.trials import P3KV
 from p3kv.tools.compare import TrialJob, Trials
 from p3kv.tools.tune import fit, tune
 

@@ -4,7 +4,6 @@
 says which process of its job this is, and comes from the launcher's environment.
 """
 
-from p3kv.config.further import optimizer_modules, plugins, wants_colours
 from p3kv.config.launch import (
     ROLES,
     Launch,
@@ -27,11 +26,11 @@ from p3kv.config.settings import (
     add_aliases,
     apply_verbosity,
     check_together,
+    told_of,
+    unknown_variables,
 )
-from p3kv.config.trials import environment_of, trial
-from p3kv.config.tuned import Tuned
-from p3kv.config.unknown import told_of, unknown_variables
-from p3kv.config.variables import flag
+from p3kv.config.trials import Tuned, environment_of, trial
+from p3kv.config.variables import flag, optimizer_modules, plugins, wants_colours
 
 __all__ = [
     "MAX_PATH_CHARS", "MAX_SLICE_ELEMS", "ROLES", "Launch", "Settings", "Tuned", "add_aliases",

@@ -9,7 +9,7 @@ from typing import List, Mapping, MutableMapping, Optional, Tuple
 from p3kv.common.addresses import bare, endpoint
 from p3kv.common.secret import FILE_VARIABLE, VARIABLE, account_secret, check_local, job_secret
 from p3kv.config import ranks
-from p3kv.config.unknown import PLACE, told_of
+from p3kv.config.settings import PLACE, told_of
 from p3kv.config.variables import flag, optional_number, text_of
 from p3kv.errors import ConfigError
 

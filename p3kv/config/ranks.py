@@ -58,24 +58,108 @@ class Place:
     beside: Tuple[Dict[str, str], ...]
 
 
+def _mpirun_host(environ: Environ) -> str:
+    # "1441988608.0;tcp://10.0.0.1,172.17.0.1:41449;tcp6://[fd00::1]:37251": the addresses of
+    # mpirun's own host.
+    uri = environ.get("OMPI_MCA_orte_hnp_uri", "")
+    found = re.search(r"tcp://([^,:;]+)", uri) or re.search(r"tcp6://\[?([^],;]+)", uri)
+    return found[1] if found else ""
+
+
+def _first_node(environ: Environ) -> str:
+    """The first host of a list in Slurm's notation, such as "a[01-03,7]-ib,b"."""
+    nodes = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST", "")
+    first = re.match(r"(?:[^,\[]|\[[^\]]*\])*", nodes)
+    return re.sub(r"\[([^\],-]*)[^\]]*\]", r"\1", first[0] if first else "")
+
+
 @dataclass(frozen=True)
 class _Launcher:
-    """How one launcher tells its ranks what they must know; names are those of variables."""
+    """How one launcher tells its ranks what they must know; all but `name` are variables."""
 
     name: str
     rank: str
     size: str
-    is_one_host: Callable[[Environ], bool]
-    job: Callable[[Environ], str]
-    """Text that only this job's processes have in common; empty if the launcher gives none."""
-    first_host: Callable[[Environ], str]
-    """An address of rank 0's host; empty if the launcher does not tell."""
+    local_size: str = ""
+    """Number of the ranks on this host: as many as `size` where the job has one host."""
+    hosts: str = ""
+    """Number of hosts, where it gives that and no `local_size`."""
+    job: Tuple[str, ...] = ("",)
+    """A prefix, and what only this job's processes have in common; none if it gives nothing."""
+    first_host: Optional[Callable[[Environ], str]] = None
+    """Finds an address of rank 0's host, where the launcher tells it and not `by_master`."""
     needs: str = ""
     """A variable that it sets and others do not, where its other variables do not tell it."""
     by_master: bool = False
     """Whether users say host and port by MASTER_ADDR and MASTER_PORT."""
-    serves_store: Callable[[Environ], bool] = lambda env: False
-    """Whether it serves a store of keys to its ranks, at MASTER_ADDR and MASTER_PORT."""
+    serves_store: bool = False
+    """Whether it may serve a store of keys to its ranks, at MASTER_ADDR and MASTER_PORT."""
+
+    def has_started(self, environ: Environ) -> bool:
+        told = not self.needs or bool(environ.get(self.needs))
+        return told and _is_number(environ, self.rank, self.size)
+
+    def is_one_host(self, environ: Environ) -> bool:
+        if self.hosts:
+            return environ.get(self.hosts) == "1"
+        return environ.get(self.local_size) == environ[self.size]
+
+    def job_of(self, environ: Environ) -> str:
+        """Text that only this job's processes have in common; empty if there is none."""
+        prefix, *names = self.job
+        numbers = [environ[name] for name in names if environ.get(name)]
+        return f"{prefix} {'.'.join(numbers)}" if numbers else ""
+
+    def host_of_rank_0(self, environ: Environ) -> str:
+        """An address of rank 0's host; empty if the launcher does not tell."""
+        if self.is_one_host(environ):
+            return _HERE
+        if self.by_master:
+            return environ.get("MASTER_ADDR", "")
+        return self.first_host(environ) if self.first_host is not None else ""
+
+    def has_store(self, environ: Environ) -> bool:
+        return (
+            self.serves_store
+            and environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+            and bool(environ.get("MASTER_ADDR"))
+            and _is_number(environ, "MASTER_PORT")
+        )
+
+
+def _is_number(environ: Environ, *names: str) -> bool:
+    return all(environ.get(name, "").isdecimal() for name in names)
+
+
+_TORCHRUNS = "TORCHELASTIC_RUN_ID"
+
+_LAUNCHERS = (
+    # First: mpirun or srun may have started torchrun on each host, and does not number its ranks.
+    _Launcher(
+        "torchrun", "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE",
+        job=("torchrun", "MASTER_ADDR", "MASTER_PORT", _TORCHRUNS),
+        needs=_TORCHRUNS, by_master=True, serves_store=True,
+    ),
+    _Launcher(
+        "Open MPI's mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_LOCAL_SIZE", job=("mpirun", "PMIX_NAMESPACE"), first_host=_mpirun_host,
+    ),
+    # After mpirun, which itself uses srun inside of an allocation. Only srun's own processes have
+    # SLURM_STEP_NUM_TASKS: a batch script has a rank, too, but is no rank of a job.
+    _Launcher(
+        "Slurm's srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", hosts="SLURM_STEP_NUM_NODES",
+        job=("slurm", "SLURM_JOB_ID", "SLURM_STEP_ID"), first_host=_first_node,
+    ),
+    _Launcher("MPICH's mpiexec", "PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS"),
+    # Kubernetes does not say how many there are: the manifest does.
+    _Launcher("Kubernetes", "JOB_COMPLETION_INDEX", "DMLC_NUM_WORKER"),
+    # Last: others may set these, too. Such launchers may themselves listen at MASTER_PORT, so it
+    # only tells jobs apart.
+    _Launcher(
+        "a launcher with RANK and WORLD_SIZE", "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE",
+        job=("ranks", "MASTER_ADDR", "MASTER_PORT"), by_master=True,
+    ),
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -94,7 +178,7 @@ def launcher_store(environ: Environ) -> Optional[LauncherStore]:
     """The store over which the ranks of several hosts can tell each other address and secret; None
     where they need not, or where there is none."""
     launcher = None if "DMLC_ROLE" in environ else _launcher(environ)
-    if launcher is None or launcher.is_one_host(environ) or not launcher.serves_store(environ):
+    if launcher is None or launcher.is_one_host(environ) or not launcher.has_store(environ):
         return None
     if environ.get("DMLC_PS_ROOT_URI") and job_secret(environ):
         return None
@@ -113,14 +197,14 @@ def place(environ: Environ) -> Optional[Place]:
     if launcher is None:
         return None
     rank, size = int(environ[launcher.rank]), int(environ[launcher.size])
-    host = environ.get("DMLC_PS_ROOT_URI") or _first_host(launcher, environ)
+    host = environ.get("DMLC_PS_ROOT_URI") or launcher.host_of_rank_0(environ)
     if not host:
         raise ConfigError(
             f"{launcher.name} has started this process as rank {rank} of {size} on several hosts, "
             "and does not say where rank 0 runs. Set DMLC_PS_ROOT_URI to the address of that host "
             "in all processes."
         )
-    job = launcher.job(environ)
+    job = launcher.job_of(environ)
     servers = environ.get("DMLC_NUM_SERVER") or str(size)
     # What is no number, or none that can be, is refused where all DMLC_* variables are read.
     num_servers = int(servers) if servers.isdecimal() and len(servers) <= _MOST_DIGITS else 0
@@ -159,7 +243,7 @@ def variables(environ: Environ) -> Variables:
     if not launcher.by_master:
         return own
     host_is = environ.get("DMLC_PS_ROOT_URI") == environ.get("MASTER_ADDR")
-    port_is = environ.get("DMLC_PS_ROOT_PORT") == _port(launcher.job(environ))
+    port_is = environ.get("DMLC_PS_ROOT_PORT") == _port(launcher.job_of(environ))
     return Variables(
         "MASTER_ADDR" if host_is else own.host, "MASTER_PORT" if port_is else own.port, own.sizes
     )
@@ -167,16 +251,12 @@ def variables(environ: Environ) -> Variables:
 
 def _launcher(environ: Environ) -> Optional[_Launcher]:
     """The launcher that has started this process as one of several."""
-    launcher = next((one for one in _LAUNCHERS if _has_started(one, environ)), None)
+    launcher = next((one for one in _LAUNCHERS if one.has_started(environ)), None)
     return launcher if launcher is not None and int(environ[launcher.size]) >= 2 else None
 
 
 def _port(job: str) -> str:
     return str(PORTS[zlib.crc32(job.encode()) % len(PORTS)] if job else _USUAL_PORT)
-
-
-def _first_host(launcher: _Launcher, environ: Environ) -> str:
-    return _HERE if launcher.is_one_host(environ) else launcher.first_host(environ)
 
 
 def without_ranks(environ: Environ) -> Dict[str, str]:
@@ -222,103 +302,3 @@ def task_taken(role: str, task: int, holder: str) -> str:
 def _stated_by(role: str) -> str:
     variable = f"DMLC_{role.upper()}_ID"
     return f"{variable}, or its launcher's, such as RANK" if role == "worker" else variable
-
-
-def _has_started(launcher: _Launcher, environ: Environ) -> bool:
-    told = not launcher.needs or bool(environ.get(launcher.needs))
-    return told and _is_number(environ, launcher.rank, launcher.size)
-
-
-def _is_number(environ: Environ, *names: str) -> bool:
-    return all(environ.get(name, "").isdecimal() for name in names)
-
-
-def _mpirun_host(environ: Environ) -> str:
-    # "1441988608.0;tcp://10.0.0.1,172.17.0.1:41449;tcp6://[fd00::1]:37251": the addresses of
-    # mpirun's own host.
-    uri = environ.get("OMPI_MCA_orte_hnp_uri", "")
-    found = re.search(r"tcp://([^,:;]+)", uri) or re.search(r"tcp6://\[?([^],;]+)", uri)
-    return found[1] if found else ""
-
-
-def _first_node(environ: Environ) -> str:
-    """The first host of a list in Slurm's notation, such as "a[01-03,7]-ib,b"."""
-    nodes = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST", "")
-    first = re.match(r"(?:[^,\[]|\[[^\]]*\])*", nodes)
-    return re.sub(r"\[([^\],-]*)[^\]]*\]", r"\1", first[0] if first else "")
-
-
-def _numbered(prefix: str, *names: str) -> Callable[[Environ], str]:
-    def job(environ: Environ) -> str:
-        numbers = [environ[name] for name in names if environ.get(name)]
-        return " ".join([prefix, ".".join(numbers)]) if numbers else ""
-
-    return job
-
-
-_TORCHRUNS = "TORCHELASTIC_RUN_ID"
-
-_LAUNCHERS = (
-    # First: mpirun or srun may have started torchrun on each host, and does not number its ranks.
-    _Launcher(
-        "torchrun",
-        "RANK",
-        "WORLD_SIZE",
-        lambda env: env.get("LOCAL_WORLD_SIZE") == env["WORLD_SIZE"],
-        _numbered("torchrun", "MASTER_ADDR", "MASTER_PORT", _TORCHRUNS),
-        lambda env: env.get("MASTER_ADDR", ""),
-        needs=_TORCHRUNS,
-        by_master=True,
-        serves_store=lambda env: (
-            env.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-            and bool(env.get("MASTER_ADDR"))
-            and _is_number(env, "MASTER_PORT")
-        ),
-    ),
-    _Launcher(
-        "Open MPI's mpirun",
-        "OMPI_COMM_WORLD_RANK",
-        "OMPI_COMM_WORLD_SIZE",
-        lambda env: env.get("OMPI_COMM_WORLD_LOCAL_SIZE") == env["OMPI_COMM_WORLD_SIZE"],
-        _numbered("mpirun", "PMIX_NAMESPACE"),
-        _mpirun_host,
-    ),
-    # After mpirun, which itself uses srun inside of an allocation. Only srun's own processes have
-    # SLURM_STEP_NUM_TASKS: a batch script has a rank, too, but is no rank of a job.
-    _Launcher(
-        "Slurm's srun",
-        "SLURM_PROCID",
-        "SLURM_STEP_NUM_TASKS",
-        lambda env: env.get("SLURM_STEP_NUM_NODES") == "1",
-        _numbered("slurm", "SLURM_JOB_ID", "SLURM_STEP_ID"),
-        _first_node,
-    ),
-    _Launcher(
-        "MPICH's mpiexec",
-        "PMI_RANK",
-        "PMI_SIZE",
-        lambda env: env.get("MPI_LOCALNRANKS") == env["PMI_SIZE"],
-        _numbered(""),
-        lambda env: "",
-    ),
-    # Kubernetes does not say how many there are: the manifest does.
-    _Launcher(
-        "Kubernetes",
-        "JOB_COMPLETION_INDEX",
-        "DMLC_NUM_WORKER",
-        lambda env: False,
-        _numbered(""),
-        lambda env: "",
-    ),
-    # Last: others may set these, too. Such launchers may themselves listen at MASTER_PORT, so it
-    # only tells jobs apart.
-    _Launcher(
-        "a launcher with RANK and WORLD_SIZE",
-        "RANK",
-        "WORLD_SIZE",
-        lambda env: env.get("LOCAL_WORLD_SIZE") == env["WORLD_SIZE"],
-        _numbered("ranks", "MASTER_ADDR", "MASTER_PORT"),
-        lambda env: env.get("MASTER_ADDR", ""),
-        by_master=True,
-    ),
-)

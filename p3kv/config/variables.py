@@ -1,10 +1,10 @@
-"""Single variables as texts, flags and numbers; what is wrong is told by the variable's name."""
+"""Variables of the environment: as texts, flags and numbers, and those that go to other hosts."""
 
 from __future__ import annotations
 
 import os
 from contextlib import suppress
-from typing import Mapping, Optional
+from typing import Dict, List, Mapping, Optional
 
 from p3kv.errors import ConfigError
 
@@ -44,3 +44,54 @@ def optional_number(name: str, environ: Mapping[str, str]) -> Optional[int]:
         if abs(number) <= MAX_NUMBER:
             return number
     raise ConfigError(f"{name} is '{text}'; it must be a whole number of at most {MAX_NUMBER}")
+
+
+def plugins(environ: Mapping[str, str] = os.environ) -> List[str]:
+    """P3KV_PLUGINS: modules to import before this process takes its role.
+
+    They register what a job may then choose by name. Only the process's own environment names them;
+    no message can. They must not import a framework, because a framework takes over roles itself.
+    """
+    return _modules("P3KV_PLUGINS", environ)
+
+
+def optimizer_modules(environ: Mapping[str, str] = os.environ) -> List[str]:
+    """P3KV_OPTIMIZERS: modules that a server imports after the framework, when its job has an
+    optimizer. They register optimizers of the user's own with the framework.
+
+    Only the server's own environment names them; no message can.
+    """
+    return _modules("P3KV_OPTIMIZERS", environ)
+
+
+def wants_colours(environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether a terminal may show colours (https://no-color.org)."""
+    return not environ.get("NO_COLOR")
+
+
+def _modules(variable: str, environ: Mapping[str, str]) -> List[str]:
+    return [name.strip() for name in environ.get(variable, "").split(",") if name.strip()]
+
+
+_PREFIXES: List[str] = [
+    "P3KV_", "DMLC_", "PS_", "PYTHON", "OMP_", "KMP_", "GOMP_", "MKL_", "OPENBLAS_", "CUDA_",
+]  # fmt: skip
+_NAMES = (
+    "PATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "CONDA_PREFIX", "CONDA_DEFAULT_ENV",
+)  # fmt: skip
+_OF_ONE_HOST = ("DMLC_NODE_HOST",)
+"""They say where one process listens, and would be wrong for the others."""
+
+
+def add_prefix(prefix: str) -> None:
+    """Has a framework's own variables travel, too."""
+    _PREFIXES.append(prefix)
+
+
+def forwarded(environ: Mapping[str, str]) -> Dict[str, str]:
+    """The variables that a process needs on another host: settings, and where its programs are."""
+    return {
+        name: value
+        for name, value in environ.items()
+        if (name in _NAMES or name.startswith(tuple(_PREFIXES))) and name not in _OF_ONE_HOST
+    }

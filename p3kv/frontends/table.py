@@ -10,7 +10,7 @@ from typing import Dict, Iterable, Tuple
 
 from p3kv import config
 from p3kv.common import words
-from p3kv.config import forwarding
+from p3kv.config.variables import add_prefix
 from p3kv.errors import ConfigError, in_one_line
 from p3kv.frontends.front_end import FrontEnd
 from p3kv.frontends.mxnet.front_end import MXNet
@@ -65,5 +65,5 @@ def register() -> None:
         words.add(front_end.name, front_end.words)
     for front_end in FRONT_ENDS:
         config.add_aliases(front_end.aliases)
-        forwarding.add_prefix(front_end.prefix)
+        add_prefix(front_end.prefix)
         OPTIMIZERS.register(front_end.name, front_end.make_optimizer)

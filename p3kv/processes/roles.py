@@ -18,7 +18,7 @@ from p3kv.common.log import LogFormatter
 from p3kv.common.registry import import_modules
 from p3kv.common.streams import guard
 from p3kv.config import Launch
-from p3kv.config.trial import NATIVE, Report, Trial, tell
+from p3kv.config.trials import NATIVE, Report, Trial, tell
 from p3kv.errors import ConfigError, P3Error, RendezvousError
 from p3kv.frontends import FRONT_ENDS
 from p3kv.processes import companions, meeting

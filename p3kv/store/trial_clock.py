@@ -7,7 +7,7 @@ import time
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from p3kv import config
-from p3kv.config.trial import LayerReady, Report, Trial, tell
+from p3kv.config.trials import LayerReady, Report, Trial, tell
 from p3kv.errors import NotSupportedError
 from p3kv.wire.messages import Key
 from p3kv.worker import this_process

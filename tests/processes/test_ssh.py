@@ -16,7 +16,7 @@ from typing import Any, Dict, List
 import pytest
 
 from experiments.cluster import Cluster, missing_requirements
-from p3kv.config.forwarding import forwarded
+from p3kv.config.variables import forwarded
 from p3kv.errors import ConfigError
 from p3kv.processes.launcher import Graces, Host, Launcher, Part, parse_hosts
 from p3kv.processes.launcher.guardian import GREETING, guardian_command

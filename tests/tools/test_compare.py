@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from experiments.cluster import Cluster, missing_requirements
-from p3kv.config.trial import ALONE, FIFO, NATIVE, P3KV, LayerReady, Report
+from p3kv.config.trials import ALONE, FIFO, NATIVE, P3KV, LayerReady, Report
 from p3kv.tools.compare import Comparison, Measured, about_codecs, notes, outlook, table, verdict
 from p3kv.tools.compare.output import Output
 from p3kv.tools.compare.results import workload

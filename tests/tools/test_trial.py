@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from p3kv import config
-from p3kv.config.trial import FIFO, NATIVE, P3KV, Report, Reports, Trial, tell
+from p3kv.config.trials import FIFO, NATIVE, P3KV, Report, Reports, Trial, tell
 from p3kv.errors import ConfigError
 
 

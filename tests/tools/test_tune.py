@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from experiments.cluster import Cluster, missing_requirements
 from p3kv.config import MAX_SLICE_ELEMS, Tuned
-from p3kv.config.trial import Report
+from p3kv.config.trials import Report
 from p3kv.errors import ConfigError
 from p3kv.tools.compare import Measured, Steps
 from p3kv.tools.tune import Equation, Tuning, choice, equation, fit, size_choice, sizes, table

@@ -10,7 +10,7 @@ from typing import Any, Optional, Sequence, Tuple
 import mxnet as mx
 from mxnet.ndarray import NDArray
 
-from p3kv.config.trial import NATIVE, Trial
+from p3kv.config.trials import NATIVE, Trial
 from p3kv.frontends.mxnet import engine
 from p3kv.store.trial_clock import TrialClock
 from p3kv.wire.messages import Key

@@ -16,7 +16,7 @@ from mxnet.kvstore import KVStore, KVStoreBase
 
 from p3kv import config
 from p3kv.config import Launch
-from p3kv.config.trial import ALONE, NATIVE, Trial
+from p3kv.config.trials import ALONE, NATIVE, Trial
 from p3kv.errors import NotSupportedError
 from p3kv.frontends.mxnet.arrays import DENSE, by_key, listed
 from p3kv.frontends.mxnet.store import P3

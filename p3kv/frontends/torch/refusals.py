@@ -12,7 +12,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from p3kv import config
 from p3kv.common.words import did_you_mean, some_of
-from p3kv.config.trial import NATIVE
+from p3kv.config.trials import NATIVE
 from p3kv.consistency import Consistency
 from p3kv.errors import ConfigError, NotSupportedError
 from p3kv.frontends.torch.buffer_places import HOWS, check_has_shape

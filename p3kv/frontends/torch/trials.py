@@ -11,7 +11,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from p3kv.config import Launch
-from p3kv.config.trial import ALONE, NATIVE, Trial
+from p3kv.config.trials import ALONE, NATIVE, Trial
 from p3kv.errors import NotSupportedError
 from p3kv.frontends.torch.environment import talk_at
 from p3kv.frontends.torch.steps import evaluated, own_step

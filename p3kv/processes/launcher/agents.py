@@ -10,7 +10,7 @@ import sys
 from typing import Iterator, Sequence
 
 from p3kv.config import told_of
-from p3kv.config.forwarding import forwarded
+from p3kv.config.variables import forwarded
 from p3kv.errors import ConfigError
 from p3kv.processes.launcher.guardian import signal_group
 from p3kv.processes.launcher.hosts import Host

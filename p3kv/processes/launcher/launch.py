@@ -8,7 +8,7 @@ import sys
 from typing import BinaryIO, Mapping, Sequence
 
 from p3kv.config import Settings, told_of
-from p3kv.config.forwarding import forwarded
+from p3kv.config.variables import forwarded
 from p3kv.processes.launcher.hosts import Host, address_of_first
 from p3kv.processes.launcher.parts import HOST, job_parts, on_this_host, some_port, with_descriptors
 from p3kv.processes.launcher.remote import on_hosts
@@ -125,7 +125,7 @@ def launch_on(
 ) -> int:
     """Like `launch`, on `hosts` over ssh: each has the number of workers that it says.
 
-    Of `env` the hosts get what `p3kv.config.forwarding` lists, over what they have themselves. The
+    Of `env` the hosts get what `p3kv.config.variables` lists, over what they have themselves. The
     first host has the scheduler, at DMLC_PS_ROOT_URI of `env` or at the address that ssh uses.
     `root_port` 0 takes a port by chance.
     """

@@ -7,7 +7,7 @@ import threading
 from collections import deque
 from typing import Any, BinaryIO, Deque, List, Optional
 
-from p3kv.config.trial import Reports
+from p3kv.config.trials import Reports
 
 _KEPT_LINES = 40
 _BETWEEN = " | "

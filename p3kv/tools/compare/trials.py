@@ -11,7 +11,7 @@ from p3kv.codecs import CODECS, GRADIENTS, VALUES, check_codec
 from p3kv.common import words
 from p3kv.common.registry import choice_of
 from p3kv.common.words import counted
-from p3kv.config.trial import ALONE, FIFO, NATIVE, P3KV, Report, Trial
+from p3kv.config.trials import ALONE, FIFO, NATIVE, P3KV, Report, Trial
 from p3kv.errors import ConfigError, P3Error
 from p3kv.processes.launcher import Host, launch, launch_on
 from p3kv.report.forecast import Workload

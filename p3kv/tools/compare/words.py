@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Dict, List, Optional
 
-from p3kv.config.trial import ALONE, FIFO, NATIVE, P3KV
+from p3kv.config.trials import ALONE, FIFO, NATIVE, P3KV
 from p3kv.report.forecast import FRAMEWORKS_OWN, Forecast
 from p3kv.report.rates import bit_rate, seconds
 from p3kv.report.verdict import LITTLE

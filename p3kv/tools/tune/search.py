@@ -7,7 +7,7 @@ from typing import BinaryIO, Callable, Dict, List, NamedTuple, Optional, Sequenc
 import numpy as np
 
 from p3kv.common.words import counted
-from p3kv.config.trial import P3KV
+from p3kv.config.trials import P3KV
 from p3kv.tools.compare import Measured, Steps, TrialJob, Trials
 from p3kv.tools.tune.equation import Equation, fit
 
