@@ -9,9 +9,9 @@ import p3kv                        # with MXNet
 trainer = mx.gluon.Trainer(net.collect_params(), "sgd", kvstore="p3")
 """
 
-from p3kv.common import interrupts
+from p3kv.common import terminal
 
-interrupts.end_silently()
+terminal.end_silently()
 
 from p3kv import frontends  # noqa: E402  the imports that take time
 from p3kv.common.version import VERSION as __version__  # noqa: E402
@@ -20,7 +20,7 @@ from p3kv.processes import roles  # noqa: E402  the imports that take time
 
 __all__ = ["__version__", "configure"]
 
-interrupts.raise_again()
+terminal.raise_again()
 frontends.register()
 roles.take_over()
 frontends.attach(frontends.FRONT_ENDS)

@@ -14,7 +14,7 @@ import numpy as np
 
 from p3kv.checkpoints import Place
 from p3kv.common.registry import Choice
-from p3kv.common.trace import Tracer
+from p3kv.common.tracing import Tracer
 from p3kv.config import Launch, Settings
 from p3kv.consistency import (
     ASYNCHRONOUS,

@@ -14,11 +14,14 @@ import json
 import logging
 import secrets
 import socket
-from typing import Dict, List, Optional
+import threading
+import time
+from contextlib import contextmanager
+from typing import Dict, Iterator, List, Optional
 
 from p3kv import config
 from p3kv.common.addresses import addresses, endpoint, family_of, is_loopback, route
-from p3kv.common.reminder import reminding
+from p3kv.common.log import Reminder
 from p3kv.common.secret import SECRET_BYTES, VARIABLE
 from p3kv.config import Launch
 from p3kv.config.ranks import PORTS, LauncherStore
@@ -47,7 +50,7 @@ def meet() -> None:
     if where is None:
         return
     try:
-        with reminding(lambda: _log.warning("%s", _waiting(where))):
+        with _reminding(where):
             store = _connected(where)
             if store is None:
                 return
@@ -67,12 +70,27 @@ def meet() -> None:
     config.take_place(decision["host"], decision["port"], decision["secret"], decision["token"])
 
 
-def _waiting(where: LauncherStore) -> str:
-    return (
+@contextmanager
+def _reminding(where: LauncherStore) -> Iterator[None]:
+    """Warn from a thread of its own while what is done inside waits and says nothing itself."""
+    done = threading.Event()
+    waiting = (
         f"p3kv: rank {where.rank} of {where.size} still waits for the others, over the store that "
         f"{where.launcher} serves at {endpoint(where.host, where.port)}. All hosts must reach that "
         "address; where torchrun names it wrongly, give it --local-addr on each host"
     )
+
+    def watch() -> None:
+        reminder = Reminder(time.monotonic())
+        while not done.wait(reminder.at - time.monotonic()):
+            if reminder.is_due(time.monotonic()):
+                _log.warning("%s", waiting)
+
+    threading.Thread(target=watch, name="p3kv reminder", daemon=True).start()
+    try:
+        yield
+    finally:
+        done.set()
 
 
 def _connected(where: LauncherStore) -> Optional[KeyStore]:

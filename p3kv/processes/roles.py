@@ -16,7 +16,7 @@ from p3kv import config
 from p3kv.common import words
 from p3kv.common.log import LogFormatter
 from p3kv.common.registry import import_modules
-from p3kv.common.streams import guard
+from p3kv.common.terminal import guard
 from p3kv.config import Launch
 from p3kv.config.trials import NATIVE, Report, Trial, tell
 from p3kv.errors import ConfigError, P3Error, RendezvousError

@@ -11,8 +11,8 @@ from typing import Dict, Iterator, Optional, Tuple
 import zmq
 
 from p3kv.common.addresses import endpoint
-from p3kv.common.reminder import Reminder
-from p3kv.common.trace import now_ns
+from p3kv.common.log import Reminder
+from p3kv.common.tracing import now_ns
 from p3kv.config import Launch, Settings
 from p3kv.errors import ConfigError, ProtocolError, in_one_line
 from p3kv.scheduler.connections import EVENTS, Connections, Door, Sessions

@@ -12,7 +12,7 @@ from typing import Callable, List
 
 from p3kv.checkpoints import Place
 from p3kv.common.finite import ADVICE, NotFinite
-from p3kv.common.trace import Tracer
+from p3kv.common.tracing import Tracer
 from p3kv.consistency import make_consistency
 from p3kv.errors import ProtocolError, in_one_line
 from p3kv.server.engine import Engine, Unit

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from p3kv.common.trace import Tracer, now_ns
+from p3kv.common.tracing import Tracer, now_ns
 from p3kv.server.engine import Ended, Engine, Key, ServerSlice, Unit
 from p3kv.server.saving.checkpoints import Checkpoints
 from p3kv.server.spans import trace_update

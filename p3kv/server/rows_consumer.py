@@ -8,7 +8,7 @@ from typing import Optional
 import numpy as np
 
 from p3kv.codecs import part_of_rows
-from p3kv.common.trace import Tracer, now_ns
+from p3kv.common.tracing import Tracer, now_ns
 from p3kv.errors import ProtocolError
 from p3kv.server.engine import Engine, RowsKey
 from p3kv.server.received_frames import ReceivedFrames

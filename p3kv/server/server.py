@@ -16,7 +16,7 @@ import numpy as np
 
 from p3kv.checkpoints import Place
 from p3kv.common.log import name_rank
-from p3kv.common.trace import Tracer
+from p3kv.common.tracing import Tracer
 from p3kv.config import Launch, Settings
 from p3kv.consistency import make_consistency
 from p3kv.errors import ConfigError, P3Error, in_one_line

@@ -7,7 +7,7 @@ from typing import Optional
 
 import numpy as np
 
-from p3kv.common.trace import Tracer, now_ns
+from p3kv.common.tracing import Tracer, now_ns
 from p3kv.errors import ProtocolError
 from p3kv.server.engine import Engine, ServerSlice
 from p3kv.server.engine.buffers import Buffer

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from p3kv.common.trace import SUM, UNKNOWN, UPDATE, Span, Tracer, now_ns
+from p3kv.common.tracing import SUM, UNKNOWN, UPDATE, Span, Tracer, now_ns
 from p3kv.server.engine import Ended, ServerSlice
 from p3kv.wire.fields import QueuedHeader
 from p3kv.wire.spans import span

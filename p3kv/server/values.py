@@ -6,7 +6,7 @@ from typing import Collection, Iterable
 
 from msgspec.structs import replace
 
-from p3kv.common.trace import Tracer
+from p3kv.common.tracing import Tracer
 from p3kv.server.engine import Ended, ServerSlice
 from p3kv.server.workers import Workers
 from p3kv.wire.connection import Connection

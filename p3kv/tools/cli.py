@@ -8,12 +8,12 @@ import sys
 
 import shtab
 
-from p3kv.common import interrupts
+from p3kv.common import terminal
 
-interrupts.end_silently()
+terminal.end_silently()
 
 from p3kv import config  # noqa: E402
-from p3kv.common.streams import drop_output, guard  # noqa: E402
+from p3kv.common.terminal import drop_output, guard  # noqa: E402
 from p3kv.common.version import VERSION  # noqa: E402
 from p3kv.common.words import did_you_mean  # noqa: E402
 from p3kv.errors import P3Error  # noqa: E402
@@ -36,7 +36,7 @@ def main(argv: list[str] | None = None) -> int:
     An error of p3kv's is one line, with P3KV_VERBOSE=1 a traceback. Errors of a script that a
     command runs in this process are the script's affair (`own_errors`).
     """
-    interrupts.raise_again()
+    terminal.raise_again()
     guard()
     parser = _parser()
     arguments = sys.argv[1:] if argv is None else argv

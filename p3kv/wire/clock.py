@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Callable, Optional
 
-from p3kv.common.trace import ClockSample, Tracer, now_ns
+from p3kv.common.tracing import ClockSample, Tracer, now_ns
 from p3kv.wire.messages import AskTime, TimeTold
 
 ASK_EVERY_S = 2.0

@@ -13,7 +13,7 @@ from typing import Any, Callable, Deque, Dict, List, NoReturn, Optional, Tuple, 
 import zmq
 from msgspec import structs
 
-from p3kv.common.reminder import Reminder
+from p3kv.common.log import Reminder
 from p3kv.config import Launch, Settings
 from p3kv.errors import (
     ConfigError,

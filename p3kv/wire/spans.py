@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Callable
 
-from p3kv.common.trace import RECEIVE, SEND, UNKNOWN, Span, Tracer, now_ns
+from p3kv.common.tracing import RECEIVE, SEND, UNKNOWN, Span, Tracer, now_ns
 from p3kv.wire.fields import TransferHeader
 from p3kv.wire.framing import Frame, Payload
 

@@ -21,7 +21,7 @@ from typing import (
 
 from p3kv.checkpoints import Place
 from p3kv.codecs import GRADIENTS, VALUES, codec_of
-from p3kv.common.trace import KeyName, Tracer
+from p3kv.common.tracing import KeyName, Tracer
 from p3kv.config import Settings
 from p3kv.consistency import make_consistency
 from p3kv.slicing import CREDIT_BYTES

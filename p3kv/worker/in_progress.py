@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import Callable, Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
-from p3kv.common.trace import Tracer
+from p3kv.common.tracing import Tracer
 from p3kv.slicing import Slice
 from p3kv.wire.fields import (
     Header,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from p3kv.common.trace import APPLIED, READY, UNKNOWN, Span, Tracer, now_ns
+from p3kv.common.tracing import APPLIED, READY, UNKNOWN, Span, Tracer, now_ns
 from p3kv.wire.header import INITIAL_ROUND
 from p3kv.worker.transfers import Transfer
 

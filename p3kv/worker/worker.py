@@ -18,7 +18,7 @@ from p3kv.checkpoints import Place
 from p3kv.common.combinations import Feature, has_effect
 from p3kv.common.finite import ADVICE, NotFinite
 from p3kv.common.log import name_rank
-from p3kv.common.trace import FORWARD_BEGIN, FORWARD_END, Tracer
+from p3kv.common.tracing import FORWARD_BEGIN, FORWARD_END, Tracer
 from p3kv.config import Launch, Settings, apply_verbosity
 from p3kv.consistency import consistency_of_key
 from p3kv.errors import (

@@ -6,7 +6,7 @@ from typing import List
 
 import pytest
 
-from p3kv.common.reminder import Reminder
+from p3kv.common.log import Reminder
 from p3kv.errors import ConfigError, in_one_line
 from p3kv.wire.messages import Failure
 

@@ -12,7 +12,7 @@ from typing import Iterator, List
 
 import pytest
 
-from p3kv.common.trace import (
+from p3kv.common.tracing import (
     SEND,
     ClockSample,
     KeyName,
@@ -43,7 +43,7 @@ class Warnings(logging.Handler):
 @pytest.fixture
 def warnings() -> Iterator[List[str]]:
     handler = Warnings()
-    logger = logging.getLogger("p3kv.common.trace.tracer")
+    logger = logging.getLogger("p3kv.common.tracing")
     logger.addHandler(handler)
     yield handler.said
     logger.removeHandler(handler)

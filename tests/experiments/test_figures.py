@@ -20,7 +20,7 @@ from experiments.drawing import schedule, schedule_figure
 from experiments.drawing.schedule import ACCELERATOR, Bar
 from experiments.drawing.schedule_figure import Case, Example
 from experiments.models import load
-from p3kv.common.trace import RECEIVE, SEND, KeyName, Span, Tracer
+from p3kv.common.tracing import RECEIVE, SEND, KeyName, Span, Tracer
 
 _PROBLEM = missing_requirements()
 needs_cluster = pytest.mark.skipif(_PROBLEM is not None, reason=str(_PROBLEM))

@@ -8,7 +8,7 @@ import pytest
 
 from experiments.campaign.measure import Run, measure
 from experiments.cluster import Cluster, missing_requirements
-from p3kv.common.trace import RECEIVE, SEND, Span
+from p3kv.common.tracing import RECEIVE, SEND, Span
 from p3kv.tools.timeline import Timeline, read_job
 
 _PROBLEM = missing_requirements()

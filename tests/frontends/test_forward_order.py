@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mxnet import autograd, gluon
 
-from p3kv.common.trace import SEND, read_trace
+from p3kv.common.tracing import SEND, read_trace
 from p3kv.frontends.mxnet import forward_order
 from p3kv.frontends.mxnet.forward_order import GluonReads
 from p3kv.store.forward_order import OrderLearner

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p3kv.common.trace import (
+from p3kv.common.tracing import (
     APPLIED,
     FORWARD_BEGIN,
     FORWARD_END,

@@ -13,7 +13,7 @@ from mxnet import autograd
 from mxnet.executor import Executor
 from mxnet.ndarray import NDArray
 
-from p3kv.common.trace import FORWARD_END, UNKNOWN, Span, Tracer, now_ns
+from p3kv.common.tracing import FORWARD_END, UNKNOWN, Span, Tracer, now_ns
 from p3kv.frontends.mxnet import engine
 
 _NAME = b"p3kv_forward_end"

@@ -11,7 +11,7 @@ from typing import Any, Dict, Iterator, List, Tuple
 
 import msgspec
 
-from p3kv.common.trace import APPLIED, READY, RECEIVE, SEND, SUM, UNKNOWN, UPDATE, Span
+from p3kv.common.tracing import APPLIED, READY, RECEIVE, SEND, SUM, UNKNOWN, UPDATE, Span
 from p3kv.tools.timeline.passes import BACKWARD, FORWARD, passes
 from p3kv.tools.timeline.timeline import Timeline, Traced, pairs
 

@@ -7,7 +7,7 @@ from typing import List, Sequence
 
 import numpy as np
 
-from p3kv.common.trace import ClockSample
+from p3kv.common.tracing import ClockSample
 
 _NEAR_NS = 30_000_000_000
 """Clocks that differ by 100 parts per million, which is much, move 3 ms apart in this time."""

@@ -12,7 +12,7 @@ import statistics
 from itertools import groupby
 from typing import Dict, List, NamedTuple, Optional, Tuple
 
-from p3kv.common.trace import (
+from p3kv.common.tracing import (
     APPLIED,
     FORWARD_BEGIN,
     FORWARD_END,

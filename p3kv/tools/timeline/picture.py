@@ -11,7 +11,7 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 
-from p3kv.common.trace import RECEIVE, SEND, SUM, UNKNOWN, UPDATE
+from p3kv.common.tracing import RECEIVE, SEND, SUM, UNKNOWN, UPDATE
 from p3kv.tools.timeline.passes import Iteration, passes, percent
 from p3kv.tools.timeline.timeline import Timeline, Traced
 

@@ -8,7 +8,7 @@ from typing import Deque, Dict, Iterable, Iterator, List, NamedTuple, Tuple
 
 import numpy as np
 
-from p3kv.common.trace import RECEIVE, SEND, SUFFIX, KeyName, Process, Span, Trace, read_trace
+from p3kv.common.tracing import RECEIVE, SEND, SUFFIX, KeyName, Process, Span, Trace, read_trace
 from p3kv.errors import TraceError
 from p3kv.tools.timeline.clocks import aligned, uncertainty_ns
 

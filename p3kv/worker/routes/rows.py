@@ -23,7 +23,7 @@ import numpy as np
 
 from p3kv.checkpoints import StoredRows
 from p3kv.codecs import part_of_rows
-from p3kv.common.trace import Tracer
+from p3kv.common.tracing import Tracer
 from p3kv.errors import ProtocolError
 from p3kv.slicing import Slice
 from p3kv.wire.connection import Connection

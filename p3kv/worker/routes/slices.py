@@ -8,7 +8,7 @@ from typing import Callable, Mapping, Optional, Sequence, Set, Tuple
 import numpy as np
 
 from p3kv.codecs import Part
-from p3kv.common.trace import Tracer
+from p3kv.common.tracing import Tracer
 from p3kv.errors import ProtocolError
 from p3kv.slicing import Slice
 from p3kv.wire.connection import Connection
