@@ -12,6 +12,7 @@ from typing import Iterator, List
 
 import pytest
 
+from p3kv.common import tracing
 from p3kv.common.tracing import (
     SEND,
     ClockSample,
@@ -20,13 +21,12 @@ from p3kv.common.tracing import (
     Span,
     Tracer,
     read_trace,
-    tracer,
 )
 from p3kv.errors import TraceError
 from tests.jobs import SUMS_ONLY, TrainingJob, eventually, run_job
 
-TOGETHER = tracer._SPANS_TOGETHER
 ENDS_S = 60.0
+TOGETHER = tracing._SPANS_TOGETHER
 
 
 class Warnings(logging.Handler):
@@ -136,7 +136,7 @@ def test_threads_record_together_and_nothing_is_lost(tmp_path: Path) -> None:
 def test_a_file_has_no_more_than_it_may(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warnings: List[str]
 ) -> None:
-    monkeypatch.setattr(tracer, "MAX_TRACE_BYTES", 1 << 18)
+    monkeypatch.setattr(tracing, "MAX_TRACE_BYTES", 1 << 18)
     recording = Tracer(str(tmp_path), "worker 0")
     record(recording, 50 * TOGETHER)
     recording.close()

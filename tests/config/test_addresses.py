@@ -16,7 +16,7 @@ from experiments.cluster.netns import in_namespace
 from p3kv.common import addresses
 from p3kv.config import Launch
 from p3kv.errors import ConfigError
-from p3kv.processes.launcher.hosts import Host, parse_hosts
+from p3kv.processes.launcher.parts import Host, parse_hosts
 from p3kv.wire.address import listening_address, own_address, scheduler_address
 from tests import sshd
 from tests.jobs import JOIN, SECRET, environment, held_port, results, start_on
@@ -77,7 +77,7 @@ def test_addresses_of_hosts_that_have_only_ipv6(ipv6_only: Cluster) -> None:
     first, second = ipv6_only.hosts
     script = (
         "from p3kv.common import addresses\n"
-        "from p3kv.processes.launcher.hosts import Host, address_of_first\n"
+        "from p3kv.processes.launcher.parts import Host, address_of_first\n"
         f"print(addresses.addresses('n1'), addresses.route('n1'), "
         f"addresses.of_interface('{first.interface}'))\n"
         "print(address_of_first([Host('own-name', 1), Host('n1', 1)]))"

@@ -9,7 +9,7 @@ from typing import List
 
 import pytest
 
-from p3kv.processes.launcher.restarts import Run, run_with_restarts
+from p3kv.processes.launcher.launch import Run, run_with_restarts
 from tests.jobs import DEADLINE_S, environment
 
 FAILED, STOPPED, WELL = Run(3, True), Run(130, False), Run(0, False)

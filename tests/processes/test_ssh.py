@@ -20,8 +20,7 @@ from p3kv.config.variables import forwarded
 from p3kv.errors import ConfigError
 from p3kv.processes.launcher import Graces, Host, Launcher, Part, parse_hosts
 from p3kv.processes.launcher.guardian import GREETING, guardian_command
-from p3kv.processes.launcher.hosts import in_turn
-from p3kv.processes.launcher.remote import on_hosts
+from p3kv.processes.launcher.parts import in_turn, on_hosts
 from tests import sshd
 from tests.jobs import DEADLINE_S, ROOT
 from tests.on_cluster import HOLD, ClusterJob, command_lines, needs

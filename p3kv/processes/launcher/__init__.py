@@ -1,9 +1,9 @@
 """Starting and supervising all processes of a job, on this machine or on several hosts."""
 
 from p3kv.processes.launcher.agents import Agent, agents_on
-from p3kv.processes.launcher.hosts import Host, address_of_first, parse_hosts
 from p3kv.processes.launcher.launch import launch, launch_on
-from p3kv.processes.launcher.parts import Part, job_parts
+from p3kv.processes.launcher.parts import Host, address_of_first, job_parts, parse_hosts
+from p3kv.processes.launcher.process import Part
 from p3kv.processes.launcher.supervisor import Graces, Launcher
 
 __all__ = [

@@ -13,10 +13,8 @@ from p3kv.config import told_of
 from p3kv.config.variables import forwarded
 from p3kv.errors import ConfigError
 from p3kv.processes.launcher.guardian import signal_group
-from p3kv.processes.launcher.hosts import Host
-from p3kv.processes.launcher.parts import Part
-from p3kv.processes.launcher.process import RunningPart, start_part
-from p3kv.processes.launcher.remote import on_host
+from p3kv.processes.launcher.parts import Host, on_host
+from p3kv.processes.launcher.process import Part, RunningPart, start_part
 
 _TERM_S = 2.0
 _SILENCE_S = 60.0

@@ -5,16 +5,54 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from typing import BinaryIO, Mapping, Sequence
+from typing import BinaryIO, Callable, Mapping, NamedTuple, Sequence
 
 from p3kv.config import Settings, told_of
 from p3kv.config.variables import forwarded
-from p3kv.processes.launcher.hosts import Host, address_of_first
-from p3kv.processes.launcher.parts import HOST, job_parts, on_this_host, some_port, with_descriptors
-from p3kv.processes.launcher.remote import on_hosts
-from p3kv.processes.launcher.restarts import Run, run_with_restarts
+from p3kv.processes.launcher.parts import (
+    HOST,
+    Host,
+    address_of_first,
+    job_parts,
+    on_hosts,
+    on_this_host,
+    some_port,
+    with_descriptors,
+)
 from p3kv.processes.launcher.supervisor import Graces, Launcher
 from p3kv.wire.launcher_link import Cause, LauncherLink
+
+
+class Run(NamedTuple):
+    """How a job has ended."""
+
+    code: int
+    """The exit code; 0 when every process ended well."""
+    may_start_again: bool
+    """Whether a process of the job has failed: nobody has stopped the job, and all could start."""
+
+
+def run_with_restarts(
+    run: Callable[[bool], Run], restarts: int, resume: bool, err: BinaryIO | None = None
+) -> int:
+    """Runs a job, and again when it fails, at most `restarts` times; returns the last exit code.
+
+    `run(resume)` runs it once; every run but the first goes on from the newest checkpoint. Restarts
+    count whatever the job has achieved: one that fails at the same place again and again ends.
+    """
+    done = run(resume)
+    for number in range(1, restarts + 1):
+        if not done.code or not done.may_start_again:
+            break
+        stream = err if err is not None else sys.stderr.buffer
+        line = (
+            f"p3kv launch: starts the job again from its newest checkpoint ({number} of {restarts})"
+        )
+        stream.write(f"{line}\n".encode())
+        stream.flush()
+        done = run(True)
+    return done.code
+
 
 _BACKLOG = 1024
 

@@ -1,18 +1,25 @@
-"""Parts of a job: commands and environments, nothing started yet."""
+"""The parts of a job, on this machine or on hosts that ssh reaches; nothing is started yet."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import secrets
+import shlex
 import socket
+import subprocess
 import sys
-from dataclasses import dataclass, field, replace
-from typing import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Mapping, NamedTuple, Sequence
 
+from p3kv.common.addresses import addresses, is_loopback, route
 from p3kv.common.secret import SECRET_BYTES
 from p3kv.config.ranks import PORTS, without_ranks
-from p3kv.processes.launcher.guardian_channel import GuardianChannel
+from p3kv.errors import ConfigError
+from p3kv.processes.launcher.guardian import guardian_command
+from p3kv.processes.launcher.process import CONNECT_TIMEOUT_S, GuardianChannel, Part
 
 HOST = "127.0.0.1"
 _TRIES = 100
@@ -22,24 +29,6 @@ _TRIES = 100
 _SET_PER_PART = (
     "P3KV_SCHEDULER_FD", "P3KV_LAUNCHER_FD", "P3KV_SECRET_FILE", "P3KV_PLACE", "P3KV_BESIDE_WORKER",
 )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Part:
-    """One process of a job, not yet started.
-
-    `name` is what people read ("worker 0"). A part with `serves_workers` has nothing to do once
-    the others have ended and is expected to end by itself then. `pass_fds` are open descriptors
-    that the process inherits under the same numbers. With a `channel` the process is ssh, and the
-    part's own process runs on another host.
-    """
-
-    name: str
-    argv: tuple[str, ...]
-    env: Mapping[str, str] = field(repr=False)  # the secret is in it
-    serves_workers: bool = False
-    pass_fds: tuple[int, ...] = ()
-    channel: GuardianChannel | None = None
 
 
 def job_parts(
@@ -150,3 +139,144 @@ def with_descriptors(parts: Sequence[Part], *, scheduler_fd: int, launcher_fd: i
         scheduler, env={**scheduler.env, **descriptors}, pass_fds=(scheduler_fd, launcher_fd)
     )
     return [inherits, *others]
+
+
+_SYNTAX = re.compile(
+    r"(?P<host>(?P<user>[\w.-]+@)?(?:\[(?P<ipv6>[\da-fA-F:.]+)\]|(?P<name>[\w.-]+)))"
+    r"(?::(?P<workers>\d{1,4}))?",
+    re.ASCII,
+)
+
+
+class Host(NamedTuple):
+    """A host of a job: `name` is what ssh gets, with a user before an @ if need be."""
+
+    name: str
+    workers: int
+
+
+def parse_hosts(text: str) -> list[Host]:
+    """Reads "host1,host2:2,[fd00::3]:2": hosts, with how many workers each has after a colon
+    (default 1).
+
+    Raises ConfigError for anything else, and for a host that comes twice.
+    """
+    hosts: list[Host] = []
+    for word in text.split(","):
+        word = word.strip()
+        found = _SYNTAX.fullmatch(word)
+        workers = int(found["workers"] or 1) if found else 0
+        if found is None or workers < 1 or word.startswith("-"):
+            raise ConfigError(
+                f"'{word}' is no host; write host names or addresses with commas between, IPv6 "
+                "addresses in brackets, and the number of workers after a colon if it is not 1: "
+                "host1,host2:2,[fd00::3]:2"
+            )
+        name = (found["user"] or "") + (found["ipv6"] or found["name"])
+        if name in [host.name for host in hosts]:
+            once = word[: found.end("host")]
+            raise ConfigError(f"the host '{name}' comes twice; write {once}:2")
+        hosts.append(Host(name, workers))
+    return hosts
+
+
+def in_turn(hosts: Sequence[Host], count: int) -> list[Host]:
+    """The hosts of `count` processes that are spread as workers are: all hosts take turns, each as
+    often as it has workers, then from the beginning."""
+    most = max(host.workers for host in hosts)
+    turns = [host for turn in range(most) for host in hosts if turn < host.workers]
+    return [turns[i % len(turns)] for i in range(count)]
+
+
+def address_of_first(hosts: Sequence[Host]) -> str:
+    """An address of the first host that the others reach, as far as can be known here.
+
+    That is what ssh connects to. On the first host itself its name often means 127.0.0.1 or, on
+    Debian and Ubuntu, 127.0.1.1: then it is the address from which this host reaches the second.
+    A name that only the hosts know is returned as it is.
+    """
+    name = _name_for_ssh(hosts[0])
+    try:
+        address = addresses(name)[0]
+    except OSError:
+        return name
+    if is_loopback(address) and len(hosts) > 1:
+        with suppress(OSError):
+            return route(_name_for_ssh(hosts[1]))[1]
+    return address
+
+
+def _name_for_ssh(host: Host) -> str:
+    """The name or address that ssh connects to, which its configuration may replace."""
+    with suppress(OSError):
+        told = subprocess.run(["ssh", "-G", host.name], capture_output=True, text=True, check=False)
+        for line in told.stdout.splitlines():
+            key, _, value = line.partition(" ")
+            if key == "hostname":
+                return value
+    return host.name.rpartition("@")[2]
+
+
+_SIGNS_OF_LIFE = 4
+
+
+def on_hosts(
+    parts: Sequence[Part],
+    hosts: Sequence[Host],
+    *,
+    own_env: Mapping[str, str],
+    cwd: str,
+    term_s: float,
+    silence_s: float,
+) -> list[Part]:
+    """A job's parts as they run on `hosts`: the scheduler on the first, and as many workers on each
+    as it says, with consecutive ranks. Servers are spread in the same proportions.
+
+    `own_env` is what ssh itself gets. `term_s` is between SIGTERM and SIGKILL for what runs on a
+    host that the launcher does not reach any more; `silence_s` is how long ssh waits for a host.
+    """
+    serving = [part for part in parts[1:] if part.serves_workers]
+    working = [part for part in parts if not part.serves_workers]
+    of_workers = [host for host in hosts for _ in range(host.workers)]
+    of_servers = in_turn(hosts, len(serving))
+    placed = [hosts[0], *of_servers, *of_workers]
+    names = [host.name for host in placed]
+    ordered = with_ranks([parts[0], *serving, *working], names, some_port())
+    return [
+        on_host(
+            part,
+            host,
+            own_env=own_env,
+            cwd=cwd,
+            term_s=term_s,
+            silence_s=silence_s,
+            has_link=part.name == "scheduler",
+        )
+        for part, host in zip(ordered, placed)
+    ]
+
+
+def on_host(
+    part: Part,
+    host: Host,
+    *,
+    own_env: Mapping[str, str],
+    cwd: str,
+    term_s: float,
+    silence_s: float,
+    has_link: bool,
+) -> Part:
+    """The part as it runs on `host`; with `has_link` it can speak with the launcher."""
+    channel = GuardianChannel(
+        host.name, part.argv, part.env, cwd, workers_here=host.workers, has_link=has_link
+    )
+    options = {
+        "BatchMode": "yes",  # nobody is there to answer questions
+        "ConnectTimeout": CONNECT_TIMEOUT_S,
+        "ServerAliveInterval": max(1, round(silence_s / _SIGNS_OF_LIFE)),
+        "ServerAliveCountMax": _SIGNS_OF_LIFE,
+    }
+    settings = [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
+    command = shlex.join(["exec", *guardian_command("host", term_s)])
+    argv = ("ssh", "-T", *settings, "--", host.name, command)
+    return replace(part, argv=argv, env=own_env, channel=channel)

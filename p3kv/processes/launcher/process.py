@@ -1,16 +1,119 @@
-"""A started part: its process, its process group, and how both end."""
+"""One part of a job: its command, its process and group, here or on another host, and their end.
+
+A process on another host is ssh's, and a guardian there starts the part's own. Nothing secret may
+be in a command line, so the guardian hears on ssh's standard input what to start.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
+import select
+import shutil
 import signal
+import socket
 import subprocess
 import time
-from typing import IO, Callable
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import IO, Callable, Iterator, Mapping, Sequence
 
-from p3kv.processes.launcher.guardian import signal_group, signal_scripts
-from p3kv.processes.launcher.guardian_channel import GuardianChannel
-from p3kv.processes.launcher.parts import Part
+from p3kv.processes.launcher.guardian import GREETING, signal_group, signal_scripts
+
+_MOST_GREETING_BYTES = 1 << 16
+
+
+class GuardianChannel:
+    """The launcher's end of the channel to one process on `host`; one thread uses it.
+
+    `ours` is this end's socket and `theirs` ssh's. With `has_link`, ssh writes what the process
+    says to the launcher to `theirs`, too. The environment has the secret: it is never shown.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        cwd: str,
+        *,
+        workers_here: int,
+        has_link: bool,
+    ) -> None:
+        self.host = host
+        self.has_link = has_link
+        self.ours, self.theirs = socket.socketpair()
+        errand = {
+            "argv": list(argv),
+            "env": dict(env),
+            "cwd": cwd,
+            "workers_here": workers_here,
+            "has_link": has_link,
+        }
+        self._errand = json.dumps(errand).encode() + b"\n"
+
+    def wait_for_greeting(self, output: IO[bytes] | None, timeout_s: float) -> bool:
+        """Returns when the guardian on the host has greeted, or false if it does not.
+
+        `output` is ssh's standard output, if that is not the channel. What a remote shell prints at
+        its start comes before the greeting and is dropped.
+        """
+        stream = self.ours if output is None else output
+        deadline = time.monotonic() + timeout_s
+        heard = b""
+        while not heard.endswith(GREETING):
+            wait_s = max(0.0, deadline - time.monotonic())
+            if not select.select([stream], [], [], wait_s)[0] or len(heard) > _MOST_GREETING_BYTES:
+                return False
+            # One byte at a time: what follows the greeting is for others.
+            byte = self.ours.recv(1) if output is None else output.read(1)
+            if not byte:
+                return False
+            heard += byte
+        return True
+
+    def tell_errand(self) -> None:
+        """Has the guardian start the process."""
+        self._send(self._errand)
+        self._errand = b""
+
+    def signal(self, signum: int) -> None:
+        """Has the guardian send a signal to the process's group."""
+        self._send(b"%d\n" % signum)
+
+    def signal_scripts(self, signum: int) -> None:
+        """Has the guardian send a signal to the group's scripts."""
+        self._send(b"%d scripts\n" % signum)
+
+    def _send(self, line: bytes) -> None:
+        # ssh may have ended: whoever waits for it learns that.
+        with contextlib.suppress(OSError):
+            self.ours.sendall(line)
+
+    def close(self) -> None:
+        """Closes both ends; may be called twice."""
+        self.ours.close()
+        self.theirs.close()
+
+
+@dataclass(frozen=True)
+class Part:
+    """One process of a job, not yet started.
+
+    `name` is what people read ("worker 0"). A part with `serves_workers` has nothing to do once
+    the others have ended and is expected to end by itself then. `pass_fds` are open descriptors
+    that the process inherits under the same numbers. With a `channel` the process is ssh, and the
+    part's own process runs on another host.
+    """
+
+    name: str
+    argv: tuple[str, ...]
+    env: Mapping[str, str] = field(repr=False)  # the secret is in it
+    serves_workers: bool = False
+    pass_fds: tuple[int, ...] = ()
+    channel: GuardianChannel | None = None
+
 
 CONNECT_TIMEOUT_S = 30
 """How long ssh tries to connect."""
@@ -173,3 +276,73 @@ def start_part(part: Part, before_exec: Callable[[], None]) -> RunningPart:
         return RunningPart(part, process)
     channel.theirs.close()
     return RunningElsewhere(part, process, channel)
+
+
+_NOT_FOUND, _NOT_EXECUTABLE = 127, 126
+_CONNECTIONS_AT_ONCE = 8
+"""To one host. sshd drops some of those that are not authenticated yet, from 10 on."""
+
+
+class CannotStart(Exception):
+    """A part can't be started: what to say, and the exit code that a shell would give."""
+
+    def __init__(self, code: int, sentence: str) -> None:
+        super().__init__(sentence)
+        self.code = code
+
+
+def check_commands(parts: Sequence[Part]) -> None:
+    """Raises CannotStart if a part's command is not there, or is not executable."""
+    for part in parts:
+        path = part.env.get("PATH", os.defpath)
+        if shutil.which(part.argv[0], path=path) is None:
+            exists = os.path.isfile(part.argv[0])
+            problem = "is not executable" if exists else "was not found"
+            if part.argv[0].endswith(".py"):
+                problem += f"; is it 'python {part.argv[0]}'?"
+            raise CannotStart(
+                _NOT_EXECUTABLE if exists else _NOT_FOUND,
+                f"cannot start {part.name}: the command '{part.argv[0]}' {problem}",
+            )
+
+
+def started(parts: Sequence[Part], before_exec: Callable[[], None]) -> Iterator[RunningPart]:
+    """Starts the parts and yields each when it runs; those on other hosts may still connect.
+
+    `before_exec` runs in each new process. Raises CannotStart when the system or ssh
+    refuses one.
+    """
+    for wave in _waves(parts):
+        connecting = []
+        for part in wave:
+            try:
+                running = start_part(part, before_exec)
+            except OSError as error:
+                code = _NOT_FOUND if isinstance(error, FileNotFoundError) else _NOT_EXECUTABLE
+                raise CannotStart(
+                    code, f"cannot start {part.name}: '{part.argv[0]}': {error.strerror}"
+                ) from error
+            yield running
+            connecting.append(running)
+        for running in connecting:
+            if not running.begin():
+                name, where = running.part.name, running.whereabouts
+                raise CannotStart(
+                    _SSH_FAILED,
+                    f"cannot start {name} {where}: see what ssh says above. ssh must reach the "
+                    f"host without a password, and the host must have p3kv at the same path",
+                )
+
+
+def _waves(parts: Sequence[Part]) -> list[list[Part]]:
+    waves: list[list[Part]] = [[]]
+    on_host: Counter[str] = Counter()
+    for part in parts:
+        wave = 0
+        if part.channel is not None:
+            wave = on_host[part.channel.host] // _CONNECTIONS_AT_ONCE
+            on_host[part.channel.host] += 1
+        while len(waves) <= wave:
+            waves.append([])
+        waves[wave].append(part)
+    return waves

@@ -13,9 +13,14 @@ from typing import BinaryIO, Callable, Iterator, NamedTuple, Sequence, Union
 
 from p3kv.processes.launcher.guardian import Guardian, group_is_alive, signal_group
 from p3kv.processes.launcher.output import Forwarder, Screen, unbuffered
-from p3kv.processes.launcher.parts import Part
-from p3kv.processes.launcher.process import RunningPart, signal_name
-from p3kv.processes.launcher.starting import CannotStart, check_commands, started
+from p3kv.processes.launcher.process import (
+    CannotStart,
+    Part,
+    RunningPart,
+    check_commands,
+    signal_name,
+    started,
+)
 from p3kv.wire.launcher_link import Cause, LauncherLink, PartEnded, StopPassedOn
 
 _LAST_WORDS_S = 1.0
