@@ -9,16 +9,22 @@ from p3kv.checkpoints.outline import (
     MemoryOutline,
     Outline,
     Part,
+    Place,
     TrainedOutline,
     any_parts,
     parts_in,
 )
-from p3kv.checkpoints.parts import StoredRows
-from p3kv.checkpoints.place import Place
-from p3kv.checkpoints.reading import Saved, SavedKey, SavedState, newest
-from p3kv.checkpoints.workers_part import SavedMemory, SavedTrained, WorkersPart
-from p3kv.checkpoints.writer import Writer
-from p3kv.checkpoints.writing import Abandoned, remove_unneeded, write
+from p3kv.checkpoints.reading import (
+    Saved,
+    SavedKey,
+    SavedMemory,
+    SavedState,
+    SavedTrained,
+    StoredRows,
+    WorkersPart,
+    newest,
+)
+from p3kv.checkpoints.writing import Abandoned, Writer, remove_unneeded, write
 
 __all__ = [
     "WORKER",

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -26,6 +26,20 @@ from p3kv.wire.messages import (
 )
 from p3kv.wire.messages.base import check, check_number, check_plain
 from p3kv.wire.messages.keys import check_runs, check_shape, check_tensor
+
+
+class Place(NamedTuple):
+    """A process among those of its job, once all have arrived."""
+
+    rank: int
+    host: str
+    servers_hosts: Sequence[str]
+    """By rank."""
+    workers_hosts: Sequence[str]
+    """By rank."""
+    mark: Callable[[str], bytes]
+    """Gives the mark of a process such as "server 0" (`p3kv.checkpoints.marks`)."""
+
 
 VERSION = 1
 OUTLINE = "outline.msgpack"

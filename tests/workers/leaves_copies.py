@@ -8,7 +8,7 @@ from typing import Any
 
 import mxnet as mx
 
-from p3kv.checkpoints.writer import Writer
+from p3kv.checkpoints.writing import Writer
 
 STEPS, FEWER_STEPS = 20, 8
 _begin = Writer.begin
