@@ -8,8 +8,7 @@ from typing import Dict, Iterator, NamedTuple
 from experiments.campaign.campaign import point
 from experiments.models import load
 from p3kv.report.forecast.bound import lower_bound_s
-from p3kv.report.forecast.policies import EQUAL_PARTS, P3KV, Policy, cut
-from p3kv.report.forecast.simulator import simulate
+from p3kv.report.forecast.simulator import EQUAL_PARTS, P3KV, Policy, cut, simulate
 
 _SLICE_ELEMS = 50_000
 """At these rates p3kv has so many elements in a slice up to 8 hosts, and then fewer."""

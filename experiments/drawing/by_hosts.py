@@ -16,7 +16,7 @@ from experiments.drawing import curves
 from experiments.emulation.systems import SYSTEMS
 from experiments.models import load
 from p3kv.report.forecast import bound
-from p3kv.report.forecast.policies import BASELINE, EQUAL_PARTS, P3KV, Policy
+from p3kv.report.forecast.simulator import BASELINE, EQUAL_PARTS, P3KV, Policy
 
 STATED_HOSTS = 4
 """What dilation and M/C are stated for."""

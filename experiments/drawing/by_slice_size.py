@@ -14,7 +14,7 @@ from experiments.campaign.simulated import Simulated
 from experiments.drawing import curves
 from experiments.models import load
 from p3kv.report.forecast import bound
-from p3kv.report.forecast.policies import P3KV
+from p3kv.report.forecast.simulator import P3KV
 
 SETTING = "P3KV_SLICE_SIZE"
 

@@ -14,8 +14,7 @@ from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Sequence, Tu
 from experiments.campaign.measure import Run
 from p3kv.report.forecast import Model
 from p3kv.report.forecast.bound import payload_bytes_s
-from p3kv.report.forecast.policies import FLOAT32_BYTES, Policy
-from p3kv.report.forecast.simulator import Event, simulate
+from p3kv.report.forecast.simulator import FLOAT32_BYTES, Event, Policy, simulate
 from p3kv.tools.timeline import pairs, read_job
 
 ACCELERATOR = "accelerator"

@@ -6,7 +6,7 @@ from itertools import accumulate
 from typing import List, NamedTuple, Sequence, Tuple
 
 from p3kv.report.forecast import Model
-from p3kv.report.forecast.policies import FLOAT32_BYTES
+from p3kv.report.forecast.simulator import FLOAT32_BYTES
 
 
 class Stage(NamedTuple):

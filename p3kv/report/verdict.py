@@ -1,23 +1,126 @@
-"""Limit of a job: the network or something else, and what would change that."""
+"""What limits a job, and the numbers that say so: rates, shares of a step, and the verdict."""
 
 from __future__ import annotations
 
-from typing import Dict, List, NamedTuple, Optional
+from typing import Dict, List, Mapping, NamedTuple, Optional
 
 from p3kv.report.forecast import DDP, FRAMEWORKS_OWN, Workload, forecast
 from p3kv.report.forecast.bound import ideal_fifo_s, lower_bound_s
-from p3kv.report.rates import bit_rate, lag_words, seconds
-from p3kv.report.shares import (
-    COMPUTE,
-    NETWORK,
-    PROCESSOR,
-    SCRIPT,
-    SERVER,
-    STRAGGLER,
-    in_words,
-    shares,
-)
-from p3kv.wire.messages import Lag, WorkerNumbers
+from p3kv.wire.messages import Lag, Numbers, WorkerNumbers
+
+COMPUTE, SCRIPT, NETWORK, SERVER, STRAGGLER, PROCESSOR = PARTS = (
+    "computing", "script", "network", "server", "straggler", "processor",
+)  # fmt: skip
+"""The parts of a step. `WorkerNumbers` has the seconds of each."""
+
+_IS = {
+    COMPUTE: "computing",
+    SCRIPT: "the script's own time between steps",
+    NETWORK: "waiting for the network",
+    SERVER: "waiting for busy servers",
+    STRAGGLER: "waiting for a slow worker",
+    PROCESSOR: "waiting for a free processor",
+}
+_LEAST = 0.005
+"""A smaller share would be shown as 0%."""
+
+
+def shares(numbers: WorkerNumbers, before: Optional[WorkerNumbers] = None) -> Dict[str, float]:
+    """By part, its share of the time of all steps since `before`; empty without any step."""
+    since = WorkerNumbers() if before is None else before
+    step_s = numbers.step_s - since.step_s
+    if numbers.steps <= since.steps or step_s <= 0:
+        return {}
+    taken = {part: getattr(numbers, f"{part}_s") - getattr(since, f"{part}_s") for part in PARTS}
+    return {part: max(0.0, seconds) / step_s for part, seconds in taken.items()}
+
+
+def in_short(of: Mapping[str, float], most: int = len(PARTS)) -> str:
+    """'computing 60%, network 40%', the largest share first; so many at most."""
+    return ", ".join(f"{part} {share:.0%}" for part, share in list(_by_size(of).items())[:most])
+
+
+def in_words(of: Mapping[str, float]) -> str:
+    """'60% is computing, 40% waiting for the network', the largest share first."""
+    words = ", ".join(f"{share:.0%} {_IS[part]}" for part, share in _by_size(of).items())
+    return words.replace("% ", "% is ", 1)
+
+
+def _by_size(of: Mapping[str, float]) -> Dict[str, float]:
+    large = [(part, share) for part, share in of.items() if share >= _LEAST]
+    return dict(sorted(large, key=lambda one: -one[1]))
+
+
+class Rates(NamedTuple):
+    """Rates of a process in some seconds; the last three are None for a server."""
+
+    send_bytes_s: float
+    receive_bytes_s: float
+    """Bytes on the wire."""
+    queued_frames: int
+    inversions: int
+    step_s: Optional[float] = None
+    """The time of a step; None without one."""
+    shares: Optional[Dict[str, float]] = None
+    """Shares of the steps' time (`p3kv.report.verdict`)."""
+    slowest_layer: Optional[str] = None
+    staleness: Optional[float] = None
+    """How many rounds the values lacked on average with which a worker went on; None where it goes
+    on with no others than those of the default rule."""
+
+    @property
+    def words(self) -> str:
+        """For a line of a log."""
+        parts = []
+        if self.step_s is not None and self.shares is not None:
+            last = f"; waits most for {self.slowest_layer}" if self.slowest_layer else ""
+            parts.append(f"{seconds(self.step_s)} a step ({in_short(self.shares)}{last})")
+        if self.staleness is not None:
+            parts.append(f"values {self.staleness:.2g} rounds old")
+        parts += [
+            f"{bit_rate(self.send_bytes_s)} out",
+            f"{bit_rate(self.receive_bytes_s)} in",
+            f"{self.queued_frames} frames queued",
+            f"{self.inversions} inversions",
+        ]
+        return ", ".join(parts)
+
+
+def rates(before: Numbers, after: Numbers) -> Rates:
+    """The rates of one process between two reports."""
+    elapsed_s = max(after.uptime_s - before.uptime_s, 1e-6)
+    traffic = (
+        max(0, after.wire_bytes_sent - before.wire_bytes_sent) / elapsed_s,
+        max(0, after.wire_bytes_received - before.wire_bytes_received) / elapsed_s,
+        after.queued_frames,
+        after.inversions - before.inversions,
+    )
+    if not isinstance(after, WorkerNumbers) or not isinstance(before, WorkerNumbers):
+        return Rates(*traffic)
+    values = after.stale_values - before.stale_values
+    stale = (after.stale_rounds - before.stale_rounds) / values if values > 0 else None
+    steps, step_s = after.steps - before.steps, after.step_s - before.step_s
+    if steps <= 0 or step_s <= 0:
+        return Rates(*traffic, slowest_layer=after.slowest_layer or None, staleness=stale)
+    found = shares(after, before)
+    return Rates(*traffic, step_s / steps, found, after.slowest_layer or None, stale)
+
+
+def lag_words(lag: Lag) -> str:
+    """Says which worker the others wait for, and how long."""
+    return f"worker {lag.rank} comes last in {lag.share:.0%} of the rounds, by {seconds(lag.lag_s)}"
+
+
+def seconds(count: float) -> str:
+    """'0.41 s' or '12 ms'."""
+    return f"{count:.3g} s" if count >= 0.1 else f"{count * 1000:.3g} ms"
+
+
+def bit_rate(bytes_s: float) -> str:
+    """'940 Mbit/s' or '9.4 Gbit/s'."""
+    bit_s = 8 * bytes_s
+    return f"{bit_s / 1e9:.3g} Gbit/s" if bit_s >= 1e9 else f"{bit_s / 1e6:.3g} Mbit/s"
+
 
 LATENCY = "latency"
 """A limit that is no part of its own: values take long, and the link idles."""
@@ -52,7 +155,7 @@ _ADVICE = {
 class Verdict(NamedTuple):
     """Limit of a job, as one of its workers sees it.
 
-    `limit` is one of the parts of a step (`p3kv.report.shares`) or "latency". Times are of a step,
+    `limit` is one of the parts of a step (`p3kv.report.verdict`) or "latency". Times are of a step,
     in seconds; `compute_s` is that of the passes alone. The bounds are the shortest possible times:
     of this job, with twice the bandwidth, and with twice as many hosts that have the same links.
     They are None where the network was not measured, or there is only one worker. `link_bytes_s`:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from experiments.models import load
 from p3kv.report.forecast import bound
-from p3kv.report.forecast.policies import (
+from p3kv.report.forecast.simulator import (
     BASELINE,
     EQUAL_PARTS,
     P3,
@@ -20,8 +20,8 @@ from p3kv.report.forecast.policies import (
     Policy,
     Workload,
     cut,
+    simulate,
 )
-from p3kv.report.forecast.simulator import simulate
 
 GIGABYTE_S = 8e9  # a link, in bits a second, that carries 1e9 bytes a second
 WHOLE_LAYERS = Policy(slice_elems=None, priority=False, pulls=False, split_elems=10**12)

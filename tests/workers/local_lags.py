@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import mxnet as mx
-from p3kv.report.shares import PARTS
+from p3kv.report.verdict import PARTS
 
 FOLDER = Path(sys.argv[1])
 LAG_S = 3.0

@@ -12,7 +12,7 @@ from typing import Any, List
 
 import torch
 from p3kv.errors import NotSupportedError
-from p3kv.report.shares import PARTS
+from p3kv.report.verdict import PARTS
 from p3kv.worker import this_process
 
 FOLDER = Path(sys.argv[1])

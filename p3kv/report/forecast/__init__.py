@@ -2,7 +2,7 @@
 
 from p3kv.report.forecast.forecast import DDP, DIST_SYNC, FRAMEWORKS_OWN, Forecast, forecast
 from p3kv.report.forecast.model import Layer, Model, Parameter
-from p3kv.report.forecast.policies import Workload
+from p3kv.report.forecast.simulator import Workload
 
 __all__ = [
     "DDP", "DIST_SYNC", "FRAMEWORKS_OWN", "Forecast", "Layer", "Model", "Parameter", "Workload",

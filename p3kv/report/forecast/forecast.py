@@ -6,8 +6,7 @@ import statistics
 from typing import NamedTuple, Optional
 
 from p3kv.report.forecast.bound import TCP_PAYLOAD, ideal_fifo_s, lower_bound_s, payload_bytes_s
-from p3kv.report.forecast.policies import BASELINE, P3KV, Policy, Workload
-from p3kv.report.forecast.simulator import simulate
+from p3kv.report.forecast.simulator import BASELINE, P3KV, Policy, Workload, simulate
 from p3kv.slicing import slice_size_for
 
 DIST_SYNC, DDP = FRAMEWORKS_OWN = ("dist_sync", "DDP")

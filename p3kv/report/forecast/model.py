@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Dict, List, NamedTuple, Tuple
 
-from p3kv.report.forecast.policies import FLOAT32_BYTES, Workload
+from p3kv.report.forecast.simulator import FLOAT32_BYTES, Workload
 
 # A backward pass computes two products, for the input and for the weight, where the forward
 # pass computes one.

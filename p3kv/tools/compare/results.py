@@ -8,7 +8,7 @@ from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 from p3kv.config.trials import ALONE, FIFO, NATIVE, P3KV, LayerReady, Report, Trial
 from p3kv.report.forecast import FRAMEWORKS_OWN, Forecast, Workload, forecast
 from p3kv.report.forecast.bound import TCP_PAYLOAD, wire_time_s
-from p3kv.report.forecast.policies import FLOAT32_BYTES
+from p3kv.report.forecast.simulator import FLOAT32_BYTES
 
 COMPUTING = "computing alone"
 _TITLES = {ALONE: COMPUTING, FIFO: "p3kv, FIFO"}

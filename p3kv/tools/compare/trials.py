@@ -15,7 +15,7 @@ from p3kv.config.trials import ALONE, FIFO, NATIVE, P3KV, Report, Trial
 from p3kv.errors import ConfigError, P3Error
 from p3kv.processes.launcher import Host, launch, launch_on
 from p3kv.report.forecast import Workload
-from p3kv.report.rates import seconds
+from p3kv.report.verdict import seconds
 from p3kv.tools.compare.output import Output
 from p3kv.tools.compare.results import (
     COMPUTING,

@@ -6,8 +6,7 @@ from typing import Dict, List, Optional
 
 from p3kv.config.trials import ALONE, FIFO, NATIVE, P3KV
 from p3kv.report.forecast import FRAMEWORKS_OWN, Forecast
-from p3kv.report.rates import bit_rate, seconds
-from p3kv.report.verdict import LITTLE
+from p3kv.report.verdict import LITTLE, bit_rate, seconds
 from p3kv.tools import plan
 from p3kv.tools.compare.results import Comparison
 

@@ -11,7 +11,7 @@ import msgspec
 
 from p3kv import config
 from p3kv.processes.launcher import Agent, Host, address_of_first, agents_on
-from p3kv.report.rates import bit_rate, seconds
+from p3kv.report.verdict import bit_rate, seconds
 from p3kv.tools.doctor.findings import OK, PROBLEM, WARNING, Finding
 from p3kv.tools.doctor.questions import Look, Looked, Measured, Ping, Question, Send, TellTime, Time
 

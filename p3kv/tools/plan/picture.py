@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator
 
 from p3kv.common.words import counted
-from p3kv.report.rates import bit_rate
+from p3kv.report.verdict import bit_rate
 from p3kv.tools.plan.predictions import Prediction, Series, Store, stores
 
 _STYLES: Tuple[Dict[str, Any], ...] = (

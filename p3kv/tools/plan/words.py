@@ -7,8 +7,7 @@ from typing import List, Sequence
 from p3kv.common.words import counted
 from p3kv.report.forecast import DDP
 from p3kv.report.forecast.forecast import MOST_HOSTS_EACH
-from p3kv.report.rates import bit_rate
-from p3kv.report.verdict import LITTLE
+from p3kv.report.verdict import LITTLE, bit_rate
 from p3kv.tools.plan.predictions import Prediction, Series, stores
 
 _BALANCED = "*"

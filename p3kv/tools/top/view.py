@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Callable, Dict, List, NamedTuple, Optional, Se
 
 from p3kv.errors import PeerLostError
 from p3kv.report import Rates, rates
-from p3kv.report.rates import bit_rate, lag_words, seconds
-from p3kv.report.shares import NETWORK, PARTS, in_short
+from p3kv.report.verdict import NETWORK, PARTS, bit_rate, in_short, lag_words, seconds
 from p3kv.tools.top.ask import Asker
 from p3kv.tools.top.jobs import Found
 from p3kv.wire.messages import Lag, ProcessReport, Reports, ServerNumbers, WorkerNumbers, slowest

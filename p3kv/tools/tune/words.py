@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import List, Sequence
 
-from p3kv.report.rates import seconds
+from p3kv.report.verdict import seconds
 from p3kv.tools.tune.search import ALIKE, PARTS, Tuning, in_words
 
 _SURE = 0.9

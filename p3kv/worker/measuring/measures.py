@@ -10,7 +10,7 @@ from msgspec import structs
 from p3kv.common import words
 from p3kv.report import Verdict, verdict
 from p3kv.report.forecast import Workload
-from p3kv.report.forecast.policies import FLOAT32_BYTES
+from p3kv.report.forecast.simulator import FLOAT32_BYTES
 from p3kv.report.verdict import with_own
 from p3kv.wire.control import ControlClient
 from p3kv.wire.loop import Loop

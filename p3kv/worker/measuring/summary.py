@@ -7,7 +7,7 @@ import logging
 from p3kv.common.log import REPORTS
 from p3kv.config import Settings
 from p3kv.report import rates
-from p3kv.report.rates import lag_words
+from p3kv.report.verdict import lag_words
 from p3kv.worker.measuring.measures import Measures
 
 _WORTH_A_VERDICT_S = 30.0
