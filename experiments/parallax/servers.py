@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from experiments.drawing import curves, output
 from experiments.models.parallax import sparse_model
 from p3kv.config.trials import P3KV
-from p3kv.tools.compare import TrialJob, Trials
+from p3kv.tools.trials import TrialJob, Trials
 from p3kv.tools.tune import fit, tune
 
 MODEL, WORKERS, DILATION = "lm", 2, 1.0

@@ -9,8 +9,7 @@ from typing import List
 
 import pytest
 
-from p3kv.tools.timeline import read_job
-from p3kv.tools.timeline.passes import FORWARD, iterations, passes
+from p3kv.tools.timeline import FORWARD, iterations, passes, read_job
 from tests.frontends.test_torch import PYTHON, job, weights
 from tests.jobs import environment, run
 

@@ -56,15 +56,18 @@ MAY_IMPORT: Dict[str, Set[str]] = {
     "p3kv.processes.launcher": GROUND | {"p3kv.wire.launcher_link"},
     "p3kv.tools.timeline": GROUND,
     "p3kv.tools.plan": GROUND | {"p3kv.report"},
-    "p3kv.tools.compare": GROUND
-    | {"p3kv.codecs", "p3kv.processes.launcher", "p3kv.report", "p3kv.tools.plan"},
-    "p3kv.tools.tune": GROUND | {"p3kv.report", "p3kv.tools.compare"},
-    "p3kv.tools.doctor": GROUND
-    | MIDDLE
-    | {"p3kv.frontends", "p3kv.processes.launcher", "p3kv.report"},
+    "p3kv.tools.pictures": GROUND | {"p3kv.report", "p3kv.tools.plan", "p3kv.tools.timeline"},
+    "p3kv.tools.trials": GROUND | {"p3kv.codecs", "p3kv.processes.launcher", "p3kv.report"},
+    "p3kv.tools.compare": GROUND | {"p3kv.report", "p3kv.tools.plan", "p3kv.tools.trials"},
+    "p3kv.tools.tune": GROUND | {"p3kv.report", "p3kv.tools.trials"},
+    "p3kv.tools.doctor": GROUND | MIDDLE | {"p3kv.frontends"},
+    "p3kv.tools.doctor_agent": GROUND | {"p3kv.tools.doctor"},
+    "p3kv.tools.doctor_hosts": GROUND
+    | {"p3kv.processes.launcher", "p3kv.report", "p3kv.tools.doctor", "p3kv.tools.doctor_agent"},
     "p3kv.tools.commands": GROUND
     | {"p3kv.frontends", "p3kv.processes.launcher", "p3kv.report.forecast", "p3kv.transport"}
-    | {f"p3kv.tools.{tool}" for tool in ("compare", "doctor", "plan", "timeline", "top", "tune")},
+    | {f"p3kv.tools.{tool}" for tool in ("compare", "doctor", "doctor_hosts", "pictures", "plan")}
+    | {f"p3kv.tools.{tool}" for tool in ("timeline", "top", "trials", "tune")},
     "p3kv.tools.cli": GROUND | {"p3kv.tools.commands"},
     "p3kv": GROUND | {"p3kv.processes.roles", "p3kv.frontends"},
     "p3kv.torch": {"p3kv.frontends"},
@@ -122,7 +125,7 @@ FOLDERS_MAY_IMPORT: Dict[str, Set[str]] = {
         "experiments.campaign",
         "experiments.drawing",
         "p3kv.config",
-        "p3kv.tools.compare",
+        "p3kv.tools.trials",
         "p3kv.tools.tune",
     },
     "experiments.spectrain": {
@@ -152,7 +155,8 @@ BEFORE_THE_FRAMEWORK = ("front_end", "environment")
 KNOW_NO_FRAMEWORK = (
     "p3kv.checkpoints", "p3kv.common", "p3kv.config", "p3kv.consistency", "p3kv.frontends.attach",
     "p3kv.frontends.front_end", "p3kv.processes", "p3kv.report", "p3kv.scheduler", "p3kv.server",
-    "p3kv.slicing", "p3kv.store", "p3kv.tools.compare", "p3kv.tools.plan", "p3kv.tools.tune",
+    "p3kv.slicing", "p3kv.store", "p3kv.tools.compare", "p3kv.tools.plan", "p3kv.tools.trials",
+    "p3kv.tools.tune",
     "p3kv.transport", "p3kv.wire", "p3kv.worker",
 )  # fmt: skip
 WORDS_OF_FRAMEWORKS = re.compile(

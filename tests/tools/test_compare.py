@@ -14,9 +14,8 @@ import pytest
 
 from experiments.cluster import Cluster, missing_requirements
 from p3kv.config.trials import ALONE, FIFO, NATIVE, P3KV, LayerReady, Report
-from p3kv.tools.compare import Comparison, Measured, about_codecs, notes, outlook, table, verdict
-from p3kv.tools.compare.output import Output
-from p3kv.tools.compare.results import workload
+from p3kv.tools.compare import about_codecs, notes, outlook, table, verdict
+from p3kv.tools.trials import Comparison, Measured, Output, workload
 from tests import sshd
 from tests.jobs import ROOT, SCRIPTS, SUMS_ONLY, JobResult, environment, run
 from tests.names import give_names

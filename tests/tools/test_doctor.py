@@ -13,8 +13,7 @@ import msgspec
 import pytest
 
 from experiments.cluster import Cluster, missing_requirements
-from p3kv.tools.doctor.probes import Target, rate_bytes_s, round_trip_s
-from p3kv.tools.doctor.questions import Look, Looked
+from p3kv.tools.doctor_agent import Look, Looked, Target, rate_bytes_s, round_trip_s
 from tests import sshd
 from tests.jobs import DEADLINE_S, JobResult, environment, run
 from tests.on_cluster import needs
@@ -134,7 +133,7 @@ def test_a_host_with_pytorch_tells_its_versions_to_the_others() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         agent = subprocess.Popen(
-            [str(PYTHON), "-m", "p3kv.tools.doctor.agent"],
+            [str(PYTHON), "-m", "p3kv.tools.doctor_agent"],
             env=environment(P3KV_LAUNCHER_FD=theirs.fileno()),
             pass_fds=[theirs.fileno()],
         )

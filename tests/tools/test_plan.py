@@ -17,7 +17,7 @@ from p3kv.frontends.mxnet.front_end import MXNet
 from p3kv.report.forecast import Layer, Model, Parameter
 from p3kv.tools import plan
 from p3kv.tools.cli import main
-from p3kv.tools.commands.quantities import bandwidth, duration
+from p3kv.tools.commands.arguments import bandwidth, duration
 from tests.jobs import SCRIPTS, SUMS_ONLY, environment, run
 
 P3KV = [sys.executable, "-m", "p3kv"]
@@ -162,7 +162,7 @@ def test_a_plot_needs_matplotlib_and_a_kind_of_picture(
     assert main([*plot, str(tmp_path / "plan.doc")]) == 2
     assert "plan.doc: Format 'doc' is not supported" in capsys.readouterr().err
     monkeypatch.setitem(sys.modules, "matplotlib.axes", None)
-    monkeypatch.delitem(sys.modules, "p3kv.tools.plan.picture", raising=False)
+    monkeypatch.delitem(sys.modules, "p3kv.tools.pictures", raising=False)
     assert main([*plot, str(tmp_path / "plan.png")]) == 2
     assert "pip install 'p3kv[plots]'" in capsys.readouterr().err
 

@@ -32,9 +32,17 @@ from p3kv.common.tracing import (
     read_trace,
 )
 from p3kv.tools.cli import main
-from p3kv.tools.timeline import Timeline, Traced, pairs, read_job
-from p3kv.tools.timeline.clocks import aligned, uncertainty_ns
-from p3kv.tools.timeline.passes import iterations, passes, typical
+from p3kv.tools.timeline import (
+    Timeline,
+    Traced,
+    aligned,
+    iterations,
+    pairs,
+    passes,
+    read_job,
+    typical,
+    uncertainty_ns,
+)
 from p3kv.wire.clock import sample_of
 from p3kv.wire.messages import TimeTold
 from tests.jobs import DEADLINE_S, run_job
@@ -368,7 +376,7 @@ def test_without_matplotlib_all_but_the_picture_is_made(
     folder: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    monkeypatch.delitem(sys.modules, "p3kv.tools.timeline.picture", raising=False)
+    monkeypatch.delitem(sys.modules, "p3kv.tools.pictures", raising=False)
     assert main(["trace", str(folder)]) == 0
     said = capsys.readouterr().out
     assert "pip install 'p3kv[plots]'" in said and "overlap" in said

@@ -17,10 +17,8 @@ import pytest
 
 from p3kv.config import Launch
 from p3kv.errors import ConfigError, PeerLostError
-from p3kv.tools.top import ask
-from p3kv.tools.top.ask import Asker
-from p3kv.tools.top.jobs import find
-from p3kv.tools.top.view import JobView
+from p3kv.tools import top
+from p3kv.tools.top import Asker, JobView, find
 from p3kv.wire.messages import ProcessReport, Reports, ServerNumbers, WorkerNumbers
 from tests.jobs import DEADLINE_S, SUMS_ONLY, TrainingJob, environment, eventually, run
 
@@ -125,11 +123,11 @@ def test_a_running_job_is_found_and_shown_until_it_ends(tmp_path: Path) -> None:
 
 def refused(launch: Launch, secret: str) -> None:
     stranger = Asker(Launch(**{**launch.__dict__, "secret": secret.encode()}))
-    patience_ms, ask.PATIENCE_MS = ask.PATIENCE_MS, 2000
+    patience_ms, top.PATIENCE_MS = top.PATIENCE_MS, 2000
     try:
         stranger.ask()
     finally:
-        ask.PATIENCE_MS = patience_ms
+        top.PATIENCE_MS = patience_ms
         stranger.close()
 
 

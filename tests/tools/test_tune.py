@@ -17,7 +17,7 @@ from experiments.cluster import Cluster, missing_requirements
 from p3kv.config import MAX_SLICE_ELEMS, Tuned
 from p3kv.config.trials import Report
 from p3kv.errors import ConfigError
-from p3kv.tools.compare import Measured, Steps
+from p3kv.tools.trials import Measured, StepCounts
 from p3kv.tools.tune import Equation, Tuning, choice, equation, fit, size_choice, sizes, table
 from tests import sshd
 from tests.jobs import SCRIPTS, SUMS_ONLY, JobResult, environment, run
@@ -25,7 +25,7 @@ from tests.names import give_names
 from tests.on_cluster import needs
 from tests.torch_environment import NEEDS_TORCH, PYTHON
 
-STEPS = Steps.of(6)
+STEPS = StepCounts.of(6)
 SLOW_SERVERS = {
     "P3KV_PLUGINS": "slow_codec",
     "P3KV_GRADIENT_CODEC": "slow:element_s=1e-6",

@@ -70,7 +70,7 @@ def add(commands: Commands) -> None:
 
 
 def _compare(options: argparse.Namespace) -> int:
-    from p3kv.tools import compare
+    from p3kv.tools import compare, trials
 
     settings = Settings.from_environment()  # if a setting is wrong, every process would say so
     command = workers_command(options)
@@ -81,12 +81,12 @@ def _compare(options: argparse.Namespace) -> int:
     if workers < 2:
         raise ConfigError("one worker has nobody to exchange gradients with; start 2 or more")
     show = sys.stderr.buffer if settings.verbose else None
-    job = compare.TrialJob(command, workers, options.num_servers or workers, options.hosts or ())
+    job = trials.TrialJob(command, workers, options.num_servers or workers, options.hosts or ())
     try:
-        found = compare.compare(
+        found = trials.compare(
             job, options.steps, options.rounds, options.codecs.split(), _say, show
         )
-    except compare.TrialFailed as failure:
+    except trials.TrialFailed as failure:
         for line in failure.last_lines:
             print(line, file=sys.stderr)
         _say(str(failure))

@@ -43,12 +43,13 @@ def add(commands: Commands) -> None:
 
 def _doctor(options: argparse.Namespace) -> int:
     from p3kv.tools import doctor
+    from p3kv.tools.doctor_hosts import examine_hosts
 
     found = _show("settings", doctor.check_settings())
     if options.hosts is None:
         found += _show("this host", doctor.examine().findings)
     else:
-        for title, findings in doctor.examine_hosts(options.hosts):
+        for title, findings in examine_hosts(options.hosts):
             found += _show(title, findings)
     problems = [one for one in found if one.level == doctor.PROBLEM]
     print(f"\n{len(problems)} problems" if len(problems) != 1 else "\n1 problem")

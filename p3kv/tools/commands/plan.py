@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, List, NamedTuple, Tuple
 
 from p3kv.config import Settings
 from p3kv.errors import ConfigError
-from p3kv.tools.commands.arguments import complete_with, positive
-from p3kv.tools.commands.quantities import bandwidth, duration
+from p3kv.tools.commands.arguments import bandwidth, complete_with, duration, positive
 
 if TYPE_CHECKING:
     from p3kv.report.forecast import Model, Workload
@@ -150,7 +149,7 @@ def _planned(options: argparse.Namespace) -> _Planned:
 
 
 def _computation(script: str) -> Tuple[Workload, str]:
-    from p3kv.tools import compare
+    from p3kv.tools import trials
 
     try:
         command = shlex.split(script)
@@ -159,8 +158,8 @@ def _computation(script: str) -> Tuple[Workload, str]:
     show = sys.stderr.buffer if Settings.from_environment().verbose else None
     print(f"p3kv plan: some {_STEPS} steps of '{script}' run first", file=sys.stderr, flush=True)
     try:
-        return compare.computation(command, _STEPS, show)
-    except compare.TrialFailed as failure:
+        return trials.computation(command, _STEPS, show)
+    except trials.TrialFailed as failure:
         raise ConfigError("\n".join([*failure.last_lines, str(failure)])) from None
 
 
@@ -190,7 +189,7 @@ def _model(name: str, batch_size: int, compute_s: float) -> Model:
 
 def _check_plots() -> None:
     try:
-        import p3kv.tools.plan.picture  # noqa: F401
+        import p3kv.tools.pictures  # noqa: F401
     except ImportError as error:
         raise ConfigError(
             f"--plot has nothing to draw with: {error}. Install it: pip install 'p3kv[plots]'"
@@ -198,10 +197,10 @@ def _check_plots() -> None:
 
 
 def _draw(series: Series, model: str, path: Path) -> None:
-    from p3kv.tools.plan.picture import draw
+    from p3kv.tools.pictures import draw_predictions
 
     try:
-        draw(series, model, path)
+        draw_predictions(series, model, path)
     except (OSError, ValueError) as error:  # matplotlib's ValueError: no format has this ending
         raise ConfigError(f"can't draw {path}: {error}") from error
     print(f"\n{path}: the same, as curves")

@@ -43,8 +43,7 @@ def add(commands: Commands) -> None:
 
 
 def _top(options: argparse.Namespace) -> int:
-    from p3kv.tools.top import watch
-    from p3kv.tools.top.jobs import find
+    from p3kv.tools.top import find, watch
 
     with suppress(KeyboardInterrupt):  # the usual end
         watch(find(options.pid), options.every, options.count)

@@ -11,8 +11,7 @@ from p3kv.errors import TraceError
 
 if TYPE_CHECKING:
     from p3kv.tools.commands.arguments import Commands
-    from p3kv.tools.timeline import Timeline
-    from p3kv.tools.timeline.passes import Iteration
+    from p3kv.tools.timeline import Iteration, Timeline
 
 _DESCRIPTION = """\
 Put the traces together that the processes of a job have written
@@ -37,9 +36,7 @@ def add(commands: Commands) -> None:
 
 
 def _trace(options: argparse.Namespace) -> int:
-    from p3kv.tools.timeline import read_job
-    from p3kv.tools.timeline.chrome import write_chrome
-    from p3kv.tools.timeline.passes import iterations, typical
+    from p3kv.tools.timeline import iterations, read_job, typical, write_chrome
 
     try:
         timeline = read_job(options.folder)
@@ -62,11 +59,11 @@ def _trace(options: argparse.Namespace) -> int:
 
 def _draw(timeline: Timeline, shown: Iteration, of_step: List[Iteration], path: Path) -> None:
     try:
-        from p3kv.tools.timeline.picture import draw
+        from p3kv.tools.pictures import draw_iteration
     except ImportError as error:
         print(f"no picture: {error}. Install it: pip install 'p3kv[plots]'")
         return
-    draw(timeline, shown, of_step, path)
+    draw_iteration(timeline, shown, of_step, path)
     print(f"{path}: an iteration of median length")
 
 
@@ -82,7 +79,7 @@ def _clocks(timeline: Timeline) -> str:
 
 
 def _table(of_step: List[Iteration]) -> str:
-    from p3kv.tools.timeline.passes import percent
+    from p3kv.tools.timeline import percent
 
     rows = [(f"step {of_step[0].step}", "ms", "overlap", "compute idle", "link idle")]
     rows += [

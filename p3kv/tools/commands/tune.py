@@ -76,7 +76,7 @@ def add(commands: Commands) -> None:
 
 def _tune(options: argparse.Namespace) -> int:
     from p3kv.tools import tune
-    from p3kv.tools.compare import TrialFailed, TrialJob
+    from p3kv.tools.trials import TrialFailed, TrialJob
 
     settings = Settings.from_environment()  # if a setting is wrong, every process would say so
     command = workers_command(options)

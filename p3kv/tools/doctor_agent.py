@@ -1,4 +1,7 @@
-"""Measures the way from one host to another, with TCP as jobs use it."""
+"""Helper on each host for `p3kv doctor -H`: answers questions until the launcher is gone.
+
+Questions and answers are lines of JSON. Ways between hosts are measured with TCP, as jobs use it.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,63 @@ import socket
 import threading
 import time
 from contextlib import contextmanager, suppress
-from typing import Iterator
+from typing import Iterator, Optional, Union
 
 import msgspec
 
 from p3kv.common.addresses import family_of
+from p3kv.config import Launch
+from p3kv.tools.doctor import Seen, examine
+
+
+class Look(msgspec.Struct, frozen=True, tag=True):
+    """Look at your host, and listen for probes; answered by `Looked`."""
+
+    root_host: str
+    token: str
+    """Token that probes must show; for this check only."""
+
+
+class Looked(msgspec.Struct, frozen=True):
+    seen: Seen
+    port: Optional[int]
+    """Where probes connect; None without an address."""
+
+
+class TellTime(msgspec.Struct, frozen=True, tag=True):
+    """Answered by `Time`."""
+
+
+class Time(msgspec.Struct, frozen=True):
+    time_s: float
+    """Time of the host's clock, since 1970."""
+
+
+class Ping(msgspec.Struct, frozen=True, tag=True):
+    """Send single bytes to another helper; answered by `Measured`, in seconds: the fastest round
+    trip."""
+
+    address: str
+    port: int
+
+
+class Send(msgspec.Struct, frozen=True, tag=True):
+    """Send to another helper for a third of a second; answered by `Measured`, in bytes a second:
+    how much has arrived."""
+
+    address: str
+    port: int
+
+
+class Measured(msgspec.Struct, frozen=True):
+    """Number that was measured, or why none was."""
+
+    number: float = 0.0
+    problem: str = ""
+
+
+Question = Union[Look, TellTime, Ping, Send]
+
 
 _MEASURE_S = 0.3
 _SETTLE_S = 0.1
@@ -129,3 +184,48 @@ def _exactly(link: socket.socket, size: int) -> bytes:
             raise ConnectionError("the connection ended")
         data += more
     return data
+
+
+def main() -> None:
+    """Answers each line on the link to the launcher."""
+    launch = Launch.of_a_worker(None)
+    assert launch.launcher_fd is not None, "p3kv doctor starts this"
+    decoder: msgspec.json.Decoder[Question] = msgspec.json.Decoder(Question)
+    agent = _Agent()
+    with socket.socket(fileno=launch.launcher_fd) as link, link.makefile("rb") as questions:
+        for line in questions:
+            link.sendall(msgspec.json.encode(agent.answer(decoder.decode(line))) + b"\n")
+    agent.close()
+
+
+class _Agent:
+    def __init__(self) -> None:
+        self._token = ""
+        self._target: Optional[Target] = None
+
+    def close(self) -> None:
+        if self._target is not None:
+            self._target.close()
+
+    def answer(self, question: Question) -> msgspec.Struct:
+        if isinstance(question, TellTime):
+            return Time(time.time())
+        if isinstance(question, Look):
+            return self._look(question)
+        measure = round_trip_s if isinstance(question, Ping) else rate_bytes_s
+        try:
+            return Measured(measure(question.address, question.port, self._token))
+        except OSError as error:
+            return Measured(problem=error.strerror or str(error))
+
+    def _look(self, question: Look) -> Looked:
+        seen = examine(question.root_host)
+        self._token = question.token
+        if seen.address is None:
+            return Looked(seen, None)
+        self._target = Target(seen.address, self._token)
+        return Looked(seen, self._target.port)
+
+
+if __name__ == "__main__":
+    main()

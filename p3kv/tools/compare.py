@@ -8,7 +8,7 @@ from p3kv.config.trials import ALONE, FIFO, NATIVE, P3KV
 from p3kv.report.forecast import FRAMEWORKS_OWN, Forecast
 from p3kv.report.verdict import LITTLE, bit_rate, seconds
 from p3kv.tools import plan
-from p3kv.tools.compare.results import Comparison
+from p3kv.tools.trials import Comparison
 
 _HEADS = (
     "", "step", "steps/s", "speed-up", "waiting", "worker CPU", "server CPU", "spread", "forecast",

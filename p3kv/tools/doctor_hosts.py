@@ -12,10 +12,10 @@ import msgspec
 from p3kv import config
 from p3kv.processes.launcher import Agent, Host, address_of_first, agents_on
 from p3kv.report.verdict import bit_rate, seconds
-from p3kv.tools.doctor.findings import OK, PROBLEM, WARNING, Finding
-from p3kv.tools.doctor.questions import Look, Looked, Measured, Ping, Question, Send, TellTime, Time
+from p3kv.tools.doctor import OK, PROBLEM, WARNING, Finding
+from p3kv.tools.doctor_agent import Look, Looked, Measured, Ping, Question, Send, TellTime, Time
 
-_MODULE = "p3kv.tools.doctor.agent"
+_MODULE = "p3kv.tools.doctor_agent"
 _MUST_AGREE = ("p3kv",)
 """Processes with other versions of these refuse each other; other packages should agree."""
 _SLOW = 1 / 2
