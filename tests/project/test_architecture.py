@@ -145,6 +145,23 @@ FOLDERS_MAY_IMPORT: Dict[str, Set[str]] = {
 """Each folder of experiments, and what its modules may import beside each other. What is in none
 is a figure: it may import all of them, and no other figure."""
 
+BUDGETS = {
+    # room: (lines, files)
+    "checkpoints": (1200, 6),
+    "codecs": (1010, 5),
+    "common": (1380, 13),
+    "config": (1240, 7),
+    "consistency": (505, 4),
+    "processes": (2450, 12),
+    "report": (1350, 9),
+    "scheduler": (2275, 9),
+    "slicing": (620, 4),
+    "tools": (4115, 22),
+    "transport": (615, 4),
+}
+"""The most that each room may have. A feature changes the object that decides, and is not one more
+beside it: raise a number only together with a reason."""
+
 OURS = ("p3kv", "experiments", "scripts", "tests")
 
 FRAMEWORKS = {"mxnet": "p3kv.frontends.mxnet", "torch": "p3kv.frontends.torch"}
@@ -344,3 +361,12 @@ def test_all_folders_of_experiments_are_looked_at() -> None:
         for module in EXPERIMENTS
         if module.count(".") > 1 and not any(is_in(module, f) for f in FOLDERS_MAY_IMPORT)
     ]
+
+
+@pytest.mark.parametrize("room", BUDGETS)
+def test_a_room_keeps_to_its_budget(room: str) -> None:
+    files = list((ROOT / "p3kv" / room).rglob("*.py"))
+    lines = sum(len(file.read_text().splitlines()) for file in files)
+    most_lines, most_files = BUDGETS[room]
+    assert lines <= most_lines, f"p3kv/{room} has {lines} lines, and {most_lines} at most are right"
+    assert len(files) <= most_files, f"p3kv/{room} has {len(files)} files, at most {most_files}"
