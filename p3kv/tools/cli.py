@@ -70,11 +70,15 @@ def main(argv: list[str] | None = None) -> int:
 
 def _check_command(parser: argparse.ArgumentParser, word: str) -> None:
     """Ends the process with the nearest command's name if there is no such command."""
-    names = [command.__name__.rpartition(".")[2] for command in COMMANDS]
+    names = _names()
     if word.startswith("-") or word in names:
         return
     meant = did_you_mean(word, names) or f". There are {', '.join(names)}"
     parser.error(f"there is no command '{word}'{meant}")
+
+
+def _names() -> list[str]:
+    return [command.__name__.rpartition(".")[2] for command in COMMANDS]
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -93,6 +97,11 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(
         title="commands", metavar="COMMAND", prog="p3kv", required=True
     )
-    for command in COMMANDS:
-        command.add(commands)
+    for name, command in zip(_names(), COMMANDS):
+        added = commands.add_parser(
+            name, help=command.HELP, usage=command.USAGE, description=command.DESCRIPTION,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )  # fmt: skip
+        command.add(added)
+        added.set_defaults(do=command.do, parser=added)
     return parser

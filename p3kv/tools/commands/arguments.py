@@ -13,9 +13,6 @@ from p3kv.errors import ConfigError
 if TYPE_CHECKING:
     from p3kv.processes.launcher import Host
 
-    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
-    """What `ArgumentParser.add_subparsers` returns."""
-
 _BIT_S = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9, "tbit": 1e12}
 _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0}
 _NUMBER_AND_UNIT = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([a-z]*)(/s)?\s*", re.IGNORECASE)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import sys
 from textwrap import fill
-from typing import TYPE_CHECKING
 
 from p3kv.config import Settings
 from p3kv.errors import ConfigError
@@ -17,14 +16,16 @@ from p3kv.tools.commands.arguments import (
     workers_command,
 )
 
-if TYPE_CHECKING:
-    from p3kv.tools.commands.arguments import Commands
-
 _COLUMNS = 80
 _WORKERS, _STEPS, _ROUNDS = 2, 30, 3
 _CODECS = "float16 bfloat16 2bit topk:share=0.01"
 
-_DESCRIPTION = """\
+HELP = "measure your script with p3kv and with what its framework has"
+USAGE = (
+    "p3kv compare [-n WORKERS | -H HOSTS] [-s SERVERS]\n"
+    "                    [--steps N] [--rounds N] [--codecs [CODECS]] -- COMMAND ..."
+)
+DESCRIPTION = """\
 Run your script for some steps with what its framework has (PyTorch's DDP,
 MXNet's dist_sync), with p3kv first in first out (FIFO), with p3kv, and with
 nothing sent, in turn; then say how long a step takes with each, what p3kv
@@ -37,16 +38,8 @@ examples: p3kv compare -H host1,host2,host3,host4 -- python train.py
           p3kv compare -n 2 -- python train.py --batch 32"""
 
 
-def add(commands: Commands) -> None:
-    """Adds the command."""
-    parser = commands.add_parser(
-        "compare",
-        help="measure your script with p3kv and with what its framework has",
-        description=_DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        usage="p3kv compare [-n WORKERS | -H HOSTS] [-s SERVERS]\n"
-        "                    [--steps N] [--rounds N] [--codecs [CODECS]] -- COMMAND ...",
-    )
+def add(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
     add_places(parser, _WORKERS)
     parser.add_argument(
         "-s",
@@ -66,10 +59,10 @@ def add(commands: Commands) -> None:
         f"directions where they serve both (if none is named: {_CODECS})",
     )
     add_workers_command(parser)
-    parser.set_defaults(do=_compare, parser=parser)
 
 
-def _compare(options: argparse.Namespace) -> int:
+def do(options: argparse.Namespace) -> int:
+    """Run the command; return the exit code."""
     from p3kv.tools import compare, trials
 
     settings = Settings.from_environment()  # if a setting is wrong, every process would say so

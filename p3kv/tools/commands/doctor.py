@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Iterable
 from p3kv.tools.commands.arguments import hosts
 
 if TYPE_CHECKING:
-    from p3kv.tools.commands.arguments import Commands
     from p3kv.tools.doctor import Finding
 
-_DESCRIPTION = """\
+HELP = "check hosts and settings before a job"
+USAGE = None
+DESCRIPTION = """\
 Check, before a job starts, what could keep it from running well here: settings
 and secret, versions of the framework and of what p3kv needs, addresses, limits.
 With -H not this host is checked but those that `p3kv launch -H` would reach,
@@ -23,14 +24,8 @@ examples: p3kv doctor
           p3kv doctor -H host1,host2"""
 
 
-def add(commands: Commands) -> None:
-    """Adds the command."""
-    parser = commands.add_parser(
-        "doctor",
-        help="check hosts and settings before a job",
-        description=_DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
     parser.add_argument(
         "-H",
         "--hosts",
@@ -38,10 +33,10 @@ def add(commands: Commands) -> None:
         metavar="HOSTS",
         help="the job's hosts, as for p3kv launch (default: this host alone)",
     )
-    parser.set_defaults(do=_doctor, parser=parser)
 
 
-def _doctor(options: argparse.Namespace) -> int:
+def do(options: argparse.Namespace) -> int:
+    """Run the command; return the exit code."""
     from p3kv.tools import doctor
     from p3kv.tools.doctor_hosts import examine_hosts
 

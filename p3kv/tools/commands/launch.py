@@ -6,7 +6,6 @@ import argparse
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from p3kv.config import Settings, Tuned
 from p3kv.errors import ConfigError
@@ -19,12 +18,15 @@ from p3kv.tools.commands.arguments import (
     workers_command,
 )
 
-if TYPE_CHECKING:
-    from p3kv.tools.commands.arguments import Commands
-
 _BROKEN_PIPE = 141  # 128 + SIGPIPE
 
-_DESCRIPTION = """\
+HELP = "run a whole job, here or on several hosts"
+USAGE = (
+    "p3kv launch -n WORKERS [-s SERVERS | --tuned FILE] [--root-port PORT]\n"
+    "                   [--resume] [--restarts TIMES] -- COMMAND ...\n"
+    "       p3kv launch -H HOSTS [the same options] -- COMMAND ..."
+)
+DESCRIPTION = """\
 Start a job on this machine or, with -H, on several hosts over ssh: a scheduler,
 servers, and workers that run COMMAND. Show what they print, each line marked
 with its writer. If one of them fails, all end, and the last line says which one
@@ -34,17 +36,8 @@ examples: p3kv launch -n 2 -- python train.py --epochs 10
           p3kv launch -H host1,host2:2 -- python train.py --epochs 10"""
 
 
-def add(commands: Commands) -> None:
-    """Adds the command."""
-    parser = commands.add_parser(
-        "launch",
-        help="run a whole job, here or on several hosts",
-        description=_DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        usage="p3kv launch -n WORKERS [-s SERVERS | --tuned FILE] [--root-port PORT]\n"
-        "                   [--resume] [--restarts TIMES] -- COMMAND ...\n"
-        "       p3kv launch -H HOSTS [the same options] -- COMMAND ...",
-    )
+def add(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
     where = parser.add_mutually_exclusive_group(required=True)
     where.add_argument(
         "-n",
@@ -96,10 +89,10 @@ def add(commands: Commands) -> None:
         "fails (default: never)",
     )
     add_workers_command(parser)
-    parser.set_defaults(do=_launch, parser=parser)
 
 
-def _launch(options: argparse.Namespace) -> int:
+def do(options: argparse.Namespace) -> int:
+    """Run the command; return the exit code."""
     from p3kv.processes.launcher import launch, launch_on
 
     settings = Settings.from_environment()  # if a setting is wrong, every process would say so

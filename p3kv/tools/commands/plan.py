@@ -16,7 +16,6 @@ from p3kv.tools.commands.arguments import bandwidth, complete_with, duration, po
 
 if TYPE_CHECKING:
     from p3kv.report.forecast import Model, Workload
-    from p3kv.tools.commands.arguments import Commands
     from p3kv.tools.plan import Series
 
 _COLUMNS = 80
@@ -26,7 +25,9 @@ _FLOAT32_BYTES = 4
 _SHARES = "Each layer computes as long as its share of the operations says."
 _MEASURED = "Each layer computes as long as it did here, with nothing sent."
 
-_DESCRIPTION = """\
+HELP = "predict how fast a model trains on several hosts"
+USAGE = None
+DESCRIPTION = """\
 Predict how many samples a second a model trains on several hosts, with
 what its framework has (PyTorch's DDP, MXNet's dist_sync), with p3kv, and with
 p3kv first in first out (FIFO), and what nothing can exceed (bound). Nothing is
@@ -54,14 +55,8 @@ class _Planned(NamedTuple):
         return sum(self.workload.layer_bytes)
 
 
-def add(commands: Commands) -> None:
-    """Adds the command."""
-    parser = commands.add_parser(
-        "plan",
-        help="predict how fast a model trains on several hosts",
-        description=_DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
     what = parser.add_mutually_exclusive_group(required=True)
     model = what.add_argument(
         "--model", metavar="NAME", help="a model of MXNet's gluon zoo: resnet50_v1, vgg19"
@@ -99,7 +94,6 @@ def add(commands: Commands) -> None:
     parser.add_argument(
         "--plot", type=Path, metavar="FILE", help="draw it: plan.png (needs matplotlib)"
     )
-    parser.set_defaults(do=_plan, parser=parser)
 
 
 def _several(text: str) -> int:
@@ -109,7 +103,8 @@ def _several(text: str) -> int:
     return number
 
 
-def _plan(options: argparse.Namespace) -> int:
+def do(options: argparse.Namespace) -> int:
+    """Run the command; return the exit code."""
     from p3kv.tools import plan
 
     if options.plot is not None:

@@ -6,38 +6,30 @@ import argparse
 import os
 import runpy
 import sys
-from typing import TYPE_CHECKING
 
 import shtab
 
-if TYPE_CHECKING:
-    from p3kv.tools.commands.arguments import Commands
-
-_DESCRIPTION = """\
+HELP = "run a script that does not import p3kv"
+USAGE = "p3kv run [-h] SCRIPT [ARGS ...]"
+DESCRIPTION = """\
 Run a training script that does not import p3kv itself: as `python SCRIPT` does,
 but with `kvstore='p3'`, and in the roles of scheduler and server as p3kv's.
 
 example: p3kv launch -n 2 -- p3kv run train.py --kv-store p3"""
 
 
-def add(commands: Commands) -> None:
-    """Adds the command."""
-    parser = commands.add_parser(
-        "run",
-        help="run a script that does not import p3kv",
-        description=_DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        usage="p3kv run [-h] SCRIPT [ARGS ...]",
-    )
+def add(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
     script = parser.add_argument("script", metavar="SCRIPT", help="path of the script")
     script.complete = shtab.FILE  # type: ignore[attr-defined]  # shtab looks for it there
     parser.add_argument(
         "args", nargs=argparse.REMAINDER, metavar="ARGS", help="arguments of the script"
     )
-    parser.set_defaults(do=_run, parser=parser, own_errors=False)
+    parser.set_defaults(own_errors=False)
 
 
-def _run(options: argparse.Namespace) -> int:
+def do(options: argparse.Namespace) -> int:
+    """Run the command; return the exit code."""
     # In the roles of scheduler and server `import p3kv` has done its work and ended the process
     # before this line.
     script: str = options.script

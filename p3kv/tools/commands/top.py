@@ -4,28 +4,20 @@ from __future__ import annotations
 
 import argparse
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 from p3kv.tools.commands.arguments import positive, positive_seconds
 
-if TYPE_CHECKING:
-    from p3kv.tools.commands.arguments import Commands
-
-_DESCRIPTION = """\
+HELP = "watch a running job"
+USAGE = None
+DESCRIPTION = """\
 Show what each process of a running job does: steps, waiting for the network,
 traffic, queues, and which worker the others wait for. A table on a terminal,
 else lines. Run it on a host where a process of the job runs, as the same user:
 it finds the job by itself."""
 
 
-def add(commands: Commands) -> None:
-    """Adds the command."""
-    parser = commands.add_parser(
-        "top",
-        help="watch a running job",
-        description=_DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
     parser.add_argument(
         "pid",
         nargs="?",
@@ -39,10 +31,10 @@ def add(commands: Commands) -> None:
     parser.add_argument(
         "--count", type=positive, metavar="N", help="show it so many times (default: to its end)"
     )
-    parser.set_defaults(do=_top, parser=parser)
 
 
-def _top(options: argparse.Namespace) -> int:
+def do(options: argparse.Namespace) -> int:
+    """Run the command; return the exit code."""
     from p3kv.tools.top import find, watch
 
     with suppress(KeyboardInterrupt):  # the usual end

@@ -10,10 +10,11 @@ from p3kv.common.words import counted
 from p3kv.errors import TraceError
 
 if TYPE_CHECKING:
-    from p3kv.tools.commands.arguments import Commands
     from p3kv.tools.timeline import Iteration, Timeline
 
-_DESCRIPTION = """\
+HELP = "put the traces of a job together, for Perfetto and as a picture"
+USAGE = None
+DESCRIPTION = """\
 Put the traces together that the processes of a job have written
 (P3KV_TRACE=FOLDER), on one clock: FOLDER/trace.json for
 https://ui.perfetto.dev, FOLDER/trace.png with one iteration, and its numbers:
@@ -23,19 +24,13 @@ compute idle  part of the iteration in which the worker surely waits
 link idle     part in which the worker neither sends nor receives a slice"""
 
 
-def add(commands: Commands) -> None:
-    """Adds the command."""
-    parser = commands.add_parser(
-        "trace",
-        help="put the traces of a job together, for Perfetto and as a picture",
-        description=_DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
     parser.add_argument("folder", metavar="FOLDER", type=Path, help="where the traces are")
-    parser.set_defaults(do=_trace, parser=parser)
 
 
-def _trace(options: argparse.Namespace) -> int:
+def do(options: argparse.Namespace) -> int:
+    """Run the command; return the exit code."""
     from p3kv.tools.timeline import iterations, read_job, typical, write_chrome
 
     try:

@@ -6,7 +6,6 @@ import argparse
 import sys
 from pathlib import Path
 from textwrap import fill
-from typing import TYPE_CHECKING
 
 from p3kv.config import MAX_SLICE_ELEMS, Settings, Tuned
 from p3kv.errors import ConfigError
@@ -18,14 +17,17 @@ from p3kv.tools.commands.arguments import (
     workers_command,
 )
 
-if TYPE_CHECKING:
-    from p3kv.tools.commands.arguments import Commands
-
 _COLUMNS = 80
 _WORKERS, _MOST, _STEPS, _ROUNDS = 2, 16, 30, 3
 _SIZES = "10000 50000 250000"
 
-_DESCRIPTION = """\
+HELP = "measure how many servers your script needs"
+USAGE = (
+    "p3kv tune [-n WORKERS | -H HOSTS] [--max-servers N]\n"
+    "                 [--slice-sizes [SIZES]] [--steps N] [--rounds N]\n"
+    "                 [--write FILE] -- COMMAND ..."
+)
+DESCRIPTION = """\
 Run your script for some steps with 1, 2, 4, ... servers on each host, until
 steps become longer; fit the time of a step to the number of servers; then say
 how many servers to take, and how sure that is. The script stays as it is. Each
@@ -35,17 +37,8 @@ examples: p3kv tune -H host1,host2 --write tuned.json -- python train.py
           p3kv launch -H host1,host2 --tuned tuned.json -- python train.py"""
 
 
-def add(commands: Commands) -> None:
-    """Adds the command."""
-    parser = commands.add_parser(
-        "tune",
-        help="measure how many servers your script needs",
-        description=_DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        usage="p3kv tune [-n WORKERS | -H HOSTS] [--max-servers N]\n"
-        "                 [--slice-sizes [SIZES]] [--steps N] [--rounds N]\n"
-        "                 [--write FILE] -- COMMAND ...",
-    )
+def add(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
     add_places(parser, _WORKERS)
     parser.add_argument(
         "--max-servers",
@@ -71,10 +64,10 @@ def add(commands: Commands) -> None:
         help="leave the choice in a file for p3kv launch --tuned FILE",
     )
     add_workers_command(parser)
-    parser.set_defaults(do=_tune, parser=parser)
 
 
-def _tune(options: argparse.Namespace) -> int:
+def do(options: argparse.Namespace) -> int:
+    """Run the command; return the exit code."""
     from p3kv.tools import tune
     from p3kv.tools.trials import TrialFailed, TrialJob
 
