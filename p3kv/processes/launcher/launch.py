@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from typing import BinaryIO, Callable, Mapping, NamedTuple, Sequence
+from typing import Any, BinaryIO, Callable, Mapping, NamedTuple, Sequence
 
 from p3kv.config import Settings, told_of
 from p3kv.config.variables import forwarded
@@ -19,6 +19,7 @@ from p3kv.processes.launcher.parts import (
     some_port,
     with_descriptors,
 )
+from p3kv.processes.launcher.process import Part
 from p3kv.processes.launcher.supervisor import Graces, Launcher
 from p3kv.wire.launcher_link import Cause, LauncherLink
 
@@ -84,68 +85,8 @@ def launch(
     other thread. They are passed on to the workers, which have P3KV_STOP_TIMEOUT_S to end.
     """
 
-    def run(resumes: bool) -> Run:
-        own = _own(env, resumes)
-        return _run_once(command, num_workers, num_servers, root_port, own, out, err, native)
-
-    return run_with_restarts(run, restarts, resume, err)
-
-
-def _run_once(
-    command: Sequence[str],
-    num_workers: int,
-    num_servers: int,
-    root_port: int,
-    env: Mapping[str, str],
-    out: BinaryIO | None,
-    err: BinaryIO | None,
-    native: bool,
-) -> Run:
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind((HOST, root_port))
-            listener.listen(_BACKLOG)
-        except OSError as error:
-            stream = err if err is not None else sys.stderr.buffer
-            message = f"p3kv launch: port {root_port} of {HOST} is not free: {error.strerror}\n"
-            stream.write(message.encode())
-            stream.flush()
-            return Run(1, may_start_again=False)
-        port = listener.getsockname()[1]
-        graces = Graces(stop_s=Settings.from_environment(env).stop_timeout_s)
-        parts = on_this_host(job_parts(command, num_workers, num_servers, port=port, env=env))
-        if native:
-            listener.close()  # the framework's scheduler opens the port by itself
-            return _ended(Launcher(parts, out=out, err=err, graces=graces))
-        ours, schedulers = socket.socketpair()
-        with ours, schedulers:
-            parts = with_descriptors(
-                parts, scheduler_fd=listener.fileno(), launcher_fd=schedulers.fileno()
-            )
-
-            def on_started() -> None:
-                # Once the scheduler has the listener it must be the only one: with a second copy
-                # here, connections to a dead scheduler would be accepted and never answered. The
-                # same goes for its end of the link.
-                listener.close()
-                schedulers.close()
-
-            return _ended(
-                Launcher(
-                    parts,
-                    out=out,
-                    err=err,
-                    graces=graces,
-                    on_started=on_started,
-                    link=LauncherLink(ours, Cause),
-                )
-            )
-
-
-def _ended(launcher: Launcher) -> Run:
-    code = launcher.run()
-    return Run(code, launcher.a_part_failed)
+    job = _Job(command, num_workers, num_servers, root_port, out, err, native)
+    return run_with_restarts(lambda again: _run_here(job, _own(env, again)), restarts, resume, err)
 
 
 def launch_on(
@@ -168,36 +109,77 @@ def launch_on(
     `root_port` 0 takes a port by chance.
     """
 
-    def run(resumes: bool) -> Run:
-        own = _own(env, resumes)
-        return _run_once_on(hosts, command, num_servers, root_port, own, out, err, native)
+    workers = sum(host.workers for host in hosts)
+    job = _Job(command, workers, num_servers, root_port, out, err, native)
+    return run_with_restarts(
+        lambda again: _run_on(job, hosts, _own(env, again)), restarts, resume, err
+    )
 
-    return run_with_restarts(run, restarts, resume, err)
+
+class _Job(NamedTuple):
+    """What `launch` was asked for."""
+
+    command: Sequence[str]
+    num_workers: int
+    num_servers: int
+    root_port: int
+    out: BinaryIO | None
+    err: BinaryIO | None
+    native: bool
+
+    def parts(self, host: str, port: int, env: Mapping[str, str]) -> list[Part]:
+        return job_parts(
+            self.command, self.num_workers, self.num_servers, host=host, port=port, env=env
+        )
+
+    def run(self, parts: Sequence[Part], **more: Any) -> Run:
+        launcher = Launcher(parts, out=self.out, err=self.err, **more)
+        code = launcher.run()
+        return Run(code, launcher.a_part_failed)
 
 
-def _run_once_on(
-    hosts: Sequence[Host],
-    command: Sequence[str],
-    num_servers: int,
-    root_port: int,
-    own: Mapping[str, str],
-    out: BinaryIO | None,
-    err: BinaryIO | None,
-    native: bool,
-) -> Run:
-    settings = Settings.from_environment(own)
+def _run_here(job: _Job, env: Mapping[str, str]) -> Run:
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((HOST, job.root_port))
+            listener.listen(_BACKLOG)
+        except OSError as error:
+            stream = job.err if job.err is not None else sys.stderr.buffer
+            message = f"p3kv launch: port {job.root_port} of {HOST} is not free: {error.strerror}\n"
+            stream.write(message.encode())
+            stream.flush()
+            return Run(1, may_start_again=False)
+        graces = Graces(stop_s=Settings.from_environment(env).stop_timeout_s)
+        parts = on_this_host(job.parts(HOST, listener.getsockname()[1], env))
+        if job.native:
+            listener.close()  # the framework's scheduler opens the port by itself
+            return job.run(parts, graces=graces)
+        ours, schedulers = socket.socketpair()
+        with ours, schedulers:
+            parts = with_descriptors(
+                parts, scheduler_fd=listener.fileno(), launcher_fd=schedulers.fileno()
+            )
+
+            def on_started() -> None:
+                # Once the scheduler has the listener it must be the only one: with a second copy
+                # here, connections to a dead scheduler would be accepted and never answered. The
+                # same goes for its end of the link.
+                listener.close()
+                schedulers.close()
+
+            link: LauncherLink[Cause] = LauncherLink(ours, Cause)
+            return job.run(parts, graces=graces, on_started=on_started, link=link)
+
+
+def _run_on(job: _Job, hosts: Sequence[Host], env: Mapping[str, str]) -> Run:
+    settings = Settings.from_environment(env)
     graces = Graces(stop_s=settings.stop_timeout_s)
+    address = env.get("DMLC_PS_ROOT_URI") or address_of_first(hosts)
     parts = on_hosts(
-        job_parts(
-            command,
-            sum(host.workers for host in hosts),
-            num_servers,
-            host=own.get("DMLC_PS_ROOT_URI") or address_of_first(hosts),
-            port=root_port or some_port(),
-            env=forwarded(own),
-        ),
+        job.parts(address, job.root_port or some_port(), forwarded(env)),
         hosts,
-        own_env=own,
+        own_env=env,
         cwd=os.getcwd(),
         term_s=graces.term_s,
         silence_s=settings.silence_timeout_s,
@@ -205,9 +187,9 @@ def _run_once_on(
     channels = [part.channel for part in parts if part.channel is not None]
     try:
         link: LauncherLink[Cause] | None = None
-        if not native:
+        if not job.native:
             link = LauncherLink(channels[0].ours, Cause)
-        return _ended(Launcher(parts, out=out, err=err, graces=graces, link=link))
+        return job.run(parts, graces=graces, link=link)
     finally:
         for channel in channels:
             channel.close()
