@@ -51,7 +51,7 @@ DMLC = Variables()
 
 
 @dataclass(frozen=True)
-class Place:
+class RankEnvironment:
     """A rank's place in its job: its own variables, and those of each process beside it."""
 
     variables: Dict[str, str]
@@ -188,7 +188,7 @@ def launcher_store(environ: Environ) -> Optional[LauncherStore]:
     )  # fmt: skip
 
 
-def place(environ: Environ) -> Optional[Place]:
+def place(environ: Environ) -> Optional[RankEnvironment]:
     """The place of this process; None if no launcher of ranks has started it, or it alone.
 
     Raises ConfigError if the job has several hosts and nothing says which is the first.
@@ -218,7 +218,7 @@ def place(environ: Environ) -> Optional[Place]:
         # The user's name for a job may hold for several of them.
         shared["P3KV_JOB"] = " ".join(filter(None, [environ.get("P3KV_JOB"), job]))
     scheduler = [{**shared, "DMLC_ROLE": "scheduler"}] if rank == 0 else []
-    return Place(
+    return RankEnvironment(
         {**shared, "DMLC_ROLE": "worker", "DMLC_WORKER_ID": str(rank)},
         (
             *scheduler,

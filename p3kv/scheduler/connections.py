@@ -63,7 +63,7 @@ as all may come at the same time. A process says hello at once."""
 _IPV4 = "::ffff:"
 
 
-class _Place(NamedTuple):
+class _Origin(NamedTuple):
     """Where a connection comes from: no two that are open at the same time have the same."""
 
     host: str
@@ -84,7 +84,7 @@ class Connections:
         self._refusals = refusals
         self._nodes: Dict[int, bytes] = {}
         """By descriptor, the node's identity."""
-        self._strangers: Dict[int, Optional[_Place]] = {}
+        self._strangers: Dict[int, Optional[_Origin]] = {}
         """Where other open connections come from, the oldest first."""
         self._failure: Optional[int] = None
         """ZeroMQ's number of a failure, or _HUNG_UP; the next event tells which peer."""
@@ -158,15 +158,15 @@ def _what_failed(failure: int, host: str, has_secret: bool) -> str:
     )
 
 
-def _place_of(descriptor: int) -> Optional[_Place]:
+def _place_of(descriptor: int) -> Optional[_Origin]:
     with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
         host, port = connection.getpeername()[:2]
         # A socket for IPv6 and IPv4 shows IPv4 addresses with this prefix.
-        return _Place(host[len(_IPV4) :] if host.startswith(_IPV4) else host, port)
+        return _Origin(host[len(_IPV4) :] if host.startswith(_IPV4) else host, port)
     return None
 
 
-def _end(descriptor: int, place: _Place) -> None:
+def _end(descriptor: int, place: _Origin) -> None:
     """Ends a connection of ZeroMQ's, which then closes it.
 
     Its thread may have closed it already and the number may be another connection's. So the

@@ -26,7 +26,7 @@ _FAR_APART_S = 1.0
 Answer = TypeVar("Answer", bound=msgspec.Struct)
 _Way = Tuple[str, str]
 """The names of who sends and who receives."""
-Part = Tuple[str, List[Finding]]
+Section = Tuple[str, List[Finding]]
 """A title, and what was found."""
 
 
@@ -41,7 +41,7 @@ class _Reached(NamedTuple):
         return self.agent.host.name
 
 
-def examine_hosts(hosts: Sequence[Host]) -> Iterator[Part]:
+def examine_hosts(hosts: Sequence[Host]) -> Iterator[Section]:
     """Looks at each host, then at what they have in common, then at the ways between them; yields
     each part when it is there. Some seconds, and a third of a second more for each host."""
     root_host = config.root_host() or address_of_first(hosts)

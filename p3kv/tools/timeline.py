@@ -144,10 +144,9 @@ def pairs(timeline: Timeline) -> Iterator[Pair]:
     Slices of the same key, number and round between two processes arrive in the order in which they
     left.
     """
-    Place = Tuple[int, int, int, int, int]
     by_rank = {(one.role, one.rank): one for one in timeline.processes}
     for role, other in (("worker", "server"), ("server", "worker")):
-        sent: Dict[Place, Deque[Span]] = defaultdict(deque)
+        sent: Dict[Tuple[int, ...], Deque[Span]] = defaultdict(deque)
         for sender in timeline.of_role(role):
             for span in sender.spans:
                 if span.kind == SEND:
@@ -159,7 +158,7 @@ def pairs(timeline: Timeline) -> Iterator[Pair]:
                     yield Pair(by_rank[role, span.peer], sent[place].popleft(), receiver, span)
 
 
-def _place(span: Span, sender: int, receiver: int) -> Tuple[int, int, int, int, int]:
+def _place(span: Span, sender: int, receiver: int) -> Tuple[int, ...]:
     return sender, receiver, span.key_id, span.slice, span.round
 
 

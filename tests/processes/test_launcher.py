@@ -20,7 +20,7 @@ import msgspec
 import psutil
 import pytest
 
-from p3kv.processes.launcher import Graces, Launcher, Part, job_parts, launch
+from p3kv.processes.launcher import Graces, JobPart, Launcher, job_parts, launch
 from p3kv.processes.launcher.output import LineSplitter, Screen, Text
 from p3kv.processes.launcher.parts import on_this_host, with_descriptors
 from p3kv.wire.launcher_link import Cause, LauncherLink, PartEnded
@@ -41,7 +41,7 @@ def clean_environment(**more):
 
 
 def shell(name, script, **more):
-    return Part(name, ("sh", "-c", script), clean_environment(), **more)
+    return JobPart(name, ("sh", "-c", script), clean_environment(), **more)
 
 
 class LaunchedJob:
@@ -79,8 +79,8 @@ def start_launcher(*scripts, term_s=5.0, stop_s=30.0):
     """Starts a launcher of shell scripts in a process of its own; returns that process."""
     program = (
         "import os, sys\n"
-        "from p3kv.processes.launcher import Graces, Launcher, Part\n"
-        "parts = [Part(f'part {i}', ('sh', '-c', s), os.environ)"
+        "from p3kv.processes.launcher import Graces, Launcher, JobPart\n"
+        "parts = [JobPart(f'part {i}', ('sh', '-c', s), os.environ)"
         " for i, s in enumerate(sys.argv[1:])]\n"
         f"sys.exit(Launcher(parts, graces=Graces(term_s={term_s}, stop_s={stop_s})).run())"
     )
@@ -119,7 +119,7 @@ sys.exit(1)
 def job_with_a_scheduler(causes, *parts, hear=False, graces=None):
     ours, theirs = socket.socketpair()
     words = "".join(msgspec.json.encode(cause).decode() + "\n" for cause in causes)
-    scheduler = Part(
+    scheduler = JobPart(
         "scheduler",
         (sys.executable, "-c", SCHEDULER, str(theirs.fileno()), "hear" if hear else "", words),
         clean_environment(),
@@ -225,7 +225,7 @@ class TestExitCode:
         assert job.took_s < SOON_S
 
     def test_is_127_for_a_command_that_does_not_exist_and_nothing_starts(self, tmp_path):
-        missing = Part("b", ("no-such-command",), clean_environment())
+        missing = JobPart("b", ("no-such-command",), clean_environment())
         job = LaunchedJob(shell("a", f"touch {tmp_path}/started"), missing)
         assert job.code == 127
         assert job.last_line == (
@@ -236,7 +236,7 @@ class TestExitCode:
     def test_is_126_for_a_command_that_is_not_executable(self, tmp_path):
         file = tmp_path / "train.py"
         file.write_text("print('hello')")
-        job = LaunchedJob(Part("a", (str(file),), clean_environment()))
+        job = LaunchedJob(JobPart("a", (str(file),), clean_environment()))
         assert job.code == 126
         assert "is not executable" in job.last_line
 
@@ -244,7 +244,7 @@ class TestExitCode:
         file = tmp_path / "train.py"
         file.write_text("#!/no/such/python\n")
         file.chmod(0o755)
-        job = LaunchedJob(shell("a", "sleep 60"), Part("b", (str(file),), clean_environment()))
+        job = LaunchedJob(shell("a", "sleep 60"), JobPart("b", (str(file),), clean_environment()))
         assert job.code == 127
         assert job.last_line.startswith("p3kv launch: cannot start b: ")
         assert job.last_line.endswith("; ended a")
@@ -343,9 +343,9 @@ class TestEnding:
         served = f"trap 'echo asked' {signum.name[3:]}; {until}"
         program = (
             "import os, sys\n"
-            "from p3kv.processes.launcher import Graces, Launcher, Part\n"
-            "parts = [Part('server 0', ('sh', '-c', sys.argv[2]), os.environ, True),"
-            " Part('worker 0', ('sh', '-c', sys.argv[1]), os.environ)]\n"
+            "from p3kv.processes.launcher import Graces, Launcher, JobPart\n"
+            "parts = [JobPart('server 0', ('sh', '-c', sys.argv[2]), os.environ, True),"
+            " JobPart('worker 0', ('sh', '-c', sys.argv[1]), os.environ)]\n"
             "sys.exit(Launcher(parts).run())"
         )
         launcher = subprocess.Popen(

@@ -18,7 +18,7 @@ import pytest
 from experiments.cluster import Cluster, missing_requirements
 from p3kv.config.variables import forwarded
 from p3kv.errors import ConfigError
-from p3kv.processes.launcher import Graces, Host, Launcher, Part, parse_hosts
+from p3kv.processes.launcher import Graces, Host, JobPart, Launcher, parse_hosts
 from p3kv.processes.launcher.guardian import GREETING, guardian_command
 from p3kv.processes.launcher.parts import in_turn, on_hosts
 from tests import sshd
@@ -129,8 +129,8 @@ def test_more_processes_start_on_a_host_than_sshd_lets_in_at_once(
 ) -> None:
     env = {"PATH": ssh_path}
     parts = [
-        Part("scheduler", ("true",), {}, serves_workers=True),
-        *(Part(f"worker {i}", ("sh", "-c", f"echo {i}; kill -9 $$"), {}) for i in range(13)),
+        JobPart("scheduler", ("true",), {}, serves_workers=True),
+        *(JobPart(f"worker {i}", ("sh", "-c", f"echo {i}; kill -9 $$"), {}) for i in range(13)),
     ]
     host = Host(cluster.hosts[0].address, 13)
     out, err = io.BytesIO(), io.BytesIO()

@@ -3,15 +3,15 @@
 from p3kv.processes.launcher.agents import Agent, agents_on
 from p3kv.processes.launcher.launch import launch, launch_on
 from p3kv.processes.launcher.parts import Host, address_of_first, job_parts, parse_hosts
-from p3kv.processes.launcher.process import Part
+from p3kv.processes.launcher.process import JobPart
 from p3kv.processes.launcher.supervisor import Graces, Launcher
 
 __all__ = [
     "Agent",
     "Graces",
     "Host",
+    "JobPart",
     "Launcher",
-    "Part",
     "address_of_first",
     "agents_on",
     "job_parts",

@@ -14,7 +14,7 @@ from p3kv.config.variables import forwarded
 from p3kv.errors import ConfigError
 from p3kv.processes.launcher.guardian import signal_group
 from p3kv.processes.launcher.parts import Host, on_host
-from p3kv.processes.launcher.process import Part, RunningPart, start_part
+from p3kv.processes.launcher.process import JobPart, RunningPart, start_part
 
 _TERM_S = 2.0
 _SILENCE_S = 60.0
@@ -32,7 +32,7 @@ class Agent:
         """Starts ssh, with the environment that a job's processes get on `host`; ConfigError if
         that fails."""
         own = {**os.environ, **told_of(os.environ)}
-        part = Part("helper", (sys.executable, "-m", module), forwarded(own))
+        part = JobPart("helper", (sys.executable, "-m", module), forwarded(own))
         there = on_host(
             part, host, own_env=own, cwd="/", term_s=_TERM_S, silence_s=_SILENCE_S, has_link=True
         )

@@ -19,7 +19,7 @@ from p3kv.processes.launcher.parts import (
     some_port,
     with_descriptors,
 )
-from p3kv.processes.launcher.process import Part
+from p3kv.processes.launcher.process import JobPart
 from p3kv.processes.launcher.supervisor import Graces, Launcher
 from p3kv.wire.launcher_link import Cause, LauncherLink
 
@@ -127,12 +127,12 @@ class _Job(NamedTuple):
     err: BinaryIO | None
     native: bool
 
-    def parts(self, host: str, port: int, env: Mapping[str, str]) -> list[Part]:
+    def parts(self, host: str, port: int, env: Mapping[str, str]) -> list[JobPart]:
         return job_parts(
             self.command, self.num_workers, self.num_servers, host=host, port=port, env=env
         )
 
-    def run(self, parts: Sequence[Part], **more: Any) -> Run:
+    def run(self, parts: Sequence[JobPart], **more: Any) -> Run:
         launcher = Launcher(parts, out=self.out, err=self.err, **more)
         code = launcher.run()
         return Run(code, launcher.a_part_failed)

@@ -19,7 +19,7 @@ from p3kv.common.secret import SECRET_BYTES
 from p3kv.config.ranks import PORTS, without_ranks
 from p3kv.errors import ConfigError
 from p3kv.processes.launcher.guardian import guardian_command
-from p3kv.processes.launcher.process import CONNECT_TIMEOUT_S, GuardianChannel, Part
+from p3kv.processes.launcher.process import CONNECT_TIMEOUT_S, GuardianChannel, JobPart
 
 HOST = "127.0.0.1"
 _TRIES = 100
@@ -39,7 +39,7 @@ def job_parts(
     port: int,
     env: Mapping[str, str],
     host: str = HOST,
-) -> list[Part]:
+) -> list[JobPart]:
     """Returns a scheduler, `num_servers` servers and `num_workers` workers that run `command`.
 
     The scheduler listens on `port` of `host`. `env` reaches every part, without what a
@@ -62,9 +62,9 @@ def job_parts(
         return {**shared, "DMLC_ROLE": role, **more}
 
     serve = (sys.executable, "-m", "p3kv")
-    scheduler = Part("scheduler", serve, environment("scheduler"), serves_workers=True)
+    scheduler = JobPart("scheduler", serve, environment("scheduler"), serves_workers=True)
     servers = [
-        Part(
+        JobPart(
             f"server {rank}",
             serve,
             environment("server", DMLC_SERVER_ID=str(rank)),
@@ -73,13 +73,13 @@ def job_parts(
         for rank in range(num_servers)
     ]
     workers = [
-        Part(f"worker {rank}", tuple(command), environment("worker", DMLC_WORKER_ID=str(rank)))
+        JobPart(f"worker {rank}", tuple(command), environment("worker", DMLC_WORKER_ID=str(rank)))
         for rank in range(num_workers)
     ]
     return [scheduler, *servers, *workers]
 
 
-def on_this_host(parts: Sequence[Part]) -> list[Part]:
+def on_this_host(parts: Sequence[JobPart]) -> list[JobPart]:
     """A job's parts as they run beside the launcher."""
     # Each worker's operators would use a thread for every core, and idle ones spin.
     num_workers = sum(not part.serves_workers for part in parts)
@@ -101,7 +101,7 @@ def _free_port() -> int:
     return some_port()
 
 
-def with_ranks(parts: Sequence[Part], hosts: Sequence[str], master_port: int) -> list[Part]:
+def with_ranks(parts: Sequence[JobPart], hosts: Sequence[str], master_port: int) -> list[JobPart]:
     """The parts, whose workers get torchrun's variables, too: their ranks in the job and among
     their host's, and where rank 0 may listen for a process group of the script's own. `hosts` says
     where each part runs."""
@@ -124,7 +124,9 @@ def with_ranks(parts: Sequence[Part], hosts: Sequence[str], master_port: int) ->
     return told
 
 
-def with_descriptors(parts: Sequence[Part], *, scheduler_fd: int, launcher_fd: int) -> list[Part]:
+def with_descriptors(
+    parts: Sequence[JobPart], *, scheduler_fd: int, launcher_fd: int
+) -> list[JobPart]:
     """A job's parts, whose scheduler inherits two sockets.
 
     `scheduler_fd` listens on the job's port already, so nobody can take the port in between.
@@ -221,14 +223,14 @@ _SIGNS_OF_LIFE = 4
 
 
 def on_hosts(
-    parts: Sequence[Part],
+    parts: Sequence[JobPart],
     hosts: Sequence[Host],
     *,
     own_env: Mapping[str, str],
     cwd: str,
     term_s: float,
     silence_s: float,
-) -> list[Part]:
+) -> list[JobPart]:
     """A job's parts as they run on `hosts`: the scheduler on the first, and as many workers on each
     as it says, with consecutive ranks. Servers are spread in the same proportions.
 
@@ -257,7 +259,7 @@ def on_hosts(
 
 
 def on_host(
-    part: Part,
+    part: JobPart,
     host: Host,
     *,
     own_env: Mapping[str, str],
@@ -265,7 +267,7 @@ def on_host(
     term_s: float,
     silence_s: float,
     has_link: bool,
-) -> Part:
+) -> JobPart:
     """The part as it runs on `host`; with `has_link` it can speak with the launcher."""
     channel = GuardianChannel(
         host.name, part.argv, part.env, cwd, workers_here=host.workers, has_link=has_link

@@ -98,7 +98,7 @@ class GuardianChannel:
 
 
 @dataclass(frozen=True)
-class Part:
+class JobPart:
     """One process of a job, not yet started.
 
     `name` is what people read ("worker 0"). A part with `serves_workers` has nothing to do once
@@ -138,7 +138,7 @@ class RunningPart:
     is left to wait for. `due_s` is when the next measure against it is due, on the monotonic clock.
     """
 
-    def __init__(self, part: Part, process: subprocess.Popen) -> None:
+    def __init__(self, part: JobPart, process: subprocess.Popen) -> None:
         self.part = part
         self.group = process.pid
         self.code: int | None = None
@@ -215,7 +215,7 @@ class RunningPart:
 class RunningElsewhere(RunningPart):
     """A part whose process runs on another host: the process here is ssh, which ends with it."""
 
-    def __init__(self, part: Part, process: subprocess.Popen, channel: GuardianChannel) -> None:
+    def __init__(self, part: JobPart, process: subprocess.Popen, channel: GuardianChannel) -> None:
         super().__init__(part, process)
         self._channel = channel
 
@@ -253,7 +253,7 @@ class RunningElsewhere(RunningPart):
             signal_group(self.group, signal.SIGKILL)  # ssh has no way to the host any more
 
 
-def start_part(part: Part, before_exec: Callable[[], None]) -> RunningPart:
+def start_part(part: JobPart, before_exec: Callable[[], None]) -> RunningPart:
     """Starts a part's process; its output can be read from pipes, but for what is a link's.
 
     `before_exec` runs in the new process, which leads a group. Raises OSError.
@@ -291,7 +291,7 @@ class CannotStart(Exception):
         self.code = code
 
 
-def check_commands(parts: Sequence[Part]) -> None:
+def check_commands(parts: Sequence[JobPart]) -> None:
     """Raises CannotStart if a part's command is not there, or is not executable."""
     for part in parts:
         path = part.env.get("PATH", os.defpath)
@@ -306,7 +306,7 @@ def check_commands(parts: Sequence[Part]) -> None:
             )
 
 
-def started(parts: Sequence[Part], before_exec: Callable[[], None]) -> Iterator[RunningPart]:
+def started(parts: Sequence[JobPart], before_exec: Callable[[], None]) -> Iterator[RunningPart]:
     """Starts the parts and yields each when it runs; those on other hosts may still connect.
 
     `before_exec` runs in each new process. Raises CannotStart when the system or ssh
@@ -334,8 +334,8 @@ def started(parts: Sequence[Part], before_exec: Callable[[], None]) -> Iterator[
                 )
 
 
-def _waves(parts: Sequence[Part]) -> list[list[Part]]:
-    waves: list[list[Part]] = [[]]
+def _waves(parts: Sequence[JobPart]) -> list[list[JobPart]]:
+    waves: list[list[JobPart]] = [[]]
     on_host: Counter[str] = Counter()
     for part in parts:
         wave = 0

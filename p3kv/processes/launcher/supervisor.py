@@ -15,7 +15,7 @@ from p3kv.processes.launcher.guardian import Guardian, group_is_alive, signal_gr
 from p3kv.processes.launcher.output import Forwarder, Screen, unbuffered
 from p3kv.processes.launcher.process import (
     CannotStart,
-    Part,
+    JobPart,
     RunningPart,
     check_commands,
     signal_name,
@@ -80,7 +80,7 @@ class Launcher:
 
     def __init__(
         self,
-        parts: Sequence[Part],
+        parts: Sequence[JobPart],
         *,
         out: BinaryIO | None = None,
         err: BinaryIO | None = None,
