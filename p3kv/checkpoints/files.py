@@ -53,8 +53,8 @@ def open_folder(folder: str) -> int:
 
 
 def owner_in(folder: int) -> int:
-    """Who owns what this process makes in the folder: a file system of other hosts may give its
-    files to another user. This process's user where it can't make any."""
+    """Owner of the files that this process makes in the folder, which a network file system may
+    change; this process's user where it can't make any."""
     name = f".p3kv-{secrets.token_hex(8)}"
     try:
         descriptor = _make(folder, name)
@@ -69,8 +69,8 @@ def owner_in(folder: int) -> int:
 
 
 def open_own(folder: int, name: str, owner: int, most_bytes: int) -> OwnFile:
-    """Opens a regular file of this user, as `owner_in` says who that is. Raises NotOursError for
-    anything else, at once, and OSError."""
+    """Open a regular file that belongs to `owner`; NotOursError at once for anything else,
+    OSError."""
     # Without O_NONBLOCK, the open of a FIFO would wait for somebody who writes to it.
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
     try:
@@ -90,8 +90,7 @@ def open_own(folder: int, name: str, owner: int, most_bytes: int) -> OwnFile:
 
 
 def make_anew(folder: int, name: str) -> IO[bytes]:
-    """Makes a file in place of what has the name, and leaves what a link there points to as it is.
-    Raises OSError."""
+    """Make a file in place of any of this name, but of none to which a link points. OSError."""
     with suppress(FileNotFoundError):
         os.unlink(name, dir_fd=folder)
     return os.fdopen(_make(folder, name), "wb")

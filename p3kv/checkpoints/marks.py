@@ -1,8 +1,7 @@
-"""Marks by which processes see that they have the folder of checkpoints that worker rank 0 has.
+"""Marks show that a process has the folder of checkpoints that worker rank 0 has.
 
-A server makes an empty file, whose name only its job knows (`Credentials.mark`). Where its host has
-another folder at the same path, the file is not in worker 0's. Worker 0 makes one, too, for which
-other workers look that have something to write.
+A server makes an empty file, whose name only its job knows (`Credentials.mark`), and worker 0 looks
+for it. For worker 0's own mark other workers look that have something to write.
 """
 
 from __future__ import annotations
@@ -39,8 +38,8 @@ def remove(folder: str, mark: bytes) -> None:
 
 
 def hold(folder: str) -> Optional[int]:
-    """Keeps other jobs from a folder until the descriptor is closed, or its process ends; None
-    where the file system can't. Raises BlockingIOError where another job holds it."""
+    """Lock a folder until the descriptor is closed; None where the file system can't,
+    BlockingIOError where another job holds it."""
     descriptor = open_folder(folder)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -54,8 +53,7 @@ def hold(folder: str) -> Optional[int]:
 
 
 def remove_old(folder: str) -> None:
-    """Removes what killed jobs have left, of a folder that this job holds; to be called before its
-    processes leave marks."""
+    """Remove marks of killed jobs from a folder that this job holds, before it leaves its own."""
     with suppress(OSError):
         for found in filter(_MARK.fullmatch, os.listdir(folder)):
             with suppress(OSError):
@@ -63,7 +61,7 @@ def remove_old(folder: str) -> None:
 
 
 def take(folder: str, marks: Mapping[int, bytes]) -> Dict[int, str]:
-    """Removes the marks that are in the folder; returns what `look` does, and raises the same."""
+    """Remove the marks that are in the folder; return and raise as `look`."""
     problems = look(folder, marks)
     for server in marks.keys() - problems.keys():
         remove(folder, marks[server])
@@ -71,8 +69,7 @@ def take(folder: str, marks: Mapping[int, bytes]) -> Dict[int, str]:
 
 
 def look(folder: str, marks: Mapping[int, bytes]) -> Dict[int, str]:
-    """Why each mark that can't be used can't be, by rank. Raises OSError if the folder can't be
-    read."""
+    """By rank, why a mark can't be used; OSError if the folder can't be read."""
     problems = {}
     descriptor = open_folder(folder)
     try:

@@ -1,5 +1,4 @@
-"""Layout of a checkpoint on a disk: one file of each server, perhaps one of worker rank 0 or of
-each worker, and what each file has.
+"""Layout of a checkpoint on a disk: a file of each server, and perhaps of worker 0 or each worker.
 
 A file is a ZIP archive without compression, whose members have checksums (CRC-32): the outline, and
 numpy's arrays. `numpy.load` reads it. A checkpoint is complete when all its files are there; each
@@ -51,19 +50,18 @@ SERVER, WORKER = "server", "worker"
 
 
 class KeyOutline(Message, frozen=True):
-    """Contents of a file, of one key: the value of this server's run, and the optimizer's state; or
-    worker rank 0's whole value."""
+    """A key in a file: a server's run of its value, and the optimizer's state; or the whole
+    value."""
 
     store: int
     key: Key
     name: Optional[str]
-    """What worker rank 0 called the parameter, where it had a name."""
+    """Worker rank 0's name of the parameter, if any."""
     shape: Tuple[int, ...]
     dtype: str
     layout: str
     runs: List[Tuple[int, int]]
-    """How many elements each server keeps, in the order of the elements; of worker rank 0's file,
-    all are number 0's."""
+    """Server and number of elements, in their order; in a worker's file all are server 0's."""
     whole: bool
     """Whether the state is that of a whole tensor, which is never cut."""
     numbers: Optional[Dict[str, Any]]
@@ -82,8 +80,8 @@ class KeyOutline(Message, frozen=True):
 
 
 class MemoryOutline(Message, frozen=True):
-    """Contents of a file, of what a worker's codec remembers of a key's gradients: flat arrays with
-    an item for each element of the whole key."""
+    """A codec's memory of a key's gradients: flat arrays with an item for each element of the
+    key."""
 
     store: int
     key: Key
@@ -101,7 +99,7 @@ class MemoryOutline(Message, frozen=True):
 
 
 class TrainedOutline(Message, frozen=True):
-    """Contents of a file, of what a worker has of a key that it trains by itself."""
+    """A worker's state of a key that it trains by itself."""
 
     store: int
     key: Key
@@ -136,15 +134,15 @@ class Outline(Message, frozen=True):
     role: str = SERVER
     """Who has written this file; of a worker, `server` is its rank."""
     others_hosts: List[str] = []  # noqa: RUF012  nobody changes it
-    """Where each other worker has written a file of this checkpoint, from rank 1 on, if they have:
-    where codecs remember, or workers train by themselves."""
+    """Hosts of the other workers' files, from rank 1 on, where codecs remember or workers train by
+    themselves."""
     memories: List[MemoryOutline] = []  # noqa: RUF012  nobody changes it
-    """What the codecs of this worker remember."""
+    """Memories of this worker's codecs."""
     trained: List[TrainedOutline] = []  # noqa: RUF012  nobody changes it
-    """What this worker trains by itself."""
+    """Keys that this worker trains by itself."""
     is_first: bool = True
-    """Whether no checkpoint was complete when this one began. A later one is never the first of a
-    job that was ended meanwhile: where no checkpoint can be used, files are lost."""
+    """Whether no checkpoint was complete when this one began. If a later one is all there is and
+    can't be used, files are lost."""
 
     def __post_init__(self) -> None:
         check_number("a checkpoint's version", self.version, VERSION, VERSION)
@@ -159,8 +157,7 @@ class Outline(Message, frozen=True):
 
     @property
     def parts(self) -> Dict[Part, str]:
-        """All files of the checkpoint, those of servers first and by rank, and on which host each
-        was to be written."""
+        """All files of the checkpoint, servers' first and by rank, each with its host."""
         workers = [self.workers_host, *self.others_hosts] if self.workers_host else []
         return {
             Part(self.step, rank, len(hosts), role): host
@@ -224,8 +221,7 @@ def memory_member(index: int, place: int) -> str:
 
 
 def trained_member(index: int, place: int) -> str:
-    """The name of the member with one of the arrays of number `index` of what a worker trains by
-    itself."""
+    """The name of the member with one of the arrays of a key that a worker trains by itself."""
     return f"trained{index}/{place}.npy"
 
 

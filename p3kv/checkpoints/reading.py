@@ -91,8 +91,8 @@ class Folder(NamedTuple):
 
 
 class Refused(Exception):
-    """A checkpoint can't be used; `missing_of` is the host that was to write a file which is not
-    there, of a first checkpoint."""
+    """Why a checkpoint can't be used; `missing_of` is the host that was to write a missing file, of
+    a first checkpoint."""
 
     def __init__(self, reason: str, missing_of: Optional[str] = None) -> None:
         super().__init__(reason)
@@ -144,8 +144,7 @@ class OpenPart:
             raise CheckpointError(f"{self._path} can't be read: {in_one_line(error)}") from error
 
     def stored(self, name: str) -> Stored:
-        """Where a member's array is in the file, which is open as long as this is. Raises
-        CheckpointError."""
+        """Where a member's array is in the file, which stays open. CheckpointError."""
         try:
             with self._archive.open(name) as member:
                 shape, dtype = self._checked_header(name, member)
@@ -254,10 +253,7 @@ class SavedKey(NamedTuple):
 
 
 class Saved:
-    """A checkpoint that is complete, and whose files are as they were written.
-
-    Its files stay open as long as it is there, and arrays are read when they are asked for.
-    """
+    """A complete, undamaged checkpoint, whose files stay open; arrays are read when asked for."""
 
     def __init__(self, parts: List[OpenPart]) -> None:
         """`parts` are those of servers, by rank, and then those of workers, by rank."""
@@ -303,13 +299,12 @@ class Saved:
         return None
 
     def codec_with_memory(self, store: int, key: Key) -> Optional[str]:
-        """The name of the codec of which workers' files have what it remembers of a key; None if
-        they have nothing."""
+        """Name of the codec whose memory of a key workers' files have; None without one."""
         return self._codecs.get((store, key))
 
     def key(self, store: int, key: Key) -> SavedKey:
-        """A key's value and states; the key must be there. The value is worker rank 0's where its
-        file has one. Raises CheckpointError if they can't be read any more."""
+        """A key's value, worker rank 0's if its file has one, and states. CheckpointError if they
+        can't be read any more."""
         outline = self.outline(store, key)
         assert outline is not None
         places = dict(self._places[store, key])
@@ -338,8 +333,7 @@ class Saved:
         return states
 
     def rows(self, store: int, key: Key, row_elems: int) -> StoredRows:
-        """The value of a key of rows, which servers have written, left in its files. Raises as
-        `key`."""
+        """The value of a key of rows, left in the servers' files. Raises as `key`."""
         outline, places = self.outline(store, key), self._places[store, key]
         assert outline is not None
         parts = [self._parts[server] for server, _ in outline.runs]
@@ -355,12 +349,12 @@ class Saved:
 
 
 def newest(folder: str, host: str) -> Optional[Saved]:
-    """The newest checkpoint in a folder that is complete and not damaged; None if none was ever
-    complete.
+    """Open the newest checkpoint in a folder that is complete and not damaged; None if there is
+    none.
 
     Warns of each newer one, with the file that is damaged or missing. `host` is this host's
-    address. Raises CheckpointError where there are files of which none can be used, unless the
-    first one had not been written when its job ended, by this host's own processes.
+    address. CheckpointError where there are files of which none can be used, unless a first
+    checkpoint was cut off by this host's own processes.
     """
     try:
         parts = parts_in(folder)
@@ -435,7 +429,7 @@ class SavedMemory(NamedTuple):
 
 
 class SavedTrained(NamedTuple):
-    """What a worker had of a key that it trains by itself."""
+    """A worker's state of a key that it trained by itself."""
 
     numbers: Dict[str, Any]
     arrays: Dict[str, np.ndarray]
@@ -443,12 +437,10 @@ class SavedTrained(NamedTuple):
 
 
 class WorkersPart:
-    """One worker's file of a checkpoint, which stays open; arrays are read when they are asked
-    for."""
+    """One worker's file of a checkpoint, which stays open; arrays are read when asked for."""
 
     def __init__(self, folder: str, part: Part, identity: str) -> None:
-        """`identity` is the checkpoint's. Raises CheckpointError for a file that is damaged or of
-        another checkpoint."""
+        """Raises CheckpointError for a file that is damaged or not of the checkpoint `identity`."""
         try:
             descriptor = open_folder(folder)
             try:
@@ -470,12 +462,11 @@ class WorkersPart:
         self._trained = {(one.store, one.key): at for at, one in enumerate(outline.trained)}
 
     def numbers(self, store: int) -> Dict[str, Any]:
-        """What the worker knew of a store, as plain values."""
+        """A store's plain values on the worker."""
         return next((one.numbers for one in self._part.outline.stores if one.store == store), {})
 
     def memory(self, store: int, key: Key) -> Optional[SavedMemory]:
-        """Memory that the codec had of a key; None if it had none. Raises CheckpointError if it
-        can't be read any more."""
+        """A codec's memory of a key, if any; CheckpointError if it can't be read any more."""
         index = self._memories.get((store, key))
         if index is None:
             return None
@@ -487,8 +478,8 @@ class WorkersPart:
         return SavedMemory(outline.codec, arrays)
 
     def trained(self, store: int, key: Key) -> Optional[SavedTrained]:
-        """What the worker had of a key; None if it did not train it by itself. Raises
-        CheckpointError if it can't be read any more."""
+        """A worker's state of a key that it trained by itself, if any; CheckpointError as
+        `memory`."""
         index = self._trained.get((store, key))
         if index is None:
             return None

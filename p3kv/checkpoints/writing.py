@@ -38,10 +38,9 @@ class Abandoned(Exception):
 
 
 def write(folder: str, outline: Outline, contents: Contents, wanted: Callable[[], bool]) -> None:
-    """Writes a file, and gives it its name when all of it is on the disk.
+    """Write a file, and name it when all of it is on the disk; nothing is left of it on an error.
 
-    May run in a thread of its own: it takes no lock for long. Raises OSError, and Abandoned soon
-    after `wanted()` is false; nothing is left of the file then.
+    Takes no lock for long. Raises OSError, and Abandoned soon after `wanted()` is false.
     """
     name = outline.part.name
     unfinished = name + UNFINISHED
@@ -62,10 +61,9 @@ def write(folder: str, outline: Outline, contents: Contents, wanted: Callable[[]
 
 
 def remove_unneeded(folder: str, own: Part, keep_from: int) -> None:
-    """Removes a server's files of older steps than `keep_from`; `own` is one of them.
+    """Remove files of older steps than `keep_from`, servers' and workers', that are `own`'s share.
 
-    Where an earlier run had more servers, its files are divided among those that there are now.
-    Servers remove those of workers, too, which may have none to write any more.
+    An earlier run may have had more servers: its files are divided among those of now.
     """
     with suppress(OSError):
         for name in os.listdir(folder):
@@ -140,8 +138,8 @@ class Writer:
     """Writes one file after the other. Belongs to the thread that calls `begin`."""
 
     def __init__(self, written: Callable[[int, str], None]) -> None:
-        """`written(step, problem)` is called by the thread of each file: it is written, or the
-        reason why it is not."""
+        """`written(step, problem)` is called in the file's thread; an empty problem means
+        success."""
         self._written = written
         self._thread: Optional[threading.Thread] = None
         self._wanted = True
@@ -153,9 +151,12 @@ class Writer:
         contents: Callable[[], Contents],
         keep_from: int = UNKNOWN,
     ) -> None:
-        """Begins a file, once the one before is written. `contents()` is called by the thread; it
-        may wait, and raises CancelledError if nobody needs the file any more. A server's files of
-        older steps than `keep_from` are removed; none where it is UNKNOWN."""
+        """Begin a file once the one before is written; older steps than `keep_from` are removed
+        first.
+
+        `contents()` is called in the file's thread; it may wait, and raises CancelledError if
+        nobody needs the file any more.
+        """
         self._thread = threading.Thread(
             target=self._write, args=(folder, outline, contents, keep_from),
             name="p3kv-checkpoint", daemon=True,

@@ -32,16 +32,15 @@ class Launch:
     rank: Optional[int] = None
     """The process's rank, where its launcher states it: it gets this one, or is refused."""
     task: Optional[int] = None
-    """Its number among all that its launcher has started, of whatever role: processes of a role
-    without a rank get the free ones in the order of these numbers, then by arrival."""
+    """Number among all processes of its launcher: processes without a rank get the free ranks in
+    this order, then by arrival."""
     local_rank: int = 0
     local_size: int = 1
     """Its rank among its host's workers, and how many these are, where the launcher says so."""
     node_host: Optional[str] = None
     interface: Optional[str] = None
     scheduler_fd: Optional[int] = None
-    """A listening socket that the launcher passes to the scheduler, so that no other process can
-    take the port that the launcher has chosen."""
+    """Listening socket that the launcher passes to the scheduler, so that nobody takes the port."""
     launcher_fd: Optional[int] = None
     """A socket on which the scheduler and the launcher tell each other who failed and who ended."""
     launched: bool = False
@@ -49,8 +48,7 @@ class Launch:
     beside_worker: bool = False
     """A worker has started the process, and says itself, in the same place, why the job fails."""
     secret: bytes = field(default=b"", repr=False)
-    """Secret that only the job's processes know (`p3kv.common.secret`); empty if the job has none:
-    then it is one account's, on one machine."""
+    """The job's secret (`p3kv.common.secret`); empty for a job of one account on one machine."""
     variables: ranks.Variables = ranks.DMLC
     """Variables by which the user has said where the job is, for errors."""
     beside: Tuple[Mapping[str, str], ...] = field(default=(), repr=False)
@@ -111,8 +109,7 @@ class Launch:
 
     @property
     def common_secret(self) -> bytes:
-        """Secret that only those can have who may join: the job's, or else this account's. Raises
-        ConfigError where that is not private."""
+        """The job's secret, or else this account's; ConfigError where that is not private."""
         return self.secret or account_secret()
 
     @property
@@ -127,8 +124,8 @@ class Launch:
     def of_a_worker(
         cls, root_host: Optional[str], environ: Mapping[str, str] = os.environ
     ) -> Launch:
-        """Launch that this process would read as a worker, with a secret, whose scheduler is at
-        `root_host`; None: at DMLC_PS_ROOT_URI, or on this host. Raises as `from_environment`."""
+        """Read what a worker of a job with a secret would read here; by default the scheduler is at
+        DMLC_PS_ROOT_URI, or on this host. Raises as `from_environment`."""
         pretended = {
             **environ,
             "DMLC_ROLE": "worker",
@@ -145,13 +142,13 @@ class Launch:
 
 
 def note_place(launch: Launch, environ: MutableMapping[str, str] = os.environ) -> None:
-    """Has what this worker starts know that the place which the environment describes is taken."""
+    """Tell this worker's children that its place in the job is taken."""
     environ[PLACE] = "\n".join([_this_process(), *_described(launch, environ)])
 
 
 def worker_above(launch: Optional[Launch], environ: Mapping[str, str] = os.environ) -> str:
-    """Words for the process above this one that is a worker in the place which this one's
-    environment describes, `launch`; empty if it describes another place, or none."""
+    """Name the worker above this process whose place this one's environment describes; else
+    empty."""
     process, *taken = environ.get(PLACE, "").split("\n")
     if launch is None or not taken or process == _this_process():
         return ""
@@ -184,8 +181,7 @@ def _this_process() -> str:
 
 
 def forget_rank(environ: MutableMapping[str, str] = os.environ) -> None:
-    """Takes out of the environment what a launcher says of this process, which is no part of its
-    job: a framework that is imported here would take a role by it, too."""
+    """Remove a launcher's words about this process, by which a framework would take a role."""
     for name in set(environ) - set(ranks.without_ranks(environ)):
         del environ[name]
 
@@ -201,18 +197,16 @@ def root_host(environ: Mapping[str, str] = os.environ) -> Optional[str]:
 
 
 def launcher_store(environ: Mapping[str, str] = os.environ) -> Optional[ranks.LauncherStore]:
-    """The store of this rank's launcher, where its ranks have to tell each other address or secret.
-
-    Raises ConfigError for a secret that is too short, or that others can read.
-    """
+    """The store over which ranks agree on address and secret, if they need one; ConfigError for a
+    bad secret."""
     return ranks.launcher_store(environ)
 
 
 def take_place(
     host: str, port: str, secret: str, job: str, environ: MutableMapping[str, str] = os.environ
 ) -> None:
-    """Has this rank, and what it starts, find the job at an address, with a secret and a name that
-    all ranks have agreed on. What the user has set stays."""
+    """Put the address, secret and name that all ranks have agreed on into the environment; what the
+    user has set stays."""
     agreed = {"DMLC_PS_ROOT_URI": host, "DMLC_PS_ROOT_PORT": port, VARIABLE: secret}
     for name, value in agreed.items():
         if value and not environ.get(name):
@@ -226,10 +220,7 @@ def root_port(environ: Mapping[str, str] = os.environ) -> int:
 
 
 def where_secret_is(environ: Mapping[str, str] = os.environ) -> Optional[str]:
-    """The variable that has the job's secret, or names its file; None if there is none.
-
-    Raises ConfigError for a secret that is too short, or that others can read.
-    """
+    """Name the variable with the job's secret, or with its file; ConfigError for a bad secret."""
     if not job_secret(environ):
         return None
     return FILE_VARIABLE if environ.get(FILE_VARIABLE) else VARIABLE

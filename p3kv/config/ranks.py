@@ -38,8 +38,7 @@ PORTS = range(10_000, 32_768)
 
 @dataclass(frozen=True)
 class Variables:
-    """Names of the variables by which a user says where a job is and how large: errors name these,
-    and not what follows from them."""
+    """Variables by which the user has said where a job is and how large: errors name these."""
 
     host: str = "DMLC_PS_ROOT_URI"
     port: str = "DMLC_PS_ROOT_PORT"
@@ -164,8 +163,7 @@ _LAUNCHERS = (
 
 @dataclass(frozen=True)
 class LauncherStore:
-    """Where a launcher of several hosts serves a store of keys to its ranks, and which of them this
-    process is."""
+    """A launcher's store of keys, and which of its ranks this process is."""
 
     launcher: str
     host: str
@@ -175,8 +173,8 @@ class LauncherStore:
 
 
 def launcher_store(environ: Environ) -> Optional[LauncherStore]:
-    """The store over which the ranks of several hosts can tell each other address and secret; None
-    where they need not, or where there is none."""
+    """The store over which ranks of several hosts agree on address and secret; None if not
+    needed."""
     launcher = None if "DMLC_ROLE" in environ else _launcher(environ)
     if launcher is None or launcher.is_one_host(environ) or not launcher.has_store(environ):
         return None
@@ -231,10 +229,8 @@ def place(environ: Environ) -> Optional[RankEnvironment]:
 
 
 def variables(environ: Environ) -> Variables:
-    """Variables of a process that has DMLC_* ones, of its own or by its place.
-
-    What differs from what the launcher of ranks says was set by itself.
-    """
+    """The variables that errors name: those of the launcher of ranks, where the job follows from
+    them."""
     # 'p3kv launch' sets ranks, too, but its users have not.
     launcher = None if environ.get("P3KV_LAUNCHED") else _launcher(environ)
     if launcher is None or environ.get(launcher.size) != environ.get("DMLC_NUM_WORKER"):
@@ -260,8 +256,7 @@ def _port(job: str) -> str:
 
 
 def without_ranks(environ: Environ) -> Dict[str, str]:
-    """The environment without what launchers say of a process: it describes another one than those
-    that get it."""
+    """The environment without a launcher's words about this process, for another one."""
     return {
         name: value
         for name, value in environ.items()

@@ -130,7 +130,7 @@ def variable_of(setting: str) -> str:
 
 
 def add_aliases(aliases: Mapping[str, str]) -> None:
-    """Has a framework's variables count where ours are not set, by the settings' names."""
+    """Let a framework's variables count where ours are not set, by setting."""
     for setting, variable in aliases.items():
         _FALL_BACKS.setdefault(setting, []).append(variable)
 
@@ -188,10 +188,9 @@ _AKIN = 0.5
 
 
 def unknown_variables(environ: Mapping[str, str] = os.environ) -> Dict[str, str]:
-    """Variables that begin with P3KV_ and that p3kv does not read, with a warning for each.
+    """Variables that begin with P3KV_ and mean nothing, each with a warning.
 
-    Without the warning nobody would notice a misspelt name. Variables of which the launcher has
-    warned already are left out.
+    Leaves out those of which the launcher has warned already.
     """
     users = [*(variable_of(field.name) for field in fields(Settings)), *_USERS_VARIABLES]
     known = {*users, *_OTHER_VARIABLES}
@@ -207,8 +206,7 @@ def unknown_variables(environ: Mapping[str, str] = os.environ) -> Dict[str, str]
 
 
 def _nearest(name: str, meant: Sequence[str]) -> Optional[str]:
-    """The name that is most alike, one with a whole word of it before all others; None if none
-    is."""
+    """The most similar name, one that shares a whole word before all others; None without one."""
     words = set(name.split("_"))
     akin = [one for one in meant if words & set(one.split("_"))]
     found = get_close_matches(name, akin, 1, _AKIN) or get_close_matches(name, meant, 1)

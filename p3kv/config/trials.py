@@ -161,8 +161,7 @@ def trial(environ: Mapping[str, str] = os.environ) -> Optional[Trial]:
 def environment_of(
     tried: Trial, slice_size: Optional[int] = None, environ: Mapping[str, str] = os.environ
 ) -> Dict[str, str]:
-    """This process's environment as the processes of a trial get it; `slice_size` None: as it is
-    there."""
+    """Environment of a trial's processes; `slice_size` None: as it is here."""
     size = {} if slice_size is None else {variable_of("slice_size"): str(slice_size)}
     return {**environ, **told_of(environ), **size, TRIAL: str(tried)}
 
@@ -237,7 +236,6 @@ class Tuned(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ConfigError(f"can't write '{path}': {error.strerror}") from None
 
     def environment(self, environ: Mapping[str, str] = os.environ) -> Dict[str, str]:
-        """This process's environment as the processes of a tuned job get it: what the user has set
-        there stays."""
+        """Environment of a tuned job's processes; what the user has set here stays."""
         size = {} if self.slice_size is None else {variable_of("slice_size"): str(self.slice_size)}
         return {**size, **environ, **told_of(environ)}

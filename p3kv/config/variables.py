@@ -16,8 +16,7 @@ MAX_NUMBER = 2**31 - 1
 
 
 def text_of(name: str, environ: Mapping[str, str]) -> Optional[str]:
-    """A variable's value, if it is set; ConfigError for bytes that are no UTF-8, and for what can't
-    be printed: every message is one line."""
+    """A variable's value, if set; ConfigError unless it can be printed: messages are one line."""
     value = environ.get(name)
     if value is not None and not value.isprintable():
         raise ConfigError(f"{name} is {value!a}; it must be text in UTF-8 that can be printed")
@@ -84,7 +83,7 @@ _OF_ONE_HOST = ("DMLC_NODE_HOST",)
 
 
 def add_prefix(prefix: str) -> None:
-    """Has a framework's own variables travel, too."""
+    """Let a framework's own variables travel to other hosts, too."""
     _PREFIXES.append(prefix)
 
 

@@ -27,15 +27,15 @@ from p3kv.wire.messages import (
 )
 
 TO_BEGIN = "to begin to train"
-"""What each worker waits to do before all are ready."""
+"""Purpose of the wait before all workers are ready."""
 _WORTH_A_CHANGE = 3
 """A size changes only by this factor or more: half or twice the size is as good."""
 _MISMEASURED = 1.4
-"""The change must be worth it even if the network is this factor faster or slower than measured.
-Otherwise the size could change again and again."""
+"""A size changes only if it would also with a network this factor faster or slower than measured:
+else it could change again and again."""
 _MUCH_WAITING, _LITTLE_WAITING = 0.25, 0.1
-"""Where hosts are alike and each worker waits for more of its steps than the first part, slices
-become large; where one waits for less than the second, size follows the network's rate alone."""
+"""Parts of a step. Where hosts are alike and each worker waits for more than the first, slices
+become large; where one waits for less than the second, the network's rate alone decides."""
 
 
 class Agreement:
@@ -68,8 +68,8 @@ class Agreement:
 
     @property
     def topology(self) -> Topology:
-        """Hosts of the job, once the slice size is agreed on; with their links' rates, if workers
-        have measured them."""
+        """Hosts of the job, once the slice size is agreed on, with measured rates of their
+        links."""
         if self._topology is None:
             hosts = self._members.hosts(neighbours_as_one=False)
             flows = [
@@ -96,7 +96,7 @@ class Agreement:
         return not isinstance(message, DeclareKey) or self._sizes is not None
 
     def ready(self, node: Node, message: Ready) -> Replies:
-        """A worker has its store; all must have the same settings."""
+        """Take a worker's settings, which all must share."""
         mine = self._ready[node.identity] = message.settings
         workers = self._members.workers
         for other in workers:
@@ -122,8 +122,8 @@ class Agreement:
         return [(worker.identity, Agreed()) for worker in workers]
 
     def measured(self, node: Node, message: Measured, sliced_elems: int) -> Replies:
-        """A worker has measured the network. At first all workers do, later those for whom it has
-        changed. `sliced_elems`: what travels in a step, in slices."""
+        """Take a worker's measurement of the network; `sliced_elems` travel in a step, in
+        slices."""
         if message.rate_bytes_s or node.identity not in self._rates_bytes_s:
             self._rates_bytes_s[node.identity] = message.rate_bytes_s
         self._waiting[node.identity] = message.waiting
@@ -158,7 +158,7 @@ class Agreement:
         return SliceSizes(slice_size_for(rate_bytes_s, self._num_servers))
 
     def barrier(self, node: Node, message: BarrierReached) -> Replies:
-        """A worker waits for all workers, which must do the same there."""
+        """Have a worker wait for all workers, which must do the same there."""
         self._waits.enter(node, message.purpose, message.place)
         for other in self._members.workers:
             if self._waits.purpose(other) not in (None, message.purpose):
@@ -177,11 +177,11 @@ class Agreement:
         return len(self._waits) > 0 and len(self._ready) == len(self._members.workers)
 
     def let_workers_leave(self) -> None:
-        """Has nobody wait at a barrier for a worker that has left, whatever the settings say."""
+        """Have no barrier wait for workers that have left, whatever the settings say."""
         self._lets_workers_leave = self._waits.workers_may_leave = True
 
     def worker_left(self) -> Replies:
-        """A worker has left in order; at a barrier, the others may have waited for it."""
+        """Note that a worker has left in order; others may have waited for it at a barrier."""
         if self._at_barrier:
             return self._after_barrier()
         self.check_nobody_is_missed()
@@ -200,7 +200,7 @@ class Agreement:
                 )
 
     def _after_barrier(self) -> Replies:
-        """Lets those go on that wait at the barrier, if they wait for nobody."""
+        """Let those go on that wait at the barrier, if all are there."""
         workers = self._members.workers
         awaited = [one for one in workers if not one.gone or self._needed_at_barrier(one)]
         if len(self._waits) < len(awaited):
@@ -232,8 +232,7 @@ class Agreement:
 
 
 def sums_on_hosts(settings: JobSettings, num_workers: int) -> bool:
-    """Whether workers of one host sum their gradients before they send them, by the job's rule: as
-    far as is known here, where nobody need know a rule of a user's own."""
+    """Whether workers of one host sum their gradients before they send them, by the job's rule."""
     try:
         rule = make_consistency(settings.consistency, num_workers)
     except ConfigError:

@@ -27,10 +27,7 @@ _ADDRESS = "inproc://zeromq.zap.01"
 
 
 class Door:
-    """Lets in those that have shown that they have the nodes' key.
-
-    Belongs to the scheduler's thread.
-    """
+    """Answers ZeroMQ's question who may connect: whoever has the nodes' key."""
 
     def __init__(self, context: zmq.Context, credentials: Credentials) -> None:
         """To be made before the scheduler's socket is bound, in the same context."""
@@ -58,8 +55,8 @@ EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | _REFUSED
 """The events that the monitor must report."""
 
 _MAX_STRANGERS = 128
-"""Connections that may be open without a process of the job on them, besides one for each process,
-as all may come at the same time. A process says hello at once."""
+"""Most connections without a process of the job on them, besides one for each process: all may come
+at the same time."""
 _IPV4 = "::ffff:"
 
 
@@ -90,7 +87,7 @@ class Connections:
         """ZeroMQ's number of a failure, or _HUNG_UP; the next event tells which peer."""
 
     def notice(self) -> List[bytes]:
-        """Takes the events that have come; returns the nodes whose connections have ended."""
+        """Take the events that have come; return the nodes whose connections have ended."""
         lost = []
         while self._monitor.poll(0):
             event, value = receive_event(self._monitor)
@@ -106,11 +103,8 @@ class Connections:
         return lost
 
     def is_of(self, descriptor: int, identity: bytes) -> bool:
-        """Takes note that a node speaks on a connection; False if that has ended since.
-
-        Call `notice` first: events of earlier connections with the same descriptor must not be
-        taken for the end of this one.
-        """
+        """Note that a node speaks on a connection; False if that has ended since. Call `notice`
+        first: events of earlier connections with this descriptor must not count for this one."""
         if descriptor not in self._strangers:
             return False
         del self._strangers[descriptor]
@@ -167,10 +161,10 @@ def _place_of(descriptor: int) -> Optional[_Origin]:
 
 
 def _end(descriptor: int, place: _Origin) -> None:
-    """Ends a connection of ZeroMQ's, which then closes it.
+    """Shut a connection of ZeroMQ's down, which then closes it.
 
-    Its thread may have closed it already and the number may be another connection's. So the
-    connection is held by a descriptor of our own first, and then compared.
+    ZeroMQ may have closed it, and the number may be another connection's: so a descriptor of our
+    own holds it while it is compared.
     """
     with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
         host, port = connection.getpeername()[:2]
@@ -188,7 +182,7 @@ class _NodeSession(Session):
 
 
 class Sessions:
-    """By the number that a node's process has chosen, which nobody else knows.
+    """Sessions with nodes, by the random number that each node's process has chosen.
 
     ZeroMQ has another name for each connection, and loses what is on its way when one ends. Times
     are of the monotonic clock.
@@ -214,10 +208,8 @@ class Sessions:
         del self._nodes[self._sessions.pop(node).connection]
 
     def resume(self, node: bytes, connection: bytes, received: int) -> bool:
-        """A node says hello, and has received so many messages before; False if it is not known.
-
-        It gets those that it has not. ProtocolError if it can't have received so many.
-        """
+        """Resume a session, and send again what the node lacks of `received` messages; False if the
+        node is not known. ProtocolError for a number that can't be."""
         known = self._sessions.get(node)
         if known is None:
             return False
@@ -231,7 +223,7 @@ class Sessions:
         return True
 
     def take(self, connection: bytes, numbers: Union[bytes, memoryview]) -> None:
-        """Takes note of a message of a node; ProtocolError if the numbers can't be right."""
+        """Count a node's message; ProtocolError if its numbers can't be right."""
         self._sessions[self._nodes[connection]].take(numbers)
 
     def send(self, node: bytes, message: FromScheduler) -> None:
@@ -249,7 +241,7 @@ class Sessions:
         self._send(connection, [encode(message)])
 
     def ended(self, connection: bytes, now: float, waits_s: float) -> None:
-        """A node's connection has ended; the node is waited for."""
+        """Note that a node's connection has ended, and wait `waits_s` for another one."""
         session = self._sessions[self._nodes.pop(connection)]
         session.ended_at, session.gives_up_at = now, now + waits_s
 
@@ -264,8 +256,7 @@ class Sessions:
         return min(times, default=None)
 
     def lost(self, now: float) -> List[Tuple[bytes, float]]:
-        """The nodes that have not come back in time, and when their connections have ended; each
-        once."""
+        """Pop the nodes that have not come back in time, with the ends of their connections."""
         late = [
             (node, session)
             for node, session in self._sessions.items()

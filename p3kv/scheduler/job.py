@@ -56,7 +56,7 @@ class KeptReports:
         self._slowest: Optional[Lag] = None
 
     def heard(self, node: Node, message: Alive) -> Alive:
-        """Takes a node's sign of life; returns the answer to it."""
+        """Take a node's sign of life; return the answer."""
         if message.numbers is not None:
             self._numbers[node.identity] = message.numbers
             if node.hello.role == "server" and node.rank == 0:  # often enough for all
@@ -86,10 +86,10 @@ _WORTH_A_LINE = 1.1
 
 
 def too_few_servers(hosts: Topology) -> Optional[str]:
-    """Warning to users whose workers' links idle while servers' links are full; else None.
+    """Warn where workers' links idle while servers' links are full; else None.
 
-    All links count as equal, because measured rates can't tell here: where a server's link is full,
-    a worker's rate is its part of that link, however fast its own is.
+    All links count as equal: where a server's link is full, a worker's rate is its part of that
+    link, however fast its own is.
     """
     enough = hosts.with_servers_beside_workers()
     if hosts.busy <= _WORTH_A_LINE * enough.busy:
@@ -189,22 +189,20 @@ class Job:
         return self.fail(self._out_of_protocol(node, f"{error} ({node.name()})"))
 
     def lost(self, node: Node, silent_s: float) -> None:
-        """Takes note that a node's connection ended without a Bye, and when it was last heard of.
-
-        `judge` decides what that means, because its last messages may still be under way.
-        """
+        """Note that a node's connection ended without a Bye, `silent_s` after it was last heard of;
+        its last messages may still be under way, so `judge` decides later."""
         if self.failure is not None:
             self._members.left(node)
         else:
             self._losses.lost(node, silent_s)
 
     def stops(self) -> Replies:
-        """Takes note that all scripts get a signal to end: from now on workers may leave."""
+        """Note that all scripts get a signal to end: from now on workers may leave."""
         self._agreement.let_workers_leave()
         return self._members.tell_servers(WorkersMayLeave())
 
     def process_ended(self, end: PartEnded) -> None:
-        """Takes note that the launcher has seen a process end; `judge` decides what that means."""
+        """Note that the launcher has seen a process end; `judge` decides later."""
         if self.failure is None:
             self._losses.process_ended(end)
 
@@ -213,8 +211,8 @@ class Job:
         return [(node.identity, message) for node in self._members.present if node is not about]
 
     def look(self, now: float, first_s: float) -> Replies:
-        """Asks and tells workers of calls in which some have waited for `first_s`, and ends a job
-        whose workers would wait for ever; to be called about each second."""
+        """Look about each second for workers that wait for each other; end a job that would for
+        ever."""
         if self.failure is not None:
             return []
         try:
@@ -223,7 +221,7 @@ class Job:
             return self.fail(end.failure)
 
     def judge(self) -> Replies:
-        """Decides whether the job ends, and why, once all witnesses have had time to speak."""
+        """End the job if a loss is a reason, once all witnesses have had time to report."""
         cause = None if self.failure is not None else self._losses.verdict()
         return [] if cause is None else self.fail(cause)
 

@@ -37,10 +37,10 @@ _FIRST = 0
 
 
 class Names:
-    """Compares what workers call their parameters, whichever worker declares a key first.
+    """Compares workers' names of parameters, whichever worker declares a key first.
 
-    A key has a value only when worker rank 0 has declared it, so nothing is updated whose names
-    were not compared. Scripts that declare keys by themselves may have no names.
+    A key has no value before worker rank 0 has declared it, so nothing is updated whose names were
+    not compared. Scripts that declare keys by themselves may have no names.
     """
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ class Names:
         self._told = False
 
     def contradiction(self, rank: int, message: DeclareKey) -> Optional[str]:
-        """Takes a worker's name of a key; returns which names of two workers do not fit."""
+        """Compare a worker's name of a key; return which names of two workers do not fit."""
         if message.name is None:
             return None
         key = (message.store, message.key)
@@ -138,7 +138,7 @@ class Keys:
         """Elements of all keys that travel in slices, and not by touched rows."""
 
     def choose_placement(self, node: Node, chosen: str) -> None:
-        """A worker chooses the placement; raises JobFails for one that is not registered here."""
+        """Choose the placement; JobFails for one that is not registered here."""
         if chosen == self._placed_by:
             return
         try:
@@ -150,7 +150,7 @@ class Keys:
     def declare(
         self, node: Node, message: DeclareKey, slice_size: int, topology: Topology
     ) -> Replies:
-        """A worker declares a key; raises JobFails where it contradicts another worker's."""
+        """Declare a worker's key; JobFails where it contradicts another worker's."""
         record = self._keys.get((message.store, message.key))
         if record is None:
             record = _Record(self._place(node, message, slice_size, topology))
@@ -204,8 +204,7 @@ class Keys:
         return [(node.identity, record.key)]
 
     def made(self, node: Node, message: StoreMade) -> Replies:
-        """A worker gives a store an optimizer; raises JobFails where another worker has given it
-        one that is not like it."""
+        """Note a store's optimizer on a worker; JobFails if another worker's is not like it."""
         made = next((one for one in self._made[message.store] if node.rank not in one.ranks), None)
         if made is None:
             self._made[message.store].append(_Made(message, [node.rank]))
@@ -238,8 +237,8 @@ class Keys:
         return []
 
     def forget(self, node: Node, store: int, staying: Collection[int]) -> Replies:
-        """A worker needs a store's keys no more: servers have room again when no worker of those
-        that stay does."""
+        """Forget a store's keys on a worker; servers have room again once no staying worker has
+        them."""
         self._forgotten[store].add(node.rank)
         if not self._forgotten[store].issuperset(staying):
             return []
@@ -254,8 +253,7 @@ class Keys:
         return []
 
     def _differences(self, message: StoreMade, one: int, other: int) -> List[str]:
-        """The first parameter of a store in which two workers differ, in words; none where they may
-        differ, or do not."""
+        """Name the first parameter of a store in which two workers differ; empty if they may."""
         records = self._keys.items() if message.same_names else ()
         for (store, key), record in records:
             if store != message.store:

@@ -62,8 +62,8 @@ class Node:
 
 
 class Membership:
-    """The nodes of one job. A node has the rank that its launcher states; the free ones go to the
-    others, by their launchers' numbers, then by arrival."""
+    """The nodes of one job. A node gets the rank that its launcher states; the free ranks go to the
+    others by their launchers' numbers, then by arrival."""
 
     def __init__(self, job: str, num_workers: int, num_servers: int, variables: Variables) -> None:
         self._job = job
@@ -83,7 +83,7 @@ class Membership:
         return reason
 
     def assemble(self) -> Replies:
-        """Gives ranks and tells all nodes, if all have arrived."""
+        """Give ranks and tell all nodes, if all have arrived."""
         if any(len(self.role(role)) < wanted for role, wanted in self._wanted.items()):
             return []
         self._assembled = True
@@ -160,8 +160,8 @@ class Membership:
         return sorted(nodes, key=lambda node: node.rank)
 
     def hosts(self, neighbours_as_one: bool) -> Topology:
-        """Hosts of servers and workers, once all have arrived. With `neighbours_as_one`,
-        workers that send one sum of their gradients are there as one."""
+        """Hosts of servers and workers; with `neighbours_as_one`, workers that send one sum are
+        one."""
         workers = self.workers
         if neighbours_as_one:
             workers = [one for one in workers if self.neighbours(one)[:1] in ((), (one.rank,))]
@@ -193,8 +193,7 @@ class Membership:
         return [f"{role} {rank}" for role in self._wanted for rank in self._missing(role)]
 
     def who_came(self) -> str:
-        """Names the processes that are missing, and those that have come with their hosts, for
-        people who start them."""
+        """Say who is missing and which hosts the others are on, for people who start them."""
         came, missing = [], []
         by_host: Dict[str, List[str]] = {}
         for role, wanted in self._wanted.items():

@@ -55,14 +55,13 @@ class Silences:
         self._own_pauses = OwnPauses(LOOK_EVERY_S)
 
     def heard(self, node: Node, now: float) -> Optional[PeerSilent]:
-        """Takes note of a message of a node; returns what to tell if the node was said to be
-        silent."""
+        """Note a message; return what to tell the others of a node that was said to be silent."""
         _, its = self._nodes.setdefault(node.identity, (node, Silence(now, self._warn_after_s)))
         silent_s = its.heard(now)
         return None if silent_s is None else self._words(node, silent_s, answers=True)
 
     def look(self, now: float) -> Iterator[Tuple[Node, PeerSilent]]:
-        """The nodes of whom the others are to be told now."""
+        """Nodes that are silent for so long that the others are told now."""
         pause_s = self._own_pauses.look(now)
         for node, its in self._nodes.values():
             its.leave_out(pause_s, now)
@@ -96,10 +95,7 @@ _FAREWELL_S = 3.0
 
 
 def run_scheduler(launch: Launch, settings: Settings) -> None:
-    """Serves one job to its end; raises the job's failure.
-
-    Raises ConfigError when the port is taken.
-    """
+    """Serve one job to its end; raise its failure, and ConfigError when the port is taken."""
     link = None if launch.launcher_fd is None else _launchers_end(launch.launcher_fd)
     credentials = Credentials(launch.common_secret)
     context = zmq.Context()
@@ -316,8 +312,8 @@ class _Scheduler:
         self._arrived(connection, descriptor)
 
     def _note_refusal(self, hello: Hello, replies: Replies) -> None:
-        """Says here, too, why a process that knows the job's secret is not let in: the others wait
-        for one in its place."""
+        """Log why a process that knows the job's secret is refused: the others wait for one like
+        it."""
         for _, message in replies:
             if isinstance(message, Refused):
                 who = f"the {hello.role} on {hello.host}, process {hello.pid}"
@@ -338,14 +334,14 @@ class _Scheduler:
         self._refusals.note(f"a process that knows the job's secret did not say hello: {error}")
 
     def _arrived(self, connection: bytes, descriptor: int) -> None:
-        """Takes note of a node's connection."""
+        """Note a node's connection."""
         self._notice_connections()
         if not self._connections.is_of(descriptor, connection):
             self._disconnected(connection)
 
     def _disconnected(self, connection: bytes) -> None:
-        """A connection has ended. Its node may come back: only then, or soon, is it known whether
-        its process has ended, unless the launcher says so."""
+        """Note that a connection has ended. Its process may still live and come back, unless the
+        launcher says that it has ended."""
         identity, now = self._sessions.node(connection), time.monotonic()
         if identity is not None:
             waits_s = (
@@ -366,7 +362,7 @@ class _Scheduler:
             self._send(self._job.tell_others(node, told))
 
     def _hear_ends(self) -> bool:
-        """Takes what the launcher reports of its processes; False if it reports no more."""
+        """Take the launcher's reports of its processes; False if it reports no more."""
         assert self._link is not None
         told = self._link.receive()
         for event in told:

@@ -36,7 +36,7 @@ class _Call:
 
 
 class _Seen(NamedTuple):
-    """What all workers do, at one time."""
+    """State of all workers at one time."""
 
     states: Dict[bytes, Tuple[str, int]]
     """By worker: the kind of what keeps it, and the number of the call or the wait."""
@@ -44,10 +44,10 @@ class _Seen(NamedTuple):
 
 
 class Waits:
-    """Calls that all workers must make and in which some wait, and waits for values.
+    """Who waits for whom: in calls that all workers must make, and for values.
 
-    When a call has waited for some time, all workers are told who has not made it, and what those
-    do. When each worker waits for what another would have to do first, the job ends.
+    After some time in a call all workers are told who has not made it. Where each waits for what
+    another would have to do first, the job ends.
     """
 
     def __init__(self, members: Membership) -> None:
@@ -59,7 +59,7 @@ class Waits:
         self._answers: Dict[bytes, Whereabouts] = {}
         """Of the last question; or told unasked since."""
         self._asked: Dict[bytes, List[Round]] = {}
-        """By worker, the rounds that it awaits of which all were asked."""
+        """By worker, the rounds that it waits for, as all workers were asked about them."""
         self._asked_at: Optional[float] = None
         self._ask_at = 0.0
         self._before: Optional[_Seen] = None
@@ -76,7 +76,7 @@ class Waits:
         self._told_s = 0.0
 
     def purpose(self, node: Node) -> Optional[str]:
-        """What a worker waits to do, if it waits in a call."""
+        """Purpose of the call in which a worker waits, if any."""
         call = self._calls.get(node.identity)
         return None if call is None else call.purpose
 
@@ -88,8 +88,8 @@ class Waits:
         self._answers[node.identity] = whereabouts
 
     def look(self, now: float, first_s: float) -> Replies:
-        """Asks workers or tells them; to be called about each second. Raises JobFails where they
-        would wait for ever. `first_s`: how long one waits before others are told."""
+        """Ask or tell workers, about each second; JobFails where they would wait for ever.
+        `first_s`: how long one waits before others are told."""
         for call in self._calls.values():
             call.since_s = now if call.since_s is None else call.since_s
         if self._asked_at is not None:
@@ -160,8 +160,8 @@ class Waits:
         return _Seen(states, dict(self._asked))
 
     def _never_ends(self, before: _Seen) -> bool:
-        """Whether no worker can go on. Each has been where it is at one time, at least, between the
-        questions; all that can come to it would have to be pushed by a worker that is held, too."""
+        """Whether no worker can go on: all were held at one time between two questions, and what
+        each waits for would have to be pushed by another that is held."""
         now = self._before
         assert now is not None
         if before.states != now.states or all(kind == "end" for kind, _ in now.states.values()):
@@ -212,7 +212,7 @@ class Waits:
         )
 
     def does(self, one: Node) -> str:
-        """What a worker does, after its name, as far as it is known."""
+        """Say what a worker does, as far as it is known."""
         call, answer = self._calls.get(one.identity), self._answers.get(one.identity)
         if call is not None:
             return f"waits {call.purpose or 'at a barrier'}" + _at(call.place)
