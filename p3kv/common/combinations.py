@@ -292,7 +292,7 @@ TABLE = (
 
 
 def among(features: Collection[Feature]) -> List[Combination]:
-    """The combinations that can't be, of which both features are among these."""
+    """Combinations in the table of which both features are among these."""
     there = {*features}
     if F.REMEMBERING in there and there & {F.LEAVERS, F.CHECKPOINTS}:
         there.add(F.KEPT_BY_EACH)
@@ -300,10 +300,8 @@ def among(features: Collection[Feature]) -> List[Combination]:
 
 
 def check(features: Collection[Feature], what: str) -> None:
-    """Raises the error of the first combination among these features that is refused.
-
-    `what` says what the script has done, or with which key: "key 'w' has a sparse gradient".
-    """
+    """Raise the error of the first refused combination. `what` says what the script has done, or
+    with which key: "key 'w' has a sparse gradient"."""
     for entry in among(features):
         if entry.error is not None:
             raise entry.error(f"{what}: {entry.sentences}")

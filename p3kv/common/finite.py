@@ -31,10 +31,10 @@ class NotFinite(Exception):
 
 
 def check_sum(array: np.ndarray, called: str, round: int, rank: Optional[int] = None) -> None:
-    """Raises NotFinite if a gradient or a sum of gradients is not finite.
+    """Raise NotFinite for a sum with nan or infinity.
 
-    `rank` is that of the worker whose gradient it is, or was added last; the sum was finite before.
-    None: all gradients are finite, and their sum is too large for its dtype.
+    `rank` is the worker whose gradient was added last, to a finite sum. None: all gradients are
+    finite, and their sum is too large for its dtype.
     """
     if not np.isfinite(array).all():
         raise NotFinite("nan" if np.isnan(array).any() else "infinity", called, round, rank)

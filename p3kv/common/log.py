@@ -9,10 +9,9 @@ REPORTS = "p3kv.report"
 
 
 class LogFormatter(logging.Formatter):
-    """Marks each line with the process; what was asked for also with its rank and the time.
+    """Marks each line with the process, and what was asked for also with rank and time.
 
-    Warnings and errors come without: they name the processes that they are about, which may be
-    this one.
+    Warnings come without these: they name the processes that they are about.
     """
 
     def __init__(self, role: str) -> None:
@@ -31,7 +30,7 @@ class LogFormatter(logging.Formatter):
 
 
 def name_rank(rank: int) -> None:
-    """Has this process's lines name its rank from now on."""
+    """Name this process's rank in its lines from now on."""
     for handler in logging.getLogger("p3kv").handlers:
         if isinstance(handler.formatter, LogFormatter):
             handler.formatter.rank = f" {rank}"

@@ -19,7 +19,7 @@ def is_command() -> bool:
 
 
 def end_silently() -> None:
-    """Has SIGINT end a command as it ends processes that know nothing of it."""
+    """Let SIGINT end a command as the system does: without a word."""
     if is_command() and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 

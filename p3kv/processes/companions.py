@@ -29,18 +29,15 @@ from p3kv.wire.address import listening_address
 
 _BACKLOG = 1024
 _OTHER_FIRST_S = 1.0
-"""mpirun and srun end with the exit code of the rank that ends first: it is to be the one whose
-failure it is, and then they end the others."""
+"""mpirun and srun end all others with the exit code of the rank that ends first: let it be the one
+that failed."""
 _SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
 _FOR_THE_SCRIPT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """torchrun and srun send them to all processes of a rank."""
 
 
 def start(launch: Launch) -> List[subprocess.Popen]:
-    """Starts the processes that `launch` wants beside this one, and returns them.
-
-    Raises ConfigError if this host can't have the scheduler.
-    """
+    """Start the processes that `launch` wants here; ConfigError if the scheduler can't listen."""
     if not launch.beside or threading.current_thread() is threading.main_thread():
         return _started(launch)
     # The kernel takes the end of the thread that starts them for that of their parent.
@@ -92,10 +89,9 @@ def _started(launch: Launch) -> List[subprocess.Popen]:
 
 
 def wait(processes: List[subprocess.Popen], not_let_in: bool, fails_for_another: bool) -> None:
-    """Waits, at the end of the worker's process, until what was started beside it has ended.
+    """Wait at the worker's end for what was started beside it.
 
-    `not_let_in`: the worker has never belonged to the job. `fails_for_another`: the job has failed
-    because of another rank.
+    `not_let_in`: the worker never belonged to the job. `fails_for_another`: another rank failed.
     """
     with suppress(KeyboardInterrupt):
         for process in processes:

@@ -41,10 +41,10 @@ _MOST_NAMED = 8
 
 
 def meet() -> None:
-    """Has this rank find its job as the others do, if its launcher serves a store for it.
+    """Agree with the other ranks on the job's address and secret, if the launcher serves a store.
 
-    Raises RendezvousError if another rank does not come, or the store does not answer, and
-    ConfigError where ranks differ in whether they have a secret.
+    Raises RendezvousError if a rank or the store does not answer, and ConfigError where only some
+    ranks have a secret.
     """
     where = config.launcher_store()
     if where is None:
@@ -100,11 +100,8 @@ def _connected(where: LauncherStore) -> Optional[KeyStore]:
 
 
 def lead(store: KeyStore, where: LauncherStore) -> Dict[str, str]:
-    """Rank 0: begins a start, waits for all others, and decides where the job is.
-
-    Where some ranks have a secret and some have none, "wrong" says so. Raises RendezvousError if
-    another rank does not come.
-    """
+    """Rank 0: begin a start, wait for all others, decide where the job is; "wrong" says that only
+    some ranks have a secret. RendezvousError if a rank does not come."""
     token = secrets.token_hex(_NONCE_BYTES)
     if store.check([_TOKEN]):
         last = store.get(_TOKEN).decode()
@@ -188,7 +185,7 @@ def _free_port(host: str) -> str:
 
 
 def _differing(have_secret: Dict[int, bool]) -> str:
-    """What is wrong where some ranks have a secret and some have none; empty if all are alike."""
+    """Say that only some ranks have a secret; empty if all are alike."""
     has, has_none = ([one for one, it in have_secret.items() if it is has] for has in (True, False))
     if not has or not has_none:
         return ""

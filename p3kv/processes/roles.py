@@ -59,11 +59,8 @@ def take_over() -> None:
 
 
 def _take_place_late() -> None:
-    """Gives this process, which is to train, the role that its environment has got since the
-    import; none where it has no launcher.
-
-    Raises ConfigError for a child that must not train, and where it can't take its place.
-    """
+    """Take the role that the environment has got since the import; none without a launcher.
+    ConfigError for a child that must not train."""
     launch = _launch()
     above = config.worker_above(launch)
     use = words.current().create_store
@@ -101,8 +98,8 @@ def _take(launch: Launch) -> None:
 
 
 def _end(code: int) -> None:
-    """Ends a process that runs no script, and does not take its framework apart first: that would
-    take the processor half a second, and the launcher waits for it."""
+    """End a process that runs no script at once: taking its framework apart would take half a
+    second, and the launcher waits for it."""
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):  # nobody reads it, or a plugin has closed it

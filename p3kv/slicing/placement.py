@@ -58,8 +58,8 @@ class Topology:
 
     @property
     def busy(self) -> float:
-        """How long the busiest link is busy in an iteration with these shares, for a model of one
-        byte; in the rates' unit of time."""
+        """Time for which the busiest link is busy in an iteration, for a model of one byte, in the
+        rates' unit of time."""
         workers_on, count = Counter(self.workers), len(self.workers)
         fastest = max(self.rates.values(), default=1.0)
         return max(
@@ -244,10 +244,8 @@ PLACEMENTS: Registry[Placement] = Registry(
 
 
 def checked(runs: Sequence[Run], layout: Layout, servers: int, whole: bool = False) -> List[Run]:
-    """A tensor's runs, as a placement has returned them; ValueError where they can't be right.
-
-    `whole`: they must all be on one server.
-    """
+    """Check a placement's runs; ValueError where they can't be right. `whole`: all on one
+    server."""
     found: List[Tuple[int, int]] = [(int(server), int(length)) for server, length in runs]
     ranks = {server for server, _ in found}
     if len(ranks) < len(found) or not ranks <= set(range(servers)):

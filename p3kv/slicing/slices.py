@@ -183,8 +183,7 @@ LAYOUTS: Registry[Layout] = Registry(
 
 
 def make_layout(name: str, shape: Sequence[int]) -> Layout:
-    """The layout with this name of a tensor; ConfigError if there is none, or if it can't be right
-    for this shape."""
+    """Make a tensor's layout by name; ConfigError if there is none, or if it can't be right."""
     member = LAYOUTS.find(name)
     try:
         layout = member(shape)

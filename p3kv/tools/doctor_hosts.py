@@ -65,7 +65,7 @@ def examine_hosts(hosts: Sequence[Host]) -> Iterator[Section]:
 
 
 def _begun(agents: Sequence[Agent], look: Look) -> List[Tuple[Agent, Optional[str]]]:
-    """Has all helpers begin to look, so that they do at the same time; with why ssh starts none."""
+    """Have all helpers look at the same time; with each the reason if ssh did not start it."""
     begun: List[Tuple[Agent, Optional[str]]] = []
     for agent in agents:
         try:

@@ -23,8 +23,8 @@ class Store(NamedTuple):
 
 
 def stores(own: str) -> Sequence[Store]:
-    """What is compared, in the order of the table: what the framework has itself, one of
-    `FRAMEWORKS_OWN`, p3kv, and the bound. That is no store: none can be faster."""
+    """The compared stores in the table's order: the framework's own, one of `FRAMEWORKS_OWN`, p3kv,
+    and the bound, which no store exceeds."""
     return (
         Store("DDP at best" if own == DDP else own, lambda found: found.own_s(own)),
         Store("p3kv, FIFO", lambda found: found.fifo_s),
@@ -41,7 +41,7 @@ class Prediction(NamedTuple):
     batch_size: int
     forecast: Forecast
     own: str
-    """What the framework has itself."""
+    """The framework's own store."""
 
     def samples_s(self, store: Store) -> float:
         """Samples of all hosts in a second."""

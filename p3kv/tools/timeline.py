@@ -139,10 +139,9 @@ def read_job(folder: Path) -> Timeline:
 
 
 def pairs(timeline: Timeline) -> Iterator[Pair]:
-    """All slices of which both ends are traced.
+    """Slices that have left one traced process and arrived at another.
 
-    Slices of the same key, number and round between two processes arrive in the order in which they
-    left.
+    Those of one key, number and round between two processes arrive in the order in which they left.
     """
     by_rank = {(one.role, one.rank): one for one in timeline.processes}
     for role, other in (("worker", "server"), ("server", "worker")):

@@ -69,10 +69,8 @@ class Found(NamedTuple):
 
 
 def find(pid: Optional[int]) -> Found:
-    """The job of a process, or the only one that has processes here, by a worker if there is one.
-
-    Raises ConfigError where there is none, or more than one.
-    """
+    """Find the job of a process, or the only one here, by a worker if there is one; ConfigError
+    where there is none, or more than one."""
     if pid is not None:
         found = _job_of(pid)
         owners = _owners_of(pid) - {os.geteuid()}

@@ -241,14 +241,14 @@ class Comparison(NamedTuple):
         return workload(layers, self.computing_s)
 
     def codec_s(self, title: str) -> float:
-        """How much longer than with exact p3kv a processor is busy in each step with a codec: that
-        of the worker or of the server, whichever is more."""
+        """Processor seconds that a codec adds to a step, on the worker or on the server, the
+        larger."""
         codec, exact = self.measured[title], self.measured[P3KV]
         return max(0.0, codec.worker_s - exact.worker_s, codec.server_s - exact.server_s)
 
     def pays_below_bit_s(self, title: str) -> float:
-        """The rate of links below which exact arrays take longer to send than a step computes, and
-        than a codec's work: above, it gains nothing."""
+        """Rate of links above which a codec gains nothing: computing, or the codec, takes longer
+        than sending exact arrays."""
         longest_s = max(self.computing_s, self.codec_s(title))
         size_bytes = sum(self.workload.layer_bytes)
         return wire_time_s(size_bytes, self.workers, 1.0) / longest_s
@@ -346,10 +346,8 @@ class Trials:
         front_end: str = "",
         codecs: Tuple[str, str] = ("", ""),
     ) -> List[Report]:
-        """Runs a trial, whose name for people is `title`; returns what its workers have told.
-
-        Raises TrialFailed, and KeyboardInterrupt when the user has stopped it.
-        """
+        """Run a trial called `title`; return its workers' reports. TrialFailed; KeyboardInterrupt
+        when the user has stopped it."""
         trial = self.steps.trial(store, front_end, codecs)
         reports = _reports(job, trial, title, self._show)
         made = min(len(report.times_s) for report in reports)
@@ -373,12 +371,10 @@ def compare(
     say: Say,
     show: Optional[BinaryIO],
 ) -> Comparison:
-    """Runs all stores in turn, `rounds` times, and p3kv with each codec, in both directions where
-    it is for values, too.
+    """Run all stores in turn, `rounds` times, and p3kv with each codec, for values where it serves.
 
-    Raises ConfigError for a codec that there is not. `say` gets a line for each trial; `show` gets
-    what the processes print. Raises TrialFailed, and KeyboardInterrupt when the user has stopped
-    it.
+    `say` gets a line for each trial, `show` what processes print. Raises ConfigError for an unknown
+    codec, TrialFailed, and KeyboardInterrupt when the user has stopped it.
     """
     trials = Trials(steps, say, show)
     with_codecs = {f"{P3KV}, {codec}": _directions(codec) for codec in codecs}
@@ -426,12 +422,8 @@ def _directions(codec: str) -> Tuple[str, str]:
 def computation(
     command: Sequence[str], steps: int, show: Optional[BinaryIO]
 ) -> Tuple[Workload, str]:
-    """The layers of a script and how long each computes, by one worker that sends nothing; and what
-    its framework has itself.
-
-    Raises TrialFailed, ConfigError for a script whose steps do not send every element, and
-    KeyboardInterrupt when the user has stopped it.
-    """
+    """Layers of a script and their times, by one worker that sends nothing; and its framework's own
+    store. TrialFailed; ConfigError for steps that do not send every element; KeyboardInterrupt."""
     trials = Trials(steps, lambda line: None, show)
     [report] = trials.run(TrialJob(command, 1, 1), COMPUTING, ALONE)
     if not report.sends_all:

@@ -17,11 +17,11 @@ class Equation(NamedTuple):
     """Time of a step with P servers on each host: `fixed_s` + `shared_s` / P + `each_s` * P."""
 
     fixed_s: float
-    """What the number of servers does not change."""
+    """Time that does not depend on the number of servers."""
     shared_s: float
     """Work that servers share."""
     each_s: float
-    """What each further server costs."""
+    """Cost of each further server."""
 
     def step_s(self, servers: float) -> float:
         """The time of a step."""
@@ -33,11 +33,10 @@ class Equation(NamedTuple):
 
 
 def fit(steps_s: Mapping[int, float]) -> Equation:
-    """The equation without negative parts that is nearest to times of steps by number of servers,
-    by least squares.
+    """Fit the equation without negative parts to times of steps by number of servers (least
+    squares).
 
-    The best one without bounds for some of the parts, and 0 for the others: there are seven such
-    sets, and one of them is the answer.
+    It is the best of the seven fits in which some parts are 0 and the others have no bounds.
     """
     servers = np.array(list(steps_s), dtype=float)
     times_s = np.array(list(steps_s.values()))
@@ -68,8 +67,7 @@ _DRAWS = 1000
 
 
 class Tuning(NamedTuple):
-    """What was measured, by number of servers on each host, and by slice size with the number that
-    was chosen."""
+    """Times of steps by number of servers, and by slice size with the chosen number."""
 
     hosts: int
     workers: int
@@ -102,8 +100,8 @@ class Tuning(NamedTuple):
 
     @property
     def confidence(self) -> float:
-        """How often the chosen number of servers is as good as any, if rounds, and steps in each,
-        are drawn again from those that were measured (bootstrap)."""
+        """How often the chosen number of servers is as good as any in draws from what was measured
+        (bootstrap)."""
         draws = np.random.RandomState(0)
         drawn_s = {
             count: _drawn_s(
@@ -134,12 +132,9 @@ def tune(
     say: Callable[[str], None],
     show: Optional[BinaryIO],
 ) -> Tuning:
-    """Runs the job with 1, 2, 4 ... servers on each host, `most` at most, until steps become
-    longer, and with the number by the equation; then with each slice size.
-
-    All are measured in `rounds`, each second one backwards. `say`, `show` and what is raised are
-    those of `p3kv.tools.trials.compare`.
-    """
+    """Run the job with 1, 2, 4 ... servers on each host until steps become longer, with the number
+    by the equation, then with each slice size; in `rounds`, each second one backwards. `say`,
+    `show` and errors are those of `p3kv.tools.trials.compare`."""
     trials = Trials(steps, say, show)
     hosts = len(job.hosts) or 1
     by_servers: Dict[int, Measured] = {}

@@ -258,7 +258,7 @@ class TlsLink(Link):
         return len(kept)
 
     def _flush(self) -> bool:
-        """Gives the link what OpenSSL has made; returns whether it has taken all."""
+        """Send OpenSSL's records over the link; return whether it has taken all."""
         while self._unsent or self._outgoing.pending:
             if not self._unsent:
                 self._unsent = memoryview(self._outgoing.read())

@@ -23,14 +23,13 @@ _MOST_LINE_BYTES = 1 << 20
 
 
 class Agent:
-    """One helper; questions and answers are lines. One thread uses it.
+    """One helper, which one thread asks; questions and answers are lines.
 
     The module finds its end of the link in P3KV_LAUNCHER_FD, and ends when the link does.
     """
 
     def __init__(self, host: Host, module: str) -> None:
-        """Starts ssh, with the environment that a job's processes get on `host`; ConfigError if
-        that fails."""
+        """Start ssh, with a job's environment on `host`; ConfigError if that fails."""
         own = {**os.environ, **told_of(os.environ)}
         part = JobPart("helper", (sys.executable, "-m", module), forwarded(own))
         there = on_host(

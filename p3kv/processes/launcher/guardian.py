@@ -28,17 +28,13 @@ from typing import Any, Iterable, Iterator
 _POLL_S = 0.05
 _LAST_WORDS_S = 1.0
 GREETING = b"p3kv guardian\n"
-"""The first that a guardian on another host writes to its standard output. What comes before it is
-the remote shell's."""
+"""First bytes of a guardian on another host; what comes before is the remote shell's."""
 _NOT_FOUND, _NOT_EXECUTABLE = 127, 126
 
 
 def group_is_alive(group: int) -> bool:
-    """Says whether a process of process group `group` still runs.
-
-    Zombies do not count: where process 1 reaps nobody, as in many containers, an orphan's zombie
-    stays for good, and `os.killpg(group, 0)` would find it.
-    """
+    """Whether a process of a group still runs, zombies left out: where process 1 reaps nobody, as
+    in containers, an orphan's zombie stays, and `os.killpg(group, 0)` would find it."""
     try:
         os.killpg(group, 0)
     except ProcessLookupError:
@@ -63,11 +59,11 @@ def signal_group(group: int, signum: int) -> None:
 
 
 def signal_scripts(group: int, signum: int) -> None:
-    """Sends a signal to those of process group `group` that are to handle it.
+    """Send a signal to the processes of a group that have a handler and are not below another one
+    that has; to all where none has.
 
-    A terminal's Ctrl-C goes to all. Of another signal, a shell around a script, or a data loader's
-    helper, would die and the script with it. So only those get it that have a handler and are not
-    below another one that has: all, where none has one.
+    A shell around a script, or a data loader's helper, would die and the script with it. Ctrl-C
+    goes to all, as a terminal's does.
     """
     catching = {} if signum == signal.SIGINT else dict(_members(group, signum))
     above = {pid: parent for pid, (parent, _) in catching.items()}

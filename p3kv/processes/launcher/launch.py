@@ -36,10 +36,9 @@ class Run(NamedTuple):
 def run_with_restarts(
     run: Callable[[bool], Run], restarts: int, resume: bool, err: BinaryIO | None = None
 ) -> int:
-    """Runs a job, and again when it fails, at most `restarts` times; returns the last exit code.
+    """Run a job, and again from its newest checkpoint when it fails; return the last exit code.
 
-    `run(resume)` runs it once; every run but the first goes on from the newest checkpoint. Restarts
-    count whatever the job has achieved: one that fails at the same place again and again ends.
+    `run(resume)` runs it once. At most `restarts` times, whatever the job has achieved.
     """
     done = run(resume)
     for number in range(1, restarts + 1):
@@ -117,7 +116,7 @@ def launch_on(
 
 
 class _Job(NamedTuple):
-    """What `launch` was asked for."""
+    """A job as `launch` was asked for it."""
 
     command: Sequence[str]
     num_workers: int

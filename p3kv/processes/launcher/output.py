@@ -196,10 +196,9 @@ class _Source(NamedTuple):
 
 
 class Forwarder:
-    """The thread that reads the processes' pipes and shows what comes on the screen.
+    """The thread that reads processes' pipes and shows what comes.
 
-    When the screen's reader is gone, `on_broken` is called once, in that thread; the pipes are
-    still read, so that nobody blocks on them.
+    Calls `on_broken` once when the screen's reader is gone, and still reads: nobody blocks.
     """
 
     def __init__(self, screen: Screen, on_broken: Callable[[], None]) -> None:

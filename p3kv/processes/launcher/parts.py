@@ -40,11 +40,8 @@ def job_parts(
     env: Mapping[str, str],
     host: str = HOST,
 ) -> list[JobPart]:
-    """Returns a scheduler, `num_servers` servers and `num_workers` workers that run `command`.
-
-    The scheduler listens on `port` of `host`. `env` reaches every part, without what a
-    launcher says of this process, and with the variables that describe the job on top of it.
-    """
+    """A scheduler at `port` of `host`, servers, and workers that run `command`. `env` reaches all,
+    without what a launcher says of this process."""
     shared = {key: value for key, value in without_ranks(env).items() if key not in _SET_PER_PART}
     shared.update(
         DMLC_PS_ROOT_URI=host,
@@ -102,9 +99,8 @@ def _free_port() -> int:
 
 
 def with_ranks(parts: Sequence[JobPart], hosts: Sequence[str], master_port: int) -> list[JobPart]:
-    """The parts, whose workers get torchrun's variables, too: their ranks in the job and among
-    their host's, and where rank 0 may listen for a process group of the script's own. `hosts` says
-    where each part runs."""
+    """Add torchrun's variables for workers: ranks in the job and on the host, and where rank 0 may
+    listen for a process group of the script's own. `hosts` has each part's host."""
     of_workers = [host for part, host in zip(parts, hosts) if not part.serves_workers]
     counts = dict.fromkeys(of_workers, 0)
     told = []
@@ -127,12 +123,8 @@ def with_ranks(parts: Sequence[JobPart], hosts: Sequence[str], master_port: int)
 def with_descriptors(
     parts: Sequence[JobPart], *, scheduler_fd: int, launcher_fd: int
 ) -> list[JobPart]:
-    """A job's parts, whose scheduler inherits two sockets.
-
-    `scheduler_fd` listens on the job's port already, so nobody can take the port in between.
-    `launcher_fd` is the scheduler's end of the socket on which it and the launcher tell each other
-    who failed and who ended.
-    """
+    """Let the scheduler inherit its listening socket, so that nobody takes the port in between, and
+    its end of the link to the launcher."""
     scheduler, *others = parts
     descriptors = {
         "P3KV_SCHEDULER_FD": str(scheduler_fd), "P3KV_LAUNCHER_FD": str(launcher_fd)
@@ -158,11 +150,8 @@ class Host(NamedTuple):
 
 
 def parse_hosts(text: str) -> list[Host]:
-    """Reads "host1,host2:2,[fd00::3]:2": hosts, with how many workers each has after a colon
-    (default 1).
-
-    Raises ConfigError for anything else, and for a host that comes twice.
-    """
+    """Read "host1,host2:2,[fd00::3]:2": hosts, each with its number of workers (default 1);
+    ConfigError for anything else, and for a host that comes twice."""
     hosts: list[Host] = []
     for word in text.split(","):
         word = word.strip()
@@ -183,8 +172,8 @@ def parse_hosts(text: str) -> list[Host]:
 
 
 def in_turn(hosts: Sequence[Host], count: int) -> list[Host]:
-    """The hosts of `count` processes that are spread as workers are: all hosts take turns, each as
-    often as it has workers, then from the beginning."""
+    """Spread `count` processes as workers are: hosts take turns, each as often as it has
+    workers."""
     most = max(host.workers for host in hosts)
     turns = [host for turn in range(most) for host in hosts if turn < host.workers]
     return [turns[i % len(turns)] for i in range(count)]
@@ -231,11 +220,10 @@ def on_hosts(
     term_s: float,
     silence_s: float,
 ) -> list[JobPart]:
-    """A job's parts as they run on `hosts`: the scheduler on the first, and as many workers on each
-    as it says, with consecutive ranks. Servers are spread in the same proportions.
+    """Place the scheduler on the first host, workers as hosts say, and servers in proportion.
 
-    `own_env` is what ssh itself gets. `term_s` is between SIGTERM and SIGKILL for what runs on a
-    host that the launcher does not reach any more; `silence_s` is how long ssh waits for a host.
+    `own_env` is ssh's own. `term_s` is between SIGTERM and SIGKILL on a host that is not reached
+    any more; `silence_s` is how long ssh waits for a host.
     """
     serving = [part for part in parts[1:] if part.serves_workers]
     working = [part for part in parts if not part.serves_workers]

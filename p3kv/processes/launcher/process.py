@@ -27,8 +27,8 @@ _MOST_GREETING_BYTES = 1 << 16
 class GuardianChannel:
     """The launcher's end of the channel to one process on `host`; one thread uses it.
 
-    `ours` is this end's socket and `theirs` ssh's. With `has_link`, ssh writes what the process
-    says to the launcher to `theirs`, too. The environment has the secret: it is never shown.
+    `ours` is this end's socket and `theirs` ssh's; with `has_link`, both ways are in use. The
+    environment has the secret: it is never shown.
     """
 
     def __init__(
@@ -54,11 +54,8 @@ class GuardianChannel:
         self._errand = json.dumps(errand).encode() + b"\n"
 
     def wait_for_greeting(self, output: IO[bytes] | None, timeout_s: float) -> bool:
-        """Returns when the guardian on the host has greeted, or false if it does not.
-
-        `output` is ssh's standard output, if that is not the channel. What a remote shell prints at
-        its start comes before the greeting and is dropped.
-        """
+        """Wait for the guardian's greeting; False if it does not come. `output` is ssh's standard
+        output if that is not the channel; what a remote shell prints before is dropped."""
         stream = self.ours if output is None else output
         deadline = time.monotonic() + timeout_s
         heard = b""
@@ -74,16 +71,16 @@ class GuardianChannel:
         return True
 
     def tell_errand(self) -> None:
-        """Has the guardian start the process."""
+        """Start the process."""
         self._send(self._errand)
         self._errand = b""
 
     def signal(self, signum: int) -> None:
-        """Has the guardian send a signal to the process's group."""
+        """Send a signal to the process's group."""
         self._send(b"%d\n" % signum)
 
     def signal_scripts(self, signum: int) -> None:
-        """Has the guardian send a signal to the group's scripts."""
+        """Send a signal to the group's scripts."""
         self._send(b"%d scripts\n" % signum)
 
     def _send(self, line: bytes) -> None:
@@ -254,10 +251,8 @@ class RunningElsewhere(RunningPart):
 
 
 def start_part(part: JobPart, before_exec: Callable[[], None]) -> RunningPart:
-    """Starts a part's process; its output can be read from pipes, but for what is a link's.
-
-    `before_exec` runs in the new process, which leads a group. Raises OSError.
-    """
+    """Start a part's process, which leads a group; its output comes by pipes, but for a link's.
+    `before_exec` runs in it first. OSError."""
     channel = part.channel
     process = subprocess.Popen(
         part.argv,
@@ -307,11 +302,8 @@ def check_commands(parts: Sequence[JobPart]) -> None:
 
 
 def started(parts: Sequence[JobPart], before_exec: Callable[[], None]) -> Iterator[RunningPart]:
-    """Starts the parts and yields each when it runs; those on other hosts may still connect.
-
-    `before_exec` runs in each new process. Raises CannotStart when the system or ssh
-    refuses one.
-    """
+    """Start the parts; yield each when it runs, though ssh may still connect. `before_exec` runs in
+    each. CannotStart when the system or ssh refuses one."""
     for wave in _waves(parts):
         connecting = []
         for part in wave:

@@ -113,10 +113,10 @@ class Launcher:
         """Parts that had to be ended, though they had been told or had had the time to end."""
 
     def run(self) -> int:
-        """Starts the parts and returns when all have ended: 0, or the first failure's exit code.
+        """Run the parts to their end; return 0, or the first failure's exit code.
 
-        Nothing that a part has started in its process group is left then, and a line on `err` says
-        which part failed first and how.
+        Nothing of their process groups is left then, and a line on `err` says which part failed
+        first.
         """
         try:
             with self._signals_as_events():
@@ -157,8 +157,8 @@ class Launcher:
 
     @property
     def a_part_failed(self) -> bool:
-        """After `run`: whether the job failed because a part did, and not because the launcher was
-        stopped, or could not start one."""
+        """After `run`: whether a part failed, and the launcher was not stopped and could start
+        all."""
         failed = self._cause is not None if self._verdict is None else self._verdict.by_end
         return failed and not self._is_stopped
 
