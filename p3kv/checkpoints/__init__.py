@@ -27,28 +27,8 @@ from p3kv.checkpoints.reading import (
 from p3kv.checkpoints.writing import Abandoned, Writer, remove_unneeded, write
 
 __all__ = [
-    "WORKER",
-    "Abandoned",
-    "Contents",
-    "CutOfKey",
-    "KeyOutline",
-    "MemoryOutline",
-    "Outline",
-    "Part",
-    "Place",
-    "Saved",
-    "SavedKey",
-    "SavedMemory",
-    "SavedState",
-    "SavedTrained",
-    "StoredRows",
-    "TrainedOutline",
-    "WorkersPart",
-    "Writer",
-    "any_parts",
-    "marks",
-    "newest",
-    "parts_in",
-    "remove_unneeded",
-    "write",
-]
+    "WORKER", "Abandoned", "Contents", "CutOfKey", "KeyOutline", "MemoryOutline", "Outline",
+    "Part", "Place", "Saved", "SavedKey", "SavedMemory", "SavedState", "SavedTrained",
+    "StoredRows", "TrainedOutline", "WorkersPart", "Writer", "any_parts", "marks", "newest",
+    "parts_in", "remove_unneeded", "write",
+]  # fmt: skip

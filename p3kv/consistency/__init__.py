@@ -17,15 +17,7 @@ from p3kv.consistency.rules import (
 )
 
 __all__ = [
-    "ASYNCHRONOUS",
-    "CONSISTENCIES",
-    "Asynchronous",
-    "Bounded",
-    "BulkSynchronous",
-    "Consistency",
-    "Delayed",
-    "Local",
-    "LocalTraining",
-    "consistency_of_key",
+    "ASYNCHRONOUS", "CONSISTENCIES", "Asynchronous", "Bounded", "BulkSynchronous",
+    "Consistency", "Delayed", "Local", "LocalTraining", "consistency_of_key",
     "make_consistency",
-]
+]  # fmt: skip

@@ -21,23 +21,8 @@ from p3kv.slicing.slices import (
 )
 
 __all__ = [
-    "CREDIT_BYTES",
-    "LAYOUTS",
-    "LEAST_CREDIT_BYTES",
-    "PLACEMENTS",
-    "Layout",
-    "Placement",
-    "Run",
-    "Slice",
-    "Topology",
-    "balanced_runs",
-    "checked",
-    "cut",
-    "gradient_credit_bytes",
-    "link_rates",
-    "loads_with",
-    "make_layout",
-    "patient_sizes",
-    "slice_size_for",
+    "CREDIT_BYTES", "LAYOUTS", "LEAST_CREDIT_BYTES", "PLACEMENTS", "Layout", "Placement", "Run",
+    "Slice", "Topology", "balanced_runs", "checked", "cut", "gradient_credit_bytes",
+    "link_rates", "loads_with", "make_layout", "patient_sizes", "slice_size_for",
     "value_credit_bytes",
-]
+]  # fmt: skip

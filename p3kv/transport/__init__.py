@@ -12,14 +12,6 @@ from p3kv.transport.transport import (
 )
 
 __all__ = [
-    "MAX_ADDRESS",
-    "TRANSPORTS",
-    "Address",
-    "Link",
-    "Listener",
-    "SocketLink",
-    "SocketListener",
-    "Tcp",
-    "Transport",
-    "make_transport",
-]
+    "MAX_ADDRESS", "TRANSPORTS", "Address", "Link", "Listener", "SocketLink", "SocketListener",
+    "Tcp", "Transport", "make_transport",
+]  # fmt: skip

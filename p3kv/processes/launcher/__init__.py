@@ -7,15 +7,6 @@ from p3kv.processes.launcher.process import JobPart
 from p3kv.processes.launcher.supervisor import Graces, Launcher
 
 __all__ = [
-    "Agent",
-    "Graces",
-    "Host",
-    "JobPart",
-    "Launcher",
-    "address_of_first",
-    "agents_on",
-    "job_parts",
-    "launch",
-    "launch_on",
-    "parse_hosts",
-]
+    "Agent", "Graces", "Host", "JobPart", "Launcher", "address_of_first", "agents_on",
+    "job_parts", "launch", "launch_on", "parse_hosts",
+]  # fmt: skip
