@@ -49,6 +49,13 @@ _NAME = re.compile(r"step-(\d{10,16})\.(server|worker)-(\d{1,5})-of-(\d{1,5})\.n
 SERVER, WORKER = "server", "worker"
 
 
+def _check_arrays(arrays: Sequence[Tuple[str, str, List[int]]], too_many: str) -> None:
+    check(len(arrays) <= MAX_STATE_ARRAYS, too_many)
+    for name, dtype, shape in arrays:
+        check(dtype in DTYPES, f"an array {name!r} has dtype {dtype!r}")
+        check_shape(f"an array {name!r}", shape)
+
+
 class KeyOutline(Message, frozen=True):
     """A key in a file: a server's run of its value, and the optimizer's state; or the whole
     value."""
@@ -72,10 +79,7 @@ class KeyOutline(Message, frozen=True):
     def __post_init__(self) -> None:
         check_tensor(self.key, self.name, self.shape, self.dtype, self.layout)
         check_runs(called(self.key, self.name), self.shape, self.runs)
-        check(len(self.arrays) <= MAX_STATE_ARRAYS, "an optimizer's state has too many arrays")
-        for name, dtype, shape in self.arrays:
-            check(dtype in DTYPES, f"an array {name!r} has dtype {dtype!r}")
-            check_shape(f"an array {name!r}", shape)
+        _check_arrays(self.arrays, "an optimizer's state has too many arrays")
         check_plain("an optimizer's state", self.numbers)
 
 
@@ -109,10 +113,7 @@ class TrainedOutline(Message, frozen=True):
     """Name, dtype and shape of each array."""
 
     def __post_init__(self) -> None:
-        check(len(self.arrays) <= MAX_STATE_ARRAYS, "a worker has too many arrays of a key")
-        for name, dtype, shape in self.arrays:
-            check(dtype in DTYPES, f"an array {name!r} has dtype {dtype!r}")
-            check_shape(f"an array {name!r}", shape)
+        _check_arrays(self.arrays, "a worker has too many arrays of a key")
         check_plain("what a worker has of a key", self.numbers)
 
 
