@@ -43,8 +43,6 @@ UPDATE = "update"
 """A server ends a slice's round: the sum becomes the new value."""
 APPLIED = "applied"
 """All of a key's new value is in the worker's array, and the forward pass may use it."""
-INSTANTS = (FORWARD_BEGIN, FORWARD_END, READY, APPLIED)
-"""Kinds that take no time."""
 
 
 class Process(NamedTuple):

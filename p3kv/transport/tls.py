@@ -12,7 +12,6 @@ import os
 import secrets
 import ssl
 from datetime import datetime
-from functools import partial
 from hashlib import sha256
 from typing import Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union, cast
 
@@ -304,19 +303,19 @@ class Tls(Transport):
 
     def listen(self, host: str) -> Listener:
         context = context_of_server(self._certificate)
-        context.sni_callback = partial(_refuse_strangers, self._key)
+        context.sni_callback = self._refuse_strangers
         return TlsListener(self._transport.listen(host), context)
 
     def connect(self, address: Address, timeout_s: float) -> Link:
         link = self._transport.connect(address, timeout_s)
         return TlsLink(link, context_of_worker(self._certificate), make_knock(self._key))
 
-
-def _refuse_strangers(
-    key: bytes, tls: ssl.SSLObject, name: Optional[str], context: ssl.SSLContext
-) -> Optional[int]:
-    """OpenSSL asks before it answers a hello; a number refuses it."""
-    return None if is_right_knock(key, name) else int(ssl.ALERT_DESCRIPTION_UNRECOGNIZED_NAME)
+    def _refuse_strangers(
+        self, tls: ssl.SSLObject, name: Optional[str], context: ssl.SSLContext
+    ) -> Optional[int]:
+        """OpenSSL asks before it answers a hello; a number refuses it."""
+        known = is_right_knock(self._key, name)
+        return None if known else int(ssl.ALERT_DESCRIPTION_UNRECOGNIZED_NAME)
 
 
 def _pieces(buffers: Sequence[memoryview], skip_bytes: int) -> Iterator[Union[memoryview, bytes]]:

@@ -129,7 +129,7 @@ def job_with_a_scheduler(causes, *parts, hear=False, graces=None):
     graces = graces or Graces(others_s=10)
     with ours, theirs:
         link = LauncherLink(ours, Cause)
-        return LaunchedJob(scheduler, *parts, link=link, on_started=theirs.close, graces=graces)
+        return LaunchedJob(scheduler, *parts, link=link, handed_over=[theirs], graces=graces)
 
 
 class TestLink:
@@ -215,7 +215,7 @@ class TestExitCode:
                 scheduler,
                 shell("worker 0", "exit 1"),
                 link=LauncherLink(ours, Cause),
-                on_started=theirs.close,
+                handed_over=[theirs],
                 graces=Graces(others_s=60, scheduler_s=0.3),
             )
         assert (job.code, job.last_line) == (

@@ -159,16 +159,8 @@ def _run_here(job: _Job, env: Mapping[str, str]) -> Run:
             parts = with_descriptors(
                 parts, scheduler_fd=listener.fileno(), launcher_fd=schedulers.fileno()
             )
-
-            def on_started() -> None:
-                # Once the scheduler has the listener it must be the only one: with a second copy
-                # here, connections to a dead scheduler would be accepted and never answered. The
-                # same goes for its end of the link.
-                listener.close()
-                schedulers.close()
-
             link: LauncherLink[Cause] = LauncherLink(ours, Cause)
-            return job.run(parts, graces=graces, on_started=on_started, link=link)
+            return job.run(parts, graces=graces, handed_over=(listener, schedulers), link=link)
 
 
 def _run_on(job: _Job, hosts: Sequence[Host], env: Mapping[str, str]) -> Run:

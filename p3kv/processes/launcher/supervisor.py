@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import queue
 import signal
+import socket
 import sys
 import threading
 import time
 from dataclasses import dataclass
-from typing import BinaryIO, Callable, Iterator, NamedTuple, Sequence, Union
+from typing import BinaryIO, Iterator, NamedTuple, Sequence, Union
 
 from p3kv.processes.launcher.guardian import Guardian, group_is_alive, signal_group
 from p3kv.processes.launcher.output import Forwarder, Screen, unbuffered
@@ -71,7 +72,7 @@ class Launcher:
     """Runs parts as one job: all of them, or none.
 
     `run` may be called once, in the main thread if signals shall end the job. `out` and `err` are
-    where the parts' output goes; `on_started` is called when every part has its descriptors.
+    where the parts' output goes; `handed_over` are sockets that parts inherit.
 
     On `link` the launcher tells the scheduler of every end, and the scheduler tells why the job
     failed. After an exception Python takes longer to end than the store takes to tell the others.
@@ -85,12 +86,12 @@ class Launcher:
         out: BinaryIO | None = None,
         err: BinaryIO | None = None,
         graces: Graces | None = None,
-        on_started: Callable[[], None] = lambda: None,
+        handed_over: Sequence[socket.socket] = (),
         link: LauncherLink[Cause] | None = None,
     ) -> None:
         self._parts = list(parts)
         self._graces = graces or Graces()
-        self._on_started = on_started
+        self._handed_over = handed_over
         self._link = link
         self._listener: threading.Thread | None = None
         self._cause: Cause | None = None
@@ -121,7 +122,10 @@ class Launcher:
         try:
             with self._signals_as_events():
                 if self._start():
-                    self._on_started()
+                    # Now the parts have them alone: with a second copy of the scheduler's listener
+                    # here, connections to a dead scheduler would be accepted and never answered.
+                    for one in self._handed_over:
+                        one.close()
                 self._watch()
         finally:
             # Only an error in the launcher itself leaves something to end here.
