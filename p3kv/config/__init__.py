@@ -8,7 +8,6 @@ from p3kv.config.launch import (
     ROLES,
     Launch,
     forget_rank,
-    launcher_store,
     note_place,
     root_host,
     root_port,
@@ -19,6 +18,7 @@ from p3kv.config.launch import (
     worker_above,
 )
 from p3kv.config.overrides import configure, current, settle, wants_traceback
+from p3kv.config.ranks import launcher_store
 from p3kv.config.settings import (
     MAX_PATH_CHARS,
     MAX_SLICE_ELEMS,

@@ -196,12 +196,6 @@ def root_host(environ: Mapping[str, str] = os.environ) -> Optional[str]:
     return text_of("DMLC_PS_ROOT_URI", environ) or None
 
 
-def launcher_store(environ: Mapping[str, str] = os.environ) -> Optional[ranks.LauncherStore]:
-    """The store over which ranks agree on address and secret, if they need one; ConfigError for a
-    bad secret."""
-    return ranks.launcher_store(environ)
-
-
 def take_place(
     host: str, port: str, secret: str, job: str, environ: MutableMapping[str, str] = os.environ
 ) -> None:

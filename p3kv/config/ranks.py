@@ -9,6 +9,7 @@ servers of a host sum on several cores. The process with rank 0 starts the sched
 
 from __future__ import annotations
 
+import os
 import re
 import zlib
 from dataclasses import dataclass
@@ -172,7 +173,7 @@ class LauncherStore:
     size: int
 
 
-def launcher_store(environ: Environ) -> Optional[LauncherStore]:
+def launcher_store(environ: Environ = os.environ) -> Optional[LauncherStore]:
     """The store over which ranks of several hosts agree on address and secret; None if not
     needed."""
     launcher = None if "DMLC_ROLE" in environ else _launcher(environ)

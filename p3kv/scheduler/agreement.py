@@ -9,8 +9,8 @@ from typing import Dict, Optional, Tuple
 from p3kv.common.combinations import Feature, has_effect
 from p3kv.consistency import make_consistency
 from p3kv.errors import ConfigError
+from p3kv.scheduler.deadlocks import Deadlocks
 from p3kv.scheduler.membership import JobFails, Membership, Node, Replies
-from p3kv.scheduler.waits import Waits
 from p3kv.slicing import Topology, link_rates, patient_sizes, slice_size_for
 from p3kv.wire.messages import (
     Agreed,
@@ -44,7 +44,7 @@ class Agreement:
     Each method raises JobFails if the others wait for a worker that has left.
     """
 
-    def __init__(self, members: Membership, num_servers: int, waits: Waits) -> None:
+    def __init__(self, members: Membership, num_servers: int, waits: Deadlocks) -> None:
         self._members = members
         self._waits = waits
         self._num_servers = num_servers

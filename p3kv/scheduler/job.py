@@ -10,10 +10,10 @@ from p3kv.common.words import counted
 from p3kv.config.ranks import DMLC, Variables
 from p3kv.errors import ProtocolError
 from p3kv.scheduler.agreement import Agreement
+from p3kv.scheduler.deadlocks import Deadlocks
 from p3kv.scheduler.keys import Keys
 from p3kv.scheduler.losses import Losses
 from p3kv.scheduler.membership import JobFails, Membership, Node, Replies
-from p3kv.scheduler.waits import Waits
 from p3kv.slicing import Topology
 from p3kv.wire.launcher_link import PartEnded
 from p3kv.wire.messages import (
@@ -121,7 +121,7 @@ class Job:
         """`variables`: how the job's users have said its address and its size."""
         self.failure: Optional[Failure] = None
         self._members = Membership(name, num_workers, num_servers, variables)
-        self._waits = Waits(self._members)
+        self._waits = Deadlocks(self._members)
         self._agreement = Agreement(self._members, num_servers, self._waits)
         self._keys = Keys(num_servers)
         self._losses = Losses(self._members)

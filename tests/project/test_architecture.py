@@ -147,17 +147,17 @@ is a figure: it may import all of them, and no other figure."""
 
 BUDGETS = {
     # room: (lines, files)
-    "checkpoints": (1160, 6),
-    "codecs": (1010, 5),
+    "checkpoints": (1175, 6),
+    "codecs": (1025, 5),
     "common": (1375, 13),
     "config": (1225, 7),
-    "consistency": (495, 4),
-    "processes": (2380, 12),
-    "report": (1345, 9),
-    "scheduler": (2255, 9),
+    "consistency": (500, 4),
+    "processes": (2400, 12),
+    "report": (1350, 9),
+    "scheduler": (2275, 9),
     "slicing": (600, 4),
     "tools": (4050, 22),
-    "transport": (605, 4),
+    "transport": (625, 4),
 }
 """The most that each room may have. A feature changes the object that decides, and is not one more
 beside it: raise a number only together with a reason."""

@@ -43,7 +43,7 @@ class _Seen(NamedTuple):
     awaits: Dict[bytes, List[Round]]
 
 
-class Waits:
+class Deadlocks:
     """Who waits for whom: in calls that all workers must make, and for values.
 
     After some time in a call all workers are told who has not made it. Where each waits for what
