@@ -1,4 +1,11 @@
-"""An emulated model of which some arrays are tables that workers have by rows."""
+"""An emulated model of which some arrays are tables that workers have by rows.
+
+Rows are drawn by frequency, as words of a text have it: the word in place n of frequency occurs 1/n
+times as often as the first one (Zipf's law). A batch has as many different rows as its table's
+`touched`. All workers draw from the same frequencies, so they touch the frequent rows together, as
+workers that read one text do. Rows are in no order of frequency: each server keeps as many frequent
+ones.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +20,14 @@ from experiments.models.parallax import SparseModel, Table
 
 _BATCHES = 4
 """Batches take turns: their rows are drawn once, since drawing them costs time."""
+
+
+def drawn_rows(random: np.random.RandomState, rows: int, touched: int) -> np.ndarray:
+    """Numbers of so many different rows in ascending order: the first ones of endless draws."""
+    place = np.random.RandomState(0).permutation(rows) + 1
+    # When a word comes for the first time, if each comes at random times by its frequency.
+    first = random.exponential(size=rows) * place
+    return np.sort(np.argpartition(first, touched - 1)[:touched])
 
 
 class SparseEmulatedModel(EmulatedModel):
@@ -44,7 +59,7 @@ class SparseEmulatedModel(EmulatedModel):
         elements = mx.nd.zeros((table.touched, table.columns))
         batches = []
         for _ in range(_BATCHES):
-            rows = np.sort(self._random.permutation(table.rows)[: table.touched])
+            rows = drawn_rows(self._random, table.rows, table.touched)
             if self._gathers:
                 out, gradient = mx.nd.zeros(elements.shape), mx.nd.zeros(elements.shape)
             else:

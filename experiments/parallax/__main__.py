@@ -20,7 +20,8 @@ from experiments.parallax.cases import Case, available, run, summarize, table_te
 _ABOUT = {
     "computation": curves.EMULATED,
     "models": f"Parallax (EuroSys'19), table 1, {SCALE} times smaller, as links are, too "
-    "(experiments.models.parallax)",
+    "(experiments.models.parallax); rows of tables drawn by Zipf's law, as many different ones in "
+    "a batch as alpha says (experiments.emulation.sparse_emulator)",
     "units": "rate_mbit_s: each link, each direction, Ethernet frames; iteration_s: the slowest "
     "worker's, one value for each iteration; compute_s: C, dilated; throughput: of all workers, as "
     "it would be without dilation; sent_bytes: what the first host's link sends in an iteration",

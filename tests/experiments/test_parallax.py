@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from experiments.cluster import missing_requirements
+from experiments.emulation.sparse_emulator import drawn_rows
 from experiments.models.parallax import NAMES, SCALE, sparse_model
 from experiments.parallax import pictures, servers, words
 from experiments.parallax.cases import WAYS, Case, run, summarize, table_text
@@ -119,3 +120,15 @@ def test_words_are_numbered_by_frequency_and_modules_held_out() -> None:
     assert split.training.max() <= 99 and split.training.min() == 0
     larger = data.source_words(16, 1000, 3200, 1600).training
     assert np.array_equal(np.where(larger < 100, larger, 0), split.training)
+
+
+def test_rows_are_drawn_by_zipfs_law_and_as_many_as_alpha_says() -> None:
+    rows, touched, times = 2000, 100, 300
+    drawn = [drawn_rows(np.random.RandomState(seed), rows, touched) for seed in range(times)]
+    assert all(len(np.unique(one)) == touched and (np.diff(one) > 0).all() for one in drawn)
+    counts = np.sort(np.bincount(np.concatenate(drawn), minlength=rows))[::-1]
+    # The first are in nearly each batch; of seldom words one in 1,500 twice as often as one in 750.
+    assert (counts[:5] > 0.9 * times).all()
+    assert 1.6 < counts[700:800].mean() / counts[1400:1600].mean() < 2.4
+    # So workers touch the same rows, which two even draws of 5 % of a table hardly do.
+    assert len(np.intersect1d(drawn[0], drawn[1])) > 20
