@@ -29,7 +29,8 @@ class EmulatedModel:
 
     `dilation` multiplies every compute time. `gradient` fills the gradients once: they are
     constant, so an iteration costs the emulation nothing for them. It is zero by default, because
-    a store that returns sums in the gradients would multiply anything else in each iteration.
+    a store that returns sums in the gradients would multiply anything else in each iteration; and
+    negative, because p3kv leaves rows out whose bits are all zero.
     `noise` is the standard deviation of what is added to it, normally distributed, and drawn once
     by each worker for itself: a codec that picks elements finds some that are larger than others.
 
@@ -48,7 +49,7 @@ class EmulatedModel:
         self,
         model: Model,
         dilation: float = 1.0,
-        gradient: float = 0.0,
+        gradient: float = -0.0,
         noise: float = 0.0,
         update_on_kvstore: bool = True,
         apart: bool = False,
@@ -185,7 +186,8 @@ class EmulatedModel:
         return mx.nd.zeros(self.model.parameters[key].shape)
 
     def _new_gradient(self, key: int, gradient: float) -> NDArray:
-        return mx.nd.full(self.weights[key].shape, gradient)
+        # MXNet's `full` knows no negative zero.
+        return mx.nd.array(np.full(self.weights[key].shape, gradient, np.float32))
 
     def _broadcast_key(self, kv: Any, key: int) -> None:
         kv.broadcast(key, self.weights[key], [self.weights[key]])

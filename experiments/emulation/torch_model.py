@@ -56,7 +56,8 @@ class Layer(torch.nn.Module):
         self.accelerator = accelerator
         for number, shape in enumerate(layer.shapes):
             self.register_parameter(str(number), torch.nn.Parameter(torch.zeros(*shape)))
-        self.gradients = [torch.zeros(*shape) for shape in layer.shapes]
+        # Negative, because p3kv leaves rows out whose bits are all zero.
+        self.gradients = [torch.full(shape, -0.0) for shape in layer.shapes]
 
     @property
     def size_bytes(self) -> int:

@@ -59,6 +59,9 @@ class Settings:
     value_codec: Chosen = "identity"
     """The codec by which values travel to the workers. Initial values always travel as
     they are."""
+    leave_zero_rows_out: bool = True
+    """Gradients of dense keys travel without rows of zeros where that takes less time; False: they
+    travel whole."""
     transport: Chosen = "tcp"
     """The transport by which workers connect to this server."""
     encrypt: bool = False

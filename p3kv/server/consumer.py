@@ -68,7 +68,7 @@ class Consumer:
         num_workers = len(place.workers_hosts)
         rules = Rules(
             place.rank, make_consistency(job.consistency, num_workers), self.held_rounds,
-            job.deterministic, job.check_finite,
+            job.deterministic, job.check_finite, job.leave_zero_rows_out, loop.drain.link_s,
         )  # fmt: skip
         self.engine = Engine(rules)
         self.frames = ReceivedFrames(num_workers, workers)

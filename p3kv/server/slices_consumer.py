@@ -98,7 +98,7 @@ class SlicesConsumer:
 
     def _buffer_of_encoded(self, state: ServerSlice, header: PushHeader) -> Buffer:
         codec = state.plan.codecs.gradients
-        most_bytes = 0 if codec.in_place else codec.most_bytes(state.length)
+        most_bytes = codec.most_bytes(state.length)
         if header.payload_bytes > most_bytes or header.round == INITIAL_ROUND:
             raise ProtocolError(
                 f"it sent {header.payload_bytes} encoded bytes for {state.name} in round "
@@ -129,7 +129,8 @@ class SlicesConsumer:
         if header.flags & HAS_VALUE:
             counted = current or state.ledger.open.get(header.round)  # before, of a host's sum
             if counted is not None:
-                counted.have_value.add(header.rank)
+                bare = header.flags & NO_GRADIENT
+                (counted.have_value if bare else counted.have_last).add(header.rank)
         if current is not None:
             current.exact |= bool(header.flags & EXACT)
             self._lateness.note_push(current, header.rank, ready_s)

@@ -51,7 +51,7 @@ class Values:
                 self._workers.connections[rank].writer.push(Frame(urgent, header))
         lacking = [rank for rank in ended.wanting if rank not in have_it]
         connections = [self._workers.connections[rank] for rank in lacking]
-        self._send_value(connections, urgent, slice_, header, ended.exact)
+        self._send_value(connections, urgent, slice_, header, ended.exact, ended.have_last)
 
     def tell_ended(self, ended: Ended) -> None:
         """Tells workers that a round has ended, where no result does: their windows move on."""
@@ -85,6 +85,7 @@ class Values:
         slice_: ServerSlice,
         header: SliceValueHeader,
         exact: bool = False,
+        have_last: Collection[int] = (),
     ) -> None:
         """Queues a slice's value, as it travels, on each of the connections."""
         ready_s = slice_.ready_s if header.round == slice_.round else {}
@@ -93,7 +94,8 @@ class Values:
         answers_push = isinstance(header, UpdatedHeader)
         for connection in filter(self._workers.listens, connections):
             peer = UNKNOWN if connection.peer is None else connection.peer
-            buffer, payload, encoded = slice_.wire(peer, answers_push, exact)
+            has_last = peer in have_last
+            buffer, payload, encoded = slice_.wire(peer, answers_push, exact, has_last)
             buffer.begin_send()
             to_peer = replace(
                 header, flags=header.flags | encoded, worked_us=worked_us,

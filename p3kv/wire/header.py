@@ -150,12 +150,13 @@ WANTS_RESULT = 1
 on."""
 ENCODED = 2
 """Flag of PUSH, UPDATED and PULLED: the key's codec has made the payload. Initial values travel as
-they are in memory."""
+they are in memory. By the codec `identity` rows are left out (`p3kv.codecs.zero_rows`)."""
 EXACT = 4
 """Flag of PUSH, PULL and PULL_ROWS: the value that answers travels as it is in memory."""
 HAS_VALUE = 8
 """Flag of PUSH, with NO_GRADIENT: the sender has the value that it was sent last. Where that has
-not changed since, UPDATED has no payload."""
+not changed since, UPDATED has no payload. With a gradient: the sender has the value of the round
+before, and UPDATED, if it is encoded, needs only the rows that have changed."""
 ACKNOWLEDGE = 16
 """Flag of PUSH, and of a neighbour's BYE: the sender waits until it knows that the frame has
 arrived."""

@@ -44,6 +44,10 @@ class Drain:
     bytes: int = 0
     seconds: float = 0.0
 
+    def link_s(self) -> float:
+        """Seconds for a byte; 0, as on a fast link, while no connection has been full for long."""
+        return self.seconds / self.bytes if self.seconds > 0.1 and self.bytes else 0.0
+
 
 class Loop:
     """Reads and writes connections; writes the most urgent frame first.

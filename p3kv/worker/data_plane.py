@@ -133,6 +133,7 @@ class DataPlane:
         )  # fmt: skip
         self.states = StateRequests(rank, self.servers)
         self._call_later = loop.call_later
+        self._link_s = loop.drain.link_s
         self._first_s = min(settings.warn_after_s, settings.stall_timeout_s / 2)
         self._stalls = StallWarnings(rank, self.keys, self._in_progress, self._first_s)
         self._silences = Silences(settings, self.servers, self.exchange.awaited)
@@ -195,6 +196,8 @@ class DataPlane:
         key.route = self.host_sums if self.host_sums.takes(key) else key.direct
         if key.memory is not None:
             self.checkpoints.own.declare(key)
+        if self._settings.leave_zero_rows_out:
+            key.leave_zero_rows_out(self._link_s)
         self.tuning.note_kept(key.kept_bytes())
         self._tracer.name_key(KeyName(key.key_id, key.key, key.declared.name, key.size_bytes))
         header = Header(Kind.KEY, self.rank)

@@ -130,6 +130,7 @@ class InProgress:
             del self._pulls[header.request]
         else:
             del self._updates[transfer.key.key_id, transfer.round]
+            transfer.key.filled = transfer.round, transfer.target
             if transfer.key.own_rounds and isinstance(header, UpdatedHeader):
                 self.note_staleness(transfer.behind)
         self._times.value_arrived(transfer, late_s, server, worked_us)

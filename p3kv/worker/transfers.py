@@ -10,7 +10,8 @@ from typing import Any, Callable, Collection, Dict, List, Optional, Sequence, Se
 
 import numpy as np
 
-from p3kv.codecs import GRADIENTS, VALUES, codec_features, make_codecs, norm
+from p3kv.codecs import GRADIENTS, VALUES, Encoder, Identity, codec_features, make_codecs, norm
+from p3kv.codecs.zero_rows import LEAST_BYTES, ZeroRows
 from p3kv.common.combinations import Feature, has_effect
 from p3kv.consistency import Consistency
 from p3kv.errors import ProtocolError
@@ -93,9 +94,15 @@ class WorkerKey:
         self.codecs = make_codecs(names.gradients, names.values, self.size_elems, self.numpy_dtype)
         """They belong to the worker's thread, like the encoder of gradients and the decoder of
         values."""
-        self.encoder = self.codecs.gradients.encoder(GRADIENTS)
+        self.encoder: Encoder = self.codecs.gradients.encoder(GRADIENTS)
         self.memory: Optional[KeyMemory] = None
         """The encoder, where checkpoints have what it remembers."""
+        self.zero_rows: Optional[ZeroRows] = None
+        """The encoder, where gradients may travel without rows of zeros."""
+        self.filled: Tuple[int, Optional[int]] = (INITIAL_ROUND, None)
+        """The last round whose value has come as the answer to a push, and where it was put."""
+        self.by_changes = False
+        """Whether only rows of it came that the round had changed."""
         self.decoder = self.codecs.values.decoder(VALUES)
         self.sum_dtype = sum_dtype(self.numpy_dtype)
         features = {Feature.LOCAL_AGGREGATION, *features_of(declared, consistency), *job}
@@ -126,6 +133,24 @@ class WorkerKey:
         """Has checkpoints have what the encoder remembers; before the first push. Raises
         ConfigError where they can't."""
         self.encoder = self.memory = KeyMemory(self.encoder, self.called)
+
+    def leave_zero_rows_out(self, link_s: Callable[[], float]) -> None:
+        """Has gradients travel without rows of zeros where that pays; before the first push.
+        `link_s` as in `ZeroRows`."""
+        codec = self.codecs.gradients
+        fits = not self.touched_only and self.size_bytes >= LEAST_BYTES
+        if fits and isinstance(codec, Identity):
+            self.encoder = self.zero_rows = ZeroRows(
+                codec, self.shape, link_s, f"gradients of {self.called}"
+            )
+
+    @property
+    def travels(self) -> str:
+        """How gradients travel at present, and why, for people."""
+        if self.touched_only:
+            return "by rows: declared sparse"
+        gradients = "whole" if self.zero_rows is None else self.zero_rows.why
+        return f"{gradients}. Values: {'those of changed rows' if self.by_changes else 'whole'}"
 
     def kept_bytes(self) -> Dict[int, int]:
         """By server, the bytes of what it keeps as it travels: with rows, their numbers, too."""
@@ -274,7 +299,8 @@ class Transfer:
         what a later push brings along. `exact`: its value travels as it is, whatever the codec.
 
         `on_slice` is called for each slice of the value that is in the target. `has_value`: of a
-        push without a gradient, whether the target has the value that the servers sent last."""
+        push without a gradient, whether the target has the value that the servers sent last; of
+        others, that nobody writes to the target between two values."""
         self.key = key
         self.round = round
         self.priority = priority

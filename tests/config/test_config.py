@@ -65,6 +65,7 @@ def test_without_any_setting_the_defaults_hold() -> None:
         ("transport", "memory", "memory"),
         ("encrypt", "1", True),
         ("consistency", "own", "own"),
+        ("leave_zero_rows_out", "0", False),
         ("local_aggregation", "0", False),
         ("priorities", "0", False),
         ("rendezvous_timeout_s", "2.5", 2.5),

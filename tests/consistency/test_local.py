@@ -227,11 +227,7 @@ def test_workers_of_one_front_end_train_as_in_one_process(rule: str) -> None:
 
 @pytest.mark.parametrize("rule", rules(STREAMING, MEAN))
 def test_workers_of_the_other_train_as_in_one_process(tmp_path: Path, rule: str) -> None:
-    """Codecs that round nothing change nothing."""
-    codecs = {"P3KV_GRADIENT_CODEC": "nonzero_blocks", "P3KV_VALUE_CODEC": "nonzero_blocks"}
-    result = run_job(
-        "local.py", [tmp_path], 2, 2, P3KV_SLICE_SIZE=100, P3KV_CONSISTENCY=rule, **codecs
-    )
+    result = run_job("local.py", [tmp_path], 2, 2, P3KV_SLICE_SIZE=100, P3KV_CONSISTENCY=rule)
     assert result.code == 0, result.output
     assert result.output.count("right by the rule local") == 2, result.output
 

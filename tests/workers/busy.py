@@ -18,7 +18,7 @@ def main() -> None:
     """Alternates rounds of both kinds, after one that warms up."""
     store = mx.kv.create("p3")
     weights = [mx.nd.zeros(_ELEMS) for _ in range(_ARRAYS)]
-    gradients = [mx.nd.zeros(_ELEMS) for _ in range(_ARRAYS)]
+    gradients = [mx.nd.ones(_ELEMS) for _ in range(_ARRAYS)]
     for key, weight in enumerate(weights):
         store.broadcast(key, weight, out=weight)
     seconds = {"calm": [], "busy": []}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
-from typing import Callable, List, Optional, Sequence
+from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
 import mxnet as mx
 from mxnet.ndarray import NDArray
@@ -15,6 +15,7 @@ from p3kv.frontends.mxnet.rows import RowOperations
 from p3kv.store.forward_order import OrderLearner
 from p3kv.store.pushes import Pushes
 from p3kv.wire.header import INITIAL_ROUND
+from p3kv.wire.messages import Key
 from p3kv.worker.transfers import Transfer, WorkerKey
 from p3kv.worker.worker import Worker
 
@@ -37,6 +38,9 @@ class Operations:
         self._order = order
         self._staging = Staging()
         self._rows = RowOperations(worker.begin, worker.abort, order.note_ready)
+        self._filled: Dict[Key, Tuple[NDArray, int]] = {}
+        """By key of which rows may be left out: the array that has its last value, and how often it
+        has been written with that."""
 
     def push_initial(self, key: WorkerKey, value: NDArray, outs: Sequence[NDArray] = ()) -> None:
         """Gives a key its initial value; `outs` are the arrays that get it."""
@@ -157,8 +161,12 @@ class Operations:
         exact = exact or key.is_exact(round_)
         takes = key.consistency.needs(round_) if self._goes_ahead(key, target) else None
         asks = key.asks() if pushes else (key.ask(),)
+        by_rows = key.zero_rows is not None and key.zero_rows.leaves_out
+        if by_rows:
+            engine.bind_writes()
 
         def start(operation: engine.Operation) -> None:
+            has_value = by_rows and source is not None and self._is_filled(key, target)
             if pushes and round_ != INITIAL_ROUND:
                 self._order.note_ready(key.key)
             source_at = None if changes is None else 0
@@ -168,7 +176,7 @@ class Operations:
             self._worker.begin(
                 Transfer(
                     key, round_, step, priority, source_at, target_at, operation.complete, asks,
-                    changes, takes, exact=exact,
+                    changes, takes, exact=exact, has_value=has_value and takes is None,
                 )
             )  # fmt: skip
 
@@ -176,6 +184,17 @@ class Operations:
         writes = [] if target is None else [target]
         name = _PUSH if target is None else _PUSHPULL if pushes else _PULL
         engine.push(start, reads, writes, name)
+
+    def _is_filled(self, key: WorkerKey, target: Optional[NDArray]) -> bool:
+        """Whether nobody has written into a push's target since its last value came there; takes
+        note that the next one will. To be called when the operation has started."""
+        array, writes = self._filled.pop(key.key, (None, None))
+        if target is None:
+            return False
+        count = engine.writes(target)
+        if count is not None:
+            self._filled[key.key] = target, count + 1  # with the operation's own
+        return array is target and writes == count
 
     def _goes_ahead(self, key: WorkerKey, target: Optional[NDArray]) -> bool:
         """Whether the consistency rule says with which round's value this worker goes on. Sums are

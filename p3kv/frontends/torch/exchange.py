@@ -279,7 +279,8 @@ class Exchange:
                     late.staging.data_ptr() if lands else None,
                     partial(_arrived, late, source), asks, changes, takes,
                     exact=exact, on_slice=on_slice if takes is None else None,
-                    has_value=changes is not None and takes is None,
+                    # Nobody else writes to the staging memory.
+                    has_value=pushes and takes is None,
                 )
             )  # fmt: skip
 

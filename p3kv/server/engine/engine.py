@@ -367,7 +367,8 @@ def _ended(unit: Unit, current: Round, changed: bool) -> Ended:
 def _answer(unit: Unit, current: Round) -> Ended:
     return Ended(
         unit, current.number, current.step, current.priority, current.wanting, current.others,
-        current.have_value, not unit.ledger.has_changed_for(current), current.exact,
+        current.have_value, current.have_last, not unit.ledger.has_changed_for(current),
+        current.exact,
     )  # fmt: skip
 
 

@@ -8,7 +8,8 @@ from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
 import numpy as np
 
-from p3kv.codecs import GRADIENTS, VALUES, Encoder, make_codecs
+from p3kv.codecs import GRADIENTS, VALUES, Codec, Encoder, Identity, make_codecs
+from p3kv.codecs.zero_rows import LEAST_BYTES, ZeroRows
 from p3kv.consistency import Consistency, consistency_of_key
 from p3kv.errors import ProtocolError
 from p3kv.server.engine.buffers import BufferPool
@@ -36,6 +37,10 @@ class Rules:
     checks_finite: bool = False
     """Whether nan and infinity in a sum raise NotFinite. What is checked is the sum after each
     push, since the first one that is bad says whose gradient it was."""
+    leaves_zero_rows_out: bool = True
+    """Whether values may travel without rows that have not changed."""
+    link_s: Callable[[], float] = float
+    """Seconds that the link takes for a byte, as far as is known."""
     pool: BufferPool = field(default_factory=BufferPool)
     leavers: Leavers = field(default_factory=Leavers)
     open_rounds: Dict[Round, int] = field(default_factory=dict)
@@ -84,11 +89,21 @@ class KeyPlan:
         names = declared.codecs
         self.codecs = make_codecs(names.gradients, names.values, self.kept_elems, self.dtype)
         self.decoder = self.codecs.gradients.decoder(GRADIENTS)
+        self.zero_rows = self._zero_rows(self.codecs.values)
+        """Where values may travel without rows that a round has not changed."""
         self._encoders: Dict[int, Encoder] = {}
         self.sums_on_hosts = False
         """Whether workers of a host have sent sums of theirs."""
         self.holds: Tuple[Hold, ...] = ()
         """Functions that hold complete rounds back, but the initial one; mostly none."""
+
+    def _zero_rows(self, codec: Codec) -> Optional[ZeroRows]:
+        rule, rules = self.consistency, self.rules
+        may = rules.leaves_zero_rows_out and not (rule.own_rounds or rule.predicts)
+        large = self.kept_elems * self.dtype.itemsize >= LEAST_BYTES
+        if not may or not large or self.layout.touched_only or not isinstance(codec, Identity):
+            return None
+        return ZeroRows(codec, self.declared.shape, rules.link_s, f"values of {self.called}")
 
     @property
     def optimizer(self) -> Optional[Optimizer]:

@@ -29,6 +29,8 @@ class Round(Generic[S]):
     """Ranks that asked for a result with their push, and have not been sent any."""
     have_value: Set[int] = field(default_factory=set)
     """Those of them that have the value that they were sent last."""
+    have_last: Set[int] = field(default_factory=set)
+    """Those of them that have the value of the round before."""
     others: List[int] = field(default_factory=list)
     """Ranks that want to know that the round has ended, and whose results do not tell them."""
     in_sums: int = 0

@@ -8,6 +8,7 @@ from typing import Callable, Dict, Optional, Sequence, Tuple, Union
 import numpy as np
 
 from p3kv.codecs import Codec, Encoder, Part
+from p3kv.codecs.zero_rows import ZeroRows
 from p3kv.common.finite import check_sum
 from p3kv.errors import ProtocolError
 from p3kv.server.engine.buffers import Buffer
@@ -55,7 +56,8 @@ class ServerSlice(Unit):
         self._taken_over = INITIAL_ROUND - 1
         """The round whose value is that of slices of another size, which may have encoded it."""
         self._wire: Optional[Tuple[Buffer, memoryview]] = None
-        """The value as its codec has encoded it for all workers; where it is predicted, that."""
+        """The value as its codec has encoded it for all workers; where it is predicted, that. Where
+        values travel as they are: the rows that the value's round has changed."""
         self._predicted: Optional[Buffer] = None
         """The value as it will probably be, once it has been asked for."""
         self._sent_in: Dict[int, int] = {}
@@ -85,11 +87,12 @@ class ServerSlice(Unit):
         return self.value
 
     def wire(
-        self, rank: int, answers_push: bool, exact: bool = False
+        self, rank: int, answers_push: bool, exact: bool = False, has_last: bool = False
     ) -> Tuple[Buffer, Payload, int]:
         """How the value travels to a worker: a buffer that stays until it is sent, its bytes or
         what makes them when they begin to leave, and flags. By some consistency rules, pushes are
-        answered with a predicted value. `exact`: as it is, whatever the codec.
+        answered with a predicted value. `exact`: as it is, whatever the codec. `has_last`: the
+        worker has the value of the round before.
 
         A value is encoded once, when the first worker wants it, unless each gets something else. A
         true value is not encoded beside a predicted one.
@@ -99,6 +102,8 @@ class ServerSlice(Unit):
             value = self._prediction(value) if answers_push else value
             if not answers_push and not codec.of_each_worker:
                 return value, value.bytes, 0
+        if codec.in_place and has_last and self._wire is not None:
+            return (*self._wire, ENCODED)
         if codec.in_place or (self.round == INITIAL_ROUND and not codec.of_each_worker):
             return value, value.bytes, 0
         exact = exact or self.round == INITIAL_ROUND
@@ -169,12 +174,26 @@ class ServerSlice(Unit):
                 part = Part(self.offset, INITIAL_ROUND, self._step)
                 self.plan.encoder(0).sent_as_it_is(self.known_value().array, part)
         else:
-            value = self._value_to_change()
+            value, rows = self._value_to_change(), self.plan.zero_rows
             self.scale(current, total.array)
-            step = self.plan.update_step(current)
+            step, before = self.plan.update_step(current), None
+            if rows is not None and current.have_last and rows.looks(current.number):
+                before = value.array.copy()
             optimizer.update(self.plan.declared, self.index, value.array, total.array, step)
             total.retire()
+            if rows is not None and before is not None:
+                self._keep_changes(rows, before, current.number)
         return True
+
+    def _keep_changes(self, rows: ZeroRows, before: np.ndarray, round_: int) -> None:
+        """Keeps which rows of the value a round has changed, if that is to be sent."""
+        buffer = self.plan.rules.pool.get(self.plan.codecs.values.most_bytes(self.length), _BYTE)
+        part = Part(self.offset, round_, self._step)
+        count = rows.encode_changes(before, self.known_value().array, part, buffer.bytes)
+        if count:
+            self._wire = buffer, buffer.bytes[:count]
+        else:
+            buffer.retire()
 
     def _begin_update(self, current: Round[SliceSum]) -> bool:
         """Forgets what held for the last value; whether the round has a gradient."""

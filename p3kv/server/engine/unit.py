@@ -71,6 +71,8 @@ class Ended:
     """Ranks that are to be told that the round has ended."""
     have_value: Collection[int] = ()
     """Those of `wanting` that have the value that they were sent last."""
+    have_last: Collection[int] = ()
+    """Those of them that have the value of the round before."""
     no_gradient: bool = False
     """Whether no worker had a gradient in the round, so that nothing has changed."""
     exact: bool = False

@@ -43,6 +43,7 @@ class JobSettings(Message, frozen=True):
     checkpoint_every: int = Settings.checkpoint_every
     resume: bool = Settings.resume
     local_aggregation: bool = Settings.local_aggregation
+    leave_zero_rows_out: bool = Settings.leave_zero_rows_out
 
     def __post_init__(self) -> None:
         check_slice_size(self.slice_size)

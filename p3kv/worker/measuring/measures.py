@@ -135,6 +135,7 @@ class Measures:
                 for rank, connection in list(self._data_plane.servers.items())
             },
             "rounds": {key.key: key.round for key in list(self._data_plane.keys.values())},
+            "travels": {key.key: key.travels for key in list(self._data_plane.keys.values())},
             "slowest_worker": None if slowest is None else structs.asdict(slowest),
             "verdict": None
             if found is None
@@ -153,5 +154,5 @@ def nothing_measured() -> Dict[str, Any]:
     """Result of `stats` where nothing is sent: zeros."""
     return {
         **structs.asdict(WorkerNumbers()),
-        "links": {}, "rounds": {}, "slowest_worker": None, "verdict": None,
+        "links": {}, "rounds": {}, "travels": {}, "slowest_worker": None, "verdict": None,
     }  # fmt: skip

@@ -83,10 +83,15 @@ class SliceRoute(SummedRoute):
             if transfer.key.codecs.gradients.needs_norm:
                 transfer.norm = transfer.norm_of_source()
         gives_value = transfer.round == INITIAL_ROUND and transfer.key.codecs.values.of_each_worker
+        zeros = transfer.key.zero_rows if transfer.round > INITIAL_ROUND else None
         for piece in slices:
             memory = transfer.memory(transfer.source, piece)
             if gives_value:
                 self._note_as_it_is(transfer, piece, memory)
+            if zeros is not None:
+                parts = (np.frombuffer(memory, transfer.key.numpy_dtype),)
+                encodes = zeros.left_out(transfer.round, parts, piece.offset)
+                flags = flags | ENCODED if encodes else flags & ~ENCODED
             payload: Payload = memory
             if encodes:
                 payload = partial(self._encoded, transfer, piece, memory)
@@ -112,9 +117,13 @@ class SliceRoute(SummedRoute):
         workers: int,
         have_read: Callable[[], None],
     ) -> None:
-        if not transfer.key.codecs.gradients.in_place:
+        key = transfer.key
+        encodes = not key.codecs.gradients.in_place
+        if key.zero_rows is not None and memory is not None and memory.dtype == key.numpy_dtype:
+            encodes = key.zero_rows.left_out(transfer.round, parts, piece.offset)
+        if encodes:
             flags |= ENCODED
-        payload = partial(self._sum, transfer, piece, parts, memory, have_read)
+        payload = partial(self._sum, transfer, piece, parts, memory, encodes, have_read)
         self._send(transfer, piece, payload, flags, workers=workers)
 
     def _send(
@@ -130,8 +139,8 @@ class SliceRoute(SummedRoute):
         key = transfer.key
         if transfer.exact:
             flags |= EXACT
-        if transfer.has_value and flags & NO_GRADIENT and flags & WANTS_RESULT:
-            flags |= HAS_VALUE
+        if transfer.has_value and flags & WANTS_RESULT:
+            flags |= self._has_value(transfer, flags)
         header = PushHeader(
             Kind.PUSH, self._rank, flags, key=key.key_id, slice=piece.index, round=transfer.round,
             step=transfer.step, priority=transfer.priority, ready_us=clock_us(transfer.ready_s),
@@ -147,12 +156,22 @@ class SliceRoute(SummedRoute):
             trace_departure(self._tracer, frame, piece.server)
         self._gates.push(piece.server, transfer.gate_step, frame)
 
+    @staticmethod
+    def _has_value(transfer: Transfer, flags: int) -> int:
+        key = transfer.key
+        if flags & NO_GRADIENT:
+            return HAS_VALUE
+        leaves_out = key.zero_rows is not None and key.zero_rows.leaves_out
+        has_last = leaves_out and key.filled == (transfer.round - 1, transfer.target)
+        return HAS_VALUE if has_last else 0
+
     def _sum(
         self,
         transfer: Transfer,
         piece: Slice,
         parts: Sequence[np.ndarray],
         memory: Optional[np.ndarray],
+        encodes: bool,
         have_read: Callable[[], None],
     ) -> memoryview:
         assert memory is not None
@@ -166,7 +185,7 @@ class SliceRoute(SummedRoute):
                     np.add(total, one, out=total)
         have_read()
         summed = total.data.cast("B")
-        if not transfer.key.codecs.gradients.in_place:
+        if encodes:
             return self._encoded(transfer, piece, summed)
         self._in_progress.counts["bytes_sent"] += len(summed)
         return summed
@@ -216,6 +235,7 @@ class SliceRoute(SummedRoute):
             raise ProtocolError(
                 f"it sent {header.payload_bytes} bytes for a slice of {len(memory)} bytes"
             )
+        transfer.key.by_changes = False
         if transfer.key.codecs.values.of_each_worker:
             received = partial(self._received_as_it_is, transfer, piece, header, memory)
         return Landing(memory, traced_arrival(self._tracer, header, received))
@@ -241,8 +261,11 @@ class SliceRoute(SummedRoute):
     def _land_encoded(
         self, transfer: Transfer, piece: Slice, header: SliceValueHeader, memory: memoryview
     ) -> Landing:
-        codec = transfer.key.codecs.values
-        if codec.in_place or header.payload_bytes > codec.most_bytes(piece.length):
+        codec, key = transfer.key.codecs.values, transfer.key
+        key.by_changes = codec.in_place
+        # The last value is in the memory, or this worker has not said so.
+        lacks = codec.in_place and key.filled != (transfer.round - 1, transfer.target)
+        if lacks or header.payload_bytes > codec.most_bytes(piece.length):
             raise ProtocolError(
                 f"it sent {header.payload_bytes} encoded bytes for a slice of {piece.length} "
                 f"elements of {transfer.key.called}"
