@@ -83,7 +83,11 @@ class SliceRoute(SummedRoute):
             if transfer.key.codecs.gradients.needs_norm:
                 transfer.norm = transfer.norm_of_source()
         gives_value = transfer.round == INITIAL_ROUND and transfer.key.codecs.values.of_each_worker
-        zeros = transfer.key.zero_rows if transfer.round > INITIAL_ROUND else None
+        zeros = transfer.key.zero_rows
+        if zeros is not None and not (
+            transfer.round > INITIAL_ROUND and zeros.looks(transfer.round)
+        ):
+            zeros = None
         for piece in slices:
             memory = transfer.memory(transfer.source, piece)
             if gives_value:
