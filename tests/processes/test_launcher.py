@@ -378,7 +378,12 @@ class TestEnding:
 
     def test_a_job_that_was_stopped_while_it_failed_may_not_start_again(self):
         launcher = Launcher([shell("a", "exit 3"), shell("b", "sleep 60")], graces=SHORT)
-        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM)).start()
+
+        def stop() -> None:
+            eventually(lambda: launcher._verdict is not None)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+        threading.Thread(target=stop).start()
         assert launcher.run() == 3
         assert not launcher.a_part_failed
 
