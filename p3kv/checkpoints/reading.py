@@ -90,7 +90,7 @@ class Folder(NamedTuple):
     """Who owns the files of this user there."""
 
 
-class Refused(Exception):
+class Unusable(Exception):
     """Why a checkpoint can't be used; `missing_of` is the host that was to write a missing file, of
     a first checkpoint."""
 
@@ -105,7 +105,7 @@ class OpenPart:
     outline: Outline
 
     def __init__(self, folder: Folder, part: Part) -> None:
-        """Raises Refused for a file that can't be used."""
+        """Raises Unusable for a file that can't be used."""
         self._path = os.path.join(folder.path, part.name)
         self._wanted: Dict[str, Tuple[Tuple[int, ...], str]] = {}
         """Shape and dtype of each array, by the name of its member."""
@@ -119,9 +119,9 @@ class OpenPart:
                 self._check_bytes(file.size_bytes)
                 self._check_members(part)
             except NotOursError as error:
-                raise Refused(f"{self._path} is not used: {error}") from error
+                raise Unusable(f"{self._path} is not used: {error}") from error
             except Exception as error:
-                raise Refused(f"{self._path} is damaged ({in_one_line(error)})") from error
+                raise Unusable(f"{self._path} is damaged ({in_one_line(error)})") from error
             self._opened = opened.pop_all()
 
     def __enter__(self) -> OpenPart:
@@ -379,7 +379,7 @@ def _newest_of(folder: Folder, parts: List[Part], host: str) -> Optional[Saved]:
     for step in sorted(by_step, reverse=True):
         try:
             return _of_step(folder, by_step[step])
-        except Refused as refused:
+        except Unusable as refused:
             _log.warning("the checkpoint of step %d is not used: %s", step, refused)
             refusals.append(str(refused))
             only_unfinished = only_unfinished and refused.missing_of == host
@@ -392,14 +392,14 @@ def _newest_of(folder: Folder, parts: List[Part], host: str) -> Optional[Saved]:
 
 
 def _of_step(folder: Folder, parts: List[Part]) -> Saved:
-    """The complete checkpoint among the files of a step; Refused if there is none."""
+    """The complete checkpoint among the files of a step; Unusable if there is none."""
     by_identity: Dict[str, Dict[Part, OpenPart]] = defaultdict(dict)
     refused = None
     with ExitStack() as unused:
         for part in sorted(parts):
             try:
                 opened = unused.enter_context(OpenPart(folder, part))
-            except Refused as error:
+            except Unusable as error:
                 refused = refused or error
             else:
                 by_identity[opened.outline.identity][part] = opened
@@ -410,7 +410,7 @@ def _of_step(folder: Folder, parts: List[Part]) -> Saved:
             if missing is None:
                 unused.pop_all()
                 return Saved([there[part] for part in hosts])
-            refused = refused or Refused(
+            refused = refused or Unusable(
                 f"{missing.name}, the part of {missing.role} {missing.rank}, which was to write it "
                 f"on host {hosts[missing]}, is not in {folder.path}",
                 hosts[missing] if outline.is_first else None,
@@ -449,7 +449,7 @@ class WorkersPart:
                 os.close(descriptor)
         except OSError as error:
             raise CheckpointError(f"the folder {folder} can't be read: {error.strerror}") from error
-        except Refused as refused:
+        except Unusable as refused:
             raise CheckpointError(str(refused)) from refused
         if opened.outline.identity != identity:
             raise CheckpointError(

@@ -9,7 +9,7 @@ _COUNTER = re.compile(r"(?:0|[1-9][0-9]*)(?![0-9])")
 """A number in a name. Zeros before it are text."""
 
 
-class Pair(NamedTuple):
+class NamePair(NamedTuple):
     """Names that two sides give the parameter of a key."""
 
     key: Union[int, str]
@@ -17,7 +17,7 @@ class Pair(NamedTuple):
     other: str
 
 
-def both(pairs: Sequence[Pair], one: str, other: str) -> str:
+def both(pairs: Sequence[NamePair], one: str, other: str) -> str:
     """In messages: what each of two sides has."""
     keys = ", ".join(repr(pair.key) for pair in pairs)
     return (
@@ -39,12 +39,12 @@ class SameNames:
     """
 
     def __init__(self) -> None:
-        self._shifts: Dict[str, Tuple[int, Pair]] = {}
+        self._shifts: Dict[str, Tuple[int, NamePair]] = {}
         """By counter: the shift, and the names that first had it."""
-        self.shifted: Optional[Pair] = None
+        self.shifted: Optional[NamePair] = None
         """The first names that differ by such a shift."""
 
-    def contradiction(self, pair: Pair) -> Sequence[Pair]:
+    def contradiction(self, pair: NamePair) -> Sequence[NamePair]:
         """Takes the next key; returns the names that do not fit each other, or nothing."""
         texts, numbers = _parts(pair.one)
         other_texts, other_numbers = _parts(pair.other)

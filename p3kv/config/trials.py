@@ -122,7 +122,7 @@ class Report(msgspec.Struct):
 
 
 def tell(report: Report) -> None:
-    """Writes a report for `Reports` to read."""
+    """Writes a report for `TrialReports` to read."""
     text = msgspec.json.encode(report).decode()
     pieces = [text[at : at + _PIECE_CHARS] for at in range(0, len(text), _PIECE_CHARS)]
     for number, piece in enumerate(pieces, 1):
@@ -131,7 +131,7 @@ def tell(report: Report) -> None:
         os.write(2, f"\n{mark}{piece}\n".encode())
 
 
-class Reports:
+class TrialReports:
     """Finds the reports in the lines of several workers."""
 
     def __init__(self) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Collection, DefaultDict, Dict, List, NoReturn, Optional, Set, Tuple, Union
 
 from p3kv.common import words
-from p3kv.common.naming import Pair, SameNames, both
+from p3kv.common.naming import NamePair, SameNames, both
 from p3kv.errors import ConfigError, ProtocolError, in_one_line
 from p3kv.scheduler.membership import JobFails, Node, Replies
 from p3kv.slicing import (
@@ -68,7 +68,7 @@ class Names:
             others = {}
         for other, name in others.items():
             compared = self._compared[message.store, other]
-            found = compared.contradiction(Pair(message.key, self._firsts[key], name))
+            found = compared.contradiction(NamePair(message.key, self._firsts[key], name))
             if found:
                 return (
                     "workers disagree on the parameters by more than a shift of the counters in "

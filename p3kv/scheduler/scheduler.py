@@ -42,10 +42,10 @@ from p3kv.wire.scheduler_socket import HEARTBEAT_EVERY_MS, heartbeat_timeout_ms
 from p3kv.wire.silence import OwnPauses, Silence
 
 LOOK_EVERY_S = 1.0
-"""How often `Silences.look` is to be called."""
+"""How often `SilentNodes.look` is to be called."""
 
 
-class Silences:
+class SilentNodes:
     """Silent nodes, by their connections. Times are of the monotonic clock."""
 
     def __init__(self, settings: Settings) -> None:
@@ -175,7 +175,7 @@ class _Scheduler:
         self._reminder = Reminder(self._last_arrival)
         self._link = link
         self._sessions = Sessions(router)
-        self._silences = Silences(settings)
+        self._silences = SilentNodes(settings)
         self._look_at = self._last_arrival
         self._judge_at: Optional[float] = None
         self._farewell_deadline: Optional[float] = None

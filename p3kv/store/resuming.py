@@ -21,7 +21,7 @@ from typing import (
 import numpy as np
 
 from p3kv.checkpoints import Saved, SavedState, StoredRows
-from p3kv.common.naming import Pair, SameNames, both
+from p3kv.common.naming import NamePair, SameNames, both
 from p3kv.common.words import some_of
 from p3kv.errors import CheckpointError
 from p3kv.server.optimizer import State
@@ -192,7 +192,7 @@ class Resuming(Generic[O]):
                 "written of"
             )
         if outline.name is not None and key.name is not None:
-            self._check_name(saved.step, Pair(key.key, outline.name, key.name))
+            self._check_name(saved.step, NamePair(key.key, outline.name, key.name))
         theirs, ours = (outline.shape, outline.dtype), (key.shape, key.dtype)
         if theirs != ours:
             raise CheckpointError(
@@ -220,7 +220,7 @@ class Resuming(Generic[O]):
         if self._own.resumed is not None and self._own.own_rounds:
             barrier("to go on from the checkpoint")
 
-    def _check_name(self, step: int, pair: Pair) -> None:
+    def _check_name(self, step: int, pair: NamePair) -> None:
         shifted = self._names.shifted
         found = self._names.contradiction(pair)
         if found:

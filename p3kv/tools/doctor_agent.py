@@ -44,7 +44,7 @@ class Time(msgspec.Struct, frozen=True):
 
 
 class Ping(msgspec.Struct, frozen=True, tag=True):
-    """Send single bytes to another helper; answered by `Measured`, in seconds: the fastest round
+    """Send single bytes to another helper; answered by `WayMeasured`, in seconds: the fastest round
     trip."""
 
     address: str
@@ -52,14 +52,14 @@ class Ping(msgspec.Struct, frozen=True, tag=True):
 
 
 class Send(msgspec.Struct, frozen=True, tag=True):
-    """Send to another helper for a third of a second; answered by `Measured`, in bytes a second:
+    """Send to another helper for a third of a second; answered by `WayMeasured`, in bytes a second:
     how much has arrived."""
 
     address: str
     port: int
 
 
-class Measured(msgspec.Struct, frozen=True):
+class WayMeasured(msgspec.Struct, frozen=True):
     """Number that was measured, or why none was."""
 
     number: float = 0.0
@@ -214,9 +214,9 @@ class _Agent:
             return self._look(question)
         measure = round_trip_s if isinstance(question, Ping) else rate_bytes_s
         try:
-            return Measured(measure(question.address, question.port, self._token))
+            return WayMeasured(measure(question.address, question.port, self._token))
         except OSError as error:
-            return Measured(problem=error.strerror or str(error))
+            return WayMeasured(problem=error.strerror or str(error))
 
     def _look(self, question: Look) -> Looked:
         seen = examine(question.root_host)

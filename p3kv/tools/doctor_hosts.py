@@ -13,7 +13,7 @@ from p3kv import config
 from p3kv.processes.launcher import Agent, Host, address_of_first, agents_on
 from p3kv.report.verdict import bit_rate, seconds
 from p3kv.tools.doctor import OK, PROBLEM, WARNING, Finding
-from p3kv.tools.doctor_agent import Look, Looked, Measured, Ping, Question, Send, TellTime, Time
+from p3kv.tools.doctor_agent import Look, Looked, Ping, Question, Send, TellTime, Time, WayMeasured
 
 _MODULE = "p3kv.tools.doctor_agent"
 _MUST_AGREE = ("p3kv",)
@@ -192,7 +192,7 @@ def _ways(reached: Sequence[_Reached]) -> Iterator[Finding]:
 
 def _measured(
     reached: Sequence[_Reached], kind: Type[Ping] | Type[Send]
-) -> Iterator[Tuple[_Reached, _Reached, Measured]]:
+) -> Iterator[Tuple[_Reached, _Reached, WayMeasured]]:
     """Measures all ways, in rounds: in each, every host sends to one other, and receives from one
     other, as in training."""
     for distance in range(1, len(reached)):
@@ -203,8 +203,8 @@ def _measured(
             if address is not None and port is not None:
                 asked.append((sender, target, _tell(sender.agent, kind(address, port))))
         for sender, target, problem in asked:
-            told = problem or _answer(sender.agent, Measured)
-            yield sender, target, Measured(problem=told) if isinstance(told, str) else told
+            told = problem or _answer(sender.agent, WayMeasured)
+            yield sender, target, WayMeasured(problem=told) if isinstance(told, str) else told
 
 
 def _no_way(sender: _Reached, target: _Reached, why: str) -> Finding:

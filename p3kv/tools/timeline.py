@@ -116,7 +116,7 @@ class Timeline(NamedTuple):
         return len(hosts) > 1 and peers.get(span.peer) == one.process.host
 
 
-class Pair(NamedTuple):
+class TracedSlice(NamedTuple):
     """A slice that has left one process and arrived at another."""
 
     sender: Traced
@@ -138,7 +138,7 @@ def read_job(folder: Path) -> Timeline:
     return Timeline(sorted(processes, key=lambda one: (one.role != "worker", one.rank)), keys)
 
 
-def pairs(timeline: Timeline) -> Iterator[Pair]:
+def pairs(timeline: Timeline) -> Iterator[TracedSlice]:
     """Slices that have left one traced process and arrived at another.
 
     Those of one key, number and round between two processes arrive in the order in which they left.
@@ -154,7 +154,9 @@ def pairs(timeline: Timeline) -> Iterator[Pair]:
             for span in receiver.spans:
                 place = _place(span, span.peer, receiver.rank)
                 if span.kind == RECEIVE and sent[place]:
-                    yield Pair(by_rank[role, span.peer], sent[place].popleft(), receiver, span)
+                    yield TracedSlice(
+                        by_rank[role, span.peer], sent[place].popleft(), receiver, span
+                    )
 
 
 def _place(span: Span, sender: int, receiver: int) -> Tuple[int, ...]:

@@ -15,7 +15,7 @@ from p3kv.codecs import CODECS, GRADIENTS, VALUES, check_codec
 from p3kv.common import words
 from p3kv.common.registry import choice_of
 from p3kv.common.words import counted
-from p3kv.config.trials import ALONE, FIFO, NATIVE, P3KV, LayerReady, Report, Reports, Trial
+from p3kv.config.trials import ALONE, FIFO, NATIVE, P3KV, LayerReady, Report, Trial, TrialReports
 from p3kv.errors import ConfigError, P3Error
 from p3kv.processes.launcher import Host, launch, launch_on
 from p3kv.report.forecast import FRAMEWORKS_OWN, Forecast, Workload, forecast
@@ -33,7 +33,7 @@ class Output:
 
     def __init__(self, show: Optional[BinaryIO]) -> None:
         """`show` gets all that is no report, at once; None keeps the last lines of it."""
-        self.reports = Reports()
+        self.reports = TrialReports()
         self._show = show
         self._last: Deque[str] = deque(maxlen=_KEPT_LINES)
         self._lock = threading.Lock()
@@ -127,7 +127,7 @@ class StepCounts(NamedTuple):
         return (measured[-1] - measured[0]) / (len(measured) - 1)
 
 
-class Measured(NamedTuple):
+class StoreTimes(NamedTuple):
     """Measurements of one store's trials, by round."""
 
     steps_s: List[float]
@@ -171,7 +171,7 @@ class Comparison(NamedTuple):
     """All that was measured, by store."""
 
     workers: int
-    measured: Dict[str, Measured]
+    measured: Dict[str, StoreTimes]
     """Without the framework's own store if that can't train the script. By title of p3kv with a
     codec."""
     shares_links: bool = False
@@ -384,7 +384,7 @@ def compare(
         f"{rounds * len(order)} trials, each of {trials.steps.warm_up} steps to warm up and "
         f"{trials.steps.measured} that are measured"
     )
-    found: Dict[str, Measured] = {store: Measured([], [], []) for store in reversed(order)}
+    found: Dict[str, StoreTimes] = {store: StoreTimes([], [], []) for store in reversed(order)}
     begin_s = time.monotonic()
     for number in range(rounds):
         # Every second round goes the other way: a machine that slows down disturbs all alike.

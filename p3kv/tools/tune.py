@@ -10,7 +10,7 @@ import numpy as np
 from p3kv.common.words import counted
 from p3kv.config.trials import P3KV
 from p3kv.report.verdict import seconds
-from p3kv.tools.trials import Measured, StepCounts, TrialJob, Trials
+from p3kv.tools.trials import StepCounts, StoreTimes, TrialJob, Trials
 
 
 class Equation(NamedTuple):
@@ -66,14 +66,14 @@ PARTS = 3
 _DRAWS = 1000
 
 
-class Tuning(NamedTuple):
+class ServerTuning(NamedTuple):
     """Times of steps by number of servers, and by slice size with the chosen number."""
 
     hosts: int
     workers: int
     steps: StepCounts
-    by_servers: Dict[int, Measured]
-    by_size: Dict[Optional[int], Measured]
+    by_servers: Dict[int, StoreTimes]
+    by_size: Dict[Optional[int], StoreTimes]
     """None: the size that p3kv chooses. Empty if no other one was tried."""
 
     @property
@@ -131,16 +131,16 @@ def tune(
     rounds: int,
     say: Callable[[str], None],
     show: Optional[BinaryIO],
-) -> Tuning:
+) -> ServerTuning:
     """Run the job with 1, 2, 4 ... servers on each host until steps become longer, with the number
     by the equation, then with each slice size; in `rounds`, each second one backwards. `say`,
     `show` and errors are those of `p3kv.tools.trials.compare`."""
     trials = Trials(steps, say, show)
     hosts = len(job.hosts) or 1
-    by_servers: Dict[int, Measured] = {}
-    by_size: Dict[Optional[int], Measured] = {}
+    by_servers: Dict[int, StoreTimes] = {}
+    by_size: Dict[Optional[int], StoreTimes] = {}
 
-    def run(found: Measured, count: int, size: Optional[int], number: int, what: str) -> float:
+    def run(found: StoreTimes, count: int, size: Optional[int], number: int, what: str) -> float:
         of_all = job._replace(servers=count * hosts, slice_size=size)
         title = f"round {number} of {rounds}, {what}"
         reports = trials.run(of_all, title, P3KV)
@@ -149,7 +149,7 @@ def tune(
         return step_s
 
     def with_servers(count: int, number: int) -> float:
-        found = by_servers.setdefault(count, Measured([], [], []))
+        found = by_servers.setdefault(count, StoreTimes([], [], []))
         return run(found, count, None, number, in_words(count))
 
     for count in doubled(most):
@@ -157,7 +157,7 @@ def tune(
         best_s = min(one.step_s for one in by_servers.values())
         if len(by_servers) >= PARTS and step_s > _WORSE * best_s:
             break
-    found = Tuning(hosts, job.workers, trials.steps, by_servers, by_size)
+    found = ServerTuning(hosts, job.workers, trials.steps, by_servers, by_size)
     best = found.equation.best(max(by_servers))
     if len(by_servers) >= PARTS and best not in by_servers:
         with_servers(best, 1)
@@ -165,7 +165,7 @@ def tune(
         for count in sorted(by_servers, reverse=number % 2 == 0):
             with_servers(count, number)
     if sizes:
-        by_size.update({size: Measured([], [], []) for size in (None, *sizes)})
+        by_size.update({size: StoreTimes([], [], []) for size in (None, *sizes)})
         for number in range(1, rounds + 1):
             for size in list(by_size)[:: 1 if number % 2 else -1]:
                 what = "slices as p3kv chooses" if size is None else f"slices of {size} elements"
@@ -189,7 +189,7 @@ def in_words(count: int) -> str:
 _SURE = 0.9
 
 
-def table(found: Tuning) -> List[str]:
+def table(found: ServerTuning) -> List[str]:
     """The lines of the table: each number of servers, and what the equation says of it."""
     fits = len(found.by_servers) >= PARTS
     rows = [("servers on each host", "in all", "step", "spread", "by the equation" if fits else "")]
@@ -204,7 +204,7 @@ def table(found: Tuning) -> List[str]:
     return _aligned(rows)
 
 
-def equation(found: Tuning) -> str:
+def equation(found: ServerTuning) -> str:
     """The equation with its numbers, and how far it is off."""
     if len(found.by_servers) < PARTS:
         return (
@@ -220,7 +220,7 @@ def equation(found: Tuning) -> str:
     )
 
 
-def choice(found: Tuning) -> str:
+def choice(found: ServerTuning) -> str:
     """How many servers, what they gain, and how sure that is."""
     chosen = found.by_servers[found.servers]
     gain = found.by_servers[1].step_s / chosen.step_s
@@ -238,7 +238,7 @@ def choice(found: Tuning) -> str:
     return f"{text}."
 
 
-def sizes(found: Tuning) -> List[str]:
+def sizes(found: ServerTuning) -> List[str]:
     """The lines of the table of slice sizes."""
     rows = [("elements in a slice", "step", "spread")]
     for size, measured in found.by_size.items():
@@ -250,7 +250,7 @@ def sizes(found: Tuning) -> List[str]:
     return _aligned(rows)
 
 
-def size_choice(found: Tuning) -> str:
+def size_choice(found: ServerTuning) -> str:
     """Which size, and what it gains."""
     if found.slice_size is None:
         return "Slices: as p3kv chooses; no other size makes a step faster."

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p3kv.common.naming import Pair, SameNames, both
+from p3kv.common.naming import NamePair, SameNames, both
 from p3kv.errors import KeyMismatchError
 from p3kv.wire.messages import DeclaredKey, DeclareKey, KeyRefused
 from tests.jobs import JobResult, run_job
@@ -23,7 +23,7 @@ def refused(*pairs: Tuple[str, str]) -> List[Tuple[str, str]]:
     """The names that do not fit each other, when keys 0, 1, ... are called so."""
     names = SameNames()
     for key, pair in enumerate(pairs):
-        found = names.contradiction(Pair(key, *pair))
+        found = names.contradiction(NamePair(key, *pair))
         if found:
             return [(one.one, one.other) for one in found]
     return []
@@ -99,7 +99,7 @@ def test_every_name_is_its_own(name: str) -> None:
 
 
 def test_both_sides_are_told_in_the_order_of_their_keys() -> None:
-    pairs = [Pair(0, "dense10_w", "dense8_w"), Pair(1, "dense9_w", "dense9_w")]
+    pairs = [NamePair(0, "dense10_w", "dense8_w"), NamePair(1, "dense9_w", "dense9_w")]
     assert both(pairs, "worker 0", "worker 1") == (
         "worker 0 has 'dense10_w', 'dense9_w' where worker 1 has 'dense8_w', 'dense9_w' (keys 0, 1)"
     )

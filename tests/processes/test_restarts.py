@@ -9,10 +9,10 @@ from typing import List
 
 import pytest
 
-from p3kv.processes.launcher.launch import Run, run_with_restarts
+from p3kv.processes.launcher.launch import JobEnd, run_with_restarts
 from tests.jobs import DEADLINE_S, environment
 
-FAILED, STOPPED, WELL = Run(3, True), Run(130, False), Run(0, False)
+FAILED, STOPPED, WELL = JobEnd(3, True), JobEnd(130, False), JobEnd(0, False)
 
 
 @pytest.mark.parametrize(
@@ -27,11 +27,11 @@ FAILED, STOPPED, WELL = Run(3, True), Run(130, False), Run(0, False)
     ],
 )
 def test_a_failed_job_starts_again_so_often_but_not_one_that_was_stopped(
-    ends: List[Run], restarts: int, code: int, resumed: List[bool]
+    ends: List[JobEnd], restarts: int, code: int, resumed: List[bool]
 ) -> None:
     left, resumes, said = list(ends), [], io.BytesIO()
 
-    def once(resume: bool) -> Run:
+    def once(resume: bool) -> JobEnd:
         resumes.append(resume)
         return left.pop(0)
 

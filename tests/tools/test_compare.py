@@ -15,7 +15,7 @@ import pytest
 from experiments.cluster import Cluster, missing_requirements
 from p3kv.config.trials import ALONE, FIFO, NATIVE, P3KV, LayerReady, Report
 from p3kv.tools.compare import about_codecs, notes, outlook, table, verdict
-from p3kv.tools.trials import Comparison, Measured, Output, workload
+from p3kv.tools.trials import Comparison, Output, StoreTimes, workload
 from tests import sshd
 from tests.jobs import ROOT, SCRIPTS, SUMS_ONLY, JobResult, environment, run
 from tests.names import give_names
@@ -293,9 +293,9 @@ def test_reports_are_taken_out_of_the_output_and_the_last_lines_are_kept_or_show
         assert not output.last_lines and shown.getvalue().decode().splitlines() == lines
 
 
-def measured(*steps_s: float, cpu_s: float = 0.25, **report: Any) -> Measured:
+def measured(*steps_s: float, cpu_s: float = 0.25, **report: Any) -> StoreTimes:
     report.setdefault("layers", (LayerReady(0, 10_000_000, 0.0), LayerReady(1, 10_000_000, 0.1)))
-    return Measured(list(steps_s), [cpu_s], [[Report(**report)]])
+    return StoreTimes(list(steps_s), [cpu_s], [[Report(**report)]])
 
 
 def comparison(

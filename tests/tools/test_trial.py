@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from p3kv import config
-from p3kv.config.trials import FIFO, NATIVE, P3KV, Report, Reports, Trial, tell
+from p3kv.config.trials import FIFO, NATIVE, P3KV, Report, Trial, TrialReports, tell
 from p3kv.errors import ConfigError
 
 
 def test_reports_are_found_among_other_lines(capfd: pytest.CaptureFixture[str]) -> None:
     report = Report(tuple(number / 7 for number in range(2000)), notes=("ä | \n",))
     tell(report)
-    reports = Reports()
+    reports = TrialReports()
     lines = capfd.readouterr().err.split("\n")
     assert len(lines) > 10 and max(map(len, lines)) < 4000
     taken = [(reports.take("worker 1", line), reports.take("worker 0", "of worker 0"))

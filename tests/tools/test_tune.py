@@ -17,8 +17,8 @@ from experiments.cluster import Cluster, missing_requirements
 from p3kv.config import MAX_SLICE_ELEMS, Tuned
 from p3kv.config.trials import Report
 from p3kv.errors import ConfigError
-from p3kv.tools.trials import Measured, StepCounts
-from p3kv.tools.tune import Equation, Tuning, choice, equation, fit, size_choice, sizes, table
+from p3kv.tools.trials import StepCounts, StoreTimes
+from p3kv.tools.tune import Equation, ServerTuning, choice, equation, fit, size_choice, sizes, table
 from tests import sshd
 from tests.jobs import SCRIPTS, SUMS_ONLY, JobResult, environment, run
 from tests.names import give_names
@@ -44,17 +44,17 @@ def p3kv(*words: object, python: str = sys.executable, **changes: object) -> Job
     return run(command, environment(**changes), 150)
 
 
-def measured(*rounds: Sequence[float]) -> Measured:
+def measured(*rounds: Sequence[float]) -> StoreTimes:
     """Trials with these times of steps, on one worker."""
-    found = Measured([], [], [])
+    found = StoreTimes([], [], [])
     for steps_s in rounds:
         until_s = np.cumsum([0.0, *[1.0] * STEPS.warm_up, *steps_s])
         found.add(STEPS, [Report(tuple(until_s), tuple(until_s))])
     return found
 
 
-def tuning(**by_servers: Measured) -> Tuning:
-    return Tuning(2, 2, STEPS, {int(name[1:]): one for name, one in by_servers.items()}, {})
+def tuning(**by_servers: StoreTimes) -> ServerTuning:
+    return ServerTuning(2, 2, STEPS, {int(name[1:]): one for name, one in by_servers.items()}, {})
 
 
 def rows(output: str) -> Dict[int, List[str]]:

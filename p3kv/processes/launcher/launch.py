@@ -24,7 +24,7 @@ from p3kv.processes.launcher.supervisor import Graces, Launcher
 from p3kv.wire.launcher_link import Cause, LauncherLink
 
 
-class Run(NamedTuple):
+class JobEnd(NamedTuple):
     """How a job has ended."""
 
     code: int
@@ -34,7 +34,7 @@ class Run(NamedTuple):
 
 
 def run_with_restarts(
-    run: Callable[[bool], Run], restarts: int, resume: bool, err: BinaryIO | None = None
+    run: Callable[[bool], JobEnd], restarts: int, resume: bool, err: BinaryIO | None = None
 ) -> int:
     """Run a job, and again from its newest checkpoint when it fails; return the last exit code.
 
@@ -131,13 +131,13 @@ class _Job(NamedTuple):
             self.command, self.num_workers, self.num_servers, host=host, port=port, env=env
         )
 
-    def run(self, parts: Sequence[JobPart], **more: Any) -> Run:
+    def run(self, parts: Sequence[JobPart], **more: Any) -> JobEnd:
         launcher = Launcher(parts, out=self.out, err=self.err, **more)
         code = launcher.run()
-        return Run(code, launcher.a_part_failed)
+        return JobEnd(code, launcher.a_part_failed)
 
 
-def _run_here(job: _Job, env: Mapping[str, str]) -> Run:
+def _run_here(job: _Job, env: Mapping[str, str]) -> JobEnd:
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -148,7 +148,7 @@ def _run_here(job: _Job, env: Mapping[str, str]) -> Run:
             message = f"p3kv launch: port {job.root_port} of {HOST} is not free: {error.strerror}\n"
             stream.write(message.encode())
             stream.flush()
-            return Run(1, may_start_again=False)
+            return JobEnd(1, may_start_again=False)
         graces = Graces(stop_s=Settings.from_environment(env).stop_timeout_s)
         parts = on_this_host(job.parts(HOST, listener.getsockname()[1], env))
         if job.native:
@@ -163,7 +163,7 @@ def _run_here(job: _Job, env: Mapping[str, str]) -> Run:
             return job.run(parts, graces=graces, handed_over=(listener, schedulers), link=link)
 
 
-def _run_on(job: _Job, hosts: Sequence[Host], env: Mapping[str, str]) -> Run:
+def _run_on(job: _Job, hosts: Sequence[Host], env: Mapping[str, str]) -> JobEnd:
     settings = Settings.from_environment(env)
     graces = Graces(stop_s=settings.stop_timeout_s)
     address = env.get("DMLC_PS_ROOT_URI") or address_of_first(hosts)

@@ -88,7 +88,7 @@ class Workload(NamedTuple):
         return sum(self.forward_s) + sum(self.backward_s)
 
 
-class Message(NamedTuple):
+class SimulatedMessage(NamedTuple):
     """A slice or a whole array: what is sent at once. `array` counts them in forward order."""
 
     layer: int
@@ -97,9 +97,9 @@ class Message(NamedTuple):
     size_bytes: float
 
 
-def cut(workload: Workload, policy: Policy, servers: int) -> List[Message]:
+def cut(workload: Workload, policy: Policy, servers: int) -> List[SimulatedMessage]:
     """Returns the messages of one iteration in each direction, in forward order."""
-    messages: List[Message] = []
+    messages: List[SimulatedMessage] = []
     filled_elems = [0] * servers
     arrays = [(layer, *array) for layer, of in enumerate(workload.arrays) for array in of]
     for array, (layer, key, elems) in enumerate(arrays):
@@ -109,7 +109,7 @@ def cut(workload: Workload, policy: Policy, servers: int) -> List[Message]:
             filled_elems = slicing.loads_with(filled_elems, runs)
             for piece in slicing.cut(runs, policy.slice_elems):
                 size_bytes = piece.length * FLOAT32_BYTES
-                messages.append(Message(layer, array, piece.server, size_bytes))
+                messages.append(SimulatedMessage(layer, array, piece.server, size_bytes))
             continue
         # As the framework's own store places whole arrays: kvstore_dist.h, EncodeDefaultKey.
         sizes: List[float] = [elems]
@@ -124,7 +124,7 @@ def cut(workload: Workload, policy: Policy, servers: int) -> List[Message]:
             first = 0
         for index, size in enumerate(sizes):
             server = (first + index) % servers
-            messages.append(Message(layer, array, server, size * FLOAT32_BYTES))
+            messages.append(SimulatedMessage(layer, array, server, size * FLOAT32_BYTES))
     return messages
 
 
@@ -269,7 +269,7 @@ class _Simulation:
         self._update_s_per_byte = update_s_per_byte
         self._pull_s = pull_s
         self._timeline: Optional[List[Event]] = [] if timeline else None
-        self._messages: List[Message] = cut(workload, policy, simulated)
+        self._messages: List[SimulatedMessage] = cut(workload, policy, simulated)
         self._of_layer: List[List[int]] = [[] for _ in workload.arrays]
         self._of_array: Dict[int, List[int]] = {}
         for index, message in enumerate(self._messages):
