@@ -156,7 +156,7 @@ BUDGETS = {
     "report": (1350, 9),
     "scheduler": (2275, 9),
     "slicing": (600, 4),
-    "tools": (4050, 22),
+    "tools": (4075, 22),
     "transport": (625, 4),
 }
 """The most that each room may have. A feature changes the object that decides, and is not one more
